@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import side
 from benchmarks.table import Row, finish, log, ms
-from jaxlaunch.launcher.agent.host.environment import TRAINER
+from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 
 OPTIMIZER = {"lr": 3e-4, "clip": 1.0}
 VIT = {"layers": 12, "width": 768, "heads": 12, "patch": 16, "image": [224, 224], "classes": 1000}
@@ -57,7 +57,7 @@ def rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
     model = MODELS[kind]
     sizes, batch = (model.small, model.few) if small else (model.sizes, model.batch)
     given = {"kind": kind, "batch": batch, "small": small, **OPTIMIZER, **sizes}
-    ours = side.alone(sys.executable, "benchmarks.gpu_ours", given, {} if small else TRAINER["cuda"])
+    ours = side.alone(sys.executable, "benchmarks.gpu_ours", given, {} if small else TRAINER_VARIABLES["cuda"])
     if ours is None:
         raise SystemExit(f"ours fails for {kind}")
     others = {

@@ -15,7 +15,7 @@ import jax
 
 from benchmarks import side
 from benchmarks.table import log
-from jaxlaunch.trainer.attention.availability import with_fallback
+from jaxlaunch.trainer.attention.availability import resolve_attention
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.data.source import Source
@@ -26,7 +26,7 @@ from jaxlaunch.trainer.profiling.profiler import Profiler
 from jaxlaunch.trainer.sources import array_record
 from jaxlaunch.trainer.spec import CLASSIFY, LM, TASKS, ArrayRecord, Profile, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
-from jaxlaunch.trainer.user_code import load
+from jaxlaunch.trainer.user_code import load_object
 
 OURS = ("kind", "batch", "small", "lr", "clip")  # of what is given, beside the model's sizes
 FIRST, TRACED = 3, 5  # steps of the trace
@@ -51,15 +51,15 @@ class Speed:
                 "optimizer": {"name": "adamw", "lr": given["lr"], "clip": given["clip"]},
             }
         )
-        spec, note = with_fallback(spec, jax.devices()[0])
+        spec, note = resolve_attention(spec, jax.devices()[0])
         if note:
             log(note)
-        task = load(TASKS.get(spec.task, spec.task))()
+        task = load_object(TASKS.get(spec.task, spec.task))()
         source = task.source(spec, "train")
         assert source is not None, "synthetic data has training examples"
         self.spec, self.task, self.source = spec, task, source
-        self.step = Step(task, spec, mesh.build(spec.mesh, jax.devices()[:1]), 1000)
-        self.first = self.step.put(self.pipeline(source).batch(0))
+        self.step = Step(task, spec, mesh.build_mesh(spec.mesh, jax.devices()[:1]), 1000)
+        self.first = self.step.put_batch(self.pipeline(source).batch(0))
         self.step.compile_train(self.first)
 
     def pipeline(self, source: Source) -> Pipeline:
@@ -77,7 +77,7 @@ class Speed:
 
     def seconds(self, batches: Iterator[Any]) -> float:
         """Median seconds of a step on these batches."""
-        state = self.step.init()
+        state = self.step.init_state()
 
         def launch() -> Any:
             nonlocal state
@@ -99,11 +99,11 @@ class Speed:
 
     def _batches(self, source: Source) -> Iterator[Any]:
         spans = [range(step, step + 1) for step in range(1 + side.WARM + side.STEPS)]
-        return iter(self.pipeline(source).iterate(spans, self.step.put))
+        return iter(self.pipeline(source).iterate(spans, self.step.put_batch))
 
     def explain(self, folder: Path) -> None:
         """Prints the breakdown of a step on stderr."""
-        state = self.step.init()
+        state = self.step.init_state()
         profiler = Profiler(
             Profile(at=FIRST, steps=TRACED),
             rank=0,
@@ -111,13 +111,13 @@ class Speed:
             request=None,
             report=Progress(None),
             settle=lambda: jax.block_until_ready(state),
-            programs=self.step.programs,
+            programs=self.step.hlo_texts,
         )
         with contextlib.redirect_stdout(sys.stderr):
             for step in range(FIRST + TRACED):
-                profiler.between(step)
+                profiler.before_step(step)
                 state, _ = self.step.train(state, self.first)
-            profiler.finish(FIRST + TRACED)
+            profiler.finish_trace(FIRST + TRACED)
 
 
 def main() -> None:
@@ -126,7 +126,11 @@ def main() -> None:
         seconds = speed.by_path(Path(folder))
         speed.explain(Path(folder))
     device = jax.devices()[0]
-    answer = {"device": device.device_kind, "peak": flops.peak([device]), "flops": speed.step.flops(speed.first)}
+    answer = {
+        "device": device.device_kind,
+        "peak": flops.peak_flops([device]),
+        "flops": speed.step.count_flops(speed.first),
+    }
     print(json.dumps(answer | {"seconds": seconds}))
 
 

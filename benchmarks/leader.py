@@ -29,12 +29,12 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.progress import Changes, Status
-from jaxlaunch.launcher.agent.gang.protocol import Hello, HostSide
-from jaxlaunch.launcher.agent.gang.root_cause import Kind
-from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_S, RETRY_REFUSED_S, Dialer
+from jaxlaunch.launcher.agent.gang.progress import Status, StatusChanges
+from jaxlaunch.launcher.agent.gang.protocol import Hello, HostHandshake
+from jaxlaunch.launcher.agent.gang.root_cause import EventKind
+from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_TIMEOUT_S, RETRY_REFUSED_S, Dialer
 from jaxlaunch.launcher.agent.io import resources
-from jaxlaunch.launcher.agent.io.link import BEAT_S, Link, Message, free_port
+from jaxlaunch.launcher.agent.io.link import HEARTBEAT_S, Link, Message, choose_free_port
 from jaxlaunch.launcher.agent.io.loop import READ, Loop
 
 SIZES = ((1_000, 8), (2_500, 8), (4_000, 1))  # the share of a core has a bound at the first alone
@@ -51,9 +51,9 @@ class FakeHost:
 
     def __init__(self, fakes: Fakes, place: Config, hello: Hello, ranks: range) -> None:
         self._fakes, self._place, self._hello, self._ranks = fakes, place, hello, ranks
-        self._dialer = Dialer(fakes.loop, place.leader, say=lambda text: None, connected=self._connected)
+        self._dialer = Dialer(fakes.loop, place.leader_address, say=lambda text: None, on_connected=self._connected)
         self._status = Status(phase="init", jax="0.10.2")
-        self._changes = Changes()
+        self._changes = StatusChanges()
         self._attempt = 0
         self.judged_at: float | None = None
 
@@ -64,11 +64,11 @@ class FakeHost:
     def raise_error(self) -> None:
         """Reports an exception of the first rank."""
         error = {"type": "ValueError", "message": "boom", "traceback": "Traceback", "code": None}
-        self._event(Kind.ERROR, self._ranks[0], error=error)
+        self._event(EventKind.ERROR, self._ranks[0], error=error)
 
     def end(self) -> None:
         """Reports the end of its processes, which takes them a while."""
-        self._fakes.loop.after(random.uniform(*DIES_S), self._end)
+        self._fakes.loop.call_later(random.uniform(*DIES_S), self._end)
 
     def _connected(self, sock: socket.socket) -> None:
         try:
@@ -76,17 +76,17 @@ class FakeHost:
         except OSError:  # the leader closed meanwhile
             sock.close()
             return self._dialer.dial(RETRY_S)
-        self._side = HostSide(self._place.key)
-        self._unanswered = self._fakes.loop.after(CHALLENGE_S, lambda: self._lost(link, "no challenge"))
+        self._side = HostHandshake(self._place.handshake_key)
+        self._unanswered = self._fakes.loop.call_later(CHALLENGE_TIMEOUT_S, lambda: self._lost(link, "no challenge"))
 
     def _message(self, link: Link, message: Message) -> None:
         kind = message["type"]
         self._unanswered.cancel()
         if kind == "challenge":
-            link.send("hello", **self._side.hello(message, self._hello.to_wire()))
+            link.send("hello", **self._side.answer_challenge(message, self._hello.to_wire()))
         elif kind == "welcome":
-            link.epoch = self._side.opened(message)["epoch"]
-            self._fakes.loop.after(random.uniform(0.0, BEAT_S), self._beat)
+            link.epoch = self._side.open_answer(message)["epoch"]
+            self._fakes.loop.call_later(random.uniform(0.0, HEARTBEAT_S), self._beat)
         elif kind == "start":
             self._attempt, self._status = message["attempt"], dataclasses.replace(self._status, phase="step", step=0)
             self._fakes.started()
@@ -102,19 +102,19 @@ class FakeHost:
         if self.judged_at is not None:  # once all have ended, the leader gives up a host that does not read for long
             return self._fakes.left()
         if link.epoch is not None:
-            raise SystemExit(f"{self._hello.name} lost the leader: {reason}")
+            raise SystemExit(f"{self._hello.description} lost the leader: {reason}")
         link.close()
         self._fakes.turned_away += 1
         self._dialer.dial(RETRY_REFUSED_S)
 
     def _beat(self) -> None:
         if self._link.is_open and not self._fakes.has_judged:
-            self._fakes.loop.after(BEAT_S, self._beat)
+            self._fakes.loop.call_later(HEARTBEAT_S, self._beat)
             self._status = dataclasses.replace(self._status, step=(self._status.step or 0) + 1, stepped=True)
             self._report()
 
     def _report(self) -> None:
-        changes = self._changes.take(dict.fromkeys(self._ranks, self._status))
+        changes = self._changes.take_changes(dict.fromkeys(self._ranks, self._status))
         self._link.send("beat", attempt=self._attempt, ranks=changes, metrics=None)
         self._fakes.beats += 1
 
@@ -122,10 +122,10 @@ class FakeHost:
         self._status = dataclasses.replace(self._status, exit=-9)
         for rank in self._ranks:
             self._report()
-            self._event(Kind.EXIT, rank, exit=-9, oom=False, text=OUTPUT)
+            self._event(EventKind.EXIT, rank, exit=-9, oom=False, text=OUTPUT)
         self._link.send("gone", attempt=self._attempt)
 
-    def _event(self, kind: Kind, rank: int, **fields: Any) -> None:
+    def _event(self, kind: EventKind, rank: int, **fields: Any) -> None:
         about = {"attempt": self._attempt, "rank": rank, "status": self._status.to_wire()}
         self._link.send("event", kind=kind.value, **about, **fields)
 
@@ -136,13 +136,15 @@ class Fakes:
     def __init__(self, hosts: range) -> None:
         self.loop = Loop()
         self.beats = self.turned_away = 0
-        self._place, self._started, self._judged, self._left = config.read(os.environ), 0, 0, 0
+        self._place, self._started, self._judged, self._left = config.read_config(os.environ), 0, 0, 0
         self._dialed_at = 0.0
         self._failed_at: float | None = None
         resources.allow_connections(len(hosts))
-        hello, members = Hello.of(self._place, 9400), self._place.members
+        hello, members = Hello.from_config(self._place, 9400), self._place.members
         self._hosts = [
-            FakeHost(self, self._place, dataclasses.replace(hello, host=host, pod=f"pod-{host}"), members.ranks(host))
+            FakeHost(
+                self, self._place, dataclasses.replace(hello, host=host, pod=f"pod-{host}"), members.ranks_of(host)
+            )
             for host in hosts
         ]
 
@@ -181,9 +183,9 @@ class Fakes:
 
     def _begin(self) -> None:
         try:
-            socket.create_connection(self._place.leader).close()
+            socket.create_connection(self._place.leader_address).close()
         except ConnectionRefusedError:
-            self.loop.after(RETRY_S, self._begin)
+            self.loop.call_later(RETRY_S, self._begin)
         else:
             self._dialed_at = time.monotonic()
             self._dial(0)
@@ -192,7 +194,7 @@ class Fakes:
         for host in self._hosts[first : first + CONNECTS]:
             host.dial()
         if first + CONNECTS < len(self._hosts):
-            self.loop.after(0.0, lambda: self._dial(first + CONNECTS))
+            self.loop.call_later(0.0, lambda: self._dial(first + CONNECTS))
 
     def _told(self) -> None:
         word = os.read(0, 100).decode().strip()
@@ -227,7 +229,7 @@ class Measured:
         """The rows of the table."""
         gang = f"leader, {self.hosts:,} hosts × {self.ranks}"
         bound = MOST_SHARE if (self.hosts, self.ranks) == SIZES[0] else None
-        beats = f"{self.beats_per_s:,.0f} beats per second, each host one per {BEAT_S:g} s (the default)"
+        beats = f"{self.beats_per_s:,.0f} beats per second, each host one per {HEARTBEAT_S:g} s (the default)"
         joined = f"{self.join_s:.1f} s, from the first connection on; {self.turned_away} connections turned away"
         return [
             Row(f"{gang}: seconds until all have joined", self.join_s, None, joined),
@@ -241,7 +243,7 @@ def measure(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Mea
     """Runs one gang, its beats watched for `seconds`; its logs are in `folder`."""
     job = AgentJob("leader", ("sleep", "86400"), processes_per_host=ranks, in_place_limit=0)
     environ = os.environ | {
-        contract.LEADER: f"127.0.0.1:{free_port()}",
+        contract.LEADER: f"127.0.0.1:{choose_free_port()}",
         contract.HOSTS: str(hosts),
         contract.INDEX: "0",
         contract.UID: "benchmark",

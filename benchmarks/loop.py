@@ -23,14 +23,14 @@ import numpy as np
 
 from benchmarks.table import Row, emit, log, median, ms
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import Place, Training
+from jaxlaunch.trainer.loop.training import RunContext, Training
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import CLASSIFY, TASKS, TrainSpec
 from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.train import BuiltInTraining
-from jaxlaunch.trainer.user_code import load
+from jaxlaunch.trainer.user_code import load_object
 
 EVERY, SAVES, WINDOW = 100, 12, 25  # steps between two saves, how many are looked at, and the steps that feel one
 SETTLE = 3  # steps at the start of a chunk that still feel the one before
@@ -51,7 +51,7 @@ class Probe:
 
     def poll(self) -> bool:
         """False; after a chunk of the loop's steps, runs and times as many bare ones."""
-        if self.loop is None or not self.loop.is_stepping:
+        if self.loop is None or not self.loop.has_stepped:
             return False
         self.stamps.append(time.perf_counter())
         if self._chunk is not None and len(self.stamps) == self._chunk + SETTLE:
@@ -63,7 +63,7 @@ class Probe:
     def _tight(self, training: Training[TrainState], steps: int) -> list[float]:
         assert isinstance(training, BuiltInTraining)
         if self._state is None:
-            self._state, self._batch = training.init(), training.step.put(training.pipeline.batch(0))
+            self._state, self._batch = training.init_state(), training.step.put_batch(training.pipeline.batch(0))
         self._state, stamps = tight(training.step, self._state, self._batch, steps)
         return stamps
 
@@ -87,7 +87,7 @@ def _differences(stamps: list[float]) -> list[float]:
 
 
 @contextlib.contextmanager
-def place() -> Iterator[tuple[Place, Progress]]:
+def place() -> Iterator[tuple[RunContext, Progress]]:
     """A run folder, a metrics socket and a progress pipe with a reader, as an agent gives them."""
     with tempfile.TemporaryDirectory() as folder:
         end, fd = os.pipe()
@@ -95,7 +95,7 @@ def place() -> Iterator[tuple[Place, Progress]]:
         reader = subprocess.Popen(["cat"], stdin=end, stdout=subprocess.DEVNULL)
         os.close(end)
         report = Progress(fd)
-        yield Place(run_dir=os.path.join(folder, "run"), socket=os.path.join(folder, "socket")), report
+        yield RunContext(run_dir=os.path.join(folder, "run"), socket=os.path.join(folder, "socket")), report
         report.close()
         os.close(fd)
         reader.wait()
@@ -114,11 +114,13 @@ def width_for(batch: int, target_s: float) -> int:
     """The first width whose bare step takes `target_s` here, or almost."""
     for width in WIDTHS:
         spec = spec_of(batch, width)
-        step = Step(load(TASKS.get(spec.task, spec.task))(), spec, mesh.build(spec.mesh), 1)
+        step = Step(load_object(TASKS.get(spec.task, spec.task))(), spec, mesh.build_mesh(spec.mesh), 1)
         images = np.zeros((batch, 28, 28), np.uint8)
-        fed = step.put({"image": images, "label": np.zeros(batch, np.int32), "weight": np.ones(batch, np.float32)})
+        fed = step.put_batch(
+            {"image": images, "label": np.zeros(batch, np.int32), "weight": np.ones(batch, np.float32)}
+        )
         step.compile_train(fed)
-        _, stamps = tight(step, step.init(), fed, 30)
+        _, stamps = tight(step, step.init_state(), fed, 30)
         if min(_differences(stamps[SETTLE:])) > 0.8 * target_s:
             return width
     return WIDTHS[-1]
@@ -128,7 +130,7 @@ def train(spec: TrainSpec, chunk: int | None = None) -> tuple[Probe, Loop[TrainS
     """One run of the loop."""
     probe = Probe(chunk)
     with place() as (where, report), open(os.devnull, "w") as out, contextlib.redirect_stdout(out):
-        training = BuiltInTraining(spec, load(TASKS.get(spec.task, spec.task))(), where, report)
+        training = BuiltInTraining(spec, load_object(TASKS.get(spec.task, spec.task))(), where, report)
         probe.loop = Loop(training, where, probe, report)  # type: ignore[arg-type]
         probe.loop.run()
     return probe, probe.loop
@@ -158,7 +160,7 @@ def saving(batch: int, width: int) -> list[Row]:
         plain.append((before + after) / 2 / WINDOW)
         added.append((window - (before + after) / 2) / EVERY)
     ratio = median([1 + extra / step for extra, step in zip(added, plain, strict=True)])
-    blocked = loop.metrics.timer.part("save").seconds / (SAVES + 2)
+    blocked = loop.metrics.timer.get_part("save").seconds / (SAVES + 2)
     detail = f"{ms(median(added))} a step on top of {ms(median(plain))}; median of {SAVES} saves"
     return [
         Row(f"saving every {EVERY} steps over not saving", ratio, 1.02, detail),

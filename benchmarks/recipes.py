@@ -26,11 +26,11 @@ from sklearn import datasets
 from benchmarks.table import Row, finish, log
 from jaxlaunch import contract
 from jaxlaunch.trainer import export
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 
 SIZE, FEW, FEWER = 16, 50, 10
 RESNET = {"kind": "resnet", "block": "basic", "stem": "small", "stem_width": 16, "depths": [1, 1], "widths": [16, 32]}
@@ -109,7 +109,7 @@ def run_training(folder: Path, train: dict[str, Any]) -> dict[str, Any]:
     """Train with the block `train` in the run folder; return the line of the last evaluation."""
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
     with contextlib.redirect_stdout(io.StringIO()):
-        loop_of(spec, task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+        build_loop(spec, task, RunContext(run_dir=str(folder)), Stop(), Progress(None)).run()
     line: dict[str, Any] = json.loads((folder / "eval.jsonl").read_text().splitlines()[-1])
     return line
 

@@ -17,7 +17,7 @@ from benchmarks.table import Row, emit, log
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
-from jaxlaunch.trainer.user_code import load
+from jaxlaunch.trainer.user_code import load_object
 
 STEPS = 5
 SIZES: dict[str, int] = {"layers": 4, "width": 64, "heads": 4, "vocab": 256, "length": 128}
@@ -27,21 +27,21 @@ POLICIES = ("none", "dots", "dots_no_batch", "full")  # each keeps less than the
 def step(remat: str, **sizes: int) -> tuple[Step, dict[str, np.ndarray[Any, Any]]]:
     """A compiled train step on one device, and its batch."""
     train = TrainSpec(task=LM, model={"kind": "decoder", **SIZES, **sizes}, mesh={"dp": 1}, batch=8, remat=remat)
-    made = Step(load(LM)(), train, mesh.build(train.mesh, jax.devices()[:1]), STEPS)
+    made = Step(load_object(LM)(), train, mesh.build_mesh(train.mesh, jax.devices()[:1]), STEPS)
     tokens = np.random.default_rng(0).integers(0, 256, (8, train.model.length + 1), np.int32)  # type: ignore[union-attr]
     batch = {"tokens": tokens, "mask": np.ones((8, tokens.shape[1] - 1), np.float32), "weight": np.ones(8, np.float32)}
-    made.compile_train(made.put(batch))
+    made.compile_train(made.put_batch(batch))
     return made, batch
 
 
 def measured(remat: str, **sizes: int) -> tuple[float, list[float]]:
     """Temporary bytes of the step, and the losses of STEPS of them."""
     made, batch = step(remat, **sizes)
-    state, losses = made.init(), []
+    state, losses = made.init_state(), []
     for _ in range(STEPS):
-        state, metrics = made.train(state, made.put(batch))
+        state, metrics = made.train(state, made.put_batch(batch))
         losses.append(float(metrics["loss"]))
-    return float(made.compiled["train"].memory().temp_size_in_bytes), losses
+    return float(made.compiled_steps["train"].memory_analysis().temp_size_in_bytes), losses
 
 
 def rows(**sizes: int) -> list[Row]:

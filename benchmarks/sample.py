@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.side import Side
 from benchmarks.table import Row, finish, log, median
-from jaxlaunch.launcher.agent.host.environment import TRAINER
+from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 from tests import environments
 
 PAIRS = 5
@@ -36,7 +36,7 @@ def measured(sizes: Mapping[str, Any], pairs: int) -> Row:
     python, core = str(environments.python("torch")), min(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "benchmarks.sample_ours", folder, json.dumps(sizes)], check=True)
-        ours = Side(sys.executable, "benchmarks.sample_ours", [folder], core, TRAINER["cpu"])
+        ours = Side(sys.executable, "benchmarks.sample_ours", [folder], core, TRAINER_VARIABLES["cpu"])
         theirs = Side(python, "benchmarks.sample_torch", [folder], core, environments.LAZY)
         log(f"  {ours.versions}; {theirs.versions}")
         rounds = [(ours.step(), theirs.step()) for _ in range(1 + pairs)][1:]

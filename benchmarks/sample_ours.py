@@ -13,8 +13,8 @@ import pydantic
 
 from benchmarks.side import serve
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.generate.loaded import load
 from jaxlaunch.trainer.generate.network import Network
+from jaxlaunch.trainer.generate.text_model import load_text_model
 from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import Model
@@ -25,7 +25,7 @@ WEIGHTS, ASKED = "weights", "asked.json"  # in the folder that the sides share
 def write(folder: pathlib.Path, sizes: dict[str, Any]) -> None:
     """Random weights as a Hugging Face folder, and prompts."""
     model: Any = pydantic.TypeAdapter(Model).validate_python(sizes["model"])
-    network, draw = Network(model, mesh.build(spec.Mesh(), jax.devices()[:1])), np.random.default_rng(0)
+    network, draw = Network(model, mesh.build_mesh(spec.Mesh(), jax.devices()[:1])), np.random.default_rng(0)
     params = {
         name: draw.normal(0.0, 0.05, like.shape).astype(np.float32) + ("norm" in name and "scale" in name)
         for name, like in network.abstract.items()
@@ -39,7 +39,7 @@ def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     if len(sys.argv) > 2:
         return write(folder, json.loads(sys.argv[2]))
-    asked, loaded = json.loads((folder / ASKED).read_text()), load(str(folder / WEIGHTS))
+    asked, loaded = json.loads((folder / ASKED).read_text()), load_text_model(str(folder / WEIGHTS))
 
     def step() -> float:
         found = loaded.generate(asked["prompts"], max_tokens=asked["tokens"])

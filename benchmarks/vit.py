@@ -26,13 +26,13 @@ from typing import Any
 
 from benchmarks.side import Cost, Side
 from benchmarks.table import Row, finish, log, median, ms
-from jaxlaunch.launcher.agent.host.environment import TRAINER
+from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 
 PAIRS = 7
 # The last line of transformers with Flax, on the jax and optax of this environment; torch takes 5 GB.
 SHARED = ("jax", "jaxlib", "flax", "optax", "numpy", "safetensors")
 REQUIREMENTS = ("transformers==4.57.6", "torch==2.15.0")
-OURS = TRAINER["cpu"]
+OURS = TRAINER_VARIABLES["cpu"]
 FLAX = "Hugging Face Flax"
 XLA = "torch_xla"
 OTHERS: Mapping[str, tuple[str, Sequence[str], Mapping[str, str]]] = {  # module, its arguments and environment

@@ -15,7 +15,7 @@ from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec, ViT
 from jaxlaunch.trainer.step.train_step import Step
-from jaxlaunch.trainer.user_code import load
+from jaxlaunch.trainer.user_code import load_object
 
 WEIGHTS, BATCH, SIZES = "weights", "batch.npz", "sizes.json"  # in the folder that the sides share
 SHIFT, SCALE = 128.0, 64.0  # pixel = (byte - SHIFT) / SCALE
@@ -44,7 +44,7 @@ def step_of(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, V
             "optimizer": {"name": "adamw", "lr": sizes["lr"], "clip": None},
         }
     )
-    made = Step(load(CLASSIFY)(), spec, mesh.build(spec.mesh, jax.devices()[:1]), 1000)
+    made = Step(load_object(CLASSIFY)(), spec, mesh.build_mesh(spec.mesh, jax.devices()[:1]), 1000)
     assert isinstance(spec.model, ViT)
     return made, spec.model
 
@@ -52,7 +52,7 @@ def step_of(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, V
 def write(sizes: dict[str, Any], folder: pathlib.Path) -> None:
     """Sizes, random weights and one batch of random images."""
     made, model = step_of(sizes, None)
-    save.save_model(str(folder / WEIGHTS), model, made.init().params)
+    save.save_model(str(folder / WEIGHTS), model, made.init_state().params)
     rng, rows = np.random.default_rng(0), sizes["batch"]
     images = rng.integers(0, 256, (rows, *sizes["image"], 3), np.uint8)
     np.savez(folder / BATCH, images=images, labels=rng.integers(0, sizes["classes"], rows, np.int32))
@@ -67,9 +67,9 @@ def main() -> None:
     made, _ = step_of(sizes, folder)
     read = np.load(folder / BATCH)
     ones = np.ones(len(read["labels"]), np.float32)
-    batch = made.put({"image": read["images"], "label": read["labels"], "weight": ones})
+    batch = made.put_batch({"image": read["images"], "label": read["labels"], "weight": ones})
     made.compile_train(batch)
-    state = made.init()
+    state = made.init_state()
 
     def step() -> float:
         nonlocal state

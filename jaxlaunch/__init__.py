@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from jaxlaunch.trainer.data.records import write as write_records
     from jaxlaunch.trainer.data.source import Source
     from jaxlaunch.trainer.errors import TrainerError
-    from jaxlaunch.trainer.evaluation.trained import TaskModel
+    from jaxlaunch.trainer.evaluation.task_model import TaskModel
     from jaxlaunch.trainer.generate.generator import Sample
     from jaxlaunch.trainer.generate.harness import model as lm_eval_model
-    from jaxlaunch.trainer.generate.loaded import TextModel
-    from jaxlaunch.trainer.models.foreign import Haiku, Linen
+    from jaxlaunch.trainer.generate.text_model import TextModel
+    from jaxlaunch.trainer.models.custom import Haiku, Linen
     from jaxlaunch.trainer.sources.open import open_source
     from jaxlaunch.trainer.spec import TrainSpec
     from jaxlaunch.trainer.task import Batch, Loss, Split, Task
@@ -68,8 +68,8 @@ __all__ = [
 _HOMES = {
     "Batch": "jaxlaunch.trainer.task:Batch",
     "Classify": "jaxlaunch.trainer.tasks.classify:Classify",
-    "Haiku": "jaxlaunch.trainer.models.foreign:Haiku",
-    "Linen": "jaxlaunch.trainer.models.foreign:Linen",
+    "Haiku": "jaxlaunch.trainer.models.custom:Haiku",
+    "Linen": "jaxlaunch.trainer.models.custom:Linen",
     "Loss": "jaxlaunch.trainer.task:Loss",
     "NextToken": "jaxlaunch.trainer.tasks.lm:NextToken",
     "Preference": "jaxlaunch.trainer.tasks.dpo:Preference",
@@ -77,8 +77,8 @@ _HOMES = {
     "Source": "jaxlaunch.trainer.data.source:Source",
     "Split": "jaxlaunch.trainer.task:Split",
     "Task": "jaxlaunch.trainer.task:Task",
-    "TaskModel": "jaxlaunch.trainer.evaluation.trained:TaskModel",
-    "TextModel": "jaxlaunch.trainer.generate.loaded:TextModel",
+    "TaskModel": "jaxlaunch.trainer.evaluation.task_model:TaskModel",
+    "TextModel": "jaxlaunch.trainer.generate.text_model:TextModel",
     "TrainSpec": "jaxlaunch.trainer.spec:TrainSpec",
     "TrainerError": "jaxlaunch.trainer.errors:TrainerError",
     "UserError": "jaxlaunch.launcher.errors:UserError",
@@ -95,12 +95,12 @@ def _needed_for(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         try:
-            from jaxlaunch.installation import hint
+            from jaxlaunch.installation import install_hint
         except ImportError:
             # The agent brings no more of jaxlaunch than `report` into an image.
             how = "install jaxlaunch in this image with the extra train"
         else:
-            how = hint("train")
+            how = install_hint("train")
         message = f"jaxlaunch.{name} needs {error.name}, which is not installed here: {how}"
         raise ModuleNotFoundError(message, name=error.name) from None
 
@@ -177,18 +177,18 @@ def load(
     step = folder_step if step is None else step
     if not trainer_process.generates_no_text(run):
         with _needed_for("load"):
-            from jaxlaunch.trainer.generate import loaded
-        return loaded.load(folder, step=step, ema=ema, precision=precision, mesh=mesh, note=note)
+            from jaxlaunch.trainer.generate import text_model
+        return text_model.load_text_model(folder, step=step, ema=ema, precision=precision, mesh=mesh, note=note)
     if precision is not None:
         raise TypeError("jaxlaunch.load(precision=…) is for language models; another task computes as it was trained")
     with _needed_for("load"):
-        from jaxlaunch.trainer.evaluation import trained
+        from jaxlaunch.trainer.evaluation import task_model
     training = trainer_process.open_training(run)
     code = training.job.code_folder
     if code is not None and (code := str(training.folder / code)) not in sys.path:
         sys.path.append(code)
     spec = training.train.model_dump_json(exclude_unset=True)
-    return trained.load(folder, spec, step=step, ema=ema, mesh=mesh, note=note)
+    return task_model.load_task_model(folder, spec, step=step, ema=ema, mesh=mesh, note=note)
 
 
 def run(

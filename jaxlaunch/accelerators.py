@@ -15,14 +15,14 @@ from typing import Literal
 
 Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 
-FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL_CUBES = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4")
 # A larger 3D slice consists of whole 4x4x4 cubes.
-CHIPS_OF_A_CUBE = 64
+CHIPS_PER_CUBE = 64
 CHIPS_PER_VM = 4
 
 # Platforms whose devices are connected by a fast network.
-GPUS = ("cuda", "rocm")
+GPU_PLATFORMS = ("cuda", "rocm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Source:
     """A page or file of the manufacturer, and the month in which it was read."""
 
     title: str
-    where: str
-    read: str = "2026-11"
+    location: str
+    read_in: str = "2026-11"
 
 
 DRIVER = Source("NVIDIA's driver: name and memory of a GPU", "nvidia-smi")
@@ -79,22 +79,22 @@ PINNED_NCCL = "2.32.3"
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class MachineSpeed:
     """Speeds that a step's time depends on, other than FLOP/s: bytes per second of one JAX device in one direction."""
 
     # Hz of the cycles that the compiler estimates, or None if it estimates none.
-    clock: float | None
-    hbm: float
+    clock_hz: float | None
+    hbm_bytes_per_s: float
     # All links of a device: both directions of each axis of a torus, or NVLink.
-    wires: float
+    links_bytes_per_s: float
     # A ring along one axis of the torus in both directions, or NVLink.
-    one_ring: float
+    ring_bytes_per_s: float
     # Between slices, or between hosts.
-    between: float
+    network_bytes_per_s: float
 
 
 @dataclasses.dataclass(frozen=True)
-class Make:
+class DeviceModel:
     """One of the device models that an accelerator's name covers."""
 
     # The `device_kind` of JAX.
@@ -114,61 +114,61 @@ class Accelerator:
     # The default: a whole machine.
     per_host: int
     # Empty for cpu, which has its host's memory, and for gpu, which has whatever the node has.
-    makes: tuple[Make, ...] = ()
+    models: tuple[DeviceModel, ...] = ()
     devices_per_chip: int = 1  # JAX devices
     # Dimensions of a TPU topology.
     dimensions: int = 0
     # Cubes in the largest 3D slice.
-    cubes: int = 0
+    max_cubes: int = 0
     # Topologies that also exist as one machine.
-    whole_host: tuple[str, ...] = ()
+    whole_host_topologies: tuple[str, ...] = ()
     # NUMA nodes of a whole host, if its chips are divided among them.
     numa_nodes: int = 1
     # The compute capability of an NVIDIA GPU.
     capability: str | None = None
     # Whether a gang may have several kinds of its nodes: their memory is equal, and they have no fast network or the
     # same. An AMD GPU has one id on the machine, and another in a virtual machine.
-    alike: bool = False
-    machine: Machine | None = None
+    may_mix_kinds: bool = False
+    machine: MachineSpeed | None = None
     # Whether NVLink connects its GPUs across the hosts of a rack.
     joins_hosts: bool = False
     # Whether its hosts have Arm processors, which need images of their own.
-    arm: bool = False
+    is_arm: bool = False
     sources: tuple[Source, ...] = ()
 
     @property
     def memory_gib(self) -> tuple[float, ...]:
         """Memory sizes that one JAX device may have, the smallest first."""
-        return tuple(sorted({make.memory_gib for make in self.makes}))
+        return tuple(sorted({make.memory_gib for make in self.models}))
 
     @property
-    def peak(self) -> float | None:
+    def peak_flops(self) -> float | None:
         """Dense bf16 FLOP/s of one JAX device of the fastest model, or None if none is known."""
-        return max((make.peak_flops for make in self.makes if make.peak_flops is not None), default=None)
+        return max((make.peak_flops for make in self.models if make.peak_flops is not None), default=None)
 
-    def topologies(self) -> tuple[str, ...]:
+    def listed_topologies(self) -> tuple[str, ...]:
         """Return the topologies that a message may offer."""
         if self.dimensions == 2:
-            return FLAT
+            return FLAT_TOPOLOGIES
         small = SMALL_CUBES if self.devices_per_chip == 2 else SMALL_CUBES[1:]
         return (*small, "4x4x4", "4x4x8")
 
-    def accepts(self, topology: str) -> bool:
+    def accepts_topology(self, topology: str) -> bool:
         """Return whether slices of this shape exist.
 
         These are the listed shapes, and ascending multiples of 4 within the largest slice.
         """
-        if topology in self.topologies():
+        if topology in self.listed_topologies():
             return True
-        sides = sides_of(topology)
+        sides = parse_topology(topology)
         if sides is None or len(sides) != 3 or self.dimensions != 3:
             return False
         whole_cubes = all(side % 4 == 0 for side in sides) and list(sides) == sorted(sides)
-        return whole_cubes and math.prod(sides) <= self.cubes * CHIPS_OF_A_CUBE
+        return whole_cubes and math.prod(sides) <= self.max_cubes * CHIPS_PER_CUBE
 
 
 # GPUs whose rows were compared with their sources.
-_READ = (
+_VERIFIED = (
     "NVIDIA L4",
     "NVIDIA A100-SXM4-40GB",
     "NVIDIA H100 PCIe",
@@ -180,20 +180,23 @@ _READ = (
 # GPUs of which only the memory was compared.
 _MEASURED = {"Tesla T4", "NVIDIA A10", "NVIDIA L40S"}
 # GPUs that were compared with a copy of their data sheet.
-_PRINTED = {"NVIDIA A10", "NVIDIA A40", "NVIDIA L40", "NVIDIA L40S"}
+_PRINTED_ELSEWHERE = {"NVIDIA A10", "NVIDIA A40", "NVIDIA L40", "NVIDIA L40S"}
 
 
-def _nvidia(
+def _nvidia_gpu(
     capability: str,
-    *makes: Make,
+    *makes: DeviceModel,
     per_host: int = 1,
     alike: bool = False,
     arm: bool = False,
     joins_hosts: bool = False,
-    machine: Machine | None = None,
+    machine: MachineSpeed | None = None,
 ) -> Accelerator:
     names = {make.name for make in makes}
-    memory, peak = MEASURED if names <= _MEASURED else UNREAD_MEMORY, PRINTED if names <= _PRINTED else UNREAD_PEAK
+    memory, peak = (
+        MEASURED if names <= _MEASURED else UNREAD_MEMORY,
+        PRINTED if names <= _PRINTED_ELSEWHERE else UNREAD_PEAK,
+    )
     has_peak = any(make.peak_flops is not None for make in makes)
     sources = (*[NAMES] * (float(capability) >= _TURING), memory, *[peak] * has_peak)
     return Accelerator(
@@ -201,168 +204,176 @@ def _nvidia(
         per_host,
         makes,
         capability=capability,
-        alike=alike,
+        may_mix_kinds=alike,
         joins_hosts=joins_hosts,
-        arm=arm,
+        is_arm=arm,
         machine=machine,
-        sources=(*(_NVIDIA if names & set(_READ) else sources), *[LINKS] * (machine is not None)),
+        sources=(*(_NVIDIA if names & set(_VERIFIED) else sources), *[LINKS] * (machine is not None)),
     )
 
 
-_BLACKWELL = Machine(None, 8.0e12, 9e11, 9e11, 5e10)
+_BLACKWELL = MachineSpeed(None, 8.0e12, 9e11, 9e11, 5e10)
 _SEVENTH = Accelerator(
     "tpu",
     CHIPS_PER_VM,
-    (Make("TPU7x", 94.74, 2307e12 / 2),),
+    (DeviceModel("TPU7x", 94.74, 2307e12 / 2),),
     # JAX sees chiplets.
     devices_per_chip=2,
     dimensions=3,
-    cubes=144,
+    max_cubes=144,
     numa_nodes=2,
-    machine=Machine(2.2e9, 3.7e12, 3e11, 1e11, 6.25e9),
+    machine=MachineSpeed(2.2e9, 3.7e12, 3e11, 1e11, 6.25e9),
     sources=(AUTOSCALER, TPU_INFO, TPU_PAGES, GRANTED, SCALING, DERIVED),
 )
 
-KNOWN: Mapping[str, Accelerator] = {
+ACCELERATORS: Mapping[str, Accelerator] = {
     # Here `per_host` counts virtual devices.
     "cpu": Accelerator("cpu", 1),
     # Any NVIDIA GPU.
     "gpu": Accelerator("cuda", 1),
-    "t4": _nvidia("7.5", Make("Tesla T4", 15.0), alike=True),
-    "v100": _nvidia(
+    "t4": _nvidia_gpu("7.5", DeviceModel("Tesla T4", 15.0), alike=True),
+    "v100": _nvidia_gpu(
         "7.0",
-        Make("Tesla V100-SXM2-16GB", 16.0),
-        Make("Tesla V100-PCIE-16GB", 16.0),
-        Make("Tesla V100-SXM2-32GB", 32.0),
-        Make("Tesla V100-SXM3-32GB", 32.0),
-        Make("Tesla V100-PCIE-32GB", 32.0),
+        DeviceModel("Tesla V100-SXM2-16GB", 16.0),
+        DeviceModel("Tesla V100-PCIE-16GB", 16.0),
+        DeviceModel("Tesla V100-SXM2-32GB", 32.0),
+        DeviceModel("Tesla V100-SXM3-32GB", 32.0),
+        DeviceModel("Tesla V100-PCIE-32GB", 32.0),
         per_host=8,
     ),
-    "a10": _nvidia("8.6", Make("NVIDIA A10", 22.5, 125e12)),
-    "a10g": _nvidia("8.6", Make("NVIDIA A10G", 22.5, 70e12), alike=True),
-    "a30": _nvidia("8.0", Make("NVIDIA A30", 24.0, 165e12)),
-    "a40": _nvidia("8.6", Make("NVIDIA A40", 45.0, 149.7e12)),
-    "a4000": _nvidia("8.6", Make("NVIDIA RTX A4000", 16.0)),
-    "a5000": _nvidia("8.6", Make("NVIDIA RTX A5000", 24.0)),
-    "a6000": _nvidia("8.6", Make("NVIDIA RTX A6000", 48.0, 154.8e12)),
-    "rtx3090": _nvidia("8.6", Make("NVIDIA GeForce RTX 3090", 24.0, 71e12)),
-    "rtx4090": _nvidia("8.9", Make("NVIDIA GeForce RTX 4090", 24.0, 165.2e12)),
-    "rtx5090": _nvidia("12.0", Make("NVIDIA GeForce RTX 5090", 31.8, 209.5e12)),
-    "rtx6000ada": _nvidia("8.9", Make("NVIDIA RTX 6000 Ada Generation", 48.0, 364.2e12)),
-    "rtxpro6000": _nvidia(
+    "a10": _nvidia_gpu("8.6", DeviceModel("NVIDIA A10", 22.5, 125e12)),
+    "a10g": _nvidia_gpu("8.6", DeviceModel("NVIDIA A10G", 22.5, 70e12), alike=True),
+    "a30": _nvidia_gpu("8.0", DeviceModel("NVIDIA A30", 24.0, 165e12)),
+    "a40": _nvidia_gpu("8.6", DeviceModel("NVIDIA A40", 45.0, 149.7e12)),
+    "a4000": _nvidia_gpu("8.6", DeviceModel("NVIDIA RTX A4000", 16.0)),
+    "a5000": _nvidia_gpu("8.6", DeviceModel("NVIDIA RTX A5000", 24.0)),
+    "a6000": _nvidia_gpu("8.6", DeviceModel("NVIDIA RTX A6000", 48.0, 154.8e12)),
+    "rtx3090": _nvidia_gpu("8.6", DeviceModel("NVIDIA GeForce RTX 3090", 24.0, 71e12)),
+    "rtx4090": _nvidia_gpu("8.9", DeviceModel("NVIDIA GeForce RTX 4090", 24.0, 165.2e12)),
+    "rtx5090": _nvidia_gpu("12.0", DeviceModel("NVIDIA GeForce RTX 5090", 31.8, 209.5e12)),
+    "rtx6000ada": _nvidia_gpu("8.9", DeviceModel("NVIDIA RTX 6000 Ada Generation", 48.0, 364.2e12)),
+    "rtxpro6000": _nvidia_gpu(
         "12.0",
-        Make("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6),
-        Make("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.6),
-        Make("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 95.6),
+        DeviceModel("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6),
+        DeviceModel("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.6),
+        DeviceModel("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 95.6),
         alike=True,
     ),
-    "l4": _nvidia("8.9", Make("NVIDIA L4", 22.5, 121e12), alike=True),
-    "l40": _nvidia("8.9", Make("NVIDIA L40", 45.0, 181e12)),
-    "l40s": _nvidia("8.9", Make("NVIDIA L40S", 45.0, 362e12), alike=True),
-    "a100": _nvidia(
+    "l4": _nvidia_gpu("8.9", DeviceModel("NVIDIA L4", 22.5, 121e12), alike=True),
+    "l40": _nvidia_gpu("8.9", DeviceModel("NVIDIA L40", 45.0, 181e12)),
+    "l40s": _nvidia_gpu("8.9", DeviceModel("NVIDIA L40S", 45.0, 362e12), alike=True),
+    "a100": _nvidia_gpu(
         "8.0",
-        Make("NVIDIA A100-SXM4-40GB", 40.0, 312e12),
-        Make("NVIDIA A100-SXM4-80GB", 80.0, 312e12),
-        Make("NVIDIA A100-PCIE-40GB", 40.0, 312e12),
-        Make("NVIDIA A100 80GB PCIe", 80.0, 312e12),
+        DeviceModel("NVIDIA A100-SXM4-40GB", 40.0, 312e12),
+        DeviceModel("NVIDIA A100-SXM4-80GB", 80.0, 312e12),
+        DeviceModel("NVIDIA A100-PCIE-40GB", 40.0, 312e12),
+        DeviceModel("NVIDIA A100 80GB PCIe", 80.0, 312e12),
         per_host=8,
-        machine=Machine(None, 2.0e12, 3e11, 3e11, 2.5e10),
+        machine=MachineSpeed(None, 2.0e12, 3e11, 3e11, 2.5e10),
     ),
-    "a800": _nvidia("8.0", Make("NVIDIA A800-SXM4-80GB", 80.0, 312e12), per_host=8),
-    "h100": _nvidia(
+    "a800": _nvidia_gpu("8.0", DeviceModel("NVIDIA A800-SXM4-80GB", 80.0, 312e12), per_host=8),
+    "h100": _nvidia_gpu(
         "9.0",
-        Make("NVIDIA H100 80GB HBM3", 79.6, 989.4e12),
-        Make("NVIDIA H100 PCIe", 79.6, 756e12),
-        Make("NVIDIA H100 NVL", 93.6, 835e12),
+        DeviceModel("NVIDIA H100 80GB HBM3", 79.6, 989.4e12),
+        DeviceModel("NVIDIA H100 PCIe", 79.6, 756e12),
+        DeviceModel("NVIDIA H100 NVL", 93.6, 835e12),
         per_host=8,
-        machine=Machine(None, 3.35e12, 4.5e11, 4.5e11, 5e10),
+        machine=MachineSpeed(None, 3.35e12, 4.5e11, 4.5e11, 5e10),
     ),
-    "h800": _nvidia("9.0", Make("NVIDIA H800", 79.6, 989.4e12), per_host=8),
-    "h20": _nvidia("9.0", Make("NVIDIA H20", 95.6, 148e12), per_host=8),
-    "h200": _nvidia(
+    "h800": _nvidia_gpu("9.0", DeviceModel("NVIDIA H800", 79.6, 989.4e12), per_host=8),
+    "h20": _nvidia_gpu("9.0", DeviceModel("NVIDIA H20", 95.6, 148e12), per_host=8),
+    "h200": _nvidia_gpu(
         "9.0",
-        Make("NVIDIA H200", 140.4, 989.4e12),
-        Make("NVIDIA H200 NVL", 140.4, 835.5e12),
+        DeviceModel("NVIDIA H200", 140.4, 989.4e12),
+        DeviceModel("NVIDIA H200 NVL", 140.4, 835.5e12),
         per_host=8,
-        machine=Machine(None, 4.8e12, 4.5e11, 4.5e11, 5e10),
+        machine=MachineSpeed(None, 4.8e12, 4.5e11, 4.5e11, 5e10),
     ),
-    "gh200": _nvidia("9.0", Make("NVIDIA GH200 480GB", 95.6, 989.4e12), arm=True),
-    "b200": _nvidia("10.0", Make("NVIDIA B200", 178.3, 2250e12), per_host=8, machine=_BLACKWELL),
-    "b300": _nvidia("10.3", Make("NVIDIA B300 SXM6 AC", 268.6, 2250e12), per_host=8),
-    "gb200": _nvidia(
-        "10.0", Make("NVIDIA GB200", 184.0, 2500e12), per_host=4, arm=True, joins_hosts=True, machine=_BLACKWELL
+    "gh200": _nvidia_gpu("9.0", DeviceModel("NVIDIA GH200 480GB", 95.6, 989.4e12), arm=True),
+    "b200": _nvidia_gpu("10.0", DeviceModel("NVIDIA B200", 178.3, 2250e12), per_host=8, machine=_BLACKWELL),
+    "b300": _nvidia_gpu("10.3", DeviceModel("NVIDIA B300 SXM6 AC", 268.6, 2250e12), per_host=8),
+    "gb200": _nvidia_gpu(
+        "10.0", DeviceModel("NVIDIA GB200", 184.0, 2500e12), per_host=4, arm=True, joins_hosts=True, machine=_BLACKWELL
     ),
-    "gb300": _nvidia("10.3", Make("NVIDIA GB300", 277.0, 2500e12), per_host=4, arm=True, joins_hosts=True),
-    "mi300x": Accelerator("rocm", 8, (Make("AMD Instinct MI300X", 192.0),), alike=True, sources=(AMD_DRIVER,)),
-    "mi325x": Accelerator("rocm", 8, (Make("AMD Instinct MI325X", 256.0),), alike=True, sources=(AMD_DRIVER,)),
+    "gb300": _nvidia_gpu("10.3", DeviceModel("NVIDIA GB300", 277.0, 2500e12), per_host=4, arm=True, joins_hosts=True),
+    "mi300x": Accelerator(
+        "rocm", 8, (DeviceModel("AMD Instinct MI300X", 192.0),), may_mix_kinds=True, sources=(AMD_DRIVER,)
+    ),
+    "mi325x": Accelerator(
+        "rocm", 8, (DeviceModel("AMD Instinct MI325X", 256.0),), may_mix_kinds=True, sources=(AMD_DRIVER,)
+    ),
     # JAX joins the two cores of a v4 or v5p chip into one device (megacore), which costs v4 more of its 32 GiB.
     "v4": Accelerator(
         "tpu",
         CHIPS_PER_VM,
-        (Make("TPU v4", 30.5, 275e12),),
+        (DeviceModel("TPU v4", 30.5, 275e12),),
         dimensions=3,
-        cubes=64,
-        machine=Machine(1.05e9, 1.2e12, 2.7e11, 9e10, 6.25e9),
+        max_cubes=64,
+        machine=MachineSpeed(1.05e9, 1.2e12, 2.7e11, 9e10, 6.25e9),
         sources=_TPU,
     ),
     "v5e": Accelerator(
         "tpu",
         CHIPS_PER_VM,
-        (Make("TPU v5 lite", 15.75, 197e12), Make("TPU v5e", 15.75, 197e12)),
+        (DeviceModel("TPU v5 lite", 15.75, 197e12), DeviceModel("TPU v5e", 15.75, 197e12)),
         dimensions=2,
-        machine=Machine(1.5e9, 8.2e11, 1.8e11, 9e10, 6.25e9),
-        whole_host=("2x4",),
+        machine=MachineSpeed(1.5e9, 8.2e11, 1.8e11, 9e10, 6.25e9),
+        whole_host_topologies=("2x4",),
         sources=_TPU,
     ),
     "v5p": Accelerator(
         "tpu",
         CHIPS_PER_VM,
-        (Make("TPU v5", 95.73, 459e12), Make("TPU v5p", 95.73, 459e12)),
+        (DeviceModel("TPU v5", 95.73, 459e12), DeviceModel("TPU v5p", 95.73, 459e12)),
         dimensions=3,
-        cubes=140,
-        machine=Machine(1.75e9, 2.8e12, 5.4e11, 1.8e11, 6.25e9),
+        max_cubes=140,
+        machine=MachineSpeed(1.75e9, 2.8e12, 5.4e11, 1.8e11, 6.25e9),
         sources=_TPU,
     ),
     "v6e": Accelerator(
         "tpu",
         CHIPS_PER_VM,
-        (Make("TPU v6 lite", 31.24, 918e12), Make("TPU v6e", 31.24, 918e12)),
+        (DeviceModel("TPU v6 lite", 31.24, 918e12), DeviceModel("TPU v6e", 31.24, 918e12)),
         dimensions=2,
-        machine=Machine(1.75e9, 1.6e12, 3.6e11, 1.8e11, 6.25e9),
-        whole_host=("2x4",),
+        machine=MachineSpeed(1.75e9, 1.6e12, 3.6e11, 1.8e11, 6.25e9),
+        whole_host_topologies=("2x4",),
         sources=_TPU,
     ),
     "7x": _SEVENTH,
     # The name in GKE's label and in JAX.
     "tpu7x": _SEVENTH,
     # Not the same machines: their peak is not published, and their largest slices are small.
-    "tpu7": dataclasses.replace(_SEVENTH, makes=(Make("TPU7", 94.74),), cubes=4, sources=(AUTOSCALER, TPU_INFO)),
+    "tpu7": dataclasses.replace(
+        _SEVENTH, models=(DeviceModel("TPU7", 94.74),), max_cubes=4, sources=(AUTOSCALER, TPU_INFO)
+    ),
 }
 
 # Peak FLOP/s by `device_kind`.
 PEAK_FLOPS: Mapping[str, float] = {
     make.name: make.peak_flops
-    for accelerator in KNOWN.values()
-    for make in accelerator.makes
+    for accelerator in ACCELERATORS.values()
+    for make in accelerator.models
     if make.peak_flops is not None
 }
 
 
-def usual_hosts() -> str:
+def describe_default_hosts() -> str:
     """Describe the default of `per_host` for all but TPUs.
 
     An example is "gb200 and gb300 4, a100 and b200 8, cpu and other GPUs 1".
     """
     kinds: dict[int, list[str]] = {}
-    for name, one in KNOWN.items():
-        if one.platform != "tpu":
-            kinds.setdefault(one.per_host, []).append(name)
-    most = max(kinds, key=lambda number: len(kinds[number]))
-    others = [f"{', '.join(names)} {number}" for number, names in sorted(kinds.items()) if number != most]
-    return ", ".join([*others, f"cpu and other GPUs {most}"])
+    for name, accelerator in ACCELERATORS.items():
+        if accelerator.platform != "tpu":
+            kinds.setdefault(accelerator.per_host, []).append(name)
+    usual_number = max(kinds, key=lambda number: len(kinds[number]))
+    other_defaults = [
+        f"{', '.join(names)} {number}" for number, names in sorted(kinds.items()) if number != usual_number
+    ]
+    return ", ".join([*other_defaults, f"cpu and other GPUs {usual_number}"])
 
 
-def sides_of(topology: str) -> tuple[int, ...] | None:
+def parse_topology(topology: str) -> tuple[int, ...] | None:
     """Return the sides of a topology such as `2x2x4`, or None if the text is not a topology."""
     if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}", topology):
         return None
@@ -374,6 +385,6 @@ def chips_per_host(kind: str, topology: str) -> tuple[int, ...]:
 
     It is 4, or the whole slice if one machine can hold it.
     """
-    chips = math.prod(sides_of(topology) or (1,))
-    usual = min(chips, CHIPS_PER_VM)
-    return (usual, chips) if topology in KNOWN[kind].whole_host else (usual,)
+    chips = math.prod(parse_topology(topology) or (1,))
+    usual_chips = min(chips, CHIPS_PER_VM)
+    return (usual_chips, chips) if topology in ACCELERATORS[kind].whole_host_topologies else (usual_chips,)

@@ -16,7 +16,7 @@ DRAFT_SUFFIX = ".tmp"
 
 
 @contextlib.contextmanager
-def draft(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
+def open_draft(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
     """Yield the path of a draft that replaces `path` when the block ends, and is removed if the block raises.
 
     Args:
@@ -28,30 +28,30 @@ def draft(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
         OSError: The draft cannot be written, synced or renamed. The file is as it was then.
     """
     # A random name: hosts that share the storage have equal process ids, in a pod every agent is process 1.
-    draft = path.with_name(f"{path.name}.{os.urandom(8).hex()}{DRAFT_SUFFIX}")
+    draft_path = path.with_name(f"{path.name}.{os.urandom(8).hex()}{DRAFT_SUFFIX}")
     try:
-        yield draft
+        yield draft_path
         # Without this sync the rename can reach the disk before the data: the file would be empty after a power cut.
         if is_synced:
-            _sync(draft)
-        draft.replace(path)
+            _sync_path(draft_path)
+        draft_path.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            draft.unlink()
+            draft_path.unlink()
         raise
     # Some network file systems refuse to sync a folder. The file is complete in any case.
     if is_synced:
         with contextlib.suppress(OSError):
-            _sync(path.parent)
+            _sync_path(path.parent)
 
 
-def write(path: Path, data: bytes, *, is_synced: bool = True) -> None:
+def write_file(path: Path, data: bytes, *, is_synced: bool = True) -> None:
     """Replace a file by `data`. Raises OSError, and leaves the file unchanged then."""
-    with draft(path, is_synced=is_synced) as unfinished:
-        unfinished.write_bytes(data)
+    with open_draft(path, is_synced=is_synced) as draft_path:
+        draft_path.write_bytes(data)
 
 
-def _sync(path: Path) -> None:
+def _sync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

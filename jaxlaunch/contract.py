@@ -76,7 +76,7 @@ CLASSIFICATION = "classification.json"
 # The largest number of steps of one profile: a trace is in memory until it ends.
 PROFILE_STEPS = 100
 # Final states of a rank that is profiled. The other states are "asked" and "tracing".
-PROFILED = ("done", "failed", "gone")
+PROFILE_END_STATES = ("done", "failed", "gone")
 
 # Outermost axis first: mp neighbours are the closest devices.
 MESH_AXES = ("dp", "fsdp", "ep", "mp")
@@ -130,7 +130,7 @@ class Outcome:
     section: str | None = "exit-codes"
 
     @property
-    def in_place(self) -> bool:
+    def restarts_in_place(self) -> bool:
         """Whether the same pods may try again in place."""
         return self.action is Action.RESTART
 
@@ -142,9 +142,9 @@ LOST, HANG, CRASH, STORAGE, KILLED = 81, 82, 83, 84, 137
 # shell's code for SIGTERM. The Job creates that pod and does not count a failure.
 LEFT = 143
 # Codes from here on tell how a container died. No agent exits with one of them for its gang.
-OF_THE_KERNEL = 128
+FIRST_SIGNAL_CODE = 128
 # Codes of trainer/errors: what a person can fix.
-SENTENCES = (BAD_SPEC, BAD_DATA, NOT_FINITE, NO_CHECKPOINT, STORAGE)
+USER_FIXABLE = (BAD_SPEC, BAD_DATA, NOT_FINITE, NO_CHECKPOINT, STORAGE)
 
 _TABLE = (
     Outcome(DONE, "done", "every process finished the last step", Action.COMPLETE, section=None),
@@ -181,21 +181,21 @@ NEXT_STEPS: Mapping[int, str] = {
 }
 
 
-def exit_code(verdict_code: int, *, alone: bool) -> int:
+def agent_exit_code(verdict_code: int, *, leaves_alone: bool) -> int:
     """Return the exit code of an agent whose lost peers are replaced one by one.
 
     The Job has to distinguish a gang that ended from a single pod that ended.
 
     Args:
         verdict_code: The code of the gang's verdict.
-        alone: Whether the agent leaves while its gang goes on.
+        leaves_alone: Whether the agent leaves while its gang goes on.
     """
-    if alone:
+    if leaves_alone:
         return LEFT
-    return verdict_code if verdict_code < OF_THE_KERNEL else CRASH
+    return verdict_code if verdict_code < FIRST_SIGNAL_CODE else CRASH
 
 
-def outcome(code: int) -> Outcome:
+def outcome_for_code(code: int) -> Outcome:
     """Return the row of `code`. A code outside the table is treated as a kill: counted, and restarted in place."""
     return OUTCOMES.get(code) or dataclasses.replace(OUTCOMES[KILLED], code=code)
 
@@ -261,9 +261,9 @@ class Key:
 
 
 # Parts of the loop's time.
-PARTS = ("data", "host", "device", "save", "eval")
+LOOP_PARTS = ("data", "host", "device", "save", "eval")
 # Prefix of the metrics of the last evaluation in the newest metrics.
-HELD_OUT = "eval_"
+EVAL_PREFIX = "eval_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,48 +279,54 @@ class Metric:
     help: str
     labels: tuple[str, ...]
     # Who exports it, agent or trainer: always, with NaN where the value is not known.
-    by: str
+    exporter: str
     # The key in a line of metrics.jsonl, or None if it is not written there.
     key: str | None = None
 
 
-def _agent(name: str, type: str, unit: str, help: str, *labels: str) -> Metric:
+def _agent_metric(name: str, type: str, unit: str, help: str, *labels: str) -> Metric:
     return Metric(name, type, unit, help, labels, "agent")
 
 
-def _trainer(name: str, type: str, unit: str, help: str, *labels: str, key: str | None = None) -> Metric:
+def _trainer_metric(name: str, type: str, unit: str, help: str, *labels: str, key: str | None = None) -> Metric:
     return Metric(name, type, unit, help, ("rank", *labels), "trainer", key)
 
 
 # All metrics of a scrape of an agent while the built-in trainer runs. A rank's rows come from its own process.
 PROMETHEUS: tuple[Metric, ...] = (
-    _agent(
+    _agent_metric(
         "jaxlaunch_build_info", "gauge", "", "The value is always 1; the labels name what runs.", "version", "python"
     ),
-    _agent("jaxlaunch_goodput_ratio", "gauge", "ratio", "Share of all seconds that was spent on steps that were kept."),
-    _agent("jaxlaunch_clock_seconds", "gauge", "seconds", "Seconds of the run, by what they were spent on.", "cause"),
-    _agent(
+    _agent_metric(
+        "jaxlaunch_goodput_ratio", "gauge", "ratio", "Share of all seconds that was spent on steps that were kept."
+    ),
+    _agent_metric(
+        "jaxlaunch_clock_seconds", "gauge", "seconds", "Seconds of the run, by what they were spent on.", "cause"
+    ),
+    _agent_metric(
         "jaxlaunch_restarts_total",
         "counter",
         "attempts",
         "Attempts that ended, by the cause of the job result.",
         "cause",
     ),
-    _agent("jaxlaunch_restarts_left", "gauge", "restarts", "Restarts left before the run fails.", "limit"),
-    _agent("jaxlaunch_last_verdict_code", "gauge", "exit code", "Exit code of the newest job result."),
-    _agent("jaxlaunch_generation", "gauge", "", "Number of the set of pods that this one belongs to."),
-    _agent("jaxlaunch_attempt", "gauge", "", "Number of this start of the processes, counted across JobSet restarts."),
-    _agent("jaxlaunch_children_up", "gauge", "processes", "Processes of this host that are alive."),
-    _agent(
+    _agent_metric("jaxlaunch_restarts_left", "gauge", "restarts", "Restarts left before the run fails.", "limit"),
+    _agent_metric("jaxlaunch_last_verdict_code", "gauge", "exit code", "Exit code of the newest job result."),
+    _agent_metric("jaxlaunch_generation", "gauge", "", "Number of the set of pods that this one belongs to."),
+    _agent_metric(
+        "jaxlaunch_attempt", "gauge", "", "Number of this start of the processes, counted across JobSet restarts."
+    ),
+    _agent_metric("jaxlaunch_children_up", "gauge", "processes", "Processes of this host that are alive."),
+    _agent_metric(
         "jaxlaunch_heartbeat_age_seconds",
         "gauge",
         "seconds",
         "Seconds since the last message of the agent that has been silent longest.",
     ),
-    _agent(
+    _agent_metric(
         "jaxlaunch_host_memory_bytes", "gauge", "bytes", "Memory of this container, by kind: in_use or limit.", "kind"
     ),
-    _agent(
+    _agent_metric(
         "jaxlaunch_phase",
         "gauge",
         "",
@@ -328,28 +334,30 @@ PROMETHEUS: tuple[Metric, ...] = (
         "rank",
         "phase",
     ),
-    _agent("jaxlaunch_phase_timeout_left_seconds", "gauge", "seconds", "Seconds until a rank counts as hung.", "rank"),
-    _agent("jaxlaunch_rank_step", "gauge", "steps", "Steps that a rank has reported as complete.", "rank"),
-    _agent(
+    _agent_metric(
+        "jaxlaunch_phase_timeout_left_seconds", "gauge", "seconds", "Seconds until a rank counts as hung.", "rank"
+    ),
+    _agent_metric("jaxlaunch_rank_step", "gauge", "steps", "Steps that a rank has reported as complete.", "rank"),
+    _agent_metric(
         "jaxlaunch_rank_lag_steps",
         "gauge",
         "steps",
         "Steps by which a rank is behind the one that is furthest.",
         "rank",
     ),
-    _trainer(
+    _trainer_metric(
         "jaxlaunch_step", "gauge", "steps", "Optimizer steps that are complete, including restored ones.", key=Key.STEP
     ),
-    _trainer("jaxlaunch_target_step", "gauge", "steps", "Optimizer steps of the whole run."),
-    _trainer("jaxlaunch_steps_total", "counter", "steps", "Optimizer steps done by this process."),
-    _trainer(
+    _trainer_metric("jaxlaunch_target_step", "gauge", "steps", "Optimizer steps of the whole run."),
+    _trainer_metric("jaxlaunch_steps_total", "counter", "steps", "Optimizer steps done by this process."),
+    _trainer_metric(
         "jaxlaunch_step_seconds",
         "histogram",
         "seconds",
         "Time of a step, without evaluations and saves.",
         key=Key.STEP_S,
     ),
-    _trainer(
+    _trainer_metric(
         "jaxlaunch_part_seconds_total",
         "counter",
         "seconds",
@@ -357,60 +365,66 @@ PROMETHEUS: tuple[Metric, ...] = (
         "part",
         key=Key.PART_S,
     ),
-    _trainer("jaxlaunch_examples_total", "counter", "examples", "Examples trained on, by all ranks together."),
-    _trainer("jaxlaunch_tokens_total", "counter", "tokens", "Tokens read by all ranks, without padding."),
-    _trainer(
+    _trainer_metric("jaxlaunch_examples_total", "counter", "examples", "Examples trained on, by all ranks together."),
+    _trainer_metric("jaxlaunch_tokens_total", "counter", "tokens", "Tokens read by all ranks, without padding."),
+    _trainer_metric(
         "jaxlaunch_targets_total", "counter", "targets", "Tokens that were predicted and have a weight, of all ranks."
     ),
-    _trainer(
+    _trainer_metric(
         "jaxlaunch_examples_per_second",
         "gauge",
         "examples/s",
         "Examples per second of all ranks together, after warm-up.",
         key=Key.EXAMPLES_PER_S,
     ),
-    _trainer(
+    _trainer_metric(
         "jaxlaunch_tokens_per_second",
         "gauge",
         "tokens/s",
         "Tokens read per second by all ranks together, without padding, after warm-up.",
         key=Key.TOKENS_PER_S,
     ),
-    _trainer(
+    _trainer_metric(
         "jaxlaunch_targets_per_second",
         "gauge",
         "targets/s",
         "Predicted tokens that have a weight, per second, of all ranks together, after warm-up.",
         key=Key.TARGETS_PER_S,
     ),
-    _trainer(
+    _trainer_metric(
         "jaxlaunch_epoch",
         "gauge",
         "epochs",
         "Passes over the data, including the fraction of the current one.",
         key=Key.EPOCH,
     ),
-    _trainer("jaxlaunch_model_flops_per_step", "gauge", "FLOPs", "Floating-point operations of the model."),
-    _trainer(
+    _trainer_metric("jaxlaunch_model_flops_per_step", "gauge", "FLOPs", "Floating-point operations of the model."),
+    _trainer_metric(
         "jaxlaunch_mfu_ratio",
         "gauge",
         "ratio",
         "Model FLOPs per second divided by the peak of all devices.",
         key=Key.MFU,
     ),
-    _trainer("jaxlaunch_loss", "gauge", "", "Training loss at the last logged step.", key=Key.LOSS),
-    _trainer("jaxlaunch_grad_norm", "gauge", "", "Global norm of the gradients before clipping.", key=Key.GRAD_NORM),
-    _trainer("jaxlaunch_learning_rate", "gauge", "", "Learning rate of the last logged step.", key=Key.LEARNING_RATE),
-    _trainer("jaxlaunch_loss_scale", "gauge", "", "Loss scale of float16 training.", key=Key.LOSS_SCALE),
-    _trainer(
+    _trainer_metric("jaxlaunch_loss", "gauge", "", "Training loss at the last logged step.", key=Key.LOSS),
+    _trainer_metric(
+        "jaxlaunch_grad_norm", "gauge", "", "Global norm of the gradients before clipping.", key=Key.GRAD_NORM
+    ),
+    _trainer_metric(
+        "jaxlaunch_learning_rate", "gauge", "", "Learning rate of the last logged step.", key=Key.LEARNING_RATE
+    ),
+    _trainer_metric("jaxlaunch_loss_scale", "gauge", "", "Loss scale of float16 training.", key=Key.LOSS_SCALE),
+    _trainer_metric(
         "jaxlaunch_skipped_steps_total", "counter", "steps", "Steps that were skipped because float16 overflowed."
     ),
-    _trainer(
+    _trainer_metric(
         "jaxlaunch_empty_steps_total", "counter", "steps", "Steps whose batch had no target; they change nothing."
     ),
-    _trainer("jaxlaunch_task_metric", "gauge", "", "Metrics of the task, including its loss.", "split", "metric"),
-    _trainer("jaxlaunch_resident_memory_bytes", "gauge", "bytes", "Host memory of the process."),
-    _trainer(
+    _trainer_metric(
+        "jaxlaunch_task_metric", "gauge", "", "Metrics of the task, including its loss.", "split", "metric"
+    ),
+    _trainer_metric("jaxlaunch_resident_memory_bytes", "gauge", "bytes", "Host memory of the process."),
+    _trainer_metric(
         "jaxlaunch_device_memory_bytes",
         "gauge",
         "bytes",
@@ -418,21 +432,21 @@ PROMETHEUS: tuple[Metric, ...] = (
         "device",
         "kind",
     ),
-    _trainer("jaxlaunch_checkpoint_step", "gauge", "steps", "Newest step that is safe on storage."),
-    _trainer(
+    _trainer_metric("jaxlaunch_checkpoint_step", "gauge", "steps", "Newest step that is safe on storage."),
+    _trainer_metric(
         "jaxlaunch_checkpoint_age_seconds",
         "gauge",
         "seconds",
         "Seconds since the newest commit, or since the start if there is none yet.",
     ),
-    _trainer("jaxlaunch_checkpoint_saves_total", "counter", "saves", "Saves that this process began."),
-    _trainer(
+    _trainer_metric("jaxlaunch_checkpoint_saves_total", "counter", "saves", "Saves that this process began."),
+    _trainer_metric(
         "jaxlaunch_checkpoint_blocking_seconds_total", "counter", "seconds", "Seconds that the loop waited for saves."
     ),
-    _trainer(
+    _trainer_metric(
         "jaxlaunch_compile_cache_hits_total", "counter", "programs", "Programs that were found in the compile cache."
     ),
-    _trainer(
+    _trainer_metric(
         "jaxlaunch_compile_cache_misses_total",
         "counter",
         "programs",
@@ -444,7 +458,7 @@ PROMETHEUS: tuple[Metric, ...] = (
 RESERVED_METRICS = frozenset(
     {Key.WALL_S, Key.TIME, Key.EXAMPLES, Key.FINITE, Key.SKIPPED, Key.WEIGHT}
     | {row.key for row in PROMETHEUS if row.key is not None and row.key != Key.PART_S}
-    | {Key.PART_S.format(part=part) for part in PARTS}
+    | {Key.PART_S.format(part=part) for part in LOOP_PARTS}
 )
 
 
@@ -467,40 +481,40 @@ MAX_LINE = 64 * 1024
 MESSAGE_CHARS, TRACEBACK_CHARS = 2_000, 8_000
 
 
-def error_line(error: BaseException, code: int | None, said: str = "") -> dict[str, Any]:
+def error_line(error: BaseException, code: int | None, custom_message: str = "") -> dict[str, Any]:
     """Return the message that reports an exception.
 
     Args:
         error: The exception.
         code: The exit code that follows, or None outside of the trainer.
-        said: Replaces the text of the exception.
+        custom_message: Replaces the text of the exception.
     """
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        message = said or str(error)
+        message = custom_message or str(error)
     except Exception as broken:
         # Any error: the class is the user's, and its own report must not hide the error.
         message = f"<its message cannot be read: {type(broken).__qualname__}>"
-    found = {"type": type(error).__qualname__, "message": message[:MESSAGE_CHARS], "code": code}
-    line = {"error": {**found, "traceback": text[-TRACEBACK_CHARS:]}}
-    if len(json.dumps(line)) < MAX_LINE:
-        return line
+    summary = {"type": type(error).__qualname__, "message": message[:MESSAGE_CHARS], "code": code}
+    record = {"error": {**summary, "traceback": text[-TRACEBACK_CHARS:]}}
+    if len(json.dumps(record)) < MAX_LINE:
+        return record
     # Characters such as emoji take twelve bytes in JSON.
-    return {"error": {**found, "traceback": text[-TRACEBACK_CHARS // 4 :]}}
+    return {"error": {**summary, "traceback": text[-TRACEBACK_CHARS // 4 :]}}
 
 
 # planner -> launcher: begins a line of progress.
-COMPILING = "compiling: "
+COMPILING_PREFIX = "compiling: "
 
 
 def refusal_line(message: str, code: int) -> str:
     """Return the line in a log that says why a program ends with `code`, where a person can fix that."""
-    return f"trainer: {in_one_line(message)} (exit {code})"
+    return f"trainer: {join_lines(message)} (exit {code})"
 
 
 def refusal_record(message: str, code: int) -> dict[str, Any]:
     """Return the message that says why a program ends with `code`, where a person can fix that."""
-    return {"refusal": {"message": in_one_line(message), "code": code}}
+    return {"refusal": {"message": join_lines(message), "code": code}}
 
 
 def refuse(message: str, code: int) -> None:
@@ -510,7 +524,7 @@ def refuse(message: str, code: int) -> None:
         print(refusal_line(message, code), file=sys.stderr, flush=True)
 
 
-def in_one_line(text: str) -> str:
+def join_lines(text: str) -> str:
     """Return the text without line breaks."""
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
@@ -571,11 +585,13 @@ def own_name_fault(coordinator: str) -> str | None:
         "at which other hosts reach this one"
     )
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         return f"this host's own name, {name}, does not resolve ({error.strerror}), {fix}"
-    for family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, address in addresses:
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.bind(address)
             return None
-    return f"this host's own name, {name}, resolves to {found[0][4][0]}, which is not an address of this host, {fix}"
+    return (
+        f"this host's own name, {name}, resolves to {addresses[0][4][0]}, which is not an address of this host, {fix}"
+    )

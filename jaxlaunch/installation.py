@@ -20,7 +20,7 @@ from typing import Any
 NAME = "jaxlaunch"
 ON_INDEX = False
 # Modules by extra. Without the extra, the first import of one of its modules fails.
-_BRINGS = {
+_MODULES_BY_EXTRA = {
     "train": ("jax", "flax", "optax", "orbax", "grain", "etils", "array_record", "tensorflow_datasets", "sklearn")
     + ("absl", "numpy", "PIL", "prometheus_client", "safetensors", "fsspec"),
     "text": ("tokenizers", "pyarrow", "jinja2"),
@@ -30,54 +30,54 @@ _BRINGS = {
 }
 
 
-def lacking(error: BaseException) -> str | None:
+def missing_extra_message(error: BaseException) -> str | None:
     """Return the message for an import that fails because an extra is not installed, or None for other errors."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    extra = next((extra for extra, names in _BRINGS.items() if name in names), None)
-    return None if extra is None else f"the package {name} is not installed here: {hint(extra)}"
+    extra = next((extra for extra, names in _MODULES_BY_EXTRA.items() if name in names), None)
+    return None if extra is None else f"the package {name} is not installed here: {install_hint(extra)}"
 
 
-def hint(*extras: str) -> str:
+def install_hint(*extras: str) -> str:
     """Return how to add the extras to this installation, as the end of a sentence: `install it with …`."""
-    origin = _origin()
-    if origin is not None and "dir_info" in origin and not _path(origin["url"]).is_dir():
+    origin = _read_origin()
+    if origin is not None and "dir_info" in origin and not _url_path(origin["url"]).is_dir():
         # The sources of the installation are gone.
         return f"build this image again with the extra {' and '.join(extras)} of jaxlaunch"
-    requirement = _requirement(origin, ",".join(extras))
+    requirement = _format_requirement(origin, ",".join(extras))
     # A folder in uv's cache belongs to uvx and exists for this call only.
     if Path(sys.prefix).parent.name.startswith("archive-v"):
         return f"start it with uvx --from {requirement} launcher"
-    return f"install it with {_installer()} {requirement}"
+    return f"install it with {_installer_command()} {requirement}"
 
 
-def _origin() -> dict[str, Any] | None:
+def _read_origin() -> dict[str, Any] | None:
     """Return the PEP 610 record of an installation from a folder, file or repository, or None for one from an index."""
     try:
         text = importlib.metadata.distribution(NAME).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
         return None
-    found: dict[str, Any] | None = None if text is None else json.loads(text)
-    return found
+    origin: dict[str, Any] | None = None if text is None else json.loads(text)
+    return origin
 
 
-def _requirement(origin: dict[str, Any] | None, extras: str) -> str:
+def _format_requirement(origin: dict[str, Any] | None, extras: str) -> str:
     """Return the requirement for a shell: `-e 'FOLDER[train]'`, `'jaxlaunch[train] @ URL'` or `'jaxlaunch[train]'`."""
     if origin is None:
         return shlex.quote(f"{NAME}[{extras}]")
     if "dir_info" in origin:
         editable = "-e " if origin["dir_info"].get("editable") else ""
-        return editable + shlex.quote(f"{_path(origin['url'])}[{extras}]")
+        return editable + shlex.quote(f"{_url_path(origin['url'])}[{extras}]")
     url = origin["url"]
     if "vcs_info" in origin:
         url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
     return shlex.quote(f"{NAME}[{extras}] @ {url}")
 
 
-def _path(url: str) -> Path:
+def _url_path(url: str) -> Path:
     return Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
 
 
-def _installer() -> str:
+def _installer_command() -> str:
     """Return the install command for this environment: `uv tool` or `pipx` for a tool, `uv pip` without pip, or pip."""
     environment = Path(sys.prefix)
     if (environment / "uv-receipt.toml").exists():
@@ -87,6 +87,6 @@ def _installer() -> str:
     # importlib.util would also ask the finder of setuptools, which removes distutils for pip and warns.
     if PathFinder.find_spec("pip") is None:
         return f"uv pip install --python {shlex.quote(sys.executable)}"
-    found = shutil.which("pip")
-    is_ours = found is not None and Path(found).parent == Path(sys.executable).parent
-    return "pip install" if is_ours else f"{shlex.quote(sys.executable)} -m pip install"
+    pip_path = shutil.which("pip")
+    is_same_environment = pip_path is not None and Path(pip_path).parent == Path(sys.executable).parent
+    return "pip install" if is_same_environment else f"{shlex.quote(sys.executable)} -m pip install"

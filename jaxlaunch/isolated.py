@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Set by whoever starts a program of ours, read by this script: the user's part of PYTHONPATH.
-BEHIND = "JAXLAUNCH_BEHIND"
-_SEARCHED = "PYTHONPATH"
+USER_PATH = "JAXLAUNCH_BEHIND"
+_PYTHONPATH = "PYTHONPATH"
 # As this process was started with them: what it starts is isolated in the same way.
 # The first part of PYTHONPATH, which contains the agent's site hook.
 _before: str | None = None
@@ -34,16 +34,16 @@ _before: str | None = None
 _behind: str | None = None
 
 
-def command(module: str, *arguments: str, script: str = os.path.abspath(__file__)) -> list[str]:
+def build_command(module: str, *arguments: str, script: str = os.path.abspath(__file__)) -> list[str]:
     """Return the command that runs a module of ours with `environ`; `script` is where this file is, or a copy."""
     # Processes that the program spawns do not import from its folder.
-    safe = ["-P"] if sys.version_info >= (3, 11) else []
+    safe_path_flags = ["-P"] if sys.version_info >= (3, 11) else []
     # Executed under one name, wherever the copy is: JAX's compilation cache may have the files of a stack in its keys.
-    start = f"__file__ = {script!r}; exec(compile(open(__file__).read(), '<jaxlaunch.isolated>', 'exec'))"
-    return [sys.executable, *safe, "-c", start, module, *arguments]
+    bootstrap = f"__file__ = {script!r}; exec(compile(open(__file__).read(), '<jaxlaunch.isolated>', 'exec'))"
+    return [sys.executable, *safe_path_flags, "-c", bootstrap, module, *arguments]
 
 
-def inline(module: str) -> list[str]:
+def inline_arguments(module: str) -> list[str]:
     """Return the Python arguments that run a module of ours in isolated mode, without any module of the user.
 
     The module is found where the image has it, also by its PYTHONPATH.
@@ -57,41 +57,43 @@ def inline(module: str) -> list[str]:
     ]
 
 
-def environ(base: Mapping[str, str], before: str | None = None, behind: str | None = None) -> dict[str, str]:
+def make_environ(
+    base: Mapping[str, str], leading_path: str | None = None, user_path: str | None = None
+) -> dict[str, str]:
     """Return the variables `base` for a `command`, with PYTHONPATH hidden from the interpreter.
 
     Args:
         base: The environment variables.
-        before: Folders that the interpreter searches before the standard library.
-        behind: Folders of the user, by default the PYTHONPATH in `base`.
+        leading_path: Folders that the interpreter searches before the standard library.
+        user_path: Folders of the user, by default the PYTHONPATH in `base`.
     """
-    hidden = base.get(_SEARCHED, "") if behind is None else behind
-    variables = {name: value for name, value in base.items() if name != _SEARCHED}
-    return variables | {BEHIND: hidden} | ({_SEARCHED: before} if before else {})
+    hidden_path = base.get(_PYTHONPATH, "") if user_path is None else user_path
+    variables = {name: value for name, value in base.items() if name != _PYTHONPATH}
+    return variables | {USER_PATH: hidden_path} | ({_PYTHONPATH: leading_path} if leading_path else {})
 
 
-def inherited(base: Mapping[str, str]) -> dict[str, str]:
+def inherited_environ(base: Mapping[str, str]) -> dict[str, str]:
     """Return the variables `base` for a `command` started by a program of ours, isolated like the program."""
-    return environ(base) if _behind is None else environ(base, _before, _behind)
+    return make_environ(base) if _behind is None else make_environ(base, _before, _behind)
 
 
-def folders() -> list[str]:
+def user_folders() -> list[str]:
     """Return the folders of the user's own modules in search order: the working folder, then PYTHONPATH."""
     working = [] if os.environ.get("PYTHONSAFEPATH") else [os.curdir]
-    return list(dict.fromkeys(os.path.realpath(folder) for folder in [*working, *_entries(_behind)]))
+    return list(dict.fromkeys(os.path.realpath(folder) for folder in [*working, *_split_path(_behind)]))
 
 
-def _entries(path: str | None) -> list[str]:
+def _split_path(path: str | None) -> list[str]:
     return [entry for entry in (path or "").split(os.pathsep) if entry]
 
 
-def arrange() -> None:
+def arrange_sys_path() -> None:
     """Put the user's folders last on sys.path, and restore PYTHONPATH."""
     global _before, _behind
-    _before, _behind = os.environ.get(_SEARCHED), os.environ.get(BEHIND, "")
-    if whole := os.pathsep.join(filter(None, (_before, _behind))):
-        os.environ[_SEARCHED] = whole
-    sys.path += [folder for folder in folders() if folder not in sys.path]
+    _before, _behind = os.environ.get(_PYTHONPATH), os.environ.get(USER_PATH, "")
+    if python_path := os.pathsep.join(filter(None, (_before, _behind))):
+        os.environ[_PYTHONPATH] = python_path
+    sys.path += [folder for folder in user_folders() if folder not in sys.path]
 
 
 def run_sitecustomize() -> None:
@@ -99,7 +101,7 @@ def run_sitecustomize() -> None:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    spec = PathFinder.find_spec("sitecustomize", _entries(_behind))
+    spec = PathFinder.find_spec("sitecustomize", _split_path(_behind))
     if spec is None or spec.loader is None:
         return
     module = module_from_spec(spec)
@@ -114,7 +116,7 @@ def main(argv: list[str]) -> None:
     """Run a module, or a file of the agent's, as the program."""
     import runpy
 
-    arrange()
+    arrange_sys_path()
     run_sitecustomize()
     name, sys.argv = argv[0], argv
     if name.endswith(".py"):
@@ -126,13 +128,13 @@ def main(argv: list[str]) -> None:
         # This happens while the program imports: its own errors become exit codes.
         from jaxlaunch import contract, installation
 
-        if (why := installation.lacking(error)) is None:
+        if (message := installation.missing_extra_message(error)) is None:
             raise
-        contract.refuse(why, contract.BAD_SPEC)
+        contract.refuse(message, contract.BAD_SPEC)
         sys.exit(contract.BAD_SPEC)
 
 
-def _installed() -> Any:
+def _import_installed() -> Any:
     """Return the installed copy of this module, so that tracebacks show its lines as ours.
 
     It is searched in the installed packages first, then on the user's PYTHONPATH.
@@ -141,14 +143,14 @@ def _installed() -> Any:
         from jaxlaunch import isolated
     except ImportError:
         sys.modules.pop("jaxlaunch", None)
-        arrange()
+        arrange_sys_path()
     try:
         from jaxlaunch import isolated
     except ImportError as error:
-        why = f"{sys.executable} has no jaxlaunch with its trainer ({error}): install it there with its extra train"
-        raise ModuleNotFoundError(why) from None
+        message = f"{sys.executable} has no jaxlaunch with its trainer ({error}): install it there with its extra train"
+        raise ModuleNotFoundError(message) from None
     return isolated
 
 
 if __name__ == "__main__":
-    _installed().main(sys.argv[1:])
+    _import_installed().main(sys.argv[1:])

@@ -21,7 +21,7 @@ Step = int | Literal["best"]
 _OPTION = "option"
 
 
-def step(text: str) -> Step:
+def parse_step(text: str) -> Step:
     """Return the step that a command line names: a number, or "best". Raises ValueError."""
     return "best" if text == BEST else int(text)
 
@@ -44,19 +44,19 @@ class Option:
     short: str | None = None
 
 
-def _option(default: Any, help: str, metavar: str | None = None, **more: Any) -> Any:
-    return dataclasses.field(default=default, metadata={_OPTION: Option(help, metavar, **more)})
+def _declare_option(default: Any, help: str, metavar: str | None = None, **limits: Any) -> Any:
+    return dataclasses.field(default=default, metadata={_OPTION: Option(help, metavar, **limits)})
 
 
-def option_of(field: dataclasses.Field[Any]) -> Option | None:
+def field_option(field: dataclasses.Field[Any]) -> Option | None:
     """Return the option of a field, or None for `folder` and `files`, which are arguments."""
     return field.metadata.get(_OPTION)
 
 
-def flags(name: str, option: Option) -> tuple[str, ...]:
+def option_flags(name: str, option: Option) -> tuple[str, ...]:
     """Return the flags of a field on a command line."""
-    word = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
-    return (word,) if option.short is None else (option.short, word)
+    flag = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+    return (flag,) if option.short is None else (option.short, flag)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,31 +64,31 @@ class Sample:
     """The options of `jaxlaunch.trainer.generate`."""
 
     folder: str
-    prompt: tuple[str, ...] = _option((), "The text to continue; may be repeated.", "TEXT")
-    ids: tuple[str, ...] = _option((), "A prompt as token ids, for a model without tokenizer.", "'1 2 3'")
-    chat: bool = _option(False, "Chat with the model through its chat template; Ctrl-D ends the conversation.")
-    system: str | None = _option(None, "The system message of --chat.", "TEXT")
-    n: int | None = _option(None, "Samples per prompt. [default: 1]", "N", type=int, least=1)
-    max_tokens: int | None = _option(
+    prompt: tuple[str, ...] = _declare_option((), "The text to continue; may be repeated.", "TEXT")
+    ids: tuple[str, ...] = _declare_option((), "A prompt as token ids, for a model without tokenizer.", "'1 2 3'")
+    chat: bool = _declare_option(False, "Chat with the model through its chat template; Ctrl-D ends the conversation.")
+    system: str | None = _declare_option(None, "The system message of --chat.", "TEXT")
+    n: int | None = _declare_option(None, "Samples per prompt. [default: 1]", "N", type=int, least=1)
+    max_tokens: int | None = _declare_option(
         None, "Largest number of tokens of a sample. [default: 128, 512 with --chat]", "N", type=int, least=1
     )
-    temperature: float | None = _option(None, "Temperature; 0: greedy. [default: 0]", "T", type=float, least=0)
-    top_p: float | None = _option(
+    temperature: float | None = _declare_option(None, "Temperature; 0: greedy. [default: 0]", "T", type=float, least=0)
+    top_p: float | None = _declare_option(
         None, "Sample from the most likely tokens whose probabilities sum to P.", "P", type=float, above=0, most=1
     )
-    top_k: int | None = _option(None, "Sample only from the K most likely tokens.", "K", type=int, least=1)
-    min_p: float | None = _option(
+    top_k: int | None = _declare_option(None, "Sample only from the K most likely tokens.", "K", type=int, least=1)
+    min_p: float | None = _declare_option(
         None, "Sample only from tokens at least P times as likely as the most likely.", "P", type=float, above=0, most=1
     )
-    beams: int | None = _option(None, "Beam search with K beams.", "K", type=int, least=1)
-    seed: int | None = _option(None, "Random seed. [default: 0]", "N", type=int, least=0, most=2**64 - 1)
-    step: Step | None = _option(None, "The step to load. [default: the newest]", "N|best", type=step)
-    ema: bool = _option(False, "Use the moving average instead of the weights.")
-    precision: Literal["fp32", "tf32", "bf16"] | None = _option(
+    beams: int | None = _declare_option(None, "Beam search with K beams.", "K", type=int, least=1)
+    seed: int | None = _declare_option(None, "Random seed. [default: 0]", "N", type=int, least=0, most=2**64 - 1)
+    step: Step | None = _declare_option(None, "The step to load. [default: the newest]", "N|best", type=parse_step)
+    ema: bool = _declare_option(False, "Use the moving average instead of the weights.")
+    precision: Literal["fp32", "tf32", "bf16"] | None = _declare_option(
         None, "Numeric precision. [default: the training's, or fp32]", choices=("fp32", "tf32", "bf16")
     )
 
-    def how(self) -> dict[str, Any]:
+    def sampling_options(self) -> dict[str, Any]:
         """Return the given fields of jaxlaunch.trainer.generate.decoding.Sampling."""
         names = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "beams", "seed")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -99,8 +99,8 @@ class Evaluate:
     """The options of `jaxlaunch.trainer.evaluation`."""
 
     folder: str
-    step: Step | None = _option(None, "The step to evaluate. [default: the newest]", "N|best", type=step)
-    ema: bool = _option(False, "Use the moving average instead of the weights.")
+    step: Step | None = _declare_option(None, "The step to evaluate. [default: the newest]", "N|best", type=parse_step)
+    ema: bool = _declare_option(False, "Use the moving average instead of the weights.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,13 +109,15 @@ class Predict:
 
     folder: str
     files: tuple[str, ...]
-    output: str | None = _option(
+    output: str | None = _declare_option(
         None, "The table to write: .csv, .jsonl or .parquet. [default: the first rows are printed]", "FILE", short="-o"
     )
-    top: int = _option(1, "Labels per image or row, with their probabilities. [default: 1]", "K", type=int, least=1)
-    skip_broken: bool = _option(False, "Leave out files and rows that cannot be read, and list them.")
-    step: Step | None = _option(None, "The step to load. [default: the newest]", "N|best", type=step)
-    ema: bool = _option(False, "Use the moving average instead of the weights.")
+    top: int = _declare_option(
+        1, "Labels per image or row, with their probabilities. [default: 1]", "K", type=int, least=1
+    )
+    skip_broken: bool = _declare_option(False, "Leave out files and rows that cannot be read, and list them.")
+    step: Step | None = _declare_option(None, "The step to load. [default: the newest]", "N|best", type=parse_step)
+    ema: bool = _declare_option(False, "Use the moving average instead of the weights.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,51 +125,51 @@ class Export:
     """The options of `jaxlaunch.trainer.export`, which without a folder takes that of TRAIN_SPEC."""
 
     folder: str | None = None
-    to: str = _option(dataclasses.MISSING, "The folder to write.", "DIR")
-    step: Step | None = _option(None, "The step to export. [default: the newest]", "N|best", type=step)
-    ema: bool = _option(False, "Export the moving average instead of the weights.")
-    merged: bool = _option(False, "Export the model with the adapters merged into it.")
-    base: str | None = _option(
+    to: str = _declare_option(dataclasses.MISSING, "The folder to write.", "DIR")
+    step: Step | None = _declare_option(None, "The step to export. [default: the newest]", "N|best", type=parse_step)
+    ema: bool = _declare_option(False, "Export the moving average instead of the weights.")
+    merged: bool = _declare_option(False, "Export the model with the adapters merged into it.")
+    base: str | None = _declare_option(
         None, "The folder or URL of the base model. [default: the training's model.init_from]", "DIR"
     )
 
 
-Asked = TypeVar("Asked", Sample, Evaluate, Predict, Export)
+ProgramOptions = TypeVar("ProgramOptions", Sample, Evaluate, Predict, Export)
 
 
-def arguments(asked: Sample | Evaluate | Predict | Export) -> tuple[str, str]:
+def json_arguments(options: Sample | Evaluate | Predict | Export) -> tuple[str, str]:
     """Return the arguments from which `read` restores the same options."""
-    return JSON, json.dumps(dataclasses.asdict(asked))
+    return JSON, json.dumps(dataclasses.asdict(options))
 
 
-def read(kind: type[Asked], program: str, about: str | None) -> Asked:
+def read_options(kind: type[ProgramOptions], program: str, description: str | None) -> ProgramOptions:
     """Read the options from the arguments of this process, which are flags or JSON."""
-    given, values = sys.argv[1:], dict[str, Any]()
-    if given[:1] == [JSON]:
-        values |= json.loads(given[1])
+    argv, values = sys.argv[1:], dict[str, Any]()
+    if argv[:1] == [JSON]:
+        values |= json.loads(argv[1])
     else:
-        values |= vars(_parser(kind, program, about).parse_args(given))
+        values |= vars(_build_parser(kind, program, description).parse_args(argv))
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return kind(**values)
 
 
-def _parser(kind: type[Asked], program: str, about: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about)
+def _build_parser(kind: type[ProgramOptions], program: str, description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
     for field in dataclasses.fields(kind):
-        option, is_required = option_of(field), field.default is dataclasses.MISSING
+        option, is_required = field_option(field), field.default is dataclasses.MISSING
         if option is None:
-            many = field.type == "tuple[str, ...]"
-            what = "what to read" if many else "the folder to read, or its URL"
-            parser.add_argument(field.name, nargs="+" if many else None if is_required else "?", help=what)
+            is_repeated = field.type == "tuple[str, ...]"
+            help_text = "what to read" if is_repeated else "the folder to read, or its URL"
+            parser.add_argument(field.name, nargs="+" if is_repeated else None if is_required else "?", help=help_text)
         elif field.default is False:
-            parser.add_argument(*flags(field.name, option), action="store_true", help=option.help)
+            parser.add_argument(*option_flags(field.name, option), action="store_true", help=option.help)
         else:
-            how: dict[str, Any] = {"action": "append"} if field.default == () else {"required": is_required}
-            how |= {
+            settings: dict[str, Any] = {"action": "append"} if field.default == () else {"required": is_required}
+            settings |= {
                 "default": [] if field.default == () else None if is_required else field.default,
                 "type": option.type,
                 "help": option.help,
             }
-            how |= {"metavar": option.metavar, "choices": option.choices or None}
-            parser.add_argument(*flags(field.name, option), dest=field.name, **how)
+            settings |= {"metavar": option.metavar, "choices": option.choices or None}
+            parser.add_argument(*option_flags(field.name, option), dest=field.name, **settings)
     return parser

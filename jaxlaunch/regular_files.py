@@ -11,16 +11,16 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-_INNER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def opener(path: str, flags: int, at: int | None = None) -> int:
+def open_regular(path: str, flags: int, dir_fd: int | None = None) -> int:
     """Return a descriptor of a regular file, as an opener for `open`.
 
-    Raises OSError for any other kind of file, without blocking. `path` may be relative to the open folder `at`.
+    Raises OSError for any other kind of file, without blocking. `path` may be relative to the open folder `dir_fd`.
     """
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=at)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=dir_fd)
     except OSError as error:
         # The text of ELOOP is about too many levels of links.
         if error.errno == errno.ELOOP:
@@ -35,44 +35,48 @@ def opener(path: str, flags: int, at: int | None = None) -> int:
     raise OSError(errno.EINVAL, "not a regular file", path)
 
 
-def beneath(folder: Path) -> Callable[[str, int], int]:
+def make_opener(folder: Path) -> Callable[[str, int], int]:
     """Return an opener of paths below `folder` that follows no link.
 
     A link may lead to a file that its creator cannot read, but the user who shows the folder can.
     """
 
-    def opened(path: str, flags: int) -> int:
+    def open_beneath(path: str, flags: int) -> int:
         if os.path.dirname(path) == str(folder):
-            return opener(path, flags | os.O_NOFOLLOW)
-        *between, name = (name for name in path.removeprefix(f"{folder}/").split("/") if name)
-        at = os.open(f"{folder}/{between[0]}", _INNER) if between else os.open(folder, _INNER & ~os.O_NOFOLLOW)
+            return open_regular(path, flags | os.O_NOFOLLOW)
+        *parents, name = (name for name in path.removeprefix(f"{folder}/").split("/") if name)
+        dir_fd = (
+            os.open(f"{folder}/{parents[0]}", _FOLDER_FLAGS)
+            if parents
+            else os.open(folder, _FOLDER_FLAGS & ~os.O_NOFOLLOW)
+        )
         try:
-            for each in between[1:]:
-                inner = os.open(each, _INNER, dir_fd=at)
-                os.close(at)
-                at = inner
-            return opener(name, flags | os.O_NOFOLLOW, at)
+            for parent in parents[1:]:
+                inner_fd = os.open(parent, _FOLDER_FLAGS, dir_fd=dir_fd)
+                os.close(dir_fd)
+                dir_fd = inner_fd
+            return open_regular(name, flags | os.O_NOFOLLOW, dir_fd)
         finally:
-            os.close(at)
+            os.close(dir_fd)
 
-    return opened
+    return open_beneath
 
 
-def read(path: Path | str, most: int, at_end: bool = False, below: Path | None = None) -> bytes:
-    """Return the first `most` bytes of a regular file, or the last ones.
+def read_bounded(path: Path | str, max_bytes: int, from_end: bool = False, below: Path | None = None) -> bytes:
+    """Return the first `max_bytes` bytes of a regular file, or the last ones.
 
     With `below`, no link in that folder is followed. Raises OSError, as `opener` does.
     """
-    descriptor = (opener if below is None else beneath(below))(os.fspath(path), os.O_RDONLY)
+    descriptor = (open_regular if below is None else make_opener(below))(os.fspath(path), os.O_RDONLY)
     try:
         size = os.fstat(descriptor).st_size
-        if at_end:
-            os.lseek(descriptor, max(0, size - most), os.SEEK_SET)
+        if from_end:
+            os.lseek(descriptor, max(0, size - max_bytes), os.SEEK_SET)
         # Python allocates what it is asked for, however small the file is.
-        parts, left = list[bytes](), min(most, size)
-        while left and (part := os.read(descriptor, left)):
+        parts, remaining = list[bytes](), min(max_bytes, size)
+        while remaining and (part := os.read(descriptor, remaining)):
             parts.append(part)
-            left -= len(part)
+            remaining -= len(part)
     finally:
         os.close(descriptor)
     return b"".join(parts)

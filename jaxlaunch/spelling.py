@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def nearest(word: str, options: Iterable[str], most: int = 1) -> list[str]:
+def find_nearest(word: str, options: Iterable[str], limit: int = 1) -> list[str]:
     """Return the options that `word` was probably meant to be, the nearest first."""
     # Imported here, because only misspelled words need it.
     import difflib
 
     options_by_lower = {option.lower(): option for option in options}
-    if swapped := [option for lower, option in options_by_lower.items() if sorted(lower) == sorted(word.lower())]:
-        return swapped[:most]
-    matches = difflib.get_close_matches(word.lower(), options_by_lower, most, cutoff=0.7)
+    if anagrams := [option for lower, option in options_by_lower.items() if sorted(lower) == sorted(word.lower())]:
+        return anagrams[:limit]
+    matches = difflib.get_close_matches(word.lower(), options_by_lower, limit, cutoff=0.7)
     return [options_by_lower[match] for match in matches]
 
 
-def in_full(word: str, options: Iterable[str], most: int = 1) -> list[str]:
+def find_completions(word: str, options: Iterable[str], limit: int = 1) -> list[str]:
     """Return the options that `word` abbreviates: a prefix, or some letters in order (bf16, bfloat16)."""
-    short = word.lower()
-    begun = [option for option in options if len(short) > 1 and option.lower().startswith(short)]
-    return (begun or [option for option in options if _is_short_for(short, option.lower())])[:most]
+    prefix = word.lower()
+    completions = [option for option in options if len(prefix) > 1 and option.lower().startswith(prefix)]
+    return (completions or [option for option in options if _is_abbreviation(prefix, option.lower())])[:limit]
 
 
-def _is_short_for(word: str, option: str) -> bool:
+def _is_abbreviation(word: str, option: str) -> bool:
     letters = iter(option)
     return len(word) > 3 and word[0] == option[:1] and all(letter in letters for letter in word)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def home(name: str) -> Path:
+def cache_folder(name: str) -> Path:
     """Return a folder in the user's cache, as an absolute path. Raises RuntimeError if the user has no home."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache").absolute() / "jaxlaunch" / name

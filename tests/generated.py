@@ -23,7 +23,8 @@ def metrics(page: str) -> str:
     for row in PROMETHEUS:
         key = f"`{row.key}`" if row.key else ""
         rows += (
-            f"| `{row.name}` | {row.type} | {row.unit} | {', '.join(row.labels)} | {row.by} | {key} | {row.help} |\n"
+            f"| `{row.name}` | {row.type} | {row.unit} | {', '.join(row.labels)} | {row.exporter} | {key} "
+            f"| {row.help} |\n"
         )
     return re.sub(r"(?:\| `jaxlaunch_.*\n)+", lambda _: rows, page, count=1)
 
@@ -71,7 +72,7 @@ def files() -> Mapping[str, Callable[[str], str]]:
         "docs/job-yaml.md": lambda _: schema.job_page(),
         "docs/cli.md": lambda _: cli_page.markdown(),
         "docs/platforms.md": lambda _: platforms_page.markdown(),
-        "docs/explain.md": situations.page,
+        "docs/explain.md": situations.render_page,
         "docs/metrics.md": metrics,
         "helm/launcher/values.schema.json": chart_schema.made,
         "helm/launcher/README.md": lambda _: readme.text(),

@@ -92,7 +92,7 @@ def patched(lines: Lines, hunks: Lines) -> Lines:
 
 
 def _text(documents: Documents) -> str:
-    text = writer.documents(documents)
+    text = writer.render_documents(documents)
     assert list(yaml.load_all(text, yaml.CSafeLoader)) == documents  # by libyaml: a tenth of the time
     return text
 

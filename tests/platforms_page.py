@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from jaxlaunch.accelerators import KNOWN, Accelerator, Source
+from jaxlaunch.accelerators import ACCELERATORS, Accelerator, Source
 from jaxlaunch.launcher.platforms import runtime, table
 from jaxlaunch.launcher.platforms.facts import Access, Fact, Instance, Nodes, PlatformFacts
 
@@ -82,13 +82,13 @@ def markdown() -> str:
 
 def _accelerators() -> Iterator[str]:
     """The table of accelerators, and the sources of its rows."""
-    numbers = {source: number for number, source in enumerate(_read_for(KNOWN.values()), 1)}
+    numbers = {source: number for number, source in enumerate(_read_for(ACCELERATORS.values()), 1)}
     yield _ACCELERATORS
-    for name, one in KNOWN.items():
+    for name, one in ACCELERATORS.items():
         devices = "by the topology" if one.dimensions else str(one.per_host)
         devices += f", {one.devices_per_chip} a chip" if one.devices_per_chip > 1 else ""
         memory = " or ".join(f"{size:g}" for size in one.memory_gib) or ("its host's" if name == "cpu" else "not known")
-        known = [make.peak_flops / 1e12 for make in one.makes if make.peak_flops is not None]
+        known = [make.peak_flops / 1e12 for make in one.models if make.peak_flops is not None]
         peaks = " or ".join(dict.fromkeys(f"{peak:g}" for peak in known)) or "not known"
         read = ", ".join(str(numbers[source]) for source in one.sources) or "none"
         yield f"| `{name}` | {one.platform} | {devices} | {memory} | {peaks} | {one.capability or 'none'} | {read} |"
@@ -127,7 +127,7 @@ def _platform(row: PlatformFacts, module: ModuleType, numbers: Mapping[Source, i
 def _sources(numbers: Mapping[Source, int]) -> Iterator[str]:
     yield "Sources:\n"
     for source, number in numbers.items():
-        yield f"{number}. {source.title}: `{source.where}`, read {source.read}"
+        yield f"{number}. {source.title}: `{source.location}`, read {source.read_in}"
     yield ""
 
 

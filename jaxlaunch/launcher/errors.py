@@ -17,13 +17,13 @@ from typing import Any
 KeyPath = tuple[str | int, ...]
 
 # A file of another kind has a fault on every line, which would fill screens.
-SHOWN_FAULTS = 50
+MAX_SHOWN_FAULTS = 50
 
 
-def overlap(one: KeyPath, other: KeyPath) -> bool:
+def keys_overlap(first: KeyPath, second: KeyPath) -> bool:
     """Return whether two keys are the same, or one is below the other."""
-    shorter = min(len(one), len(other))
-    return one[:shorter] == other[:shorter]
+    length = min(len(first), len(second))
+    return first[:length] == second[:length]
 
 
 class UserError(Exception):
@@ -87,7 +87,7 @@ class Unreachable(ClusterError):
 
     def __init__(self, message: str, hint: str | None = None, *, sent: bool = False) -> None:
         super().__init__(message, hint)
-        self.sent = sent
+        self.was_sent = sent
 
 
 def exceeds_quota(fault: ClusterError) -> bool:
@@ -106,16 +106,16 @@ class Fault:
     message: str
     hint: str | None = None
     # A place such as "job.yaml:14", or "train.steps=abc (override)".
-    where: str = ""
+    location: str = ""
     # The line by which faults are sorted.
     line: int = 0
     # All keys that the fault is about.
-    of: tuple[KeyPath, ...] = dataclasses.field(default=(), compare=False)
+    related_paths: tuple[KeyPath, ...] = dataclasses.field(default=(), compare=False)
     # The .inf or .nan that is the value.
     not_finite: str | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.message}"
+        text = f"{self.location}: {self.message}"
         return text if self.hint is None else f"{text}\n  hint: {self.hint}"
 
 
@@ -124,5 +124,5 @@ class JobFaults(UserError):
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(sorted(faults, key=lambda fault: fault.line))
-        shown = [str(fault) for fault in self.faults[:SHOWN_FAULTS]]
-        super().__init__("\n".join([*shown, "… and more."] if len(self.faults) > SHOWN_FAULTS else shown))
+        shown = [str(fault) for fault in self.faults[:MAX_SHOWN_FAULTS]]
+        super().__init__("\n".join([*shown, "… and more."] if len(self.faults) > MAX_SHOWN_FAULTS else shown))

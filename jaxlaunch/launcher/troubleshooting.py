@@ -7,12 +7,12 @@ from jaxlaunch import contract
 PAGE = "docs/troubleshooting.md"
 
 
-def section(name: str) -> str:
+def section_command(name: str) -> str:
     """Return the command that shows a section of the page, which every installation has."""
     return f"launcher help troubleshooting#{name}"
 
 
-def of_code(code: int) -> str | None:
+def command_for_code(code: int) -> str | None:
     """Return the link for an exit code, or None if the job is done or was stopped, which nobody needs to fix."""
     name = contract.OUTCOMES[code].section if code in contract.OUTCOMES else "exit-codes"
-    return None if name is None else section(name)
+    return None if name is None else section_command(name)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jaxlaunch.launcher.errors import KeyPath
 
 # The largest number of characters of a value or a key.
-LONGEST_SHOWN = 60
+MAX_SHOWN_CHARS = 60
 # Characters that a terminal obeys: C0, DEL and C1 except tab and newline. They can set the clipboard (OSC 52) or the
 # title, and clear the screen. And characters that are not visible as such: marks that change the direction of text,
 # have no width, or end a line or paragraph for some readers (Unicode's Cf, Zl and Zp), and surrogates, which stand for
@@ -21,38 +21,38 @@ CONTROL = re.compile(
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")
 
 
-def cut(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Return the text, shortened to a length that fits into a line."""
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
 
 
-def dotted(path: KeyPath) -> str:
+def format_key_path(path: KeyPath) -> str:
     """Return `volumes.0.path`, as overrides write it too."""
-    return ".".join(cut(str(key)) for key in path)
+    return ".".join(shorten_text(str(key)) for key in path)
 
 
-def either(options: Sequence[object]) -> str:
+def join_choices(options: Sequence[object]) -> str:
     """Return `1, 2 or 4`."""
-    *most, last = map(str, options)
-    return f"{', '.join(most)} or {last}" if most else last
+    *others, last = map(str, options)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Return `1 host`, `4 hosts`, `2 processes`."""
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
-def duration(value_s: float) -> str:
+def format_duration(value_s: float) -> str:
     """Return the shortest way to write whole seconds: 5400 is 1h30m."""
-    rest, parts = int(value_s), []
+    remaining_s, parts = int(value_s), []
     for letter, unit in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        number, rest = divmod(rest, unit)
+        number, remaining_s = divmod(remaining_s, unit)
         if number:
             parts.append(f"{number}{letter}")
     return "".join(parts) or "0s"
 
 
-def size(number: float) -> str:
+def format_size(number: float) -> str:
     """Return `131.2 MiB`."""
     if number < 1000:
         return f"{number:.0f} B"
@@ -61,24 +61,24 @@ def size(number: float) -> str:
     return f"{number / 1024**power:.1f} {units[power - 1]}"
 
 
-def os_reason(error: OSError) -> str:
+def os_error_reason(error: OSError) -> str:
     """Return why a system call failed, as the end of a sentence."""
     return (error.strerror or str(error)).lower()
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Return the text with its control characters written out: `\\x1b` for an escape, `\\u202e` for an override."""
-    return CONTROL.sub(lambda match: escaped(match[0], "\\x{:02x}"), text)
+    return CONTROL.sub(lambda match: escape_character(match[0], "\\x{:02x}"), text)
 
 
-def escaped(character: str, narrow: str) -> str:
+def escape_character(character: str, narrow: str) -> str:
     """Return a character as its number; `narrow` is the form below 256."""
     code = ord(character)
     return (narrow if code < 0x100 else "\\u{:04x}" if code < 0x10000 else "\\U{:08x}").format(code)
 
 
-def coloured(text: str) -> str:
+def escape_except_colours(text: str) -> str:
     """Return a line of a program, made visible, but with its colours; they end with the line."""
     texts_and_colours = _COLOUR.split(text)
-    shown = [part if at % 2 else visible(part) for at, part in enumerate(texts_and_colours)]
+    shown = [part if at % 2 else escape_controls(part) for at, part in enumerate(texts_and_colours)]
     return "".join(shown) + ("\x1b[0m" if len(shown) > 1 else "")

@@ -33,9 +33,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from jaxlaunch import contract
-from jaxlaunch.records import checked
-from jaxlaunch.records.checked import Cause, Seconds, Time, Whole, at_most, like, within
-from jaxlaunch.records.members import Wire
+from jaxlaunch.records import codec
+from jaxlaunch.records.codec import Bounds, Cause, NonNegativeInt, Seconds, UnixTime, matches, max_length
+from jaxlaunch.records.members import HostRanges
 from jaxlaunch.records.verdict import Verdict
 
 PREFIX = "jaxlaunch: "
@@ -46,11 +46,11 @@ MAX_LISTED = 16
 # --- the bytes of a stream --------------------------------------------------------------------------------------------
 
 # Precedes each further piece of a line that is too long.
-CONTINUED = "… "
-_MARK = CONTINUED.encode()
+CONTINUATION_MARK = "… "
+_MARK = CONTINUATION_MARK.encode()
 
 
-class Lines:
+class LineSplitter:
     """Splits a stream into lines, and long lines into pieces of at most `limit` bytes plus a mark."""
 
     def __init__(self, limit: int = contract.MAX_LINE) -> None:
@@ -61,31 +61,31 @@ class Lines:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that `data` completes, without newlines, and the full pieces of the next line."""
-        *ended, self._rest = (self._rest + data).split(b"\n")
+        *complete_lines, self._rest = (self._rest + data).split(b"\n")
         pieces: list[bytes] = []
-        for line in ended:
-            self._cut(line, pieces)
-            pieces.append(self._piece(line))
+        for line in complete_lines:
+            self._split_long(line, pieces)
+            pieces.append(self._mark_piece(line))
             self._is_continued = False
-        self._cut(self._rest, pieces)
+        self._split_long(self._rest, pieces)
         return pieces
 
-    def end(self) -> list[bytes]:
+    def finish(self) -> list[bytes]:
         """Return the last line, if the stream ended without a newline."""
-        rest, self._rest = self._rest, bytearray()
-        return [self._piece(rest)] if rest else []
+        remainder, self._rest = self._rest, bytearray()
+        return [self._mark_piece(remainder)] if remainder else []
 
-    def _cut(self, line: bytearray, pieces: list[bytes]) -> None:
+    def _split_long(self, line: bytearray, pieces: list[bytes]) -> None:
         """Move full pieces from the beginning of a line to `pieces`."""
         while len(line) > self._limit:
             # A character of UTF-8 must not be split.
             ends = range(self._limit, max(self._limit - 4, 0), -1)
             end = next((end for end in ends if line[end] & 0xC0 != 0x80), self._limit)
-            pieces.append(self._piece(line[:end]))
+            pieces.append(self._mark_piece(line[:end]))
             self._is_continued = True
             del line[:end]
 
-    def _piece(self, text: bytearray) -> bytes:
+    def _mark_piece(self, text: bytearray) -> bytes:
         return _MARK + text if self._is_continued else bytes(text)
 
 
@@ -94,85 +94,85 @@ class Lines:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Line:
-    at: Time = 0.0
-    attempt: Whole = 0
-    generation: Whole = 0
+    at: UnixTime = 0.0
+    attempt: NonNegativeInt = 0
+    generation: NonNegativeInt = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Past(_Line):
+class PastLine(_Line):
     """Number of attempts that ended in earlier pods or, with `verdict`, the end of one of them."""
 
-    attempts: Whole = 0
-    ends: Mapping[str, Whole] = dataclasses.field(default_factory=dict)
+    attempts: NonNegativeInt = 0
+    ends: Mapping[str, NonNegativeInt] = dataclasses.field(default_factory=dict)
     unknown: str | None = None
     verdict: Verdict | None = None
     seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
-    first_committed: Whole | None = None
-    last_committed: Whole | None = None
-    ended: Time | None = None
+    first_committed: NonNegativeInt | None = None
+    last_committed: NonNegativeInt | None = None
+    ended: UnixTime | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tail(_Line):
+class TailLine(_Line):
     """The end of a rank's log of earlier pods."""
 
-    rank: Whole
+    rank: NonNegativeInt
     lines: Sequence[str]
-    generation: Whole
-    host: Whole | None = None
+    generation: NonNegativeInt
+    host: NonNegativeInt | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Beat(_Line):
+class BeatLine(_Line):
     """State and progress of the gang."""
 
     stage: str | None = None
-    missing: Sequence[Whole] = ()
-    missing_count: Whole = 0
-    members: Wire | None = None
+    missing: Sequence[NonNegativeInt] = ()
+    missing_count: NonNegativeInt = 0
+    members: HostRanges | None = None
     refused: Sequence[str] = ()
-    step: Whole | None = None
+    step: NonNegativeInt | None = None
     phase: str | None = None
-    since: Time | None = None
-    phases: Mapping[str, Sequence[Whole]] = dataclasses.field(default_factory=dict)
-    counts: Mapping[str, Whole] = dataclasses.field(default_factory=dict)
-    committed: Whole | None = None
-    committed_at: Time | None = None
+    since: UnixTime | None = None
+    phases: Mapping[str, Sequence[NonNegativeInt]] = dataclasses.field(default_factory=dict)
+    counts: Mapping[str, NonNegativeInt] = dataclasses.field(default_factory=dict)
+    committed: NonNegativeInt | None = None
+    committed_at: UnixTime | None = None
     seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
-    restarts: Mapping[str, Whole] | None = None
+    restarts: Mapping[str, NonNegativeInt] | None = None
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
-    preempted: Whole | None = None
+    preempted: NonNegativeInt | None = None
     overdue: str | None = None
     metrics: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Judged(_Line):
+class VerdictLine(_Line):
     """The verdict on an attempt of these pods."""
 
     verdict: Verdict
-    step: Whole | None = None
-    committed: Whole | None = None
+    step: NonNegativeInt | None = None
+    committed: NonNegativeInt | None = None
 
 
-Line = Past | Tail | Beat | Judged
-KINDS: Mapping[str, type[Line]] = {"past": Past, "tail": Tail, "beat": Beat, "verdict": Judged}
+Line = PastLine | TailLine | BeatLine | VerdictLine
+KINDS: Mapping[str, type[Line]] = {"past": PastLine, "tail": TailLine, "beat": BeatLine, "verdict": VerdictLine}
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 
 
-def line(record: Line) -> str:
+def format_line(record: Line) -> str:
     """Return the log line of a record."""
-    return f"{PREFIX}{_KIND_OF[type(record)]} {_json(checked.fields_of(record))}"
+    return f"{PREFIX}{_KIND_OF[type(record)]} {_dump_compact(codec.present_fields(record))}"
 
 
-def parse(text: str) -> Line | None:
+def parse_line(text: str) -> Line | None:
     """Return the record in a log line, or None if it is another line, truncated or invalid."""
     if not text.startswith(PREFIX):
         return None
     kind, _, value = text[len(PREFIX) :].partition(" ")
     try:
-        return checked.read(KINDS[kind], checked.decode_record(value)) if kind in KINDS else None
+        return codec.read_record(KINDS[kind], codec.parse_record(value)) if kind in KINDS else None
     except ValueError:
         return None
 
@@ -182,16 +182,16 @@ def is_for_programs(text: str) -> bool:
     return any(text.startswith(f"{PREFIX}{kind} ") for kind in KINDS)
 
 
-def _json(value: Mapping[str, Any]) -> str:
+def _dump_compact(value: Mapping[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), default=str)
 
 
 # --- the termination message ------------------------------------------------------------------------------------------
 
 # In bytes. The kubelet truncates a termination message to 4,096 bytes.
-MAX_MESSAGE = 3_900
+MAX_MESSAGE_BYTES = 3_900
 # A traceback of at most this many characters is not cut.
-MAX_CUT = 100
+MIN_TRACEBACK_CHARS = 100
 # The version of the termination message.
 VERSION = 1
 # The default terminationMessagePath of Kubernetes.
@@ -199,45 +199,45 @@ TERMINATION_LOG = "/dev/termination-log"
 
 
 @dataclasses.dataclass(frozen=True)
-class Termination:
+class TerminationMessage:
     """The termination message of an agent."""
 
     verdict: Verdict
-    host: Whole | None = None
-    generation: Whole = 0
-    attempt: Whole = 0
+    host: NonNegativeInt | None = None
+    generation: NonNegativeInt = 0
+    attempt: NonNegativeInt = 0
 
 
-def termination_message(end: Termination) -> str:
+def format_termination_message(end: TerminationMessage) -> str:
     """Return a termination message as JSON, whose longest texts are cut so that it has MAX_MESSAGE bytes at most."""
     while True:
-        text = _json({"jaxlaunch": VERSION, **checked.to_json(end)})
+        text = _dump_compact({"jaxlaunch": VERSION, **codec.to_json(end)})
         # The JSON is ASCII, so characters are bytes.
-        if len(text) <= MAX_MESSAGE:
+        if len(text) <= MAX_MESSAGE_BYTES:
             return text
         trace, message = end.verdict.traceback or "", end.verdict.message
-        if len(trace) > MAX_CUT:
+        if len(trace) > MIN_TRACEBACK_CHARS:
             # The exception is at the end of the traceback.
             verdict = dataclasses.replace(end.verdict, traceback=trace[len(trace) // 4 :])
         else:
-            verdict = end.verdict.cut(len(message) * 3 // 4)
+            verdict = end.verdict.truncate(len(message) * 3 // 4)
         end = dataclasses.replace(end, verdict=verdict)
 
 
-def parse_termination_message(message: str | None) -> Termination | None:
+def parse_termination_message(message: str | None) -> TerminationMessage | None:
     """Return the termination message of an agent, or None for the end of a log or the message of another program."""
     try:
-        fields = checked.decode_record(message or "")
-        return checked.read(Termination, fields) if fields["jaxlaunch"] == VERSION else None
+        fields = codec.parse_record(message or "")
+        return codec.read_record(TerminationMessage, fields) if fields["jaxlaunch"] == VERSION else None
     except (ValueError, KeyError, TypeError):
         return None
 
 
 # --- the annotation ---------------------------------------------------------------------------------------------------
 
-MAX_BYTES = 2_000
+MAX_ANNOTATION_BYTES = 2_000
 # The state of the job at the time of an annotation.
-WHEN = {
+ANNOTATION_MOMENTS = {
     "stopped": "when it was stopped",
     "queued": "when its queue suspended it",
     "ended": "when it ended",
@@ -252,22 +252,22 @@ _MAX_CAUSES = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class ProgressAnnotation:
     """Progress of a job at a time. A field that is None is not known."""
 
     uid: str
-    at: Time
-    when: Annotated[str, like("|".join(WHEN))]
-    attempt: Whole
-    generation: Whole
+    at: UnixTime
+    when: Annotated[str, matches("|".join(ANNOTATION_MOMENTS))]
+    attempt: NonNegativeInt
+    generation: NonNegativeInt
     # Complete on every rank.
-    step: Whole | None = None
+    step: NonNegativeInt | None = None
     # Newest step whose checkpoint is complete on storage.
-    committed: Whole | None = None
+    committed: NonNegativeInt | None = None
     # Share of all seconds that went into useful steps.
-    goodput: Annotated[float, within(0, 1)] | None = None
+    goodput: Annotated[float, Bounds(0, 1)] | None = None
     # Restarts by cause.
-    ends: Annotated[Mapping[Cause, Whole], at_most(_MAX_CAUSES)] | None = None
+    ends: Annotated[Mapping[Cause, NonNegativeInt], max_length(_MAX_CAUSES)] | None = None
     # Verdict on the newest finished attempt, without its traceback.
     verdict: Verdict | None = None
 
@@ -278,40 +278,44 @@ class Recorded:
 
     def to_json(self) -> str:
         """Return the value of the annotation. The message of the verdict is cut so that the value fits."""
-        fields = checked.fields_of(self) | {"at": round(self.at, 1)}
+        fields = codec.present_fields(self) | {"at": round(self.at, 1)}
         fields |= {} if self.goodput is None else {"goodput": round(self.goodput, 4)}
-        verdict = None if self.verdict is None else shortened(self.verdict)
+        verdict = None if self.verdict is None else shorten_verdict(self.verdict)
         while True:
-            fields |= {} if verdict is None else {"verdict": checked.fields_of(verdict)}
-            text = _json(fields)
-            if len(text) <= MAX_BYTES or verdict is None or not verdict.message:
+            fields |= {} if verdict is None else {"verdict": codec.present_fields(verdict)}
+            text = _dump_compact(fields)
+            if len(text) <= MAX_ANNOTATION_BYTES or verdict is None or not verdict.message:
                 return text
-            verdict = verdict.cut(len(verdict.message) * 3 // 4)
+            verdict = verdict.truncate(len(verdict.message) * 3 // 4)
 
     @classmethod
-    def from_json(cls, text: str, uid: str) -> Recorded | None:
+    def from_json(cls, text: str, uid: str) -> ProgressAnnotation | None:
         """Return the annotation that `to_json` wrote for this JobSet, or None for anything else."""
         try:
-            return cls.read(checked.decode_record(text), uid) if len(text) <= MAX_BYTES else None
+            return cls.from_fields(codec.parse_record(text), uid) if len(text) <= MAX_ANNOTATION_BYTES else None
         except ValueError:
             return None
 
     @classmethod
-    def read(cls, fields: Any, uid: str) -> Recorded:
+    def from_fields(cls, fields: Any, uid: str) -> ProgressAnnotation:
         """Return the record with these fields, or raise ValueError if one is invalid or it is of another JobSet."""
-        recorded = checked.read(cls, fields)
-        if recorded.uid != uid:
+        annotation = codec.read_record(cls, fields)
+        if annotation.uid != uid:
             raise ValueError("it is not of this JobSet")
         return (
-            recorded if recorded.verdict is None else dataclasses.replace(recorded, verdict=shortened(recorded.verdict))
+            annotation
+            if annotation.verdict is None
+            else dataclasses.replace(annotation, verdict=shorten_verdict(annotation.verdict))
         )
 
 
-def shortened(verdict: Verdict) -> Verdict:
+def shorten_verdict(verdict: Verdict) -> Verdict:
     """Return the verdict without its traceback, and with a short message on one line without control characters."""
 
-    def printable(text: str) -> str:
+    def replace_unprintable(text: str) -> str:
         return "".join(letter if letter.isprintable() else " " for letter in text)
 
-    cut = dataclasses.replace(verdict, traceback=None).cut(_MAX_VERDICT_CHARS, _MAX_FACT_CHARS)
-    return dataclasses.replace(cut, message=printable(cut.message), failure=cut.failure.with_texts(printable))
+    short = dataclasses.replace(verdict, traceback=None).truncate(_MAX_VERDICT_CHARS, _MAX_FACT_CHARS)
+    return dataclasses.replace(
+        short, message=replace_unprintable(short.message), failure=short.failure.with_texts(replace_unprintable)
+    )

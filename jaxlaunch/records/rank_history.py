@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 PERIOD_S = 2.0
-MOST_COLUMNS, MOST_RANKS = 240, 1024
+MAX_COLUMNS, MAX_RANKS = 240, 1024
 ENDED, UNKNOWN = "x", "-"
 # The letter in a column for each phase of jaxlaunch.contract.
 LETTERS: Mapping[str | None, str] = {
@@ -49,7 +49,7 @@ class RankHistory:
         """Return whether the next column is due. `now` is Unix time, which may have been set back."""
         return not self.columns or not 0 <= now - self.columns[-1][0] < self.period_s
 
-    def add(self, now: float, letters: Iterable[str], steps: Iterable[int | None]) -> None:
+    def add_column(self, now: float, letters: Iterable[str], steps: Iterable[int | None]) -> None:
         """Add a column.
 
         Args:
@@ -57,36 +57,36 @@ class RankHistory:
             letters: Letter of the phase of each rank.
             steps: Step of each rank, None if it has not reported one.
         """
-        known = list(itertools.islice(steps, MOST_RANKS))
-        foremost = max((step for step in known if step is not None), default=0)
-        lags = [0 if step is None else foremost - step for step in known]
-        self.columns.append((round(now, 1), _runs(itertools.islice(letters, MOST_RANKS)), _lag_runs(lags)))
-        if len(self.columns) > MOST_COLUMNS:
-            self._thin()
+        known_steps = list(itertools.islice(steps, MAX_RANKS))
+        foremost = max((step for step in known_steps if step is not None), default=0)
+        lags = [0 if step is None else foremost - step for step in known_steps]
+        self.columns.append((round(now, 1), _encode_letters(itertools.islice(letters, MAX_RANKS)), _encode_lags(lags)))
+        if len(self.columns) > MAX_COLUMNS:
+            self._halve_columns()
 
-    def _thin(self) -> None:
+    def _halve_columns(self) -> None:
         """Merge pairs of columns: keep the later phase and the larger lag."""
         pairs = itertools.zip_longest(*[iter(self.columns)] * 2)
-        self.columns = [first if second is None else _joined(first, second) for first, second in pairs]
+        self.columns = [first if second is None else _merge_columns(first, second) for first, second in pairs]
         self.period_s *= 2
 
-    def encoded(self) -> bytes:
+    def to_json_bytes(self) -> bytes:
         """Return the content of the file."""
         return json.dumps({"period_s": self.period_s, "columns": self.columns}, separators=(",", ":")).encode()
 
     @classmethod
-    def from_json(cls, found: Any) -> RankHistory:
+    def from_json(cls, fields: Any) -> RankHistory:
         """Return the history in a file, without columns that are invalid or out of order."""
-        made = cls()
-        if not isinstance(found, Mapping) or not isinstance(found.get("columns"), Sequence):
-            return made
-        period = found.get("period_s")
+        history = cls()
+        if not isinstance(fields, Mapping) or not isinstance(fields.get("columns"), Sequence):
+            return history
+        period = fields.get("period_s")
         if isinstance(period, int | float) and PERIOD_S <= period < 1e9:
-            made.period_s = float(period)
-        for column in found["columns"][: 2 * MOST_COLUMNS]:
-            if _is_column(column) and (not made.columns or made.columns[-1][0] < column[0]):
-                made.columns.append((float(column[0]), column[1], column[2]))
-        return made
+            history.period_s = float(period)
+        for column in fields["columns"][: 2 * MAX_COLUMNS]:
+            if _is_column(column) and (not history.columns or history.columns[-1][0] < column[0]):
+                history.columns.append((float(column[0]), column[1], column[2]))
+        return history
 
 
 def _is_column(column: Any) -> bool:
@@ -95,33 +95,33 @@ def _is_column(column: Any) -> bool:
     at, letters, lags = column
     if type(at) not in (int, float) or not math.isfinite(at) or not isinstance(letters, str):
         return False
-    return isinstance(lags, str) and len(letters) + len(lags) < 64 * MOST_RANKS
+    return isinstance(lags, str) and len(letters) + len(lags) < 64 * MAX_RANKS
 
 
-def _runs(letters: Iterable[str]) -> str:
+def _encode_letters(letters: Iterable[str]) -> str:
     """Return `s31d` for 31 ranks in a step and one that waits for data."""
-    return "".join(f"{letter}{count if (count := len(list(run))) > 1 else ''}" for letter, run in _grouped(letters))
+    return "".join(f"{letter}{count if (count := len(list(run))) > 1 else ''}" for letter, run in _group_equal(letters))
 
 
-def _lag_runs(lags: Iterable[int]) -> str:
+def _encode_lags(lags: Iterable[int]) -> str:
     """Return `0x31,5,` for 31 ranks that are foremost and one that is 5 steps behind."""
-    return "".join(f"{lag}{f'x{count}' if (count := len(list(run))) > 1 else ''}," for lag, run in _grouped(lags))
+    return "".join(f"{lag}{f'x{count}' if (count := len(list(run))) > 1 else ''}," for lag, run in _group_equal(lags))
 
 
-def _grouped(values: Iterable[Any]) -> Iterator[tuple[Any, Iterator[Any]]]:
+def _group_equal(values: Iterable[Any]) -> Iterator[tuple[Any, Iterator[Any]]]:
     return itertools.groupby(values)
 
 
-def letters_of(column: Column) -> list[str]:
+def decode_letters(column: Column) -> list[str]:
     """Return the letter of each rank."""
-    return [letter for letter, count in _PHASES.findall(column[1]) for _ in range(int(count or 1))][:MOST_RANKS]
+    return [letter for letter, count in _PHASES.findall(column[1]) for _ in range(int(count or 1))][:MAX_RANKS]
 
 
-def lags_of(column: Column) -> list[int]:
+def decode_lags(column: Column) -> list[int]:
     """Return the number of steps that each rank is behind."""
-    return [int(lag) for lag, count in _LAGS.findall(column[2]) for _ in range(int(count or 1))][:MOST_RANKS]
+    return [int(lag) for lag, count in _LAGS.findall(column[2]) for _ in range(int(count or 1))][:MAX_RANKS]
 
 
-def _joined(first: Column, second: Column) -> Column:
-    lags = itertools.zip_longest(lags_of(first), lags_of(second), fillvalue=0)
-    return second[0], second[1], _lag_runs(map(max, lags))
+def _merge_columns(first: Column, second: Column) -> Column:
+    lags = itertools.zip_longest(decode_lags(first), decode_lags(second), fillvalue=0)
+    return second[0], second[1], _encode_lags(map(max, lags))

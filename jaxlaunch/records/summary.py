@@ -13,72 +13,72 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.records import checked
-from jaxlaunch.records.checked import Cause, Seconds, Time, Whole
-from jaxlaunch.records.members import Wire
+from jaxlaunch.records import codec
+from jaxlaunch.records.codec import Cause, NonNegativeInt, Seconds, UnixTime
+from jaxlaunch.records.members import HostRanges
 from jaxlaunch.records.verdict import Verdict
 
 # Fields of a summary and of its `of` that a table of runs does not need.
-_NOT_IN_ROW = {"metrics", "notes", "stacks", "nccl"} | {"made_of", "restart"}
+_LONG_FIELDS = {"metrics", "notes", "stacks", "nccl"} | {"made_of", "restart"}
 # Fields of `of` that are in the record of the attempt once it has ended.
-_NOT_AFTER_END = {"seconds", "unsafe_s", "judged", "restart"}
+_DROPPED_AT_END = {"seconds", "unsafe_s", "judged", "restart"}
 _STATUS = {contract.DONE: "done", contract.PREEMPTED: "stopped", contract.DEADLINE: "stopped"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class AttemptRecord:
     """A finished attempt, which is a line of attempts.jsonl.
 
     The committed steps do not include the step that the attempt has restored.
     """
 
     uid: str
-    generation: Whole
-    attempt: Whole
+    generation: NonNegativeInt
+    attempt: NonNegativeInt
     cause: Cause
-    rank: Whole | None
+    rank: NonNegativeInt | None
     # In this attempt.
-    first_committed: Whole | None
-    last_committed: Whole | None
+    first_committed: NonNegativeInt | None
+    last_committed: NonNegativeInt | None
     # By contract.CLOCK, in this attempt only.
     seconds: Mapping[str, Seconds]
     verdict: Verdict
-    started: Time
-    ended: Time
+    started: UnixTime
+    ended: UnixTime
     # Seconds of the restart that led to the attempt, by contract.RESTART.
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
     # Hosts that held the ranks. None if each host held its own, or if not known.
-    members: Wire | None = None
+    members: HostRanges | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON has them."""
-        fields: dict[str, Any] = checked.to_json(self)
+        fields: dict[str, Any] = codec.to_json(self)
         return fields
 
 
-def furthest(*steps: int | None) -> int | None:
+def furthest_step(*steps: int | None) -> int | None:
     """Return the highest known step, or None."""
     return max((step for step in steps if step is not None), default=None)
 
 
 @dataclasses.dataclass(frozen=True)
-class Of:
+class AttemptProgress:
     """Progress of the attempt that a summary describes, at the time of the summary."""
 
     uid: str
-    generation: Whole
-    attempt: Whole
-    started: Time
-    at: Time
+    generation: NonNegativeInt
+    attempt: NonNegativeInt
+    started: UnixTime
+    at: UnixTime
     # By contract.CLOCK, in this attempt only.
     seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
     # In this attempt, as is the next field.
-    first_committed: Whole | None = None
-    last_committed: Whole | None = None
+    first_committed: NonNegativeInt | None = None
+    last_committed: NonNegativeInt | None = None
     # Seconds of steps since the last commit.
     unsafe_s: Seconds = 0.0
     # First step that the attempt trains, or None if it has not reported it yet.
-    first_step: Whole | None = None
+    first_step: NonNegativeInt | None = None
     # Verdict on the attempt, until its end is on record.
     judged: Verdict | None = None
     # Seconds of the restart that led to the attempt, by contract.RESTART.
@@ -88,10 +88,10 @@ class Of:
 
 
 @dataclasses.dataclass(frozen=True)
-class Restarted:
+class RestartRow:
     """A row of summary.json with the seconds by cause until the first step of an attempt."""
 
-    attempt: Whole
+    attempt: NonNegativeInt
     # Cause that ended the previous attempt, or None for the first known attempt.
     after: str | None
     # By contract.RESTART.
@@ -99,20 +99,20 @@ class Restarted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class StartRecord:
     """A row of summary.json with the progress of one start of the run."""
 
     # Number K, from 1.
-    start: Whole
+    start: NonNegativeInt
     uid: str
-    started: Time
-    ended: Time | None = None
+    started: UnixTime
+    ended: UnixTime | None = None
     # None while the start runs, or if it was killed before its agents began.
-    code: Whole | None = None
+    code: NonNegativeInt | None = None
     # First step that the start trained.
-    first_step: Whole | None = None
+    first_step: NonNegativeInt | None = None
     # Step at which the start ended.
-    last_step: Whole | None = None
+    last_step: NonNegativeInt | None = None
     # Changed keys of the job since the last start that trained, each with its old and new value.
     changed: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
 
@@ -121,18 +121,18 @@ class Start:
         """Whether the start trained a step, or its program finished without reporting steps."""
         return self.first_step is not None or (self.code == contract.DONE and self.last_step is None)
 
-    def after(self, summary: Summary) -> Start:
+    def with_summary(self, summary: Summary) -> StartRecord:
         """Return the row with the progress in a summary of this start."""
         code = None if summary.verdict is None else summary.verdict.code
-        first = None if summary.of is None else summary.of.first_step
-        has_stepped = first is not None and summary.step is not None and summary.step >= first
+        first_step = None if summary.of is None else summary.of.first_step
+        has_stepped = first_step is not None and summary.step is not None and summary.step >= first_step
         # Otherwise the start is still restoring a checkpoint of its own.
         is_known = has_stepped or self.first_step is None
         return dataclasses.replace(
             self,
             ended=time.time() if code is not None else None,
             code=code,
-            first_step=first if has_stepped and self.first_step is None else self.first_step,
+            first_step=first_step if has_stepped and self.first_step is None else self.first_step,
             last_step=(summary.step or None) if is_known else self.last_step,
         )
 
@@ -144,23 +144,23 @@ class Summary:
     # None while the run continues.
     verdict: Verdict | None
     # Complete on every rank that reports.
-    step: Whole | None
+    step: NonNegativeInt | None
     # By contract.CLOCK, in the whole run.
     seconds: Mapping[str, Seconds]
     # By cause.
-    restarts: Mapping[str, Whole]
+    restarts: Mapping[str, NonNegativeInt]
     # Newest step on storage that the run knows of.
-    saved: Whole | None = None
+    saved: NonNegativeInt | None = None
     # Newest metrics of rank 0.
     metrics: Mapping[str, Any] | None = None
     notes: Sequence[str] = ()
     # By rank, after a hang.
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    of: Of | None = None
+    of: AttemptProgress | None = None
     # Starts of the run, newest last. Empty in the summary that a start keeps.
-    starts: Sequence[Start] = ()
+    starts: Sequence[StartRecord] = ()
     # Restarts of the newest attempts, newest last.
-    restart_seconds: Sequence[Restarted] = ()
+    restart_seconds: Sequence[RestartRow] = ()
     # Answer of NCCL's RAS after a hang.
     nccl: str = ""
 
@@ -172,22 +172,22 @@ class Summary:
     def to_json(self) -> dict[str, Any]:
         """Return the content of the file, with its keys in order."""
         seconds = {cause: round(spent, 3) for cause, spent in self.seconds.items()}
-        of = None if self.of is None else checked.to_json(self.of)
-        if of is not None and self.verdict is not None:
-            of = {name: value for name, value in of.items() if name not in _NOT_AFTER_END}
+        progress = None if self.of is None else codec.to_json(self.of)
+        if progress is not None and self.verdict is not None:
+            progress = {name: value for name, value in progress.items() if name not in _DROPPED_AT_END}
         return {
             "status": self.status,
             "step": self.step,
             "saved": self.saved,
             "verdict": self.verdict.to_json() if self.verdict else None,
             "metrics": self.metrics,
-            "goodput": {"ratio": ratio(self.seconds), "seconds": seconds},
+            "goodput": {"ratio": goodput_ratio(self.seconds), "seconds": seconds},
             "restarts": dict(self.restarts),
             "restart_seconds": [dataclasses.asdict(row) for row in self.restart_seconds],
             "notes": list(self.notes),
             **({"stacks": {str(rank): self.stacks[rank] for rank in sorted(self.stacks)}} if self.stacks else {}),
             **({"nccl": self.nccl} if self.nccl else {}),
-            "of": of,
+            "of": progress,
             **({"starts": [dataclasses.asdict(row) for row in self.starts]} if self.starts else {}),
         }
 
@@ -202,20 +202,20 @@ class Summary:
         """
         if not isinstance(fields, dict):
             return cls.from_json(fields)
-        row = {name: value for name, value in fields.items() if name not in _NOT_IN_ROW}
+        row = {name: value for name, value in fields.items() if name not in _LONG_FIELDS}
         if isinstance(starts := row.get("starts"), list):
             row["starts"] = [*starts[:1], *starts[1:][-1:]]
         if isinstance(restarts := row.get("restart_seconds"), list):
             row["restart_seconds"] = restarts[-1:]
-        if isinstance(of := row.get("of"), dict):
-            row["of"] = {name: value for name, value in of.items() if name not in _NOT_IN_ROW}
+        if isinstance(progress := row.get("of"), dict):
+            row["of"] = {name: value for name, value in progress.items() if name not in _LONG_FIELDS}
         return cls.from_json(row)
 
     @classmethod
     def from_json(cls, fields: Any) -> Summary:
         """Return the summary that `to_json` wrote, or raise Malformed if a field is wrong."""
-        goodput = checked.read(_Goodput, fields.get("goodput") if isinstance(fields, dict) else None)
-        return checked.read(cls, {**fields, "seconds": goodput.seconds})
+        goodput = codec.read_record(_Goodput, fields.get("goodput") if isinstance(fields, dict) else None)
+        return codec.read_record(cls, {**fields, "seconds": goodput.seconds})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +223,7 @@ class _Goodput:
     seconds: Mapping[str, Seconds]
 
 
-def ratio(seconds: Mapping[str, float]) -> float | None:
+def goodput_ratio(seconds: Mapping[str, float]) -> float | None:
     """Return the share of all seconds that went into useful steps, or None before the first step."""
     total, steps = sum(seconds.values()), seconds.get("step", 0.0)
     return steps / total if total > 0 and steps > 0 else None

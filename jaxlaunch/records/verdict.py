@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from jaxlaunch import contract
-from jaxlaunch.records import checked
-from jaxlaunch.records.checked import Cause, ExitCode, Seconds, Sparse, Whole, at_most
+from jaxlaunch.records import codec
+from jaxlaunch.records.codec import Cause, ExitCode, NonNegativeInt, Seconds, Sparse, max_length
 
 # A Numbers record lists at most this many numbers.
 MAX_NUMBERS = 20
@@ -123,11 +123,11 @@ class Numbers(Sparse):
     All agents receive a verdict, and a gang may have 80,000 ranks.
     """
 
-    first: tuple[Whole, ...] = ()
-    count: Whole = 0
+    first: tuple[NonNegativeInt, ...] = ()
+    count: NonNegativeInt = 0
 
     @classmethod
-    def of(cls, numbers: Sequence[int]) -> Numbers:
+    def from_sequence(cls, numbers: Sequence[int]) -> Numbers:
         """Return the record of these numbers."""
         return cls(tuple(numbers[:MAX_NUMBERS]), len(numbers))
 
@@ -140,7 +140,7 @@ class ExceptionFacts(Sparse):
     # The first line, or for an error of the trainer the complete text in one line.
     message: str = ""
     # Error number of the operating system, as "[Errno 28]" in the message.
-    errno: Whole | None = None
+    errno: NonNegativeInt | None = None
     # The exception is about a connection or a peer, so the next attempt may succeed.
     may_pass: bool = False
     is_storage_full: bool = False
@@ -150,13 +150,13 @@ class ExceptionFacts(Sparse):
 class LostHost(Sparse):
     """A host whose agent no longer answers."""
 
-    host: Whole
+    host: NonNegativeInt
     # How the connection ended. Empty if the agent was killed before it could write anything.
     reason: str = ""
-    first_rank: Whole | None = None
-    last_rank: Whole | None = None
+    first_rank: NonNegativeInt | None = None
+    last_rank: NonNegativeInt | None = None
     # Signal that ended the agent, which only the launcher on its machine sees.
-    agent_signal: Whole | None = None
+    agent_signal: NonNegativeInt | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +168,7 @@ class RendezvousFacts(Sparse):
     waited_s: Seconds | None = None
     # Key of job.yaml.
     timeout: str = ""
-    refused: Annotated[tuple[str, ...], at_most(50)] = ()
+    refused: Annotated[tuple[str, ...], max_length(50)] = ()
     # Address of host 0.
     address: str = ""
 
@@ -181,7 +181,7 @@ class HangFacts(Sparse):
     limit_s: Seconds = 0.0
     elapsed_s: Seconds = 0.0
     # Rank whose timeout passed first.
-    first_rank: Whole = 0
+    first_rank: NonNegativeInt = 0
     # Places of the ranks according to their stacks.
     stacks: str = ""
     waiting: Numbers = Numbers()
@@ -195,11 +195,11 @@ class HangFacts(Sparse):
 class DiskExcess(Sparse):
     """Ephemeral storage that a host uses beyond a limit."""
 
-    host: Whole
-    used_bytes: Whole
-    limit_bytes: Whole
+    host: NonNegativeInt
+    used_bytes: NonNegativeInt
+    limit_bytes: NonNegativeInt
     # Volume with a limit of its own. Empty if the limit is for the whole pod.
-    folder: Annotated[str, at_most(4_000)] = ""
+    folder: Annotated[str, max_length(4_000)] = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,21 +211,21 @@ class StopFacts(Sparse):
     deadline_s: Seconds | None = None
     excess: DiskExcess | None = None
     # Number of hosts with which the run continues after GROWTH.
-    hosts: Whole | None = None
-    hosts_before: Whole | None = None
+    hosts: NonNegativeInt | None = None
+    hosts_before: NonNegativeInt | None = None
     # Step that the stop itself saved.
-    saved_step: Whole | None = None
+    saved_step: NonNegativeInt | None = None
     # Newest step on storage, if the stop saved nothing.
-    committed_step: Whole | None = None
+    committed_step: NonNegativeInt | None = None
     # Step that was on storage, and that somebody deleted.
-    deleted_step: Whole | None = None
+    deleted_step: NonNegativeInt | None = None
     # Ranks that delayed the stop, by phase.
     late: Mapping[str, Numbers] = dataclasses.field(default_factory=dict)
     # True if a second signal ended the stop.
     was_killed: bool = False
 
     @property
-    def code(self) -> int:
+    def verdict_code(self) -> int:
         """Exit code of a stop for this reason."""
         codes = {StopReason.DEADLINE: contract.DEADLINE, StopReason.DISK_EXCEEDED: contract.STORAGE}
         return codes.get(self.reason, contract.PREEMPTED)
@@ -236,14 +236,14 @@ class Failure(Sparse):
     """Facts on the end of an attempt or a run. Only fields that apply are set."""
 
     kind: FailureKind
-    rank: Whole | None = None
+    rank: NonNegativeInt | None = None
     # Phase of the rank. Empty in a step, or if not known.
     phase: str = ""
     # Step of the rank, if it has reported one in this attempt.
-    step: Whole | None = None
+    step: NonNegativeInt | None = None
     exception: ExceptionFacts | None = None
-    exit_code: Whole | None = None
-    signal: Whole | None = None
+    exit_code: NonNegativeInt | None = None
+    signal: NonNegativeInt | None = None
     # Text of the operating system, of the program, or of another agent.
     detail: str = ""
     lost_hosts: tuple[LostHost, ...] = ()
@@ -252,16 +252,16 @@ class Failure(Sparse):
     stop: StopFacts | None = None
     # Versions of JAX by rank.
     versions: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    count: Whole | None = None
-    limit: Whole | None = None
+    count: NonNegativeInt | None = None
+    limit: NonNegativeInt | None = None
     cause: Failure | None = None
 
     @property
-    def code(self) -> int | None:
+    def verdict_code(self) -> int | None:
         """Exit code of this kind of failure, or None if the exit code of the process counts."""
         if self.signal is not None and self.kind in (FailureKind.SIGNAL, FailureKind.OOM_KILLED):
             return 128 + self.signal
-        return KINDS[self.kind].code if self.stop is None else self.stop.code
+        return KINDS[self.kind].code if self.stop is None else self.stop.verdict_code
 
     @property
     def is_storage_full(self) -> bool:
@@ -282,14 +282,14 @@ class Failure(Sparse):
     @property
     def errno(self) -> int | None:
         """Error number of the operating system, of this failure or of its cause."""
-        own = None if self.exception is None else self.exception.errno
-        return own if own is not None or self.cause is None else self.cause.errno
+        own_errno = None if self.exception is None else self.exception.errno
+        return own_errno if own_errno is not None or self.cause is None else self.cause.errno
 
     @property
     def lost_host_numbers(self) -> set[int]:
         """Hosts that were lost in this failure or in its cause."""
-        own = {lost.host for lost in self.lost_hosts}
-        return own if self.cause is None else own | self.cause.lost_host_numbers
+        own_hosts = {lost.host for lost in self.lost_hosts}
+        return own_hosts if self.cause is None else own_hosts | self.cause.lost_host_numbers
 
     def with_lost_hosts(self, change: Callable[[LostHost], LostHost]) -> Failure:
         """Return the failure with `change` applied to each lost host, also in its cause."""
@@ -336,15 +336,15 @@ class Verdict:
     cause: Cause
     code: ExitCode
     message: str
-    rank: Whole | None = None
-    host: Whole | None = None
-    step: Whole | None = None
+    rank: NonNegativeInt | None = None
+    host: NonNegativeInt | None = None
+    step: NonNegativeInt | None = None
     traceback: str | None = None
     failure: Failure = Failure(FailureKind.OTHER)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON has them."""
-        fields: dict[str, Any] = checked.to_json(self)
+        fields: dict[str, Any] = codec.to_json(self)
         return fields
 
     @property
@@ -361,9 +361,9 @@ class Verdict:
 
     def with_failure(self, failure: Failure) -> Verdict:
         """Return the verdict with another failure and its sentence."""
-        return dataclasses.replace(self, failure=failure, message=render(failure))
+        return dataclasses.replace(self, failure=failure, message=render_failure(failure))
 
-    def cut(self, chars: int, fact_chars: int | None = None) -> Verdict:
+    def truncate(self, chars: int, fact_chars: int | None = None) -> Verdict:
         """Return the verdict with its message cut to `chars` characters and each text of its facts to `fact_chars`."""
         limit = chars if fact_chars is None else min(chars, fact_chars)
         failure = Failure(FailureKind.OTHER)
@@ -375,8 +375,8 @@ class Verdict:
 
 def verdict_for(failure: Failure, **fields: Any) -> Verdict:
     """Return the verdict for a failure whose kind has an exit code, with the other fields of `verdict_for_code`."""
-    assert failure.code is not None, failure
-    return verdict_for_code(failure.code, failure, **fields)
+    assert failure.verdict_code is not None, failure
+    return verdict_for_code(failure.verdict_code, failure, **fields)
 
 
 def verdict_for_code(
@@ -395,8 +395,8 @@ def verdict_for_code(
     if isinstance(reason, str):
         message, failure = reason, Failure(FailureKind.OTHER)
     else:
-        message, failure = render(reason), reason
-    return Verdict(contract.outcome(code).cause, code, message, rank, host, step, traceback, failure)
+        message, failure = render_failure(reason), reason
+    return Verdict(contract.outcome_for_code(code).cause, code, message, rank, host, step, traceback, failure)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -495,158 +495,164 @@ CATALOG: dict[str, str] = {
 }
 
 
-def phrase(name: str, **values: Any) -> str:
+def render_phrase(name: str, **values: Any) -> str:
     """Return a text of the catalog with these values."""
     return CATALOG[name].format(**values)
 
 
-def render(failure: Failure) -> str:
+def render_failure(failure: Failure) -> str:
     """Return the sentence that tells a person how an attempt or a run ended."""
     sentence = KINDS[failure.kind].sentence
-    text = _fill(sentence, failure) if isinstance(sentence, str) else sentence(failure)
+    text = _render_template(sentence, failure) if isinstance(sentence, str) else sentence(failure)
     rendezvous = failure.rendezvous
     if rendezvous is not None and failure.kind not in (FailureKind.NOT_JOINED, FailureKind.CANNOT_JOIN):
         waited_s = float("inf") if rendezvous.waited_s is None else rendezvous.waited_s
-        text += phrase("no_other_leader", waited_s=waited_s, timeout=rendezvous.timeout)
+        text += render_phrase("no_other_leader", waited_s=waited_s, timeout=rendezvous.timeout)
     return text
 
 
-def _fill(name: str, failure: Failure, **values: Any) -> str:
+def _render_template(name: str, failure: Failure, **values: Any) -> str:
     """Return a text of the catalog with the facts of a failure, and with `values`."""
-    in_phase = f" {phrase('in_phase', phase=failure.phase)}" if failure.phase else ""
-    at_step = "" if failure.step is None else f" {phrase('at_step', step=failure.step)}"
-    return phrase(
+    in_phase = f" {render_phrase('in_phase', phase=failure.phase)}" if failure.phase else ""
+    at_step = "" if failure.step is None else f" {render_phrase('at_step', step=failure.step)}"
+    return render_phrase(
         name,
         rank=failure.rank,
         place=in_phase + at_step,
         code=failure.exit_code,
-        **_signal(failure.signal),
+        **_signal_values(failure.signal),
         detail=failure.detail,
         count=failure.count,
         limit=failure.limit,
         address="" if failure.rendezvous is None else failure.rendezvous.address,
-        meaning=contract.outcome(failure.exit_code or 0).meaning,
-        cause="" if failure.cause is None else render(failure.cause),
+        meaning=contract.outcome_for_code(failure.exit_code or 0).meaning,
+        cause="" if failure.cause is None else render_failure(failure.cause),
         **values,
     )
 
 
-def names(numbers: Sequence[int] | Numbers, noun: str = "host") -> str:
+def render_numbers(numbers: Sequence[int] | Numbers, noun: str = "host") -> str:
     """Return "host 3" or "hosts 2, 5"; after 20 the list is cut."""
-    sample = numbers if isinstance(numbers, Numbers) else Numbers.of(numbers)
+    sample = numbers if isinstance(numbers, Numbers) else Numbers.from_sequence(numbers)
     word = CATALOG[noun]
     if sample.count == 1:
-        return phrase("one", noun=word, number=sample.first[0])
+        return render_phrase("one", noun=word, number=sample.first[0])
     listed, more = ", ".join(map(str, sample.first)), sample.count - len(sample.first)
-    return phrase("several_cut" if more else "several", noun=word, numbers=listed, more=more)
+    return render_phrase("several_cut" if more else "several", noun=word, numbers=listed, more=more)
 
 
 def render_timeout(hang: HangFacts) -> str:
     """Return the phrase for the timeout that passed."""
-    return phrase("timeout", phase=hang.phase, limit_s=hang.limit_s, rank=hang.first_rank, elapsed_s=hang.elapsed_s)
+    return render_phrase(
+        "timeout", phase=hang.phase, limit_s=hang.limit_s, rank=hang.first_rank, elapsed_s=hang.elapsed_s
+    )
 
 
 def render_excess(excess: DiskExcess) -> str:
     """Return the sentence for a limit of ephemeral storage that is exceeded."""
-    used, limit = (phrase("mebibytes", count=size / 2**20) for size in (excess.used_bytes, excess.limit_bytes))
+    used, limit = (render_phrase("mebibytes", count=size / 2**20) for size in (excess.used_bytes, excess.limit_bytes))
     name = "stop_volume" if excess.folder else "stop_disk"
-    return phrase(name, host=excess.host, used=used, limit=limit, folder=excess.folder)
+    return render_phrase(name, host=excess.host, used=used, limit=limit, folder=excess.folder)
 
 
 def render_stop_reason(stop: StopFacts) -> str:
     """Return the phrase for the reason of a stop."""
     if stop.reason is StopReason.DEADLINE:
-        return phrase("stop_deadline", limit_s=stop.deadline_s or 0.0)
+        return render_phrase("stop_deadline", limit_s=stop.deadline_s or 0.0)
     if stop.reason is StopReason.DISK_EXCEEDED and stop.excess is not None:
         return render_excess(stop.excess)
     if stop.reason is StopReason.GROWTH:
-        return phrase("stop_growth", hosts=stop.hosts, hosts_before=stop.hosts_before)
-    return phrase("stop_user" if stop.reason is StopReason.USER else "stop_outside")
+        return render_phrase("stop_growth", hosts=stop.hosts, hosts_before=stop.hosts_before)
+    return render_phrase("stop_user" if stop.reason is StopReason.USER else "stop_outside")
 
 
-def _signal(number: int | None) -> dict[str, str]:
+def _signal_values(number: int | None) -> dict[str, str]:
     """Return the name of a signal and a hint on it, as values of a template."""
     try:
         name = signal.Signals(number or 0).name
     except ValueError:
-        name = phrase("signal", number=number)
+        name = render_phrase("signal", number=number)
     return {"signal": name, "hint": CATALOG["kill_hint"] if number == signal.SIGKILL else ""}
 
 
-def _exception(failure: Failure) -> str:
+def _render_exception(failure: Failure) -> str:
     facts = failure.exception or ExceptionFacts()
     if failure.kind is FailureKind.TRAINER_ERROR:
-        return _fill("trainer_error", failure, exception=facts.message or facts.type)
-    text = phrase("exception", type=facts.type, message=facts.message) if facts.message else facts.type
-    return _fill("raised", failure, exception=text)
+        return _render_template("trainer_error", failure, exception=facts.message or facts.type)
+    text = render_phrase("exception", type=facts.type, message=facts.message) if facts.message else facts.type
+    return _render_template("raised", failure, exception=text)
 
 
-def _versions(failure: Failure) -> str:
+def _render_versions(failure: Failure) -> str:
     (first_rank, first_version), (rank, version) = sorted(failure.versions.items())[:2]
-    return phrase("versions", rank=rank, version=version, first_rank=first_rank, first_version=first_version)
+    return render_phrase("versions", rank=rank, version=version, first_rank=first_rank, first_version=first_version)
 
 
-def _hang(failure: Failure) -> str:
+def _render_hang(failure: Failure) -> str:
     hang = failure.hang or HangFacts()
     if not hang.phase:
-        return _fill("stands_still", failure)
-    text = _fill("hang", failure, timeout=render_timeout(hang), stacks=hang.stacks)
+        return _render_template("stands_still", failure)
+    text = _render_template("hang", failure, timeout=render_timeout(hang), stacks=hang.stacks)
     if hang.waiting.count:
         name = "hang_wait_one" if hang.waiting.count == 1 else "hang_wait"
-        text += phrase(name, waiting=names(hang.waiting, "rank"), late=names(hang.late, "rank"))
-    return text + (phrase("hang_nccl", faults=hang.nccl) if hang.nccl else "")
+        text += render_phrase(
+            name, waiting=render_numbers(hang.waiting, "rank"), late=render_numbers(hang.late, "rank")
+        )
+    return text + (render_phrase("hang_nccl", faults=hang.nccl) if hang.nccl else "")
 
 
-def _lost_host(lost: LostHost) -> str:
+def _render_lost_host(lost: LostHost) -> str:
     if lost.first_rank is None:
-        host = phrase("host_alone", host=lost.host)
+        host = render_phrase("host_alone", host=lost.host)
     else:
         name = "host_with_rank" if lost.first_rank == lost.last_rank else "host_with_ranks"
-        host = phrase(name, host=lost.host, first=lost.first_rank, last=lost.last_rank)
-    agent = "" if lost.agent_signal is None else phrase("lost_agent", **_signal(lost.agent_signal))
-    return phrase("lost", host=host, reason=lost.reason or CATALOG["lost_unseen"], agent=agent)
+        host = render_phrase(name, host=lost.host, first=lost.first_rank, last=lost.last_rank)
+    agent = "" if lost.agent_signal is None else render_phrase("lost_agent", **_signal_values(lost.agent_signal))
+    return render_phrase("lost", host=host, reason=lost.reason or CATALOG["lost_unseen"], agent=agent)
 
 
-def _not_joined(failure: Failure) -> str:
+def _render_not_joined(failure: Failure) -> str:
     wait = failure.rendezvous or RendezvousFacts()
-    text = phrase("not_joined", hosts=names(wait.hosts), waited_s=wait.waited_s or 0.0, timeout=wait.timeout)
-    return text + (phrase("not_joined_refused", refused="; ".join(wait.refused)) if wait.refused else "")
+    text = render_phrase(
+        "not_joined", hosts=render_numbers(wait.hosts), waited_s=wait.waited_s or 0.0, timeout=wait.timeout
+    )
+    return text + (render_phrase("not_joined_refused", refused="; ".join(wait.refused)) if wait.refused else "")
 
 
-def _stopped(failure: Failure) -> str:
+def _render_stop(failure: Failure) -> str:
     stop = failure.stop or StopFacts(StopReason.OUTSIDE)
     reason = render_stop_reason(stop)
     late = ", ".join(
-        phrase("late_in_phase", ranks=names(ranks, "rank"), phase=phase or CATALOG["its_program"])
+        render_phrase("late_in_phase", ranks=render_numbers(ranks, "rank"), phase=phase or CATALOG["its_program"])
         for phase, ranks in stop.late.items()
     )
-    committed = "" if stop.committed_step is None else phrase("is_saved", step=stop.committed_step)
+    committed = "" if stop.committed_step is None else render_phrase("is_saved", step=stop.committed_step)
     if stop.outcome is StopOutcome.NOT_JOINED:
-        return phrase("stop_not_joined", reason=reason)
+        return render_phrase("stop_not_joined", reason=reason)
     if stop.outcome is StopOutcome.NO_RANK:
-        return phrase("stop_no_rank", reason=reason)
+        return render_phrase("stop_no_rank", reason=reason)
     if stop.outcome is StopOutcome.BETWEEN_ATTEMPTS:
-        return _fill("stop_after", failure, reason=reason)
+        return _render_template("stop_after", failure, reason=reason)
     if stop.outcome is StopOutcome.SAVED:
-        lost = "".join(f"; {_lost_host(lost)}" for lost in failure.lost_hosts)
-        text = phrase("stop_saved", reason=reason, step=stop.saved_step) + lost
-        return text + (phrase("stop_late", late=late) if late else "")
+        lost = "".join(f"; {_render_lost_host(lost)}" for lost in failure.lost_hosts)
+        text = render_phrase("stop_saved", reason=reason, step=stop.saved_step) + lost
+        return text + (render_phrase("stop_late", late=late) if late else "")
     if stop.outcome is None:
         text = reason + (committed or CATALOG["nothing_saved"])
-        deleted = "" if stop.deleted_step is None else phrase("was_deleted_by_other", step=stop.deleted_step)
+        deleted = "" if stop.deleted_step is None else render_phrase("was_deleted_by_other", step=stop.deleted_step)
         return text + deleted
     if stop.outcome is StopOutcome.NOT_REPORTED:
-        text = phrase("stop_not_reported", reason=reason)
+        text = render_phrase("stop_not_reported", reason=reason)
     elif failure.cause is not None:
-        text = _fill("stop_not_saved_cause", failure, reason=reason)
+        text = _render_template("stop_not_saved_cause", failure, reason=reason)
     elif failure.detail:
-        text = phrase("stop_note", reason=reason, note=failure.detail)
+        text = render_phrase("stop_note", reason=reason, note=failure.detail)
     elif late:
-        text = phrase("stop_not_saved_cause", reason=reason, cause=late)
+        text = render_phrase("stop_not_saved_cause", reason=reason, cause=late)
     else:
-        text = phrase("stop_not_saved", reason=reason)
+        text = render_phrase("stop_not_saved", reason=reason)
     killed = CATALOG["stop_not_saved_killed"] if stop.was_killed else ""
-    deleted = "" if stop.deleted_step is None else phrase("was_deleted", step=stop.deleted_step)
+    deleted = "" if stop.deleted_step is None else render_phrase("was_deleted", step=stop.deleted_step)
     return text + killed + committed + deleted
 
 
@@ -670,37 +676,41 @@ class KindRow(NamedTuple):
 KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.OTHER: KindRow(lambda failure: failure.detail),
     FailureKind.DONE: KindRow(lambda failure: CATALOG["done_one" if failure.count == 1 else "done_all"], contract.DONE),
-    FailureKind.EXCEPTION: KindRow(_exception, may_pass=False),
-    FailureKind.TRAINER_ERROR: KindRow(_exception),
+    FailureKind.EXCEPTION: KindRow(_render_exception, may_pass=False),
+    FailureKind.TRAINER_ERROR: KindRow(_render_exception),
     FailureKind.EXIT_CODE: KindRow("exit_code", may_pass=False),
     FailureKind.SIGNAL: KindRow("killed"),
     FailureKind.OOM_KILLED: KindRow("oom_killed"),
     FailureKind.NOT_STARTED: KindRow(
-        lambda failure: _fill("not_started" if failure.detail else "not_started_code", failure), contract.STARTUP
+        lambda failure: _render_template("not_started" if failure.detail else "not_started_code", failure),
+        contract.STARTUP,
     ),
     FailureKind.NO_TRAINER: KindRow("no_trainer", may_pass=False),
     FailureKind.ENDED_EARLY: KindRow("ended_early"),
     FailureKind.LEFT_EARLY: KindRow("left_early"),
-    FailureKind.HANG: KindRow(_hang, contract.HANG),
+    FailureKind.HANG: KindRow(_render_hang, contract.HANG),
     FailureKind.HEARTBEATS_MISSED: KindRow("heartbeats", contract.HANG),
-    FailureKind.MIXED_VERSIONS: KindRow(_versions, contract.BAD_SPEC),
-    FailureKind.HOST_LOST: KindRow(lambda failure: "; ".join(map(_lost_host, failure.lost_hosts)), contract.LOST),
-    FailureKind.NOT_JOINED: KindRow(_not_joined, contract.LOST),
+    FailureKind.MIXED_VERSIONS: KindRow(_render_versions, contract.BAD_SPEC),
+    FailureKind.HOST_LOST: KindRow(
+        lambda failure: "; ".join(map(_render_lost_host, failure.lost_hosts)), contract.LOST
+    ),
+    FailureKind.NOT_JOINED: KindRow(_render_not_joined, contract.LOST),
     FailureKind.CANNOT_JOIN: KindRow("cannot_join", contract.LOST),
     FailureKind.REFUSED: KindRow(lambda failure: failure.detail),
     FailureKind.AGENT_ENDED: KindRow(
-        lambda failure: _fill("agent_exited" if failure.signal is None else "agent_killed", failure), contract.LOST
+        lambda failure: _render_template("agent_exited" if failure.signal is None else "agent_killed", failure),
+        contract.LOST,
     ),
     FailureKind.AGENTS_KILLED: KindRow("agents_killed", contract.LOST),
     FailureKind.UNRECORDED: KindRow("unrecorded"),
     FailureKind.RUN_KILLED: KindRow("run_killed", contract.LOST),
-    FailureKind.STOPPED: KindRow(_stopped),
+    FailureKind.STOPPED: KindRow(_render_stop),
     FailureKind.REPEATED: KindRow(
-        lambda failure: _fill("repeated_output" if failure.detail else "repeated", failure), contract.STARTUP
+        lambda failure: _render_template("repeated_output" if failure.detail else "repeated", failure), contract.STARTUP
     ),
     FailureKind.NO_PROGRESS: KindRow("no_progress", contract.NO_PROGRESS),
     FailureKind.PREEMPTED_TOO_OFTEN: KindRow(
-        lambda failure: _fill("preempted_unseen" if failure.cause is None else "preempted", failure),
+        lambda failure: _render_template("preempted_unseen" if failure.cause is None else "preempted", failure),
         contract.NO_PROGRESS,
     ),
 }

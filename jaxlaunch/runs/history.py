@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import Action, AgentJob
-from jaxlaunch.records.summary import Record, Restarted
+from jaxlaunch.records.summary import AttemptRecord, RestartRow
 from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for
 
 # After this many generations in a row without progress, the verdict is NO_PROGRESS.
@@ -19,61 +19,61 @@ MAX_GENERATIONS_WITHOUT_PROGRESS = 3
 # A program that ran for longer than this has made progress even if it reported none.
 SILENT_PROGRESS_S = 600.0
 # A summary has the newest restarts, and attempts.jsonl has all.
-MAX_ROWS = 50
+MAX_RESTART_ROWS = 50
 # The causes of contract.CLOCK during which no process runs.
-_WAITS = ("rendezvous", "down")
+_WAITING_CAUSES = ("rendezvous", "down")
 # A line of a traceback. The last one is where the exception was raised.
-_PLACE = re.compile(r'^ *File ".*", line \d+.*$', re.MULTILINE)
+_TRACEBACK_PLACE = re.compile(r'^ *File ".*", line \d+.*$', re.MULTILINE)
 # Addresses, pids and times differ between equal exceptions.
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 @dataclasses.dataclass(frozen=True)
-class Next:
+class Decision:
     """Decision after an attempt: another one in place, or the end with a verdict."""
 
-    again: bool
+    should_restart: bool
     verdict: Verdict
 
 
-def advanced(records: Sequence[Record]) -> list[bool]:
+def made_progress(records: Sequence[AttemptRecord]) -> list[bool]:
     """Return for each attempt whether it committed a step beyond those of all earlier attempts."""
-    best, result = -1, []
+    best_step, result = -1, []
     for record in records:
         step = -1 if record.last_committed is None else record.last_committed
-        result.append(step > best and record.first_committed is not None)
-        best = max(best, step)
+        result.append(step > best_step and record.first_committed is not None)
+        best_step = max(best_step, step)
     return result
 
 
-def next_move(records: Sequence[Record], in_place_limit: int, everyone_lives: bool) -> Next:
+def decide_next(records: Sequence[AttemptRecord], in_place_limit: int, all_hosts_alive: bool) -> Decision:
     """Decide what follows the last of `records`, which are all of one run.
 
     The first error since the last progress is reported, unless the last error is the reason for giving up.
     """
     verdict = records[-1].verdict
-    if not contract.outcome(verdict.code).in_place:
-        return Next(False, verdict)
-    failures = [_failure(record) for record in records[-2:]]
+    if not contract.outcome_for_code(verdict.code).restarts_in_place:
+        return Decision(False, verdict)
+    failures = [_comparable_failure(record) for record in records[-2:]]
     if len(failures) == 2 and failures[0] is not None and failures[0] == failures[1]:
         # Both attempts failed early and in the same way, so a third one would fail too.
         output = "" if verdict.failure.kind is FailureKind.EXCEPTION else _last_line(verdict)[:300]
         facts = Failure(FailureKind.REPEATED, cause=verdict.facts, detail=output)
-        return Next(False, verdict_for(facts, rank=verdict.rank, host=verdict.host, traceback=verdict.traceback))
+        return Decision(False, verdict_for(facts, rank=verdict.rank, host=verdict.host, traceback=verdict.traceback))
     if verdict.is_full_disk:
         # The full disk is what the user has to fix, whatever the earlier errors were.
-        return Next(False, verdict)
-    if everyone_lives and restarts_before(records) < in_place_limit:
-        return Next(True, verdict)
+        return Decision(False, verdict)
+    if all_hosts_alive and restarts_before(records) < in_place_limit:
+        return Decision(True, verdict)
     first = first_error(records)
     count = generations_without_progress(records)
     if count >= MAX_GENERATIONS_WITHOUT_PROGRESS:
         facts = Failure(FailureKind.NO_PROGRESS, count=count, cause=first.facts)
         first = verdict_for(facts, rank=first.rank, host=first.host, step=first.step, traceback=first.traceback)
-    return Next(False, first)
+    return Decision(False, first)
 
 
-def saved(records: Sequence[Record], generation: int = 0) -> int | None:
+def newest_saved_step(records: Sequence[AttemptRecord], generation: int = 0) -> int | None:
     """Return the newest step that these attempts saved, 0 if they trained and saved none, None if none trained.
 
     If new pods have no record of earlier ones, the result is 0: an error before training does not lead to new pods, so
@@ -86,7 +86,7 @@ def saved(records: Sequence[Record], generation: int = 0) -> int | None:
     return max(steps, default=0 if has_trained else None)
 
 
-def _failure(record: Record) -> tuple[Failure, str] | None:
+def _comparable_failure(record: AttemptRecord) -> tuple[Failure, str] | None:
     """Return the failure and its place without the rank, or None after progress or if the next attempt may succeed."""
     verdict, failure = record.verdict, dataclasses.replace(record.verdict.failure, rank=None)
     has_progress = record.last_committed is not None or verdict.step is not None
@@ -96,19 +96,19 @@ def _failure(record: Record) -> tuple[Failure, str] | None:
     if failure.kind is not FailureKind.EXCEPTION:
         return failure, _last_line(verdict)
     failure = failure.with_texts(lambda text: _NUMBER.sub("#", text))
-    return failure, next(reversed(_PLACE.findall(verdict.traceback or "")), "")
+    return failure, next(reversed(_TRACEBACK_PLACE.findall(verdict.traceback or "")), "")
 
 
 def _last_line(verdict: Verdict) -> str:
     return (verdict.traceback or "").strip().rpartition("\n")[2]
 
 
-def restarts_before(records: Sequence[Record]) -> int:
+def restarts_before(records: Sequence[AttemptRecord]) -> int:
     """Count the restarts in place that led to the last record without a newly committed step."""
-    return 0 if advanced(records)[-1] else restarts_used(records[:-1], records[-1].generation)
+    return 0 if made_progress(records)[-1] else restarts_used(records[:-1], records[-1].generation)
 
 
-def restarts_used(records: Sequence[Record], generation: int) -> int:
+def restarts_used(records: Sequence[AttemptRecord], generation: int) -> int:
     """Count the restarts in place of `generation` since the last newly committed step.
 
     The restart after the last record is included. Restarts after a preemption are not counted.
@@ -116,30 +116,34 @@ def restarts_used(records: Sequence[Record], generation: int) -> int:
     return sum(record.generation == generation and not _is_uncharged(record) for record in _since_progress(records))
 
 
-def is_done(records: Sequence[Record]) -> bool:
+def is_done(records: Sequence[AttemptRecord]) -> bool:
     """Return whether the run has finished, so that an agent that replaces another one has nothing to do."""
     return bool(records) and records[-1].verdict.code == contract.DONE
 
 
-def _is_uncharged(record: Record) -> bool:
-    return contract.outcome(record.verdict.code).action is Action.RESTART_UNCHARGED
+def _is_uncharged(record: AttemptRecord) -> bool:
+    return contract.outcome_for_code(record.verdict.code).action is Action.RESTART_UNCHARGED
 
 
-def first_error(records: Sequence[Record]) -> Verdict:
+def first_error(records: Sequence[AttemptRecord]) -> Verdict:
     """Return the first error since the last newly committed step."""
-    faults = (record for record in _since_progress(records) if contract.outcome(record.verdict.code).in_place)
+    faults = (
+        record
+        for record in _since_progress(records)
+        if contract.outcome_for_code(record.verdict.code).restarts_in_place
+    )
     return next(faults).verdict
 
 
-def generations_without_progress(records: Sequence[Record]) -> int:
+def generations_without_progress(records: Sequence[AttemptRecord]) -> int:
     """Count the last generations in a row that committed no new step, except those that were stopped."""
-    with_progress = {record.generation for record, ahead in zip(records, advanced(records), strict=True) if ahead}
-    last = {record.generation: record for record in records}
-    fruitless = itertools.takewhile(lambda number: number not in with_progress, sorted(last, reverse=True))
-    return sum(not _is_uncharged(last[number]) for number in fruitless)
+    with_progress = {record.generation for record, ahead in zip(records, made_progress(records), strict=True) if ahead}
+    last_records = {record.generation: record for record in records}
+    fruitless = itertools.takewhile(lambda number: number not in with_progress, sorted(last_records, reverse=True))
+    return sum(not _is_uncharged(last_records[number]) for number in fruitless)
 
 
-def given_up(records: Sequence[Record], generation: int, preempted_limit: int | None) -> Verdict | None:
+def give_up_verdict(records: Sequence[AttemptRecord], generation: int, preempted_limit: int | None) -> Verdict | None:
     """Return the verdict on pods of `generation` that have not started yet, or None if they may start.
 
     Earlier attempts may have reached the limits without progress, which pods that were lost or preempted could not
@@ -147,55 +151,61 @@ def given_up(records: Sequence[Record], generation: int, preempted_limit: int | 
     """
     if not records:
         return None
-    free = preemptions_without_progress(records)
-    if preempted_limit is not None and free >= preempted_limit:
-        return _too_often_preempted(free, preempted_limit, records[-1].verdict.facts)
+    preemptions = preemptions_without_progress(records)
+    if preempted_limit is not None and preemptions >= preempted_limit:
+        return _too_often_preempted(preemptions, preempted_limit, records[-1].verdict.facts)
     if records[-1].generation == generation:
         return None
-    verdict = next_move(records, 0, everyone_lives=False).verdict
+    verdict = decide_next(records, 0, all_hosts_alive=False).verdict
     return verdict if verdict.code == contract.NO_PROGRESS else None
 
 
-def used_up(records: Sequence[Record], generation: int, in_place_limit: int) -> Verdict | None:
+def used_up_verdict(records: Sequence[AttemptRecord], generation: int, in_place_limit: int) -> Verdict | None:
     """Return the verdict on a gang that lost host 0 after it had used up its restarts in place, else None."""
-    if not records or records[-1].generation != generation or not contract.outcome(records[-1].verdict.code).in_place:
+    if (
+        not records
+        or records[-1].generation != generation
+        or not contract.outcome_for_code(records[-1].verdict.code).restarts_in_place
+    ):
         return None
-    move = next_move(records, in_place_limit, everyone_lives=True)
-    return None if move.again else move.verdict
+    decision = decide_next(records, in_place_limit, all_hosts_alive=True)
+    return None if decision.should_restart else decision.verdict
 
 
-def given_up_unseen(generation: int, crash_limit: int, preempted_limit: int | None) -> Verdict | None:
+def give_up_verdict_unrecorded(generation: int, crash_limit: int, preempted_limit: int | None) -> Verdict | None:
     """Return the verdict on new pods of a job without checkpoints, which has no record of earlier pods.
 
     Restarts beyond `crash_limit` that led to `generation` were not charged, so they followed preemptions.
     """
-    free = generation - crash_limit
-    if preempted_limit is None or free < preempted_limit:
+    free_restarts = generation - crash_limit
+    if preempted_limit is None or free_restarts < preempted_limit:
         return None
-    return _too_often_preempted(free, preempted_limit, None)
+    return _too_often_preempted(free_restarts, preempted_limit, None)
 
 
 def _too_often_preempted(count: int, limit: int, last: Failure | None) -> Verdict:
     return verdict_for(Failure(FailureKind.PREEMPTED_TOO_OFTEN, count=count, limit=limit, cause=last))
 
 
-def preemptions_without_progress(records: Sequence[Record]) -> int:
+def preemptions_without_progress(records: Sequence[AttemptRecord]) -> int:
     """Count the attempts since the last newly committed step that were stopped from outside and left nothing."""
-    fruitless = itertools.takewhile(lambda pair: not pair[1], zip(records[::-1], advanced(records)[::-1], strict=True))
+    fruitless = itertools.takewhile(
+        lambda pair: not pair[1], zip(records[::-1], made_progress(records)[::-1], strict=True)
+    )
     return sum(_is_uncharged(record) and not _may_have_progress(record) for record, _ in fruitless)
 
 
-def _may_have_progress(record: Record) -> bool:
+def _may_have_progress(record: AttemptRecord) -> bool:
     """Return whether an attempt without reported steps ran for so long that its program has made progress."""
     is_silent = record.verdict.step is None and record.last_committed is None
     # Causes other than waiting have seconds only after the processes have started.
     has_only_waited = bool(record.seconds) and not any(
-        spent for cause, spent in record.seconds.items() if cause not in _WAITS
+        spent for cause, spent in record.seconds.items() if cause not in _WAITING_CAUSES
     )
     return is_silent and not has_only_waited and record.ended - record.started > SILENT_PROGRESS_S
 
 
-def restarts_by_cause(records: Sequence[Record], attempt: int | None = None) -> dict[str, int]:
+def restarts_by_cause(records: Sequence[AttemptRecord], attempt: int | None = None) -> dict[str, int]:
     """Count the restarts, in place or with new pods, by the cause that ended the attempt before.
 
     Args:
@@ -217,54 +227,56 @@ def restart_count(generation: int, by_cause: Mapping[str, int] | None) -> int:
     return max(generation, sum((by_cause or {}).values()))
 
 
-def _since_progress(records: Sequence[Record]) -> Sequence[Record]:
+def _since_progress(records: Sequence[AttemptRecord]) -> Sequence[AttemptRecord]:
     """Return the attempts since the last one that committed a new step, including that one."""
-    last = max((index for index, is_ahead in enumerate(advanced(records)) if is_ahead), default=0)
+    last = max((index for index, is_ahead in enumerate(made_progress(records)) if is_ahead), default=0)
     return records[last:]
 
 
-def carried(records: Sequence[Record], now: float, started: float | None = None) -> dict[str, float]:
+def sum_seconds(records: Sequence[AttemptRecord], now: float, started_at: float | None = None) -> dict[str, float]:
     """Return the seconds by cause from the start of the run until `now`, with the time between attempts as "down".
 
     Args:
         records: Attempts that ended, oldest first.
         now: Unix time.
-        started: Unix time of the start of the run. None: the run started with the first of these attempts, whose own
+        started_at: Unix time of the start of the run. None: the run started with the first of these attempts, whose own
             seconds may not be known.
     """
     total = dict.fromkeys(contract.CLOCK, 0.0)
     for record in records:
-        for cause, spent in record.seconds.items():
-            total[cause] = total.get(cause, 0.0) + spent
-    if started is None and records:
-        started = min(records[0].started, records[0].ended - sum(records[0].seconds.values()))
-    if started is not None:
-        total["down" if records else "rendezvous"] += max(0.0, now - started - sum(total.values()))
+        for cause, spent_s in record.seconds.items():
+            total[cause] = total.get(cause, 0.0) + spent_s
+    if started_at is None and records:
+        started_at = min(records[0].started, records[0].ended - sum(records[0].seconds.values()))
+    if started_at is not None:
+        total["down" if records else "rendezvous"] += max(0.0, now - started_at - sum(total.values()))
     return total
 
 
-def restarts(records: Sequence[Record], number: int, present: Mapping[str, float]) -> list[Restarted]:
+def restart_rows(
+    records: Sequence[AttemptRecord], present_attempt: int, present_seconds: Mapping[str, float]
+) -> list[RestartRow]:
     """Return a row for each of the last recorded attempts, and for the present attempt if it is not recorded."""
     after: dict[int, str | None] = {record.attempt + 1: record.cause for record in records}
-    seconds = {record.attempt: record.restart for record in records[-MAX_ROWS:]}
-    if not records or records[-1].attempt != number:
-        seconds[number] = present
-    return [Restarted(attempt, after.get(attempt), spent) for attempt, spent in seconds.items() if spent]
+    seconds = {record.attempt: record.restart for record in records[-MAX_RESTART_ROWS:]}
+    if not records or records[-1].attempt != present_attempt:
+        seconds[present_attempt] = present_seconds
+    return [RestartRow(attempt, after.get(attempt), spent) for attempt, spent in seconds.items() if spent]
 
 
-def counters(records: Sequence[Record], generation: int, job: AgentJob) -> dict[str, Any]:
+def metric_counters(records: Sequence[AttemptRecord], generation: int, job: AgentJob) -> dict[str, Any]:
     """Return the counters for the metrics of every agent: ends by cause, restarts left, and the newest exit code.
 
     Unlike the restarts, the ends include the end of the run, because there are alerts for it.
     """
     last_codes = {record.generation: record.verdict.code for record in records if record.generation != generation}
-    charged = sum(contract.outcome(code).in_place for code in last_codes.values())
-    used = restarts_used(records, generation)
-    left = {"crash": max(0, job.crash_limit - charged), "in_place": max(0, job.in_place_limit - used)}
+    charged = sum(contract.outcome_for_code(code).restarts_in_place for code in last_codes.values())
+    used_in_place = restarts_used(records, generation)
+    restarts_left = {"crash": max(0, job.crash_limit - charged), "in_place": max(0, job.in_place_limit - used_in_place)}
     if job.preempted_limit is not None:
-        left["preempted"] = max(0, job.preempted_limit - preemptions_without_progress(records))
+        restarts_left["preempted"] = max(0, job.preempted_limit - preemptions_without_progress(records))
     return {
         "ended": dict(Counter(record.cause for record in records)),
-        "left": left,
+        "left": restarts_left,
         "code": records[-1].verdict.code if records else None,
     }

@@ -19,10 +19,10 @@ from jaxlaunch import atomic_file, regular_files
 
 STEP = "step"
 # In characters. We write no longer lines, and no piece of one is a valid line.
-MAX_LINE = 1024 * 1024
+MAX_LINE_CHARS = 1024 * 1024
 
 
-def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def replace_non_finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values with None for floats that are not finite, since JSON has no such numbers."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
@@ -34,27 +34,27 @@ class Journal:
 
     def __init__(self, path: str, start: int) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        kept = {step: line for step, line in _lines(path) if step <= start}
+        kept_lines = {step: line for step, line in _read_lines(path) if step <= start}
         if os.path.exists(path):
-            atomic_file.write(Path(path), "".join(kept.values()).encode())
-        self._last = max(kept, default=-1)
+            atomic_file.write_file(Path(path), "".join(kept_lines.values()).encode())
+        self._last = max(kept_lines, default=-1)
         # The last line and its offset, if this object wrote it.
         self._row: dict[str, Any] | None = None
-        self._at = 0
-        self._file = open(path, "a", opener=regular_files.opener)
+        self._row_offset = 0
+        self._file = open(path, "a", opener=regular_files.open_regular)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a line and flush it, unless the file already has this step or a later one."""
         if step > self._last:
-            self._last, self._at = step, self._file.tell()
-            self._row = {STEP: step, **finite(values)}
+            self._last, self._row_offset = step, self._file.tell()
+            self._row = {STEP: step, **replace_non_finite(values)}
             self._file.write(json.dumps(self._row) + "\n")
             self._file.flush()
 
-    def add(self, step: int, values: Mapping[str, Any]) -> None:
+    def merge_step(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a line, or merge its values into the last line if that has the same step."""
         if step == self._last and self._row is not None:
-            self._file.truncate(self._at)
+            self._file.truncate(self._row_offset)
             self._last, values = -1, {**self._row, **values}
         self.write(step, values)
 
@@ -63,12 +63,12 @@ class Journal:
         self._file.close()
 
 
-def _lines(path: str) -> Iterator[tuple[int, str]]:
+def _read_lines(path: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file with their steps. Lines that a kill or a bad disk left unreadable are skipped."""
     if not os.path.exists(path):
         return
-    with open(path, errors="replace", opener=regular_files.opener) as file:
-        for line in iter(lambda: file.readline(MAX_LINE), ""):
+    with open(path, errors="replace", opener=regular_files.open_regular) as file:
+        for line in iter(lambda: file.readline(MAX_LINE_CHARS), ""):
             try:
                 step = json.loads(line)[STEP]
             except (ValueError, TypeError, KeyError):
@@ -87,24 +87,24 @@ class TensorBoard:
         os.makedirs(folder, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._file = open(os.path.join(folder, name), "ab", buffering=0)
-        self._record(_now() + _bytes(3, b"brain.Event:2"))
+        self._write_event(_encode_time() + _encode_bytes(3, b"brain.Event:2"))
         # The start of a session (SessionLog.START) hides later steps of earlier attempts.
-        self._record(_now() + _number(2, start + 1) + _bytes(7, _number(1, 1)))
+        self._write_event(_encode_time() + _encode_number(2, start + 1) + _encode_bytes(7, _encode_number(1, 1)))
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Write one event with all values that are numbers."""
-        known = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         summary = b"".join(
-            _bytes(1, _bytes(1, name.encode()) + struct.pack("<Bf", 2 << 3 | 5, _single(value)))
-            for name, value in known.items()
+            _encode_bytes(1, _encode_bytes(1, name.encode()) + struct.pack("<Bf", 2 << 3 | 5, _clamp_float32(value)))
+            for name, value in numbers.items()
         )
-        self._record(_now() + _number(2, step) + _bytes(5, summary))
+        self._write_event(_encode_time() + _encode_number(2, step) + _encode_bytes(5, summary))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _record(self, event: bytes) -> None:
+    def _write_event(self, event: bytes) -> None:
         size = struct.pack("<Q", len(event))
         checksums = [struct.pack("<I", _masked_crc32c(part)) for part in (size, event)]
         self._file.write(size + checksums[0] + event + checksums[1])
@@ -113,32 +113,32 @@ class TensorBoard:
 # --- protocol buffers -------------------------------------------------------------------------------------------------
 
 
-def _varint(value: int) -> bytes:
-    found = bytearray()
+def _encode_varint(value: int) -> bytes:
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
+def _encode_number(field: int, value: int) -> bytes:
+    return _encode_varint(field << 3) + _encode_varint(value)
 
 
-def _bytes(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
+def _encode_bytes(field: int, value: bytes) -> bytes:
+    return _encode_varint(field << 3 | 2) + _encode_varint(len(value)) + value
 
 
-def _now() -> bytes:
+def _encode_time() -> bytes:
     return struct.pack("<Bd", 1 << 3 | 1, time.time())
 
 
-def _single(value: float) -> float:
+def _clamp_float32(value: float) -> float:
     """Return the value as `struct` can pack it into 32 bits, which means infinity beyond their range."""
     return float(value) if abs(value) <= 3.4028235e38 or value != value else math.copysign(math.inf, value)
 
 
-def _table() -> Iterator[int]:
+def _crc_table() -> Iterator[int]:
     for byte in range(256):
         for _ in range(8):
             # CRC-32C (Castagnoli), RFC 3720, appendix B.4.
@@ -146,7 +146,7 @@ def _table() -> Iterator[int]:
         yield byte
 
 
-_CRC = tuple(_table())
+_CRC = tuple(_crc_table())
 
 
 def _masked_crc32c(data: bytes) -> int:

@@ -37,7 +37,7 @@ CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 EVALS = "eval.jsonl"
 SAMPLES = "samples.jsonl"
-# jaxlaunch/reporting.py, which works in images without this package, names its own folder "reported".
+# jaxlaunch/samples.py, which works in images without this package, names its own folder "reported".
 TENSORBOARD = "tensorboard"
 # In the folder of a sweep, whose runs are folders in it.
 SWEEP = "sweep.jsonl"
@@ -81,23 +81,23 @@ def is_sweep(folder: Path) -> bool:
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """Yield the run folders below a folder and in its sweeps, by name."""
-    for inner in _list(folder):
+    for inner in _list_folder(folder):
         if is_run(inner):
             yield inner
         # Only one level is searched, since a link in a sweep may lead back to the sweep.
         elif is_sweep(inner):
-            yield from filter(is_run, _list(inner))
+            yield from filter(is_run, _list_folder(inner))
 
 
 def find_own_runs(folder: Path) -> Iterator[Path]:
     """Yield by name the run folders that a server may show, without links that lead elsewhere."""
-    for inner in _list(folder):
+    for inner in _list_folder(folder):
         has_files = os.path.lexists(inner / SUMMARY) or os.path.lexists(inner / LOCK)
         if has_files and not inner.is_symlink():
             yield inner
 
 
-def _list(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return [folder / name for name in sorted(os.listdir(folder))]
     except OSError:
@@ -125,12 +125,12 @@ def user_name(uid: int) -> str:
 # This many bytes of the lock file are read: its holder, and whether that is stopping.
 MAX_HOLDER_BYTES = 256
 # Agents that were killed with their launcher have ended after this time.
-DYING_S = 2.0
+AGENTS_EXIT_S = 2.0
 # A locked file may be empty for this long, since `find_holder` takes the lock for an instant.
-LOOK_S = 0.2
+EMPTY_LOCK_S = 0.2
 _STOPPING = "stopping"
 # The id changes with every boot of the machine.
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 # The index of the start time, in ticks since boot, among the fields of /proc/PID/stat after the name.
 _START_TICKS = 19
 
@@ -188,56 +188,56 @@ def find_holder(folder: Path, name: str = LOCK) -> Holder | None:
     """Return the holder of the lock of a folder, or None, whatever the other files say."""
     try:
         # A descriptor is faster than a file object, and `launcher list` opens ten thousand locks.
-        descriptor = regular_files.opener(f"{folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = regular_files.open_regular(f"{folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:
-        if _take(descriptor, fcntl.LOCK_SH):
+        if _try_lock(descriptor, fcntl.LOCK_SH):
             return None
-        who, _, more = os.read(descriptor, MAX_HOLDER_BYTES).decode(errors="replace").partition("\n")
+        owner, _, notes = os.read(descriptor, MAX_HOLDER_BYTES).decode(errors="replace").partition("\n")
     finally:
         os.close(descriptor)
-    pid, _, born = who.partition(" ")
+    pid, _, started = owner.partition(" ")
     # The holder has not written its pid yet.
     if not pid.isdecimal():
         return Holder(None, is_stopping=False)
-    if _lives(who):
-        return Holder(int(pid), is_stopping=_STOPPING in more)
-    is_here = not born or not _BOOT.exists() or born.endswith(_BOOT.read_text().strip())
+    if _is_alive(owner):
+        return Holder(int(pid), is_stopping=_STOPPING in notes)
+    is_here = not started or not _BOOT_ID_FILE.exists() or started.endswith(_BOOT_ID_FILE.read_text().strip())
     return Holder(None, is_stopping=is_here, is_here=is_here)
 
 
 @contextlib.contextmanager
-def locked(folder: Path, name: str = LOCK) -> Iterator[Lock]:
+def hold_lock(folder: Path, name: str = LOCK) -> Iterator[Lock]:
     """Hold the lock of a run folder, or raise LockError if another run holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     try:
-        file = open(path, "a+", errors="replace", opener=regular_files.beneath(folder))
+        file = open(path, "a+", errors="replace", opener=regular_files.make_opener(folder))
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        message = f"The lock of the run folder, {path}, cannot be used: {why}."
+        reason = (error.strerror or str(error)).lower()
+        message = f"The lock of the run folder, {path}, cannot be used: {reason}."
         raise LockError(message, "name another folder with --run-dir.") from None
     with file:
         _wait_for_lock(folder, file)
         file.seek(0)
         file.truncate()
-        file.write(f"{os.getpid()} {_born(os.getpid())}\n")
+        file.write(f"{os.getpid()} {_read_start_time(os.getpid())}\n")
         file.flush()
         yield Lock(folder, file.fileno())
         file.truncate(0)
 
 
 def _wait_for_lock(folder: Path, file: TextIO) -> None:
-    began = time.monotonic()
-    while not _take(file, fcntl.LOCK_EX):
+    started_at = time.monotonic()
+    while not _try_lock(file, fcntl.LOCK_EX):
         file.seek(0)
-        who = file.readline(MAX_HOLDER_BYTES).strip()
-        pid, lives = who.partition(" ")[0], _lives(who)
-        patience_s = LOOK_S if not who else 0.0 if lives else DYING_S
-        if time.monotonic() - began <= patience_s:
+        owner = file.readline(MAX_HOLDER_BYTES).strip()
+        pid, is_alive = owner.partition(" ")[0], _is_alive(owner)
+        patience_s = EMPTY_LOCK_S if not owner else 0.0 if is_alive else AGENTS_EXIT_S
+        if time.monotonic() - started_at <= patience_s:
             time.sleep(0.05)
-        elif who and not lives:
+        elif owner and not is_alive:
             raise LockError(
                 f"{folder} is in use: `launcher run` with pid {pid} was killed, and its agents are still ending.",
                 "wait until they have saved, for the job's `grace` at most, or name another folder with --run-dir.",
@@ -249,17 +249,17 @@ def _wait_for_lock(folder: Path, file: TextIO) -> None:
             )
 
 
-def _take(file: TextIO | int, how: int) -> bool:
+def _try_lock(file: TextIO | int, operation: int) -> bool:
     try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _lives(who: str) -> bool:
+def _is_alive(owner: str) -> bool:
     """Return whether a process lives that has this pid and, if known, this start time."""
-    pid, _, born = who.partition(" ")
+    pid, _, started = owner.partition(" ")
     if not pid.isdecimal():
         return False
     try:
@@ -269,13 +269,13 @@ def _lives(who: str) -> bool:
     except PermissionError:
         # The process belongs to another user.
         pass
-    return not born or born == _born(int(pid))
+    return not started or started == _read_start_time(int(pid))
 
 
-def _born(pid: int) -> str:
+def _read_start_time(pid: int) -> str:
     """Return the start time of a process as ticks since boot and the id of the boot, or "" without /proc."""
     try:
         ticks = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[_START_TICKS]
-        return f"{ticks} {_BOOT.read_text().strip()}"
+        return f"{ticks} {_BOOT_ID_FILE.read_text().strip()}"
     except (OSError, IndexError):
         return ""

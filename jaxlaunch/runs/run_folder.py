@@ -21,21 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import atomic_file, regular_files
-from jaxlaunch.records import checked
-from jaxlaunch.records.checked import Whole
-from jaxlaunch.records.summary import Of, Record, Start, Summary
+from jaxlaunch.records import codec
+from jaxlaunch.records.codec import NonNegativeInt
+from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord, Summary
 from jaxlaunch.records.verdict import Failure, FailureKind, LostHost, Verdict, verdict_for
 from jaxlaunch.runs.layout import AGENTS, ATTEMPTS, JOB, STARTS, SUMMARY, log_path, start_file, start_folder
 
 # Reads are limited in bytes and in values, since anyone who shares the storage may write files of any size.
 # The limit for attempts.jsonl, in bytes.
-MAX_READ = 8 * 1024 * 1024
+MAX_ATTEMPTS_BYTES = 8 * 1024 * 1024
 # The limits for JSON files, in bytes and in values. The stacks of thousands of ranks fit.
-MAX_JSON, MAX_VALUES = 32 * 1024 * 1024, 1_000_000
+MAX_JSON_BYTES, MAX_JSON_VALUES = 32 * 1024 * 1024, 1_000_000
 # The limit for the logs of all ranks together.
 TAIL_BYTES = 64 * 1024
 # The minimum for the most important log, and for any other.
-FIRST_BYTES, LEAST_BYTES = 16 * 1024, 2 * 1024
+FIRST_TAIL_BYTES, MIN_TAIL_BYTES = 16 * 1024, 2 * 1024
 
 
 class RunFolder:
@@ -49,11 +49,11 @@ class RunFolder:
         self._fault: str | None = None
 
     @property
-    def gap(self) -> str | None:
+    def unknown_reason(self) -> str | None:
         """Reason for which earlier attempts are unknown, or None if they are known."""
         return "the job has no run folder on storage that outlives its pods" if self._folder is None else self._fault
 
-    def records(self, uid: str) -> list[Record]:
+    def read_records(self, uid: str) -> list[AttemptRecord]:
         """Return the finished attempts of run `uid`, oldest first.
 
         Only the last MAX_READ bytes are read, which hold thousands of attempts. Invalid and truncated lines and those
@@ -62,88 +62,92 @@ class RunFolder:
         if self._folder is None:
             return []
         try:
-            lines = regular_files.read(self._folder / ATTEMPTS, MAX_READ, True, self._folder).splitlines()
+            lines = regular_files.read_bounded(
+                self._folder / ATTEMPTS, MAX_ATTEMPTS_BYTES, True, self._folder
+            ).splitlines()
         except FileNotFoundError:
             return []
         except OSError as error:
-            self._failed(error)
+            self._note_fault(error)
             return []
         records = []
         for line in lines:
             with contextlib.suppress(ValueError):
-                records.append(checked.read(Record, checked.decode_record(line)))
+                records.append(codec.read_record(AttemptRecord, codec.parse_record(line)))
         return [record for record in records if record.uid == uid]
 
-    def append(self, record: Record) -> None:
+    def append_record(self, record: AttemptRecord) -> None:
         """Append an attempt to attempts.jsonl, and sync the file."""
         if self._folder is None:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with open(self._folder / ATTEMPTS, "a+b", opener=regular_files.opener) as file:
+            with open(self._folder / ATTEMPTS, "a+b", opener=regular_files.open_regular) as file:
                 # A writer that was killed may have left an incomplete line.
                 if size := file.seek(0, os.SEEK_END):
                     file.seek(size - 1)
-                file.write((b"" if file.read(1) in (b"", b"\n") else b"\n") + _line(record))
+                file.write((b"" if file.read(1) in (b"", b"\n") else b"\n") + _encode_record(record))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            self._failed(error)
+            self._note_fault(error)
 
-    def amend(self, record: Record) -> None:
+    def replace_last_record(self, record: AttemptRecord) -> None:
         """Replace the last attempt in attempts.jsonl, after more about it has become known."""
         if self._folder is None:
             return
         try:
-            lines = regular_files.read(self._folder / ATTEMPTS, MAX_READ, at_end=True).splitlines(keepends=True)
+            lines = regular_files.read_bounded(self._folder / ATTEMPTS, MAX_ATTEMPTS_BYTES, from_end=True).splitlines(
+                keepends=True
+            )
         except OSError as error:
-            return self._failed(error)
-        self.replace(ATTEMPTS, b"".join(lines[:-1]) + _line(record))
+            return self._note_fault(error)
+        self.replace_file(ATTEMPTS, b"".join(lines[:-1]) + _encode_record(record))
 
-    def write(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
+    def write_json(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
         """Replace a file atomically by a value as JSON."""
-        self.replace(name, json.dumps(value, indent=2, default=str).encode() + b"\n")
+        self.replace_file(name, json.dumps(value, indent=2, default=str).encode() + b"\n")
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace_file(self, name: str, data: bytes) -> None:
         """Replace a file atomically."""
         if self._folder is None:
             return
         path = self._folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_file.write(path, data)
+            atomic_file.write_file(path, data)
         except OSError as error:
-            self._failed(error)
+            self._note_fault(error)
 
-    def copy(self, name: str, to: str) -> None:
-        """Replace file `to` atomically by a copy of file `name`, if that exists."""
+    def copy_file(self, name: str, target: str) -> None:
+        """Replace file `target` atomically by a copy of file `name`, if that exists."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
-                self.replace(to, regular_files.read(self._folder / name, MAX_JSON))
+                self.replace_file(target, regular_files.read_bounded(self._folder / name, MAX_JSON_BYTES))
 
-    def starts(self) -> list[int]:
+    def list_starts(self) -> list[int]:
         """Return the numbers of the starts whose record is in the folder."""
         if self._folder is None:
             return []
         names = (path.parent.name for path in self._folder.glob(f"{STARTS}/*/{SUMMARY}"))
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def summary(self, uid: str | None = None, name: str = SUMMARY) -> Summary | None:
+    def read_summary(self, uid: str | None = None, name: str = SUMMARY) -> Summary | None:
         """Return the summary in a file, or None if there is none or it belongs to another run than `uid`."""
         try:
-            summary = Summary.from_json(self.read(name))
+            summary = Summary.from_json(self.read_json(name))
         except ValueError:
             return None
         return summary if uid is None or (summary.of is not None and summary.of.uid == uid) else None
 
-    def row(self) -> Summary | None:
+    def read_summary_row(self) -> Summary | None:
         """Return the summary of the run for a table (`Summary.row_from_json`), or None."""
         try:
-            return Summary.row_from_json(self.read(SUMMARY))
+            return Summary.row_from_json(self.read_json(SUMMARY))
         except ValueError:
             return None
 
-    def read(self, name: str) -> dict[str, Any]:
+    def read_json(self, name: str) -> dict[str, Any]:
         """Return the JSON object in a file, which is empty if there is no valid file of at most MAX_JSON bytes."""
         if self._folder is None:
             return {}
@@ -153,21 +157,21 @@ class RunFolder:
             return {}
         return value if isinstance(value, dict) else {}
 
-    def tails(self, start: int, ranks: Sequence[int]) -> list[tuple[int, list[str]]]:
+    def read_log_tails(self, start: int, ranks: Sequence[int]) -> list[tuple[int, list[str]]]:
         """Return the last lines of the logs of `ranks`, most of them for the first rank, up to TAIL_BYTES.
 
         The log of a rank has all attempts of a start, so it ends with the previous attempt until the new one prints.
         """
         if self._folder is None:
             return []
-        tails, left = [], TAIL_BYTES
+        tails, bytes_left = [], TAIL_BYTES
         for rank in ranks:
-            size = max(LEAST_BYTES, TAIL_BYTES // len(ranks))
-            size = max(size, FIRST_BYTES) if rank == ranks[0] else size
-            if size > left:
+            size = max(MIN_TAIL_BYTES, TAIL_BYTES // len(ranks))
+            size = max(size, FIRST_TAIL_BYTES) if rank == ranks[0] else size
+            if size > bytes_left:
                 break
             try:
-                data = regular_files.read(
+                data = regular_files.read_bounded(
                     log_path(start_folder(self._folder, start), rank), size + 1, True, self._folder
                 )
             except OSError:
@@ -176,44 +180,46 @@ class RunFolder:
             # The first line may be incomplete.
             if lines := lines[1:] if len(data) > size else lines:
                 tails.append((rank, lines))
-                left -= size
+                bytes_left -= size
         return tails
 
-    def _failed(self, error: OSError) -> None:
+    def _note_fault(self, error: OSError) -> None:
         if self._fault is None:
             self._fault = f"the run folder {self._folder} cannot be used: {error}"
             self._say(f"{self._fault}; its summary and attempts will be incomplete")
 
 
-def _line(record: Record) -> bytes:
+def _encode_record(record: AttemptRecord) -> bytes:
     return json.dumps(record.to_json(), default=str).encode() + b"\n"
 
 
 def _read_json(path: Path | str, below: Path) -> Any:
     """Return the value in a JSON file, or raise OSError, or ValueError if it is invalid or too large."""
-    data = regular_files.read(path, MAX_JSON + 1, below=below)
-    if len(data) > MAX_JSON or (len(data) > MAX_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES):
+    data = regular_files.read_bounded(path, MAX_JSON_BYTES + 1, below=below)
+    if len(data) > MAX_JSON_BYTES or (
+        len(data) > MAX_JSON_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES
+    ):
         raise ValueError(f"{path} is too large")
-    return checked.decode_line(data)
+    return codec.parse_json(data)
 
 
 @dataclasses.dataclass(frozen=True)
-class Listed:
+class AgentAddress:
     """Address of the agent of a host."""
 
-    host: Whole
+    host: NonNegativeInt
     address: str
-    pid: Whole
+    pid: NonNegativeInt
 
 
-def read_agents(folder: Path) -> list[Listed]:
+def read_agents(folder: Path) -> list[AgentAddress]:
     """Return the addresses of the agents in agents.json, host 0 first.
 
     Raises:
         OSError: The file cannot be read.
     """
     try:
-        agents: list[Listed] = checked.reader(Sequence[Listed])(_read_json(folder / AGENTS, folder))
+        agents: list[AgentAddress] = codec.reader_for(Sequence[AgentAddress])(_read_json(folder / AGENTS, folder))
     except ValueError:
         # The file is incomplete.
         return []
@@ -223,31 +229,33 @@ def read_agents(folder: Path) -> list[Listed]:
 # --- starts -----------------------------------------------------------------------------------------------------------
 
 # The values of these keys of a job may be tokens, so they are only in the file of the job.
-SECRET = {"env", "args", "eval_args"}
+SECRET_KEYS = {"env", "args", "eval_args"}
 
 
-class Starts:
+class RunStarts:
     """The rows of all starts of a run, and the files of the newest start."""
 
     def __init__(self, folder: RunFolder, uid: str) -> None:
         """Begin a start if `uid` is new, after saving the record of the previous start in its folder."""
-        summary = folder.summary()
+        summary = folder.read_summary()
         self._folder, self._has_job, self._is_new = folder, False, False
         # The newest step on storage according to the summary of this start.
-        self.known: int | None = None
-        self._rows = rows(summary) or [_row(number, self._summary(number)) for number in folder.starts()]
+        self.known_saved_step: int | None = None
+        self._rows = start_rows(summary) or [
+            _start_row(number, self._read_start_summary(number)) for number in folder.list_starts()
+        ]
         if self._rows and self._rows[-1].uid == uid:
-            self.known = None if summary is None else summary.saved
+            self.known_saved_step = None if summary is None else summary.saved
             return
         if summary is not None and self._rows:
             # The previous start may have been killed before it saved its record in its folder. If it was killed before
             # its agents began, it has no record.
             record, number = dataclasses.replace(summary, starts=()), self._rows[-1].start
-            if (summary.of is not None or not summary.starts) and self._summary(number) != record:
-                folder.write(start_file(number, SUMMARY), record.to_json())
+            if (summary.of is not None or not summary.starts) and self._read_start_summary(number) != record:
+                folder.write_json(start_file(number, SUMMARY), record.to_json())
         self._is_new = True
         last = max((row.start for row in self._rows), default=0)
-        self._rows.append(Start(last + 1, uid, started=time.time()))
+        self._rows.append(StartRecord(last + 1, uid, started=time.time()))
 
     @property
     def number(self) -> int:
@@ -255,62 +263,64 @@ class Starts:
         return self._rows[-1].start
 
     @property
-    def earlier(self) -> Sequence[Start]:
+    def earlier_starts(self) -> Sequence[StartRecord]:
         """The rows of the starts before this one."""
         return self._rows[:-1]
 
     @property
-    def saved(self) -> int:
+    def earlier_saved_step(self) -> int:
         """The newest step that earlier starts saved, or 0."""
-        summaries = [self._summary(row.start) for row in self.earlier]
+        summaries = [self._read_start_summary(row.start) for row in self.earlier_starts]
         return max((summary.saved or 0 for summary in summaries if summary is not None), default=0)
 
     @property
-    def has_written(self) -> bool:
+    def has_earlier_checkpoints(self) -> bool:
         """Whether an earlier start trained and has its checkpoints in the same place as this one."""
         has_moved = any(key.startswith("train.checkpoint") for key in self._rows[-1].changed)
-        return not has_moved and any(row.has_trained for row in self.earlier)
+        return not has_moved and any(row.has_trained for row in self.earlier_starts)
 
     @property
-    def compared(self) -> Start | None:
+    def compared_start(self) -> StartRecord | None:
         """The newest earlier start that trained, else the newest. The job of this start is compared with its job."""
-        return next(reversed([row for row in self.earlier if row.has_trained] or self.earlier), None)
+        return next(reversed([row for row in self.earlier_starts if row.has_trained] or self.earlier_starts), None)
 
     def keep_job(self, job: Mapping[str, Any]) -> None:
         """Write the job of a new start to its folder, and the changes in the job to its row."""
         if not self._is_new:
             return
-        self._folder.write(self.path(JOB), without_secrets(job))
-        before = {} if self.compared is None else self._folder.read(start_file(self.compared.start, JOB))
-        self._set_changed(dict(changed_keys("", before, without_secrets(job))) if before else {})
+        self._folder.write_json(self.file_path(JOB), without_secrets(job))
+        earlier_job = (
+            {} if self.compared_start is None else self._folder.read_json(start_file(self.compared_start.start, JOB))
+        )
+        self._set_changed(dict(changed_keys("", earlier_job, without_secrets(job))) if earlier_job else {})
 
-    def begin(self, changed: Mapping[str, Sequence[Any]], saved: int | None = None) -> None:
+    def begin_start(self, changed: Mapping[str, Sequence[Any]], saved: int | None = None) -> None:
         """Write the row of this start before its agents begin. `saved` is the newest step on storage."""
         self._set_changed(changed)
-        self.write(Summary(None, step=None, seconds={}, restarts={}, saved=saved))
+        self.write_summary(Summary(None, step=None, seconds={}, restarts={}, saved=saved))
 
-    def write(self, summary: Summary) -> None:
+    def write_summary(self, summary: Summary) -> None:
         """Replace summary.json of the run and, at the end, that of the start."""
-        self._rows[-1] = self._rows[-1].after(summary)
+        self._rows[-1] = self._rows[-1].with_summary(summary)
         if self._rows[-1].has_trained and not self._has_job:
-            self._folder.copy(self.path(JOB), JOB)
+            self._folder.copy_file(self.file_path(JOB), JOB)
             self._has_job = True
         if summary.verdict is not None:
-            self._folder.write(self.path(SUMMARY), dataclasses.replace(summary, starts=()).to_json())
-        self._folder.write(SUMMARY, dataclasses.replace(summary, starts=self._rows).to_json())
+            self._folder.write_json(self.file_path(SUMMARY), dataclasses.replace(summary, starts=()).to_json())
+        self._folder.write_json(SUMMARY, dataclasses.replace(summary, starts=self._rows).to_json())
 
-    def path(self, name: str) -> str:
+    def file_path(self, name: str) -> str:
         """Return the path of a file of this start, relative to the run folder."""
         return start_file(self.number, name)
 
-    def _summary(self, number: int) -> Summary | None:
-        return self._folder.summary(name=start_file(number, SUMMARY))
+    def _read_start_summary(self, number: int) -> Summary | None:
+        return self._folder.read_summary(name=start_file(number, SUMMARY))
 
     def _set_changed(self, changed: Mapping[str, Sequence[Any]]) -> None:
         """Record the changes in the job, which becomes the job of the run if no earlier start has trained."""
         self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)
-        if not any(row.has_trained for row in self.earlier):
-            self._folder.copy(self.path(JOB), JOB)
+        if not any(row.has_trained for row in self.earlier_starts):
+            self._folder.copy_file(self.file_path(JOB), JOB)
 
 
 def changed_keys(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
@@ -322,7 +332,7 @@ def changed_keys(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any
         for key in dict.fromkeys([*then, *now]):
             yield from changed_keys(f"{path}.{key}" if path else str(key), then.get(key), now.get(key))
     elif then != now:
-        yield path, ["…", "…"] if SECRET & set(path.split(".")) else [then, now]
+        yield path, ["…", "…"] if SECRET_KEYS & set(path.split(".")) else [then, now]
 
 
 def without_secrets(job: Any) -> Any:
@@ -330,39 +340,41 @@ def without_secrets(job: Any) -> Any:
     if not isinstance(job, Mapping):
         return job
     return {
-        key: dict.fromkeys(value, "…") if key in SECRET and isinstance(value, Mapping) else without_secrets(value)
+        key: dict.fromkeys(value, "…") if key in SECRET_KEYS and isinstance(value, Mapping) else without_secrets(value)
         for key, value in job.items()
     }
 
 
-def rows(summary: Summary | None) -> list[Start]:
+def start_rows(summary: Summary | None) -> list[StartRecord]:
     """Return the rows of all starts in a summary."""
-    return [] if summary is None else list(summary.starts) or [_row(1, summary)]
+    return [] if summary is None else list(summary.starts) or [_start_row(1, summary)]
 
 
-def _row(number: int, summary: Summary | None) -> Start:
+def _start_row(number: int, summary: Summary | None) -> StartRecord:
     """Return the row of a start from its own summary."""
     if summary is None:
-        return Start(number, "", 0.0)
-    of, last = summary.of, summary.step or summary.saved or None
-    first = 1 if of is None else of.first_step
-    return Start(
+        return StartRecord(number, "", 0.0)
+    progress, last_step = summary.of, summary.step or summary.saved or None
+    first_step = 1 if progress is None else progress.first_step
+    return StartRecord(
         number,
-        "" if of is None else of.uid,
-        0.0 if of is None else of.started,
-        None if of is None else of.at,
+        "" if progress is None else progress.uid,
+        0.0 if progress is None else progress.started,
+        None if progress is None else progress.at,
         None if summary.verdict is None else summary.verdict.code,
-        first_step=first if first is not None and last is not None and last >= first else None,
-        last_step=last,
+        first_step=first_step if first_step is not None and last_step is not None and last_step >= first_step else None,
+        last_step=last_step,
     )
 
 
 # --- unfinished attempts ----------------------------------------------------------------------------------------------
 
 
-def find_unfinished(folder: RunFolder, uid: str, records: Sequence[Record]) -> tuple[Summary, Of] | None:
+def find_unfinished_attempt(
+    folder: RunFolder, uid: str, records: Sequence[AttemptRecord]
+) -> tuple[Summary, AttemptProgress] | None:
     """Return the last summary and the progress of the attempt of run `uid` without an end in `records`, or None."""
-    summary = folder.summary(uid)
+    summary = folder.read_summary(uid)
     if summary is None or summary.of is None or summary.verdict is not None:
         return None
     if records and summary.of.attempt <= records[-1].attempt:
@@ -370,43 +382,46 @@ def find_unfinished(folder: RunFolder, uid: str, records: Sequence[Record]) -> t
     return summary, summary.of
 
 
-def close_unfinished(of: Of, verdict: Verdict) -> Record:
+def close_unfinished(progress: AttemptProgress, verdict: Verdict) -> AttemptRecord:
     """Return the record that closes an unfinished attempt.
 
     The time since the last commit is moved from "step" to "lost_work", because those steps are computed again. The time
     between the last summary and the next start counts as "down", which the next start adds.
 
     Args:
-        of: Progress of the attempt in its last summary.
+        progress: Progress of the attempt in its last summary.
         verdict: Verdict to use if the agents were killed before they reached one.
     """
-    end = of.judged or verdict
-    lost = min(of.unsafe_s, of.seconds.get("step", 0.0))
-    moved = {"step": of.seconds.get("step", 0.0) - lost, "lost_work": of.seconds.get("lost_work", 0.0) + lost}
-    return Record(
-        uid=of.uid,
-        generation=of.generation,
-        attempt=of.attempt,
-        cause=end.cause,
-        rank=end.rank,
-        first_committed=of.first_committed,
-        last_committed=of.last_committed,
-        seconds={cause: round(spent, 3) for cause, spent in {**of.seconds, **moved}.items()},
-        verdict=end,
-        started=of.started,
-        ended=of.at,
-        restart=of.restart,
+    final_verdict = progress.judged or verdict
+    lost_s = min(progress.unsafe_s, progress.seconds.get("step", 0.0))
+    moved = {
+        "step": progress.seconds.get("step", 0.0) - lost_s,
+        "lost_work": progress.seconds.get("lost_work", 0.0) + lost_s,
+    }
+    return AttemptRecord(
+        uid=progress.uid,
+        generation=progress.generation,
+        attempt=progress.attempt,
+        cause=final_verdict.cause,
+        rank=final_verdict.rank,
+        first_committed=progress.first_committed,
+        last_committed=progress.last_committed,
+        seconds={cause: round(spent, 3) for cause, spent in {**progress.seconds, **moved}.items()},
+        verdict=final_verdict,
+        started=progress.started,
+        ended=progress.at,
+        restart=progress.restart,
     )
 
 
-def settle_records(folder: RunFolder, uid: str) -> list[Record]:
+def settle_records(folder: RunFolder, uid: str) -> list[AttemptRecord]:
     """Return all attempts of run `uid`, oldest first, after closing an unfinished one as lost."""
-    records = folder.records(uid)
-    unfinished = find_unfinished(folder, uid, records)
+    records = folder.read_records(uid)
+    unfinished = find_unfinished_attempt(folder, uid, records)
     if unfinished is None:
         return records
-    summary, of = unfinished
+    summary, progress = unfinished
     facts = Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(0),))
-    record = close_unfinished(of, verdict_for(facts, rank=0, host=0, step=summary.step))
-    folder.append(record)
+    record = close_unfinished(progress, verdict_for(facts, rank=0, host=0, step=summary.step))
+    folder.append_record(record)
     return [*records, record]

@@ -15,21 +15,21 @@ from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.errors import TrainerError
 from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.prepare import text as prepare
 from jaxlaunch.trainer.start import distributed, preflight
 from jaxlaunch.trainer.start.process import (
+    describe_exit,
     exit_code,
+    exit_process,
+    fit_to_processes,
     get_ready,  # noqa: F401  # the agent's standby process calls it
-    leave,
-    of_all_hosts,
-    of_exit,
     print_error,
     read_spec,
-    refused,
+    to_user_error,
 )
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 
 
 def main() -> NoReturn:
@@ -40,34 +40,34 @@ def main() -> NoReturn:
     stop = distributed.Stop()
     fd = os.environ.get(contract.PROGRESS_FD)
     report = Progress(int(fd) if fd else None)
-    report.hello()
+    report.report_hello()
     loop: Loop[Any] | None = None
     try:
-        report.phase("init", 0)
+        report.report_phase("init", 0)
         preflight.check_driver()
         preflight.check_name()
-        prepare.at_start(os.environ, lambda: stop.is_requested, lambda: report.phase("prepare", 0))
-        report.phase("init", 0)
+        prepare.prepare_before_start(os.environ, lambda: stop.is_requested, lambda: report.report_phase("prepare", 0))
+        report.report_phase("init", 0)
         distributed.initialize()
-        report.joined()
+        report.report_joined()
         preflight.check_devices()
-        stop.arm()
+        stop.forward_early_signal()
         spec, task = read_spec(os.environ)
-        spec = of_all_hosts(spec, os.environ, report.note)
-        loop = loop_of(peft.resolved(folder.resolve_spec(spec)), task, Place.from_environ(), stop, report)
+        spec = fit_to_processes(spec, os.environ, report.report_note)
+        loop = build_loop(peft.resolve_lora(folder.resolve_spec(spec)), task, RunContext.from_environ(), stop, report)
         loop.run()
         code = contract.DONE
     except BaseException as raised:
-        error = refused(raised)
-        code = exit_code(error, has_stepped=loop is not None and loop.is_stepping)
+        error = to_user_error(raised)
+        code = exit_code(error, has_stepped=loop is not None and loop.has_stepped)
         if loop is not None and code != contract.PREEMPTED:
             loop.end_saves()
-        if fd and isinstance(error, TrainerError) and code in contract.SENTENCES:
-            report.refusal(str(error), code)
+        if fd and isinstance(error, TrainerError) and code in contract.USER_FIXABLE:
+            report.report_refusal(str(error), code)
         else:
             print_error(error, code)
-        report.error(error, code, of_exit(error))
-    leave(code, report)
+        report.report_error(error, code, describe_exit(error))
+    exit_process(code, report)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:300]}"
 
 
-def said(fault: Mapping[str, Any]) -> str:
+def pydantic_message(fault: Mapping[str, Any]) -> str:
     """Return the message of a pydantic error without the prefix of a ValueError."""
     return str(fault["msg"]).removeprefix("Value error, ")
 

@@ -19,7 +19,7 @@ import jax
 
 from jaxlaunch import programs
 from jaxlaunch.trainer.adapters import peft
-from jaxlaunch.trainer.adapters.base import merge_stored
+from jaxlaunch.trainer.adapters.frozen_base import merge_stored
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.checkpoint.reader import StoredStep
@@ -28,23 +28,25 @@ from jaxlaunch.trainer.huggingface import config_json, save
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface.families import FAMILIES
 from jaxlaunch.trainer.huggingface.save import Parameter
-from jaxlaunch.trainer.loop.training import Place
-from jaxlaunch.trainer.spec import MLP, OfImages, Published, ResNet, ViT
+from jaxlaunch.trainer.loop.training import RunContext
+from jaxlaunch.trainer.spec import MLP, ImageModel, PublishedModel, ResNet, ViT
 from jaxlaunch.trainer.start.process import print_result, read_spec
 
 
 def main() -> int:
     """Export as the arguments specify, print a report as JSON, and return the exit code."""
-    asked = programs.read(programs.Export, "jaxlaunch.trainer.export", __doc__)
+    arguments = programs.read_options(programs.Export, "jaxlaunch.trainer.export", __doc__)
     jax.config.update("jax_platforms", "cpu")
 
-    def find() -> dict[str, Any]:
-        folder = asked.folder or Place.from_environ().checkpoints(read_spec(os.environ)[0])
+    def run_export() -> dict[str, Any]:
+        folder = arguments.folder or RunContext.from_environ().checkpoint_path(read_spec(os.environ)[0])
         if remote.is_remote(folder):
-            remote.check("the folder of checkpoints", folder)
-        return export(folder, asked.to, step=asked.step, ema=asked.ema, merged=asked.merged, base=asked.base)
+            remote.check_url("the folder of checkpoints", folder)
+        return export(
+            folder, arguments.to, step=arguments.step, ema=arguments.ema, merged=arguments.merged, base=arguments.base
+        )
 
-    return print_result(find)
+    return print_result(run_export)
 
 
 def export(
@@ -68,39 +70,41 @@ def export(
     # The target is checked before a checkpoint of many gigabytes is verified.
     save.check_target(to)
     notes: list[str] = []
-    found = reader.find(folder, step, notes.append)
-    beside, inputs = saved_files.saved_tokenizer(folder), saved_files.read_inputs(folder)
-    beside |= {} if inputs is None else {saved_files.INPUTS: saved_files.encode_inputs(inputs)}
-    model = reader.model(found)
-    params: Mapping[str, Parameter] = reader.parameters(found, ema)
+    stored_step = reader.find_step(folder, step, notes.append)
+    extra_files, inputs = saved_files.read_saved_tokenizer(folder), saved_files.read_inputs(folder)
+    extra_files |= {} if inputs is None else {saved_files.INPUTS_FILE: saved_files.encode_inputs(inputs)}
+    model = reader.recorded_model(stored_step)
+    params: Mapping[str, Parameter] = reader.evaluated_parameters(stored_step, ema)
     if isinstance(model, MLP) and inputs is not None:
-        return _told(found, "MLP", params, save.save_mlp(to, model, params, beside), notes)
-    if not isinstance(model, Published):
+        return _summarize_export(stored_step, "MLP", params, save.save_mlp(to, model, params, extra_files), notes)
+    if not isinstance(model, PublishedModel):
         kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
         raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one")
     if isinstance(model, ResNet):
-        params = {**params, **reader.rest(found, ema)}
-    architecture, lora = FAMILIES[config_json.find_family(model)].architecture, reader.lora(found)
+        params = {**params, **reader.evaluated_buffers(stored_step, ema)}
+    architecture, lora = FAMILIES[config_json.find_family(model)].architecture, reader.recorded_lora(stored_step)
     if lora is None and merged:
-        raise SpecError(f"step {found.step} holds a whole model, no adapters to be merged; leave --merged out")
+        raise SpecError(f"step {stored_step.step} holds a whole model, no adapters to be merged; leave --merged out")
     if lora is not None and merged:
-        at = model if base is None else model.model_copy(update={"init_from": base})
-        params = merge_stored(at, lora, found.meta.get("base"), params, f"step {found.step} of {folder}")
-    if isinstance(model, OfImages) and (lora is None or merged):
-        beside |= _preprocessor(model, inputs or {}, notes.append)
+        base_model = model if base is None else model.model_copy(update={"init_from": base})
+        params = merge_stored(
+            base_model, lora, stored_step.meta.get("base"), params, f"step {stored_step.step} of {folder}"
+        )
+    if isinstance(model, ImageModel) and (lora is None or merged):
+        extra_files |= _render_preprocessor(model, inputs or {}, notes.append)
     if lora is None or merged:
-        files = save.save_model(to, model, params, beside=beside, classes=(inputs or {}).get("classes", ()))
+        files = save.save_model(to, model, params, beside=extra_files, classes=(inputs or {}).get("classes", ()))
     else:
-        files = peft.write_adapters(to, model, lora, params, beside)
+        files = peft.write_adapters(to, model, lora, params, extra_files)
         architecture = f"adapters of {architecture}"
-    return _told(found, architecture, params, files, notes)
+    return _summarize_export(stored_step, architecture, params, files, notes)
 
 
-def _told(
-    found: StoredStep, architecture: str, params: Mapping[str, Parameter], files: list[str], notes: list[str]
+def _summarize_export(
+    stored_step: StoredStep, architecture: str, params: Mapping[str, Parameter], files: list[str], notes: list[str]
 ) -> dict[str, Any]:
     return {
-        "step": found.step,
+        "step": stored_step.step,
         "architecture": architecture,
         "parameters": sum(math.prod(parameter.shape) for parameter in params.values()),
         "dtype": next(iter(params.values())).dtype.name,
@@ -109,17 +113,17 @@ def _told(
     }
 
 
-def _preprocessor(model: OfImages, inputs: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, bytes]:
+def _render_preprocessor(model: ImageModel, inputs: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, bytes]:
     size = inputs.get("shape", model.image if isinstance(model, ViT) else None)
-    said = folders.render_preprocessor(model, size, inputs.get("eval_crop", 1.0))
-    if said is None:
+    config = folders.render_preprocessor(model, size, inputs.get("eval_crop", 1.0))
+    if config is None:
         note(
             f"no {folders.PREPROCESSOR_FILE} is written: this model standardizes each image by itself, which "
             "transformers does not do; set train.model.pixel_mean and pixel_std before a training whose export "
             "transformers is to feed"
         )
         return {}
-    return {folders.PREPROCESSOR_FILE: save.encode_json(said)}
+    return {folders.PREPROCESSOR_FILE: save.encode_json(config)}
 
 
 if __name__ == "__main__":

@@ -37,11 +37,11 @@ from jaxlaunch.trainer.start.process import print_result, read_spec
 
 def main() -> int:
     """Print what is at the path of the argument and return the exit code."""
-    asked: dict[str, Any] = json.loads(sys.argv[1])
-    return print_result(lambda: looked(**asked) if asked else mixed(read_spec(os.environ)[0]))
+    arguments: dict[str, Any] = json.loads(sys.argv[1])
+    return print_result(lambda: inspect_path(**arguments) if arguments else inspect_mixture(read_spec(os.environ)[0]))
 
 
-def mixed(spec: TrainSpec) -> dict[str, Any]:
+def inspect_mixture(spec: TrainSpec) -> dict[str, Any]:
     """Return the examples of each part of a mixture and its share. Raises DataError, SpecError."""
     assert isinstance(spec.data, Mixture), "the launcher asks for no other"
     train, held_out = open_source(spec, "train"), open_source(spec, "eval")
@@ -61,11 +61,11 @@ def mixed(spec: TrainSpec) -> dict[str, Any]:
     return {"kind": "mixture", "splits": splits, "parts": parts}
 
 
-def looked(path: str, label: str | None, pictures: str | None) -> dict[str, Any]:
+def inspect_path(path: str, label: str | None, pictures: str | None) -> dict[str, Any]:
     """Return a report on a path. Raises DataError for data that no source of images or tables reads."""
     place = path if remote.is_remote(path) else os.path.abspath(path)
-    look = inspect_images if _holds_images(place) else inspect_table
-    return look(path, place, label, pictures)
+    inspect = inspect_images if _holds_images(place) else inspect_table
+    return inspect(path, place, label, pictures)
 
 
 def _holds_images(place: str) -> bool:
@@ -73,7 +73,7 @@ def _holds_images(place: str) -> bool:
     if os.path.splitext(place)[1].lower() in (".npy", ".npz"):
         return False
     try:
-        found = listing.list_files(place, "train")
+        image_listing = listing.list_files(place, "train")
     except DataError:
         try:
             is_table = all(map(of_tables.is_table, of_tables.find_tables(place, "train", "path")[0]))
@@ -85,10 +85,10 @@ def _holds_images(place: str) -> bool:
                 f"({', '.join(of_tables.ENDINGS)}); text is source: text, and a class of yours source: torch"
             ) from None
         return False
-    if not found.names or found.kind not in ("list", "table"):
+    if not image_listing.names or image_listing.kind not in ("list", "table"):
         return True
-    first = join_path(found.root, found.names[0])
-    if found.kind == "list":
+    first = join_path(image_listing.root, image_listing.names[0])
+    if image_listing.kind == "list":
         row = next((row for _, row in build.read_rows(first)), {})
         return any(isinstance(value, str) and value.lower().endswith(picture.ENDINGS) for value in row.values())
     return _has_bytes(first)
@@ -98,12 +98,12 @@ def _has_bytes(path: str) -> bool:
     import pyarrow
     from pyarrow import parquet
 
-    here = files.local_path(path)
+    local_path = files.local_path(path)
     try:
         if path.lower().endswith(".parquet"):
-            schema = parquet.read_schema(here)
+            schema = parquet.read_schema(local_path)
         else:
-            schema = files.arrow_batches(pyarrow.memory_map(here))[0]
+            schema = files.arrow_batches(pyarrow.memory_map(local_path))[0]
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} is truncated or damaged: {error}") from None
     return any(build.holds_bytes(schema.field(at).type) for at in range(len(schema.names)))
@@ -112,10 +112,10 @@ def _has_bytes(path: str) -> bool:
 # Broken or duplicate files that are listed.
 SHOWN_FILES = 10
 # The size in pixels that is proposed if images have several sizes.
-USUAL = 224
+DEFAULT_SIDE = 224
 
 
-class Seen(NamedTuple):
+class InspectedImage(NamedTuple):
     """An inspected image: what is wrong with it, or its size and format; and a digest of its bytes."""
 
     wrong: str | None
@@ -129,12 +129,14 @@ def inspect_images(path: str, place: str, label: str | None, pictures: str | Non
     data = Images(source="images", path=place, label=label)
     train = index_images(data, place, "train", "path", None)
     splits = {"train": train}
-    if train.has_splits and len(held := index_images(data, place, "eval", "path", train.classes or None)):
-        splits["eval"] = held
-    seen = [(index, number, image) for index in splits.values() for number, image in enumerate(_seen(index))]
-    broken = [f"{index.where(number)} {image.wrong}" for index, number, image in seen if image.wrong]
-    sizes = np.array([image.size for *_, image in seen if image.size])
-    twice = _duplicate_images(seen)
+    if train.has_splits and len(held_out := index_images(data, place, "eval", "path", train.classes or None)):
+        splits["eval"] = held_out
+    inspected = [
+        (index, number, image) for index in splits.values() for number, image in enumerate(_read_images(index))
+    ]
+    broken = [f"{index.where(number)} {image.wrong}" for index, number, image in inspected if image.wrong]
+    sizes = np.array([image.size for *_, image in inspected if image.size])
+    duplicates = _duplicate_images(inspected)
     spread: dict[str, list[int]] = {}
     if len(sizes):
         sides = {"least": sizes.min(0), "median": np.median(sizes, axis=0), "most": sizes.max(0)}
@@ -142,7 +144,9 @@ def inspect_images(path: str, place: str, label: str | None, pictures: str | Non
     block: dict[str, Any] = {"source": "images", "path": path}
     if len(sizes):
         is_one = len(np.unique(sizes, axis=0)) == 1
-        block["size"] = (sizes[0].tolist() if sizes[0][0] != sizes[0][1] else int(sizes[0][0])) if is_one else USUAL
+        block["size"] = (
+            (sizes[0].tolist() if sizes[0][0] != sizes[0][1] else int(sizes[0][0])) if is_one else DEFAULT_SIDE
+        )
     block |= {"label": label} if label else {}
     block |= {} if "eval" in splits else {"eval_split": 0.1}
     block |= {"on_broken": "skip"} if broken else {}
@@ -156,50 +160,50 @@ def inspect_images(path: str, place: str, label: str | None, pictures: str | Non
             split: dict(zip(classes, np.bincount(index.label_N, minlength=len(classes)).tolist(), strict=False))
             for split, index in splits.items()
         },
-        "formats": dict(collections.Counter(image.form for *_, image in seen if image.form).most_common()),
+        "formats": dict(collections.Counter(image.form for *_, image in inspected if image.form).most_common()),
         "sizes": spread,
         "left_out": train.left_out,
         "broken": {"count": len(broken), "first": broken[:SHOWN_FILES]},
-        "duplicates": {"count": len(twice), "first": twice[:SHOWN_FILES]},
+        "duplicates": {"count": len(duplicates), "first": duplicates[:SHOWN_FILES]},
         "data": block,
         "model": {"classes": len(classes)},
     }
 
 
-def _seen(index: Index) -> Iterator[Seen]:
-    def of(number: int) -> Seen:
+def _read_images(index: Index) -> Iterator[InspectedImage]:
+    def read_image(number: int) -> InspectedImage:
         """Read and decode one image, at an eighth of its size if its format allows."""
         try:
             data = index.read(number)
         except Broken as error:
-            return Seen(str(error), None, "", b"")
+            return InspectedImage(str(error), None, "", b"")
         except (FileNotFoundError, PermissionError) as error:
-            return Seen(f"cannot be read: {error.strerror}", None, "", b"")
+            return InspectedImage(f"cannot be read: {error.strerror}", None, "", b"")
         digest = hashlib.sha256(data).digest()[:16]
         try:
             picture = Picture(data)
             size, form = picture.size, " ".join(picture.about)
             picture.pixels(None, SMALL)
         except Broken as error:
-            return Seen(str(error), None, "", digest)
-        return Seen(None, size, form, digest)
+            return InspectedImage(str(error), None, "", digest)
+        return InspectedImage(None, size, form, digest)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        yield from threads.map(of, range(len(index)))
+        yield from threads.map(read_image, range(len(index)))
 
 
-def _duplicate_images(seen: list[tuple[Index, int, Seen]]) -> list[str]:
+def _duplicate_images(inspected: list[tuple[Index, int, InspectedImage]]) -> list[str]:
     first: dict[bytes, tuple[Index, int]] = {}
-    found = []
-    for index, number, each in seen:
-        if each.digest and not each.wrong:
-            other, at = first.setdefault(each.digest, (index, number))
+    duplicates = []
+    for index, number, image in inspected:
+        if image.digest and not image.wrong:
+            other, at = first.setdefault(image.digest, (index, number))
             if other is not index or at != number:
-                found.append(f"{index.where(number)} is {other.where(at)}")
-    return found
+                duplicates.append(f"{index.where(number)} is {other.where(at)}")
+    return duplicates
 
 
-MOST_LABELS = 100
+MAX_LABELS = 100
 # Values of a column that are listed.
 SHOWN_VALUES = 20
 
@@ -209,9 +213,9 @@ def inspect_table(path: str, place: str, label: str | None, pictures: str | None
     paths, has_splits = of_tables.find_tables(place, "train", "path")
     table = of_tables.read_tables(paths)
     splits = {"train": len(table)}
-    if has_splits and (held := of_tables.find_tables(place, "eval", "path")[0]):
-        splits["eval"] = len(of_tables.read_tables(held))
-    columns = {name: _column(table, name) for name in [*table.values, *table.unusable]}
+    if has_splits and (held_out_paths := of_tables.find_tables(place, "eval", "path")[0]):
+        splits["eval"] = len(of_tables.read_tables(held_out_paths))
+    columns = {name: _describe_column(table, name) for name in [*table.values, *table.unusable]}
     label = label or next((name for name in build.LABEL if name in table.values), None) or [*table.values][-1]
     if label not in table.values:
         raise DataError(f"{path} has no column {label!r} of numbers or texts; it has {', '.join(table.values)}")
@@ -222,131 +226,150 @@ def inspect_table(path: str, place: str, label: str | None, pictures: str | None
     if any(columns[name]["missing"] for name in usable):
         block["missing"] = "mean"
     block |= {} if "eval" in splits else {"eval_split": 0.2}
-    target, model = _target(table, label, columns[label], block)
+    target, model = _detect_target(table, label, columns[label], block)
     if pictures is not None:
         draw_table(table, [*usable, label], pictures)
     rows = zip(*(values.tolist() for values in table.values.values()), strict=True)
-    different = {tuple(map(str, row)) for row in rows}
+    distinct_rows = {tuple(map(str, row)) for row in rows}
     return {
         "kind": "table",
         "splits": splits,
         "columns": columns,
-        "duplicates": {"count": len(table) - len(different), "first": []},
+        "duplicates": {"count": len(table) - len(distinct_rows), "first": []},
         "data": block,
         "model": {"classes": model},
         "loss": {"target": target},
     }
 
 
-def _column(table: Columns, name: str) -> dict[str, Any]:
+def _describe_column(table: Columns, name: str) -> dict[str, Any]:
     if name in table.unusable:
         return {"kind": "other", "missing": 0, "refused": table.unusable[name]}
     try:
-        found = source.column_numbers(table, name)
+        numbers = source.column_numbers(table, name)
     except DataError as error:
         return {"kind": "mixed", "missing": 0, "refused": str(error)}
-    if found is None:
+    if numbers is None:
         counts = collections.Counter("" if value is None else str(value) for value in table.values[name])
         missing = counts.pop("", 0)
         about: dict[str, Any] = {"kind": "texts", "missing": missing, "different": len(counts)}
         if len(counts) > source.MOST_VALUES:
             return about | {"refused": f"has {len(counts)} different texts"}
         return about | {"values": dict(counts.most_common(SHOWN_VALUES))}
-    known = found[np.isfinite(found)]
+    finite_numbers = numbers[np.isfinite(numbers)]
     shape = list(table.values[name].shape[1:])
     dtype = "numbers" if table.values[name].dtype.kind == "O" else str(table.values[name].dtype)
-    about = {"kind": dtype, "missing": int(len(found) - np.isfinite(found).all(1).sum())} | (
+    about = {"kind": dtype, "missing": int(len(numbers) - np.isfinite(numbers).all(1).sum())} | (
         {"shape": shape} if shape else {}
     )
-    if not len(known):
+    if not len(finite_numbers):
         return about | {"refused": "has no value"}
-    return about | {"least": float(known.min()), "mean": float(known.mean()), "most": float(known.max())}
+    return about | {
+        "least": float(finite_numbers.min()),
+        "mean": float(finite_numbers.mean()),
+        "most": float(finite_numbers.max()),
+    }
 
 
-def _target(table: Columns, label: str, about: dict[str, Any], block: dict[str, Any]) -> tuple[str, int]:
+def _detect_target(table: Columns, label: str, about: dict[str, Any], block: dict[str, Any]) -> tuple[str, int]:
     """Return the kind of target and the number of outputs; add classes to the block unless they are 0 to n - 1."""
-    found = source.column_numbers(table, label)
-    if found is None:
+    numbers = source.column_numbers(table, label)
+    if numbers is None:
         return "class", about["different"]
-    known = found[np.isfinite(found)]
-    different = np.unique(known)
-    named = table.classes.get(label)
-    if named is not None:
-        return "class", len(named)
-    if found.shape[1] > 1 or len(different) > MOST_LABELS or (different != np.trunc(different)).any():
-        return "regression", found.shape[1]
-    if different.tolist() != list(range(len(different))):
-        block["classes"] = [int(label_value) for label_value in different]
-    return "class", len(different)
+    finite_numbers = numbers[np.isfinite(numbers)]
+    distinct_labels = np.unique(finite_numbers)
+    classes = table.classes.get(label)
+    if classes is not None:
+        return "class", len(classes)
+    if (
+        numbers.shape[1] > 1
+        or len(distinct_labels) > MAX_LABELS
+        or (distinct_labels != np.trunc(distinct_labels)).any()
+    ):
+        return "regression", numbers.shape[1]
+    if distinct_labels.tolist() != list(range(len(distinct_labels))):
+        block["classes"] = [int(label_value) for label_value in distinct_labels]
+    return "class", len(distinct_labels)
 
 
-SIDE, GAP, TEXT = 96, 4, 14  # pixels
+IMAGE_SIDE, GAP, TEXT_HEIGHT = 96, 4, 14  # pixels
 SHEET_CLASSES, SHEET_IMAGES = 20, 10  # of a sheet
-MOST_COLUMNS, ACROSS, BINS = 24, 4, 24
-WIDE, HIGH = 200, 80  # of a histogram
-BACK, INK, BAR = (255, 255, 255), (40, 40, 40), (63, 81, 181)
+MAX_COLUMNS, HISTOGRAMS_PER_ROW, BINS = 24, 4, 24
+HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT = 200, 80  # of a histogram
+BACKGROUND_COLOR, TEXT_COLOR, BAR_COLOR = (255, 255, 255), (40, 40, 40), (63, 81, 181)
 
 
 def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
     """Write a PNG with a row of images for each of the first classes. Raises DataError."""
     shown = classes[:SHEET_CLASSES]
-    row = SIDE + TEXT + GAP
-    whole = Image.new("RGB", (SHEET_IMAGES * (SIDE + GAP) + GAP, len(shown) * row + GAP), BACK)
-    draw = ImageDraw.Draw(whole)
+    row = IMAGE_SIDE + TEXT_HEIGHT + GAP
+    sheet = Image.new("RGB", (SHEET_IMAGES * (IMAGE_SIDE + GAP) + GAP, len(shown) * row + GAP), BACKGROUND_COLOR)
+    draw = ImageDraw.Draw(sheet)
     for number, name in enumerate(shown):
-        _write(draw, (GAP, number * row + GAP // 2), name)
-        mine = np.flatnonzero(index.label_N == number)
-        for at, image in enumerate(mine[:: max(1, len(mine) // SHEET_IMAGES)][:SHEET_IMAGES].tolist()):
-            place = (GAP + at * (SIDE + GAP), number * row + TEXT + GAP)
+        _draw_text(draw, (GAP, number * row + GAP // 2), name)
+        image_indices = np.flatnonzero(index.label_N == number)
+        for column, image in enumerate(
+            image_indices[:: max(1, len(image_indices) // SHEET_IMAGES)][:SHEET_IMAGES].tolist()
+        ):
+            place = (GAP + column * (IMAGE_SIDE + GAP), number * row + TEXT_HEIGHT + GAP)
             try:
                 picture = Picture(index.read(image))
-                scale = SIDE / max(picture.size)
+                scale = IMAGE_SIDE / max(picture.size)
                 height, width = (max(1, round(side * scale)) for side in picture.size)
                 small = Image.fromarray(picture.pixels(None, (height, width)))
-                whole.paste(small, (place[0] + (SIDE - small.width) // 2, place[1] + (SIDE - small.height) // 2))
+                sheet.paste(
+                    small, (place[0] + (IMAGE_SIDE - small.width) // 2, place[1] + (IMAGE_SIDE - small.height) // 2)
+                )
             except (Broken, OSError):
-                draw.rectangle((*place, place[0] + SIDE - 1, place[1] + SIDE - 1), outline=INK)
-                _write(draw, (place[0] + GAP, place[1] + SIDE // 2), "broken")
-    _save(whole, path)
+                draw.rectangle((*place, place[0] + IMAGE_SIDE - 1, place[1] + IMAGE_SIDE - 1), outline=TEXT_COLOR)
+                _draw_text(draw, (place[0] + GAP, place[1] + IMAGE_SIDE // 2), "broken")
+    _save_picture(sheet, path)
 
 
 def draw_table(table: Columns, names: Sequence[str], path: str) -> None:
     """Write a PNG with a histogram of each of the first columns and of the last. Raises DataError."""
-    shown = [*names[: MOST_COLUMNS - 1], *names[MOST_COLUMNS - 1 :][-1:]]
-    rows = -(-len(shown) // ACROSS)
-    whole = Image.new("RGB", (ACROSS * (WIDE + GAP) + GAP, rows * (HIGH + 2 * TEXT + GAP) + GAP), BACK)
-    draw = ImageDraw.Draw(whole)
+    shown = [*names[: MAX_COLUMNS - 1], *names[MAX_COLUMNS - 1 :][-1:]]
+    rows = -(-len(shown) // HISTOGRAMS_PER_ROW)
+    sheet = Image.new(
+        "RGB",
+        (HISTOGRAMS_PER_ROW * (HISTOGRAM_WIDTH + GAP) + GAP, rows * (HISTOGRAM_HEIGHT + 2 * TEXT_HEIGHT + GAP) + GAP),
+        BACKGROUND_COLOR,
+    )
+    draw = ImageDraw.Draw(sheet)
     for number, name in enumerate(shown):
-        left = GAP + number % ACROSS * (WIDE + GAP)
-        top = GAP + number // ACROSS * (HIGH + 2 * TEXT + GAP)
-        counts, least, most = _counted(table, name)
-        _write(draw, (left, top), name[:32])
-        bottom, width = top + TEXT + HIGH, WIDE / max(len(counts), 1)
-        for at, count in enumerate(counts):
-            high = HIGH * count / max(counts)
-            draw.rectangle((left + at * width, bottom - high, left + (at + 1) * width - 1, bottom), fill=BAR)
-        _write(draw, (left, bottom + 1), f"{least} to {most}"[:32])
-    _save(whole, path)
+        left_edge = GAP + number % HISTOGRAMS_PER_ROW * (HISTOGRAM_WIDTH + GAP)
+        top_edge = GAP + number // HISTOGRAMS_PER_ROW * (HISTOGRAM_HEIGHT + 2 * TEXT_HEIGHT + GAP)
+        counts, least, most = _count_values(table, name)
+        _draw_text(draw, (left_edge, top_edge), name[:32])
+        bottom, width = top_edge + TEXT_HEIGHT + HISTOGRAM_HEIGHT, HISTOGRAM_WIDTH / max(len(counts), 1)
+        for bin_index, count in enumerate(counts):
+            bar_height = HISTOGRAM_HEIGHT * count / max(counts)
+            draw.rectangle(
+                (left_edge + bin_index * width, bottom - bar_height, left_edge + (bin_index + 1) * width - 1, bottom),
+                fill=BAR_COLOR,
+            )
+        _draw_text(draw, (left_edge, bottom + 1), f"{least} to {most}"[:32])
+    _save_picture(sheet, path)
 
 
-def _counted(table: Columns, name: str) -> tuple[list[int], str, str]:
-    found = source.column_numbers(table, name)
-    if found is None:
+def _count_values(table: Columns, name: str) -> tuple[list[int], str, str]:
+    numbers = source.column_numbers(table, name)
+    if numbers is None:
         counts = collections.Counter(str(value) for value in table.values[name] if value)
         ordered = counts.most_common(BINS)
         return [count for _, count in ordered], ordered[0][0], ordered[-1][0]
-    known = found[np.isfinite(found)]
-    of_bins, edges = np.histogram(known, BINS)
-    return of_bins.tolist(), f"{edges[0]:g}", f"{edges[-1]:g}"
+    finite_numbers = numbers[np.isfinite(numbers)]
+    bin_counts, edges = np.histogram(finite_numbers, BINS)
+    return bin_counts.tolist(), f"{edges[0]:g}", f"{edges[-1]:g}"
 
 
-def _write(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str) -> None:
-    draw.text(place, text.encode("ascii", "replace").decode(), fill=INK)
+def _draw_text(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str) -> None:
+    draw.text(place, text.encode("ascii", "replace").decode(), fill=TEXT_COLOR)
 
 
-def _save(whole: Image.Image, path: str) -> None:
+def _save_picture(sheet: Image.Image, path: str) -> None:
     try:
-        whole.save(path, "PNG")
+        sheet.save(path, "PNG")
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
 

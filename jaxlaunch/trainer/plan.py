@@ -18,19 +18,19 @@ from jax.sharding import PartitionSpec
 
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.aot.chips import Chips
-from jaxlaunch.trainer.aot.compile import AheadOfTime, limit_compilation
+from jaxlaunch.trainer.aot.compile import AheadOfTimeCompiler, limit_compilation
 from jaxlaunch.trainer.attention import availability
 from jaxlaunch.trainer.attention.availability import Accelerator
 from jaxlaunch.trainer.data.examples import NARROW, Examples
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.loaded import sampling_bytes_per_device
+from jaxlaunch.trainer.generate.text_model import sampling_bytes_per_device
 from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.numerics.memory import Range
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import GPT2, ConvNeXt, Decoder, Remat, ResNet, Synthetic, TrainSpec, ViT, model_sizes
-from jaxlaunch.trainer.spec.data import OfImages
+from jaxlaunch.trainer.spec.data import ImageSource
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.step.state import Batch
 from jaxlaunch.trainer.step.train_step import Step
@@ -39,36 +39,36 @@ from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.lm import NextToken
 
 # Stands for the steps of a run whose epochs have an unknown length.
-ENDLESS = 10**9
+UNKNOWN_STEPS = 10**9
 # Pixels of a side, if the model accepts any size and the data is not available.
-IMAGE = 224
+DEFAULT_IMAGE_SIDE = 224
 
 
 def main() -> int:
     """Print the plan of TRAIN_SPEC as JSON and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.plan", description=__doc__)
     parser.add_argument("--sharding", action="store_true", help="list every parameter and the mesh axes that split it")
-    parser.add_argument("--compile", metavar="JSON", type=Chips.parse, help="the chips to compile the steps for")
+    parser.add_argument("--compile", metavar="JSON", type=Chips.from_json, help="the chips to compile the steps for")
     parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="of the job's devices; default: not known")
     parser.add_argument("--capability", metavar="8.0", help="the compute capability of CUDA devices")
     options = parser.parse_args()
-    on = options.platform and Accelerator(options.platform, availability.capability(options.capability))
+    accelerator = options.platform and Accelerator(options.platform, availability.parse_capability(options.capability))
 
-    def find() -> dict[str, Any]:
+    def make_plan() -> dict[str, Any]:
         spec, task = read_job()
-        found = Plan(spec, task, on).to_dict(sharding=options.sharding)
+        plan = Plan(spec, task, accelerator).to_dict(sharding=options.sharding)
         if options.compile is not None:
             with limit_compilation():
-                found["compiled"] = ahead_of_time(spec, task, options.compile).to_dict()
-        return found
+                plan["compiled"] = ahead_of_time(spec, task, options.compile).compile_or_shrink()
+        return plan
 
-    return print_result(find)
+    return print_result(make_plan)
 
 
 def read_job() -> tuple[TrainSpec, Task]:
     """Read the training of TRAIN_SPEC for a plan: with synthetic data, and without its compilation cache."""
     spec, task = read_spec(os.environ)
-    spec = peft.resolved(folder.resolve_spec(spec, is_here=False), is_here=False)
+    spec = peft.resolve_lora(folder.resolve_spec(spec, is_here=False), is_here=False)
     # The cache of the job is on the cluster.
     jax.config.update("jax_compilation_cache_dir", None)
     return with_synthetic_data(spec, task), task
@@ -82,12 +82,14 @@ def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:
         case ViT() as model if isinstance(task, Classify):
             synthetic = Synthetic(source="synthetic", shape=[*model.image, model.channels])
         case ResNet() | ConvNeXt() as model if isinstance(task, Classify):
-            size = spec.data.shape if isinstance(spec.data, OfImages) else None
-            synthetic = Synthetic(source="synthetic", shape=[*(size or (IMAGE, IMAGE)), model.channels])
+            size = spec.data.shape if isinstance(spec.data, ImageSource) else None
+            synthetic = Synthetic(
+                source="synthetic", shape=[*(size or (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE)), model.channels]
+            )
         case _:
             return spec
     # Without the data, the steps of an epoch are unknown.
-    steps = ENDLESS if spec.epochs else spec.steps
+    steps = UNKNOWN_STEPS if spec.epochs else spec.steps
     return spec.model_copy(update={"data": synthetic, "epochs": None, "steps": steps})
 
 
@@ -97,38 +99,42 @@ class Plan:
     Raises the errors of the trainer before its first step.
     """
 
-    def __init__(self, spec: TrainSpec, task: Task, on: Accelerator | None = None) -> None:
-        self.spec, self.task = availability.for_plan(spec, on), task
-        self.mesh = mesh.build(spec.mesh)
-        source = _source(spec, task)
+    def __init__(self, spec: TrainSpec, task: Task, accelerator: Accelerator | None = None) -> None:
+        self.spec, self.task = availability.resolve_for_plan(spec, accelerator), task
+        self.mesh = mesh.build_mesh(spec.mesh)
+        source = _open_source(spec, task)
         self.total = spec.total_steps(len(source))
-        self.example = _example(task, source)
-        self.step = self._step(spec.remat)
+        self.example = _abstract_example(task, source)
+        self.step = self._build_step(spec.remat)
 
     def to_dict(self, *, sharding: bool) -> dict[str, Any]:
         """Return the plan as JSON: bytes on a device by purpose, and on request the sharding of each parameter."""
-        batch, state, prompts = _batch(self.example, self.spec.batch), self.step.abstract, self.spec.eval.samples
-        forward = self.step.forward(batch)
-        found: dict[str, Any] = {
+        batch, state, prompts = (
+            _abstract_batch(self.example, self.spec.batch),
+            self.step.abstract,
+            self.spec.eval.samples,
+        )
+        forward = self.step.forward_jaxpr(batch)
+        plan: dict[str, Any] = {
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-            "trained": sum(leaf.size for leaf in jax.tree.leaves(self.step.builder.trained(state.params))),
+            "trained": sum(leaf.size for leaf in jax.tree.leaves(self.step.builder.trained_params(state.params))),
             "arrays": len(state.params),
             "checkpoint": memory.total_bytes(self.step.builder.to_tree(state)),
-            "flops_per_step": flops.train_step(forward, trained=self.step.trained_arrays),
-            "causal_flops_per_step": flops.train_step(forward, 0.5, self.step.trained_arrays),
-            "device": self.state_bytes() | {"batch": memory.total_bytes(batch) // mesh.shards(self.mesh)},
-            "activations": self._activations(),
+            "flops_per_step": flops.train_step_flops(forward, trained=self.step.trained_arrays),
+            "causal_flops_per_step": flops.train_step_flops(forward, 0.5, self.step.trained_arrays),
+            "device": self.state_bytes() | {"batch": memory.total_bytes(batch) // mesh.count_shards(self.mesh)},
+            "activations": self._activation_bytes(),
             # There are no activations of the train step while samples are generated.
             "samples": 0 if prompts is None else sampling_bytes_per_device(self.spec, prompts, self.mesh),
         }
         if sharding:
-            found["sharding"] = [_placed(name, self.step) for name in state.params]
-        return found
+            plan["sharding"] = [_describe_sharding(name, self.step) for name in state.params]
+        return plan
 
     def state_bytes(self) -> dict[str, int]:
         """Return bytes of state and gradients per device; with micro-batches there are two sets of gradients."""
         state = self.step.abstract
-        trained = self.step.builder.trained(state.params)
+        trained = self.step.builder.trained_params(state.params)
         summed = sum(memory.bytes_per_device(leaf) // leaf.dtype.itemsize * 4 for leaf in trained.values())
         fresh = memory.bytes_per_device(trained) if self.spec.accumulate > 1 else 0
         return {
@@ -136,67 +142,85 @@ class Plan:
             "gradients": summed + fresh,
             "optimizer": memory.bytes_per_device(state.opt),
             "average": memory.bytes_per_device(state.ema),
-            "other": memory.bytes_per_device((state.rest, state.scale, state.step)),
+            "other": memory.bytes_per_device((state.buffers, state.scale, state.step)),
         }
 
-    def _activations(self) -> dict[str, Range]:
+    def _activation_bytes(self) -> dict[str, Range]:
         """Return bytes of residuals per device: as requested, without rematerialization, and with `full`.
 
         While a layer is recomputed, all of its residuals are in memory.
         """
-        whole, least, remat = self._residuals("none"), self._residuals("full"), self.spec.remat
-        asked = whole if remat == "none" else least if remat == "full" else self._residuals(remat)
+        unrematerialized, fully_rematerialized, remat = (
+            self._residuals_per_device("none"),
+            self._residuals_per_device("full"),
+            self.spec.remat,
+        )
+        requested = (
+            unrematerialized
+            if remat == "none"
+            else fully_rematerialized
+            if remat == "full"
+            else self._residuals_per_device(remat)
+        )
         layers = model_sizes(self.spec.model).layers
 
-        def peak(kept: Range) -> Range:
-            again = (max(0, most - part) // layers for most, part in zip(whole, kept, strict=True))
-            return Range(*(part + more for part, more in zip(kept, again, strict=True)))
+        def add_recomputed_layer(residuals: Range) -> Range:
+            recomputed = (max(0, most - part) // layers for most, part in zip(unrematerialized, residuals, strict=True))
+            return Range(*(part + more for part, more in zip(residuals, recomputed, strict=True)))
 
-        return {"asked": peak(asked), "none": whole, "full": peak(least)}
+        return {
+            "asked": add_recomputed_layer(requested),
+            "none": unrematerialized,
+            "full": add_recomputed_layer(fully_rematerialized),
+        }
 
-    def flops(self) -> float | None:
+    def step_flops(self) -> float | None:
         """Return the FLOPs of a train step on all devices, or None if they depend on the data."""
-        return self.step.flops(_batch(self.example, self.spec.batch))
+        return self.step.count_flops(_abstract_batch(self.example, self.spec.batch))
 
-    def residuals(self, remat: Remat) -> tuple[int, int]:
+    def residual_bytes(self, remat: Remat) -> tuple[int, int]:
         """Return the bytes that the backward pass reads for a micro-batch, and for one with twice the rows."""
-        step, rows = self._step(remat), self.spec.batch // self.spec.accumulate
-        return step.residual_bytes(_batch(self.example, rows)), step.residual_bytes(_batch(self.example, 2 * rows))
+        step, rows = self._build_step(remat), self.spec.batch // self.spec.accumulate
+        return step.residual_bytes(_abstract_batch(self.example, rows)), step.residual_bytes(
+            _abstract_batch(self.example, 2 * rows)
+        )
 
-    def _residuals(self, remat: Remat) -> Range:
-        of_batch, of_twice = self.residuals(remat)
+    def _residuals_per_device(self, remat: Remat) -> Range:
+        batch_bytes, doubled_batch_bytes = self.residual_bytes(remat)
         shape = self.mesh.shape
-        return memory.residuals_per_device(of_batch, of_twice, mesh.shards(self.mesh), shape["fsdp"], shape["mp"])
+        return memory.residuals_per_device(
+            batch_bytes, doubled_batch_bytes, mesh.count_shards(self.mesh), shape["fsdp"], shape["mp"]
+        )
 
-    def _step(self, remat: Remat) -> Step:
+    def _build_step(self, remat: Remat) -> Step:
         return Step(self.task, self.spec.model_copy(update={"remat": remat}), self.mesh, self.total)
 
 
-def ahead_of_time(spec: TrainSpec, task: Task, chips: Chips) -> AheadOfTime:
+def ahead_of_time(spec: TrainSpec, task: Task, chips: Chips) -> AheadOfTimeCompiler:
     """Return the training for compilation ahead of time for these chips. Raises SpecError."""
-    source = _source(spec, task)
-    batch = _batch(_example(task, source), spec.batch)
-    return AheadOfTime(task, spec, chips, batch, spec.total_steps(len(source)))
+    source = _open_source(spec, task)
+    batch = _abstract_batch(_abstract_example(task, source), spec.batch)
+    return AheadOfTimeCompiler(task, spec, chips, batch, spec.total_steps(len(source)))
 
 
-def _source(spec: TrainSpec, task: Task) -> Source:
+def _open_source(spec: TrainSpec, task: Task) -> Source:
     source = checked_source(spec, task.source(spec, "train"))
     if source is None:
         raise SpecError(f"{spec.task} has no training data")
     return source
 
 
-def _batch(example: Mapping[str, jax.ShapeDtypeStruct], rows: int) -> Batch:
+def _abstract_batch(example: Mapping[str, jax.ShapeDtypeStruct], rows: int) -> Batch:
     weight = {"weight": jax.ShapeDtypeStruct((rows,), np.float32)}
     return {key: jax.ShapeDtypeStruct((rows, *array.shape), array.dtype) for key, array in example.items()} | weight
 
 
-def _example(task: Task, source: Source) -> Mapping[str, jax.ShapeDtypeStruct]:
+def _abstract_example(task: Task, source: Source) -> Mapping[str, jax.ShapeDtypeStruct]:
     forms = Examples(source, task.example).forms
     return {key: jax.ShapeDtypeStruct(form.shape, NARROW.get(form.dtype, form.dtype)) for key, form in forms.items()}
 
 
-def _placed(name: str, step: Step) -> dict[str, Any]:
+def _describe_sharding(name: str, step: Step) -> dict[str, Any]:
     leaf, axes = step.abstract.params[name], step.builder.axes[name]
     spec: PartitionSpec = leaf.sharding.spec
     split = [*spec, *[None] * (leaf.ndim - len(spec))]

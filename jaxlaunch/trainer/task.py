@@ -17,7 +17,7 @@ from jaxlaunch import contract
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.data.source import DataSource, Source, as_data_source, is_source
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.models.foreign import Linen
+from jaxlaunch.trainer.models.custom import Linen
 from jaxlaunch.trainer.spec import Images, Mixture, Torch, TrainSpec
 
 Split = Literal["train", "eval"]
@@ -162,50 +162,56 @@ class Task:
         return samples
 
 
-REQUIRED = (Task.model, Task.loss, Task.source, Task.example)
-PARTS = tuple(method.__name__ for method in REQUIRED)
+REQUIRED_METHODS = (Task.model, Task.loss, Task.source, Task.example)
+REQUIRED_NAMES = tuple(method.__name__ for method in REQUIRED_METHODS)
 
 
-def task_class(name: str, named: object) -> type[Task]:
-    """Return the class `named`, to which `train.task: name` refers, as a subclass of Task.
+def task_class(name: str, candidate: object) -> type[Task]:
+    """Return the class `candidate`, to which `train.task: name` refers, as a subclass of Task.
 
     A class with the methods of a task that does not inherit from Task gets the optional methods.
 
     Raises:
         SpecError: It is not a class of tasks.
     """
-    if not isinstance(named, type):
-        raise SpecError(f"train.task = {name} is {user_code.kind(named)}, not a class with {', '.join(PARTS)}")
-    if issubclass(named, nnx.Module) or user_code.is_linen(named):
+    if not isinstance(candidate, type):
+        raise SpecError(
+            f"train.task = {name} is {user_code.describe_kind(candidate)}, not a class with {', '.join(REQUIRED_NAMES)}"
+        )
+    if issubclass(candidate, nnx.Module) or user_code.is_linen(candidate):
         hint = "a task's `model` makes one; with a task of ours name it as train.model.kind"
         raise SpecError(f"train.task = {name} is a model, not a task: {hint}")
-    found = named if issubclass(named, Task) else _with_optional_methods(named)
-    if not isinstance(found.defaults, Mapping):
-        what = user_code.kind(found.defaults)
-        raise SpecError(f"train.task = {name}: its defaults are {what}, not a dict of keys of train")
-    methods = found.model, found.loss, found.source, found.example
-    pairs = zip(PARTS, REQUIRED, methods, strict=True)
+    task_type = candidate if issubclass(candidate, Task) else _with_optional_methods(candidate)
+    if not isinstance(task_type.defaults, Mapping):
+        kind = user_code.describe_kind(task_type.defaults)
+        raise SpecError(f"train.task = {name}: its defaults are {kind}, not a dict of keys of train")
+    methods = task_type.model, task_type.loss, task_type.source, task_type.example
+    pairs = zip(REQUIRED_NAMES, REQUIRED_METHODS, methods, strict=True)
     if missing := [part for part, inherited, method in pairs if method is inherited or not callable(method)]:
-        raise SpecError(f"train.task = {name} has no {', '.join(missing)}; a task has the methods {', '.join(PARTS)}")
-    return found
+        raise SpecError(
+            f"train.task = {name} has no {', '.join(missing)}; a task has the methods {', '.join(REQUIRED_NAMES)}"
+        )
+    return task_type
 
 
-def _with_optional_methods(named: type) -> type[Task]:
+def _with_optional_methods(task_like: type) -> type[Task]:
     # Errors name the file of the task's class, which inspect finds by these attributes.
-    origin = {"__module__": named.__module__, "__qualname__": named.__qualname__, "__doc__": named.__doc__}
-    if "__firstlineno__" in vars(named):
+    origin = {"__module__": task_like.__module__, "__qualname__": task_like.__qualname__, "__doc__": task_like.__doc__}
+    if "__firstlineno__" in vars(task_like):
         # Python 3.13 needs this number to find the source of a class.
-        origin["__firstlineno__"] = vars(named)["__firstlineno__"]
-    return types.new_class(named.__name__, (named, Task), exec_body=lambda attributes: attributes.update(origin))
+        origin["__firstlineno__"] = vars(task_like)["__firstlineno__"]
+    return types.new_class(
+        task_like.__name__, (task_like, Task), exec_body=lambda attributes: attributes.update(origin)
+    )
 
 
-def make(name: str, named: type[Task]) -> Task:
+def make_task(name: str, task_type: type[Task]) -> Task:
     """Return a task of this class, to which `train.task: name` refers. Raises SpecError if it needs arguments."""
     try:
-        inspect.signature(named).bind()
+        inspect.signature(task_type).bind()
     except TypeError as error:
         raise SpecError(f"train.task = {name} cannot be made: a task is called without arguments ({error})") from None
-    return named()
+    return task_type()
 
 
 def checked_model(name: str, model: Any) -> nnx.Module:
@@ -213,24 +219,28 @@ def checked_model(name: str, model: Any) -> nnx.Module:
     if isinstance(model, nnx.Module):
         return model
     hint = "; return jaxlaunch.Linen(module, inputs, rngs=rngs)" if user_code.is_linen(model) else ""
-    raise SpecError(f"{name}: model returned {user_code.kind(model)}, not a flax.nnx.Module{hint}")
+    raise SpecError(f"{name}: model returned {user_code.describe_kind(model)}, not a flax.nnx.Module{hint}")
 
 
 def check_arrays(name: str, model: nnx.Module) -> None:
     """Raise SpecError if a model has no parameters, integer parameters, or arrays outside of an nnx.Variable."""
     leaves = jax.tree_util.tree_leaves_with_path(nnx.state(model), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
     for path, leaf in leaves:
-        where = jax.tree_util.keystr(path, simple=True, separator=".")
+        array_path = jax.tree_util.keystr(path, simple=True, separator=".")
         value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
         if not isinstance(leaf, nnx.Variable) or isinstance(value, str):
-            what = user_code.kind(value)
-            raise SpecError(f"{name}: the model's {where} is {what}; make it nnx.Param(array), or nnx.Variable(array)")
+            description = user_code.describe_kind(value)
+            raise SpecError(
+                f"{name}: the model's {array_path} is {description}; make it nnx.Param(array), or nnx.Variable(array)"
+            )
         if isinstance(leaf, nnx.Param) and not jnp.issubdtype(value.dtype, jnp.inexact):
-            what = f"{value.dtype}{list(value.shape)} in an nnx.Param"
-            raise SpecError(f"{name}: the model's {where} is {what}; only floats are trained, so make it nnx.Variable")
+            description = f"{value.dtype}{list(value.shape)} in an nnx.Param"
+            raise SpecError(
+                f"{name}: the model's {array_path} is {description}; only floats are trained, so make it nnx.Variable"
+            )
     if not any(isinstance(leaf, nnx.Param) for _, leaf in leaves):
         raise SpecError(
-            f"{name}: the model, {user_code.kind(model)}, has no parameters; make them nnx.Param in __init__"
+            f"{name}: the model, {user_code.describe_kind(model)}, has no parameters; make them nnx.Param in __init__"
         )
 
 
@@ -243,16 +253,16 @@ def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
         return None
     if not is_source(source):
         needed = "a source has __len__, __getitem__ and fingerprint (jaxlaunch.Source)"
-        raise SpecError(f"{spec.task}: source returned {user_code.kind(source)}; {needed}")
+        raise SpecError(f"{spec.task}: source returned {user_code.describe_kind(source)}; {needed}")
     workers = spec.data.workers if isinstance(spec.data, Images | Mixture | Torch) else 0
-    found = as_data_source(source)
-    if workers and found.workers != workers:
+    data_source = as_data_source(source)
+    if workers and data_source.workers != workers:
         raise SpecError(
-            f"{spec.task}: source returned {user_code.kind(source)}, which the {workers} processes of "
+            f"{spec.task}: source returned {user_code.describe_kind(source)}, which the {workers} processes of "
             "train.data.workers do not read; they read what data.source: torch opens. Remove data.workers, or return "
             "jaxlaunch.open_source(spec, split)"
         )
-    return found
+    return data_source
 
 
 def checked_loss(name: str, loss: Any) -> Loss | Array:
@@ -268,12 +278,16 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
         _check_scalar(name, f"Loss.{part} is", getattr(loss, part), "it is the sum over the batch")
     _check_real(name, "Loss.sum is", loss.sum)
     if not isinstance(loss.metrics, Mapping):
-        raise SpecError(f"{name}: Loss.metrics is {user_code.kind(loss.metrics)}, not a dict {{name: (sum, weight)}}")
+        raise SpecError(
+            f"{name}: Loss.metrics is {user_code.describe_kind(loss.metrics)}, not a dict {{name: (sum, weight)}}"
+        )
     for metric, pair in loss.metrics.items():
         _check_name(name, metric)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            what = f"a {type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else _described(pair)
-            raise SpecError(f"{name}: metric {metric!r} is {what}, not a pair (sum, weight)")
+            description = (
+                f"a {type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else _describe_value(pair)
+            )
+            raise SpecError(f"{name}: metric {metric!r} is {description}, not a pair (sum, weight)")
         for part, value in zip(("sum", "weight"), pair, strict=True):
             _check_scalar(name, f"the {part} of metric {metric!r} is", value, "it is the sum over the batch")
     return loss
@@ -281,33 +295,36 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
 
 def checked_logits(model: Any, logits: Any, label: Array) -> Array:
     """Return `logits` [..., V] of a user's model for labels [...]. Raises SpecError for other shapes and types."""
-    made = model.module if isinstance(model, Linen) else model
+    user_model = model.module if isinstance(model, Linen) else model
     is_array = _is_number(logits) and not isinstance(logits, int | float)
     if is_array and jnp.shape(logits)[:-1] == label.shape and jnp.issubdtype(logits.dtype, jnp.floating):
         return logits
     if isinstance(logits, tuple | list):
-        what = f"a {type(logits).__name__} of {len(logits)}"
+        description = f"a {type(logits).__name__} of {len(logits)}"
     else:
-        what = f"{logits.dtype}{list(logits.shape)}" if is_array else user_code.kind(logits)
-    wanted = f"[{', '.join(map(str, label.shape))}, classes]"
-    with user_code.placed(made):
-        raise SpecError(f"the model, {user_code.kind(made)}, returned {what}; return real logits {wanted}, an array")
+        description = f"{logits.dtype}{list(logits.shape)}" if is_array else user_code.describe_kind(logits)
+    expected_shape = f"[{', '.join(map(str, label.shape))}, classes]"
+    with user_code.append_place(user_model):
+        raise SpecError(
+            f"the model, {user_code.describe_kind(user_model)}, returned {description}; return real "
+            f"logits {expected_shape}, an array"
+        )
 
 
 def _check_name(name: str, metric: Any) -> None:
     """Refuse names of metrics that are not text or that the trainer's own records use."""
     if not isinstance(metric, str):
-        raise SpecError(f"{name}: the name of metric {metric!r} is {user_code.kind(metric)}, not text")
+        raise SpecError(f"{name}: the name of metric {metric!r} is {user_code.describe_kind(metric)}, not text")
     if not metric.strip() or not metric.isprintable():
         raise SpecError(f"{name}: a metric is named {metric!r}; name it in one line of text, as 'accuracy'")
-    if metric in contract.RESERVED_METRICS or metric.startswith(contract.HELD_OUT):
-        taken = f"{', '.join(sorted(contract.RESERVED_METRICS))}, and what begins with {contract.HELD_OUT}"
-        raise SpecError(f"{name}: a metric cannot be named {metric!r}; the trainer's own records use {taken}")
+    if metric in contract.RESERVED_METRICS or metric.startswith(contract.EVAL_PREFIX):
+        reserved = f"{', '.join(sorted(contract.RESERVED_METRICS))}, and what begins with {contract.EVAL_PREFIX}"
+        raise SpecError(f"{name}: a metric cannot be named {metric!r}; the trainer's own records use {reserved}")
 
 
 def _check_scalar(name: str, subject: str, value: Any, hint: str) -> None:
     if not _is_number(value) or np.shape(value) != ():
-        raise SpecError(f"{name}: {subject} {_described(value)}, not a scalar; {hint}")
+        raise SpecError(f"{name}: {subject} {_describe_value(value)}, not a scalar; {hint}")
 
 
 def _check_real(name: str, subject: str, value: Any) -> None:
@@ -320,7 +337,7 @@ def _is_number(value: Any) -> bool:
     return is_array and not jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
 
 
-def _described(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if not _is_number(value):
-        return user_code.kind(value)
+        return user_code.describe_kind(value)
     return f"an array of shape {list(np.shape(value))}" if np.shape(value) else f"the number {value}"

@@ -16,15 +16,15 @@ from jaxlaunch import atomic_file, contract
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.checkpoint import saved_files, storage
-from jaxlaunch.trainer.checkpoint.consensus import check_alike, on_primary
+from jaxlaunch.trainer.checkpoint.consensus import check_same_data, run_on_primary
 from jaxlaunch.trainer.data.pipeline import Evaluation, ExampleLog, Pipeline, Prefetcher
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
-from jaxlaunch.trainer.generate.loaded import TrainingSamples
+from jaxlaunch.trainer.generate.text_model import TrainingSamples
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import Place, Settings, Training
+from jaxlaunch.trainer.loop.training import RunContext, Settings, Training
 from jaxlaunch.trainer.metrics.counters import Workload
-from jaxlaunch.trainer.metrics.means import Means
+from jaxlaunch.trainer.metrics.means import EvaluationMeans
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh
@@ -34,17 +34,17 @@ from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.step.state import TrainState
-from jaxlaunch.trainer.step.train_step import Pictures, Step, reads_tokens
+from jaxlaunch.trainer.step.train_step import Step, TaskSamples, reads_tokens
 from jaxlaunch.trainer.task import Split, Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify
 
 Batch = dict[str, jax.Array]
 # A global batch, or only its shapes and dtypes.
-Like = Mapping[str, Any]
+BatchLike = Mapping[str, Any]
 SPLITS: tuple[Split, Split] = ("train", "eval")
 
 
-def loop_of(spec: TrainSpec, task: Task, place: Place, stop: Stop, report: Progress) -> Loop[TrainState]:
+def build_loop(spec: TrainSpec, task: Task, place: RunContext, stop: Stop, report: Progress) -> Loop[TrainState]:
     """Return the loop that trains as `spec` specifies. Raises a TrainerError if a check fails."""
     return Loop(BuiltInTraining(spec, task, place, report), place, stop, report)
 
@@ -63,26 +63,26 @@ class HeldOut:
         task: Task,
         step: Step,
         batches: Evaluation | None,
-        place: Place,
+        place: RunContext,
         baselines: Mapping[str, float],
     ) -> None:
         self._spec, self._task, self._step, self._run_dir = spec, task, step, place.run_dir
         self.batches, self._baselines = batches, baselines
         self._samples = None if spec.eval.samples is None else TrainingSamples(spec, spec.eval.samples, step.mesh)
-        self._pictures = Pictures.of(spec, task, step)
+        self._pictures = TaskSamples.for_task(spec, task, step)
         self.inputs = task.describe_inputs(spec) if isinstance(task, Classify) else None
-        self._classify = task if isinstance(task, Classify) and task.tells_classes(spec) else None
+        self._classify = task if isinstance(task, Classify) and task.reports_classes(spec) else None
 
     @property
-    def is_any(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there is anything to evaluate, to sample or to show."""
         return any(part is not None for part in (self.batches, self._samples, self._pictures))
 
-    def first_batch(self) -> Like | None:
+    def first_batch(self) -> BatchLike | None:
         """Return the first batch on the devices. Raises SpecError if a watched metric is missing in it."""
         if self.batches is None:
             return None
-        with contextlib.closing(self.batches.iterate(self._step.put)) as batches:
+        with contextlib.closing(self.batches.iterate(self._step.put_batch)) as batches:
             batch = next(batches)
         if self._spec.checkpoint.best is not None or self._spec.stop_early is not None:
             metrics = set(self._step.evaluated_metrics(batch)) - {Key.EXAMPLES}
@@ -90,9 +90,9 @@ class HeldOut:
             preflight.check_watched(self._spec, metrics | {f"{name}/{part}" for name in metrics for part in parts})
         return batch
 
-    def compile(self, batch: Like) -> None:
+    def compile(self, batch: BatchLike) -> None:
         """Compile the evaluation of batches like this one."""
-        self._step.compile_eval(batch, None if self._classify is None else self._classify.seen)
+        self._step.compile_eval(batch, None if self._classify is None else self._classify.score_batch)
 
     def compile_pictures(self) -> None:
         """Compile the pictures of the task. Raises SpecError if they cannot be shown."""
@@ -106,33 +106,33 @@ class HeldOut:
         """
         if self.batches is None:
             return {}
-        means, classes = Means(self._task.derived), None
+        means, classes = EvaluationMeans(self._task.derived), None
         if self._classify is not None and self._run_dir is not None and jax.process_index() == 0:
-            classes = self._classify.classification()
-        batches = zip(self.batches.parts, self.batches.iterate(self._step.put), strict=True)
+            classes = self._classify.start_classification()
+        batches = zip(self.batches.parts, self.batches.iterate(self._step.put_batch), strict=True)
         for number, (part, batch) in enumerate(batches):
             between()
-            sums, seen_and_weights = self._step.evaluate(state, batch)
+            sums, outputs_and_weights = self._step.evaluate(state, batch)
             means.add(part, jax.device_get(sums))
             if classes is not None:
-                seen, weight_B = jax.device_get(seen_and_weights)
-                classes.add(seen, weight_B, self.batches.indexes(number))
+                outputs, weight_B = jax.device_get(outputs_and_weights)
+                classes.add_batch(outputs, weight_B, self.batches.indexes(number))
         if classes is not None and self._run_dir is not None:
-            record = classes.record((self.inputs or {}).get("classes", ()), self.batches.source.where)
+            record = classes.to_record((self.inputs or {}).get("classes", ()), self.batches.source.where)
             about = {"step": int(state.step), "ema": self._spec.optimizer.ema is not None}
             path = Path(self._run_dir) / contract.CLASSIFICATION
             try:
-                with atomic_file.draft(path) as draft:
+                with atomic_file.open_draft(path) as draft:
                     draft.write_text(json.dumps(about | record))
             except OSError as error:
                 note(f"{path} cannot be written: {error.strerror or error}")
-        return {**means.all(), **self._baselines}
+        return {**means.compute_means(), **self._baselines}
 
     def sample(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
         """Return a sample of each prompt of train.eval.samples; report what the task shows."""
         if self._pictures is not None:
             self._pictures.report(state)
-        return () if self._samples is None else self._samples.take(state.evaluated_params())
+        return () if self._samples is None else self._samples.take_samples(state.evaluated_params())
 
 
 class ResumeCheck:
@@ -151,19 +151,19 @@ class ResumeCheck:
         arrays |= {} if self._step.builder.base is None else {"base": self._step.builder.base}
         return self.conditions | self._record | arrays
 
-    def completed(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+    def complete_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Return the meta of a checkpoint with defaults for keys that its version did not have."""
         now, blocks = self.meta(), {"train": self._spec, "model": self._spec.model, "optimizer": self._spec.optimizer}
-        filled = {key: resume.completed(meta[key], now[key], block) for key, block in blocks.items() if key in meta}
+        filled = {key: resume.fill_defaults(meta[key], now[key], block) for key, block in blocks.items() if key in meta}
         return {**meta, **filled}
 
-    def changes(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
+    def describe_changes(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
         """Describe what changed since `step` was saved. Raises SpecError if a finished run would train differently."""
-        trained = self.completed(meta)
+        trained = self.complete_meta(meta)
         if is_finished:
             # A finished run can no longer be trained with other settings.
-            preflight.check_finished(self._spec, resume.retrained(trained, self._record), step)
-        return resume.changes(trained, self._record, step)
+            preflight.check_finished(self._spec, resume.find_retraining_changes(trained, self._record), step)
+        return resume.describe_changes(trained, self._record, step)
 
 
 class BuiltInTraining(Training[TrainState]):
@@ -171,52 +171,54 @@ class BuiltInTraining(Training[TrainState]):
 
     repeats_last_evaluation = True
 
-    def __init__(self, spec: TrainSpec, task: Task, place: Place, report: Progress) -> None:
+    def __init__(self, spec: TrainSpec, task: Task, place: RunContext, report: Progress) -> None:
         super().__init__(report)
         # The cheapest checks come first: keys before the data is opened, and both before a model is built.
         preflight.check_mesh(spec)
         self.spec, self.place = spec, place
-        self.folder = place.checkpoints(spec)
+        self.folder = place.checkpoint_path(spec)
         storage.check_writable(self.folder)
         preflight.check_cache(spec)
         if spec.compile_cache == AUTO:
-            compile_cache.install(place.run_folder, self.note)
+            compile_cache.install_cache(place.run_folder, self.note)
         opened = {split: task.source(spec, split) for split in SPLITS}
-        with user_code.placed(type(task).source):
+        with user_code.append_place(type(task).source):
             train_set, eval_set = (checked_source(spec, opened[split]) for split in SPLITS)
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
         # Hosts must read the same files. The fingerprint of a user's own source may differ between hosts.
         sets = {"train": train_set, "eval": eval_set}
-        ours = {name: source for name, source in sets.items() if source is not None and not source.is_of_user}
-        check_alike({name: source.fingerprint() for name, source in ours.items()})
-        devices = mesh.build(spec.mesh, note=self.note)
+        builtin_sources = {
+            name: source for name, source in sets.items() if source is not None and not source.is_of_user
+        }
+        check_same_data({name: source.fingerprint() for name, source in builtin_sources.items()})
+        devices = mesh.build_mesh(spec.mesh, note=self.note)
         # This process reads only these rows of each batch.
-        rows = mesh.rows(devices, spec.batch)
-        self.pipeline = self._pipeline(task, train_set, rows)
-        evaluation = self._evaluation(task, eval_set, rows)
+        rows = mesh.process_rows(devices, spec.batch)
+        self.pipeline = self._build_pipeline(task, train_set, rows)
+        evaluation = self._build_evaluation(task, eval_set, rows)
         if evaluation is None:
             preflight.check_watched(spec, None)
         total_steps = spec.total_steps(len(train_set))
         preflight.check_profile(spec, total_steps)
         self.step = Step(task, spec, devices, total_steps)
-        self.step.check(self.pipeline.like())
+        self.step.check_loss(self.pipeline.like())
         for note in (*self.step.notes, self.pipeline.note if spec.data.threads > 1 else None):
             if note is not None:
                 self.note(note)
         means = baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
         self.held_out = HeldOut(spec, task, self.step, evaluation, place, means)
-        self.evaluates = self.held_out.is_any
-        self.settings = self._settings(total_steps)
-        self.metrics = self._metrics(train_set)
-        record = resume.record(spec, self.step.attention, total_steps, eval_set)
-        self._resume = ResumeCheck(spec, self.step, conditions(spec, train_set), record)
+        self.has_evaluation = self.held_out.has_work
+        self.settings = self._build_settings(total_steps)
+        self.metrics = self._build_metrics(train_set)
+        record = resume.training_record(spec, self.step.attention_implementation, total_steps, eval_set)
+        self._resume = ResumeCheck(spec, self.step, resume_conditions(spec, train_set), record)
         # The log of the examples of each step, if the job requests it.
         self._trace: ExampleLog | None = None
         # The FLOPs of a step, once the steps are compiled.
         self._compilation: Future[float | None] | None = None
 
-    def _settings(self, total_steps: int) -> Settings:
+    def _build_settings(self, total_steps: int) -> Settings:
         spec = self.spec
         return Settings(
             steps=total_steps,
@@ -230,7 +232,7 @@ class BuiltInTraining(Training[TrainState]):
             profile=spec.profile,
         )
 
-    def _pipeline(self, task: Task, train_set: DataSource, rows: range) -> Pipeline:
+    def _build_pipeline(self, task: Task, train_set: DataSource, rows: range) -> Pipeline:
         data = self.spec.data
         return Pipeline(
             train_set,
@@ -245,7 +247,7 @@ class BuiltInTraining(Training[TrainState]):
             check=partial(task.check_batch, self.spec),
         )
 
-    def _evaluation(self, task: Task, eval_set: DataSource | None, rows: range) -> Evaluation | None:
+    def _build_evaluation(self, task: Task, eval_set: DataSource | None, rows: range) -> Evaluation | None:
         if eval_set is None or len(eval_set) == 0:
             return None
         return Evaluation(
@@ -260,12 +262,14 @@ class BuiltInTraining(Training[TrainState]):
             check=partial(task.check_batch, self.spec),
         )
 
-    def _metrics(self, train_set: DataSource) -> Metrics:
+    def _build_metrics(self, train_set: DataSource) -> Metrics:
         has_tokens = reads_tokens(self.spec, self.pipeline.like())
         # Otherwise the loss is not a sum over the targets of a row.
-        is_row = has_tokens and len(self.pipeline.forms["tokens"].shape) == 1
+        has_token_rows = has_tokens and len(self.pipeline.forms["tokens"].shape) == 1
         return Metrics(
-            Workload(self.settings.steps, self.spec.batch, has_tokens, is_row, len(train_set), train_set.epochs),
+            Workload(
+                self.settings.steps, self.spec.batch, has_tokens, has_token_rows, len(train_set), train_set.epochs
+            ),
             rank=jax.process_index(),
             run_dir=self.place.run_dir,
             socket=self.place.socket,
@@ -275,14 +279,14 @@ class BuiltInTraining(Training[TrainState]):
     # --- the state ----------------------------------------------------------------------------------------------------
 
     @property
-    def abstract(self) -> TrainState:
+    def abstract_state(self) -> TrainState:
         """The shapes, dtypes and shardings of the state."""
         return self.step.abstract
 
-    def init(self) -> TrainState:
+    def init_state(self) -> TrainState:
         """Return the state before the first step: new parameters, or those of train.model.init_from."""
-        self._carry()
-        return self.step.init()
+        self._save_model_files()
+        return self.step.init_state()
 
     def to_tree(self, state: TrainState) -> dict[str, Any]:
         """Return the arrays by part and name, without the base of adapters, which never changes."""
@@ -292,28 +296,28 @@ class BuiltInTraining(Training[TrainState]):
         """Return the state of a checkpoint. The base of adapters is read again and must not have changed."""
         with self.step.builder.checks_base(meta.get("base"), f"step {step} of {self.folder}"):
             state = self.step.builder.from_tree(tree)
-        self._carry()
+        self._save_model_files()
         return state
 
-    def _carry(self) -> None:
+    def _save_model_files(self) -> None:
         """Save the tokenizer and preprocessing metadata next to the checkpoints, after all checks have passed."""
-        on_primary(partial(saved_files.save_inputs, self.folder, self.held_out.inputs))
+        run_on_primary(partial(saved_files.save_inputs, self.folder, self.held_out.inputs))
         if files := tokenizer_files(self.spec.data):
-            on_primary(partial(saved_files.save_tokenizer, self.folder, files))
+            run_on_primary(partial(saved_files.save_tokenizer, self.folder, files))
 
-    def meta(self) -> dict[str, Any]:
+    def checkpoint_meta(self) -> dict[str, Any]:
         """Return the metadata that a checkpoint records of this training."""
         return self._resume.meta()
 
-    def difference(self, meta: Mapping[str, Any]) -> str:
+    def describe_difference(self, meta: Mapping[str, Any]) -> str:
         """Describe the keys of the job by which the arrays of its state differ from those of the checkpoint."""
-        return preflight.changes(self._resume.completed(meta), self.meta())
+        return preflight.describe_changes(self._resume.complete_meta(meta), self.checkpoint_meta())
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
         """Describe differences to the job that saved `step`. Raises if examples would repeat or none are left."""
         preflight.check_resumed(meta, self._resume.conditions, self.folder)
         preflight.check_length(self.spec, self.settings.steps, step, self.folder)
-        return self._resume.changes(meta, step, is_finished)
+        return self._resume.describe_changes(meta, step, is_finished)
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
@@ -322,69 +326,69 @@ class BuiltInTraining(Training[TrainState]):
 
         If that fails, `compile` tries again and raises the error.
         """
-        if self.step.builder.is_ours:
-            train = {count: self.pipeline.like(count) for count in self._dispatched}
+        if self.step.builder.is_builtin:
+            train = {count: self.pipeline.like(count) for count in self._dispatch_sizes}
             held_out = None if self.held_out.batches is None else self.held_out.batches.like()
-            self._compilation = ThreadPoolExecutor(1, "compile").submit(self._compile, train, held_out)
+            self._compilation = ThreadPoolExecutor(1, "compile").submit(self._compile_steps, train, held_out)
 
     def compile(self, start: int) -> float | None:
         """Compile all steps for batches like the first and return the FLOPs of a train step."""
-        self.report.phase("data", start)
-        train = {count: self.step.put(self.pipeline.batch(start, count)) for count in self._dispatched}
+        self.report.report_phase("data", start)
+        train = {count: self.step.put_batch(self.pipeline.batch(start, count)) for count in self._dispatch_sizes}
         held_out = self.held_out.first_batch()
-        self.report.phase("compile", start)
+        self.report.report_phase("compile", start)
         # `exception` waits until the thread has ended.
         if self._compilation is None or self._compilation.exception() is not None:
-            flops = self._compile(train, held_out)
+            flops = self._compile_steps(train, held_out)
         else:
             flops = self._compilation.result()
         self.held_out.compile_pictures()
         return flops
 
     @property
-    def _dispatched(self) -> set[int]:
+    def _dispatch_sizes(self) -> set[int]:
         """The numbers of steps of a dispatch: one before a pause, else steps_per_dispatch."""
         return {1, self.spec.steps_per_dispatch}
 
-    def _compile(self, train: Mapping[int, Like], held_out: Like | None) -> float | None:
+    def _compile_steps(self, train: Mapping[int, BatchLike], held_out: BatchLike | None) -> float | None:
         """Compile the steps for batches like these, by steps of a dispatch, and return the FLOPs of a train step."""
         for count, batch in sorted(train.items()):
             self.step.compile_train(batch, count)
         if held_out is not None:
             self.held_out.compile(held_out)
-        return self.step.flops(train[1])
+        return self.step.count_flops(train[1])
 
-    def iterate(self, spans: Sequence[range]) -> Prefetcher[Batch]:
+    def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Batch]:
         """Return the batches of these steps on the devices."""
         if self.spec.data.trace and self.place.run_dir is not None:
             start = spans[0].start if spans else self.settings.steps
             self._trace = ExampleLog(self.place.run_dir, jax.process_index(), start, processes=jax.process_count())
-        return self.pipeline.iterate(spans, self.step.put)
+        return self.pipeline.iterate(spans, self.step.put_batch)
 
-    def train(self, state: TrainState, batch: Batch, span: range) -> tuple[TrainState, Batch]:
+    def train_steps(self, state: TrainState, batch: Batch, span: range) -> tuple[TrainState, Batch]:
         """Dispatch the steps, after their examples have been logged if the job requests it."""
         if self._trace is not None:
             for step in span:
                 self._trace.write(step, self.pipeline.ids(step))
         return self.step.train(state, batch, len(span))
 
-    def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
+    def not_finite_error(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
         """Return the error of a step that is not finite. The compiled step has left the state unchanged."""
-        loss, norm, wrong = metrics[Key.LOSS], metrics[Key.GRAD_NORM], self.wrong_batch(step)
-        move = "Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
-        if wrong is not None:
-            move = f"Its batch is not finite: {wrong}. Fix that example, or leave it out"
+        loss, norm, wrong_batch = metrics[Key.LOSS], metrics[Key.GRAD_NORM], self.describe_wrong_batch(step)
+        advice = "Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
+        if wrong_batch is not None:
+            advice = f"Its batch is not finite: {wrong_batch}. Fix that example, or leave it out"
         return NotFiniteError(
             f"step {step}: loss {loss:.6g} with gradient norm {norm:.6g}; the update was not applied, and nothing "
-            f"after step {step - 1} is saved. {move}"
+            f"after step {step - 1} is saved. {advice}"
         )
 
-    def _wrong_batch(self, number: int) -> str | None:
+    def _find_wrong_batch(self, number: int) -> str | None:
         return self.pipeline.not_finite(number)
 
-    def programs(self) -> list[str]:
+    def hlo_texts(self) -> list[str]:
         """Return the HLO texts of the compiled steps."""
-        return self.step.programs()
+        return self.step.hlo_texts()
 
     # --- the evaluations ----------------------------------------------------------------------------------------------
 
@@ -392,12 +396,12 @@ class BuiltInTraining(Training[TrainState]):
         """Return the means over the held-out set; see HeldOut.evaluate."""
         return self.held_out.evaluate(state, between, self.note)
 
-    def sample(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
+    def sample_prompts(self, state: TrainState) -> Sequence[Mapping[str, Any]]:
         """Return a sample of each prompt of train.eval.samples; report what the task shows."""
         return self.held_out.sample(state)
 
 
-def conditions(spec: TrainSpec, train_set: DataSource) -> dict[str, Any]:
+def resume_conditions(spec: TrainSpec, train_set: DataSource) -> dict[str, Any]:
     """Return the values that determine the examples of each step, and must not change when a run resumes."""
     order = {"train.batch": spec.batch, "train.seed": spec.seed, "train.data.shuffle": spec.data.shuffle}
     return {"data": train_set.fingerprint()} | order

@@ -10,7 +10,7 @@ def test_every_training_of_the_table_is_a_job_on_each_of_its_chips() -> None:
     for job, chips in compiled.CASES.items():
         for name in chips:
             on = compiled.ON[name]
-            spec = load.load(compiled.JOBS / f"{job}.yaml", [*on.keys, *compiled._batch(job, on.devices)])
+            spec = load.load_job(compiled.JOBS / f"{job}.yaml", [*on.keys, *compiled._batch(job, on.devices)])
             assert spec.train is not None and spec.train.mesh.resolve(on.devices)
 
 

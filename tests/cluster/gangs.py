@@ -14,7 +14,7 @@ import pytest
 from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.jobs.logs import lines as podlogs
-from jaxlaunch.launcher.jobs.logs.lines import Line, Select
+from jaxlaunch.launcher.jobs.logs.lines import Line, Selection
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.submit import Submission
@@ -74,7 +74,7 @@ class Gang:
     @property
     def hosts(self) -> list[Host]:
         """The hosts of the newest generation."""
-        return hosts.newest(self.jobset, self.pods)
+        return hosts.newest_hosts(self.jobset, self.pods)
 
     def ended(self) -> str:
         """Completed or Failed, once it is."""
@@ -82,11 +82,11 @@ class Gang:
 
     def runs(self, generation: int = 0) -> list[Host]:
         """All hosts of a generation, once their containers run."""
-        wanted = hosts.expected(self.jobset)
+        wanted = hosts.count_hosts(self.jobset)
 
         def running() -> list[Host]:
             jobset = self.jobset
-            status, there = jobset.get("status", {}), hosts.newest(jobset, self.pods)
+            status, there = jobset.get("status", {}), hosts.newest_hosts(jobset, self.pods)
             found = [host for host in there if host.running and host.generation == generation]
             if len(found) == wanted:
                 return found
@@ -102,7 +102,9 @@ class Gang:
         started = [podlogs.log_source(jobset, host) for host in self.hosts if host.has_started]
         by_kubelet = [dataclasses.replace(one, agent_port=None) for one in started]  # asked often, by who waits
         return list(
-            podlogs.read_logs(self.cluster, self.namespace, by_kubelet, Select(**select), unread=print, say=print)
+            podlogs.read_logs(
+                self.cluster, self.namespace, by_kubelet, Selection(**select), report_unread=print, say=print
+            )
         )
 
     def says(self, text: str) -> str:
@@ -124,9 +126,9 @@ class Place:
         document = {"name": name, "namespace": self.namespace, "image": self.image, "accelerator": {"type": "cpu"}}
         spec = JobSpec.model_validate(document | job)
         resolved = resolve(spec, ClusterDefaults(defaults))
-        manifests = render(resolved, code.bundle(resolved.code, Path()))
+        manifests = render(resolved, code.build_bundle(resolved.code, Path()))
         change(manifests[0])
-        Submission(self.cluster, manifests, lambda text: None).run()
+        Submission(self.cluster, manifests, lambda text: None).submit()
         return Gang(self.cluster, self.namespace, name)
 
     def launcher(self, *words: str) -> subprocess.CompletedProcess[str]:

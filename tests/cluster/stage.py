@@ -161,7 +161,7 @@ class Stage:
         document = {"name": name, "namespace": namespace, **usual, **self._filled(situation.job)}
         job = JobSpec.model_validate(document)
         resolved = resolve(job, ClusterDefaults())
-        objects = render(resolved, code.bundle(resolved.code, Path()))
+        objects = render(resolved, code.build_bundle(resolved.code, Path()))
         # What its pods need is there first: a look between the two would see a ConfigMap that is missing.
         for made in sorted(objects, key=lambda made: made["kind"] == "JobSet"):
             if made["kind"] == "JobSet":
@@ -185,7 +185,7 @@ class Stage:
         return json.loads(text)
 
     def looks(self, name: str, namespace: str = "plain") -> Snapshot | NoSuchJob:
-        return collect.snapshot(self.cluster, self.namespaces[namespace], name)
+        return collect.read_snapshot(self.cluster, self.namespaces[namespace], name)
 
     def settles(
         self, name: str, first_line: str, namespace: str = "plain", *, changes: bool = False
@@ -198,11 +198,11 @@ class Stage:
 
         def look() -> explanation.Explanation | None:
             there = self.looks(name, namespace)
-            found = explanation.explain(there)
+            found = explanation.explain_job(there)
             seen.append(found.headline)
             if expected.search(found.headline):
                 if isinstance(there, Snapshot):
-                    state = job_status.status_of(there).state
+                    state = job_status.derive_status(there).state
                     assert state is STATES.get(found.situation, state)
                 return found
             assert changes or found.situation in ON_ITS_WAY, f"{found.headline!r} is not {expected.pattern!r}"

@@ -92,7 +92,7 @@ def server(cluster: Access) -> Iterator[Server]:
         found = Server(Cluster.connect(), namespaces)
     if found.cluster.get(CRDS, COMPUTE_DOMAINS.resource) is None:
         found.cluster.create(CRDS, COMPUTE_DOMAIN_CRD)
-    served = partial(found.cluster.served, COMPUTE_DOMAINS.group)
+    served = partial(found.cluster.served_versions, COMPUTE_DOMAINS.group)
     waiting.until(served, lambda versions: COMPUTE_DOMAINS.version in versions, "ComputeDomains are served")
     made = list(look_ups(found))
     yield found

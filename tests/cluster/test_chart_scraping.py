@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.launcher.agent.io.link import free_port
+from jaxlaunch.launcher.agent.io.link import choose_free_port
 from tests import needs
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
@@ -85,7 +85,7 @@ def prometheus(folder: Path, monitor: Object, rules: Object) -> Iterator[str]:
     config = {"global": every, "rule_files": ["rules.yaml"], "scrape_configs": [scraped(monitor)]}
     for name, document in (("prometheus.yml", config), ("rules.yaml", rules["spec"])):
         (folder / name).write_text(yaml.safe_dump(document))
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{choose_free_port()}"
     options = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, *options], cwd=folder, stdout=log, stderr=subprocess.STDOUT)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch.launcher.agent import pack
-from jaxlaunch.launcher.manifests.code import LIMIT
+from jaxlaunch.launcher.manifests.code import MAX_CONFIG_MAP_BYTES
 from tests import collisions
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
@@ -54,7 +54,7 @@ def test_a_folder_that_almost_fills_what_the_agent_leaves_of_1_mib_arrives(
 ) -> None:
     text = "import os; print('bytes', os.path.getsize('data.bin'))"
     folder = project(tmp_path, namespace, {"train.py": text}, image=base_image, code=".")
-    room = LIMIT - len(pack.pack())
+    room = MAX_CONFIG_MAP_BYTES - len(pack.pack_agent())
     size = room - 4096  # the archive's own bytes, the job and the program
     assert size > 800 * 1024, "the agent leaves most of it to the user"
     (folder / "data.bin").write_bytes(os.urandom(size))

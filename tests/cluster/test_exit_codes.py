@@ -67,13 +67,13 @@ def gangs(here: Place) -> Mapping[int | str, Gang]:
 @pytest.mark.parametrize("code", [*contract.OUTCOMES, UNLISTED])
 def test_a_jobset_ends_and_restarts_as_the_table_says(gangs: Mapping[int | str, Gang], code: int) -> None:
     gang = gangs[code]
-    end, counters = TABLE[contract.outcome(code).action]
+    end, counters = TABLE[contract.outcome_for_code(code).action]
     assert (gang.ended(), gang.counters) == (end, counters)
     last = contract.DONE if code == contract.PREEMPTED else code
     there = until(
-        lambda: gang.hosts, lambda hosts: all(host.ended for host in hosts), f"{gang.name}'s containers ended"
+        lambda: gang.hosts, lambda hosts: all(host.terminated for host in hosts), f"{gang.name}'s containers ended"
     )
-    assert {host.ended["exitCode"] for host in there} == {last}
+    assert {host.terminated["exitCode"] for host in there} == {last}
     assert {verdict.code for verdict in verdicts(there)} == ({last} if code in contract.OUTCOMES else set())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import Past, Tail
+from jaxlaunch.records.log_lines import PastLine, TailLine
 from tests.cluster.access import Access
 from tests.cluster.command import launcher, project
 from tests.cluster.waiting import until
@@ -135,11 +135,11 @@ def test_a_later_generation_tells_what_the_pods_before_it_knew(
     assert ended.returncode == 70, ended.stderr  # the same exception from the same place, twice, is final
     (pod,) = pods(cluster, namespace)
     log = cluster.kubectl("logs", "-n", namespace, pod["metadata"]["name"])
-    said = [found for line in log.splitlines() if (found := log_lines.parse(line)) is not None]
-    total, one = (line for line in said if isinstance(line, Past))
+    said = [found for line in log.splitlines() if (found := log_lines.parse_line(line)) is not None]
+    total, one = (line for line in said if isinstance(line, PastLine))
     assert (total.ends, total.unknown) == ({"crash": 1}, None)
     assert one.verdict is not None and one.verdict.message == "rank 0 raised: ValueError: boom" and one.generation == 0
-    (tail,) = (line for line in said if isinstance(line, Tail))
+    (tail,) = (line for line in said if isinstance(line, TailLine))
     assert tail.rank == 0 and tail.lines[0] == long and tail.lines[-1] == "ValueError: boom"
 
 

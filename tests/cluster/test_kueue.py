@@ -42,10 +42,10 @@ class Queue:
         return Gang(self.cluster, self.namespace, name)
 
     def seen(self, name: str) -> Snapshot:
-        return collect.snapshot(self.cluster, self.namespace, name)
+        return collect.read_snapshot(self.cluster, self.namespace, name)
 
     def state(self, name: str) -> State:
-        return job_status.status_of(self.seen(name)).state
+        return job_status.derive_status(self.seen(name)).state
 
     def until(self, name: str, state: State) -> None:
         until(f"{name} is {state.value}", lambda: self.state(name) is state)
@@ -54,7 +54,7 @@ class Queue:
         """The first line of `launcher explain`, once it is as it should be."""
 
         def headline() -> str:
-            line = explanation.explain(self.seen(name)).headline
+            line = explanation.explain_job(self.seen(name)).headline
             return line if re.search(pattern, line) else ""
 
         return until(f"explain {name} says {pattern!r}", headline)

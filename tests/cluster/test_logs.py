@@ -17,7 +17,7 @@ from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.jobs.logs import lines
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
-from jaxlaunch.records.log_lines import Recorded
+from jaxlaunch.records.log_lines import ProgressAnnotation
 from tests.cluster import forked, preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, ROOT, Gang, Place, place, program, until
@@ -127,7 +127,7 @@ def stopped(here: Place, folder: Path) -> tuple[Gang, int]:
     gang.says("begins at step 0")
     until("both count", lambda: sum("begins at step" in line.text for line in gang.lines()) == 2)
     (pod,) = [one["metadata"]["name"] for one in gang.pods if "-w-0-1-" in one["metadata"]["name"]]
-    kept = lines.last_lines(here.cluster, here.namespace, pod, 9400)
+    kept = lines.read_agent_lines(here.cluster, here.namespace, pod, 9400)
     assert list(kept) == [1] and kept[1][0] == "begins at step 0", "its agent has the lines of its rank"
     done = here.launcher("stop", gang.name)
     saved = re.search(r"saved at step (\d+)", done.stderr)
@@ -140,7 +140,7 @@ def test_a_job_without_pods_is_read_from_its_volume_with_the_rights_of_a_submitt
     here: Place, stopped: tuple[Gang, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gang, step = stopped
-    here.cluster.merge(JOBSETS, gang.name, here.namespace, {"metadata": {"annotations": {ANNOTATION: None}}})
+    here.cluster.merge_patch(JOBSETS, gang.name, here.namespace, {"metadata": {"annotations": {ANNOTATION: None}}})
     roles = [one for one in yaml.safe_load_all(INSTALL.read_text()) if one["kind"] == "ClusterRole"]
     rules = next(one["rules"] for one in roles if one["metadata"]["name"] == "jaxlaunch-user")
     user = preparations.make_user(here.access, here.namespace, rules, tmp_path)
@@ -170,7 +170,9 @@ def test_a_leader_with_a_service_account_that_may_writes_on_its_jobset_how_far_i
     may = here.start("may", Defaults(), command=["true"], service_account="writer", **where)
     may_not = here.start("may-not", Defaults(), command=["true"], service_account="default", **where)
     assert (may.ended(), may_not.ended()) == ("Completed", "Completed")
-    known = Recorded.from_json(may.jobset["metadata"]["annotations"][ANNOTATION], may.jobset["metadata"]["uid"])
+    known = ProgressAnnotation.from_json(
+        may.jobset["metadata"]["annotations"][ANNOTATION], may.jobset["metadata"]["uid"]
+    )
     assert known is not None and known.verdict is not None
     assert (known.when, known.attempt, known.verdict.code) == ("ended", 1, 0)
     assert ANNOTATION not in may_not.jobset["metadata"]["annotations"]

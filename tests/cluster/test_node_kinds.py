@@ -97,7 +97,7 @@ def rendered(platform: Platform, where: str, job: str) -> Object:
     """The pods of a job, as the launcher renders them."""
     first = where.partition(" ")[0]
     text = f"name: x\nimage: registry.example/train:1\nplatform: {first}\ncommand: [a]\n{platform.jobs[job]}\n"
-    manifests = render(resolve(load.parse(text), defaults.parse(platform.defaults)), None)
+    manifests = render(resolve(load.parse_job(text), defaults.parse_defaults(platform.defaults)), None)
     return test_jobset.pod_of(manifests[0])
 
 

@@ -10,7 +10,7 @@ import pytest
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.kubernetes import pod_rules
-from jaxlaunch.launcher.kubernetes.merge import merge
+from jaxlaunch.launcher.kubernetes.merge import merge_patch
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.jobset import resolve
 from tests.cluster.access import Access
@@ -51,9 +51,9 @@ RENDERED = {
 
 def template(name: str) -> dict[str, Any]:
     more, known = RENDERED.get(name, ("", ""))
-    manifest = jobset.render(resolve(jobs.parse(JOB + more), defaults.parse(known or "{}")))[0]
+    manifest = jobset.render(resolve(jobs.parse_job(JOB + more), defaults.parse_defaults(known or "{}")))[0]
     found = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    return merge(found, {"spec": BY_HAND[name]}) if name in BY_HAND else found
+    return merge_patch(found, {"spec": BY_HAND[name]}) if name in BY_HAND else found
 
 
 def refused(cluster: Access, namespace: str, name: str, spec: dict[str, Any]) -> set[str]:
@@ -83,5 +83,5 @@ def test_our_reasons_are_those_of_the_server(cluster: Access, namespace: str, re
     pods = {name: template(name) for name in (*RENDERED, *BY_HAND)}
     ours = {name: {each.reason for each in pod_rules.find_violations(pod, enforced)} for name, pod in pods.items()}
     assert ours == {name: refused(cluster, namespace, name, pod) for name, pod in pods.items()}
-    admitted = {name for name, pod in pods.items() if pod_rules.admits(enforced, pod_rules.strictest_level(pod))}
+    admitted = {name for name, pod in pods.items() if pod_rules.is_admitted(enforced, pod_rules.strictest_level(pod))}
     assert admitted == {name for name, broken in ours.items() if not broken}

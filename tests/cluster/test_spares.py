@@ -93,7 +93,7 @@ class Run:
         status = self.status()
         lines = self._here.launcher("logs", "elastic", "--rank", "1").stdout.splitlines()
         told = [line.rpartition(" ")[2] for line in lines if "reads on" in line]
-        hosts = members.from_wire(status["members"], 1, SEATS).hosts if status["members"] else ()
+        hosts = members.parse_members(status["members"], 1, SEATS).hosts if status["members"] else ()
         explained = self._here.launcher("explain", "elastic").stdout
         return Moment(tuple(hosts), tuple(status["spares"]), explained, newest(self.folder), told[-1] if told else "")
 

@@ -55,18 +55,18 @@ def tainted(here: Place, gang: Gang) -> None:
 
 def suspended(here: Place, gang: Gang) -> None:
     """JobSet takes the pods away, and gives them back."""
-    here.cluster.merge(JOBSETS, gang.name, here.namespace, {"spec": {"suspend": True}})
+    here.cluster.merge_patch(JOBSETS, gang.name, here.namespace, {"spec": {"suspend": True}})
     until("no pod is left", lambda: not gang.pods)
-    here.cluster.merge(JOBSETS, gang.name, here.namespace, {"spec": {"suspend": False}})
+    here.cluster.merge_patch(JOBSETS, gang.name, here.namespace, {"spec": {"suspend": False}})
 
 
 def suspended_by_kueue(here: Place, gang: Gang) -> None:
     uid = gang.jobset["metadata"]["uid"]
     (workload,) = here.cluster.list(WORKLOADS, here.namespace, labels=f"{JOB_UID}={uid}")
     name = workload["metadata"]["name"]
-    here.cluster.merge(WORKLOADS, name, here.namespace, {"spec": {"active": False}})
+    here.cluster.merge_patch(WORKLOADS, name, here.namespace, {"spec": {"active": False}})
     until("no pod is left", lambda: not gang.pods)
-    here.cluster.merge(WORKLOADS, name, here.namespace, {"spec": {"active": True}})
+    here.cluster.merge_patch(WORKLOADS, name, here.namespace, {"spec": {"active": True}})
 
 
 def preempted(here: Place, gang: Gang) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.launcher.agent.io.link import free_port
+from jaxlaunch.launcher.agent.io.link import choose_free_port
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 600  # the machine is shared: long enough never to be the reason
@@ -65,7 +65,7 @@ class Gang:
         self.run_dir = self.folder / self.run
         self.marks = self.folder / "marks"
         self.marks.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
+        self.port = choose_free_port()
 
     def __enter__(self) -> Gang:
         return self

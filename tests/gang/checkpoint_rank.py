@@ -14,13 +14,19 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4 // count)
 jax.distributed.initialize(f"127.0.0.1:{port}", count, rank, cluster_detection_method="deactivate")
 
-from jaxlaunch.trainer.checkpoint.consensus import BLOCK, HEAD, gather  # noqa: E402
+from jaxlaunch.trainer.checkpoint.consensus import BLOCK_BYTES, HEADER_BYTES, gather_values  # noqa: E402
 from jaxlaunch.trainer.checkpoint.store import Store  # noqa: E402
 from jaxlaunch.trainer.errors import TrainerError  # noqa: E402
 from tests.trainer.checkpoint.state import abstract, mesh, same, state  # noqa: E402 (the gang is joined first)
 
-for size in (0, BLOCK - HEAD - 3, BLOCK - HEAD - 2, BLOCK - HEAD - 1, 2 * BLOCK - HEAD - 1):  # in JSON, 2 bytes more
-    assert gather(f"{rank}" * size * (rank + 1)) == [f"{each}" * size * (each + 1) for each in range(count)]
+for size in (
+    0,
+    BLOCK_BYTES - HEADER_BYTES - 3,
+    BLOCK_BYTES - HEADER_BYTES - 2,
+    BLOCK_BYTES - HEADER_BYTES - 1,
+    2 * BLOCK_BYTES - HEADER_BYTES - 1,
+):  # in JSON, 2 bytes more
+    assert gather_values(f"{rank}" * size * (rank + 1)) == [f"{each}" * size * (each + 1) for each in range(count)]
 said: dict[str, object] = {"notes": (notes := []), "restored": None}
 store = Store(folder, keep=3, uid=uid, note=notes.append)
 try:
@@ -31,8 +37,8 @@ try:
     for step in map(int, steps):
         store.save(step, state(step, mesh()), {"at": step})
         store.wait()
-        assert store.committed() == step
-    said["steps"] = store.steps()
+        assert store.newest_committed_step() == step
+    said["steps"] = store.committed_steps()
 except TrainerError as error:
     said["error"] = [error.code, str(error)]
 print(json.dumps(said), flush=True)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from jaxlaunch.trainer.models import foreign
+from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.task import Loss
 from jaxlaunch.trainer.tasks.classify import Classify
 from tests.gang.mine import Convolution
@@ -48,9 +48,9 @@ class Models(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         image = jnp.zeros((1, 8, 8))
-        self.linen = foreign.Linen(Convolution(width=4), image, rngs=rngs)
-        self.haiku = foreign.Haiku(hk.transform(mlp), image, rngs=rngs)
-        self.hugging_face = foreign.Linen(ViT(), image, rngs=rngs)
+        self.linen = custom.Linen(Convolution(width=4), image, rngs=rngs)
+        self.haiku = custom.Haiku(hk.transform(mlp), image, rngs=rngs)
+        self.hugging_face = custom.Linen(ViT(), image, rngs=rngs)
 
 
 class Each(Classify):

@@ -45,8 +45,10 @@ def document(folder: Path, example: str, steps: int, kills: int = 0) -> dict[str
 
 def arrays(result: Result, steps: int) -> dict[str, str]:
     """Digests of the arrays of a run's last checkpoint."""
-    found = reader.find(str(result.folder / "checkpoints"), steps)
-    return {name: hashlib.sha256(array[...].tobytes()).hexdigest() for name, array in found.part("state").items()}
+    found = reader.find_step(str(result.folder / "checkpoints"), steps)
+    return {
+        name: hashlib.sha256(array[...].tobytes()).hexdigest() for name, array in found.part_arrays("state").items()
+    }
 
 
 def metrics(result: Result) -> dict[int, dict[str, float]]:

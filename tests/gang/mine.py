@@ -12,7 +12,7 @@ from flax import linen, nnx
 
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.task import Loss
-from jaxlaunch.trainer.tasks.classify import Classify, standardized
+from jaxlaunch.trainer.tasks.classify import Classify, standardize_images
 
 
 class Pairs:
@@ -71,7 +71,7 @@ class Split(Classify):
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:
         loss = super().loss(model, batch, rng)
         threes = batch["weight"] * (batch["label"] == 3)
-        hits = model(standardized(batch["image"])).argmax(-1) == batch["label"]
+        hits = model(standardize_images(batch["image"])).argmax(-1) == batch["label"]
         return loss._replace(metrics=loss.metrics | {"accuracy_of_3": ((threes * hits).sum(), threes.sum())})
 
 

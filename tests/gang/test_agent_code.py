@@ -20,7 +20,7 @@ def brought(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "mine" / "pkg").mkdir(parents=True)
     (tmp_path / "mine" / "pkg" / "model.py").write_text("ANSWER = 42")
     (tmp_path / "mine" / "train.py").write_text("import os, pkg.model; print(pkg.model.ANSWER, 'in', os.getcwd())")
-    (tmp_path / "code.tar.gz").write_bytes(archive.pack(tmp_path / "mine", 10_000))
+    (tmp_path / "code.tar.gz").write_bytes(archive.pack_folder(tmp_path / "mine", 10_000))
     return {contract.CODE: str(tmp_path / "code.tar.gz"), contract.CODE_ROOT: str(tmp_path / "there")}
 
 

@@ -145,7 +145,7 @@ def test_what_nccl_knows_of_a_hang_on_gpus_is_said_and_kept_beside_the_stacks(tm
     dead = "Communicators... (2.05s)\nDEAD\n  Process 34 on node 172.16.64.213 managing GPU 5\n"
     with server(play("SERVER PROTOCOL 2\nOK\n", dead)) as address:
         about = job(command, platform="cuda", timeouts_s={"step": 1.0})
-        gang, codes = launch(tmp_path, about, env={nccl.ADDRESS: address})
+        gang, codes = launch(tmp_path, about, env={nccl.ADDRESS_VARIABLE: address})
     assert codes == [82], gang.talk
     assert gang.verdict["message"].endswith("; NCCL: process 34 on node 172.16.64.213 managing GPU 5 is dead")
     assert gang.summary["nccl"].startswith(dead) and sorted(gang.summary["stacks"]) == ["0"]

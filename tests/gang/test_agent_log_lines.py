@@ -7,16 +7,16 @@ from typing import TypeVar
 
 from jaxlaunch import contract
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import Beat, Judged, Past, Tail
+from jaxlaunch.records.log_lines import BeatLine, PastLine, TailLine, VerdictLine
 from tests.gang.agents import Gang, job, launch, program
 
-L = TypeVar("L", Past, Tail, Beat, Judged)
+L = TypeVar("L", PastLine, TailLine, BeatLine, VerdictLine)
 POD = {contract.NODE: "node-7"}
 
 
 def lines(text: str, kind: type[L]) -> list[L]:
     """Every line of a kind in a log."""
-    return [found for found in map(log_lines.parse, text.splitlines()) if isinstance(found, kind)]
+    return [found for found in map(log_lines.parse_line, text.splitlines()) if isinstance(found, kind)]
 
 
 def log_of_leader(gang: Gang) -> str:
@@ -43,12 +43,12 @@ def test_host_0_writes_the_state_of_the_gang_and_how_it_ended(tmp_path: Path) ->
     gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_LATER), in_place_limit=0), hosts=2, env=POD)
     assert codes == [83, 83]
     log = log_of_leader(gang)
-    (verdict,) = lines(log, Judged)
+    (verdict,) = lines(log, VerdictLine)
     assert verdict.verdict.message == "rank 1 raised at step 5: ValueError: fault 1"
     assert (verdict.attempt, verdict.generation) == (1, 0)
-    last = lines(log, Beat)[-1]
+    last = lines(log, BeatLine)[-1]
     assert (last.stage, last.step, last.committed) == ("leave", 5, 1)
-    assert not lines(log, Past) and not lines(log, Tail)
+    assert not lines(log, PastLine) and not lines(log, TailLine)
     assert log_lines.PREFIX not in (tmp_path / "agent-0-1.err").read_text()
 
 
@@ -56,11 +56,11 @@ def test_a_later_generation_writes_the_attempts_of_earlier_ones(tmp_path: Path) 
     command = program(tmp_path, CRASH_LATER)
     launch(tmp_path, job(command, in_place_limit=1), hosts=2, env=POD)
     gang, _ = launch(tmp_path, job(command, in_place_limit=0), hosts=2, env=POD, generation=1)
-    total, *each = lines(log := log_of_leader(gang), Past)
+    total, *each = lines(log := log_of_leader(gang), PastLine)
     assert (total.attempts, total.ends, total.unknown) == (2, {"crash": 2}, None)
     assert [(one.attempt, one.generation) for one in each] == [(1, 0), (2, 0)]
     assert each[1].verdict is not None and each[1].verdict.message == "rank 1 raised at step 6: ValueError: fault 2"
-    tails = lines(log, Tail)
+    tails = lines(log, TailLine)
     assert [tail.rank for tail in tails] == [1, 0]
     assert [line for line in tails[0].lines if line.startswith("line of")] == [
         "line of attempt 1",

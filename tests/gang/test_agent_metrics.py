@@ -63,7 +63,7 @@ def test_a_scrape_of_every_agent_is_complete_and_lint_free(tmp_path: Path) -> No
                 lambda address=agent["address"]: values(scrape(address), "jaxlaunch_attempt") == {"": 1.0},
             )
             text = scrape(agent["address"])
-            assert all(f"# TYPE {row.name} " in text for row in contract.PROMETHEUS if row.by == "agent")
+            assert all(f"# TYPE {row.name} " in text for row in contract.PROMETHEUS if row.exporter == "agent")
             checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
             assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
             expected = {f'rank="{rank}"': 40.0 + rank for rank in agent["ranks"]}

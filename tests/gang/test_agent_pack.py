@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.agent.pack import pack
+from jaxlaunch.launcher.agent.pack import pack_agent
 from tests.gang.agents import Gang, job, program
 
 
@@ -23,7 +23,7 @@ def interpreters() -> list[str]:
 @pytest.mark.parametrize("python", interpreters())
 def test_a_packed_agent_needs_nothing_else_on_the_path(tmp_path: Path, python: str) -> None:
     packed = tmp_path / "agent.pyz"
-    packed.write_bytes(pack())
+    packed.write_bytes(pack_agent())
     command = program(tmp_path, "say(phase='step', step=3); print('ran'); raise ValueError('boom')")
     argv = (python, "-I", str(packed))
     with Gang(tmp_path, job((python, *command[1:]), in_place_limit=1), hosts=2, argv=argv) as gang:
@@ -35,4 +35,4 @@ def test_a_packed_agent_needs_nothing_else_on_the_path(tmp_path: Path, python: s
 
 
 def test_equal_sources_make_equal_bytes() -> None:
-    assert pack() == pack()
+    assert pack_agent() == pack_agent()

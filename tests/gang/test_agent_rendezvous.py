@@ -64,7 +64,7 @@ def test_another_jax_version_is_refused_on_every_host(tmp_path: Path) -> None:
         gang.start(0, 1)
         gang.start(2, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{fake.parent}"})
         assert gang.wait() == [64, 64, 64]
-    ours = config.versions()["jax"]
+    ours = config.read_versions()["jax"]
     assert gang.verdict["message"] == f"host 2 has jax 9.9.9, host 0 has {ours}"
     assert (gang.verdict["host"], gang.verdict["cause"]) == (2, "bad_spec")
     shows("has jax 0.10.2, host 0 has", gang.verdict["message"])

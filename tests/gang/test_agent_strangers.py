@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.config import versions
-from jaxlaunch.launcher.agent.gang.protocol import HostSide
+from jaxlaunch.launcher.agent.gang.config import read_versions
+from jaxlaunch.launcher.agent.gang.protocol import HostHandshake
 from tests.gang.agents import PATIENCE_S, Gang, job, program
 
 pytestmark = pytest.mark.extended
@@ -29,7 +29,7 @@ UID, PODS = "the-uid", ("pod-0", "pod-1")
 SECRET = bytes(range(32))
 STRANGE: tuple[Any, ...] = (None, True, -1, 2**70, 1e308, "", "\udce9", "x" * 5_000, [], {}, [[[[]]]], {"a": {"b": []}})
 EPOCH = "0" * 16
-VERSIONS = versions()
+VERSIONS = read_versions()
 
 
 def hello(chance: random.Random) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def greeting(chance: random.Random, challenge: dict[str, Any]) -> bytes:
         challenge, key = {"type": "challenge", "nonce": "0" * 32}, SECRET + UID.encode()
     else:
         key = chance.choice((b"", UID.encode(), b"key", SECRET[:16] + UID.encode(), SECRET))
-    message = {"type": "hello", **HostSide(key).hello(challenge, hello(chance))}
+    message = {"type": "hello", **HostHandshake(key).answer_challenge(challenge, hello(chance))}
     if chance.random() < 0.4:
         message[chance.choice(list(message))] = chance.choice(STRANGE)
     return line(message)

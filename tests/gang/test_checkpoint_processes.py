@@ -47,11 +47,11 @@ def gang(count: int, folder: Path, uid: str, *steps: int) -> list[dict[str, Any]
 def test_a_state_saved_by_two_processes_is_walked_back_by_four_and_resumed_by_one(tmp_path):
     for said in gang(2, tmp_path, "run-a", 10, 20):
         assert said == {"notes": [], "restored": None, "steps": [10, 20]}
-    written = manifest.read(epath.Path(tmp_path) / "20")
+    written = manifest.read_manifest(epath.Path(tmp_path) / "20")
     assert {f"state/ocdbt.process_{n}/manifest.ocdbt" for n in (0, 1)} <= set(written.files)
-    assert manifest.listing(epath.Path(tmp_path) / "20") == sorted(written.files)
+    assert manifest.list_files(epath.Path(tmp_path) / "20") == sorted(written.files)
     (tmp_path / "20" / "state" / "ocdbt.process_1" / "manifest.ocdbt").unlink()
-    (tmp_path / "10" / manifest.NAME).unlink()
+    (tmp_path / "10" / manifest.MANIFEST_FILE).unlink()
 
     first, *others = gang(4, tmp_path, "run-b", 20)
     assert first["restored"] == [10, {"at": 10}] and first["steps"] == [10, 20]

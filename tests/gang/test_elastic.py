@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.job.load import load
+from jaxlaunch.launcher.job.load import load_job
 from tests.compiled import SITE, quick_starts
 from tests.gang.agents import ROOT, Gang, job
 from tests.gang.runs import HERE, Result, digits
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.computes, pytest.mark.extended]
 HOSTS = 4
 BATCH = 24  # divides over 4, 3 and 2 hosts
 EXAMPLES, STEPS = 480, 160
-EXAMPLE = load(ROOT / "examples" / "elastic.yaml")
-assert EXAMPLE.train is not None and EXAMPLE.train.batch == BATCH and EXAMPLE.sizes == (2, 3, 4)
+EXAMPLE = load_job(ROOT / "examples" / "elastic.yaml")
+assert EXAMPLE.train is not None and EXAMPLE.train.batch == BATCH and EXAMPLE.trainable_host_counts == (2, 3, 4)
 DIGITS = digits(
     batch=BATCH,
     mesh=EXAMPLE.train.mesh.model_dump(exclude_unset=True),
@@ -63,7 +63,7 @@ def test_examples_and_losses_are_those_of_a_gang_that_lost_no_host(tmp_path: Pat
     with gang(tmp_path / "fixed", train, 1, devices_per_process=HOSTS) as fixed:
         assert fixed.start().wait() == [0]
     fields: dict[str, Any] = {
-        "sizes": EXAMPLE.sizes,
+        "sizes": EXAMPLE.trainable_host_counts,
         "replaces": True,
         "in_place_limit": 9,
         "timeouts_s": {"replace": 1.0},

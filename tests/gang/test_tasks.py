@@ -61,7 +61,7 @@ def test_a_task_of_one_s_own_brings_its_defaults_and_a_mean_for_a_loss(tmp_path:
     assert metrics["eval_examples"] == len(held_out) == 13  # of two batches of 8
     assert metrics["eval_loss"] == pytest.approx(float(np.square(held_out).mean()), rel=1e-6)
     assert result.summary["step"] == math.ceil(2 * 39 / 8)
-    (row,) = RunReader(result.folder).read().to_json()["samples"]  # on the page
+    (row,) = RunReader(result.folder).read_report().to_json()["samples"]  # on the page
     assert (row["step"], row["samples"][1]) == (10, {"name": "line", "text": "y = 0.0 x"})
     assert row["samples"][0]["name"] == "noise" and row["samples"][0]["image"].startswith("data:image/png")
 
@@ -116,7 +116,7 @@ def measured(result: Result, names: list[str]) -> list[list[float]]:
 
 def arrays(folder: Path) -> dict[str, bytes]:
     """The parameters, batch statistics and averages of the last checkpoint."""
-    step = reader.find(str(folder / "checkpoints"), 6)
-    parts = {part: step.part(part) for part in ("params", "rest", "ema", "opt")}
+    step = reader.find_step(str(folder / "checkpoints"), 6)
+    parts = {part: step.part_arrays(part) for part in ("params", "rest", "ema", "opt")}
     assert len(parts["ema"]) > len(parts["params"]) > 20
     return {f"{part} {name}": each[...].tobytes() for part, found in parts.items() for name, each in found.items()}

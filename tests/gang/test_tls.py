@@ -59,7 +59,7 @@ def test_strangers_and_certificates_that_are_expired_or_another_job_s_are_told_n
     with monkeypatch.context() as patched:
         patched.setattr(ec, "generate_private_key", lambda _, drawn=[*keys, *keys]: drawn.pop(0))
         own = kept(tmp_path / "own", security.make_certificates("mine"))
-        patched.setattr(security, "VALID", -datetime.timedelta(hours=1))
+        patched.setattr(security, "CERTIFICATE_VALIDITY", -datetime.timedelta(hours=1))
         expired = kept(tmp_path / "expired", security.make_certificates("mine"))
     other = kept(tmp_path / "other", security.make_certificates("mine"))  # the next job of that name
     mixed = {CERTIFICATE: (other / CERTIFICATE).read_bytes(), CERTIFICATE_KEY: (other / CERTIFICATE_KEY).read_bytes()}

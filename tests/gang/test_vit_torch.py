@@ -46,4 +46,4 @@ def test_the_tutorial_s_own_program_runs_as_it_is_typed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["job.yaml", "tutorial.yaml"])
 def test_the_jobs_are_valid(name: str) -> None:
-    assert jobs.load(EXAMPLE / name).code == "."
+    assert jobs.load_job(EXAMPLE / name).code == "."

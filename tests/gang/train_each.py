@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start import distributed
 from jaxlaunch.trainer.start.process import read_spec
@@ -25,13 +25,13 @@ class Unsaved(Loop[TrainState]):
     """Only losses are compared: what a save compiles takes a fifth of such a run's time."""
 
     def _save(self, done: int, state: TrainState) -> None:
-        self.saved = done
+        self.saved_step = done
 
 
 def main(file: Path, folder: Path) -> None:
     stop = distributed.Stop()
     distributed.initialize()
-    place = dataclasses.replace(Place.from_environ(), socket=None, profile=None)
+    place = dataclasses.replace(RunContext.from_environ(), socket=None, profile=None)
     for name, block in json.loads(file.read_text()).items():
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
         here, report = dataclasses.replace(place, run_dir=str(folder / name)), Progress(None)

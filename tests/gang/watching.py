@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from jaxlaunch.launcher.agent.io.link import free_port
+from jaxlaunch.launcher.agent.io.link import choose_free_port
 from tests.gang.runs import PATIENCE_S, Running
 
 RULES = sorted((Path(__file__).parents[2] / "helm" / "launcher" / "rules").glob("*.yaml"))
@@ -65,7 +65,7 @@ class Prometheus:
         self._folder, self._program = folder, program
         self._runs: dict[str, Running] = {}
         self._targets: list[dict[str, Any]] = []
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{choose_free_port()}"
 
     def __enter__(self) -> Prometheus:
         (self._folder / "rules").mkdir(parents=True)

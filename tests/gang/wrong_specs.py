@@ -17,12 +17,12 @@ import numpy as np
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import TrainerError
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import LM
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import exit_code, read_spec
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 
 HERE = "wrong_specs"  # this module, as a job names it
 
@@ -136,11 +136,11 @@ def attempt(spec: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
     try:
         keys = {key: value for key, value in spec.items() if value is not None or key == "compile_cache"}
         read, task = read_spec({contract.TRAIN_SPEC: json.dumps(keys)})
-        run = loop_of(read, task, Place(run_dir=folder), stop, Progress(None))
+        run = build_loop(read, task, RunContext(run_dir=folder), stop, Progress(None))
         run.run()
         return {"code": 0, "says": "it trained", "traceback": False}
     except BaseException as error:
-        code = exit_code(error, has_stepped=run is not None and run.is_stepping)
+        code = exit_code(error, has_stepped=run is not None and run.has_stepped)
         return {"code": code, "says": str(error), "traceback": not isinstance(error, TrainerError)}
     finally:
         if run is not None:

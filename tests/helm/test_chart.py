@@ -61,9 +61,9 @@ def test_every_value_is_described() -> None:
 
 
 def defaults_of(helm: Helm, values: dict[str, Any]) -> Defaults:
-    config_map = one(helm.render(values), "ConfigMap", cluster_defaults.NAME)
+    config_map = one(helm.render(values), "ConfigMap", cluster_defaults.CONFIG_MAP_NAME)
     assert config_map["metadata"]["namespace"] == "ns"
-    return defaults.of_config_map(config_map, "the chart's").values
+    return defaults.read_config_map(config_map, "the chart's").values
 
 
 def test_the_commands_read_the_chart_s_defaults(helm: Helm) -> None:
@@ -96,7 +96,7 @@ def test_the_first_job_of_readme_and_notes_is_whole_with_the_chart_s_defaults(he
     block = re.search(r"```yaml\n(.*?)```", readme.text(), re.DOTALL)
     notes = re.search(r"job\.yaml:\n\n(.*?)\n\n", helm.files(values)["NOTES.txt"], re.DOTALL)
     assert block is not None and notes is not None
-    first, second = (load.parse(textwrap.dedent(text)) for text in (block[1], notes[1]))
+    first, second = (load.parse_job(textwrap.dedent(text)) for text in (block[1], notes[1]))
     assert first == second
     assert [each["kind"] for each in jobset.render(resolve(first, ClusterDefaults(known)))] == [
         "JobSet",

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.accelerators import ACCELERATORS
 from jaxlaunch.launcher.diagnose.doctor import controllers, namespace
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
-from jaxlaunch.launcher.kubernetes.labels import OWN_LABEL
+from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.jobset import resolve
@@ -149,7 +149,7 @@ def test_a_cluster_reader_s_rights_name_the_objects_whose_names_are_known(helm: 
         for resource in rule["resources"]
     }
     known = {
-        "deployments": [controllers.JOBSET[1], controllers.KUEUE[1]],
+        "deployments": [controllers.JOBSET_DEPLOYMENT[1], controllers.KUEUE_DEPLOYMENT[1]],
         "customresourcedefinitions": [JOBSETS.resource],
     }
     for resource, names in known.items():
@@ -196,10 +196,10 @@ def expressions(spec: dict[str, Any]) -> dict[str, str]:
 
 def tcpxo_pod(**more: Any) -> dict[str, Any]:
     """The pod template of a job with the network gpudirect-tcpxo, its daemon's image `rxdm:1`."""
-    fast = load.parse(
+    fast = load.parse_job(
         "name: a\nimage: i\naccelerator: {type: h100, per_host: 8}\nnetwork: gpudirect-tcpxo\ncommand: [a]"
     )
-    known = defaults.parse(yaml.safe_dump({"platform": "gke", "tcpxo": {"image": "rxdm:1"}} | more))
+    known = defaults.parse_defaults(yaml.safe_dump({"platform": "gke", "tcpxo": {"image": "rxdm:1"}} | more))
     return dict(pod_template(jobset.render(resolve(fast, known))[0]))
 
 
@@ -235,9 +235,9 @@ def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_n
     assert has(policy_of(helm, defaults={"service_account": "trainer"}), account) and not has(closed, account)
 
 
-@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize("kind", ACCELERATORS)
 def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alone(helm: Helm, kind: str) -> None:
-    resource = table.RESOURCE.get(KNOWN[kind].platform)
+    resource = table.RESOURCE.get(ACCELERATORS[kind].platform)
     for user, may in (("root", ["roots"]), ("privileged", ["roots", "privileged"]), (2000, [])):
         spec = policy_of(helm, defaults={"users": {kind: user}})
         found = expressions(spec)
@@ -325,8 +325,8 @@ def test_the_admission_policy_is_for_the_release_s_namespaces_alone(helm: Helm) 
 
 def test_only_prometheus_of_the_namespace_that_the_values_name_may_scrape(helm: Helm) -> None:
     for values, named in (({}, "monitoring"), ({"defaults": {"prometheus": {"namespace": "metrics"}}}, "metrics")):
-        known = defaults.of_config_map(one(helm.render(values), "ConfigMap"), "the chart's")
-        job = load.parse("name: a\nimage: i\nhosts: 2\naccelerator: {type: cpu}\ncommand: [a]")
+        known = defaults.read_config_map(one(helm.render(values), "ConfigMap"), "the chart's")
+        job = load.parse_job("name: a\nimage: i\nhosts: 2\naccelerator: {type: cpu}\ncommand: [a]")
         policy = one(jobset.render(resolve(job, known)), "NetworkPolicy")
         _, scrapes = policy["spec"]["ingress"]
         (peer,) = scrapes["from"]
@@ -397,7 +397,7 @@ def test_a_dashboard_without_an_image_is_refused_with_the_values_to_set(helm: He
 
 def test_a_namespace_of_the_chart_is_restricted(helm: Helm) -> None:
     made = one(helm.render(EVERYTHING), "Namespace", "team-a-scratch")
-    assert made["metadata"]["labels"][pod_rules.ENFORCE] == "restricted"
+    assert made["metadata"]["labels"][pod_rules.ENFORCE_LABEL] == "restricted"
 
 
 RDMA = {"profile": "rdma", "resource": "rdma/ib"}
@@ -422,13 +422,13 @@ TPU, H100 = "{type: v5e, topology: 2x4}", "{type: h100, per_host: 8}\nhosts: 2"
 def test_a_namespace_of_the_chart_has_the_level_of_the_jobs_that_the_cluster_defaults_make(
     helm: Helm, accelerator: str, given: dict[str, Any], expected: str
 ) -> None:
-    spec = load.parse(f"name: a\nimage: i\naccelerator: {accelerator}\ncommand: [a]")
+    spec = load.parse_job(f"name: a\nimage: i\naccelerator: {accelerator}\ncommand: [a]")
     values = {"platform": "gke"} | given
     cluster = defaults.ClusterDefaults(defaults.Defaults.model_validate(values))
     assert pod_rules.strictest_level(pod_template(jobset.render(resolve(spec, cluster))[0])) == expected
     rendered = {"namespaces": ["scratch"], "defaults": values}
     made = one(helm.render(rendered), "Namespace", "scratch")
-    assert made["metadata"]["labels"][pod_rules.ENFORCE] == expected
+    assert made["metadata"]["labels"][pod_rules.ENFORCE_LABEL] == expected
     assert f"pod-security.kubernetes.io/enforce={expected}\n" in helm.files(rendered)["NOTES.txt"]
 
 
@@ -439,7 +439,7 @@ def test_a_namespace_of_the_chart_admits_the_networks_that_jobs_may_choose_by_th
     helm: Helm, given: dict[str, Any]
 ) -> None:
     made = one(helm.render({"namespaces": ["scratch"], "defaults": given}), "Namespace", "scratch")
-    assert made["metadata"]["labels"][pod_rules.ENFORCE] == "privileged"
+    assert made["metadata"]["labels"][pod_rules.ENFORCE_LABEL] == "privileged"
 
 
 def test_only_what_cannot_be_made_again_stays(helm: Helm) -> None:
@@ -573,6 +573,6 @@ def test_the_operator_finds_the_pods_of_jobs_by_the_port_that_they_name(helm: He
     assert f'job="{pod["metadata"]["labels"][monitor["jobLabel"]]}"' in (RULES / "alerts.yaml").read_text()
     ended, run = endpoint["relabelings"]
     assert ended["action"] == "drop" and re.fullmatch(ended["regex"], "Failed")
-    label = re.sub(r"\W", "_", OWN_LABEL)
+    label = re.sub(r"\W", "_", JOB_LABEL)
     assert run == {"sourceLabels": [f"__meta_kubernetes_pod_label_{label}"], "targetLabel": "run"}
-    assert OWN_LABEL in pod["metadata"]["labels"]
+    assert JOB_LABEL in pod["metadata"]["labels"]

@@ -25,20 +25,20 @@ def test_writers_with_equal_process_ids_never_lose_or_mix_their_content(tmp_path
         folder = RunFolder(tmp_path, failures.append)
         for step in range(100):
             notes = [f"{writer}"] * 500
-            folder.write(SUMMARY, Summary(None, step=step, seconds={}, restarts={}, notes=notes).to_json())
+            folder.write_json(SUMMARY, Summary(None, step=step, seconds={}, restarts={}, notes=notes).to_json())
 
-    RunFolder(tmp_path, failures.append).write(SUMMARY, Summary(None, 0, {}, {}, notes=["first"] * 500).to_json())
+    RunFolder(tmp_path, failures.append).write_json(SUMMARY, Summary(None, 0, {}, {}, notes=["first"] * 500).to_json())
     writers = [threading.Thread(target=write, args=(writer,)) for writer in range(2)]
     for thread in writers:
         thread.start()
     while any(thread.is_alive() for thread in writers):
-        summary = RunFolder(tmp_path, failures.append).summary()
+        summary = RunFolder(tmp_path, failures.append).read_summary()
         assert summary is not None and len(summary.notes) == 500 and len(set(summary.notes)) == 1
     for thread in writers:
         thread.join()
     assert failures == []
     assert [path.name for path in tmp_path.iterdir()] == [SUMMARY]
-    summary = RunFolder(tmp_path, failures.append).summary()
+    summary = RunFolder(tmp_path, failures.append).read_summary()
     assert summary is not None and summary.step == 99
 
 
@@ -59,7 +59,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_draft(
         monkeypatch.setattr(owner, failing_call, fail)
 
     with pytest.raises(OSError, match="No space left"):
-        atomic_file.write(file, b"new")
+        atomic_file.write_file(file, b"new")
 
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"] and file.read_bytes() == b"old"
 
@@ -82,7 +82,7 @@ def test_the_data_is_synced_before_the_rename_and_the_folder_after_it(
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", renamed)
 
-    atomic_file.write(tmp_path / "summary.json", b"all of it")
+    atomic_file.write_file(tmp_path / "summary.json", b"all of it")
 
     assert calls == ["sync of all of it", "rename", "sync of the folder"]
 
@@ -97,7 +97,7 @@ def test_storage_that_cannot_sync_a_folder_is_no_failure(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "fsync", sync_files_only)
 
-    atomic_file.write(tmp_path / "summary.json", b"new")
+    atomic_file.write_file(tmp_path / "summary.json", b"new")
 
     assert (tmp_path / "summary.json").read_bytes() == b"new"
 
@@ -108,15 +108,15 @@ def test_what_is_written_for_every_line_and_block_is_not_synced_each_time(
     """A sync takes milliseconds to seconds: a tracker would be late, and training would wait for its data."""
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
-    state = tracking._State(str(tmp_path), "wandb", "uid")
+    state = tracking._TrackerState(str(tmp_path), "wandb", "uid")
     before = len(synced)
     for step in range(100):
-        state.keep("metrics", step)
-    assert json.loads((tmp_path / tracking.STATE).read_text())["sent"] == {"metrics": 99}
+        state.record_step("metrics", step)
+    assert json.loads((tmp_path / tracking.STATE_FILE).read_text())["sent"] == {"metrics": 99}
     for block in range(100):
         assert files._write_copy(tmp_path / "blocks" / str(block), [b"data"])
     assert len(synced) == before
 
-    state.sync()
-    state.sync()
+    state.sync_file()
+    state.sync_file()
     assert len(synced) == before + 2  # the file and its folder, once

@@ -60,18 +60,20 @@ def test_the_command_is_that_of_this_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: Any, files: tuple[str, ...], pip: bool, command: str
 ) -> None:
     _installed(monkeypatch, tmp_path / "env", origin, *files, pip=pip)
-    assert command.format(bin=tmp_path / "env/bin") in installation.hint("train")
+    assert command.format(bin=tmp_path / "env/bin") in installation.install_hint("train")
 
 
 def test_what_uvx_started_is_started_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _installed(monkeypatch, tmp_path / "archive-v0" / "qRSLExHFlggD5CFb", None, pip=False)
-    assert installation.hint("train") == "start it with uvx --from 'jaxlaunch[train]' launcher"
+    assert installation.install_hint("train") == "start it with uvx --from 'jaxlaunch[train]' launcher"
 
 
 def test_a_pip_of_another_environment_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _installed(monkeypatch, tmp_path / "env", None)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert f"{tmp_path}/env/bin/python -m pip install 'jaxlaunch[train,text]'" in installation.hint("train", "text")
+    assert f"{tmp_path}/env/bin/python -m pip install 'jaxlaunch[train,text]'" in installation.install_hint(
+        "train", "text"
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,16 +81,16 @@ def test_a_pip_of_another_environment_is_not_named(tmp_path: Path, monkeypatch: 
     [("jax.numpy", "train"), ("sklearn", "train"), ("pyarrow", "text"), ("haiku", "haiku"), ("of_mine", None)],
 )
 def test_an_import_that_an_extra_would_have_made_work_names_it(package: str, extra: str | None) -> None:
-    why = installation.lacking(ModuleNotFoundError(name=package))
+    why = installation.missing_extra_message(ModuleNotFoundError(name=package))
     assert why is None if extra is None else (why is not None and extra in why.rpartition(":")[2])
-    assert installation.lacking(ImportError(name=package)) is None
+    assert installation.missing_extra_message(ImportError(name=package)) is None
 
 
 def test_to_look_for_pip_leaves_an_imported_distutils_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """setuptools' finder replaces it for pip, with a warning."""
     own = types.ModuleType("distutils")
     monkeypatch.setitem(sys.modules, "distutils", own)
-    assert "install it with" in (installation.lacking(ModuleNotFoundError(name="haiku")) or "")
+    assert "install it with" in (installation.missing_extra_message(ModuleNotFoundError(name="haiku")) or "")
     assert sys.modules["distutils"] is own
 
 

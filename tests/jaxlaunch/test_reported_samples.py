@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import jaxlaunch
-from jaxlaunch import reporting
+from jaxlaunch import samples
 
 NOISE = np.random.default_rng(0)
 
@@ -24,7 +24,7 @@ NOISE = np.random.default_rng(0)
 @pytest.fixture(autouse=True)
 def waits_for_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the thread may get no turn within the moment that a process waits at its end."""
-    monkeypatch.setattr(reporting, "LEAVE_S", 60.0)
+    monkeypatch.setattr(samples, "EXIT_WAIT_S", 60.0)
 
 
 def kept(folder: Path, step: int) -> dict[tuple[str, str], Any]:
@@ -56,8 +56,8 @@ def kept(folder: Path, step: int) -> dict[tuple[str, str], Any]:
     ],
 )
 def test_a_picture_is_read_back_as_it_was_given(tmp_path: Path, given: Any, wanted: Any) -> None:
-    kept_by = reporting.SampleWriter(str(tmp_path / "reported"), print)
-    kept_by.put(5, reporting.check_items({"it": given() if callable(given) else given}, "<b>ü</b>", is_kept=True))
+    kept_by = samples.SampleWriter(str(tmp_path / "reported"), print)
+    kept_by.add_items(5, samples.check_items({"it": given() if callable(given) else given}, "<b>ü</b>", is_kept=True))
     kept_by.flush()
     found = kept(tmp_path / "reported", 5)
     assert found["image", "it"].tolist() == np.asarray(wanted).tolist()
@@ -66,29 +66,29 @@ def test_a_picture_is_read_back_as_it_was_given(tmp_path: Path, given: Any, want
 
 def test_a_picture_is_never_larger_than_its_bound_and_the_newest_steps_are_kept(tmp_path: Path) -> None:
     large = NOISE.integers(0, 256, (1500, 900, 3), np.uint8)
-    kept_by = reporting.SampleWriter(str(tmp_path), print)
-    kept_by.put(1, reporting.check_items(large, "x" * 99_999, is_kept=True))
+    kept_by = samples.SampleWriter(str(tmp_path), print)
+    kept_by.add_items(1, samples.check_items(large, "x" * 99_999, is_kept=True))
     kept_by.flush()
-    assert (tmp_path / "1.json").stat().st_size < 4 * reporting.MAX_PNG_BYTES / 3 + 20_000
+    assert (tmp_path / "1.json").stat().st_size < 4 * samples.MAX_PNG_BYTES / 3 + 20_000
     assert kept(tmp_path, 1)["image", ""].shape == (375, 225, 3)  # each 4th of 1,500, of which the 256 KiB are full
     for step in range(2, 121):
-        kept_by.put(step, [("text", "", "t")])
+        kept_by.add_items(step, [("text", "", "t")])
         kept_by.flush()
-    assert reporting.list_steps(tmp_path) == list(range(120, 20, -1))
+    assert samples.list_steps(tmp_path) == list(range(120, 20, -1))
 
 
 def test_a_run_that_goes_back_makes_its_steps_again_and_none_twice(tmp_path: Path) -> None:
-    first = reporting.SampleWriter(str(tmp_path), print)
+    first = samples.SampleWriter(str(tmp_path), print)
     for step in (10, 20, 30):
-        first.put(step, [("text", "a", "first")])
+        first.add_items(step, [("text", "a", "first")])
         first.flush()
     (tmp_path / "note.txt").write_text("not ours")
-    again = reporting.SampleWriter(str(tmp_path), print)  # resumed from step 15
-    again.put(20, [("text", "a", "again")])
+    again = samples.SampleWriter(str(tmp_path), print)  # resumed from step 15
+    again.add_items(20, [("text", "a", "again")])
     again.flush()
-    again.put(20, [("text", "b", "too"), ("text", "a", "newer")])
+    again.add_items(20, [("text", "b", "too"), ("text", "a", "newer")])
     again.flush()
-    assert reporting.list_steps(tmp_path) == [20, 10]
+    assert samples.list_steps(tmp_path) == [20, 10]
     assert kept(tmp_path, 10) == {("text", "a"): "first"}
     assert kept(tmp_path, 20) == {("text", "a"): "newer", ("text", "b"): "too"}
     assert sorted(os.listdir(tmp_path)) == ["10.json", "20.json", "note.txt"]
@@ -97,18 +97,18 @@ def test_a_run_that_goes_back_makes_its_steps_again_and_none_twice(tmp_path: Pat
 def test_storage_that_fails_or_stalls_is_said_once_and_holds_nobody_up(tmp_path: Path) -> None:
     (tmp_path / "full").write_text("a file where the folder belongs")
     notes: list[str] = []
-    full = reporting.SampleWriter(str(tmp_path / "full"), notes.append)
+    full = samples.SampleWriter(str(tmp_path / "full"), notes.append)
     for step in (1, 2):
-        full.put(step, [("text", "", "t")])
+        full.add_items(step, [("text", "", "t")])
         full.flush()
     assert notes == [f"what the program reported at step 1 is not kept in {tmp_path}/full: file exists"]
 
     free = threading.Event()
-    stalled = reporting.SampleWriter(str(tmp_path / "slow"), lambda said: free.wait(60))
+    stalled = samples.SampleWriter(str(tmp_path / "slow"), lambda said: free.wait(60))
     (tmp_path / "slow").write_text("")  # the note about it does not return
     for step in range(1000):
-        stalled.put(step, [("text", "", "t")])
-    assert len(stalled._waiting) == reporting.MAX_WAITING
+        stalled.add_items(step, [("text", "", "t")])
+    assert len(stalled._waiting) == samples.MAX_WAITING
     free.set()
 
 

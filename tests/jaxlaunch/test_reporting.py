@@ -35,7 +35,7 @@ class Pipe:
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
     made = Pipe()
     reports = reporting.Reports(made.send)
-    monkeypatch.setattr(reporting, "_reports", lambda: reports)
+    monkeypatch.setattr(reporting, "_process_reports", lambda: reports)
     return made
 
 
@@ -62,11 +62,11 @@ def test_what_a_full_pipe_refuses_is_sent_later(pipe: Pipe) -> None:
 
 
 def test_what_waits_is_added_to_and_nothing_of_it_is_lost(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "PERIOD_S", 3600.0)  # all of them wait, however slow this machine is
+    monkeypatch.setattr(reporting, "MIN_PERIOD_S", 3600.0)  # all of them wait, however slow this machine is
     jaxlaunch.report(step=1)
     jaxlaunch.report(step=2, loss=0.5)
     jaxlaunch.report(phase="eval", accuracy=0.9)
-    reports = reporting._reports()
+    reports = reporting._process_reports()
     assert reports is not None
     reports.flush()
     assert pipe.lines[1:] == [{"phase": "eval", "step": 2}, {"metrics": {"loss": 0.5, "accuracy": 0.9}}]
@@ -78,12 +78,12 @@ def test_a_signal_s_handler_may_report_while_a_report_is_sent() -> None:
     def send(line: Mapping[str, Any]) -> bool:
         if not sent:
             sent.append({})
-            reports.put({"phase": {"phase": "save"}})  # as a handler does, in this very thread
+            reports.add_messages({"phase": {"phase": "save"}})  # as a handler does, in this very thread
         sent.append(line)
         return True
 
     reports = reporting.Reports(send)
-    reports.put({"phase": {"phase": "step", "step": 1}})
+    reports.add_messages({"phase": {"phase": "step", "step": 1}})
     reports.flush()
     assert {"phase": "save"} in sent and {"phase": "step", "step": 1} in sent
 

@@ -20,11 +20,11 @@ from jaxlaunch import spelling
     ],
 )
 def test_a_mistyped_word_is_near_by_its_letters(word: str, options: list[str], meant: list[str]) -> None:
-    assert spelling.nearest(word, options, 3)[: len(meant)] == meant
-    assert bool(spelling.nearest(word, options)) == bool(meant)
+    assert spelling.find_nearest(word, options, 3)[: len(meant)] == meant
+    assert bool(spelling.find_nearest(word, options)) == bool(meant)
 
 
 def test_a_short_form_is_written_in_full() -> None:
-    assert spelling.in_full("bf16", ["float32", "bfloat16"]) == ["bfloat16"]
-    assert spelling.in_full("cos", ["constant", "cosine"]) == ["cosine"]
-    assert spelling.in_full("lr", ["log_every"]) == []
+    assert spelling.find_completions("bf16", ["float32", "bfloat16"]) == ["bfloat16"]
+    assert spelling.find_completions("cos", ["constant", "cosine"]) == ["cosine"]
+    assert spelling.find_completions("lr", ["log_every"]) == []

@@ -11,13 +11,13 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.accelerators import ACCELERATORS
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.manifests.code import Bundle
 from jaxlaunch.launcher.manifests.jobset import render, resolve
 from jaxlaunch.launcher.platforms import table
-from jaxlaunch.launcher.platforms.table import Where
+from jaxlaunch.launcher.platforms.table import PlatformName
 
 TRAIN = """
 train:
@@ -47,7 +47,7 @@ DEFAULTS = "{tcpxo: {image: 'registry.example/rxdm:1'}, prometheus: {namespace: 
 
 class Combination(NamedTuple):
     kind: str
-    where: Where
+    where: PlatformName
     option: str
 
     @property
@@ -55,7 +55,7 @@ class Combination(NamedTuple):
         return f"{self.where}-{self.kind}-{self.option}"
 
     def job(self) -> JobSpec:
-        topology = {2: ", topology: 4x4", 3: ", topology: 2x2x4"}.get(KNOWN[self.kind].dimensions, "")
+        topology = {2: ", topology: 4x4", 3: ", topology: 2x2x4"}.get(ACCELERATORS[self.kind].dimensions, "")
         text = (
             f"name: {self.name}\nimage: registry.example/train:1\nplatform: {self.where}\n"
             f"accelerator: {{type: {self.kind}{topology}}}\n{OPTIONS.get(self.option, '')}"
@@ -64,19 +64,21 @@ class Combination(NamedTuple):
             text = text.replace("hosts: 4\n", "")  # the topology says how many
         if self.option != "storage":
             text += "command: [python, train.py]\n"
-        return load.parse(text + self._one_kind(text))
+        return load.parse_job(text + self._one_kind(text))
 
     def _one_kind(self, text: str) -> str:
         """Of several hosts, the label of one of the kinds of node that fit."""
         labels = table.NODES[self.where][self.kind].labels
         several = [(key, values[0]) for key, values in labels.items() if len(values) > 1]
-        several = [] if KNOWN[self.kind].alike else several
+        several = [] if ACCELERATORS[self.kind].may_mix_kinds else several
         is_gang = "hosts:" in text or "slices:" in text
         return "".join(f"node_selector: {{{key}: {value}}}\n" for key, value in several) if is_gang else ""
 
     def manifests(self) -> list[dict[str, Any]]:
         spec = self.job()
-        return render(resolve(spec, defaults.parse(DEFAULTS)), Bundle(b"agent", b"code") if spec.code else None)
+        return render(
+            resolve(spec, defaults.parse_defaults(DEFAULTS)), Bundle(b"agent", b"code") if spec.code else None
+        )
 
 
 # The plainest job on each kind of device, from which the golden files of all others say how they differ.
@@ -99,9 +101,9 @@ def combinations() -> Iterator[Combination]:
             yield from sorted(able, key=_draw)[:2]
 
 
-def is_plain(kind: str, where: Where) -> bool:
+def is_plain(kind: str, where: PlatformName) -> bool:
     """Whether nothing but its label tells an accelerator from others on this platform."""
-    return where == "generic" and kind not in table.NODES["eks"] and KNOWN[kind].platform == "cuda"
+    return where == "generic" and kind not in table.NODES["eks"] and ACCELERATORS[kind].platform == "cuda"
 
 
 def _draw(one: Combination) -> str:
@@ -110,11 +112,11 @@ def _draw(one: Combination) -> str:
     return f"{common:d}{hashlib.sha256(one.name.encode()).hexdigest()}"
 
 
-def _can(kind: str, where: Where, option: str) -> bool:
-    platform = KNOWN[kind].platform
+def _can(kind: str, where: PlatformName, option: str) -> bool:
+    platform = ACCELERATORS[kind].platform
     match option:
         case "spot" | "flex-start" | "reservation":
-            return option in table.capacity(where, "karpenter")
+            return option in table.capacity_nodes(where, "karpenter")
         case "rdma":
             return platform == "cuda" and where == "generic"
         case "efa":

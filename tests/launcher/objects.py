@@ -14,7 +14,7 @@ from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes import objects
 from jaxlaunch.launcher.manifests.jobset import render, resolve
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import Beat, Judged, Past, Termination
+from jaxlaunch.records.log_lines import BeatLine, PastLine, TerminationMessage, VerdictLine
 from jaxlaunch.records.verdict import Failure, verdict_for_code
 
 Object = dict[str, Any]
@@ -39,7 +39,7 @@ def jobset(hosts: int = 2, *, status: Object | None = None, suspend: bool = Fals
         "agent": "image",
         **keys,
     }
-    made = render(resolve(load.parse(json.dumps(document)), ClusterDefaults()))[0]
+    made = render(resolve(load.parse_job(json.dumps(document)), ClusterDefaults()))[0]
     made["metadata"] |= {"uid": "1234", "creationTimestamp": BEGUN}
     if suspend:
         made["spec"]["suspend"] = True
@@ -193,10 +193,12 @@ def farewell(
     code: int, message: str | Failure = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any
 ) -> str:
     """The termination message of an agent."""
-    return log_lines.termination_message(Termination(verdict_for_code(code, message, **more), 0, generation, attempt))
+    return log_lines.format_termination_message(
+        TerminationMessage(verdict_for_code(code, message, **more), 0, generation, attempt)
+    )
 
 
-def beat(at: float = -5, **fields: Any) -> Beat:
+def beat(at: float = -5, **fields: Any) -> BeatLine:
     """How a leader says that its gang stands; `at` is in seconds from NOW."""
     usual: dict[str, Any] = {
         "attempt": 1,
@@ -209,18 +211,18 @@ def beat(at: float = -5, **fields: Any) -> Beat:
         "seconds": {"init": 10.0, "step": 90.0},
         "restarts": {},
     }
-    return Beat(at=NOW.timestamp() + at, **{**usual, **fields})
+    return BeatLine(at=NOW.timestamp() + at, **{**usual, **fields})
 
 
-def past(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> Past:
+def past(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> PastLine:
     """An earlier attempt, as a leader tells of it."""
     about = {"attempt": attempt, "generation": generation, "verdict": verdict_for_code(code, message, **more)}
-    return Past(at=NOW.timestamp() - 300, ended=NOW.timestamp() - 320, **about)  # type: ignore[arg-type]
+    return PastLine(at=NOW.timestamp() - 300, ended=NOW.timestamp() - 320, **about)  # type: ignore[arg-type]
 
 
-def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float = -4, **more: Any) -> Judged:
+def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float = -4, **more: Any) -> VerdictLine:
     found = verdict_for_code(code, message, **more)
-    return Judged(at=NOW.timestamp() + at, attempt=attempt, verdict=found, step=found.step)
+    return VerdictLine(at=NOW.timestamp() + at, attempt=attempt, verdict=found, step=found.step)
 
 
 def snapshot(of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any) -> Snapshot:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.io.link import free_port
-from jaxlaunch.launcher.diagnose.explain.explanation import explain
+from jaxlaunch.launcher.agent.io.link import choose_free_port
+from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load
 from tests.found import NOT_HERE, ON_CLUSTER, ROWS, entry, phrases, shown, shows
@@ -96,7 +96,7 @@ def test_an_error_of_a_program_is_found(name: str, made: dict[str, str]) -> None
 @pytest.fixture(scope="module")
 def of_peers() -> dict[str, str]:
     """What rank 0 of two processes prints; its peer kills itself."""
-    port = free_port()
+    port = choose_free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, str(HERE / "make_peer_errors.py"), str(port), str(rank)],
@@ -138,7 +138,7 @@ def test_what_a_program_ends_with_is_found(code: str) -> None:
 
 def test_an_error_of_a_job_is_found() -> None:
     with pytest.raises(UserError) as raised:
-        load.parse("name: a\naccelerator: {type: cpu, per_host: 8}\ntrain: {task: 'a:B', batch: 100}\n")
+        load.parse_job("name: a\naccelerator: {type: cpu, per_host: 8}\ntrain: {task: 'a:B', batch: 100}\n")
     shows("train.batch = 100 is not divisible by", str(raised.value))
 
 
@@ -162,7 +162,7 @@ def test_the_last_line_of_a_run_is_found(code: int) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in OF_NO_ROW])
 def test_the_first_line_of_explain_leads_to_the_entry_of_its_situation(case: str) -> None:
-    found = explain(CASES[case][0])
+    found = explain_job(CASES[case][0])
     words, about = entry(found.headline), OF_OTHERS.get(case, found.situation)
     assert [row[2] for row in ROWS if row[0] == words and about in row[2]] != [], found.headline
 
@@ -193,7 +193,7 @@ def entries(words: Sequence[str]) -> set[str]:
 
 
 def test_every_entry_is_produced_by_a_test_or_it_is_known_why_not() -> None:
-    explained = {entry(explain(job).headline) for job, _ in CASES.values()} - {""}
+    explained = {entry(explain_job(job).headline) for job, _ in CASES.values()} - {""}
     made, left = entries([*produced()]), entries([words for them in NOT_HERE.values() for words in them])
     assert len(made) >= 60
     assert sorted({row[0] for row in ROWS} - made - explained - left) == []

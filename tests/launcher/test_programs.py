@@ -33,9 +33,9 @@ ASKED: list[tuple[Any, list[str]]] = [
 def test_a_program_reads_what_it_is_handed_as_json_and_what_is_written_out(
     asked: Any, written: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for arguments in (list(programs.arguments(asked)), written):
+    for arguments in (list(programs.json_arguments(asked)), written):
         monkeypatch.setattr(sys, "argv", ["program", *arguments])
-        assert programs.read(type(asked), "program", None) == asked
+        assert programs.read_options(type(asked), "program", None) == asked
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent import metrics_server
 from jaxlaunch.launcher.cli.list import format_table
-from jaxlaunch.launcher.diagnose.explain.explanation import explain
-from jaxlaunch.launcher.jobs.status.job_status import status_of
+from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
+from jaxlaunch.launcher.jobs.status.job_status import derive_status
 from jaxlaunch.launcher.report import run_files
 from jaxlaunch.launcher.report.run import RunReader
-from jaxlaunch.records.log_lines import Recorded
-from jaxlaunch.records.summary import Of, Record, Start, Summary
+from jaxlaunch.records.log_lines import ProgressAnnotation
+from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs import history
 from tests.launcher.invoke import launcher
@@ -31,10 +31,12 @@ RESTARTS = 3
 BY_CAUSE = {"crash": 2, "lost": 1}
 
 
-def record(attempt: int, generation: int, code: int) -> Record:
+def record(attempt: int, generation: int, code: int) -> AttemptRecord:
     verdict = verdict_for_code(code, "it ended")
     began = made_runs.BEGAN + 10 * attempt
-    return Record("uid", generation, attempt, verdict.cause, 0, None, None, {"step": 9.0}, verdict, began, began + 9)
+    return AttemptRecord(
+        "uid", generation, attempt, verdict.cause, 0, None, None, {"step": 9.0}, verdict, began, began + 9
+    )
 
 
 RECORDS = [record(1, 0, contract.CRASH), record(2, 0, contract.CRASH), record(3, 0, contract.LOST)]
@@ -49,14 +51,16 @@ def test_every_surface_of_a_run_here_shows_the_same_restarts(
     run = tmp_path / "runs" / "made"
     run.mkdir(parents=True)
     records = [*RECORDS, LAST] if has_ended else RECORDS
-    of = Of("uid", 1, 4, made_runs.BEGAN + 40, at=made_runs.BEGAN + 49, seconds={"step": 9.0}, first_step=1)
+    of = AttemptProgress(
+        "uid", 1, 4, made_runs.BEGAN + 40, at=made_runs.BEGAN + 49, seconds={"step": 9.0}, first_step=1
+    )
     summary = Summary(
         LAST.verdict if has_ended else None,
         step=40,
         seconds={"step": 36.0},
         restarts=history.restarts_by_cause(records, of.attempt),
         of=of,
-        starts=[Start(1, "uid", made_runs.BEGAN)],
+        starts=[StartRecord(1, "uid", made_runs.BEGAN)],
     )
     made_runs.write(run, summary, records)
 
@@ -72,7 +76,7 @@ def test_every_surface_of_a_run_here_shows_the_same_restarts(
         "status": number(show("status", "--local", "made")),
         "status -o json": json.loads(show("status", "--local", "made", "-o", "json"))["restarts"]["total"],
         "explain": number(show("explain", "--local", "made")),
-        "page": RunReader(run).read().to_json()["restarts"],
+        "page": RunReader(run).read_report().to_json()["restarts"],
         "dashboard": run_files.read_brief(run).restarts,
     }
 
@@ -90,12 +94,12 @@ def test_every_surface_of_a_job_on_the_cluster_shows_the_same_restarts(told_by: 
         verdict, ends = None, BY_CAUSE
         if "failed" in told_by:
             verdict, ends = LAST.verdict, {**BY_CAUSE, "crash": 3}
-        known = Recorded("1234", made_runs.BEGAN, told_by.split(",")[0], 4, 1, ends=ends, verdict=verdict)
+        known = ProgressAnnotation("1234", made_runs.BEGAN, told_by.split(",")[0], 4, 1, ends=ends, verdict=verdict)
         job["metadata"].setdefault("annotations", {})[contract.ANNOTATION] = known.to_json()
         seen = snapshot(job)
-    status = status_of(seen)
+    status = derive_status(seen)
 
-    facts = explain(seen).to_json()["facts"]
+    facts = explain_job(seen).to_json()["facts"]
     shown = {
         "list": int(format_table([("lm", [status])], False, False)[1].split()[4]),
         "-o json": status.to_json()["restarts"]["total"],
@@ -107,9 +111,9 @@ def test_every_surface_of_a_job_on_the_cluster_shows_the_same_restarts(told_by: 
 
 
 def test_the_metrics_of_a_run_that_goes_on_count_the_same_restarts() -> None:
-    gang = {"attempt": 4, **history.counters(RECORDS, 1, AgentJob("t", ("true",)))}
+    gang = {"attempt": 4, **history.metric_counters(RECORDS, 1, AgentJob("t", ("true",)))}
 
-    text = metrics_server.own(1, gang, {}, {}, 0.0, {}, 0.0)
+    text = metrics_server.render_agent_metrics(1, gang, {}, {}, 0.0, {}, 0.0)
 
     samples = re.findall(r"^jaxlaunch_restarts_total\{.*\} (\S+)$", text, re.MULTILINE)
     attempt = re.search(r"^jaxlaunch_attempt (\S+)$", text, re.MULTILINE)

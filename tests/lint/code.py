@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxlaunch import accelerators
-from jaxlaunch.accelerators import KNOWN, Source
+from jaxlaunch.accelerators import ACCELERATORS, Source
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.kubernetes import labels
 from jaxlaunch.launcher.platforms import facts, runtime, table
@@ -44,7 +44,7 @@ def find_facts_without_a_source() -> Iterator[str]:
     for module in (*FACTS, table):
         public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
         for fact in platforms_page.facts(public):
-            if fact.source is None or not fact.source.title or not fact.source.where:
+            if fact.source is None or not fact.source.title or not fact.source.location:
                 yield f"{module.__name__}: {fact}"
 
 
@@ -64,4 +64,4 @@ def find_unused_sources() -> Iterator[str]:
 
 
 def find_accelerators_of_no_platform() -> Iterator[str]:
-    yield from {kind for known in table.NODES.values() for kind in known} ^ set(KNOWN)
+    yield from {kind for known in table.NODES.values() for kind in known} ^ set(ACCELERATORS)

@@ -11,11 +11,11 @@ import yaml
 
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.agent.host.environment import TRAINER
+from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 from jaxlaunch.launcher.cli import help
 from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, SERVER
-from jaxlaunch.launcher.diagnose.doctor.checks import see as see_check
-from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, see
+from jaxlaunch.launcher.diagnose.doctor.checks import section_link as see_check
+from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, section_link
 from jaxlaunch.launcher.job import load
 from tests import drawings, generated
 from tests.found import PAGE, ROWS
@@ -132,7 +132,7 @@ def find_files_that_are_not_current() -> Iterator[str]:
 def find_wrong_jobs() -> Iterator[str]:
     for place, text in jobs():
         try:
-            load.parse(text)
+            load.parse_job(text)
         except Exception as error:
             yield f"{place}: {error}"
 
@@ -154,7 +154,7 @@ def find_wrong_exit_codes() -> Iterator[str]:
     lines = [line for line in (DOCS / "exit-codes.md").read_text().splitlines() if re.match(r"\| \d", line)]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     outcomes = list(contract.OUTCOMES.values())
-    in_place = {row.code: "yes" if row.in_place else "no" for row in outcomes} | {contract.DONE: ""}
+    in_place = {row.code: "yes" if row.restarts_in_place else "no" for row in outcomes} | {contract.DONE: ""}
     wanted = [(str(row.code), f"`{row.cause}`", in_place[row.code], follows[row.action]) for row in outcomes]
     if [(row[0], row[1], row[3], row[4]) for row in rows] != wanted:
         yield f"docs/exit-codes.md: its rows are not {wanted}"
@@ -165,7 +165,7 @@ def find_wrong_variables() -> Iterator[str]:
     known = {value for value in vars(contract).values() if isinstance(value, str)}
     named = set(re.findall(r"`(JAX(?:LAUNCH)?_[A-Z_]+[A-Z])`", text)) - {"JAX_PLATFORMS", "JAX_OPTIMIZATION_LEVEL"}
     yield from (f"docs/environment.md names {name}, which does not exist" for name in named - known)
-    of_platforms = {name for of_platform in TRAINER.values() for name in of_platform}
+    of_platforms = {name for of_platform in TRAINER_VARIABLES.values() for name in of_platform}
     for name in (*of_platforms, *contract.PHASES):
         if f"`{name}`" not in text:
             yield f"docs/environment.md does not name {name}"
@@ -176,7 +176,7 @@ def find_gaps_of_troubleshooting() -> Iterator[str]:
     yield from (f"a row is not whole: {row}" for row in ROWS if len(row) != 4 or not all(map(str.strip, row)))
     yield from (f"explained twice: {text}" for text in {*screens} if screens.count(text) > 1)
     yield from (f"situation {name} has no row" for name in SITUATIONS if f"`{name}`" not in answers)
-    if {name for name in SITUATIONS if see(name) is None} != WELL:
+    if {name for name in SITUATIONS if section_link(name) is None} != WELL:
         yield "a situation in which something is wrong has no link, or one in which all is well has one"
     for code, outcome in contract.OUTCOMES.items():
         row = next((row for row in ROWS if f"`exit {code}`" in row[0]), None)
@@ -189,8 +189,8 @@ def find_gaps_of_troubleshooting() -> Iterator[str]:
     for cause, code in re.findall(r"\b([a-z_]+) \((\d+)\)", PAGE):
         if codes.get(cause, int(code)) != int(code):
             yield f"{cause} ({code}): its code is {codes[cause]}"
-    targets = [troubleshooting.of_code(code) for code in contract.OUTCOMES]
-    targets += [*map(see, SITUATIONS), *(see_check(check) for check in (SERVER, *CHECKS))]
+    targets = [troubleshooting.command_for_code(code) for code in contract.OUTCOMES]
+    targets += [*map(section_link, SITUATIONS), *(see_check(check) for check in (SERVER, *CHECKS))]
     named = {target.partition("#")[2] for target in targets if target is not None}
     yield from (f"a command links to #{anchor}" for anchor in named - anchors(ROOT / troubleshooting.PAGE))
 

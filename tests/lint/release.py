@@ -52,8 +52,8 @@ def find_other_versions() -> Iterator[str]:
 
 def find_wrong_sizes_of_the_agent() -> Iterator[str]:
     (size,) = re.findall(r"one file of about (\d+) kB", (ROOT / "docs/your-code.md").read_text())
-    if abs(len(pack.pack()) / 1000 - int(size)) > 0.15 * int(size):
-        yield f"docs/your-code.md: the agent has {len(pack.pack()) / 1000:.0f} kB, not {size}"
+    if abs(len(pack.pack_agent()) / 1000 - int(size)) > 0.15 * int(size):
+        yield f"docs/your-code.md: the agent has {len(pack.pack_agent()) / 1000:.0f} kB, not {size}"
 
 
 def find_installs_from_an_index_without_the_package() -> Iterator[str]:
@@ -293,9 +293,9 @@ def find_wrong_rights_of_users() -> Iterator[str]:
 
 
 def find_other_names_in_k8s() -> Iterator[str]:
-    found = installed("ConfigMap", cluster_defaults.NAME)
-    is_default = defaults.of_config_map(found, "here").values == defaults.Defaults()
-    if found["metadata"]["namespace"] != cluster_defaults.SYSTEM or not is_default:
+    found = installed("ConfigMap", cluster_defaults.CONFIG_MAP_NAME)
+    is_default = defaults.read_config_map(found, "here").values == defaults.Defaults()
+    if found["metadata"]["namespace"] != cluster_defaults.SYSTEM_NAMESPACE or not is_default:
         yield "the cluster defaults of k8s/install.yaml are not where the commands look for them, or not empty"
     job = yaml.safe_load((ROOT / "k8s" / "examples" / "kind-digits.yaml").read_text())
     team = list(yaml.safe_load_all((ROOT / "k8s" / "kind" / "team.yaml").read_text()))

@@ -28,7 +28,7 @@ def sections() -> dict[str, str]:
 
 def find_unexplained_keys() -> Iterator[str]:
     page = schema.job_page()
-    for path, field in introspection.walk(JobSpec):
+    for path, field in introspection.walk_fields(JobSpec):
         if not field.description or field.description.endswith(".") or f"`{path[-1]}`" not in page:
             yield f"{path}: {field.description}"
     for title, section in sections().items():
@@ -51,7 +51,7 @@ def find_wrong_examples_of_blocks() -> Iterator[str]:
         part = yaml.safe_load(texts[0])
         rest: dict[str, Any] = {} if "train" in part or "command" in part else {"command": ["python", "train.py"]}
         try:
-            load.parse(yaml.safe_dump({**REST, **rest, **part}))
+            load.parse_job(yaml.safe_dump({**REST, **rest, **part}))
         except Exception as error:
             yield f"{title}: {error}"
         if title != "job" and not _is_of_section(part, title):
@@ -80,7 +80,7 @@ def find_commands_without_examples() -> Iterator[str]:
 
 def command_lines() -> Iterator[str]:
     """Yield the lines that begin with `launcher`, of examples, README and pages; usage lines (`[…]`) aside."""
-    for lines in (examples.FIRST, *examples.EXAMPLES.values()):
+    for lines in (examples.FIRST_EXAMPLES, *examples.EXAMPLES.values()):
         yield from lines
     for page in (ROOT / "README.md", *PAGES):
         for language, block in re.findall(r"^ *```(.*)\n([^`]*)^ *```", page.read_text(), re.MULTILINE):

@@ -115,7 +115,7 @@ def step(
 ) -> Step:
     """A step of the case's model that starts from the folder, compiled for nothing yet."""
     train = train_spec(case, init_from, model=model, **keys)
-    return Step(task(case), train, mesh.build(train.mesh, jax.devices()[:devices]), 30)
+    return Step(task(case), train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), 30)
 
 
 def task(case: str) -> Any:
@@ -152,7 +152,7 @@ def logits(case: str, params: dict[str, Any], model: dict[str, Any] | None = Non
     """What the model says to the whole input, all 48 tokens of it."""
     given, train = tensors(case, "io"), train_spec(case, None, model=model)
     arrays = ModelArrays(nnx.eval_shape(lambda: task(case).model(train, nnx.Rngs(0))))
-    said = arrays.merge(params, {}, jax.random.key(0))
+    said = arrays.merge_model(params, {}, jax.random.key(0))
     said.eval()  # as the reference was
     if "pixel_values" in given:
         return np.asarray(said(given["pixel_values"].transpose(0, 2, 3, 1)))

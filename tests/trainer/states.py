@@ -46,9 +46,9 @@ def planned_and_held(model: str, mesh: str) -> tuple[dict[str, int], dict[str, i
     keys = {"task": name, "batch": tiny.ROWS, "model": of, "mesh": axes}
     train = spec.TrainSpec(**keys, optimizer=spec.Optimizer(**{"lr": 1e-3, **optimizer}))
     made = Plan(plan.with_synthetic_data(train, task), task)
-    state = made.step.init()
+    state = made.step.init_state()
     parts = {"parameters": state.params, "optimizer": state.opt, "average": state.ema}
-    parts["other"] = (state.rest, state.scale, state.step)
+    parts["other"] = (state.buffers, state.scale, state.step)
     planned = made.state_bytes()
     return {part: planned[part] for part in parts}, {part: _held(tree) for part, tree in parts.items()}
 

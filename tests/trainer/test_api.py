@@ -14,12 +14,12 @@ import jaxlaunch
 from jaxlaunch import contract
 from jaxlaunch.trainer import task
 from jaxlaunch.trainer.checkpoint.store import Store
-from jaxlaunch.trainer.loop.run import Options
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.run import RunOptions
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 from tests import api
 from tests.trainer.generate.generators import bytes_model
 
@@ -33,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = bytes_model()
     store = Store(str(home / "runs" / "lm"), keep=1, uid="mine")
     store.claim()
-    params = {name: np.asarray(each) for name, each in model.network.stack(model.weights).items()}
+    params = {name: np.asarray(each) for name, each in model.network.stack_params(model.weights).items()}
     recorded = {"data": {"source": "text", "tokenizer": "bytes"}}
     store.save(2, {"params": params}, {"model": model.network.config.model_dump(mode="json"), "train": recorded})
     store.close()
@@ -44,7 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = {"name": "digits", "accelerator": {"type": "cpu", "per_host": 8}, "train": train}
     (digits / "job.yaml").write_text(json.dumps(job))
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-    loop_of(spec, task, Place(run_dir=str(digits)), Stop(), Progress(None)).run()
+    build_loop(spec, task, RunContext(run_dir=str(digits)), Stop(), Progress(None)).run()
     return home
 
 
@@ -56,7 +56,7 @@ def test_an_example_runs(name: str, home: Path, monkeypatch: pytest.MonkeyPatch)
     exec(compile(EXAMPLES[name], f"<the example of {name}>", "exec"), found)
     if name in ("Task", "Classify"):
         made = found["Curve" if name == "Task" else "TwoHeads"]
-        assert task.make("example", made)
+        assert task.make_task("example", made)
 
 
 def test_a_mesh_is_devices_per_axis_and_a_precision_is_of_language_models(
@@ -72,7 +72,7 @@ def test_a_mesh_is_devices_per_axis_and_a_precision_is_of_language_models(
 
 
 def test_the_defaults_of_run_are_those_of_its_options() -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
+    defaults = {field.name: field.default for field in dataclasses.fields(RunOptions)}
     given = {name: each.default for name, each in inspect.signature(jaxlaunch.run).parameters.items()}
     assert {name: each for name, each in given.items() if name in defaults and name != "steps"} == {
         name: each for name, each in defaults.items() if name != "steps"

@@ -19,13 +19,13 @@ import pytest
 from jaxlaunch import Classify, contract
 from jaxlaunch.launcher.job import load
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.step.train_step import Pictures
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.step.train_step import TaskSamples
+from jaxlaunch.trainer.train import build_loop
 from tests.trainer import tiny
 
 pytestmark = pytest.mark.usefixtures("standard")
@@ -60,12 +60,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @functools.cache
     def run(name: str) -> Path:
-        folder, job = tmp_path_factory.mktemp(name), load.load(EXAMPLES / f"{name}.yaml", JOBS[name])
+        folder, job = tmp_path_factory.mktemp(name), load.load_job(EXAMPLES / f"{name}.yaml", JOBS[name])
         assert job.train is not None
         (folder / ".lock").touch()
         (folder / "job.yaml").write_text(json.dumps(job.model_dump(mode="json", exclude_unset=True)))
         spec, task = read_spec({contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True)})
-        loop_of(spec, task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+        build_loop(spec, task, RunContext(run_dir=str(folder)), Stop(), Progress(None)).run()
         return folder
 
     return run
@@ -105,17 +105,19 @@ def test_what_a_task_shows_is_looked_at_before_the_first_step(tmp_path: Path) ->
     ]
     for shown, says in cases:
         with pytest.raises(SpecError, match=says):
-            tiny.run_to_an_error(loop_of(spec, Told(shown), Place(run_dir=str(tmp_path)), Stop(), Progress(None)))
+            tiny.run_to_an_error(
+                build_loop(spec, Told(shown), RunContext(run_dir=str(tmp_path)), Stop(), Progress(None))
+            )
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_what_a_task_shows_may_be_an_attribute_of_it_or_none() -> None:
     task, spec, step = Classify(), Mock(task="classify"), Mock()
-    assert Pictures.of(spec, task, step) is None
+    assert TaskSamples.for_task(spec, task, step) is None
     vars(task)["samples"] = lambda model, rng: {}
-    assert Pictures.of(spec, task, step) is not None
+    assert TaskSamples.for_task(spec, task, step) is not None
     vars(task)["samples"] = None  # of a class that shows nothing of what the one before it shows
-    assert Pictures.of(spec, task, step) is None
+    assert TaskSamples.for_task(spec, task, step) is None
 
 
 def test_every_example_says_why_in_a_paragraph() -> None:

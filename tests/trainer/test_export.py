@@ -44,9 +44,9 @@ ADAMW = {"name": "adamw", "lr": 1e-3, "ema": 0.5, "schedule": {"name": "constant
 def trained(case: str, hf: Path) -> TrainState:
     """The case's model after a few steps of ours, from the weights of its fixture."""
     of_case = step(case, folder(case, hf / case), optimizer=ADAMW)
-    rows = of_case.put(batch(case))
+    rows = of_case.put_batch(batch(case))
     of_case.compile_train(rows)
-    state = of_case.init()
+    state = of_case.init_state()
     for _ in range(STEPS):
         state, _ = of_case.train(state, rows)
     return state
@@ -124,13 +124,13 @@ def test_what_is_exported_is_read_back_bit_by_bit(case: str, hf: Path, tmp_path:
     source = str(saved(case, state, tmp_path / "in"))
     for name, ema, wanted in (("weights", False, state.params), ("average", True, state.ema)):
         export(source, str(tmp_path / name), ema=ema)
-        found = step(case, tmp_path / name).init().params
+        found = step(case, tmp_path / name).init_state().params
         assert found.keys() == wanted.keys()
         assert all(np.array_equal(found[each], wanted[each]) for each in found), name
 
 
 def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:
-    state = step("llama_tiny", None, precision={"params": "bfloat16", "compute": "bfloat16"}).init()
+    state = step("llama_tiny", None, precision={"params": "bfloat16", "compute": "bfloat16"}).init_state()
     source = checkpoint(
         {"params": dict(state.params)}, train_spec("llama_tiny", None).model.model_dump(), tmp_path / "in"
     )

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.inspect_data import looked
+from jaxlaunch.trainer.inspect_data import inspect_path
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
 
@@ -42,7 +42,7 @@ def reads(found: dict[str, Any]) -> int:
 
 def test_images_are_counted_by_class_and_split_and_what_is_broken_or_there_twice_is_named(photos: Path) -> None:
     sheet = photos.parent / "sheet.png"
-    found = looked(str(photos), None, str(sheet))
+    found = inspect_path(str(photos), None, str(sheet))
     assert found["kind"] == "images" and found["splits"] == {"train": 9, "eval": 3}
     assert found["classes"] == {"train": {"cat": 4, "dog": 5}, "eval": {"cat": 2, "dog": 1}}
     assert found["sizes"] == {"least": [21, 30], "median": [24, 30], "most": [30, 30]}
@@ -61,7 +61,7 @@ def test_a_table_is_described_and_a_column_that_cannot_be_read_is_left_out(tmp_p
     rows = [f"{n},{'ab'[n % 2]},name{n},{n % 2 + 1},{n / 3:.3f}" for n in range(150)]
     rows[3] = "NA,a,name3,2,1"
     (tmp_path / "t.csv").write_text("\n".join(["size,kind,name,class,price", *rows, rows[-1]]))
-    found = looked(str(tmp_path / "t.csv"), None, str(tmp_path / "histogram.png"))
+    found = inspect_path(str(tmp_path / "t.csv"), None, str(tmp_path / "histogram.png"))
     assert found["splits"] == {"train": 151} and found["duplicates"]["count"] == 1
     columns = found["columns"]
     assert columns["size"]["missing"] == 1 and columns["size"]["most"] == 149.0
@@ -78,7 +78,7 @@ def test_a_table_is_described_and_a_column_that_cannot_be_read_is_left_out(tmp_p
     }
     assert (found["model"], found["loss"]) == ({"classes": 2}, {"target": "class"})
     assert reads(found) == 120
-    other = looked(str(tmp_path / "t.csv"), "price", None)
+    other = inspect_path(str(tmp_path / "t.csv"), "price", None)
     assert (other["model"], other["loss"]) == ({"classes": 1}, {"target": "regression"})
     assert reads(other) == 120
     with Image.open(tmp_path / "histogram.png") as picture:
@@ -88,7 +88,7 @@ def test_a_table_is_described_and_a_column_that_cannot_be_read_is_left_out(tmp_p
 def test_what_is_neither_is_told_what_could_read_it(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(DataError, match=r"neither images .* nor a table .*; text is source: text"):
-        looked(str(tmp_path), None, None)
+        inspect_path(str(tmp_path), None, None)
 
 
 def test_the_command_prints_the_block(photos: Path) -> None:

@@ -68,7 +68,9 @@ def test_samples_hold_the_weights_once_more_and_keys_and_values_of_each_row() ->
         math.prod(jax.tree.leaves(of["shape"])) // math.prod(2 for axes in of["split"] if axes) * 2
         for of in found["sharding"]
     )
-    cached = 2 * (2 + 6) * config.groups // 2 * config.size * config.layers * 2  # one row a device, bf16
+    cached = (
+        2 * (2 + 6) * config.kv_head_count // 2 * config.head_channels * config.layers * 2
+    )  # one row a device, bf16
     assert found["samples"] == weights + cached
     assert planned(tiny.Counting(), mesh={"dp": -1})["samples"] == 0
 

@@ -8,7 +8,7 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.classifiers import ViT
 from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.gpt2 import GPT2
-from jaxlaunch.trainer.spec import LM, OPTIMIZERS, Optimizer, TrainSpec, with_defaults
+from jaxlaunch.trainer.spec import LM, OPTIMIZERS, Optimizer, TrainSpec, merge_defaults
 from jaxlaunch.trainer.spec.presets import PRESETS
 from jaxlaunch.trainer.step.state import ModelArrays
 
@@ -92,7 +92,7 @@ def test_which_values_of_a_metric_are_better_must_be_said_but_for_a_loss() -> No
 def test_a_folder_to_start_from_says_the_sizes_in_place_of_a_task_s_defaults(
     default: dict[str, Any], given: dict[str, Any], merged: dict[str, Any]
 ) -> None:
-    assert spec.over_task({"model": given}, {"model": default})["model"] == merged
+    assert spec.merge_task_defaults({"model": given}, {"model": default})["model"] == merged
 
 
 @pytest.mark.parametrize(("length", "steps"), [({"steps": 100}, 100), ({}, 1000)])
@@ -126,7 +126,7 @@ def test_a_task_s_defaults_hold_for_the_same_optimizer_and_source_only(
         "optimizer": {"name": "adamw", "eps": 1e-6},
         "data": {"source": "tfds", "name": "digits", "split": "train[:9]"},
     }
-    assert with_defaults(given, defaults) == defaults | merged
+    assert merge_defaults(given, defaults) == defaults | merged
 
 
 @pytest.mark.parametrize(("name", "sizes"), PRESETS.items(), ids=list(PRESETS))
@@ -159,7 +159,7 @@ def test_a_preset_has_the_published_number_of_parameters(name: str, millions: in
 
 def test_a_key_beside_a_preset_comes_first() -> None:
     model = TrainSpec(task=LM, model={"preset": "gpt2-124m", "length": 128}).model
-    assert isinstance(model, spec.GPT2) and (model.length, model.rows, model.width) == (128, 1024, 768)
+    assert isinstance(model, spec.GPT2) and (model.length, model.position_rows, model.width) == (128, 1024, 768)
 
 
 def test_a_seed_of_more_than_64_bits_is_a_fault() -> None:

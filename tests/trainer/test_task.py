@@ -20,30 +20,30 @@ from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS
 from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.task import Loss, Task, task_class
-from jaxlaunch.trainer.user_code import load
+from jaxlaunch.trainer.user_code import load_object
 from tests.trainer import tiny
 
 
 def test_load_finds_what_a_path_names() -> None:
-    assert load(TASKS["classify"]).__name__ == "Classify"
-    assert load("collections:abc.Mapping").__name__ == "Mapping"
+    assert load_object(TASKS["classify"]).__name__ == "Classify"
+    assert load_object("collections:abc.Mapping").__name__ == "Mapping"
 
 
 def test_a_module_that_is_not_there_is_said() -> None:
     with pytest.raises(SpecError, match=r"importing nowhere failed: .* `code: \.` in job.yaml ships"):
-        load("nowhere:Task")
+        load_object("nowhere:Task")
 
 
 def test_a_module_that_raises_is_said_with_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "halfdone.py").write_text("raise RuntimeError('not today')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SpecError, match="halfdone failed: RuntimeError: not today"):
-        load("halfdone:Task")
+        load_object("halfdone:Task")
 
 
 def test_a_name_that_is_not_there_is_said_beside_those_that_are() -> None:
     with pytest.raises(SpecError, match=r"has no 'Clasify'. It defines Classify, "):
-        load("jaxlaunch.trainer.tasks.classify:Clasify")
+        load_object("jaxlaunch.trainer.tasks.classify:Clasify")
 
 
 def test_the_built_in_tasks_that_a_job_may_name_are_those_that_there_are() -> None:
@@ -169,12 +169,12 @@ def test_what_is_no_loss_is_said_in_a_sentence(change: Any, says: str) -> None:
     task = Returns(change)
     step, batch = tiny.build(task), task.batch(0)
     with pytest.raises(SpecError, match=f"tests:Tiny: {says}"):
-        step.forward(batch)
+        step.forward_jaxpr(batch)
 
 
 def test_numbers_of_python_are_scalars() -> None:
     task = Returns(lambda loss: Loss(loss.sum, 16.0, {"ones": [16, 16.0]}))
-    assert tiny.build(task).flops(task.batch(0))
+    assert tiny.build(task).count_flops(task.batch(0))
 
 
 @pytest.mark.parametrize(
@@ -183,18 +183,18 @@ def test_numbers_of_python_are_scalars() -> None:
 def test_a_metric_of_a_task_cannot_have_a_name_of_the_trainer_s_own(name: str) -> None:
     task = Returns(metric(name, (1.0, 1.0)))
     with pytest.raises(SpecError, match=f"a metric cannot be named '{name}'; the trainer's own records use"):
-        tiny.build(task).forward(task.batch(0))
+        tiny.build(task).forward_jaxpr(task.batch(0))
 
 
 def test_no_record_holds_a_name_that_a_task_may_use(tmp_path: Path) -> None:
     metrics = Metrics(Workload(2, 1), rank=0, run_dir=str(tmp_path), socket=None, report=Progress(None))
     metrics.start(0)
-    metrics.interval(1, {"loss": 1.0, "hits": 0.5, "finite": 1.0})
-    metrics.evaluated(1, {"loss": 1.0, "hits": 0.5, "examples": 3.0})
+    metrics.record_interval(1, {"loss": 1.0, "hits": 0.5, "finite": 1.0})
+    metrics.record_evaluated(1, {"loss": 1.0, "hits": 0.5, "examples": 3.0})
     metrics.close()
     lines = [json.loads((tmp_path / f"{name}.jsonl").read_text()) for name in ("metrics", "eval")]
     assert set().union(*lines) - contract.RESERVED_METRICS == {"hits"}
-    assert tuple(sorted(StepTimer().parts())) == tuple(sorted(contract.PARTS))
+    assert tuple(sorted(StepTimer().part_seconds())) == tuple(sorted(contract.LOOP_PARTS))
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,10 @@ def test_what_is_no_model_is_said_in_a_sentence(made: Any, says: str, monkeypatc
 
 
 def test_what_is_no_source_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jaxlaunch.trainer.loop.training import Place
-    from jaxlaunch.trainer.train import loop_of
+    from jaxlaunch.trainer.loop.training import RunContext
+    from jaxlaunch.trainer.train import build_loop
 
     monkeypatch.setattr(tiny.Digits, "source", lambda task, spec, split: [{"image": 1}])
-    spec, nowhere = tiny.train_spec(tiny.Digits(), mesh={"dp": -1}), Place(str(tmp_path))
+    spec, nowhere = tiny.train_spec(tiny.Digits(), mesh={"dp": -1}), RunContext(str(tmp_path))
     with pytest.raises(SpecError, match="tests:Tiny: source returned a list; a source has __len__, __getitem__ and"):
-        loop_of(spec, tiny.Digits(), nowhere, Any, Progress(None))  # type: ignore[arg-type]
+        build_loop(spec, tiny.Digits(), nowhere, Any, Progress(None))  # type: ignore[arg-type]

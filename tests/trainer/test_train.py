@@ -21,13 +21,13 @@ from jaxlaunch.trainer.data.source import fingerprint_arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, Stopped
 from jaxlaunch.trainer.loop import driver
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.tasks.classify import Classify
-from jaxlaunch.trainer.train import conditions, loop_of
+from jaxlaunch.trainer.train import build_loop, resume_conditions
 from tests.trainer import tiny
 
 
@@ -36,7 +36,7 @@ def made(**keys: Any) -> dict[str, Any]:
     spec = TrainSpec.model_validate({"task": "classify", "data": data} | keys)
     source = open_source(spec, "train")
     assert source is not None
-    return conditions(spec, source)
+    return resume_conditions(spec, source)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ class Collections(Progress):
         self.seen: list[tuple[str, int, int]] = []  # phase, step, generation
         self._now: tuple[str, int] | None = None  # from the first step on
 
-    def phase(self, name: str, step: int) -> None:
+    def report_phase(self, name: str, step: int) -> None:
         if name == "step" and self._now is None:
             gc.set_threshold(1)
         if name == "step" or self._now is not None:
@@ -114,12 +114,12 @@ class Never:
 def test_garbage_is_collected_beside_evaluations_and_saves_or_every_so_many_steps_alone(
     collections: Collections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "COLLECT_EVERY", 5)
+    monkeypatch.setattr(driver, "COLLECTION_INTERVAL_STEPS", 5)
     data = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}
     often = {"eval": {"every": 2}, "checkpoint": {"every": 3}}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 6, **often}
     spec = TrainSpec.model_validate({"task": "classify", **keys})
-    loop_of(spec, Classify(), Place(str(tmp_path)), Never(), collections).run()
+    build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), collections).run()
     steps = [("eval", 2), ("save", 3), ("eval", 4), ("step", 5), ("eval", 6), ("save", 6)]
     assert collections.seen == [(*each, 2) for each in steps]
 
@@ -129,7 +129,7 @@ def test_every_logged_step_of_a_dispatch_has_its_share_of_the_time(tmp_path: Pat
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
     often = {"steps_per_dispatch": 4, "log_every": 2, "checkpoint": {"every": None}}
     spec = TrainSpec.model_validate({"task": "classify", **keys, **often})
-    loop_of(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
+    build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
     for one, other in (lines[:2], lines[2:]):
@@ -144,7 +144,7 @@ class AtFive:
         self.run: Loop[Any] | None = None
 
     def poll(self) -> bool:
-        return self.run is not None and self.run.done == 5
+        return self.run is not None and self.run.done_step == 5
 
 
 def test_a_checkpoint_that_is_deleted_before_a_stop_is_saved_again_and_one_of_an_earlier_attempt_is_missed(
@@ -162,7 +162,7 @@ def test_a_checkpoint_that_is_deleted_before_a_stop_is_saved_again_and_one_of_an
             return is_at_five
 
     stop = Deletes()
-    stop.run = loop_of(spec, Classify(), Place(str(tmp_path), saved=4), stop, Progress(None))  # type: ignore[arg-type]
+    stop.run = build_loop(spec, Classify(), RunContext(str(tmp_path), saved_step=4), stop, Progress(None))  # type: ignore[arg-type]
     with pytest.raises(Stopped, match="saved step 5"):
         stop.run.run()
     assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["5"]
@@ -179,7 +179,7 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
     spec = TrainSpec.model_validate({"task": "classify", **keys})
     monkeypatch.setattr(train, "tokenizer_files", lambda data: {"tokenizer.json": b"another"})
     saved_files.save_tokenizer(str(tmp_path / "checkpoints"), {"tokenizer.json": b"its own"})
-    run = loop_of(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None))
+    run = build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None))
     monkeypatch.setattr(run.store, "restore", lambda *_: (4, {}, {"conditions": {}}))
 
     def refused(*_: object) -> None:
@@ -188,7 +188,7 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
     monkeypatch.setattr(preflight, "check_resumed", refused)
     with pytest.raises(CheckpointError, match="another batch"):
         tiny.run_to_an_error(run)
-    assert saved_files.saved_tokenizer(str(tmp_path / "checkpoints")) == {"tokenizer.json": b"its own"}
+    assert saved_files.read_saved_tokenizer(str(tmp_path / "checkpoints")) == {"tokenizer.json": b"its own"}
 
 
 def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Pat
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     (tmp_path / "checkpoints" / "5" / "theirs").touch()
     stop = AtFive()
-    stop.run = loop_of(spec, Classify(), Place(str(tmp_path)), stop, Progress(None))
+    stop.run = build_loop(spec, Classify(), RunContext(str(tmp_path)), stop, Progress(None))
     with pytest.raises(Stopped, match="nothing new saved after step 4: 5 in .* is another's"):
         stop.run.run()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["4", "5"]
@@ -221,14 +221,14 @@ def test_a_restart_compiles_its_steps_in_another_thread_while_the_state_is_resto
             traced.setdefault(threading.current_thread().name.partition("_")[0], set()).add(str(about.get("fun_name")))
 
     whole, broken = (tmp_path / name for name in ("whole", "broken"))
-    loop_of(spec, Classify(), Place(str(whole)), Never(), Progress(None)).run()
+    build_loop(spec, Classify(), RunContext(str(whole)), Never(), Progress(None)).run()
     stop = AtFive()
-    stop.run = loop_of(spec, Classify(), Place(str(broken)), stop, Progress(None))
+    stop.run = build_loop(spec, Classify(), RunContext(str(broken)), stop, Progress(None))
     with pytest.raises(Stopped, match="step 5"):
         stop.run.run()
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
-        loop_of(spec, Classify(), Place(str(broken), saved=5), Never(), Progress(None)).run()
+        build_loop(spec, Classify(), RunContext(str(broken), saved_step=5), Never(), Progress(None)).run()
     finally:
         jax.monitoring.unregister_event_duration_listener(note)
     assert {"_update", "_updates", "sums_of_state"} <= traced["compile"]
@@ -265,7 +265,7 @@ def test_a_label_out_of_range_ends_the_run_with_65_and_the_example(
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 4}, "data": data, "batch": 8, "steps": 3}
     spec = TrainSpec.model_validate({"task": "classify", **keys})
     with pytest.raises(DataError, match=words) as caught:
-        tiny.run_to_an_error(loop_of(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)))
+        tiny.run_to_an_error(build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None)))
     assert caught.value.code == 65
 
 
@@ -290,7 +290,7 @@ def test_a_run_that_resumes_sees_the_augmentations_of_one_that_was_never_stopped
             data = {"source": "torch", "dataset": f"{__name__}:Augmented", "eval_args": {}}
             keys |= {"optimizer": {"schedule": {"name": "constant"}}, "data": data}
             spec = TrainSpec.model_validate({"task": "classify", **keys})
-            loop_of(spec, Classify(), Place(str(folder)), Never(), Progress(None)).run()
+            build_loop(spec, Classify(), RunContext(str(folder)), Never(), Progress(None)).run()
         for name in ("metrics", "eval"):
             lines = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
             found.setdefault(name, []).append({line["step"]: line["loss"] for line in lines})
@@ -317,7 +317,7 @@ def test_a_run_that_ended_early_ends_again_at_once_and_goes_on_with_more_patienc
     for patience in (2, 2, 4):
         early = {"metric": "eval/accuracy", "mode": "max", "patience": patience, "min_delta": 1.0}
         spec = TrainSpec.model_validate({"task": "classify", **keys, "stop_early": early})
-        loop_of(spec, Classify(), Place(str(tmp_path)), Never(), Progress(None)).run()
+        build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
         lines = (tmp_path / "eval.jsonl").read_text().splitlines()
         seen.append([json.loads(line)["step"] for line in lines])
         assert (

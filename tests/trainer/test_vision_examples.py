@@ -15,11 +15,11 @@ from jaxlaunch import contract, programs
 from jaxlaunch.launcher.job import load
 from jaxlaunch.trainer.evaluation import predict
 from jaxlaunch.trainer.huggingface import folder as folders
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 from tests.trainer import references
 from tests.trainer.sources.images import made_images
 
@@ -30,17 +30,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def trained(name: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """The evaluations of an example's job, on eight devices."""
-    job = load.load(EXAMPLES / f"{name}.yaml", [*overrides, "train.mesh={dp: -1}"])
+    job = load.load_job(EXAMPLES / f"{name}.yaml", [*overrides, "train.mesh={dp: -1}"])
     assert job.train is not None
     spec, task = read_spec({contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True)})
-    loop_of(folders.resolve_spec(spec), task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+    build_loop(folders.resolve_spec(spec), task, RunContext(run_dir=str(folder)), Stop(), Progress(None)).run()
     return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
 
 
 def said(folder: Path, *files: Path) -> list[dict[str, Any]]:
     """What the trained model predicts."""
     asked = programs.Predict(folder=str(folder / "checkpoints"), files=tuple(map(str, files)))
-    return list(predict.predict(asked)["rows"])
+    return list(predict.predict_files(asked)["rows"])
 
 
 def test_the_table_of_tumours_is_made_by_its_command_learned_and_predicted(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import TrainerError
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 from tests.trainer import wrong_code
 
 HERE = wrong_code.__name__
@@ -85,7 +85,7 @@ def refusal(tmp_path: Path, **train: Any) -> str:
     block = {"task": f"{HERE}:Task", "mesh": {"dp": -1}, "batch": 8, "steps": 2, **train}
     with pytest.raises(TrainerError) as told:
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
-        loop_of(spec, task, Place(run_dir=str(tmp_path)), Stop(), Progress(None))
+        build_loop(spec, task, RunContext(run_dir=str(tmp_path)), Stop(), Progress(None))
     said = str(told.value)
     assert len(said.splitlines()) == 1 and "JitTracer" not in said
     return said
@@ -136,4 +136,4 @@ def test_workers_that_would_not_read_the_source_of_a_task_are_refused(tmp_path: 
 def test_what_is_right_is_checked_and_built(tmp_path: Path) -> None:
     block = {"task": f"{HERE}:Task", "mesh": {"dp": jax.device_count()}, "batch": 8, "steps": 2}
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
-    assert loop_of(spec, task, Place(run_dir=str(tmp_path)), Stop(), Progress(None)).settings.steps == 2
+    assert build_loop(spec, task, RunContext(run_dir=str(tmp_path)), Stop(), Progress(None)).settings.steps == 2

@@ -19,13 +19,13 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.errors import TrainerError
 from jaxlaunch.trainer.huggingface import folder as folder_of
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import exit_code, read_spec
 from jaxlaunch.trainer.step import state
 from jaxlaunch.trainer.step.train_step import Step
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 from tests.trainer import references, tiny
 from tests.trainer.adapters import folders
 
@@ -107,7 +107,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiles(*_: Any, **__: Any) -> None:
         raise AssertionError("it was not refused: it compiles")
 
-    monkeypatch.setattr(state, "once", compiles)  # the options that the start is compiled with
+    monkeypatch.setattr(state, "setup_compiler_options", compiles)  # the options that the start is compiled with
     monkeypatch.setattr(Step, "compile_train", compiles)
 
 
@@ -129,7 +129,7 @@ def test_a_wrong_model_is_one_sentence_and_64_before_the_first_compile(name: str
         block = json.loads(json.dumps(block).replace("PEFT", str(at)))
     with pytest.raises(TrainerError) as raised:
         train, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
-        train = peft.resolved(folder_of.resolve_spec(train))
-        tiny.run_to_an_error(loop_of(train, task, Place(str(tmp_path / "run")), Stop(), Progress(None)))
+        train = peft.resolve_lora(folder_of.resolve_spec(train))
+        tiny.run_to_an_error(build_loop(train, task, RunContext(str(tmp_path / "run")), Stop(), Progress(None)))
     assert exit_code(raised.value, has_stepped=False) == contract.BAD_SPEC
     assert wrong.says in str(raised.value) and len(str(raised.value).splitlines()) == 1

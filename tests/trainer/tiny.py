@@ -60,7 +60,7 @@ class Digits(Classify):
     """MNIST-shaped images of two bright halves."""
 
     def model(self, spec: spec.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        return MLP(spec.model, (28, 28), rngs, ModelOptions.of(spec))
+        return MLP(spec.model, (28, 28), rngs, ModelOptions.from_spec(spec))
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(step)
@@ -74,7 +74,7 @@ class Pictures(Classify):
     """Images of one bright row, for a ViT; its length of 16 divides."""
 
     def model(self, spec: spec.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        return ViT(spec.model, rngs, ModelOptions.of(spec))
+        return ViT(spec.model, rngs, ModelOptions.from_spec(spec))
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(step)
@@ -125,13 +125,13 @@ def build(task: Any, steps: int = 20, **keys: Any) -> Step:
     train = train_spec(task, **keys)
     axes = (train.mesh.dp, train.mesh.fsdp, train.mesh.ep, train.mesh.mp)
     devices = jax.devices()[: math.prod(max(1, size) for size in axes)]
-    return Step(task, train, mesh.build(train.mesh, devices), steps)
+    return Step(task, train, mesh.build_mesh(train.mesh, devices), steps)
 
 
 def compiled(task: Any, steps: int = 20, **keys: Any) -> Step:
     """A step that can train on the task's batches."""
     step = build(task, steps, **keys)
-    step.compile_train(step.put(task.batch(0)))
+    step.compile_train(step.put_batch(task.batch(0)))
     return step
 
 
@@ -142,9 +142,9 @@ def run(task: Any, steps: int = 20, **keys: Any) -> tuple[np.ndarray, TrainState
 
 def trained(step: Step, task: Any, steps: int) -> tuple[np.ndarray, TrainState]:
     """The same of a step that is compiled."""
-    state, losses = step.init(), []
+    state, losses = step.init_state(), []
     for number in range(steps):
-        state, metrics = step.train(state, step.put(task.batch(number)))
+        state, metrics = step.train(state, step.put_batch(task.batch(number)))
         losses.append(float(metrics["loss"]))
     return np.array(losses), state
 
@@ -154,4 +154,4 @@ def run_to_an_error(loop: Loop[Any]) -> None:
     try:
         loop.run()
     finally:
-        loop.end_saves(releases=True)
+        loop.end_saves(release_folder=True)

@@ -11,7 +11,7 @@ from flax import linen, nnx
 
 from jaxlaunch.trainer.sources import synthetic
 from jaxlaunch.trainer.task import Loss
-from jaxlaunch.trainer.tasks.classify import Classify, standardized
+from jaxlaunch.trainer.tasks.classify import Classify, standardize_images
 
 
 class Net(nnx.Module):
@@ -137,27 +137,27 @@ class FunctionForAModel(Task):
 
 class RowLosses(Task):
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
-        return jnp.square(model(standardized(batch["image"]))).mean(-1)
+        return jnp.square(model(standardize_images(batch["image"]))).mean(-1)
 
 
 class LossAndAux(Task):
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
-        return jnp.square(model(standardized(batch["image"]))).mean(), {"size": 1.0}
+        return jnp.square(model(standardize_images(batch["image"]))).mean(), {"size": 1.0}
 
 
 class NoLoss(Task):
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
-        jnp.square(model(standardized(batch["image"]))).mean()
+        jnp.square(model(standardize_images(batch["image"]))).mean()
 
 
 class ComplexLoss(Task):
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
-        return jnp.fft.fft(model(standardized(batch["image"])).sum(-1))[0]
+        return jnp.fft.fft(model(standardize_images(batch["image"])).sum(-1))[0]
 
 
 class CountForALoss(Task):
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
-        return (model(standardized(batch["image"])).argmax(-1) != batch["label"]).sum()
+        return (model(standardize_images(batch["image"])).argmax(-1) != batch["label"]).sum()
 
 
 class SumOfBooleans(Task):
@@ -215,13 +215,13 @@ class MissingKey(Task):
 
 class BranchesOnAValue(Task):
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
-        mean = jnp.square(model(standardized(batch["image"]))).mean()
+        mean = jnp.square(model(standardize_images(batch["image"]))).mean()
         return mean if mean > 0 else -mean
 
 
 class CallsNumpy(Task):
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
-        return np.asarray(model(standardized(batch["image"]))).mean()
+        return np.asarray(model(standardize_images(batch["image"]))).mean()
 
 
 class NoRng(Task):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import signal
 import sys
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
     """Run the agent of this host and exit with its code."""
     # PID 1 of a container loses a signal that has no handler. A blocked signal waits until there is one.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    from jaxlaunch.launcher.agent.agent import start
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    from jaxlaunch.launcher.agent.agent import run_agent
 
-    sys.exit(start())
+    sys.exit(run_agent())
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from jaxlaunch.contract import Action
 from jaxlaunch.launcher.agent import metrics_server
 from jaxlaunch.launcher.agent.gang import config as configuration
 from jaxlaunch.launcher.agent.gang.clock import Clock, process_age_s
-from jaxlaunch.launcher.agent.gang.config import Config, ConfigError, open_coordinator
+from jaxlaunch.launcher.agent.gang.config import Config, ConfigError, coordinator_warning
 from jaxlaunch.launcher.agent.gang.protocol import Hello
 from jaxlaunch.launcher.agent.host.folders import FolderError, RemoteFolder, SiteFolder
 from jaxlaunch.launcher.agent.host.member import Member
@@ -36,33 +36,33 @@ from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream
 from jaxlaunch.launcher.agent.leader.publishers import PodLog
-from jaxlaunch.launcher.agent.leader.reporter import Reported, record_lost_leader
+from jaxlaunch.launcher.agent.leader.reporter import LeaderReport, record_end_without_leader
 from jaxlaunch.launcher.agent.leader.server import Server
 from jaxlaunch.launcher.agent.metrics_server import MetricsServer
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import Termination
+from jaxlaunch.records.log_lines import TerminationMessage
 from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for_code
 from jaxlaunch.runs import history
 from jaxlaunch.runs.run_folder import RunFolder
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Slow readers of stdout and stderr get this long at the end.
-FLUSH_S = 2.0
+FLUSH_TIMEOUT_S = 2.0
 # This host writes the summary when host 0 is lost.
-DEPUTY = 1
+DEPUTY_HOST = 1
 
 
-def start() -> int:
+def run_agent() -> int:
     """Run this host's agent and return its exit code."""
     try:
-        config = configuration.read(os.environ)
+        config = configuration.read_config(os.environ)
         _check_certificates(config)
         if config.code is not None:
-            unpack(*config.code)
+            unpack_code(*config.code)
     except (ConfigError, CodeError) as error:
-        return _refuse(contract.BAD_SPEC, str(error))
+        return _report_refusal(contract.BAD_SPEC, str(error))
     except OSError as error:
-        return _refuse(contract.STORAGE, f"cannot unpack the job's code: {error}")
+        return _report_refusal(contract.STORAGE, f"cannot unpack the job's code: {error}")
     if config.is_pod and os.geteuid() == 0:
         # A later pod may run as another user of root's group, and must be able to change the files of this one.
         os.umask(0o002)
@@ -73,7 +73,7 @@ def start() -> int:
         agent = Agent(config if copy is None else dataclasses.replace(config, run_dir=copy.folder), copy)
     except OSError as error:
         hint = " Is another agent of this host still running?" if error.errno == errno.EADDRINUSE else ""
-        return _refuse(contract.LOST, f"the agent of host {config.host} cannot start: {error}.{hint}")
+        return _report_refusal(contract.LOST, f"the agent of host {config.host} cannot start: {error}.{hint}")
     else:
         return agent.run()
     finally:
@@ -88,7 +88,7 @@ def _check_certificates(config: Config) -> None:
     try:
         from jaxlaunch.launcher.agent.io import tls
 
-        tls.contexts(config.certificates)
+        tls.load_contexts(config.certificates)
     except (ImportError, OSError) as error:
         hint = "`gang_secret: false` goes without"
         raise ConfigError(f"cannot use the certificates in {config.certificates}: {error}; {hint}") from None
@@ -108,7 +108,7 @@ def _copy_run_folder(config: Config) -> RemoteFolder | None:
     return copy
 
 
-def _refuse(exit_code: int, message: str) -> int:
+def _report_refusal(exit_code: int, message: str) -> int:
     print(f"agent: {message}", file=sys.stderr)
     if os.environ.get(contract.NODE):
         write_termination_message(verdict_for_code(exit_code, Failure(FailureKind.REFUSED, detail=message)), None, 0, 0)
@@ -118,12 +118,12 @@ def _refuse(exit_code: int, message: str) -> int:
 class Agent:
     """The agent of one host, which runs until the gang ends."""
 
-    def __init__(self, config: Config, copied: RemoteFolder | None = None) -> None:
+    def __init__(self, config: Config, run_folder_copy: RemoteFolder | None = None) -> None:
         """Open the server's port.
 
         Args:
             config: Configuration of this agent.
-            copied: Local copy of the run folder, if the run folder is in a bucket.
+            run_folder_copy: Local copy of the run folder, if the run folder is in a bucket.
 
         Raises:
             OSError: A port is in use.
@@ -131,26 +131,26 @@ class Agent:
         self._config = config
         self._loop = Loop()
         self._site_folder = SiteFolder()
-        self._stdout = OutputStream(self._loop, 1, patience=config.patience)
+        self._stdout = OutputStream(self._loop, 1, patience_s=config.output_patience_s)
         self._stderr = OutputStream(self._loop, 2)
         self._verdict: Verdict | None = None
         # True if this host leaves and the rest of the gang continues.
         self._is_alone = False
-        self._started = time.time()
+        self._started_at = time.time()
         self._run_folder = RunFolder(config.run_dir, self._say_from_any_thread)
         clock = Clock(time.monotonic() - process_age_s()) if config.is_leader else None
         self._server = MetricsServer(
             self._loop,
             "127.0.0.1" if config.is_local else "",
             config.job.metrics_port,
-            lambda: [child.metrics_path for child in self._member.processes.alive()],
-            self._exposition,
+            lambda: [child.metrics_path for child in self._member.processes.alive_children()],
+            self._render_metrics,
             {
                 "/profile": lambda *request: self._member.reports.profiles.reply(*request),
-                **({"/output": lambda method, query, is_local: self._output(is_local)} if config.is_pod else {}),
+                **({"/output": lambda method, query, is_local: self._output_reply(is_local)} if config.is_pod else {}),
             },
         )
-        hello = Hello.of(config, self._server.port)
+        hello = Hello.from_config(config, self._server.port)
         self._member = Member(
             config,
             self._loop,
@@ -160,8 +160,8 @@ class Agent:
             clock,
             say=self.say,
             finish=self._finish,
-            orphaned=self._orphaned,
-            take=(lambda ranks: None) if copied is None else copied.take,
+            on_orphaned=self._record_lost_leader,
+            take_ranks=(lambda ranks: None) if run_folder_copy is None else run_folder_copy.take_ranks,
         )
         self._leader: Server | None = None
         if clock is not None:
@@ -169,10 +169,10 @@ class Agent:
             self._leader = Server(
                 config, self._loop, hello, clock, self._run_folder, pod_log, say=self.say, finish=self._finish
             )
-        if copied is not None:
-            self._loop.on_end_of(copied.pid, self._copier_ended)
+        if run_folder_copy is not None:
+            self._loop.on_exit_of(run_folder_copy.pid, self._on_copier_end)
 
-    def _copier_ended(self, code: int) -> None:
+    def _on_copier_end(self, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self.say(
             f"the process that copies the run folder to its bucket ended with {how}: nothing new reaches the bucket"
@@ -183,76 +183,85 @@ class Agent:
         self._write_line(f"agent {self._config.host}: {text}")
 
     def _write_line(self, line: str) -> None:
-        self._stderr.line(line.encode(errors="backslashreplace"))
+        self._stderr.write_line(line.encode(errors="backslashreplace"))
 
     def _say_from_any_thread(self, text: str) -> None:
         # Only the loop's thread may use the streams, and summaries are written by another thread.
         if threading.current_thread() is threading.main_thread():
             return self.say(text)
-        self._loop.after(0.0, lambda: self.say(text))
+        self._loop.call_later(0.0, lambda: self.say(text))
 
     def run(self) -> int:
         """Run the loop until there is a verdict, and return its exit code."""
         replaces = self._config.job.replaces
-        if replaces and history.is_done(self._run_folder.records(self._config.uid)):
+        if replaces and history.is_done(self._run_folder.read_records(self._config.uid)):
             self.say("the run has finished: there is nothing left to do")
             return contract.DONE
         # The member has installed its handlers. Children inherit the mask, so it must be cleared before a fork.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         parent = os.environ.get(contract.PARENT, "")
         if parent.isdecimal() and not die_with_parent(signal.SIGTERM, int(parent)):
             self._member.request_stop()
         if self._leader is not None:
-            if (warning := open_coordinator(self._config)) is not None:
+            if (warning := coordinator_warning(self._config)) is not None:
                 self.say(warning)
-            self._leader.begin()
-        self._member.begin()
+            self._leader.start_waiting()
+        self._member.connect_to_leader()
         try:
             self._loop.run()
         finally:
-            self._member.processes.dismiss()
-            self._member.processes.flush()
-            self._stdout.flush(FLUSH_S)
-            self._stderr.flush(FLUSH_S)
+            self._member.processes.shut_down()
+            self._member.processes.flush_logs()
+            self._stdout.flush(FLUSH_TIMEOUT_S)
+            self._stderr.flush(FLUSH_TIMEOUT_S)
             self._site_folder.close()
         assert self._verdict is not None, "the loop ends with a verdict"
         if self._config.is_pod:
             attempt = self._member.state.attempt
             write_termination_message(self._verdict, self._config.host, self._config.generation, attempt)
-        return contract.exit_code(self._verdict.code, alone=self._is_alone) if replaces else self._verdict.code
+        return (
+            contract.agent_exit_code(self._verdict.code, leaves_alone=self._is_alone)
+            if replaces
+            else self._verdict.code
+        )
 
     def _finish(self, verdict: Verdict, alone: bool) -> None:
         """End with the first verdict; one that fails the job waits for a last scrape, since no later pod serves it."""
         if self._verdict is not None:
             return
         self._verdict, self._is_alone = verdict, alone
-        if contract.outcome(verdict.code).action is not Action.FAIL or self._member.state.signalled_at is not None:
+        if (
+            contract.outcome_for_code(verdict.code).action is not Action.FAIL
+            or self._member.state.signalled_at is not None
+        ):
             return self._loop.stop()
-        for number in STOPPING:
+        for number in STOP_SIGNALS:
             self._loop.on_signal(number, self._loop.stop)
         self._server.after_scrape(self._loop.stop)
 
-    def _orphaned(self, verdict: Verdict) -> None:
+    def _record_lost_leader(self, verdict: Verdict) -> None:
         """Write the record and the summary in place of the lost leader."""
-        if self._config.host == DEPUTY:
+        if self._config.host == DEPUTY_HOST:
             member = self._member
             statuses = [child.progress.status for child in member.processes.children.values()]
-            reported = Reported.of(member.gang, member.state.attempt, self._started)
-            record_lost_leader(self._run_folder, self._config, reported, statuses, verdict)
+            reported = LeaderReport.from_message(member.gang, member.state.attempt, self._started_at)
+            record_end_without_leader(self._run_folder, self._config, reported, statuses, verdict)
 
-    def _output(self, is_local: bool) -> tuple[HTTPStatus, Mapping[str, Any]]:
+    def _output_reply(self, is_local: bool) -> tuple[HTTPStatus, Mapping[str, Any]]:
         """Return the last lines of this host's processes for `launcher logs`, since the kubelet rotates its log."""
         if not is_local:
             return HTTPStatus.FORBIDDEN, {"error": "output is served on loopback only: connect by a port-forward"}
         return HTTPStatus.OK, {str(rank): child.last_lines for rank, child in self._member.processes.children.items()}
 
-    def _exposition(self, texts: Sequence[str]) -> str:
+    def _render_metrics(self, texts: Sequence[str]) -> str:
         now, member = time.monotonic(), self._member
         ranks = {rank: child.progress for rank, child in member.processes.children.items()}
         silence_s = 0.0 if self._config.is_leader else now - member.leader.last_message_at
         memory, timeouts_s = resources.read_memory(), member.reports.timeouts_s
-        own = metrics_server.own(self._config.generation, member.gang, ranks, timeouts_s, silence_s, memory, now)
-        return metrics_server.merge([own, *texts])
+        agent_text = metrics_server.render_agent_metrics(
+            self._config.generation, member.gang, ranks, timeouts_s, silence_s, memory, now
+        )
+        return metrics_server.merge_expositions([agent_text, *texts])
 
 
 def write_termination_message(verdict: Verdict, host: int | None, generation: int, attempt: int) -> None:
@@ -260,7 +269,7 @@ def write_termination_message(verdict: Verdict, host: int | None, generation: in
 
     The message replaces anything that a program has written to the file.
     """
-    message = log_lines.termination_message(Termination(verdict, host, generation, attempt))
+    message = log_lines.format_termination_message(TerminationMessage(verdict, host, generation, attempt))
     try:
         with open(log_lines.TERMINATION_LOG, "r+") as file:
             file.truncate()
@@ -276,7 +285,7 @@ class CodeError(Exception):
     """The archive of the job's code is damaged, or has an entry that `launcher submit` never packs."""
 
 
-def unpack(archive: str, folder: str) -> None:
+def unpack_code(archive: str, folder: str) -> None:
     """Extract the files and the internal symbolic links of a gzipped tar archive to a folder.
 
     The extraction of `tarfile` is not used because its filters differ between the Python versions of images.
@@ -290,10 +299,10 @@ def unpack(archive: str, folder: str) -> None:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
-                target = os.path.join(folder, _inside(member.name, member.name))
+                target = os.path.join(folder, _normalize_inside(member.name, member.name))
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 if member.issym():
-                    _inside(posixpath.join(posixpath.dirname(member.name), member.linkname), member.name)
+                    _normalize_inside(posixpath.join(posixpath.dirname(member.name), member.linkname), member.name)
                     links.append((member.linkname, target))
                 elif (content := tar.extractfile(member)) is not None and member.isreg():
                     with open(target, "wb") as file:
@@ -307,7 +316,7 @@ def unpack(archive: str, folder: str) -> None:
         os.symlink(source, target)
 
 
-def _inside(path: str, name: str) -> str:
+def _normalize_inside(path: str, name: str) -> str:
     """Return the normalized path, or raise CodeError if it leaves its folder."""
     normal = posixpath.normpath(path)
     if posixpath.isabs(normal) or normal.split("/")[0] == "..":

@@ -16,17 +16,17 @@ from http import HTTPStatus
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.config import PROTOCOL
-from jaxlaunch.launcher.agent.gang.progress import Progress
-from jaxlaunch.launcher.agent.io.link import listen
+from jaxlaunch.launcher.agent.gang.config import PROTOCOL_VERSION
+from jaxlaunch.launcher.agent.gang.progress import RankProgress
+from jaxlaunch.launcher.agent.io.link import open_listener
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
-from jaxlaunch.records.summary import ratio
+from jaxlaunch.records.summary import goodput_ratio
 
 # In bytes.
-MAX_REQUEST, MAX_EXPOSITION = 8 * 1024, 4 * 1024 * 1024
+MAX_REQUEST_BYTES, MAX_EXPOSITION_BYTES = 8 * 1024, 4 * 1024 * 1024
 # A further connection replaces the oldest one that waits for its client.
 MAX_CONNECTIONS = 16
-TIMEOUT_S, CHILD_TIMEOUT_S = 5.0, 1.0
+REQUEST_TIMEOUT_S, CHILD_TIMEOUT_S = 5.0, 1.0
 # Prometheus scrapes every minute by default.
 SCRAPE_INTERVAL_S = 75.0
 
@@ -68,9 +68,9 @@ class MetricsServer:
         self._open: dict[Request, None] = {}
         self._scraped_at: float | None = None
         self._on_scrape: Callable[[], None] = lambda: None
-        self._listener = listen(host, port)
+        self._listener = open_listener(host, port)
         self._listener.setblocking(False)
-        loop.watch(self._listener.fileno(), READ, lambda mask: self._accept())
+        loop.watch(self._listener.fileno(), READ, lambda mask: self._accept_request())
 
     @property
     def port(self) -> int:
@@ -82,18 +82,18 @@ class MetricsServer:
         if self._scraped_at is None or time.monotonic() - self._scraped_at > SCRAPE_INTERVAL_S:
             return call()
         self._on_scrape = call
-        self.loop.after(SCRAPE_INTERVAL_S, call)
+        self.loop.call_later(SCRAPE_INTERVAL_S, call)
 
-    def scraped(self) -> None:
+    def note_scrape(self) -> None:
         """Record that a scrape was answered."""
         self._scraped_at = time.monotonic()
         self._on_scrape()
 
-    def closed(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """Remove a closed connection."""
         del self._open[request]
 
-    def _accept(self) -> None:
+    def _accept_request(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except OSError:
@@ -117,18 +117,18 @@ class Request:
         self._server, self._loop, self._sock = server, server.loop, sock
         self._request, self._response = bytearray(), bytearray()
         self._is_scrape = False
-        self._timeout = self._loop.after(TIMEOUT_S, self.close)
-        self._loop.watch(sock.fileno(), READ, lambda mask: self._read())
+        self._timeout = self._loop.call_later(REQUEST_TIMEOUT_S, self.close)
+        self._loop.watch(sock.fileno(), READ, lambda mask: self._on_readable())
 
-    def _read(self) -> None:
+    def _on_readable(self) -> None:
         try:
-            data = self._sock.recv(MAX_REQUEST)
+            data = self._sock.recv(MAX_REQUEST_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         self._request += data
-        if not data or len(self._request) > MAX_REQUEST:
+        if not data or len(self._request) > MAX_REQUEST_BYTES:
             return self.close()
         if b"\r\n\r\n" not in self._request:
             return
@@ -148,7 +148,9 @@ class Request:
             self._respond(status, json.dumps(answer) + "\n", JSON)
         elif method == "GET" and path in ("/metrics", "/metrics/"):
             self._is_scrape = True
-            Gather(self._loop, server.sockets(), lambda texts: self._respond(HTTPStatus.OK, server.exposition(texts)))
+            MetricsGatherer(
+                self._loop, server.sockets(), lambda texts: self._respond(HTTPStatus.OK, server.exposition(texts))
+            )
         else:
             paths = ", ".join(("/metrics", *server.replies))
             self._respond(HTTPStatus.NOT_FOUND, f"not found: this server has {paths}\n")
@@ -162,18 +164,18 @@ class Request:
         # Not all of 127.0.0.0/8: the sidecar of a service mesh connects from 127.0.0.6 for remote clients.
         return address.removeprefix("::ffff:") in ("127.0.0.1", "::1")
 
-    def _respond(self, status: HTTPStatus, text: str, kind: str = PLAIN) -> None:
+    def _respond(self, status: HTTPStatus, text: str, content_type: str = PLAIN) -> None:
         body = text.encode(errors="backslashreplace")
         head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         self._response += head.encode() + body
         self.waits_for_client = True
         if self._sock.fileno() >= 0:
-            self._loop.watch(self._sock.fileno(), WRITE, lambda mask: self._write())
+            self._loop.watch(self._sock.fileno(), WRITE, lambda mask: self._on_writable())
 
-    def _write(self) -> None:
+    def _on_writable(self) -> None:
         try:
             sent = self._sock.send(self._response)
         except BlockingIOError:
@@ -184,7 +186,7 @@ class Request:
         if not self._response:
             self.close()
             if self._is_scrape:
-                self._server.scraped()
+                self._server.note_scrape()
 
     def close(self) -> None:
         """Close the connection, even without an answer."""
@@ -192,23 +194,23 @@ class Request:
         if self._sock.fileno() >= 0:
             self._loop.unwatch(self._sock.fileno())
             self._sock.close()
-            self._server.closed(self)
+            self._server.forget_request(self)
 
 
-class Gather:
+class MetricsGatherer:
     """Reads several Unix sockets to their ends at once, and omits those that take longer than CHILD_TIMEOUT_S."""
 
-    def __init__(self, loop: Loop, paths: Sequence[str], done: Callable[[Sequence[str]], None]) -> None:
-        self._loop, self._done = loop, done
+    def __init__(self, loop: Loop, paths: Sequence[str], on_done: Callable[[Sequence[str]], None]) -> None:
+        self._loop, self._on_done = loop, on_done
         self._open: dict[socket.socket, bytearray] = {}
         self._texts: list[str] = []
-        self._timeout: Timer = loop.after(CHILD_TIMEOUT_S, self._finish)
+        self._timeout: Timer = loop.call_later(CHILD_TIMEOUT_S, self._finish)
         for path in paths:
-            self._connect(path)
+            self._connect_socket(path)
         if not self._open:
             self._finish()
 
-    def _connect(self, path: str) -> None:
+    def _connect_socket(self, path: str) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
@@ -217,22 +219,22 @@ class Gather:
             # The process serves no metrics (yet), or its backlog is full.
             return sock.close()
         self._open[sock] = bytearray()
-        self._loop.watch(sock.fileno(), READ, lambda mask: self._read(sock))
+        self._loop.watch(sock.fileno(), READ, lambda mask: self._read_socket(sock))
 
-    def _read(self, sock: socket.socket) -> None:
+    def _read_socket(self, sock: socket.socket) -> None:
         try:
             data = sock.recv(65536)
         except BlockingIOError:
             return
         except OSError:
-            return self._end(sock, is_whole=False)
+            return self._close_socket(sock, is_whole=False)
         if not data:
-            return self._end(sock, is_whole=True)
+            return self._close_socket(sock, is_whole=True)
         self._open[sock] += data
-        if len(self._open[sock]) > MAX_EXPOSITION:
-            self._end(sock, is_whole=False)
+        if len(self._open[sock]) > MAX_EXPOSITION_BYTES:
+            self._close_socket(sock, is_whole=False)
 
-    def _end(self, sock: socket.socket, is_whole: bool) -> None:
+    def _close_socket(self, sock: socket.socket, is_whole: bool) -> None:
         self._loop.unwatch(sock.fileno())
         sock.close()
         text = self._open.pop(sock)
@@ -247,24 +249,24 @@ class Gather:
             self._loop.unwatch(sock.fileno())
             sock.close()
         self._open.clear()
-        done, self._done = self._done, lambda texts: None
-        done(self._texts)
+        on_done, self._on_done = self._on_done, lambda texts: None
+        on_done(self._texts)
 
 
 # --- the text of /metrics ---------------------------------------------------------------------------------------------
 
 NAN = float("nan")
 # The name at the beginning of a sample.
-_SAMPLE = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_SAMPLE_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 Labels = tuple[str, ...]
 # Values by labels, in the order of the row.
 Values = Mapping[Labels, float]
 
 
-def own(
+def render_agent_metrics(
     generation: int,
     gang: Mapping[str, Any],
-    ranks: Mapping[int, Progress],
+    ranks: Mapping[int, RankProgress],
     timeouts_s: Mapping[str, float | None],
     silence_s: float,
     memory: Mapping[str, float | None],
@@ -282,16 +284,16 @@ def own(
         now: Monotonic time.
     """
     values = _gang_values(generation, gang, silence_s) | _rank_values(ranks, gang.get("foremost"), timeouts_s, now)
-    values["jaxlaunch_host_memory_bytes"] = {(kind,): _number(size) for kind, size in memory.items()}
+    values["jaxlaunch_host_memory_bytes"] = {(kind,): _float_or_nan(size) for kind, size in memory.items()}
     lines: list[str] = []
     for row in contract.PROMETHEUS:
-        if row.by == "agent":
+        if row.exporter == "agent":
             lines += [f"# HELP {row.name} {row.help}", f"# TYPE {row.name} {row.type}"]
-            lines += [_sample(row.name, row.labels, labels, value) for labels, value in values[row.name].items()]
+            lines += [_render_sample(row.name, row.labels, labels, value) for labels, value in values[row.name].items()]
     return "\n".join(lines) + "\n"
 
 
-def merge(texts: Iterable[str]) -> str:
+def merge_expositions(texts: Iterable[str]) -> str:
     """Merge expositions so that each metric appears once with all samples. Malformed lines are omitted."""
     # Comment lines and samples by the name of the metric.
     families: dict[str, tuple[list[str], list[str]]] = {}
@@ -303,7 +305,7 @@ def merge(texts: Iterable[str]) -> str:
                 header, _ = families.setdefault(name, ([], []))
                 if not any(comment.startswith(line[: len("# HELP ") + len(name) + 1]) for comment in header):
                     header.append(line)
-            elif (sample := _SAMPLE.match(line)) is not None:
+            elif (sample := _SAMPLE_NAME.match(line)) is not None:
                 families.setdefault(name or sample[0], ([], []))[1].append(line)
     return "".join("\n".join([*header, *samples]) + "\n" for header, samples in families.values())
 
@@ -312,51 +314,51 @@ def _gang_values(generation: int, gang: Mapping[str, Any], silence_s: float) -> 
     seconds = {cause: float(gang.get("seconds", {}).get(cause, 0.0)) for cause in contract.CLOCK}
     causes = [outcome.cause for outcome in contract.OUTCOMES.values()]
     return {
-        "jaxlaunch_build_info": {(PROTOCOL, platform.python_version()): 1.0},
-        "jaxlaunch_goodput_ratio": _one(ratio(seconds)),
+        "jaxlaunch_build_info": {(PROTOCOL_VERSION, platform.python_version()): 1.0},
+        "jaxlaunch_goodput_ratio": _unlabelled_value(goodput_ratio(seconds)),
         "jaxlaunch_clock_seconds": {(cause,): spent for cause, spent in seconds.items()},
         "jaxlaunch_restarts_total": {(cause,): float(gang.get("ended", {}).get(cause, 0)) for cause in causes},
         "jaxlaunch_restarts_left": {
             (limit,): float(gang.get("left", {}).get(limit, NAN)) for limit in ("crash", "in_place", "preempted")
         },
-        "jaxlaunch_last_verdict_code": _one(gang.get("code")),
-        "jaxlaunch_generation": _one(generation),
-        "jaxlaunch_attempt": _one(gang.get("attempt")),
-        "jaxlaunch_heartbeat_age_seconds": _one(max(silence_s, float(gang.get("silence_s", 0.0)))),
+        "jaxlaunch_last_verdict_code": _unlabelled_value(gang.get("code")),
+        "jaxlaunch_generation": _unlabelled_value(generation),
+        "jaxlaunch_attempt": _unlabelled_value(gang.get("attempt")),
+        "jaxlaunch_heartbeat_age_seconds": _unlabelled_value(max(silence_s, float(gang.get("silence_s", 0.0)))),
     }
 
 
 def _rank_values(
-    ranks: Mapping[int, Progress], foremost: int | None, timeouts_s: Mapping[str, float | None], now: float
+    ranks: Mapping[int, RankProgress], foremost: int | None, timeouts_s: Mapping[str, float | None], now: float
 ) -> dict[str, Values]:
     steps: dict[Labels, float] = {}
     lags: dict[Labels, float] = {}
-    left: dict[Labels, float] = {}
+    seconds_left: dict[Labels, float] = {}
     phases: dict[Labels, float] = {}
     for rank, progress in ranks.items():
         label, status, limit = str(rank), progress.status, progress.timeout_s(timeouts_s)
         steps[(label,)] = NAN if status.step is None else float(status.step)
         lags[(label,)] = NAN if status.step is None or foremost is None else float(max(0, foremost - status.step))
-        left[(label,)] = NAN if limit is None else limit - progress.in_phase_s(now)
+        seconds_left[(label,)] = NAN if limit is None else limit - progress.phase_age_s(now)
         phases |= {(label, phase): float(phase == status.phase) for phase in contract.PHASES}
     return {
-        "jaxlaunch_children_up": _one(sum(progress.status.exit is None for progress in ranks.values())),
+        "jaxlaunch_children_up": _unlabelled_value(sum(progress.status.exit is None for progress in ranks.values())),
         "jaxlaunch_phase": phases,
-        "jaxlaunch_phase_timeout_left_seconds": left,
+        "jaxlaunch_phase_timeout_left_seconds": seconds_left,
         "jaxlaunch_rank_step": steps,
         "jaxlaunch_rank_lag_steps": lags,
     }
 
 
-def _one(value: float | None) -> Values:
-    return {(): _number(value)}
+def _unlabelled_value(value: float | None) -> Values:
+    return {(): _float_or_nan(value)}
 
 
-def _number(value: float | None) -> float:
+def _float_or_nan(value: float | None) -> float:
     return NAN if value is None else float(value)
 
 
-def _sample(name: str, labels: Sequence[str], values: Labels, value: float) -> str:
+def _render_sample(name: str, labels: Sequence[str], values: Labels, value: float) -> str:
     pairs = ",".join(f'{label}="{text}"' for label, text in zip(labels, values, strict=True))
     number = "NaN" if value != value else repr(value)
     return f"{name}{{{pairs}}} {number}" if pairs else f"{name} {number}"

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # The syntax is valid in any Python, so that a version that is too old can print the error. 64 is contract.BAD_SPEC.
-MAIN = """import sys
+MAIN_SOURCE = """import sys
 
 if sys.version_info < (3, 10):
     sys.stderr.write("agent: the image has Python %d.%d; jaxlaunch needs 3.10 or newer\\n" % sys.version_info[:2])
@@ -26,64 +26,65 @@ from jaxlaunch.launcher.agent.__main__ import main
 main()
 """
 # Files of jaxlaunch outside the packages agent, records and runs.
-PACKAGE = (
+PACKAGE_FILES = (
     "__init__.py",
     "atomic_file.py",
     "contract.py",
     "isolated.py",
     "regular_files.py",
     "reporting.py",
+    "samples.py",
     "launcher/__init__.py",
 )
 # The first date of the zip format. A constant date makes equal sources give equal bytes.
-EPOCH = (1980, 1, 1, 0, 0, 0)
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def pack() -> bytes:
+def pack_agent() -> bytes:
     """Return a zipapp of the agent and its imports. Equal sources give equal bytes."""
-    return _packed([(name, text.encode()) for name, text in _sources()], zipfile.ZIP_DEFLATED)
+    return _write_zip([(name, text.encode()) for name, text in _read_sources()], zipfile.ZIP_DEFLATED)
 
 
 def pack_compiled() -> bytes:
     """Return an uncompressed zipapp with the bytecode of this Python, which starts faster on this machine."""
     root = Path(__file__).parents[3]
     files = []
-    for name, text in _sources():
-        files += [(name, text.encode()), (f"{name}c", _bytecode(text, str(root / name)))]
-    return _packed(files, zipfile.ZIP_STORED)
+    for name, text in _read_sources():
+        files += [(name, text.encode()), (f"{name}c", _compile_bytecode(text, str(root / name)))]
+    return _write_zip(files, zipfile.ZIP_STORED)
 
 
-def address() -> str:
+def archive_digest() -> str:
     """Return a digest of the inputs of `pack_compiled`, so that all runs of one version share its result."""
     digest = hashlib.sha256(importlib.util.MAGIC_NUMBER + str(Path(__file__).parents[3]).encode())
-    for name, text in _sources():
+    for name, text in _read_sources():
         digest.update(f"{name} {len(text)}\n{text}".encode())
     return digest.hexdigest()[:16]
 
 
-def _bytecode(text: str, path: str) -> bytes:
+def _compile_bytecode(text: str, path: str) -> bytes:
     """Return an unchecked hash-based .pyc (PEP 552), whose tracebacks name the installed file."""
     code = compile(text, path, "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + bytes(8) + marshal.dumps(code)
 
 
-def _packed(files: list[tuple[str, bytes]], compression: int) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", compression, compresslevel=9) as archive:
+def _write_zip(files: list[tuple[str, bytes]], compression: int) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression, compresslevel=9) as archive:
         for name, content in files:
-            entry = zipfile.ZipInfo(name, EPOCH)
+            entry = zipfile.ZipInfo(name, ZIP_EPOCH)
             entry.compress_type = compression
             archive.writestr(entry, content, compresslevel=9)
-    return packed.getvalue()
+    return buffer.getvalue()
 
 
-def _sources() -> Iterator[tuple[str, str]]:
+def _read_sources() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each file."""
-    yield "__main__.py", MAIN
+    yield "__main__.py", MAIN_SOURCE
     agent = Path(__file__).parent
-    ours = agent.parents[1]
-    shared = [file for package in ("records", "runs") for file in (ours / package).glob("*.py")]
-    files = [*(ours / name for name in PACKAGE), *shared, *agent.rglob("*.py")]
+    package_folder = agent.parents[1]
+    record_files = [file for package in ("records", "runs") for file in (package_folder / package).glob("*.py")]
+    files = [*(package_folder / name for name in PACKAGE_FILES), *record_files, *agent.rglob("*.py")]
     for file in sorted(files):
         if file.name != Path(__file__).name:
-            yield file.relative_to(ours.parent).as_posix(), file.read_text()
+            yield file.relative_to(package_folder.parent).as_posix(), file.read_text()

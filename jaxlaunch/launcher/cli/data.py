@@ -16,14 +16,14 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.local.paths import map_paths
-from jaxlaunch.launcher.local.run_folders import HOME
-from jaxlaunch.launcher.wording import count, size
+from jaxlaunch.launcher.local.run_folders import RUNS_FOLDER
+from jaxlaunch.launcher.wording import format_count, format_size
 from jaxlaunch.trainer.spec import Data, Images, Mixture, Table
 
 # The largest number of classes, or of columns, that are listed.
-MAX_LISTED = 20
+MAX_ROWS = 20
 # Characters of the longest bar.
-BAR = 30
+BAR_CHARS = 30
 
 
 @click.command("data")
@@ -50,53 +50,55 @@ def data_command(path: str, label: str | None, pictures: Path | None, form: str)
         if label is not None or pictures is not None:
             raise UserError("--label and --pictures apply to images and tables, not to a job; leave them out.")
         return _show_mixture(Path(path), form)
-    asked = {"path": path, "label": label, "pictures": None if pictures is None else str(pictures.absolute())}
+    request = {"path": path, "label": label, "pictures": None if pictures is None else str(pictures.absolute())}
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
     module = "jaxlaunch.trainer.inspect_data"
-    data = trainer_process.run_program(module, json.dumps(asked), environ=environ, show=output.say)
+    data = trainer_process.run_program(module, json.dumps(request), environ=environ, show=output.show_messages)
     if form != "text":
         return output.show_data(data, form)
-    output.show(*_describe_data(path, data))
+    output.show_lines(*_describe_data(path, data))
 
 
 def _show_mixture(job_file: Path, form: str) -> None:
-    job = jobs.load(job_file, ())
+    job = jobs.load_job(job_file, ())
     if job.train is None or not isinstance(job.train.data, Mixture):
-        what = "a command" if job.train is None else f"train.data.source = {job.train.data.source}"
+        contents = "a command" if job.train is None else f"train.data.source = {job.train.data.source}"
         raise UserError(
-            f"{job_file} has {what}, and of a job only a mixture is shown.", "give the folder or file of the data."
+            f"{job_file} has {contents}, and of a job only a mixture is shown.", "give the folder or file of the data."
         )
     base = job_file.absolute().parent
-    train = map_paths(job, base, (HOME / job.name).absolute(), {}).train(job.train)
+    train = map_paths(job, base, (RUNS_FOLDER / job.name).absolute(), {}).map_train(job.train)
     environ = trainer_process.cpu_environ(job, train, base)
-    data = trainer_process.run_program("jaxlaunch.trainer.inspect_data", "{}", environ=environ, show=output.say)
+    data = trainer_process.run_program(
+        "jaxlaunch.trainer.inspect_data", "{}", environ=environ, show=output.show_messages
+    )
     if form != "text":
         return output.show_data(data, form)
     rows = [("PART", "SOURCE", "TRAIN", "HELD OUT", "SHARE", "EPOCHS")]
     for name, part in data["parts"].items():
         counts = (f"{part['train']:,}", f"{part['eval']:,}", f"{part['share']:.4g}", f"{part['epochs']:.4g}")
         rows.append((name, part["source"], *counts))
-    total = count(data["splits"]["train"], "example")
-    output.show(*output.format_columns(rows), f"EPOCHS: in one pass over all {total}")
+    total = format_count(data["splits"]["train"], "example")
+    output.show_lines(*output.format_columns(rows), f"EPOCHS: in one pass over all {total}")
 
 
 def _describe_data(path: str, data: Mapping[str, Any]) -> Iterator[str]:
     is_images = data["kind"] == "images"
     unit = "image" if is_images else "row"
-    yield f"{path}: {', '.join(f'{split} {count(number, unit)}' for split, number in data['splits'].items())}"
+    yield f"{path}: {', '.join(f'{split} {format_count(number, unit)}' for split, number in data['splits'].items())}"
     yield from _describe_images(data) if is_images else _describe_table(data)
-    for key, what in (("broken", "cannot be decoded"), ("duplicates", "equal to another")):
+    for key, problem in (("broken", "cannot be decoded"), ("duplicates", "equal to another")):
         group = data.get(key, {"count": 0})
         if group["count"]:
-            yield f"{count(group['count'], unit)} {what}{':' if group['first'] else ''}"
+            yield f"{format_count(group['count'], unit)} {problem}{':' if group['first'] else ''}"
             yield from (f"  {name}" for name in group["first"])
     train = {key: data[key] for key in ("model", "data", "loss") if key in data}
     if train.get("loss") == {"target": "class"}:
         del train["loss"]
-    yield from _use_it_with({"train": train}, default_flow_style=None)
+    yield from _describe_usage({"train": train}, default_flow_style=None)
 
 
-def _use_it_with(block: Mapping[str, Any], **style: Any) -> Iterator[str]:
+def _describe_usage(block: Mapping[str, Any], **style: Any) -> Iterator[str]:
     yield "Use it with:"
     text: str = yaml.safe_dump(block, sort_keys=False, allow_unicode=True, width=110, **style)
     yield from (f"  {line}" for line in text.splitlines())
@@ -104,20 +106,20 @@ def _use_it_with(block: Mapping[str, Any], **style: Any) -> Iterator[str]:
 
 def _describe_images(data: Mapping[str, Any]) -> Iterator[str]:
     for split, classes in data["classes"].items():
-        of = f" of {split}" if len(data["classes"]) > 1 else ""
-        first = ", ".join(f"{name} {number:,}" for name, number in list(classes.items())[:MAX_LISTED])
-        yield f"{count(len(classes), 'class')}{of}: {first}{', …' if len(classes) > MAX_LISTED else ''}"
+        split_text = f" of {split}" if len(data["classes"]) > 1 else ""
+        first = ", ".join(f"{name} {number:,}" for name, number in list(classes.items())[:MAX_ROWS])
+        yield f"{format_count(len(classes), 'class')}{split_text}: {first}{', …' if len(classes) > MAX_ROWS else ''}"
     if data["sizes"]:
         sizes = ", ".join(f"{name} {height} × {width}" for name, (height, width) in data["sizes"].items())
         yield f"height × width: {sizes}"
     yield f"formats: {', '.join(f'{name} {number:,}' for name, number in data['formats'].items())}"
     if data["left_out"]:
-        yield f"{count(data['left_out'], 'other file')} not read"
+        yield f"{format_count(data['left_out'], 'other file')} not read"
 
 
 def _describe_table(data: Mapping[str, Any]) -> Iterator[str]:
     rows = [("COLUMN", "KIND", "MISSING", "VALUES")]
-    for name, column in list(data["columns"].items())[:MAX_LISTED]:
+    for name, column in list(data["columns"].items())[:MAX_ROWS]:
         if "refused" in column:
             values = f"left out: {column['refused']}"
         elif "values" in column:
@@ -128,8 +130,8 @@ def _describe_table(data: Mapping[str, Any]) -> Iterator[str]:
         kind = column["kind"] + (str(column["shape"]) if "shape" in column else "")
         rows.append((name, kind, str(column["missing"] or ""), values))
     yield from output.format_columns(rows)
-    if len(data["columns"]) > MAX_LISTED:
-        yield f"and {count(len(data['columns']) - MAX_LISTED, 'column')} more"
+    if len(data["columns"]) > MAX_ROWS:
+        yield f"and {format_count(len(data['columns']) - MAX_ROWS, 'column')} more"
 
 
 @click.command("prepare")
@@ -168,25 +170,25 @@ def prepare_command(
 
     After an interruption the command resumes; existing files are verified byte by byte.
     """
-    job = jobs.load(job_file, overrides)
+    job = jobs.load_job(job_file, overrides)
     if job.train is None:
         raise UserError("prepare reads train.data; this job has a command.")
     trainer_process.require_trainer("launcher prepare")
-    base, folder = job_file.absolute().parent, (run_dir or HOME / job.name).absolute()
-    train = map_paths(job, base, folder, options.parse_volumes(volumes)).train(job.train)
+    base, folder = job_file.absolute().parent, (run_dir or RUNS_FOLDER / job.name).absolute()
+    train = map_paths(job, base, folder, options.parse_volumes(volumes)).map_train(job.train)
     environ = trainer_process.cpu_environ(job, train, base)
     program = _prepare_program(train.data, to, resize)
     try:
-        result = trainer_process.run_program(*program, environ=environ, show=output.say)
+        result = trainer_process.run_program(*program, environ=environ, show=output.show_messages)
     except KeyboardInterrupt:
-        output.say("stopped; what is complete is kept, and the same command resumes from there")
+        output.show_messages("stopped; what is complete is kept, and the same command resumes from there")
         raise
     if form != "text":
         output.show_data(result, form)
     elif to is None:
-        output.show(*(line for corpus in result["prepared"] for line in _describe_corpus(corpus)))
+        output.show_lines(*(line for corpus in result["prepared"] for line in _describe_corpus(corpus)))
     else:
-        output.show(*_describe_records(to, result))
+        output.show_lines(*_describe_records(to, result))
 
 
 def _prepare_program(data: Data, to: Path | None, resize: int | None) -> tuple[str, ...]:
@@ -196,7 +198,7 @@ def _prepare_program(data: Data, to: Path | None, resize: int | None) -> tuple[s
         if to is None:
             raise UserError(f"{source} is packed into a folder of records: give one, as --to packed.")
         return "jaxlaunch.trainer.prepare.pack", json.dumps({"to": str(to.absolute()), "resize": resize})
-    if isinstance(data, Mixture) and data.of != "text":
+    if isinstance(data, Mixture) and data.part_kind != "text":
         raise UserError(
             f"{source} is not packed as a whole, for its parts keep their own weights.",
             "pack each part as a job with that source, and name its records as a part with source: array_record.",
@@ -212,14 +214,17 @@ def _describe_records(to: Path, result: Mapping[str, Any]) -> Iterator[str]:
         files = [file for file in result["files"].values() if file["split"] == split]
         if files:
             rows, size_bytes = sum(file["rows"] for file in files), sum(file["size"] for file in files)
-            yield f"{split}: {count(rows, 'example')} in {count(len(files), 'file')} of {to}, {size(size_bytes)}"
-    yield from _use_it_with({"data": result["data"]})
+            yield (
+                f"{split}: {format_count(rows, 'example')} in {format_count(len(files), 'file')} of {to}, "
+                f"{format_size(size_bytes)}"
+            )
+    yield from _describe_usage({"data": result["data"]})
 
 
 def _describe_corpus(corpus: Mapping[str, Any]) -> Iterator[str]:
-    more = f" and {count(corpus['paths'] - 1, 'more file')}" if corpus["paths"] > 1 else ""
-    yield f"{corpus['first']}{more}: {count(corpus['documents'], 'document')}, {corpus['tokens']:,} tokens"
-    yield f"  {size(corpus['bytes'])} of text, {corpus['bytes'] / max(corpus['tokens'], 1):.2f} bytes a token"
+    more = f" and {format_count(corpus['paths'] - 1, 'more file')}" if corpus["paths"] > 1 else ""
+    yield f"{corpus['first']}{more}: {format_count(corpus['documents'], 'document')}, {corpus['tokens']:,} tokens"
+    yield f"  {format_size(corpus['bytes'])} of text, {corpus['bytes'] / max(corpus['tokens'], 1):.2f} bytes a token"
     if corpus["replaced"]:
         yield f"  {corpus['replaced']:,} characters were not valid UTF-8 and were replaced"
     if corpus["empty"]:
@@ -233,4 +238,4 @@ def _describe_corpus(corpus: Mapping[str, Any]) -> Iterator[str]:
     longest = max(corpus["lengths"], default=0)
     for power, documents in enumerate(corpus["lengths"]):
         if any(corpus["lengths"][: power + 1]):
-            yield f"  {2**power:>9,}  {'█' * -(-BAR * documents // longest)} {documents:,}"
+            yield f"  {2**power:>9,}  {'█' * -(-BAR_CHARS * documents // longest)} {documents:,}"

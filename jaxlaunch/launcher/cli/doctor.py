@@ -19,10 +19,10 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.manifests.jobset import prepare
 from jaxlaunch.launcher.plan import estimate
-from jaxlaunch.launcher.wording import count
+from jaxlaunch.launcher.wording import format_count
 
 # Stands in for a job where none is named: it asks for nothing that a cluster may lack.
-SMALLEST = """
+SMALLEST_JOB = """
 name: jaxlaunch-doctor
 image: registry.example/none
 accelerator: {type: cpu}
@@ -54,22 +54,22 @@ def doctor_command(
     A check that needs rights which you do not have is `unknown`. The exit code is 2 if you can fix everything that
     fails, and 3 if the cluster administrator must fix some of it.
     """
-    cluster = Cluster.connect(context, output.say)
-    place = {key: value for key, value in (("namespace", namespace), ("queue", queue)) if value is not None}
+    cluster = Cluster.connect(context, output.show_messages)
+    overrides_by_key = {key: value for key, value in (("namespace", namespace), ("queue", queue)) if value is not None}
     if job_file is not None:
-        file = jobs.read(job_file, (*overrides, *(f"{key}={value}" for key, value in place.items())))
+        file = jobs.read_job(job_file, (*overrides, *(f"{key}={value}" for key, value in overrides_by_key.items())))
     else:
-        text = SMALLEST + "".join(f"{key}: {value}\n" for key, value in place.items())
-        file = jobs.read_text(text, "the smallest job")
-    where = file.spec.namespace or cluster.namespace
+        text = SMALLEST_JOB + "".join(f"{key}: {value}\n" for key, value in overrides_by_key.items())
+        file = jobs.read_job_text(text, "the smallest job")
+    job_namespace = file.spec.namespace or cluster.namespace
     findings = checks.check_server(cluster)
     if exit_code(findings) == 0:
         if defaults_file is None:
-            known, _ = cluster_defaults.find_defaults(cluster, where)
+            default_values, _ = cluster_defaults.find_defaults(cluster, job_namespace)
         else:
-            known = defaults.load(defaults_file)
-        file = cluster_defaults.settle_gang_secret(file, cluster, where, output.say)
-        prepared = prepare(file, known)
+            default_values = defaults.load_defaults(defaults_file)
+        file = cluster_defaults.resolve_gang_secret(file, cluster, job_namespace, output.show_messages)
+        prepared = prepare(file, default_values)
         job = prepared.job
 
         def read_checkpoints() -> Checkpoints | None:
@@ -81,11 +81,13 @@ def doctor_command(
             sizes = estimate.checkpoint_sizes(job.spec.train, job.storage.checkpoints, shapes)
             return Checkpoints(volume.claim, sizes["kept"], sizes["most"])
 
-        target = Target(cluster, where, prepared.with_secret(), read_checkpoints, is_example=job_file is None)
+        target = Target(
+            cluster, job_namespace, prepared.manifests_with_secret(), read_checkpoints, is_example=job_file is None
+        )
         findings += checks.check_job(target)
     if form == "text":
-        output.show(*describe_findings(findings))
-        output.say(count_findings(findings))
+        output.show_lines(*describe_findings(findings))
+        output.show_messages(count_findings(findings))
     else:
         output.show_data([finding.to_json() for finding in findings], form)
     return exit_code(findings)
@@ -93,13 +95,13 @@ def doctor_command(
 
 def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield the findings, each check's name once."""
-    before = ""
+    previous_check = ""
     for finding in findings:
-        check = finding.check if finding.check != before else ""
-        yield f"{finding.level:<8} {check:<{_TEXT_COLUMN - 10}} {finding.what}"
-        before = finding.check
-        see = checks.see(finding.check) if finding.level == "fail" else None
-        for name, text in (("why", finding.why), ("fix", finding.fix), ("see", see)):
+        check = finding.check if finding.check != previous_check else ""
+        yield f"{finding.level:<8} {check:<{_TEXT_COLUMN - 10}} {finding.summary_text}"
+        previous_check = finding.check
+        see = checks.section_link(finding.check) if finding.level == "fail" else None
+        for name, text in (("why", finding.reason_text), ("fix", finding.remedy_text), ("see", see)):
             if text:
                 yield f"{'':<{_TEXT_COLUMN}}{name}: {text}"
 
@@ -107,5 +109,5 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
 def count_findings(findings: Sequence[Finding]) -> str:
     """Return `14 ok, 1 warning, 2 failures, 3 unknown`."""
     counts = Counter(finding.level for finding in findings)
-    problems = f"{count(counts['warn'], 'warning')}, {count(counts['fail'], 'failure')}"
+    problems = f"{format_count(counts['warn'], 'warning')}, {format_count(counts['fail'], 'failure')}"
     return f"{counts['ok']} ok, {problems}, {counts['unknown']} unknown"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-FIRST: Mapping[str, str] = {
+FIRST_EXAMPLES: Mapping[str, str] = {
     "launcher init first && launcher run first.yaml": "train on this machine, on CPU",
     "launcher submit job.yaml --follow --wait": "run on a cluster; exits as the job does",
     "launcher explain NAME": "why a job is pending, or why it failed",
@@ -132,13 +132,15 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def lines(examples: Mapping[str, str]) -> list[str]:
+def format_lines(examples: Mapping[str, str]) -> list[str]:
     """Return one line for each example: the command, and its effect as a shell comment."""
     width = max(map(len, examples))
     return [f"{command:<{width}}  # {what}" for command, what in examples.items()]
 
 
-def epilog(command: str) -> str | None:
+def make_epilog(command: str) -> str | None:
     """Return the text that click prints below the options of a command. `\\b` keeps its line breaks."""
     examples = EXAMPLES.get(command)
-    return None if examples is None else "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines(examples))])
+    return (
+        None if examples is None else "\n".join(["\b", "Examples:", *(f"  {line}" for line in format_lines(examples))])
+    )

@@ -12,7 +12,7 @@ import click
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.main import COMMANDS
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.spelling import in_full, nearest
+from jaxlaunch.spelling import find_completions, find_nearest
 
 _LINK = re.compile(r"!?\[([^\[\]]+)\]\([^()\s]*\)")
 _HEADING = re.compile(r"(#+) (.+)")
@@ -32,21 +32,21 @@ def help_command(context: click.Context, topic: str | None) -> None:
         if not pages:
             raise UserError("The pages are not part of this installation.", "read docs/ of the repository.")
         rows = [(name, page_title(path)) for name, path in pages.items()]
-        output.show("launcher help TOPIC shows one of these pages, or a command:", "")
-        return output.show(*output.format_columns(rows, indent="  "))
+        output.show_lines("launcher help TOPIC shows one of these pages, or a command:", "")
+        return output.show_lines(*output.format_columns(rows, indent="  "))
     name, _, section = topic.removeprefix("docs/").partition("#")
     name = name.removesuffix(".md")
     if name in pages:
-        output.show(_read_page(pages[name], name, section).rstrip())
+        output.show_lines(_read_page(pages[name], name, section).rstrip())
     elif name in COMMANDS:
         group = context.parent
         assert group is not None and isinstance(group.command, click.Group), "this command is one of a group"
         command = group.command.get_command(group, name)
         assert command is not None
-        output.show(command.get_help(click.Context(command, info_name=name, parent=group)))
+        output.show_lines(command.get_help(click.Context(command, info_name=name, parent=group)))
     else:
         topics = {*pages, *COMMANDS}
-        near = nearest(name, topics) or in_full(name, sorted(topics))
+        near = find_nearest(name, topics) or find_completions(name, sorted(topics))
         hint = f"did you mean {near[0]}?" if near else "`launcher help` lists the pages."
         raise UserError(f"No page or command is called {name}.", hint)
 
@@ -58,7 +58,7 @@ def _read_page(path: Path, name: str, section: str) -> str:
         return page
     text = find_section(page, make_anchor(section))
     if text is None:
-        near = nearest(section, list_anchors(page))
+        near = find_nearest(section, list_anchors(page))
         hint = f"did you mean {name}#{near[0]}?" if near else f"`launcher help {name}` shows the whole page."
         raise UserError(f"The page {name} has no section {section}.", hint)
     return text
@@ -108,8 +108,8 @@ def find_section(page: str, anchor: str) -> str | None:
 
 def list_headings(page: str) -> Iterator[tuple[int, int, str]]:
     """Yield the number of each heading's line, its level and its text; a comment in an example is none."""
-    is_code = False
+    in_code_block = False
     for number, line in enumerate(page.splitlines()):
-        is_code ^= line.lstrip().startswith("```")
-        if not is_code and (match := _HEADING.fullmatch(line)) is not None:
+        in_code_block ^= line.lstrip().startswith("```")
+        if not in_code_block and (match := _HEADING.fullmatch(line)) is not None:
             yield number, len(match[1]), match[2]

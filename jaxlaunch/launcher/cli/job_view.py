@@ -27,36 +27,36 @@ if TYPE_CHECKING:
 # The largest number of rows in a table of hosts.
 MAX_HOSTS = 32
 # Timeout of the question whether a cluster has a job with the name of a run here.
-LOOK_S = 3.0
+NAME_CHECK_TIMEOUT_S = 3.0
 
 Table = Sequence[Sequence[str]]
 
 
-def find_view(name: str, namespace: str | None, context: str | None, where: str | None) -> JobView:
+def find_view(name: str, namespace: str | None, context: str | None, location: str | None) -> JobView:
     """Return the run or the job that is meant. Raises as `find_local_run` and `connect` do."""
-    if (run := find_local_run(name, namespace, context, where)) is not None:
+    if (run := find_local_run(name, namespace, context, location)) is not None:
         return RunView(run)
-    cluster = connect(name, context, where)
-    return ClusterView(collect.snapshot(cluster, namespace or cluster.namespace, name), cluster)
+    cluster = connect_cluster(name, context, location)
+    return ClusterView(collect.read_snapshot(cluster, namespace or cluster.namespace, name), cluster)
 
 
-def find_local_run(name: str, namespace: str | None, context: str | None, where: str | None) -> Run | None:
+def find_local_run(name: str, namespace: str | None, context: str | None, location: str | None) -> Run | None:
     """Return the run on this machine that is meant, or None if it is a job of a cluster.
 
     Raises UserError if there is both, and neither an option nor a path says which.
     """
-    asks_cluster = where == "cluster" or namespace is not None or context is not None
-    if asks_cluster and where == "local":
+    asks_cluster = location == "cluster" or namespace is not None or context is not None
+    if asks_cluster and location == "local":
         raise UserError("--local selects this machine; -n and --context select a cluster.", "give one of them.")
     if asks_cluster:
         return None
     folder = run_folders.find_run(name)
     if folder is None:
-        if where == "local" or os.sep in name:
-            reason = run_folders.where_searched(name)
+        if location == "local" or os.sep in name:
+            reason = run_folders.describe_search(name)
             raise UserError(f"There is no run {name}: {reason}.", "`launcher list` shows them.")
         return None
-    if where is None and os.sep not in name:
+    if location is None and os.sep not in name:
         _require_no_job(name)
     return run_folders.open_run(folder)
 
@@ -68,11 +68,13 @@ def _require_no_job(name: str) -> None:
     except ClusterError:
         # There is no cluster.
         return
-    cluster.hurry(LOOK_S)
+    cluster.limit_call_time(NAME_CHECK_TIMEOUT_S)
     try:
         has_job = cluster.get(JOBSETS, name) is not None
     except ClusterError as error:
-        return output.say(f"{name} is the run here; whether the cluster has a job of that name is unknown: {error}")
+        return output.show_messages(
+            f"{name} is the run here; whether the cluster has a job of that name is unknown: {error}"
+        )
     if has_job:
         raise UserError(
             f"{name} is both a run on this machine and a job in namespace {cluster.namespace}.",
@@ -80,14 +82,14 @@ def _require_no_job(name: str) -> None:
         )
 
 
-def connect(name: str, context: str | None, where: str | None) -> Cluster:
+def connect_cluster(name: str, context: str | None, location: str | None) -> Cluster:
     """Connect to the cluster whose job is meant. Raises ClusterError, which also says that there is no such run."""
     try:
-        return Cluster.connect(context, output.say)
+        return Cluster.connect(context, output.show_messages)
     except ClusterError as error:
-        if context is not None or where is not None:
+        if context is not None or location is not None:
             raise
-        message = f"There is no run {name} here ({run_folders.where_searched(name)}). {error.message}"
+        message = f"There is no run {name} here ({run_folders.describe_search(name)}). {error.message}"
         raise ClusterError(message, error.hint) from None
 
 
@@ -121,7 +123,7 @@ class JobView(abc.ABC):
         return ""
 
     @abc.abstractmethod
-    def details(self) -> list[Table]:
+    def detail_tables(self) -> list[Table]:
         """Return the tables of -o wide, each with its heads first."""
 
 
@@ -132,25 +134,25 @@ class RunView(JobView):
         self.run = run
 
     @functools.cached_property
-    def _live(self) -> local_status.Live | None:
+    def _live_status(self) -> local_status.LiveStatus | None:
         return local_status.ask_agents(self.run)
 
     @functools.cached_property
     def status(self) -> JobStatus:
-        return local_status.status_of(self.run, self._live)
+        return local_status.run_status(self.run, self._live_status)
 
     @property
     def explanation(self) -> Explanation:
-        from jaxlaunch.launcher.local import explained
+        from jaxlaunch.launcher.local import run_explanation
 
-        return explained.explain(self.run, self._live)
+        return run_explanation.explain_run(self.run, self._live_status)
 
-    def details(self) -> list[Table]:
-        phases = {} if self._live is None else self._live.phases
+    def detail_tables(self) -> list[Table]:
+        phases = {} if self._live_status is None else self._live_status.phases
         ranks = [("RANK", "PHASE"), *((str(rank), phases[rank]) for rank in sorted(phases))] if phases else []
-        return [table for table in (ranks, self._restarts()) if table]
+        return [table for table in (ranks, self._restart_table()) if table]
 
-    def _restarts(self) -> list[tuple[str, ...]]:
+    def _restart_table(self) -> list[tuple[str, ...]]:
         """Return the seconds until the first step of each start and restart, by cause."""
         restarts = () if self.run.summary is None else self.run.summary.restart_seconds
         causes = [cause for cause in contract.RESTART if any(cause in restart.seconds for restart in restarts)]
@@ -165,34 +167,34 @@ class ClusterView(JobView):
     """A job, by the objects and logs of its cluster."""
 
     def __init__(self, snapshot: Snapshot | NoSuchJob, cluster: Cluster | None = None) -> None:
-        self._seen, self.unread, self.cluster = snapshot, snapshot.unread, cluster
+        self._snapshot_or_none, self.unread, self.cluster = snapshot, snapshot.unread, cluster
 
     @property
     def snapshot(self) -> Snapshot:
         """The objects of the job in the cluster. Raises UserError if there is no such job."""
-        if isinstance(self._seen, NoSuchJob):
+        if isinstance(self._snapshot_or_none, NoSuchJob):
             raise UserError(f"{self.explanation.headline}.", self.explanation.next_move)
-        return self._seen
+        return self._snapshot_or_none
 
     @functools.cached_property
     def status(self) -> JobStatus:
-        return job_status.status_of(self.snapshot)
+        return job_status.derive_status(self.snapshot)
 
     @functools.cached_property
     def explanation(self) -> Explanation:
-        from jaxlaunch.launcher.diagnose.explain.explanation import explain
+        from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 
-        return explain(self._seen)
+        return explain_job(self._snapshot_or_none)
 
     @property
     def reason(self) -> str:
-        from jaxlaunch.launcher.diagnose.explain.explanation import diagnose
-        from jaxlaunch.launcher.diagnose.explain.failed import evicted_for_excess, is_oom
+        from jaxlaunch.launcher.diagnose.explain.explanation import diagnose_job
+        from jaxlaunch.launcher.diagnose.explain.failures import explain_excess_eviction, is_oom
         from jaxlaunch.launcher.diagnose.text import Renderer
 
-        answer, status = diagnose(self.snapshot).answer, self.status
+        answer, status = diagnose_job(self.snapshot).answer, self.status
         # Agents know neither who sent a signal nor what another container of their pod does.
-        is_unsaid = is_oom(self.snapshot) or evicted_for_excess(self.snapshot) is not None
+        is_unsaid = is_oom(self.snapshot) or explain_excess_eviction(self.snapshot) is not None
         is_shown = status.phase is not None or (status.verdict is not None and not is_unsaid)
         if is_shown and answer.situation != "sidecar":
             return ""
@@ -202,16 +204,16 @@ class ClusterView(JobView):
     def as_of(self) -> str:
         return job_status.describe_as_of(self.status, self.snapshot.now)
 
-    def details(self) -> list[Table]:
+    def detail_tables(self) -> list[Table]:
         """Return the hosts; of many, those that are not ready first."""
         hosts = sorted(self.snapshot.hosts, key=lambda host: (host.is_ready, host.number))
         spares = spare_hosts(self.snapshot)
         rows = [("HOST", "RANKS", "READY", "STATE", "NODE", "POD")]
         for host in hosts[:MAX_HOSTS]:
-            state = host.waiting.get("reason") or host.ended.get("reason") or host.phase
+            state = host.waiting.get("reason") or host.terminated.get("reason") or host.phase
             state = "Terminating" if host.is_leaving and not host.has_ended else state
             ready = "yes" if host.is_ready else "-" if host.has_ended else "no"
-            ranks = self.snapshot.members.ranks(host.number)
+            ranks = self.snapshot.members.ranks_of(host.number)
             span = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}" if ranks else "-"
             span = "spare" if host.number in spares else span
             rows.append((str(host.number), span, ready, state, host.node or "-", host.pod))

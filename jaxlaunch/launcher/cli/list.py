@@ -13,15 +13,15 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.job_view import ClusterView, RunView
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.jobs.status import collect
-from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus
+from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.sweep.table import Table
+from jaxlaunch.launcher.sweep.table import SweepTable
 
 # The parentheses make it different from every namespace.
-HERE = "(here)"
+LOCAL_NAMESPACE = "(here)"
 # The number of nodes shown in a wide row.
 _MAX_NODES = 3
 
@@ -30,10 +30,10 @@ Rows = Sequence[tuple[str, Sequence[JobStatus]]]
 
 
 @click.command("list")
-@click.argument("folder", metavar="[FOLDER]", default=run_folders.HOME, type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[FOLDER]", default=run_folders.RUNS_FOLDER, type=click.Path(path_type=Path))
 @options.cluster_options("The namespace to list. [default: the context's]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="List all namespaces.")
-@options.where_options
+@options.location_options
 @options.screen_output_option("The form of the output; wide has more columns.")
 def list_command(
     folder: Path,
@@ -50,38 +50,38 @@ def list_command(
     --context or --cluster, only the cluster's jobs are listed; with FOLDER or --local, only the runs.
     """
     sweep_folder = run_folders.find_sweep(str(folder))
-    if sweep_folder is not None and (place := (sweep := Table(sweep_folder)).of.get("cluster")) is not None:
-        jobs, _, _ = _cluster_jobs(place["namespace"], False, place["context"], is_required=True)
-        return _show([job for job in jobs if job.name in sweep.members], form)
-    folder, is_given = sweep_folder or folder, folder != run_folders.HOME
+    if sweep_folder is not None and (place := (sweep := SweepTable(sweep_folder)).settings.get("cluster")) is not None:
+        jobs, _, _ = _read_cluster_jobs(place["namespace"], False, place["context"], is_required=True)
+        return _show_jobs([job for job in jobs if job.name in sweep.members], form)
+    folder, is_given = sweep_folder or folder, folder != run_folders.RUNS_FOLDER
     asks_cluster = location == "cluster" or all_namespaces or namespace is not None or context is not None
     if asks_cluster and (location == "local" or is_given):
         raise UserError("A folder and --local select this machine; -n, -A, --context and --cluster select a cluster.")
-    runs = [] if asks_cluster else [RunView(run).status for run in run_folders.runs_in(folder)]
-    jobs, nothing, error = list[JobStatus](), "", None
+    runs = [] if asks_cluster else [RunView(run).status for run in run_folders.list_runs(folder)]
+    jobs, empty_message, error = list[JobStatus](), "", None
     if location != "local" and not is_given:
-        jobs, nothing, error = _cluster_jobs(namespace, all_namespaces, context, is_required=asks_cluster)
+        jobs, empty_message, error = _read_cluster_jobs(namespace, all_namespaces, context, is_required=asks_cluster)
     if error is not None and not runs and not jobs:
         raise error
     if runs or jobs or form in ("json", "yaml"):
-        _show([*runs, *jobs], form, with_namespace=all_namespaces or bool(runs and jobs), home=folder)
+        _show_jobs([*runs, *jobs], form, with_namespace=all_namespaces or bool(runs and jobs), home=folder)
     else:
         no_runs = "" if asks_cluster else f"There are no runs in the folder {folder}. "
-        output.say(f"{no_runs}{nothing}".rstrip())
+        output.show_messages(f"{no_runs}{empty_message}".rstrip())
     if error is not None:
         raise error
 
 
-def _show(
+def _show_jobs(
     jobs: Sequence[JobStatus], form: str | None, *, with_namespace: bool = False, home: Path | None = None
 ) -> None:
     if form in ("json", "yaml"):
         output.show_data([job.to_json() for job in jobs], form)
     else:
-        output.show(*format_table(_group_rows(jobs, home), with_namespace, form == "wide"))
+        output.show_lines(*format_table(_group_rows(jobs, home), with_namespace, form == "wide"))
 
 
-def _cluster_jobs(
+def _read_cluster_jobs(
     namespace: str | None, all_namespaces: bool, context: str | None, *, is_required: bool
 ) -> tuple[list[JobStatus], str, ClusterError | None]:
     """Return the cluster's jobs, what to say where there are none, and why they could not be read.
@@ -89,21 +89,21 @@ def _cluster_jobs(
     Raises ClusterError if the cluster was asked for.
     """
     try:
-        cluster = Cluster.connect(context, output.say)
+        cluster = Cluster.connect(context, output.show_messages)
     except ClusterError as error:
         if is_required:
             raise
         return ([], "", error) if kubeconfig.has_kubeconfig() else ([], str(error), None)
     place = None if all_namespaces else namespace or cluster.namespace
     try:
-        snapshots = collect.snapshots(cluster, place)
+        snapshots = collect.read_snapshots(cluster, place)
     except ClusterError as error:
         if is_required:
             raise
         return [], "", error
-    output.say(*dict.fromkeys(reason for snapshot in snapshots for reason in snapshot.unread))
-    nothing = f"There are no jobs in {f'namespace {place}' if place else 'any namespace'}."
-    return [ClusterView(snapshot).status for snapshot in snapshots], nothing, None
+    output.show_messages(*dict.fromkeys(reason for snapshot in snapshots for reason in snapshot.unread))
+    empty_message = f"There are no jobs in {f'namespace {place}' if place else 'any namespace'}."
+    return [ClusterView(snapshot).status for snapshot in snapshots], empty_message, None
 
 
 def _group_rows(jobs: Sequence[JobStatus], home: Path | None) -> Rows:
@@ -112,9 +112,9 @@ def _group_rows(jobs: Sequence[JobStatus], home: Path | None) -> Rows:
     top = None if home is None else os.path.abspath(home)
     for job in jobs:
         key: tuple[str, str, str | None] = (job.namespace, job.name, None)
-        above = top if job.folder is None else os.path.dirname(os.path.abspath(job.folder))
-        if top is not None and above is not None and above != top:
-            key = ("", os.path.basename(above), above)
+        parent = top if job.folder is None else os.path.dirname(os.path.abspath(job.folder))
+        if top is not None and parent is not None and parent != top:
+            key = ("", os.path.basename(parent), parent)
         groups.setdefault(key, []).append(job)
     return [(name, group) for (_, name, _), group in groups.items()]
 
@@ -125,11 +125,11 @@ def format_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[str]:
     texts = [_format_row(name, jobs) for name, jobs in rows]
     if is_wide:
         heads += ["PHASE", "CHECKPOINT", "GOODPUT", "QUEUE", "NODES"]
-        more = [_format_more(jobs[0]) if len(jobs) == 1 else ["-"] * 5 for _, jobs in rows]
+        more = [_format_wide_cells(jobs[0]) if len(jobs) == 1 else ["-"] * 5 for _, jobs in rows]
         texts = [[*row, *rest] for row, rest in zip(texts, more, strict=True)]
     if with_namespace:
         heads = ["NAMESPACE", *heads]
-        texts = [[jobs[0].namespace or HERE, *row] for row, (_, jobs) in zip(texts, rows, strict=True)]
+        texts = [[jobs[0].namespace or LOCAL_NAMESPACE, *row] for row, (_, jobs) in zip(texts, rows, strict=True)]
     return output.format_columns([heads, *texts])
 
 
@@ -138,7 +138,7 @@ def _format_row(name: str, jobs: Sequence[JobStatus]) -> list[str]:
     counts = collections.Counter(job.state for job in jobs)
     states = ",".join(f"{state.value}:{number}" for state, number in counts.items())
     # Jobs that are over need no hosts any more.
-    live = [job for job in jobs if job.state not in OVER]
+    live = [job for job in jobs if job.state not in FINAL_STATES]
     ready = "?" if any(job.ready is None for job in live) else str(sum(job.ready or 0 for job in live))
     hosts = f"{ready}/{sum(job.hosts for job in live)}" if live else str(max(job.hosts for job in jobs))
     steps = "" if any(job.steps is None for job in jobs) else f"/{sum(job.steps or 0 for job in jobs)}"
@@ -148,7 +148,7 @@ def _format_row(name: str, jobs: Sequence[JobStatus]) -> list[str]:
     return [name, state, hosts, step, restarts, format_age(max(job.age_s for job in jobs))]
 
 
-def _format_more(job: JobStatus) -> list[str]:
+def _format_wide_cells(job: JobStatus) -> list[str]:
     hidden = len(job.nodes) - _MAX_NODES
     nodes = ",".join(job.nodes[:_MAX_NODES]) + (f" +{hidden}" if hidden > 0 else "")
     return [

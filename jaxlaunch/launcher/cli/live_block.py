@@ -18,8 +18,8 @@ from pathlib import Path
 
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.kubernetes.objects import format_age
-from jaxlaunch.launcher.report.run_files import Curve, Rows
-from jaxlaunch.launcher.wording import count
+from jaxlaunch.launcher.report.run_files import Curve, CurveFile
+from jaxlaunch.launcher.wording import format_count
 from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.runs import layout, run_folder
@@ -29,7 +29,7 @@ PERIOD_S = 1.0
 _TIMEOUT_S = 1.0
 _WIDTH, _SPARKS = 40, "▁▂▃▄▅▆▇█"
 _SAMPLE = re.compile(r"^jaxlaunch_(step|target_step|goodput_ratio|rank_step)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
-_WORDS: Mapping[str | None, str] = {
+_PHASE_WORDS: Mapping[str | None, str] = {
     None: "starting",
     "prepare": "preparing",
     "init": "joining",
@@ -41,7 +41,9 @@ _WORDS: Mapping[str | None, str] = {
     "save": "saving",
     "done": "done",
 }
-_LETTERS = {letter: _WORDS[phase] for phase, letter in rank_history.LETTERS.items()} | {rank_history.ENDED: "ended"}
+_LETTERS = {letter: _PHASE_WORDS[phase] for phase, letter in rank_history.LETTERS.items()} | {
+    rank_history.ENDED: "ended"
+}
 
 
 class LiveBlock:
@@ -49,11 +51,11 @@ class LiveBlock:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, RunFolder(folder)
-        self._rows = Rows(folder / layout.METRICS)
+        self._rows = CurveFile(folder / layout.METRICS)
         self._done = threading.Event()
         # The first step that was read, and its time.
         self._first: tuple[float, float] | None = None
-        self._thread = threading.Thread(target=self._follow, name="block", daemon=True)
+        self._thread = threading.Thread(target=self._update_until_done, name="block", daemon=True)
 
     def __enter__(self) -> LiveBlock:
         with contextlib.suppress(OSError):
@@ -68,14 +70,14 @@ class LiveBlock:
         self._thread.join()
         output.show_status()
 
-    def _follow(self) -> None:
+    def _update_until_done(self) -> None:
         while not self._done.wait(PERIOD_S):
             values = self._read_values()
             if not values:
                 continue
-            self._rows.read()
-            history = RankHistory.from_json(self._files.read(layout.RANKS))
-            output.show_status(*self._lines(values, self._rows.curves, history, time.monotonic()))
+            self._rows.read_new_rows()
+            history = RankHistory.from_json(self._files.read_json(layout.RANKS))
+            output.show_status(*self._format_lines(values, self._rows.curves, history, time.monotonic()))
 
     def _read_values(self) -> dict[str, float]:
         """Return samples of host 0; none while no agent answers."""
@@ -93,42 +95,44 @@ class LiveBlock:
             return {}
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
-    def _lines(
+    def _format_lines(
         self, values: Mapping[str, float], curves: Mapping[str, Curve], history: RankHistory, now: float
     ) -> list[str]:
         step = values.get("step", values.get("rank_step"))
         lines = ["starting" if step is None else self._describe_progress(step, values.get("target_step"), now)]
         name = next((name for name in curves if name == "loss" or name.endswith("_loss")), None)
         if name is not None:
-            lines.append(f"{name} {curves[name].points[-1][2]:.4g} {_sparkline(curves[name])}")
+            lines.append(f"{name} {curves[name].points[-1][2]:.4g} {_draw_sparkline(curves[name])}")
         goodput = f"goodput {values['goodput_ratio']:.0%}" if "goodput_ratio" in values else ""
         return list(filter(None, [*lines, ", ".join(filter(None, [_describe_ranks(history), goodput]))]))
 
     def _describe_progress(self, step: float, total: float | None, now: float) -> str:
         """Return `training ━━━━━━╌╌╌╌ 120/200, 47m left`, by the speed since the first step that was read."""
-        first, since = self._first = self._first or (step, now)
+        first, first_at = self._first = self._first or (step, now)
         if not total:
             return f"training, step {step:.0f}"
         filled = round(_WIDTH * min(1.0, step / total))
-        left = f", {format_age((now - since) / (step - first) * max(0.0, total - step))} left" if step > first else ""
-        return f"training {'━' * filled}{'╌' * (_WIDTH - filled)} {step:.0f}/{total:.0f}{left}"
+        remaining = (
+            f", {format_age((now - first_at) / (step - first) * max(0.0, total - step))} left" if step > first else ""
+        )
+        return f"training {'━' * filled}{'╌' * (_WIDTH - filled)} {step:.0f}/{total:.0f}{remaining}"
 
 
 def _describe_ranks(history: RankHistory) -> str:
     """Return `4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind`, as they were seen last."""
     if not history.columns:
         return ""
-    letters, lags = rank_history.letters_of(history.columns[-1]), rank_history.lags_of(history.columns[-1])
+    letters, lags = rank_history.decode_letters(history.columns[-1]), rank_history.decode_lags(history.columns[-1])
     phases = Counter(_LETTERS[letter] for letter in letters)
     if len(letters) == 1:
         return f"1 rank: {next(iter(phases))}"
     phases_text = ", ".join(f"{number} {phase}" for phase, number in phases.most_common())
     slowest = max(range(len(lags)), key=lags.__getitem__, default=0)
-    behind = f"; rank {slowest} is {count(lags[slowest], 'step')} behind" if lags and lags[slowest] > 1 else ""
+    behind = f"; rank {slowest} is {format_count(lags[slowest], 'step')} behind" if lags and lags[slowest] > 1 else ""
     return f"{len(letters)} ranks: {phases_text}{behind}"
 
 
-def _sparkline(curve: Curve) -> str:
+def _draw_sparkline(curve: Curve) -> str:
     """Return a curve in one line of at most _WIDTH characters, each the mean of as many neighbours."""
     values = [value for _, _, value in curve.points]
     size = -(-len(values) // _WIDTH)

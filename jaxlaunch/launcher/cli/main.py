@@ -18,7 +18,7 @@ import click
 
 from jaxlaunch.launcher.cli import examples
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.wording import visible
+from jaxlaunch.launcher.wording import escape_controls
 
 INTERRUPTED = 130
 READ_MORE = "launcher COMMAND --help has more examples, launcher help lists the pages (docs/index.md)."
@@ -101,7 +101,7 @@ class Commands(click.Group):
             gc.enable()
         command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)
-        command.epilog = examples.epilog(cmd_name)
+        command.epilog = examples.make_epilog(cmd_name)
         return command
 
     def resolve_command(
@@ -110,9 +110,9 @@ class Commands(click.Group):
         """Resolve as click does, but for a name that does not exist suggest one that does."""
         if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
             # Imported here, so that --help need not wait for it.
-            from jaxlaunch.spelling import in_full, nearest
+            from jaxlaunch.spelling import find_completions, find_nearest
 
-            near = nearest(args[0], COMMANDS) or in_full(args[0], COMMANDS)
+            near = find_nearest(args[0], COMMANDS) or find_completions(args[0], COMMANDS)
             ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
         return super().resolve_command(ctx, args)
 
@@ -123,7 +123,7 @@ class Commands(click.Group):
             with formatter.section(group):
                 formatter.write_dl([(name.ljust(width), line) for name, line in commands.items()])
         with formatter.section("Examples"):
-            for line in examples.lines(examples.FIRST):
+            for line in examples.format_lines(examples.FIRST_EXAMPLES):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -151,12 +151,12 @@ def main() -> NoReturn:
     try:
         code = cli.main(prog_name="launcher", standalone_mode=False)
     except UserError as error:
-        click.echo(visible(str(error)), err=True)
+        click.echo(escape_controls(str(error)), err=True)
         code = error.exit_code
     except click.ClickException as error:
         text = io.StringIO()
         _explain_option(error).show(text)
-        click.echo(visible(text.getvalue()), err=True, nl=False)
+        click.echo(escape_controls(text.getvalue()), err=True, nl=False)
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
@@ -171,11 +171,11 @@ def _explain_option(error: click.ClickException) -> click.ClickException:
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return error
     # Imported here for the same reason as above.
-    from jaxlaunch.spelling import nearest
+    from jaxlaunch.spelling import find_nearest
 
     name, parameters = error.option_name, error.ctx.command.params
     options = [option for parameter in parameters if isinstance(parameter, click.Option) for option in parameter.opts]
-    near, message = nearest(name, options), f"No such option '{name}'."
+    near, message = find_nearest(name, options), f"No such option '{name}'."
     if not near and any(parameter.name == "overrides" for parameter in parameters):
         message += " A key of the job has no dashes, as in hosts=2; arguments of your program belong in its command:."
     return click.NoSuchOption(name, message, near, error.ctx)

@@ -16,7 +16,7 @@ from jaxlaunch import atomic_file, contract, programs
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import trainer_process
-from jaxlaunch.launcher.wording import count
+from jaxlaunch.launcher.wording import format_count
 
 # The largest number of classes in a table.
 MAX_CLASSES = 20
@@ -46,27 +46,29 @@ def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, be
     trainer_process.require_trainer("launcher eval")
     if best and step not in (None, programs.BEST):
         raise UserError(f"--best and --step {step} name two steps.", "give one of them.")
-    trained = trainer_process.open_training(run, [f"train.data.{key}" for key in keys])
-    asked = programs.Evaluate(folder=trainer_process.find_checkpoints(run), step="best" if best else step, ema=ema)
-    environ = trained.device_environ()
-    result = trainer_process.run_program("jaxlaunch.trainer.evaluation", *programs.arguments(asked), environ=environ)
-    output.say(*result["notes"])
+    training = trainer_process.open_training(run, [f"train.data.{key}" for key in keys])
+    program = programs.Evaluate(folder=trainer_process.find_checkpoints(run), step="best" if best else step, ema=ema)
+    environ = training.device_environ()
+    result = trainer_process.run_program(
+        "jaxlaunch.trainer.evaluation", *programs.json_arguments(program), environ=environ
+    )
+    output.show_messages(*result["notes"])
     classes = result.get("classification")
     # The page of the run reads this file.
     if classes is not None and not keys:
-        path = trained.folder / contract.CLASSIFICATION
+        path = training.folder / contract.CLASSIFICATION
         try:
-            atomic_file.write(path, json.dumps({"step": result["step"], "ema": ema, **classes}).encode())
+            atomic_file.write_file(path, json.dumps({"step": result["step"], "ema": ema, **classes}).encode())
         except OSError as error:
-            output.say(f"{path} cannot be written: {error.strerror}")
+            output.show_messages(f"{path} cannot be written: {error.strerror}")
     if form != "text":
         shown = ("step", "metrics", "examples", *(["classification"] if classes is not None else []))
         return output.show_data({key: result[key] for key in shown}, form)
     metrics = sorted(result["metrics"].items(), key=lambda item: (item[0] != "loss", item[0]))
     numbers = "  ".join(f"{name} nan" if value is None else f"{name} {value:.6g}" for name, value in metrics)
-    output.show(f"step {result['step']}  {numbers}  examples {result['examples']}")
+    output.show_lines(f"step {result['step']}  {numbers}  examples {result['examples']}")
     if classes is not None:
-        output.show(*_describe_classes(classes))
+        output.show_lines(*_describe_classes(classes))
 
 
 def _describe_classes(classes: Mapping[str, Any]) -> Iterator[str]:
@@ -86,9 +88,9 @@ def _describe_classes(classes: Mapping[str, Any]) -> Iterator[str]:
         yield f"most confused: {', '.join(f'{label} taken for {other} {number:,}' for number, label, other in pairs)}"
     worst = [("WORST", "LABEL", "PREDICTED", "PROBABILITY", "LOSS")]
     for row in classes["worst"][:MAX_EXAMPLES]:
-        where, loss = row["where"] or f"example {row['example']}", row["loss"]
+        place, loss = row["where"] or f"example {row['example']}", row["loss"]
         loss_text = "nan" if loss is None else f"{loss:.4g}"
-        worst.append((where, row["label"], row["predicted"], f"{row['confidence']:.4f}", loss_text))
+        worst.append((place, row["label"], row["predicted"], f"{row['confidence']:.4f}", loss_text))
     yield from output.format_columns(worst)
 
 
@@ -110,7 +112,7 @@ def _confused_pairs(classes: Mapping[str, Any]) -> list[tuple[int, str, str]]:
 @options.run_argument
 @click.argument("files", nargs=-1, required=True, type=click.Path())
 @options.program_options(programs.Predict)
-def predict_command(run: str, files: tuple[str, ...], **given: Any) -> None:
+def predict_command(run: str, files: tuple[str, ...], **settings: Any) -> None:
     """Predict the labels of FILES with the model of RUN.
 
     RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a folder or URL of
@@ -122,34 +124,34 @@ def predict_command(run: str, files: tuple[str, ...], **given: Any) -> None:
     """
     trainer_process.require_trainer("launcher predict")
     folder, step = trainer_process.find_weights(run)
-    if given["step"] is None:
-        given["step"] = step
-    asked = programs.Predict(folder=folder, files=files, **given)
+    if settings["step"] is None:
+        settings["step"] = step
+    program = programs.Predict(folder=folder, files=files, **settings)
     environ: Mapping[str, str] = os.environ
     if trainer_process.has_job(run):
         environ = trainer_process.open_training(run).device_environ()
     module = "jaxlaunch.trainer.evaluation.predict"
-    result = trainer_process.run_program(module, *programs.arguments(asked), environ=environ)
-    output.say(*result["notes"])
+    result = trainer_process.run_program(module, *programs.json_arguments(program), environ=environ)
+    output.show_messages(*result["notes"])
     rows = result["rows"]
     if rows:
         cells = [[f"{value:.6g}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
-        output.show(*output.format_columns([list(rows[0]), *cells]))
+        output.show_lines(*output.format_columns([list(rows[0]), *cells]))
     if result["examples"] <= len(rows):
         return
     left_out = f", {result['skipped']:,} left out" if result["skipped"] else ""
-    if asked.output is None:
-        output.say(f"and {result['examples'] - len(rows):,} more{left_out}; -o FILE writes all of them")
+    if program.output is None:
+        output.show_messages(f"and {result['examples'] - len(rows):,} more{left_out}; -o FILE writes all of them")
     else:
-        by = "" if result["step"] is None else f" by step {result['step']}"
-        output.say(f"{asked.output}: {count(result['examples'], 'prediction')}{by}{left_out}")
+        step_text = "" if result["step"] is None else f" by step {result['step']}"
+        output.show_messages(f"{program.output}: {format_count(result['examples'], 'prediction')}{step_text}{left_out}")
 
 
 @click.command("sample")
 @options.run_argument
 @options.program_options(programs.Sample)
 @options.output_option("text", "json", "yaml")
-def sample_command(run: str, form: str, **given: Any) -> None:
+def sample_command(run: str, form: str, **settings: Any) -> None:
     """Generate text with the model of RUN.
 
     RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a folder or URL of
@@ -159,30 +161,30 @@ def sample_command(run: str, form: str, **given: Any) -> None:
     JAX_PLATFORMS=cpu it uses no accelerator.
     """
     trainer_process.require_trainer("launcher sample")
-    if given["chat"]:
+    if settings["chat"]:
         for name, option in (("prompt", "--prompt"), ("ids", "--ids"), ("n", "-n"), ("beams", "--beams")):
-            if given[name]:
+            if settings[name]:
                 raise UserError(
                     f"--chat and {option} are both given.",
                     "leave one of them out: a conversation asks for each message, and has one answer to it.",
                 )
-    elif given["system"] is not None:
+    elif settings["system"] is not None:
         raise UserError("--system is the system message of a conversation.", "give --chat as well.")
-    elif not given["prompt"] and not given["ids"]:
+    elif not settings["prompt"] and not settings["ids"]:
         raise UserError("There is no prompt.", "give --prompt TEXT, or --ids for a model without tokenizer.")
     folder, step = trainer_process.find_weights(run)
-    if given["step"] is None:
-        given["step"] = step
-    arguments = programs.arguments(programs.Sample(folder=folder, **given))
-    if given["chat"]:
-        return _chat(arguments, form)
+    if settings["step"] is None:
+        settings["step"] = step
+    arguments = programs.json_arguments(programs.Sample(folder=folder, **settings))
+    if settings["chat"]:
+        return _show_conversation(arguments, form)
     result: Mapping[str, Any] = {}
     for event in trainer_process.stream_program("jaxlaunch.trainer.generate", *arguments, environ=os.environ):
         if "piece" not in event:
             result = event
         elif form == "text":
             output.show_piece(event["piece"])
-    output.say(*result["notes"])
+    output.show_messages(*result["notes"])
     if form != "text":
         return output.show_data({"step": result["step"], "samples": result["samples"]}, form)
     samples = [
@@ -194,12 +196,12 @@ def sample_command(run: str, form: str, **given: Any) -> None:
     if len(samples) == 1:
         output.show_piece("\n")
     for prompt, number, sample in samples if len(samples) > 1 else ():
-        output.say(f"prompt {prompt}, sample {number}, log-probability {sample['score']:.4g}")
-        output.show(sample["text"] if "text" in sample else " ".join(map(str, sample["ids"])))
+        output.show_messages(f"prompt {prompt}, sample {number}, log-probability {sample['score']:.4g}")
+        output.show_lines(sample["text"] if "text" in sample else " ".join(map(str, sample["ids"])))
     _say_speed(result)
 
 
-def _chat(arguments: tuple[str, ...], form: str) -> None:
+def _show_conversation(arguments: tuple[str, ...], form: str) -> None:
     """Print the model's answers as they are made, or at the end the whole conversation as data."""
     is_text, result = form == "text", dict[str, Any]()
     program = "jaxlaunch.trainer.generate"
@@ -209,11 +211,11 @@ def _chat(arguments: tuple[str, ...], form: str) -> None:
         elif "ended" in event and is_text:
             output.show_piece("\n")
             if not event["ended"]:
-                output.say("the answer is cut here; --max-tokens gives it more tokens.")
+                output.show_messages("the answer is cut here; --max-tokens gives it more tokens.")
         elif "refused" in event:
-            output.say(f"{event['refused']}; this message is not part of the conversation.")
+            output.show_messages(f"{event['refused']}; this message is not part of the conversation.")
         elif "notes" in event:
-            output.say(*event["notes"])
+            output.show_messages(*event["notes"])
         elif "messages" in event:
             result = event
     if not is_text:
@@ -241,15 +243,17 @@ def _read_message() -> str | None:
 
 
 def _say_speed(result: Mapping[str, Any]) -> None:
-    of = "" if result["step"] is None else f" of step {result['step']}"
+    step_text = "" if result["step"] is None else f" of step {result['step']}"
     tokens, seconds = result["tokens"], result["seconds"]
-    output.say(f"{count(tokens, 'token')}{of} in {seconds:.1f} s, compiling included: {tokens / seconds:.3g}/s")
+    output.show_messages(
+        f"{format_count(tokens, 'token')}{step_text} in {seconds:.1f} s, compiling included: {tokens / seconds:.3g}/s"
+    )
 
 
 @click.command("export")
 @options.run_argument
 @options.program_options(programs.Export)
-def export_command(run: str, **given: Any) -> None:
+def export_command(run: str, **settings: Any) -> None:
     """Export a checkpoint of RUN as a Hugging Face model.
 
     RUN is the name of a run on this machine, its folder, or a folder or URL of checkpoints. The command writes
@@ -260,9 +264,11 @@ def export_command(run: str, **given: Any) -> None:
     does not have, is written as safetensors with its sizes and columns, for `launcher predict` and other programs.
     """
     trainer_process.require_trainer("launcher export")
-    asked = programs.Export(folder=trainer_process.find_checkpoints(run), **given)
-    result = trainer_process.run_program("jaxlaunch.trainer.export", *programs.arguments(asked), environ=os.environ)
-    output.say(*result["notes"])
+    program = programs.Export(folder=trainer_process.find_checkpoints(run), **settings)
+    result = trainer_process.run_program(
+        "jaxlaunch.trainer.export", *programs.json_arguments(program), environ=os.environ
+    )
+    output.show_messages(*result["notes"])
     model = f"{result['architecture']} of step {result['step']}"
     size = f"{result['parameters']:,} parameters in {result['dtype']}"
-    output.show(f"{asked.to}: {model}, {size}, {count(len(result['files']), 'file')}")
+    output.show_lines(f"{program.to}: {model}, {size}, {format_count(len(result['files']), 'file')}")

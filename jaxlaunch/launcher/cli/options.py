@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 # Exit code of a wait that timed out.
-WAITED_TOO_LONG = 124
+EXIT_TIMEOUT = 124
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -49,13 +49,13 @@ def complete_keys(_: click.Context, __: click.Parameter, prefix: str) -> list[st
     dot = block and "."
     models: list[type[BaseModel]] = [JobSpec]
     for name in block.split(".") if block else ():
-        fields = [introspection.fields(model).get(name) for model in models]
-        types = [introspection.Type.of_field(field) for field in fields if field is not None]
-        models = [model for type_ in types for model in introspection.blocks(type_)]
+        fields = [introspection.block_fields(model).get(name) for model in models]
+        types = [introspection.Type.from_field(field) for field in fields if field is not None]
+        models = [model for type_ in types for model in introspection.nested_blocks(type_)]
     keys = {
-        f"{block}{dot}{name}" + ("." if introspection.blocks(introspection.Type.of_field(field)) else "=")
+        f"{block}{dot}{name}" + ("." if introspection.nested_blocks(introspection.Type.from_field(field)) else "=")
         for model in models
-        for name, field in introspection.fields(model).items()
+        for name, field in introspection.block_fields(model).items()
     }
     return sorted(key for key in keys if key.startswith(prefix))
 
@@ -106,18 +106,18 @@ def defaults_option(default: str) -> Decorator:
 def cluster_options(namespace_help: str = "The job's namespace. [default: the context's]") -> Decorator:
     """Add the options `namespace` and `context`."""
 
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+    def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
         text = "The kubeconfig context to use. [default: the current one]"
         command = click.option("--context", help=text)(command)
         return click.option("-n", "--namespace", help=namespace_help)(command)
 
-    return add
+    return add_options
 
 
-def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def location_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options --local and --cluster: `location`, which is None if neither is given."""
-    for location, what in (("cluster", "the cluster's jobs"), ("local", "the runs of this machine")):
-        command = click.option(f"--{location}", "location", flag_value=location, help=f"Only {what}.")(command)
+    for location, subject in (("cluster", "the cluster's jobs"), ("local", "the runs of this machine")):
+        command = click.option(f"--{location}", "location", flag_value=location, help=f"Only {subject}.")(command)
     return command
 
 
@@ -145,7 +145,7 @@ class _Step(click.ParamType[programs.Step]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> programs.Step:
         try:
-            return programs.step(value)
+            return programs.parse_step(value)
         except ValueError:
             self.fail(f"{value!r} is neither the number of a step nor best.", param, ctx)
 
@@ -153,26 +153,26 @@ class _Step(click.ParamType[programs.Step]):
 def program_options(kind: type[programs.Sample | programs.Evaluate | programs.Predict | programs.Export]) -> Decorator:
     """Add the options of a program of the trainer in their order, each under the name of its field."""
 
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+    def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for field in reversed(dataclasses.fields(kind)):
-            if (option := programs.option_of(field)) is None:
+            if (option := programs.field_option(field)) is None:
                 continue
             settings: dict[str, Any] = {"is_flag": True} if field.default is False else {"type": _click_type(option)}
             if field.default is dataclasses.MISSING or field.default == ():
                 settings |= {"multiple": True} if field.default == () else {"required": True}
             if isinstance(field.default, int) and field.default is not False:
                 settings |= {"default": field.default}
-            names = (*programs.flags(field.name, option), field.name)
+            names = (*programs.option_flags(field.name, option), field.name)
             command = click.option(*names, metavar=option.metavar, help=option.help, **settings)(command)
         return command
 
-    return add
+    return add_options
 
 
 def _click_type(option: programs.Option) -> click.ParamType[Any] | None:
     if option.choices:
         return click.Choice(option.choices)
-    if option.type is programs.step:
+    if option.type is programs.parse_step:
         return _Step()
     low = option.least if option.above is None else option.above
     if option.type is int:

@@ -16,34 +16,40 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.jobs.logs.lines import Line, Select
-from jaxlaunch.launcher.wording import CONTROL, coloured, escaped, os_reason, visible
+from jaxlaunch.launcher.jobs.logs.lines import Line, Selection
+from jaxlaunch.launcher.wording import (
+    CONTROL,
+    escape_character,
+    escape_controls,
+    escape_except_colours,
+    os_error_reason,
+)
 from jaxlaunch.launcher.yaml import writer
 
 # Erases the line that the cursor is in.
-_ERASE = "\r\x1b[2K"
+_ERASE_LINE = "\r\x1b[2K"
 # Erases the line above the cursor.
-_UP = "\x1b[1A\x1b[2K"
-_writing = threading.RLock()
+_ERASE_LINE_ABOVE = "\x1b[1A\x1b[2K"
+_write_lock = threading.RLock()
 _status = ""
 
 
-def show(*lines: str, is_result: bool = True) -> None:
+def show_lines(*lines: str, is_result: bool = True) -> None:
     """Write lines of a result to stdout, or with `is_result=False` lines that accompany one to stderr."""
     if lines:
-        _write("\n".join(map(visible, lines)), is_result=is_result)
+        _write_line("\n".join(map(escape_controls, lines)), is_result=is_result)
 
 
 def show_piece(text: str) -> None:
     """Write a piece of a result to stdout as it comes, without ending the line."""
-    with _writing:
-        print(visible(text), end="", flush=True)
+    with _write_lock:
+        print(escape_controls(text), end="", flush=True)
 
 
-def say(*messages: str) -> None:
+def show_messages(*messages: str) -> None:
     """Write messages to stderr."""
     for message in messages:
-        _write(visible(f"launcher: {message}"), is_result=False)
+        _write_line(escape_controls(f"launcher: {message}"), is_result=False)
 
 
 def show_data(value: Any, form: str) -> None:
@@ -51,12 +57,12 @@ def show_data(value: Any, form: str) -> None:
     # Another encoding would lose letters.
     is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
     as_json = _to_json(value, indent=2, ensure_ascii=not is_utf8)
-    _write(as_json if form == "json" else writer.document(json.loads(as_json)).removesuffix("\n"))
+    _write_line(as_json if form == "json" else writer.render_document(json.loads(as_json)).removesuffix("\n"))
 
 
 def show_documents(values: Iterable[Any]) -> None:
     """Write plain data as several YAML documents, as `kubectl apply -f -` takes them."""
-    _write(writer.documents(values).removesuffix("\n"))
+    _write_line(writer.render_documents(values).removesuffix("\n"))
 
 
 def write_page(path: Path, text: str) -> None:
@@ -64,8 +70,8 @@ def write_page(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {os_reason(error)}.", "name another file with -o.") from None
-    show(str(path))
+        raise UserError(f"{path} cannot be written: {os_error_reason(error)}.", "name another file with -o.") from None
+    show_lines(str(path))
 
 
 def format_columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str = "") -> list[str]:
@@ -79,9 +85,9 @@ def format_columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str =
 def show_status(*lines: str) -> None:
     """Show lines on stderr, a terminal, below all other output. They replace the previous ones."""
     global _status
-    with _writing:
+    with _write_lock:
         erase = _erase_status()
-        _status = "\n".join(visible(line)[: _terminal_width() - 1] for line in lines)
+        _status = "\n".join(escape_controls(line)[: _terminal_width() - 1] for line in lines)
         print(erase + _status, end="", file=sys.stderr, flush=True)
 
 
@@ -89,7 +95,7 @@ def _erase_status() -> str:
     """Return the codes that erase the status lines, which take more rows after a terminal became narrower."""
     width = max(1, _terminal_width())
     rows = sum(max(1, -(-len(line) // width)) for line in _status.split("\n"))
-    return _ERASE + (rows - 1) * _UP
+    return _ERASE_LINE + (rows - 1) * _ERASE_LINE_ABOVE
 
 
 def _terminal_width() -> int:
@@ -103,33 +109,33 @@ def _terminal_width() -> int:
 class Printer:
     """Writes lines of a gang: of the selected ranks to stdout, of the agents to stderr; as JSON all to stdout."""
 
-    def __init__(self, select: Select, *, as_json: bool = False) -> None:
+    def __init__(self, select: Selection, *, as_json: bool = False) -> None:
         self._select = select
         # On a terminal each line of a program begins with its rank. Otherwise it could imitate one of ours.
         self._is_plain = select.ranks is not None and len(select.ranks) == 1 and not sys.stdout.isatty()
         self._as_json = as_json
 
-    def show(self, line: Line) -> None:
+    def show_line(self, line: Line) -> None:
         """Write one line, unless it is of another rank."""
         if self._as_json:
             row = {"time": line.at or None, "generation": line.generation, "host": line.host, "rank": line.rank}
-            _write(_to_json({**row, "text": line.text}, ensure_ascii=False))
+            _write_line(_to_json({**row, "text": line.text}, ensure_ascii=False))
         elif line.rank is None:
-            _write(visible(line.text), is_result=False)
-        elif self._select.wants_any((line.rank,)):
-            _write(coloured(line.text if self._is_plain else line.prefixed()))
+            _write_line(escape_controls(line.text), is_result=False)
+        elif self._select.matches_any_rank((line.rank,)):
+            _write_line(escape_except_colours(line.text if self._is_plain else line.text_with_rank()))
 
 
 def _to_json(value: Any, **form: Any) -> str:
     """Return JSON with all characters of CONTROL escaped, those beyond 16 bits as surrogate pairs."""
     return CONTROL.sub(
-        lambda match: escaped(match[0], "\\u{:04x}") if match[0] < "\uffff" else json.dumps(match[0])[1:-1],
+        lambda match: escape_character(match[0], "\\u{:04x}") if match[0] < "\uffff" else json.dumps(match[0])[1:-1],
         json.dumps(value, **form),
     )
 
 
-def _write(line: str, *, is_result: bool = True) -> None:
-    with _writing:
+def _write_line(line: str, *, is_result: bool = True) -> None:
+    with _write_lock:
         if _status:
             print(_erase_status(), end="", file=sys.stderr, flush=True)
         try:

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.accelerators import ACCELERATORS
 from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.cli.validate import describe_request, summarize
+from jaxlaunch.launcher.cli.validate import describe_request, summarize_job
 from jaxlaunch.launcher.errors import JobFaults, UserError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
@@ -22,17 +22,17 @@ from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.manifests.jobset import ResolvedJob, prepare, resolve
 from jaxlaunch.launcher.plan import estimate
 from jaxlaunch.launcher.plan.notes import list_notes
-from jaxlaunch.launcher.wording import count, size
+from jaxlaunch.launcher.wording import format_count, format_size
 from jaxlaunch.trainer.spec import GPT2, Decoder, TrainSpec
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 # Exit code of a training that does not fit, which the user can change.
-NO_FIT = 2
+EXIT_NO_FIT = 2
 # Choices of `tune --over`.
 CHOICES = ("mesh", "remat", "accumulate", "attention", "precision")
 # The largest number of candidates in the table that were not compiled.
-MAX_LISTED = 5
+MAX_NOT_COMPILED = 5
 
 Data = Mapping[str, Any]
 
@@ -66,26 +66,26 @@ def plan_command(
     of the job's TPUs or GPUs also compiles the train step and the eval step, without the device.
     The exit code is 2 if the training cannot fit.
     """
-    cluster_defaults = defaults.load(defaults_file)
-    file = jobs.read(job_file, overrides)
+    cluster_defaults = defaults.load_defaults(defaults_file)
+    file = jobs.read_job(job_file, overrides)
     job = resolve(file.spec, cluster_defaults)
-    of_cluster = _plan_cluster(job, file, cluster_defaults, for_cluster)
+    cluster_plan = _plan_cluster(job, file, cluster_defaults, for_cluster)
     shapes = _trace_shapes(job.spec, file.folder, sharding=sharding, is_compiled=is_compiled)
-    plan: dict[str, Any] = {**summarize(job.spec), "memory": None}
+    plan: dict[str, Any] = {**summarize_job(job.spec), "memory": None}
     if shapes is not None and job.spec.train is not None:
         plan["memory"] = _plan_memory(job, job.spec.train, shapes, file.folder)
         if is_compiled:
-            _complete_compiled(job.spec, job.spec.train, shapes["compiled"], price)
-    plan |= of_cluster
+            _add_rates(job.spec, job.spec.train, shapes["compiled"], price)
+    plan |= cluster_plan
     if form == "text":
-        output.show(*_describe_plan(job.spec, plan))
+        output.show_lines(*_describe_plan(job.spec, plan))
     else:
         output.show_data(plan, form)
     memory = plan["memory"]
     if memory is None:
         return 0
     fits = memory["compiled"]["fits"] if "compiled" in memory else memory["fits"] is not False
-    return 0 if fits else NO_FIT
+    return 0 if fits else EXIT_NO_FIT
 
 
 def _plan_cluster(
@@ -117,8 +117,8 @@ def _trace_shapes(job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool
             trainer_process.require_trainer("--sharding and --compile")
         return None
     if is_compiled:
-        output.say(f"compiling for {count(job.devices, 'device')} of {job.accelerator.type}")
-    show = output.say if is_compiled else None
+        output.show_messages(f"compiling for {format_count(job.devices, 'device')} of {job.accelerator.type}")
+    show = output.show_messages if is_compiled else None
     return estimate.trace_shapes(job, job.train, base, sharding=sharding, compiled=is_compiled, show=show)
 
 
@@ -131,9 +131,9 @@ def _plan_memory(job: ResolvedJob, train: TrainSpec, shapes: Data, base: Path) -
         **shapes,
         "together": list(estimate.peak_bytes(shapes)),
         "fits": verdict.fits,
-        "says": verdict.says,
+        "says": verdict.text,
         "hint": verdict.hint,
-        "checkpoints": checkpoints | {"room": room.bytes, "room_says": room.says},
+        "checkpoints": checkpoints | {"room": room.bytes, "room_says": room.text},
     }
 
 
@@ -145,7 +145,7 @@ def _describe_plan(job: JobSpec, plan: Data) -> Iterator[str]:
         yield f"bytes: not known, the trainer is not installed here; {trainer_process.install_hint()}"
     if (cluster := plan["cluster"]) is not None:
         in_queue = f" through queue {cluster['queue']}" if cluster["queue"] else ""
-        yield f"cluster: {count(cluster['pods'], 'pod')} on {cluster['platform']}{in_queue}"
+        yield f"cluster: {format_count(cluster['pods'], 'pod')} on {cluster['platform']}{in_queue}"
         for key, label in (("per_pod", "each      "), ("together", "together  ")):
             amounts = ", ".join(f"{name} {amount}" for name, amount in cluster[key].items())
             yield f"  {label}{amounts or 'nothing in particular'}"
@@ -158,29 +158,33 @@ def _describe_plan(job: JobSpec, plan: Data) -> Iterator[str]:
 
 def _describe_memory(job: JobSpec, train: TrainSpec, memory: Data) -> Iterator[str]:
     trained = "" if memory["trained"] == memory["parameters"] else f", {memory['trained']:,} of them trained"
-    yield f"parameters: {memory['parameters']:,} in {count(memory['arrays'], 'array')}{trained}"
-    yield f"bytes of each of {count(job.devices, 'device')}, estimated:"
+    yield f"parameters: {memory['parameters']:,} in {format_count(memory['arrays'], 'array')}{trained}"
+    yield f"bytes of each of {format_count(job.devices, 'device')}, estimated:"
     rows = [
-        (name, size(number), "") for name, number in memory["device"].items() if number >= 1024 or name == "parameters"
+        (name, format_size(number), "")
+        for name, number in memory["device"].items()
+        if number >= 1024 or name == "parameters"
     ]
     activations = memory["activations"]
-    others = ", ".join(f"{name} {_size_range(activations[name])}" for name in ("none", "full") if name != train.remat)
-    rows.append(("activations", _size_range(activations["asked"]), f"remat {train.remat}; {others}"))
+    other_policies = ", ".join(
+        f"{name} {_size_range(activations[name])}" for name in ("none", "full") if name != train.remat
+    )
+    rows.append(("activations", _size_range(activations["asked"]), f"remat {train.remat}; {other_policies}"))
     if memory["samples"]:
-        rows.append(("samples", size(memory["samples"]), "while an evaluation makes them, without activations"))
+        rows.append(("samples", format_size(memory["samples"]), "while an evaluation makes them, without activations"))
     rows.append(("together", _size_range(memory["together"]), memory["says"]))
     yield from output.format_columns(rows, gap=2, indent="  ")
     if memory["hint"]:
         yield f"  hint: {memory['hint']}"
     checkpoints = memory["checkpoints"]
     most, room = checkpoints["most"], checkpoints["room"]
-    kept = f"{size(most)} with {checkpoints['kept']} kept and one being written"
-    free = "" if room is None else f"{size(room)} "
-    folder = f"{checkpoints['folder']}: {free}{checkpoints['room_says']}"
-    yield f"checkpoints: {size(checkpoints['bytes'])} each, {kept}, in {folder}"
+    kept_text = f"{format_size(most)} with {checkpoints['kept']} kept and one being written"
+    free_text = "" if room is None else f"{format_size(room)} "
+    folder = f"{checkpoints['folder']}: {free_text}{checkpoints['room_says']}"
+    yield f"checkpoints: {format_size(checkpoints['bytes'])} each, {kept_text}, in {folder}"
     if room is not None and room < most:
-        todo = f"make {size(most - room)} more room, or set a lower train.checkpoint.keep"
-        yield f"  hint: they do not fit, and a save would fail and end the run: {todo}."
+        advice = f"make {format_size(most - room)} more room, or set a lower train.checkpoint.keep"
+        yield f"  hint: they do not fit, and a save would fail and end the run: {advice}."
     if "sharding" in memory:
         yield "sharding:"
         arrays = [("parameter", "shape", "type", "axes", "split over", "each device")]
@@ -188,21 +192,21 @@ def _describe_memory(job: JobSpec, train: TrainSpec, memory: Data) -> Iterator[s
             axes = " ".join(axis or "-" for axis in array["axes"])
             split = " ".join("+".join(axes) or "-" for axes in array["split"])
             shape = "×".join(map(str, array["shape"])) or "scalar"
-            arrays.append((array["name"], shape, array["dtype"], axes, split, size(array["bytes"])))
+            arrays.append((array["name"], shape, array["dtype"], axes, split, format_size(array["bytes"])))
         yield from output.format_columns(arrays, gap=2, indent="  ")
     if "compiled" in memory:
         yield from _describe_compiled(memory["compiled"])
 
 
 def _size_range(bounds: Sequence[int]) -> str:
-    low, high = map(size, bounds)
+    low, high = map(format_size, bounds)
     return high if low == high else f"{low} to {high}"
 
 
 # --- the compiler's answer, with --compile ----------------------------------------------------------------------------
 
 
-def _complete_compiled(job: JobSpec, train: TrainSpec, compiled: dict[str, Any], price: float | None) -> None:
+def _add_rates(job: JobSpec, train: TrainSpec, compiled: dict[str, Any], price: float | None) -> None:
     """Add numbers that follow from the compiled step time: throughput, MFU, time to the end, and cost.
 
     `price` is the price of one chip or GPU per hour.
@@ -215,7 +219,7 @@ def _complete_compiled(job: JobSpec, train: TrainSpec, compiled: dict[str, Any],
     if isinstance(train.model, Decoder | GPT2):
         length = train.model.length
         modelled["tokens_per_second"] = [train.batch * length / high, train.batch * length / low]
-    peak = KNOWN[job.accelerator.type].peak
+    peak = ACCELERATORS[job.accelerator.type].peak_flops
     if peak is not None and compiled["model_flops"]:
         rate = compiled["model_flops"] / job.devices / peak
         modelled["mfu"] = [rate / high, rate / low]
@@ -234,14 +238,14 @@ def _describe_compiled(compiled: Data) -> Iterator[str]:
             yield "  hint: neither rematerialization, accumulation nor fsdp makes it fit: use more or larger devices."
         else:
             changes = shlex.join(override_argument(key, value) for key, value in change["set"].items())
-            yield f"  hint: {changes} fits: compiled, its peak is {size(change['peak'])}."
+            yield f"  hint: {changes} fits: compiled, its peak is {format_size(change['peak'])}."
         return
     seconds = f"{compiled['seconds']:.0f} s"
     yield f"compiled for {compiled['chips']} by {compiled['compiler']} in {seconds}; each device:"
     memory = compiled["memory"]
     rows = [("", *memory)]
     for key, name in (("peak", "peak"), ("argument", "arguments"), ("temp", "temporaries")):
-        rows.append((name, *(size(program[key]) for program in memory.values())))
+        rows.append((name, *(format_size(program[key]) for program in memory.values())))
     rows.append(("attention", compiled["attention"], ""))
     yield from output.format_columns([row[:3] for row in rows], gap=2, indent="  ")
     yield from (f"  {note}" for note in compiled["notes"])
@@ -253,7 +257,7 @@ def _describe_compiled(compiled: Data) -> Iterator[str]:
     else:
         collectives = [("collective", "axes", "times", "sent", "not hidden")]
         for collective in compiled["collectives"]:
-            sizes = (size(collective["wire"]), size(collective["exposed"]))
+            sizes = (format_size(collective["wire"]), format_size(collective["exposed"]))
             axes, times = "+".join(collective["axes"]), f"{collective['times']:.0f}"
             collectives.append((collective["kind"], axes, times, *sizes))
         yield "  collectives of a step, on each device:"
@@ -336,15 +340,15 @@ def tune_command(
     step time are compared. The global batch never changes, so the losses are equal up to rounding. A candidate that was
     not compiled is never proposed.
     """
-    job = jobs.load(job_file, overrides)
+    job = jobs.load_job(job_file, overrides)
     if job.train is None:
         raise UserError("tune changes train, and this job has a command.")
     trainer_process.require_trainer("tune compiles the trainer's step")
     if target is not None and target.exists():
         raise UserError(f"{target} exists.", "name a new file for --write.")
     # No model predicts the time of a CPU.
-    is_measured = measure or KNOWN[job.accelerator.type].platform == "cpu"
-    tried, left = _search(job, job_file.absolute().parent, over, most, is_measured=is_measured)
+    is_measured = measure or ACCELERATORS[job.accelerator.type].platform == "cpu"
+    tried, not_compiled = _search_candidates(job, job_file.absolute().parent, over, most, is_measured=is_measured)
     best = min(
         (candidate for candidate in tried if "seconds" in candidate),
         key=lambda candidate: float(candidate["seconds"]),
@@ -352,22 +356,26 @@ def tune_command(
     )
     if best is None:
         reasons = "; ".join(dict.fromkeys(candidate["refused"] for candidate in tried))
-        raise UserError(f"None of the {count(len(tried), 'candidate')} compiles: {reasons}")
+        raise UserError(f"None of the {format_count(len(tried), 'candidate')} compiles: {reasons}")
     changes = [override_argument(key, value) for key, value in best["changes"].items()]
     if target is not None:
-        target.write_text(jobs.dump(jobs.load(job_file, (*overrides, *changes))))
+        target.write_text(jobs.dump_job(jobs.load_job(job_file, (*overrides, *changes))))
     if form != "text":
-        return output.show_data({"best": best, "overrides": changes, "tried": tried, "left": left}, form)
-    output.show(*_describe_candidates(tried, left, is_measured=is_measured))
+        return output.show_data({"best": best, "overrides": changes, "tried": tried, "left": not_compiled}, form)
+    output.show_lines(*_describe_candidates(tried, not_compiled, is_measured=is_measured))
     if not changes:
-        return output.show("The job's own settings are the best of them.")
-    own = tried[0]
-    gain = f", {own['seconds'] / best['seconds']:.2f} × as fast as the job as it is" if "seconds" in own else ""
+        return output.show_lines("The job's own settings are the best of them.")
+    original = tried[0]
+    gain = (
+        f", {original['seconds'] / best['seconds']:.2f} × as fast as the job as it is" if "seconds" in original else ""
+    )
     command = f"launcher run {job_file} {shlex.join(changes)}"
-    output.show(f"best: {_describe_outcome(best)}{gain}", f"  {command if target is None else f'written to {target}'}")
+    output.show_lines(
+        f"best: {_describe_outcome(best)}{gain}", f"  {command if target is None else f'written to {target}'}"
+    )
 
 
-def _search(
+def _search_candidates(
     job: JobSpec, base: Path, over: Sequence[str], most: int, *, is_measured: bool
 ) -> tuple[list[Data], list[Data]]:
     """Return the candidates that were compiled, in their order, and those that were not."""
@@ -376,46 +384,49 @@ def _search(
     arguments += ["--measure"] if is_measured else []
     environ = estimate.traced_environ(job, job.train, base)
     if is_measured:
-        environ["JAX_PLATFORMS"] = KNOWN[job.accelerator.type].platform
+        environ["JAX_PLATFORMS"] = ACCELERATORS[job.accelerator.type].platform
     tried: list[Data] = []
     for candidate in trainer_process.stream_program("jaxlaunch.trainer.tune", *arguments, environ=environ):
         if "left" in candidate:
             return tried, candidate["left"]
         tried.append(candidate)
         outcome = f"{_describe_settings(candidate['keys'])}: {_describe_outcome(candidate)}"
-        output.say(f"compiled {len(tried)} of at most {most}: {outcome}")
+        output.show_messages(f"compiled {len(tried)} of at most {most}: {outcome}")
     raise UserError("the search ended without a result.")
 
 
-def _describe_candidates(tried: Sequence[Data], left: Sequence[Data], *, is_measured: bool) -> Iterator[str]:
+def _describe_candidates(tried: Sequence[Data], not_compiled: Sequence[Data], *, is_measured: bool) -> Iterator[str]:
     """Yield the compiled candidates, the fastest first, and mark those that no other beats in time and memory."""
-    done = sorted(
+    compiled = sorted(
         (candidate for candidate in tried if "seconds" in candidate), key=lambda candidate: float(candidate["seconds"])
     )
     rows = [["", "mesh", "remat", "accumulate", "attention", "precision", "peak", "step", "modelled", "expected"]]
     lowest_peak = float("inf")
-    for candidate in done:
+    for candidate in compiled:
         peak = candidate["peak"]
         # Times of a step: the one that candidates are compared by, the compiled program's, and the estimate before.
-        times = [_time(candidate[key]) for key in ("seconds", "modelled", "expected")]
-        rows.append(["*" if peak < lowest_peak else "", *_columns(candidate), size(peak), *times])
+        times = [_format_time(candidate[key]) for key in ("seconds", "modelled", "expected")]
+        rows.append(["*" if peak < lowest_peak else "", *_candidate_columns(candidate), format_size(peak), *times])
         lowest_peak = min(lowest_peak, peak)
-    rest = [candidate for candidate in left if "refused" not in candidate]
-    for candidate in rest[:MAX_LISTED]:
-        rows.append(["", *_columns(candidate), "", "not compiled", "", _time(candidate["expected"])])
+    unrefused = [candidate for candidate in not_compiled if "refused" not in candidate]
+    for candidate in unrefused[:MAX_NOT_COMPILED]:
+        rows.append(["", *_candidate_columns(candidate), "", "not compiled", "", _format_time(candidate["expected"])])
     # Without measurements, the step is the modelled one.
     if not is_measured:
         rows = [[*row[:-2], row[-1]] for row in rows]
     yield from output.format_columns(rows, gap=2)
-    how = "measured here" if is_measured else "modelled from what the compiler says (docs/plan.md)"
-    yield f"* no other has both a shorter step and a smaller peak. Steps are {how}; expected: by arithmetic before."
-    if is_measured and (correlation := _rank_correlation(done)) is not None:
+    step_source = "measured here" if is_measured else "modelled from what the compiler says (docs/plan.md)"
+    yield (
+        f"* no other has both a shorter step and a smaller peak. Steps are {step_source}; expected: by "
+        "arithmetic before."
+    )
+    if is_measured and (correlation := _rank_correlation(compiled)) is not None:
         fact = f"have a rank correlation of {correlation:.2f}"
         yield f"Measured steps and those modelled from the compiled programs {fact}."
-    if len(rest) > MAX_LISTED:
-        yield f"{count(len(rest) - MAX_LISTED, 'more candidate')} not compiled: --most compiles more."
+    if len(unrefused) > MAX_NOT_COMPILED:
+        yield f"{format_count(len(unrefused) - MAX_NOT_COMPILED, 'more candidate')} not compiled: --most compiles more."
     refused: dict[str, list[str]] = {}
-    for candidate in (*tried, *left):
+    for candidate in (*tried, *not_compiled):
         if "refused" in candidate:
             refused.setdefault(str(candidate["refused"]), []).append(_describe_settings(candidate["keys"]))
     for reason, settings in refused.items():
@@ -432,7 +443,7 @@ def _rank_correlation(done: Sequence[Data]) -> float | None:
     return statistics.correlation(measured, modelled)
 
 
-def _columns(candidate: Data) -> tuple[str, ...]:
+def _candidate_columns(candidate: Data) -> tuple[str, ...]:
     keys = candidate["keys"]
     attention, compiled = keys["attention"], candidate.get("compiled", {}).get("attention")
     attention = str(attention) if compiled in (None, attention) else f"{attention}: {compiled}"
@@ -451,10 +462,10 @@ def _describe_mesh(keys: Data) -> str:
 def _describe_outcome(candidate: Data) -> str:
     if "refused" in candidate:
         return str(candidate["refused"])
-    return f"{_time(candidate['seconds'])}, peak {size(candidate['peak'])}"
+    return f"{_format_time(candidate['seconds'])}, peak {format_size(candidate['peak'])}"
 
 
-def _time(seconds: float | None) -> str:
+def _format_time(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

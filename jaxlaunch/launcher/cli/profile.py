@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from jaxlaunch.contract import PROFILE_STEPS, PROFILED
+from jaxlaunch.contract import PROFILE_END_STATES, PROFILE_STEPS
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable, UserError
 from jaxlaunch.launcher.jobs import dependents
@@ -30,7 +30,7 @@ from jaxlaunch.launcher.local.status import list_agents
 MAX_HOSTS = 8
 _POLL_S = 1.0
 # Tries of a GET request to a cluster.
-_TRIES = 3
+_MAX_TRIES = 3
 # Timeout of a request to an agent of this machine.
 _TIMEOUT_S = 10.0
 
@@ -38,7 +38,7 @@ _TIMEOUT_S = 10.0
 Answer = Mapping[str, Any]
 
 
-class Gone(Exception):
+class AgentUnreachable(Exception):
     """The agent no longer answers: its run ended, or is restarting."""
 
 
@@ -48,7 +48,7 @@ class Agent(NamedTuple):
     # A name such as "host 0".
     name: str
     # Maps method and target to HTTP status and answer. Raises Gone.
-    request: Callable[[str, str], tuple[int, Answer]]
+    send_request: Callable[[str, str], tuple[int, Answer]]
 
 
 @click.command("profile")
@@ -65,11 +65,11 @@ def profile_command(run: str, namespace: str | None, context: str | None, steps:
     or a job on a cluster: with -n or --context, or if there is no such folder. The job is not interrupted; the trace is
     written to its run folder.
     """
-    answers = profile_agents(_find_agents(run, namespace, context), steps, output.say)
+    answers = profile_agents(_find_agents(run, namespace, context), steps, output.show_messages)
     if form == "json":
         output.show_data({"ranks": {str(rank): answer for rank, answer in answers.items()}}, form)
     else:
-        output.show(*_describe_profile(answers))
+        output.show_lines(*_describe_profile(answers))
     if not any(answer["state"] == "done" for answer in answers.values()):
         raise UserError("\n".join(["No rank was profiled.", *_describe_failures(answers)]))
 
@@ -79,7 +79,7 @@ def _find_agents(run: str, namespace: str | None, context: str | None) -> list[A
     if not is_remote and (folder := run_folders.find_run(run)) is not None:
         return local_agents(folder)
     try:
-        cluster = Cluster.connect(context, output.say)
+        cluster = Cluster.connect(context, output.show_messages)
     except ClusterError as error:
         if is_remote:
             raise
@@ -128,25 +128,25 @@ def local_agents(folder: Path) -> list[Agent]:
 
 
 def _loopback_request(address: str) -> Callable[[str, str], tuple[int, Answer]]:
-    def request(method: str, target: str) -> tuple[int, Answer]:
+    def send_request(method: str, target: str) -> tuple[int, Answer]:
         connection = http.client.HTTPConnection(address, timeout=_TIMEOUT_S)
         try:
             connection.request(method, target)
             response = connection.getresponse()
             return response.status, json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Gone(str(error)) from None
+            raise AgentUnreachable(str(error)) from None
         finally:
             connection.close()
 
-    return request
+    return send_request
 
 
 def cluster_agents(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
     """Return the agents of a job on a cluster. Raises UserError if there is no such job, or no running host 0."""
-    jobset = dependents.get_own_jobset(cluster, name, namespace)
+    jobset = dependents.get_managed_jobset(cluster, name, namespace)
     pods = cluster.list(PODS, namespace, labels=f"{NAME_LABEL}={name}")
-    running = [host for host in hosts.newest(jobset, pods) if host.running and not host.is_init]
+    running = [host for host in hosts.newest_hosts(jobset, pods) if host.running and not host.is_init]
     if not running or running[0].number != 0:
         hint = f"see `launcher explain -n {namespace} {name}`."
         raise UserError(f"Job {name} is not running: host 0 has no process.", hint)
@@ -158,22 +158,22 @@ def cluster_agents(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
 def _forwarded_request(
     cluster: Cluster, namespace: str, pod: str, port: int
 ) -> Callable[[str, str], tuple[int, Answer]]:
-    def request(method: str, target: str) -> tuple[int, Answer]:
-        sent = f"{method} {target} HTTP/1.1\r\nHost: {pod}\r\nContent-Length: 0\r\n\r\n".encode()
-        for left in reversed(range(_TRIES if method == "GET" else 1)):
+    def send_request(method: str, target: str) -> tuple[int, Answer]:
+        request_bytes = f"{method} {target} HTTP/1.1\r\nHost: {pod}\r\nContent-Length: 0\r\n\r\n".encode()
+        for tries_left in reversed(range(_MAX_TRIES if method == "GET" else 1)):
             try:
-                head, _, body = cluster.port_forward(namespace, pod, port, sent).partition(b"\r\n\r\n")
+                head, _, body = cluster.port_forward(namespace, pod, port, request_bytes).partition(b"\r\n\r\n")
                 return int(head.split()[1]), json.loads(body)
             except (Unreachable, ValueError, LookupError) as error:
                 fault = str(error)
             except ApiError as error:
                 if error.status != 404:
                     raise
-                raise Gone(error.message) from None
-            time.sleep(_POLL_S if left else 0)
-        raise Gone(fault)
+                raise AgentUnreachable(error.message) from None
+            time.sleep(_POLL_S if tries_left else 0)
+        raise AgentUnreachable(fault)
 
-    return request
+    return send_request
 
 
 def profile_agents(agents: Sequence[Agent], steps: int, say: Callable[[str], None]) -> dict[int, Answer]:
@@ -181,13 +181,13 @@ def profile_agents(agents: Sequence[Agent], steps: int, say: Callable[[str], Non
     if len(agents) > MAX_HOSTS:
         say(f"only {agents[0].name} of {len(agents)} hosts is profiled")
         agents = agents[:1]
-    accepted = {agent: answer for agent in agents if (answer := _start(agent, steps, agent is agents[0], say))}
-    states = {agent: _ranks(answer) for agent, answer in accepted.items()}
+    accepted = {agent: answer for agent in agents if (answer := _start_profile(agent, steps, agent is agents[0], say))}
+    states = {agent: _answers_by_rank(answer) for agent, answer in accepted.items()}
     reported: set[int] = set()
     while waiting := [agent for agent in states if any(not _has_ended(answer) for answer in states[agent].values())]:
         time.sleep(_POLL_S)
         for agent in waiting:
-            states[agent] = _poll(agent, accepted[agent]["id"], states[agent])
+            states[agent] = _poll_profile(agent, accepted[agent]["id"], states[agent])
             for rank, answer in states[agent].items():
                 if answer["state"] == "tracing" and rank not in reported:
                     reported.add(rank)
@@ -195,12 +195,12 @@ def profile_agents(agents: Sequence[Agent], steps: int, say: Callable[[str], Non
     return dict(sorted((rank, answer) for ranks in states.values() for rank, answer in ranks.items()))
 
 
-def _start(agent: Agent, steps: int, is_first: bool, say: Callable[[str], None]) -> Answer | None:
+def _start_profile(agent: Agent, steps: int, is_first: bool, say: Callable[[str], None]) -> Answer | None:
     """Return the agent's first answer, or print its refusal. Raises UserError if the first agent refuses."""
     try:
-        status, answer = agent.request("POST", f"/profile?steps={steps}")
-    except Gone as gone:
-        status, answer = 0, {"error": f"it does not answer: {gone}"}
+        status, answer = agent.send_request("POST", f"/profile?steps={steps}")
+    except AgentUnreachable as error:
+        status, answer = 0, {"error": f"it does not answer: {error}"}
     if status == 202:
         return answer
     refusal = f"{agent.name} refused the profile: {answer.get('error', answer)}."
@@ -210,20 +210,20 @@ def _start(agent: Agent, steps: int, is_first: bool, say: Callable[[str], None])
     return None
 
 
-def _poll(agent: Agent, profile_id: int, before: Mapping[int, Answer]) -> dict[int, Answer]:
+def _poll_profile(agent: Agent, profile_id: int, previous_answers: Mapping[int, Answer]) -> dict[int, Answer]:
     """Return the state of each rank in a profile, `gone` if the agent or its profile no longer exists."""
     try:
-        answer = agent.request("GET", "/profile")[1]
+        answer = agent.send_request("GET", "/profile")[1]
         if answer.get("id") != profile_id:
-            raise Gone("another profile was requested since, or the agent restarted")
-        return _ranks(answer)
-    except Gone:
-        return {rank: answer if _has_ended(answer) else {"state": "gone"} for rank, answer in before.items()}
+            raise AgentUnreachable("another profile was requested since, or the agent restarted")
+        return _answers_by_rank(answer)
+    except AgentUnreachable:
+        return {rank: answer if _has_ended(answer) else {"state": "gone"} for rank, answer in previous_answers.items()}
 
 
-def _ranks(answer: Answer) -> dict[int, Answer]:
+def _answers_by_rank(answer: Answer) -> dict[int, Answer]:
     return {int(rank): of_rank for rank, of_rank in answer["ranks"].items()}
 
 
 def _has_ended(answer: Answer) -> bool:
-    return answer["state"] in PROFILED
+    return answer["state"] in PROFILE_END_STATES

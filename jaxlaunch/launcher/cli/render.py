@@ -26,8 +26,8 @@ def render_command(
     `launcher render job.yaml | kubectl apply -f -`.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
-    cluster_defaults = defaults.load(defaults_file)
-    file = jobs.read(job_file, overrides)
+    cluster_defaults = defaults.load_defaults(defaults_file)
+    file = jobs.read_job(job_file, overrides)
     output.show_documents(prepare(file, cluster_defaults).manifests)
     if file.spec.gang_secret:
-        output.say(security.instruction(file.spec.name))
+        output.show_messages(security.secret_instruction(file.spec.name))

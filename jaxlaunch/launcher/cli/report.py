@@ -12,16 +12,16 @@ import click
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.wording import visible
+from jaxlaunch.launcher.wording import escape_controls
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.client import Cluster
     from jaxlaunch.launcher.report.server import PageServer
 
 # Timeout of one call for a viewer, who waits for the page.
-VIEWER_S = 10.0
+VIEWER_TIMEOUT_S = 10.0
 
-Rows = tuple[list[dict[str, Any]], list[str]]  # of jobs, and what could not be read
+JobRows = tuple[list[dict[str, Any]], list[str]]  # of jobs, and what could not be read
 
 
 @click.command("report")
@@ -40,12 +40,12 @@ def report_command(run: str, path: Path | None, pictures: Path | None) -> None:
     from jaxlaunch.launcher.report.run import RunReader
 
     folder = run_folders.resolve_folder(run)
-    data = RunReader(folder).read().to_json()
-    output.write_page(path or Path(f"{folder.name}.html"), page.render("run", data["name"], data))
+    data = RunReader(folder).read_report().to_json()
+    output.write_page(path or Path(f"{folder.name}.html"), page.render_page("run", data["name"], data))
     if pictures is not None:
         from jaxlaunch.launcher.report.plots import write_pictures
 
-        output.show(*map(str, write_pictures(data, pictures)))
+        output.show_lines(*map(str, write_pictures(data, pictures)))
 
 
 @click.command("compare")
@@ -72,21 +72,21 @@ def compare_command(runs: tuple[str, ...], metrics: tuple[str, ...], axis: str, 
     for run in runs:
         sweep = run_folders.find_sweep(run)
         folders += (
-            [run_folders.resolve_folder(run)] if sweep is None else [run.folder for run in run_folders.runs_in(sweep)]
+            [run_folders.resolve_folder(run)] if sweep is None else [run.folder for run in run_folders.list_runs(sweep)]
         )
     if len(folders) < 2:
         raise UserError("compare needs two runs or more.", "name another run behind the first.")
-    reports = [RunReader(folder).read() for folder in folders]
+    reports = [RunReader(folder).read_report() for folder in folders]
     data = compare.compare_runs(reports, metrics, axis)
-    output.show(*output.format_columns(compare.summary_table(data)))
+    output.show_lines(*output.format_columns(compare.summary_table(data)))
     if data["differs"]:
         heads = ["KEY", *(run["name"] for run in data["runs"])]
-        output.show("", *output.format_columns([heads, *([key, *values] for key, values in data["differs"])]))
+        output.show_lines("", *output.format_columns([heads, *([key, *values] for key, values in data["differs"])]))
     losses = [name for name in ("eval/loss", "loss") if name in data["columns"]]
     for metric in metrics or losses[:1]:
-        output.show("", metric, *plots.draw_plot(compare.curve_lines(reports, metric, axis), axis))
+        output.show_lines("", metric, *plots.draw_plot(compare.curve_lines(reports, metric, axis), axis))
     if path is not None:
-        output.write_page(path, page.render("compare", "Compare", data))
+        output.write_page(path, page.render_page("compare", "Compare", data))
 
 
 @click.command("dashboard")
@@ -122,24 +122,24 @@ def dashboard_command(
     jobs of the namespaces to viewers who bring a token of the cluster, each with the rights of that token alone.
     """
     if is_in_cluster:
-        return _serve(_viewers_server(folder, namespaces, context, hosts, port))
+        return _serve_until_interrupted(_make_viewers_server(folder, namespaces, context, hosts, port))
     if hosts:
         raise UserError("--accept-host is only for --in-cluster.", "leave it out: the server answers 127.0.0.1 alone.")
-    from jaxlaunch.launcher.report.server import Runs, Server
+    from jaxlaunch.launcher.report.server import RunCatalog, Server
 
-    home: Path | None = folder or run_folders.HOME
+    home: Path | None = folder or run_folders.RUNS_FOLDER
     is_cluster = bool(namespaces) or context is not None
     if home is not None and not home.is_dir():
         if folder is not None or not is_cluster:
             raise UserError(f"{home} is not a folder.", "name the folder that holds your runs.")
         home = None
-    jobs = _jobs_reader(namespaces, context) if is_cluster else None
-    server = Server(Runs(None if home is None else home.absolute(), jobs), port)
-    output.show(server.address)
-    _serve(server)
+    jobs = _make_jobs_reader(namespaces, context) if is_cluster else None
+    server = Server(RunCatalog(None if home is None else home.absolute(), jobs), port)
+    output.show_lines(server.page_url)
+    _serve_until_interrupted(server)
 
 
-def _serve(server: PageServer) -> None:
+def _serve_until_interrupted(server: PageServer) -> None:
     """Serve until Ctrl-C."""
     try:
         server.serve_forever()
@@ -149,7 +149,7 @@ def _serve(server: PageServer) -> None:
         server.server_close()
 
 
-def _viewers_server(
+def _make_viewers_server(
     folder: Path | None, namespaces: Sequence[str], context: str | None, hosts: Sequence[str], port: int
 ) -> PageServer:
     """Return the server of --in-cluster. Raises UserError for conflicting options, ClusterError outside a pod."""
@@ -158,50 +158,52 @@ def _viewers_server(
     from jaxlaunch.launcher.report.viewers import Server
 
     if folder is not None or context is not None:
-        what = f"the folder {folder}" if folder is not None else f"--context {context}"
-        raise UserError(f"--in-cluster and {what} are both given.", "it shows jobs of its own cluster alone.")
+        conflict = f"the folder {folder}" if folder is not None else f"--context {context}"
+        raise UserError(f"--in-cluster and {conflict} are both given.", "it shows jobs of its own cluster alone.")
     if not namespaces:
         raise UserError("--in-cluster names no namespace.", "name those whose jobs it shows, each with -n NAMESPACE.")
     kubeconfig.pod_server_url()
     # Process 1 of a pod would otherwise ignore the signal.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-    def read(token: str, namespace: str) -> Rows:
-        cluster = Cluster.of_viewer(token, namespace)
-        cluster.hurry(VIEWER_S)
-        return _job_rows(cluster, namespace)
+    def read_jobs(token: str, namespace: str) -> JobRows:
+        cluster = Cluster.from_viewer_token(token, namespace)
+        cluster.limit_call_time(VIEWER_TIMEOUT_S)
+        return _read_job_rows(cluster, namespace)
 
-    server = Server(read, list(dict.fromkeys(namespaces)), hosts, port)
-    output.say(f"serving the jobs of {', '.join(namespaces)} on port {server.server_address[1]} to viewers who sign in")
+    server = Server(read_jobs, list(dict.fromkeys(namespaces)), hosts, port)
+    output.show_messages(
+        f"serving the jobs of {', '.join(namespaces)} on port {server.server_address[1]} to viewers who sign in"
+    )
     return server
 
 
-def _jobs_reader(namespaces: Sequence[str], context: str | None) -> Callable[[], Rows]:
+def _make_jobs_reader(namespaces: Sequence[str], context: str | None) -> Callable[[], JobRows]:
     """Return a function that reads the jobs of namespaces, with the rights of the caller's kubeconfig."""
     from jaxlaunch.launcher.kubernetes.client import Cluster
 
-    cluster = Cluster.connect(context, output.say)
+    cluster = Cluster.connect(context, output.show_messages)
 
-    def read() -> Rows:
+    def read_jobs() -> JobRows:
         rows, unread = list[dict[str, Any]](), list[str]()
         for namespace in namespaces or (cluster.namespace,):
             try:
-                more_rows, more_unread = _job_rows(cluster, namespace)
+                more_rows, more_unread = _read_job_rows(cluster, namespace)
             except ClusterError as error:
                 more_rows, more_unread = [], [str(error)]
             rows += more_rows
             unread += more_unread
         return rows, unread
 
-    return read
+    return read_jobs
 
 
-def _job_rows(cluster: Cluster, namespace: str) -> Rows:
+def _read_job_rows(cluster: Cluster, namespace: str) -> JobRows:
     """Return the jobs of a namespace as rows. Raises ClusterError if they cannot be listed."""
     from jaxlaunch.launcher.cli.job_view import ClusterView
     from jaxlaunch.launcher.jobs.status import collect
 
-    snapshots = collect.snapshots(cluster, namespace)
+    snapshots = collect.read_snapshots(cluster, namespace)
     rows = []
     for snapshot in snapshots:
         view = ClusterView(snapshot)
@@ -210,9 +212,9 @@ def _job_rows(cluster: Cluster, namespace: str) -> Rows:
             {
                 "id": "",
                 "page": "",
-                "name": visible(job.name),
+                "name": escape_controls(job.name),
                 "state": job.state.value.lower(),
-                "why": visible(view.explanation.headline)[:300],
+                "why": escape_controls(view.explanation.headline)[:300],
                 "step": job.step,
                 "steps": job.steps,
                 "goodput": job.goodput,

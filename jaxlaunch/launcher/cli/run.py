@@ -17,12 +17,12 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.jobs.logs import lines
-from jaxlaunch.launcher.jobs.logs.lines import Select
+from jaxlaunch.launcher.jobs.logs.lines import Selection
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run import LocalRun, RunEnd
-from jaxlaunch.launcher.local.run import run as run_job
+from jaxlaunch.launcher.local.run import run_job as run_job
 from jaxlaunch.runs import layout
-from jaxlaunch.runs.run_folder import RunFolder, rows
+from jaxlaunch.runs.run_folder import RunFolder, start_rows
 
 _HINT = "name another folder with --run-dir."
 
@@ -51,26 +51,32 @@ def run_command(
     The command starts one agent per host of the job, each with its processes, as in the pods on a cluster. Ctrl-C saves
     and stops; a second Ctrl-C kills. The exit code is that of the job's result.
     """
-    job = jobs.load(job_file, overrides)
-    folder = (run_dir or run_folders.HOME / job.name).absolute()
+    job = jobs.load_job(job_file, overrides)
+    folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
     _check_folder(job, job_file, folder)
     local = LocalRun(folder, job_file.absolute().parent, options.parse_volumes(volumes), simulate, take_over)
-    chosen = lines.parse_selection(("0" if sys.stdout.isatty() else "all") if rank is None else rank, None)
-    lines.require_ranks(chosen, job.processes)
+    selection = lines.parse_selection(("0" if sys.stdout.isatty() else "all") if rank is None else rank, None)
+    lines.check_ranks_exist(selection, job.processes)
     # The block needs a terminal that can erase lines, and a user who did not ask for plain text.
     is_dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     is_live = not plain and sys.stderr.isatty() and not is_dumb
-    end = run_job(job, local, output.Printer(chosen).show, output.say, during=_live_block(folder) if is_live else None)
-    _say_end(folder / layout.SUMMARY, end, chosen)
+    end = run_job(
+        job,
+        local,
+        output.Printer(selection).show_line,
+        output.show_messages,
+        run_context=_make_live_block(folder) if is_live else None,
+    )
+    _show_end(folder / layout.SUMMARY, end, selection)
     if is_live:
-        is_by_name = folder == (run_folders.HOME / folder.name).absolute()
+        is_by_name = folder == (run_folders.RUNS_FOLDER / folder.name).absolute()
         name = shlex.quote(folder.name if is_by_name else str(folder))
-        output.say(f"its page: launcher report {name}")
+        output.show_messages(f"its page: launcher report {name}")
         if end.code != contract.DONE:
-            also = "; the same command continues it" if end.code == contract.PREEMPTED else ""
-            output.say(f"why: launcher explain {name}{also}")
+            resume_text = "; the same command continues it" if end.code == contract.PREEMPTED else ""
+            output.show_messages(f"why: launcher explain {name}{resume_text}")
         elif job.train is not None:
-            output.say(f"next: launcher {'sample' if job.train.task == 'lm' else 'eval'} {name}")
+            output.show_messages(f"next: launcher {'sample' if job.train.task == 'lm' else 'eval'} {name}")
     return end.code
 
 
@@ -80,40 +86,40 @@ def _check_folder(job: JobSpec, job_file: Path, folder: Path) -> None:
     # The job file of a run may be used to start the run again.
     if is_own and not (folder / layout.LOCK).exists():
         raise UserError(f"The run folder {folder} is the job file's own: the run would overwrite {job_file}.", _HINT)
-    if not any(start.has_trained for start in rows(RunFolder(folder, output.say).summary())):
+    if not any(start.has_trained for start in start_rows(RunFolder(folder, output.show_messages).read_summary())):
         return
     try:
-        earlier = jobs.kept(folder)
+        earlier_job = jobs.read_run_job(folder)
     except UserError:
         # The file is of another version, or no job.
         return
-    if earlier.name != job.name:
-        raise UserError(f"The run folder {folder} is that of job {earlier.name}, this job is {job.name}.", _HINT)
-    if (earlier.train is None) != (job.train is None):
-        had, has = ("train" if spec.train is not None else "command" for spec in (earlier, job))
+    if earlier_job.name != job.name:
+        raise UserError(f"The run folder {folder} is that of job {earlier_job.name}, this job is {job.name}.", _HINT)
+    if (earlier_job.train is None) != (job.train is None):
+        had, has = ("train" if spec.train is not None else "command" for spec in (earlier_job, job))
         raise UserError(f"The run folder {folder} is that of a job with {had}:, this job has {has}:.", _HINT)
 
 
-def _live_block(folder: Path) -> AbstractContextManager[object]:
+def _make_live_block(folder: Path) -> AbstractContextManager[object]:
     from jaxlaunch.launcher.cli.live_block import LiveBlock
 
     return LiveBlock(folder)
 
 
-def _say_end(path: Path, end: RunEnd, chosen: Select) -> None:
+def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
     """Say how the run ended, in one line; show the traceback too if the lines of its rank were not shown."""
     summary, verdict = end.summary, end.summary["verdict"]
     step = summary["step"] if verdict["step"] is None or end.code == contract.DONE else verdict["step"]
-    how = summary["status"] if step is None else f"{summary['status']} at step {step}"
-    if end.stands_at is not None:
+    outcome = summary["status"] if step is None else f"{summary['status']} at step {step}"
+    if end.reached_step is not None:
         is_done = end.code == contract.DONE
-        how = f"{'nothing to do' if is_done else summary['status']}; the run is at step {end.stands_at}"
-    where = f"see {path}" if path.exists() else f"{path} could not be written"
-    output.say(f"{how}: {verdict['message']} (exit {end.code}); {where}")
-    if (page := troubleshooting.of_code(end.code)) is not None:
-        output.say(f"see: {page}")
+        outcome = f"{'nothing to do' if is_done else summary['status']}; the run is at step {end.reached_step}"
+    pointer = f"see {path}" if path.exists() else f"{path} could not be written"
+    output.show_messages(f"{outcome}: {verdict['message']} (exit {end.code}); {pointer}")
+    if (page := troubleshooting.command_for_code(end.code)) is not None:
+        output.show_messages(f"see: {page}")
     # An error that a person can fix has no traceback.
-    is_sentence = end.code in contract.SENTENCES
+    is_sentence = end.code in contract.USER_FIXABLE
     rank = verdict["rank"]
-    if verdict["traceback"] and rank is not None and not is_sentence and not chosen.wants_any((rank,)):
-        output.show(verdict["traceback"], is_result=False)
+    if verdict["traceback"] and rank is not None and not is_sentence and not selection.matches_any_rank((rank,)):
+        output.show_lines(verdict["traceback"], is_result=False)

@@ -48,7 +48,7 @@ def schema_command(markdown: bool) -> None:
     Editors use it to complete and check keys: put `# yaml-language-server: $schema=FILE` at the top of a job.
     """
     if markdown:
-        output.show(job_page().removesuffix("\n"))
+        output.show_lines(job_page().removesuffix("\n"))
     else:
         output.show_data(json_schema(), "json")
 
@@ -61,40 +61,43 @@ def json_schema() -> dict[str, Any]:
 
 def job_page() -> str:
     """Return the reference page: each block with its description and example, and a table of its keys."""
-    return "\n".join([_INTRODUCTION, *_sections(JobSpec, ())])
+    return "\n".join([_INTRODUCTION, *_render_sections(JobSpec, ())])
 
 
-def _sections(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
+def _render_sections(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
     text = inspect.getdoc(model) or ""
     about, example = text.split("\n\n")[0].replace("\n", " "), "\n\n".join(_FENCED.findall(text))
-    yield f"## {_title(model, path)}\n\n{about}\n\n{example}\n\n| key | type | default | meaning |\n|---|---|---|---|"
-    for name, field in introspection.fields(model).items():
+    yield (
+        f"## {_section_title(model, path)}\n\n{about}\n\n{example}\n\n| key | type | default | meaning "
+        "|\n|---|---|---|---|"
+    )
+    for name, field in introspection.block_fields(model).items():
         yield _format_row(name, field)
     yield ""
-    for name, field in introspection.fields(model).items():
-        for block in introspection.blocks(Type.of_field(field)):
-            yield from _sections(block, (*path, name))
+    for name, field in introspection.block_fields(model).items():
+        for block in introspection.nested_blocks(Type.from_field(field)):
+            yield from _render_sections(block, (*path, name))
 
 
-def _title(model: type[BaseModel], path: KeyPath) -> str:
+def _section_title(model: type[BaseModel], path: KeyPath) -> str:
     title = ".".join(map(str, path)) or "job"
     for key in ("kind", "source"):
         if key in model.model_fields:
-            choice = Type.of_field(model.model_fields[key])
+            choice = Type.from_field(model.model_fields[key])
             # Several kinds share the block.
             if len(choice.literals) > 1:
                 continue
             return f"{title}, {key}: {choice.literals[0] if choice.literals else 'module:Name'}"
-    is_one_of_many = bool(path) and len(introspection.blocks(introspection.at(JobSpec, path)[0])) > 1
-    return f"{title}, {next(iter(introspection.fields(model)))}" if is_one_of_many else title
+    is_one_of_many = bool(path) and len(introspection.nested_blocks(introspection.types_at(JobSpec, path)[0])) > 1
+    return f"{title}, {next(iter(introspection.block_fields(model)))}" if is_one_of_many else title
 
 
 def _format_row(name: str, field: FieldInfo) -> str:
-    kind = Type.of_field(field)
-    type_text = _EXAMPLES.sub("", introspection.words(kind)).removeprefix("a ").removeprefix("an ")
+    kind = Type.from_field(field)
+    type_text = _EXAMPLES.sub("", introspection.describe_type(kind)).removeprefix("a ").removeprefix("an ")
     if kind.model is not None:
         type_text = "block"
-    elif kind.items is not None and introspection.blocks(kind):
+    elif kind.items is not None and introspection.nested_blocks(kind):
         type_text = "list of blocks"
     default, meaning = _default_cells(field)
     cells = [f"`{name}`", type_text + (", or null" if kind.nullable else ""), default, meaning]
@@ -110,12 +113,12 @@ def _default_cells(field: FieldInfo) -> tuple[str, str]:
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_unset=True)
     if field.default_factory is not None:
-        value = {} if introspection.blocks(Type.of_field(field)) else None
+        value = {} if introspection.nested_blocks(Type.from_field(field)) else None
     if value == {} and _DEFAULT.search(meaning) is None:
         return "those of its keys", meaning
     if value is not None and value != {}:
         return f"`{value if isinstance(value, str) else json.dumps(value)}`", meaning
     match = _DEFAULT.search(meaning)
     assert match is not None, f"{meaning!r} does not say what holds where the key is left out"
-    rest = "; ".join(filter(None, (meaning[: match.start()], meaning[match.end() :])))
-    return match["default"], rest
+    remaining_text = "; ".join(filter(None, (meaning[: match.start()], meaning[match.end() :])))
+    return match["default"], remaining_text

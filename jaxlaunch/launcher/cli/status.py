@@ -10,17 +10,17 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.job_view import ClusterView, JobView, find_view
 from jaxlaunch.launcher.diagnose.explain.explanation import describe_ranks, describe_restarts
 from jaxlaunch.launcher.diagnose.text import Renderer
-from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus
+from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus
 from jaxlaunch.launcher.kubernetes.objects import format_age
 
 # Exit code of `explain` for a job that does not exist.
-NO_SUCH_JOB = 2
+EXIT_NO_SUCH_JOB = 2
 
 
 @click.command("status")
 @options.name_argument
 @options.cluster_options()
-@options.where_options
+@options.location_options
 @options.from_volume_option
 @options.screen_output_option("The form of the output; wide shows each host.")
 def status_command(
@@ -37,8 +37,8 @@ def status_command(
         view = ClusterView(read_volume_summary(view.cluster, view.snapshot))
     if form in ("json", "yaml"):
         return output.show_data(view.status.to_json(), form)
-    tables = view.details() if form == "wide" else ()
-    output.show(*describe_job(view), *(line for table in tables for line in output.format_columns(table)))
+    tables = view.detail_tables() if form == "wide" else ()
+    output.show_lines(*describe_job(view), *(line for table in tables for line in output.format_columns(table)))
 
 
 def describe_job(view: JobView) -> Iterator[str]:
@@ -50,7 +50,7 @@ def describe_job(view: JobView) -> Iterator[str]:
     yield f"{status.name}: {status.state.value} (generation {status.generation}{attempt})"
     rows = [
         ("why", view.reason),
-        *_numbers(status),
+        *_list_numbers(status),
         ("as of", view.as_of),
         (
             "age",
@@ -63,15 +63,15 @@ def describe_job(view: JobView) -> Iterator[str]:
     yield from (f"  {label:<11}{text}" for label, text in rows if text)
 
 
-def _numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
+def _list_numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
     renderer = Renderer(status.name, status.namespace)
     # The job needs no host any more.
-    if status.state in OVER:
+    if status.state in FINAL_STATES:
         hosts = f"{status.hosts}, {status.state.value.lower()}"
     else:
         hosts = f"{'?' if status.ready is None else status.ready} of {status.hosts} ready"
     yield "hosts", hosts + (f", queue {status.queue}" if status.queue else "")
-    yield "ranks", "" if status.state in OVER else renderer.render(describe_ranks(status))
+    yield "ranks", "" if status.state in FINAL_STATES else renderer.render(describe_ranks(status))
     yield "phase", _describe_phase(status)
     yield "restarts", renderer.render(describe_restarts(status))
     yield "checkpoint", _describe_checkpoint(status)
@@ -82,12 +82,12 @@ def _numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
 
 
 def _describe_phase(status: JobStatus) -> str:
-    of = "" if status.steps is None else f" of {status.steps}"
-    at = "" if status.step is None else f"step {status.step}{of}"
+    total_text = "" if status.steps is None else f" of {status.steps}"
+    step_text = "" if status.step is None else f"step {status.step}{total_text}"
     if status.phase in (None, "step"):
-        return at
+        return step_text
     spent = "" if status.phase_s is None else f" for {format_age(status.phase_s)}"
-    return f"{status.phase}{spent}" + (f", at {at}" if at else "")
+    return f"{status.phase}{spent}" + (f", at {step_text}" if step_text else "")
 
 
 def _describe_checkpoint(status: JobStatus) -> str:
@@ -95,14 +95,14 @@ def _describe_checkpoint(status: JobStatus) -> str:
         return ""
     if status.as_of is not None or status.folder is not None:
         return f"step {status.committed}"
-    since = "before these pods" if status.committed_age_s is None else f"{format_age(status.committed_age_s)} ago"
-    return f"step {status.committed}, {since}"
+    age_text = "before these pods" if status.committed_age_s is None else f"{format_age(status.committed_age_s)} ago"
+    return f"step {status.committed}, {age_text}"
 
 
 @click.command("explain")
 @options.name_argument
 @options.cluster_options()
-@options.where_options
+@options.location_options
 @options.screen_output_option("The form of the output.")
 def explain_command(
     name: str, namespace: str | None, context: str | None, location: str | None, form: str | None
@@ -116,11 +116,11 @@ def explain_command(
     if form in ("json", "yaml"):
         output.show_data(answer.to_json(), form)
     else:
-        output.show(answer.headline, *(f"  {line}" for line in answer.evidence))
+        output.show_lines(answer.headline, *(f"  {line}" for line in answer.evidence))
         if answer.facts:
-            output.show("", *(f"  {fact}" for fact in answer.facts))
+            output.show_lines("", *(f"  {fact}" for fact in answer.facts))
         if answer.next_move is not None:
-            output.show("", f"  next: {answer.next_move}")
+            output.show_lines("", f"  next: {answer.next_move}")
         if answer.see is not None:
-            output.show(f"  see: {answer.see}")
-    return NO_SUCH_JOB if answer.situation == "unknown" else 0
+            output.show_lines(f"  see: {answer.see}")
+    return EXIT_NO_SUCH_JOB if answer.situation == "unknown" else 0

@@ -19,8 +19,8 @@ from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run_folders import Run
-from jaxlaunch.launcher.sweep.table import LOCK, Table
-from jaxlaunch.launcher.wording import duration
+from jaxlaunch.launcher.sweep.table import LOCK, SweepTable
+from jaxlaunch.launcher.wording import format_duration
 from jaxlaunch.runs.layout import find_holder
 
 # Seconds to wait after the grace period of the pods.
@@ -32,7 +32,7 @@ _GRACE_S = 60.0
 @click.command("stop")
 @options.name_argument
 @options.cluster_options()
-@options.where_options
+@options.location_options
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone, or the run has ended.")
 @click.option("--timeout", metavar="DURATION", help="How long to wait. [default: the job's grace and 1 minute]")
 def stop_command(
@@ -47,41 +47,43 @@ def stop_command(
     """
     limit_s = options.parse_duration("--timeout", timeout)
     if location is None and (sweep := run_folders.find_sweep(name)) is not None:
-        return _stop_sweep(Table(sweep), limit_s, no_wait=no_wait)
+        return _stop_sweep(SweepTable(sweep), limit_s, no_wait=no_wait)
     if (run := job_view.find_local_run(name, namespace, context, location)) is not None:
-        return _stop_run(run, None if no_wait else limit_s or _grace_s(run) + _STOP_MARGIN_S)
-    cluster = job_view.connect(name, context, location)
-    jobset = dependents.get_own_jobset(cluster, name, namespace or cluster.namespace)
+        return _stop_run(run, None if no_wait else limit_s or _run_grace_s(run) + _STOP_MARGIN_S)
+    cluster = job_view.connect_cluster(name, context, location)
+    jobset = dependents.get_managed_jobset(cluster, name, namespace or cluster.namespace)
     if (end := terminal_state(jobset)) is not None:
         raise UserError(f"Job {name} is already {end}: there is nothing to stop.")
-    snapshot = collect.snapshot(cluster, jobset["metadata"]["namespace"], name)
+    snapshot = collect.read_snapshot(cluster, jobset["metadata"]["namespace"], name)
     assert isinstance(snapshot, Snapshot), "it was just read"
-    leaving, words = lifecycle.Leaving(cluster, jobset), lifecycle.LastWords(cluster, snapshot)
-    lifecycle.stop(cluster, jobset)
+    leaving, last_words = lifecycle.StoppingPods(cluster, jobset), lifecycle.FinalRecords(cluster, snapshot)
+    lifecycle.stop_job(cluster, jobset)
     if no_wait:
-        lifecycle.write_progress(cluster, snapshot, "stopped", output.say)
-        output.show(f"{JOBSETS.titled(name)} stopping")
+        lifecycle.write_progress(cluster, snapshot, "stopped", output.show_messages)
+        output.show_lines(f"{JOBSETS.qualified_name(name)} stopping")
         return 0
     if limit_s is None:
-        limit_s = lifecycle.grace_s(jobset) + _STOP_MARGIN_S
-    gone, now = leaving.until_gone(limit_s), datetime.now(UTC)
-    snapshot = dataclasses.replace(snapshot, now=now, pods=gone.pods or snapshot.pods, records=words.heard())
-    lifecycle.write_progress(cluster, snapshot, "stopped", output.say)
-    if snapshot.report.verdict is not None:
-        output.say(snapshot.report.verdict.verdict.message)
-    if not gone.is_over:
-        return _say_late(jobset["metadata"]["namespace"], name, limit_s)
-    output.show(f"{JOBSETS.titled(name)} stopped")
+        limit_s = lifecycle.grace_period_s(jobset) + _STOP_MARGIN_S
+    leave_result, now = leaving.wait_until_gone(limit_s), datetime.now(UTC)
+    snapshot = dataclasses.replace(
+        snapshot, now=now, pods=leave_result.pods or snapshot.pods, records=last_words.read_records()
+    )
+    lifecycle.write_progress(cluster, snapshot, "stopped", output.show_messages)
+    if snapshot.report.attempt_end is not None:
+        output.show_messages(snapshot.report.attempt_end.verdict.message)
+    if not leave_result.is_over:
+        return _show_timeout(jobset["metadata"]["namespace"], name, limit_s)
+    output.show_lines(f"{JOBSETS.qualified_name(name)} stopped")
     return 0
 
 
-def _say_late(namespace: str, name: str, limit_s: float) -> int:
+def _show_timeout(namespace: str, name: str, limit_s: float) -> int:
     command = f"launcher explain -n {namespace} {name}"
-    output.say(f"its pods are not gone after {duration(limit_s)}; see `{command}`")
-    return options.WAITED_TOO_LONG
+    output.show_messages(f"its pods are not gone after {format_duration(limit_s)}; see `{command}`")
+    return options.EXIT_TIMEOUT
 
 
-def _grace_s(run: Run) -> float:
+def _run_grace_s(run: Run) -> float:
     return run.job.grace if run.job else _GRACE_S
 
 
@@ -89,56 +91,58 @@ def _stop_run(run: Run, limit_s: float | None) -> int:
     """Stop a run of this machine and return the exit code; without `limit_s` it does not wait."""
     run_folders.stop_run(run)
     if limit_s is None:
-        output.show(f"run/{run.name} stopping")
+        output.show_lines(f"run/{run.name} stopping")
         return 0
-    if not run_folders.wait_until_ended(run, limit_s):
-        output.say(f"it has not ended after {duration(limit_s)}; see `launcher explain {run.name}`")
-        return options.WAITED_TOO_LONG
+    if not run_folders.wait_for_end(run, limit_s):
+        output.show_messages(f"it has not ended after {format_duration(limit_s)}; see `launcher explain {run.name}`")
+        return options.EXIT_TIMEOUT
     summary = run_folders.open_run(run.folder).summary
     if summary is not None and summary.verdict is not None:
-        output.say(summary.verdict.message)
-    output.show(f"run/{run.name} stopped")
+        output.show_messages(summary.verdict.message)
+    output.show_lines(f"run/{run.name} stopped")
     return 0
 
 
-def _stop_sweep(sweep: Table, limit_s: float | None, *, no_wait: bool) -> int:
+def _stop_sweep(sweep: SweepTable, limit_s: float | None, *, no_wait: bool) -> int:
     """Stop all runs of a sweep and return the exit code. Its leader stops them; without one each is asked."""
     name = sweep.folder.name
-    if (place := sweep.of.get("cluster")) is not None:
-        return _stop_jobs(sweep, Cluster.connect(place["context"], output.say), place["namespace"])
+    if (cluster_place := sweep.settings.get("cluster")) is not None:
+        return _stop_jobs(
+            sweep, Cluster.connect(cluster_place["context"], output.show_messages), cluster_place["namespace"]
+        )
     leader = Run(name, sweep.folder, None, find_holder(sweep.folder, LOCK))
-    held = [run for run in run_folders.runs_in(sweep.folder) if run.holder is not None]
+    active_runs = [run for run in run_folders.list_runs(sweep.folder) if run.holder is not None]
     if leader.holder is not None:
         run_folders.stop_run(leader, LOCK)
-    elif not held:
+    elif not active_runs:
         raise UserError(f"Sweep {name} is not running: there is nothing to stop.", f"see {sweep.folder}.")
     else:
-        for run in held:
+        for run in active_runs:
             run_folders.stop_run(run)
     if no_wait:
-        output.show(f"sweep/{name} stopping")
+        output.show_lines(f"sweep/{name} stopping")
         return 0
-    grace_s = max((_grace_s(run) for run in held), default=_GRACE_S)
+    grace_s = max((_run_grace_s(run) for run in active_runs), default=_GRACE_S)
     deadline = time.monotonic() + (limit_s or grace_s + _STOP_MARGIN_S)
-    is_over = run_folders.wait_until_ended(leader, deadline - time.monotonic(), LOCK)
-    for run in held:
-        is_over = run_folders.wait_until_ended(run, deadline - time.monotonic()) and is_over
+    is_over = run_folders.wait_for_end(leader, deadline - time.monotonic(), LOCK)
+    for run in active_runs:
+        is_over = run_folders.wait_for_end(run, deadline - time.monotonic()) and is_over
     if not is_over:
-        output.say(f"not all have ended; see `launcher list {name}`")
-        return options.WAITED_TOO_LONG
-    output.show(f"sweep/{name} stopped")
+        output.show_messages(f"not all have ended; see `launcher list {name}`")
+        return options.EXIT_TIMEOUT
+    output.show_lines(f"sweep/{name} stopped")
     return 0
 
 
-def _stop_jobs(sweep: Table, cluster: Cluster, namespace: str | None) -> int:
+def _stop_jobs(sweep: SweepTable, cluster: Cluster, namespace: str | None) -> int:
     """Suspend each job of a sweep that has not ended, without waiting, and return the exit code."""
     for member in sweep.members:
         jobset = cluster.get(JOBSETS, member, namespace or cluster.namespace)
         if jobset is None or terminal_state(jobset) is not None:
             continue
-        dependents.get_own_jobset(cluster, member, namespace or cluster.namespace)
-        lifecycle.stop(cluster, jobset)
-        output.show(f"{JOBSETS.titled(member)} stopping")
+        dependents.get_managed_jobset(cluster, member, namespace or cluster.namespace)
+        lifecycle.stop_job(cluster, jobset)
+        output.show_lines(f"{JOBSETS.qualified_name(member)} stopping")
     return 0
 
 
@@ -152,14 +156,14 @@ def delete_command(name: str, namespace: str | None, context: str | None, yes: b
 
     Its processes save first. What they wrote to volumes and buckets is not deleted.
     """
-    cluster = Cluster.connect(context, output.say)
-    jobset = dependents.get_own_jobset(cluster, name, namespace or cluster.namespace)
+    cluster = Cluster.connect(context, output.show_messages)
+    jobset = dependents.get_managed_jobset(cluster, name, namespace or cluster.namespace)
     if not yes and terminal_state(jobset) is None and not lifecycle.is_stopped(cluster, jobset):
         if not sys.stdin.isatty():
             raise UserError(f"Job {name} has not ended, and stdin is not a terminal.", "add --yes to delete it.")
         click.confirm(f"Job {name} has not ended. Delete it?", abort=True, err=True)
-    output.show(*dependents.delete_job(cluster, jobset))
-    limit_s = lifecycle.grace_s(jobset) + _DELETE_MARGIN_S
+    output.show_lines(*dependents.delete_job(cluster, jobset))
+    limit_s = lifecycle.grace_period_s(jobset) + _DELETE_MARGIN_S
     if no_wait or dependents.wait_until_gone(cluster, JOBSETS, dict(jobset), limit_s):
         return 0
-    return _say_late(jobset["metadata"]["namespace"], name, limit_s)
+    return _show_timeout(jobset["metadata"]["namespace"], name, limit_s)

@@ -17,7 +17,7 @@ from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.jobs import cluster_defaults
-from jaxlaunch.launcher.jobs.lifecycle import Timeout, Waiting, quietly
+from jaxlaunch.launcher.jobs.lifecycle import BackgroundWait, WaitTimeout, ignore_message
 from jaxlaunch.launcher.jobs.logs import follow, lines
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.submit import Submission, Submitted
@@ -74,36 +74,47 @@ def submit_command(
     is_watching = is_waiting or is_following
     if timeout is not None and not is_watching:
         raise UserError("--timeout needs --wait or --follow.", "add one of them.")
-    limit_s, file = options.parse_duration("--timeout", timeout), jobs.read(job_file, overrides)
+    limit_s, file = options.parse_duration("--timeout", timeout), jobs.read_job(job_file, overrides)
     if dry_run == "client" and defaults_file is not None:
-        output.show_documents(prepare(file, defaults.load(defaults_file)).manifests)
+        output.show_documents(prepare(file, defaults.load_defaults(defaults_file)).manifests)
         return 0
-    cluster = Cluster.connect(context, output.say)
-    where = file.spec.namespace or cluster.namespace
-    known = _read_defaults(cluster, where) if defaults_file is None else defaults.load(defaults_file)
-    prepared = prepare(cluster_defaults.settle_gang_secret(file, cluster, where, output.say), known, where)
+    cluster = Cluster.connect(context, output.show_messages)
+    job_namespace = file.spec.namespace or cluster.namespace
+    default_values = (
+        _read_defaults(cluster, job_namespace) if defaults_file is None else defaults.load_defaults(defaults_file)
+    )
+    prepared = prepare(
+        cluster_defaults.resolve_gang_secret(file, cluster, job_namespace, output.show_messages),
+        default_values,
+        job_namespace,
+    )
     if dry_run == "client":
         output.show_documents(prepared.manifests)
         return 0
-    manifests = prepared.with_secret()
-    submission = Submission(cluster, manifests, output.say)
+    manifests = prepared.manifests_with_secret()
+    submission = Submission(cluster, manifests, output.show_messages)
     try:
-        output.say(*checks.check_submission(cluster, manifests, replace=replace, watch=is_watching, force=force))
+        output.show_messages(
+            *checks.check_submission(cluster, manifests, replace=replace, watch=is_watching, force=force)
+        )
         if dry_run == "server":
-            output.show(*(f"{line} (server dry run)" for line in submission.rehearse(replace=replace)))
+            output.show_lines(*(f"{line} (server dry run)" for line in submission.rehearse(replace=replace)))
             return 0
-        submitted = submission.run(replace=replace)
+        submitted = submission.submit(replace=replace)
     except KeyboardInterrupt:
-        output.say(f"interrupted: {submission.describe_existing()}")
+        output.show_messages(f"interrupted: {submission.describe_existing()}")
         raise
     try:
-        _report(submitted, form)
+        _show_submitted(submitted, form)
         return _follow_to_end(cluster, submitted.jobset, is_following, limit_s) if is_watching else 0
     except (KeyboardInterrupt, ApiError, Unreachable):
         # The error ends only the wait, not the job.
-        name, where = submitted.jobset["metadata"]["name"], f"-n {submitted.jobset['metadata']['namespace']}"
-        again = f"`launcher logs {where} -f {name}` shows its lines again, `launcher stop {where} {name}` ends it"
-        output.say(f"{name} keeps running. {again}")
+        name, job_namespace = submitted.jobset["metadata"]["name"], f"-n {submitted.jobset['metadata']['namespace']}"
+        advice = (
+            f"`launcher logs {job_namespace} -f {name}` shows its lines again, `launcher stop "
+            f"{job_namespace} {name}` ends it"
+        )
+        output.show_messages(f"{name} keeps running. {advice}")
         raise
 
 
@@ -112,60 +123,78 @@ def submit_jobs(files: Sequence[JobFile], context: str | None, *, is_rehearsal: 
 
     A rehearsal only prints them.
     """
-    cluster = Cluster.connect(context, output.say)
-    where = files[0].spec.namespace or cluster.namespace
-    known = _read_defaults(cluster, where)
+    cluster = Cluster.connect(context, output.show_messages)
+    job_namespace = files[0].spec.namespace or cluster.namespace
+    default_values = _read_defaults(cluster, job_namespace)
     for file in files:
-        prepared = prepare(cluster_defaults.settle_gang_secret(file, cluster, where, output.say), known, where)
+        prepared = prepare(
+            cluster_defaults.resolve_gang_secret(file, cluster, job_namespace, output.show_messages),
+            default_values,
+            job_namespace,
+        )
         if is_rehearsal:
             output.show_documents(prepared.manifests)
             continue
-        manifests = prepared.with_secret()
-        output.say(*checks.check_submission(cluster, manifests, replace=False, watch=False, force=False))
-        _report(Submission(cluster, manifests, output.say).run(replace=False), "name")
-    return where
+        manifests = prepared.manifests_with_secret()
+        output.show_messages(*checks.check_submission(cluster, manifests, replace=False, watch=False, force=False))
+        _show_submitted(Submission(cluster, manifests, output.show_messages).submit(replace=False), "name")
+    return job_namespace
 
 
 def _read_defaults(cluster: Cluster, namespace: str) -> ClusterDefaults:
     """Return the cluster's own defaults, and say where they are, because the job is checked against them."""
-    known, where = cluster_defaults.find_defaults(cluster, namespace)
-    if where is not None:
-        output.say(f"the cluster defaults are in {where}")
-    return known
+    default_values, source = cluster_defaults.find_defaults(cluster, namespace)
+    if source is not None:
+        output.show_messages(f"the cluster defaults are in {source}")
+    return default_values
 
 
-def _report(submitted: Submitted, form: str) -> None:
+def _show_submitted(submitted: Submitted, form: str) -> None:
     metadata = submitted.jobset["metadata"]
     if form == "name":
-        output.show(f"{JOBSETS.titled(metadata['name'])} {submitted.how}")
+        output.show_lines(f"{JOBSETS.qualified_name(metadata['name'])} {submitted.outcome}")
     else:
         shown = {key: value for key, value in metadata.items() if key != "managedFields"}
         output.show_data({**submitted.jobset, "metadata": shown}, form)
-    if submitted.how == "unchanged":
-        output.say(f"already submitted at {metadata['creationTimestamp']}: the same job is there and was not changed")
-    elif submitted.how == "resumed":
-        output.say("it was stopped, and continues from its last checkpoint")
+    if submitted.outcome == "unchanged":
+        output.show_messages(
+            f"already submitted at {metadata['creationTimestamp']}: the same job is there and was not changed"
+        )
+    elif submitted.outcome == "resumed":
+        output.show_messages("it was stopped, and continues from its last checkpoint")
 
 
 def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: float | None) -> int:
     """Wait until a job is over and return its exit code. With `is_following`, its lines are shown meanwhile."""
     name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
     try:
-        waiting = Waiting(cluster, jobset, limit_s, quietly if is_following else output.say)
+        waiting = BackgroundWait(cluster, jobset, limit_s, ignore_message if is_following else output.show_messages)
         if is_following:
-            chosen = lines.default_selection(hosts.table(jobset).processes)
-            show = output.Printer(chosen).show
+            chosen = lines.default_selection(hosts.initial_members(jobset).process_count)
+            show = output.Printer(chosen).show_line
             if chosen.ranks is not None:
-                output.say(f"showing rank 0 alone; `launcher logs -n {namespace} -f {name} --rank N` shows others")
-            follow.follow(cluster, namespace, name, select=chosen, show=show, say=output.say, until=waiting.is_over)
+                output.show_messages(
+                    f"showing rank 0 alone; `launcher logs -n {namespace} -f {name} --rank N` shows others"
+                )
+            follow.follow_logs(
+                cluster,
+                namespace,
+                name,
+                select=chosen,
+                show=show,
+                say=output.show_messages,
+                should_stop=waiting.is_over,
+            )
         status = waiting.result()
-    except Timeout:
-        output.say(f"{name} has not ended and keeps running. `launcher status -n {namespace} {name}` shows its state")
-        return options.WAITED_TOO_LONG
+    except WaitTimeout:
+        output.show_messages(
+            f"{name} has not ended and keeps running. `launcher status -n {namespace} {name}` shows its state"
+        )
+        return options.EXIT_TIMEOUT
     code = contract.PREEMPTED if status.code is None else status.code
     step = "" if status.step is None else f" at step {status.step}"
     message = f": {status.verdict['message']}" if status.verdict else ""
-    output.say(f"{status.name} {status.state.value}{step}{message} (exit {code})")
-    if (page := troubleshooting.of_code(code)) is not None:
-        output.say(f"see: {page}")
+    output.show_messages(f"{status.name} {status.state.value}{step}{message} (exit {code})")
+    if (page := troubleshooting.command_for_code(code)) is not None:
+        output.show_messages(f"see: {page}")
     return code

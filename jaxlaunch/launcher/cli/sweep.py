@@ -16,17 +16,17 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.sweep import grid, leader
-from jaxlaunch.launcher.sweep.table import LOCK, Member, RunState, Table
-from jaxlaunch.launcher.wording import count
+from jaxlaunch.launcher.sweep import grid, runner
+from jaxlaunch.launcher.sweep.table import LOCK, Member, RunState, SweepTable
+from jaxlaunch.launcher.wording import format_count
 
 # Lower values of these metrics are better, unless --mode says otherwise.
-_FALLING = ("loss", "perplexity")
+_LOWER_IS_BETTER = ("loss", "perplexity")
 _RUNGS = "0.25,0.5"
 # The label on the objects of the sweep's jobs on a cluster.
 _LABEL = "sweep"
 # Overrides that the sweep itself adds.
-_PRIVATE = ("name=", f"labels.{_LABEL}=")
+_SWEEP_OVERRIDES = ("name=", f"labels.{_LABEL}=")
 
 
 @click.command("sweep")
@@ -50,7 +50,7 @@ _PRIVATE = ("name=", f"labels.{_LABEL}=")
 @click.option("--simulate", is_flag=True, help="Use virtual CPU devices instead of GPUs or TPUs.")
 @click.option("--cluster", "is_on_cluster", is_flag=True, help="Submit the runs as jobs, into the job's queue.")
 @options.cluster_options("Where they run on a cluster. [default: the job's, else the context's]")
-def sweep_command(job_file: Path, overrides: tuple[str, ...], **given: Any) -> int:
+def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -> int:
     """Run JOB_FILE with several values of its keys.
 
     Separate the values of a key with commas (train.optimizer.lr=1e-3,3e-3), or give a range of whole numbers that
@@ -58,39 +58,39 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **given: Any) -> i
     then have a range such as 1e-4..1e-1. If you repeat the command, it skips runs that are done and resumes those that
     were stopped or killed.
     """
-    axes, limit = grid.parse_axes(overrides), given["most"]
-    if given["draws"] is None:
+    axes, limit = grid.parse_axes(overrides), settings["most"]
+    if settings["draws"] is None:
         points = grid.make_grid(axes, limit)
     else:
-        points = grid.draw_points(axes, given["draws"], given["seed"])[:limit]
-    base = jobs.load(job_file, points[0])
-    name = given["name"] or f"{base.name}-sweep"
-    folder = (given["run_dir"] or run_folders.HOME / name).absolute()
-    is_on_cluster = any(given[key] for key in ("is_on_cluster", "namespace", "context"))
-    cluster = {key: given[key] for key in ("namespace", "context")} if is_on_cluster else None
+        points = grid.draw_points(axes, settings["draws"], settings["seed"])[:limit]
+    base = jobs.load_job(job_file, points[0])
+    name = settings["name"] or f"{base.name}-sweep"
+    folder = (settings["run_dir"] or run_folders.RUNS_FOLDER / name).absolute()
+    is_on_cluster = any(settings[key] for key in ("is_on_cluster", "namespace", "context"))
+    cluster = {key: settings[key] for key in ("namespace", "context")} if is_on_cluster else None
     members = {member.name: member for member in _make_members(job_file, points, name, folder)}
-    table = Table(folder)
-    metric, is_higher_better = _choose_metric(base, given["metric"], given["mode"])
-    of = {"sweep": name, "metric": metric, "mode": "max" if is_higher_better else "min", "cluster": cluster}
-    if cluster is not None and given["halving"]:
+    table = SweepTable(folder)
+    metric, is_higher_better = _choose_metric(base, settings["metric"], settings["mode"])
+    sweep_settings = {"sweep": name, "metric": metric, "mode": "max" if is_higher_better else "min", "cluster": cluster}
+    if cluster is not None and settings["halving"]:
         raise UserError("--halving stops runs of this machine: on a cluster, no process follows them.", "leave it out.")
     if cluster is not None:
-        return _submit(table, of, members, given, job_file)
-    if given["is_rehearsal"]:
+        return _submit_members(table, sweep_settings, members, settings, job_file)
+    if settings["is_rehearsal"]:
         rows = [["RUN", "VALUES"], *([member.name, " ".join(member.changes)] for member in members.values())]
-        output.show(*output.format_columns(rows))
+        output.show_lines(*output.format_columns(rows))
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    with run_folders.locked(folder, LOCK) as lock:
-        table.begin(of, members)
+    with run_folders.hold_lock(folder, LOCK) as lock:
+        table.record_sweep(sweep_settings, members)
         runs = [table.members[name] for name in members]
         for member in runs:
-            if given["retry"] and member.state is RunState.FAILED:
-                table.note(member, RunState.WAITING)
-        plan = _make_plan(base, job_file, metric, is_higher_better, given)
-        sweep_leader = leader.Leader(table, runs, plan, output.say)
-        sweep_leader.run(lock)
-    output.show(*_describe_runs(table, runs))
+            if settings["retry"] and member.state is RunState.FAILED:
+                table.record_state(member, RunState.WAITING)
+        plan = _make_plan(base, job_file, metric, is_higher_better, settings)
+        sweep_leader = runner.SweepRunner(table, runs, plan, output.show_messages)
+        sweep_leader.run_members(lock)
+    output.show_lines(*_describe_runs(table, runs))
     if sweep_leader.is_stopped:
         return contract.PREEMPTED
     return int(any(member.state is RunState.FAILED for member in runs))
@@ -100,14 +100,14 @@ def _make_members(job_file: Path, points: Sequence[grid.Point], name: str, folde
     """Yield the runs. Raises JobFaults for an invalid job, before any run is started."""
     for number, point in enumerate(points):
         run = f"{name}-{number:03}"
-        if any(change.startswith(_PRIVATE) for change in point):
+        if any(change.startswith(_SWEEP_OVERRIDES) for change in point):
             raise UserError("The sweep names its runs itself: leave name out.", "--name is the sweep's.")
         yield Member(run, folder / run, list(point), _digest_job(job_file, point, run))
 
 
 def _digest_job(job_file: Path, changes: Sequence[str], name: str) -> str:
-    job = jobs.load(job_file, [*changes, f"name={name}"])
-    return hashlib.sha256(jobs.dump(job).encode()).hexdigest()
+    job = jobs.load_job(job_file, [*changes, f"name={name}"])
+    return hashlib.sha256(jobs.dump_job(job).encode()).hexdigest()
 
 
 def _choose_metric(job: JobSpec, metric: str | None, mode: str | None) -> tuple[str, bool]:
@@ -118,29 +118,40 @@ def _choose_metric(job: JobSpec, metric: str | None, mode: str | None) -> tuple[
         metric = best.metric if best is not None else "eval/loss" if is_evaluated else "loss"
     if mode is None and best is not None and best.metric == metric:
         mode = best.mode
-    if mode is None and not metric.endswith(_FALLING):
+    if mode is None and not metric.endswith(_LOWER_IS_BETTER):
         raise UserError(f"Which values of {metric} are better?", "add --mode min or --mode max.")
     return metric, mode == "max"
 
 
 def _make_plan(
-    job: JobSpec, job_file: Path, metric: str, is_higher_better: bool, given: Mapping[str, Any]
-) -> leader.Plan:
-    rungs = _parse_rungs(given["rungs"]) if given["halving"] else []
+    job: JobSpec, job_file: Path, metric: str, is_higher_better: bool, settings: Mapping[str, Any]
+) -> runner.SweepPlan:
+    rungs = _parse_rungs(settings["rungs"]) if settings["halving"] else []
     if job.train is None and any(rung < 1 for rung in rungs):
         raise UserError("How many steps this program makes is not known.", "give --rungs in steps, such as 100,200.")
-    common = [*(f"--volume={volume}" for volume in given["volumes"]), *["--simulate"] * given["simulate"]]
+    common_arguments = [
+        *(f"--volume={volume}" for volume in settings["volumes"]),
+        *["--simulate"] * settings["simulate"],
+    ]
 
-    def command(member: Member) -> list[str]:
+    def make_command(member: Member) -> list[str]:
         """Return the `launcher run` of a run. Raises UserError if the file has changed since the sweep began."""
         if _digest_job(job_file, member.changes, member.name) != member.job:
             raise UserError(f"{job_file} has changed since the sweep began.", "restore it, or begin another sweep.")
-        words = ["run", str(job_file), *member.changes, f"name={member.name}", "--run-dir", str(member.folder), *common]
+        words = [
+            "run",
+            str(job_file),
+            *member.changes,
+            f"name={member.name}",
+            "--run-dir",
+            str(member.folder),
+            *common_arguments,
+        ]
         return [sys.executable, "-P", "-m", "jaxlaunch.launcher.cli.main", *words, "--rank", "all"]
 
-    platform = "cpu" if given["simulate"] else job.accelerator.platform
-    parallel = given["parallel"] or leader.fitting_runs(job.processes, platform)
-    return leader.Plan(parallel, metric, is_higher_better, rungs, job.train is not None, command)
+    platform = "cpu" if settings["simulate"] else job.accelerator.platform
+    parallel = settings["parallel"] or runner.count_fitting_runs(job.processes, platform)
+    return runner.SweepPlan(parallel, metric, is_higher_better, rungs, job.train is not None, make_command)
 
 
 def _parse_rungs(text: str) -> list[float]:
@@ -154,12 +165,12 @@ def _parse_rungs(text: str) -> list[float]:
     return rungs
 
 
-def _describe_runs(table: Table, members: Sequence[Member]) -> Iterator[str]:
+def _describe_runs(table: SweepTable, members: Sequence[Member]) -> Iterator[str]:
     """Yield the runs in a table, then the best of those that are done, and the command that shows its job."""
-    metric = table.of["metric"]
+    metric = table.settings["metric"]
     rows, done = [["RUN", "STATE", metric.upper(), "VALUES"]], dict[str, float]()
     for member in members:
-        value = leader.newest_value(member, metric) if member.folder.is_dir() else None
+        value = runner.newest_value(member, metric) if member.folder.is_dir() else None
         rows.append([member.name, member.state, "-" if value is None else f"{value:.4g}", " ".join(member.changes)])
         if value is not None and member.state is RunState.DONE:
             done[member.name] = value
@@ -167,31 +178,37 @@ def _describe_runs(table: Table, members: Sequence[Member]) -> Iterator[str]:
     if not done:
         yield f"no run that is done has {metric}"
         return
-    best = max(done, key=lambda name: done[name] if table.of["mode"] == "max" else -done[name])
-    yield f"best of {count(len(done), 'run')} that are done: {best}, {metric} {done[best]:.4g}"
+    best = max(done, key=lambda name: done[name] if table.settings["mode"] == "max" else -done[name])
+    yield f"best of {format_count(len(done), 'run')} that are done: {best}, {metric} {done[best]:.4g}"
     path = table.folder / best / "job.yaml"
     yield f"  cat {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}"
 
 
-def _submit(
-    table: Table, of: Mapping[str, Any], members: Mapping[str, Member], given: Mapping[str, Any], job_file: Path
+def _submit_members(
+    table: SweepTable,
+    sweep_settings: Mapping[str, Any],
+    members: Mapping[str, Member],
+    settings: Mapping[str, Any],
+    job_file: Path,
 ) -> int:
     """Submit each run as a job with the sweep's label. Existing jobs are not changed."""
     # Imported here with the clients of a cluster, which a sweep on this machine does not need.
     from jaxlaunch.launcher.cli import submit
 
-    place = [] if given["namespace"] is None else [f"namespace={given['namespace']}"]
-    changes = [f"labels.{_LABEL}={of['sweep']}", *place]
-    files = [jobs.read(job_file, [*member.changes, f"name={member.name}", *changes]) for member in members.values()]
-    if given["is_rehearsal"]:
-        submit.submit_jobs(files, given["context"], is_rehearsal=True)
+    namespace_override = [] if settings["namespace"] is None else [f"namespace={settings['namespace']}"]
+    changes = [f"labels.{_LABEL}={sweep_settings['sweep']}", *namespace_override]
+    files = [jobs.read_job(job_file, [*member.changes, f"name={member.name}", *changes]) for member in members.values()]
+    if settings["is_rehearsal"]:
+        submit.submit_jobs(files, settings["context"], is_rehearsal=True)
         return 0
     table.folder.mkdir(parents=True, exist_ok=True)
-    with run_folders.locked(table.folder, LOCK):
-        table.begin(of, members)
-        namespace = submit.submit_jobs(files, given["context"], is_rehearsal=False)
+    with run_folders.hold_lock(table.folder, LOCK):
+        table.record_sweep(sweep_settings, members)
+        namespace = submit.submit_jobs(files, settings["context"], is_rehearsal=False)
         for name in members:
-            table.note(table.members[name], RunState.SUBMITTED)
-    sweep = of["sweep"]
-    output.say(f"`launcher list {sweep}` shows them, `launcher stop {sweep}` stops them (namespace {namespace})")
+            table.record_state(table.members[name], RunState.SUBMITTED)
+    sweep = sweep_settings["sweep"]
+    output.show_messages(
+        f"`launcher list {sweep}` shows them, `launcher stop {sweep}` stops them (namespace {namespace})"
+    )
     return 0

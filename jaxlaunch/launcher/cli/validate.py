@@ -15,8 +15,8 @@ from jaxlaunch.launcher.job import checks
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import job_notes
-from jaxlaunch.launcher.wording import count
-from jaxlaunch.trainer.spec import said as written_mesh
+from jaxlaunch.launcher.wording import format_count
+from jaxlaunch.trainer.spec import format_axes as written_mesh
 
 STARTERS = Path(__file__).parent / "starters"
 KINDS = ("classify", "lm", "own", "command")
@@ -50,7 +50,7 @@ def init_command(name: str | None, kind: str) -> None:
                 text = text.replace(word, value)
             texts[path] = text
     # An invalid NAME is refused before anything is written.
-    jobs.parse(texts[file], str(file))
+    jobs.parse_job(texts[file], str(file))
     if existing := [path for path in texts if path.exists()]:
         raise UserError(f"{existing[0]} already exists.", "choose another name.")
     for path, text in texts.items():
@@ -61,7 +61,7 @@ def init_command(name: str | None, kind: str) -> None:
             raise UserError(f"{path} already exists.", "choose another name.") from None
         except OSError as error:
             raise UserError(f"{path}: {(error.strerror or 'not writable').lower()}.") from None
-    output.show(f"wrote {' and '.join(map(str, texts))}; train with: launcher run {file}")
+    output.show_lines(f"wrote {' and '.join(map(str, texts))}; train with: launcher run {file}")
 
 
 @click.command("validate")
@@ -73,16 +73,16 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], form: str) -> N
     The command needs no cluster and no accelerator. KEY=VALUE sets a key, as in train.steps=100. All errors are
     reported at once, each with its line; the exit code is then 2.
     """
-    job = jobs.load(job_file, overrides)
+    job = jobs.load_job(job_file, overrides)
     if form in ("json", "yaml"):
-        return output.show_data(summarize(job), form)
+        return output.show_data(summarize_job(job), form)
     folder = job_file.absolute().parent
     data = (f"data: {note}" for note in job_notes.describe_data(job, folder))
     missing = (f"note: {note}" for note in job_notes.list_missing_modules(job, folder))
-    output.show(f"{job_file}: ok", *describe_request(job), *data, *missing)
+    output.show_lines(f"{job_file}: ok", *describe_request(job), *data, *missing)
 
 
-def summarize(job: JobSpec) -> dict[str, Any]:
+def summarize_job(job: JobSpec) -> dict[str, Any]:
     """Return the request of a job as plain data."""
     summary: dict[str, Any] = {
         "name": job.name,
@@ -95,7 +95,7 @@ def summarize(job: JobSpec) -> dict[str, Any]:
     }
     if job.spares or job.is_elastic:
         summary["spares"] = job.spares
-        summary["fewer_hosts"] = _fewer_hosts(job)
+        summary["fewer_hosts"] = _list_smaller_gangs(job)
     if job.train is not None:
         mesh = job.train.mesh.resolve(job.devices)
         summary["mesh"] = dict(zip(MESH_AXES, mesh, strict=True))
@@ -106,14 +106,14 @@ def summarize(job: JobSpec) -> dict[str, Any]:
     return summary
 
 
-def _fewer_hosts(job: JobSpec) -> list[dict[str, Any]]:
+def _list_smaller_gangs(job: JobSpec) -> list[dict[str, Any]]:
     """Return the devices, mesh and batch of the job on each smaller number of hosts that it may continue with.
 
     If its task determines the batch, only the devices are known.
     """
     rows = []
-    for hosts in reversed([hosts for hosts in job.sizes if hosts < job.hosts]):
-        devices, train = hosts * job.accelerator.devices_per_host, job.on_hosts(hosts)
+    for hosts in reversed([hosts for hosts in job.trainable_host_counts if hosts < job.hosts]):
+        devices, train = hosts * job.accelerator.devices_per_host, job.train_on_hosts(hosts)
         row: dict[str, Any] = {"hosts": hosts, "devices": devices}
         if train is not None:
             mesh = train.mesh.resolve(devices)
@@ -126,9 +126,9 @@ def _fewer_hosts(job: JobSpec) -> list[dict[str, Any]]:
 
 def describe_request(job: JobSpec) -> list[str]:
     """Return the request of a job as lines."""
-    summary = summarize(job)
-    each = f"{count(job.processes, 'process')} of {count(job.devices_per_process, 'device')}"
-    first = f"{job.name}: {checks.describe_devices(job)} of type {job.accelerator.type}, {each}"
+    summary = summarize_job(job)
+    processes = f"{format_count(job.processes, 'process')} of {format_count(job.devices_per_process, 'device')}"
+    first = f"{job.name}: {checks.describe_devices(job)} of type {job.accelerator.type}, {processes}"
     if job.train is None:
         return [first, f"command: {job.command[0] if job.command else ''}", *_describe_lost_host(job)]
     micro = f", in {summary['accumulate']} micro-batches" if job.train.accumulate > 1 else ""
@@ -144,13 +144,15 @@ def _describe_lost_host(job: JobSpec) -> list[str]:
     if job.host_count == 1:
         return []
     if not job.replaces_hosts:
-        why = ": a TPU slice is lost as a whole" if job.accelerator.platform == "tpu" else ""
-        return [f"a lost host: all pods are replaced{why}"]
-    takes = "takes" if job.spares == 1 else "take"
-    spare = f"{count(job.spares, 'spare')} {takes} its ranks, and " if job.spares else ""
+        reason = ": a TPU slice is lost as a whole" if job.accelerator.platform == "tpu" else ""
+        return [f"a lost host: all pods are replaced{reason}"]
+    verb = "takes" if job.spares == 1 else "take"
+    spare = f"{format_count(job.spares, 'spare')} {verb} its ranks, and " if job.spares else ""
     first = f"a lost host: {spare}its pod alone is made again"
     rows = []
-    for row in _fewer_hosts(job):
+    for row in _list_smaller_gangs(job):
         batch = f", {row['batch_per_device']} per device, accumulate {row['accumulate']}" if "mesh" in row else ""
-        rows.append(f"  {count(row['hosts'], 'host')}: {written_mesh(row['mesh']) if 'mesh' in row else ''}{batch}")
+        rows.append(
+            f"  {format_count(row['hosts'], 'host')}: {written_mesh(row['mesh']) if 'mesh' in row else ''}{batch}"
+        )
     return [f"{first}; after timeouts.replace it continues with fewer:", *rows] if rows else [first]

@@ -16,12 +16,12 @@ from typing import Any
 
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.kubernetes.objects import Obj, format_age
-from jaxlaunch.launcher.wording import count
+from jaxlaunch.launcher.wording import format_count
 
 MAX_MESSAGE = 600  # characters of an event, a condition or a log line
 MAX_HOSTS = 8
 # Placeholder for the name of the job in a command.
-NAME = "NAME"
+JOB_NAME = "NAME"
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -39,7 +39,7 @@ class Text:
         return Text("{first}{second}", first=self, second=other) if other.template else self
 
 
-NOTHING = Text("")
+EMPTY_TEXT = Text("")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +50,18 @@ class Command:
     is_namespaced: bool = True
 
 
-def launcher(*words: str, is_namespaced: bool = True) -> Command:
+def launcher_command(*words: str, is_namespaced: bool = True) -> Command:
     """Return a command of launcher."""
     return Command(("launcher", *words), is_namespaced)
 
 
-def kubectl(*words: str, is_namespaced: bool = True) -> Command:
+def kubectl_command(*words: str, is_namespaced: bool = True) -> Command:
     """Return a command of kubectl."""
     return Command(("kubectl", *words), is_namespaced)
 
 
 # Submits the job again and replaces the failed one. For a run on this machine it is `launcher run`.
-SUBMIT_AGAIN = launcher("submit", "--replace")
+SUBMIT_AGAIN = launcher_command("submit", "--replace")
 
 
 class Action(enum.StrEnum):
@@ -87,11 +87,11 @@ class NextStep:
     text: Text
     resume_step: int | None = None
 
-    def commands(self) -> list[Command]:
+    def list_commands(self) -> list[Command]:
         """Return the commands in the text."""
         return [field for field in self.text.fields.values() if isinstance(field, Command)]
 
-    def sentence(self) -> Text:
+    def full_text(self) -> Text:
         """Return the complete text."""
         if self.action is not Action.RESUBMIT:
             return self.text
@@ -100,27 +100,27 @@ class NextStep:
         return Text("{text}: it resumes from step {step}.", text=self.text, step=self.resume_step)
 
 
-def wait(template: str = "wait.", **fields: Any) -> NextStep:
+def advise_wait(template: str = "wait.", **fields: Any) -> NextStep:
     """Return the advice to wait."""
     return NextStep(Action.WAIT, Text(template, **fields))
 
 
-def run(template: str = "{command}", **fields: Any) -> NextStep:
+def advise_run(template: str = "{command}", **fields: Any) -> NextStep:
     """Return the advice to run a command."""
     return NextStep(Action.RUN, Text(template, **fields))
 
 
-def change(template: str, **fields: Any) -> NextStep:
+def advise_change(template: str, **fields: Any) -> NextStep:
     """Return the advice to change something while the job exists."""
     return NextStep(Action.CHANGE, Text(template, **fields))
 
 
-def resubmit(template: str, **fields: Any) -> NextStep:
+def advise_resubmit(template: str, **fields: Any) -> NextStep:
     """Return the advice to change something and to submit the job again."""
     return NextStep(Action.RESUBMIT, Text(template, **fields))
 
 
-def ask(template: str, **fields: Any) -> NextStep:
+def advise_ask(template: str, **fields: Any) -> NextStep:
     """Return the advice to ask somebody with more rights."""
     return NextStep(Action.ASK, Text(template, **fields))
 
@@ -133,14 +133,14 @@ class HostGroup:
     expected: int
 
     @classmethod
-    def of(cls, hosts: Collection[Host], expected: int) -> HostGroup:
+    def from_hosts(cls, hosts: Collection[Host], expected: int) -> HostGroup:
         """Return the group of these hosts, in a job with `expected` hosts."""
         return cls(tuple(host.number for host in hosts), expected)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def text(self) -> Text:
+    def describe(self) -> Text:
         """Return the words for the group."""
         if len(self) == self.expected:
             words = "all {expected:host}" if self.expected > 1 else "its host" if self.expected else "no host"
@@ -159,10 +159,10 @@ def describe_event(event: Obj | None) -> tuple[Text, ...]:
     template = "{kind} {object}: {reason} ({count} times): {message}"
     if event["count"] < 2:
         template = "{kind} {object}: {reason}: {message}"
-    return (Text(template, object=event["names"][0], **{key: event[key] for key in _EVENT}),)
+    return (Text(template, object=event["names"][0], **{key: event[key] for key in _EVENT_FIELDS}),)
 
 
-_EVENT = ("kind", "reason", "count", "message")
+_EVENT_FIELDS = ("kind", "reason", "count", "message")
 
 
 def one_line(text: str) -> str:
@@ -181,43 +181,52 @@ class Renderer(string.Formatter):
 
     def __init__(
         self,
-        name: str = NAME,
+        name: str = JOB_NAME,
         namespace: str = "",
         *,
-        again: Command = SUBMIT_AGAIN,
+        resubmit_command: Command = SUBMIT_AGAIN,
         is_whole: bool = False,
     ) -> None:
-        self._name, self._namespace, self._again, self._is_whole = name, namespace, again, is_whole
+        self._name, self._namespace, self._resubmit_command, self._is_whole = (
+            name,
+            namespace,
+            resubmit_command,
+            is_whole,
+        )
 
     def render(self, text: Text) -> str:
         """Return the text as a string."""
         return self.vformat(localize(text.template), (), text.fields)
 
-    def words(self, command: Command) -> list[str]:
+    def command_words(self, command: Command) -> list[str]:
         """Return the words of a command, with the name of the job and its namespace."""
-        command = self._again if command is SUBMIT_AGAIN else command
-        words = [self._name if word == NAME else word for word in command.words]
-        at = 1 if words[0] == "kubectl" else 2
-        return [*words[:at], "-n", self._namespace, *words[at:]] if self._namespace and command.is_namespaced else words
+        command = self._resubmit_command if command is SUBMIT_AGAIN else command
+        words = [self._name if word == JOB_NAME else word for word in command.words]
+        position = 1 if words[0] == "kubectl" else 2
+        return (
+            [*words[:position], "-n", self._namespace, *words[position:]]
+            if self._namespace and command.is_namespaced
+            else words
+        )
 
     def format_field(self, value: Any, format_spec: str) -> str:
         """Return a field as a string, in one of the formats that the module's docstring lists."""
         if format_spec == "age":
             return format_age(value)
         if "|" in format_spec:
-            one, many = format_spec.split("|")
-            return one if (value if isinstance(value, int) else len(value)) == 1 else many
+            singular, plural = format_spec.split("|")
+            return singular if (value if isinstance(value, int) else len(value)) == 1 else plural
         match value:
             case Text():
                 return self.render(value)
             case HostGroup():
-                return self.render(value.text())
+                return self.render(value.describe())
             case Command():
-                return " ".join(self.words(value))
+                return " ".join(self.command_words(value))
             case str():
                 return value if self._is_whole else one_line(value)
             case list() | tuple():
                 return (format_spec or ", ").join(self.format_field(part, "") for part in value)
             case int() if format_spec:
-                return count(value, format_spec)
+                return format_count(value, format_spec)
         return format(value, format_spec)

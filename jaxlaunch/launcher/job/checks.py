@@ -14,16 +14,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from jaxlaunch import accelerators, contract
-from jaxlaunch.accelerators import GPUS, KNOWN
+from jaxlaunch.accelerators import ACCELERATORS, GPU_PLATFORMS
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES
-from jaxlaunch.launcher.errors import Fault, KeyPath, overlap
-from jaxlaunch.launcher.job.schema import MOST_PODS, JobSpec, Network
+from jaxlaunch.launcher.errors import Fault, KeyPath, keys_overlap
+from jaxlaunch.launcher.job.schema import MAX_PODS, JobSpec, Network
 from jaxlaunch.launcher.job.types import Bucket
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
-from jaxlaunch.launcher.platforms.table import HOME_OF_NETWORK
-from jaxlaunch.launcher.wording import count, cut, dotted, either
-from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, CustomModel, Decoder, Published, TrainSpec, said
+from jaxlaunch.launcher.platforms.table import PLATFORM_OF_NETWORK
+from jaxlaunch.launcher.wording import format_count, format_key_path, join_choices, shorten_text
+from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, CustomModel, Decoder, PublishedModel, TrainSpec, format_axes
 
 MESH: KeyPath = ("train", "mesh")
 # What mp splits in a built-in model, as in the table of trainer/parallel/sharding.
@@ -34,17 +34,17 @@ SPLIT_BY_MP = {
     "vit": ("heads", "hidden"),
 }
 
-_MOST_OFFERED = 9
+_MAX_OFFERED_DIVISORS = 9
 # Above this number of devices, only the mesh itself checks that the rows of a process are contiguous.
-_MOST_SIMULATED = 2**14
+_MAX_SIMULATED_DEVICES = 2**14
 
 
 # The length of a DNS label.
-LONGEST_NAME = 63
+MAX_NAME_LENGTH = 63
 # Linux's MAX_ARG_STRLEN limits `NAME=value`, and an argument, including the terminating zero.
-LONGEST_VARIABLE = 128 * 1024  # bytes
+MAX_VARIABLE_BYTES = 128 * 1024  # bytes
 # The Job controller appends five random characters to the name of a pod.
-_SUFFIX = "-abcde"
+_POD_NAME_SUFFIX = "-abcde"
 
 CONTRACT_ENV = {contract.INDEX, contract.TRAIN_SPEC, contract.COORDINATOR, contract.BIND, contract.NUM_PROCESSES}
 CONTRACT_ENV |= {contract.PROCESS_ID, contract.LOCAL_DEVICE_IDS, contract.NUM_CPU_DEVICES}
@@ -57,11 +57,11 @@ class Check(NamedTuple):
     faults: Callable[[JobSpec], Iterator[Fault]]
 
 
-def run(job: JobSpec, broken: Collection[KeyPath]) -> Iterator[Fault]:
+def find_faults(job: JobSpec, broken: Collection[KeyPath]) -> Iterator[Fault]:
     """Yield the faults of all checks that do not rely on a broken key."""
     for check in CHECKS:
-        if not any(overlap(path, key) for path in broken for key in check.relies_on):
-            yield from (dataclasses.replace(fault, of=check.relies_on) for fault in check.faults(job))
+        if not any(keys_overlap(path, key) for path in broken for key in check.relies_on):
+            yield from (dataclasses.replace(fault, related_paths=check.relies_on) for fault in check.faults(job))
 
 
 def is_contract_variable(name: str) -> bool:
@@ -72,29 +72,31 @@ def is_contract_variable(name: str) -> bool:
 # --- names, devices, processes ----------------------------------------------------------------------------------------
 
 
-def _names(job: JobSpec) -> Iterator[Fault]:
-    pod = f"{job.name}-{REPLICATED_JOB}-{job.slices - 1}-{job.pods - 1}{_SUFFIX}"
-    if len(pod) > LONGEST_NAME:
-        message = f"name has {len(job.name)} characters, a pod's name with it {len(pod)}; the limit is {LONGEST_NAME}."
-        yield Fault(("name",), message, f"use at most {LONGEST_NAME - len(pod) + len(job.name)} characters.")
+def _name_faults(job: JobSpec) -> Iterator[Fault]:
+    pod = f"{job.name}-{REPLICATED_JOB}-{job.slices - 1}-{job.pods - 1}{_POD_NAME_SUFFIX}"
+    if len(pod) > MAX_NAME_LENGTH:
+        message = (
+            f"name has {len(job.name)} characters, a pod's name with it {len(pod)}; the limit is {MAX_NAME_LENGTH}."
+        )
+        yield Fault(("name",), message, f"use at most {MAX_NAME_LENGTH - len(pod) + len(job.name)} characters.")
 
 
-def _pods(job: JobSpec) -> Iterator[Fault]:
+def _pod_count_faults(job: JobSpec) -> Iterator[Fault]:
     """Refuse more pods than one indexed Job supports, which slices or a topology may request."""
-    if job.pod_count > MOST_PODS:
-        shape = f"{count(job.slices, 'slice')} of {count(job.pods, 'host')}"
-        yield Fault(("hosts",), f"{shape} are {job.pod_count} pods, and {MOST_PODS} is the most that is supported.")
+    if job.pod_count > MAX_PODS:
+        shape = f"{format_count(job.slices, 'slice')} of {format_count(job.pods, 'host')}"
+        yield Fault(("hosts",), f"{shape} are {job.pod_count} pods, and {MAX_PODS} is the most that is supported.")
 
 
-def _elastic(job: JobSpec) -> Iterator[Fault]:
+def _elastic_faults(job: JobSpec) -> Iterator[Fault]:
     """Check hosts.min and spares, which need hosts that are replaced one by one."""
     path: KeyPath
     if job.min_hosts > job.hosts:
         yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts} is above hosts.max = {job.hosts}.", "swap them.")
-    asked: dict[KeyPath, int] = {("hosts", "min"): job.min_hosts} if job.is_elastic else {}
-    asked |= {("spares",): job.spares} if job.spares else {}
-    for path, number in asked.items():
-        setting = f"{dotted(path)} = {number}"
+    settings: dict[KeyPath, int] = {("hosts", "min"): job.min_hosts} if job.is_elastic else {}
+    settings |= {("spares",): job.spares} if job.spares else {}
+    for path, number in settings.items():
+        setting = f"{format_key_path(path)} = {number}"
         if job.accelerator.platform == "tpu":
             message = f"{setting} does not apply to {job.accelerator.type}: a TPU slice is lost as a whole."
             yield Fault(path, message, "leave it out: the JobSet makes all pods again.")
@@ -107,104 +109,113 @@ def _elastic(job: JobSpec) -> Iterator[Fault]:
             limits = f"restarts: {{crash: {job.restarts.crash}, in_place: {job.restarts.in_place}}}"
             message = f"{setting} needs several hosts that are replaced one by one; the job has "
             hint = "set hosts to 2 or more, and both limits to 1 or more."
-            yield Fault(path, f"{message}{count(job.hosts, 'host')} and {limits}.", hint)
+            yield Fault(path, f"{message}{format_count(job.hosts, 'host')} and {limits}.", hint)
     if job.is_elastic and job.train is None:
         message = f"hosts.min = {job.min_hosts} is of train: jobs: the mesh of a program is its own."
         yield Fault(("hosts", "min"), message, "leave it out; spares are for any program.")
 
 
-def _shrinks(job: JobSpec) -> Iterator[Fault]:
+def _min_hosts_faults(job: JobSpec) -> Iterator[Fault]:
     """Check that mesh and batch also divide over the smallest number of hosts."""
     if not job.is_elastic or job.train is None or not mesh_fits(job):
         return
     try:
-        job.on_hosts(job.min_hosts)
+        job.train_on_hosts(job.min_hosts)
     except ValueError as error:
-        sizes = [size for size in job.sizes if size < job.hosts]
+        sizes = [size for size in job.trainable_host_counts if size < job.hosts]
         hint = "use another batch or mesh, or one number."
-        hint = f"use {either(sizes)}, or another batch or mesh." if sizes else hint
+        hint = f"use {join_choices(sizes)}, or another batch or mesh." if sizes else hint
         yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts}: {error}.", hint)
 
 
-def _topology(job: JobSpec) -> Iterator[Fault]:
+def _topology_faults(job: JobSpec) -> Iterator[Fault]:
     kind, topology = job.accelerator.type, job.accelerator.topology
     path: KeyPath = ("accelerator", "topology")
-    facts = KNOWN[kind]
+    facts = ACCELERATORS[kind]
     if facts.platform != "tpu":
         if topology is not None:
-            yield Fault(path, f"accelerator.topology = {cut(topology)} does not apply to {kind}.", "leave it out.")
+            yield Fault(
+                path, f"accelerator.topology = {shorten_text(topology)} does not apply to {kind}.", "leave it out."
+            )
         return
-    offered = either(facts.topologies()) + (", or multiples of 4x4x4" if facts.dimensions == 3 else "")
+    offered = join_choices(facts.listed_topologies()) + (", or multiples of 4x4x4" if facts.dimensions == 3 else "")
     if topology is None:
         yield Fault(path, f"accelerator.topology is missing: {kind} is a TPU.", f"it is {offered}.")
-    elif not facts.accepts(topology):
-        yield Fault(path, f"accelerator.topology = {cut(topology)} is not a slice of {kind}.", f"use {offered}.")
+    elif not facts.accepts_topology(topology):
+        yield Fault(
+            path, f"accelerator.topology = {shorten_text(topology)} is not a slice of {kind}.", f"use {offered}."
+        )
     else:
-        yield from _slice(job, kind, topology)
+        yield from _tpu_slice_faults(job, kind, topology)
 
 
-def _device_memory(job: JobSpec) -> Iterator[Fault]:
-    given, kind = job.accelerator.memory, job.accelerator.type
-    if given is not None and job.accelerator.platform not in GPUS:
+def _device_memory_faults(job: JobSpec) -> Iterator[Fault]:
+    memory, kind = job.accelerator.memory, job.accelerator.type
+    if memory is not None and job.accelerator.platform not in GPU_PLATFORMS:
         hint = "use resources.memory, of a host." if kind == "cpu" else "leave it out: the type says it."
         path: KeyPath = ("accelerator", "memory")
-        yield Fault(path, f"accelerator.memory = {given} is of a GPU, and accelerator.type = {kind}.", hint)
+        yield Fault(path, f"accelerator.memory = {memory} is of a GPU, and accelerator.type = {kind}.", hint)
 
 
-def _compute_domain(job: JobSpec) -> Iterator[Fault]:
+def _compute_domain_faults(job: JobSpec) -> Iterator[Fault]:
     kind = job.accelerator.type
-    if job.compute_domain and not KNOWN[kind].joins_hosts:
-        able = either([name for name, accelerator in KNOWN.items() if accelerator.joins_hosts])
+    if job.compute_domain and not ACCELERATORS[kind].joins_hosts:
+        able = join_choices([name for name, accelerator in ACCELERATORS.items() if accelerator.joins_hosts])
         hint = f"leave it out: NVLink joins hosts of {able} alone."
         yield Fault(("compute_domain",), f"compute_domain does not apply to {kind}.", hint)
 
 
-def _slice(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]:
-    chips = math.prod(accelerators.sides_of(topology) or ())
+def _tpu_slice_faults(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]:
+    chips = math.prod(accelerators.parse_topology(topology) or ())
     allowed = accelerators.chips_per_host(kind, topology)
     if job.accelerator.per_host not in allowed:
         message = f"accelerator.per_host = {job.accelerator.per_host} is not what a host of {kind} {topology} has."
-        yield Fault(("accelerator", "per_host"), message, f"use {either(allowed)}, or leave it out.")
+        yield Fault(("accelerator", "per_host"), message, f"use {join_choices(allowed)}, or leave it out.")
     elif job.hosts != chips // job.accelerator.per_host:
         hosts = chips // job.accelerator.per_host
         shape = f"{chips} chips at {job.accelerator.per_host} per host"
-        message = f"hosts = {job.hosts} does not make a {topology} slice of {kind}: {shape} are {count(hosts, 'host')}."
+        message = (
+            f"hosts = {job.hosts} does not make a {topology} slice of {kind}: {shape} are "
+            f"{format_count(hosts, 'host')}."
+        )
         yield Fault(("hosts",), message, f"write {hosts}, or leave it out; slices says how many slices.")
 
 
-def _processes(job: JobSpec) -> Iterator[Fault]:
-    wanted, available = job.processes_per_host, job.accelerator.devices_per_host
+def _process_faults(job: JobSpec) -> Iterator[Fault]:
+    processes, available = job.processes_per_host, job.accelerator.devices_per_host
     path: KeyPath = ("processes_per_host",)
-    if job.accelerator.platform == "tpu" and wanted != 1 and (wanted != "all" or available > 1):
-        message = f"processes_per_host = {wanted} does not apply to a TPU."
+    if job.accelerator.platform == "tpu" and processes != 1 and (processes != "all" or available > 1):
+        message = f"processes_per_host = {processes} does not apply to a TPU."
         yield Fault(path, message, "leave it out: one process drives a host.")
-    elif isinstance(wanted, int) and available % wanted:
-        whose = f"accelerator.per_host = {available}"
-        hint = f"use {either(divisors(available, near=wanted))}, or all for one process per device."
-        yield Fault(path, f"processes_per_host = {wanted} does not divide {whose}.", hint)
+    elif isinstance(processes, int) and available % processes:
+        setting = f"accelerator.per_host = {available}"
+        hint = f"use {join_choices(nearest_divisors(available, target=processes))}, or all for one process per device."
+        yield Fault(path, f"processes_per_host = {processes} does not divide {setting}.", hint)
 
 
-def _resources(job: JobSpec) -> Iterator[Fault]:
+def _resource_faults(job: JobSpec) -> Iterator[Fault]:
     shm, memory = job.resources.shm, job.resources.memory
     for key in ("memory", "ephemeral", "shm", "hugepages"):
-        given = getattr(job.resources, key)
-        if given is not None and given[-1] in "mun":
-            hint = f"write {given[:-1]}Mi for 1024s, or {given[:-1]}M for 1000s." if given[-1] == "m" else None
-            yield Fault(("resources", key), f"resources.{key} = {given} is less than a byte: m is a thousandth.", hint)
+        quantity = getattr(job.resources, key)
+        if quantity is not None and quantity[-1] in "mun":
+            hint = f"write {quantity[:-1]}Mi for 1024s, or {quantity[:-1]}M for 1000s." if quantity[-1] == "m" else None
+            yield Fault(
+                ("resources", key), f"resources.{key} = {quantity} is less than a byte: m is a thousandth.", hint
+            )
     if shm is not None and memory is not None and parse_quantity(shm) > parse_quantity(memory):
         message = f"resources.shm = {shm} is more than resources.memory = {memory}, against which it counts."
         yield Fault(("resources", "shm"), message, "raise memory, or lower shm.")
 
 
-def _placement(job: JobSpec) -> Iterator[Fault]:
+def _placement_faults(job: JobSpec) -> Iterator[Fault]:
     if job.placement is not None and (job.placement.preferred is None) == (job.placement.required is None):
-        which = "both required and preferred" if job.placement.required else "neither required nor preferred"
-        yield Fault(("placement",), f"placement has {which}.", "name one: placement: {preferred: rack}")
+        problem = "both required and preferred" if job.placement.required else "neither required nor preferred"
+        yield Fault(("placement",), f"placement has {problem}.", "name one: placement: {preferred: rack}")
 
 
-def _network(job: JobSpec) -> Iterator[Fault]:
-    if (wrong := network_fault(job.network, job.accelerator.type, job.platform)) is not None:
-        yield wrong
+def _network_faults(job: JobSpec) -> Iterator[Fault]:
+    if (fault := network_fault(job.network, job.accelerator.type, job.platform)) is not None:
+        yield fault
 
 
 def network_fault(network: Network, kind: str, platform: str | None) -> Fault | None:
@@ -215,30 +226,32 @@ def network_fault(network: Network, kind: str, platform: str | None) -> Fault | 
     name = network if isinstance(network, str) else network.profile
     if name in ("default", "hostnetwork"):
         return None
-    if KNOWN[kind].platform not in GPUS:
+    if ACCELERATORS[kind].platform not in GPU_PLATFORMS:
         return Fault(
             ("network",), f"network = {name} does not apply to {kind}.", "use default: that network connects GPUs."
         )
-    if platform is not None and platform != HOME_OF_NETWORK.get(name, platform):
+    if platform is not None and platform != PLATFORM_OF_NETWORK.get(name, platform):
         message = f"network = {name} does not exist on platform = {platform}."
-        hint = f"it is {HOME_OF_NETWORK[name]}'s; leave it out, or describe yours as {{profile: rdma, …}}."
+        hint = f"it is {PLATFORM_OF_NETWORK[name]}'s; leave it out, or describe yours as {{profile: rdma, …}}."
         return Fault(("network",), message, hint)
     return None
 
 
-def _volumes(job: JobSpec) -> Iterator[Fault]:
-    seen: dict[str, int] = {}
+def _volume_faults(job: JobSpec) -> Iterator[Fault]:
+    index_of_mount: dict[str, int] = {}
     for index, volume in enumerate(job.volumes):
         mount = volume.path.rstrip("/")
         path: KeyPath = ("volumes", index, "path")
         setting = f"volumes.{index}.path = {volume.path}"
-        if mount in seen:
-            yield Fault(path, f"{setting} is also volumes.{seen[mount]}'s.", "mount each elsewhere.")
+        if mount in index_of_mount:
+            yield Fault(path, f"{setting} is also volumes.{index_of_mount[mount]}'s.", "mount each elsewhere.")
         elif mount in ("/code", "/jaxlaunch", "/dev/shm"):
             yield Fault(path, f"{setting} is reserved for the launcher.", "mount it elsewhere.")
-        seen.setdefault(mount, index)
+        index_of_mount.setdefault(mount, index)
         if isinstance(volume, Bucket) and "," in volume.bucket:
-            message = f"volumes.{index}.bucket = {cut(volume.bucket)} has a comma, which would end its folder's name"
+            message = (
+                f"volumes.{index}.bucket = {shorten_text(volume.bucket)} has a comma, which would end its folder's name"
+            )
             hint = "mount a folder without one above it, or give the URL to the program."
             yield Fault(("volumes", index, "bucket"), f"{message} in the options of the mount.", hint)
 
@@ -246,29 +259,33 @@ def _volumes(job: JobSpec) -> Iterator[Fault]:
 # --- parts of a pod that the launcher owns ----------------------------------------------------------------------------
 
 
-_FILE = "put it into a file: ship it with code:, or mount a ConfigMap."
+_USE_FILE_HINT = "put it into a file: ship it with code:, or mount a ConfigMap."
 # JAXLAUNCH_JOB contains the command and other fields, for which this many bytes are reserved.
-_REST_OF_JOB = 4096
+_JOB_RESERVE_BYTES = 4096
 # The cluster defaults may add this many bytes to TRAIN_SPEC.
-_REST_OF_TRAIN = 4096
+_TRAIN_RESERVE_BYTES = 4096
 
 
-def _environment(job: JobSpec) -> Iterator[Fault]:
+def _environment_faults(job: JobSpec) -> Iterator[Fault]:
     for block, names in (("env", job.env), ("secrets", job.secrets)):
         for name in names:
             if is_contract_variable(name):
                 message = f"{block}.{name} is set by the launcher in every pod."
                 yield Fault((block, name), message, "choose another name.")
     for name, value in job.env.items():
-        if (size := len(f"{name}={value}".encode(errors="surrogatepass")) + 1) > LONGEST_VARIABLE:
-            message = f"env.{name} takes {size} bytes, and Linux allows a program's variable {LONGEST_VARIABLE}."
-            yield Fault(("env", name), message, _FILE)
+        if (size := len(f"{name}={value}".encode(errors="surrogatepass")) + 1) > MAX_VARIABLE_BYTES:
+            message = f"env.{name} takes {size} bytes, and Linux allows a program's variable {MAX_VARIABLE_BYTES}."
+            yield Fault(("env", name), message, _USE_FILE_HINT)
     # The command is passed in JAXLAUNCH_JOB, the train block in TRAIN_SPEC.
-    if (size := len(json.dumps(job.command)) + _REST_OF_JOB) > LONGEST_VARIABLE:
-        yield Fault(("command",), f"command takes {size} bytes, and {LONGEST_VARIABLE} is the most that fits.", _FILE)
+    if (size := len(json.dumps(job.command)) + _JOB_RESERVE_BYTES) > MAX_VARIABLE_BYTES:
+        yield Fault(
+            ("command",), f"command takes {size} bytes, and {MAX_VARIABLE_BYTES} is the most that fits.", _USE_FILE_HINT
+        )
     train = "" if job.train is None else job.train.model_dump_json(exclude_unset=True)
-    if (size := len(train.encode()) + _REST_OF_TRAIN) > LONGEST_VARIABLE:
-        yield Fault(("train",), f"train takes {size} bytes, and {LONGEST_VARIABLE} is the most that fits.", _FILE)
+    if (size := len(train.encode()) + _TRAIN_RESERVE_BYTES) > MAX_VARIABLE_BYTES:
+        yield Fault(
+            ("train",), f"train takes {size} bytes, and {MAX_VARIABLE_BYTES} is the most that fits.", _USE_FILE_HINT
+        )
     for name in job.secrets.keys() & job.env.keys():
         yield Fault(("env", name), f"env.{name} is also in secrets.", "keep one of them.")
     if job.notify is None:
@@ -282,21 +299,25 @@ def _environment(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("notify", "events"), message, "set it.")
 
 
-def _labels(job: JobSpec) -> Iterator[Fault]:
-    yield from _reserved(("labels",), job.labels)
-    yield from _reserved(("annotations",), job.annotations)
+def _label_faults(job: JobSpec) -> Iterator[Fault]:
+    yield from _reserved_domain_faults(("labels",), job.labels)
+    yield from _reserved_domain_faults(("annotations",), job.annotations)
 
 
-def _reserved(block: KeyPath, keys: Iterable[Any]) -> Iterator[Fault]:
+def _reserved_domain_faults(block: KeyPath, keys: Iterable[Any]) -> Iterator[Fault]:
     """Refuse labels and annotations that control the launcher, JobSet or Kueue."""
     for key in map(str, keys):
         domain = key.partition("/")[0]
         if "/" in key and any(domain == own or domain.endswith(f".{own}") for own in RESERVED_DOMAINS):
             hint = "use queue:, priority: and placement:." if "kueue" in domain else "choose another domain."
-            yield Fault((*block, key), f"{dotted(block)}.{cut(key)} is set by the launcher or the cluster.", hint)
+            yield Fault(
+                (*block, key),
+                f"{format_key_path(block)}.{shorten_text(key)} is set by the launcher or the cluster.",
+                hint,
+            )
 
 
-def _pod(job: JobSpec) -> Iterator[Fault]:
+def _pod_faults(job: JobSpec) -> Iterator[Fault]:
     for key in job.pod:
         if key not in ("metadata", "spec"):
             yield Fault(("pod", key), f"pod.{key} is not part of a pod template.", "it has metadata and spec.")
@@ -311,21 +332,21 @@ def _pod(job: JobSpec) -> Iterator[Fault]:
         path: KeyPath = ("pod", "metadata", "annotations")
         annotations = metadata.get("annotations", {})
         if isinstance(annotations, dict):
-            yield from _reserved(path, annotations)
+            yield from _reserved_domain_faults(path, annotations)
         else:
             yield Fault(path, "pod.metadata.annotations is not a block.", "it is merged into the pod template.")
     if isinstance(spec, dict):
-        yield from _pod_spec(spec)
+        yield from _pod_spec_faults(spec)
 
 
-_OURS_IN_SPEC = {
+_LAUNCHER_SPEC_KEYS = {
     "restartPolicy": "the gang restarts as a whole; see restarts:.",
     "terminationGracePeriodSeconds": "use grace: instead.",
 }
 
 
-def _pod_spec(spec: dict[str, Any]) -> Iterator[Fault]:
-    for key, hint in _OURS_IN_SPEC.items():
+def _pod_spec_faults(spec: dict[str, Any]) -> Iterator[Fault]:
+    for key, hint in _LAUNCHER_SPEC_KEYS.items():
         if key in spec:
             yield Fault(("pod", "spec", key), f"pod.spec.{key} is set by the launcher.", hint)
     containers = spec.get("containers", [])
@@ -337,33 +358,33 @@ def _pod_spec(spec: dict[str, Any]) -> Iterator[Fault]:
         if not isinstance(container, dict) or not isinstance(container.get("name"), str):
             yield Fault(path, "pod.spec.containers is merged by name.", "give each a name.")
         elif container["name"] == MAIN_CONTAINER:
-            yield from _main_container(container, path)
+            yield from _main_container_faults(container, path)
 
 
-def _main_container(container: dict[str, Any], path: KeyPath) -> Iterator[Fault]:
-    where = dotted(path)
+def _main_container_faults(container: dict[str, Any], path: KeyPath) -> Iterator[Fault]:
+    prefix = format_key_path(path)
     for key in ("command", "args"):
         if key in container:
-            yield Fault((*path, key), f"{where}.{key} would replace the agent.", "use command: instead.")
+            yield Fault((*path, key), f"{prefix}.{key} would replace the agent.", "use command: instead.")
     variables = container.get("env", [])
     if not isinstance(variables, list):
-        yield Fault((*path, "env"), f"{where}.env is not a list of variables.", "it adds to the launcher's.")
+        yield Fault((*path, "env"), f"{prefix}.env is not a list of variables.", "it adds to the launcher's.")
     for index, variable in enumerate(variables if isinstance(variables, list) else []):
         name = variable.get("name") if isinstance(variable, dict) else None
         if isinstance(name, str) and is_contract_variable(name):
-            message = f"{where}.env.{index}: {name} is set by the launcher in every pod."
+            message = f"{prefix}.env.{index}: {name} is set by the launcher in every pod."
             yield Fault((*path, "env", index), message, "leave it out.")
 
 
-def _task(job: JobSpec) -> Iterator[Fault]:
+def _task_faults(job: JobSpec) -> Iterator[Fault]:
     """Refuse built-in tasks that do not exist. A user's task can only be checked inside its image."""
     task = "" if job.train is None else job.train.task
     if task.startswith("jaxlaunch.") and task not in TASKS:
-        hint = f"use {either(list(TASKS))}, or module:Name of your own."
-        yield Fault(("train", "task"), f"train.task = {cut(task)} is not a built-in task.", hint)
+        hint = f"use {join_choices(list(TASKS))}, or module:Name of your own."
+        yield Fault(("train", "task"), f"train.task = {shorten_text(task)} is not a built-in task.", hint)
 
 
-def _trainer(job: JobSpec) -> Iterator[Fault]:
+def _trainer_faults(job: JobSpec) -> Iterator[Fault]:
     """Refuse the built-in trainer on ROCm, where it is untested and its image has no JAX."""
     kind = job.accelerator.type
     if job.train is not None and job.accelerator.platform == "rocm":
@@ -373,20 +394,20 @@ def _trainer(job: JobSpec) -> Iterator[Fault]:
 
 def describe_devices(job: JobSpec) -> str:
     """Return a phrase such as `16 devices (4 hosts × 4)`."""
-    per_chip = KNOWN[job.accelerator.type].devices_per_chip
-    factors = [count(job.hosts, "host"), str(job.accelerator.per_host)]
+    per_chip = ACCELERATORS[job.accelerator.type].devices_per_chip
+    factors = [format_count(job.hosts, "host"), str(job.accelerator.per_host)]
     if job.slices > 1:
-        factors.insert(0, count(job.slices, "slice"))
+        factors.insert(0, format_count(job.slices, "slice"))
     if per_chip > 1:
-        factors[-1:] = [count(job.accelerator.per_host, "chip"), str(per_chip)]
-    return f"{count(job.devices, 'device')} ({' × '.join(factors)})"
+        factors[-1:] = [format_count(job.accelerator.per_host, "chip"), str(per_chip)]
+    return f"{format_count(job.devices, 'device')} ({' × '.join(factors)})"
 
 
-def divisors(number: int, near: int = 1) -> list[int]:
-    """Return the divisors of a number; if there are many, those closest to `near`."""
+def nearest_divisors(number: int, target: int = 1) -> list[int]:
+    """Return the divisors of a number; if there are many, those closest to `target`."""
     low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    found = sorted({*low, *(number // divisor for divisor in low)})
-    nearest = sorted(found, key=lambda divisor: abs(math.log(divisor / max(1, near))))[:_MOST_OFFERED]
+    all_divisors = sorted({*low, *(number // divisor for divisor in low)})
+    nearest = sorted(all_divisors, key=lambda divisor: abs(math.log(divisor / max(1, target))))[:_MAX_OFFERED_DIVISORS]
     return sorted(nearest)
 
 
@@ -395,28 +416,28 @@ def mesh_faults(job: JobSpec) -> Iterator[Fault]:
     if job.train is None:
         return
     sizes = {axis: getattr(job.train.mesh, axis) for axis in MESH_AXES}
-    wrong = [axis for axis, size in sizes.items() if size > 0 and job.devices % size]
-    for axis in wrong:
+    wrong_axes = [axis for axis, size in sizes.items() if size > 0 and job.devices % size]
+    for axis in wrong_axes:
         message = f"train.mesh.{axis} = {sizes[axis]} does not divide {describe_devices(job)}."
-        options = either(divisors(job.devices, near=sizes[axis]))
+        options = join_choices(nearest_divisors(job.devices, target=sizes[axis]))
         yield Fault((*MESH, axis), message, f"use {options}, or -1 to take what remains.")
     is_open = -1 in sizes.values()
     fixed = math.prod(size for size in sizes.values() if size > 0)
-    if wrong or not (job.devices % fixed or (not is_open and fixed != job.devices)):
+    if wrong_axes or not (job.devices % fixed or (not is_open and fixed != job.devices)):
         return
     # The hint names the one axis to change, or the number of devices to request.
     hint = f"make the axes smaller, or ask for {fixed} devices or a multiple of that."
-    cures = [
+    fixes = [
         f"{axis}: {job.devices * size // fixed}"
         for axis, size in sizes.items()
         if size > 0 and job.devices * size % fixed == 0 and (axis != "ep" or size != 1)
     ]
-    if cures and not is_open:
-        hint = f"write {either(cures)}; -1 on one axis takes what remains."
-    shape = said({axis: size for axis, size in sizes.items() if size > 0})
+    if fixes and not is_open:
+        hint = f"write {join_choices(fixes)}; -1 on one axis takes what remains."
+    shape = format_axes({axis: size for axis, size in sizes.items() if size > 0})
     makes = "alone needs" if is_open else "needs"
     yield Fault(
-        MESH, f"train.mesh: {shape} {makes} {count(fixed, 'device')}, the job has {describe_devices(job)}.", hint
+        MESH, f"train.mesh: {shape} {makes} {format_count(fixed, 'device')}, the job has {describe_devices(job)}.", hint
     )
 
 
@@ -428,13 +449,15 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
     spanned = math.prod(dcn.values())
     if dcn and spanned != job.slices:
         shape = " × ".join(f"{axis} {times}" for axis, times in dcn.items())
-        message = f"train.mesh.dcn: {shape} spans {count(spanned, 'slice')}, the job has {job.slices}."
+        message = f"train.mesh.dcn: {shape} spans {format_count(spanned, 'slice')}, the job has {job.slices}."
         hint = f"its product must be {job.slices}." if job.slices > 1 else "leave it out, or set slices."
         yield Fault((*MESH, "dcn"), message, hint)
     for axis, times in dcn.items():
         if sizes[axis] % times:
             message = f"train.mesh.dcn.{axis} = {times} does not divide {axis} = {sizes[axis]}."
-            yield Fault((*MESH, "dcn", axis), message, f"use {either(divisors(sizes[axis], near=times))}.")
+            yield Fault(
+                (*MESH, "dcn", axis), message, f"use {join_choices(nearest_divisors(sizes[axis], target=times))}."
+            )
 
 
 def batch_faults(job: JobSpec) -> Iterator[Fault]:
@@ -442,26 +465,26 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
     if job.train is None or not mesh_fits(job):
         return
     train = job.train
-    if not _is_known(train, "batch"):
+    if not _is_in_spec(train, "batch"):
         return
     sizes = dict(zip(BATCH_AXES, train.mesh.resolve(job.devices), strict=False))
     parts = math.prod(sizes.values()) * train.accumulate
     if train.batch % parts:
         below, above = train.batch // parts * parts, -(-train.batch // parts) * parts
-        shape = said(sizes) + (f" × accumulate {train.accumulate}" if train.accumulate > 1 else "")
+        shape = format_axes(sizes) + (f" × accumulate {train.accumulate}" if train.accumulate > 1 else "")
         message = f"train.batch = {train.batch} is not divisible by {shape} = {parts}."
-        yield Fault(("train", "batch"), message, f"use {either([size for size in (below, above) if size])}.")
+        yield Fault(("train", "batch"), message, f"use {join_choices([size for size in (below, above) if size])}.")
 
 
 def model_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield faults for model sizes that do not split over mp or ep, if the mesh fits the devices."""
-    if job.train is None or not mesh_fits(job) or not _is_known(job.train, "model"):
+    if job.train is None or not mesh_fits(job) or not _is_in_spec(job.train, "model"):
         return
     model, (_, _, ep, mp) = job.train.model, job.train.mesh.resolve(job.devices)
     yield from _expert_faults(job.train, ep)
     for key in SPLIT_BY_MP.get(model.kind, ()):
         size = getattr(model, key)
-        if isinstance(model, Published) and model.is_partial and key not in model.model_fields_set:
+        if isinstance(model, PublishedModel) and model.is_partial and key not in model.model_fields_set:
             # The folder of init_from sets this size.
             continue
         if size is not None and size % mp:
@@ -472,7 +495,7 @@ def model_faults(job: JobSpec) -> Iterator[Fault]:
 def _expert_faults(train: TrainSpec, ep: int) -> Iterator[Fault]:
     model = train.model
     experts = model.experts if isinstance(model, Decoder) else None
-    is_partial = isinstance(model, Published) and model.is_partial
+    is_partial = isinstance(model, PublishedModel) and model.is_partial
     if ep == 1 or isinstance(model, CustomModel) or (is_partial and experts is None):
         return
     if experts is None:
@@ -483,7 +506,7 @@ def _expert_faults(train: TrainSpec, ep: int) -> Iterator[Fault]:
         yield Fault(("train", "model", "experts"), message, f"use a multiple of {ep}, or another ep.")
 
 
-def _is_known(train: TrainSpec, key: str) -> bool:
+def _is_in_spec(train: TrainSpec, key: str) -> bool:
     """Return whether the spec determines `key`. A user's task may have another default for it."""
     return train.task in TASK_DEFAULTS or key in train.model_fields_set
 
@@ -494,34 +517,41 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
     The rule is that of `rows` in trainer/parallel/mesh.py. On TPUs the torus determines the order of devices, so only
     the mesh itself can check it.
     """
-    if KNOWN[job.accelerator.type].platform == "tpu":
+    if ACCELERATORS[job.accelerator.type].platform == "tpu":
         return
-    if job.train is None or not mesh_fits(job) or job.devices > _MOST_SIMULATED or job.devices % job.processes:
+    if job.train is None or not mesh_fits(job) or job.devices > _MAX_SIMULATED_DEVICES or job.devices % job.processes:
         return
     sizes, dcn = job.train.mesh.resolve(job.devices), job.train.mesh.dcn
-    across = [dcn.get(axis, 1) for axis in ("dp", "fsdp", "ep", "mp")]
-    if math.prod(across) != job.slices or any(size % times for size, times in zip(sizes, across, strict=True)):
+    slice_sizes = [dcn.get(axis, 1) for axis in ("dp", "fsdp", "ep", "mp")]
+    if math.prod(slice_sizes) != job.slices or any(
+        size % times for size, times in zip(sizes, slice_sizes, strict=True)
+    ):
         return
-    inside = [size // times for size, times in zip(sizes, across, strict=True)]
+    sizes_in_slice = [size // times for size, times in zip(sizes, slice_sizes, strict=True)]
     # The shard of the batch that each device holds, in the order of processes.
     shards: list[int] = []
-    for place in itertools.product(*(range(size) for size in (*across, *inside))):
+    for place in itertools.product(*(range(size) for size in (*slice_sizes, *sizes_in_slice))):
         part = 0
         for axis in range(len(BATCH_AXES)):
-            part = part * sizes[axis] + place[axis] * inside[axis] + place[len(sizes) + axis]
+            part = part * sizes[axis] + place[axis] * sizes_in_slice[axis] + place[len(sizes) + axis]
         shards.append(part)
     size = job.devices_per_process
-    held = [tuple(sorted(set(shards[start : start + size]))) for start in range(0, len(shards), size)]
-    torn = [process for process, parts in enumerate(held) if parts[-1] - parts[0] + 1 != len(parts)]
-    if torn and sum(map(len, set(held))) != math.prod(sizes[: len(BATCH_AXES)]):
-        message = f"train.mesh: process {torn[0]} holds rows of the batch that are not contiguous and overlap others'."
+    parts_of_process = [tuple(sorted(set(shards[start : start + size]))) for start in range(0, len(shards), size)]
+    torn_processes = [
+        process for process, parts in enumerate(parts_of_process) if parts[-1] - parts[0] + 1 != len(parts)
+    ]
+    if torn_processes and sum(map(len, set(parts_of_process))) != math.prod(sizes[: len(BATCH_AXES)]):
+        message = (
+            f"train.mesh: process {torn_processes[0]} holds rows of the batch that are not contiguous and "
+            "overlap others'."
+        )
         yield Fault(MESH, message, "let dp, not fsdp, span slices, or give each process fewer devices.")
 
 
 def mesh_fits(job: JobSpec) -> bool:
     """Return whether the mesh fits the devices of the job."""
     try:
-        return job.train is not None and job.host_count <= MOST_PODS and bool(job.train.mesh.resolve(job.devices))
+        return job.train is not None and job.host_count <= MAX_PODS and bool(job.train.mesh.resolve(job.devices))
     except ValueError:
         return False
 
@@ -530,23 +560,23 @@ _DEVICES: tuple[KeyPath, ...] = (("hosts",), ("slices",), ("accelerator",))
 _LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
 
 CHECKS: tuple[Check, ...] = (
-    Check((("name",), ("hosts",), ("slices",)), _names),
-    Check((("hosts",), ("slices",), ("accelerator",)), _pods),
-    Check((*_DEVICES, ("spares",), ("restarts",)), _elastic),
-    Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate"), ("train", "model")), _shrinks),
-    Check((("hosts",), ("accelerator",)), _topology),
-    Check((("accelerator",),), _device_memory),
-    Check((("compute_domain",), ("accelerator",)), _compute_domain),
-    Check((("processes_per_host",), ("accelerator",)), _processes),
-    Check((), _resources),
-    Check((("placement",),), _placement),
-    Check((("network",), ("accelerator",), ("platform",)), _network),
-    Check((), _volumes),
-    Check((), _environment),
-    Check((), _labels),
-    Check((), _pod),
-    Check((("train", "task"),), _task),
-    Check((("accelerator",),), _trainer),
+    Check((("name",), ("hosts",), ("slices",)), _name_faults),
+    Check((("hosts",), ("slices",), ("accelerator",)), _pod_count_faults),
+    Check((*_DEVICES, ("spares",), ("restarts",)), _elastic_faults),
+    Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate"), ("train", "model")), _min_hosts_faults),
+    Check((("hosts",), ("accelerator",)), _topology_faults),
+    Check((("accelerator",),), _device_memory_faults),
+    Check((("compute_domain",), ("accelerator",)), _compute_domain_faults),
+    Check((("processes_per_host",), ("accelerator",)), _process_faults),
+    Check((), _resource_faults),
+    Check((("placement",),), _placement_faults),
+    Check((("network",), ("accelerator",), ("platform",)), _network_faults),
+    Check((), _volume_faults),
+    Check((), _environment_faults),
+    Check((), _label_faults),
+    Check((), _pod_faults),
+    Check((("train", "task"),), _task_faults),
+    Check((("accelerator",),), _trainer_faults),
     Check(_LAYOUT, mesh_faults),
     Check(_LAYOUT, slice_faults),
     Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate")), batch_faults),

@@ -26,7 +26,7 @@ TOKENS = (
     r"|[?&](?:sig|X-Amz-Signature|X-Goog-Signature)=[\w%+/=-]{20,}"
 )
 # Keys without a recognizable format, which are found by the name that a program reads them from.
-NAMED = (
+NAMED_KEYS = (
     r"(?<![\w$.?&:-])(?P<name>(?i:wandb_api_key|comet_api_key|neptune_api_token|kaggle_key|npmAuthToken"
     r"|aws_?secret_?access_?key|aws_session_token|azure_storage_key))\\?[\"']?\]?\s{0,3}[:=]\s{0,3}\\?[\"']?"
     r"(?=[\w+/=~-]*\d)(?P<here>[\w+/=~-]{16,})(?![\w+/=~.(\[-])"
@@ -37,30 +37,31 @@ SCHEME = r"(?<!github)://"
 _LITERAL = r"(?![$<{%*])"
 _AUTHORIZATION = rf"(?i:authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token))\s+{_LITERAL}[\w.~+/=-]{{6,}}"
 _FORMS = re.compile(
-    rf"{TOKENS}|{NAMED}|-----BEGIN [A-Z ]*PRIVATE KEY|{SCHEME}[^/\s:@]*:{_LITERAL}[^/\s@]+@(?!sha\d+:)|{_AUTHORIZATION}"
+    rf"{TOKENS}|{NAMED_KEYS}|-----BEGIN [A-Z ]*PRIVATE "
+    rf"KEY|{SCHEME}[^/\s:@]*:{_LITERAL}[^/\s@]+@(?!sha\d+:)|{_AUTHORIZATION}"
     rf"|\A\s*(?i:bearer)\s+{_LITERAL}\S+\s*\Z|\b[Bb]earer\s+(?=[\w.~+/-]*\d)[\w.~+/=-]{{16,}}"
 )
 _PRIVATE_BLOCKS = {"env", "secrets", "command", "pod", "init", "args", "eval_args", "annotations"}
 
 
-def in_value(text: str, name: str = "") -> bool:
+def has_credential(text: str, name: str = "") -> bool:
     """Return whether a text, or the value of a variable with this name, looks like a credential."""
-    return _FORMS.search(text) is not None or (name != "" and re.search(NAMED, f"{name}={text}") is not None)
+    return _FORMS.search(text) is not None or (name != "" and re.search(NAMED_KEYS, f"{name}={text}") is not None)
 
 
-def is_private(path: KeyPath) -> bool:
+def is_private_path(path: KeyPath) -> bool:
     """Return whether values below this path must never be shown in messages."""
     return not _PRIVATE_BLOCKS.isdisjoint(path)
 
 
-def strings(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+def walk_strings(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Yield every string in plain data with its path."""
     if isinstance(value, dict):
         for key, below in value.items():
-            yield from strings(below, (*path, key))
+            yield from walk_strings(below, (*path, key))
     elif isinstance(value, list):
         for index, below in enumerate(value):
-            yield from strings(below, (*path, index))
+            yield from walk_strings(below, (*path, index))
     elif isinstance(value, str):
         yield path, value
 
@@ -116,7 +117,7 @@ _FORMS_IN_FILES: tuple[tuple[str, str], ...] = (
         "a token",
         r"(?i:authorization)[^\n]{0,80}?\b(?i:bearer|basic)\s+(?=[\w.~+/-]*\d)(?P<here>[\w.~+/=-]{20,})",
     ),
-    ("", NAMED),
+    ("", NAMED_KEYS),
     (
         "a token",
         r"(?m)^(?:[^#;\n]*:_(?:authToken|auth|password)\s*=\s*|_(?:authToken|auth|password)=(?=\S*\d))"
@@ -135,11 +136,11 @@ _FORMS_IN_FILES: tuple[tuple[str, str], ...] = (
 )
 
 
-class Sign(NamedTuple):
+class CredentialSign(NamedTuple):
     """A place in a file that looks like a credential."""
 
     line: int
-    what: str
+    kind: str
 
 
 def is_credential_file(name: str) -> bool:
@@ -156,11 +157,11 @@ def is_credential_file(name: str) -> bool:
     )
 
 
-def find_credential(content: bytes) -> Sign | None:
+def find_credential(content: bytes) -> CredentialSign | None:
     """Return the first credential in a file, or None. Takes about 0.1 s per MB."""
     text = content.decode("latin-1")
-    for what, form in _FORMS_IN_FILES:
-        for match in re.finditer(form, text):
+    for kind, pattern in _FORMS_IN_FILES:
+        for match in re.finditer(pattern, text):
             value = match["here"]
             if _PLACEHOLDER.search(value):
                 continue
@@ -170,5 +171,5 @@ def find_credential(content: bytes) -> Sign | None:
             else:
                 is_secret = len(set(value)) >= _FEWEST_CHARACTERS
             if is_secret:
-                return Sign(text.count("\n", 0, match.start()) + 1, what or match["name"])
+                return CredentialSign(text.count("\n", 0, match.start()) + 1, kind or match["name"])
     return None

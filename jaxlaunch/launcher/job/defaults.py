@@ -14,14 +14,14 @@ from pydantic import AfterValidator, Field, Tag, ValidationError
 
 from jaxlaunch.launcher.errors import Fault, JobFaults, UserError
 from jaxlaunch.launcher.job import messages
-from jaxlaunch.launcher.job.introspection import Words, has_key
+from jaxlaunch.launcher.job.introspection import Words, discriminate_by_key
 from jaxlaunch.launcher.job.schema import Kind, Network, Toleration
 from jaxlaunch.launcher.job.types import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text, Variable
 from jaxlaunch.launcher.platforms.facts import Provisioner
-from jaxlaunch.launcher.platforms.table import Where
+from jaxlaunch.launcher.platforms.table import PlatformName
 from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.launcher.yaml.reader import Document
-from jaxlaunch.trainer.spec import Block, Positive, in_bucket
+from jaxlaunch.trainer.spec import Block, Positive, check_bucket_url
 
 DEFAULT_USER = 1000
 
@@ -52,13 +52,13 @@ class CheckpointUrl(Block):
     url: Annotated[
         str,
         Field(pattern=r"^(gs|s3)://[^\s/]+(/\S*)?$"),
-        AfterValidator(in_bucket),
+        AfterValidator(check_bucket_url),
         Words("a folder such as gs://bucket/runs"),
     ] = Field(description="a URL below which each job has a folder with its name")
 
 
 Checkpoint = Annotated[
-    Annotated[CheckpointClaim, Tag("claim")] | Annotated[CheckpointUrl, Tag("url")], has_key("claim", "url")
+    Annotated[CheckpointClaim, Tag("claim")] | Annotated[CheckpointUrl, Tag("url")], discriminate_by_key("claim", "url")
 ]
 
 
@@ -100,7 +100,7 @@ class Defaults(Block):
     """The keys of the cluster defaults."""
 
     version: Literal[1] = Field(1, alias="schema", description="version of the keys of this file")
-    platform: Where = Field("generic", description="the platform that the nodes belong to")
+    platform: PlatformName = Field("generic", description="the platform that the nodes belong to")
     provisioner: Provisioner = Field(
         "karpenter",
         description="eks: who adds nodes: Karpenter, managed node groups or Auto Mode, each with its own labels",
@@ -142,7 +142,7 @@ class ClusterDefaults:
     source: Document = dataclasses.field(default_factory=lambda: Document("cluster defaults"))
 
 
-def load(path: Path | None) -> ClusterDefaults:
+def load_defaults(path: Path | None) -> ClusterDefaults:
     """Read the cluster defaults from a file, plain or as the only entry of a ConfigMap.
 
     Without a path, return the built-in defaults. Raises JobFaults with all faults, and UserError if the file cannot be
@@ -152,30 +152,30 @@ def load(path: Path | None) -> ClusterDefaults:
         return ClusterDefaults()
     if not path.exists():
         raise UserError(f"{path}: no such file.", "--defaults names the file with the cluster defaults.")
-    return _defaults(reader.read(path))
+    return _validate_defaults(reader.read_document(path))
 
 
-def parse(text: str, name: str = "defaults.yaml") -> ClusterDefaults:
+def parse_defaults(text: str, name: str = "defaults.yaml") -> ClusterDefaults:
     """Parse the cluster defaults in a text, which faults call `name`. Raises JobFaults."""
-    return _defaults(reader.parse(text, name))
+    return _validate_defaults(reader.parse_document(text, name))
 
 
-def of_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults:
+def read_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults:
     """Parse the cluster defaults in a ConfigMap, which faults call `name`. Raises JobFaults, UserError."""
-    return _defaults(_entry(config_map, name))
+    return _validate_defaults(_config_map_entry(config_map, name))
 
 
-def _entry(config_map: Mapping[str, Any], name: str) -> Document:
+def _config_map_entry(config_map: Mapping[str, Any], name: str) -> Document:
     entries = config_map.get("data")
     if not isinstance(entries, dict) or len(entries) != 1 or not isinstance(text := next(iter(entries.values())), str):
         message = f"{name}: a ConfigMap of cluster defaults has one entry, a text."
         raise UserError(message, "data: {defaults.yaml: |- …}")
-    return reader.parse(text, f"{name}, {next(iter(entries))}")
+    return reader.parse_document(text, f"{name}, {next(iter(entries))}")
 
 
-def _defaults(source: Document) -> ClusterDefaults:
+def _validate_defaults(source: Document) -> ClusterDefaults:
     if isinstance(source.data, dict) and source.data.get("kind") == "ConfigMap":
-        source = _entry(source.data, source.name)
+        source = _config_map_entry(source.data, source.name)
     faults = list(source.faults)
     data: Any = {} if source.data is None else source.data
     if not isinstance(data, dict):
@@ -184,5 +184,5 @@ def _defaults(source: Document) -> ClusterDefaults:
         try:
             return ClusterDefaults(Defaults.model_validate(data), source)
         except ValidationError as error:
-            faults.extend(messages.translate(error, source, Defaults))
+            faults.extend(messages.translate_errors(error, source, Defaults))
     raise JobFaults([source.locate(fault) for fault in faults])

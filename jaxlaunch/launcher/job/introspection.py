@@ -36,7 +36,7 @@ class Type:
     nullable: bool = False
 
     @classmethod
-    def of(cls, annotation: Any, constraints: tuple[Any, ...] = ()) -> Type:
+    def from_annotation(cls, annotation: Any, constraints: tuple[Any, ...] = ()) -> Type:
         """Parse an annotation, with additional constraints."""
         nullable = False
         while True:
@@ -52,14 +52,18 @@ class Type:
                 return cls(annotation, tuple(itertools.chain.from_iterable(nested)), nullable)
 
     @classmethod
-    def of_field(cls, field: FieldInfo) -> Type:
+    def from_field(cls, field: FieldInfo) -> Type:
         """Return the type of a pydantic field."""
-        return cls.of(field.annotation, tuple(field.metadata))
+        return cls.from_annotation(field.annotation, tuple(field.metadata))
 
     @property
     def members(self) -> tuple[Type, ...]:
         """The alternatives of a union, empty for any other type."""
-        return tuple(map(Type.of, get_args(self.bare))) if get_origin(self.bare) in (Union, types.UnionType) else ()
+        return (
+            tuple(map(Type.from_annotation, get_args(self.bare)))
+            if get_origin(self.bare) in (Union, types.UnionType)
+            else ()
+        )
 
     @property
     def model(self) -> type[BaseModel] | None:
@@ -69,37 +73,37 @@ class Type:
     @property
     def items(self) -> Type | None:
         """The type of a list's items."""
-        return Type.of(get_args(self.bare)[0]) if get_origin(self.bare) is list else None
+        return Type.from_annotation(get_args(self.bare)[0]) if get_origin(self.bare) is list else None
 
     @property
     def keys(self) -> Type | None:
         """The type of a mapping's keys."""
-        return Type.of(get_args(self.bare)[0]) if get_origin(self.bare) is dict else None
+        return Type.from_annotation(get_args(self.bare)[0]) if get_origin(self.bare) is dict else None
 
     @property
     def values(self) -> Type | None:
         """The type of a mapping's values."""
-        return Type.of(get_args(self.bare)[1]) if get_origin(self.bare) is dict else None
+        return Type.from_annotation(get_args(self.bare)[1]) if get_origin(self.bare) is dict else None
 
     @property
     def literals(self) -> tuple[Any, ...]:
         """The values of a Literal, empty for any other type."""
         return get_args(self.bare) if get_origin(self.bare) is Literal else ()
 
-    def member(self, label: Any) -> Type | None:
+    def find_member(self, label: Any) -> Type | None:
         """Return the alternative that a validation error names by tag, class or literal key."""
         for member in self.members:
             tags = {constraint.tag for constraint in member.constraints if isinstance(constraint, Tag)}
             if member.model is not None:
                 keys = {"kind", "source"} & member.model.model_fields.keys()
-                literals = (Type.of_field(member.model.model_fields[key]).literals for key in keys)
+                literals = (Type.from_field(member.model.model_fields[key]).literals for key in keys)
                 tags |= {member.model.__name__, *itertools.chain.from_iterable(literals)}
             if label in tags or (member.items is not None and str(label).startswith("list")):
                 return member
         return None
 
 
-def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+def block_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields of a block by the names that job.yaml uses."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
@@ -127,55 +131,57 @@ class Spot:
     root: type[BaseModel] = BaseModel
 
 
-def find(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
+def find_spot(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
     """Return the spot of an error's `loc`, in which pydantic mixes keys with names of alternatives."""
     spot, key_type = Spot((), Type(model), None, root=model), None
     for element in location:
-        here = spot.kind
+        current_type = spot.kind
         if element == "[key]":
             return dataclasses.replace(spot, kind=key_type, is_key=True)
-        if here is not None and here.members:
-            spot = dataclasses.replace(spot, kind=here.member(element), union=spot.path, label=element)
+        if current_type is not None and current_type.members:
+            spot = dataclasses.replace(spot, kind=current_type.find_member(element), union=spot.path, label=element)
             continue
         spot = dataclasses.replace(spot, path=(*spot.path, element))
-        if here is None:
+        if current_type is None:
             continue
-        if here.model is not None:
-            field = fields(here.model).get(str(element))
-            spot = dataclasses.replace(spot, kind=None if field is None else Type.of_field(field), block=here.model)
+        if current_type.model is not None:
+            field = block_fields(current_type.model).get(str(element))
+            spot = dataclasses.replace(
+                spot, kind=None if field is None else Type.from_field(field), block=current_type.model
+            )
         else:
-            key_type = here.keys
-            spot = dataclasses.replace(spot, kind=here.items or here.values)
+            key_type = current_type.keys
+            spot = dataclasses.replace(spot, kind=current_type.items or current_type.values)
     return spot
 
 
-def at(model: type[BaseModel], path: KeyPath) -> list[Type]:
+def types_at(model: type[BaseModel], path: KeyPath) -> list[Type]:
     """Return every type that the schema allows at a path, over all alternatives of unions on the way."""
-    found = [Type(model)]
+    kinds = [Type(model)]
     for key in path:
-        below: list[Type] = []
-        for here in [member for union in found for member in (union.members or (union,))]:
-            if here.model is not None and (field := fields(here.model).get(str(key))) is not None:
-                below.append(Type.of_field(field))
-            elif (item := here.items or here.values) is not None:
-                below.append(item)
-        found = below
-    return found
+        next_kinds: list[Type] = []
+        for kind in [member for union in kinds for member in (union.members or (union,))]:
+            if kind.model is not None and (field := block_fields(kind.model).get(str(key))) is not None:
+                next_kinds.append(Type.from_field(field))
+            elif (item := kind.items or kind.values) is not None:
+                next_kinds.append(item)
+        kinds = next_kinds
+    return kinds
 
 
-def walk(model: type[BaseModel], path: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
+def walk_fields(model: type[BaseModel], path: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
     """Yield every key of the schema with its field, over all alternatives of unions."""
-    for key, field in fields(model).items():
+    for key, field in block_fields(model).items():
         yield (*path, key), field
-        for block in blocks(Type.of_field(field)):
-            yield from walk(block, (*path, key))
+        for block in nested_blocks(Type.from_field(field)):
+            yield from walk_fields(block, (*path, key))
 
 
-def blocks(kind: Type) -> list[type[BaseModel]]:
+def nested_blocks(kind: Type) -> list[type[BaseModel]]:
     """Return the blocks that a type may contain: itself, its alternatives, or its items."""
     inner = kind.items or kind.values
     if inner is not None:
-        return blocks(inner)
+        return nested_blocks(inner)
     return [member.model for member in (kind.members or (kind,)) if member.model is not None]
 
 
@@ -183,7 +189,7 @@ def blocks(kind: Type) -> list[type[BaseModel]]:
 
 _PATTERNS: Mapping[str, str] = {r"^[\w.]+:[\w.]+$": "a name of the form module:Name"}
 _BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
-_PLAIN: Mapping[Any, str] = {
+_TYPE_NAMES: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -192,7 +198,7 @@ _PLAIN: Mapping[Any, str] = {
 }
 
 
-def words(kind: Type) -> str:
+def describe_type(kind: Type) -> str:
     """Describe a type, as the end of "hosts = x is not …"."""
     texts = [constraint.text for constraint in kind.constraints if isinstance(constraint, Words)]
     if texts:
@@ -201,63 +207,63 @@ def words(kind: Type) -> str:
         models = [member.model for member in kind.members if member.model is not None]
         if len(models) < len(kind.members):
             return ", or ".join(
-                dict.fromkeys(words(member).removesuffix(", its only value") for member in kind.members)
+                dict.fromkeys(describe_type(member).removesuffix(", its only value") for member in kind.members)
             )
-        if (key := discriminator(kind)) is None:
-            return f"a block with one of the keys {', '.join(next(iter(fields(model))) for model in models)}"
-        return f"a block whose {key} is {choices(kind)}"
+        if (key := discriminator_key(kind)) is None:
+            return f"a block with one of the keys {', '.join(next(iter(block_fields(model))) for model in models)}"
+        return f"a block whose {key} is {describe_choices(kind)}"
     if kind.literals:
         offered = [str(literal) for literal in kind.literals]
         return f"{offered[0]}, its only value" if len(offered) == 1 else f"one of {', '.join(offered)}"
     if kind.model is not None:
-        return f"a block with the key{'s' * (len(fields(kind.model)) > 1)} {', '.join(fields(kind.model))}"
+        return f"a block with the key{'s' * (len(block_fields(kind.model)) > 1)} {', '.join(block_fields(kind.model))}"
     if kind.items is not None:
-        return "a list of texts" if kind.items.bare is str else f"a list, each item {words(kind.items)}"
+        return "a list of texts" if kind.items.bare is str else f"a list, each item {describe_type(kind.items)}"
     if kind.values is not None:
-        return "a block" if kind.values.bare is Any else f"a block, each value {words(kind.values)}"
+        return "a block" if kind.values.bare is Any else f"a block, each value {describe_type(kind.values)}"
     patterns = [str(getattr(constraint, "pattern", None)) for constraint in kind.constraints]
-    named = [_PATTERNS[pattern] for pattern in patterns if pattern in _PATTERNS]
-    return named[0] if named else f"{_PLAIN[kind.bare]}{_bounds(kind)}"
+    names = [_PATTERNS[pattern] for pattern in patterns if pattern in _PATTERNS]
+    return names[0] if names else f"{_TYPE_NAMES[kind.bare]}{_describe_bounds(kind)}"
 
 
-def has_key(*keys: str) -> Discriminator:
+def discriminate_by_key(*keys: str) -> Discriminator:
     """Return a discriminator that chooses the alternative whose tag is the first of these keys in the block."""
 
-    def tag(value: Any) -> str | None:
-        given = value if isinstance(value, Mapping) else vars(value) if isinstance(value, BaseModel) else ()
-        return next((key for key in keys if key in given), None)
+    def find_tag(value: Any) -> str | None:
+        mapping = value if isinstance(value, Mapping) else vars(value) if isinstance(value, BaseModel) else ()
+        return next((key for key in keys if key in mapping), None)
 
-    return Discriminator(tag)
+    return Discriminator(find_tag)
 
 
-def discriminator(kind: Type) -> str | None:
+def discriminator_key(kind: Type) -> str | None:
     """Return the key that discriminates the blocks of a union, or None if the presence of a key does."""
     models = [member.model for member in kind.members if member.model is not None]
     return next((key for key in ("kind", "source") if all(key in model.model_fields for model in models)), None)
 
 
-def choices(kind: Type) -> str:
+def describe_choices(kind: Type) -> str:
     """Describe the values of the discriminator of a union of blocks."""
-    key = discriminator(kind) or ""
-    kinds = [Type.of_field(member.model.model_fields[key]) for member in kind.members if member.model is not None]
+    key = discriminator_key(kind) or ""
+    kinds = [Type.from_field(member.model.model_fields[key]) for member in kind.members if member.model is not None]
     literals = [str(literal) for kind in kinds for literal in kind.literals]
-    other = [words(key_type) for key_type in kinds if not key_type.literals]
-    return f"one of {', '.join(literals)}" + "".join(f", or {phrase}" for phrase in other)
+    other_phrases = [describe_type(key_type) for key_type in kinds if not key_type.literals]
+    return f"one of {', '.join(literals)}" + "".join(f", or {phrase}" for phrase in other_phrases)
 
 
-def _bounds(kind: Type) -> str:
-    found = {
+def _describe_bounds(kind: Type) -> str:
+    bounds = {
         key: getattr(constraint, key)
         for key in _BOUNDS
         for constraint in kind.constraints
         if getattr(constraint, key, None) is not None
     }
-    if found.keys() >= {"ge", "le"}:
-        return f" from {_number(found['ge'])} to {_number(found['le'])}"
-    phrases = [f"{phrase} {_number(found[key])}" for key, phrase in _BOUNDS.items() if key in found]
+    if bounds.keys() >= {"ge", "le"}:
+        return f" from {_format_bound(bounds['ge'])} to {_format_bound(bounds['le'])}"
+    phrases = [f"{phrase} {_format_bound(bounds[key])}" for key, phrase in _BOUNDS.items() if key in bounds]
     return f" {' and '.join(phrases)}" if phrases else ""
 
 
-def _number(bound: float) -> str:
+def _format_bound(bound: float) -> str:
     # An integer is shown with all digits, as the upper bound of a seed has twenty.
     return str(bound) if isinstance(bound, int) else f"{bound:g}"

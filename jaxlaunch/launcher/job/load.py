@@ -16,14 +16,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.errors import SHOWN_FAULTS, Fault, JobFaults, KeyPath
+from jaxlaunch.launcher.errors import MAX_SHOWN_FAULTS, Fault, JobFaults, KeyPath
 from jaxlaunch.launcher.job import checks, credentials, introspection, messages
-from jaxlaunch.launcher.job.schema import AS_WRITTEN, JobSpec
-from jaxlaunch.launcher.wording import cut, dotted
+from jaxlaunch.launcher.job.schema import AS_WRITTEN_KEYS, JobSpec
+from jaxlaunch.launcher.wording import format_key_path, shorten_text
 from jaxlaunch.launcher.yaml import reader, writer
-from jaxlaunch.launcher.yaml.reader import AFTER_THE_FILE, Document
+from jaxlaunch.launcher.yaml.reader import LINE_AFTER_FILE, Document
 
-__all__ = ["JobFile", "JobSpec", "dump", "kept", "load", "parse", "read", "read_text"]
+__all__ = ["JobFile", "JobSpec", "dump_job", "load_job", "parse_job", "read_job", "read_job_text", "read_run_job"]
 
 # Replaces a required value that is wrong, so that the rest can still be checked. Never part of a result.
 _STAND_INS: dict[KeyPath, Any] = {
@@ -32,7 +32,7 @@ _STAND_INS: dict[KeyPath, Any] = {
     ("train", "task"): "stand_in:Task",
 }
 # Each round removes what the previous one refused.
-_MOST_ROUNDS = 8
+_MAX_ROUNDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,41 +44,41 @@ class JobFile:
     folder: Path
 
 
-def read(path: str | Path, overrides: Sequence[str] = ()) -> JobFile:
+def read_job(path: str | Path, overrides: Sequence[str] = ()) -> JobFile:
     """Read a job file, with dotted overrides such as `train.steps=100`.
 
     Raises JobFaults with all faults, and UserError if the file cannot be read.
     """
-    source = reader.read(Path(path))
-    return JobFile(_job(source, overrides), source, Path(path).absolute().parent)
+    source = reader.read_document(Path(path))
+    return JobFile(_build_job(source, overrides), source, Path(path).absolute().parent)
 
 
-def read_text(text: str, name: str = "job.yaml", folder: Path = Path()) -> JobFile:
+def read_job_text(text: str, name: str = "job.yaml", folder: Path = Path()) -> JobFile:
     """Read a job from a text, which faults call `name`. Raises JobFaults."""
-    source = reader.parse(text, name)
-    return JobFile(_job(source), source, folder)
+    source = reader.parse_document(text, name)
+    return JobFile(_build_job(source), source, folder)
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
     """Read a job file and return only its specification."""
-    return read(path, overrides).spec
+    return read_job(path, overrides).spec
 
 
-def kept(folder: Path, overrides: Sequence[str] = (), below: Path | None = None) -> JobSpec:
+def read_run_job(folder: Path, overrides: Sequence[str] = (), root: Path | None = None) -> JobSpec:
     """Read the job that a run folder contains. Raises JobFaults, UserError.
 
-    With `below`, links inside that folder are not followed, because other users may write to it.
+    With `root`, links inside that folder are not followed, because other users may write to it.
     """
-    opener = regular_files.opener if below is None else regular_files.beneath(below)
-    return _job(reader.read(folder / "job.yaml", opener), overrides)
+    opener = regular_files.open_regular if root is None else regular_files.make_opener(root)
+    return _build_job(reader.read_document(folder / "job.yaml", opener), overrides)
 
 
-def parse(text: str, name: str = "job.yaml") -> JobSpec:
+def parse_job(text: str, name: str = "job.yaml") -> JobSpec:
     """Read a job from a text and return only its specification."""
-    return read_text(text, name).spec
+    return read_job_text(text, name).spec
 
 
-def _override(source: Document, overrides: Sequence[str]) -> None:
+def _apply_overrides(source: Document, overrides: Sequence[str]) -> None:
     for argument in overrides:
         override = parse_override(argument)
         if isinstance(override, Fault):
@@ -89,17 +89,17 @@ def _override(source: Document, overrides: Sequence[str]) -> None:
         if (fault := put_override(override, source.data)) is not None:
             source.faults.append(fault)
             continue
-        source.forget(override.path)
+        source.forget_path(override.path)
         source.texts.update(override.texts)
         source.overrides[override.path] = override.shown
 
 
-def _job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
-    _override(source, overrides)
-    faults = [messages.with_wanted_number(fault) for fault in source.faults]
+def _build_job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
+    _apply_overrides(source, overrides)
+    faults = [messages.with_expected_number(fault) for fault in source.faults]
     spec = None
     if isinstance(source.data, dict):
-        spec = _judge(source, faults)
+        spec = _validate_data(source, faults)
     elif not faults:
         kind = "empty" if source.data is None else "a list" if isinstance(source.data, list) else "plain text"
         faults.append(Fault((), f"is {kind}, not a block of keys.", "`launcher init` writes a first job."))
@@ -108,34 +108,43 @@ def _job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
     return spec
 
 
-def _judge(source: Document, faults: list[Fault]) -> JobSpec | None:
+def _validate_data(source: Document, faults: list[Fault]) -> JobSpec | None:
     """Return the specification as far as it is valid, and add all faults to `faults`."""
-    data = _as_written(source)
-    not_built = list(_not_built(source.data))
-    broken = {fault.path for fault in (*faults, *not_built) if fault.path}
-    faults += [*_secrets(data), *_two_readings(source), *_one_program(source.data), *not_built]
-    for path in broken:
-        _take_away(data, path)
-    for _ in range(_MOST_ROUNDS):
+    data = _texts_as_written(source)
+    unsupported = list(_unsupported_faults(source.data))
+    broken_paths = {fault.path for fault in (*faults, *unsupported) if fault.path}
+    faults += [
+        *_credential_faults(data),
+        *_ambiguous_number_faults(source),
+        *_program_faults(source.data),
+        *unsupported,
+    ]
+    for path in broken_paths:
+        _remove_fault(data, path)
+    for _ in range(_MAX_ROUNDS):
         try:
             spec = JobSpec.model_validate(data)
         except ValidationError as error:
-            new = list(messages.translate(error, source))
-            faults += [fault for fault in new if not any(path and fault.path[: len(path)] == path for path in broken)]
-            for fault in new:
-                broken |= {fault.path, _take_away(data, fault.path)}
-            if len(faults) > SHOWN_FAULTS:
+            new_faults = list(messages.translate_errors(error, source))
+            faults += [
+                fault
+                for fault in new_faults
+                if not any(path and fault.path[: len(path)] == path for path in broken_paths)
+            ]
+            for fault in new_faults:
+                broken_paths |= {fault.path, _remove_fault(data, fault.path)}
+            if len(faults) > MAX_SHOWN_FAULTS:
                 return None
         else:
-            faults.extend(checks.run(spec, broken))
+            faults.extend(checks.find_faults(spec, broken_paths))
             return spec
     return None
 
 
-def _as_written(source: Document) -> Any:
+def _texts_as_written(source: Document) -> Any:
     """Return the data with scalars as written where the schema expects text: `--lr 3e-4` must not become 0.0003."""
     data = copy.deepcopy(source.data)
-    for block in AS_WRITTEN:
+    for block in AS_WRITTEN_KEYS:
         items = data.get(block)
         pairs = items.items() if isinstance(items, dict) else enumerate(items) if isinstance(items, list) else ()
         for key, value in list(pairs):
@@ -144,7 +153,7 @@ def _as_written(source: Document) -> Any:
     return data
 
 
-def _take_away(data: Any, path: KeyPath) -> KeyPath:
+def _remove_fault(data: Any, path: KeyPath) -> KeyPath:
     """Remove the value at a path, or the nearest enclosing block that exists, and return the removed path."""
     path = tuple(itertools.takewhile(lambda key: not isinstance(key, int), path))
     while path:
@@ -162,40 +171,43 @@ def _take_away(data: Any, path: KeyPath) -> KeyPath:
 # --- faults of the text, before types are validated -------------------------------------------------------------------
 
 
-def _secrets(data: Any) -> Iterator[Fault]:
+def _credential_faults(data: Any) -> Iterator[Fault]:
     reasons = data.get("allow_literal")
     allowed = {key for key, reason in reasons.items() if reason} if isinstance(reasons, dict) else set()
-    for path, text in credentials.strings(data):
-        name, where = _variable(data, path), dotted(path)
-        if credentials.in_value(text, name) and where not in allowed:
-            instead = f"write secrets: {{{name or 'NAME'}: {{name: my-secret, key: token}}}}"
+    for path, text in credentials.walk_strings(data):
+        name, setting = _variable_name(data, path), format_key_path(path)
+        if credentials.has_credential(text, name) and setting not in allowed:
+            alternative = f"write secrets: {{{name or 'NAME'}: {{name: my-secret, key: token}}}}"
             if path[0] in ("pod", "init") and name:
-                instead = "use valueFrom: {secretKeyRef: …}"
+                alternative = "use valueFrom: {secretKeyRef: …}"
             elif not name:
-                instead += ", and read that variable"
-            hint = f"put it in a Secret and {instead}; if it is none, allow_literal: {{{where}: REASON}}."
-            yield Fault(path, f"{where} holds a credential, and everyone who sees the job sees it.", hint)
+                alternative += ", and read that variable"
+            hint = f"put it in a Secret and {alternative}; if it is none, allow_literal: {{{setting}: REASON}}."
+            yield Fault(path, f"{setting} holds a credential, and everyone who sees the job sees it.", hint)
 
 
-def _variable(data: Any, path: KeyPath) -> str:
+def _variable_name(data: Any, path: KeyPath) -> str:
     """Return the name of the environment variable whose value is at this path, empty if it is none."""
     if path[0] == "env":
         return str(path[-1])
-    beside = messages.value_at(data, path[:-1]) if path[-1] == "value" else None
-    return str(beside.get("name", "")) if isinstance(beside, dict) else ""
+    sibling = messages.value_at(data, path[:-1]) if path[-1] == "value" else None
+    return str(sibling.get("name", "")) if isinstance(sibling, dict) else ""
 
 
-def _two_readings(source: Document) -> Iterator[Fault]:
+def _ambiguous_number_faults(source: Document) -> Iterator[Fault]:
     """Yield faults for numbers such as 010 that YAML 1.1 and 1.2 read differently."""
     for path, text in source.texts.items():
-        if path[:1] and path[0] not in AS_WRITTEN and reader.has_two_readings(text):
+        if path[:1] and path[0] not in AS_WRITTEN_KEYS and reader.has_two_readings(text):
             decimal, octal = int(text), int(text, 8) if not set(text) & set("89") else None
             older = "text" if octal is None else octal
-            message = f"{messages.describe(source, path)} has two readings: {decimal} in YAML 1.2, {older} in YAML 1.1."
+            message = (
+                f"{messages.describe_setting(source, path)} has two readings: {decimal} in YAML 1.2, "
+                f"{older} in YAML 1.1."
+            )
             yield Fault(path, message, f'write {decimal}, or "{text}" for text.')
 
 
-def _one_program(data: Any) -> Iterator[Fault]:
+def _program_faults(data: Any) -> Iterator[Fault]:
     programs = [key for key in ("command", "train") if data.get(key) is not None]
     if len(programs) == 2:
         hint = "keep train for the built-in trainer, command for any other."
@@ -206,7 +218,7 @@ def _one_program(data: Any) -> Iterator[Fault]:
 
 
 # Keys, and the values of each that are not supported yet; empty for all values.
-_NOT_BUILT: Mapping[KeyPath, tuple[str, ...]] = {
+_UNSUPPORTED: Mapping[KeyPath, tuple[str, ...]] = {
     ("jobs",): (),
     ("train", "mesh", "cp"): (),
     ("train", "mesh", "pp"): (),
@@ -217,23 +229,23 @@ _NOT_BUILT: Mapping[KeyPath, tuple[str, ...]] = {
 }
 
 
-def _not_built(data: Any) -> Iterator[Fault]:
-    for path, values in _NOT_BUILT.items():
+def _unsupported_faults(data: Any) -> Iterator[Fault]:
+    for path, values in _UNSUPPORTED.items():
         value = messages.value_at(data, path)
         if value is not None and (not values or value in values):
-            what = f"{dotted(path)} = {value}" if values else dotted(path)
-            yield Fault(path, f"{what} is not supported yet.", "leave it out.")
+            setting = f"{format_key_path(path)} = {value}" if values else format_key_path(path)
+            yield Fault(path, f"{setting} is not supported yet.", "leave it out.")
 
 
 # --- writing and overrides --------------------------------------------------------------------------------------------
 
 
-def dump(job: JobSpec) -> str:
+def dump_job(job: JobSpec) -> str:
     """Return the job as YAML, including overrides. Reading it gives an equal job.
 
     Defaults are not written, because they would then take precedence over the defaults of the task.
     """
-    return writer.document(job.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    return writer.render_document(job.model_dump(mode="json", by_alias=True, exclude_unset=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,20 +265,22 @@ def parse_override(argument: str) -> Override | Fault:
         argument = argument.encode(errors="surrogateescape").decode()
     except UnicodeError:
         legible = argument.encode(errors="replace").decode()
-        return _fault(_shown(legible), "is not UTF-8.", "check how the shell writes it.")
+        return _override_fault(_redact_argument(legible), "is not UTF-8.", "check how the shell writes it.")
     key, equals, text = argument.partition("=")
     if key.startswith("-"):
         hint = "a key has none, as in hosts=2; arguments of your program belong in its command:."
-        return _fault(_shown(argument), "begins with a dash.", hint)
+        return _override_fault(_redact_argument(argument), "begins with a dash.", hint)
     if not equals or not all(part.strip() for part in key.split(".")):
-        return _fault(_shown(argument), "is not of the form key=value.", "for example hosts=2")
-    path = _path(key)
-    value = reader.parse(text, "override", path)
+        return _override_fault(_redact_argument(argument), "is not of the form key=value.", "for example hosts=2")
+    path = _parse_path(key)
+    value = reader.parse_document(text, "override", path)
     if value.faults:
         first = value.faults[0]
         hint = f"""quote the value, and the whole for the shell: '{key}="…"'."""
-        return dataclasses.replace(first, where=f"{_shown(argument)} (override)", line=AFTER_THE_FILE, hint=hint)
-    return Override(path, value.data, value.texts, _shown(argument))
+        return dataclasses.replace(
+            first, location=f"{_redact_argument(argument)} (override)", line=LINE_AFTER_FILE, hint=hint
+        )
+    return Override(path, value.data, value.texts, _redact_argument(argument))
 
 
 def override_argument(key: str, value: Any) -> str:
@@ -287,10 +301,10 @@ def put_override(override: Override, data: Any) -> Fault | None:
             key = str(key)
             if not is_last and data.get(key) is None:
                 if _is_list(path[: depth + 1]):
-                    return _no_entry(override, depth + 1)
+                    return _missing_entry_fault(override, depth + 1)
                 data[key] = {}
         elif not (isinstance(data, list) and isinstance(key, int) and key < len(data)):
-            return _no_entry(override, depth)
+            return _missing_entry_fault(override, depth)
         if is_last:
             data[key] = override.value
         data = data[key]
@@ -298,28 +312,34 @@ def put_override(override: Override, data: Any) -> Fault | None:
 
 
 def _is_list(path: KeyPath) -> bool:
-    return any(kind.items is not None for kind in introspection.at(JobSpec, path))
+    return any(kind.items is not None for kind in introspection.types_at(JobSpec, path))
 
 
-def _no_entry(override: Override, depth: int) -> Fault:
+def _missing_entry_fault(override: Override, depth: int) -> Fault:
     above, key = override.path[:depth], override.path[depth]
-    whole = "list instead, as [value]" if _is_list(above) else "block instead, as {key: value}"
-    return _fault(override.shown, f"{dotted(above)} has no entry {cut(str(key))}.", f"set the whole {whole}.")
+    replacement = "list instead, as [value]" if _is_list(above) else "block instead, as {key: value}"
+    return _override_fault(
+        override.shown,
+        f"{format_key_path(above)} has no entry {shorten_text(str(key))}.",
+        f"set the whole {replacement}.",
+    )
 
 
-def _fault(shown: str, message: str, hint: str | None) -> Fault:
-    return Fault((), message, hint, where=f"{shown} (override)", line=AFTER_THE_FILE)
+def _override_fault(shown: str, message: str, hint: str | None) -> Fault:
+    return Fault((), message, hint, location=f"{shown} (override)", line=LINE_AFTER_FILE)
 
 
-def _path(key: str) -> KeyPath:
+def _parse_path(key: str) -> KeyPath:
     return tuple(int(part) if part.isdecimal() else part for part in key.strip().split("."))
 
 
-def _shown(argument: str) -> str:
+def _redact_argument(argument: str) -> str:
     """Return the argument as shown in messages: truncated, and without a value that may be secret."""
     key, equals, text = argument.partition("=")
     # Without an equals sign, everything after the first name may be the value.
     if not equals:
-        return cut(argument) if not credentials.is_private(_path(key)) else f"{key.partition('.')[0]}…"
-    hidden = credentials.is_private(_path(key)) or credentials.in_value(text)
-    return f"{key}=…" if hidden else cut(argument)
+        return (
+            shorten_text(argument) if not credentials.is_private_path(_parse_path(key)) else f"{key.partition('.')[0]}…"
+        )
+    hidden = credentials.is_private_path(_parse_path(key)) or credentials.has_credential(text)
+    return f"{key}=…" if hidden else shorten_text(argument)

@@ -14,20 +14,20 @@ from typing import Annotated, Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from jaxlaunch.launcher.errors import SHOWN_FAULTS, Fault, KeyPath
+from jaxlaunch.launcher.errors import MAX_SHOWN_FAULTS, Fault, KeyPath
 from jaxlaunch.launcher.job import credentials, introspection
 from jaxlaunch.launcher.job.introspection import Spot, Type, Words
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.wording import LONGEST_SHOWN, cut, dotted, either
+from jaxlaunch.launcher.wording import MAX_SHOWN_CHARS, format_key_path, join_choices, shorten_text
 from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.launcher.yaml.reader import Document
-from jaxlaunch.spelling import in_full, nearest
+from jaxlaunch.spelling import find_completions, find_nearest
 
-_LONGEST_SEARCHED = 1000
+_MAX_SEARCHED_LENGTH = 1000
 # The error type of a default that depends on another key that is wrong.
-_FOLLOWS = "default_factory_not_called"
+_DEFAULT_NOT_CALLED = "default_factory_not_called"
 # Errors of one file that are translated.
-_MOST_TRANSLATED = 1000
+_MAX_TRANSLATED_ERRORS = 1000
 _EXAMPLES: Mapping[KeyPath, str] = {
     ("name",): "for example name: my-run",
     ("accelerator",): "for example accelerator: {type: cpu, per_host: 4}",
@@ -45,189 +45,195 @@ def value_at(data: Any, path: KeyPath) -> Any:
     return data
 
 
-def shown(document: Document, path: KeyPath) -> str | None:
+def shown_value(document: Document, path: KeyPath) -> str | None:
     """Return a scalar as written in the file; None if it is not a scalar or must not be shown."""
     value = value_at(document.data, path)
-    if credentials.is_private(path) or isinstance(value, dict | list):
+    if credentials.is_private_path(path) or isinstance(value, dict | list):
         return None
     text = document.texts.get(path) or json.dumps(value, ensure_ascii=False)
-    if credentials.in_value(text[:_LONGEST_SEARCHED]):
+    if credentials.has_credential(text[:_MAX_SEARCHED_LENGTH]):
         return None
-    return cut(text)
+    return shorten_text(text)
 
 
-def describe(document: Document, path: KeyPath) -> str:
+def describe_setting(document: Document, path: KeyPath) -> str:
     """Return the subject of a sentence about a path: `hosts = 6`, or only `env.TOKEN`."""
-    value = shown(document, path)
-    return dotted(path) if value is None else f"{dotted(path)} = {value}"
+    value = shown_value(document, path)
+    return format_key_path(path) if value is None else f"{format_key_path(path)} = {value}"
 
 
-def translate(error: ValidationError, document: Document, schema: type[BaseModel] = JobSpec) -> Iterator[Fault]:
+def translate_errors(error: ValidationError, document: Document, schema: type[BaseModel] = JobSpec) -> Iterator[Fault]:
     """Yield the faults of a file with this schema, at most one per path, sorted by line and limited in number."""
-    some = error.errors(include_url=False, include_input=False)[:_MOST_TRANSLATED]
-    details = [(introspection.find(schema, detail["loc"]), detail) for detail in some if detail["type"] != _FOLLOWS]
+    errors = error.errors(include_url=False, include_input=False)[:_MAX_TRANSLATED_ERRORS]
+    details = [
+        (introspection.find_spot(schema, detail["loc"]), detail)
+        for detail in errors
+        if detail["type"] != _DEFAULT_NOT_CALLED
+    ]
     details.sort(key=lambda pair: document.locate(Fault(pair[0].path, "")).line)
     labels: dict[KeyPath, set[str]] = {}
     for spot, _ in details:
         if spot.union is not None:
             labels.setdefault(spot.union, set()).add(str(spot.label))
-    seen: set[tuple[KeyPath, bool]] = set()
+    reported: set[tuple[KeyPath, bool]] = set()
     for spot, detail in details:
         if spot.union is not None and len(labels[spot.union]) > 1:
-            settled = _settle(spot, spot.union, document)
+            settled = _settle_alternative(spot, spot.union, document)
             if settled is None:
                 continue
             spot = settled
-        if (spot.path, spot.is_key) not in seen and len(seen) <= 2 * SHOWN_FAULTS:
-            seen.add((spot.path, spot.is_key))
-            yield _fault(spot, detail, document)
+        if (spot.path, spot.is_key) not in reported and len(reported) <= 2 * MAX_SHOWN_FAULTS:
+            reported.add((spot.path, spot.is_key))
+            yield _translate_error(spot, detail, document)
 
 
-def _settle(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
+def _settle_alternative(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
     """Return the spot if its alternative has the form of the value, None if another has, the union if none has."""
-    value, kind = value_at(document.data, union), introspection.at(spot.root, union)[0]
-    form = "model" if isinstance(value, dict) else "items" if isinstance(value, list) else None
-    meant = [member for member in kind.members if form is not None and getattr(member, form) is not None]
-    if not meant:
+    value, kind = value_at(document.data, union), introspection.types_at(spot.root, union)[0]
+    attribute = "model" if isinstance(value, dict) else "items" if isinstance(value, list) else None
+    candidates = [member for member in kind.members if attribute is not None and getattr(member, attribute) is not None]
+    if not candidates:
         return Spot(union, kind, spot.block, root=spot.root)
-    return spot if kind.member(spot.label) in meant else None
+    return spot if kind.find_member(spot.label) in candidates else None
 
 
-def _fault(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
+def _translate_error(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
     if detail["type"] == "extra_forbidden":
-        return _unknown_key(spot)
+        return _unknown_key_fault(spot)
     if detail["type"] == "missing":
         hint = _EXAMPLES.get(spot.path)
         if hint is None and spot.block is not None and spot.kind is not None:
             key = str(spot.path[-1])
-            meaning = f"{key}: {introspection.fields(spot.block)[key].description}."
-            hint = f"it is {introspection.words(spot.kind)}." if spot.kind.literals else meaning
-        return Fault(spot.path, f"{dotted(spot.path)} is missing.", hint)
+            meaning = f"{key}: {introspection.block_fields(spot.block)[key].description}."
+            hint = f"it is {introspection.describe_type(spot.kind)}." if spot.kind.literals else meaning
+        return Fault(spot.path, f"{format_key_path(spot.path)} is missing.", hint)
     if detail["type"].startswith("union_tag"):
-        return _unknown_block(spot, document)
+        return _unknown_block_fault(spot, document)
     if spot.is_key:
-        wanted = introspection.words(spot.kind) if spot.kind is not None else "one of its keys"
-        name = json.dumps(cut(str(spot.path[-1])), ensure_ascii=False)
-        return Fault(spot.path, f"{dotted(spot.path[:-1])} has the key {name}, which is not {wanted}.")
+        expected = introspection.describe_type(spot.kind) if spot.kind is not None else "one of its keys"
+        name = json.dumps(shorten_text(str(spot.path[-1])), ensure_ascii=False)
+        return Fault(spot.path, f"{format_key_path(spot.path[:-1])} has the key {name}, which is not {expected}.")
     # The value is not a block, so all alternatives are named.
     if spot.path == spot.union and spot.kind is not None:
-        spot = Spot(spot.path, introspection.at(spot.root, spot.path)[0], spot.block, root=spot.root)
+        spot = Spot(spot.path, introspection.types_at(spot.root, spot.path)[0], spot.block, root=spot.root)
     error = detail.get("ctx", {}).get("error")
     if not isinstance(error, ValueError):
-        return _wrong_value(spot, document)
+        return _wrong_value_fault(spot, document)
     # Our validators raise either a predicate or a sentence.
     if re.match(r"(does|needs|is|must) ", str(error)):
-        return Fault(spot.path, f"{describe(document, spot.path)} {error}.")
-    return Fault(spot.path, f"{dotted(spot.path)}: {error}.")
+        return Fault(spot.path, f"{describe_setting(document, spot.path)} {error}.")
+    return Fault(spot.path, f"{format_key_path(spot.path)}: {error}.")
 
 
-def with_wanted_number(fault: Fault) -> Fault:
+def with_expected_number(fault: Fault) -> Fault:
     """Add the expected number to a fault about .nan or .inf; return other faults unchanged."""
     if fault.not_finite is None or not fault.path:
         return fault
-    kinds = introspection.at(JobSpec, fault.path)
+    kinds = introspection.types_at(JobSpec, fault.path)
     numbers = [member for kind in kinds for member in (kind.members or (kind,)) if member.bare in (int, float)]
     if not numbers:
         return fault
-    wanted = introspection.words(numbers[0]).replace("a number", "a finite number")
-    message = f"{dotted(fault.path)} = {cut(fault.not_finite)} is not {wanted}."
+    expected = introspection.describe_type(numbers[0]).replace("a number", "a finite number")
+    message = f"{format_key_path(fault.path)} = {shorten_text(fault.not_finite)} is not {expected}."
     return dataclasses.replace(fault, message=message, hint=None)
 
 
-def _words_of(kind: Type) -> Words | None:
+def _find_words(kind: Type) -> Words | None:
     return next((constraint for constraint in kind.constraints if isinstance(constraint, Words)), None)
 
 
-def _unknown_key(spot: Spot) -> Fault:
-    key, above = str(spot.path[-1]), dotted(spot.path[:-1]) or spot.root.__name__.removesuffix("Spec").lower()
-    name = "…" if credentials.in_value(key) else cut(key)
+def _unknown_key_fault(spot: Spot) -> Fault:
+    key, above = str(spot.path[-1]), format_key_path(spot.path[:-1]) or spot.root.__name__.removesuffix("Spec").lower()
+    name = "…" if credentials.has_credential(key) else shorten_text(key)
     message = f'unknown key "{name}" in {above}.'
-    known = list(introspection.fields(spot.block)) if spot.block is not None else []
-    if spot.union is not None and (sibling := _alternative_with(key, spot)):
+    keys = list(introspection.block_fields(spot.block)) if spot.block is not None else []
+    if spot.union is not None and (sibling := _alternative_hint(key, spot)):
         return Fault(spot.path, message, sibling)
-    short = key[:LONGEST_SHOWN]
-    meant = [f'"{near}"' for near in nearest(short, known)] or _elsewhere(key, spot)
-    meant = meant or [f'"{near}"' for near in in_full(short, known)]
-    if meant:
-        return Fault(spot.path, f"{message} Did you mean {either(meant)}?")
-    if len(known) > 20 and spot.root is JobSpec:
+    key_start = key[:MAX_SHOWN_CHARS]
+    suggestions = [f'"{near}"' for near in find_nearest(key_start, keys)] or _find_elsewhere(key, spot)
+    suggestions = suggestions or [f'"{near}"' for near in find_completions(key_start, keys)]
+    if suggestions:
+        return Fault(spot.path, f"{message} Did you mean {join_choices(suggestions)}?")
+    if len(keys) > 20 and spot.root is JobSpec:
         return Fault(spot.path, message, "`launcher schema --markdown` lists every key.")
-    return Fault(spot.path, message, f"its keys are {', '.join(known)}.")
+    return Fault(spot.path, message, f"its keys are {', '.join(keys)}.")
 
 
-def _elsewhere(key: str, spot: Spot) -> list[str]:
+def _find_elsewhere(key: str, spot: Spot) -> list[str]:
     """Return the quoted keys with this name that are nearest to the top of the schema, empty if there are many."""
-    paths = dict.fromkeys(path for path, _ in introspection.walk(spot.root) if path[-1] == key)
+    paths = dict.fromkeys(path for path, _ in introspection.walk_fields(spot.root) if path[-1] == key)
     nearest_paths = [path for path in paths if len(path) == min(map(len, paths))]
-    quoted = [f'"{dotted(path)}"' + (" at the top level" if len(path) == 1 else "") for path in nearest_paths]
+    quoted = [f'"{format_key_path(path)}"' + (" at the top level" if len(path) == 1 else "") for path in nearest_paths]
     return quoted if len(quoted) <= 3 else []
 
 
-def _alternative_with(key: str, spot: Spot) -> str | None:
+def _alternative_hint(key: str, spot: Spot) -> str | None:
     """Return a hint for a key that belongs to another alternative of the union."""
-    kind = introspection.at(spot.root, spot.union or ())[0]
+    kind = introspection.types_at(spot.root, spot.union or ())[0]
     blocks = (member.model for member in kind.members if member.model is not None)
-    models = [block for block in blocks if key in introspection.fields(block)]
-    chooser = introspection.discriminator(kind)
+    models = [block for block in blocks if key in introspection.block_fields(block)]
+    chooser = introspection.discriminator_key(kind)
     if not models:
         return None
     if chooser is None:
-        return f"keep {introspection.words(kind).removeprefix('a block with ')}."
-    names = [str(name) for model in models for name in Type.of_field(model.model_fields[chooser]).literals]
-    return f"it goes with {chooser}: {either(names)}." if names else None
+        return f"keep {introspection.describe_type(kind).removeprefix('a block with ')}."
+    names = [str(name) for model in models for name in Type.from_field(model.model_fields[chooser]).literals]
+    return f"it goes with {chooser}: {join_choices(names)}." if names else None
 
 
-def _unknown_block(spot: Spot, document: Document) -> Fault:
+def _unknown_block_fault(spot: Spot, document: Document) -> Fault:
     """Return the fault of a union of blocks whose discriminator is missing or unknown."""
-    kind, value = introspection.at(spot.root, spot.path)[0], value_at(document.data, spot.path)
-    key = introspection.discriminator(kind)
+    kind, value = introspection.types_at(spot.root, spot.path)[0], value_at(document.data, spot.path)
+    key = introspection.discriminator_key(kind)
     if not isinstance(value, dict):
-        return Fault(spot.path, _is_not(document, spot.path, introspection.words(kind)))
+        return Fault(spot.path, _mismatch_message(document, spot.path, introspection.describe_type(kind)))
     if key is None:
-        wanted = introspection.words(kind).removeprefix("a block with one of ")
-        return Fault(spot.path, f"{dotted(spot.path)} has none of {wanted}.")
+        expected = introspection.describe_type(kind).removeprefix("a block with one of ")
+        return Fault(spot.path, f"{format_key_path(spot.path)} has none of {expected}.")
     path = (*spot.path, key)
-    wanted = introspection.choices(kind)
+    expected = introspection.describe_choices(kind)
     if key not in value:
-        return Fault(path, f"{dotted(path)} is missing.", f"it is {wanted}.")
-    offered = re.findall(r"[\w-]+", wanted)
-    return Fault(path, f"{_is_not(document, path, wanted)}{_near(value[key], offered)}")
+        return Fault(path, f"{format_key_path(path)} is missing.", f"it is {expected}.")
+    offered = re.findall(r"[\w-]+", expected)
+    return Fault(path, f"{_mismatch_message(document, path, expected)}{_did_you_mean(value[key], offered)}")
 
 
-def _is_not(document: Document, path: KeyPath, wanted: str) -> str:
+def _mismatch_message(document: Document, path: KeyPath, expected: str) -> str:
     value = value_at(document.data, path)
     if value and isinstance(value, dict | list):
-        return f"{dotted(path)} is a {'block' if isinstance(value, dict) else 'list'}, not {wanted}."
+        return f"{format_key_path(path)} is a {'block' if isinstance(value, dict) else 'list'}, not {expected}."
     if value is None:
-        return f"{dotted(path)} is empty, not {wanted}."
-    return f"{describe(document, path)} is not {wanted}."
+        return f"{format_key_path(path)} is empty, not {expected}."
+    return f"{describe_setting(document, path)} is not {expected}."
 
 
-def _wrong_value(spot: Spot, document: Document) -> Fault:
+def _wrong_value_fault(spot: Spot, document: Document) -> Fault:
     value = value_at(document.data, spot.path)
     kind = spot.kind or Type(Any)
-    wanted = introspection.words(kind)
-    message = _is_not(document, spot.path, wanted)
-    if shown(document, spot.path) is None:
+    expected = introspection.describe_type(kind)
+    message = _mismatch_message(document, spot.path, expected)
+    if shown_value(document, spot.path) is None:
         if spot.path[:1] != ("secrets",) or len(spot.path) > 2:
             return Fault(spot.path, message)
         name = spot.path[1] if len(spot.path) > 1 else "NAME"
         hint = f"write {name}: {{name: my-secret, key: token}}; the value itself stays in the Secret."
         return Fault(spot.path, message, hint)
-    members = () if _words_of(kind) else kind.members or (kind,)
+    members = () if _find_words(kind) else kind.members or (kind,)
     literals = [str(literal) for member in members for literal in member.literals]
-    return Fault(spot.path, message + _near(value, literals), _suggestion(kind, value, document.texts.get(spot.path)))
+    return Fault(
+        spot.path, message + _did_you_mean(value, literals), _suggest_value(kind, value, document.texts.get(spot.path))
+    )
 
 
-def _suggestion(kind: Type, value: Any, written: str | None) -> str | None:
+def _suggest_value(kind: Type, value: Any, written: str | None) -> str | None:
     """Return the valid value that was clearly meant, or None. `written` is the text in the file."""
-    described = _words_of(kind)
-    if described is not None:
-        return described.suggest(value) if isinstance(value, str) else None
+    words = _find_words(kind)
+    if words is not None:
+        return words.suggest(value) if isinstance(value, str) else None
     if kind.members:
-        return next(filter(None, (_suggestion(member, value, written) for member in kind.members)), None)
+        return next(filter(None, (_suggest_value(member, value, written) for member in kind.members)), None)
     if isinstance(value, str):
-        return _of_text(kind, value)
+        return _suggest_for_text(kind, value)
     if kind.bare is str and written is not None and _is_legal(kind, written):
         return f'write "{written}", in quotes.'
     if isinstance(value, float) and kind.bare is int and value.is_integer() and _is_legal(kind, int(value)):
@@ -235,16 +241,16 @@ def _suggestion(kind: Type, value: Any, written: str | None) -> str | None:
     return None
 
 
-def _of_text(kind: Type, text: str) -> str | None:
+def _suggest_for_text(kind: Type, text: str) -> str | None:
     if kind.bare is bool and text.lower() in ("yes", "on", "y", "no", "off", "n"):
         return f"YAML 1.2 reads {text} as text; write {'true' if text.lower() in ('yes', 'on', 'y') else 'false'}."
     if kind.bare in (int, float):
-        found = _number(text.strip(), kind)
+        number = _parse_number(text.strip(), kind)
         how = (
             "with a decimal point" if kind.bare is float and _COMMA.fullmatch(text) else "without quotes or separators"
         )
-        return None if found is None else f"write {found}, {how}."
-    if "module:Name" in introspection.words(kind) and re.fullmatch(r"\w+(\.\w+)+", text):
+        return None if number is None else f"write {number}, {how}."
+    if "module:Name" in introspection.describe_type(kind) and re.fullmatch(r"\w+(\.\w+)+", text):
         return f"write {':'.join(text.rsplit('.', 1))}."
     return None
 
@@ -255,7 +261,7 @@ _UNDERSCORES = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)+")
 _COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
 
 
-def _number(text: str, kind: Type) -> str | None:
+def _parse_number(text: str, kind: Type) -> str | None:
     """Return the number in a text with quotes or separators, or None if it is ambiguous."""
     grouped = _GROUPED.fullmatch(text)
     if _COMMA.fullmatch(text) and kind.bare is float:
@@ -281,6 +287,6 @@ def _is_legal(kind: Type, value: Any) -> bool:
     return True
 
 
-def _near(value: Any, options: list[str]) -> str:
-    near = nearest(value, options) or in_full(value, options) if isinstance(value, str) else []
+def _did_you_mean(value: Any, options: list[str]) -> str:
+    near = find_nearest(value, options) or find_completions(value, options) if isinstance(value, str) else []
     return f' Did you mean "{near[0]}"?' if near else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from jaxlaunch import accelerators, contract
-from jaxlaunch.accelerators import KNOWN, Platform
+from jaxlaunch.accelerators import ACCELERATORS, Platform
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.job.introspection import Words
 from jaxlaunch.launcher.job.types import (
@@ -31,14 +31,24 @@ from jaxlaunch.launcher.job.types import (
     Volume,
 )
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
-from jaxlaunch.launcher.platforms.table import Where
-from jaxlaunch.trainer.spec import TASK_DEFAULTS, Block, Few, Natural, Positive, TrainSpec, at_most, mesh_on, on_devices
+from jaxlaunch.launcher.platforms.table import PlatformName
+from jaxlaunch.trainer.spec import (
+    TASK_DEFAULTS,
+    Block,
+    Few,
+    Natural,
+    Positive,
+    TrainSpec,
+    at_most,
+    shrink_mesh,
+    shrink_to_devices,
+)
 
 
-def _known_accelerator(written: str) -> str:
+def _suggest_accelerator(written: str) -> str:
     parts = re.split(r"[^a-z0-9]+", written.lower())
-    meant = [name for name in (*parts, *map("".join, itertools.pairwise(parts))) if name in KNOWN]
-    return f"write {meant[0]}." if meant else "any NVIDIA GPU is {type: gpu}, on nodes that node_selector chooses."
+    matches = [name for name in (*parts, *map("".join, itertools.pairwise(parts))) if name in ACCELERATORS]
+    return f"write {matches[0]}." if matches else "any NVIDIA GPU is {type: gpu}, on nodes that node_selector chooses."
 
 
 if TYPE_CHECKING:
@@ -46,11 +56,11 @@ if TYPE_CHECKING:
 else:
     # The names are the rows of jaxlaunch/accelerators.py.
     Kind = Annotated[
-        Literal[tuple(KNOWN)], Words("the name of an accelerator that jaxlaunch knows", _known_accelerator)
+        Literal[tuple(ACCELERATORS)], Words("the name of an accelerator that jaxlaunch knows", _suggest_accelerator)
     ]
 # Kubernetes' validation limits an indexed Job by maxParallelismForIndexedJob.
-MOST_PODS = 100_000
-Pods = Annotated[int, Field(gt=0), at_most(MOST_PODS, "the most pods that an indexed Job of Kubernetes has")]
+MAX_PODS = 100_000
+Pods = Annotated[int, Field(gt=0), at_most(MAX_PODS, "the most pods that an indexed Job of Kubernetes has")]
 
 
 class HostRange(Block):
@@ -71,14 +81,14 @@ Tracker = Annotated[
     Field(pattern=r"^(wandb|mlflow|trackio|tensorboard|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$"),
     Words("wandb, mlflow, trackio, tensorboard, or module:Name of a class of your own"),
 ]
-AS_WRITTEN = ("command", "env", "labels", "annotations", "node_selector")
+AS_WRITTEN_KEYS = ("command", "env", "labels", "annotations", "node_selector")
 
 
-def _whole_machine(given: dict[str, Any]) -> int:
-    kind, topology = given["type"], given["topology"]
-    if KNOWN[kind].platform == "tpu" and topology is not None:
+def _default_per_host(values: dict[str, Any]) -> int:
+    kind, topology = values["type"], values["topology"]
+    if ACCELERATORS[kind].platform == "tpu" and topology is not None:
         return accelerators.chips_per_host(kind, topology)[0]
-    return KNOWN[kind].per_host
+    return ACCELERATORS[kind].per_host
 
 
 class Accelerator(Block):
@@ -89,14 +99,14 @@ class Accelerator(Block):
     ```
     """
 
-    type: Kind = Field(description=f"cpu; gpu, which is any NVIDIA GPU; or {', '.join([*KNOWN][2:])}")
+    type: Kind = Field(description=f"cpu; gpu, which is any NVIDIA GPU; or {', '.join([*ACCELERATORS][2:])}")
     topology: str | None = Field(
         None, description="topology of a TPU slice, such as 2x4 or 4x4x8; default none: only TPUs have one, and need it"
     )
     per_host: Few = Field(
-        default_factory=_whole_machine,
+        default_factory=_default_per_host,
         description="accelerators per host; with cpu, virtual devices; "
-        f"default {accelerators.usual_hosts()}, TPUs by the topology",
+        f"default {accelerators.describe_default_hosts()}, TPUs by the topology",
     )
     memory: Quantity | None = Field(
         None,
@@ -106,12 +116,12 @@ class Accelerator(Block):
     @property
     def platform(self) -> Platform:
         """JAX's name of the platform: cpu, cuda, rocm or tpu."""
-        return KNOWN[self.type].platform
+        return ACCELERATORS[self.type].platform
 
     @property
     def devices_per_host(self) -> int:
         """JAX devices per host; a 7x chip has two."""
-        return self.per_host * KNOWN[self.type].devices_per_chip
+        return self.per_host * ACCELERATORS[self.type].devices_per_chip
 
 
 class Reservation(Block):
@@ -256,10 +266,10 @@ class Timeouts(Block):
     save: Duration | None = Field("20m", validate_default=True, description="one save, until it is committed")
     pending: Duration | None = Field(None, description="waiting in a queue and for nodes; default no limit")
 
-    def seconds(self) -> dict[str, float | None]:
+    def to_seconds(self) -> dict[str, float | None]:
         """Return the timeouts that an agent enforces, in seconds by phase; None if it is learned or there is none."""
-        kept = {name: getattr(self, name) for name in type(self).model_fields if name != "pending"}
-        return {name: None if value == "auto" else value for name, value in kept.items()}
+        timeouts = {name: getattr(self, name) for name in type(self).model_fields if name != "pending"}
+        return {name: None if value == "auto" else value for name, value in timeouts.items()}
 
 
 class Logs(Block):
@@ -356,9 +366,9 @@ class Notify(Block):
     )
 
 
-def _hosts_of_a_slice(given: dict[str, Any]) -> int:
-    accelerator: Accelerator = given["accelerator"]
-    sides = accelerators.sides_of(accelerator.topology or "")
+def _default_hosts(values: dict[str, Any]) -> int:
+    accelerator: Accelerator = values["accelerator"]
+    sides = accelerators.parse_topology(accelerator.topology or "")
     is_slice = accelerator.platform == "tpu" and sides is not None
     return max(1, math.prod(sides or ()) // accelerator.per_host) if is_slice else 1
 
@@ -384,7 +394,7 @@ class JobSpec(Block):
     )
     accelerator: Accelerator = Field(description="the devices of a host")
     hosts_given: Pods | HostRange = Field(
-        default_factory=_hosts_of_a_slice,
+        default_factory=_default_hosts,
         alias="hosts",
         description="pods per slice; default 1, for a TPU by the topology; {min, max}: the job may continue with fewer "
         "for a while",
@@ -392,7 +402,7 @@ class JobSpec(Block):
     spares: Natural = Field(0, description="additional pods, started and idle, which replace lost hosts at once")
     slices: Pods = Field(1, description="groups of hosts that share a fast network; each is one child Job")
     processes_per_host: Few | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
-    platform: Where | None = Field(
+    platform: PlatformName | None = Field(
         None,
         description="the platform whose node labels the pods select; default from the cluster defaults, else generic",
     )
@@ -521,23 +531,23 @@ class JobSpec(Block):
         return self.slices * self.hosts
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def trainable_host_counts(self) -> tuple[int, ...]:
         """The numbers of hosts that may train, empty if it is always all of them.
 
         Numbers that mesh or batch do not divide over are left out; the additional host is then a spare.
         """
         if not self.is_elastic:
             return (self.hosts,) if self.spares else ()
-        return (*filter(self._fits_on, range(self.min_hosts, self.hosts)), self.hosts)
+        return (*filter(self._fits_on_hosts, range(self.min_hosts, self.hosts)), self.hosts)
 
-    def _fits_on(self, hosts: int) -> bool:
+    def _fits_on_hosts(self, hosts: int) -> bool:
         try:
-            self.on_hosts(hosts)
+            self.train_on_hosts(hosts)
         except ValueError:
             return False
         return True
 
-    def on_hosts(self, hosts: int) -> TrainSpec | None:
+    def train_on_hosts(self, hosts: int) -> TrainSpec | None:
         """Return the training block for fewer hosts. Raises ValueError if mesh or batch cannot be divided."""
         if self.train is None:
             return None
@@ -545,9 +555,9 @@ class JobSpec(Block):
         is_known = self.train.task in TASK_DEFAULTS or "batch" in self.train.model_fields_set
         # A user's task may define the batch.
         if not is_known:
-            mesh_on(self.train.mesh, devices, self.devices)
+            shrink_mesh(self.train.mesh, devices, self.devices)
             return None
-        return on_devices(self.train, devices, self.devices)
+        return shrink_to_devices(self.train, devices, self.devices)
 
     @property
     def devices(self) -> int:
@@ -576,18 +586,18 @@ class JobSpec(Block):
         return may_restart and self.host_count > 1 and self.accelerator.platform != "tpu"
 
     @property
-    def tracking(self) -> dict[str, str]:
+    def tracking_variables(self) -> dict[str, str]:
         """Environment variables with the tracker for the trainer and the webhook for the agent."""
-        found: dict[str, dict[str, Any]]
-        found = {contract.TRACKER: {"tracker": self.tracker, "name": self.name}} if self.tracker else {}
-        if (told := self.notify) is not None:
-            found[contract.NOTIFY] = {
-                "url": told.url,
-                "format": told.format,
-                "events": told.events,
-                "stall_s": told.stall,
+        settings: dict[str, dict[str, Any]]
+        settings = {contract.TRACKER: {"tracker": self.tracker, "name": self.name}} if self.tracker else {}
+        if (notify := self.notify) is not None:
+            settings[contract.NOTIFY] = {
+                "url": notify.url,
+                "format": notify.format,
+                "events": notify.events,
+                "stall_s": notify.stall,
             }
-        return {name: json.dumps(value) for name, value in found.items()}
+        return {name: json.dumps(value) for name, value in settings.items()}
 
     def agent_job(
         self,
@@ -611,11 +621,11 @@ class JobSpec(Block):
             processes_per_host=self.process_count_per_host,
             platform=platform,
             devices_per_process=self.devices_per_process,
-            timeouts_s=self.timeouts.seconds(),
+            timeouts_s=self.timeouts.to_seconds(),
             crash_limit=self.restarts.crash,
             in_place_limit=self.restarts.in_place,
             replaces=self.replaces_hosts,
-            sizes=self.sizes,
+            sizes=self.trainable_host_counts,
             preempted_limit=None if self.restarts.preempted == "unlimited" else self.restarts.preempted,
             grace_s=self.grace,
             deadline_s=self.deadline,

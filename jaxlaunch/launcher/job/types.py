@@ -16,36 +16,36 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from jaxlaunch.launcher.job.introspection import Words, has_key
-from jaxlaunch.launcher.kubernetes.resources import SUFFIXED, parse_quantity
-from jaxlaunch.launcher.wording import duration
-from jaxlaunch.trainer.spec import Block, in_bucket
+from jaxlaunch.launcher.job.introspection import Words, discriminate_by_key
+from jaxlaunch.launcher.kubernetes.resources import QUANTITY_PATTERN, parse_quantity
+from jaxlaunch.launcher.wording import format_duration
+from jaxlaunch.trainer.spec import Block, check_bucket_url
 
 _NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 # Without quotes, YAML does not read these as text.
-_NO_TEXT = re.compile(r"[0-9.]+(e-?[0-9]+)?|0[xo][0-9a-f]+|true|false|null")
+_NOT_TEXT = re.compile(r"[0-9.]+(e-?[0-9]+)?|0[xo][0-9a-f]+|true|false|null")
 _SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
 
-def _suggested(pattern: str, longest: int, kept: str = "") -> Callable[[str], str | None]:
+def _name_suggester(pattern: str, max_length: int, allowed: str = "") -> Callable[[str], str | None]:
     """Return a function that proposes a valid name for a text: lower case, no accents, dashes for other characters.
 
-    The characters in `kept` remain. Nothing is proposed if a letter would be lost or the result is not a valid name.
+    The characters in `allowed` remain. Nothing is proposed if a letter would be lost or the result is not a valid name.
     """
 
     def suggest(written: str) -> str | None:
         folded = unicodedata.normalize("NFKD", written.casefold())
         plain = "".join(letter for letter in folded if not unicodedata.combining(letter))
-        name = re.sub(rf"[^a-z0-9{kept}]+", "-", plain).strip("-.")
+        name = re.sub(rf"[^a-z0-9{allowed}]+", "-", plain).strip("-.")
         is_lossy = any(letter.isalnum() and not letter.isascii() for letter in plain)
-        is_valid = len(name) <= longest and re.match(pattern, name) and not _NO_TEXT.fullmatch(name)
+        is_valid = len(name) <= max_length and re.match(pattern, name) and not _NOT_TEXT.fullmatch(name)
         return f"write {name}." if is_valid and not is_lossy else None
 
     return suggest
 
 
-def _as_absolute(written: str) -> str | None:
+def _suggest_absolute_path(written: str) -> str | None:
     is_plain = re.fullmatch(r"[\w./-]*[\w-]", written) is not None and ".." not in written.split("/")
     return f"write /{written.removeprefix('./')}." if is_plain else None
 
@@ -53,19 +53,24 @@ def _as_absolute(written: str) -> str | None:
 JobName = Annotated[
     str,
     Field(pattern=_NAME),
-    Words("a name: lower-case letters, digits and inner dashes, a letter first", _suggested(_NAME, 63)),
+    Words("a name: lower-case letters, digits and inner dashes, a letter first", _name_suggester(_NAME, 63)),
 ]
 Label = Annotated[
     str,
     Field(pattern=_LABEL, max_length=63),
-    Words("a name of at most 63 lower-case letters, digits and inner dashes", _suggested(_LABEL, 63)),
+    Words("a name of at most 63 lower-case letters, digits and inner dashes", _name_suggester(_LABEL, 63)),
 ]
 ObjectName = Annotated[
     str,
     Field(pattern=_SUBDOMAIN, max_length=253),
-    Words("a Kubernetes name: lower-case letters, digits, and inner dashes and dots", _suggested(_SUBDOMAIN, 253, ".")),
+    Words(
+        "a Kubernetes name: lower-case letters, digits, and inner dashes and dots",
+        _name_suggester(_SUBDOMAIN, 253, "."),
+    ),
 ]
-AbsolutePath = Annotated[str, Field(pattern=r"^/[^:\s][^:]*$"), Words("an absolute path below /", _as_absolute)]
+AbsolutePath = Annotated[
+    str, Field(pattern=r"^/[^:\s][^:]*$"), Words("an absolute path below /", _suggest_absolute_path)
+]
 Variable = Annotated[
     str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$"), Words("a variable's name: letters, digits and _")
 ]
@@ -87,9 +92,9 @@ LabelValue = Annotated[
 
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_SPELLED = r"s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|wks?|weeks?"
+_UNIT_NAMES = r"s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|wks?|weeks?"
 # Kubernetes stores some durations in 32 bits.
-_LONGEST_S = 2**31 - 1
+_MAX_DURATION_S = 2**31 - 1
 _DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,9})s)?")
 
 
@@ -100,37 +105,37 @@ def parse_duration(value: Any) -> float:
         total = value
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
         total = sum(int(count or 0) * unit for count, unit in zip(match.groups(), _SECONDS.values(), strict=True))
-    if not 0 < total <= _LONGEST_S:
+    if not 0 < total <= _MAX_DURATION_S:
         raise PydanticCustomError("duration", "not a duration")
     return float(total)
 
 
-def _meant_duration(written: str) -> str | None:
+def _suggest_duration(written: str) -> str | None:
     """Return a hint for `10 min` or `1.5h`. Nothing is rounded, and a capital M is ambiguous."""
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([a-z]+)", written.strip().lower())
-    if match is None or not re.fullmatch(_SPELLED, match[2]) or written.strip().endswith("M"):
+    if match is None or not re.fullmatch(_UNIT_NAMES, match[2]) or written.strip().endswith("M"):
         return None
     total = Decimal(match[1]) * (_SECONDS | {"w": 604800})[match[2][0]]
-    return f"write {duration(float(total))}." if total == int(total) and 0 < total <= _LONGEST_S else None
+    return f"write {format_duration(float(total))}." if total == int(total) and 0 < total <= _MAX_DURATION_S else None
 
 
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
-    Words("a duration above 0, such as 90s, 10m, 12h or 3d", _meant_duration),
-    PlainSerializer(duration, return_type=str),
+    Words("a duration above 0, such as 90s, 10m, 12h or 3d", _suggest_duration),
+    PlainSerializer(format_duration, return_type=str),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$"}, {"type": "integer"}]}),
 ]
 
 
 def _check_quantity(value: Any) -> str:
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    if not isinstance(text, str) or not SUFFIXED.fullmatch(text) or parse_quantity(text) == 0:
+    if not isinstance(text, str) or not QUANTITY_PATTERN.fullmatch(text) or parse_quantity(text) == 0:
         raise PydanticCustomError("quantity", "not a quantity")
     return text
 
 
-def _meant_quantity(written: str) -> str | None:
+def _suggest_quantity(written: str) -> str | None:
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgtp])(i?)b?", written.strip().lower())
     if match is None:
         return None
@@ -143,12 +148,12 @@ def _meant_quantity(written: str) -> str | None:
 Quantity = Annotated[
     str,
     BeforeValidator(_check_quantity),
-    Words("a Kubernetes quantity above 0, such as 8, 500m or 32Gi", _meant_quantity),
-    WithJsonSchema({"anyOf": [{"type": "string", "pattern": rf"^{SUFFIXED.pattern}$"}, {"type": "number"}]}),
+    Words("a Kubernetes quantity above 0, such as 8, 500m or 32Gi", _suggest_quantity),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": rf"^{QUANTITY_PATTERN.pattern}$"}, {"type": "number"}]}),
 ]
 
 
-class Mounted(Block):
+class MountedVolume(Block):
     """A volume, by its first key."""
 
     @property
@@ -157,7 +162,7 @@ class Mounted(Block):
         return str(getattr(self, next(iter(type(self).model_fields))))
 
 
-class Claim(Mounted):
+class Claim(MountedVolume):
     """A PersistentVolumeClaim.
 
     ```yaml
@@ -172,7 +177,7 @@ class Claim(Mounted):
     read_only: bool = Field(False, description="mounted read-only")
 
 
-class Bucket(Mounted):
+class Bucket(MountedVolume):
     """A bucket, mounted as a folder.
 
     ```yaml
@@ -185,7 +190,7 @@ class Bucket(Mounted):
     bucket: Annotated[
         str,
         Field(pattern=r"^(gs|s3)://[^\s/]+(/[^\s]*)?$"),
-        AfterValidator(in_bucket),
+        AfterValidator(check_bucket_url),
         Words("a bucket such as gs://name or s3://name"),
     ] = Field(description="gs:// or s3://, with or without a folder")
     path: AbsolutePath = Field(description="where it is mounted")
@@ -197,7 +202,7 @@ class Bucket(Mounted):
         return self.bucket.partition("://")[2].partition("/")[0]
 
 
-class Ephemeral(Mounted):
+class Ephemeral(MountedVolume):
     """Scratch space that lives as long as the pod.
 
     ```yaml
@@ -214,7 +219,7 @@ class Ephemeral(Mounted):
         return self.path.strip("/").replace("/", "-")
 
 
-class SecretFiles(Mounted):
+class SecretFiles(MountedVolume):
     """The keys of a Secret as files.
 
     ```yaml
@@ -226,7 +231,7 @@ class SecretFiles(Mounted):
     path: AbsolutePath = Field(description="where it is mounted")
 
 
-class ConfigFiles(Mounted):
+class ConfigFiles(MountedVolume):
     """The keys of a ConfigMap as files.
 
     ```yaml
@@ -244,5 +249,5 @@ Volume = Annotated[
     | Annotated[Ephemeral, Tag("ephemeral")]
     | Annotated[SecretFiles, Tag("secret")]
     | Annotated[ConfigFiles, Tag("configmap")],
-    has_key("claim", "bucket", "ephemeral", "secret", "configmap"),
+    discriminate_by_key("claim", "bucket", "ephemeral", "secret", "configmap"),
 ]

@@ -20,17 +20,17 @@ from jaxlaunch.launcher.kubernetes.labels import MANAGED_BY
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 
 # Server errors are retried for this long.
-GIVE_UP_S = 30.0
-PAUSE_S = 0.5
+RETRY_TIMEOUT_S = 30.0
+RETRY_PAUSE_S = 0.5
 # A restarted watch misses deletions in between, so the object is read again this often.
-_LOOK_AGAIN_S = 10.0
+_WATCH_PERIOD_S = 10.0
 # Field managers that are controllers and not users. They come before the creator if they apply fields.
 _CONTROLLERS = ("kueue", "jobset", "manager", "kube-controller-manager", "kubelet")
 
 Obj = dict[str, Any]
 
 
-def get_own_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
+def get_managed_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
     """Return the JobSet of that name for a change. Raises UserError if launcher does not manage it."""
     jobset = cluster.get(JOBSETS, name, namespace)
     if jobset is None:
@@ -47,9 +47,9 @@ def describe_creator(obj: Mapping[str, Any]) -> str:
     """Return the creator of an object by its metadata: `: created by kubectl-create at 2026-…`."""
     metadata = obj["metadata"]
     fields = [entry for entry in metadata.get("managedFields") or () if not entry.get("subresource")]
-    people = [entry for entry in fields if entry.get("manager") not in _CONTROLLERS] or fields
-    by = min(people, key=lambda entry: str(entry.get("time", "")))["manager"] if people else None
-    return f": created by {by or 'an unknown client'} at {metadata.get('creationTimestamp', 'an unknown time')}"
+    user_fields = [entry for entry in fields if entry.get("manager") not in _CONTROLLERS] or fields
+    manager = min(user_fields, key=lambda entry: str(entry.get("time", "")))["manager"] if user_fields else None
+    return f": created by {manager or 'an unknown client'} at {metadata.get('creationTimestamp', 'an unknown time')}"
 
 
 def owner_reference(jobset: Mapping[str, Any]) -> Obj:
@@ -64,7 +64,7 @@ class Dependents:
     def __init__(self, cluster: Cluster, manifests: Sequence[Obj], namespace: str) -> None:
         self._cluster, self._manifests, self._namespace = cluster, manifests, namespace
 
-    def attach(self, manifest: Obj, jobset: Obj, *, has_removed: bool) -> None:
+    def create_owned(self, manifest: Obj, jobset: Obj, *, has_removed: bool) -> None:
         """Create an object, unless it exists and this JobSet owns it.
 
         An object that jobs share gets another owner. A leftover of an earlier JobSet is deleted first.
@@ -76,33 +76,33 @@ class Dependents:
         """
         kind, name, owner = KINDS[manifest["kind"]], manifest["metadata"]["name"], owner_reference(jobset)
         owned = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [owner]}}
-        end = time.monotonic() + GIVE_UP_S
+        deadline = time.monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
                 self._cluster.create(kind, owned)
                 return
             except (ApiError, Unreachable) as error:
                 fault = error
-                may_pass = not isinstance(fault, ApiError) or fault.reason == "AlreadyExists" or fault.status >= 500
-                if not (may_pass or exceeds_quota(fault)) or time.monotonic() > end:
+                is_transient = not isinstance(fault, ApiError) or fault.reason == "AlreadyExists" or fault.status >= 500
+                if not (is_transient or exceeds_quota(fault)) or time.monotonic() > deadline:
                     raise
             obj = self._cluster.get(kind, name, self._namespace)
             if obj is None:
                 if exceeds_quota(fault) and not has_removed:
                     raise fault
-                time.sleep(PAUSE_S)
+                time.sleep(RETRY_PAUSE_S)
                 continue
             _check_contents(obj, manifest)
             if owner["uid"] in _owner_uids(obj):
                 return
             if kind is CONFIGMAPS:
-                self._join(obj, owner)
+                self._add_owner(obj, owner)
             elif is_ours(obj):
                 self._cluster.delete(kind, name, self._namespace, uid=obj["metadata"]["uid"])
             else:
-                raise self._not_ours(obj)
+                raise self._foreign_object_error(obj)
 
-    def _join(self, shared: Obj, owner: Obj) -> None:
+    def _add_owner(self, shared: Obj, owner: Obj) -> None:
         """Add an owner to a shared object. The caller reads the result back.
 
         Only the owner reference is applied, so that its field manager disappears with it. Otherwise the managers of
@@ -121,27 +121,29 @@ class Dependents:
             if fault.status < 500 and fault.reason != "Conflict":
                 raise
         except Unreachable as fault:
-            if not fault.sent:
+            if not fault.was_sent:
                 raise
 
-    def refuse_others_policy(self) -> None:
+    def check_network_policy(self) -> None:
         """Raise UserError if the NetworkPolicy exists and launcher does not manage it, before anything is written."""
         for manifest in self._manifests:
             if manifest["kind"] == NETWORK_POLICIES.kind:
                 policy = self._cluster.get(NETWORK_POLICIES, manifest["metadata"]["name"], self._namespace)
                 if policy is not None and not is_ours(policy):
-                    raise self._not_ours(policy)
+                    raise self._foreign_object_error(policy)
 
-    def refuse_other_contents(self, manifest: Obj) -> None:
+    def check_config_map(self, manifest: Obj) -> None:
         """Raise UserError if the ConfigMap exists with other contents, before anything is written."""
         if manifest["kind"] == CONFIGMAPS.kind:
             config_map = self._cluster.get(CONFIGMAPS, manifest["metadata"]["name"], self._namespace)
             if config_map is not None:
                 _check_contents(config_map, manifest)
 
-    def _not_ours(self, obj: Obj) -> UserError:
-        where = f"{obj.get('kind') or NETWORK_POLICIES.kind} {obj['metadata']['name']} in namespace {self._namespace}"
-        message = f"{where} exists and is not managed by launcher{describe_creator(obj)}. It was not changed."
+    def _foreign_object_error(self, obj: Obj) -> UserError:
+        location = (
+            f"{obj.get('kind') or NETWORK_POLICIES.kind} {obj['metadata']['name']} in namespace {self._namespace}"
+        )
+        message = f"{location} exists and is not managed by launcher{describe_creator(obj)}. It was not changed."
         return UserError(message, "use another name, or network_policy: false.")
 
 
@@ -162,21 +164,24 @@ def _check_contents(obj: Obj, manifest: Obj) -> None:
 def _find_difference(config_map: Obj, manifest: Obj) -> str | None:
     """Return the difference as the end of a sentence, or None if pods get exactly these bytes now and later."""
 
-    def files(obj: Obj) -> dict[str, bytes]:
+    def read_files(obj: Obj) -> dict[str, bytes]:
         text = {name: value.encode() for name, value in (obj.get("data") or {}).items()}
         return text | {name: base64.b64decode(value) for name, value in (obj.get("binaryData") or {}).items()}
 
-    def digest(content: bytes) -> str:
+    def describe_content(content: bytes) -> str:
         return f"{len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:12]}"
 
-    has, wants = files(config_map), files(manifest)
-    for name in sorted(has.keys() | wants.keys()):
-        if name not in has:
+    actual_files, expected_files = read_files(config_map), read_files(manifest)
+    for name in sorted(actual_files.keys() | expected_files.keys()):
+        if name not in actual_files:
             return f"it lacks {name}"
-        if name not in wants:
+        if name not in expected_files:
             return f"it holds {name} too"
-        if has[name] != wants[name]:
-            return f"its {name} is not this job's ({digest(has[name])} in place of {digest(wants[name])})"
+        if actual_files[name] != expected_files[name]:
+            return (
+                f"its {name} is not this job's ({describe_content(actual_files[name])} in place of "
+                f"{describe_content(expected_files[name])})"
+            )
     if not config_map.get("immutable"):
         return "it is not immutable, so that anyone who may write ConfigMaps could exchange the code of running jobs"
     label = (config_map["metadata"].get("labels") or {}).get(MANAGED_BY)
@@ -192,14 +197,14 @@ def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> b
     """Wait until an object that is being deleted is gone. Return False if it still exists after `limit_s`."""
     metadata = obj["metadata"]
     name, namespace = metadata["name"], metadata["namespace"]
-    end = time.monotonic() + limit_s
+    deadline = time.monotonic() + limit_s
     latest = cluster.get(kind, name, namespace)
     while latest is not None and latest["metadata"]["uid"] == metadata["uid"]:
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             return False
         since, fields = latest["metadata"]["resourceVersion"], f"metadata.name={name}"
-        slice_s = max(0.0, min(_LOOK_AGAIN_S, end - time.monotonic()))
-        for event, _ in cluster.watch(kind, namespace, fields=fields, since=since, limit_s=slice_s):
+        watch_s = max(0.0, min(_WATCH_PERIOD_S, deadline - time.monotonic()))
+        for event, _ in cluster.watch(kind, namespace, fields=fields, since=since, limit_s=watch_s):
             if event == "DELETED":
                 break
         latest = cluster.get(kind, name, namespace)
@@ -212,7 +217,7 @@ def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
     Its pods receive SIGTERM, save and end first. Kubernetes' garbage collector removes what the JobSet owns.
     """
     metadata = jobset["metadata"]
-    lines = [f"{JOBSETS.titled(metadata['name'])} deleted"]
+    lines = [f"{JOBSETS.qualified_name(metadata['name'])} deleted"]
     candidates = [(NETWORK_POLICIES, metadata["name"])]
     for volume in pod_template(jobset)["spec"].get("volumes") or ():
         if "configMap" in volume:
@@ -221,7 +226,7 @@ def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
         obj = cluster.get(kind, name, metadata["namespace"])
         owners = [] if obj is None else _owner_uids(obj)
         if metadata["uid"] in owners:
-            kept = f"kept: {len(owners) - 1} more of its jobs are here"
-            lines.append(f"{kind.titled(name)} {'deleted' if len(owners) == 1 else kept}")
+            kept_text = f"kept: {len(owners) - 1} more of its jobs are here"
+            lines.append(f"{kind.qualified_name(name)} {'deleted' if len(owners) == 1 else kept_text}")
     cluster.delete(JOBSETS, metadata["name"], metadata["namespace"], uid=metadata["uid"], propagation="Foreground")
     return lines

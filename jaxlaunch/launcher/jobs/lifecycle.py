@@ -18,30 +18,30 @@ from typing import NamedTuple
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.errors import ApiError, ClusterError
 from jaxlaunch.launcher.jobs.status import agent_report, collect, job_status
-from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, State
+from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS, WORKLOADS
-from jaxlaunch.launcher.kubernetes.labels import JOB_UID, NAME_LABEL, QUEUE
+from jaxlaunch.launcher.kubernetes.labels import JOB_UID, NAME_LABEL, QUEUE_LABEL
 from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, pod_template, terminal_state, trim_pod
 from jaxlaunch.launcher.kubernetes.watch import Outage
-from jaxlaunch.records.log_lines import Beat, Line, Recorded
+from jaxlaunch.records.log_lines import BeatLine, Line, ProgressAnnotation
 
 # Limit for Kueue to create a Workload.
-_KUEUE_S = 10.0
+_WORKLOAD_TIMEOUT_S = 10.0
 # A pod may be deleted between a list and a watch.
-_LIST_AGAIN_S = 10.0
+_RELIST_PERIOD_S = 10.0
 # Statuses of a write to a JobSet that no longer exists or was replaced by one of the same name.
-_GONE = (404, 409)
-_MAX_REFUSAL = 240  # characters
+_GONE_STATUSES = (404, 409)
+_MAX_REFUSAL_CHARS = 240  # characters
 # The JobSet is read again this often, for changes that its events do not report.
-_LOOK_AGAIN_S = 30.0
+_WATCH_PERIOD_S = 30.0
 # Pause between two reads while pods end.
-_SETTLES_S = 2.0
+_SETTLE_PAUSE_S = 2.0
 # Number of attempts to read the pods.
-_LOOKS = 3
+_MAX_READS = 3
 # How the record names each state. In any other state the job is being stopped.
-_WHEN = {State.DONE: "ended", State.FAILED: "ended", State.QUEUED: "queued"}
+_RECORDED_WHEN = {State.DONE: "ended", State.FAILED: "ended", State.QUEUED: "queued"}
 
 Say = Callable[[str], None]
 
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 # --- stop and resume --------------------------------------------------------------------------------------------------
 
 
-class Stopped(NamedTuple):
+class StopResult(NamedTuple):
     """Result of a stop."""
 
     # True if no pod is left.
@@ -58,7 +58,7 @@ class Stopped(NamedTuple):
     pods: tuple[Obj, ...]
 
 
-def grace_s(jobset: Obj) -> float:
+def grace_period_s(jobset: Obj) -> float:
     """Return the grace period of the job's pods in seconds, 30 by default as in Kubernetes."""
     return float(pod_template(jobset)["spec"].get("terminationGracePeriodSeconds", 30))
 
@@ -67,34 +67,34 @@ def is_stopped(cluster: Cluster, jobset: Obj) -> bool:
     """Return whether the job was stopped, and not only suspended by its queue."""
     if not is_suspended(jobset):
         return False
-    if QUEUE not in jobset["metadata"].get("labels", {}):
+    if QUEUE_LABEL not in jobset["metadata"].get("labels", {}):
         return True
     workload = _find_workload(cluster, jobset)
     return workload is not None and workload["spec"].get("active") is False
 
 
-def stop(cluster: Cluster, jobset: Obj) -> None:
+def stop_job(cluster: Cluster, jobset: Obj) -> None:
     """Stop a job. In a queue its Workload is deactivated, because Kueue would resume a suspended JobSet."""
-    _switch(cluster, jobset, on=False)
+    _set_active(cluster, jobset, is_active=False)
 
 
-def resume(cluster: Cluster, jobset: Obj) -> None:
+def resume_job(cluster: Cluster, jobset: Obj) -> None:
     """Let a stopped job continue."""
-    _switch(cluster, jobset, on=True)
+    _set_active(cluster, jobset, is_active=True)
 
 
-def _switch(cluster: Cluster, jobset: Obj, *, on: bool) -> None:
+def _set_active(cluster: Cluster, jobset: Obj, *, is_active: bool) -> None:
     name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
     workload = None
-    if QUEUE in jobset["metadata"].get("labels", {}):
+    if QUEUE_LABEL in jobset["metadata"].get("labels", {}):
         # Kueue, if it is installed, creates a Workload for a new JobSet.
-        end = time.monotonic() + _KUEUE_S
-        while (workload := _find_workload(cluster, jobset)) is None and time.monotonic() < end:
+        deadline = time.monotonic() + _WORKLOAD_TIMEOUT_S
+        while (workload := _find_workload(cluster, jobset)) is None and time.monotonic() < deadline:
             time.sleep(0.5)
     if workload is not None:
-        cluster.merge(WORKLOADS, workload["metadata"]["name"], namespace, {"spec": {"active": on}})
+        cluster.merge_patch(WORKLOADS, workload["metadata"]["name"], namespace, {"spec": {"active": is_active}})
     else:
-        cluster.merge(JOBSETS, name, namespace, {"spec": {"suspend": not on}})
+        cluster.merge_patch(JOBSETS, name, namespace, {"spec": {"suspend": not is_active}})
 
 
 def _find_workload(cluster: Cluster, jobset: Obj) -> Obj | None:
@@ -103,41 +103,41 @@ def _find_workload(cluster: Cluster, jobset: Obj) -> Obj | None:
     return workloads[0] if workloads else None
 
 
-class Leaving:
+class StoppingPods:
     """Pods of a job that is about to be stopped. Created before the stop, it misses no termination message."""
 
     def __init__(self, cluster: Cluster, jobset: Obj) -> None:
         self._cluster, self._namespace = cluster, jobset["metadata"]["namespace"]
         self._labels = f"{NAME_LABEL}={jobset['metadata']['name']}"
         self._pods: dict[str, Obj] = {}  # by uid
-        self._left, self._since = self._list()
+        self._running_uids, self._since = self._list_pods()
 
-    def until_gone(self, limit_s: float) -> Stopped:
+    def wait_until_gone(self, limit_s: float) -> StopResult:
         """Wait until no pod of the job runs."""
-        end = time.monotonic() + limit_s
-        while self._left and time.monotonic() < end:
-            self._watch(max(0.0, min(_LIST_AGAIN_S, end - time.monotonic())))
-            self._left, self._since = self._list()
-        return Stopped(not self._left, tuple(self._pods.values()))
+        deadline = time.monotonic() + limit_s
+        while self._running_uids and time.monotonic() < deadline:
+            self._watch_pods(max(0.0, min(_RELIST_PERIOD_S, deadline - time.monotonic())))
+            self._running_uids, self._since = self._list_pods()
+        return StopResult(not self._running_uids, tuple(self._pods.values()))
 
-    def _list(self) -> tuple[set[str], str]:
-        pods, since = self._cluster.listed(PODS, self._namespace, self._labels, keep=trim_pod)
+    def _list_pods(self) -> tuple[set[str], str]:
+        pods, since = self._cluster.list_with_version(PODS, self._namespace, self._labels, keep=trim_pod)
         self._pods |= {pod["metadata"]["uid"]: pod for pod in pods}
-        return _living(pods), since
+        return _running_pod_uids(pods), since
 
-    def _watch(self, limit_s: float) -> None:
+    def _watch_pods(self, limit_s: float) -> None:
         events = self._cluster.watch(PODS, self._namespace, labels=self._labels, since=self._since, limit_s=limit_s)
         for event, pod in events:
             # Only the name is known of a pod that was deleted while the watch was interrupted.
             if "status" in pod:
                 self._pods[pod["metadata"]["uid"]] = trim_pod(pod)
-            if event == "DELETED" or not _living([pod]):
-                self._left.discard(pod["metadata"]["uid"])
-            if not self._left:
+            if event == "DELETED" or not _running_pod_uids([pod]):
+                self._running_uids.discard(pod["metadata"]["uid"])
+            if not self._running_uids:
                 return
 
 
-def _living(pods: Iterable[Obj]) -> set[str]:
+def _running_pod_uids(pods: Iterable[Obj]) -> set[str]:
     """Return the uids of pods whose containers may still run."""
     return {pod["metadata"]["uid"] for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")}
 
@@ -145,7 +145,7 @@ def _living(pods: Iterable[Obj]) -> set[str]:
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 
-def progress_record(snapshot: Snapshot, when: str) -> Recorded | None:
+def progress_record(snapshot: Snapshot, when: str) -> ProgressAnnotation | None:
     """Return the progress that a job's pods report, or None if they report nothing.
 
     Earlier values of the same attempt fill in for a leader's log that can no longer be read.
@@ -154,19 +154,19 @@ def progress_record(snapshot: Snapshot, when: str) -> Recorded | None:
         snapshot: The job.
         when: State of the job, a key of WHEN.
     """
-    report, earlier = agent_report.merge(snapshot.records, snapshot.hosts), snapshot.recorded
-    newest = report.verdict if when in ("stopped", "ended") else report.last
+    report, earlier = agent_report.merge_reports(snapshot.records, snapshot.hosts), snapshot.recorded_progress
+    newest = report.attempt_end if when in ("stopped", "ended") else report.last_end
     if report.heartbeat is None and newest is None:
         return None
-    beat = report.heartbeat or Beat()
-    record = Recorded(
+    beat = report.heartbeat or BeatLine()
+    record = ProgressAnnotation(
         uid=snapshot.jobset["metadata"].get("uid", ""),
         at=snapshot.now.timestamp(),
         when=when,
         attempt=max(beat.attempt, 0 if newest is None else newest.attempt),
         generation=max(beat.generation, 0 if newest is None else newest.generation),
         step=report.step,
-        committed=report.committed,
+        committed=report.committed_step,
         goodput=report.goodput,
         ends=report.ends_by_cause,
         verdict=None if newest is None else newest.verdict,
@@ -179,34 +179,34 @@ def progress_record(snapshot: Snapshot, when: str) -> Recorded | None:
 
 def write_progress(cluster: Cluster, snapshot: Snapshot, when: str, say: Say) -> None:
     """Write the progress as an annotation, if it has changed. `say` is called with the reason of a failure."""
-    record, earlier = progress_record(snapshot, when), snapshot.recorded
+    record, earlier = progress_record(snapshot, when), snapshot.recorded_progress
     if record is None:
         return
     if earlier is not None and dataclasses.replace(record, at=earlier.at).to_json() == earlier.to_json():
         return
     metadata = {"uid": record.uid, "annotations": {ANNOTATION: record.to_json()}}
     try:
-        cluster.merge(JOBSETS, snapshot.name, snapshot.namespace, {"metadata": metadata})
+        cluster.merge_patch(JOBSETS, snapshot.name, snapshot.namespace, {"metadata": metadata})
     except ClusterError as error:
-        if not (isinstance(error, ApiError) and error.status in _GONE):
-            say(f"how far {snapshot.name} was is not on its JobSet: {error.message[:_MAX_REFUSAL]}")
+        if not (isinstance(error, ApiError) and error.status in _GONE_STATUSES):
+            say(f"how far {snapshot.name} was is not on its JobSet: {error.message[:_MAX_REFUSAL_CHARS]}")
 
 
-class LastWords:
+class FinalRecords:
     """Records of the leader while its job stops. They are read at once, because the log disappears with the pod."""
 
     def __init__(self, cluster: Cluster, snapshot: Snapshot) -> None:
         self._cluster, self._namespace, self._records = cluster, snapshot.namespace, list(snapshot.records)
         self._leader = next((host for host in snapshot.hosts if host.number == 0 and host.running), None)
-        self._thread = threading.Thread(target=self._listen, name="last words", daemon=True)
+        self._thread = threading.Thread(target=self._follow_log, name="last words", daemon=True)
         self._thread.start()
 
-    def heard(self, wait_s: float = 2.0) -> tuple[Line, ...]:
+    def read_records(self, wait_s: float = 2.0) -> tuple[Line, ...]:
         """Wait at most `wait_s` seconds for the end of the log, and return all records so far."""
         self._thread.join(wait_s)
         return tuple(self._records)
 
-    def _listen(self) -> None:
+    def _follow_log(self) -> None:
         # Records before an error are kept. The pods' termination messages have the verdict in any case.
         with contextlib.suppress(ClusterError):
             if self._leader is not None:
@@ -217,15 +217,15 @@ class LastWords:
 # --- wait -------------------------------------------------------------------------------------------------------------
 
 
-def quietly(text: str) -> None:
+def ignore_message(text: str) -> None:
     """Ignore a message that another part of the program reports."""
 
 
-class Timeout(Exception):
+class WaitTimeout(Exception):
     """Raised if the job has not ended in time."""
 
 
-def wait(cluster: Cluster, jobset: Obj, limit_s: float | None = None, say: Say = quietly) -> JobStatus:
+def wait_for_end(cluster: Cluster, jobset: Obj, limit_s: float | None = None, say: Say = ignore_message) -> JobStatus:
     """Wait until a job is done, failed or stopped, write its progress on its JobSet, and return its status.
 
     Args:
@@ -238,81 +238,81 @@ def wait(cluster: Cluster, jobset: Obj, limit_s: float | None = None, say: Say =
         ClusterError: If the job is deleted or the cluster rejects a request.
     """
     metadata, outage = jobset["metadata"], Outage(cluster, say)
-    end = None if limit_s is None else time.monotonic() + limit_s
+    deadline = None if limit_s is None else time.monotonic() + limit_s
     with contextlib.suppress(TimeoutError):
-        while end is None or time.monotonic() < end:
-            latest = outage.ride(partial(_wait_for_change, cluster, metadata, jobset, end), end)
+        while deadline is None or time.monotonic() < deadline:
+            latest = outage.call_with_retries(partial(_wait_for_change, cluster, metadata, jobset, deadline), deadline)
             if terminal_state(latest) or is_suspended(latest):
-                job = outage.ride(partial(_read_with_pods, cluster, metadata), end)
+                job = outage.call_with_retries(partial(_read_with_pods, cluster, metadata), deadline)
                 if isinstance(job, NoSuchJob):
-                    raise _deleted(metadata)
-                status = job_status.status_of(job)
-                write_progress(cluster, job, _WHEN.get(status.state, "stopped"), say)
-                if status.state in OVER:
+                    raise _deleted_error(metadata)
+                status = job_status.derive_status(job)
+                write_progress(cluster, job, _RECORDED_WHEN.get(status.state, "stopped"), say)
+                if status.state in FINAL_STATES:
                     return status
                 # The queue may have evicted the job while its pods still save. Their last reports are needed.
                 is_leaving = job.is_suspended and any(not host.has_ended for host in job.hosts)
                 if status.state is State.STOPPING or is_leaving:
-                    time.sleep(_SETTLES_S)
+                    time.sleep(_SETTLE_PAUSE_S)
                     continue
             jobset = latest
     # The job continues. Its progress is recorded if it can be read within seconds.
-    cluster.hurry()
+    cluster.limit_call_time()
     with contextlib.suppress(ClusterError):
-        job = collect.snapshot(cluster, metadata["namespace"], metadata["name"])
+        job = collect.read_snapshot(cluster, metadata["namespace"], metadata["name"])
         if isinstance(job, Snapshot):
             write_progress(cluster, job, "running", say)
-    raise Timeout
+    raise WaitTimeout
 
 
 def _read_with_pods(cluster: Cluster, metadata: Obj) -> Snapshot | NoSuchJob:
     """Read the job, several times if a failing server does not return its pods, which have the verdict."""
-    for _ in range(_LOOKS - 1):
-        job = collect.snapshot(cluster, metadata["namespace"], metadata["name"])
-        if isinstance(job, NoSuchJob) or "pods" not in job.not_read:
+    for _ in range(_MAX_READS - 1):
+        job = collect.read_snapshot(cluster, metadata["namespace"], metadata["name"])
+        if isinstance(job, NoSuchJob) or "pods" not in job.unread_reasons:
             return job
-        time.sleep(_SETTLES_S)
-    return collect.snapshot(cluster, metadata["namespace"], metadata["name"])
+        time.sleep(_SETTLE_PAUSE_S)
+    return collect.read_snapshot(cluster, metadata["namespace"], metadata["name"])
 
 
-def _wait_for_change(cluster: Cluster, metadata: Obj, known: Obj, end: float | None) -> Obj:
+def _wait_for_change(cluster: Cluster, metadata: Obj, earlier_jobset: Obj, deadline: float | None) -> Obj:
     """Return the JobSet when it has ended, its suspension has changed, or a while has passed."""
-    slice_s = _LOOK_AGAIN_S if end is None else max(0.0, min(_LOOK_AGAIN_S, end - time.monotonic()))
+    watch_s = _WATCH_PERIOD_S if deadline is None else max(0.0, min(_WATCH_PERIOD_S, deadline - time.monotonic()))
     fields = f"metadata.name={metadata['name']}"
-    for event, jobset in cluster.watch(JOBSETS, metadata["namespace"], fields=fields, limit_s=slice_s):
+    for event, jobset in cluster.watch(JOBSETS, metadata["namespace"], fields=fields, limit_s=watch_s):
         if event == "DELETED" or jobset["metadata"]["uid"] != metadata["uid"]:
-            raise _deleted(metadata)
-        if terminal_state(jobset) or is_suspended(jobset) != is_suspended(known):
+            raise _deleted_error(metadata)
+        if terminal_state(jobset) or is_suspended(jobset) != is_suspended(earlier_jobset):
             return jobset
     latest = cluster.get(JOBSETS, metadata["name"], metadata["namespace"])
     if latest is None or latest["metadata"]["uid"] != metadata["uid"]:
-        raise _deleted(metadata)
+        raise _deleted_error(metadata)
     return latest
 
 
-def _deleted(metadata: Obj) -> ClusterError:
+def _deleted_error(metadata: Obj) -> ClusterError:
     return ClusterError(f"JobSet {metadata['name']} in namespace {metadata['namespace']} was deleted meanwhile.")
 
 
-class Waiting:
+class BackgroundWait:
     """Wait for a job in a thread, while the terminal shows something else, such as logs."""
 
-    def __init__(self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say = quietly) -> None:
-        self._done: concurrent.futures.Future[JobStatus] = concurrent.futures.Future()
-        thread = threading.Thread(target=self._run, args=(cluster, jobset, limit_s, say), name="wait", daemon=True)
+    def __init__(self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say = ignore_message) -> None:
+        self._future: concurrent.futures.Future[JobStatus] = concurrent.futures.Future()
+        thread = threading.Thread(target=self._run_wait, args=(cluster, jobset, limit_s, say), name="wait", daemon=True)
         thread.start()
 
-    def _run(self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say) -> None:
+    def _run_wait(self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say) -> None:
         try:
-            self._done.set_result(wait(cluster, jobset, limit_s, say))
+            self._future.set_result(wait_for_end(cluster, jobset, limit_s, say))
         except Exception as error:
             # The caller's thread raises it again in result().
-            self._done.set_exception(error)
+            self._future.set_exception(error)
 
     def is_over(self) -> bool:
         """Return whether the wait is over, so that result() does not block."""
-        return self._done.done()
+        return self._future.done()
 
     def result(self) -> JobStatus:
         """Block until the wait is over, and return its status or raise its exception."""
-        return self._done.result()
+        return self._future.result()

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from jaxlaunch.launcher.errors import ClusterError, UserError, exceeds_quota
 from jaxlaunch.launcher.jobs import lifecycle
 from jaxlaunch.launcher.jobs.dependents import (
-    GIVE_UP_S,
-    PAUSE_S,
+    RETRY_PAUSE_S,
+    RETRY_TIMEOUT_S,
     Dependents,
     describe_creator,
     owner_reference,
@@ -29,11 +29,11 @@ from jaxlaunch.launcher.kubernetes.labels import SPEC_HASH
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
 
 # Limit for the deletion of a JobSet.
-GONE_S = 300.0
+DELETE_TIMEOUT_S = 300.0
 # Limit for the deletion of a Secret.
-SECRET_GIVE_UP_S = 30.0
+SECRET_TIMEOUT_S = 30.0
 # A shorter wait is not reported.
-_SILENT_S = 2.0
+_QUIET_WAIT_S = 2.0
 
 Obj = dict[str, Any]
 Say = Callable[[str], None]
@@ -44,7 +44,7 @@ class Submitted(NamedTuple):
 
     jobset: Mapping[str, Any]
     # One of created, replaced, resumed or unchanged.
-    how: str
+    outcome: str
 
 
 class Submission:
@@ -62,25 +62,25 @@ class Submission:
         # The server releases the quota of a deleted JobSet a moment later.
         self._has_removed = False
 
-    def run(self, *, replace: bool = False) -> Submitted:
+    def submit(self, *, replace: bool = False) -> Submitted:
         """Create the job, or complete and return the existing one.
 
         Raises:
             UserError: If another object has the name.
             ClusterError: If the cluster rejects a request or does not answer.
         """
-        self._dependents.refuse_others_policy()
+        self._dependents.check_network_policy()
         for manifest in self._others:
             if not self._would_create(KINDS[manifest["kind"]], manifest, replace):
-                self._dependents.refuse_other_contents(manifest)
-        jobset, how = self._settle(replace)
+                self._dependents.check_config_map(manifest)
+        jobset, how = self._ensure_jobset(replace)
         is_new = how in ("created", "replaced")
         for manifest in self._others:
             try:
                 if self._secret is not None and manifest is self._secret.manifest:
-                    self._secret.attach(owner_reference(jobset), is_new=is_new, has_removed=self._has_removed)
+                    self._secret.create_owned(owner_reference(jobset), is_new=is_new, has_removed=self._has_removed)
                 else:
-                    self._dependents.attach(manifest, jobset, has_removed=self._has_removed)
+                    self._dependents.create_owned(manifest, jobset, has_removed=self._has_removed)
             except ClusterError as fault:
                 # The dry run of the same object succeeded a moment ago.
                 fault.message = f"{fault.message}\n{self.describe_existing()}"
@@ -89,7 +89,7 @@ class Submission:
                 # Another object has the name, so submitting again would not complete the job.
                 without = f"JobSet {self._name} exists without it; {self._how_to_remove}"
                 if manifest["kind"] in (CONFIGMAPS.kind, SECRETS.kind) and is_new:
-                    without = self._take_back(jobset)
+                    without = self._delete_created(jobset)
                 fault.message = f"{fault.message}\n{without}"
                 raise
         return Submitted(jobset, how)
@@ -108,7 +108,7 @@ class Submission:
                 return False
             if not exceeds_quota(error):
                 raise
-            jobset = self._get()
+            jobset = self._get_jobset()
             # Secrets are not read. The Secret of the same job exists.
             if kind is SECRETS:
                 exists = jobset is not None and self._is_same(jobset)
@@ -123,15 +123,15 @@ class Submission:
 
     def rehearse(self, *, replace: bool = False) -> list[str]:
         """Return what the server would do with each manifest, as `NAME created`, by dry runs."""
-        self._dependents.refuse_others_policy()
+        self._dependents.check_network_policy()
         self._find_before_creation()
         lines = []
         for manifest in (self._jobset, *self._others):
             kind, how = KINDS[manifest["kind"]], "created"
             if not self._would_create(kind, manifest, replace):
                 how = self._rehearse_existing(replace) if kind is JOBSETS else "unchanged"
-                self._dependents.refuse_other_contents(manifest)
-            lines.append(f"{kind.titled(manifest['metadata']['name'])} {how}")
+                self._dependents.check_config_map(manifest)
+            lines.append(f"{kind.qualified_name(manifest['metadata']['name'])} {how}")
         return lines
 
     def _rehearse_existing(self, replace: bool) -> str:
@@ -140,13 +140,13 @@ class Submission:
         A dry run under an existing name fails before the object is checked. An object that could replace the existing
         one is therefore sent under an unused name of about the same length, since other names contain a JobSet's name.
         """
-        existing = self._get()
+        existing = self._get_jobset()
         if existing is None:
             return "created"
         fresh_name = f"x{uuid.uuid4().hex}"[: max(8, len(self._name))]
         renamed = {**self._jobset, "metadata": {**self._jobset["metadata"], "name": fresh_name}}
         try:
-            must_go = self._must_go(existing, replace)
+            must_go = self._must_replace(existing, replace)
         except UserError:
             self._would_create(JOBSETS, renamed, True)
             raise
@@ -157,10 +157,10 @@ class Submission:
 
     def describe_existing(self) -> str:
         """Return a sentence for a user who pressed Ctrl-C and waits, after one short request."""
-        self._cluster.hurry()
+        self._cluster.limit_call_time()
         name = f"JobSet {self._name} in namespace {self._namespace}"
         try:
-            existing = self._get()
+            existing = self._get_jobset()
         except ClusterError:
             unknown = "may exist: its creation had been sent" if self._is_sent else "was not created"
             return f"{name} {unknown}, and the server does not answer. Submitting again does not create a second one."
@@ -190,66 +190,68 @@ class Submission:
 
     # --- the JobSet ---------------------------------------------------------------------------------------------------
 
-    def _get(self) -> Obj | None:
+    def _get_jobset(self) -> Obj | None:
         return self._cluster.get(JOBSETS, self._name, self._namespace)
 
     def _find_before_creation(self) -> Obj | None:
         """Return the existing JobSet of this name, or None if neither it nor a Secret of its gang exists."""
         if self._secret is None:
-            return self._get()
-        return self._secret.wait_until_free(self._get, has_removed=self._has_removed)
+            return self._get_jobset()
+        return self._secret.wait_until_free(self._get_jobset, has_removed=self._has_removed)
 
-    def _settle(self, replace: bool) -> tuple[Obj, str]:
+    def _ensure_jobset(self, replace: bool) -> tuple[Obj, str]:
         """Create, replace, resume or keep the JobSet. Return it and what was done."""
         how = "created"
         while True:
             jobset = self._find_before_creation()
             if jobset is None:
-                jobset, is_new = self._create()
+                jobset, is_new = self._create_jobset()
                 if is_new:
                     return jobset, how
-            if not self._must_go(jobset, replace):
+            if not self._must_replace(jobset, replace):
                 break
             how = "replaced"
-            self._remove(jobset)
+            self._delete_jobset(jobset)
         if not lifecycle.is_stopped(self._cluster, jobset):
             return jobset, "unchanged"
-        lifecycle.resume(self._cluster, jobset)
+        lifecycle.resume_job(self._cluster, jobset)
         return jobset, "resumed"
 
-    def _must_go(self, existing: Obj, replace: bool) -> bool:
+    def _must_replace(self, existing: Obj, replace: bool) -> bool:
         """Return whether the existing JobSet must be deleted. Raises UserError if it must not be."""
-        where, creator = f"JobSet {self._name} in namespace {self._namespace}", describe_creator(existing)
+        location, creator = f"JobSet {self._name} in namespace {self._namespace}", describe_creator(existing)
         if not is_ours(existing):
-            message = f"{where} exists and is not managed by launcher{creator}. It was not changed."
+            message = f"{location} exists and is not managed by launcher{creator}. It was not changed."
             raise UserError(message, "use another name.")
         if "deletionTimestamp" in existing["metadata"]:
-            message, hint = f"{where} is being deleted.", "wait until it is gone, or let --replace wait."
-        elif (ended := terminal_state(existing)) is not None:
-            message, hint = f"{where} has already {ended.lower()}{creator}.", "--replace runs it again."
+            message, hint = f"{location} is being deleted.", "wait until it is gone, or let --replace wait."
+        elif (final_state := terminal_state(existing)) is not None:
+            message, hint = f"{location} has already {final_state.lower()}{creator}.", "--replace runs it again."
         elif self._is_same(existing):
             return False
         elif lifecycle.is_stopped(self._cluster, existing):
-            message = f"{where} is stopped and differs from this file{creator}."
+            message = f"{location} is stopped and differs from this file{creator}."
             hint = "--replace deletes it and runs this one."
         else:
             hint = f"`launcher stop -n {self._namespace} {self._name}` ends it first, or use another name."
-            message = f"{where} is running and differs from this file{creator}. It was not changed."
+            message = f"{location} is running and differs from this file{creator}. It was not changed."
             raise UserError(message, hint)
         if replace:
             return True
         raise UserError(message, hint)
 
     def _is_same(self, existing: Obj) -> bool:
-        digest, own = (jobset["metadata"].get("annotations", {}).get(SPEC_HASH) for jobset in (existing, self._jobset))
-        return is_ours(existing) and bool(digest == own)
+        digest, own_digest = (
+            jobset["metadata"].get("annotations", {}).get(SPEC_HASH) for jobset in (existing, self._jobset)
+        )
+        return is_ours(existing) and bool(digest == own_digest)
 
-    def _create(self) -> tuple[Obj, bool]:
+    def _create_jobset(self) -> tuple[Obj, bool]:
         """Create the JobSet. Return it, or one that somebody else has created meanwhile, and whether it is ours.
 
         If the response was lost, the JobSet is read back.
         """
-        end = time.monotonic() + GIVE_UP_S
+        deadline = time.monotonic() + RETRY_TIMEOUT_S
         was_sent = False
         while True:
             try:
@@ -257,49 +259,49 @@ class Submission:
                 return self._cluster.create(JOBSETS, self._jobset), True
             except (ApiError, Unreachable) as error:
                 fault = error
-            pause_s = PAUSE_S
+            pause_s = RETRY_PAUSE_S
             if isinstance(fault, ApiError):
-                pause_s = PAUSE_S if fault.retry_after_s is None else fault.retry_after_s
+                pause_s = RETRY_PAUSE_S if fault.retry_after_s is None else fault.retry_after_s
                 exists = fault.reason == "AlreadyExists"
                 # The server checks the quota before it checks whether the object exists.
                 if exceeds_quota(fault):
                     exists = True
-                    if not self._has_removed and self._look(fault) is None:
-                        raise _with_hint(fault)
+                    if not self._has_removed and self._get_after_error(fault) is None:
+                        raise _add_hint(fault)
                 elif not exists and fault.status < 500:
-                    raise _with_hint(fault)
+                    raise _add_hint(fault)
             else:
                 exists = False
-                if not fault.sent:
+                if not fault.was_sent:
                     raise fault
-            existing = self._look(fault)
+            existing = self._get_after_error(fault)
             if existing is not None:
                 return existing, self._is_same(existing) and (was_sent or not exists)
             was_sent = was_sent or not exists
-            if time.monotonic() + pause_s > end:
-                raise _with_hint(fault)
+            if time.monotonic() + pause_s > deadline:
+                raise _add_hint(fault)
             time.sleep(pause_s)
 
-    def _look(self, fault: ClusterError) -> Obj | None:
+    def _get_after_error(self, fault: ClusterError) -> Obj | None:
         """Return the JobSet, if it was created despite the error. Raises ClusterError without an answer."""
         try:
-            return self._get()
+            return self._get_jobset()
         except Unreachable:
             message = f"{fault.message}\nWhether JobSet {self._name} was created is unknown."
             raise ClusterError(message, "submit again: that does not create a second one.") from None
 
-    def _remove(self, existing: Obj) -> None:
+    def _delete_jobset(self, existing: Obj) -> None:
         """Delete the JobSet, and wait until all objects that it owns are gone."""
         uid = existing["metadata"]["uid"]
         self._say(f"deleting the earlier JobSet {self._name}")
         self._has_removed = True
         self._cluster.delete(JOBSETS, self._name, self._namespace, uid=uid, propagation="Foreground")
-        if not wait_until_gone(self._cluster, JOBSETS, existing, GONE_S):
-            message = f"JobSet {self._name} is still being deleted after {GONE_S:.0f} s."
+        if not wait_until_gone(self._cluster, JOBSETS, existing, DELETE_TIMEOUT_S):
+            message = f"JobSet {self._name} is still being deleted after {DELETE_TIMEOUT_S:.0f} s."
             hint = f"`launcher explain -n {self._namespace} {self._name}` shows what blocks it."
             raise ClusterError(message, hint)
 
-    def _take_back(self, jobset: Obj) -> str:
+    def _delete_created(self, jobset: Obj) -> str:
         """Delete the new JobSet, because its pods would use somebody else's object. Return what was done."""
         uid = jobset["metadata"]["uid"]
         try:
@@ -309,7 +311,7 @@ class Submission:
         return f"JobSet {self._name} was deleted again: its pods would have used that."
 
 
-def _with_hint(fault: ApiError | Unreachable) -> ClusterError:
+def _add_hint(fault: ApiError | Unreachable) -> ClusterError:
     """Add a hint to an error if the server's own message has none, and return the error."""
     if "failed calling webhook" in fault.message:
         fault.hint = "is the controller that serves the webhook running? `launcher doctor` checks."
@@ -339,7 +341,7 @@ class GangSecret:
         Raises:
             UserError: If the Secret is not deleted in time.
         """
-        began, has_said = time.monotonic(), False
+        started_at, has_said = time.monotonic(), False
         while (jobset := get_jobset()) is None:
             try:
                 self._cluster.create(SECRETS, self.manifest, dry_run=True)
@@ -348,23 +350,23 @@ class GangSecret:
                 if error.reason != "AlreadyExists" and not (has_removed and exceeds_quota(error)):
                     raise
                 fault = error
-            waited_s = time.monotonic() - began
-            if waited_s > SECRET_GIVE_UP_S:
-                raise fault if exceeds_quota(fault) else self._not_ours()
-            if waited_s > _SILENT_S and not has_said:
+            waited_s = time.monotonic() - started_at
+            if waited_s > SECRET_TIMEOUT_S:
+                raise fault if exceeds_quota(fault) else self._existing_secret_error()
+            if waited_s > _QUIET_WAIT_S and not has_said:
                 self._say(f"waiting for Secret {self._name} to go: it is there without JobSet {self._job}")
                 has_said = True
-            time.sleep(PAUSE_S)
+            time.sleep(RETRY_PAUSE_S)
         return jobset
 
-    def attach(self, owner: Obj, *, is_new: bool, has_removed: bool) -> None:
+    def create_owned(self, owner: Obj, *, is_new: bool, has_removed: bool) -> None:
         """Create the Secret with the JobSet as its owner.
 
         An existing Secret belongs to an existing JobSet. So does the used quota, which the server checks first. Raises
         UserError if somebody else has created the Secret of a new JobSet.
         """
         owned = self.manifest | {"metadata": self.manifest["metadata"] | {"ownerReferences": [owner]}}
-        end = time.monotonic() + SECRET_GIVE_UP_S
+        deadline = time.monotonic() + SECRET_TIMEOUT_S
         was_sent = False
         while True:
             try:
@@ -374,17 +376,19 @@ class GangSecret:
                 fault = error
             exists = isinstance(fault, ApiError) and fault.reason == "AlreadyExists"
             if exists and is_new and not was_sent:
-                raise self._not_ours()
+                raise self._existing_secret_error()
             if exists or (exceeds_quota(fault) and not is_new):
                 return
-            is_unknown = fault.sent if isinstance(fault, Unreachable) else fault.status >= 500
-            may_pass = is_unknown or isinstance(fault, Unreachable) or (exceeds_quota(fault) and has_removed)
-            if not may_pass or time.monotonic() > end:
+            is_unknown = fault.was_sent if isinstance(fault, Unreachable) else fault.status >= 500
+            is_transient = is_unknown or isinstance(fault, Unreachable) or (exceeds_quota(fault) and has_removed)
+            if not is_transient or time.monotonic() > deadline:
                 raise fault
             was_sent = was_sent or is_unknown
-            time.sleep(PAUSE_S)
+            time.sleep(RETRY_PAUSE_S)
 
-    def _not_ours(self) -> UserError:
-        where = f"Secret {self._name} in namespace {self._namespace}"
-        message = f"{where} was there before JobSet {self._job}, so others may know what it holds. It was not changed."
+    def _existing_secret_error(self) -> UserError:
+        location = f"Secret {self._name} in namespace {self._namespace}"
+        message = (
+            f"{location} was there before JobSet {self._job}, so others may know what it holds. It was not changed."
+        )
         return UserError(message, f"`kubectl -n {self._namespace} delete secret {self._name}`, then submit again.")

@@ -31,36 +31,36 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
 from jaxlaunch.launcher.kubernetes.labels import (
     MAIN_CONTAINER,
-    MANAGED,
+    MANAGED_LABELS,
     NAME_LABEL,
-    READER_OF,
+    READER_LABEL,
     REPLICATED_JOB,
     RESERVED_DOMAINS,
 )
 from jaxlaunch.launcher.kubernetes.objects import Obj, pod_template
 from jaxlaunch.launcher.manifests.security import RESTRICTED
-from jaxlaunch.records import checked
-from jaxlaunch.records.checked import Malformed, Whole
-from jaxlaunch.records.log_lines import Recorded, shortened
-from jaxlaunch.records.summary import Record, Summary, ratio
+from jaxlaunch.records import codec
+from jaxlaunch.records.codec import Malformed, NonNegativeInt
+from jaxlaunch.records.log_lines import ProgressAnnotation, shorten_verdict
+from jaxlaunch.records.summary import AttemptRecord, Summary, goodput_ratio
 
 # Limit for the start of the pod.
-START_S = 120.0
+START_TIMEOUT_S = 120.0
 # Deadline of the Job.
-_LONGEST_S = 300
+_JOB_DEADLINE_S = 300
 # The JobSet is removed this long after its end if the command was killed before it could delete it.
-_KEPT_S = 60
-_LOOK_AGAIN_S = 5.0
+_TTL_S = 60
+_WATCH_PERIOD_S = 5.0
 # Enough for 16 MiB of logs.
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
 # An image needs only these labels of the job's node selector.
-_OF_ANY_NODE = ("kubernetes.io/arch", "kubernetes.io/os")
+_NODE_SELECTOR_KEYS = ("kubernetes.io/arch", "kubernetes.io/os")
 # Annotations of these domains are for the gang alone: Kueue refuses the size of a slice on a JobSet of one pod, and
 # multi-networking would keep the pod from other nodes.
-_OF_THE_GANG = (*RESERVED_DOMAINS, "provreq.kueue.x-k8s.io", "networking.gke.io", "devices.gke.io")
-_KEPT = ("imagePullSecrets", "serviceAccountName", "tolerations")
-MAX_LOGS = 16 * 1024 * 1024  # bytes of all logs together
-_MAX_ANSWER = 8 * MAX_LOGS  # bytes of JSON, in which a letter may take six
+_GANG_ANNOTATION_DOMAINS = (*RESERVED_DOMAINS, "provreq.kueue.x-k8s.io", "networking.gke.io", "devices.gke.io")
+_COPIED_FIELDS = ("imagePullSecrets", "serviceAccountName", "tolerations")
+MAX_LOG_BYTES = 16 * 1024 * 1024  # bytes of all logs together
+_MAX_ANSWER_BYTES = 8 * MAX_LOG_BYTES  # bytes of JSON, in which a letter may take six
 # Only the newest attempts are returned.
 _MAX_ATTEMPTS = 20
 
@@ -69,9 +69,9 @@ _MAX_ATTEMPTS = 20
 class RankText:
     """Last lines of a rank in all attempts, with `left_out` bytes before them."""
 
-    rank: Whole
+    rank: NonNegativeInt
     text: str
-    left_out: Whole
+    left_out: NonNegativeInt
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class RankText:
 class RunFiles:
     """Files of a run folder. None or empty means that a file does not exist or belongs to another job."""
 
-    recorded: Recorded | None
+    recorded: ProgressAnnotation | None
     attempts: tuple[AttemptEnd, ...]
     logs: tuple[RankText, ...]
 
@@ -93,7 +93,7 @@ def read_run_folder(
     jobset: Obj,
     *,
     say: Callable[[str], None],
-    why: Callable[[str], str],
+    explain_wait: Callable[[str], str],
     ranks: Sequence[int] | None = (),
     pattern: str | None = None,
     tail: int | None = None,
@@ -104,7 +104,7 @@ def read_run_folder(
         cluster: The cluster.
         jobset: The job's JobSet.
         say: Called with messages for the user.
-        why: Returns why the JobSet of a name does not start.
+        explain_wait: Returns why the JobSet of a name does not start.
         ranks: Ranks whose logs are read, or None for all.
         pattern: Pattern of the lines to read.
         tail: Number of last lines of each rank.
@@ -113,32 +113,32 @@ def read_run_folder(
         UserError: If the job's run folder is not on a volume.
         ClusterError: If the pod cannot be created or does not start.
     """
-    made = reader_manifest(jobset, {"ranks": ranks, "pattern": pattern, "tail": tail, "bytes": MAX_LOGS})
-    name, namespace = made["metadata"]["name"], made["metadata"]["namespace"]
+    manifest = reader_manifest(jobset, {"ranks": ranks, "pattern": pattern, "tail": tail, "bytes": MAX_LOG_BYTES})
+    name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
     say(f"a pod of JobSet {name} reads {find_run_folder(jobset)}")
     is_done = False
     try:
         try:
-            cluster.create(JOBSETS, made)
+            cluster.create(JOBSETS, manifest)
         except ApiError as error:
             error.hint = error.hint or "reading a volume takes the right to create jobsets and to read pods/log."
             raise
-        pod = _wait_until_started(cluster, namespace, name, why)
+        pod = _wait_until_started(cluster, namespace, name, explain_wait)
         files = parse_answer(cluster.log(namespace, pod, follow=True), jobset["metadata"]["uid"])
         is_done = True
         return files
     finally:
         if not is_done:
-            cluster.hurry()
+            cluster.limit_call_time()
         try:
             cluster.delete(JOBSETS, name, namespace)
         except ClusterError as error:
-            say(f"JobSet {name} could not be deleted, and is {_KEPT_S} s after its end: {error.message}")
+            say(f"JobSet {name} could not be deleted, and is {_TTL_S} s after its end: {error.message}")
 
 
 def find_run_folder(jobset: Obj) -> str:
     """Return the path of the run folder in the job's pods. Raises UserError if it is not on a volume."""
-    environment = hosts.environment(jobset)
+    environment = hosts.read_environment(jobset)
     if url := environment.get(contract.RUN_URL):
         hint = f"read it with the bucket's own tools: {url}"
         raise UserError(f"The run folder of {jobset['metadata']['name']} is in a bucket.", hint)
@@ -154,16 +154,18 @@ def find_run_folder(jobset: Obj) -> str:
 def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     """Return the JobSet that reads the run folder of `jobset`. Raises UserError if it is not on a volume."""
     metadata = jobset["metadata"]
-    labels = {**MANAGED, READER_OF: metadata["name"]}
+    labels = {**MANAGED_LABELS, READER_LABEL: metadata["name"]}
     # The volume's driver may need an annotation, for example one that injects a bucket's sidecar.
     annotations = pod_template(jobset).get("metadata", {}).get("annotations") or {}
-    kept = {key: value for key, value in annotations.items() if key.partition("/")[0] not in _OF_THE_GANG}
-    pod_metadata = {"labels": labels, **({"annotations": kept} if kept else {})}
+    kept_annotations = {
+        key: value for key, value in annotations.items() if key.partition("/")[0] not in _GANG_ANNOTATION_DOMAINS
+    }
+    pod_metadata = {"labels": labels, **({"annotations": kept_annotations} if kept_annotations else {})}
     job = {
         "completions": 1,
         "parallelism": 1,
         "backoffLimit": 0,
-        "activeDeadlineSeconds": _LONGEST_S,
+        "activeDeadlineSeconds": _JOB_DEADLINE_S,
         "template": {"metadata": pod_metadata, "spec": _pod_spec(jobset, request)},
     }
     return {
@@ -178,7 +180,7 @@ def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
         "spec": {
             "network": {"enableDNSHostnames": False},
             "failurePolicy": {"maxRestarts": 0},
-            "ttlSecondsAfterFinished": _KEPT_S,
+            "ttlSecondsAfterFinished": _TTL_S,
             "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": 1, "template": {"spec": job}}],
         },
     }
@@ -188,18 +190,18 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     folder, spec = find_run_folder(jobset), pod_template(jobset)["spec"]
     main = hosts.main_container(spec)
     paths = [(posixpath.normpath(mount["mountPath"]), mount) for mount in main.get("volumeMounts") or ()]
-    holding = [pair for pair in paths if posixpath.commonpath([pair[0], posixpath.normpath(folder)]) == pair[0]]
-    if not holding:
+    candidates = [pair for pair in paths if posixpath.commonpath([pair[0], posixpath.normpath(folder)]) == pair[0]]
+    if not candidates:
         message = f"The run folder of {jobset['metadata']['name']}, {folder}, is on no volume of its pods."
         raise UserError(message, "mount a volume there: volumes: in job.yaml.")
-    _, innermost = max(holding, key=lambda pair: len(pair[0]))
+    _, innermost = max(candidates, key=lambda pair: len(pair[0]))
     security, pod_security = main.get("securityContext") or {}, spec.get("securityContext") or {}
     # Reading needs no device and therefore not root. The group of a job that runs as root is the user of other jobs,
     # and has access to the volume.
     group = pod_security.get("runAsGroup")
     if security.get("runAsUser", pod_security.get("runAsUser")) == 0 and group:
         security, pod_security = RESTRICTED, {**pod_security, "runAsNonRoot": True, "runAsUser": group}
-    selector = {key: value for key, value in (spec.get("nodeSelector") or {}).items() if key in _OF_ANY_NODE}
+    selector = {key: value for key, value in (spec.get("nodeSelector") or {}).items() if key in _NODE_SELECTOR_KEYS}
     program = [main["command"][0], "-I", "-c", inspect.getsource(read_run), json.dumps({"folder": folder, **request})]
     container = {
         "name": MAIN_CONTAINER,
@@ -210,7 +212,7 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
         "volumeMounts": [{**innermost, "readOnly": True}],
     }
     return {
-        **{name: spec[name] for name in _KEPT if name in spec},
+        **{name: spec[name] for name in _COPIED_FIELDS if name in spec},
         **({"securityContext": pod_security} if pod_security else {}),
         **({"nodeSelector": selector} if selector else {}),
         "restartPolicy": "Never",
@@ -222,16 +224,18 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _wait_until_started(cluster: Cluster, namespace: str, name: str, why: Callable[[str], str]) -> str:
+def _wait_until_started(cluster: Cluster, namespace: str, name: str, explain_wait: Callable[[str], str]) -> str:
     """Wait until the reader's pod runs or has ended, and return its name. Raises ClusterError if it does not start."""
-    end, labels = time.monotonic() + START_S, f"{NAME_LABEL}={name}"
-    while (left_s := end - time.monotonic()) > 0:
-        for _, pod in cluster.watch(PODS, namespace, labels=labels, limit_s=min(left_s, _LOOK_AGAIN_S)):
+    deadline, labels = time.monotonic() + START_TIMEOUT_S, f"{NAME_LABEL}={name}"
+    while (left_s := deadline - time.monotonic()) > 0:
+        for _, pod in cluster.watch(PODS, namespace, labels=labels, limit_s=min(left_s, _WATCH_PERIOD_S)):
             statuses = pod.get("status", {}).get("containerStatuses") or ()
             state = next((status.get("state") or {} for status in statuses if status["name"] == MAIN_CONTAINER), {})
             if "running" in state or "terminated" in state:
                 return str(pod["metadata"]["name"])
-    raise ClusterError(f"The pod that reads the volume has not started after {START_S:.0f} s: {why(name)}")
+    raise ClusterError(
+        f"The pod that reads the volume has not started after {START_TIMEOUT_S:.0f} s: {explain_wait(name)}"
+    )
 
 
 # --- the reader's answer ----------------------------------------------------------------------------------------------
@@ -242,9 +246,9 @@ def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
     answer = _decode_answer(lines)
     texts = answer.get("logs")
     try:
-        logs = tuple(checked.read(RankText, text) for text in texts) if isinstance(texts, list) else ()
+        logs = tuple(codec.read_record(RankText, text) for text in texts) if isinstance(texts, list) else ()
     except Malformed as error:
-        raise _broken(f"of a log {error}") from None
+        raise _invalid_answer(f"of a log {error}") from None
     attempts = tuple(_read_attempts(answer.get("attempts"), uid))[-_MAX_ATTEMPTS:]
     return RunFiles(_read_summary(answer.get("summary"), uid), attempts, logs)
 
@@ -256,39 +260,41 @@ def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
         if line.startswith(read_run.PREFIX):
             parts.append(line.removeprefix(read_run.PREFIX))
             size += len(parts[-1])
-            if size > _MAX_ANSWER:
-                raise _broken(f"it is longer than {_MAX_ANSWER} bytes")
+            if size > _MAX_ANSWER_BYTES:
+                raise _invalid_answer(f"it is longer than {_MAX_ANSWER_BYTES} bytes")
         elif line.startswith(read_run.END):
             digest = line.removeprefix(read_run.END)
         else:
             other = line
     if digest is None:
-        raise _broken(f"it has no end; the last line is {other[:200]!r}" if other else "it has no end")
+        raise _invalid_answer(f"it has no end; the last line is {other[:200]!r}" if other else "it has no end")
     try:
         packed = base64.b64decode("".join(parts), validate=True)
         if hashlib.sha256(packed).hexdigest() != digest:
-            raise _broken("lines of it are missing")
-        answer = json.loads(zlib.decompressobj().decompress(packed, _MAX_ANSWER))
+            raise _invalid_answer("lines of it are missing")
+        answer = json.loads(zlib.decompressobj().decompress(packed, _MAX_ANSWER_BYTES))
     except (binascii.Error, zlib.error, ValueError, RecursionError) as error:
-        raise _broken(str(error)) from None
+        raise _invalid_answer(str(error)) from None
     if not isinstance(answer, dict):
-        raise _broken("it is not an object")
+        raise _invalid_answer("it is not an object")
     return answer
 
 
-def _broken(why: str) -> UserError:
-    return UserError(f"What the pod answered of the run folder cannot be used: {why}.", "try again.")
+def _invalid_answer(reason: str) -> UserError:
+    return UserError(f"What the pod answered of the run folder cannot be used: {reason}.", "try again.")
 
 
-def _read_summary(text: Any, uid: str) -> Recorded | None:
+def _read_summary(text: Any, uid: str) -> ProgressAnnotation | None:
     """Return the progress in summary.json, or None if it is invalid or of another run."""
     try:
-        summary = Summary.from_json(checked.decode_line(text.encode()))
+        summary = Summary.from_json(codec.parse_json(text.encode()))
         if summary.of is None:
             return None
-        of, verdict = checked.fields_of(summary.of), summary.verdict and summary.verdict.to_json()
-        reached = {"step": summary.step, "committed": summary.saved, "goodput": ratio(summary.seconds)}
-        return Recorded.read({**of, **reached, "when": "volume", "ends": summary.restarts, "verdict": verdict}, uid)
+        attempt_fields, verdict = codec.present_fields(summary.of), summary.verdict and summary.verdict.to_json()
+        progress = {"step": summary.step, "committed": summary.saved, "goodput": goodput_ratio(summary.seconds)}
+        return ProgressAnnotation.from_fields(
+            {**attempt_fields, **progress, "when": "volume", "ends": summary.restarts, "verdict": verdict}, uid
+        )
     except (ValueError, AttributeError):
         return None
 
@@ -297,6 +303,6 @@ def _read_attempts(text: Any, uid: str) -> Iterable[AttemptEnd]:
     """Yield the attempts of this job in attempts.jsonl, oldest first, without invalid lines."""
     for line in text.splitlines() if isinstance(text, str) else ():
         with contextlib.suppress(ValueError):
-            record = checked.read(Record, checked.decode_record(line))
+            record = codec.read_record(AttemptRecord, codec.parse_record(line))
             if record.uid == uid:
-                yield AttemptEnd(shortened(record.verdict), record.attempt, record.generation, record.ended)
+                yield AttemptEnd(shorten_verdict(record.verdict), record.attempt, record.generation, record.ended)

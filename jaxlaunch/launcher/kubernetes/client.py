@@ -17,7 +17,7 @@ from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.kinds import ACCESS_REVIEWS, PODS, Kind
 from jaxlaunch.launcher.kubernetes.watch import Event, Watch
-from jaxlaunch.records.log_lines import Lines
+from jaxlaunch.records.log_lines import LineSplitter
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.transport import Transport
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["ApiError", "Cluster", "Unreachable", "ignore_forbidden"]
 
 # Field manager of the fields that jaxlaunch sets.
-MANAGER = "jaxlaunch"
+FIELD_MANAGER = "jaxlaunch"
 # A program may be silent for a long time, and a dead connection looks the same.
-_LOG_SILENCE_S = 300.0
+_LOG_TIMEOUT_S = 300.0
 # A longer line of a log is split. An agent's own lines are far shorter.
-_LONGEST_LINE = 1024 * 1024
+_MAX_LINE_BYTES = 1024 * 1024
 
 Object = dict[str, Any]
 # An alias, because the method `list` below hides the builtin.
@@ -77,7 +77,7 @@ class Cluster:
         return cls(Transport(lambda: kubeconfig.open_access(context), name, say), namespace)
 
     @classmethod
-    def of_viewer(cls, token: str, namespace: str) -> Cluster:
+    def from_viewer_token(cls, token: str, namespace: str) -> Cluster:
         """Return the cluster of this pod with a viewer's token. Raises ClusterError outside a pod."""
         from jaxlaunch.launcher.kubernetes.transport import Transport
 
@@ -88,7 +88,7 @@ class Cluster:
         """Seconds since the server's last answer that was not a server error."""
         return self._transport.silent_s
 
-    def hurry(self, total_s: float = 5.0) -> None:
+    def limit_call_time(self, total_s: float = 5.0) -> None:
         """Limit the duration of later calls, after a user has pressed Ctrl-C."""
         self._transport.total_s = total_s
 
@@ -96,7 +96,7 @@ class Cluster:
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
         """Return the object, or None if it does not exist."""
-        return self._find("GET", kind.path(namespace or self.namespace, name))
+        return self._send_or_none("GET", kind.path(namespace or self.namespace, name))
 
     def list(
         self,
@@ -110,9 +110,9 @@ class Cluster:
         keep: Callable[[Object], Object] = lambda obj: obj,
     ) -> Objects:
         """Return the objects of one or all namespaces: at most `pages` pages of `limit`, each passed through `keep`."""
-        return self.listed(kind, namespace, labels, fields, limit, pages, keep)[0]
+        return self.list_with_version(kind, namespace, labels, fields, limit, pages, keep)[0]
 
-    def listed(
+    def list_with_version(
         self,
         kind: Kind,
         namespace: str | None,
@@ -126,9 +126,9 @@ class Cluster:
 
         The managedFields, which are half of the bytes, are removed.
         """
-        path, first = kind.path(namespace), {**_selectors(labels, fields), "limit": str(limit)}
+        path, first_query = kind.path(namespace), {**_selector_query(labels, fields), "limit": str(limit)}
         objects: Objects = []
-        query = dict(first)
+        query = dict(first_query)
         pages_read = 0
         while True:
             try:
@@ -137,22 +137,22 @@ class Cluster:
                 if error.status != 410 or "continue" not in query:
                     raise
                 # The server no longer has the rest of the list.
-                objects, query = [], dict(first)
+                objects, query = [], dict(first_query)
                 continue
             for obj in page.get("items") or []:
                 obj["metadata"].pop("managedFields", None)
                 objects.append(keep(obj))
             pages_read += 1
-            if not (more := page["metadata"].get("continue")) or pages_read == pages:
+            if not (continue_token := page["metadata"].get("continue")) or pages_read == pages:
                 return objects, page["metadata"].get("resourceVersion", "")
-            query = {**first, "continue": more}
+            query = {**first_query, "continue": continue_token}
 
     def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
         """Create the object and return it as the server stores it. Unknown fields are rejected.
 
         The request is retried only if the server did not process it. After any other error the object may exist.
         """
-        query = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         path = kind.path(obj["metadata"].get("namespace") or self.namespace)
         return self._send_json("POST", path, query, obj, repeat=dry_run)
 
@@ -162,9 +162,9 @@ class Cluster:
         path = kind.path(obj["metadata"].get("namespace") or self.namespace, obj["metadata"]["name"])
         return self._send_json("PATCH", path, query, obj, content="application/apply-patch+yaml")
 
-    def merge(self, kind: Kind, name: str, namespace: str, patch: Object) -> Object:
+    def merge_patch(self, kind: Kind, name: str, namespace: str, patch: Object) -> Object:
         """Apply a JSON merge patch and return the object."""
-        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         path = kind.path(namespace, name)
         return self._send_json("PATCH", path, query, patch, content="application/merge-patch+json")
 
@@ -175,7 +175,7 @@ class Cluster:
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
-        return self._find("DELETE", kind.path(namespace, name), options) is not None
+        return self._send_or_none("DELETE", kind.path(namespace, name), options) is not None
 
     def watch(
         self,
@@ -192,13 +192,13 @@ class Cluster:
         Without a version in `since`, all existing objects come first. The watch survives closed and silent connections
         and expired versions.
         """
-        selectors = _selectors(labels, fields)
+        selectors = _selector_query(labels, fields)
         return Watch(
-            lambda: self.listed(kind, namespace, labels, fields),
+            lambda: self.list_with_version(kind, namespace, labels, fields),
             lambda query, silence_s: self._transport.stream(kind.path(namespace), {**selectors, **query}, silence_s),
             since,
             limit_s,
-        ).events()
+        ).iter_events()
 
     def log(
         self,
@@ -212,13 +212,13 @@ class Cluster:
         tail: int | None = None,
         limit_bytes: int | None = None,
         timestamps: bool = False,
-        patience_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> Iterator[str]:
         """Yield the lines of a container's log. Lines over 1 MiB come in pieces; `since` is a time in RFC 3339.
 
         Raises:
             Unreachable: If a followed log sends nothing for five minutes, or the node does not answer within
-                `patience_s`. The caller continues from the last line.
+                `timeout_s`. The caller continues from the last line.
         """
         options = {
             "container": container,
@@ -234,11 +234,11 @@ class Cluster:
             for key, value in options.items()
             if value is not None and value is not False
         }
-        lines = Lines(_LONGEST_LINE)
-        path, silence_s = PODS.path(namespace, pod, "log"), patience_s or _LOG_SILENCE_S
-        for data in self._transport.stream(path, query, silence_s, patience_s):
+        lines = LineSplitter(_MAX_LINE_BYTES)
+        path, silence_s = PODS.path(namespace, pod, "log"), timeout_s or _LOG_TIMEOUT_S
+        for data in self._transport.stream(path, query, silence_s, timeout_s):
             yield from (line.decode(errors="replace") for line in lines.feed(data))
-        yield from (line.decode(errors="replace") for line in lines.end())
+        yield from (line.decode(errors="replace") for line in lines.finish())
 
     def port_forward(self, namespace: str, pod: str, port: int, request: bytes) -> bytes:
         """Send a request to a port of a pod and return the complete answer. The pod sees it come from 127.0.0.1."""
@@ -246,7 +246,7 @@ class Cluster:
 
     # --- the server ---------------------------------------------------------------------------------------------------
 
-    def may(self, verb: str, kind: Kind, namespace: str | None = None, *, subresource: str = "") -> bool:
+    def is_allowed(self, verb: str, kind: Kind, namespace: str | None = None, *, subresource: str = "") -> bool:
         """Return whether the user of this context has the permission."""
         attributes = {"verb": verb, "group": kind.group, "resource": kind.plural, "subresource": subresource}
         if kind.namespaced and namespace is not None:
@@ -258,9 +258,9 @@ class Cluster:
         }
         return bool(self._send_json("POST", ACCESS_REVIEWS.path(), None, review)["status"].get("allowed"))
 
-    def served(self, group: str) -> Sequence[str]:
+    def served_versions(self, group: str) -> Sequence[str]:
         """Return the served versions of an API group, the preferred one first. An unknown group has none."""
-        answer = self._find("GET", f"/apis/{group}")
+        answer = self._send_or_none("GET", f"/apis/{group}")
         return [] if answer is None else [version["version"] for version in answer["versions"]]
 
     def server_version(self) -> str:
@@ -271,11 +271,11 @@ class Cluster:
         """Return the server's clock, to the second."""
         return email.utils.parsedate_to_datetime(self._transport.send("GET", "/version").headers["Date"])
 
-    def now(self) -> datetime.datetime:
+    def current_time(self) -> datetime.datetime:
         """Return the current time, corrected by a large skew to the server's clock, which sets the times of objects."""
-        return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._transport.ahead_s)
+        return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._transport.skew_s)
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether the server reports that it is ready."""
         try:
             self._transport.send("GET", "/readyz")
@@ -285,7 +285,7 @@ class Cluster:
             return False
         return True
 
-    def _find(self, method: str, path: str, body: Object | None = None) -> Object | None:
+    def _send_or_none(self, method: str, path: str, body: Object | None = None) -> Object | None:
         """Return the answer, or None if the server answers 404."""
         try:
             return self._send_json(method, path, None, body)
@@ -315,5 +315,5 @@ class Cluster:
         )
 
 
-def _selectors(labels: str, fields: str) -> dict[str, str]:
+def _selector_query(labels: str, fields: str) -> dict[str, str]:
     return {key: text for key, text in (("labelSelector", labels), ("fieldSelector", fields)) if text}

@@ -25,7 +25,7 @@ class Kind(NamedTuple):
         """The resource name for `kubectl get`: `pods`, `jobsets.jobset.x-k8s.io`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
-    def titled(self, name: str) -> str:
+    def qualified_name(self, name: str) -> str:
         """Return the name of one object as kubectl writes it: `pod/x`, `jobset.jobset.x-k8s.io/x`."""
         return f"{self.kind.lower()}{'.' if self.group else ''}{self.group}/{name}"
 
@@ -94,8 +94,8 @@ ACCESS_REVIEWS = Kind(
 )
 
 # Kinds of dynamic resource allocation, and the project that serves each.
-ALLOCATED = {
+ALLOCATION_PROJECTS = {
     RESOURCE_CLAIM_TEMPLATES: "dynamic resource allocation (Kubernetes 1.34)",
     COMPUTE_DOMAINS: "NVIDIA's DRA driver",
 }
-KINDS = {kind.kind: kind for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS, SECRETS, *ALLOCATED)}
+KINDS = {kind.kind: kind for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS, SECRETS, *ALLOCATION_PROJECTS)}

@@ -17,14 +17,14 @@ from jaxlaunch.launcher.errors import ClusterError
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.transport import Access
 
-_LOCAL = (
+_LOCAL_HINT = (
     "`launcher run JOB_FILE` trains on this machine without a cluster; `launcher list`, `launcher status NAME` and "
     "`launcher logs NAME` show those runs, from the folder runs/."
 )
-_REPAIR = f"`kubectl config view` must print it; set KUBECONFIG=FILE to use another one. {_LOCAL}"
+_REPAIR_HINT = f"`kubectl config view` must print it; set KUBECONFIG=FILE to use another one. {_LOCAL_HINT}"
 # Every pod has this folder, and every namespace has the CA certificate (kube-root-ca.crt).
-_HERE = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-AUTHORITY = _HERE / "ca.crt"
+_SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+CA_FILE = _SERVICE_ACCOUNT_FOLDER / "ca.crt"
 
 
 def has_kubeconfig() -> bool:
@@ -38,24 +38,24 @@ def _find_files() -> str | None:
     paths = [Path(path).expanduser() for path in setting.split(os.pathsep) if path]
     if any(path.is_file() for path in paths):
         return setting
-    if "KUBERNETES_SERVICE_HOST" in os.environ and (_HERE / "token").is_file():
+    if "KUBERNETES_SERVICE_HOST" in os.environ and (_SERVICE_ACCOUNT_FOLDER / "token").is_file():
         return None
-    what = "is not a file" if any(path.exists() for path in paths) else "does not exist"
+    problem = "is not a file" if any(path.exists() for path in paths) else "does not exist"
     raise ClusterError(
-        f"There is no kubeconfig: {setting} {what}, and this is not a pod of a cluster.",
-        f"to use a cluster, set KUBECONFIG=FILE. {_LOCAL}",
+        f"There is no kubeconfig: {setting} {problem}, and this is not a pod of a cluster.",
+        f"to use a cluster, set KUBECONFIG=FILE. {_LOCAL_HINT}",
     )
 
 
-def read_context(wanted: str | None) -> tuple[str, str]:
+def read_context(context_name: str | None) -> tuple[str, str]:
     """Return the name and namespace of a context, by default of the current one.
 
     Raises ClusterError if it does not exist.
     """
     paths = _find_files()
     if paths is None:
-        return "in-cluster", (_HERE / "namespace").read_text().strip()
-    name, context = _find_context(_merge_files(paths), wanted)
+        return "in-cluster", (_SERVICE_ACCOUNT_FOLDER / "namespace").read_text().strip()
+    name, context = _find_context(_merge_files(paths), context_name)
     return name, str(context.get("namespace") or "default")
 
 
@@ -68,26 +68,30 @@ def _merge_files(paths: str) -> Any:
     try:
         merged = KubeConfigMerger(paths).config
     except (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError) as error:
-        why = " ".join(str(error).split())
-        raise ClusterError(f"{paths} is not a kubeconfig: {why}.", _REPAIR) from None
+        reason = " ".join(str(error).split())
+        raise ClusterError(f"{paths} is not a kubeconfig: {reason}.", _REPAIR_HINT) from None
     if merged is None:
-        raise ClusterError(f"{paths} is not a kubeconfig: it is empty.", _REPAIR)
+        raise ClusterError(f"{paths} is not a kubeconfig: it is empty.", _REPAIR_HINT)
     return merged
 
 
-def _find_context(merged: Any, wanted: str | None) -> tuple[str, Mapping[str, Any]]:
+def _find_context(merged: Any, context_name: str | None) -> tuple[str, Mapping[str, Any]]:
     """Return the name and fields of a context, by default of the current one."""
     contexts = {entry["name"]: entry.value["context"] for entry in merged.value.get("contexts") or []}
-    name = wanted or merged.value.get("current-context")
+    name = context_name or merged.value.get("current-context")
     if name in contexts:
         return name, contexts[name]
-    hint = f"its contexts are {', '.join(sorted(contexts))}. {_LOCAL}" if contexts else f"it has no contexts. {_LOCAL}"
+    hint = (
+        f"its contexts are {', '.join(sorted(contexts))}. {_LOCAL_HINT}"
+        if contexts
+        else f"it has no contexts. {_LOCAL_HINT}"
+    )
     if name:
         raise ClusterError(f"The kubeconfig has no context {name}.", hint)
     raise ClusterError("The kubeconfig has no current-context, and --context names none.", hint)
 
 
-def open_access(wanted: str | None) -> Access:
+def open_access(context_name: str | None) -> Access:
     """Return connections to the server of a context, with the credentials that its kubeconfig has now.
 
     Raises ClusterError when the kubeconfig cannot be used or its credential plugin fails.
@@ -108,10 +112,10 @@ def open_access(wanted: str | None) -> Access:
             load_incluster_config(configuration)
         else:
             merged = _merge_files(paths)
-            name, context = _find_context(merged, wanted)
+            name, context = _find_context(merged, context_name)
             clusters = (entry for entry in merged.value["clusters"] if entry["name"] == context.get("cluster"))
             cluster = next((entry.value.get("cluster") or {} for entry in clusters), {})
-            impersonation = _settle_user(merged, context, cluster)
+            impersonation = _resolve_user(merged, context, cluster)
             KubeConfigLoader(merged, name, config_base_path=None).load_and_set(configuration)
             if "proxy-url" in cluster:
                 # Some versions of the client ignore it.
@@ -120,14 +124,14 @@ def open_access(wanted: str | None) -> Access:
     except (ConfigException, OSError, ValueError, TypeError) as error:
         raise ClusterError(f"The kubeconfig {paths or ''} cannot be used: {error}") from None
 
-    def headers() -> dict[str, str]:
+    def auth_headers() -> dict[str, str]:
         settings = configuration.auth_settings().values()
         return {str(setting["key"]): str(setting["value"]) for setting in settings if setting["value"]} | impersonation
 
-    return Access(pool, configuration.host.rstrip("/"), headers)
+    return Access(pool, configuration.host.rstrip("/"), auth_headers)
 
 
-def _settle_user(merged: Any, context: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
+def _resolve_user(merged: Any, context: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
     """Put a credential plugin's answer into the kubeconfig, and return the headers for impersonation (`as:`).
 
     The official loader runs a plugin without a timeout, logs its failure and continues without credentials. It also
@@ -137,7 +141,7 @@ def _settle_user(merged: Any, context: Mapping[str, Any], cluster: Mapping[str, 
     if entry is None or not isinstance(user := entry.value.get("user"), dict):
         return {}
     if isinstance(plugin := user.pop("exec", None), dict) and not {"token", "tokenFile"} & user.keys():
-        user.update(plugin_credentials(plugin, cluster, Path(entry.path).absolute().parent))
+        user.update(run_credential_plugin(plugin, cluster, Path(entry.path).absolute().parent))
     if user.get("as-groups") or user.get("as-user-extra"):
         raise ClusterError(
             "The kubeconfig's as-groups and as-user-extra are not supported.", "use credentials of that user's own."
@@ -151,13 +155,19 @@ def _settle_user(merged: Any, context: Mapping[str, Any], cluster: Mapping[str, 
 # https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
 
 # A plugin that needs no login answers within a second.
-PLUGIN_LIMIT_S = 15.0
+PLUGIN_TIMEOUT_S = 15.0
 # Characters of its stderr that an error message shows.
-_SHOWN = 300
-_CLUSTER_INFO = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
+_MAX_STDERR_CHARS = 300
+_CLUSTER_INFO_KEYS = (
+    "server",
+    "tls-server-name",
+    "insecure-skip-tls-verify",
+    "certificate-authority-data",
+    "proxy-url",
+)
 
 
-def plugin_credentials(plugin: Mapping[str, Any], cluster: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def run_credential_plugin(plugin: Mapping[str, Any], cluster: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Run a credential plugin and return its answer as a `user` block: a token, or a certificate and its key.
 
     Args:
@@ -171,43 +181,43 @@ def plugin_credentials(plugin: Mapping[str, Any], cluster: Mapping[str, Any], fo
     """
     command = [str(plugin.get("command", "")), *map(str, plugin.get("args") or ())]
 
-    def fault(what: str, hint: str) -> ClusterError:
-        return ClusterError(f"The kubeconfig's credential plugin {command[0]} {what}.", hint)
+    def plugin_error(problem: str, hint: str) -> ClusterError:
+        return ClusterError(f"The kubeconfig's credential plugin {command[0]} {problem}.", hint)
 
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             env=_plugin_environment(plugin, cluster),
             cwd=folder,
-            timeout=PLUGIN_LIMIT_S,
+            timeout=PLUGIN_TIMEOUT_S,
             stdin=None if sys.stdin.isatty() else subprocess.DEVNULL,
             capture_output=True,
             check=False,
         )
     except subprocess.TimeoutExpired:
         hint = "run it in a terminal: it may wait for a login."
-        raise fault(f"gave no answer within {PLUGIN_LIMIT_S:.0f} s", hint) from None
+        raise plugin_error(f"gave no answer within {PLUGIN_TIMEOUT_S:.0f} s", hint) from None
     except OSError as error:
         hint = plugin.get("installHint") or f"install {command[0]}, or put it on PATH."
-        raise fault(f"cannot be run: {error.strerror}", str(hint).strip()) from None
-    if done.returncode:
-        stderr = done.stderr.decode(errors="replace").strip()[-_SHOWN:]
-        raise fault(f"ended with exit code {done.returncode}: {stderr}", "log in again.")
+        raise plugin_error(f"cannot be run: {error.strerror}", str(hint).strip()) from None
+    if process.returncode:
+        stderr = process.stderr.decode(errors="replace").strip()[-_MAX_STDERR_CHARS:]
+        raise plugin_error(f"ended with exit code {process.returncode}: {stderr}", "log in again.")
     try:
-        status = json.loads(done.stdout)["status"]
+        status = json.loads(process.stdout)["status"]
         if token := status.get("token"):
             return {"token": str(token)}
-        pair = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
-        return {key: base64.b64encode(status[name].encode()).decode() for key, name in pair.items()}
+        field_by_key = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
+        return {key: base64.b64encode(status[name].encode()).decode() for key, name in field_by_key.items()}
     except (ValueError, LookupError, TypeError, AttributeError):
         hint = "check its apiVersion in the kubeconfig."
-        raise fault("answered without a token or a certificate", hint) from None
+        raise plugin_error("answered without a token or a certificate", hint) from None
 
 
 def _plugin_environment(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
     spec: dict[str, Any] = {"interactive": sys.stdin.isatty()}
     if plugin.get("provideClusterInfo"):
-        spec["cluster"] = {key: cluster[key] for key in _CLUSTER_INFO if key in cluster}
+        spec["cluster"] = {key: cluster[key] for key in _CLUSTER_INFO_KEYS if key in cluster}
         for extension in cluster.get("extensions") or ():
             if extension.get("name") == "client.authentication.k8s.io/exec":
                 spec["cluster"]["config"] = extension.get("extension")
@@ -222,10 +232,10 @@ def _plugin_environment(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -
 def pod_server_url() -> str:
     """Return the server's URL. Raises ClusterError outside a pod, or without the server's CA certificate."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
-    if not (host and port and AUTHORITY.is_file()):
+    if not (host and port and CA_FILE.is_file()):
         raise ClusterError(
             f"This is not a pod of a cluster: KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set, or"
-            f" {AUTHORITY} does not exist.",
+            f" {CA_FILE} does not exist.",
             "on your own machine, leave out --in-cluster; in a cluster, install the chart with webDashboard.enabled.",
         )
     return f"https://{f'[{host}]' if ':' in host else host}:{port}"
@@ -244,4 +254,4 @@ def _shared_pool() -> Any:
     # Without this import the launcher's commands start faster.
     import urllib3
 
-    return urllib3.PoolManager(maxsize=32, ca_certs=str(AUTHORITY))
+    return urllib3.PoolManager(maxsize=32, ca_certs=str(CA_FILE))

@@ -13,29 +13,29 @@ GENERATION_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
 UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
 # A finalizer that the Job controller removes once it has counted the pod.
-TRACKED = "batch.kubernetes.io/job-tracking"
+JOB_TRACKING = "batch.kubernetes.io/job-tracking"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 
 # On every object that the launcher creates.
 MANAGED_BY = "app.kubernetes.io/managed-by"
-MANAGED = {MANAGED_BY: "jaxlaunch"}
+MANAGED_LABELS = {MANAGED_BY: "jaxlaunch"}
 
 # jaxlaunch's own label, on every object of a job.
-OWN_LABEL = "jaxlaunch.io/job"
+JOB_LABEL = "jaxlaunch.io/job"
 SPEC_HASH = "jaxlaunch.io/spec-sha256"
 # On the JobSet that reads the run folder of the job of that name. It is not part of the job.
-READER_OF = "jaxlaunch.io/reader-of"
+READER_LABEL = "jaxlaunch.io/reader-of"
 
 # Kueue reads these.
-QUEUE = "kueue.x-k8s.io/queue-name"
-PRIORITY = "kueue.x-k8s.io/priority-class"
-LONGEST = "kueue.x-k8s.io/max-exec-time-seconds"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+MAX_EXEC_TIME = "kueue.x-k8s.io/max-exec-time-seconds"
 PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 REQUIRED_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
 # Applies to each group of SLICE_SIZE pods.
 SLICE_TOPOLOGY = "kueue.x-k8s.io/podset-slice-required-topology"
 SLICE_SIZE = "kueue.x-k8s.io/podset-slice-size"
-PROVISIONING = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
+MAX_RUN_DURATION = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
 # Kueue writes this label on the Workload of a job.
 JOB_UID = "kueue.x-k8s.io/job-uid"
 
@@ -43,4 +43,4 @@ JOB_UID = "kueue.x-k8s.io/job-uid"
 JOBSET_CONTROLLER = "jobset.sigs.k8s.io/jobset-controller"
 
 # JobSet reads this annotation: no other pod shares the nodes of a slice.
-EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+EXCLUSIVE_TOPOLOGY = "alpha.jobset.sigs.k8s.io/exclusive-topology"

@@ -6,12 +6,12 @@ import copy
 from typing import Any
 
 # Merge key of the items of a list, if it is not `name`.
-_KEYS = {"volumeMounts": "mountPath"}
+_MERGE_KEYS = {"volumeMounts": "mountPath"}
 # Items of these lists are replaced as a whole: two merged kinds of volume would be invalid.
-_WHOLE = ("env", "volumes")
+_REPLACED_LISTS = ("env", "volumes")
 
 
-def merge(base: Any, patch: Any, key: str = "") -> Any:
+def merge_patch(base: Any, patch: Any, key: str = "") -> Any:
     """Return a copy of `base` with `patch` applied.
 
     Items of lists are merged by name or appended, and scalars are replaced.
@@ -21,19 +21,19 @@ def merge(base: Any, patch: Any, key: str = "") -> Any:
         merged = {name: copy.deepcopy(value) for name, value in base.items() if patch.get(name, value) is not None}
         for name, value in patch.items():
             if value is not None:
-                merged[name] = merge(base.get(name), value, name)
+                merged[name] = merge_patch(base.get(name), value, name)
         return merged
     if not _are_mappings(patch) or not (patch or _are_mappings(base)):
         return copy.deepcopy(patch)
     # A linear search, because a name in a patch may be of any type. The lists are short.
-    name = _KEYS.get(key, "name")
+    name = _MERGE_KEYS.get(key, "name")
     items = copy.deepcopy(base) if _are_mappings(base) else []
     for item in patch:
-        places = [position for position, other in enumerate(items) if name in item and other.get(name) == item[name]]
-        if places:
-            items[places[0]] = merge({} if key in _WHOLE else items[places[0]], item)
+        positions = [position for position, other in enumerate(items) if name in item and other.get(name) == item[name]]
+        if positions:
+            items[positions[0]] = merge_patch({} if key in _REPLACED_LISTS else items[positions[0]], item)
         elif item not in items:
-            items.append(merge({}, item))
+            items.append(merge_patch({}, item))
     return items
 
 

@@ -22,18 +22,18 @@ from jaxlaunch.launcher.kubernetes.labels import (
 # An API object, as its JSON.
 Obj = Mapping[str, Any]
 # Ages are misleading if this machine's clock differs by more from the server's.
-SKEW_S = 30.0
+MAX_SKEW_S = 30.0
 
 
-def condition(obj: Obj, kind: str) -> Obj:
+def find_condition(obj: Obj, kind: str) -> Obj:
     """Return the condition of that type, or an empty one if it was never set."""
     conditions = obj.get("status", {}).get("conditions") or ()
     return next((state for state in conditions if state["type"] == kind), {})
 
 
-def is_true(obj: Obj, kind: str) -> bool:
+def is_condition_true(obj: Obj, kind: str) -> bool:
     """Return whether the condition of that type has status True."""
-    return condition(obj, kind).get("status") == "True"
+    return find_condition(obj, kind).get("status") == "True"
 
 
 # --- JobSets ----------------------------------------------------------------------------------------------------------
@@ -75,26 +75,26 @@ def seconds_since(text: str | None, now: datetime) -> float | None:
     return None if then is None else max(0.0, (now - then).total_seconds())
 
 
-def ahead_s(before: datetime, there: datetime, after: datetime) -> float:
+def clock_skew_s(sent_at: datetime, server_time: datetime, received_at: datetime) -> float:
     """Return the least possible skew of this machine's clock in seconds, negative if it is behind the server's.
 
     Args:
-        before: This machine's time before the request.
-        there: The server's time, which has a resolution of one second.
-        after: This machine's time after the request.
+        sent_at: This machine's time before the request.
+        server_time: The server's time, which has a resolution of one second.
+        received_at: This machine's time after the request.
     """
-    ahead, behind = (before - there).total_seconds() - 1, (there - after).total_seconds()
+    ahead, behind = (sent_at - server_time).total_seconds() - 1, (server_time - received_at).total_seconds()
     return ahead if ahead > 0 else -max(behind, 0.0)
 
 
 def format_age(seconds: float) -> str:
     """Format a duration as kubectl formats ages: 95s, 3m20s, 47m, 5h10m, 3d."""
-    whole = int(seconds)
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if whole < 120:
-        return f"{whole}s"
+    total_s = int(seconds)
+    minutes, hours, days = total_s // 60, total_s // 3600, total_s // 86400
+    if total_s < 120:
+        return f"{total_s}s"
     if minutes < 10:
-        return f"{minutes}m{whole % 60}s" if whole % 60 else f"{minutes}m"
+        return f"{minutes}m{total_s % 60}s" if total_s % 60 else f"{minutes}m"
     if hours < 3:
         return f"{minutes}m"
     if hours < 8:
@@ -133,7 +133,7 @@ def cluster_queue_name(local_queue: Obj | None) -> str | None:
 
 def inactive_state(queue: Obj) -> InactiveQueue | None:
     """Return why a LocalQueue or a ClusterQueue admits nothing, or None if it is active."""
-    active, policy = condition(queue, "Active"), queue.get("spec", {}).get("stopPolicy", "None")
+    active, policy = find_condition(queue, "Active"), queue.get("spec", {}).get("stopPolicy", "None")
     stop_policy = None if policy == "None" else policy
     if active.get("status") == "False":
         return InactiveQueue(stop_policy, active.get("reason", ""), active.get("message", ""))
@@ -165,94 +165,101 @@ def covered_resources(cluster_queue: Obj) -> Sequence[str]:
 
 # In characters. No termination message is longer.
 MAX_MESSAGE = 4_096
-MAX_KINDS_OF_EVENT = 200
+MAX_EVENT_KINDS = 200
 # Objects that a folded event names.
-MAX_NAMED = 8
+MAX_EVENT_NAMES = 8
 # Events of normal operation. A thousand pods have thousands of them.
 QUIET_EVENTS = ("Scheduled", "Pulled", "Created", "Started", "SuccessfulCreate", "SuccessfulDelete")
 
-_CONDITION = ("type", "status", "reason", "message")
+_CONDITION_FIELDS = ("type", "status", "reason", "message")
 # Random suffixes of pod names, and numbers.
-_RANDOM = re.compile(r"-[a-z0-9]{5}\b|\d+")
+_RANDOM_PARTS = re.compile(r"-[a-z0-9]{5}\b|\d+")
 
 
 def trim_pod(pod: Obj) -> dict[str, Any]:
     """Trim a pod to its position in the gang, its node, and the states of its containers."""
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
-    labels = _keep(metadata.get("labels", {}), NAME_LABEL, GENERATION_LABEL, SLICE_LABEL, INDEX_LABEL, REPLICATED_LABEL)
+    labels = _select_fields(
+        metadata.get("labels", {}), NAME_LABEL, GENERATION_LABEL, SLICE_LABEL, INDEX_LABEL, REPLICATED_LABEL
+    )
     statuses = {
         kind: [
-            _keep(container, "name", "image", "ready", "restartCount", "state", "lastState")
+            _select_fields(container, "name", "image", "ready", "restartCount", "state", "lastState")
             for container in status[kind]
         ]
         for kind in ("containerStatuses", "initContainerStatuses")
         if status.get(kind)
     }
     return {
-        "metadata": _keep(metadata, "namespace", "name", "uid", "creationTimestamp", "deletionTimestamp", "finalizers")
+        "metadata": _select_fields(
+            metadata, "namespace", "name", "uid", "creationTimestamp", "deletionTimestamp", "finalizers"
+        )
         | {"labels": labels},
-        "spec": _keep(spec, "nodeName", "schedulingGates")
-        | (_limits(spec) if spec.get("nodeName") else _requests(spec)),
-        "status": _keep(status, "phase", "reason", "message", "startTime")
-        | {"conditions": [_keep(state, *_CONDITION) for state in status.get("conditions", ())]}
+        "spec": _select_fields(spec, "nodeName", "schedulingGates")
+        | (_trim_limits(spec) if spec.get("nodeName") else _trim_requests(spec)),
+        "status": _select_fields(status, "phase", "reason", "message", "startTime")
+        | {"conditions": [_select_fields(state, *_CONDITION_FIELDS) for state in status.get("conditions", ())]}
         | statuses,
     }
 
 
-def _requests(spec: Obj) -> dict[str, Any]:
+def _trim_requests(spec: Obj) -> dict[str, Any]:
     """Return the requests of a pod without a node as admission changed them: defaults, sidecars, overhead."""
     containers = {
-        kind: [_keep(container, "name", "resources", "restartPolicy") for container in spec[kind]]
+        kind: [_select_fields(container, "name", "resources", "restartPolicy") for container in spec[kind]]
         for kind in ("containers", "initContainers")
         if spec.get(kind)
     }
-    return containers | _keep(spec, "overhead", "resources", "nodeSelector", "tolerations")
+    return containers | _select_fields(spec, "overhead", "resources", "nodeSelector", "tolerations")
 
 
-def _limits(spec: Obj) -> dict[str, Any]:
+def _trim_limits(spec: Obj) -> dict[str, Any]:
     """Return the memory limits of a pod's containers, and which of them are sidecars."""
-    kept: dict[str, Any] = {}
+    trimmed: dict[str, Any] = {}
     for kind in ("containers", "initContainers"):
         for container in spec.get(kind) or ():
-            limits = _keep((container.get("resources") or {}).get("limits") or {}, "memory")
-            fields = _keep(container, "restartPolicy") | ({"resources": {"limits": limits}} if limits else {})
+            limits = _select_fields((container.get("resources") or {}).get("limits") or {}, "memory")
+            fields = _select_fields(container, "restartPolicy") | ({"resources": {"limits": limits}} if limits else {})
             if fields:
-                kept.setdefault(kind, []).append({"name": container["name"], **fields})
-    return kept
+                trimmed.setdefault(kind, []).append({"name": container["name"], **fields})
+    return trimmed
 
 
 def trim_node(node: Obj) -> dict[str, Any]:
     """Trim a node to what scheduling depends on, and to its conditions that indicate a problem."""
     conditions = node.get("status", {}).get("conditions") or ()
-    unwell = [
-        _keep(state, *_CONDITION) for state in conditions if (state["type"] == "Ready") != (state["status"] == "True")
+    bad_conditions = [
+        _select_fields(state, *_CONDITION_FIELDS)
+        for state in conditions
+        if (state["type"] == "Ready") != (state["status"] == "True")
     ]
     return {
-        "metadata": _keep(node["metadata"], "name", "labels"),
-        "spec": _keep(node.get("spec", {}), "taints", "unschedulable"),
-        "status": _keep(node.get("status", {}), "allocatable") | ({"conditions": unwell} if unwell else {}),
+        "metadata": _select_fields(node["metadata"], "name", "labels"),
+        "spec": _select_fields(node.get("spec", {}), "taints", "unschedulable"),
+        "status": _select_fields(node.get("status", {}), "allocatable")
+        | ({"conditions": bad_conditions} if bad_conditions else {}),
     }
 
 
-def _keep(obj: Obj, *names: str) -> dict[str, Any]:
-    kept = {name: obj[name] for name in names if obj.get(name) not in (None, "", [], {})}
-    return {name: value[:MAX_MESSAGE] if isinstance(value, str) else value for name, value in kept.items()}
+def _select_fields(obj: Obj, *names: str) -> dict[str, Any]:
+    selected = {name: obj[name] for name in names if obj.get(name) not in (None, "", [], {})}
+    return {name: value[:MAX_MESSAGE] if isinstance(value, str) else value for name, value in selected.items()}
 
 
 def trim_event(event: Obj) -> dict[str, Any]:
     """Trim an event of either API to its object, message, count and last time."""
-    series, about = event.get("series") or {}, event.get("involvedObject") or {}
-    last = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
-    last = last or event["metadata"].get("creationTimestamp") or ""
+    series, involved = event.get("series") or {}, event.get("involvedObject") or {}
+    last_seen = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    last_seen = last_seen or event["metadata"].get("creationTimestamp") or ""
     return {
         "type": event.get("type", ""),
         "reason": event.get("reason", ""),
         "message": (event.get("message") or "")[:MAX_MESSAGE],
-        "kind": about.get("kind", ""),
-        "names": [about.get("name", "")],
+        "kind": involved.get("kind", ""),
+        "names": [involved.get("name", "")],
         "count": max(1, series.get("count") or event.get("count") or 1),
         # Truncated to seconds, because newer events have microseconds and times are compared as text.
-        "last": f"{last[:19]}Z" if last else "",
+        "last": f"{last_seen[:19]}Z" if last_seen else "",
         "by": event.get("reportingComponent") or (event.get("source") or {}).get("component", ""),
     }
 
@@ -261,14 +268,14 @@ def fold_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Merge events with the same reason and message, newest first, so that a thousand pods make one line."""
     folded: dict[tuple[str, str, str], dict[str, Any]] = {}
     for event in events:
-        key = event["kind"], event["reason"], _RANDOM.sub("", event["message"])
-        same = folded.get(key)
-        if same is None:
+        key = event["kind"], event["reason"], _RANDOM_PARTS.sub("", event["message"])
+        earlier = folded.get(key)
+        if earlier is None:
             folded[key] = dict(event)
-            if len(folded) > MAX_KINDS_OF_EVENT:
+            if len(folded) > MAX_EVENT_KINDS:
                 del folded[min(folded, key=lambda key: folded[key]["last"])]
             continue
-        newer = max(event, same, key=lambda event: event["last"])
-        names = list(dict.fromkeys([*same["names"], *event["names"]]))[:MAX_NAMED]
-        folded[key] = {**newer, "names": names, "count": event["count"] + same["count"]}
+        newest = max(event, earlier, key=lambda event: event["last"])
+        names = list(dict.fromkeys([*earlier["names"], *event["names"]]))[:MAX_EVENT_NAMES]
+        folded[key] = {**newest, "names": names, "count": event["count"] + earlier["count"]}
     return sorted(folded.values(), key=lambda event: event["last"], reverse=True)

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
-from jaxlaunch.launcher.wording import cut
+from jaxlaunch.launcher.wording import shorten_text
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_A_NAME = "a name of at most 63 lower-case letters, digits and inner dashes"
+_NAME_RULE = "a name of at most 63 lower-case letters, digits and inner dashes"
 
 # Maps a list of containers in a template to the key of the job file that it comes from.
 _CONTAINERS: Mapping[str, KeyPath] = {"initContainers": ("init",), "containers": ("pod", "spec", "containers")}
@@ -31,18 +31,18 @@ def find_template_faults(template: Mapping[str, Any]) -> Iterator[Fault]:
     JobSet accepts any template. The server then rejects the Job again and again, and the JobSet waits forever.
     """
     spec = template["spec"]
-    volumes = [str(volume.get("name")) for volume in _mappings(spec, "volumes")]
+    volumes = [str(volume.get("name")) for volume in _list_mappings(spec, "volumes")]
     for name in volumes:
         if not _NAME.fullmatch(name):
-            message = f"volume {cut(name)}: its name is not {_A_NAME}."
+            message = f"volume {shorten_text(name)}: its name is not {_NAME_RULE}."
             yield Fault(("pod", "spec", "volumes"), message, "choose another name.")
     for key, path in _CONTAINERS.items():
-        for container in _mappings(spec, key):
+        for container in _list_mappings(spec, key):
             for message, hint in _container_faults(container, volumes):
-                yield Fault(path, f"container {cut(str(container.get('name')))}: {message}", hint)
+                yield Fault(path, f"container {shorten_text(str(container.get('name')))}: {message}", hint)
 
 
-def _mappings(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+def _list_mappings(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """Return the mappings in a list. The schema rejects any other item."""
     items = holder.get(key)
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
@@ -50,13 +50,13 @@ def _mappings(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
 
 def _container_faults(container: Mapping[str, Any], volumes: Collection[str]) -> Iterator[tuple[str, str]]:
     if not _NAME.fullmatch(str(container.get("name"))):
-        yield f"its name is not {_A_NAME}.", "choose another name."
+        yield f"its name is not {_NAME_RULE}.", "choose another name."
     if not container.get("image"):
         yield "it has no image.", "image: registry.example/tool:1"
-    for mount in _mappings(container, "volumeMounts"):
+    for mount in _list_mappings(container, "volumeMounts"):
         if (name := str(mount.get("name"))) not in volumes:
             hint = f"its volumes are {', '.join(sorted(volumes))}."
-            yield f"it mounts {cut(name)}, and no volume has that name.", hint
+            yield f"it mounts {shorten_text(name)}, and no volume has that name.", hint
     resources: Any = container.get("resources")
     if not isinstance(resources, dict):
         return
@@ -84,7 +84,7 @@ Level = Literal["privileged", "baseline", "restricted"]
 # The strictest level is last.
 LEVELS: tuple[Level, ...] = ("privileged", "baseline", "restricted")
 # Label of a namespace.
-ENFORCE = "pod-security.kubernetes.io/enforce"
+ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
 
 _BASELINE_CAPABILITIES = frozenset(
     "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID "
@@ -116,7 +116,7 @@ def strictest_level(template: Part) -> Level:
     return next(level for level in reversed(LEVELS) if not find_violations(template, level))
 
 
-def admits(enforced: Level, met: Level) -> bool:
+def is_admitted(enforced: Level, met: Level) -> bool:
     """Return whether a namespace that enforces one level admits pods that meet another."""
     return LEVELS.index(met) >= LEVELS.index(enforced)
 
@@ -130,12 +130,12 @@ def find_violations(template: Part, enforced: Level) -> list[Violation]:
     """Return why a namespace that enforces this level would reject pods of the template."""
     details: dict[str, list[str]] = {}
     if enforced != "privileged":
-        for reason, detail in _violations(template, is_restricted=enforced == "restricted"):
+        for reason, detail in _iter_violations(template, is_restricted=enforced == "restricted"):
             details.setdefault(reason, []).append(detail)
     return [Violation(reason, "; ".join(dict.fromkeys(places))) for reason, places in details.items()]
 
 
-def _violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[str, str]]:
+def _iter_violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[str, str]]:
     """Yield the reason and the place of each violation of the level."""
     spec = template.get("spec") or {}
     containers = [container for key in ("initContainers", "containers") for container in spec.get(key) or []]
@@ -162,14 +162,14 @@ def _violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[str, s
         if is_restricted and "ALL" not in (capabilities.get("drop") or []):
             yield reason, f"{name} must drop ALL capabilities"
         allowed = _RESTRICTED_CAPABILITIES if is_restricted else _BASELINE_CAPABILITIES
-        if beyond := sorted(set(capabilities.get("add") or []) - allowed):
-            yield reason, f"{name} adds {', '.join(beyond)}"
+        if extra := sorted(set(capabilities.get("add") or []) - allowed):
+            yield reason, f"{name} adds {', '.join(extra)}"
         if is_restricted and security.get("allowPrivilegeEscalation") is not False:
             yield "allowPrivilegeEscalation != false", f"{name} must set allowPrivilegeEscalation=false"
     pod = spec.get("securityContext") or {}
     # Root in a user namespace is not root on the node.
     if is_restricted and spec.get("hostUsers") is not False:
-        yield from _root_users(pod, containers)
+        yield from _iter_root_users(pod, containers)
     pod_profile = (pod.get("seccompProfile") or {}).get("type")
     if pod_profile not in (None, *_SECCOMP_PROFILES):
         yield "seccompProfile", f"pod has seccompProfile {pod_profile}"
@@ -183,7 +183,7 @@ def _name_and_security(container: Part) -> tuple[str, Part]:
     return f'container "{container.get("name", "")}"', container.get("securityContext") or {}
 
 
-def _root_users(pod: Part, containers: Collection[Part]) -> Iterator[tuple[str, str]]:
+def _iter_root_users(pod: Part, containers: Collection[Part]) -> Iterator[tuple[str, str]]:
     """Yield the places where root may run. The pod's runAsNonRoot applies to containers that do not set it."""
     if pod.get("runAsNonRoot") is False:
         yield "runAsNonRoot != true", "pod has runAsNonRoot=false"

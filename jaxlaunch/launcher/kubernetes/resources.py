@@ -20,19 +20,21 @@ _SCALE = (
     | {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)}
 )
 # The form that a job file may use.
-SUFFIXED = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(" + "|".join(_SCALE) + ")")
+QUANTITY_PATTERN = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(" + "|".join(_SCALE) + ")")
 # The API server also accepts signs, exponents, and no digit before or after the point. The client's parser accepts
 # more, such as NaN and 1_000.
-_QUANTITY = re.compile(r"[+-]?([0-9]{1,18}\.?[0-9]{0,9}|\.[0-9]{1,9})([eE][+-]?[0-9]{1,2}|" + "|".join(_SCALE) + ")")
+_ANY_QUANTITY = re.compile(
+    r"[+-]?([0-9]{1,18}\.?[0-9]{0,9}|\.[0-9]{1,9})([eE][+-]?[0-9]{1,2}|" + "|".join(_SCALE) + ")"
+)
 _BYTES = ("memory", "ephemeral-storage", "storage")
 _UNITS = tuple((_SCALE[suffix], suffix) for suffix in ("Pi", "Ti", "Gi", "Mi", "Ki"))
 
 
 def parse_quantity(text: str) -> Decimal:
     """Parse a quantity in any form that the API server accepts: 32Gi, 500m, 1e12. Raises ValueError."""
-    if match := SUFFIXED.fullmatch(text):
+    if match := QUANTITY_PATTERN.fullmatch(text):
         return Decimal(match[1]) * _SCALE[match[2]]
-    if not _QUANTITY.fullmatch(text):
+    if not _ANY_QUANTITY.fullmatch(text):
         raise ValueError(f"{text} is not a quantity")
     # This imports the whole client, which `render` never needs.
     from kubernetes.utils import quantity
@@ -46,8 +48,8 @@ def format_quantity(resource: str, quantity: Decimal) -> str:
         for unit, suffix in _UNITS:
             if quantity >= unit and quantity % unit == 0:
                 return f"{quantity // unit:f}{suffix}"
-    whole = quantity.to_integral_value()
-    return f"{whole:f}" if quantity == whole else f"{(quantity * 1000).normalize():f}m"
+    rounded = quantity.to_integral_value()
+    return f"{rounded:f}" if quantity == rounded else f"{(quantity * 1000).normalize():f}m"
 
 
 def format_requests(requests: Mapping[str, Decimal]) -> str:
@@ -68,16 +70,16 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, Decimal]:
     running: dict[str, Decimal] = {}
     total: dict[str, Decimal] = {}
     for container in spec.get("initContainers") or ():
-        together = _add(running, container_requests(container))
-        total |= {name: max(quantity, total.get(name, Decimal(0))) for name, quantity in together.items()}
+        with_sidecars = _add_quantities(running, container_requests(container))
+        total |= {name: max(quantity, total.get(name, Decimal(0))) for name, quantity in with_sidecars.items()}
         if container.get("restartPolicy") == "Always":
-            running = together
+            running = with_sidecars
     for container in spec.get("containers") or ():
-        running = _add(running, container_requests(container))
+        running = _add_quantities(running, container_requests(container))
     total |= {name: max(quantity, total.get(name, Decimal(0))) for name, quantity in running.items()}
     # Requests of the pod itself replace those of its containers.
     total |= {name: parse_quantity(text) for name, text in container_requests(spec).items()}
-    return _add(total, spec.get("overhead") or {})
+    return _add_quantities(total, spec.get("overhead") or {})
 
 
 def container_requests(container: Mapping[str, Any]) -> dict[str, str]:
@@ -87,7 +89,7 @@ def container_requests(container: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(text) for name, text in written.items()}
 
 
-def _add(quantities: Mapping[str, Decimal], more: Mapping[str, Any]) -> dict[str, Decimal]:
+def _add_quantities(quantities: Mapping[str, Decimal], more: Mapping[str, Any]) -> dict[str, Decimal]:
     sums = {name: quantities.get(name, Decimal(0)) + parse_quantity(str(text)) for name, text in more.items()}
     return {**quantities, **sums}
 
@@ -132,32 +134,34 @@ class NodeFit:
     selected: int
     tolerated: int
     large: int
-    absent: Mapping[str, str]
-    offered: Mapping[str, Sequence[str]]
-    taints: Mapping[str, int]
-    short: Mapping[str, tuple[str, str]]
+    missing_labels: Mapping[str, str]
+    offered_values: Mapping[str, Sequence[str]]
+    untolerated_taints: Mapping[str, int]
+    shortages: Mapping[str, tuple[str, str]]
 
 
 def fit_nodes(spec: Obj, nodes: Sequence[Obj]) -> NodeFit:
     """Filter the nodes for a pod of `spec` by labels, taints and allocatable resources. Other pods do not count."""
     selector: Mapping[str, str] = spec.get("nodeSelector") or {}
-    selected = [node for node in nodes if _labels(node).items() >= selector.items()]
+    selected = [node for node in nodes if _node_labels(node).items() >= selector.items()]
     taints = [_untolerated_taints(node, spec.get("tolerations") or ()) for node in selected]
     tolerated = [node for node, barring in zip(selected, taints, strict=True) if not barring]
     requests = pod_requests(spec)
     large = [
-        node for node in tolerated if all(allocatable(node, name) >= quantity for name, quantity in requests.items())
+        node
+        for node in tolerated
+        if all(allocatable_quantity(node, name) >= quantity for name, quantity in requests.items())
     ]
     absent = {
-        key: value for key, value in selector.items() if not any(_labels(node).get(key) == value for node in nodes)
+        key: value for key, value in selector.items() if not any(_node_labels(node).get(key) == value for node in nodes)
     }
     written = {
         name: text for container in spec.get("containers") or () for name, text in container_requests(container).items()
     }
     short = {}
     for name, quantity in requests.items():
-        largest = max(tolerated, key=lambda node: allocatable(node, name), default=None)
-        if largest is not None and allocatable(largest, name) < quantity:
+        largest = max(tolerated, key=lambda node: allocatable_quantity(node, name), default=None)
+        if largest is not None and allocatable_quantity(largest, name) < quantity:
             # As the job writes it, where that is the same.
             text = written.get(name, "")
             requested = text if text and parse_quantity(text) == quantity else format_quantity(name, quantity)
@@ -167,19 +171,21 @@ def fit_nodes(spec: Obj, nodes: Sequence[Obj]) -> NodeFit:
         selected=len(selected),
         tolerated=len(tolerated),
         large=len(large),
-        absent=absent,
-        offered={key: sorted({_labels(node)[key] for node in nodes if key in _labels(node)}) for key in absent},
-        taints=Counter(taint for barring in taints for taint in barring),
-        short=short,
+        missing_labels=absent,
+        offered_values={
+            key: sorted({_node_labels(node)[key] for node in nodes if key in _node_labels(node)}) for key in absent
+        },
+        untolerated_taints=Counter(taint for barring in taints for taint in barring),
+        shortages=short,
     )
 
 
-def _labels(node: Obj) -> Mapping[str, str]:
+def _node_labels(node: Obj) -> Mapping[str, str]:
     labels: Mapping[str, str] = node["metadata"].get("labels") or {}
     return labels
 
 
-def allocatable(node: Obj, resource: str, default: str = "0") -> Decimal:
+def allocatable_quantity(node: Obj, resource: str, default: str = "0") -> Decimal:
     """Return the allocatable quantity of a resource on a node."""
     return parse_quantity(str((node.get("status", {}).get("allocatable") or {}).get(resource, default)))
 
@@ -190,11 +196,11 @@ def _untolerated_taints(node: Obj, tolerations: Sequence[Mapping[str, Any]]) -> 
         f"{taint['key']}{'=' + taint['value'] if taint.get('value') else ''}:{taint['effect']}"
         for taint in node.get("spec", {}).get("taints") or ()
         if taint.get("effect") in ("NoSchedule", "NoExecute")
-        and not any(_tolerates(toleration, taint) for toleration in tolerations)
+        and not any(_matches_taint(toleration, taint) for toleration in tolerations)
     ]
 
 
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+def _matches_taint(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
     if toleration.get("operator", "Equal") == "Exists":

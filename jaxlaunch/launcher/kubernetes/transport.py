@@ -29,25 +29,25 @@ from urllib3.exceptions import (
 )
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
-from jaxlaunch.launcher.kubernetes.objects import SKEW_S, ahead_s
+from jaxlaunch.launcher.kubernetes.objects import MAX_SKEW_S, clock_skew_s
 
-CONNECT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 # Limit between two bytes of an answer.
-READ_S = 15.0
+READ_TIMEOUT_S = 15.0
 # Limit for one call with all retries and pauses.
-TOTAL_S = 60.0
-TRIES = 6
+TOTAL_TIMEOUT_S = 60.0
+MAX_TRIES = 6
 # A call that takes longer than this is reported to the user.
-TELL_AFTER_S = 2.0
-_TELL_AGAIN_S = 60.0
+REPORT_AFTER_S = 2.0
+_REPORT_PERIOD_S = 60.0
 # The server answers most calls within a few hundredths of a second.
 _SLOW_CALL_S = 0.5
 # Not the global generator: a user's program may have seeded that.
 _jitter = random.Random()
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
-_CHUNK = 64 * 1024
+_CHUNK_BYTES = 64 * 1024
 # A server with one of these statuses may recover.
-_PASSING = {500, 502, 503, 504}
+_TRANSIENT_STATUSES = {500, 502, 503, 504}
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Access(NamedTuple):
     headers: Callable[[], Mapping[str, str]]
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """The server's response."""
 
     headers: Mapping[str, str]
@@ -72,17 +72,17 @@ class Answer(NamedTuple):
 class Transport:
     """Sends requests with the access from the constructor's callback, which is called again after a 401."""
 
-    def __init__(self, opened: Callable[[], Access], name: str, say: Callable[[str], None] | None = None) -> None:
-        self._opened = opened
-        self._access = opened()
+    def __init__(self, open_access: Callable[[], Access], name: str, say: Callable[[str], None] | None = None) -> None:
+        self._open_access = open_access
+        self._access = open_access()
         # Name of the context, for messages.
         self.name = name
-        self.total_s = TOTAL_S
+        self.total_s = TOTAL_TIMEOUT_S
         # Skew of this machine's clock. Smaller differences from the server's clock count as 0.
-        self.ahead_s = 0.0
+        self.skew_s = 0.0
         self._answered_at = time.monotonic()
         self._say = say
-        self._told_at = -math.inf
+        self._reported_at = -math.inf
         # Total duration of the last calls, while each of them was slow.
         self._slow_s = 0.0
 
@@ -105,7 +105,7 @@ class Transport:
         *,
         content: str = "application/json",
         repeat: bool = True,
-    ) -> Answer:
+    ) -> Response:
         """Send a request and return the response.
 
         Without `repeat` the request is not retried if the server may have processed it.
@@ -116,13 +116,13 @@ class Transport:
         """
         data = None if body is None else json.dumps(body).encode()
 
-        def attempt(end: float) -> Answer:
+        def send_once(deadline: float) -> Response:
             headers = {"Content-Type": content, "Accept-Encoding": "gzip"}
-            response = self._open(method, path, query, headers, data, min(READ_S, self.total_s))
-            return Answer(response.headers, _read_whole(response, end))
+            response = self._open_response(method, path, query, headers, data, min(READ_TIMEOUT_S, self.total_s))
+            return Response(response.headers, _read_body(response, deadline))
 
-        with self._tell_if_slow(f"an answer of the API server {self.server}"):
-            return self._retry(f"{method} {path}", attempt, repeat)
+        with self._report_if_slow(f"an answer of the API server {self.server}"):
+            return self._send_with_retries(f"{method} {path}", send_once, repeat)
 
     def stream(
         self, path: str, query: Mapping[str, str], silence_s: float, total_s: float | None = None
@@ -131,22 +131,25 @@ class Transport:
 
         With `total_s` the answer must begin within that time, and an error is not retried.
         """
-        what = f"GET {path}"
+        request_line = f"GET {path}"
         *_, pod, last = path.split("/")
         # A log comes from the kubelet of the pod's node. The first line of a followed log may come at any time.
         awaited = (
             f"the log of pod {pod} from its node" if last == "log" else f"an answer of the API server {self.server}"
         )
-        with contextlib.nullcontext() if "follow" in query else self._tell_if_slow(awaited):
-            response = self._retry(
-                what, lambda _: self._open("GET", path, query, {}, None, silence_s), total_s is None, total_s
+        with contextlib.nullcontext() if "follow" in query else self._report_if_slow(awaited):
+            response = self._send_with_retries(
+                request_line,
+                lambda _: self._open_response("GET", path, query, {}, None, silence_s),
+                total_s is None,
+                total_s,
             )
         try:
-            for data in response.stream(_CHUNK):
+            for data in response.stream(_CHUNK_BYTES):
                 self._answered_at = time.monotonic()
                 yield data
         except HTTPError as error:
-            raise self._unreachable(what, error) from None
+            raise self._unreachable_error(request_line, error) from None
         finally:
             response.close()
 
@@ -154,10 +157,10 @@ class Transport:
         """Return the answer of a port of a pod. `path` is that of the pod's subresource `portforward`."""
         pool, server, headers = self._access
         url = f"{server}{path}?ports={port}"
-        with self._tell_if_slow(f"port {port} of pod {path.split('/')[-2]}"):
-            return exchange(pool, url, headers(), request, min(READ_S, self.total_s))
+        with self._report_if_slow(f"port {port} of pod {path.split('/')[-2]}"):
+            return exchange_bytes(pool, url, headers(), request, min(READ_TIMEOUT_S, self.total_s))
 
-    def _open(
+    def _open_response(
         self,
         method: str,
         path: str,
@@ -167,120 +170,126 @@ class Transport:
         read_s: float,
     ) -> Any:
         """Return the response with its body unread. Raises ApiError for a status of 300 or more."""
-        before = datetime.datetime.now(datetime.UTC)
+        sent_at = datetime.datetime.now(datetime.UTC)
         response = self._access.pool.request(
             method,
             f"{self._access.server}{path}" + (f"?{urlencode(query)}" if query else ""),
             body=data,
             headers={"Accept": "application/json", "User-Agent": "jaxlaunch", **headers, **self._access.headers()},
-            timeout=urllib3.Timeout(connect=CONNECT_S, read=read_s),
+            timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_s),
             retries=False,
             redirect=False,
             preload_content=False,
         )
         # An answer may have no date, or that of a proxy.
         with contextlib.suppress(ValueError, TypeError):
-            there = email.utils.parsedate_to_datetime(response.headers.get("Date") or "")
-            skew_s = ahead_s(before, there, datetime.datetime.now(datetime.UTC))
-            self.ahead_s = skew_s if abs(skew_s) > SKEW_S else 0.0
+            server_time = email.utils.parsedate_to_datetime(response.headers.get("Date") or "")
+            skew_s = clock_skew_s(sent_at, server_time, datetime.datetime.now(datetime.UTC))
+            self.skew_s = skew_s if abs(skew_s) > MAX_SKEW_S else 0.0
         if response.status < 500 and response.status != 429:
             self._answered_at = time.monotonic()
         if response.status < 300:
             return response
-        raise self._refused(f"{method} {path}", response)
+        raise self._refusal_error(f"{method} {path}", response)
 
-    def _retry(self, what: str, attempt: Callable[[float], T], repeat: bool, total_s: float | None = None) -> T:
+    def _send_with_retries(
+        self, request_line: str, send_once: Callable[[float], T], repeat: bool, total_s: float | None = None
+    ) -> T:
         """Return the answer to a request, with retries for errors that may pass."""
-        end = time.monotonic() + (self.total_s if total_s is None else total_s)
+        deadline = time.monotonic() + (self.total_s if total_s is None else total_s)
         has_renewed = False
-        for tries in range(1, TRIES + 1):
+        for tries in range(1, MAX_TRIES + 1):
             pause: float | None = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S) * _jitter.uniform(0.8, 1.2)
             fault: ClusterError
             try:
-                return attempt(end)
+                return send_once(deadline)
             except ApiError as error:
                 fault = error
                 if error.status == 401 and not has_renewed:
-                    has_renewed, self._access, pause = True, self._opened(), 0.0
-                elif error.status == 429 or (error.status in _PASSING and repeat):
+                    has_renewed, self._access, pause = True, self._open_access(), 0.0
+                elif error.status == 429 or (error.status in _TRANSIENT_STATUSES and repeat):
                     pause = pause if error.retry_after_s is None else error.retry_after_s
                 else:
                     pause = None
             except HTTPError as error:
-                fault = self._unreachable(what, error)
-                if _is_untrusted(error) or (fault.sent and not repeat):
+                fault = self._unreachable_error(request_line, error)
+                if _is_untrusted(error) or (fault.was_sent and not repeat):
                     pause = None
-            if pause is None or tries == TRIES or time.monotonic() + pause > end:
+            if pause is None or tries == MAX_TRIES or time.monotonic() + pause > deadline:
                 raise fault from None
             time.sleep(pause)
         raise AssertionError("the last try raises")
 
     @contextlib.contextmanager
-    def _tell_if_slow(self, what: str) -> Iterator[None]:
+    def _report_if_slow(self, awaited: str) -> Iterator[None]:
         """Report what the client waits for, at most once a minute, after one slow call or several in a row."""
-        began = time.monotonic()
+        started_at = time.monotonic()
 
-        def tell() -> None:
-            if self._say is not None and time.monotonic() - self._told_at >= _TELL_AGAIN_S:
-                self._told_at = time.monotonic()
-                self._say(f"waiting for {what}")
+        def report_wait() -> None:
+            if self._say is not None and time.monotonic() - self._reported_at >= _REPORT_PERIOD_S:
+                self._reported_at = time.monotonic()
+                self._say(f"waiting for {awaited}")
 
-        timer = threading.Timer(max(0.0, TELL_AFTER_S - self._slow_s), tell)
+        timer = threading.Timer(max(0.0, REPORT_AFTER_S - self._slow_s), report_wait)
         timer.daemon = True
         timer.start()
         try:
             yield
         finally:
             timer.cancel()
-            spent_s = time.monotonic() - began
+            spent_s = time.monotonic() - started_at
             self._slow_s = self._slow_s + spent_s if spent_s >= _SLOW_CALL_S else 0.0
 
-    def _refused(self, what: str, response: Any) -> ApiError:
+    def _refusal_error(self, request_line: str, response: Any) -> ApiError:
         """Return an error with the message of the server's Status, or with the first line of a proxy's answer."""
         body, reason, details = b"", "", {}
         with contextlib.suppress(HTTPError):
-            body = _read_whole(response, time.monotonic() + READ_S)
+            body = _read_body(response, time.monotonic() + READ_TIMEOUT_S)
         try:
             status = json.loads(body)
             message, reason, details = status["message"], status.get("reason", ""), status.get("details")
         except (ValueError, LookupError, TypeError):
-            first = body.decode(errors="replace").strip().partition("\n")[0][:200]
-            message = f"{response.status} {response.reason or ''}".strip() + f": {first}" * bool(first)
+            first_line = body.decode(errors="replace").strip().partition("\n")[0][:200]
+            message = f"{response.status} {response.reason or ''}".strip() + f": {first_line}" * bool(first_line)
         if response.status == 401:
             message = f"The server {self.server} does not accept the credentials of context {self.name}: {message}"
             hint = "log in again; `kubectl auth whoami` checks the same credentials."
             return ApiError(message, hint, 401, reason, details)
         # The server may write the time to wait as seconds or as a date.
-        after, pause_s = response.headers.get("Retry-After", ""), None
-        if after.isdecimal():
-            pause_s = float(after)
+        retry_after, pause_s = response.headers.get("Retry-After", ""), None
+        if retry_after.isdecimal():
+            pause_s = float(retry_after)
         else:
             with contextlib.suppress(ValueError):
-                wait = email.utils.parsedate_to_datetime(after) - datetime.datetime.now(datetime.UTC)
-                pause_s = max(0.0, wait.total_seconds())
-        return ApiError(f"{message} ({what})", None, response.status, reason, details, pause_s)
+                delay = email.utils.parsedate_to_datetime(retry_after) - datetime.datetime.now(datetime.UTC)
+                pause_s = max(0.0, delay.total_seconds())
+        return ApiError(f"{message} ({request_line})", None, response.status, reason, details, pause_s)
 
-    def _unreachable(self, what: str, error: HTTPError) -> Unreachable:
-        where, inner = f"The API server {self.server} of context {self.name}", _innermost(error)
+    def _unreachable_error(self, request_line: str, error: HTTPError) -> Unreachable:
+        server_text, cause = f"The API server {self.server} of context {self.name}", _innermost_cause(error)
         # The messages of the outer exceptions contain addresses of Python objects.
-        text = inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)
-        if isinstance(inner, ssl.SSLCertVerificationError):
-            text = inner.verify_message
-        reason = text or type(inner).__name__
+        text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            text = cause.verify_message
+        reason = text or type(cause).__name__
         if _is_untrusted(error):
-            return Unreachable(f"{where} is not trusted: {reason}", "check certificate-authority in the kubeconfig.")
+            return Unreachable(
+                f"{server_text} is not trusted: {reason}", "check certificate-authority in the kubeconfig."
+            )
         if isinstance(error, NewConnectionError | ConnectTimeoutError | ProxyError | SSLError):
-            return Unreachable(f"{where} cannot be reached: {reason}", "check its address and your network or VPN.")
+            return Unreachable(
+                f"{server_text} cannot be reached: {reason}", "check its address and your network or VPN."
+            )
         kind = "stopped answering" if isinstance(error, ReadTimeoutError) else "closed the connection"
-        return Unreachable(f"{where} {kind} ({what}).", sent=True)
+        return Unreachable(f"{server_text} {kind} ({request_line}).", sent=True)
 
 
-def _read_whole(response: Any, end: float) -> bytes:
+def _read_body(response: Any, deadline: float) -> bytes:
     """Return the body. A total limit is needed, because the read timeout applies only between two bytes."""
     parts = []
-    for part in response.stream(_CHUNK, decode_content=True):
+    for part in response.stream(_CHUNK_BYTES, decode_content=True):
         parts.append(part)
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             response.close()
             raise ReadTimeoutError(response, "", "the answer did not end in time")
     response.release_conn()
@@ -289,10 +298,10 @@ def _read_whole(response: Any, end: float) -> bytes:
 
 def _is_untrusted(error: HTTPError) -> bool:
     """Return whether an error is about certificates. A server that starts or stops also breaks off handshakes."""
-    return isinstance(error, SSLError) and not isinstance(_innermost(error), ssl.SSLEOFError | ConnectionError)
+    return isinstance(error, SSLError) and not isinstance(_innermost_cause(error), ssl.SSLEOFError | ConnectionError)
 
 
-def _innermost(error: BaseException) -> BaseException:
+def _innermost_cause(error: BaseException) -> BaseException:
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return error
@@ -301,12 +310,17 @@ def _innermost(error: BaseException) -> BaseException:
 # --- port-forwards ----------------------------------------------------------------------------------------------------
 
 PROTOCOL = "v4.channel.k8s.io"
-MAX_ANSWER = 4 * 1024 * 1024  # bytes
-_BYTES, _ERROR = 0, 1
-_TLS = {"ca_certs": "ca_certs", "cert_file": "certfile", "key_file": "keyfile", "server_hostname": "server_hostname"}
+MAX_ANSWER_BYTES = 4 * 1024 * 1024  # bytes
+_DATA_CHANNEL, _ERROR_CHANNEL = 0, 1
+_TLS_OPTIONS = {
+    "ca_certs": "ca_certs",
+    "cert_file": "certfile",
+    "key_file": "keyfile",
+    "server_hostname": "server_hostname",
+}
 
 
-def exchange(pool: Any, url: str, headers: Mapping[str, str], request: bytes, limit_s: float) -> bytes:
+def exchange_bytes(pool: Any, url: str, headers: Mapping[str, str], request: bytes, limit_s: float) -> bytes:
     """Send a request to a port of a pod and return the answer until the pod closes, like `kubectl port-forward`.
 
     The pod sees a connection from 127.0.0.1. Every WebSocket message begins with the number of its channel, 0 for data
@@ -326,8 +340,8 @@ def exchange(pool: Any, url: str, headers: Mapping[str, str], request: bytes, li
     # This import takes a twentieth of a second.
     import websocket
 
-    end = time.monotonic() + limit_s
-    what = f"GET {url}"
+    deadline = time.monotonic() + limit_s
+    request_line = f"GET {url}"
     try:
         tunnel = websocket.create_connection(
             url.replace("http", "ws", 1),
@@ -346,44 +360,44 @@ def exchange(pool: Any, url: str, headers: Mapping[str, str], request: bytes, li
         except (ValueError, LookupError, TypeError):
             message = str(error)
         hint = "you need the right to get and create pods/portforward." if error.status_code == 403 else None
-        raise ApiError(f"{message} ({what})", hint, error.status_code) from None
+        raise ApiError(f"{message} ({request_line})", hint, error.status_code) from None
     except (OSError, websocket.WebSocketException) as error:
-        raise Unreachable(f"The API server did not open a port-forward to the pod: {error} ({what}).") from None
+        raise Unreachable(f"The API server did not open a port-forward to the pod: {error} ({request_line}).") from None
     try:
-        tunnel.send_binary(bytes([_BYTES]) + request)
-        return _receive(tunnel, end, what)
+        tunnel.send_binary(bytes([_DATA_CHANNEL]) + request)
+        return _receive_answer(tunnel, deadline, request_line)
     except (OSError, websocket.WebSocketException) as error:
-        raise Unreachable(f"The port-forward to the pod broke off: {error} ({what}).", sent=True) from None
+        raise Unreachable(f"The port-forward to the pod broke off: {error} ({request_line}).", sent=True) from None
     finally:
         # close() would leave the socket open if the other side closed first.
         tunnel.shutdown()
 
 
-def _receive(tunnel: Any, end: float, what: str) -> bytes:
+def _receive_answer(tunnel: Any, deadline: float, request_line: str) -> bytes:
     """Return the data until the pod closes the connection."""
     import websocket
 
-    opened: set[int] = set()
+    open_channels: set[int] = set()
     answer = bytearray()
-    while time.monotonic() < end and len(answer) < MAX_ANSWER:
+    while time.monotonic() < deadline and len(answer) < MAX_ANSWER_BYTES:
         opcode, data = tunnel.recv_data()
         if opcode == websocket.ABNF.OPCODE_CLOSE:
             return bytes(answer)
-        channel = data[0] if data else _BYTES
-        if channel not in opened:
-            opened.add(channel)
-        elif channel == _ERROR:
+        channel = data[0] if data else _DATA_CHANNEL
+        if channel not in open_channels:
+            open_channels.add(channel)
+        elif channel == _ERROR_CHANNEL:
             fault = data[1:].decode(errors="replace").strip()
-            raise Unreachable(f"The pod did not answer: {fault} ({what}).")
+            raise Unreachable(f"The pod did not answer: {fault} ({request_line}).")
         else:
             answer += data[1:]
-    raise Unreachable(f"The pod's answer did not end ({what}).", sent=True)
+    raise Unreachable(f"The pod's answer did not end ({request_line}).", sent=True)
 
 
 def _tls_options(pool: Any) -> dict[str, Any]:
     """Return the pool's TLS settings as options of the WebSocket library."""
     settings = pool.connection_pool_kw
-    options = {theirs: settings[ours] for ours, theirs in _TLS.items() if settings.get(ours)}
+    options = {theirs: settings[ours] for ours, theirs in _TLS_OPTIONS.items() if settings.get(ours)}
     if settings.get("cert_reqs") in (ssl.CERT_NONE, "CERT_NONE"):
         return options | {"cert_reqs": ssl.CERT_NONE, "check_hostname": False}
     return options | {"cert_reqs": ssl.CERT_REQUIRED, "check_hostname": settings.get("assert_hostname") is not False}

@@ -13,27 +13,27 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxlaunch.launcher.errors import ApiError, Unreachable
-from jaxlaunch.records.log_lines import Lines
+from jaxlaunch.records.log_lines import LineSplitter
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.client import Cluster
 
 # The server ends a watch after this long. A connection that is silent for longer is dead.
-LASTS_S = 20
-SILENCE_S = LASTS_S + 5.0
+WATCH_DURATION_S = 20
+SILENCE_TIMEOUT_S = WATCH_DURATION_S + 5.0
 # Consecutive errors are tolerated for this long: an upgrade of a control plane takes five minutes and more.
-PATIENCE_S = 900.0
+ERROR_TIMEOUT_S = 900.0
 # Not the global generator: a user's program may have seeded that.
 _jitter = random.Random()
 _PAUSES_S = (0.5, 1, 2, 4, 8, 15, 30)
-_GONE = 410
-_LONGEST_EVENT = 64 * 1024 * 1024
+_GONE_STATUS = 410
+_MAX_EVENT_BYTES = 64 * 1024 * 1024
 
 Event = tuple[str, dict[str, Any]]
 T = TypeVar("T")
 
 
-def may_pass(error: ApiError | Unreachable) -> bool:
+def is_transient(error: ApiError | Unreachable) -> bool:
     """Return whether a later request may succeed: the server did not answer, failed or was busy."""
     return isinstance(error, Unreachable) or error.status >= 500 or error.status == 429
 
@@ -47,80 +47,84 @@ class Watch:
 
     def __init__(
         self,
-        listed: Callable[[], tuple[list[dict[str, Any]], str]],
-        streamed: Callable[[Mapping[str, str], float], Iterator[bytes]],
+        list_objects: Callable[[], tuple[list[dict[str, Any]], str]],
+        stream_bytes: Callable[[Mapping[str, str], float], Iterator[bytes]],
         since: str = "",
         limit_s: float | None = None,
     ) -> None:
-        self._listed, self._streamed = listed, streamed
+        self._list_objects, self._stream_bytes = list_objects, stream_bytes
         self._version = since
         self._end = None if limit_s is None else time.monotonic() + limit_s
         # Maps a uid to the metadata in the last event.
-        self._seen: dict[str, dict[str, Any]] = {}
+        self._metadata_by_uid: dict[str, dict[str, Any]] = {}
 
-    def events(self) -> Iterator[Event]:
+    def iter_events(self) -> Iterator[Event]:
         """Yield ADDED, MODIFIED and DELETED, each change once, for `limit_s` seconds.
 
         Raises:
             ApiError: If the server rejects the request, or after 15 minutes of errors.
             Unreachable: After 15 minutes without an answer.
         """
-        failures, well_at = 0, time.monotonic()
+        failures, last_success_at = 0, time.monotonic()
         while self._end is None or time.monotonic() < self._end:
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 if not self._version:
-                    yield from self._relist()
-                for event in self._stream():
-                    failures, well_at = 0, time.monotonic()
+                    yield from self._relist_objects()
+                for event in self._stream_events():
+                    failures, last_success_at = 0, time.monotonic()
                     yield event
                 # A watch that the server ends after a while is not a failure.
-                if time.monotonic() - began > 1:
-                    failures, well_at = 0, time.monotonic()
+                if time.monotonic() - started_at > 1:
+                    failures, last_success_at = 0, time.monotonic()
                     continue
             except (ApiError, Unreachable) as error:
-                if not may_pass(error) or time.monotonic() - well_at > PATIENCE_S:
+                if not is_transient(error) or time.monotonic() - last_success_at > ERROR_TIMEOUT_S:
                     raise without_network_hint(error) from None
             failures += 1
             pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] * _jitter.uniform(0.5, 1)
             time.sleep(pause_s if self._end is None else max(0.0, min(pause_s, self._end - time.monotonic())))
 
-    def _relist(self) -> Iterator[Event]:
+    def _relist_objects(self) -> Iterator[Event]:
         """Yield the changes since the last event by listing all objects."""
-        objects, self._version = self._listed()
-        gone, self._seen = self._seen, {}
+        objects, self._version = self._list_objects()
+        remaining, self._metadata_by_uid = self._metadata_by_uid, {}
         for obj in objects:
             metadata = obj["metadata"]
-            earlier = gone.pop(metadata["uid"], None)
-            self._seen[metadata["uid"]] = metadata
+            earlier = remaining.pop(metadata["uid"], None)
+            self._metadata_by_uid[metadata["uid"]] = metadata
             if earlier is None:
                 yield "ADDED", obj
             elif earlier["resourceVersion"] != metadata["resourceVersion"]:
                 yield "MODIFIED", obj
-        for metadata in gone.values():
+        for metadata in remaining.values():
             yield "DELETED", {"metadata": metadata}
 
-    def _stream(self) -> Iterator[Event]:
+    def _stream_events(self) -> Iterator[Event]:
         """Yield the events of one watch request."""
-        lasts_s = LASTS_S if self._end is None else max(1, min(LASTS_S, round(self._end - time.monotonic())))
+        duration_s = (
+            WATCH_DURATION_S
+            if self._end is None
+            else max(1, min(WATCH_DURATION_S, round(self._end - time.monotonic())))
+        )
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
-            "timeoutSeconds": str(lasts_s),
+            "timeoutSeconds": str(duration_s),
         }
-        lines = Lines(_LONGEST_EVENT)
+        lines = LineSplitter(_MAX_EVENT_BYTES)
         try:
-            for data in self._streamed(query, lasts_s + SILENCE_S - LASTS_S):
+            for data in self._stream_bytes(query, duration_s + SILENCE_TIMEOUT_S - WATCH_DURATION_S):
                 for line in lines.feed(data):
-                    yield from self._take(json.loads(line))
+                    yield from self._parse_event(json.loads(line))
         except ApiError as error:
-            if error.status != _GONE:
+            if error.status != _GONE_STATUS:
                 raise
             # The server no longer has the version to continue from.
             self._version = ""
 
-    def _take(self, event: Mapping[str, Any]) -> Iterator[Event]:
+    def _parse_event(self, event: Mapping[str, Any]) -> Iterator[Event]:
         kind, obj = event["type"], event["object"]
         if kind == "ERROR":
             raise ApiError(obj.get("message", "the watch failed"), None, obj.get("code", 500), obj.get("reason", ""))
@@ -130,9 +134,9 @@ class Watch:
             return
         metadata.pop("managedFields", None)
         if kind == "DELETED":
-            self._seen.pop(metadata["uid"], None)
+            self._metadata_by_uid.pop(metadata["uid"], None)
         else:
-            self._seen[metadata["uid"]] = metadata
+            self._metadata_by_uid[metadata["uid"]] = metadata
         yield kind, obj
 
 
@@ -145,8 +149,8 @@ def without_network_hint(error: ApiError | Unreachable) -> ApiError | Unreachabl
 # --- outages of minutes, such as an upgrade of the server or a broken network -----------------------------------------
 
 # A quiet watch is renewed every 20 s, so a healthy server is never silent for longer.
-TELL_AFTER_S = 40.0
-_TELL_AGAIN_S = 60.0
+REPORT_AFTER_S = 40.0
+_REPORT_PERIOD_S = 60.0
 _PAUSE_S = 2.0
 
 
@@ -155,39 +159,39 @@ class Outage:
 
     def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._cluster, self._say = cluster, say
-        self._told_at: float | None = None
+        self._reported_at: float | None = None
 
-    def tell(self) -> None:
+    def report_outage(self) -> None:
         """Report once a minute that the server does not answer, and then that it answers again."""
         silent_s, now = self._cluster.silent_s, time.monotonic()
-        if silent_s < TELL_AFTER_S:
-            if self._told_at is not None:
+        if silent_s < REPORT_AFTER_S:
+            if self._reported_at is not None:
                 self._say("the server answers again")
-            self._told_at = None
-        elif self._told_at is None or now - self._told_at >= _TELL_AGAIN_S:
+            self._reported_at = None
+        elif self._reported_at is None or now - self._reported_at >= _REPORT_PERIOD_S:
             self._say(f"the server has not answered for {silent_s:.0f} s; trying again")
-            self._told_at = now
+            self._reported_at = now
 
-    def ride(self, call: Callable[[], T], end: float | None = None) -> T:
+    def call_with_retries(self, call: Callable[[], T], deadline: float | None = None) -> T:
         """Call `call` until the server answers, and return its result.
 
         Raises:
             ApiError: If the server rejects the request, or after 15 minutes of errors.
             Unreachable: After 15 minutes without an answer.
-            TimeoutError: At `end`, in the time of time.monotonic().
+            TimeoutError: At `deadline`, in the time of time.monotonic().
         """
-        began = time.monotonic()
+        started_at = time.monotonic()
         while True:
             try:
                 answer = call()
             except (ApiError, Unreachable) as error:
                 now = time.monotonic()
-                if end is not None and now >= end and may_pass(error):
+                if deadline is not None and now >= deadline and is_transient(error):
                     raise TimeoutError from None
-                if not may_pass(error) or now - began > PATIENCE_S:
+                if not is_transient(error) or now - started_at > ERROR_TIMEOUT_S:
                     raise without_network_hint(error) from None
-                self.tell()
-                time.sleep(_PAUSE_S if end is None else max(0.0, min(_PAUSE_S, end - now)))
+                self.report_outage()
+                time.sleep(_PAUSE_S if deadline is None else max(0.0, min(_PAUSE_S, deadline - now)))
             else:
-                self.tell()
+                self.report_outage()
                 return answer

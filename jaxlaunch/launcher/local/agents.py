@@ -22,25 +22,25 @@ from pathlib import Path
 
 from jaxlaunch import atomic_file, contract, user_cache
 from jaxlaunch.launcher.agent import pack
-from jaxlaunch.launcher.agent.io.link import free_port
+from jaxlaunch.launcher.agent.io.link import choose_free_port
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.jobs.logs.lines import Line, parse_line
-from jaxlaunch.records.log_lines import Lines
+from jaxlaunch.records.log_lines import LineSplitter
 from jaxlaunch.runs.layout import Lock
 
-NAME = "agent-{}.pyz"
-_KEPT_FILES, _DAY_S = 5, 86_400.0
+PACKED_NAME = "agent-{}.pyz"
+_MAX_UNUSED_FILES, _DAY_S = 5, 86_400.0
 # Agents cut lines at half of this length, and put the rank before them.
 _MAX_LINE = 2 * contract.MAX_LINE
 # A process that still lives this long after SIGKILL is given up.
-GONE_S = 10.0
+KILL_TIMEOUT_S = 10.0
 POLL_S = 0.02
 # If the folder does not exist, as on macOS, no process is found.
 _PROC = Path("/proc")
 # The end of an agent's command line.
 _AGENT = re.compile(rb"\0-I\0[^\0]*/agent-\w+\.pyz\0$")
 
-Show = Callable[[Line], None]
+ShowLine = Callable[[Line], None]
 
 
 # --- the packed agent -------------------------------------------------------------------------------------------------
@@ -48,12 +48,12 @@ Show = Callable[[Line], None]
 
 def pack_agent(fallback: Path) -> Path:
     """Return the packed agent, below `fallback` if the cache is not writable or other users may write to it."""
-    name = NAME.format(pack.address())
+    name = PACKED_NAME.format(pack.archive_digest())
     try:
-        folder = user_cache.home("agent")
+        folder = user_cache.cache_folder("agent")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = _make_file(folder, name)
-        _prune(folder)
+        _prune_packed(folder)
         return file
     except (OSError, RuntimeError):
         # A RuntimeError means that the user has no home.
@@ -67,7 +67,7 @@ def _make_file(folder: Path, name: str) -> Path:
         # The modification time tells when the file was last used.
         os.utime(file)
         return file
-    with atomic_file.draft(file) as draft:
+    with atomic_file.open_draft(file) as draft:
         draft.touch(mode=0o600)
         draft.write_bytes(pack.pack_compiled())
     if not _is_mine(file):
@@ -84,16 +84,19 @@ def _is_mine(file: Path) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _prune(folder: Path) -> None:
+def _prune_packed(folder: Path) -> None:
     """Remove the files of other versions, and drafts of processes that were killed.
 
     The last _KEPT_FILES that were used stay, and those of the last day: an agent has read all of its own by then.
     """
-    files = [*folder.glob(NAME.format("*")), *folder.glob(f"{NAME.format('*')}.*{atomic_file.DRAFT_SUFFIX}")]
+    files = [
+        *folder.glob(PACKED_NAME.format("*")),
+        *folder.glob(f"{PACKED_NAME.format('*')}.*{atomic_file.DRAFT_SUFFIX}"),
+    ]
     # Another run may remove them at the same time.
     with contextlib.suppress(OSError):
         used = {file: file.lstat().st_mtime for file in files}
-        for file in sorted(files, key=lambda file: used[file])[:-_KEPT_FILES]:
+        for file in sorted(files, key=lambda file: used[file])[:-_MAX_UNUSED_FILES]:
             if used[file] < time.time() - _DAY_S:
                 file.unlink()
 
@@ -107,16 +110,16 @@ class Gang:
     def __init__(self, environ: Mapping[str, str], job: JobSpec, generation: int, lock: Lock) -> None:
         self._selector = selectors.DefaultSelector()
         self._environ, self._job, self._lock = environ, job, lock
-        self._leader, self._generation = f"127.0.0.1:{free_port()}", generation
+        self._leader, self._generation = f"127.0.0.1:{choose_free_port()}", generation
         self._packed = pack_agent(lock.folder)
         # Open streams of each host's agent.
-        self._open = [0] * job.pod_count
+        self._open_streams = [0] * job.pod_count
         # Number of agents of each host that were killed.
-        self._lost = [0] * job.pod_count
+        self._lost_agents = [0] * job.pod_count
         self._is_ending = False
-        self._agents = [self._start(host) for host in range(job.pod_count)]
+        self._agents = [self._start_agent(host) for host in range(job.pod_count)]
 
-    def _start(self, host: int) -> subprocess.Popen[bytes]:
+    def _start_agent(self, host: int) -> subprocess.Popen[bytes]:
         variables = {
             contract.LEADER: self._leader,
             contract.SLICE: str(host // self._job.pods),
@@ -135,18 +138,18 @@ class Gang:
             start_new_session=True,
         )
         for stream in (agent.stdout, agent.stderr):
-            self._selector.register(stream, selectors.EVENT_READ, (host, Lines(_MAX_LINE)))  # type: ignore[arg-type]
-        self._open[host] = 2
+            self._selector.register(stream, selectors.EVENT_READ, (host, LineSplitter(_MAX_LINE)))  # type: ignore[arg-type]
+        self._open_streams[host] = 2
         return agent
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Signal every agent that lives: none is replaced any more."""
         self._is_ending = True
         for agent in self._agents:
             if agent.poll() is None:
                 agent.send_signal(number)
 
-    def follow(self, show: Show, say: Callable[[str], None]) -> list[int]:
+    def follow_output(self, show: ShowLine, say: Callable[[str], None]) -> list[int]:
         """Show every line until the last agent has ended, and return their exit codes, by host.
 
         An agent that is lost alone is started again, as a Job does with a pod.
@@ -155,14 +158,14 @@ class Gang:
             for key, _ in self._selector.select():
                 host, lines = key.data
                 data = os.read(key.fd, 65536)
-                for text in lines.feed(data) if data else lines.end():
+                for text in lines.feed(data) if data else lines.finish():
                     show(parse_line(host, text.decode(errors="replace")))
                 if not data:
                     self._selector.unregister(key.fileobj).fileobj.close()  # type: ignore[union-attr]
-                    self._open[host] -= 1
-                    if not self._open[host] and self._is_lost(host, self._agents[host].wait()):
+                    self._open_streams[host] -= 1
+                    if not self._open_streams[host] and self._is_lost(host, self._agents[host].wait()):
                         say(f"starting another agent for host {host}")
-                        self._agents[host] = self._start(host)
+                        self._agents[host] = self._start_agent(host)
         return [agent.wait() for agent in self._agents]
 
     def _is_lost(self, host: int, code: int) -> bool:
@@ -173,8 +176,8 @@ class Gang:
             # The agent ended with the gang's verdict.
             self._is_ending = True
             return False
-        self._lost[host] += code != contract.LEFT
-        return self._lost[host] <= self._job.restarts.crash
+        self._lost_agents[host] += code != contract.LEFT
+        return self._lost_agents[host] <= self._job.restarts.crash
 
 
 # --- what agents leave running ----------------------------------------------------------------------------------------
@@ -186,12 +189,12 @@ def kill_orphans(uid: str) -> int:
     It kills none while an agent of that run lives: they are its processes.
     """
     killed: set[int] = set()
-    deadline = time.monotonic() + GONE_S
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     while uid and (pids := _find_processes(uid)) and time.monotonic() < deadline:
         if any(_AGENT.search(_read_proc(pid, "cmdline")) for pid in pids):
             break
         for pid in pids:
-            _kill(pid, uid)
+            _kill_process(pid, uid)
         # Processes that they start meanwhile are found the next time.
         killed |= pids
         time.sleep(POLL_S)
@@ -202,10 +205,10 @@ def _find_processes(uid: str) -> set[int]:
     """Return the processes that were started with the variables of run `uid`; a zombie has none."""
     names = [entry.name for entry in os.scandir(_PROC)] if _PROC.is_dir() else []
     pids = {int(name) for name in names if name.isdecimal()} - {os.getpid()}
-    return {pid for pid in pids if _belongs(pid, uid)}
+    return {pid for pid in pids if _belongs_to_run(pid, uid)}
 
 
-def _belongs(pid: int, uid: str) -> bool:
+def _belongs_to_run(pid: int, uid: str) -> bool:
     try:
         is_ours = (_PROC / str(pid)).stat().st_uid == os.geteuid()
     except OSError:
@@ -221,14 +224,14 @@ def _read_proc(pid: int, name: str) -> bytes:
         return b""
 
 
-def _kill(pid: int, uid: str) -> None:
+def _kill_process(pid: int, uid: str) -> None:
     """Kill a process if it is still of the run: its number may be another's by now."""
     try:
         process = os.pidfd_open(pid)
     except OSError:
         return
     try:
-        if _belongs(pid, uid):
+        if _belongs_to_run(pid, uid):
             signal.pidfd_send_signal(process, signal.SIGKILL)
     except OSError:
         # The process has ended.

@@ -14,7 +14,7 @@ from typing import Any
 from jaxlaunch import contract, regular_files
 from jaxlaunch.launcher.local import agents
 from jaxlaunch.launcher.yaml import reader
-from jaxlaunch.records.summary import Of, Record, Summary, furthest
+from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, Summary, furthest_step
 from jaxlaunch.records.verdict import (
     Failure,
     FailureKind,
@@ -27,7 +27,7 @@ from jaxlaunch.records.verdict import (
 )
 from jaxlaunch.runs import history, run_folder
 from jaxlaunch.runs.layout import JOB
-from jaxlaunch.runs.run_folder import RunFolder, Starts, changed_keys, rows
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts, changed_keys, start_rows
 
 
 def begin_start(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]) -> None:
@@ -37,26 +37,26 @@ def begin_start(folder: Path, uid: str, resolved: str, checkpoints: Path | None,
     that the next start can continue from, because `summary.json` is replaced last.
     """
     files = RunFolder(folder, say)
-    if earlier := rows(files.summary()):
+    if earlier_starts := start_rows(files.read_summary()):
         # Processes of agents that were killed would write next to this run's.
-        agents.kill_orphans(earlier[-1].uid)
+        agents.kill_orphans(earlier_starts[-1].uid)
     close_summary(files, checkpoints)
-    starts = Starts(files, uid)
-    files.replace(starts.path(JOB), resolved.encode())
-    job, compared, changed = reader.parse(resolved, JOB).data, starts.compared, dict[str, Any]()
+    starts = RunStarts(files, uid)
+    files.replace_file(starts.file_path(JOB), resolved.encode())
+    job, compared, changed = reader.parse_document(resolved, JOB).data, starts.compared_start, dict[str, Any]()
     if compared is not None:
         try:
-            text = regular_files.read(folder / "starts" / str(compared.start) / JOB, reader.MAX_BYTES)
-            before = reader.parse(text.decode(errors="replace"), JOB).data
+            text = regular_files.read_bounded(folder / "starts" / str(compared.start) / JOB, reader.MAX_BYTES)
+            previous_job = reader.parse_document(text.decode(errors="replace"), JOB).data
         except OSError:
-            before = {}
-        changed = dict(changed_keys("", before, job))
-    starts.begin(changed, newest_step(checkpoints))
+            previous_job = {}
+        changed = dict(changed_keys("", previous_job, job))
+    starts.begin_start(changed, newest_step(checkpoints))
 
 
-def standing_step(folder: Path) -> int | None:
+def find_reached_step(folder: Path) -> int | None:
     """Return the step that earlier starts reached if the newest one trained nothing, else None."""
-    starts = rows(RunFolder(folder).summary())
+    starts = start_rows(RunFolder(folder).read_summary())
     if not starts or starts[-1].has_trained:
         return None
     return next((start.last_step for start in reversed(starts) if start.has_trained), None)
@@ -70,8 +70,8 @@ def end_generation(
     checkpoints: Path | None,
     *,
     is_stopped: bool,
-    started: float,
-    trains: bool = False,
+    started_at: float,
+    has_train_block: bool = False,
 ) -> Summary:
     """Record the end of a generation in `folder`, and return the summary.
 
@@ -82,86 +82,93 @@ def end_generation(
         codes: The exit codes of its agents, by host.
         checkpoints: The folder of the checkpoints, if it is on this machine.
         is_stopped: Whether the user stopped it.
-        started: When the run started, in Unix time; all seconds since then are counted.
-        trains: Whether it has a train block, so that every step that it saved was in `checkpoints`.
+        started_at: When the run started, in Unix time; all seconds since then are counted.
+        has_train_block: Whether it has a train block, so that every step that it saved was in `checkpoints`.
     """
-    records = folder.records(uid)
-    summary, is_open = folder.summary(uid), run_folder.find_unfinished(folder, uid, records) is not None
+    records = folder.read_records(uid)
+    summary, is_open = folder.read_summary(uid), run_folder.find_unfinished_attempt(folder, uid, records) is not None
     # Not a single agent wrote anything.
     if summary is None or summary.of is None or summary.of.generation < generation:
-        of = Of(uid, generation, len(records) + 1, started=time.time(), at=time.time())
-        summary, is_open = dataclasses.replace(_summary_before(summary, records), of=of), True
+        progress = AttemptProgress(uid, generation, len(records) + 1, started=time.time(), at=time.time())
+        summary, is_open = dataclasses.replace(_summary_without_generation(summary, records), of=progress), True
     # The agents were killed after they had recorded the attempt.
     if not is_open and summary.verdict is None:
-        summary = _take_recorded(summary, records[-1].verdict)
+        summary = _with_recorded_verdict(summary, records[-1].verdict)
         summary = dataclasses.replace(summary, verdict=None) if is_stopped else summary
-    starts = Starts(folder, uid)
+    starts = RunStarts(folder, uid)
     if summary.verdict is None:
-        summary = _add_saved(summary, checkpoints, starts, records)
-    gone = summary.saved if trains and _is_gone(summary.saved, checkpoints) else None
-    if gone is not None:
+        summary = _with_saved_step(summary, checkpoints, starts, records)
+    deleted_step = summary.saved if has_train_block and _is_deleted(summary.saved, checkpoints) else None
+    if deleted_step is not None:
         summary = dataclasses.replace(summary, saved=newest_step(checkpoints))
     if is_open and summary.of is not None:
-        record = run_folder.close_unfinished(summary.of, _judge(codes, summary, is_stopped, gone))
-        folder.append(record)
+        record = run_folder.close_unfinished(summary.of, _verdict_for_codes(codes, summary, is_stopped, deleted_step))
+        folder.append_record(record)
         records.append(record)
         summary = dataclasses.replace(summary, verdict=record.verdict)
-        summary = dataclasses.replace(summary, seconds=history.carried(records, time.time(), started))
+        summary = dataclasses.replace(summary, seconds=history.sum_seconds(records, time.time(), started_at))
     elif summary.verdict is not None:
-        summary = _complete(summary, folder, starts, records, codes, checkpoints, gone)
+        summary = _complete_verdict(summary, folder, starts, records, codes, checkpoints, deleted_step)
     else:
-        summary = dataclasses.replace(summary, verdict=_judge(codes, summary, True, gone))
+        summary = dataclasses.replace(summary, verdict=_verdict_for_codes(codes, summary, True, deleted_step))
     verdict = summary.verdict
-    if verdict is not None and records and contract.outcome(verdict.code).in_place:
+    if verdict is not None and records and contract.outcome_for_code(verdict.code).restarts_in_place:
         # Agents that were lost could not report that the run makes no progress.
-        verdict = history.next_move(records, 0, everyone_lives=False).verdict
+        verdict = history.decide_next(records, 0, all_hosts_alive=False).verdict
     seconds = dict.fromkeys(contract.CLOCK, 0.0) | dict(summary.seconds)
     # These are the seconds that the agents took to end.
-    seconds["down"] += max(0.0, time.time() - started - sum(seconds.values()))
+    seconds["down"] += max(0.0, time.time() - started_at - sum(seconds.values()))
     restarts = history.restarts_by_cause(records) if records else summary.restarts
     summary = dataclasses.replace(summary, verdict=verdict, restarts=restarts, seconds=seconds)
-    starts.write(summary)
+    starts.write_summary(summary)
     return summary
 
 
 def close_summary(folder: RunFolder, checkpoints: Path | None) -> None:
     """Close the record of a run whose agents and launcher were killed together."""
-    summary = folder.summary()
+    summary = folder.read_summary()
     if summary is None or summary.of is None or summary.verdict is not None:
         return
     uid = summary.of.uid
-    starts = Starts(folder, uid)
-    summary = _add_saved(summary, checkpoints, starts, folder.records(uid))
-    starts.write(summary)
+    starts = RunStarts(folder, uid)
+    summary = _with_saved_step(summary, checkpoints, starts, folder.read_records(uid))
+    starts.write_summary(summary)
     records = run_folder.settle_records(folder, uid)
     if records and summary.of is not None:
-        seconds = history.carried(records, summary.of.at)
+        seconds = history.sum_seconds(records, summary.of.at)
         restarts = history.restarts_by_cause(records)
-        summary = _take_recorded(summary, records[-1].verdict)
-        starts.write(dataclasses.replace(summary, restarts=restarts, seconds=seconds))
+        summary = _with_recorded_verdict(summary, records[-1].verdict)
+        starts.write_summary(dataclasses.replace(summary, restarts=restarts, seconds=seconds))
 
 
-def _take_recorded(summary: Summary, verdict: Verdict) -> Summary:
+def _with_recorded_verdict(summary: Summary, verdict: Verdict) -> Summary:
     """Return the summary with the recorded verdict and its step, which may be newer than the summary."""
-    return dataclasses.replace(summary, verdict=verdict, step=furthest(summary.step, verdict.step))
+    return dataclasses.replace(summary, verdict=verdict, step=furthest_step(summary.step, verdict.step))
 
 
-def _add_saved(summary: Summary, checkpoints: Path | None, starts: Starts, records: Sequence[Record]) -> Summary:
+def _with_saved_step(
+    summary: Summary, checkpoints: Path | None, starts: RunStarts, records: Sequence[AttemptRecord]
+) -> Summary:
     """Return the summary of a run with a step on disk that its killed agents had no time to report."""
-    saved = newest_step(checkpoints)
-    if saved is None or (summary.saved is not None and saved <= summary.saved):
+    saved_step = newest_step(checkpoints)
+    if saved_step is None or (summary.saved is not None and saved_step <= summary.saved):
         return summary
-    summary = dataclasses.replace(summary, saved=saved)
-    of = summary.of
-    if of is None:
+    summary = dataclasses.replace(summary, saved=saved_step)
+    progress = summary.of
+    if progress is None:
         return summary
     # The attempt may not have had the time to write its first step either. It began after the newest step then.
-    first = of.first_step or 1 + max(history.saved(records) or 0, starts.saved)
-    if saved < first:
+    first_step = progress.first_step or 1 + max(history.newest_saved_step(records) or 0, starts.earlier_saved_step)
+    if saved_step < first_step:
         # An earlier attempt saved it.
         return summary
-    of = dataclasses.replace(of, first_step=first, first_committed=of.first_committed or saved, last_committed=saved)
-    return dataclasses.replace(summary, of=of, step=max(summary.step or 0, saved))
+    progress = dataclasses.replace(
+        progress,
+        first_step=first_step,
+        first_committed=progress.first_committed or saved_step,
+        last_committed=saved_step,
+    )
+    return dataclasses.replace(summary, of=progress, step=max(summary.step or 0, saved_step))
 
 
 def newest_step(checkpoints: Path | None) -> int | None:
@@ -176,7 +183,7 @@ def newest_step(checkpoints: Path | None) -> int | None:
     return max((int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=None)
 
 
-def _is_gone(step: int | None, checkpoints: Path | None) -> bool:
+def _is_deleted(step: int | None, checkpoints: Path | None) -> bool:
     """Return whether a saved step was deleted after the agents last looked."""
     if step is None or checkpoints is None:
         return False
@@ -190,44 +197,44 @@ def _is_gone(step: int | None, checkpoints: Path | None) -> bool:
     return False
 
 
-def _summary_before(summary: Summary | None, records: Sequence[Record]) -> Summary:
+def _summary_without_generation(summary: Summary | None, records: Sequence[AttemptRecord]) -> Summary:
     """Return the summary before a generation that wrote nothing."""
     if summary is not None:
         return dataclasses.replace(summary, step=None, stacks={})
     return Summary(None, step=None, seconds={}, restarts=history.restarts_by_cause(records, len(records) + 1))
 
 
-def _judge(codes: Sequence[int], summary: Summary, is_stopped: bool, gone: int | None) -> Verdict:
+def _verdict_for_codes(codes: Sequence[int], summary: Summary, is_stopped: bool, deleted_step: int | None) -> Verdict:
     """Return the verdict on agents that wrote none, by their exit codes.
 
-    Agents that were not killed exit with the gang's code. `gone` is a saved step that somebody has deleted.
+    Agents that were not killed exit with the gang's code. `deleted_step` is a saved step that somebody has deleted.
     """
-    lived = [code for code in codes if code >= 0]
-    if lived and lived[0] in contract.OUTCOMES:
-        facts = Failure(FailureKind.UNRECORDED, exit_code=lived[0])
-        host = 0 if contract.outcome(lived[0]).in_place else None
-        return verdict_for_code(lived[0], facts, rank=host, host=host, step=summary.step)
+    agent_codes = [code for code in codes if code >= 0]
+    if agent_codes and agent_codes[0] in contract.OUTCOMES:
+        facts = Failure(FailureKind.UNRECORDED, exit_code=agent_codes[0])
+        host = 0 if contract.outcome_for_code(agent_codes[0]).restarts_in_place else None
+        return verdict_for_code(agent_codes[0], facts, rank=host, host=host, step=summary.step)
     if is_stopped:
-        stop = StopFacts(StopReason.USER, committed_step=summary.saved, deleted_step=gone)
-        return verdict_for_code(stop.code, Failure(FailureKind.STOPPED, stop=stop), step=summary.step)
-    kind = FailureKind.AGENTS_KILLED if len(codes) > 1 and not lived else FailureKind.AGENT_ENDED
+        stop = StopFacts(StopReason.USER, committed_step=summary.saved, deleted_step=deleted_step)
+        return verdict_for_code(stop.verdict_code, Failure(FailureKind.STOPPED, stop=stop), step=summary.step)
+    kind = FailureKind.AGENTS_KILLED if len(codes) > 1 and not agent_codes else FailureKind.AGENT_ENDED
     facts = Failure(kind, signal=-codes[0]) if codes[0] < 0 else Failure(kind, exit_code=codes[0])
     return verdict_for_code(contract.LOST, facts, rank=0, host=0, step=summary.step)
 
 
-def _complete(
+def _complete_verdict(
     summary: Summary,
     folder: RunFolder,
-    starts: Starts,
-    records: list[Record],
+    starts: RunStarts,
+    records: list[AttemptRecord],
     codes: Sequence[int],
-    saved: Path | None,
-    gone: int | None,
+    checkpoints: Path | None,
+    deleted_step: int | None,
 ) -> Summary:
     """Return the summary with facts that its agents could not see.
 
     These are the signal that killed the agent of a lost host, a step on disk that no process had the time to report,
-    and a recorded step that is `gone`.
+    and a recorded step that is `deleted_step`.
     """
     if (verdict := summary.verdict) is None:
         return summary
@@ -236,23 +243,23 @@ def _complete(
         code = codes[lost.host] if lost.host < len(codes) else 0
         return dataclasses.replace(lost, agent_signal=-code) if code < 0 else lost
 
-    before, failure = summary, verdict.failure.with_lost_hosts(with_signal)
-    summary = _add_saved(summary, saved, starts, records[:-1])
+    recorded, failure = summary, verdict.failure.with_lost_hosts(with_signal)
+    summary = _with_saved_step(summary, checkpoints, starts, records[:-1])
     stop = failure.stop
-    if stop is not None and stop.outcome is StopOutcome.NOT_SAVED and summary.saved != before.saved:
+    if stop is not None and stop.outcome is StopOutcome.NOT_SAVED and summary.saved != recorded.saved:
         failure = failure.with_stop(committed_step=summary.saved)
-    elif stop is not None and gone is not None and stop.committed_step == gone:
-        failure = failure.with_stop(committed_step=None, deleted_step=gone)
+    elif stop is not None and deleted_step is not None and stop.committed_step == deleted_step:
+        failure = failure.with_stop(committed_step=None, deleted_step=deleted_step)
     if failure != verdict.failure:
         verdict = verdict.with_failure(failure)
     if 0 in failure.lost_host_numbers:
         verdict = dataclasses.replace(verdict, step=summary.step)
-    if records and records[-1].verdict == before.verdict and summary.of is not None:
+    if records and records[-1].verdict == recorded.verdict and summary.of is not None:
         record = dataclasses.replace(records[-1], verdict=verdict)
-        if summary.saved != before.saved:
+        if summary.saved != recorded.saved:
             first, last = summary.of.first_committed, summary.of.last_committed
             record = dataclasses.replace(record, first_committed=first, last_committed=last)
         if record != records[-1]:
             records[-1] = record
-            folder.amend(record)
+            folder.replace_last_record(record)
     return dataclasses.replace(summary, verdict=verdict)

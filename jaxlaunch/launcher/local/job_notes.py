@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.wording import count, size
+from jaxlaunch.launcher.wording import format_count, format_size
 from jaxlaunch.trainer.spec import ArrayRecord, Images, Mixture, Table, Text, Tfds
 
 # Files of many documents.
@@ -36,46 +36,49 @@ def describe_data(job: JobSpec, folder: Path) -> Iterator[str]:
         yield from _describe_block(job, "train.data", data, folder)
     elif isinstance(data, Mixture):
         total = sum(part.weight for part in data.parts.values())
-        for name, block in data.blocks().items():
+        for name, block in data.part_sources().items():
             weight = data.parts[name].weight
             share = f"{100 * weight / total:.4g} % of the examples" if weight else "only evaluated"
             if isinstance(block, Tfds):
                 yield f"train.data.parts.{name}: {block.name}, {share}."
             else:
                 yield from _describe_block(job, f"train.data.parts.{name}", block, folder, f"; {share}")
-    if isinstance(data, Text | Mixture) and data.tokenizer != "bytes" and _is_here(job, data.tokenizer):
+    if isinstance(data, Text | Mixture) and data.tokenizer != "bytes" and _is_local_path(job, data.tokenizer):
         if not (folder / data.tokenizer).exists():
             yield f"train.data.tokenizer = {data.tokenizer} does not exist here, in {folder}."
 
 
-def _describe_block(job: JobSpec, where: str, block: Block, folder: Path, share: str = "") -> Iterator[str]:
+def _describe_block(job: JobSpec, key_path: str, block: Block, folder: Path, share: str = "") -> Iterator[str]:
     for key in ("path", "eval_path"):
         value = getattr(block, key)
         patterns = [value] if isinstance(value, str) else value or []
         share = share if key == "path" else ""
-        if not patterns or not all(_is_here(job, pattern) for pattern in patterns):
+        if not patterns or not all(_is_local_path(job, pattern) for pattern in patterns):
             if share:
-                yield f"{where}.{key}: {' '.join(patterns)}{share}."
+                yield f"{key_path}.{key}: {' '.join(patterns)}{share}."
             continue
         is_deep = isinstance(block, Images | Table)
         sizes_bytes = {
             path: os.path.getsize(path) for pattern in patterns for path in _find_files(folder / pattern, is_deep)
         }
-        more = " or more" if len(sizes_bytes) >= MAX_FILES else ""
-        files = f"{count(len(sizes_bytes), 'file')}{more} here, {size(sum(sizes_bytes.values()))}"
+        or_more = " or more" if len(sizes_bytes) >= MAX_FILES else ""
+        files = f"{format_count(len(sizes_bytes), 'file')}{or_more} here, {format_size(sum(sizes_bytes.values()))}"
         if not sizes_bytes:
-            yield f"{where}.{key}: {' '.join(patterns)} matches no file here, in {folder}."
+            yield f"{key_path}.{key}: {' '.join(patterns)} matches no file here, in {folder}."
         elif not any(sizes_bytes.values()):
-            yield f"{where}.{key}: {files}{share}: every file that matches is empty."
+            yield f"{key_path}.{key}: {files}{share}: every file that matches is empty."
         elif (
-            key == "path" and block.eval_path is None and len(sizes_bytes) == 1 and _is_cut(block, *sizes_bytes.items())
+            key == "path"
+            and block.eval_path is None
+            and len(sizes_bytes) == 1
+            and _is_single_text(block, *sizes_bytes.items())
         ):
-            yield f"{where}.{key}: {files}{share}; its end is held out, by eval_split = {block.eval_split}."
+            yield f"{key_path}.{key}: {files}{share}; its end is held out, by eval_split = {block.eval_split}."
         else:
-            yield f"{where}.{key}: {files}{share}."
+            yield f"{key_path}.{key}: {files}{share}."
 
 
-def _is_here(job: JobSpec, path: str) -> bool:
+def _is_local_path(job: JobSpec, path: str) -> bool:
     mounts = [PurePosixPath(volume.path) for volume in job.volumes]
     return "://" not in path and not any(PurePosixPath(path).is_relative_to(mount) for mount in mounts)
 
@@ -88,7 +91,7 @@ def _find_files(pattern: Path, is_deep: bool) -> list[str]:
     return [name for name in names if os.path.isfile(name)]
 
 
-def _is_cut(block: Block, file: tuple[str, int]) -> bool:
+def _is_single_text(block: Block, file: tuple[str, int]) -> bool:
     """Return whether the only file is a single text whose end is held out."""
     is_text = getattr(block, "format", "") == "text" and not file[0].lower().endswith(DOCUMENT_SUFFIXES)
     is_stream = isinstance(block, Text) and not block.is_prepared
@@ -102,23 +105,23 @@ def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:
     """
     if job.train is None:
         return
-    for path, module in _named_modules(job.train.model_dump(mode="json", exclude_unset=True), "train"):
-        beside = folder.joinpath(*module.split("."))
-        if beside.is_dir() or beside.with_name(f"{beside.name}.py").is_file():
+    for path, module in _find_module_names(job.train.model_dump(mode="json", exclude_unset=True), "train"):
+        module_path = folder.joinpath(*module.split("."))
+        if module_path.is_dir() or module_path.with_name(f"{module_path.name}.py").is_file():
             continue
         # Of an installed module only the first name is looked up, since the rest imports it.
-        first = module.partition(".")[0]
-        is_ours = (folder / first).is_dir() or (folder / f"{first}.py").is_file()
-        if is_ours or importlib.util.find_spec(first) is None:
+        package = module.partition(".")[0]
+        is_in_folder = (folder / package).is_dir() or (folder / f"{package}.py").is_file()
+        if is_in_folder or importlib.util.find_spec(package) is None:
             yield f"{path}: no module {module} is in {folder} or installed here; a run needs it there or in its image"
 
 
-def _named_modules(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _find_module_names(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _named_modules(item, f"{path}.{key}")
+            yield from _find_module_names(item, f"{path}.{key}")
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _named_modules(item, f"{path}[{index}]")
+            yield from _find_module_names(item, f"{path}[{index}]")
     elif isinstance(value, str) and (match := _MODULE_NAME.fullmatch(value)) is not None:
         yield path, match[1]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.jobs.logs.lines import Line, Select
+from jaxlaunch.launcher.jobs.logs.lines import Line, Selection
 from jaxlaunch.launcher.jobs.status import read_run
-from jaxlaunch.launcher.jobs.volume import MAX_LOGS
+from jaxlaunch.launcher.jobs.volume import MAX_LOG_BYTES
 from jaxlaunch.launcher.local.run_folders import Run
-from jaxlaunch.records.log_lines import Lines
+from jaxlaunch.records.log_lines import LineSplitter
 from jaxlaunch.runs.layout import find_holder
 
 POLL_S = 0.2
@@ -22,34 +22,42 @@ _CHUNK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 20
 
 
-def list_ranks(folder: Path, chosen: Select) -> list[int]:
+def list_ranks(folder: Path, selection: Selection) -> list[int]:
     """Return the ranks that are selected and have a log in the folder of a start."""
-    return read_run.found(str(folder), chosen.ranks)
+    return read_run.find_ranks(str(folder), selection.ranks)
 
 
 def read_logs(
-    run: Run, folder: Path, chosen: Select, tail: int | None, processes_per_host: int
+    run: Run, folder: Path, selection: Selection, tail: int | None, processes_per_host: int
 ) -> Iterator[tuple[int, int, list[Line]]]:
     """Yield each rank that has a log in the folder of a start, the bytes left out before its lines, and the lines."""
-    ranks = list_ranks(folder, chosen)
+    ranks = list_ranks(folder, selection)
     for rank in ranks:
-        log = read_run.log(str(run.folder), str(folder), rank, chosen.pattern, tail, MAX_LOGS // len(ranks))
+        log = read_run.read_log(
+            str(run.folder), str(folder), rank, selection.pattern, tail, MAX_LOG_BYTES // len(ranks)
+        )
         lines = [Line(rank // processes_per_host, rank, text) for text in log["text"].splitlines()]
         yield rank, log["left_out"], lines
 
 
 def follow_logs(
-    run: Run, chosen: Select, tail: int | None, processes_per_host: int, show: Callable[[Line], None]
+    run: Run, selection: Selection, tail: int | None, processes_per_host: int, show: Callable[[Line], None]
 ) -> None:
     """Show the last `tail` lines of each rank, and then each line as it comes, until nobody runs in the folder."""
     folder, files = run.start_folder, dict[int, _LogFile]()
     is_first, is_over = True, False
     while True:
-        for rank in list_ranks(folder, chosen):
+        for rank in list_ranks(folder, selection):
             path = Path(read_run.log_path(str(folder), rank))
             texts = files.setdefault(rank, _LogFile(path, run.folder)).read_lines()
-            wanted = [text for text in texts if chosen.pattern is None or chosen.pattern.search(text) is not None]
-            for text in wanted if not is_first or tail is None else wanted[len(wanted) - min(tail, len(wanted)) :]:
+            matching_texts = [
+                text for text in texts if selection.pattern is None or selection.pattern.search(text) is not None
+            ]
+            for text in (
+                matching_texts
+                if not is_first or tail is None
+                else matching_texts[len(matching_texts) - min(tail, len(matching_texts)) :]
+            ):
                 show(Line(rank // processes_per_host, rank, text))
         if is_over:
             return
@@ -66,12 +74,12 @@ class _LogFile:
 
     def __init__(self, path: Path, below: Path) -> None:
         self._path, self._below = path, below
-        self._file = self._open(path.with_suffix(".log.1")) or self._open(path)
-        self._split = Lines(_MAX_LINE_BYTES)
+        self._file = self._open_file(path.with_suffix(".log.1")) or self._open_file(path)
+        self._splitter = LineSplitter(_MAX_LINE_BYTES)
 
-    def _open(self, path: Path) -> BinaryIO | None:
+    def _open_file(self, path: Path) -> BinaryIO | None:
         try:
-            return open(path, "rb", opener=regular_files.beneath(self._below))
+            return open(path, "rb", opener=regular_files.make_opener(self._below))
         except OSError:
             return None
 
@@ -80,7 +88,7 @@ class _LogFile:
         lines = list[bytes]()
         while self._file is not None:
             while data := self._file.read(_CHUNK_BYTES):
-                lines += self._split.feed(data)
+                lines += self._splitter.feed(data)
             try:
                 has_moved = self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino
             except OSError:
@@ -88,5 +96,5 @@ class _LogFile:
             if not has_moved:
                 break
             self._file.close()
-            self._file = self._open(self._path)
-        return [line.decode(errors="replace") for line in lines if read_run.ROTATED.fullmatch(line) is None]
+            self._file = self._open_file(self._path)
+        return [line.decode(errors="replace") for line in lines if read_run.ROTATION_LINE.fullmatch(line) is None]

@@ -17,9 +17,9 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.job.schema import Code
 from jaxlaunch.launcher.job.types import Ephemeral, Volume
-from jaxlaunch.launcher.wording import either
-from jaxlaunch.spelling import nearest
-from jaxlaunch.trainer.spec import AUTO, CustomModel, Mixture, Published, Text, Torch, TrainSpec
+from jaxlaunch.launcher.wording import join_choices
+from jaxlaunch.spelling import find_nearest
+from jaxlaunch.trainer.spec import AUTO, CustomModel, Mixture, PublishedModel, Text, Torch, TrainSpec
 
 # A full disk or quota accepts an empty file, but not this many bytes.
 PROBE_BYTES = 4096
@@ -36,59 +36,65 @@ class Paths:
     base: Path
     mounts: Mapping[PurePosixPath, Path]  # path in the pod -> folder on this machine
 
-    def resolve(self, path: str) -> str:
+    def resolve_path(self, path: str) -> str:
         """Return `path` on this machine: below a volume's folder, or relative to the job file; a URL is unchanged."""
         if "://" in path:
             return path
-        mount = self._mount(path)
-        return str(self.base / path) if mount is None else str(self.mounts[mount] / _normalize(path).relative_to(mount))
+        mount = self._find_mount(path)
+        return (
+            str(self.base / path)
+            if mount is None
+            else str(self.mounts[mount] / _normalize_path(path).relative_to(mount))
+        )
 
-    def argument(self, text: str) -> str:
+    def map_argument(self, text: str) -> str:
         """Return a command's argument, rewritten only where it is a path below a volume, bare or as `--flag=path`."""
         flag, equals, value = text.partition("=")
-        if equals and flag.startswith("-") and self._mount(value) is not None:
-            return f"{flag}={self.resolve(value)}"
-        return str(self.given(text))
+        if equals and flag.startswith("-") and self._find_mount(value) is not None:
+            return f"{flag}={self.resolve_path(value)}"
+        return str(self.map_value(text))
 
-    def given(self, value: Any) -> Any:
+    def map_value(self, value: Any) -> Any:
         """Return a value for the user's code, with strings that are paths below a volume rewritten."""
         if isinstance(value, Mapping):
-            return {key: self.given(item) for key, item in value.items()}
+            return {key: self.map_value(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self.given(item) for item in value]
-        return self.resolve(value) if isinstance(value, str) and self._mount(value) is not None else value
+            return [self.map_value(item) for item in value]
+        return self.resolve_path(value) if isinstance(value, str) and self._find_mount(value) is not None else value
 
-    def train(self, spec: TrainSpec) -> TrainSpec:
+    def map_train(self, spec: TrainSpec) -> TrainSpec:
         """Return the train block with paths of this machine. Omitted paths stay so: the task may set them."""
-        data = self._files(spec.data)
+        data = self._map_files(spec.data)
         if isinstance(spec.data, Text | Mixture) and spec.data.tokenizer != "bytes":
-            data["tokenizer"] = self.resolve(spec.data.tokenizer)
+            data["tokenizer"] = self.resolve_path(spec.data.tokenizer)
         if isinstance(spec.data, Mixture):
-            data["parts"] = {name: part.model_copy(update=self._files(part)) for name, part in spec.data.parts.items()}
+            data["parts"] = {
+                name: part.model_copy(update=self._map_files(part)) for name, part in spec.data.parts.items()
+            }
         if isinstance(spec.data, Torch):
-            data |= {key: self.given(value) for key in ("args", "eval_args") if (value := getattr(spec.data, key))}
+            data |= {key: self.map_value(value) for key in ("args", "eval_args") if (value := getattr(spec.data, key))}
         changes: dict[str, object] = {"data": spec.data.model_copy(update=data)} if data else {}
         if spec.checkpoint.path is not None:
-            changes["checkpoint"] = spec.checkpoint.model_copy(update={"path": self.resolve(spec.checkpoint.path)})
-        if isinstance(spec.model, Published) and spec.model.init_from is not None:
-            changes["model"] = spec.model.model_copy(update={"init_from": self.resolve(spec.model.init_from)})
+            changes["checkpoint"] = spec.checkpoint.model_copy(update={"path": self.resolve_path(spec.checkpoint.path)})
+        if isinstance(spec.model, PublishedModel) and spec.model.init_from is not None:
+            changes["model"] = spec.model.model_copy(update={"init_from": self.resolve_path(spec.model.init_from)})
         if spec.lora is not None and spec.lora.init_from is not None:
-            changes["lora"] = spec.lora.model_copy(update={"init_from": self.resolve(spec.lora.init_from)})
+            changes["lora"] = spec.lora.model_copy(update={"init_from": self.resolve_path(spec.lora.init_from)})
         if isinstance(spec.model, CustomModel):
-            changes["model"] = CustomModel.model_validate(self.given(spec.model.model_dump(exclude_unset=True)))
+            changes["model"] = CustomModel.model_validate(self.map_value(spec.model.model_dump(exclude_unset=True)))
         if spec.compile_cache not in (None, AUTO):
-            changes["compile_cache"] = self.resolve(spec.compile_cache)
+            changes["compile_cache"] = self.resolve_path(spec.compile_cache)
         return spec.model_copy(update=changes)
 
-    def _files(self, block: object) -> dict[str, object]:
+    def _map_files(self, block: object) -> dict[str, object]:
         """Return the files and folders of a data block, or of a part of one, as on this machine."""
         return {
-            key: [self.resolve(path) for path in value] if isinstance(value, list) else self.resolve(value)
+            key: [self.resolve_path(path) for path in value] if isinstance(value, list) else self.resolve_path(value)
             for key in ("path", "eval_path", "data_dir")
             if (value := getattr(block, key, None)) is not None
         }
 
-    def anywhere(self, job: JobSpec) -> JobSpec:
+    def map_job(self, job: JobSpec) -> JobSpec:
         """Return the job with absolute paths of this machine: what the run folder keeps."""
         changes: dict[str, object] = {}
         if job.workdir is not None:
@@ -97,23 +103,23 @@ class Paths:
             folder = str(self.base / job.code_folder)
             changes["code"] = job.code.model_copy(update={"folder": folder}) if isinstance(job.code, Code) else folder
         if job.train is not None:
-            changes["train"] = self.train(job.train)
+            changes["train"] = self.map_train(job.train)
         return job.model_copy(update=changes)
 
-    def workdir(self, job: JobSpec) -> Path | None:
+    def find_workdir(self, job: JobSpec) -> Path | None:
         """Return the folder that the job's program starts in; None: that of the launcher."""
         if job.workdir:
-            return Path(self.resolve(job.workdir))
+            return Path(self.resolve_path(job.workdir))
         return self.base / job.code_folder if job.code_folder else None
 
-    def _mount(self, path: str) -> PurePosixPath | None:
+    def _find_mount(self, path: str) -> PurePosixPath | None:
         """Return the innermost mount that contains a path in the pod, or None."""
-        pod = _normalize(path)
+        pod = _normalize_path(path)
         mounts = [mount for mount in self.mounts if pod == mount or mount in pod.parents]
         return max(mounts, key=lambda mount: len(mount.parts), default=None)
 
 
-def _normalize(path: str) -> PurePosixPath:
+def _normalize_path(path: str) -> PurePosixPath:
     """Return the path without `..`, so that no mount contains /data/../etc."""
     return PurePosixPath(posixpath.normpath(path))
 
@@ -128,20 +134,20 @@ def map_paths(job: JobSpec, base: Path, folder: Path, volumes: Mapping[str, Path
     sources_by_name: dict[str, list[Source]] = {}
     for source in dict.fromkeys(sources.values()):
         sources_by_name.setdefault(source[0], []).append(source)
-    places = {
+    folders = {
         source: folder / "volumes" / (name if at == 0 else f"{name}-{at + 1}")
         for name, alike in sources_by_name.items()
         for at, source in enumerate(alike)
     }
-    for name, place in volumes.items():
-        places[_find_source(name, sources, sources_by_name)] = place
-    return Paths(base, {mount: places[source] for mount, source in sources.items()})
+    for name, volume_folder in volumes.items():
+        folders[_find_source(name, sources, sources_by_name)] = volume_folder
+    return Paths(base, {mount: folders[source] for mount, source in sources.items()})
 
 
 def _volume_source(volume: Volume) -> Source:
     """Return the identity of a volume's data, independent of the mount: name, kind and keys."""
-    own = volume.model_dump(mode="json", exclude=set() if isinstance(volume, Ephemeral) else {"path", "read_only"})
-    return volume.name, type(volume).__name__, str(own)
+    settings = volume.model_dump(mode="json", exclude=set() if isinstance(volume, Ephemeral) else {"path", "read_only"})
+    return volume.name, type(volume).__name__, str(settings)
 
 
 def _find_source(
@@ -150,31 +156,34 @@ def _find_source(
     """Return the volume that `--volume NAME=DIR` means."""
     if name.startswith("/") and PurePosixPath(name) in sources:
         return sources[PurePosixPath(name)]
-    alike = sources_by_name.get(name, ())
-    if len(alike) == 1:
-        return alike[0]
-    if alike:
-        mounts = [str(mount) for mount, source in sources.items() if source in alike]
+    namesakes = sources_by_name.get(name, ())
+    if len(namesakes) == 1:
+        return namesakes[0]
+    if namesakes:
+        mounts = [str(mount) for mount, source in sources.items() if source in namesakes]
         raise UserError(
-            f"--volume {name}: the job has {len(alike)} of that name.", f"name one by its path: {either(mounts)}."
+            f"--volume {name}: the job has {len(namesakes)} of that name.",
+            f"name one by its path: {join_choices(mounts)}.",
         )
     hint = f"its volumes: {', '.join(sources_by_name)}." if sources_by_name else "it has no volumes."
-    meant = f" Did you mean {near[0]}?" if (near := nearest(name, sources_by_name)) else ""
-    raise UserError(f"--volume {name}: the job has no volume of that name.{meant}", hint)
+    suggestion = f" Did you mean {near[0]}?" if (near := find_nearest(name, sources_by_name)) else ""
+    raise UserError(f"--volume {name}: the job has no volume of that name.{suggestion}", hint)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> None:
+def check_utf8_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> None:
     """Raise UserError for a folder whose name is not UTF-8, because records and variables of the run contain it."""
     folders = {"The run folder": folder, "The job file's folder": base}
-    for what, path in {**folders, **{f"--volume {name}": path for name, path in volumes.items()}}.items():
+    for subject, path in {**folders, **{f"--volume {name}": path for name, path in volumes.items()}}.items():
         try:
             str(path).encode()
         except UnicodeEncodeError:
-            where = os.fsencode(path).decode(errors="backslashreplace")
-            raise UserError(f"{what}, {where}, has a name that is not UTF-8.", "rename it, or name another.") from None
+            shown_path = os.fsencode(path).decode(errors="backslashreplace")
+            raise UserError(
+                f"{subject}, {shown_path}, has a name that is not UTF-8.", "rename it, or name another."
+            ) from None
 
 
 def check_folders(folder: Path, volumes: Mapping[str, Path]) -> None:
@@ -198,7 +207,7 @@ def check_program(job: JobSpec, paths: Paths) -> None:
     code = paths.base / job.code_folder if job.code_folder else None
     for key, folder, hint in (
         ("code", code, "it is relative to the job file."),
-        ("workdir", paths.workdir(job), "here it is relative to the job file, or below a volume."),
+        ("workdir", paths.find_workdir(job), "here it is relative to the job file, or below a volume."),
     ):
         # Folders of volumes are created later.
         if folder is not None and not folder.is_dir() and folder not in paths.mounts.values():
@@ -206,18 +215,18 @@ def check_program(job: JobSpec, paths: Paths) -> None:
 
 
 @contextlib.contextmanager
-def explain_os_error(what: str, hint: str) -> Iterator[None]:
-    """Raise UserError, about `what`, for an OSError."""
+def explain_os_error(subject: str, hint: str) -> Iterator[None]:
+    """Raise UserError, about `subject`, for an OSError."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"{what} cannot be used: {reason[:1].lower()}{reason[1:]}.", hint) from None
+        raise UserError(f"{subject} cannot be used: {reason[:1].lower()}{reason[1:]}.", hint) from None
 
 
 def _check_folder(folder: Path) -> None:
     """Raise NotADirectoryError if something prevents `mkdir -p` of the folder."""
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
-        what = "a file, not a folder" if existing.exists() else "a link to nothing"
-        raise NotADirectoryError(0, f"{existing} is {what}" if existing != folder else f"it is {what}")
+        obstacle = "a file, not a folder" if existing.exists() else "a link to nothing"
+        raise NotADirectoryError(0, f"{existing} is {obstacle}" if existing != folder else f"it is {obstacle}")

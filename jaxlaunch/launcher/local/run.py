@@ -28,13 +28,13 @@ from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import agents, bookkeeping, trainer_process
 from jaxlaunch.launcher.local import paths as local_paths
-from jaxlaunch.launcher.local.agents import Gang, Show
+from jaxlaunch.launcher.local.agents import Gang, ShowLine
 from jaxlaunch.launcher.local.paths import Paths
-from jaxlaunch.launcher.local.run_folders import locked
-from jaxlaunch.launcher.wording import count, size
+from jaxlaunch.launcher.local.run_folders import hold_lock
+from jaxlaunch.launcher.wording import format_count, format_size
 from jaxlaunch.records.summary import Summary
 from jaxlaunch.runs.layout import CHECKPOINTS, JOB, Lock
-from jaxlaunch.runs.run_folder import RunFolder, Starts
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
 # Seconds for which programs wait at a pipe whose reader takes nothing.
 _PATIENCE_S = 10.0
@@ -67,22 +67,22 @@ class RunEnd:
     # The content of summary.json.
     summary: Mapping[str, Any]
     # The step that an earlier start reached, if this one trained nothing.
-    stands_at: int | None = None
+    reached_step: int | None = None
 
 
-def run(
+def run_job(
     job: JobSpec,
     local: LocalRun,
-    show: Show,
+    show: ShowLine,
     say: Callable[[str], None],
-    during: contextlib.AbstractContextManager[object] | None = None,
+    run_context: contextlib.AbstractContextManager[object] | None = None,
 ) -> RunEnd:
-    """Run the job on this machine, inside the context `during`.
+    """Run the job on this machine, inside the context `run_context`.
 
     A SIGINT or SIGTERM makes the gang save and stop, and a second one kills it. Raises UserError if the job cannot
     start.
     """
-    started = time.time() - process_age_s()
+    started_at = time.time() - process_age_s()
     if job.host_count > 1 and job.accelerator.platform != "cpu" and not local.simulate:
         raise UserError(
             f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine is one host.",
@@ -91,27 +91,27 @@ def run(
     if job.train is not None:
         trainer_process.require_trainer("train:")
     _require_memory(job)
-    local_paths.check_names(local.folder, local.base, local.volumes)
+    local_paths.check_utf8_names(local.folder, local.base, local.volumes)
     paths = local_paths.map_paths(job, local.base, local.folder, local.volumes)
     local_paths.check_program(job, paths)
-    environ = agents_environ(job, paths, local, uid=str(uuid.uuid4())) | {contract.STARTED: str(started)}
-    resolved = jobs.dump(paths.anywhere(job))
+    environ = make_agent_environ(job, paths, local, uid=str(uuid.uuid4())) | {contract.STARTED: str(started_at)}
+    resolved = jobs.dump_job(paths.map_job(job))
     local_paths.check_folders(local.folder, local.volumes)
-    with locked(local.folder) as lock, Signals(say, lock) as signals:
+    with hold_lock(local.folder) as lock, Signals(say, lock) as signals:
         folder, checkpoints = RunFolder(local.folder, say), _checkpoint_folder(job, paths, local.folder)
         bookkeeping.begin_start(local.folder, environ[contract.UID], resolved, checkpoints, say)
         for mount, volume in paths.mounts.items():
             with local_paths.explain_os_error(f"The volume at {mount}", "name another folder with --volume."):
                 volume.mkdir(parents=True, exist_ok=True)
             say(f"{mount} is {volume}")
-        with during or contextlib.nullcontext():
+        with run_context or contextlib.nullcontext():
             summary = run_generations(job, folder, checkpoints, environ, signals, lock, show, say)
         assert summary.verdict is not None, "a generation that ended has a verdict"
         if lock.is_gone:
             say(f"{local.folder} was deleted during the run: its summary is written again, the rest is lost")
-            for name in (JOB, Starts(folder, environ[contract.UID]).path(JOB)):
-                folder.replace(name, resolved.encode())
-        return RunEnd(summary.verdict.code, summary.to_json(), bookkeeping.standing_step(local.folder))
+            for name in (JOB, RunStarts(folder, environ[contract.UID]).file_path(JOB)):
+                folder.replace_file(name, resolved.encode())
+        return RunEnd(summary.verdict.code, summary.to_json(), bookkeeping.find_reached_step(local.folder))
 
 
 def _require_memory(job: JobSpec) -> None:
@@ -120,18 +120,19 @@ def _require_memory(job: JobSpec) -> None:
     processes = job.pod_count + job.processes
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if processes * _PROCESS_BYTES > memory_bytes:
-        hosts, most = count(job.host_count, "host"), memory_bytes // _PROCESS_BYTES
+        hosts, max_processes = format_count(job.host_count, "host"), memory_bytes // _PROCESS_BYTES
         raise UserError(
-            f"{hosts} are {processes} processes here, and this machine's {size(memory_bytes)} hold at most {most}.",
+            f"{hosts} are {processes} processes here, and this machine's {format_size(memory_bytes)} "
+            f"hold at most {max_processes}.",
             hint="run fewer with hosts=… slices=…, or submit the job to a cluster.",
         )
 
 
-def agents_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[str, str]:
+def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[str, str]:
     """Return the environment variables that all agents share. Raises UserError if a secret is not set here."""
     # `python` in a command is the one that runs us, activated or not.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environ = {**os.environ, "PATH": path, **paths.given(job.env)}
+    environ = {**os.environ, "PATH": path, **paths.map_value(job.env)}
     missing = [name for name in job.secrets if name not in os.environ]
     if missing:
         raise UserError(
@@ -145,7 +146,7 @@ def agents_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dic
     if local.simulate or job.accelerator.platform == "cpu":
         environ["JAX_PLATFORMS"] = "cpu"
     if job.train is not None:
-        environ[contract.TRAIN_SPEC] = paths.train(job.train).model_dump_json(exclude_unset=True)
+        environ[contract.TRAIN_SPEC] = paths.map_train(job.train).model_dump_json(exclude_unset=True)
     variables = {
         contract.JOB: make_agent_job(job, paths, local.simulate).to_json(),
         contract.HOSTS: str(job.pods),
@@ -156,14 +157,14 @@ def agents_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dic
         contract.PARENT: str(os.getpid()),
         contract.PATIENCE: str(_patience_s(sys.stdout)),
     }
-    return environ | job.tracking | variables
+    return environ | job.tracking_variables | variables
 
 
 def make_agent_job(job: JobSpec, paths: Paths, simulate: bool) -> AgentJob:
     """Return the job as an agent on this machine gets it."""
-    folder = paths.workdir(job)
+    folder = paths.find_workdir(job)
     return job.agent_job(
-        command=None if job.command is None else [paths.argument(part) for part in job.command],
+        command=None if job.command is None else [paths.map_argument(part) for part in job.command],
         platform="cpu" if simulate else job.accelerator.platform,
         workdir=None if folder is None else str(folder),
     )
@@ -185,7 +186,7 @@ def _patience_s(stream: TextIO) -> float:
 
 def _checkpoint_folder(job: JobSpec, paths: Paths, folder: Path) -> Path | None:
     """Return the folder of the run's checkpoints, or None if they are in a bucket."""
-    path = None if job.train is None else paths.train(job.train).checkpoint.path
+    path = None if job.train is None else paths.map_train(job.train).checkpoint.path
     if path is not None and "://" in path:
         return None
     return folder / CHECKPOINTS if path is None else Path(path)
@@ -200,14 +201,14 @@ class Signals:
         self._say, self._lock = say, lock
 
     def __enter__(self) -> Signals:
-        self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        self._previous_handlers = {number: signal.signal(number, self._handle_signal) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
-    def _handle(self, number: int, frame: types.FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: types.FrameType | None) -> None:
         self.received += 1
         is_first = self.received == 1
         if is_first:
@@ -216,7 +217,7 @@ class Signals:
             "saving and stopping; a second signal kills" if is_first else "killing the agents and their processes"
         )
         if self.gang is not None:
-            self.gang.signal(signal.SIGTERM if is_first else signal.SIGKILL)
+            self.gang.send_signal(signal.SIGTERM if is_first else signal.SIGKILL)
 
 
 def run_generations(
@@ -226,7 +227,7 @@ def run_generations(
     environ: Mapping[str, str],
     signals: Signals,
     lock: Lock,
-    show: Show,
+    show: ShowLine,
     say: Callable[[str], None],
 ) -> Summary:
     """Start sets of agents as JobSet would, until a set ends for good; a restart is charged to restarts.crash."""
@@ -235,8 +236,8 @@ def run_generations(
         signals.gang = gang = Gang(environ, job, generation, lock)
         if signals.received:
             # The signal came while the agents were started.
-            gang.signal(signal.SIGTERM)
-        codes = gang.follow(show, say)
+            gang.send_signal(signal.SIGTERM)
+        codes = gang.follow_output(show, say)
         agents.kill_orphans(environ[contract.UID])
         # These are folders of agents that were killed.
         folders.sweep_folders()
@@ -247,11 +248,11 @@ def run_generations(
             codes,
             checkpoints,
             is_stopped=signals.received > 0,
-            started=float(environ[contract.STARTED]),
-            trains=job.train is not None,
+            started_at=float(environ[contract.STARTED]),
+            has_train_block=job.train is not None,
         )
         assert summary.verdict is not None
-        outcome = contract.outcome(summary.verdict.code)
+        outcome = contract.outcome_for_code(summary.verdict.code)
         is_last = outcome.action is not Action.RESTART or generation >= job.restarts.crash
         # A disk of this machine is just as full for the next agents.
         if signals.received or is_last or summary.verdict.is_full_disk:

@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import KeyPath, UserError
-from jaxlaunch.launcher.wording import os_reason
+from jaxlaunch.launcher.wording import os_error_reason
 from jaxlaunch.launcher.yaml import reader
-from jaxlaunch.records.summary import Record, Start, Summary
+from jaxlaunch.records.summary import AttemptRecord, StartRecord, Summary
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import Holder, Lock, LockError, is_run, is_sweep
-from jaxlaunch.runs.run_folder import RunFolder, rows
+from jaxlaunch.runs.run_folder import RunFolder, start_rows
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.job.load import JobSpec
 
-HOME = Path("runs")
+RUNS_FOLDER = Path("runs")
 POLL_S = 0.1
 # Keys of a job whose numbers are columns of a table.
-HOSTS, MAX_HOSTS, SLICES = ("hosts",), ("hosts", "max"), ("slices",)
-STEPS, CRASHES = ("train", "steps"), ("restarts", "crash")
+HOSTS_KEY, MAX_HOSTS_KEY, SLICES_KEY = ("hosts",), ("hosts", "max"), ("slices",)
+STEPS_KEY, MAX_CRASHES_KEY = ("train", "steps"), ("restarts", "crash")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,25 +47,27 @@ class Run:
     holder: Holder | None
 
     @property
-    def start(self) -> Start | None:
+    def newest_start(self) -> StartRecord | None:
         """The row of the newest start."""
-        return next(reversed(rows(self.summary)), None)
+        return next(reversed(start_rows(self.summary)), None)
 
     @functools.cached_property
     def start_folder(self) -> Path:
         """The folder of the newest start; the run's own folder if there is none."""
-        folder = layout.start_folder(self.folder, 1 if self.start is None else self.start.start)
+        folder = layout.start_folder(self.folder, 1 if self.newest_start is None else self.newest_start.start)
         # Path.is_dir raises where storage does not answer or a folder is another user's: `launcher list` goes on.
         return folder if os.path.isdir(folder) else self.folder
 
     @functools.cached_property
-    def numbers(self) -> Mapping[KeyPath, int]:
+    def job_numbers(self) -> Mapping[KeyPath, int]:
         """The numbers of the job of the newest start; those that cannot be read are left out."""
         try:
-            text = regular_files.read(self.start_folder / layout.JOB, reader.MAX_BYTES, below=self.folder)
+            text = regular_files.read_bounded(self.start_folder / layout.JOB, reader.MAX_BYTES, below=self.folder)
         except OSError:
             return {}
-        return reader.whole_numbers(text.decode(errors="replace"), (HOSTS, MAX_HOSTS, SLICES, STEPS, CRASHES))
+        return reader.read_whole_numbers(
+            text.decode(errors="replace"), (HOSTS_KEY, MAX_HOSTS_KEY, SLICES_KEY, STEPS_KEY, MAX_CRASHES_KEY)
+        )
 
     @functools.cached_property
     def job(self) -> JobSpec | None:
@@ -74,42 +76,43 @@ class Run:
         from jaxlaunch.launcher.job import load as jobs
 
         try:
-            return jobs.kept(self.start_folder, below=self.folder)
+            return jobs.read_run_job(self.start_folder, root=self.folder)
         except (OSError, UserError):
             return None
 
     @functools.cached_property
-    def records(self) -> list[Record]:
+    def attempt_records(self) -> list[AttemptRecord]:
         """The attempts of the newest start that ended, oldest first."""
-        uid = "" if self.start is None else self.start.uid
-        return RunFolder(self.folder).records(uid)
+        uid = "" if self.newest_start is None else self.newest_start.uid
+        return RunFolder(self.folder).read_records(uid)
 
 
 def find_run(run: str) -> Path | None:
     """Return the folder of a run, given by its name or by its folder, or None if there is none."""
-    in_sweep = HOME / run.rpartition("-")[0] / run
-    return next((folder.absolute() for folder in (Path(run), HOME / run, in_sweep) if is_run(folder)), None)
+    in_sweep = RUNS_FOLDER / run.rpartition("-")[0] / run
+    return next((folder.absolute() for folder in (Path(run), RUNS_FOLDER / run, in_sweep) if is_run(folder)), None)
 
 
 def find_sweep(name: str) -> Path | None:
     """Return the folder of a sweep, given by its name or by its folder, or None if there is none."""
-    return next((folder.absolute() for folder in (Path(name), HOME / name) if is_sweep(folder)), None)
+    return next((folder.absolute() for folder in (Path(name), RUNS_FOLDER / name) if is_sweep(folder)), None)
 
 
-def where_searched(run: str) -> str:
+def describe_search(run: str) -> str:
     """Return the places that `find_run` has searched, as a clause."""
-    return f"neither {run} nor {HOME / run} is a run folder"
+    return f"neither {run} nor {RUNS_FOLDER / run} is a run folder"
 
 
 def resolve_folder(run: str) -> Path:
     """Return the folder of a run, or any other folder of this path. Raises UserError if there is none."""
-    if (own := find_run(run)) is not None:
-        return own
-    for path in (Path(run), HOME / run):
+    if (folder := find_run(run)) is not None:
+        return folder
+    for path in (Path(run), RUNS_FOLDER / run):
         if path.is_dir():
             return path.absolute()
     raise UserError(
-        f"There is no run {run}: neither {run} nor {HOME / run} is a folder.", "give the name of a run or its folder."
+        f"There is no run {run}: neither {run} nor {RUNS_FOLDER / run} is a folder.",
+        "give the name of a run or its folder.",
     )
 
 
@@ -122,11 +125,11 @@ def open_run(folder: Path) -> Run:
         with contextlib.suppress(OSError):
             if folder.stat().st_uid != os.geteuid():
                 hint = f"it is {layout.owner_name(folder)}'s."
-        raise UserError(f"The run in {folder} cannot be read: {os_reason(error)}.", hint) from None
-    return Run(folder.name, folder, RunFolder(folder).summary(), holder)
+        raise UserError(f"The run in {folder} cannot be read: {os_error_reason(error)}.", hint) from None
+    return Run(folder.name, folder, RunFolder(folder).read_summary(), holder)
 
 
-def runs_in(folder: Path) -> Iterator[Run]:
+def list_runs(folder: Path) -> Iterator[Run]:
     """Yield the runs below a folder and in its sweeps, by name, with the part of their summaries that a table shows.
 
     Runs that this user may not read are skipped.
@@ -134,15 +137,15 @@ def runs_in(folder: Path) -> Iterator[Run]:
     for path in layout.find_runs(folder):
         with contextlib.suppress(OSError):
             holder = layout.find_readable_holder(path)
-            yield Run(path.name, path, RunFolder(path).row(), holder)
+            yield Run(path.name, path, RunFolder(path).read_summary_row(), holder)
 
 
 @contextlib.contextmanager
-def locked(folder: Path, name: str = layout.LOCK) -> Iterator[Lock]:
+def hold_lock(folder: Path, name: str = layout.LOCK) -> Iterator[Lock]:
     """Hold the lock of a run folder or a sweep. Raises UserError if another run holds it."""
     try:
-        with layout.locked(folder, name) as held:
-            yield held
+        with layout.hold_lock(folder, name) as lock:
+            yield lock
     except LockError as error:
         raise UserError(error.message, error.hint) from None
 
@@ -171,12 +174,12 @@ def stop_run(run: Run, file: str = layout.LOCK) -> None:
         os.close(descriptor)
 
 
-def wait_until_ended(run: Run, limit_s: float, file: str = layout.LOCK) -> bool:
+def wait_for_end(run: Run, limit_s: float, file: str = layout.LOCK) -> bool:
     """Wait until no process runs in the folder. Return False if one still does after `limit_s`."""
     deadline = time.monotonic() + limit_s
-    while (goes_on := layout.find_holder(run.folder, file) is not None) and time.monotonic() < deadline:
+    while (is_running := layout.find_holder(run.folder, file) is not None) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    return not goes_on
+    return not is_running
 
 
 def _ask_to_stop(run: Run, holder: Holder, file: str) -> None:

@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, Restarts, State
-from jaxlaunch.launcher.local.run_folders import CRASHES, HOSTS, MAX_HOSTS, SLICES, STEPS, Run
-from jaxlaunch.records.summary import furthest, ratio
+from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, Restarts, State
+from jaxlaunch.launcher.local.run_folders import HOSTS_KEY, MAX_CRASHES_KEY, MAX_HOSTS_KEY, SLICES_KEY, STEPS_KEY, Run
+from jaxlaunch.records.summary import furthest_step, goodput_ratio
 from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for_code
 from jaxlaunch.runs import history, run_folder
-from jaxlaunch.runs.run_folder import Listed
+from jaxlaunch.runs.run_folder import AgentAddress
 
 # Timeout of a request to an agent of this machine.
 TIMEOUT_S = 1.0
 # The largest number of agents that are asked.
-MAX_ASKED = 16
+MAX_AGENTS = 16
 _SAMPLE = re.compile(r"^(jaxlaunch_[a-z_]+)\{([^}\n]*)\} (\S+)$", re.MULTILINE)
 _RANK = re.compile(r'\brank="(\d+)"')
 _PHASE = re.compile(r'\bphase="([^"]*)"')
 
 
-class Live(NamedTuple):
+class LiveStatus(NamedTuple):
     """Live state that the agents of a run report. None or empty values were not reported."""
 
     # Number of agents that live.
@@ -38,59 +38,67 @@ class Live(NamedTuple):
     phases: Mapping[int, str] = {}  # by rank
 
     @property
-    def phase(self) -> str | None:
+    def common_phase(self) -> str | None:
         """The phase of most ranks."""
         phases = list(self.phases.values())
         return max(phases, key=phases.count, default=None)
 
 
-def status_of(run: Run, live: Live | None = None) -> JobStatus:
+def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
     """Return the status of a run, with live numbers if its agents were asked."""
-    job, summary, start = run.numbers, run.summary, run.start
-    of, state, now = None if summary is None else summary.of, _state_of(run), time.time()
-    live = None if state in OVER else live
-    verdict = verdict_of(run)
-    began = now if start is None else start.started
-    ended = None if start is None or state not in OVER else start.ended or (None if of is None else of.at)
-    generation, by_cause = 0 if of is None else of.generation, None if summary is None else dict(summary.restarts)
-    crashes = job.get(CRASHES, 5)
+    job_numbers, summary, start = run.job_numbers, run.summary, run.newest_start
+    progress, state, now = None if summary is None else summary.of, _run_state(run), time.time()
+    live = None if state in FINAL_STATES else live
+    verdict = run_verdict(run)
+    began_at = now if start is None else start.started
+    ended_at = (
+        None
+        if start is None or state not in FINAL_STATES
+        else start.ended or (None if progress is None else progress.at)
+    )
+    generation, by_cause = (
+        0 if progress is None else progress.generation,
+        None if summary is None else dict(summary.restarts),
+    )
+    crashes = job_numbers.get(MAX_CRASHES_KEY, 5)
     restarts = Restarts(history.restart_count(generation, by_cause), generation, crashes, by_cause, None, None)
     # While the run restarts and has trained no step yet, its step is the saved one.
-    saved = None if summary is None else summary.saved
-    reached = furthest(None if summary is None else summary.step, live and live.step)
+    saved_step = None if summary is None else summary.saved
+    reached_step = furthest_step(None if summary is None else summary.step, live and live.step)
     return JobStatus(
         name=run.name,
         namespace="",
         state=state,
         is_ours=True,
         queue=None,
-        hosts=max(1, job.get(MAX_HOSTS, job.get(HOSTS, 1))) * max(1, job.get(SLICES, 1)),
+        hosts=max(1, job_numbers.get(MAX_HOSTS_KEY, job_numbers.get(HOSTS_KEY, 1)))
+        * max(1, job_numbers.get(SLICES_KEY, 1)),
         ready=None if live is None else live.ready,
         generation=generation,
-        attempt=None if of is None else of.attempt,
-        phase=None if live is None or state is not State.RUNNING else live.phase,
+        attempt=None if progress is None else progress.attempt,
+        phase=None if live is None or state is not State.RUNNING else live.common_phase,
         phase_s=None,
         missing=(),
         members=None,
         spares=(),
-        step=reached or saved or reached,
-        steps=(live and live.steps) or job.get(STEPS),
-        committed=saved,
+        step=reached_step or saved_step or reached_step,
+        steps=(live and live.steps) or job_numbers.get(STEPS_KEY),
+        committed=saved_step,
         committed_age_s=None,
-        goodput=None if summary is None else ratio(summary.seconds),
+        goodput=None if summary is None else goodput_ratio(summary.seconds),
         as_of=None,
         restarts=restarts,
         verdict=None if verdict is None or state is State.RUNNING else verdict.to_json(),
         code=None if verdict is None or state not in (State.DONE, State.FAILED) else verdict.code,
         nodes=(),
-        age_s=max(0.0, now - began),
-        lasted_s=None if ended is None else max(0.0, ended - began),
+        age_s=max(0.0, now - began_at),
+        lasted_s=None if ended_at is None else max(0.0, ended_at - began_at),
         folder=str(run.folder),
         restart_seconds=summary.restart_seconds[-1].seconds if summary is not None and summary.restart_seconds else {},
     )
 
 
-def _state_of(run: Run) -> State:
+def _run_state(run: Run) -> State:
     summary = run.summary
     if run.holder is not None:
         if run.holder.is_stopping:
@@ -100,20 +108,20 @@ def _state_of(run: Run) -> State:
         if summary.verdict is not None:
             return State.RESTARTING
         return State.RUNNING if summary.of is not None else State.GATHERING
-    code = getattr(verdict_of(run), "code", contract.LOST)
+    code = getattr(run_verdict(run), "code", contract.LOST)
     return {contract.DONE: State.DONE, contract.PREEMPTED: State.STOPPED}.get(code, State.FAILED)
 
 
-def verdict_of(run: Run) -> Verdict | None:
+def run_verdict(run: Run) -> Verdict | None:
     """Return the verdict of a run, also of one that was killed with its launcher, or None while it runs."""
     summary = run.summary
     if summary is not None and summary.verdict is not None:
         return summary.verdict
     if run.holder is not None:
         return None
-    judged = None if summary is None or summary.of is None else summary.of.judged
+    agent_verdict = None if summary is None or summary.of is None else summary.of.judged
     step = None if summary is None else summary.step
-    return judged or verdict_for_code(contract.LOST, Failure(FailureKind.RUN_KILLED), step=step)
+    return agent_verdict or verdict_for_code(contract.LOST, Failure(FailureKind.RUN_KILLED), step=step)
 
 
 def was_killed(run: Run) -> bool:
@@ -121,7 +129,7 @@ def was_killed(run: Run) -> bool:
     return run.holder is None and (run.summary is None or run.summary.verdict is None)
 
 
-def ask_agents(run: Run) -> Live | None:
+def ask_agents(run: Run) -> LiveStatus | None:
     """Return what the first MAX_ASKED agents of this machine report now, or None if no process runs it here."""
     if run.holder is None or not run.holder.is_here:
         return None
@@ -130,7 +138,7 @@ def ask_agents(run: Run) -> Live | None:
     except OSError:
         agents = []
     steps, targets, phases = dict[int, float](), dict[int, float](), dict[int, str]()
-    for agent in agents[:MAX_ASKED]:
+    for agent in agents[:MAX_AGENTS]:
         for name, rank, phase, value in _read_samples(agent.address):
             if name == "jaxlaunch_rank_step":
                 steps[rank] = value
@@ -139,10 +147,10 @@ def ask_agents(run: Run) -> Live | None:
             elif name == "jaxlaunch_phase" and value == 1.0:
                 phases[rank] = phase
     step, target = (int(min(values.values())) if values else None for values in (steps, targets))
-    return Live(len(agents), step, target, phases)
+    return LiveStatus(len(agents), step, target, phases)
 
 
-def list_agents(folder: Path) -> list[Listed]:
+def list_agents(folder: Path) -> list[AgentAddress]:
     """Return the agents of a run that live on this machine: a job on a cluster lists agents of other hosts."""
     agents = run_folder.read_agents(folder)
     return [agent for agent in agents if agent.address.startswith("127.0.0.1:") and Path(f"/proc/{agent.pid}").exists()]

@@ -29,13 +29,13 @@ def is_installed() -> bool:
 
 def install_hint() -> str:
     """Return the command that adds the trainer to this installation."""
-    return f"{installation.hint('train')}."
+    return f"{installation.install_hint('train')}."
 
 
-def require_trainer(what: str) -> None:
-    """Raise UserError if the trainer, which `what` needs, is not installed."""
+def require_trainer(feature: str) -> None:
+    """Raise UserError if the trainer, which `feature` needs, is not installed."""
     if not is_installed():
-        raise UserError(f"{what} needs the trainer, which is not installed here.", install_hint())
+        raise UserError(f"{feature} needs the trainer, which is not installed here.", install_hint())
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def run_program(
     """
     log = list[str]()
     with tempfile.TemporaryFile("w+") as result, tempfile.TemporaryFile("w+") as refusals:
-        with _start(
+        with _start_program(
             module, arguments, environ, refusals, stdin=subprocess.DEVNULL, stdout=result, stderr=subprocess.PIPE
         ) as process:
             assert process.stderr is not None
@@ -92,7 +92,9 @@ def stream_program(
     """
     has_result, stdin = False, subprocess.DEVNULL if answer is None else subprocess.PIPE
     with tempfile.TemporaryFile("w+", errors="replace") as log, tempfile.TemporaryFile("w+") as refusals:
-        with _start(module, arguments, environ, refusals, stdin=stdin, stdout=subprocess.PIPE, stderr=log) as process:
+        with _start_program(
+            module, arguments, environ, refusals, stdin=stdin, stdout=subprocess.PIPE, stderr=log
+        ) as process:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
@@ -108,12 +110,12 @@ def stream_program(
         _check_end(module, process.returncode, log.read(), refusals, None, has_result=has_result)
 
 
-def _start(
+def _start_program(
     module: str, arguments: Sequence[str], environ: Mapping[str, str], refusals: IO[str], **streams: Any
 ) -> subprocess.Popen[str]:
     """Start a program of the trainer that writes its refusal as a record into a file."""
-    environ = isolated.environ(environ) | {contract.REFUSAL_FD: str(refusals.fileno())}
-    command = isolated.command(module, *arguments)
+    environ = isolated.make_environ(environ) | {contract.REFUSAL_FD: str(refusals.fileno())}
+    command = isolated.build_command(module, *arguments)
     return subprocess.Popen(command, env=environ, pass_fds=[refusals.fileno()], text=True, **streams)
 
 
@@ -130,7 +132,7 @@ def _send_answer(process: subprocess.Popen[str], text: str | None) -> None:
 
 def _check_end(module: str, code: int, log: str, refusals: IO[str], hint: str | None, *, has_result: bool) -> None:
     """Raise UserError with the refusal or the log of a program that failed."""
-    if code in contract.SENTENCES:
+    if code in contract.USER_FIXABLE:
         refusals.seek(0)
         messages = [json.loads(line)["refusal"]["message"] for line in refusals]
         raise UserError((messages or log.strip().splitlines() or [""])[-1], hint)
@@ -168,7 +170,7 @@ def open_training(run: str, overrides: Sequence[str] = ()) -> Training:
             f"{folder} is not the folder of a run: it has no job.yaml, which says the task and the data.",
             "give the name of a run, or its folder.",
         )
-    job = jobs.kept(folder, overrides)
+    job = jobs.read_run_job(folder, overrides)
     if job.train is None:
         raise UserError(
             f"Run {run} runs its own command: the launcher knows neither its model nor its data.",
@@ -201,7 +203,7 @@ def find_checkpoints(run: str) -> str:
     folder = run_folders.resolve_folder(run)
     if not (folder / JOB).exists():
         return str(folder)
-    job = jobs.kept(folder)
+    job = jobs.read_run_job(folder)
     hint = "give the folder of the checkpoints in place of the run."
     if job.train is None:
         raise UserError(f"Run {run} runs its own command, so the folder of its checkpoints is unknown.", hint)
@@ -212,7 +214,7 @@ def find_checkpoints(run: str) -> str:
         raise UserError(
             f"The job.yaml of run {run} keeps its checkpoints in {path}, relative to a folder that is unknown.", hint
         )
-    return map_paths(job, folder, folder, {}).resolve(path)
+    return map_paths(job, folder, folder, {}).resolve_path(path)
 
 
 def has_job(run: str) -> bool:
@@ -225,5 +227,5 @@ def generates_no_text(run: str) -> bool:
     """Return whether `run` is a run, or its folder, whose training is not of a language model."""
     if not has_job(run):
         return False
-    train = jobs.kept(run_folders.resolve_folder(run)).train
+    train = jobs.read_run_job(run_folders.resolve_folder(run)).train
     return train is not None and not isinstance(train.model, Decoder | GPT2)

@@ -24,12 +24,12 @@ from pathlib import Path, PurePosixPath
 
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import credentials
-from jaxlaunch.launcher.wording import count
+from jaxlaunch.launcher.wording import format_count
 
 # Files that a message lists.
-NAMED = 5
+SHOWN_FILES = 5
 # No source code compresses by this factor, so a folder larger than this many times the limit is not packed.
-HOPELESS = 64
+HOPELESS_FACTOR = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Entry:
     is_executable: bool = False
 
 
-def pack(folder: Path, limit: int, include: Collection[str] = ()) -> bytes:
+def pack_folder(folder: Path, limit: int, include: Collection[str] = ()) -> bytes:
     """Return a gzipped tar of the folder's code, of at most `limit` bytes.
 
     `include` names files and folders that are packed although they look like credentials. Raises UserError if the
@@ -60,38 +60,41 @@ def pack(folder: Path, limit: int, include: Collection[str] = ()) -> bytes:
                 sizes[name] = status.st_size
     if not sizes:
         raise UserError(f"code: {folder} holds no file that git does not ignore.")
-    if (total := sum(sizes.values())) > HOPELESS * limit:
-        raise _too_large(f"holds {_amount(total)}", sizes, limit)
-    entries = [_read(folder, name) for name in sizes]
-    packed = _packed(entries)
-    if len(packed) > limit:
-        raise _too_large(f"packs to {_amount(len(packed))}", sizes, limit)
+    if (total := sum(sizes.values())) > HOPELESS_FACTOR * limit:
+        raise _size_error(f"holds {_format_size(total)}", sizes, limit)
+    entries = [_read_entry(folder, name) for name in sizes]
+    archive = _write_archive(entries)
+    if len(archive) > limit:
+        raise _size_error(f"packs to {_format_size(len(archive))}", sizes, limit)
     _refuse_credentials(entries, include)
-    return packed
+    return archive
 
 
 def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> None:
-    named = {posixpath.normpath(name) for name in include}
-    unknown = {name for name in named if not any(_is_below(entry.name, name) for entry in entries)}
+    included = {posixpath.normpath(name) for name in include}
+    unknown = {name for name in included if not any(_is_below(entry.name, name) for entry in entries)}
     if unknown:
         message = f"code.include: {', '.join(sorted(unknown))}: no such file or folder is shipped."
         raise UserError(message, hint="names are relative to code.folder; what git ignores stays here in any case.")
-    found = {}
+    reasons = {}
     for entry in entries:
-        if entry.is_link or any(_is_below(entry.name, name) for name in named):
+        if entry.is_link or any(_is_below(entry.name, name) for name in included):
             continue
         if credentials.is_credential_file(entry.name):
-            found[entry.name] = "by its name"
+            reasons[entry.name] = "by its name"
         elif (sign := credentials.find_credential(entry.content)) is not None:
-            found[entry.name] = f"line {sign.line}: {sign.what}"
-    if not found:
+            reasons[entry.name] = f"line {sign.line}: {sign.kind}"
+    if not reasons:
         return
-    shown = "\n".join(f"  {name} ({why})" for name, why in list(found.items())[:NAMED])
-    rest = f"\n  and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    first = next(iter(found))
-    message = f"code: {count(len(found), 'file')} to be shipped {'looks' if len(found) == 1 else 'look'} like"
+    shown = "\n".join(f"  {name} ({why})" for name, why in list(reasons.items())[:SHOWN_FILES])
+    more_note = f"\n  and {len(reasons) - SHOWN_FILES} more" if len(reasons) > SHOWN_FILES else ""
+    first = next(iter(reasons))
+    message = (
+        f"code: {format_count(len(reasons), 'file')} to be shipped {'looks' if len(reasons) == 1 else 'look'} like"
+    )
     raise UserError(
-        f"{message} credentials, and anyone who may read ConfigMaps in the namespace could read them:\n{shown}{rest}",
+        f"{message} credentials, and anyone who may read ConfigMaps in the namespace could read "
+        f"them:\n{shown}{more_note}",
         hint=f"leave them out in .gitignore (`git rm --cached {first}` if git tracks it) and mount a Secret: volumes: "
         f"[{{secret: …, path: …}}]. To ship one all the same: code: {{folder: ., include: "
         f"{{{first}: the reason why}}}}.",
@@ -102,7 +105,7 @@ def _is_below(name: str, above: str) -> bool:
     return above in (".", name) or name.startswith(f"{above}/")
 
 
-def _read(folder: Path, name: str) -> Entry:
+def _read_entry(folder: Path, name: str) -> Entry:
     path = folder / name
     try:
         if not path.is_symlink():
@@ -117,11 +120,11 @@ def _read(folder: Path, name: str) -> Entry:
     return Entry(name, os.fsencode(target), is_link=True)
 
 
-def _packed(entries: Sequence[Entry]) -> bytes:
+def _write_archive(entries: Sequence[Entry]) -> bytes:
     buffer = io.BytesIO()
     with (
-        gzip.GzipFile("", "wb", 9, buffer, mtime=0) as squeezed,
-        tarfile.open(fileobj=squeezed, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar,
+        gzip.GzipFile("", "wb", 9, buffer, mtime=0) as gzip_file,
+        tarfile.open(fileobj=gzip_file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar,
     ):
         for entry in entries:
             # The header contains neither the time nor the owner, so that the archive is reproducible.
@@ -136,34 +139,44 @@ def _packed(entries: Sequence[Entry]) -> bytes:
     return buffer.getvalue()
 
 
-def _too_large(what: str, sizes: dict[str, int], limit: int) -> UserError:
-    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:NAMED]
-    named = ", ".join(f"{name} ({_amount(sizes[name])})" for name in largest)
-    message = f"code: the folder {what}, and at most {_amount(limit)} fit into its ConfigMap."
+def _size_error(problem: str, sizes: dict[str, int], limit: int) -> UserError:
+    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:SHOWN_FILES]
+    listed = ", ".join(f"{name} ({_format_size(sizes[name])})" for name in largest)
+    message = f"code: the folder {problem}, and at most {_format_size(limit)} fit into its ConfigMap."
     hint = "leave out in .gitignore what no pod needs; data belongs on a volume."
-    return UserError(f"{message} The largest files: {named}.", hint=hint)
+    return UserError(f"{message} The largest files: {listed}.", hint=hint)
 
 
-def _amount(size: int) -> str:
+def _format_size(size: int) -> str:
     if size < 1024:
         return f"{size} bytes"
     return f"{size / 1024:.0f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"
 
 
 # Folders and files that tools create next to code, whether ignored or not.
-LEFT_OUT = {".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints", ".mypy_cache"}
-LEFT_OUT |= {".pytest_cache", ".ruff_cache", ".tox", ".DS_Store"}
+EXCLUDED_NAMES = {
+    ".git",
+    ".hg",
+    ".svn",
+    ".venv",
+    "venv",
+    "node_modules",
+    "__pycache__",
+    ".ipynb_checkpoints",
+    ".mypy_cache",
+}
+EXCLUDED_NAMES |= {".pytest_cache", ".ruff_cache", ".tox", ".DS_Store"}
 # A folder with these files is a run folder.
-RUN_MARKS = ("job.yaml", "summary.json")
+RUN_FOLDER_FILES = ("job.yaml", "summary.json")
 # A listing takes milliseconds, but a network disk may be slower.
-GIT_S = 60
+GIT_TIMEOUT_S = 60
 
 # These settings of a repository could make a listing run commands. With a sparse index, git would also fetch missing
 # folders of a partial clone, with a command that the remote names.
 _NO_COMMANDS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 _NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
 # A .git that is a file contains a path.
-_LONGEST_POINTER = 4096
+_MAX_POINTER_BYTES = 4096
 
 
 def list_files(folder: Path) -> list[str]:
@@ -171,93 +184,97 @@ def list_files(folder: Path) -> list[str]:
 
     Raises UserError if git cannot list the folder, is required but not installed, or names files outside of it.
     """
-    names = set(_without_git(folder) if shutil.which("git") is None else _listed(folder))
+    names = set(_walk_without_git(folder) if shutil.which("git") is None else _list_with_git(folder))
 
     def is_code(name: str) -> bool:
         path = PurePosixPath(name)
         # Run folders of `launcher run` are left out, otherwise each run would change the code.
-        is_of_run = any(all(f"{parent}/{mark}" in names for mark in RUN_MARKS) for parent in [*path.parents][:-1])
-        return not name.endswith(".pyc") and LEFT_OUT.isdisjoint(path.parts) and not is_of_run
+        is_of_run = any(
+            all(f"{parent}/{mark}" in names for mark in RUN_FOLDER_FILES) for parent in [*path.parents][:-1]
+        )
+        return not name.endswith(".pyc") and EXCLUDED_NAMES.isdisjoint(path.parts) and not is_of_run
 
     return list(filter(is_code, sorted(names)))
 
 
-def _without_git(folder: Path) -> Iterator[str]:
+def _walk_without_git(folder: Path) -> Iterator[str]:
     for root, folders, names in os.walk(folder):
-        here = Path(root).relative_to(folder)
+        relative = Path(root).relative_to(folder)
         if ".gitignore" in names:
             message = f"{Path(root) / '.gitignore'} lists what to leave out, and git, which reads it, is not installed."
             raise UserError(message, hint="install git.")
         links = [name for name in folders if (Path(root) / name).is_symlink()]
-        folders[:] = [name for name in folders if name not in LEFT_OUT and name not in links]
+        folders[:] = [name for name in folders if name not in EXCLUDED_NAMES and name not in links]
         for name in [*names, *links]:
-            yield (here / name).as_posix()
+            yield (relative / name).as_posix()
 
 
-def _listed(folder: Path) -> Iterator[str]:
+def _list_with_git(folder: Path) -> Iterator[str]:
     if any((place / ".git").exists() for place in (folder, *folder.parents)):
-        names = [*_git(folder, "--cached"), *_git(folder, "--others", "--exclude-standard")]
+        names = [*_list_git_files(folder, "--cached"), *_list_git_files(folder, "--others", "--exclude-standard")]
     else:
-        names = _unasked(folder)
-    yield from _with_repositories(folder, names)
+        names = _list_isolated(folder)
+    yield from _expand_repositories(folder, names)
 
 
-def _with_repositories(folder: Path, names: list[str]) -> Iterator[str]:
+def _expand_repositories(folder: Path, names: list[str]) -> Iterator[str]:
     """Yield the names, with the files of inner repositories in place of their folders.
 
     A link to a folder is packed as a link, without the files behind it.
     """
     root = folder.resolve()
-    ways = {above: (folder / above).resolve() for above in {posixpath.dirname(name.rstrip("/")) for name in names}}
+    resolved_parents = {
+        above: (folder / above).resolve() for above in {posixpath.dirname(name.rstrip("/")) for name in names}
+    }
     for name in names:
-        way = posixpath.dirname(name.rstrip("/"))
-        if name.startswith("/") or ".." in name.split("/") or not ways[way].is_relative_to(root):
+        parent = posixpath.dirname(name.rstrip("/"))
+        if name.startswith("/") or ".." in name.split("/") or not resolved_parents[parent].is_relative_to(root):
             message = (
                 f"git's index names {name!r}, which is outside of {folder}, and only that folder's files are shipped."
             )
             raise UserError(message, hint="`git rm --cached` takes the name out. Did you make this index yourself?")
         inner = folder / name
-        if ways[way] != root / way:
+        if resolved_parents[parent] != root / parent:
             continue
         if not inner.is_dir() or inner.is_symlink():
             yield name
         elif (inner / ".git").exists():
-            yield from (f"{name.rstrip('/')}/{below}" for below in _with_repositories(inner, _unasked(inner)))
+            yield from (f"{name.rstrip('/')}/{below}" for below in _expand_repositories(inner, _list_isolated(inner)))
 
 
-def _unasked(folder: Path) -> list[str]:
+def _list_isolated(folder: Path) -> list[str]:
     """List a folder through a temporary bare repository, so that git reads no setting of the folder."""
-    with tempfile.TemporaryDirectory() as bare:
-        _run(folder, "init", "--quiet", "--bare", "--template=", bare)
-        at = (f"--git-dir={bare}", f"--work-tree={folder}")
+    with tempfile.TemporaryDirectory() as bare_repository:
+        _run_git(folder, "init", "--quiet", "--bare", "--template=", bare_repository)
+        git_options = (f"--git-dir={bare_repository}", f"--work-tree={folder}")
         options = ("--cached", "--others", "--exclude-standard")
-        return _git(folder, *options, at=at, GIT_INDEX_FILE=str(_index(folder)))
+        return _list_git_files(folder, *options, git_options=git_options, GIT_INDEX_FILE=str(_index_path(folder)))
 
 
-def _index(folder: Path) -> Path:
+def _index_path(folder: Path) -> Path:
     """Return the path of the index of a repository, in .git or in the folder that a .git file names."""
-    place = folder / ".git"
-    if place.is_file():
-        with place.open("rb") as file:
-            pointer = file.read(_LONGEST_POINTER)
-        place = folder / os.fsdecode(pointer.removeprefix(b"gitdir:").strip().replace(b"\0", b""))
-    return (place / "index").absolute()
+    path = folder / ".git"
+    if path.is_file():
+        with path.open("rb") as file:
+            pointer = file.read(_MAX_POINTER_BYTES)
+        path = folder / os.fsdecode(pointer.removeprefix(b"gitdir:").strip().replace(b"\0", b""))
+    return (path / "index").absolute()
 
 
-def _git(folder: Path, *options: str, at: tuple[str, ...] = (), **variables: str) -> list[str]:
-    listed = _run(folder, *at, "ls-files", "-z", *options, **variables)
+def _list_git_files(folder: Path, *options: str, git_options: tuple[str, ...] = (), **variables: str) -> list[str]:
+    listed = _run_git(folder, *git_options, "ls-files", "-z", *options, **variables)
     return [os.fsdecode(name) for name in listed.split(b"\0") if name]
 
 
-def _run(folder: Path, *arguments: str, **variables: str) -> bytes:
+def _run_git(folder: Path, *arguments: str, **variables: str) -> bytes:
     # The environment of a git hook names another repository.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environ |= _NO_FETCHING | variables
     command = ["git", *_NO_COMMANDS, *arguments]
     try:
-        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, timeout=GIT_S)
+        result = subprocess.run(command, cwd=folder, env=environ, capture_output=True, timeout=GIT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise UserError(f"git did not list {folder} in {GIT_S} s.", hint="run `git status` there.") from None
-    if done.returncode != 0:
-        raise UserError(f"git cannot list {folder}: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout
+        raise UserError(f"git did not list {folder} in {GIT_TIMEOUT_S} s.", hint="run `git status` there.") from None
+    if result.returncode != 0:
+        raise UserError(f"git cannot list {folder}: {result.stderr.decode(errors='replace').strip()}")
+    return result.stdout

@@ -19,13 +19,13 @@ from jaxlaunch.launcher.agent import pack
 from jaxlaunch.launcher.errors import Fault
 from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.job.schema import JobSpec
-from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, MANAGED
+from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, MANAGED_LABELS
 
 # The folder in which a pod unpacks the shipped code.
-CODE = "/code"
+CODE_FOLDER = "/code"
 # Kubernetes' validation limits all values of a ConfigMap together by MaxSecretSize.
-LIMIT = 1024 * 1024  # bytes
-MOUNT = "/jaxlaunch"
+MAX_CONFIG_MAP_BYTES = 1024 * 1024  # bytes
+MOUNT_FOLDER = "/jaxlaunch"
 AGENT_FILE, CODE_FILE = "agent.pyz", "code.tar.gz"
 # Every installation of CPython has this name; Debian has no `python`.
 INTERPRETER = "python3"
@@ -46,7 +46,7 @@ class JobCode:
 # --- resolve ----------------------------------------------------------------------------------------------------------
 
 
-def resolve(job: JobSpec, given: Defaults) -> JobCode:
+def resolve(job: JobSpec, defaults: Defaults) -> JobCode:
     """Determine the image, the origin of the agent and the working directory."""
     # The built-in trainer needs our package in its image, which contains the agent; so does the image of the cluster
     # defaults. An image that a job names for its own command only needs Python, so the agent is injected.
@@ -58,32 +58,32 @@ def resolve(job: JobSpec, given: Defaults) -> JobCode:
     if folder is not None:
         is_below = posixpath.isabs(folder) and PurePosixPath(workdir or "").is_relative_to(folder)
         if workdir is None or not posixpath.isabs(workdir) or is_below:
-            workdir = posixpath.normpath(posixpath.join(CODE, posixpath.relpath(workdir or folder, folder)))
-    return JobCode(job, job.image or given.image, brings_agent, workdir)
+            workdir = posixpath.normpath(posixpath.join(CODE_FOLDER, posixpath.relpath(workdir or folder, folder)))
+    return JobCode(job, job.image or defaults.image, brings_agent, workdir)
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def faults(code: JobCode, taken: Collection[str]) -> Iterator[Fault]:
-    """Yield faults of the programs; init containers may not have a name in `taken`."""
+def find_faults(code: JobCode, reserved_names: Collection[str]) -> Iterator[Fault]:
+    """Yield faults of the programs; init containers may not have a name in `reserved_names`."""
     folder, workdir = code.job.code_folder, code.job.workdir
     if folder is not None and workdir is not None and not workdir.startswith("/"):
-        if not PurePosixPath(code.workdir or "").is_relative_to(CODE):
+        if not PurePosixPath(code.workdir or "").is_relative_to(CODE_FOLDER):
             message = f"workdir = {workdir} is outside of code = {folder}, and only that folder is shipped."
             yield Fault(("workdir",), message, "give the path in the image, or a folder below the code.")
     if code.image is None:
         message = "image is missing, and the cluster defaults have none."
         yield Fault(("image",), message, "image: registry.example/train:1.4")
-    seen = set(taken)
+    container_names = set(reserved_names)
     for index, container in enumerate(code.job.init):
         name = container.get("name")
         if not isinstance(name, str):
             yield Fault(("init", index), f"init.{index} has no name.", "name: prepare")
-        elif name in seen:
+        elif name in container_names:
             yield Fault(("init", index, "name"), f"init.{index}.name = {name} is taken.", "choose another.")
         else:
-            seen.add(name)
+            container_names.add(name)
 
 
 # --- patch ------------------------------------------------------------------------------------------------------------
@@ -99,8 +99,8 @@ class Bundle:
     @property
     def files(self) -> dict[str, bytes]:
         """The contents by file name."""
-        given = {AGENT_FILE: self.agent, CODE_FILE: self.code}
-        return {name: content for name, content in given.items() if content is not None}
+        contents = {AGENT_FILE: self.agent, CODE_FILE: self.code}
+        return {name: content for name, content in contents.items() if content is not None}
 
     @property
     def name(self) -> str:
@@ -112,7 +112,7 @@ class Bundle:
 
     def config_map(self, namespace: str | None) -> dict[str, Any]:
         """Return the manifest, without labels of a job because jobs share it. Each job adds itself as an owner."""
-        metadata: dict[str, Any] = {"name": self.name, "labels": dict(MANAGED)}
+        metadata: dict[str, Any] = {"name": self.name, "labels": dict(MANAGED_LABELS)}
         return {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -124,28 +124,30 @@ class Bundle:
     def patch(self) -> dict[str, Any]:
         """Return the patch of the pod template. The agent unpacks the code, so no init container is needed."""
         main: dict[str, Any] = {"name": MAIN_CONTAINER}
-        mounts = [{"name": "jaxlaunch", "mountPath": MOUNT, "readOnly": True}]
+        mounts = [{"name": "jaxlaunch", "mountPath": MOUNT_FOLDER, "readOnly": True}]
         volumes: list[dict[str, Any]] = [{"name": "jaxlaunch", "configMap": {"name": self.name}}]
         if self.agent is not None:
-            main["command"] = [INTERPRETER, "-I", f"{MOUNT}/{AGENT_FILE}"]
+            main["command"] = [INTERPRETER, "-I", f"{MOUNT_FOLDER}/{AGENT_FILE}"]
         if self.code is not None:
-            variables = {contract.CODE: f"{MOUNT}/{CODE_FILE}", contract.CODE_ROOT: CODE}
+            variables = {contract.CODE: f"{MOUNT_FOLDER}/{CODE_FILE}", contract.CODE_ROOT: CODE_FOLDER}
             main["env"] = [{"name": name, "value": value} for name, value in variables.items()]
-            mounts.append({"name": "code", "mountPath": CODE})
+            mounts.append({"name": "code", "mountPath": CODE_FOLDER})
             volumes.append({"name": "code", "emptyDir": {}})
         return {"spec": {"containers": [main | {"volumeMounts": mounts}], "volumes": volumes}}
 
 
-def bundle(code: JobCode, base: Path) -> Bundle | None:
-    """Return the files that the job ships, or None. Its paths are relative to `base`.
+def build_bundle(code: JobCode, base_folder: Path) -> Bundle | None:
+    """Return the files that the job ships, or None. Its paths are relative to `base_folder`.
 
     Raises UserError for a folder that cannot be packed.
     """
-    agent = pack.pack() if code.brings_agent else None
-    packed = None
+    agent = pack.pack_agent() if code.brings_agent else None
+    archive_bytes = None
     if code.job.code_folder is not None:
         # Imported here, since most jobs ship no code.
         from jaxlaunch.launcher.manifests import archive
 
-        packed = archive.pack(base / code.job.code_folder, LIMIT - len(agent or b""), code.job.code_include)
-    return None if agent is None and packed is None else Bundle(agent, packed)
+        archive_bytes = archive.pack_folder(
+            base_folder / code.job.code_folder, MAX_CONFIG_MAP_BYTES - len(agent or b""), code.job.code_include
+        )
+    return None if agent is None and archive_bytes is None else Bundle(agent, archive_bytes)

@@ -24,28 +24,28 @@ from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.kubernetes import objects, pod_rules
 from jaxlaunch.launcher.kubernetes.labels import (
-    EXCLUSIVE,
+    EXCLUSIVE_TOPOLOGY,
     GENERATION_LABEL,
-    LONGEST,
+    JOB_LABEL,
     MAIN_CONTAINER,
-    MANAGED,
-    OWN_LABEL,
-    PRIORITY,
-    PROVISIONING,
-    QUEUE,
+    MANAGED_LABELS,
+    MAX_EXEC_TIME,
+    MAX_RUN_DURATION,
+    PRIORITY_LABEL,
+    QUEUE_LABEL,
     REPLICATED_JOB,
     SLICE_LABEL,
     SPEC_HASH,
     UID_LABEL,
 )
-from jaxlaunch.launcher.kubernetes.merge import merge
+from jaxlaunch.launcher.kubernetes.merge import merge_patch
 from jaxlaunch.launcher.manifests import code, network, nodes, security, storage
 from jaxlaunch.launcher.manifests.code import Bundle, JobCode
-from jaxlaunch.launcher.manifests.network import JobNetwork, variables
+from jaxlaunch.launcher.manifests.network import JobNetwork, render_env
 from jaxlaunch.launcher.manifests.nodes import JobNodes
 from jaxlaunch.launcher.manifests.security import JobSecurity
 from jaxlaunch.launcher.manifests.storage import JobStorage
-from jaxlaunch.launcher.yaml.reader import AFTER_THE_FILE
+from jaxlaunch.launcher.yaml.reader import LINE_AFTER_FILE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,38 +63,38 @@ class ResolvedJob:
     # Key of the job → key of the cluster defaults that its value comes from.
     filled: Mapping[KeyPath, KeyPath]
 
-    def faults(self) -> Iterator[Fault]:
+    def find_faults(self) -> Iterator[Fault]:
         """Yield every fault that prevents the job from running on the cluster."""
-        yield from code.faults(self.code, taken=(MAIN_CONTAINER, *self.network.containers))
-        yield from nodes.faults(self.nodes)
-        yield from network.faults(self.network, self.nodes)
-        yield from storage.faults(self.storage)
+        yield from code.find_faults(self.code, reserved_names=(MAIN_CONTAINER, *self.network.container_names))
+        yield from nodes.find_faults(self.nodes)
+        yield from network.find_faults(self.network, self.nodes)
+        yield from storage.find_faults(self.storage)
 
 
 def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
     """Combine the job with the cluster defaults, which apply where the job sets nothing."""
-    given = defaults.values
-    where = job.platform or given.platform
-    connected = network.resolve(job, given, where)
-    stored = storage.resolve(job, given, where)
+    values = defaults.values
+    platform = job.platform or values.platform
+    job_network = network.resolve(job, values, platform)
+    job_storage = storage.resolve(job, values, platform)
     keys = ("platform", "image", "queue", "service_account")
     filled: dict[KeyPath, KeyPath] = {
-        (key,): (key,) for key in keys if not getattr(job, key) and key in given.model_fields_set
+        (key,): (key,) for key in keys if not getattr(job, key) and key in values.model_fields_set
     }
     return ResolvedJob(
         spec=job,
-        labels=given.labels | job.labels,
-        annotations=given.annotations | job.annotations,
-        network=connected,
-        nodes=nodes.resolve(job, given, where, connected.chosen),
-        storage=stored,
-        security=security.resolve(job, given, pins_memory=connected.pinning is not None),
-        code=code.resolve(job, given),
-        filled={**filled, **connected.filled, **stored.filled},
+        labels=values.labels | job.labels,
+        annotations=values.annotations | job.annotations,
+        network=job_network,
+        nodes=nodes.resolve(job, values, platform, job_network.chosen),
+        storage=job_storage,
+        security=security.resolve(job, values, pins_memory=job_network.pinning is not None),
+        code=code.resolve(job, values),
+        filled={**filled, **job_network.filled, **job_storage.filled},
     )
 
 
-AGENT = ["python", *isolated.inline("jaxlaunch.launcher.agent")]
+AGENT = ["python", *isolated.inline_arguments("jaxlaunch.launcher.agent")]
 
 # Environment variables of the agent with fields of its pod.
 _FIELDS = {
@@ -112,39 +112,39 @@ API_VERSION = "jobset.x-k8s.io/v1alpha2"
 _TARGETS = {"targetReplicatedJobs": [REPLICATED_JOB]}
 
 
-class Prepared(NamedTuple):
+class PreparedJob(NamedTuple):
     """A job without faults and its manifests, the JobSet first."""
 
     job: ResolvedJob
     manifests: list[dict[str, Any]]
 
-    def with_secret(self) -> list[dict[str, Any]]:
+    def manifests_with_secret(self) -> list[dict[str, Any]]:
         """Return the manifests with a new Secret of the gang, which must never be printed."""
         if not self.job.spec.gang_secret:
             return self.manifests
         return [*self.manifests, security.gang_secret(self.manifests[0]["metadata"])]
 
 
-def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = None) -> Prepared:
+def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = None) -> PreparedJob:
     """Return the job and its manifests for a cluster with these defaults.
 
     `namespace` applies if the job names none. Raises JobFaults with all faults, and UserError for code that cannot be
     packed.
     """
     job = resolve(file.spec, defaults)
-    if found := list(job.faults()):
-        raise _located(found, job.filled, file, defaults)
-    manifests = render(job, code.bundle(job.code, file.folder))
-    if found := list(pod_rules.find_template_faults(objects.pod_template(manifests[0]))):
-        raise _located(found, job.filled, file, defaults)
+    if faults := list(job.find_faults()):
+        raise _locate_faults(faults, job.filled, file, defaults)
+    manifests = render(job, code.build_bundle(job.code, file.folder))
+    if faults := list(pod_rules.find_template_faults(objects.pod_template(manifests[0]))):
+        raise _locate_faults(faults, job.filled, file, defaults)
     # The namespace is set after rendering, so that the hash does not depend on where it was named.
     if namespace is not None:
         for manifest in manifests:
             manifest["metadata"] = {**manifest["metadata"], "namespace": namespace}
-    return Prepared(job, manifests)
+    return PreparedJob(job, manifests)
 
 
-def _located(
+def _locate_faults(
     faults: Iterable[Fault], filled: Mapping[KeyPath, KeyPath], file: JobFile, defaults: ClusterDefaults
 ) -> JobFaults:
     """Add to each fault its line in the job file, or in the cluster defaults that the value comes from."""
@@ -156,24 +156,24 @@ def _located(
             located.append(file.source.locate(fault))
         else:
             fault = defaults.source.locate(dataclasses.replace(fault, path=source))
-            located.append(dataclasses.replace(fault, line=AFTER_THE_FILE + fault.line))
+            located.append(dataclasses.replace(fault, line=LINE_AFTER_FILE + fault.line))
     return JobFaults(located)
 
 
-def render(job: ResolvedJob, brought: Bundle | None = None) -> list[dict[str, Any]]:
+def render(job: ResolvedJob, bundle: Bundle | None = None) -> list[dict[str, Any]]:
     """Return the manifests of a job without faults: JobSet, NetworkPolicy, claim templates and ConfigMap."""
     metadata: dict[str, Any] = {"name": job.spec.name}
     if job.spec.namespace is not None:
         metadata["namespace"] = job.spec.namespace
-    metadata["labels"] = {**job.labels, **MANAGED, OWN_LABEL: job.spec.name}
+    metadata["labels"] = {**job.labels, **MANAGED_LABELS, JOB_LABEL: job.spec.name}
     if job.annotations:
         metadata["annotations"] = dict(job.annotations)
-    allocated = network.claim_manifests(job.network, job.nodes, metadata)
-    manifests = [_jobset(job, metadata, brought), *network.policy(job.network, metadata), *allocated]
-    return manifests if brought is None else [*manifests, brought.config_map(job.spec.namespace)]
+    claims = network.claim_manifests(job.network, job.nodes, metadata)
+    manifests = [_render_jobset(job, metadata, bundle), *network.render_policy(job.network, metadata), *claims]
+    return manifests if bundle is None else [*manifests, bundle.config_map(job.spec.namespace)]
 
 
-def _jobset(job: ResolvedJob, metadata: dict[str, Any], brought: Bundle | None) -> dict[str, Any]:
+def _render_jobset(job: ResolvedJob, metadata: dict[str, Any], bundle: Bundle | None) -> dict[str, Any]:
     labels = metadata["labels"] | _jobset_labels(job)
     annotations = metadata.get("annotations", {}) | _jobset_annotations(job)
     spec: dict[str, Any] = {
@@ -181,39 +181,39 @@ def _jobset(job: ResolvedJob, metadata: dict[str, Any], brought: Bundle | None) 
         "successPolicy": {"operator": "All", **_TARGETS},
         "failurePolicy": _failure_policy(job),
     }
-    of_slice = {**_job(job), "template": pod_template(job, metadata, brought)}
-    slices = {"name": REPLICATED_JOB, "replicas": job.spec.slices, "template": {"spec": of_slice}}
+    job_template = {**_job_spec(job), "template": pod_template(job, metadata, bundle)}
+    slices = {"name": REPLICATED_JOB, "replicas": job.spec.slices, "template": {"spec": job_template}}
     spec["replicatedJobs"] = [slices]
     if job.spec.ttl is not None:
         spec["ttlSecondsAfterFinished"] = int(job.spec.ttl)
-    own = {**metadata, "labels": labels, "annotations": annotations}
-    jobset = {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": own, "spec": spec}
+    jobset_metadata = {**metadata, "labels": labels, "annotations": annotations}
+    jobset = {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": jobset_metadata, "spec": spec}
     # The digest identifies the JobSet, so that an equal one is not created again.
     digest = hashlib.sha256(json.dumps(jobset, sort_keys=True).encode()).hexdigest()
-    return jobset | {"metadata": own | {"annotations": {**annotations, SPEC_HASH: digest}}}
+    return jobset | {"metadata": jobset_metadata | {"annotations": {**annotations, SPEC_HASH: digest}}}
 
 
 def _jobset_labels(job: ResolvedJob) -> dict[str, str]:
     if job.nodes.queue is None:
         return {}
     deadline = None if job.spec.deadline is None else str(int(job.spec.deadline))
-    labels = {QUEUE: job.nodes.queue, PRIORITY: job.spec.priority, LONGEST: deadline}
+    labels = {QUEUE_LABEL: job.nodes.queue, PRIORITY_LABEL: job.spec.priority, MAX_EXEC_TIME: deadline}
     return {name: value for name, value in labels.items() if value is not None}
 
 
 def _jobset_annotations(job: ResolvedJob) -> dict[str, str]:
-    found, spec = {}, job.spec
+    annotations, spec = {}, job.spec
     # A slice of one host shares its node pool; a slice of several hosts needs its own.
     spans_hosts = spec.accelerator.platform == "tpu" and spec.hosts > 1
     is_placed = spec.placement is not None and spec.placement.required is not None
     if spans_hosts and not is_placed and job.nodes.slice_label is not None:
-        found[EXCLUSIVE] = job.nodes.slice_label
+        annotations[EXCLUSIVE_TOPOLOGY] = job.nodes.slice_label
     if spec.capacity == "flex-start" and spec.deadline is not None and job.nodes.queue is not None:
-        found[PROVISIONING] = str(int(spec.deadline))
-    return found
+        annotations[MAX_RUN_DURATION] = str(int(spec.deadline))
+    return annotations
 
 
-def codes(action: Action) -> list[int]:
+def exit_codes(action: Action) -> list[int]:
     """Return the exit codes to which JobSet responds with this action."""
     return sorted(code for code, outcome in OUTCOMES.items() if outcome.action is action)
 
@@ -223,27 +223,27 @@ def _failure_policy(job: ResolvedJob) -> dict[str, Any]:
 
     They match the messages of Kubernetes' pod failure policy. Other failures restart the gang and count.
     """
-    free = f"has condition DisruptionTarget|{_exit_codes(Action.RESTART_UNCHARGED)}"
+    free = f"has condition DisruptionTarget|{_exit_code_pattern(Action.RESTART_UNCHARGED)}"
     rules = [
-        _rule("stopped_from_outside", Action.RESTART_UNCHARGED, "PodFailurePolicy", free),
-        _rule("permanent", Action.FAIL, "PodFailurePolicy", _exit_codes(Action.FAIL)),
+        _failure_rule("stopped_from_outside", Action.RESTART_UNCHARGED, "PodFailurePolicy", free),
+        _failure_rule("permanent", Action.FAIL, "PodFailurePolicy", _exit_code_pattern(Action.FAIL)),
     ]
     if job.spec.deadline is not None:
-        rules.append(_rule("deadline", Action.FAIL, "DeadlineExceeded"))
+        rules.append(_failure_rule("deadline", Action.FAIL, "DeadlineExceeded"))
     return {"maxRestarts": job.spec.restarts.crash, "restartStrategy": "BlockingRecreate", "rules": rules}
 
 
-def _rule(name: str, action: Action, reason: str, pattern: str | None = None) -> dict[str, Any]:
+def _failure_rule(name: str, action: Action, reason: str, pattern: str | None = None) -> dict[str, Any]:
     rule = {"name": name, "action": action.value, **_TARGETS, "onJobFailureReasons": [reason]}
     return rule if pattern is None else rule | {"onJobFailureMessagePatterns": [pattern]}
 
 
-def _exit_codes(action: Action) -> str:
-    numbers = "|".join(map(str, codes(action)))
+def _exit_code_pattern(action: Action) -> str:
+    numbers = "|".join(map(str, exit_codes(action)))
     return f"failed with exit code {numbers if '|' not in numbers else f'({numbers})'} matching"
 
 
-def _job(job: ResolvedJob) -> dict[str, Any]:
+def _job_spec(job: ResolvedJob) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": job.spec.pods,
@@ -251,11 +251,11 @@ def _job(job: ResolvedJob) -> dict[str, Any]:
         "podReplacementPolicy": "Failed",
     }
     if job.spec.replaces_hosts:
-        spec |= _replaced_alone(job)
+        spec |= _replacement_spec(job)
     else:
         # A failed pod ends its Job at once, and JobSet decides what follows.
-        decided = sorted([*codes(Action.FAIL), *codes(Action.RESTART_UNCHARGED)])
-        rules = [_disrupted("FailJob"), _exited("FailJob", decided)]
+        deciding_codes = sorted([*exit_codes(Action.FAIL), *exit_codes(Action.RESTART_UNCHARGED)])
+        rules = [_disruption_rule("FailJob"), _exit_code_rule("FailJob", deciding_codes)]
         spec |= {"backoffLimit": 0, "podFailurePolicy": {"rules": rules}}
     if job.spec.deadline is not None:
         # This limits each generation of the Job; only Kueue limits the sum.
@@ -263,42 +263,42 @@ def _job(job: ResolvedJob) -> dict[str, Any]:
     return spec
 
 
-def _replaced_alone(job: ResolvedJob) -> dict[str, Any]:
+def _replacement_spec(job: ResolvedJob) -> dict[str, Any]:
     """Return the keys of a Job that replaces each failed pod alone, while the other hosts wait.
 
     Exit codes on which the gang has agreed still end the Job. Disruptions, and pods that were told to leave, do not
     count. The limit applies per pod. Kubernetes delays a replacement by 10 s, doubled for each failure of the same pod.
     """
-    decided = sorted(code for code in OUTCOMES if contract.DONE < code < contract.OF_THE_KERNEL)
-    rules = [_exited("FailJob", decided), _disrupted("Ignore"), _exited("Ignore", [LEFT])]
+    deciding_codes = sorted(code for code in OUTCOMES if contract.DONE < code < contract.FIRST_SIGNAL_CODE)
+    rules = [_exit_code_rule("FailJob", deciding_codes), _disruption_rule("Ignore"), _exit_code_rule("Ignore", [LEFT])]
     spec = job.spec
-    dispensable = spec.pods - min(spec.sizes, default=spec.pods)
-    limits: dict[str, Any] = {"backoffLimitPerIndex": spec.restarts.crash, "maxFailedIndexes": dispensable}
+    spare_pods = spec.pods - min(spec.trainable_host_counts, default=spec.pods)
+    limits: dict[str, Any] = {"backoffLimitPerIndex": spec.restarts.crash, "maxFailedIndexes": spare_pods}
     # Host 0 is the last to leave, so the Job is complete then even if other pods never came back.
-    if dispensable:
+    if spare_pods:
         limits["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     return {**limits, "podFailurePolicy": {"rules": rules}}
 
 
-def _disrupted(action: str) -> dict[str, Any]:
+def _disruption_rule(action: str) -> dict[str, Any]:
     return {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
-def _exited(action: str, values: list[int]) -> dict[str, Any]:
+def _exit_code_rule(action: str, values: list[int]) -> dict[str, Any]:
     return {"action": action, "onExitCodes": {"containerName": MAIN_CONTAINER, "operator": "In", "values": values}}
 
 
-def pod_template(job: ResolvedJob, metadata: Mapping[str, Any], brought: Bundle | None) -> dict[str, Any]:
+def pod_template(job: ResolvedJob, metadata: Mapping[str, Any], bundle: Bundle | None) -> dict[str, Any]:
     """Return the template of every pod of the job, with the labels and annotations of `metadata`."""
-    mounts = storage.mounts(job.storage)
+    mounts = storage.volume_mounts(job.storage)
     main = {
         "name": MAIN_CONTAINER,
         "image": job.code.image,
         "command": list(AGENT),
         "env": _pod_environment(job),
         "ports": network.container_ports(job.network),
-        **nodes.resources(job.nodes),
-        "securityContext": security.container(job.security),
+        **nodes.container_resources(job.nodes),
+        "securityContext": security.container_security_context(job.security),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }
@@ -306,48 +306,53 @@ def pod_template(job: ResolvedJob, metadata: Mapping[str, Any], brought: Bundle 
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": int(job.spec.grace),
         "enableServiceLinks": False,
-        **security.pod(job.security),
+        **security.pod_spec(job.security),
         "containers": [main],
     }
     # Defaults for init containers: the job's image and volumes, and the restricted security context.
-    usual = {"image": job.code.image, "securityContext": security.RESTRICTED, "volumeMounts": mounts}
-    init = [{"name": container["name"], **usual} | container for container in job.spec.init]
-    own = {"metadata": {key: dict(metadata[key]) for key in ("labels", "annotations") if key in metadata}, "spec": spec}
-    for part in (
+    init_defaults = {"image": job.code.image, "securityContext": security.RESTRICTED, "volumeMounts": mounts}
+    init = [{"name": container["name"], **init_defaults} | container for container in job.spec.init]
+    template = {
+        "metadata": {key: dict(metadata[key]) for key in ("labels", "annotations") if key in metadata},
+        "spec": spec,
+    }
+    for patch in (
         storage.patch(job.storage, owner=job.security.user),
         nodes.patch(job.nodes),
         network.patch(job.network, job.nodes),
         network.claims_patch(job.network, job.nodes),
-        {} if brought is None else brought.patch(),
+        {} if bundle is None else bundle.patch(),
         security.patch(job.security),
         {"spec": {"initContainers": init}} if init else {},
         job.spec.pod,
     ):
-        own = merge(own, part)
-    return own
+        template = merge_patch(template, patch)
+    return template
 
 
 def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
     """Return the variables of the agent. The Job controller adds JOB_COMPLETION_INDEX."""
     spec, run_folder = job.spec, job.storage.run_folder
-    for_agents = spec.agent_job(
+    agent_job = spec.agent_job(
         command=spec.command,
         platform=spec.accelerator.platform,
         workdir=job.code.workdir,
         metrics_port=job.network.ports.metrics,
         search_paths=job.nodes.search_paths,
         pinning=job.network.pinning,
-        scratch=storage.on_disk(job.storage),
+        scratch=storage.disk_folders(job.storage),
     )
     values = {
         contract.LEADER: f"{spec.name}-{REPLICATED_JOB}-0-0.{spec.name}:{job.network.ports.leader}",
         contract.HOSTS: str(spec.pods),
         contract.SLICES: str(spec.slices),
-        contract.JOB: for_agents.to_json(),
+        contract.JOB: agent_job.to_json(),
     }
     if spec.train is not None:
-        values[contract.TRAIN_SPEC] = storage.trained(job.storage, spec.train).model_dump_json(exclude_unset=True)
-    values |= spec.tracking
+        values[contract.TRAIN_SPEC] = storage.with_settled_folders(job.storage, spec.train).model_dump_json(
+            exclude_unset=True
+        )
+    values |= spec.tracking_variables
     if run_folder is not None:
         values[contract.RUN_URL if "://" in run_folder else contract.RUN_DIR] = run_folder
     fields = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _FIELDS.items()]
@@ -362,4 +367,4 @@ def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
         defaults["JAX_PLATFORMS"] = f"{spec.accelerator.platform},cpu"
     defaults |= job.network.environment
     plain = {name: value for name, value in defaults.items() if name not in spec.secrets} | spec.env
-    return [*variables(values), *fields, *variables(plain), *secrets]
+    return [*render_env(values), *fields, *render_env(plain), *secrets]

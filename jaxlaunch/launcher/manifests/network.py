@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.accelerators import ACCELERATORS
 from jaxlaunch.launcher.errors import Fault, KeyPath
 from jaxlaunch.launcher.job import checks
 from jaxlaunch.launcher.job.defaults import Defaults, Gib, Prometheus, Tcpxo
@@ -23,8 +23,8 @@ from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, NAME_LABEL
 from jaxlaunch.launcher.manifests.nodes import JobNodes
 from jaxlaunch.launcher.platforms import eks, gke, runtime
 from jaxlaunch.launcher.platforms.facts import GKE_GPU, INSTANCE
-from jaxlaunch.launcher.platforms.table import Where
-from jaxlaunch.launcher.wording import either
+from jaxlaunch.launcher.platforms.table import PlatformName
+from jaxlaunch.launcher.wording import join_choices
 
 METRICS_PORT = 9400
 LEADER_PORT = 9401
@@ -34,12 +34,12 @@ _HOST_PORTS = range(20000, 30000, 2)
 # GKE's TPU runtime: slice builder, transfers between slices, metrics.
 TPU_PORTS: Mapping[str, int] = {"tpu-slice": 8471, "tpu-dcn": 8080, "tpu-metrics": 8431}
 
-DAEMON = "tcpxo-daemon"
-_LIBRARIES = "/usr/local/nvidia"
-_APERTURE = "/dev/aperture_devices"
+DAEMON_CONTAINER = "tcpxo-daemon"
+_LIBRARY_FOLDER = "/usr/local/nvidia"
+_APERTURE_FOLDER = "/dev/aperture_devices"
 
 # GPUDirect networks of GKE, which connect whole hosts with these accelerators.
-_WHOLE_HOSTS: Mapping[str, Sequence[str]] = {
+_WHOLE_HOST_NETWORKS: Mapping[str, Sequence[str]] = {
     "gpudirect-tcpxo": ["h100"],
     "gpudirect-rdma": [kind for kind, nodes in gke.NODES.items() if nodes.gib_tuner],
     "gpudirect-rdma-dra": [kind for kind, nodes in gke.NODES.items() if nodes.rdma],
@@ -58,7 +58,7 @@ class JobNetwork:
     """The network between the hosts of a job."""
 
     job: JobSpec
-    platform: Where
+    platform: PlatformName
     chosen: Network
     ports: Ports
     tcpxo: Tcpxo | None
@@ -76,20 +76,20 @@ class JobNetwork:
         return name if self.job.host_count > 1 and name in runtime.PINNING.value else None
 
     @property
-    def containers(self) -> tuple[str, ...]:
+    def container_names(self) -> tuple[str, ...]:
         """The names of the containers that the network adds to a pod."""
-        return (DAEMON,) if self.chosen == "gpudirect-tcpxo" else ()
+        return (DAEMON_CONTAINER,) if self.chosen == "gpudirect-tcpxo" else ()
 
 
 # --- resolve ----------------------------------------------------------------------------------------------------------
 
 
-def resolve(job: JobSpec, given: Defaults, where: Where) -> JobNetwork:
+def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName) -> JobNetwork:
     """Choose the network of the job, else that of the cluster for its accelerator."""
     chosen, kind = job.network, job.accelerator.type
     filled: dict[KeyPath, KeyPath] = {}
-    if "network" not in job.model_fields_set and kind in given.network:
-        chosen, filled[("network",)] = given.network[kind], ("network", kind)
+    if "network" not in job.model_fields_set and kind in defaults.network:
+        chosen, filled[("network",)] = defaults.network[kind], ("network", kind)
     ports = Ports(LEADER_PORT, METRICS_PORT)
     # Jobs share the ports of the host, so each derives its own from its name.
     if chosen == "hostnetwork":
@@ -98,18 +98,18 @@ def resolve(job: JobSpec, given: Defaults, where: Where) -> JobNetwork:
         ports = Ports(first, first + 1)
     return JobNetwork(
         job=job,
-        platform=where,
+        platform=platform,
         chosen=chosen,
         ports=ports,
-        tcpxo=given.tcpxo,
-        gib=given.gib or Gib(),
-        environment=_environment(job, chosen, where, given.tcpxo),
-        prometheus=given.prometheus,
+        tcpxo=defaults.tcpxo,
+        gib=defaults.gib or Gib(),
+        environment=_nccl_environment(job, chosen, platform, defaults.tcpxo),
+        prometheus=defaults.prometheus,
         filled=filled,
     )
 
 
-def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | None) -> dict[str, str]:
+def _nccl_environment(job: JobSpec, chosen: Network, platform: PlatformName, tcpxo: Tcpxo | None) -> dict[str, str]:
     """Return the variables that NCCL and libfabric need, which a job may override.
 
     Google's examples source a shell script for this, which only a shell can do.
@@ -121,7 +121,7 @@ def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | Non
         return dict(eks.WITHOUT_HUGEPAGES.value)
     if chosen == "gpudirect-tcpxo":
         return dict(gke.TCPXO_VARIABLES.value if tcpxo is None or tcpxo.env is None else tcpxo.env)
-    nodes = gke.NODES.get(kind) if where == "gke" else None
+    nodes = gke.NODES.get(kind) if platform == "gke" else None
     if nodes is None or nodes.plugins is None:
         return {}
     if chosen in ("gpudirect-rdma", "gpudirect-rdma-dra"):
@@ -130,7 +130,9 @@ def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | Non
         return {**gke.GIB_VARIABLES.value, **(tuner or {"NCCL_TUNER_PLUGIN": "none"})}
     # A job may configure NCCL's plugins itself, by a variable or by their folder in its pod or command.
     names, text = {*job.env, *job.secrets}, f"{job.pod} {job.command}"
-    has_variable = any(name == "NCCL_NET" or name.startswith(tuple(gke.OF_PLUGINS.value)) for name in names)
+    has_variable = any(
+        name == "NCCL_NET" or name.startswith(tuple(gke.PLUGIN_VARIABLE_PREFIXES.value)) for name in names
+    )
     if has_variable or gke.GIB_FOLDER.value in text or "tcpx" in text:
         return {}
     return dict(gke.WITHOUT_PLUGINS.value) if chosen in ("default", "hostnetwork") else {}
@@ -139,24 +141,24 @@ def _environment(job: JobSpec, chosen: Network, where: Where, tcpxo: Tcpxo | Non
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
+def find_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
     """Yield faults of a network that these nodes do not support."""
     chosen = network.chosen
-    if (wrong := checks.network_fault(chosen, network.job.accelerator.type, network.platform)) is not None:
-        yield wrong
+    if (fault := checks.network_fault(chosen, network.job.accelerator.type, network.platform)) is not None:
+        yield fault
     elif chosen == "efa":
         yield from _efa_faults(network, nodes)
-    elif isinstance(chosen, str) and chosen in _WHOLE_HOSTS:
+    elif isinstance(chosen, str) and chosen in _WHOLE_HOST_NETWORKS:
         yield from _gpudirect_faults(network, nodes, chosen)
 
 
 def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, name: str) -> Iterator[Fault]:
     path: KeyPath = ("network",)
-    kinds = _WHOLE_HOSTS[name]
+    kinds = _WHOLE_HOST_NETWORKS[name]
     kind, per_host = network.job.accelerator.type, network.job.accelerator.per_host
     gpu = gke.TCPX_GPU.value
-    if kind not in kinds or per_host != KNOWN[kind].per_host:
-        whole_hosts = ", ".join(f"{supported} with {KNOWN[supported].per_host}" for supported in kinds)
+    if kind not in kinds or per_host != ACCELERATORS[kind].per_host:
+        whole_hosts = ", ".join(f"{supported} with {ACCELERATORS[supported].per_host}" for supported in kinds)
         hint = f"it joins whole hosts: {whole_hosts} per host."
         if not {*gke.COMPUTE_DOMAIN_GPUS.value}.isdisjoint(nodes.labels.get(GKE_GPU, ())):
             hint += (
@@ -177,9 +179,9 @@ def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
     if not nodes.efa_interfaces:
         message = f"network = efa: how many interfaces nodes of {kind} have is not known."
         yield Fault(("network",), message, f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.")
-    elif len(nodes.efa_interfaces) > 1 and KNOWN[kind].alike:
+    elif len(nodes.efa_interfaces) > 1 and ACCELERATORS[kind].may_mix_kinds:
         types = nodes.labels.get(INSTANCE, ())
-        message = f"network = efa: nodes of {kind} have {either(nodes.efa_interfaces)} interfaces, by their type."
+        message = f"network = efa: nodes of {kind} have {join_choices(nodes.efa_interfaces)} interfaces, by their type."
         yield Fault(("network",), message, f"choose one: node_selector: {{{INSTANCE}: {types[-1] if types else '…'}}}.")
     if resources.hugepages is not None and resources.cpu is None and resources.memory is None:
         message = f"resources.hugepages = {resources.hugepages}: "
@@ -194,100 +196,109 @@ def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
     """Return the patch of the pod template for a job without faults."""
     match network.chosen:
         case Rdma(resource=resource, count=number, networks=networks):
-            beside = {"metadata": {"annotations": {runtime.MULTUS.value: ",".join(networks)}}} if networks else {}
-            return _main(_resources({resource: number})) | beside
+            annotations_patch = (
+                {"metadata": {"annotations": {runtime.MULTUS.value: ",".join(networks)}}} if networks else {}
+            )
+            return _main_container_patch(_extended_resources({resource: number})) | annotations_patch
         case "hostnetwork":
             return {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}
         case "efa":
             (interfaces,) = nodes.efa_interfaces
-            return _main(_resources({eks.EFA_RESOURCE.value: interfaces}))
+            return _main_container_patch(_extended_resources({eks.EFA_RESOURCE.value: interfaces}))
         case "gpudirect-tcpxo" if network.tcpxo is not None:
-            return _tcpxo(network.tcpxo)
+            return _tcpxo_patch(network.tcpxo)
         case "gpudirect-rdma":
             first = gke.GIB_FIRST_INTERFACE.value
-            return _gib(gke.GIB_FOLDERS.value) | {"metadata": {"annotations": _interfaces(network.gib.networks, first)}}
+            return _gib_patch(gke.GIB_FOLDERS.value) | {
+                "metadata": {"annotations": _interface_annotations(network.gib.networks, first)}
+            }
         case "gpudirect-rdma-dra":
             # The interfaces are claimed by `claims_patch`.
             has_plugin = gke.NODES[network.job.accelerator.type].plugins is not None
-            return _gib(gke.GIB_FOLDERS.value if has_plugin else gke.DRIVER_FOLDER.value)
+            return _gib_patch(gke.GIB_FOLDERS.value if has_plugin else gke.DRIVER_FOLDER.value)
     return {}
 
 
 def container_ports(network: JobNetwork) -> list[dict[str, Any]]:
     """Return the ports of the main container."""
-    of_tpus = TPU_PORTS if network.job.accelerator.platform == "tpu" else {}
-    named = {**network.ports._asdict(), **of_tpus}
-    return [{"name": name, "containerPort": port} for name, port in named.items()]
+    tpu_ports = TPU_PORTS if network.job.accelerator.platform == "tpu" else {}
+    ports = {**network.ports._asdict(), **tpu_ports}
+    return [{"name": name, "containerPort": port} for name, port in ports.items()]
 
 
-def _tcpxo(given: Tcpxo) -> dict[str, Any]:
-    seen = [{"name": "libraries", "mountPath": _LIBRARIES}, {"name": "aperture-devices", "mountPath": _APERTURE}]
+def _tcpxo_patch(tcpxo: Tcpxo) -> dict[str, Any]:
+    mounts = [
+        {"name": "libraries", "mountPath": _LIBRARY_FOLDER},
+        {"name": "aperture-devices", "mountPath": _APERTURE_FOLDER},
+    ]
     host = {"libraries": "/home/kubernetes/bin/nvidia", "sys": "/sys", "proc-sys": "/proc/sys"}
-    host["aperture-devices"] = _APERTURE
+    host["aperture-devices"] = _APERTURE_FOLDER
     devices = [f"nvidia{number}" for number in range(gke.TCPXO_GPUS.value)]
     devices += ["nvidiactl", "nvidia-uvm", "dmabuf_import_helper"]
-    annotation = {f"devices.gke.io/container.{DAEMON}": "".join(f"- path: /dev/{device}\n" for device in devices)}
-    template = _main({"volumeMounts": seen})
-    template["metadata"] = {"annotations": annotation | _interfaces(given.networks, first=1)}
+    annotation = {
+        f"devices.gke.io/container.{DAEMON_CONTAINER}": "".join(f"- path: /dev/{device}\n" for device in devices)
+    }
+    template = _main_container_patch({"volumeMounts": mounts})
+    template["metadata"] = {"annotations": annotation | _interface_annotations(tcpxo.networks, first=1)}
     template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for name, path in host.items()]
-    template["spec"]["initContainers"] = [_tcpxo_daemon(given)]
+    template["spec"]["initContainers"] = [_tcpxo_daemon(tcpxo)]
     return template
 
 
-def _interfaces(networks: Sequence[str], first: int) -> dict[str, str]:
+def _interface_annotations(networks: Sequence[str], first: int) -> dict[str, str]:
     """Return GKE's annotations for eth0 and one interface per Network object, from eth`first` on."""
-    named = {"eth0": "default", **{f"eth{number}": name for number, name in enumerate(networks, first)}}
-    interfaces = [{"interfaceName": name, "network": network} for name, network in named.items()]
+    network_of_interface = {"eth0": "default", **{f"eth{number}": name for number, name in enumerate(networks, first)}}
+    interfaces = [{"interfaceName": name, "network": network} for name, network in network_of_interface.items()]
     return {"networking.gke.io/default-interface": "eth0", "networking.gke.io/interfaces": json.dumps(interfaces)}
 
 
-def _gib(folders: Mapping[str, str]) -> dict[str, Any]:
+def _gib_patch(folders: Mapping[str, str]) -> dict[str, Any]:
     names = {path: path.rpartition("/")[2] for path in folders}
-    seen = [{"name": names[path], "mountPath": mount} for path, mount in folders.items()]
-    template = _main({"volumeMounts": seen})
+    mounts = [{"name": names[path], "mountPath": mount} for path, mount in folders.items()]
+    template = _main_container_patch({"volumeMounts": mounts})
     template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for path, name in names.items()]
     return template
 
 
-def _tcpxo_daemon(given: Tcpxo) -> dict[str, Any]:
+def _tcpxo_daemon(tcpxo: Tcpxo) -> dict[str, Any]:
     """Return the receive daemon as a native sidecar, since a regular container would keep the Job from completing."""
     script = "/fts/entrypoint_rxdm_container.sh"
     return {
-        "name": DAEMON,
-        "image": given.image,
+        "name": DAEMON_CONTAINER,
+        "image": tcpxo.image,
         "restartPolicy": "Always",
         "command": ["/bin/sh", "-c"],
         "args": [f"set -ex; chmod 755 {script}; exec {script} --num_hops=2"],
-        "env": variables({"LD_LIBRARY_PATH": f"{_LIBRARIES}/lib64"}),
+        "env": render_env({"LD_LIBRARY_PATH": f"{_LIBRARY_FOLDER}/lib64"}),
         "securityContext": {
             "runAsNonRoot": False,
             "runAsUser": 0,
             "capabilities": {"add": ["NET_ADMIN", "NET_BIND_SERVICE"]},
         },
         "volumeMounts": [
-            {"name": "libraries", "mountPath": _LIBRARIES},
+            {"name": "libraries", "mountPath": _LIBRARY_FOLDER},
             {"name": "sys", "mountPath": "/hostsysfs"},
             {"name": "proc-sys", "mountPath": "/hostprocsysfs"},
         ],
     }
 
 
-def _main(container: dict[str, Any]) -> dict[str, Any]:
+def _main_container_patch(container: dict[str, Any]) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": MAIN_CONTAINER, **container}]}}
 
 
-def _resources(extended: Mapping[str, int | str]) -> dict[str, Any]:
+def _extended_resources(extended: Mapping[str, int | str]) -> dict[str, Any]:
     """Return requests and limits for extended resources, which must be equal."""
     amounts = {name: str(amount) for name, amount in extended.items()}
     return {"resources": {"requests": amounts, "limits": amounts}}
 
 
-def variables(env: Mapping[str, str]) -> list[dict[str, Any]]:
+def render_env(env: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return environment variables with `$` escaped, because the kubelet expands $(NAME)."""
     return [{"name": name, "value": value.replace("$", "$$")} for name, value in env.items()]
 
 
-def policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+def render_policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the NetworkPolicy, which admits the pods of the job, and Prometheus to their metrics.
 
     The list is empty if the job disables it or uses the host's network, to which policies do not apply.
@@ -306,7 +317,7 @@ def policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict[str, A
 
 
 # Names of the claims of a pod.
-_ADAPTERS, _NVLINK = "adapters", "nvlink"
+_ADAPTER_CLAIM, _NVLINK_CLAIM = "adapters", "nvlink"
 
 
 class Adapters(NamedTuple):
@@ -317,21 +328,21 @@ class Adapters(NamedTuple):
     number: int | None
 
 
-def adapters(network: JobNetwork, nodes: JobNodes) -> Adapters | None:
+def claimed_adapters(network: JobNetwork, nodes: JobNodes) -> Adapters | None:
     """Return the adapters that the network claims by DRA, or None."""
     if network.chosen == "efa-dra":
-        known = nodes.efa_interfaces
-        return Adapters(eks.EFA_CLASS.value, known[0] if len(known) == 1 else None)
+        interfaces = nodes.efa_interfaces
+        return Adapters(eks.EFA_CLASS.value, interfaces[0] if len(interfaces) == 1 else None)
     if network.chosen == "gpudirect-rdma-dra":
-        of_kind = gke.NODES[network.job.accelerator.type].rdma
-        return Adapters(gke.RDMA_CLASS.value, None if of_kind is None else of_kind.value)
+        rdma = gke.NODES[network.job.accelerator.type].rdma
+        return Adapters(gke.RDMA_CLASS.value, None if rdma is None else rdma.value)
     return None
 
 
 def claims_patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
     """Return the patch of the pod template with the claims."""
-    names = [_ADAPTERS] if adapters(network, nodes) is not None else []
-    names += [_NVLINK] if network.job.compute_domain else []
+    names = [_ADAPTER_CLAIM] if claimed_adapters(network, nodes) is not None else []
+    names += [_NVLINK_CLAIM] if network.job.compute_domain else []
     if not names:
         return {}
     main = {"name": MAIN_CONTAINER, "resources": {"claims": [{"name": name} for name in names]}}
@@ -342,16 +353,16 @@ def claims_patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
 def claim_manifests(network: JobNetwork, nodes: JobNodes, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the claim template of the adapters and the ComputeDomain, whose controller creates its own template."""
     manifests = []
-    if (claimed := adapters(network, nodes)) is not None:
+    if (claimed := claimed_adapters(network, nodes)) is not None:
         exactly: dict[str, Any] = {"deviceClassName": claimed.device_class, "allocationMode": "All"}
         if claimed.number is not None:
             exactly |= {"allocationMode": "ExactCount", "count": claimed.number}
-        named = {**metadata, "name": f"{network.job.name}-{_ADAPTERS}"}
-        spec: dict[str, Any] = {"spec": {"devices": {"requests": [{"name": _ADAPTERS, "exactly": exactly}]}}}
-        manifests.append((RESOURCE_CLAIM_TEMPLATES, named, spec))
+        named_metadata = {**metadata, "name": f"{network.job.name}-{_ADAPTER_CLAIM}"}
+        spec: dict[str, Any] = {"spec": {"devices": {"requests": [{"name": _ADAPTER_CLAIM, "exactly": exactly}]}}}
+        manifests.append((RESOURCE_CLAIM_TEMPLATES, named_metadata, spec))
     if network.job.compute_domain:
         # Without the driver's DNS names, every pod waits for this number of hosts; with them it is only reported.
-        channel = {"resourceClaimTemplate": {"name": f"{network.job.name}-{_NVLINK}"}}
+        channel = {"resourceClaimTemplate": {"name": f"{network.job.name}-{_NVLINK_CLAIM}"}}
         manifests.append((COMPUTE_DOMAINS, dict(metadata), {"numNodes": network.job.host_count, "channel": channel}))
     return [
         {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": named, "spec": spec}

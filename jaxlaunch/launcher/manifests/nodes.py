@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxlaunch.accelerators import GPUS, KNOWN
+from jaxlaunch.accelerators import ACCELERATORS, GPU_PLATFORMS
 from jaxlaunch.launcher.errors import Fault
 from jaxlaunch.launcher.job.defaults import Defaults
 from jaxlaunch.launcher.job.defaults import Nodes as ClusterNodes
@@ -25,12 +25,12 @@ from jaxlaunch.launcher.platforms.facts import (
     Nodes,
     Provisioner,
 )
-from jaxlaunch.launcher.platforms.table import Where
-from jaxlaunch.launcher.wording import count, either
+from jaxlaunch.launcher.platforms.table import PlatformName
+from jaxlaunch.launcher.wording import format_count, join_choices
 
 # By default, Kubernetes evicts pods five minutes after their node is lost. The gang notices after seconds, and then
 # waits for the eviction.
-GONE_NODE = tuple(
+LOST_NODE_TOLERATIONS = tuple(
     {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
     for taint in ("not-ready", "unreachable")
 )
@@ -41,7 +41,7 @@ class JobNodes:
     """The requirements of a job on its nodes."""
 
     job: JobSpec
-    platform: Where
+    platform: PlatformName
     queue: str | None
     # The component that adds nodes on EKS.
     provisioner: Provisioner
@@ -63,94 +63,102 @@ class JobNodes:
 # --- resolve ----------------------------------------------------------------------------------------------------------
 
 
-def resolve(job: JobSpec, given: Defaults, where: Where, network: Network) -> JobNodes:
+def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName, network: Network) -> JobNodes:
     """Combine the choices of the job, the cluster and the platform, in this order of precedence."""
-    accelerator, capacity = _with_accelerator(job, given, where), _of_capacity(job, given, where)
-    selector = given.node_selector | job.node_selector
-    usual = table.PLATFORMS[where].slice_label
-    paths = table.PLATFORMS[where].search_paths.get(job.accelerator.platform)
-    known = [nodes for nodes in (accelerator, capacity) if nodes is not None]
+    accelerator, capacity = _accelerator_nodes(job, defaults, platform), _capacity_nodes(job, defaults, platform)
+    selector = defaults.node_selector | job.node_selector
+    usual_slice_label = table.PLATFORMS[platform].slice_label
+    paths = table.PLATFORMS[platform].search_paths.get(job.accelerator.platform)
+    node_kinds = [nodes for nodes in (accelerator, capacity) if nodes is not None]
     return JobNodes(
         job=job,
-        platform=where,
-        queue=job.queue or given.queue,
-        provisioner=given.provisioner,
+        platform=platform,
+        queue=job.queue or defaults.queue,
+        provisioner=defaults.provisioner,
         accelerator=accelerator,
         capacity=capacity,
-        labels=_labels(job, known, selector, network, is_usual=accelerator is not None and bool(accelerator.source)),
+        labels=_required_labels(
+            job, node_kinds, selector, network, is_usual=accelerator is not None and bool(accelerator.source)
+        ),
         tolerations=(
-            *GONE_NODE,
-            *(toleration for nodes in known for toleration in nodes.tolerations),
-            *_tolerations([*given.tolerations, *job.tolerations]),
+            *LOST_NODE_TOLERATIONS,
+            *(toleration for nodes in node_kinds for toleration in nodes.tolerations),
+            *_dump_tolerations([*defaults.tolerations, *job.tolerations]),
         ),
         efa_interfaces=_efa_interfaces(accelerator, selector, job.host_count),
-        slice_label=given.slice_label or (None if usual is None else usual.value),
+        slice_label=defaults.slice_label or (None if usual_slice_label is None else usual_slice_label.value),
         search_paths={} if paths is None else paths.value,
     )
 
 
-def _with_accelerator(job: JobSpec, given: Defaults, where: Where) -> Nodes | None:
+def _accelerator_nodes(job: JobSpec, defaults: Defaults, platform: PlatformName) -> Nodes | None:
     """Return the nodes with enough of the accelerators, or None if the platform does not have the type.
 
     If no node has enough of them, the instance types are empty.
     """
     kind = job.accelerator.type
-    known = table.NODES[where].get(kind)
-    if kind in given.nodes:
-        return _of_cluster(given.nodes[kind], known)
-    if known is None or INSTANCE not in known.labels:
-        return known
-    types = tuple(name for name in known.labels[INSTANCE] if eks.INSTANCES[name].gpus >= job.accelerator.per_host)
-    return dataclasses.replace(known, labels={**known.labels, INSTANCE: types})
+    nodes = table.NODES[platform].get(kind)
+    if kind in defaults.nodes:
+        return _cluster_nodes(defaults.nodes[kind], nodes)
+    if nodes is None or INSTANCE not in nodes.labels:
+        return nodes
+    types = tuple(name for name in nodes.labels[INSTANCE] if eks.INSTANCES[name].gpus >= job.accelerator.per_host)
+    return dataclasses.replace(nodes, labels={**nodes.labels, INSTANCE: types})
 
 
-def _of_capacity(job: JobSpec, given: Defaults, where: Where) -> Nodes | None:
+def _capacity_nodes(job: JobSpec, defaults: Defaults, platform: PlatformName) -> Nodes | None:
     kind = job.capacity
     if kind == "on-demand":
         return Nodes()
-    known = table.capacity(where, given.provisioner)
+    capacities = table.capacity_nodes(platform, defaults.provisioner)
     if not isinstance(kind, Reservation):
-        return _of_cluster(given.capacity[kind], known.get(kind)) if kind in given.capacity else known.get(kind)
-    if (bought := known.get("reservation")) is None:
+        return (
+            _cluster_nodes(defaults.capacity[kind], capacities.get(kind))
+            if kind in defaults.capacity
+            else capacities.get(kind)
+        )
+    if (reserved := capacities.get("reservation")) is None:
         return None
     # The nodes of the reservation, or of the part of it that the job names.
-    parts = {NAME: kind.reservation, PROJECT: kind.project, BLOCK: kind.block, SUB_BLOCK: kind.sub_block}
-    labels = dict(bought.labels)
-    if given.provisioner == "managed" and given.reservation_label is not None:
-        labels = {given.reservation_label: (NAME,)}
-    if where == "gke":
-        for part, nodes in gke.IN_RESERVATION.items():
+    names = {NAME: kind.reservation, PROJECT: kind.project, BLOCK: kind.block, SUB_BLOCK: kind.sub_block}
+    labels = dict(reserved.labels)
+    if defaults.provisioner == "managed" and defaults.reservation_label is not None:
+        labels = {defaults.reservation_label: (NAME,)}
+    if platform == "gke":
+        for part, nodes in gke.RESERVATION_PARTS.items():
             if getattr(kind, part) is not None:
                 labels |= nodes.labels
-    filled = {key: tuple(parts.get(value) or value for value in values) for key, values in labels.items()}
-    return Nodes(filled, bought.tolerations, bought.source)
+    filled = {key: tuple(names.get(value) or value for value in values) for key, values in labels.items()}
+    return Nodes(filled, reserved.tolerations, reserved.source)
 
 
-def _of_cluster(own: ClusterNodes, usual: Nodes | None) -> Nodes:
+def _cluster_nodes(cluster_nodes: ClusterNodes, usual: Nodes | None) -> Nodes:
     """Return the nodes that the cluster defaults describe, with the usual tolerations unless they set others."""
-    keeps = usual is not None and "tolerations" not in own.model_fields_set
-    tolerations = usual.tolerations if usual is not None and keeps else _tolerations(own.tolerations)
-    return Nodes({key: (value,) for key, value in own.node_selector.items()}, tuple(tolerations))
+    keeps_tolerations = usual is not None and "tolerations" not in cluster_nodes.model_fields_set
+    tolerations = (
+        usual.tolerations if usual is not None and keeps_tolerations else _dump_tolerations(cluster_nodes.tolerations)
+    )
+    return Nodes({key: (value,) for key, value in cluster_nodes.node_selector.items()}, tuple(tolerations))
 
 
-def _labels(
-    job: JobSpec, known: Iterable[Nodes], selector: Mapping[str, str], network: Network, *, is_usual: bool
+def _required_labels(
+    job: JobSpec, node_kinds: Iterable[Nodes], selector: Mapping[str, str], network: Network, *, is_usual: bool
 ) -> dict[str, tuple[str, ...]]:
     """Return all labels that a node must have; `selector` chooses one of several values, or adds a label."""
-    asked = job.accelerator
-    wanted = {key: values for nodes in known for key, values in nodes.labels.items()}
-    wanted |= {key: (value,) for key, value in selector.items()}
-    if asked.topology is not None and GKE_TPU in wanted:
-        wanted[GKE_TOPOLOGY] = (asked.topology,)
-        if is_usual and asked.topology in KNOWN[asked.type].whole_host:
-            wanted[gke.CHIPS_LABEL.value] = (str(asked.per_host),)
-    if network == "gpudirect-tcpxo" and gke.TCPXO_GPU.value in wanted.get(GKE_GPU, ()):
-        wanted[GKE_GPU] = (gke.TCPXO_GPU.value,)
-    return wanted
+    accelerator = job.accelerator
+    labels = {key: values for nodes in node_kinds for key, values in nodes.labels.items()}
+    labels |= {key: (value,) for key, value in selector.items()}
+    if accelerator.topology is not None and GKE_TPU in labels:
+        labels[GKE_TOPOLOGY] = (accelerator.topology,)
+        if is_usual and accelerator.topology in ACCELERATORS[accelerator.type].whole_host_topologies:
+            labels[gke.CHIPS_LABEL.value] = (str(accelerator.per_host),)
+    if network == "gpudirect-tcpxo" and gke.TCPXO_GPU.value in labels.get(GKE_GPU, ()):
+        labels[GKE_GPU] = (gke.TCPXO_GPU.value,)
+    return labels
 
 
-def _tolerations(given: Iterable[Toleration]) -> list[dict[str, Any]]:
-    return [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in given]
+def _dump_tolerations(tolerations: Iterable[Toleration]) -> list[dict[str, Any]]:
+    return [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in tolerations]
 
 
 def _efa_interfaces(accelerator: Nodes | None, selector: Mapping[str, str], hosts: int) -> tuple[int, ...]:
@@ -158,65 +166,80 @@ def _efa_interfaces(accelerator: Nodes | None, selector: Mapping[str, str], host
     types = () if accelerator is None else accelerator.labels.get(INSTANCE, ())
     if (chosen := selector.get(INSTANCE)) is not None:
         types = (chosen,)
-    known = (eks.INSTANCES[name].efa for name in types if name in eks.INSTANCES)
-    found = tuple(sorted({interfaces for interfaces in known if interfaces}))
-    return found if hosts > 1 else found[:1]
+    interface_counts = (eks.INSTANCES[name].efa for name in types if name in eks.INSTANCES)
+    counts = tuple(sorted({interfaces for interfaces in interface_counts if interfaces}))
+    return counts if hosts > 1 else counts[:1]
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def faults(nodes: JobNodes) -> Iterator[Fault]:
+def find_faults(nodes: JobNodes) -> Iterator[Fault]:
     """Yield faults for everything that the job requests and the platform does not have."""
-    yield from _devices(nodes)
-    yield from _another_kind(nodes)
-    yield from _capacity(nodes)
+    yield from _device_faults(nodes)
+    yield from _other_kind_faults(nodes)
+    yield from _capacity_faults(nodes)
     job, accelerator = nodes.job, nodes.job.accelerator
     if nodes.platform == "gke" and accelerator.platform == "tpu" and job.slices > 1 and job.hosts == 1:
         message = f"slices = {job.slices}: GKE connects only slices of several hosts, "
         message += f"and {accelerator.type} {accelerator.topology} is one host."
         yield Fault(("slices",), message, "use a larger accelerator.topology, or slices: 1.")
-    yield from _one_kind(nodes)
+    yield from _mixed_kind_faults(nodes)
     if nodes.job.placement is not None and nodes.queue is None:
         yield Fault(("placement",), "placement is done by Kueue, and the job has no queue.", "name one with queue:.")
 
 
-def _devices(nodes: JobNodes) -> Iterator[Fault]:
-    kind, asked = nodes.job.accelerator.type, nodes.job.accelerator.per_host
+def _device_faults(nodes: JobNodes) -> Iterator[Fault]:
+    kind, per_host = nodes.job.accelerator.type, nodes.job.accelerator.per_host
     if nodes.accelerator is None:
-        have = [name for name, known in table.NODES.items() if kind in known]
-        hint = f"use platform: {either(have)}, or name their labels under nodes.{kind} in the cluster defaults."
+        platforms = [name for name, known in table.NODES.items() if kind in known]
+        hint = (
+            f"use platform: {join_choices(platforms)}, or name their labels under nodes.{kind} in the cluster defaults."
+        )
         message = f"accelerator.type = {kind} is not known on platform = {nodes.platform}."
         yield Fault(("accelerator", "type"), message, hint)
         return
-    if nodes.job.accelerator.platform not in GPUS:
+    if nodes.job.accelerator.platform not in GPU_PLATFORMS:
         return
-    has = {name: table.LARGEST[name] for names in nodes.labels.values() for name in names if name in table.LARGEST}
-    if nodes.accelerator.labels.get(INSTANCE) == () and not has:
-        has = {name: table.LARGEST[name] for name in table.NODES[nodes.platform][kind].labels[INSTANCE]}
-    chosen = next((value for value in nodes.job.node_selector.values() if value in has), None)
-    if has and max(has.values()) < asked and chosen is not None:
-        message = f"node_selector: {chosen} has {count(has[chosen], 'GPU')}, and accelerator.per_host = {asked}."
-        yield Fault(("node_selector",), message, f"use accelerator.per_host: {has[chosen]}, or another machine type.")
-    elif has and max(has.values()) < asked:
-        message = f"accelerator.per_host = {asked}: the largest {kind} machine of platform = {nodes.platform} has "
+    gpus_of_type = {
+        name: table.LARGEST[name] for names in nodes.labels.values() for name in names if name in table.LARGEST
+    }
+    if nodes.accelerator.labels.get(INSTANCE) == () and not gpus_of_type:
+        gpus_of_type = {name: table.LARGEST[name] for name in table.NODES[nodes.platform][kind].labels[INSTANCE]}
+    chosen = next((value for value in nodes.job.node_selector.values() if value in gpus_of_type), None)
+    if gpus_of_type and max(gpus_of_type.values()) < per_host and chosen is not None:
+        message = (
+            f"node_selector: {chosen} has {format_count(gpus_of_type[chosen], 'GPU')}, and "
+            f"accelerator.per_host = {per_host}."
+        )
+        yield Fault(
+            ("node_selector",), message, f"use accelerator.per_host: {gpus_of_type[chosen]}, or another machine type."
+        )
+    elif gpus_of_type and max(gpus_of_type.values()) < per_host:
+        message = f"accelerator.per_host = {per_host}: the largest {kind} machine of platform = {nodes.platform} has "
         hint = "use more hosts with fewer devices each."
-        yield Fault(("accelerator", "per_host"), f"{message}{max(has.values())}.", hint)
+        yield Fault(("accelerator", "per_host"), f"{message}{max(gpus_of_type.values())}.", hint)
 
 
-def _another_kind(nodes: JobNodes) -> Iterator[Fault]:
-    kind, known = nodes.job.accelerator.type, table.NODES[nodes.platform]
-    if nodes.accelerator is None or kind not in known or nodes.accelerator.source is None:
+def _other_kind_faults(nodes: JobNodes) -> Iterator[Fault]:
+    kind, nodes_of_kind = nodes.job.accelerator.type, table.NODES[nodes.platform]
+    if nodes.accelerator is None or kind not in nodes_of_kind or nodes.accelerator.source is None:
         return
-    for key, own in known[kind].labels.items():
+    for key, own_values in nodes_of_kind[kind].labels.items():
         for value in nodes.labels.get(key, ()):
-            others = [name for name, other in known.items() if value in other.labels.get(key, ())]
-            if value not in own and others:
-                message = f"node_selector: {key} = {value} is {either(others)}, and accelerator.type = {kind}."
-                yield Fault(("node_selector",), message, f"choose {either(own)}, or accelerator.type: {others[0]}.")
+            other_kinds = [name for name, other in nodes_of_kind.items() if value in other.labels.get(key, ())]
+            if value not in own_values and other_kinds:
+                message = (
+                    f"node_selector: {key} = {value} is {join_choices(other_kinds)}, and accelerator.type = {kind}."
+                )
+                yield Fault(
+                    ("node_selector",),
+                    message,
+                    f"choose {join_choices(own_values)}, or accelerator.type: {other_kinds[0]}.",
+                )
 
 
-def _capacity(nodes: JobNodes) -> Iterator[Fault]:
+def _capacity_faults(nodes: JobNodes) -> Iterator[Fault]:
     kind = nodes.job.capacity
     if nodes.capacity is not None:
         # Nodes of flex-start are removed after some days, whatever runs there.
@@ -226,7 +249,7 @@ def _capacity(nodes: JobNodes) -> Iterator[Fault]:
             message = f"deadline = {deadline / 86_400:g} days: nodes of capacity = flex-start last at most {days} days."
             yield Fault(("deadline",), message, f"write deadline: {days}d or less, or another capacity.")
         if isinstance(kind, Reservation):
-            yield from _reservation(nodes, kind)
+            yield from _reservation_faults(nodes, kind)
     elif isinstance(kind, Reservation):
         message = f"capacity = reservation is not known on platform = {nodes.platform}."
         yield Fault(("capacity", "reservation"), message, "use on-demand with node_selector: of those nodes.")
@@ -235,13 +258,13 @@ def _capacity(nodes: JobNodes) -> Iterator[Fault]:
         yield Fault(("capacity",), f"capacity = {kind} is not known on platform = {nodes.platform}.", hint)
 
 
-def _reservation(nodes: JobNodes, capacity: Reservation) -> Iterator[Fault]:
+def _reservation_faults(nodes: JobNodes, capacity: Reservation) -> Iterator[Fault]:
     name = capacity.reservation
     if nodes.platform == "eks" and nodes.provisioner != "managed" and not name.startswith(eks.RESERVATION_ID.value):
         message = f"capacity.reservation = {name} is not an id, by which Karpenter labels reserved nodes."
         hint = f"write {eks.RESERVATION_ID.value}…, or provisioner: managed in the cluster defaults for node groups."
         yield Fault(("capacity", "reservation"), message, hint)
-    for part in gke.IN_RESERVATION:
+    for part in gke.RESERVATION_PARTS:
         if getattr(capacity, part) is not None and nodes.platform != "gke":
             message = f"capacity.{part} is not known on platform = {nodes.platform}."
             yield Fault(("capacity", part), message, "leave it out: reservation names it whole.")
@@ -250,15 +273,15 @@ def _reservation(nodes: JobNodes, capacity: Reservation) -> Iterator[Fault]:
         yield Fault(("capacity", "sub_block"), message, "block: …")
 
 
-def _one_kind(nodes: JobNodes) -> Iterator[Fault]:
+def _mixed_kind_faults(nodes: JobNodes) -> Iterator[Fault]:
     """Refuse nodes of different kinds: a gang is as fast as its slowest host and as large as its smallest."""
     kind = nodes.job.accelerator.type
-    if nodes.accelerator is None or nodes.job.host_count == 1 or KNOWN[kind].alike:
+    if nodes.accelerator is None or nodes.job.host_count == 1 or ACCELERATORS[kind].may_mix_kinds:
         return
     for key in nodes.accelerator.labels:
         if len(values := nodes.labels.get(key, ())) > 1:
-            hosts = count(nodes.job.host_count, "host")
-            message = f"{hosts} of {kind} could be {either(values)}, which differ in memory or network."
+            hosts = format_count(nodes.job.host_count, "host")
+            message = f"{hosts} of {kind} could be {join_choices(values)}, which differ in memory or network."
             hint = f"choose one: node_selector: {{{key}: {values[0]}}}, or nodes.{kind} in the cluster defaults."
             yield Fault(("accelerator", "type"), message, hint)
 
@@ -268,7 +291,7 @@ def _one_kind(nodes: JobNodes) -> Iterator[Fault]:
 
 def patch(nodes: JobNodes) -> dict[str, Any]:
     """Return the patch of the pod template."""
-    spec: dict[str, Any] = _selection(nodes.labels)
+    spec: dict[str, Any] = _node_selection(nodes.labels)
     spec["tolerations"] = [dict(toleration) for toleration in nodes.tolerations]
     # With a queue, the priority is a label of the JobSet that Kueue reads.
     if nodes.job.priority is not None and nodes.queue is None:
@@ -286,32 +309,32 @@ def patch(nodes: JobNodes) -> dict[str, Any]:
     return {"metadata": {"annotations": annotations}, "spec": spec} if annotations else {"spec": spec}
 
 
-def _selection(wanted: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+def _node_selection(labels: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     spec: dict[str, Any] = {}
-    if single := {key: values[0] for key, values in wanted.items() if len(values) == 1}:
+    if single := {key: values[0] for key, values in labels.items() if len(values) == 1}:
         spec["nodeSelector"] = single
-    if several := {key: values for key, values in wanted.items() if len(values) > 1}:
+    if several := {key: values for key, values in labels.items() if len(values) > 1}:
         terms = [{"key": key, "operator": "In", "values": list(values)} for key, values in several.items()]
         required = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return spec
 
 
-def resources(nodes: JobNodes) -> dict[str, Any]:
+def container_resources(nodes: JobNodes) -> dict[str, Any]:
     """Return requests and limits of the main container.
 
     The CPU is not limited, because a throttled host delays the whole gang.
     """
     job = nodes.job
-    asked = {
+    quantities = {
         "cpu": job.resources.cpu,
         "memory": job.resources.memory,
         "ephemeral-storage": job.resources.ephemeral,
         "hugepages-2Mi": job.resources.hugepages,
     }
-    requests = {name: amount for name, amount in asked.items() if amount is not None}
+    requests = {name: amount for name, amount in quantities.items() if amount is not None}
     if (extended := table.RESOURCE.get(job.accelerator.platform)) is not None:
         requests[extended.value] = str(job.accelerator.per_host)
     limits = {name: amount for name, amount in requests.items() if name != "cpu"}
-    given = {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
-    return {"resources": given} if given else {}
+    blocks = {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
+    return {"resources": blocks} if blocks else {}

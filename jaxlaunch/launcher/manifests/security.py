@@ -30,12 +30,12 @@ RESTRICTED = {
     "capabilities": {"drop": ["ALL"]},
 }
 # Without this capability, root may not write to folders of another user.
-_OTHERS_FILES = "DAC_OVERRIDE"
+_OVERRIDE_CAPABILITY = "DAC_OVERRIDE"
 # A privileged container has every capability.
 _PRIVILEGED = {"privileged": True, "readOnlyRootFilesystem": True}
 
-KEY = "key"  # of the gang's Secret
-BYTES = 32
+KEY_FILE = "key"  # of the gang's Secret
+KEY_BYTES = 32
 _VOLUME, _MOUNT = "gang-secret", "/jaxlaunch-gang"
 
 
@@ -64,35 +64,35 @@ class JobSecurity:
     gang_secret: str | None
 
 
-def resolve(job: JobSpec, given: Defaults, *, pins_memory: bool) -> JobSecurity:
+def resolve(job: JobSpec, defaults: Defaults, *, pins_memory: bool) -> JobSecurity:
     """Choose the user from the cluster defaults and the ServiceAccount from the job.
 
     The default on TPUs is root, because no source shows that another user can open the devices (runtime.TPU_USER).
     """
-    usual = runtime.TPU_USER.value if job.accelerator.platform == "tpu" else given.user
-    user = given.users.get(job.accelerator.type, usual)
+    default_user = runtime.TPU_USER.value if job.accelerator.platform == "tpu" else defaults.user
+    user = defaults.users.get(job.accelerator.type, default_user)
     number = user if isinstance(user, int) else None  # root and privileged have none
     return JobSecurity(
         user=number or 0,
-        group=number or given.user,
-        is_chosen=job.accelerator.type in given.users,
+        group=number or defaults.user,
+        is_chosen=job.accelerator.type in defaults.users,
         is_privileged=user == "privileged",
         pins_memory=pins_memory,
-        service_account=job.service_account or given.service_account,
+        service_account=job.service_account or defaults.service_account,
         has_token=job.service_account is not None,
-        image_pull_secrets=tuple(dict.fromkeys([*given.image_pull_secrets, *job.image_pull_secrets])),
-        gang_secret=_gang_secret(job.name) if job.gang_secret else None,
+        image_pull_secrets=tuple(dict.fromkeys([*defaults.image_pull_secrets, *job.image_pull_secrets])),
+        gang_secret=_gang_secret_name(job.name) if job.gang_secret else None,
     )
 
 
-def pod(security: JobSecurity) -> dict[str, Any]:
+def pod_spec(security: JobSecurity) -> dict[str, Any]:
     """Return the keys of the pod's spec."""
-    own: dict[str, Any] = {"automountServiceAccountToken": security.has_token}
+    spec: dict[str, Any] = {"automountServiceAccountToken": security.has_token}
     if security.service_account is not None:
-        own["serviceAccountName"] = security.service_account
+        spec["serviceAccountName"] = security.service_account
     if security.image_pull_secrets:
-        own["imagePullSecrets"] = [{"name": name} for name in security.image_pull_secrets]
-    return own | {
+        spec["imagePullSecrets"] = [{"name": name} for name in security.image_pull_secrets]
+    return spec | {
         "securityContext": {
             "runAsNonRoot": security.user != 0,
             "runAsUser": security.user,
@@ -104,7 +104,7 @@ def pod(security: JobSecurity) -> dict[str, Any]:
     }
 
 
-def container(security: JobSecurity) -> dict[str, Any]:
+def container_security_context(security: JobSecurity) -> dict[str, Any]:
     """Return the security context of the agent's container.
 
     Capabilities are added only for root: for other users they have no effect and would violate `restricted`.
@@ -112,9 +112,9 @@ def container(security: JobSecurity) -> dict[str, Any]:
     if security.is_privileged:
         return dict(_PRIVILEGED)
     if security.user == 0:
-        added = [_OTHERS_FILES] if security.is_chosen else []
-        added += [runtime.PINNING_CAPABILITY.value] if security.pins_memory else []
-        return RESTRICTED | ({"capabilities": {"drop": ["ALL"], "add": added}} if added else {})
+        capabilities = [_OVERRIDE_CAPABILITY] if security.is_chosen else []
+        capabilities += [runtime.PINNING_CAPABILITY.value] if security.pins_memory else []
+        return RESTRICTED | ({"capabilities": {"drop": ["ALL"], "add": capabilities}} if capabilities else {})
     return dict(RESTRICTED)
 
 
@@ -124,7 +124,7 @@ def patch(security: JobSecurity) -> dict[str, Any]:
         return {}
     main = {
         "name": MAIN_CONTAINER,
-        "env": [{"name": contract.GANG_SECRET, "value": f"{_MOUNT}/{KEY}"}],
+        "env": [{"name": contract.GANG_SECRET, "value": f"{_MOUNT}/{KEY_FILE}"}],
         "volumeMounts": [{"name": _VOLUME, "mountPath": _MOUNT, "readOnly": True}],
     }
     volume = {"name": _VOLUME, "secret": {"secretName": security.gang_secret}}
@@ -137,26 +137,31 @@ def patch(security: JobSecurity) -> dict[str, Any]:
 def gang_secret(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return a new Secret of the gang with a random key and certificates, for the metadata of its JobSet."""
     job = metadata["name"]
-    held = {KEY: secrets.token_bytes(BYTES), **make_certificates(job)}
-    data = {name: base64.b64encode(content).decode() for name, content in held.items()}
-    named = {key: metadata[key] for key in ("namespace", "labels") if key in metadata} | {"name": _gang_secret(job)}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": named, "type": "Opaque", "data": data}
+    contents = {KEY_FILE: secrets.token_bytes(KEY_BYTES), **make_certificates(job)}
+    data = {name: base64.b64encode(content).decode() for name, content in contents.items()}
+    secret_metadata = {key: metadata[key] for key in ("namespace", "labels") if key in metadata} | {
+        "name": _gang_secret_name(job)
+    }
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": secret_metadata, "type": "Opaque", "data": data}
 
 
-def instruction(name: str) -> str:
+def secret_instruction(name: str) -> str:
     """Return the instruction for creating the Secret without `launcher submit`."""
-    given = f"kubectl create secret generic {_gang_secret(name)} --from-file={KEY}=/dev/stdin"
-    return f"the pods wait for Secret {_gang_secret(name)}, which is not printed: `openssl rand {BYTES} | {given}`"
+    command = f"kubectl create secret generic {_gang_secret_name(name)} --from-file={KEY_FILE}=/dev/stdin"
+    return (
+        f"the pods wait for Secret {_gang_secret_name(name)}, which is not printed: `openssl rand "
+        f"{KEY_BYTES} | {command}`"
+    )
 
 
-def _gang_secret(job: str) -> str:
+def _gang_secret_name(job: str) -> str:
     return f"{job}-gang"
 
 
 # Longer than any job, since the certificate cannot be renewed.
-VALID = datetime.timedelta(days=3650)
+CERTIFICATE_VALIDITY = datetime.timedelta(days=3650)
 # The clock of a node may be behind by this much.
-SKEW = datetime.timedelta(days=1)
+CLOCK_SKEW = datetime.timedelta(days=1)
 
 
 def make_certificates(job: str) -> dict[str, bytes]:
@@ -166,15 +171,15 @@ def make_certificates(job: str) -> dict[str, bytes]:
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority, host_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime.now(datetime.UTC)
     issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "jaxlaunch gang authority")])
 
-    def signed(subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
+    def sign_certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
         builder = (
             x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
-            .not_valid_before(now - SKEW)
-            .not_valid_after(now + VALID)
+            .not_valid_before(now - CLOCK_SKEW)
+            .not_valid_after(now + CERTIFICATE_VALIDITY)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         )
         for extension in extensions:
@@ -183,15 +188,15 @@ def make_certificates(job: str) -> dict[str, bytes]:
 
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, job[:64])])
     return {
-        AUTHORITY: signed(issuer, authority, x509.BasicConstraints(ca=True, path_length=0)),
-        CERTIFICATE: signed(
+        AUTHORITY: sign_certificate(issuer, authority, x509.BasicConstraints(ca=True, path_length=0)),
+        CERTIFICATE: sign_certificate(
             subject,
-            own,
+            host_key,
             x509.BasicConstraints(ca=False, path_length=None),
             x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"{PEER_URI}{job}")]),
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
         ),
-        CERTIFICATE_KEY: own.private_bytes(
+        CERTIFICATE_KEY: host_key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ),
     }

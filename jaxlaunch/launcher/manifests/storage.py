@@ -14,7 +14,7 @@ from jaxlaunch.launcher.job.types import Bucket, Claim, ConfigFiles, Ephemeral, 
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.runtime import SHM_PLATFORMS
-from jaxlaunch.launcher.platforms.table import Where
+from jaxlaunch.launcher.platforms.table import PlatformName
 from jaxlaunch.trainer.spec import AUTO, Mixture, Text, TrainSpec
 
 SCRATCH = "/tmp"
@@ -23,8 +23,8 @@ GCS_FUSE = "gcsfuse.csi.storage.gke.io"
 # The folder, below the checkpoints, for everything that must outlive a pod.
 RUN_FOLDER = ".jaxlaunch"
 
-_CHECKPOINTS: KeyPath = ("train", "checkpoint", "path")
-_COMPILE_CACHE: KeyPath = ("train", "compile_cache")
+_CHECKPOINT_KEY: KeyPath = ("train", "checkpoint", "path")
+_COMPILE_CACHE_KEY: KeyPath = ("train", "compile_cache")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class JobStorage:
     """The volumes of a job and the folders on them. Folders may be URLs."""
 
     job: JobSpec
-    platform: Where
+    platform: PlatformName
     volumes: tuple[Volume, ...]
     has_shared_memory: bool
     checkpoints: str | None
@@ -54,7 +54,7 @@ class JobStorage:
 # --- resolve ----------------------------------------------------------------------------------------------------------
 
 
-def resolve(job: JobSpec, given: Defaults, where: Where) -> JobStorage:
+def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName) -> JobStorage:
     """Combine the job's volumes and folders with those of the cluster that it uses.
 
     Only the built-in trainer has a compilation cache.
@@ -63,22 +63,22 @@ def resolve(job: JobSpec, given: Defaults, where: Where) -> JobStorage:
     checkpoints = None if train is None else train.checkpoint.path
     cache = None if train is None or train.compile_cache == AUTO else train.compile_cache
     filled: dict[KeyPath, KeyPath] = {}
-    if checkpoints is None and given.checkpoint is not None:
-        root = given.checkpoint.url if isinstance(given.checkpoint, CheckpointUrl) else given.checkpoint.path
-        checkpoints, filled[_CHECKPOINTS] = f"{root.rstrip('/')}/{job.name}", ("checkpoint",)
-    if train is not None and "compile_cache" not in train.model_fields_set and given.compile_cache is not None:
-        cache, filled[_COMPILE_CACHE] = given.compile_cache.path, ("compile_cache",)
+    if checkpoints is None and defaults.checkpoint is not None:
+        root = defaults.checkpoint.url if isinstance(defaults.checkpoint, CheckpointUrl) else defaults.checkpoint.path
+        checkpoints, filled[_CHECKPOINT_KEY] = f"{root.rstrip('/')}/{job.name}", ("checkpoint",)
+    if train is not None and "compile_cache" not in train.model_fields_set and defaults.compile_cache is not None:
+        cache, filled[_COMPILE_CACHE_KEY] = defaults.compile_cache.path, ("compile_cache",)
     # A claim of the cluster is added if the job uses its folder and mounts nothing there.
     volumes = list(job.volumes)
-    for claim, used in ((given.checkpoint, checkpoints), (given.compile_cache, cache)):
-        folder = PurePosixPath(used or "")
+    for claim, used_folder in ((defaults.checkpoint, checkpoints), (defaults.compile_cache, cache)):
+        folder = PurePosixPath(used_folder or "")
         if claim is None or isinstance(claim, CheckpointUrl) or not folder.is_relative_to(claim.path):
             continue
         if not any(folder.is_relative_to(volume.path) for volume in volumes):
             volumes.append(Claim(claim=claim.claim, path=claim.path))
     return JobStorage(
         job=job,
-        platform=where,
+        platform=platform,
         volumes=tuple(volumes),
         has_shared_memory=job.resources.shm is not None or job.accelerator.platform in SHM_PLATFORMS.value,
         checkpoints=checkpoints,
@@ -90,7 +90,7 @@ def resolve(job: JobSpec, given: Defaults, where: Where) -> JobStorage:
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def faults(storage: JobStorage) -> Iterator[Fault]:
+def find_faults(storage: JobStorage) -> Iterator[Fault]:
     """Yield faults for volumes that cannot be mounted, and for paths that would be lost or missing in a pod."""
     for index, volume in enumerate(storage.job.volumes):
         if isinstance(volume, Bucket) and not (storage.platform == "gke" and volume.bucket.startswith("gs://")):
@@ -99,62 +99,68 @@ def faults(storage: JobStorage) -> Iterator[Fault]:
             hint = "mount a claim of a CSI driver for it, or give its URL to the trainer."
             yield Fault(("volumes", index, "bucket"), message, hint)
     if storage.job.train is not None:
-        yield from _lost_checkpoints(storage, storage.checkpoints)
-        yield from _relative_paths(storage.job.train)
+        yield from _lost_checkpoint_faults(storage, storage.checkpoints)
+        yield from _relative_path_faults(storage.job.train)
 
 
-def _lost_checkpoints(storage: JobStorage, folder: str | None) -> Iterator[Fault]:
+def _lost_checkpoint_faults(storage: JobStorage, folder: str | None) -> Iterator[Fault]:
     """Check that checkpoints outlive their pod and are visible to every host."""
     if folder is None:
         message = "train.checkpoint.path is missing, and the cluster defaults have no place for checkpoints."
         hint = "write it, below a volume or as a URL, or give the cluster defaults a checkpoint volume."
-        yield Fault(_CHECKPOINTS, message, hint)
+        yield Fault(_CHECKPOINT_KEY, message, hint)
     elif folder.startswith("/"):
-        holder = _holder(storage, folder)
-        own = next((index for index, volume in enumerate(storage.job.volumes) if volume is holder), None)
-        at: KeyPath = ("volumes", own) if own is not None and _CHECKPOINTS in storage.filled else _CHECKPOINTS
+        holder = _find_holder(storage, folder)
+        volume_index = next((index for index, volume in enumerate(storage.job.volumes) if volume is holder), None)
+        path: KeyPath = (
+            ("volumes", volume_index)
+            if volume_index is not None and _CHECKPOINT_KEY in storage.filled
+            else _CHECKPOINT_KEY
+        )
         if holder is None:
             message = f"train.checkpoint.path = {folder} is on no volume: it would be lost with its pod."
-            yield Fault(_CHECKPOINTS, message, "mount a claim there: volumes: [{claim: …, path: …}].")
+            yield Fault(_CHECKPOINT_KEY, message, "mount a claim there: volumes: [{claim: …, path: …}].")
         elif isinstance(holder, Ephemeral) and storage.job.pod_count > 1:
             message = f"train.checkpoint.path = {folder} is on ephemeral storage, which every host has for itself."
-            yield Fault(at, message, "mount a ReadWriteMany claim there.")
+            yield Fault(path, message, "mount a ReadWriteMany claim there.")
         elif isinstance(holder, Claim | Bucket) and holder.read_only:
-            yield Fault(at, f"train.checkpoint.path = {folder} is on a read-only volume.", "mount it for writing.")
+            yield Fault(path, f"train.checkpoint.path = {folder} is on a read-only volume.", "mount it for writing.")
 
 
-def _holder(storage: JobStorage, folder: str) -> Any:
+def _find_holder(storage: JobStorage, folder: str) -> Any:
     """Return the innermost volume that contains a folder, or the mount of `pod:` that does."""
     mounted: list[tuple[Any, Any]] = [(volume.path, volume) for volume in storage.volumes]
     for container in storage.job.pod.get("spec", {}).get("containers", []):
         mounts = container.get("volumeMounts") if container["name"] == MAIN_CONTAINER else None
         for mount in mounts if isinstance(mounts, list) else []:
             mounted.append((mount.get("mountPath") if isinstance(mount, dict) else None, mount))
-    found = [
+    candidates = [
         (len(place), holder)
         for place, holder in mounted
         if isinstance(place, str) and PurePosixPath(folder).is_relative_to(place)
     ]
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+    return max(candidates, key=lambda pair: pair[0])[1] if candidates else None
 
 
-def _relative_paths(train: TrainSpec) -> Iterator[Fault]:
-    named: dict[KeyPath, Any] = {
+def _relative_path_faults(train: TrainSpec) -> Iterator[Fault]:
+    values_of_path: dict[KeyPath, Any] = {
         ("train", "data", key): getattr(train.data, key, None) for key in ("path", "eval_path", "data_dir")
     }
     if isinstance(train.data, Mixture):
         for name, part in train.data.parts.items():
-            named |= {("train", "data", "parts", name, key): getattr(part, key) for key in ("path", "eval_path")}
+            values_of_path |= {
+                ("train", "data", "parts", name, key): getattr(part, key) for key in ("path", "eval_path")
+            }
     if isinstance(train.data, Text | Mixture) and train.data.tokenizer != "bytes":
-        named[("train", "data", "tokenizer")] = train.data.tokenizer
-    named[_CHECKPOINTS] = train.checkpoint.path
-    named[_COMPILE_CACHE] = None if train.compile_cache == AUTO else train.compile_cache
+        values_of_path[("train", "data", "tokenizer")] = train.data.tokenizer
+    values_of_path[_CHECKPOINT_KEY] = train.checkpoint.path
+    values_of_path[_COMPILE_CACHE_KEY] = None if train.compile_cache == AUTO else train.compile_cache
     for block in ("model", "lora"):
-        named[("train", block, "init_from")] = getattr(getattr(train, block), "init_from", None)
-    for path, value in named.items():
-        for one in value if isinstance(value, list) else [value]:
-            if one is not None and "://" not in one and not one.startswith("/"):
-                message = f"{'.'.join(map(str, path))} = {one} is relative to the job file, which a pod does not have."
+        values_of_path[("train", block, "init_from")] = getattr(getattr(train, block), "init_from", None)
+    for path, value in values_of_path.items():
+        for item in value if isinstance(value, list) else [value]:
+            if item is not None and "://" not in item and not item.startswith("/"):
+                message = f"{'.'.join(map(str, path))} = {item} is relative to the job file, which a pod does not have."
                 yield Fault(path, message, "write the path in the pod, below a volume or in the image.")
 
 
@@ -163,51 +169,55 @@ def _relative_paths(train: TrainSpec) -> Iterator[Fault]:
 
 def patch(storage: JobStorage, *, owner: int) -> dict[str, Any]:
     """Return the patch of the pod template with the volumes; `owner` is the user of files in buckets."""
-    listed: list[dict[str, Any]] = [] if storage.has_own_scratch else [{"name": "tmp", "emptyDir": {}}]
+    volumes: list[dict[str, Any]] = [] if storage.has_own_scratch else [{"name": "tmp", "emptyDir": {}}]
     if storage.has_shared_memory:
         shm = storage.job.resources.shm
-        listed.append({"name": "shm", "emptyDir": {"medium": "Memory"} | ({} if shm is None else {"sizeLimit": shm})})
-    listed += [{"name": _name(place), **_source(volume, owner)} for place, volume in enumerate(storage.volumes)]
-    template: dict[str, Any] = {"spec": {"volumes": listed}}
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"} | ({} if shm is None else {"sizeLimit": shm})})
+    volumes += [
+        {"name": _volume_name(place), **_volume_source(volume, owner)} for place, volume in enumerate(storage.volumes)
+    ]
+    template: dict[str, Any] = {"spec": {"volumes": volumes}}
     if any(isinstance(volume, Bucket) for volume in storage.volumes):
         template["metadata"] = {"annotations": {"gke-gcsfuse/volumes": "true"}}
     return template
 
 
-def mounts(storage: JobStorage) -> list[dict[str, Any]]:
+def volume_mounts(storage: JobStorage) -> list[dict[str, Any]]:
     """Return the mounts of the volumes, for every container of the pod."""
-    listed: list[dict[str, Any]] = [] if storage.has_own_scratch else [{"name": "tmp", "mountPath": SCRATCH}]
+    volume_mounts: list[dict[str, Any]] = [] if storage.has_own_scratch else [{"name": "tmp", "mountPath": SCRATCH}]
     if storage.has_shared_memory:
-        listed.append({"name": "shm", "mountPath": SHM})
+        volume_mounts.append({"name": "shm", "mountPath": SHM})
     for place, volume in enumerate(storage.volumes):
         is_read_only = volume.read_only if isinstance(volume, Claim | Bucket) else not isinstance(volume, Ephemeral)
-        listed.append({"name": _name(place), "mountPath": volume.path} | ({"readOnly": True} if is_read_only else {}))
-    return listed
+        volume_mounts.append(
+            {"name": _volume_name(place), "mountPath": volume.path} | ({"readOnly": True} if is_read_only else {})
+        )
+    return volume_mounts
 
 
-def on_disk(storage: JobStorage) -> dict[str, int | None]:
+def disk_folders(storage: JobStorage) -> dict[str, int | None]:
     """Return the folders of a pod that are on its node's disk, with the limit of each in bytes, if any."""
-    found: dict[str, int | None] = {} if storage.has_own_scratch else {SCRATCH: None}
-    return found | {
+    limits: dict[str, int | None] = {} if storage.has_own_scratch else {SCRATCH: None}
+    return limits | {
         volume.path: int(parse_quantity(volume.ephemeral))
         for volume in storage.volumes
         if isinstance(volume, Ephemeral)
     }
 
 
-def trained(storage: JobStorage, train: TrainSpec) -> TrainSpec:
+def with_settled_folders(storage: JobStorage, train: TrainSpec) -> TrainSpec:
     """Return the `train` block with the resolved folders."""
-    settled: dict[str, Any] = {"checkpoint": train.checkpoint.model_copy(update={"path": storage.checkpoints})}
+    updates: dict[str, Any] = {"checkpoint": train.checkpoint.model_copy(update={"path": storage.checkpoints})}
     if storage.compile_cache is not None:
-        settled["compile_cache"] = storage.compile_cache
-    return train.model_copy(update=settled)
+        updates["compile_cache"] = storage.compile_cache
+    return train.model_copy(update=updates)
 
 
-def _name(place: int) -> str:
+def _volume_name(place: int) -> str:
     return f"volume-{place}"
 
 
-def _source(volume: Volume, owner: int) -> dict[str, Any]:
+def _volume_source(volume: Volume, owner: int) -> dict[str, Any]:
     match volume:
         case Claim():
             source: dict[str, Any] = {"claimName": volume.claim}

@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.accelerators import KNOWN
-from jaxlaunch.launcher.agent.host.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, TRAINER
+from jaxlaunch.accelerators import ACCELERATORS
+from jaxlaunch.launcher.agent.host.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, TRAINER_VARIABLES
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.job.types import Bucket, Claim, Ephemeral, Volume
 from jaxlaunch.launcher.kubernetes import pod_rules
@@ -27,7 +27,7 @@ from jaxlaunch.launcher.local import run_folders, trainer_process
 from jaxlaunch.launcher.manifests.jobset import ResolvedJob
 from jaxlaunch.launcher.platforms import table
 from jaxlaunch.launcher.platforms.facts import GPU_PRODUCT
-from jaxlaunch.launcher.wording import size
+from jaxlaunch.launcher.wording import format_size
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, Decoder, Mesh, TrainSpec
 
 GIB = 1024**3
@@ -55,14 +55,14 @@ def trace_shapes(
     """
     flags = ["--sharding"] if sharding else []
     flags += ["--compile", describe_chips(job)] if compiled else []
-    accelerator = KNOWN[job.accelerator.type]
+    accelerator = ACCELERATORS[job.accelerator.type]
     flags += ["--platform", accelerator.platform]
     flags += ["--capability", accelerator.capability] if accelerator.capability else []
     copies = 1 if compiled else _count_copies(train, job.devices)
 
     def show_progress(line: str) -> None:
         # All other lines are logs of compilers.
-        if show is not None and line.startswith(contract.COMPILING):
+        if show is not None and line.startswith(contract.COMPILING_PREFIX):
             show(line)
 
     shapes = trainer_process.run_program(
@@ -114,62 +114,62 @@ def traced_environ(job: JobSpec, train: TrainSpec, base: Path, copies: int = 1) 
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class UsableMemory:
     """Memory of one device that a training may use, for each model of the accelerator."""
 
     usable: tuple[float, ...]  # bytes, the smallest make first
     # The memory that this is a part of, as text.
-    of: str
+    description: str
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class FitVerdict:
     """The answer whether a training fits its devices. `fits` is None if that is not known."""
 
     fits: bool | None
-    says: str
+    text: str
     hint: str | None = None
 
 
-def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Memory | None:
+def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> UsableMemory | None:
     """Return the usable memory of the job's devices, on nodes with one of these values of each label.
 
     It is None if neither the job nor the accelerator's name determines it.
     """
-    accelerator = KNOWN[job.accelerator.type]
+    accelerator = ACCELERATORS[job.accelerator.type]
     if accelerator.platform == "cpu":
         quantity, devices = job.resources.memory, job.accelerator.devices_per_host
         if quantity is None:
             return None
-        return Memory(
+        return UsableMemory(
             (float(parse_quantity(quantity)) / devices,), f"a host's {quantity} / {devices}, with the program"
         )
     share = _memory_share(job) if accelerator.platform == "cuda" else 1.0
     quantity = job.accelerator.memory
     if quantity is None:
-        sizes_gib = _admitted_makes(accelerator.memory_gib, node_labels)
+        sizes_gib = _admitted_sizes_gib(accelerator.memory_gib, node_labels)
     else:
         sizes_gib = [float(parse_quantity(quantity)) / GIB]
     if not sizes_gib:
         return None
     sizes = " or ".join(f"{size_gib:g} GiB" for size_gib in sizes_gib)
-    of = f"{share:.0%} of {sizes}: JAX's part of {job.accelerator.type}" if share < 1 else job.accelerator.type
-    return Memory(tuple(size_gib * share * GIB for size_gib in sizes_gib), of)
+    description = f"{share:.0%} of {sizes}: JAX's part of {job.accelerator.type}" if share < 1 else job.accelerator.type
+    return UsableMemory(tuple(size_gib * share * GIB for size_gib in sizes_gib), description)
 
 
-def _admitted_makes(sizes_gib: Sequence[float], node_labels: Mapping[str, Sequence[str]]) -> Sequence[float]:
+def _admitted_sizes_gib(sizes_gib: Sequence[float], node_labels: Mapping[str, Sequence[str]]) -> Sequence[float]:
     """Return the memory sizes of an accelerator that the labels admit, or all if no label distinguishes them."""
-    named = [value for values in node_labels.values() for value in values if value in table.MEMORY_GB]
-    admitted = {min(sizes_gib, key=lambda size_gib: abs(size_gib - table.MEMORY_GB[value])) for value in named}
+    label_values = [value for values in node_labels.values() for value in values if value in table.MEMORY_GB]
+    admitted = {min(sizes_gib, key=lambda size_gib: abs(size_gib - table.MEMORY_GB[value])) for value in label_values}
     return sorted(admitted) or sizes_gib
 
 
 def _memory_share(job: JobSpec) -> float:
-    share = job.env.get(MEMORY_SHARE) or job.env.get(NEW_MEMORY_SHARE) or TRAINER["cuda"][MEMORY_SHARE]
+    share = job.env.get(MEMORY_SHARE) or job.env.get(NEW_MEMORY_SHARE) or TRAINER_VARIABLES["cuda"][MEMORY_SHARE]
     try:
         return float(share)
     except ValueError:
-        return float(TRAINER["cuda"][MEMORY_SHARE])
+        return float(TRAINER_VARIABLES["cuda"][MEMORY_SHARE])
 
 
 def peak_bytes(shapes: Shapes, remat: str = "asked") -> tuple[int, int]:
@@ -181,46 +181,48 @@ def peak_bytes(shapes: Shapes, remat: str = "asked") -> tuple[int, int]:
 
 def judge_memory(
     job: JobSpec, train: TrainSpec, shapes: Shapes, node_labels: Mapping[str, Sequence[str]] | None = None
-) -> Verdict:
+) -> FitVerdict:
     """Judge whether what a device holds fits into what it has, on nodes with one of these values of each label."""
     node_labels, kind = node_labels or {}, job.accelerator.type
     memory, (low, high) = device_memory(job, node_labels), peak_bytes(shapes)
     if memory is None:
         key = "a host has: resources.memory" if kind == "cpu" else f"a {kind} has: accelerator.memory, such as 24Gi"
-        return Verdict(None, "whether that fits is not known", f"say how much memory {key}.")
-    smallest, largest = memory.usable[0], memory.usable[-1]
-    if low > largest:
-        hint = _suggest_fit(train, job.devices, shapes, largest)
-        return Verdict(False, f"does not fit into {size(largest)} ({memory.of})", hint)
-    room = f"{size(smallest)} ({memory.of})"
-    if high <= smallest:
-        return Verdict(True, f"fits into {room}")
-    if high <= largest:
-        sizes_gib = KNOWN[kind].memory_gib
-        make = f"the {sizes_gib[-1]:.0f} GB {kind.upper()}"
+        return FitVerdict(None, "whether that fits is not known", f"say how much memory {key}.")
+    smallest_bytes, largest_bytes = memory.usable[0], memory.usable[-1]
+    if low > largest_bytes:
+        hint = _suggest_fit(train, job.devices, shapes, largest_bytes)
+        return FitVerdict(False, f"does not fit into {format_size(largest_bytes)} ({memory.description})", hint)
+    room = f"{format_size(smallest_bytes)} ({memory.description})"
+    if high <= smallest_bytes:
+        return FitVerdict(True, f"fits into {room}")
+    if high <= largest_bytes:
+        sizes_gib = ACCELERATORS[kind].memory_gib
+        largest_model = f"the {sizes_gib[-1]:.0f} GB {kind.upper()}"
         largest_labels = (
             f"{key}: {value}"
             for key, values in node_labels.items()
             for value in values
-            if value in table.MEMORY_GB and _admitted_makes(sizes_gib, {key: [value]}) == [sizes_gib[-1]]
+            if value in table.MEMORY_GB and _admitted_sizes_gib(sizes_gib, {key: [value]}) == [sizes_gib[-1]]
         )
         choice = next(largest_labels, f"{GPU_PRODUCT}: …")
-        hint = f"choose nodes with {make} by node_selector, such as {{{choice}}}."
-        return Verdict(None, f"fits {make} only: {size(largest)} ({memory.of})", hint)
-    return Verdict(None, f"may not fit into {room}", "the compiler decides how much mp splits: --compile measures it.")
+        hint = f"choose nodes with {largest_model} by node_selector, such as {{{choice}}}."
+        return FitVerdict(None, f"fits {largest_model} only: {format_size(largest_bytes)} ({memory.description})", hint)
+    return FitVerdict(
+        None, f"may not fit into {room}", "the compiler decides how much mp splits: --compile measures it."
+    )
 
 
 def _suggest_fit(train: TrainSpec, devices: int, shapes: Shapes, room_bytes: float) -> str:
     """Return the change that would make the training fit, or the best advice."""
     full_bytes = peak_bytes(shapes, "full")[1]
     if full_bytes <= room_bytes:
-        return f"train.remat: full needs {size(full_bytes)}."
+        return f"train.remat: full needs {format_size(full_bytes)}."
     state_bytes = sum(part for name, part in shapes["device"].items() if name != "batch")
     if state_bytes > room_bytes / 2:
         if train.mesh.resolve(devices)[0] > 1:
-            return f"the state alone takes {size(state_bytes)}: train.mesh.fsdp splits it, dp copies it."
+            return f"the state alone takes {format_size(state_bytes)}: train.mesh.fsdp splits it, dp copies it."
         axes = "fsdp, ep or mp" if isinstance(train.model, Decoder) and train.model.experts else "fsdp or mp"
-        return f"the state alone takes {size(state_bytes)}: ask for more devices under train.mesh.{axes}."
+        return f"the state alone takes {format_size(state_bytes)}: ask for more devices under train.mesh.{axes}."
     return "use a smaller batch or more train.accumulate, in addition to train.remat: full."
 
 
@@ -233,20 +235,20 @@ class Room:
 
     folder: str
     bytes: int | None
-    says: str
+    text: str
 
 
 def checkpoint_sizes(train: TrainSpec, folder: str | None, shapes: Shapes) -> dict[str, Any]:
     """Return the bytes of the checkpoints. While one is being written, there is one more than are kept."""
-    one, kept = shapes["checkpoint"], train.checkpoint.kept()
-    return {"folder": folder, "bytes": one, "kept": kept, "most": one * (kept + 1)}
+    size_bytes, kept_count = shapes["checkpoint"], train.checkpoint.max_kept_steps()
+    return {"folder": folder, "bytes": size_bytes, "kept": kept_count, "most": size_bytes * (kept_count + 1)}
 
 
 def checkpoint_room(job: ResolvedJob, base: Path) -> Room:
     """Return the room in the checkpoint folder of a job whose file is in `base`, or in that of `launcher run`."""
     folder = job.storage.checkpoints
     if folder is None:
-        return _local_room(str(run_folders.HOME / job.spec.name / "checkpoints"), Path())
+        return _local_room(str(run_folders.RUNS_FOLDER / job.spec.name / "checkpoints"), Path())
     if "://" in folder:
         return Room(folder, None, "a bucket")
     match checkpoint_volume(job):
@@ -284,13 +286,13 @@ def _local_room(folder: str, base: Path) -> Room:
 
 def cluster_requests(job: ResolvedJob, jobset: Mapping[str, Any]) -> dict[str, Any]:
     """Return the requests to the cluster."""
-    per_pod, together = demand.pod_requests(pod_template(jobset)["spec"]), demand.job_requests(jobset)
+    per_pod, total = demand.pod_requests(pod_template(jobset)["spec"]), demand.job_requests(jobset)
     return {
         "platform": job.nodes.platform,
         "queue": job.nodes.queue,
         "pods": demand.count_pods(jobset),
         "per_pod": {name: demand.format_quantity(name, number) for name, number in per_pod.items()},
-        "together": {name: demand.format_quantity(name, number) for name, number in together.items()},
+        "together": {name: demand.format_quantity(name, number) for name, number in total.items()},
     }
 
 
@@ -307,8 +309,8 @@ def describe_ingress(job: ResolvedJob) -> str:
     leader, metrics = job.network.ports.leader, job.network.ports.metrics
     ports = f"ports {leader} (agents) and {metrics} (metrics), and JAX's coordinator"
     if job.network.chosen == "hostnetwork":
-        where = "are on the nodes' own addresses, which no NetworkPolicy protects: close them in the nodes' firewall"
-        return f"anyone who reaches the nodes; {ports}, {where}"
+        exposure = "are on the nodes' own addresses, which no NetworkPolicy protects: close them in the nodes' firewall"
+        return f"anyone who reaches the nodes; {ports}, {exposure}"
     if not job.spec.network_policy:
         return f"anyone whom the namespace's other NetworkPolicies admit; {ports}, are open where there is none"
     namespace = job.network.prometheus.namespace

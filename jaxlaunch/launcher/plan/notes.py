@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from jaxlaunch.accelerators import KNOWN, OLDEST_CAPABILITY
+from jaxlaunch.accelerators import ACCELERATORS, OLDEST_CAPABILITY
 from jaxlaunch.launcher.job.schema import Reservation
 from jaxlaunch.launcher.manifests.jobset import ResolvedJob
 from jaxlaunch.launcher.platforms import eks, gke, runtime
 from jaxlaunch.launcher.platforms.facts import GKE_GPU, INSTANCE
-from jaxlaunch.launcher.wording import count
+from jaxlaunch.launcher.wording import format_count
 
 
 def list_notes(job: ResolvedJob) -> Iterator[str]:
     """Yield one sentence for each choice."""
     if job.nodes.platform == "gke":
-        yield from _spot(job)
+        yield from _note_spot(job)
     if job.nodes.platform == "eks":
-        yield from _hugepages(job)
-        yield from _eks(job)
-    for kind in (_slice, _tcp, _render, _arm, _numa, _any_gpu, _cuda, _user):
-        yield from kind(job)
+        yield from _note_hugepages(job)
+        yield from _note_eks(job)
+    for list_kind in (
+        _note_slice,
+        _note_tcp,
+        _note_render_group,
+        _note_arm,
+        _note_numa,
+        _note_any_gpu,
+        _note_cuda,
+        _note_user,
+    ):
+        yield from list_kind(job)
 
 
-def _user(job: ResolvedJob) -> Iterator[str]:
+def _note_user(job: ResolvedJob) -> Iterator[str]:
     kind, pinning = job.spec.accelerator.type, job.network.pinning
     root = f"users: {{{kind}: root}} in the cluster defaults"
     if job.security.user == 0 and not job.security.is_chosen:
@@ -34,8 +43,8 @@ def _user(job: ResolvedJob) -> Iterator[str]:
         )
         return
     if job.security.user == 0:
-        how = ", in a privileged container" if job.security.is_privileged else ""
-        yield f"user: the pods run as root{how}, by users.{kind} of the cluster defaults."
+        privilege = ", in a privileged container" if job.security.is_privileged else ""
+        yield f"user: the pods run as root{privilege}, by users.{kind} of the cluster defaults."
         return
     if job.spec.accelerator.platform == "tpu":
         yield (
@@ -49,27 +58,29 @@ def _user(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-def _slice(job: ResolvedJob) -> Iterator[str]:
+def _note_slice(job: ResolvedJob) -> Iterator[str]:
     if job.spec.accelerator.platform == "tpu" and job.spec.host_count > 1:
-        others = f", of all {job.spec.slices} slices" if job.spec.slices > 1 else ""
+        other_slices = f", of all {job.spec.slices} slices" if job.spec.slices > 1 else ""
         yield (
             "restarts: a TPU slice is lost as a whole, so a lost host costs all pods"
-            f"{others}: they are made again together, where those of a GPU job would wait for the one that is lost."
+            f"{other_slices}: they are made again together, where those of a GPU job would wait for "
+            "the one that is lost."
         )
 
 
-def _spot(job: ResolvedJob) -> Iterator[str]:
+def _note_spot(job: ResolvedJob) -> Iterator[str]:
     # A reclaimed node may be gone before the job's own grace period is over.
-    usual, most = gke.SPOT_GRACE_S.value, gke.LARGEST_SPOT_GRACE_S.value
-    if job.spec.capacity == "spot" and job.spec.grace > usual:
+    usual_s, most_s = gke.SPOT_GRACE_S.value, gke.LARGEST_SPOT_GRACE_S.value
+    if job.spec.capacity == "spot" and job.spec.grace > usual_s:
         yield (
-            f"grace: {job.spec.grace:g} s, but GKE ends the pods of a Spot node after {usual} s, or at most {most} s "
+            f"grace: {job.spec.grace:g} s, but GKE ends the pods of a Spot node after {usual_s} s, or "
+            f"at most {most_s} s "
             "where its node pool says so: a save that takes longer is lost with it. Save often enough by "
             "train.checkpoint.every."
         )
 
 
-def _hugepages(job: ResolvedJob) -> Iterator[str]:
+def _note_hugepages(job: ResolvedJob) -> Iterator[str]:
     if job.spec.resources.hugepages is not None and job.nodes.provisioner == "karpenter":
         yield (
             f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter adds no node for pods that request "
@@ -77,7 +88,7 @@ def _hugepages(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-def _eks(job: ResolvedJob) -> Iterator[str]:
+def _note_eks(job: ResolvedJob) -> Iterator[str]:
     capacity, nodes = job.spec.capacity, job.nodes
     if isinstance(capacity, Reservation) and nodes.provisioner == "managed" and nodes.capacity is not None:
         (label,) = nodes.capacity.labels
@@ -92,17 +103,17 @@ def _eks(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-def _tcp(job: ResolvedJob) -> Iterator[str]:
+def _note_tcp(job: ResolvedJob) -> Iterator[str]:
     # The GPUs of these hosts have a fast network of their own, which the job does not use.
-    known = _GPU_NETWORKS.get(job.nodes.platform)
-    if known is None or job.network.chosen != "default" or job.spec.host_count == 1:
+    platform_networks = _GPU_NETWORKS.get(job.nodes.platform)
+    if platform_networks is None or job.network.chosen != "default" or job.spec.host_count == 1:
         return
-    label, factors = known
+    label, factors = platform_networks
     values = job.nodes.labels.get(label, ())
     if len(values) == 1 and (factor := factors.get(values[0], 1)) > 1:
         yield (
-            f"network: the {count(job.spec.host_count, 'host')} communicate over TCP on one interface; those of "
-            f"{values[0]} for its GPUs have {factor} × its bandwidth: {_way(values[0])}."
+            f"network: the {format_count(job.spec.host_count, 'host')} communicate over TCP on one interface; those of "
+            f"{values[0]} for its GPUs have {factor} × its bandwidth: {_suggest_network(values[0])}."
         )
 
 
@@ -113,7 +124,7 @@ _GPU_NETWORKS: Mapping[str, tuple[str, Mapping[str, int]]] = {
 }
 
 
-def _way(nodes: str) -> str:
+def _suggest_network(nodes: str) -> str:
     if nodes in eks.INSTANCES:
         return "network: efa"
     if nodes == gke.TCPXO_GPU.value:
@@ -128,7 +139,7 @@ def _way(nodes: str) -> str:
     return "network: gpudirect-rdma"
 
 
-def _render(job: ResolvedJob) -> Iterator[str]:
+def _note_render_group(job: ResolvedJob) -> Iterator[str]:
     # A user other than root can open AMD's devices only through their group.
     user = job.security.user
     if job.spec.accelerator.platform == "rocm" and user and "supplementalGroups" not in str(job.spec.pod):
@@ -139,36 +150,39 @@ def _render(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-def _arm(job: ResolvedJob) -> Iterator[str]:
-    if KNOWN[job.spec.accelerator.type].arm:
+def _note_arm(job: ResolvedJob) -> Iterator[str]:
+    if ACCELERATORS[job.spec.accelerator.type].is_arm:
         yield (
             f"image: nodes of {job.spec.accelerator.type} are arm64; an image for amd64 alone ends there with `exec "
             "format error`."
         )
 
 
-def _numa(job: ResolvedJob) -> Iterator[str]:
+def _note_numa(job: ResolvedJob) -> Iterator[str]:
     # One process drives the chips of several NUMA nodes. Pods of Google and xpk have a container for each node.
-    known, asked = KNOWN[job.spec.accelerator.type], job.spec.accelerator
-    if known.numa_nodes > 1 and asked.per_host > 1:
+    hardware, accelerator = ACCELERATORS[job.spec.accelerator.type], job.spec.accelerator
+    if hardware.numa_nodes > 1 and accelerator.per_host > 1:
         yield (
-            f"host: the {asked.per_host} chips of a {asked.type} host are on {known.numa_nodes} NUMA nodes, and one "
+            f"host: the {accelerator.per_host} chips of a {accelerator.type} host are on "
+            f"{hardware.numa_nodes} NUMA nodes, and one "
             "process drives them all; Google's pods and xpk's have a bound container for each node, which jaxlaunch "
             "does not: what crosses the nodes is slower."
         )
 
 
-def _any_gpu(job: ResolvedJob) -> Iterator[str]:
+def _note_any_gpu(job: ResolvedJob) -> Iterator[str]:
     if job.spec.accelerator.type == "gpu" and not job.nodes.labels:
         hosts = job.spec.host_count
-        whose = "the host may have any GPU" if hosts == 1 else f"the {count(hosts, 'host')} may have different GPUs"
-        yield f"accelerator: gpu names none, and {whose}: choose their nodes by node_selector."
+        subject = (
+            "the host may have any GPU" if hosts == 1 else f"the {format_count(hosts, 'host')} may have different GPUs"
+        )
+        yield f"accelerator: gpu names none, and {subject}: choose their nodes by node_selector."
 
 
-def _cuda(job: ResolvedJob) -> Iterator[str]:
+def _note_cuda(job: ResolvedJob) -> Iterator[str]:
     # The GPU may be too old for a version of CUDA. The name of the image may show that it has an older one.
     kind = job.spec.accelerator.type
-    capability, image = KNOWN[kind].capability, job.code.image or ""
+    capability, image = ACCELERATORS[kind].capability, job.code.image or ""
     for cuda, oldest in OLDEST_CAPABILITY.items():
         if capability is not None and float(capability) < oldest and f"cuda{cuda - 1}" not in image:
             yield (

@@ -68,7 +68,7 @@ INSTANCES: Mapping[str, Instance] = {
 }
 
 
-def _types(*families: str) -> Nodes:
+def _instance_nodes(*families: str) -> Nodes:
     types = tuple(name for family in families for name in INSTANCES if name.startswith(f"{family}."))
     return Nodes({INSTANCE: types}, (GPU_TAINT,), TYPES)
 
@@ -76,19 +76,19 @@ def _types(*families: str) -> Nodes:
 NODES: Mapping[str, Nodes] = {
     "cpu": Nodes(source=TYPES),
     "gpu": Nodes({}, (GPU_TAINT,), TYPES),
-    "t4": _types("g4dn"),
-    "v100": _types("p3", "p3dn"),
-    "a10g": _types("g5"),
-    "l4": _types("g6"),
-    "l40s": _types("g6e"),
-    "rtxpro6000": _types("g7e"),
-    "a100": _types("p4d", "p4de"),
+    "t4": _instance_nodes("g4dn"),
+    "v100": _instance_nodes("p3", "p3dn"),
+    "a10g": _instance_nodes("g5"),
+    "l4": _instance_nodes("g6"),
+    "l40s": _instance_nodes("g6e"),
+    "rtxpro6000": _instance_nodes("g7e"),
+    "a100": _instance_nodes("p4d", "p4de"),
     "h100": Nodes({INSTANCE: ("p5.48xlarge", "p5.4xlarge")}, (GPU_TAINT,), TYPES),
-    "h200": _types("p5e", "p5en"),
-    "b200": _types("p6-b200"),
-    "b300": _types("p6-b300"),
-    "gb200": _types("p6e-gb200"),
-    "gb300": _types("p6e-gb300"),
+    "h200": _instance_nodes("p5e", "p5en"),
+    "b200": _instance_nodes("p6-b200"),
+    "b300": _instance_nodes("p6-b300"),
+    "gb200": _instance_nodes("p6e-gb200"),
+    "gb300": _instance_nodes("p6e-gb300"),
 }
 
 CAPACITY: Mapping[Provisioner, Mapping[str, Nodes]] = {

@@ -86,11 +86,11 @@ class PlatformFacts:
     search_paths: Mapping[str, Fact[Mapping[str, str]]] = dataclasses.field(default_factory=dict)
 
 
-def tolerate(key: str) -> Mapping[str, Any]:
+def toleration_for(key: str) -> Mapping[str, Any]:
     """Return the toleration of a taint with any value."""
     return {"key": key, "operator": "Exists", "effect": "NoSchedule"}
 
 
-GPU_TAINT = tolerate("nvidia.com/gpu")
-TPU_TAINT = tolerate("google.com/tpu")
+GPU_TAINT = toleration_for("nvidia.com/gpu")
+TPU_TAINT = toleration_for("google.com/tpu")
 ARM_TAINT = {"key": "kubernetes.io/arch", "operator": "Equal", "value": "arm64", "effect": "NoSchedule"}

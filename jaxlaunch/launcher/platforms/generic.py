@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jaxlaunch.accelerators import DRIVER, KNOWN, Accelerator, Source
+from jaxlaunch.accelerators import ACCELERATORS, DRIVER, Accelerator, Source
 from jaxlaunch.launcher.platforms.facts import (
     AMD_DEVICE,
     GPU_PRODUCT,
@@ -12,7 +12,7 @@ from jaxlaunch.launcher.platforms.facts import (
     Fact,
     Nodes,
     PlatformFacts,
-    tolerate,
+    toleration_for,
 )
 
 DISCOVERY = Source(
@@ -30,9 +30,9 @@ AMD_GROUP = Source("AMD GPU device plugin: as another user than root", "github.c
 DRIVER_LABEL = Fact("nvidia.com/cuda.driver.major", DISCOVERY)
 
 
-def _amd(*ids: str) -> Nodes:
+def _amd_nodes(*ids: str) -> Nodes:
     """Return the nodes with these PCI ids, of the card and of its virtual function in a virtual machine."""
-    return Nodes({AMD_DEVICE: ids}, (tolerate(AMD_RESOURCE.value),), AMD_IDS)
+    return Nodes({AMD_DEVICE: ids}, (toleration_for(AMD_RESOURCE.value),), AMD_IDS)
 
 
 AMD_RESOURCE = Fact("amd.com/gpu", AMD)
@@ -42,23 +42,23 @@ AMD_DEVICES = Fact("/dev/kfd and /dev/dri/renderD*, of root and group render, mo
 # GiB of each variant of a GPU by the name that the discovery uses, which is that of the device with dashes.
 _MEMORY_GB: Mapping[str, Fact[float]] = {
     make.name.replace(" ", "-"): Fact(make.memory_gib, DRIVER)
-    for accelerator in KNOWN.values()
+    for accelerator in ACCELERATORS.values()
     if accelerator.platform == "cuda"
-    for make in accelerator.makes
+    for make in accelerator.models
 }
 
 
-def _nvidia(one: Accelerator) -> Nodes:
+def _nvidia_nodes(accelerator: Accelerator) -> Nodes:
     """Return the nodes of a GPU; one without product names is requested only by its resource."""
-    products = tuple(make.name.replace(" ", "-") for make in one.makes)
+    products = tuple(make.name.replace(" ", "-") for make in accelerator.models)
     return Nodes({GPU_PRODUCT: products} if products else {}, (GPU_TAINT,), DISCOVERY)
 
 
 NODES: Mapping[str, Nodes] = {
     "cpu": Nodes(source=DISCOVERY),
-    **{name: _nvidia(one) for name, one in KNOWN.items() if one.platform == "cuda"},
-    "mi300x": _amd("74a1", "74b5"),
-    "mi325x": _amd("74a5", "74b9"),
+    **{name: _nvidia_nodes(one) for name, one in ACCELERATORS.items() if one.platform == "cuda"},
+    "mi300x": _amd_nodes("74a1", "74b5"),
+    "mi325x": _amd_nodes("74a5", "74b9"),
 }
 
 PLATFORM = PlatformFacts(NODES, memory_gb=_MEMORY_GB)

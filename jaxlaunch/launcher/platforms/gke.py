@@ -18,7 +18,7 @@ from jaxlaunch.launcher.platforms.facts import (
     Fact,
     Nodes,
     PlatformFacts,
-    tolerate,
+    toleration_for,
 )
 
 _DOCS = "cloud.google.com/kubernetes-engine/docs"
@@ -83,39 +83,41 @@ A4X_MAX = Source(
 RDMA_CLASS = Fact("mrdma.google.com", DRANET)
 # GPUDirect RDMA by NCCL's plugin gIB.
 GIB_FOLDER = Fact("/usr/local/gib", GIB_POD)
-_GIB = Fact("gIB", GIB_POD)
+_GIB_PLUGIN = Fact("gIB", GIB_POD)
 
 
-def _gpu(
+def _gpu_nodes(
     *values: str, plugins: Fact[str] | None = None, rdma: Fact[int] | None = None, gib_tuner: str | None = None
 ) -> Nodes:
     tuner = None if gib_tuner is None else Fact(f"{GIB_FOLDER.value}/configs/{gib_tuner}", GIB_NCCL)
     return Nodes({GKE_GPU: values}, (GPU_TAINT,), GPUS, plugins, rdma, tuner)
 
 
-def _tpu(value: str) -> Nodes:
+def _tpu_nodes(value: str) -> Nodes:
     return Nodes({GKE_TPU: (value,)}, (TPU_TAINT,), TPUS)
 
 
 NODES: Mapping[str, Nodes] = {
     "cpu": Nodes(source=GPUS),
     "gpu": Nodes({}, (GPU_TAINT,), GPUS),
-    "t4": _gpu("nvidia-tesla-t4"),
-    "v100": _gpu("nvidia-tesla-v100"),
-    "rtxpro6000": _gpu("nvidia-rtx-pro-6000"),
-    "l4": _gpu("nvidia-l4"),
-    "a100": _gpu("nvidia-tesla-a100", "nvidia-a100-80gb"),
-    "h100": _gpu("nvidia-h100-80gb", "nvidia-h100-mega-80gb", plugins=Fact("GPUDirect-TCPX or TCPXO", TCPXO)),
-    "h200": _gpu("nvidia-h200-141gb", plugins=_GIB, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a3u.txtpb"),
-    "b200": _gpu("nvidia-b200", plugins=_GIB, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a4.txtpb"),
-    "gb200": Nodes({GKE_GPU: ("nvidia-gb200",)}, (GPU_TAINT, ARM_TAINT), GPUS, _GIB, Fact(4, DRANET)),
+    "t4": _gpu_nodes("nvidia-tesla-t4"),
+    "v100": _gpu_nodes("nvidia-tesla-v100"),
+    "rtxpro6000": _gpu_nodes("nvidia-rtx-pro-6000"),
+    "l4": _gpu_nodes("nvidia-l4"),
+    "a100": _gpu_nodes("nvidia-tesla-a100", "nvidia-a100-80gb"),
+    "h100": _gpu_nodes("nvidia-h100-80gb", "nvidia-h100-mega-80gb", plugins=Fact("GPUDirect-TCPX or TCPXO", TCPXO)),
+    "h200": _gpu_nodes(
+        "nvidia-h200-141gb", plugins=_GIB_PLUGIN, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a3u.txtpb"
+    ),
+    "b200": _gpu_nodes("nvidia-b200", plugins=_GIB_PLUGIN, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a4.txtpb"),
+    "gb200": Nodes({GKE_GPU: ("nvidia-gb200",)}, (GPU_TAINT, ARM_TAINT), GPUS, _GIB_PLUGIN, Fact(4, DRANET)),
     "gb300": Nodes({GKE_GPU: ("nvidia-gb300",)}, (GPU_TAINT, ARM_TAINT), GPUS, rdma=Fact(8, A4X_MAX)),
-    "v4": _tpu("tpu-v4-podslice"),
-    "v5e": _tpu("tpu-v5-lite-podslice"),
-    "v5p": _tpu("tpu-v5p-slice"),
-    "v6e": _tpu("tpu-v6e-slice"),
-    "7x": _tpu("tpu7x"),
-    "tpu7x": _tpu("tpu7x"),
+    "v4": _tpu_nodes("tpu-v4-podslice"),
+    "v5e": _tpu_nodes("tpu-v5-lite-podslice"),
+    "v5p": _tpu_nodes("tpu-v5p-slice"),
+    "v6e": _tpu_nodes("tpu-v6e-slice"),
+    "7x": _tpu_nodes("tpu7x"),
+    "tpu7x": _tpu_nodes("tpu7x"),
     "tpu7": Nodes({GKE_TPU: ("tpu7",)}, (TPU_TAINT,), AUTOSCALER),
 }
 
@@ -145,17 +147,17 @@ LARGEST: Mapping[str, Fact[int]] = {
 }
 
 CAPACITY: Mapping[str, Nodes] = {
-    "spot": Nodes({"cloud.google.com/gke-spot": ("true",)}, (tolerate("cloud.google.com/gke-spot"),), SPOT),
+    "spot": Nodes({"cloud.google.com/gke-spot": ("true",)}, (toleration_for("cloud.google.com/gke-spot"),), SPOT),
     # Nodes of queued provisioning have the first taint; other pools may have the second.
     "flex-start": Nodes(
         {"cloud.google.com/gke-flex-start": ("true",)},
-        (tolerate("cloud.google.com/gke-queued"), tolerate("cloud.google.com/gke-flex-start")),
+        (toleration_for("cloud.google.com/gke-queued"), toleration_for("cloud.google.com/gke-flex-start")),
         AUTOSCALER,
     ),
     "reservation": Nodes({"cloud.google.com/reservation-name": (NAME,)}, (), RESERVATIONS),
 }
 # Labels for the parts of a reservation that a job may name in addition.
-IN_RESERVATION: Mapping[str, Nodes] = {
+RESERVATION_PARTS: Mapping[str, Nodes] = {
     "project": Nodes(
         {
             "cloud.google.com/reservation-project": (PROJECT,),
@@ -248,7 +250,7 @@ GIB_VARIABLES: Fact[Mapping[str, str]] = Fact(
 # An installed tuner ends a job that does not configure it.
 WITHOUT_PLUGINS: Fact[Mapping[str, str]] = Fact({"NCCL_TUNER_PLUGIN": "none", "NCCL_NET_PLUGIN": "none"}, GIB_UNUSED)
 # Prefixes of variables by which a job configures the plugins itself.
-OF_PLUGINS: Fact[Sequence[str]] = Fact(("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"), TCPXO_RELEASE)
+PLUGIN_VARIABLE_PREFIXES: Fact[Sequence[str]] = Fact(("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"), TCPXO_RELEASE)
 # The NCCL that the installer of TCPXO contains, and the oldest that gIB supports.
 TCPXO_NCCL = Fact("2.28.7", TCPXO_RELEASE)
 GIB_OLDEST_NCCL = Fact("2.25", GIB_RELEASE)

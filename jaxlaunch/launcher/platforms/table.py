@@ -14,9 +14,9 @@ from jaxlaunch.launcher.platforms.facts import Fact, Nodes, PlatformFacts, Provi
 
 PLATFORMS: Mapping[str, PlatformFacts] = {"gke": gke.PLATFORM, "eks": eks.PLATFORM, "generic": generic.PLATFORM}
 if TYPE_CHECKING:
-    Where = str
+    PlatformName = str
 else:
-    Where = Literal[tuple(PLATFORMS)]
+    PlatformName = Literal[tuple(PLATFORMS)]
 
 PLUGINS = Source("Kubernetes: device plugins", "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus")
 
@@ -26,10 +26,10 @@ RESOURCE: Mapping[str, Fact[str]] = {
     "tpu": Fact("google.com/tpu", gke.TPUS),
 }
 
-NODES: Mapping[Where, Mapping[str, Nodes]] = {name: platform.nodes for name, platform in PLATFORMS.items()}
+NODES: Mapping[PlatformName, Mapping[str, Nodes]] = {name: platform.nodes for name, platform in PLATFORMS.items()}
 
 # Fast networks that exist on one platform only.
-HOME_OF_NETWORK: Mapping[str, Where] = {
+PLATFORM_OF_NETWORK: Mapping[str, PlatformName] = {
     network: name for name, platform in PLATFORMS.items() for network in platform.networks
 }
 
@@ -43,7 +43,7 @@ for _row in PLATFORMS.values():
     MEMORY_GB |= {name: fact.value for name, fact in _row.memory_gb.items()}
 
 
-def capacity(where: Where, provisioner: Provisioner) -> Mapping[str, Nodes]:
+def capacity_nodes(platform: PlatformName, provisioner: Provisioner) -> Mapping[str, Nodes]:
     """Return the nodes of each kind of capacity."""
-    row = PLATFORMS[where]
+    row = PLATFORMS[platform]
     return row.provisioners.get(provisioner, row.capacity)

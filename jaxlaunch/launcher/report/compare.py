@@ -11,7 +11,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.report import run_files
 from jaxlaunch.launcher.report.plots import Line
 from jaxlaunch.launcher.report.run import RunReport
-from jaxlaunch.launcher.wording import visible
+from jaxlaunch.launcher.wording import escape_controls
 
 COLUMNS = ("loss", "eval/loss", "accuracy", "eval/accuracy", "examples_per_s", "tokens_per_s", "mfu")
 _MAX_DIFFERENCES = 300
@@ -23,7 +23,7 @@ def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -
         _require_metric(runs, metric)
     keys = ("sentence", "step", "goodput", "wall_s", "curves")
     folders = [run.brief.folder for run in runs]
-    known = {name for run in runs for name, curve in run.curves().items() if curve.points}
+    metric_names = {name for run in runs for name, curve in run.named_curves().items() if curve.points}
     differences = [row for row in run_files.compare_jobs(folders) if row[0] != "name"]
     versions = run_files.differing_rows([run_files.list_versions(run.summary) for run in runs])
     rows = []
@@ -33,17 +33,18 @@ def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -
     return {
         "runs": rows,
         "differs": [*differences[:_MAX_DIFFERENCES], *versions],
-        "columns": list(metrics) or [name for name in COLUMNS if name in known],
+        "columns": list(metrics) or [name for name in COLUMNS if name in metric_names],
         "metric": list(metrics) or None,
         "at": axis,
     }
 
 
 def _require_metric(runs: Sequence[RunReport], metric: str) -> None:
-    names = sorted({name for run in runs for name in run.curves()})
+    names = sorted({name for run in runs for name in run.named_curves()})
     if metric not in names:
         raise UserError(
-            f"No run has the metric {visible(metric)}.", f"they have {', '.join(map(visible, names)) or 'none'}."
+            f"No run has the metric {escape_controls(metric)}.",
+            f"they have {', '.join(map(escape_controls, names)) or 'none'}.",
         )
 
 
@@ -51,7 +52,7 @@ def _unique_names(runs: Sequence[RunReport]) -> list[str]:
     """Return the names of the runs, with a number where two are equal."""
     counts, names = Counter[str](), []
     for run in runs:
-        name = visible(run.brief.name)
+        name = escape_controls(run.brief.name)
         counts[name] += 1
         names.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
     return names
@@ -65,18 +66,18 @@ def curve_lines(runs: Sequence[RunReport], metric: str, axis: str) -> list[Line]
     _require_metric(runs, metric)
     lines = list[Line]()
     for name, run in zip(_unique_names(runs), runs, strict=True):
-        curve, scale = run.curves().get(metric), 1
+        curve, scale = run.named_curves().get(metric), 1
         if curve is None or not curve.points:
             continue
         if axis == "examples":
             if (batch := run_files.job_batch(run.brief.folder)) is None:
-                name = visible(run.brief.name)
+                name = escape_controls(run.brief.name)
                 raise UserError(
                     f"Run {name} does not say how many examples a step has.", "compare by --at step or --at hour."
                 )
             scale = batch
         points = [
-            (run.timeline.at(time) / 3600 if axis == "hour" else float(step * scale), value)
+            (run.timeline.axis_position(time) / 3600 if axis == "hour" else float(step * scale), value)
             for step, time, value in curve.points
         ]
         if points := sorted(point for point in points if math.isfinite(point[0])):

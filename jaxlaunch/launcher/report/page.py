@@ -15,18 +15,19 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from jaxlaunch.launcher.wording import visible
+from jaxlaunch.launcher.wording import escape_controls
 
 _SCRIPTS = ("uPlot.iife.min.js", "charts.js", "classes.js", "page.js", "tables.js", "start.js")
 _STYLES = ("uPlot.min.css", "page.css")
 _NOT_IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
-def render(kind: str, title: str, data: dict[str, Any]) -> str:
+def render_page(kind: str, title: str, data: dict[str, Any]) -> str:
     """Return the page of `kind`: run, runs or compare."""
-    script, style = _joined(_SCRIPTS), _joined(_STYLES)
+    script, style = _read_assets(_SCRIPTS), _read_assets(_STYLES)
     policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        f"default-src 'none'; script-src '{_policy_digest(script)}'; style-src "
+        f"'{_policy_digest(style)}'; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
     body = (
@@ -34,17 +35,19 @@ def render(kind: str, title: str, data: dict[str, Any]) -> str:
         f'<script type="application/json" id="data">{to_json({**data, "kind": kind})}</script>',
         f"<script>{script}</script>",
     )
-    return _document(title, policy, "no-referrer", style, body)
+    return _render_document(title, policy, "no-referrer", style, body)
 
 
 def render_form(title: str, body: Iterable[str]) -> str:
     """Return a page without scripts whose forms are sent to its own server, with a same-origin referrer."""
-    style = _joined(("page.css",))
-    policy = f"default-src 'none'; style-src '{_digest(style)}'; img-src data:; base-uri 'none'; form-action 'self'"
-    return _document(title, policy, "same-origin", style, body)
+    style = _read_assets(("page.css",))
+    policy = (
+        f"default-src 'none'; style-src '{_policy_digest(style)}'; img-src data:; base-uri 'none'; form-action 'self'"
+    )
+    return _render_document(title, policy, "same-origin", style, body)
 
 
-def _document(title: str, policy: str, referrer: str, style: str, body: Iterable[str]) -> str:
+def _render_document(title: str, policy: str, referrer: str, style: str, body: Iterable[str]) -> str:
     lines = "\n".join(body)
     return f"""<!doctype html>
 <html lang="en">
@@ -54,7 +57,7 @@ def _document(title: str, policy: str, referrer: str, style: str, body: Iterable
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="{referrer}">
 <link rel="icon" href="data:,">
-<title>{html.escape(visible(title))}</title>
+<title>{html.escape(escape_controls(title))}</title>
 <style>{style}</style>
 </head>
 <body>
@@ -71,10 +74,10 @@ def to_json(data: Any) -> str:
 
 
 @functools.cache
-def _joined(names: tuple[str, ...]) -> str:
+def _read_assets(names: tuple[str, ...]) -> str:
     folder = importlib.resources.files("jaxlaunch.launcher.report") / "web"
     return "\n".join((folder / name).read_text("utf-8") for name in names)
 
 
-def _digest(text: str) -> str:
+def _policy_digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.wording import os_reason
+from jaxlaunch.launcher.wording import os_error_reason
 
 WIDTH, HEIGHT = 900, 360
 # Margins around the frame of a curve.
 LEFT, RIGHT, TOP, BOTTOM = 80, 20, 40, 50
 COLOUR = "#0b5cad"
-CAUSES: Mapping[str, str] = {
+CAUSE_COLOURS: Mapping[str, str] = {
     "step": "#2f9e6e",
     "data": "#6aaed6",
     "eval": "#9b7fd1",
@@ -28,7 +28,7 @@ CAUSES: Mapping[str, str] = {
     "restore": "#7fb7b0",
     "down": "#4b5560",
 }
-_OTHER, _INK, _GRID = "#b9c2cb", "#1c2126", "#d4dae0"
+_OTHER_COLOUR, _INK, _GRID = "#b9c2cb", "#1c2126", "#d4dae0"
 # Characters of a plot in a terminal. Each of them has eight dots.
 _COLUMNS, _ROWS = 60, 14
 # Bits of Unicode's braille patterns, by row and column.
@@ -62,7 +62,7 @@ def write_pictures(run: Mapping[str, Any], folder: Path) -> list[Path]:
                 paths.append(folder / f"{stem}.png")
                 write_png(titled, paths[-1])
         except OSError as error:
-            raise UserError(f"{folder} cannot be written: {os_reason(error)}.", "name another folder.") from None
+            raise UserError(f"{folder} cannot be written: {os_error_reason(error)}.", "name another folder.") from None
     return paths
 
 
@@ -70,39 +70,39 @@ def draw_curve(xs: Sequence[float], ys: Sequence[float]) -> Iterator[Shape]:
     """Draw a curve over the steps in a frame with a grid."""
     if not xs:
         return
-    across, up = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT), _scale(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
+    to_x, to_y = _make_scale(min(xs), max(xs), LEFT, WIDTH - RIGHT), _make_scale(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
     for part in range(5):
         x, y = min(xs) + (max(xs) - min(xs)) * part / 4, min(ys) / 1 + (max(ys) / 4 - min(ys) / 4) * part
-        yield "line", _GRID, [(LEFT, up(y)), (WIDTH - RIGHT, up(y))]
-        yield "text", LEFT - 8, up(y) + 4, "end", f"{y:.3g}"
-        yield "text", across(x), HEIGHT - BOTTOM + 18, "middle", f"{x:.4g}"
+        yield "line", _GRID, [(LEFT, to_y(y)), (WIDTH - RIGHT, to_y(y))]
+        yield "text", LEFT - 8, to_y(y) + 4, "end", f"{y:.3g}"
+        yield "text", to_x(x), HEIGHT - BOTTOM + 18, "middle", f"{x:.4g}"
     yield "text", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "middle", "step"
-    yield "line", COLOUR, [(across(x), up(y)) for x, y in zip(xs, ys, strict=True)]
+    yield "line", COLOUR, [(to_x(x), to_y(y)) for x, y in zip(xs, ys, strict=True)]
 
 
 def draw_timeline(run: Mapping[str, Any]) -> Iterator[Shape]:
     """Draw the seconds of a run by cause, with the end of each attempt, and the sums by cause."""
-    across = _scale(0.0, max(run["wall_s"], 1e-9), LEFT, WIDTH - RIGHT)
+    to_x = _make_scale(0.0, max(run["wall_s"], 1e-9), LEFT, WIDTH - RIGHT)
     for begin, end, cause in run["strip"]:
-        yield "box", CAUSES.get(cause, _OTHER), across(begin), 70, max(0.3, across(end) - across(begin)), 50
-    free = 0.0
+        yield "box", CAUSE_COLOURS.get(cause, _OTHER_COLOUR), to_x(begin), 70, max(0.3, to_x(end) - to_x(begin)), 50
+    free_x = 0.0
     for attempt in run["attempts"]:
-        x = across(attempt["from"])
+        x = to_x(attempt["from"])
         yield "line", _INK, [(x, 58), (x, 120)]
-        if x >= free:
+        if x >= free_x:
             text = f"{attempt['number']} {attempt['cause']}"
             yield "text", x + 3, 64, "start", text
-            free = x + 8 * len(text)
+            free_x = x + 8 * len(text)
     for part in range(5):
-        yield "text", across(run["wall_s"] * part / 4), 138, "middle", f"{run['wall_s'] * part / 4:.0f} s"
+        yield "text", to_x(run["wall_s"] * part / 4), 138, "middle", f"{run['wall_s'] * part / 4:.0f} s"
     seconds_by_cause = sorted(((spent, cause) for cause, spent in run["seconds"].items() if spent > 0), reverse=True)
-    for at, (spent, cause) in enumerate(seconds_by_cause):
-        x, y = LEFT + 270 * (at // 5), 170 + 30 * (at % 5)
-        yield "box", CAUSES.get(cause, _OTHER), x, y, 18, 14
+    for index, (spent, cause) in enumerate(seconds_by_cause):
+        x, y = LEFT + 270 * (index // 5), 170 + 30 * (index % 5)
+        yield "box", CAUSE_COLOURS.get(cause, _OTHER_COLOUR), x, y, 18, 14
         yield "text", x + 26, y + 12, "start", f"{cause} {spent:.1f} s, {spent / max(run['wall_s'], 1e-9):.1%}"
 
 
-def _scale(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
+def _make_scale(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
     """Return the function from values to positions.
 
     It subtracts halves, since the difference of two large values is infinite.
@@ -119,15 +119,15 @@ def render_svg(shapes: Sequence[Shape]) -> str:
         "<style>text { font-size: 13px }</style>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
     ]
-    for kind, *rest in shapes:
+    for kind, *attributes in shapes:
         if kind == "line":
-            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in rest[1])
-            rows.append(f'<polyline fill="none" stroke="{rest[0]}" stroke-width="1.5" points="{points}"/>')
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in attributes[1])
+            rows.append(f'<polyline fill="none" stroke="{attributes[0]}" stroke-width="1.5" points="{points}"/>')
         elif kind == "box":
-            colour, x, y, width, height = rest
+            colour, x, y, width, height = attributes
             rows.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" fill="{colour}"/>')
         else:
-            x, y, anchor, text = rest[0], rest[1], rest[2], html.escape(rest[3])
+            x, y, anchor, text = attributes[0], attributes[1], attributes[2], html.escape(attributes[3])
             rows.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_INK}">{text}</text>')
     return "\n".join([*rows, "</svg>", ""])
 
@@ -139,15 +139,15 @@ def write_png(shapes: Sequence[Shape], path: Path) -> None:
     scale = 2
     image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "#ffffff")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(13 * scale)
-    for kind, *rest in shapes:
+    for kind, *attributes in shapes:
         if kind == "line":
-            draw.line([(x * scale, y * scale) for x, y in rest[1]], fill=rest[0], width=3)
+            draw.line([(x * scale, y * scale) for x, y in attributes[1]], fill=attributes[0], width=3)
         elif kind == "box":
-            colour, *edges = rest
+            colour, *edges = attributes
             x, y, width, height = (edge * scale for edge in edges)
             draw.rectangle((x, y, x + max(0, width - 1), y + height), fill=colour)
         else:
-            x, y, anchor, text = rest
+            x, y, anchor, text = attributes
             pillow_anchor = {"start": "ls", "middle": "ms", "end": "rs"}[anchor]
             draw.text((x * scale, y * scale), text, fill=_INK, font=font, anchor=pillow_anchor)
     image.save(path)
@@ -159,23 +159,28 @@ def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
     ys = [y for _, _, line_ys in lines for y in line_ys]
     if not xs:
         return []
-    across, up = _scale(min(xs), max(xs), 0, 2 * _COLUMNS - 1), _scale(min(ys), max(ys), 4 * _ROWS - 1, 0)
+    to_column, to_row = (
+        _make_scale(min(xs), max(xs), 0, 2 * _COLUMNS - 1),
+        _make_scale(min(ys), max(ys), 4 * _ROWS - 1, 0),
+    )
     cells = [[0] * _COLUMNS for _ in range(_ROWS)]
     marks = dict[tuple[int, int], str]()
-    for at, (_, line_xs, line_ys) in enumerate(lines):
-        points = [(round(across(x)), round(up(y))) for x, y in zip(line_xs, line_ys, strict=True) if math.isfinite(y)]
+    for index, (_, line_xs, line_ys) in enumerate(lines):
+        points = [
+            (round(to_column(x)), round(to_row(y))) for x, y in zip(line_xs, line_ys, strict=True) if math.isfinite(y)
+        ]
         for x, y in _trace_dots(points):
             cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
         x, y = points[-1]
-        marks[y // 4, x // 2] = _MARKS[at % len(_MARKS)]
+        marks[y // 4, x // 2] = _MARKS[index % len(_MARKS)]
     labels = [f"{max(ys):.4g}", *[""] * (_ROWS - 2), f"{min(ys):.4g}"]
     margin = max(map(len, labels))
     rows = []
     for row, (label, dots_of_row) in enumerate(zip(labels, cells, strict=True)):
         text = "".join(marks.get((row, column)) or chr(0x2800 + dots) for column, dots in enumerate(dots_of_row))
         rows.append(f"{label:>{margin}} ┤{text}".rstrip("\u2800 "))
-    left, right = f"{min(xs):.4g}", f"{max(xs):.4g} {x_label}"
-    rows.append(f"{'':>{margin}}  {left}{right:>{max(1, _COLUMNS - len(left))}}")
+    first_x, last_x = f"{min(xs):.4g}", f"{max(xs):.4g} {x_label}"
+    rows.append(f"{'':>{margin}}  {first_x}{last_x:>{max(1, _COLUMNS - len(first_x))}}")
     rows.append("  ".join(f"{_MARKS[at % len(_MARKS)]} {name}" for at, (name, _, _) in enumerate(lines)))
     return rows
 

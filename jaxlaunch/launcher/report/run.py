@@ -11,13 +11,13 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.report import run_files
-from jaxlaunch.launcher.report.run_files import Brief, Curve, Rows
+from jaxlaunch.launcher.report.run_files import Curve, CurveFile, RunBrief
 from jaxlaunch.launcher.report.timeline import Attempt, Timeline, build_timeline, rank_phases
-from jaxlaunch.launcher.wording import visible
-from jaxlaunch.records.summary import Start, Summary, ratio
+from jaxlaunch.launcher.wording import escape_controls
+from jaxlaunch.records.summary import StartRecord, Summary, goodput_ratio
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
-from jaxlaunch.runs.run_folder import rows as starts_of
+from jaxlaunch.runs.run_folder import start_rows as starts_of
 
 # The largest number of ranks whose log ends are on the page.
 MAX_RANKS = 64
@@ -27,7 +27,7 @@ MAX_SAMPLES = 12
 # Characters of one sample.
 MAX_TEXT_CHARS, MAX_PICTURE_CHARS = 4000, 400_000
 _STACK_CHARS, _MESSAGE_CHARS, _KEY_CHARS = 8000, 2000, 100
-_ENDS = {"done": "is done", "stopped": "was stopped", "failed": "failed"}
+_END_PHRASES = {"done": "is done", "stopped": "was stopped", "failed": "failed"}
 
 
 class RunReader:
@@ -35,22 +35,22 @@ class RunReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metrics, self.evals = Rows(path / layout.METRICS), Rows(path / layout.EVALS)
+        self.metrics, self.evals = CurveFile(path / layout.METRICS), CurveFile(path / layout.EVALS)
 
-    def read(self) -> RunReport:
+    def read_report(self) -> RunReport:
         """Return the run as it is now."""
-        self.metrics.read()
-        self.evals.read()
+        self.metrics.read_new_rows()
+        self.evals.read_new_rows()
         files = RunFolder(self.path)
-        summary = files.summary()
+        summary = files.read_summary()
         starts = starts_of(summary)
-        records = [record for uid in dict.fromkeys(start.uid for start in starts) for record in files.records(uid)]
+        records = [record for uid in dict.fromkeys(start.uid for start in starts) for record in files.read_records(uid)]
         totals_s = {}
         for start in starts:
             if start.ended:
                 name = layout.start_file(start.start, layout.SUMMARY)
-                of_start = summary if start is starts[-1] else files.summary(name=name)
-                totals_s[start.start] = 0.0 if of_start is None else sum(of_start.seconds.values())
+                start_summary = summary if start is starts[-1] else files.read_summary(name=name)
+                totals_s[start.start] = 0.0 if start_summary is None else sum(start_summary.seconds.values())
         running = None if summary is None or summary.verdict is not None else summary.of
         if running and any(record.uid == running.uid and record.attempt >= running.attempt for record in records):
             running = None
@@ -62,63 +62,68 @@ class RunReader:
 class RunReport:
     """A run at one moment."""
 
-    brief: Brief
+    brief: RunBrief
     summary: Summary | None
-    starts: Sequence[Start]
+    starts: Sequence[StartRecord]
     timeline: Timeline
-    metrics: Rows
-    evals: Rows
+    metrics: CurveFile
+    evals: CurveFile
 
-    def curves(self) -> dict[str, Curve]:
+    def named_curves(self) -> dict[str, Curve]:
         """Return every curve by its name on the page: those of eval.jsonl begin with `eval/`."""
         return self.metrics.curves | {f"eval/{name}": curve for name, curve in self.evals.curves.items()}
 
-    def sentence(self) -> dict[str, str]:
+    def describe_state(self) -> dict[str, str]:
         """Return state, cause and advice, as in the first line of `launcher explain`."""
-        state, step, name = self.brief.state, self.brief.step, f"Run {visible(self.brief.name)}"
-        at = "" if step is None else f" at step {step}"
+        state, step, name = self.brief.state, self.brief.step, f"Run {escape_controls(self.brief.name)}"
+        at_step = "" if step is None else f" at step {step}"
         verdict = None if self.summary is None else self.summary.verdict
         if state == run_files.KILLED:
-            todo = "Its launcher was killed before it could write the end. The same command resumes the run."
-            return {"state": state, "text": f"{name} was killed{at}.", "todo": todo}
+            next_step = "Its launcher was killed before it could write the end. The same command resumes the run."
+            return {"state": state, "text": f"{name} was killed{at_step}.", "todo": next_step}
         if verdict is None:
             phase = "is running" if state == "running" else "has written nothing yet"
-            return {"state": state, "text": f"{name} {phase}{at}.", "todo": ""}
+            return {"state": state, "text": f"{name} {phase}{at_step}.", "todo": ""}
         match verdict.code:
             case contract.DONE:
-                todo = ""
+                next_step = ""
             case contract.PREEMPTED:
-                todo = "It is saved. The same command resumes it."
+                next_step = "It is saved. The same command resumes it."
             case code:
-                todo = f"Exit code {code}: {contract.outcome(code).meaning}."
-                todo += f" What to do: {link}" if (link := troubleshooting.of_code(code)) else ""
-        text = f"{name} {_ENDS[state]}{at}: {visible(verdict.message)[:_MESSAGE_CHARS]}"
-        return {"state": state, "text": text, "todo": todo}
+                next_step = f"Exit code {code}: {contract.outcome_for_code(code).meaning}."
+                next_step += f" What to do: {link}" if (link := troubleshooting.command_for_code(code)) else ""
+        text = f"{name} {_END_PHRASES[state]}{at_step}: {escape_controls(verdict.message)[:_MESSAGE_CHARS]}"
+        return {"state": state, "text": text, "todo": next_step}
 
     def to_json(self) -> dict[str, Any]:
         """Return the data of the page. All texts in it are untrusted until the page shows them as text."""
-        brief, summary, seconds = self.brief, self.summary, self.timeline.seconds
+        brief, summary, seconds = self.brief, self.summary, self.timeline.seconds_by_cause
         return {
-            "name": visible(brief.name),
-            "sentence": self.sentence(),
+            "name": escape_controls(brief.name),
+            "sentence": self.describe_state(),
             "step": brief.step,
-            "steps": self.steps(),
-            "left_s": self._left_s(),
-            "goodput": ratio(seconds),
+            "steps": self.total_steps(),
+            "left_s": self._remaining_s(),
+            "goodput": goodput_ratio(seconds),
             "seconds": {cause: round(spent, 3) for cause, spent in seconds.items()},
-            "wall_s": round(sum(span.ended - span.started for span in self.timeline.spans), 3),
-            "began": brief.began,
-            "at": brief.at,
+            "wall_s": round(sum(span.ended_at - span.started_at for span in self.timeline.spans), 3),
+            "began": brief.began_at,
+            "at": brief.updated_at,
             "owner": brief.owner,
             "restarts": brief.restarts,
             "saved": None if summary is None else summary.saved,
-            "notes": [] if summary is None else [visible(note)[:_MESSAGE_CHARS] for note in summary.notes][-20:],
-            "strip": [[_s(segment.begin), _s(segment.end), segment.cause] for segment in self.timeline.segments],
+            "notes": []
+            if summary is None
+            else [escape_controls(note)[:_MESSAGE_CHARS] for note in summary.notes][-20:],
+            "strip": [
+                [_round_seconds(segment.begin), _round_seconds(segment.end), segment.cause]
+                for segment in self.timeline.segments
+            ],
             "attempts": [_attempt_row(attempt) for attempt in self.timeline.attempts],
             "starts": [
                 {
                     "number": start.start,
-                    "at": _s(self.timeline.at(start.started)),
+                    "at": _round_seconds(self.timeline.axis_position(start.started)),
                     "started": start.started,
                     "code": start.code,
                     "first_step": start.first_step,
@@ -126,19 +131,23 @@ class RunReport:
                 }
                 for start in self.starts
             ],
-            "marks": self._marks(),
-            "curves": {visible(name): self._points(curve) for name, curve in self.curves().items() if curve.points},
+            "marks": self._list_marks(),
+            "curves": {
+                escape_controls(name): self._curve_points(curve)
+                for name, curve in self.named_curves().items()
+                if curve.points
+            },
             "heat": rank_phases(brief.folder, self.timeline),
-            "ranks": self._ranks(),
+            "ranks": self._list_ranks(),
             "checkpoints": run_files.list_checkpoints(brief.folder, self.evals),
             "differs": run_files.list_changes(brief.folder, self.starts),
             "job": run_files.job_text(brief.folder),
             "classes": run_files.read_classification(brief.folder),
-            "samples": self._samples(),
-            "commands": self._commands(),
+            "samples": self._list_samples(),
+            "commands": self._list_commands(),
         }
 
-    def steps(self) -> int | None:
+    def total_steps(self) -> int | None:
         """Return the steps of the job: given, or computed from the rate of epochs."""
         if self.brief.steps is not None:
             return self.brief.steps
@@ -151,66 +160,70 @@ class RunReport:
         step, _, rate = passes.points[-1]
         return math.floor(epochs * step / rate + 1e-6) if rate > 0 else None
 
-    def _left_s(self) -> float | None:
+    def _remaining_s(self) -> float | None:
         """Return the seconds of stepping that are left, at the speed of the last tenth of the run."""
-        steps, loss = self.steps(), next(iter(self.metrics.curves.values()), None)
+        steps, loss = self.total_steps(), next(iter(self.metrics.curves.values()), None)
         if self.brief.state != "running" or steps is None or loss is None or len(loss.points) < 2:
             return None
         tail = loss.points[-max(2, len(loss.points) // 10) :]
-        (first, begun, _), (last, ended, _) = tail[0], tail[-1]
-        return None if last <= first or ended <= begun else (ended - begun) / (last - first) * max(0.0, steps - last)
+        (first, began_at, _), (last, ended_at, _) = tail[0], tail[-1]
+        return (
+            None
+            if last <= first or ended_at <= began_at
+            else (ended_at - began_at) / (last - first) * max(0.0, steps - last)
+        )
 
-    def _points(self, curve: Curve) -> list[list[float | None]]:
+    def _curve_points(self, curve: Curve) -> list[list[float | None]]:
         """Return steps, seconds on the axis, and values."""
         steps, times, values = zip(*curve.points, strict=True)
         return [
             [int(step) for step in steps],
-            [None if math.isnan(time) else _s(self.timeline.at(time)) for time in times],
+            [None if math.isnan(time) else _round_seconds(self.timeline.axis_position(time)) for time in times],
             [float(f"{value:.6g}") for value in values],
         ]
 
-    def _marks(self) -> list[list[Any]]:
+    def _list_marks(self) -> list[list[Any]]:
         evals = next(iter(self.evals.curves.values()), Curve()).points
         saves = [point for point in self.metrics.curves.get("save_s", Curve()).points if point[2] > 0]
         marks = [
-            [_s(self.timeline.at(time)), kind, int(step)]
+            [_round_seconds(self.timeline.axis_position(time)), kind, int(step)]
             for kind, points in (("eval", evals), ("save", saves))
             for step, time, _ in points
             if not math.isnan(time)
         ]
         return marks[-1000:]
 
-    def _ranks(self) -> list[dict[str, Any]]:
+    def _list_ranks(self) -> list[dict[str, Any]]:
         """Return the end of each rank's log, and its stack when the run hung."""
         stacks = {} if self.summary is None else dict(self.summary.stacks)
         verdict = None if self.summary is None else self.summary.verdict
         cause = None if verdict is None else verdict.rank
         first = [] if cause is None else [cause]
         ranks = list(dict.fromkeys([*first, *sorted(stacks), *range(MAX_RANKS)]))[:MAX_RANKS]
-        tails = dict(RunFolder(self.brief.folder).tails(self.starts[-1].start if self.starts else 1, ranks))
+        tails = dict(RunFolder(self.brief.folder).read_log_tails(self.starts[-1].start if self.starts else 1, ranks))
         return [
             {
                 "rank": rank,
-                "tail": [visible(line)[:500] for line in tails.get(rank, [])[-60:]],
-                "stack": visible(stacks.get(rank, ""))[-_STACK_CHARS:],
+                "tail": [escape_controls(line)[:500] for line in tails.get(rank, [])[-60:]],
+                "stack": escape_controls(stacks.get(rank, ""))[-_STACK_CHARS:],
                 "is_cause": rank == cause,
             }
             for rank in ranks
             if rank in tails or rank in stacks
         ]
 
-    def _samples(self) -> list[dict[str, Any]]:
+    def _list_samples(self) -> list[dict[str, Any]]:
         """Return by step the samples that the model generated, and those that the program reported."""
         folder = self.brief.folder
         rows = run_files.read_samples(folder / layout.SAMPLES, MAX_SAMPLES)
         samples_by_step = dict[int, list[Any]]()
         for row in rows + run_files.read_reports(folder, MAX_SAMPLES):
             if type(step := row.get("step")) is int and 0 <= step < 2**53:
-                samples = _plain(row.get("samples"))
+                samples = _sanitize_value(row.get("samples"))
                 samples_by_step.setdefault(step, []).extend(samples if isinstance(samples, list) else [samples])
         return [{"step": step, "samples": samples_by_step[step]} for step in sorted(samples_by_step)]
 
-    def _commands(self) -> list[list[str]]:
+    def _list_commands(self) -> list[list[str]]:
         folder = run_files.quote_folder(self.brief.folder)
         commands = [["Say why it is where it is", f"launcher explain {folder}"]]
         commands += [["Read a rank's log", f"launcher logs {folder} --rank 0 --tail 100"]]
@@ -222,25 +235,33 @@ class RunReport:
         return commands
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def _sanitize_value(value: Any, depth: int = 0) -> Any:
     """Return a value of a sample with only texts and numbers, without values that nest deeper than a sample does."""
     if isinstance(value, str):
         is_picture = value.startswith("data:image/png;base64,")
-        return value[:MAX_PICTURE_CHARS] if is_picture else visible(value[:MAX_TEXT_CHARS])
+        return value[:MAX_PICTURE_CHARS] if is_picture else escape_controls(value[:MAX_TEXT_CHARS])
     if isinstance(value, dict) and depth < 4:
-        return {visible(str(key))[:_KEY_CHARS]: _plain(item, depth + 1) for key, item in list(value.items())[:50]}
+        return {
+            escape_controls(str(key))[:_KEY_CHARS]: _sanitize_value(item, depth + 1)
+            for key, item in list(value.items())[:50]
+        }
     if isinstance(value, list) and depth < 4:
-        return [_plain(item, depth + 1) for item in value[:50]]
+        return [_sanitize_value(item, depth + 1) for item in value[:50]]
     is_number = type(value) is int and abs(value) < 2**53 or type(value) is float and math.isfinite(value)
     return value if is_number or type(value) is bool else None
 
 
-def _s(seconds: float) -> float:
+def _round_seconds(seconds: float) -> float:
     return round(seconds, 3)
 
 
 def _attempt_row(attempt: Attempt) -> dict[str, Any]:
-    row = {"start": attempt.start, "number": attempt.number, "from": _s(attempt.begin), "to": _s(attempt.end)}
+    row = {
+        "start": attempt.start,
+        "number": attempt.number,
+        "from": _round_seconds(attempt.begin),
+        "to": _round_seconds(attempt.end),
+    }
     record = attempt.record
     if record is None:
         return row | {"cause": "running", "code": None, "message": "running"}
@@ -249,9 +270,9 @@ def _attempt_row(attempt: Attempt) -> dict[str, Any]:
         "generation": record.generation,
         "cause": record.cause,
         "code": verdict.code,
-        "message": visible(verdict.message)[:_MESSAGE_CHARS],
+        "message": escape_controls(verdict.message)[:_MESSAGE_CHARS],
         "rank": verdict.rank,
         "step": verdict.step,
         "saved": record.last_committed,
-        "traceback": visible(verdict.traceback or "")[-_STACK_CHARS:],
+        "traceback": escape_controls(verdict.traceback or "")[-_STACK_CHARS:],
     }

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxlaunch import contract, regular_files, reporting
+from jaxlaunch import contract, regular_files, samples
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.wording import visible
+from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.launcher.yaml import reader, writer
-from jaxlaunch.records.summary import Start, Summary, ratio
+from jaxlaunch.records.summary import StartRecord, Summary, goodput_ratio
 from jaxlaunch.runs import history, layout
-from jaxlaunch.runs.journal import MAX_LINE, STEP
+from jaxlaunch.runs.journal import MAX_LINE_CHARS, STEP
 from jaxlaunch.runs.layout import find_holder
 from jaxlaunch.runs.run_folder import RunFolder
 
@@ -64,16 +64,16 @@ class Curve:
 
     points: list[Point] = dataclasses.field(default_factory=list)
 
-    def add(self, point: Point) -> None:
+    def add_point(self, point: Point) -> None:
         """Add the newest point; one of the same step replaces the last."""
         if self.points and self.points[-1][0] == point[0]:
             self.points.pop()
         self.points.append(point)
         if len(self.points) > 2 * MAX_POINTS:
-            self.points = list(_extremes(self.points))
+            self.points = list(_keep_extremes(self.points))
 
 
-def _extremes(points: list[Point]) -> Iterator[Point]:
+def _keep_extremes(points: list[Point]) -> Iterator[Point]:
     """Yield the lowest and the highest of each four neighbours in order: half of the points, with every spike."""
     yield points[0]
     for at in range(1, len(points) - 1, 4):
@@ -83,7 +83,7 @@ def _extremes(points: list[Point]) -> Iterator[Point]:
     yield points[-1]
 
 
-class Rows:
+class CurveFile:
     """The curves of one file of JSON lines, by name, thinned to what a screen shows."""
 
     def __init__(self, path: Path) -> None:
@@ -91,30 +91,33 @@ class Rows:
         self.curves: dict[str, Curve] = {}
         self.last: Mapping[str, Any] = {}  # the newest row
         self.intervals: list[Interval] = []  # thinned
-        self._file: tuple[int, int] | None = None  # device and inode: a resumed run writes another file
+        self._file_id: tuple[int, int] | None = None  # device and inode: a resumed run writes another file
         # Offset of the last whole line: the next row of its step replaces it.
-        self._at = 0
+        self._last_line_offset = 0
 
-    def read(self) -> bool:
+    def read_new_rows(self) -> bool:
         """Read new rows. Return whether the file was replaced, as by a resumed run, and read from its start."""
         try:
-            file = open(self._path, "rb", opener=regular_files.beneath(self._path.parent))
+            file = open(self._path, "rb", opener=regular_files.make_opener(self._path.parent))
         except OSError:
             return False
         with file:
             stat = os.fstat(file.fileno())
-            is_new = self._file != (stat.st_dev, stat.st_ino) or stat.st_size < self._at
+            is_new = self._file_id != (stat.st_dev, stat.st_ino) or stat.st_size < self._last_line_offset
             if is_new:
-                self._file, self._at = (stat.st_dev, stat.st_ino), max(0, stat.st_size - MAX_FILE_BYTES)
+                self._file_id, self._last_line_offset = (
+                    (stat.st_dev, stat.st_ino),
+                    max(0, stat.st_size - MAX_FILE_BYTES),
+                )
                 self.curves, self.intervals, self.last = {}, [], {}
-            file.seek(self._at)
-            while line := file.readline(MAX_LINE):
+            file.seek(self._last_line_offset)
+            while line := file.readline(MAX_LINE_CHARS):
                 if line.endswith(b"\n"):
-                    self._at = file.tell() - len(line)
-                    self._add(line)
+                    self._last_line_offset = file.tell() - len(line)
+                    self._add_line(line)
         return is_new
 
-    def _add(self, line: bytes) -> None:
+    def _add_line(self, line: bytes) -> None:
         try:
             row = json.loads(line)
             step = row[STEP]
@@ -130,7 +133,7 @@ class Rows:
                 continue
             if name not in self.curves and (len(self.curves) >= MAX_CURVES or len(name) > MAX_NAME_CHARS):
                 continue
-            self.curves.setdefault(name, Curve()).add((step, time, value))
+            self.curves.setdefault(name, Curve()).add_point((step, time, value))
         self._add_interval(row, time)
 
     def _add_interval(self, row: Mapping[str, Any], time: float) -> None:
@@ -153,16 +156,16 @@ class Rows:
 
 def read_reports(folder: Path, limit: int) -> list[dict[str, Any]]:
     """Return the newest rows of reported pictures and texts, the oldest first."""
-    rows, left = list[dict[str, Any]](), MAX_REPORTED_BYTES
-    for step in reporting.list_steps(folder / reporting.FOLDER)[:limit]:
+    rows, remaining_bytes = list[dict[str, Any]](), MAX_REPORTED_BYTES
+    for step in samples.list_steps(folder / samples.FOLDER)[:limit]:
         try:
-            path = folder / reporting.FOLDER / f"{step}.json"
-            text = regular_files.read(path, MAX_REPORTED_BYTES + 1, below=folder)
+            path = folder / samples.FOLDER / f"{step}.json"
+            text = regular_files.read_bounded(path, MAX_REPORTED_BYTES + 1, below=folder)
             row = json.loads(text)
         except (OSError, ValueError, RecursionError):
             continue
-        left -= len(text)
-        if left < 0:
+        remaining_bytes -= len(text)
+        if remaining_bytes < 0:
             break
         if isinstance(row, dict):
             rows.append({**row, STEP: step})
@@ -172,7 +175,7 @@ def read_reports(folder: Path, limit: int) -> list[dict[str, Any]]:
 def read_samples(path: Path, limit: int) -> list[dict[str, Any]]:
     """Return the newest rows of a file of JSON lines that are objects, the oldest first."""
     try:
-        text = regular_files.read(path, 4 * MAX_LINE, True, path.parent)
+        text = regular_files.read_bounded(path, 4 * MAX_LINE_CHARS, True, path.parent)
     except OSError:
         return []
     rows = []
@@ -189,7 +192,7 @@ def read_samples(path: Path, limit: int) -> list[dict[str, Any]]:
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def list_checkpoints(folder: Path, evals: Rows) -> list[dict[str, Any]]:
+def list_checkpoints(folder: Path, evals: CurveFile) -> list[dict[str, Any]]:
     """Return the steps in the run folder, the newest first. `verified` steps have a manifest."""
     checkpoints = folder / layout.CHECKPOINTS
     try:
@@ -220,7 +223,7 @@ def list_checkpoints(folder: Path, evals: Rows) -> list[dict[str, Any]]:
 def _manifest_bytes(manifest: Path, below: Path) -> int | None:
     """Return the bytes of a step's files, or None if it has no manifest."""
     try:
-        files = json.loads(regular_files.read(manifest, _MAX_MANIFEST_BYTES, below=below))["manifest"]["files"]
+        files = json.loads(regular_files.read_bounded(manifest, _MAX_MANIFEST_BYTES, below=below))["manifest"]["files"]
         return sum(int(size_bytes) for size_bytes, _ in files.values())
     except _WRONG_FORM:
         return None
@@ -236,84 +239,96 @@ def read_classification(folder: Path) -> dict[str, Any] | None:
     content.
     """
     try:
-        text = regular_files.read(folder / contract.CLASSIFICATION, _MAX_CLASSIFICATION_BYTES + 1, below=folder)
+        text = regular_files.read_bounded(folder / contract.CLASSIFICATION, _MAX_CLASSIFICATION_BYTES + 1, below=folder)
         return _check_classification(json.loads(text)) if len(text) <= _MAX_CLASSIFICATION_BYTES else None
     except _WRONG_FORM:
         return None
 
 
 def _check_classification(record: Mapping[str, Any]) -> dict[str, Any]:
-    classes = [_check(row, _RATES) for row in _list(record["per_class"], 1000)]
+    classes = [_check_row(row, _RATES) for row in _check_list(record["per_class"], 1000)]
     confusion = None
     # Examples by label (rows) and by prediction (columns).
     if "confusion" in record:
-        confusion = [[_count(number) for number in _list(row, 50)] for row in _list(record["confusion"], 50)]
+        confusion = [
+            [_check_count(number) for number in _check_list(row, 50)] for row in _check_list(record["confusion"], 50)
+        ]
         if {len(confusion), *map(len, confusion)} != {len(classes)}:
             raise ValueError("a confusion matrix of other classes")
     calibration = record["calibration"]
     return {
-        "step": _count(record["step"]),
+        "step": _check_count(record["step"]),
         "ema": record["ema"] is True,
-        "examples": _count(record["examples"]),
-        "top1": _share(record["top1"]),
-        "top5": _share(record.get("top5")),
-        "macro_f1": _share(record["macro"]["f1"]),
-        "classes": _count(record["classes"]),
+        "examples": _check_count(record["examples"]),
+        "top1": _check_share(record["top1"]),
+        "top5": _check_share(record.get("top5")),
+        "macro_f1": _check_share(record["macro"]["f1"]),
+        "classes": _check_count(record["classes"]),
         "per_class": classes,
         "confusion": confusion,
-        "confused": [_check(row, _PAIR) for row in _list(record.get("confused", []), 100)],
-        "ece": _share(calibration["ece"]),
-        "bins": [_check(row, _BIN if row["examples"] else _EMPTY_BIN) for row in _list(calibration["bins"], 100)],
-        "worst": [_check(row, _WORST) | {"where": _where(row)} for row in _list(record["worst"], 100)],
+        "confused": [_check_row(row, _PAIR) for row in _check_list(record.get("confused", []), 100)],
+        "ece": _check_share(calibration["ece"]),
+        "bins": [
+            _check_row(row, _BIN if row["examples"] else _EMPTY_BIN) for row in _check_list(calibration["bins"], 100)
+        ],
+        "worst": [
+            _check_row(row, _WORST) | {"where": _describe_example(row)} for row in _check_list(record["worst"], 100)
+        ],
     }
 
 
-def _list(value: Any, limit: int) -> list[Any]:
+def _check_list(value: Any, limit: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > limit:
         raise ValueError(f"no list of at most {limit}")
     return value
 
 
-def _text(value: Any, limit: int = 120) -> str:
+def _check_text(value: Any, limit: int = 120) -> str:
     if not isinstance(value, str):
         raise ValueError("no text")
-    return visible(value[:limit])
+    return escape_controls(value[:limit])
 
 
-def _count(value: Any) -> int:
+def _check_count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**53:
         raise ValueError("no count")
     return value
 
 
-def _share(value: Any) -> float | None:
+def _check_share(value: Any) -> float | None:
     """Return a number from 0 to 1 with four digits; means of rounded numbers may be a little above 1."""
-    return None if value is None else min(1.0, _number(value, 1.001))
+    return None if value is None else min(1.0, _check_number(value, 1.001))
 
 
-def _loss(value: Any) -> float | None:
-    return None if value is None else _number(value, MAX_VALUE)
+def _check_loss(value: Any) -> float | None:
+    return None if value is None else _check_number(value, MAX_VALUE)
 
 
-def _number(value: Any, limit: float) -> float:
+def _check_number(value: Any, limit: float) -> float:
     if type(value) not in (int, float) or not 0 <= value <= limit:
         raise ValueError("no such number")
     return float(f"{value:.4g}")
 
 
-def _where(row: Mapping[str, Any]) -> str:
-    return f"example {_count(row['example'])}" if row["where"] is None else _text(row["where"], 300)
+def _describe_example(row: Mapping[str, Any]) -> str:
+    return f"example {_check_count(row['example'])}" if row["where"] is None else _check_text(row["where"], 300)
 
 
-def _check(row: Mapping[str, Any], checks: Checks) -> dict[str, Any]:
+def _check_row(row: Mapping[str, Any], checks: Checks) -> dict[str, Any]:
     return {key: check(row[key]) for key, check in checks.items()}
 
 
-_RATES: Checks = {"label": _text, "examples": _count, "precision": _share, "recall": _share, "f1": _share}
-_PAIR: Checks = {"label": _text, "predicted": _text, "examples": _count}
-_EMPTY_BIN: Checks = {"examples": _count}
-_BIN: Checks = {"examples": _count, "confidence": _share, "accuracy": _share}
-_WORST: Checks = {"label": _text, "predicted": _text, "confidence": _share, "loss": _loss}
+_RATES: Checks = {
+    "label": _check_text,
+    "examples": _check_count,
+    "precision": _check_share,
+    "recall": _check_share,
+    "f1": _check_share,
+}
+_PAIR: Checks = {"label": _check_text, "predicted": _check_text, "examples": _check_count}
+_EMPTY_BIN: Checks = {"examples": _check_count}
+_BIN: Checks = {"examples": _check_count, "confidence": _check_share, "accuracy": _check_share}
+_WORST: Checks = {"label": _check_text, "predicted": _check_text, "confidence": _check_share, "loss": _check_loss}
 
 
 # --- the job ----------------------------------------------------------------------------------------------------------
@@ -322,7 +337,7 @@ _WORST: Checks = {"label": _text, "predicted": _text, "confidence": _share, "los
 def read_job(folder: Path) -> dict[str, Any]:
     """Return the job of a run as plain values, empty if there is none that can be read."""
     try:
-        job = reader.read(folder / layout.JOB, regular_files.beneath(folder)).data
+        job = reader.read_document(folder / layout.JOB, regular_files.make_opener(folder)).data
     except (OSError, UserError):
         return {}
     return job if isinstance(job, dict) else {}
@@ -361,12 +376,12 @@ def job_text(folder: Path) -> str:
     for block in _PRIVATE_BLOCKS:
         if isinstance(job.get(block), dict):
             job[block] = dict.fromkeys(job[block], "…")
-    return visible(writer.document(job)) if job else ""
+    return escape_controls(writer.render_document(job)) if job else ""
 
 
 def compare_jobs(folders: Sequence[Path]) -> list[tuple[str, list[str]]]:
     """Return the keys whose values differ between jobs, with the value of each job."""
-    return differing_rows([dict(_flatten(read_job(folder))) for folder in folders])
+    return differing_rows([dict(_flatten_job(read_job(folder))) for folder in folders])
 
 
 def differing_rows(tables: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
@@ -376,46 +391,48 @@ def differing_rows(tables: Sequence[Mapping[str, str]]) -> list[tuple[str, list[
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
-def _flatten(job: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_job(job: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the keys in the form of overrides, with their values, which are hidden in private blocks."""
     is_private = prefix.startswith(tuple(f"{block}." for block in _PRIVATE_BLOCKS))
     for key, value in job.items():
         if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from _flatten_job(value, f"{prefix}{key}.")
         else:
-            yield visible(f"{prefix}{key}"), "…" if is_private else _value_text(value)
+            yield escape_controls(f"{prefix}{key}"), "…" if is_private else _value_text(value)
 
 
 def _value_text(value: Any) -> str:
     text = "true" if value is True else "false" if value is False else "null" if value is None else str(value)
-    return visible(text)[:_MAX_VALUE_CHARS]
+    return escape_controls(text)[:_MAX_VALUE_CHARS]
 
 
-def list_changes(folder: Path, starts: Sequence[Start]) -> list[dict[str, Any]]:
+def list_changes(folder: Path, starts: Sequence[StartRecord]) -> list[dict[str, Any]]:
     """Return the changes of each start since the last earlier start that trained, from its rows."""
     changes = []
     for start in starts:
         for key, values in start.changed.items():
-            then, now = (*map(_value_text, values), "", "")[:2]
-            changes.append({"start": start.start, "key": visible(key), "then": then, "now": now})
+            old_value, new_value = (*map(_value_text, values), "", "")[:2]
+            changes.append({"start": start.start, "key": escape_controls(key), "then": old_value, "now": new_value})
     files = RunFolder(folder)
-    before: dict[str, str] = {}
+    earlier_versions: dict[str, str] = {}
     for start in starts:
         name = layout.SUMMARY if start is starts[-1] else layout.start_file(start.start, layout.SUMMARY)
-        made_of = list_versions(files.summary(name=name))
-        for key in before.keys() & made_of.keys():
-            if before[key] != made_of[key]:
-                changes.append({"start": start.start, "key": key, "then": before[key], "now": made_of[key]})
-        before |= made_of
+        versions = list_versions(files.read_summary(name=name))
+        for key in earlier_versions.keys() & versions.keys():
+            if earlier_versions[key] != versions[key]:
+                changes.append({"start": start.start, "key": key, "then": earlier_versions[key], "now": versions[key]})
+        earlier_versions |= versions
     return sorted(changes, key=lambda change: change["start"])
 
 
 def list_versions(summary: Summary | None) -> dict[str, str]:
     """Return the versions of packages and the digest of the code that a start ran with, as keys next to the job's."""
-    made_of = {} if summary is None or summary.of is None else summary.of.made_of
+    versions = {} if summary is None or summary.of is None else summary.of.made_of
     return {
-        "digest of code" if name == "code" else f"version of {visible(name)[:_MAX_VALUE_CHARS]}": _value_text(value)
-        for name, value in made_of.items()
+        "digest of code" if name == "code" else f"version of {escape_controls(name)[:_MAX_VALUE_CHARS]}": _value_text(
+            value
+        )
+        for name, value in versions.items()
     }
 
 
@@ -423,7 +440,7 @@ def list_versions(summary: Summary | None) -> dict[str, str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Brief:
+class RunBrief:
     """The row of a run in a table."""
 
     name: str
@@ -431,7 +448,7 @@ class Brief:
     # A value of Summary.status, or KILLED.
     state: str
     # The message of the verdict, or "" while the run goes on.
-    why: str = ""
+    message: str = ""
     code: int | None = None
     step: int | None = None
     # Steps of the job, or None if they are unknown without computing them.
@@ -439,44 +456,44 @@ class Brief:
     goodput: float | None = None
     restarts: int = 0
     # Unix time of the first start.
-    began: float | None = None
+    began_at: float | None = None
     # Unix time at which this was true.
-    at: float | None = None
+    updated_at: float | None = None
     owner: str = ""
 
 
-def read_brief(folder: Path) -> Brief:
+def read_brief(folder: Path) -> RunBrief:
     """Return the row of a run, from at most two of its files. Missing and invalid values are left out."""
-    summary, owner = RunFolder(folder).row(), layout.owner_name(folder) or ""
+    summary, owner = RunFolder(folder).read_summary_row(), layout.owner_name(folder) or ""
     if summary is None:
-        return Brief(folder.name, folder, "running" if _is_held(folder) else "unknown", owner=owner)
-    of, verdict = summary.of, summary.verdict
-    started = summary.starts[0].started if summary.starts else None if of is None else of.started
-    return Brief(
+        return RunBrief(folder.name, folder, "running" if _is_running(folder) else "unknown", owner=owner)
+    progress, verdict = summary.of, summary.verdict
+    started_at = summary.starts[0].started if summary.starts else None if progress is None else progress.started
+    return RunBrief(
         folder.name,
         folder,
-        KILLED if verdict is None and not _is_held(folder) else summary.status,
+        KILLED if verdict is None and not _is_running(folder) else summary.status,
         "" if verdict is None else verdict.message,
         None if verdict is None else verdict.code,
         summary.step,
         _total_steps(folder),
-        ratio(summary.seconds),
-        history.restart_count(0 if of is None else of.generation, summary.restarts),
-        started,
-        None if of is None else of.at,
+        goodput_ratio(summary.seconds),
+        history.restart_count(0 if progress is None else progress.generation, summary.restarts),
+        started_at,
+        None if progress is None else progress.at,
         owner,
     )
 
 
 def _total_steps(folder: Path) -> int | None:
     try:
-        text = regular_files.read(folder / layout.JOB, reader.MAX_BYTES, below=folder)
+        text = regular_files.read_bounded(folder / layout.JOB, reader.MAX_BYTES, below=folder)
     except OSError:
         return None
-    return reader.whole_numbers(text.decode(errors="replace"), [_TOTAL_STEPS]).get(_TOTAL_STEPS)
+    return reader.read_whole_numbers(text.decode(errors="replace"), [_TOTAL_STEPS]).get(_TOTAL_STEPS)
 
 
-def _is_held(folder: Path) -> bool:
+def _is_running(folder: Path) -> bool:
     try:
         return find_holder(folder) is not None
     except OSError:

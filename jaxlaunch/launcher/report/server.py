@@ -26,22 +26,22 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.report import compare, page
 from jaxlaunch.launcher.report.run import RunReader, RunReport
 from jaxlaunch.launcher.report.run_files import read_brief
-from jaxlaunch.launcher.wording import os_reason, visible
+from jaxlaunch.launcher.wording import escape_controls, os_error_reason
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import LOCK, SUMMARY
 
 LOOPBACK = "127.0.0.1"
 # Seconds between two reads of a run.
-PERIOD_S = 1.0
+RUN_PERIOD_S = 1.0
 # Seconds between two reads of all runs.
-LIST_S = 2.0
+LIST_PERIOD_S = 2.0
 # An idle stream sends a comment after this time, which ends streams that nobody reads.
-IDLE_S = 15.0
+KEEPALIVE_S = 15.0
 MAX_COMPARED = 8
 # The largest number of open streams.
 MAX_STREAMS = 32
 # The largest number of runs whose numbers are kept in memory.
-MAX_FOLLOWED = 64
+MAX_READERS = 64
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -68,7 +68,7 @@ class PageServer(http.server.ThreadingHTTPServer):
             super().__init__((address, port), handler)
         except OSError as error:
             raise UserError(
-                f"Port {port} cannot be used: {os_reason(error)}.", "choose another with --port, or leave it out."
+                f"Port {port} cannot be used: {os_error_reason(error)}.", "choose another with --port, or leave it out."
             ) from None
 
     def server_bind(self) -> None:
@@ -95,58 +95,58 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
     timeout = 30
     server_version, sys_version = "jaxlaunch", ""
 
-    def target(self) -> urllib.parse.SplitResult | None:
+    def parse_target(self) -> urllib.parse.SplitResult | None:
         """Return the address of the request, or None if it is invalid, as with an unclosed bracket."""
         try:
             return urllib.parse.urlsplit(self.path)
         except ValueError:
             return None
 
-    def show(self, text: str, status: HTTPStatus = HTTPStatus.OK, more: Headers = ()) -> None:
+    def send_page(self, text: str, status: HTTPStatus = HTTPStatus.OK, headers: Headers = ()) -> None:
         """Answer with a page."""
-        self.answer(status, HTML, text.encode("utf-8", "backslashreplace"), more)
+        self.send_answer(status, HTML, text.encode("utf-8", "backslashreplace"), headers)
 
-    def refuse(self, status: HTTPStatus, text: str) -> None:
+    def send_refusal(self, status: HTTPStatus, text: str) -> None:
         """Answer with a sentence, and close the connection."""
         self.close_connection = True
-        self.answer(status, TEXT, f"{text}\n".encode())
+        self.send_answer(status, TEXT, f"{text}\n".encode())
 
-    def answer(self, status: HTTPStatus, kind: str, body: bytes, more: Headers = ()) -> None:
-        """Answer with a body and with `more` headers, which replace ours."""
+    def send_answer(self, status: HTTPStatus, kind: str, body: bytes, headers: Headers = ()) -> None:
+        """Answer with a body and with `headers` headers, which replace ours."""
         self.send_response(status)
         # Otherwise a browser sends its next request to a closed connection.
-        ends = [("Connection", "close")] * self.close_connection
-        self._send_headers(kind, [("Content-Length", str(len(body))), *ends, *more])
+        connection = [("Connection", "close")] * self.close_connection
+        self._send_headers(kind, [("Content-Length", str(len(body))), *connection, *headers])
         self.wfile.write(body)
 
-    def stream(self, read: Callable[[], dict[str, Any] | None], period_s: float, limit_s: float) -> None:
+    def stream_events(self, read: Callable[[], dict[str, Any] | None], period_s: float, limit_s: float) -> None:
         """Send the value of `read` whenever it has changed, until it is None or the client leaves.
 
         After `limit_s` seconds the stream ends, and a browser that still shows the page connects again.
         """
         if not self.server.streams.acquire(blocking=False):
-            return self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
+            return self.send_refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
         try:
             self.close_connection = True
             self.send_response(HTTPStatus.OK)
             self._send_headers("text/event-stream", [("Connection", "close")])
-            sent, sent_at, end = b"", time.monotonic(), time.monotonic() + limit_s
+            sent_digest, sent_at, deadline = b"", time.monotonic(), time.monotonic() + limit_s
             is_closing = self.server.is_closing
-            while not is_closing.is_set() and time.monotonic() < end and (data := read()) is not None:
+            while not is_closing.is_set() and time.monotonic() < deadline and (data := read()) is not None:
                 text = page.to_json(data)
-                if (digest := hashlib.blake2b(text.encode()).digest()) != sent:
-                    sent, sent_at = digest, time.monotonic()
+                if (digest := hashlib.blake2b(text.encode()).digest()) != sent_digest:
+                    sent_digest, sent_at = digest, time.monotonic()
                     self.wfile.write(f"event: run\ndata: {text}\n\n".encode())
-                elif time.monotonic() - sent_at > IDLE_S:
+                elif time.monotonic() - sent_at > KEEPALIVE_S:
                     sent_at = time.monotonic()
                     self.wfile.write(b": nothing new\n\n")
                 is_closing.wait(period_s)
         finally:
             self.server.streams.release()
 
-    def _send_headers(self, kind: str, more: Headers) -> None:
-        ours = {"Content-Type": kind, **_HEADERS}
-        for name, value in [*((name, ours[name]) for name in ours.keys() - dict(more).keys()), *more]:
+    def _send_headers(self, kind: str, headers: Headers) -> None:
+        defaults = {"Content-Type": kind, **_HEADERS}
+        for name, value in [*((name, defaults[name]) for name in defaults.keys() - dict(headers).keys()), *headers]:
             self.send_header(name, value)
         self.end_headers()
 
@@ -159,7 +159,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-class Runs:
+class RunCatalog:
     """The runs of a folder, and the jobs of a cluster where `jobs` reads them."""
 
     def __init__(self, home: Path | None, jobs: Jobs | None) -> None:
@@ -169,60 +169,60 @@ class Runs:
         self._readers: dict[str, tuple[threading.Lock, RunReader]] = {}
         self._rows: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
-    def table(self) -> dict[str, Any]:
+    def read_table(self) -> dict[str, Any]:
         """Return the rows of all runs; they are read again after LIST_S."""
         with self._lock:
-            return self._list()[1]
+            return self._list_runs()[1]
 
-    def _list(self) -> tuple[dict[str, Path], dict[str, Any]]:
-        if self._table is not None and time.monotonic() - self._table[0] < LIST_S:
+    def _list_runs(self) -> tuple[dict[str, Path], dict[str, Any]]:
+        if self._table is not None and time.monotonic() - self._table[0] < LIST_PERIOD_S:
             return self._table[1:]
         folders = [] if self._home is None else layout.find_own_runs(self._home)
         # Addresses contain digests, because the name of a run may be anything.
         paths = {hashlib.sha256(os.fsencode(path)).hexdigest()[:24]: path for path in folders}
-        rows, unread = [{**self._row(path), "id": name} for name, path in paths.items()], list[str]()
+        rows, unread = [{**self._read_row(path), "id": name} for name, path in paths.items()], list[str]()
         if self._jobs is not None:
             jobs, unread = self._jobs()
             rows += jobs
-        self._table = time.monotonic(), paths, {"runs": rows, "unread": [visible(text) for text in unread]}
+        self._table = time.monotonic(), paths, {"runs": rows, "unread": [escape_controls(text) for text in unread]}
         return self._table[1:]
 
-    def _row(self, path: Path) -> dict[str, Any]:
+    def _read_row(self, path: Path) -> dict[str, Any]:
         """Return the row of a run, read again where its summary or lock has changed, or it may have been killed."""
-        stamp = *_stamp(path / SUMMARY), *_stamp(path / LOCK)
+        stamp = *_file_stamp(path / SUMMARY), *_file_stamp(path / LOCK)
         cached = self._rows.get(path)
         if cached is None or cached[0] != stamp or cached[1]["state"] in ("running", "unknown"):
             brief = read_brief(path)
             row = {
-                "name": visible(brief.name),
+                "name": escape_controls(brief.name),
                 "state": brief.state,
-                "why": visible(brief.why)[:300],
+                "why": escape_controls(brief.message)[:300],
                 "step": brief.step,
                 "steps": brief.steps,
                 "goodput": brief.goodput,
                 "restarts": brief.restarts,
                 # The age changes while the row does not.
-                "began": brief.began,
+                "began": brief.began_at,
                 "owner": brief.owner,
                 "where": "this machine",
             }
             cached = self._rows[path] = stamp, row
         return cached[1]
 
-    def report(self, name: str) -> RunReport | None:
+    def read_report(self, name: str) -> RunReport | None:
         """Return a run by its id, as it is now, or None where it is not in the table."""
         with self._lock:
-            path = self._list()[0].get(name)
+            path = self._list_runs()[0].get(name)
             if path is None:
                 return None
-            if name not in self._readers and len(self._readers) >= MAX_FOLLOWED:
+            if name not in self._readers and len(self._readers) >= MAX_READERS:
                 del self._readers[next(iter(self._readers))]
             lock, run_reader = self._readers.setdefault(name, (threading.Lock(), RunReader(path)))
         with lock:
-            return run_reader.read()
+            return run_reader.read_report()
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _file_stamp(path: Path) -> tuple[int, int]:
     try:
         stat = os.lstat(path)
     except OSError:
@@ -233,12 +233,12 @@ def _stamp(path: Path) -> tuple[int, int]:
 class Server(PageServer):
     """Serves `runs` until it is shut down. Raises UserError if the port is in use."""
 
-    def __init__(self, runs: Runs, port: int = 0) -> None:
+    def __init__(self, runs: RunCatalog, port: int = 0) -> None:
         self.runs, self.token = runs, secrets.token_urlsafe(24)
         super().__init__(LOOPBACK, port, Handler, MAX_STREAMS)
 
     @property
-    def address(self) -> str:
+    def page_url(self) -> str:
         """The address to open, with the token."""
         return f"http://{LOOPBACK}:{self.server_address[1]}/{self.token}/"
 
@@ -250,34 +250,36 @@ class Handler(PageHandler):
 
     def do_GET(self) -> None:
         """Answer a page or a stream, or refuse."""
-        if (target := self.target()) is None:
-            return self.refuse(HTTPStatus.BAD_REQUEST, "this is not an address")
+        if (target := self.parse_target()) is None:
+            return self.send_refusal(HTTPStatus.BAD_REQUEST, "this is not an address")
         parts, token, runs = target.path.split("/"), self.server.token, self.server.runs
         is_ours = self._is_ours() and len(parts) >= 3 and secrets.compare_digest(parts[1].encode(), token.encode())
         if not is_ours:
-            return self.refuse(HTTPStatus.FORBIDDEN, "open the address that launcher dashboard printed")
+            return self.send_refusal(HTTPStatus.FORBIDDEN, "open the address that launcher dashboard printed")
         match parts[2:]:
             case [""]:
-                data = {**self._table(), "compare": f"/{token}/compare", "events": f"/{token}/events"}
-                self.show(page.render("runs", "Runs", data))
+                data = {**self._make_table(), "compare": f"/{token}/compare", "events": f"/{token}/events"}
+                self.send_page(page.render_page("runs", "Runs", data))
             case ["events"]:
-                self.stream(self._table, LIST_S, math.inf)
-            case ["run", name] if (run := runs.report(name)) is not None:
+                self.stream_events(self._make_table, LIST_PERIOD_S, math.inf)
+            case ["run", name] if (run := runs.read_report(name)) is not None:
                 data = {**run.to_json(), "home": f"/{token}/", "events": f"/{token}/run/{name}/events"}
-                self.show(page.render("run", data["name"], data))
-            case ["run", name, "events"] if runs.report(name) is not None:
-                self.stream(lambda: report.to_json() if (report := runs.report(name)) else None, PERIOD_S, math.inf)
+                self.send_page(page.render_page("run", data["name"], data))
+            case ["run", name, "events"] if runs.read_report(name) is not None:
+                self.stream_events(
+                    lambda: report.to_json() if (report := runs.read_report(name)) else None, RUN_PERIOD_S, math.inf
+                )
             case ["compare"]:
                 names = urllib.parse.parse_qs(target.query).get("run", [])[:MAX_COMPARED]
-                reports = {name: run for name in names if (run := runs.report(name)) is not None}
+                reports = {name: run for name in names if (run := runs.read_report(name)) is not None}
                 if len(reports) < 2:
-                    return self.refuse(HTTPStatus.NOT_FOUND, "there are no such runs")
+                    return self.send_refusal(HTTPStatus.NOT_FOUND, "there are no such runs")
                 data = compare.compare_runs(list(reports.values()), (), "step") | {"home": f"/{token}/"}
                 for row, name in zip(data["runs"], reports, strict=True):
                     row["page"] = f"/{token}/run/{name}"
-                self.show(page.render("compare", "Compare", data))
+                self.send_page(page.render_page("compare", "Compare", data))
             case _:
-                self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
+                self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _is_ours(self) -> bool:
         """Return whether the request is from our own page or a person, and not from another site."""
@@ -287,8 +289,8 @@ class Handler(PageHandler):
         has_own_origin = self.headers.get("Origin") in {None, *(f"http://{host}" for host in hosts)}
         return self.headers.get("Host") in hosts and is_same_site and has_own_origin
 
-    def _table(self) -> dict[str, Any]:
-        table = self.server.runs.table()
+    def _make_table(self) -> dict[str, Any]:
+        table = self.server.runs.read_table()
         rows = [
             {**run, "page": f"/{self.server.token}/run/{run['id']}" if run.get("page", True) else ""}
             for run in table["runs"]

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import RankHistory
-from jaxlaunch.records.summary import Of, Record, Start
+from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
 
 DOWN, STEP, LOST = "down", "step", "lost_work"
 # The cause that a start begins with.
-FIRST = "rendezvous"
+FIRST_CAUSE = "rendezvous"
 # Causes that alternate with steps.
-_TURNS = ("data", "eval", "save")
+_ALTERNATING = ("data", "eval", "save")
 # The largest number of pieces of an attempt.
 _MAX_PIECES = 400
 _MIN_PIECE_S = 0.0005
@@ -41,8 +41,8 @@ class Segment(NamedTuple):
 class Span(NamedTuple):
     """The Unix times of a start, and its begin on the axis."""
 
-    started: float
-    ended: float
+    started_at: float
+    ended_at: float
     begin: float
 
 
@@ -52,7 +52,7 @@ class Attempt(NamedTuple):
     start: int
     begin: float
     end: float
-    record: Record | None
+    record: AttemptRecord | None
     number: int
 
 
@@ -63,16 +63,16 @@ class Timeline(NamedTuple):
     segments: Sequence[Segment]
     attempts: Sequence[Attempt]
 
-    def at(self, time: float) -> float:
+    def axis_position(self, time: float) -> float:
         """Return the position of a moment on the axis. Moments between two starts are at the begin of the later one."""
         for span in self.spans:
-            if time <= span.ended:
-                return span.begin + max(0.0, time - span.started)
+            if time <= span.ended_at:
+                return span.begin + max(0.0, time - span.started_at)
         last = self.spans[-1] if self.spans else Span(time, time, 0.0)
-        return last.begin + last.ended - last.started
+        return last.begin + last.ended_at - last.started_at
 
     @property
-    def seconds(self) -> dict[str, float]:
+    def seconds_by_cause(self) -> dict[str, float]:
         """Seconds by cause."""
         seconds = dict[str, float]()
         for segment in self.segments:
@@ -81,10 +81,10 @@ class Timeline(NamedTuple):
 
 
 def build_timeline(
-    starts: Sequence[Start],
-    records: Sequence[Record],
+    starts: Sequence[StartRecord],
+    records: Sequence[AttemptRecord],
     intervals: Sequence[Interval],
-    running: Of | None,
+    running: AttemptProgress | None,
     totals_s: Mapping[int, float],
 ) -> Timeline:
     """Return the strip of a run; `starts`, `records` and `intervals` have the oldest first.
@@ -95,47 +95,49 @@ def build_timeline(
     spans, segments, attempts = list[Span](), list[Segment](), list[Attempt]()
     begin = 0.0
     for start in starts:
-        ends: list[tuple[float, Mapping[str, float], Record | None, int]]
+        ends: list[tuple[float, Mapping[str, float], AttemptRecord | None, int]]
         ends = [(record.ended, record.seconds, record, record.attempt) for record in records if record.uid == start.uid]
         if start is starts[-1] and running is not None:
             ends.append((running.at, running.seconds, None, running.attempt))
-        ended = max([start.ended or 0.0, start.started, *(end[0] for end in ends)])
-        now = began = min(start.started, ended - totals_s.get(start.start, 0.0))
+        ended_at = max([start.ended or 0.0, start.started, *(end[0] for end in ends)])
+        now = began_at = min(start.started, ended_at - totals_s.get(start.start, 0.0))
         pieces = list[Piece]()
-        for attempt_ended, seconds, record, number in ends:
-            now, attempt_began = _add_attempt(now, attempt_ended, seconds, intervals, pieces)
-            attempts.append(Attempt(start.start, begin + attempt_began - began, begin + now - began, record, number))
-        pieces.append((DOWN, ended - now))
-        spans.append(Span(began, ended, begin))
+        for attempt_ended_at, seconds, record, number in ends:
+            now, attempt_began_at = _add_attempt(now, attempt_ended_at, seconds, intervals, pieces)
+            attempts.append(
+                Attempt(start.start, begin + attempt_began_at - began_at, begin + now - began_at, record, number)
+            )
+        pieces.append((DOWN, ended_at - now))
+        spans.append(Span(began_at, ended_at, begin))
         segments += _join_pieces(pieces, begin)
-        begin += ended - began
+        begin += ended_at - began_at
     return Timeline(spans, segments, attempts)
 
 
 def _add_attempt(
-    now: float, ended: float, seconds: Mapping[str, float], intervals: Sequence[Interval], pieces: list[Piece]
+    now: float, ended_at: float, seconds: Mapping[str, float], intervals: Sequence[Interval], pieces: list[Piece]
 ) -> tuple[float, float]:
     """Append the pieces of an attempt and of the time since the one before it; return its end and its begin."""
-    ended, total_s = max(now, ended), sum(seconds.values())
-    began = max(now, ended - total_s)
-    pieces.append((DOWN if pieces else FIRST, began - now))
+    ended_at, total_s = max(now, ended_at), sum(seconds.values())
+    began_at = max(now, ended_at - total_s)
+    pieces.append((DOWN if pieces else FIRST_CAUSE, began_at - now))
     if total_s <= 0:
-        pieces.append((DOWN, ended - began))
-        return ended, began
+        pieces.append((DOWN, ended_at - began_at))
+        return ended_at, began_at
     # It is below 1 where the clocks of two hosts, or of two attempts, overlap.
-    scale = (ended - began) / total_s
-    waits = [(cause, spent) for cause, spent in seconds.items() if cause not in (STEP, LOST, *_TURNS)]
+    scale = (ended_at - began_at) / total_s
+    waits = [(cause, spent) for cause, spent in seconds.items() if cause not in (STEP, LOST, *_ALTERNATING)]
     # A "down" piece comes first: the attempt waited until the one before it had ended.
     waits.sort(key=lambda piece: piece[0] != DOWN)
-    first_step = began + sum(spent for _, spent in waits) * scale
-    inner = [interval for interval in intervals if first_step < interval[0] <= ended + 1]
-    pieces += [(cause, spent * scale) for cause, spent in (*waits, *_list_turns(seconds, inner))]
-    return ended, began + sum(spent for cause, spent in waits if cause == DOWN) * scale
+    first_step = began_at + sum(spent for _, spent in waits) * scale
+    inner = [interval for interval in intervals if first_step < interval[0] <= ended_at + 1]
+    pieces += [(cause, spent * scale) for cause, spent in (*waits, *_list_alternating(seconds, inner))]
+    return ended_at, began_at + sum(spent for cause, spent in waits if cause == DOWN) * scale
 
 
-def _list_turns(seconds: Mapping[str, float], intervals: Sequence[Interval]) -> list[Piece]:
+def _list_alternating(seconds: Mapping[str, float], intervals: Sequence[Interval]) -> list[Piece]:
     """Return steps and the pieces between them, by the intervals. Lost work is at the end of the steps."""
-    left_s = {cause: max(0.0, seconds.get(cause, 0.0)) for cause in _TURNS}
+    left_s = {cause: max(0.0, seconds.get(cause, 0.0)) for cause in _ALTERNATING}
     steps_s = max(0.0, seconds.get(STEP, 0.0) + seconds.get(LOST, 0.0))
     pieces = list[Piece]()
     # Intervals are joined, so that there are no more of them than a screen can show.
@@ -143,7 +145,7 @@ def _list_turns(seconds: Mapping[str, float], intervals: Sequence[Interval]) -> 
     for at in range(0, len(intervals), size):
         group = intervals[at : at + size]
         wall_s = sum(interval[1] for interval in group)
-        spent_s = {cause: sum(interval[2][cause] for interval in group) for cause in _TURNS}
+        spent_s = {cause: sum(interval[2][cause] for interval in group) for cause in _ALTERNATING}
         for cause in ("data", STEP, "eval", "save"):
             if cause == STEP:
                 taken_s = min(steps_s, max(0.0, wall_s - sum(spent_s.values())))
@@ -184,17 +186,17 @@ def rank_phases(folder: Path, timeline: Timeline) -> dict[str, Any] | None:
     The letters are the phase of each rank, the lags how many steps it is behind the foremost. A sample stands for the
     time since the one before it, or for one period where that is longer ago.
     """
-    history = RankHistory.from_json(RunFolder(folder).read(layout.RANKS))
-    ranks = max((len(rank_history.letters_of(column)) for column in history.columns), default=0)
+    history = RankHistory.from_json(RunFolder(folder).read_json(layout.RANKS))
+    ranks = max((len(rank_history.decode_letters(column)) for column in history.columns), default=0)
     if ranks < 2:
         return None
-    columns, before = [], 0.0
+    columns, previous_at = [], 0.0
     for column in history.columns:
-        at = timeline.at(column[0])
-        begin = before if at - before < 1.8 * history.period_s else at - history.period_s
+        at = timeline.axis_position(column[0])
+        begin = previous_at if at - previous_at < 1.8 * history.period_s else at - history.period_s
         if at > begin:
             columns.append([round(begin, 2), round(at, 2), column[1], column[2]])
-        before = max(before, at)
+        previous_at = max(previous_at, at)
     # Ranks that have ended, or have reported nothing, have no phase.
     letters = {letter: phase for phase, letter in rank_history.LETTERS.items() if phase is not None}
     return {"ranks": ranks, "letters": letters, "columns": columns}

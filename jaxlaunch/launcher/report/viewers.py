@@ -24,10 +24,10 @@ from cryptography.fernet import Fernet, InvalidToken
 from jaxlaunch.launcher.errors import ApiError, ClusterError
 from jaxlaunch.launcher.report import page
 from jaxlaunch.launcher.report.server import TEXT, PageHandler, PageServer
-from jaxlaunch.launcher.wording import visible
+from jaxlaunch.launcher.wording import escape_controls
 
 # Seconds between two reads of all jobs for one viewer.
-LIST_S = 10.0
+LIST_PERIOD_S = 10.0
 # After this time the browser connects again, and the token is checked again.
 MAX_STREAM_S = 600.0
 # The largest number of open streams.
@@ -49,7 +49,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)\.?(?::\
 MAX_TOKEN_CHARS = 16 * 1024
 # The longest token that fits into a cookie after encryption.
 MAX_COOKIE_CHARS = 2800
-SIGNED_IN_S = 12 * 3600
+SESSION_S = 12 * 3600
 # A browser accepts the second cookie over HTTPS only.
 COOKIE, SECURE_COOKIE = "jaxlaunch", "__Host-jaxlaunch"
 # RFC 6750.
@@ -102,28 +102,28 @@ def bearer_token(headers: Sequence[str]) -> str | None:
     """Return the token in the headers Authorization, or None if there is none. Raises BadToken."""
     if not headers:
         return None
-    scheme, _, rest = headers[0].partition(" ")
+    scheme, _, credentials = headers[0].partition(" ")
     if len(headers) > 1 or scheme.lower() != "bearer":
         raise BadToken("The header Authorization must be `Bearer TOKEN`, once.")
-    return check_token(rest)
+    return check_token(credentials)
 
 
 class Cookies:
     """Puts tokens into cookies, and takes them out again."""
 
     def __init__(self) -> None:
-        self._box = Fernet(Fernet.generate_key())
+        self._cipher = Fernet(Fernet.generate_key())
 
-    def seal(self, token: str, *, is_secure: bool) -> str:
+    def seal_token(self, token: str, *, is_secure: bool) -> str:
         """Return the header Set-Cookie for a token. Raises BadToken for one that is too long for a cookie."""
         if len(token) > MAX_COOKIE_CHARS:
             raise BadToken(
                 f"This token has more than the {MAX_COOKIE_CHARS} characters that a cookie has room for: an"
                 " authenticating proxy can send it as `Authorization: Bearer` instead."
             )
-        return _set_cookie(self._box.encrypt(token.encode()).decode(), is_secure=is_secure)
+        return _set_cookie(self._cipher.encrypt(token.encode()).decode(), is_secure=is_secure)
 
-    def token(self, headers: Sequence[str]) -> str | None:
+    def read_token(self, headers: Sequence[str]) -> str | None:
         """Return the token in the headers Cookie, or None. Raises BadToken for one that is no longer valid."""
         cookies = dict[str, str]()
         for part in itertools.chain.from_iterable(header.split(";") for header in headers):
@@ -134,7 +134,7 @@ class Cookies:
         if sealed is None:
             return None
         try:
-            return self._box.decrypt(sealed.encode(), ttl=SIGNED_IN_S).decode()
+            return self._cipher.decrypt(sealed.encode(), ttl=SESSION_S).decode()
         except (InvalidToken, UnicodeEncodeError):
             raise BadToken("You are no longer signed in: sign in again.") from None
 
@@ -177,7 +177,7 @@ class Server(PageServer):
         finally:
             self._connections.release()
 
-    def table(self, token: str) -> dict[str, Any] | Refusal:
+    def read_table(self, token: str) -> dict[str, Any] | Refusal:
         """Return the jobs that the token may see now. Hidden namespaces are counted, and not named."""
         rows, unread, hidden, failed = list[dict[str, Any]](), list[str](), 0, 0
         for namespace in self._namespaces:
@@ -204,7 +204,7 @@ class Server(PageServer):
             return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The API server refuses to list jobs; try again later.")
         if hidden:
             unread.append(f"{hidden} of {len(self._namespaces)} namespaces are left out: you may not list jobs there.")
-        return {"runs": rows, "unread": [visible(text) for text in unread]}
+        return {"runs": rows, "unread": [escape_controls(text) for text in unread]}
 
 
 class Handler(PageHandler):
@@ -220,25 +220,25 @@ class Handler(PageHandler):
         """Answer the table, its stream or the form to sign in, or refuse."""
         self.close_connection = True
         # The kubelet and load balancers request this path, by any host name.
-        if (path := self._path()) == "/healthz":
-            return self.answer(HTTPStatus.OK, TEXT, b"ok\n")
+        if (path := self._request_path()) == "/healthz":
+            return self.send_answer(HTTPStatus.OK, TEXT, b"ok\n")
         if not self._is_ours(may_link_here=path == "/"):
-            return self._refuse_place()
+            return self._send_wrong_host()
         match path:
             case "/":
                 if isinstance(table := self._read_table(), Refusal):
                     return self._sign_in(table, is_over=table.status == HTTPStatus.UNAUTHORIZED)
                 links = {"events": "/events", "sign_out": "" if self._is_by_proxy() else "/sign-out"}
-                self.show(page.render("runs", "Jobs", {**table, **links}))
+                self.send_page(page.render_page("runs", "Jobs", {**table, **links}))
             case "/events":
                 if isinstance(table := self._read_table(), Refusal):
-                    return self.refuse(*table)
+                    return self.send_refusal(*table)
                 tables = itertools.chain([table], self._read_tables())
-                self.stream(lambda: next(tables, None), LIST_S, MAX_STREAM_S)
+                self.stream_events(lambda: next(tables, None), LIST_PERIOD_S, MAX_STREAM_S)
             case "/sign-out":
                 self._sign_in(Refusal(HTTPStatus.OK, "You have signed out."), is_over=True)
             case _:
-                self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
+                self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def do_POST(self) -> None:
         """Sign in with the token of a form."""
@@ -246,35 +246,35 @@ class Handler(PageHandler):
         try:
             text = self._read_form()
             if not self._is_ours(may_link_here=False):
-                return self._refuse_place()
-            if self._path() != "/sign-in":
-                return self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
+                return self._send_wrong_host()
+            if self._request_path() != "/sign-in":
+                return self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
             token = check_token(text)
-            cookie = self.server.cookies.seal(token, is_secure=self._is_secure())
+            cookie = self.server.cookies.seal_token(token, is_secure=self._is_secure())
         except BadToken as error:
             return self._sign_in(Refusal(HTTPStatus.UNAUTHORIZED, str(error)))
-        if isinstance(table := self.server.table(token), Refusal):
+        if isinstance(table := self.server.read_table(token), Refusal):
             return self._sign_in(table)
-        self.answer(HTTPStatus.SEE_OTHER, TEXT, b"", [("Location", "/"), ("Set-Cookie", cookie)])
+        self.send_answer(HTTPStatus.SEE_OTHER, TEXT, b"", [("Location", "/"), ("Set-Cookie", cookie)])
 
     def _read_form(self) -> str:
         """Return the token of a form. Raises BadToken for a body that is not a form, or is too long."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(r"[0-9]{1,12}", length):
             raise BadToken("The form has no length: send Content-Length.")
-        if (left := int(length)) > MAX_FORM_BYTES:
-            left = min(left, _MAX_DRAINED_BYTES)
-            while left and (part := self.rfile.read(min(left, MAX_FORM_BYTES))):
-                left -= len(part)
+        if (remaining := int(length)) > MAX_FORM_BYTES:
+            remaining = min(remaining, _MAX_DRAINED_BYTES)
+            while remaining and (part := self.rfile.read(min(remaining, MAX_FORM_BYTES))):
+                remaining -= len(part)
             raise BadToken(f"This is not a token: a form has at most {MAX_FORM_BYTES} bytes.")
         try:
-            fields = urllib.parse.parse_qs(self.rfile.read(left).decode("latin-1"), max_num_fields=8)
+            fields = urllib.parse.parse_qs(self.rfile.read(remaining).decode("latin-1"), max_num_fields=8)
         except ValueError:
             raise BadToken("The form has more fields than a token.") from None
         return "".join(fields.get("token", ()))
 
-    def _path(self) -> str:
-        target = self.target()
+    def _request_path(self) -> str:
+        target = self.parse_target()
         return "" if target is None else target.path
 
     def _read_tables(self) -> Iterator[dict[str, Any]]:
@@ -286,8 +286,8 @@ class Handler(PageHandler):
         try:
             token = bearer_token(self.headers.get_all("Authorization", []))
             if token is None:
-                token = self.server.cookies.token(self.headers.get_all("Cookie", []))
-            return self.server.table(check_token(token or ""))
+                token = self.server.cookies.read_token(self.headers.get_all("Cookie", []))
+            return self.server.read_table(check_token(token or ""))
         except BadToken as error:
             return Refusal(HTTPStatus.UNAUTHORIZED, str(error))
 
@@ -306,11 +306,11 @@ class Handler(PageHandler):
             for is_secure in (False, True):
                 headers.append(("Set-Cookie", _set_cookie("", is_secure=is_secure) + "; Max-Age=0"))
         has_form = not self._is_by_proxy() and refusal.status != HTTPStatus.SERVICE_UNAVAILABLE
-        again = "Show the jobs, if you have signed in already." if is_link and has_form else "Try again."
-        link = f'<p><a href="/">{again}</a></p>' if is_link or not has_form else ""
+        link_text = "Show the jobs, if you have signed in already." if is_link and has_form else "Try again."
+        link = f'<p><a href="/">{link_text}</a></p>' if is_link or not has_form else ""
         body = (f'<p role="alert">{html.escape(refusal.sentence)}</p>', *(_FORM if has_form else ()), link)
         text = page.render_form("Sign in", ("<main>", "<h1>Jobs</h1>", *body, "</main>"))
-        self.show(text, refusal.status, headers)
+        self.send_page(text, refusal.status, headers)
 
     def _is_ours(self, *, may_link_here: bool) -> bool:
         """Return whether the request is for one of our names, and of our own page or of a person.
@@ -321,8 +321,8 @@ class Handler(PageHandler):
         match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         if match is None or match[1].lower() not in self.server.hosts:
             return False
-        own = {f"{scheme}://{hosts[0]}" for scheme in ("http", "https")}
-        if not own.issuperset(self.headers.get_all("Origin", [])):
+        own_origins = {f"{scheme}://{hosts[0]}" for scheme in ("http", "https")}
+        if not own_origins.issuperset(self.headers.get_all("Origin", [])):
             return False
         if self.headers.get("Sec-Fetch-Site", "none") in _SAME_SITE:
             return True
@@ -334,8 +334,8 @@ class Handler(PageHandler):
         forwarded = self.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip()
         return forwarded == "https" or self.headers.get("Origin", "").startswith("https://")
 
-    def _refuse_place(self) -> None:
-        self.refuse(
+    def _send_wrong_host(self) -> None:
+        self.send_refusal(
             HTTPStatus.FORBIDDEN,
             "This request comes from another site, or asks for a host that the dashboard is not configured for:"
             " `webDashboard.hosts` of the chart lists its names.",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.wording import cut
+from jaxlaunch.launcher.wording import shorten_text
 
 # The largest number of runs without an explicit limit.
 MAX_RUNS = 1000
@@ -33,14 +33,14 @@ class Axis:
     values: Sequence[str] = ()
     range: tuple[float, float] | None = None
 
-    def draw(self, chance: random.Random) -> str:
+    def draw_value(self, rng: random.Random) -> str:
         """Return a random value as an override."""
         if self.range is None:
-            return f"{self.key}={chance.choice(self.values)}"
+            return f"{self.key}={rng.choice(self.values)}"
         low, high = self.range
         if low > 0 and high >= _LOGARITHMIC * low:
-            return f"{self.key}={math.exp(chance.uniform(math.log(low), math.log(high))):.4g}"
-        return f"{self.key}={chance.uniform(low, high):.4g}"
+            return f"{self.key}={math.exp(rng.uniform(math.log(low), math.log(high))):.4g}"
+        return f"{self.key}={rng.uniform(low, high):.4g}"
 
 
 def parse_axes(arguments: Sequence[str]) -> list[Axis]:
@@ -71,14 +71,14 @@ def draw_points(axes: Sequence[Axis], count: int, seed: int) -> list[Point]:
 
     A larger count begins with the same combinations.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     if all(axis.range is None for axis in axes):
         count = min(count, _grid_size(axes))
     points: dict[Point, None] = {}
     for _ in range(100 * count):
         if len(points) == count:
             break
-        points[tuple(axis.draw(chance) for axis in axes)] = None
+        points[tuple(axis.draw_value(rng) for axis in axes)] = None
     return list(points)
 
 
@@ -90,15 +90,15 @@ def _parse_axis(argument: str) -> Axis:
     key, equals, text = argument.partition("=")
     key = key.strip()
     if not equals or not key or key.startswith("-"):
-        raise UserError(f"{cut(argument)} is not of the form key=a,b or key=0..3.")
+        raise UserError(f"{shorten_text(argument)} is not of the form key=a,b or key=0..3.")
     pieces = list(_split_values(text))
     if len(pieces) == 1 and (match := _RANGE.fullmatch(pieces[0])) and not _WHOLE.fullmatch(pieces[0]):
         low, high = map(float, match.groups())
         if not low < high or math.isinf(high - low):
-            raise UserError(f"The range {cut(argument)} is empty.", "write the lower number first.")
+            raise UserError(f"The range {shorten_text(argument)} is empty.", "write the lower number first.")
         return Axis(key, range=(low, high))
     if len(pieces) > 1 and not all(pieces):
-        raise UserError(f"{cut(argument)} has an empty value.", "leave out the comma.")
+        raise UserError(f"{shorten_text(argument)} has an empty value.", "leave out the comma.")
     values: dict[str, None] = {}
     for piece in pieces:
         if (match := _WHOLE.fullmatch(piece)) is None:
@@ -107,7 +107,7 @@ def _parse_axis(argument: str) -> Axis:
         # Both ends are included.
         first, last = map(int, match.groups())
         if not first <= last < first + MAX_RUNS:
-            raise UserError(f"The range {piece} of {cut(argument)} has no number, or more than {MAX_RUNS}.")
+            raise UserError(f"The range {piece} of {shorten_text(argument)} has no number, or more than {MAX_RUNS}.")
         values |= dict.fromkeys(map(str, range(first, last + 1)))
     return Axis(key, list(values))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.wording import os_reason
+from jaxlaunch.launcher.wording import os_error_reason
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import SWEEP
 
@@ -52,29 +52,31 @@ class Standing:
     is_over: bool = False
     values: dict[int, float] = field(default_factory=dict)  # by the number of the rung
     # The rung at which the run was stopped early.
-    cut: int | None = None
+    cut_rung: int | None = None
 
 
 def count_decided(standings: Mapping[str, Standing], rungs: int) -> int:
     """Return the number of decided rungs, at which every remaining run has a value or is over."""
     for rung in range(rungs):
-        remaining = _remaining(standings, rung).values()
+        remaining = _remaining_runs(standings, rung).values()
         if any(not standing.is_over and rung not in standing.values for standing in remaining):
             return rung
     return rungs
 
 
-def worse_half(standings: Mapping[str, Standing], rung: int, *, is_higher_better: bool) -> Collection[str]:
+def find_worse_half(standings: Mapping[str, Standing], rung: int, *, is_higher_better: bool) -> Collection[str]:
     """Return the runs to stop at a decided rung. Of runs with equal values, the later ones are stopped."""
-    remaining = _remaining(standings, rung)
+    remaining = _remaining_runs(standings, rung)
     values = {name: standing.values[rung] for name, standing in remaining.items() if rung in standing.values}
     order = sorted(values, key=lambda name: -values[name] if is_higher_better else values[name])
     return order[len(order) - len(order) // 2 :]
 
 
-def _remaining(standings: Mapping[str, Standing], rung: int) -> Mapping[str, Standing]:
+def _remaining_runs(standings: Mapping[str, Standing], rung: int) -> Mapping[str, Standing]:
     """Return the runs that no earlier rung stopped."""
-    return {name: standing for name, standing in standings.items() if standing.cut is None or standing.cut >= rung}
+    return {
+        name: standing for name, standing in standings.items() if standing.cut_rung is None or standing.cut_rung >= rung
+    }
 
 
 @dataclass
@@ -92,29 +94,29 @@ class Member:
     standing: Standing = field(default_factory=Standing)
 
 
-class Table:
+class SweepTable:
     """The states of the runs of a sweep. Changes are appended to the file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         # Settings of all runs: the metric, its direction, the cluster.
-        self.of: Mapping[str, Any] = {}
+        self.settings: Mapping[str, Any] = {}
         self.members: dict[str, Member] = {}
         try:
-            text = regular_files.read(folder / SWEEP, _MAX_BYTES).decode(errors="replace")
+            text = regular_files.read_bounded(folder / SWEEP, _MAX_BYTES).decode(errors="replace")
         except FileNotFoundError:
             return
         except OSError as error:
-            raise UserError(f"The table of the sweep in {folder} cannot be read: {os_reason(error)}.") from None
+            raise UserError(f"The table of the sweep in {folder} cannot be read: {os_error_reason(error)}.") from None
         for line in text.splitlines():
             try:
                 row = json.loads(line)
             except ValueError:
                 continue
             if isinstance(row, dict):
-                self._take(row)
+                self._apply_row(row)
 
-    def begin(self, of: Mapping[str, Any], members: Mapping[str, Member]) -> None:
+    def record_sweep(self, settings: Mapping[str, Any], members: Mapping[str, Member]) -> None:
         """Record the settings of the sweep, and its new runs.
 
         Raises:
@@ -125,32 +127,36 @@ class Table:
             raise UserError(f"{self.folder} is the folder of a run, not of a sweep.", hint)
         for name, member in members.items():
             if name in self.members and self.members[name].job != member.job:
-                before, now = " ".join(self.members[name].changes), " ".join(member.changes)
-                what = f"{before}, now {now}" if before != now else f"{before}; its job has other keys now"
-                raise UserError(f"The sweep in {self.folder} began with other jobs: {name} has {what}.", hint)
-        if dict(self.of) != of:
-            self._append(of)
+                old_changes, new_changes = " ".join(self.members[name].changes), " ".join(member.changes)
+                difference = (
+                    f"{old_changes}, now {new_changes}"
+                    if old_changes != new_changes
+                    else f"{old_changes}; its job has other keys now"
+                )
+                raise UserError(f"The sweep in {self.folder} began with other jobs: {name} has {difference}.", hint)
+        if dict(self.settings) != settings:
+            self._append_row(settings)
         for name, member in members.items():
             if name not in self.members:
-                self._append({"run": name, "set": member.changes, "job": member.job, "state": member.state})
+                self._append_row({"run": name, "set": member.changes, "job": member.job, "state": member.state})
 
-    def note(self, member: Member, state: RunState, note: str = "", **more: Any) -> None:
+    def record_state(self, member: Member, state: RunState, note: str = "", **fields: Any) -> None:
         """Record a new state of a run."""
-        self._append({"run": member.name, "state": state, **({"note": note} if note else {}), **more})
+        self._append_row({"run": member.name, "state": state, **({"note": note} if note else {}), **fields})
 
-    def _append(self, row: Mapping[str, Any]) -> None:
+    def _append_row(self, row: Mapping[str, Any]) -> None:
         text = json.dumps({**row, "time": round(time.time(), 3)}) + "\n"
-        with open(self.folder / SWEEP, "ab+", opener=regular_files.opener) as file:
+        with open(self.folder / SWEEP, "ab+", opener=regular_files.open_regular) as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 # A line that a kill has cut stays on its own line.
                 text = text if file.read(1) == b"\n" else "\n" + text
             file.write(text.encode())
-        self._take(json.loads(text))
+        self._apply_row(json.loads(text))
 
-    def _take(self, row: Mapping[str, Any]) -> None:
+    def _apply_row(self, row: Mapping[str, Any]) -> None:
         if "run" not in row:
-            self.of = {key: value for key, value in row.items() if key != "time"}
+            self.settings = {key: value for key, value in row.items() if key != "time"}
             return
         name = str(row["run"])
         if "set" in row:
@@ -161,4 +167,4 @@ class Table:
         if "rung" in row and "value" in row:
             member.standing.values[int(row["rung"])] = float(row["value"])
         if member.state is RunState.CUT:
-            member.standing.cut = int(row["rung"])
+            member.standing.cut_rung = int(row["rung"])

@@ -35,8 +35,8 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
-from jaxlaunch.launcher.errors import Fault, KeyPath, UserError, overlap
-from jaxlaunch.launcher.wording import cut, dotted
+from jaxlaunch.launcher.errors import Fault, KeyPath, UserError, keys_overlap
+from jaxlaunch.launcher.wording import format_key_path, shorten_text
 
 # The type of the argument `opener` of `open`.
 Opener = Callable[[str, int], int]
@@ -46,16 +46,16 @@ MAX_DEPTH = 64
 # A job has about a hundred values, and each wrong one costs a message.
 MAX_VALUES = 10_000
 # Faults of overrides sort after those of the file by this line.
-AFTER_THE_FILE = 10**9
-_BY_OVERRIDE = " (override)"
+LINE_AFTER_FILE = 10**9
+_OVERRIDE_SUFFIX = " (override)"
 
 # Without libyaml, PyYAML is ten times slower.
 _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-_REFERENCE = (
+_REFERENCE_FAULT = (
     "uses an anchor, an alias or a merge key (&, * or <<).",
     "write the value out in each place, or quote it.",
 )
-_CORE = "tag:yaml.org,2002:"
+_CORE_TAG = "tag:yaml.org,2002:"
 _TYPES: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float), "bool": bool}
 _TYPES |= {"null": type(None), "map": dict, "seq": list}
 
@@ -79,42 +79,46 @@ class Document:
         If an override set one of several keys that a fault relies on, the fault is attributed to the override, because
         the file was written for the value that it replaced.
         """
-        found = self._at(fault)
-        others = [shown for path, shown in self.overrides.items() if any(overlap(path, key) for key in fault.of)]
-        if not others or found.where.endswith(_BY_OVERRIDE):
-            return found
-        where = f"{', '.join(others)}{_BY_OVERRIDE} with {found.where}"
-        return dataclasses.replace(found, where=where, line=AFTER_THE_FILE)
+        located = self._locate_path(fault)
+        arguments = [
+            shown
+            for path, shown in self.overrides.items()
+            if any(keys_overlap(path, key) for key in fault.related_paths)
+        ]
+        if not arguments or located.location.endswith(_OVERRIDE_SUFFIX):
+            return located
+        location = f"{', '.join(arguments)}{_OVERRIDE_SUFFIX} with {located.location}"
+        return dataclasses.replace(located, location=location, line=LINE_AFTER_FILE)
 
-    def _at(self, fault: Fault) -> Fault:
-        if fault.where:
+    def _locate_path(self, fault: Fault) -> Fault:
+        if fault.location:
             return fault
         for end in range(len(fault.path), 0, -1):
             path = fault.path[:end]
             if path in self.overrides:
-                where = f"{self.overrides[path]}{_BY_OVERRIDE}"
-                return dataclasses.replace(fault, where=where, line=AFTER_THE_FILE)
+                location = f"{self.overrides[path]}{_OVERRIDE_SUFFIX}"
+                return dataclasses.replace(fault, location=location, line=LINE_AFTER_FILE)
             if path in self.lines:
                 line = self.lines[path]
-                return dataclasses.replace(fault, where=f"{self.name}:{line}", line=line)
-            made = next((shown for below, shown in self.overrides.items() if below[:end] == path), None)
+                return dataclasses.replace(fault, location=f"{self.name}:{line}", line=line)
+            argument = next((shown for below, shown in self.overrides.items() if below[:end] == path), None)
             # An override created this block.
-            if made is not None:
-                return dataclasses.replace(fault, where=f"{made}{_BY_OVERRIDE}", line=AFTER_THE_FILE)
-        return dataclasses.replace(fault, where=self.name)
+            if argument is not None:
+                return dataclasses.replace(fault, location=f"{argument}{_OVERRIDE_SUFFIX}", line=LINE_AFTER_FILE)
+        return dataclasses.replace(fault, location=self.name)
 
-    def forget(self, path: KeyPath) -> None:
+    def forget_path(self, path: KeyPath) -> None:
         """Drop the lines and texts of a value and everything below it, after an override has replaced it."""
-        known: dict[KeyPath, Any]
-        for known in (self.lines, self.texts, self.overrides):
-            for old in [old for old in known if old[: len(path)] == path]:
-                del known[old]
+        entries: dict[KeyPath, Any]
+        for entries in (self.lines, self.texts, self.overrides):
+            for key in [old for old in entries if old[: len(path)] == path]:
+                del entries[key]
 
 
-def read(path: Path, opener: Opener | None = None) -> Document:
+def read_document(path: Path, opener: Opener | None = None) -> Document:
     """Read the document in a file. Raises UserError if the file cannot be read, is too large or not UTF-8."""
     try:
-        with open(path, "rb", opener=opener or _opened) as file:
+        with open(path, "rb", opener=opener or _open_file) as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file.", "create one with `launcher init`.") from None
@@ -128,10 +132,10 @@ def read(path: Path, opener: Opener | None = None) -> Document:
         line = content.count(b"\n", 0, error.start) + 1
         message = f"{path}:{line}: is not UTF-8 (byte 0x{content[error.start]:02x})."
         raise UserError(message, "save the file as UTF-8.") from None
-    return parse(text, str(path))
+    return parse_document(text, str(path))
 
 
-def _opened(path: str, flags: int) -> int:
+def _open_file(path: str, flags: int) -> int:
     """Open a file or a pipe such as `<(command)`. Raises OSError for a pipe without a writer."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if stat.S_ISFIFO(os.fstat(descriptor).st_mode) and not select.select([descriptor], [], [], 0)[0]:
@@ -144,28 +148,30 @@ def _opened(path: str, flags: int) -> int:
     return descriptor
 
 
-def parse(text: str, name: str, at: KeyPath = ()) -> Document:
+def parse_document(text: str, name: str, base_path: KeyPath = ()) -> Document:
     """Parse a text into a document with its faults; if it is not YAML, the data is None.
 
-    If the text is part of another document, `at` is its path there, with which all paths then begin.
+    If the text is part of another document, `base_path` is its path there, with which all paths then begin.
     """
-    reader = _Reader(name, at)
+    reader = _Reader(name, base_path)
     try:
-        reader.read(yaml.parse(text, Loader=_LOADER))
+        reader.read_events(yaml.parse(text, Loader=_LOADER))
     except _Abort:
         pass
     except yaml.MarkedYAMLError as error:
-        reader.refuse_syntax(error, text)
+        reader.add_syntax_fault(error, text)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         code = error.character if isinstance(error.character, int) else ord(error.character)
-        reader.refuse((), line, f"contains the control character 0x{code:02x}.", "delete it, or write it as an escape.")
+        reader.add_fault(
+            (), line, f"contains the control character 0x{code:02x}.", "delete it, or write it as an escape."
+        )
     return reader.document
 
 
-def whole_numbers(text: str, paths: Sequence[KeyPath]) -> Mapping[KeyPath, int]:
+def read_whole_numbers(text: str, paths: Sequence[KeyPath]) -> Mapping[KeyPath, int]:
     """Return the integers at these paths of a document, without those that are missing or not integers."""
-    data, numbers = parse(text, "").data, dict[KeyPath, int]()
+    data, numbers = parse_document(text, "").data, dict[KeyPath, int]()
     for path in paths:
         value = data
         for key in path:
@@ -182,126 +188,136 @@ class _Abort(Exception):
 class _Reader:
     """Builds the data of one document from the parser's events, down to a depth of MAX_DEPTH."""
 
-    def __init__(self, name: str, at: KeyPath) -> None:
+    def __init__(self, name: str, base_path: KeyPath) -> None:
         self.document = Document(name)
-        self._at = at
+        self._base_path = base_path
         self._events: Iterator[Any] = iter(())
-        self._values = 0
-        self._seen: set[tuple[int, str]] = set()
+        self._value_count = 0
+        self._reported: set[tuple[int, str]] = set()
 
-    def refuse(
+    def add_fault(
         self, path: KeyPath, line: int, message: str, hint: str | None = None, not_finite: str | None = None
     ) -> None:
         """Add a fault, once per line and message: a thousand aliases in a line are one thing to fix."""
-        if (line, message) not in self._seen:
-            self._seen.add((line, message))
-            where = f"{self.document.name}:{line}"
-            self.document.faults.append(Fault(path, message, hint, where, line, not_finite=not_finite))
+        if (line, message) not in self._reported:
+            self._reported.add((line, message))
+            location = f"{self.document.name}:{line}"
+            self.document.faults.append(Fault(path, message, hint, location, line, not_finite=not_finite))
 
-    def refuse_syntax(self, error: yaml.MarkedYAMLError, text: str) -> None:
+    def add_syntax_fault(self, error: yaml.MarkedYAMLError, text: str) -> None:
         """Add the fault of a text that is not YAML, without the line itself, which may contain a secret."""
         self.document.data = None
         mark = error.problem_mark
-        if (column := _tab(error, text)) is not None:
-            return self.refuse((), _line(mark), f"is not YAML: a tab in column {column}.", "use spaces instead.")
-        sign = "" if mark is None else text[mark.index : mark.index + 1]
-        message, hint = _syntax(error, sign, _is_deeper(mark, text))
-        self.refuse((), _line(mark), message, hint)
+        if (column := _tab_column(error, text)) is not None:
+            return self.add_fault(
+                (), _line_number(mark), f"is not YAML: a tab in column {column}.", "use spaces instead."
+            )
+        character = "" if mark is None else text[mark.index : mark.index + 1]
+        message, hint = _syntax_message(error, character, _is_deeper(mark, text))
+        self.add_fault((), _line_number(mark), message, hint)
 
-    def read(self, events: Iterator[Event]) -> None:
+    def read_events(self, events: Iterator[Event]) -> None:
         """Read the first document; a second one is a fault."""
         self._events = events
         for event in events:
             if isinstance(event, NodeEvent):
-                self.document.data = self._node(event, self._at, 0)
+                self.document.data = self._read_node(event, self._base_path, 0)
                 break
         for event in events:
             if isinstance(event, DocumentStartEvent):
                 hint = "keep one job in a file; remove the `---`."
-                self.refuse((), _line(event.start_mark), "starts a second document.", hint)
+                self.add_fault((), _line_number(event.start_mark), "starts a second document.", hint)
                 raise _Abort
 
-    def _node(self, event: NodeEvent, path: KeyPath, depth: int) -> Any:
-        line = _line(event.start_mark)
+    def _read_node(self, event: NodeEvent, path: KeyPath, depth: int) -> Any:
+        line = _line_number(event.start_mark)
         if depth > MAX_DEPTH:
             hint = "no part of a job is; look for a bracket that is never closed."
-            self.refuse((), line, f"is nested deeper than {MAX_DEPTH} levels.", hint)
+            self.add_fault((), line, f"is nested deeper than {MAX_DEPTH} levels.", hint)
             raise _Abort
-        self._values += 1
-        if self._values > MAX_VALUES:
+        self._value_count += 1
+        if self._value_count > MAX_VALUES:
             hint = "a job is a page of text; keep data in other files."
-            self.refuse((), line, f"contains more than {MAX_VALUES} values.", hint)
+            self.add_fault((), line, f"contains more than {MAX_VALUES} values.", hint)
             raise _Abort
         self.document.lines.setdefault(path, line)
         if event.anchor is not None:
-            self.refuse(path, line, *_REFERENCE)
+            self.add_fault(path, line, *_REFERENCE_FAULT)
         if isinstance(event, AliasEvent):
             return None
         assert isinstance(event, ScalarEvent | CollectionStartEvent)
         if isinstance(event, ScalarEvent):
-            value: Any = self._scalar(event, path, line)
+            value: Any = self._read_scalar(event, path, line)
         else:
-            value = self._sequence(path, depth) if isinstance(event, SequenceStartEvent) else self._mapping(path, depth)
+            value = (
+                self._read_sequence(path, depth)
+                if isinstance(event, SequenceStartEvent)
+                else self._read_mapping(path, depth)
+            )
         if event.tag is not None:
-            name = event.tag.removeprefix(_CORE)
-            wanted = _TYPES.get(name) if event.tag.startswith(_CORE) else None
-            if wanted is None:
-                self.refuse(path, line, "has a YAML tag (!…).", "delete the tag; a job is plain data.")
-            elif not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-                self.refuse(path, line, f"is tagged !!{name} and is not one.", "delete the tag.")
+            name = event.tag.removeprefix(_CORE_TAG)
+            expected_type = _TYPES.get(name) if event.tag.startswith(_CORE_TAG) else None
+            if expected_type is None:
+                self.add_fault(path, line, "has a YAML tag (!…).", "delete the tag; a job is plain data.")
+            elif not isinstance(value, expected_type) or (isinstance(value, bool) and expected_type is not bool):
+                self.add_fault(path, line, f"is tagged !!{name} and is not one.", "delete the tag.")
         return value
 
-    def _scalar(self, event: ScalarEvent, path: KeyPath, line: int) -> Scalar:
+    def _read_scalar(self, event: ScalarEvent, path: KeyPath, line: int) -> Scalar:
         # A quoted or block scalar, or one that is tagged as text.
-        if not event.implicit[0] and event.tag in (None, f"{_CORE}str"):
+        if not event.implicit[0] and event.tag in (None, f"{_CORE_TAG}str"):
             return str(event.value)
         self.document.texts[path] = event.value
         try:
             return resolve_scalar(event.value)
         except ValueError as error:
             not_finite = event.value if is_not_finite(event.value) else None
-            what = dotted(path) if not_finite is None else f"{dotted(path)} = {cut(not_finite)}"
-            self.refuse(path, line, f"{what} {error}.", "quote it if it is text.", not_finite)
+            subject = (
+                format_key_path(path) if not_finite is None else f"{format_key_path(path)} = {shorten_text(not_finite)}"
+            )
+            self.add_fault(path, line, f"{subject} {error}.", "quote it if it is text.", not_finite)
             return None
 
-    def _sequence(self, path: KeyPath, depth: int) -> list[Any]:
+    def _read_sequence(self, path: KeyPath, depth: int) -> list[Any]:
         items: list[Any] = []
         while not isinstance(event := next(self._events), SequenceEndEvent):
-            items.append(self._node(event, (*path, len(items)), depth + 1))
+            items.append(self._read_node(event, (*path, len(items)), depth + 1))
         return items
 
-    def _mapping(self, path: KeyPath, depth: int) -> dict[str, Any]:
+    def _read_mapping(self, path: KeyPath, depth: int) -> dict[str, Any]:
         block: dict[str, Any] = {}
         while not isinstance(event := next(self._events), MappingEndEvent):
-            line = _line(event.start_mark)
+            line = _line_number(event.start_mark)
             if not isinstance(event, ScalarEvent):
-                self.refuse(path, line, "has a key that is not text.", "quote braces and brackets that are text.")
-                self._skip(event, path, depth)
-                self._skip(next(self._events), path, depth)
+                self.add_fault(path, line, "has a key that is not text.", "quote braces and brackets that are text.")
+                self._skip_node(event, path, depth)
+                self._skip_node(next(self._events), path, depth)
                 continue
             key = event.value
             if key == "<<" or event.anchor is not None:
-                self.refuse(path, line, *_REFERENCE)
+                self.add_fault(path, line, *_REFERENCE_FAULT)
             if key in block:
                 first = self.document.lines[(*path, key)]
-                self.refuse(path, line, f'duplicate key "{cut(key)}", first in line {first}.', "keep one of them.")
-                self._skip(next(self._events), path, depth)
+                self.add_fault(
+                    path, line, f'duplicate key "{shorten_text(key)}", first in line {first}.', "keep one of them."
+                )
+                self._skip_node(next(self._events), path, depth)
                 continue
             self.document.lines[(*path, key)] = line
-            block[key] = self._node(next(self._events), (*path, key), depth + 1)
+            block[key] = self._read_node(next(self._events), (*path, key), depth + 1)
         return block
 
-    def _skip(self, event: NodeEvent, path: KeyPath, depth: int) -> None:
+    def _skip_node(self, event: NodeEvent, path: KeyPath, depth: int) -> None:
         """Read a node only for its faults and drop its data and lines."""
         document, self.document = self.document, Document(self.document.name)
         try:
-            self._node(event, path, depth + 1)
+            self._read_node(event, path, depth + 1)
         finally:
             document.faults += self.document.faults
             self.document = document
 
 
-def _line(mark: Any) -> int:
+def _line_number(mark: Any) -> int:
     """Return the 1-based line of a parser's mark, whose type differs between libyaml and the pure parser."""
     return 1 if mark is None else int(mark.line) + 1
 
@@ -328,7 +344,7 @@ _SYNTAX: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def _tab(error: yaml.MarkedYAMLError, text: str) -> int | None:
+def _tab_column(error: yaml.MarkedYAMLError, text: str) -> int | None:
     """Return the 1-based column of the tab at which the parser stopped, or None if it stopped at something else.
 
     A tab is wrong in the indentation of a line or an item, and after the colon of a key. Inside brackets, lines may be
@@ -340,10 +356,10 @@ def _tab(error: yaml.MarkedYAMLError, text: str) -> int | None:
     if mark is not None and "cannot start any token" in problem and text[mark.index : mark.index + 1] == "\t":
         return int(mark.column) + 1
     line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
-    found = re.match(r"[ -]*\t", line)
-    if found is None and "mapping values are not allowed" in problem:
-        found = re.match(r"[^'\"#]*?:\t", line)
-    return None if found is None else found.end()
+    match = re.match(r"[ -]*\t", line)
+    if match is None and "mapping values are not allowed" in problem:
+        match = re.match(r"[^'\"#]*?:\t", line)
+    return None if match is None else match.end()
 
 
 def _is_deeper(mark: Any, text: str) -> bool:
@@ -357,19 +373,19 @@ def _is_deeper(mark: Any, text: str) -> bool:
     return deeper and ":" in above and not above.rstrip().endswith(":")
 
 
-def _syntax(error: yaml.MarkedYAMLError, sign: str, is_deeper: bool) -> tuple[str, str]:
-    """Return message and hint for a text that is not YAML; `sign` is the character where the parser stopped."""
+def _syntax_message(error: yaml.MarkedYAMLError, character: str, is_deeper: bool) -> tuple[str, str]:
+    """Return message and hint for a text that is not YAML; `character` is the character where the parser stopped."""
     if is_deeper and "mapping values are not allowed" in (error.problem or ""):
         hint = "look at this line's indentation: keys of one block begin in one column."
         return "is not YAML: it is indented deeper than the line above, which has a value.", hint
-    began = _line(error.context_mark or error.problem_mark)
-    since = f", in a block that begins in line {began}" if began != _line(error.problem_mark) else ""
+    first_line = _line_number(error.context_mark or error.problem_mark)
+    context = f", in a block that begins in line {first_line}" if first_line != _line_number(error.problem_mark) else ""
     if "cannot start any token" in (error.problem or ""):
-        return f"is not YAML: a value that begins with `{sign}`.", "quote it."
-    for pattern, what, hint in _SYNTAX:
+        return f"is not YAML: a value that begins with `{character}`.", "quote it."
+    for pattern, problem, hint in _SYNTAX:
         if re.search(pattern, error.problem or ""):
-            return f"is not YAML: {what}{since}.", hint
-    return f"is not YAML{since}.", "check the indentation, the quotes and the brackets."
+            return f"is not YAML: {problem}{context}.", hint
+    return f"is not YAML{context}.", "check the indentation, the quotes and the brackets."
 
 
 Scalar = str | int | float | bool | None
@@ -384,7 +400,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _TWO_READINGS = re.compile(r"[-+]?0[0-9]+")
 # int() takes quadratic time, and no value of a job has more digits.
-_LONGEST_INTEGER = 40
+_MAX_INTEGER_DIGITS = 40
 
 
 def resolve_scalar(text: str) -> Scalar:
@@ -392,7 +408,7 @@ def resolve_scalar(text: str) -> Scalar:
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if _INTEGER.fullmatch(text):
-        if len(text) > _LONGEST_INTEGER:
+        if len(text) > _MAX_INTEGER_DIGITS:
             raise ValueError(f"is a number of {len(text)} digits")
         return int(text, 0 if text.startswith(("0o", "0x")) else 10)
     if _NOT_FINITE.fullmatch(text):

@@ -7,12 +7,12 @@ from typing import Any
 
 import yaml
 
-from jaxlaunch.launcher.wording import CONTROL, visible
+from jaxlaunch.launcher.wording import CONTROL, escape_controls
 from jaxlaunch.launcher.yaml import reader
 
 # Booleans in Go's YAML 1.1, which PyYAML reads as text.
-_ALSO_BOOLEANS = {"y", "Y", "n", "N"}
-_ONE_LINE = 2**31
+_GO_BOOLEANS = {"y", "Y", "n", "N"}
+_UNLIMITED_WIDTH = 2**31
 
 
 class _Dumper(yaml.SafeDumper):
@@ -25,7 +25,7 @@ class _Dumper(yaml.SafeDumper):
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     try:
         is_plain = (
-            reader.resolve_scalar(text) == text and not reader.has_two_readings(text) and text not in _ALSO_BOOLEANS
+            reader.resolve_scalar(text) == text and not reader.has_two_readings(text) and text not in _GO_BOOLEANS
         )
     except ValueError:
         is_plain = False
@@ -37,13 +37,13 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-def document(data: Any, width: int = 120) -> str:
+def render_document(data: Any, width: int = 120) -> str:
     """Return one document as YAML, with its keys in their order."""
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
     # PyYAML leaves some control characters as they are, in double quotes, where an escape means the same.
-    return visible(text)
+    return escape_controls(text)
 
 
-def documents(all_data: Iterable[Any]) -> str:
+def render_documents(all_data: Iterable[Any]) -> str:
     """Return several documents for `kubectl apply -f -`, with each value on one line."""
-    return "---\n".join(document(data, width=_ONE_LINE) for data in all_data)
+    return "---\n".join(render_document(data, width=_UNLIMITED_WIDTH) for data in all_data)

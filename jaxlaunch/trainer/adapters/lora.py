@@ -21,29 +21,29 @@ from jax import Array
 
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.models.layers import Drop, product
+from jaxlaunch.trainer.models.layers import Drop, apply_kernel
 from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.parallel.sharding import constrain
-from jaxlaunch.trainer.spec import Lora, Published, TrainSpec
+from jaxlaunch.trainer.spec import Lora, PublishedModel, TrainSpec
 
 # Folded into the key of the initial weights, so that the model's own weights do not change with adapters.
 STREAM = 0x10A
 # Attribute of FrozenKernel for the model's parameter, which keeps its name.
-OWN = "frozen_kernel"
+KERNEL_ATTRIBUTE = "frozen_kernel"
 
 
 class Adapters:
     """The adapters of a training. Raises SpecError for a target that matches no kernel."""
 
     def __init__(self, spec: TrainSpec, params_dtype: jnp.dtype) -> None:
-        assert isinstance(spec.model, Published) and spec.lora is not None, "the spec checks it"
+        assert isinstance(spec.model, PublishedModel) and spec.lora is not None, "the spec checks it"
         self._model, self._lora = spec.model, spec.lora
         # Dtype of the frozen parameters that are not in int8.
         self._frozen_dtype = params_dtype if spec.lora.base is None else jnp.dtype("bfloat16")
         self._kernels = peft.find_kernels(spec.model)
         self._adapted = peft.select_kernels(spec.model, spec.lora)
 
-    def attach(self, model: Any, key: Array) -> None:
+    def attach_to_model(self, model: Any, key: Array) -> None:
         """Add adapters drawn from `key` to a new `model`, and quantize its kernels to int8 if the job asks for it."""
         rngs, adapted = nnx.Rngs(jax.random.fold_in(key, STREAM)), {kernel.name for kernel in self._adapted}
         for kernel in self._kernels:
@@ -57,22 +57,24 @@ class Adapters:
 
     def cast_frozen(self, name: str, param: Array) -> Array:
         """Cast a frozen parameter to the dtype in which it is kept."""
-        is_float = jnp.issubdtype(param.dtype, jnp.floating) and not name.endswith(peft.SCALE)
+        is_float = jnp.issubdtype(param.dtype, jnp.floating) and not name.endswith(peft.SCALE_SUFFIX)
         return param.astype(self._frozen_dtype) if is_float else param
 
     @property
-    def cast_late(self) -> frozenset[str]:
+    def late_cast_names(self) -> frozenset[str]:
         """Names of parameters that are cast inside their product, so that no copy of all layers is ever made."""
-        return frozenset(name for kernel in self._kernels for name in (kernel.name, kernel.name + peft.SCALE))
+        return frozenset(name for kernel in self._kernels for name in (kernel.name, kernel.name + peft.SCALE_SUFFIX))
 
-    def read_start(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
+    def read_initial_adapters(self, abstract_params: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
         """Read the adapters of the job's peft folder; return an empty dict without one. Raises SpecError."""
-        return peft.read_adapters(self._lora, self._adapted, wanted) if self._lora.init_from is not None else {}
+        return (
+            peft.read_adapters(self._lora, self._adapted, abstract_params) if self._lora.init_from is not None else {}
+        )
 
-    def note(self, params: Mapping[str, Any], opt: Any, saved: Any) -> str:
+    def describe_training(self, params: Mapping[str, Any], opt: Any, saved: Any) -> str:
         """Return a sentence about the trained parameters and the bytes of the optimizer and of a checkpoint."""
         trained = sum(leaf.size for name, leaf in params.items() if peft.is_adapter(name))
-        whole = sum(leaf.size for name, leaf in params.items() if not name.endswith(peft.SCALE))
+        whole = sum(leaf.size for name, leaf in params.items() if not name.endswith(peft.SCALE_SUFFIX))
         modules = ", ".join(peft.module_names(self._model, self._adapted))
         return (
             f"train.lora: rank {self._lora.rank} at {modules}; {trained:,} of {whole:,} parameters are trained "
@@ -89,7 +91,7 @@ class FrozenKernel(nnx.Module):
     ) -> None:
         axes, whole = tuple(kernel.get_metadata()["axes"]), kernel[...]
         assert whole.ndim == 1 + len(axes), "a kernel is stacked over the layers"
-        frozen, scale = quantize(whole, inputs) if is_int8 else (whole, None)
+        frozen, scale = quantize_kernel(whole, inputs) if is_int8 else (whole, None)
         self.frozen_kernel = nnx.Param(frozen, axes=axes)
         self.int8_scale = None if scale is None else nnx.Param(scale, axes=axes[inputs:])
         a, b = (None, None) if lora is None else _initial_matrices(whole.shape, inputs, lora.rank, rngs)
@@ -103,7 +105,7 @@ class FrozenKernel(nnx.Module):
         layered: Any = nnx.vmap(lambda rngs: Drop(rate, False, rngs))
         self.drop: Drop | None = layered(rngs.split(whole.shape[0])) if rate else None
 
-    def __getitem__(self, where: Any) -> FrozenKernel:
+    def __getitem__(self, key: Any) -> FrozenKernel:
         """Return self, because a model indexes its parameter before it passes it to `layers.product`."""
         return self
 
@@ -114,8 +116,8 @@ class FrozenKernel(nnx.Module):
         if self.lora_a is None or self.lora_b is None or not self.is_adapted:
             return output
         dropped = x if self.drop is None else self.drop(x)
-        low_BLR = constrain(product(dropped, self.lora_a[...], axes), "batch", "length", "rank")
-        return output + self.scaling * product(low_BLR, self.lora_b[...])
+        low_BLR = constrain(apply_kernel(dropped, self.lora_a[...], axes), "batch", "length", "rank")
+        return output + self.scaling * apply_kernel(low_BLR, self.lora_b[...])
 
 
 def _initial_matrices(shape: tuple[int, ...], inputs: int, rank: int, rngs: nnx.Rngs) -> tuple[Array, Array]:
@@ -127,7 +129,7 @@ def _initial_matrices(shape: tuple[int, ...], inputs: int, rank: int, rngs: nnx.
     return a, jnp.zeros((layers, rank, *sizes_out), jnp.float32)
 
 
-def quantize(kernel: Array, inputs: int) -> tuple[Array, Array]:
+def quantize_kernel(kernel: Array, inputs: int) -> tuple[Array, Array]:
     """Quantize a kernel [layers, I, O] symmetrically to int8, with float32 factors per column [layers, O]."""
     wide = kernel.astype(jnp.float32)
     largest = jnp.abs(wide).max(tuple(range(1, 1 + inputs)), keepdims=True)
@@ -135,7 +137,7 @@ def quantize(kernel: Array, inputs: int) -> tuple[Array, Array]:
     return jnp.round(wide / scale).astype(jnp.int8), scale.reshape(scale.shape[0], *scale.shape[1 + inputs :])
 
 
-def dequantize(kernel: Array, scale: Array, inputs: int) -> Array:
+def dequantize_kernel(kernel: Array, scale: Array, inputs: int) -> Array:
     """Invert `quantize_kernel` except for its rounding, in float32."""
     return kernel.astype(jnp.float32) * jnp.expand_dims(scale, tuple(range(1, 1 + inputs)))
 
@@ -154,18 +156,20 @@ def frozen_product(x: Array, kernel: Array, scale: Array | None, axes: int) -> A
     return _scale_outputs(output, scale).astype(dtype)
 
 
-def _forward(x: Array, kernel: Array, scale: Array | None, axes: int) -> tuple[Array, Any]:
+def _frozen_product_forward(x: Array, kernel: Array, scale: Array | None, axes: int) -> tuple[Array, Any]:
     return frozen_product(x, kernel, scale, axes), (kernel, scale)
 
 
-def _backward(axes: int, residuals: tuple[Array, Array | None], gradient: Array) -> tuple[Array, None, None]:
+def _frozen_product_backward(
+    axes: int, residuals: tuple[Array, Array | None], gradient: Array
+) -> tuple[Array, None, None]:
     kernel, scale = residuals
     scaled = _scale_outputs(gradient, scale)
     outputs = tuple(range(2, scaled.ndim)), tuple(range(axes, kernel.ndim))
     return jnp.tensordot(scaled, kernel.astype(scaled.dtype), outputs), None, None
 
 
-frozen_product.defvjp(_forward, _backward)
+frozen_product.defvjp(_frozen_product_forward, _frozen_product_backward)
 
 
 def _scale_outputs(outputs: Array, scale: Array | None) -> Array:
@@ -187,7 +191,7 @@ def attach_reference(model: nnx.Module, reference: nnx.Module) -> None:
     setattr(model, REFERENCE, reference)
 
 
-def reference_of(model: nnx.Module) -> Any:
+def evaluation_reference(model: nnx.Module) -> Any:
     """Return the reference of `model` in evaluation mode: its frozen copy, or the model without its adapters."""
     reference: Any = getattr(model, REFERENCE, None)
     if reference is None:

@@ -19,19 +19,19 @@ from etils import epath
 from jax import Array
 
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.errors import SpecError, said
+from jaxlaunch.trainer.errors import SpecError, pydantic_message
 from jaxlaunch.trainer.huggingface import load, names, save
 from jaxlaunch.trainer.huggingface.load import Files
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
-from jaxlaunch.trainer.spec import GPT2, Decoder, Lora, Published, TrainSpec
+from jaxlaunch.trainer.spec import GPT2, Decoder, Lora, PublishedModel, TrainSpec
 
 # Suffixes of an adapter's two matrices and of a quantized kernel's factors, after the kernel's name.
-A, B = ".lora_a", ".lora_b"
-SCALE = ".int8_scale"
+A_SUFFIX, B_SUFFIX = ".lora_a", ".lora_b"
+SCALE_SUFFIX = ".int8_scale"
 # peft puts this before the model's own name of a tensor.
-PREFIX = "base_model.model."
-ALL = "all-linear"
+TENSOR_PREFIX = "base_model.model."
+ALL_LINEAR = "all-linear"
 # Kernels that layers.product multiplies with.
 PRODUCTS = ("query", "key", "value", "qkv", "out", "gate", "up", "down")
 
@@ -58,25 +58,25 @@ class Kernel(NamedTuple):
         """Last part of peft's name of the module."""
         return self.module.rpartition(".")[2]
 
-    def matches(self, target: str) -> bool:
+    def matches_target(self, target: str) -> bool:
         """Return whether a target selects this kernel.
 
         As in peft a target is the name of a module or the end of its dotted name. Our names of parameters work as well,
         and so do names without `_proj`.
         """
         own_name, short = self.name.rpartition(".")[2], self.short_name
-        if target in (ALL, short, short.removesuffix("_proj"), self.name, own_name, self.module):
+        if target in (ALL_LINEAR, short, short.removesuffix("_proj"), self.name, own_name, self.module):
             return True
         return self.module.endswith(f".{target}") or self.name.endswith(f".{target}")
 
-    def modules(self, model: Published) -> list[str]:
+    def module_paths(self, model: PublishedModel) -> list[str]:
         """Return peft's names of the modules, one per layer."""
         assert isinstance(model, Decoder | GPT2), "the spec checks it"
         layers = range(model.layers) if self.leaf.layers is None else self.leaf.layers
         return [self.leaf.name.removesuffix(".weight").format(l=layer) for layer in layers]
 
 
-def find_kernels(model: Published) -> list[Kernel]:
+def find_kernels(model: PublishedModel) -> list[Kernel]:
     """Return every kernel of the model that can have an adapter. The products of experts cannot."""
     kernels = []
     for name, leaf in names.parameter_leaves(model).items():
@@ -87,16 +87,16 @@ def find_kernels(model: Published) -> list[Kernel]:
     return kernels
 
 
-def select_kernels(model: Published, lora: Lora) -> list[Kernel]:
+def select_kernels(model: PublishedModel, lora: Lora) -> list[Kernel]:
     """Return the kernels that have an adapter. Raises SpecError for a target that matches no kernel."""
     kernels = find_kernels(model)
     for target in lora.targets:
-        if not any(kernel.matches(target) for kernel in kernels):
+        if not any(kernel.matches_target(target) for kernel in kernels):
             raise _unmatched_error("train.lora.targets", target, model)
-    return [kernel for kernel in kernels if any(kernel.matches(target) for target in lora.targets)]
+    return [kernel for kernel in kernels if any(kernel.matches_target(target) for target in lora.targets)]
 
 
-def read_targets(model: Published, modules: str | list[str], key: str) -> list[str]:
+def read_targets(model: PublishedModel, modules: str | list[str], key: str) -> list[str]:
     """Translate `target_modules` of a peft folder to `train.lora.targets`.
 
     Args:
@@ -109,18 +109,18 @@ def read_targets(model: Published, modules: str | list[str], key: str) -> list[s
     """
     kernels = find_kernels(model)
     if isinstance(modules, list):
-        if all(any(kernel.matches(module) for kernel in kernels) for module in modules):
+        if all(any(kernel.matches_target(module) for kernel in kernels) for module in modules):
             return sorted(modules)
         patterns = {module: rf"(.*\.)?{re.escape(module)}" for module in modules}
-    elif modules == ALL:
-        return [ALL]
+    elif modules == ALL_LINEAR:
+        return [ALL_LINEAR]
     else:
         patterns = {modules: modules}
         try:
             re.compile(modules)
         except re.error as error:
             raise SpecError(f"{key} = {modules} is not a regular expression: {error}") from None
-    by_kernel = {kernel.name: kernel.modules(model) for kernel in kernels}
+    by_kernel = {kernel.name: kernel.module_paths(model) for kernel in kernels}
     for module, pattern in patterns.items():
         if not any(re.fullmatch(pattern, layer) for layers in by_kernel.values() for layer in layers):
             raise _unmatched_error(key, module, model)
@@ -136,33 +136,34 @@ def read_targets(model: Published, modules: str | list[str], key: str) -> list[s
     return targets
 
 
-def _unmatched_error(key: str, target: str, model: Published) -> SpecError:
-    known = ", ".join(dict.fromkeys(kernel.short_name for kernel in find_kernels(model)))
+def _unmatched_error(key: str, target: str, model: PublishedModel) -> SpecError:
+    supported_modules = ", ".join(dict.fromkeys(kernel.short_name for kernel in find_kernels(model)))
     return SpecError(
-        f"{key}: {target} matches no linear layer of train.model.kind = {model.kind}; there are {known}, and {ALL}"
+        f"{key}: {target} matches no linear layer of train.model.kind = {model.kind}; there are "
+        f"{supported_modules}, and {ALL_LINEAR}"
     )
 
 
-def module_names(model: Published, kernels: Sequence[Kernel]) -> list[str]:
+def module_names(model: PublishedModel, kernels: Sequence[Kernel]) -> list[str]:
     """Return the shortest module names by which peft finds exactly these kernels.
 
     A name is the last part of the module's name. If another module, such as one of an expert, ends in the same part, it
     is the name within a layer, or else the full names in all layers.
     """
-    ours = {kernel.name for kernel in kernels}
-    others = [
+    kernel_names = {kernel.name for kernel in kernels}
+    other_paths = [
         f".{leaf.name.removesuffix('.weight')}"
         for name, leaf in names.parameter_leaves(model).items()
-        if name not in ours
+        if name not in kernel_names
     ]
     modules: set[str] = set()
     for kernel in kernels:
         for name in (kernel.short_name, kernel.module):
-            if not any(other.endswith(f".{name}") for other in others):
+            if not any(other.endswith(f".{name}") for other in other_paths):
                 modules.add(name)
                 break
         else:
-            modules |= set(kernel.modules(model))
+            modules |= set(kernel.module_paths(model))
     return sorted(modules)
 
 
@@ -170,36 +171,40 @@ def adapter_leaves(kernels: Sequence[Kernel]) -> dict[str, Leaf]:
     """Return the layout in a peft folder of the adapters of these kernels: [r, inputs] and [outputs, r]."""
     leaves = {}
     for kernel in kernels:
-        stem, layers = PREFIX + kernel.leaf.name.removesuffix(".weight"), kernel.leaf.layers
-        leaves[kernel.name + A] = Leaf(f"l{kernel.inputs}r", f"r {kernel.inputs}", f"{stem}.lora_A.weight", layers)
-        leaves[kernel.name + B] = Leaf(f"lr{kernel.outputs}", f"{kernel.outputs} r", f"{stem}.lora_B.weight", layers)
+        stem, layers = TENSOR_PREFIX + kernel.leaf.name.removesuffix(".weight"), kernel.leaf.layers
+        leaves[kernel.name + A_SUFFIX] = Leaf(
+            f"l{kernel.inputs}r", f"r {kernel.inputs}", f"{stem}.lora_A.weight", layers
+        )
+        leaves[kernel.name + B_SUFFIX] = Leaf(
+            f"lr{kernel.outputs}", f"{kernel.outputs} r", f"{stem}.lora_B.weight", layers
+        )
     return leaves
 
 
 def is_adapter(name: str) -> bool:
     """Return whether a parameter belongs to an adapter."""
-    return name.endswith((A, B))
+    return name.endswith((A_SUFFIX, B_SUFFIX))
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 KEY = "train.lora.init_from"
 CONFIG, STEM = "adapter_config.json", "adapter_model"
-KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
+CONFIG_KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
 # peft's values of keys that a file leaves out.
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}
 # Keys that change neither what an adapter computes nor where it is: of the base, of its training, of an initialization,
 # and of a key beside them that is refused.
-IGNORED = frozenset(
+IGNORED_KEYS = frozenset(
     "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode layers_pattern "
     "loftq_config lora_dropout lora_ga_config megatron_core peft_version qalora_group_size revision "
     "runtime_config".split()
 )
-READ = frozenset({*KEYS, "peft_type", "target_modules"})
+READ_KEYS = frozenset({*CONFIG_KEYS, "peft_type", "target_modules"})
 # What every other key may be, peft's default first: those of peft 0.21.2's LoraConfig, read in November 2026.
 # Every key without an entry in the next table has one of these as its default.
-UNSET: tuple[Any, ...] = (None, False, "", [], {})
-PLAIN: Mapping[str, tuple[Any, ...]] = {
+UNSET_VALUES: tuple[Any, ...] = (None, False, "", [], {})
+PLAIN_VALUES: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none", None),
     # The other methods change the base as well.
     "init_lora_weights": (True, None, False, "gaussian", "orthogonal", "eva"),
@@ -208,7 +213,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
+def resolve_lora(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     """Return the spec with rank, alpha and targets of the peft folder that its adapters start from; as it is without.
 
     With `is_here` False a folder that is not here is forgiven. Raises SpecError where the folder cannot be read, is of
@@ -220,38 +225,43 @@ def resolved(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     path = epath.Path(lora.init_from) / CONFIG
     if not is_here and not remote.is_remote(lora.init_from) and not path.exists():
         return train
-    assert isinstance(train.model, Published), "the spec checks it"
-    theirs = described_by(lora.init_from, train.model)
-    settings = {"rank": theirs.rank, "alpha": theirs.alpha, "rslora": theirs.rslora, "targets": theirs.targets}
-    ours = lora.model_dump(include=settings.keys() & lora.model_fields_set)
-    for key in [key for key in settings if key in ours]:
-        is_equal = ours[key] == settings[key]
+    assert isinstance(train.model, PublishedModel), "the spec checks it"
+    folder_lora = read_lora_config(lora.init_from, train.model)
+    settings = {
+        "rank": folder_lora.rank,
+        "alpha": folder_lora.alpha,
+        "rslora": folder_lora.rslora,
+        "targets": folder_lora.targets,
+    }
+    job_settings = lora.model_dump(include=settings.keys() & lora.model_fields_set)
+    for key in [key for key in settings if key in job_settings]:
+        is_equal = job_settings[key] == settings[key]
         if key == "targets":
             # Two lists of targets may select the same kernels.
-            is_equal = select_kernels(train.model, lora) == select_kernels(train.model, theirs)
+            is_equal = select_kernels(train.model, lora) == select_kernels(train.model, folder_lora)
         if not is_equal:
             raise SpecError(
                 f"{path} describes another adapter than train.lora: {key} is {settings[key]} there and "
-                f"{ours[key]} here; leave it out, as the folder sets it"
+                f"{job_settings[key]} here; leave it out, as the folder sets it"
             )
     return train.model_copy(update={"lora": lora.model_copy(update=settings)})
 
 
-def described_by(folder: str, model: Published) -> Lora:
+def read_lora_config(folder: str, model: PublishedModel) -> Lora:
     """Read the settings in the folder's adapter_config.json for `model`. Raises SpecError, StorageError."""
     path = epath.Path(folder) / CONFIG
     try:
         if is_remote := remote.is_remote(folder):
-            remote.check(KEY, folder)
-        with remote.storage(f"reading {KEY} = {folder}", SpecError) if is_remote else contextlib.nullcontext():
+            remote.check_url(KEY, folder)
+        with remote.convert_errors(f"reading {KEY} = {folder}", SpecError) if is_remote else contextlib.nullcontext():
             config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SpecError(f"{KEY} = {folder}: {CONFIG} cannot be read: {error}") from None
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise SpecError(f"{path}: peft_type = {kind} is not LORA, the only supported kind")
-    unknown = config.keys() - READ - IGNORED
-    refused = [key for key in config if key in unknown and config[key] not in PLAIN.get(key, UNSET)]
+    unknown = config.keys() - READ_KEYS - IGNORED_KEYS
+    refused = [key for key in config if key in unknown and config[key] not in PLAIN_VALUES.get(key, UNSET_VALUES)]
     if refused:
         settings = ", ".join(f"{key} = {config[key]}" for key in refused)
         raise SpecError(
@@ -264,17 +274,17 @@ def described_by(folder: str, model: Published) -> Lora:
         raise SpecError(f"{path}: target_modules = {modules} is neither a list of names nor a regular expression")
     try:
         lora = Lora.model_validate(
-            DEFAULTS | {ours: config[theirs] for theirs, ours in KEYS.items() if theirs in config}
+            DEFAULTS | {ours: config[theirs] for theirs, ours in CONFIG_KEYS.items() if theirs in config}
         )
     except pydantic.ValidationError as error:
         fault = error.errors()[0]
-        key = next(theirs for theirs, ours in KEYS.items() if ours == fault["loc"][0])
-        raise SpecError(f"{path}: {key} = {config[key]}: {said(fault)}") from None
+        key = next(theirs for theirs, ours in CONFIG_KEYS.items() if ours == fault["loc"][0])
+        raise SpecError(f"{path}: {key} = {config[key]}: {pydantic_message(fault)}") from None
     return lora.model_copy(update={"targets": read_targets(model, modules, f"{path}: target_modules")})
 
 
 def read_adapters(
-    lora: Lora, kernels: Sequence[Kernel], wanted: Mapping[str, jax.ShapeDtypeStruct]
+    lora: Lora, kernels: Sequence[Kernel], abstract_params: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, Array]:
     """Read adapters from the folder of `lora`, with the names, shapes, dtypes and shardings that are given.
 
@@ -282,16 +292,16 @@ def read_adapters(
     """
     folder, leaves = lora.init_from or "", adapter_leaves(kernels)
     files = Files(folder, KEY)
-    load.check_tensors(folder, "train.lora", leaves, wanted, files)
-    return {name: load.read_parameter(leaves[name], like, files) for name, like in wanted.items()}
+    load.check_tensors(folder, "train.lora", leaves, abstract_params, files)
+    return {name: load.read_parameter(leaves[name], like, files) for name, like in abstract_params.items()}
 
 
 def write_adapters(
     folder: str,
-    model: Published,
+    model: PublishedModel,
     lora: Lora,
     params: Mapping[str, Parameter],
-    beside: Mapping[str, bytes] = MappingProxyType({}),
+    extra_files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[str]:
     """Write adapters and further files, such as the tokenizer's, in peft's format; return the names of weight files.
 
@@ -320,5 +330,5 @@ def write_adapters(
         "init_lora_weights": True,
         "inference_mode": True,
     }
-    files: dict[str, Mapping[str, Any] | bytes] = {CONFIG: config, **beside}
+    files: dict[str, Mapping[str, Any] | bytes] = {CONFIG: config, **extra_files}
     return save.write_folder(folder, adapter_leaves(kernels), params, files, stem=STEM, file_bytes=sys.maxsize)

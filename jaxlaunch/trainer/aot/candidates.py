@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jaxlaunch.accelerators import KNOWN, Machine
+from jaxlaunch.accelerators import ACCELERATORS, MachineSpeed
 from jaxlaunch.contract import MESH_AXES
 from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.spec import Mesh, Precision, TrainSpec, model_sizes
@@ -26,7 +26,7 @@ CHOICES: Sequence[Choice] = get_args(Choice)
 PRECISIONS: Sequence[str] = get_args(get_args(Precision)[0])
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 # Activations cross mp in every layer, so more devices are never faster.
-_WIDEST_MP = 16
+_MAX_MP = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Candidate:
     precision: str  # a named policy, or the job's own as JSON
 
     @classmethod
-    def of_job(cls, spec: TrainSpec, devices: int) -> Candidate:
+    def from_spec(cls, spec: TrainSpec, devices: int) -> Candidate:
         """Return the settings of a job on this number of devices."""
         return cls(
             spec.mesh.resolve(devices),
@@ -50,7 +50,7 @@ class Candidate:
             spec.precision if isinstance(spec.precision, str) else spec.precision.model_dump_json(),
         )
 
-    def keys(self) -> dict[str, Any]:
+    def train_keys(self) -> dict[str, Any]:
         """Return the candidate as keys of the train block of job.yaml."""
         sizes = {axis: size for axis, size in zip(MESH_AXES, self.mesh, strict=True) if size > 1}
         return {
@@ -61,26 +61,26 @@ class Candidate:
             "precision": self.precision,
         }
 
-    def changes(self, spec: TrainSpec, devices: int) -> dict[str, Any]:
+    def changed_keys(self, spec: TrainSpec, devices: int) -> dict[str, Any]:
         """Return the keys that differ from a job on this number of devices, by their full names."""
-        job_keys = Candidate.of_job(spec, devices).keys()
-        return {f"train.{key}": value for key, value in self.keys().items() if job_keys[key] != value}
+        job_keys = Candidate.from_spec(spec, devices).train_keys()
+        return {f"train.{key}": value for key, value in self.train_keys().items() if job_keys[key] != value}
 
     def apply_to(self, spec: TrainSpec) -> TrainSpec:
         """Return the spec with these settings. Its mesh is divided over slices automatically."""
-        keys = self.keys()
+        keys = self.train_keys()
         keys["mesh"] = Mesh(**keys["mesh"])
         if keys["precision"] not in PRECISIONS:
             del keys["precision"]
         return spec.model_copy(update=keys)
 
 
-def enumerate_candidates(spec: TrainSpec, devices: int, over: Collection[Choice]) -> Iterator[Candidate]:
+def enumerate_candidates(spec: TrainSpec, devices: int, choices: Collection[Choice]) -> Iterator[Candidate]:
     """Yield the candidates that vary these choices, including the job itself; other choices stay the job's.
 
     Candidates that do not divide the batch are left out. Rematerialization varies over none, full and the job's own.
     """
-    job = Candidate.of_job(spec, devices)
+    job = Candidate.from_spec(spec, devices)
     options: dict[Choice, Collection[Any]] = {
         "mesh": dict.fromkeys((job.mesh, *_enumerate_meshes(spec, devices))),
         "remat": dict.fromkeys(("none", "full", job.remat)),
@@ -89,7 +89,7 @@ def enumerate_candidates(spec: TrainSpec, devices: int, over: Collection[Choice]
         "precision": dict.fromkeys((job.precision, "bf16")),
     }
     job_settings = dataclasses.asdict(job)
-    for settings in itertools.product(*(options[key] if key in over else [job_settings[key]] for key in CHOICES)):
+    for settings in itertools.product(*(options[key] if key in choices else [job_settings[key]] for key in CHOICES)):
         candidate = Candidate(*settings)
         if spec.batch % (math.prod(candidate.mesh[:3]) * candidate.accumulate) == 0:
             yield candidate
@@ -98,32 +98,32 @@ def enumerate_candidates(spec: TrainSpec, devices: int, over: Collection[Choice]
 def _enumerate_meshes(spec: TrainSpec, devices: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield the ways to divide devices over the axes by which the model can be split."""
     sizes = model_sizes(spec.model)
-    experts, heads = sizes.experts or 1, sizes.heads or _WIDEST_MP
+    experts, heads = sizes.experts or 1, sizes.heads or _MAX_MP
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
     for dp, fsdp, ep in itertools.product(divisors, repeat=3):
         mp = devices // (dp * fsdp * ep)
-        if dp * fsdp * ep * mp == devices and experts % ep == 0 and heads % mp == 0 and mp <= _WIDEST_MP:
+        if dp * fsdp * ep * mp == devices and experts % ep == 0 and heads % mp == 0 and mp <= _MAX_MP:
             yield dp, fsdp, ep, mp
 
 
 # --- the order --------------------------------------------------------------------------------------------------------
 
 # Share of the peak FLOP/s that matrix products reach.
-_OF_PEAK = 0.5
+_PEAK_SHARE = 0.5
 # Share of the communication that is not hidden behind compute.
-_EXPOSED = 0.5
+_EXPOSED_SHARE = 0.5
 # A device about which nothing is known, such as a CPU core.
-_UNKNOWN = Machine(None, 5e10, 1e10, 1e10, 5e9)
+_UNKNOWN_MACHINE = MachineSpeed(None, 5e10, 1e10, 1e10, 5e9)
 _UNKNOWN_PEAK = 1e11  # FLOP/s
 # The forward pass is a third of a step; the other settings lie in between.
-_RECOMPUTATION = {"none": 1.0, "full": 4 / 3}
+_RECOMPUTATION_FACTORS = {"none": 1.0, "full": 4 / 3}
 # Prior standard deviations, as logarithms: the arithmetic may be wrong by a factor of e as a whole, and by a fifth for
 # each setting or each doubling of it. The noise is what the settings do not explain.
-_PRIOR, _NOISE = np.array([1.0, *[0.2] * 9]), 0.1
+_PRIOR_STD, _NOISE_STD = np.array([1.0, *[0.2] * 9]), 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Traced:
+class TracedModel:
     """Sizes of a training that do not depend on its mesh. Bytes and FLOPs are for all devices together.
 
     Attributes:
@@ -148,32 +148,34 @@ class Traced:
     rows: int
     width: int
 
-    def bytes(self, candidate: Candidate) -> int:
+    def device_bytes(self, candidate: Candidate) -> int:
         """Return a lower bound for the bytes on a device during a step."""
         dp, fsdp, ep, mp = candidate.mesh
-        of_batch, of_twice = (size // candidate.accumulate for size in self.residuals[candidate.remat])
-        residuals = memory.residuals_per_device(of_batch, of_twice, dp * fsdp * ep, fsdp, mp).low
+        batch_bytes, double_batch_bytes = (size // candidate.accumulate for size in self.residuals[candidate.remat])
+        residuals = memory.residuals_per_device(batch_bytes, double_batch_bytes, dp * fsdp * ep, fsdp, mp).low
         gradients = self.parameters * (4 if candidate.accumulate == 1 else 6)
         return (self.state + gradients) // (fsdp * ep * mp) + residuals
 
-    def seconds(self, candidate: Candidate) -> float:
+    def step_seconds(self, candidate: Candidate) -> float:
         """Return the seconds of a step."""
-        machine = KNOWN[self.type].machine or _UNKNOWN
-        peak = KNOWN[self.type].peak or _UNKNOWN_PEAK
+        machine = ACCELERATORS[self.type].machine or _UNKNOWN_MACHINE
+        peak = ACCELERATORS[self.type].peak_flops or _UNKNOWN_PEAK
         dp, fsdp, ep, mp = candidate.mesh
         devices, count = math.prod(candidate.mesh), candidate.accumulate
-        computed = self.flops * _RECOMPUTATION.get(str(candidate.remat), 7 / 6) / devices / peak / _OF_PEAK
+        compute_s = self.flops * _RECOMPUTATION_FACTORS.get(str(candidate.remat), 7 / 6) / devices / peak / _PEAK_SHARE
         # Weights are read once forward and twice backward, in two bytes each.
         weights = 2 * self.parameters / mp * 3 * count
         residuals = 3 * self.residuals[candidate.remat][0] / devices
-        touched = weights + residuals + 2 * self.state / (fsdp * ep * mp)
-        gathered = (2 + (candidate.remat != "none")) * count * 2 * self.parameters / mp * (1 - 1 / (fsdp * ep))
-        copied = 2 * 4 * self.parameters / (fsdp * ep * mp) * (1 - 1 / dp)
-        shared = 8 * self.layers * 2 * self.rows * self.width / (dp * fsdp * ep) * (1 - 1 / mp)
-        inside = gathered + shared + (0 if self.slices > 1 else copied)
-        between = copied if self.slices > 1 and dp % self.slices == 0 else gathered if self.slices > 1 else 0.0
-        sent = inside / machine.one_ring + between / machine.between
-        return max(computed, touched / machine.hbm) + _EXPOSED * sent
+        touched_bytes = weights + residuals + 2 * self.state / (fsdp * ep * mp)
+        gathered_bytes = (2 + (candidate.remat != "none")) * count * 2 * self.parameters / mp * (1 - 1 / (fsdp * ep))
+        gradient_bytes = 2 * 4 * self.parameters / (fsdp * ep * mp) * (1 - 1 / dp)
+        activation_bytes = 8 * self.layers * 2 * self.rows * self.width / (dp * fsdp * ep) * (1 - 1 / mp)
+        inner_bytes = gathered_bytes + activation_bytes + (0 if self.slices > 1 else gradient_bytes)
+        outer_bytes = (
+            gradient_bytes if self.slices > 1 and dp % self.slices == 0 else gathered_bytes if self.slices > 1 else 0.0
+        )
+        send_s = inner_bytes / machine.ring_bytes_per_s + outer_bytes / machine.network_bytes_per_s
+        return max(compute_s, touched_bytes / machine.hbm_bytes_per_s) + _EXPOSED_SHARE * send_s
 
 
 class Forecast:
@@ -184,25 +186,27 @@ class Forecast:
     prediction. Otherwise a setting that the arithmetic underestimates would never be tried.
     """
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: TracedModel) -> None:
         self._traced = traced
         # Normal distribution of the weights: its precision matrix, and the precision matrix times the mean.
-        self._precision, self._sums = np.diag(1 / _PRIOR**2), np.zeros(len(_PRIOR))
+        self._precision, self._sums = np.diag(1 / _PRIOR_STD**2), np.zeros(len(_PRIOR_STD))
 
-    def learn(self, candidate: Candidate, seconds: float) -> None:
+    def add_observation(self, candidate: Candidate, seconds: float) -> None:
         """Update the weights with the time of a candidate."""
-        features = _features(candidate)
-        self._precision = self._precision + np.outer(features, features) / _NOISE**2
-        self._sums = self._sums + features * math.log(seconds / self._traced.seconds(candidate)) / _NOISE**2
+        features = _candidate_features(candidate)
+        self._precision = self._precision + np.outer(features, features) / _NOISE_STD**2
+        self._sums = self._sums + features * math.log(seconds / self._traced.step_seconds(candidate)) / _NOISE_STD**2
 
-    def seconds(self, candidate: Candidate, doubt: float = 0.0) -> float:
+    def predict_seconds(self, candidate: Candidate, doubt: float = 0.0) -> float:
         """Return the expected seconds of a candidate, less `doubt` standard deviations."""
-        features = _features(candidate)
+        features = _candidate_features(candidate)
         weights = np.linalg.solve(self._precision, features)
-        return self._traced.seconds(candidate) * math.exp(weights @ self._sums - doubt * math.sqrt(weights @ features))
+        return self._traced.step_seconds(candidate) * math.exp(
+            weights @ self._sums - doubt * math.sqrt(weights @ features)
+        )
 
 
-def _features(candidate: Candidate) -> np.ndarray[Any, Any]:
+def _candidate_features(candidate: Candidate) -> np.ndarray[Any, Any]:
     """Return the settings as numbers, after a constant for the error that all candidates share."""
     counts = [math.log2(size) for size in (*candidate.mesh, candidate.accumulate)]
     remat, is_xla, is_bf16 = candidate.remat, candidate.attention == "xla", candidate.precision == "bf16"

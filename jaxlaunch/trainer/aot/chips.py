@@ -15,11 +15,11 @@ import jax
 from jax.experimental import topologies
 
 from jaxlaunch import installation
-from jaxlaunch.accelerators import KNOWN, sides_of
+from jaxlaunch.accelerators import ACCELERATORS, parse_topology
 from jaxlaunch.trainer.errors import SpecError
 
 # Otherwise libtpu queries a cloud's metadata server, writes logs, and refuses to be loaded twice on a machine.
-_LIBTPU = {
+_LIBTPU_ENVIRON = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -28,8 +28,8 @@ _LIBTPU = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_LOG_DIR": "disabled",
 }
-_CUDA = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+_CUDA_ENVIRON = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+_CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 # libtpu's names of generations if they differ from ours. Source: MaxText's accelerator_to_spec_map.py, read 2026-11,
 # and libtpu 0.0.42.1, which refuses other names.
 _LIBTPU_TYPES: Mapping[str, str] = {"7x": "tpu7x", "tpu7": "tpu7x"}
@@ -48,7 +48,7 @@ class Chips:
     topology: str | None = None  # of a TPU slice
 
     @classmethod
-    def parse(cls, text: str) -> Chips:
+    def from_json(cls, text: str) -> Chips:
         """Parse the launcher's JSON object."""
         return cls(**json.loads(text))
 
@@ -59,32 +59,34 @@ class Chips:
         return (f"{self.slices} slices of " if self.slices > 1 else "") + f"{self.type} {self.topology}"
 
     @property
-    def compiler(self) -> str:
+    def compiler_version(self) -> str:
         """Name and version of the package that compiles for these chips."""
-        name = {"cpu": "jaxlib", "tpu": "libtpu"}.get(KNOWN[self.type].platform, _cuda_plugin().replace("_", "-"))
+        name = {"cpu": "jaxlib", "tpu": "libtpu"}.get(
+            ACCELERATORS[self.type].platform, _cuda_plugin().replace("_", "-")
+        )
         return f"{name} {metadata.version(name)}"
 
-    def devices(self) -> list[jax.Device]:
+    def make_devices(self) -> list[jax.Device]:
         """Return the devices to compile for. Except for CPUs they cannot hold arrays.
 
         Raises SpecError if the compiler is not installed, or does not support the devices.
         """
-        match KNOWN[self.type].platform:
+        match ACCELERATORS[self.type].platform:
             case "cpu":
                 return jax.devices()
             case "tpu":
-                return self._tpus()
+                return self._tpu_devices()
             case "cuda":
-                return self._gpus()
+                return self._gpu_devices()
         raise SpecError(f"no compiler for {self.type} works without the device")
 
-    def _tpus(self) -> list[jax.Device]:
+    def _tpu_devices(self) -> list[jax.Device]:
         if importlib.util.find_spec("libtpu") is None:
-            hint = installation.hint("train", "plan-tpu")
+            hint = installation.install_hint("train", "plan-tpu")
             raise SpecError(f"the compiler of TPUs, libtpu, is not installed here: {hint}")
         assert self.topology is not None, "the schema requires it of TPUs"
-        os.environ.update(_LIBTPU)
-        sides = sides_of(self.topology) or ()
+        os.environ.update(_LIBTPU_ENVIRON)
+        sides = parse_topology(self.topology) or ()
         # A machine can be a slice of its own.
         is_one_host = self.per_host == math.prod(sides)
         options: dict[str, Any] = {
@@ -96,42 +98,43 @@ class Chips:
         if self.type in _MEGACORE:
             options["chip_config_name"] = "megacore"
         name = f"{_LIBTPU_TYPES.get(self.type, self.type)}:{self.topology}"
-        devices = self._describe("tpu", topology_name=name, **options)
-        expected = math.prod(sides) * self.slices * KNOWN[self.type].devices_per_chip
+        devices = self._topology_devices("tpu", topology_name=name, **options)
+        expected = math.prod(sides) * self.slices * ACCELERATORS[self.type].devices_per_chip
         if len(devices) != expected:
             raise SpecError(f"libtpu makes {len(devices)} devices of {self}, which has {expected}")
         return devices
 
-    def _gpus(self) -> list[jax.Device]:
+    def _gpu_devices(self) -> list[jax.Device]:
         if self.type not in GPU_TARGETS:
-            known = ", ".join(GPU_TARGETS)
+            supported_gpus = ", ".join(GPU_TARGETS)
             raise SpecError(
-                f"accelerator.type: {self.type}: XLA's compiler has no description of this GPU here, only of {known}"
+                f"accelerator.type: {self.type}: XLA's compiler has no description of this GPU here, "
+                f"only of {supported_gpus}"
             )
         if not _cuda_plugin():
-            hint = installation.hint("train", "plan-cuda")
+            hint = installation.install_hint("train", "plan-cuda")
             raise SpecError(f"the compiler of CUDA devices is not installed here: {hint}")
-        os.environ.update(_CUDA)
+        os.environ.update(_CUDA_ENVIRON)
         shape = f"1x{self.hosts}x{self.per_host}"  # NVLink domains, hosts, GPUs
-        return self._describe("cuda", target_config=render_gpu(GPU_TARGETS[self.type]), topology=shape)
+        return self._topology_devices("cuda", target_config=render_gpu_target(GPU_TARGETS[self.type]), topology=shape)
 
-    def _describe(self, platform: str, **options: Any) -> list[jax.Device]:
+    def _topology_devices(self, platform: str, **options: Any) -> list[jax.Device]:
         try:
             return list(topologies.get_topology_desc(platform=platform, **options).devices)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise SpecError(
-                f"{self.compiler} does not compile for {self} with jax {jax.__version__}: {reason}"
+                f"{self.compiler_version} does not compile for {self} with jax {jax.__version__}: {reason}"
             ) from None
 
 
 def _cuda_plugin() -> str:
     """Return the module of the installed CUDA plugin, or an empty string."""
-    return next((name for name in _PLUGINS if importlib.util.find_spec(name) is not None), "")
+    return next((name for name in _CUDA_PLUGINS if importlib.util.find_spec(name) is not None), "")
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class GpuTarget:
     """The properties by which a GPU's description for XLA differs from another's."""
 
     name: str  # as the driver reports it
@@ -146,15 +149,15 @@ class Target:
 
 # Sources, read 2026-11: NVIDIA's data sheets, the tables of the CUDA programming guide, and for the form of the text
 # github.com/jax-ml/jax issue 28376 and XLA's tools/hlo_opt/gpu_specs.
-GPU_TARGETS: Mapping[str, Target] = {
-    "a100": Target("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41, 85_094_825_984, 2.039e12, 41_943_040, 167_936),
-    "h100": Target("NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98, 84_929_347_584, 3.352e12, 52_428_800, 233_472),
-    "h200": Target("NVIDIA H200", (9, 0), 132, 1.98, 150_754_820_096, 4.8e12, 52_428_800, 233_472),
-    "b200": Target("NVIDIA B200", (10, 0), 148, 1.965, 191_503_138_816, 8.0e12, 132_644_864, 233_472),
+GPU_TARGETS: Mapping[str, GpuTarget] = {
+    "a100": GpuTarget("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41, 85_094_825_984, 2.039e12, 41_943_040, 167_936),
+    "h100": GpuTarget("NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98, 84_929_347_584, 3.352e12, 52_428_800, 233_472),
+    "h200": GpuTarget("NVIDIA H200", (9, 0), 132, 1.98, 150_754_820_096, 4.8e12, 52_428_800, 233_472),
+    "b200": GpuTarget("NVIDIA B200", (10, 0), 148, 1.965, 191_503_138_816, 8.0e12, 132_644_864, 233_472),
 }
 
 
-def render_gpu(target: Target) -> str:
+def render_gpu_target(target: GpuTarget) -> str:
     """Return the description of a GPU in XLA's text format."""
     major, minor = target.capability
     return f"""gpu_device_info {{

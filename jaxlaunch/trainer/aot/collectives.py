@@ -15,11 +15,11 @@ from jaxlaunch.trainer.numerics.hlo import Operation, Program, array_bytes
 # The names are those of HLO.
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # XLA's GPU compiler marks a start with this if it waits for its end.
-_SYNCHRONOUS = '"is_sync":true'
+_SYNCHRONOUS_START = '"is_sync":true'
 _TRANSFER = re.compile(r'rendezvous="([^"]+)".*_xla_megascale_transfer_type="(\w+)"')
-_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]+\}(?:, ?\{[\d,]+\})*)\}")
-_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH = re.compile(
+_LISTED_GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]+\}(?:, ?\{[\d,]+\})*)\}")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH_GROUPS = re.compile(
     r"replica_groups=@?mesh\w*\[([^\]]*)\](?:, ?device_ids=\(?\[?([\d,]+)\]?(?:T\(([\d,]+)\))?\)?)? ?\{([^}]*)\}"
 )
 _MESH_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
@@ -43,17 +43,17 @@ class Collective:
     name: str
     kind: str
     axes: tuple[str, ...]
-    group: int
-    times: float
-    bytes: int
-    exposed: float
+    group_size: int
+    executions: float
+    size_bytes: int
+    exposed_share: float
 
     @property
-    def wire(self) -> float:
+    def wire_bytes(self) -> float:
         """Bytes that a device sends for all executions with a ring algorithm."""
-        share = (self.group - 1) / self.group if self.group else 0.0
+        share = (self.group_size - 1) / self.group_size if self.group_size else 0.0
         factor = {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
-        return self.bytes * factor * self.times
+        return self.size_bytes * factor * self.executions
 
 
 def find_collectives(
@@ -73,7 +73,7 @@ def find_collectives(
 
 def _find_transfers(program: Program, across: tuple[str, ...], slices: int) -> Iterator[Collective]:
     """Yield collectives between TPU slices: each device sends its part to its host and waits for the result."""
-    for computation, times in program.runs.items():
+    for computation, times in program.executions.items():
         operations = program.computations[computation]
         for index, send in enumerate(operations):
             if send.kind == "send" and times and (match := _TRANSFER.search(send.attributes)) is not None:
@@ -88,24 +88,24 @@ def _find_transfers(program: Program, across: tuple[str, ...], slices: int) -> I
 
 def _find_scheduled(program: Program, names: Sequence[str], shape: Shape) -> Iterator[Collective]:
     """Yield collectives of the schedule itself: synchronous ones, and pairs of a start and a done operation."""
-    for computation, times in program.runs.items():
+    for computation, times in program.executions.items():
         operations = program.computations[computation]
         for index, operation in enumerate(operations):
             kind, later = operation.kind.removesuffix("-start"), operations[index + 1 :]
             if kind in COLLECTIVES and times:
-                is_hidden = operation.kind != kind and _works_until_done(operation, later, program)
-                is_hidden = is_hidden and _SYNCHRONOUS not in operation.attributes
+                is_hidden = operation.kind != kind and _computes_until_done(operation, later, program)
+                is_hidden = is_hidden and _SYNCHRONOUS_START not in operation.attributes
                 yield _read_collective(operation, kind, names, shape, times, is_hidden=is_hidden)
             elif operation.kind in ("async-start", "call-start") and times:
                 # A TPU7x runs these in parallel to its cores.
-                inner = next((part for part in program.parts(operation) if part.kind in COLLECTIVES), None)
+                inner = next((part for part in program.fused_operations(operation) if part.kind in COLLECTIVES), None)
                 if inner is not None:
-                    is_hidden = _works_until_done(operation, later, program)
+                    is_hidden = _computes_until_done(operation, later, program)
                     collective = _read_collective(inner, inner.kind, names, shape, times, is_hidden=is_hidden)
                     yield dataclasses.replace(collective, name=operation.name)
 
 
-def _works_until_done(start: Operation, later: Iterable[Operation], program: Program) -> bool:
+def _computes_until_done(start: Operation, later: Iterable[Operation], program: Program) -> bool:
     """Return whether anything is computed between the start of a collective and the operation that waits for it."""
     for operation in later:
         if start.name in operation.operands and operation.kind.endswith("-done"):
@@ -118,17 +118,21 @@ def _works_until_done(start: Operation, later: Iterable[Operation], program: Pro
 def _find_fused(program: Program, names: Sequence[str], shape: Shape) -> Iterator[Collective]:
     """Yield collectives inside fusions. A TPU's asynchronous ones span several fusions with the same channel."""
     chained: dict[str, tuple[Operation, float]] = {}
-    for fusion, times in program.scheduled():
+    for fusion, times in program.scheduled_operations():
         if fusion.kind != "fusion" or not times:
             continue
-        for part in program.parts(fusion):
+        for part in program.fused_operations(fusion):
             if part.kind not in COLLECTIVES:
                 continue
             if "chain_id" in part.attributes:
-                chained.setdefault(part.attribute("channel_id") or part.name, (part, times))
+                chained.setdefault(part.read_attribute("channel_id") or part.name, (part, times))
             else:
                 # Each device keeps one piece of an all-reduce.
-                kind = "reduce-scatter" if any("all-reduce-scatter" in name for name in fusion.called) else part.kind
+                kind = (
+                    "reduce-scatter"
+                    if any("all-reduce-scatter" in name for name in fusion.called_computations)
+                    else part.kind
+                )
                 yield _read_collective(part, kind, names, shape, times, is_hidden=False)
     for part, times in chained.values():
         yield _read_collective(part, part.kind, names, shape, times, is_hidden=True)
@@ -158,13 +162,13 @@ def _read_groups(attributes: str, devices: int) -> np.ndarray[Any, Any]:
 
     Raises ValueError for an unknown notation.
     """
-    if (listed := _LISTED.search(attributes)) is not None:
-        groups = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+    if (listed := _LISTED_GROUPS.search(attributes)) is not None:
+        groups = [_parse_ints(group) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
         return np.array([group for group in groups if len(group) == len(groups[0])])
-    if (iota := _IOTA.search(attributes)) is not None:
-        return _numbered(devices, iota[2], iota[3]).reshape(_numbers(iota[1]))
-    if (mesh := _MESH.search(attributes)) is not None:
-        return _mesh_groups(mesh, devices)
+    if (iota := _IOTA_GROUPS.search(attributes)) is not None:
+        return _device_ids(devices, iota[2], iota[3]).reshape(_parse_ints(iota[1]))
+    if (mesh := _MESH_GROUPS.search(attributes)) is not None:
+        return _read_mesh_groups(mesh, devices)
     if "replica_groups=" in attributes and "replica_groups={}" not in attributes:
         form = attributes[attributes.index("replica_groups=") :]
         raise ValueError(f"groups of devices in a form that is not known here: {form[:120]}")
@@ -172,25 +176,25 @@ def _read_groups(attributes: str, devices: int) -> np.ndarray[Any, Any]:
     return np.arange(devices).reshape(1, -1)
 
 
-def _mesh_groups(mesh: re.Match[str], devices: int) -> np.ndarray[Any, Any]:
+def _read_mesh_groups(mesh: re.Match[str], devices: int) -> np.ndarray[Any, Any]:
     """Return groups along axes of XLA's own mesh: `mesh['a'=2,'b'=4] {'b'}`, or along part of one: `'b':(1)2`."""
-    ids = _numbered(devices, mesh[2] or str(devices), mesh[3])
+    ids = _device_ids(devices, mesh[2] or str(devices), mesh[3])
     shape, is_chosen = [], []
     axes = {name: (int(outer or 1), int(size or 0)) for name, outer, size in _MESH_AXIS.findall(mesh[4])}
     for name, extent in re.findall(r"'(\w+)'=(\d+)", mesh[1]):
-        before, size = axes.get(name, (1, 1))
+        outer_size, size = axes.get(name, (1, 1))
         size = size or int(extent)
-        shape += [before, size, int(extent) // (before * size)]
+        shape += [outer_size, size, int(extent) // (outer_size * size)]
         is_chosen += [False, name in axes, False]
     order = sorted(range(len(shape)), key=is_chosen.__getitem__)
     members = math.prod(size for size, is_member in zip(shape, is_chosen, strict=True) if is_member)
     return ids.reshape(shape).transpose(order).reshape(-1, members)
 
 
-def _numbered(devices: int, shape: str, order: str | None) -> np.ndarray[Any, Any]:
-    ids = np.arange(devices).reshape(_numbers(shape))
-    return ids.transpose(_numbers(order)) if order else ids
+def _device_ids(devices: int, shape: str, order: str | None) -> np.ndarray[Any, Any]:
+    ids = np.arange(devices).reshape(_parse_ints(shape))
+    return ids.transpose(_parse_ints(order)) if order else ids
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_ints(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]

@@ -19,7 +19,7 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 
 from jaxlaunch import contract
-from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.accelerators import ACCELERATORS
 from jaxlaunch.trainer.aot import step_time
 from jaxlaunch.trainer.aot.chips import Chips
 from jaxlaunch.trainer.aot.collectives import Collective, find_collectives
@@ -41,37 +41,37 @@ MAX_COMPILATION_S = 3600.0
 MAX_MEMORY_SHARE = 0.8
 
 
-class TooLarge(Exception):
+class ProgramTooLarge(Exception):
     """The program does not fit into the memory of a device. The message is the compiler's."""
 
 
-class AheadOfTime:
+class AheadOfTimeCompiler:
     """A training on chips that are not present. `batch` has the shapes of a global batch."""
 
     def __init__(self, task: Task, spec: TrainSpec, chips: Chips, batch: Batch, total_steps: int) -> None:
         self._task, self._spec, self._chips = task, spec, chips
         self._batch, self._total_steps = batch, total_steps
-        self.devices = chips.devices()
+        self.devices = chips.make_devices()
 
-    def to_dict(self) -> dict[str, Any]:
+    def compile_or_shrink(self) -> dict[str, Any]:
         """Compile the steps and return the results; if they do not fit, those of the smallest change that does."""
         try:
-            return self.compile(self._spec)
-        except TooLarge as error:
+            return self.compile_spec(self._spec)
+        except ProgramTooLarge as error:
             nearest = None
             for change, spec in _smaller_specs(self._spec, len(self.devices)):
-                with contextlib.suppress(TooLarge, SpecError):
-                    nearest = {"set": change, **self.compile(spec)}
+                with contextlib.suppress(ProgramTooLarge, SpecError):
+                    nearest = {"set": change, **self.compile_spec(spec)}
                     break
             return {
                 "chips": str(self._chips),
-                "compiler": self._chips.compiler,
+                "compiler": self._chips.compiler_version,
                 "fits": False,
                 "says": str(error),
                 "change": nearest,
             }
 
-    def compile(self, spec: TrainSpec, *, is_measured: bool = False) -> dict[str, Any]:
+    def compile_spec(self, spec: TrainSpec, *, is_measured: bool = False) -> dict[str, Any]:
         """Compile the steps of `spec` and return the results.
 
         Args:
@@ -83,7 +83,7 @@ class AheadOfTime:
             SpecError: The spec is not valid for these devices.
         """
         started = time.monotonic()
-        step = Step(self._task, spec, mesh.build(spec.mesh, self.devices), self._total_steps)
+        step = Step(self._task, spec, mesh.build_mesh(spec.mesh, self.devices), self._total_steps)
         try:
             step.compile_train(self._batch)
             step.compile_eval(self._batch)
@@ -91,68 +91,72 @@ class AheadOfTime:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             # The first sentences of the compiler's message, without the list of buffers that follows.
-            raise TooLarge(re.sub(r"\s+", " ", str(error).split("\n\n")[0].splitlines()[0]).strip()) from None
-        memory = {name: _memory_bytes(executable) for name, executable in step.compiled.items()}
-        peak, sizes_gib = max(sizes["peak"] for sizes in memory.values()), KNOWN[self._chips.type].memory_gib
+            raise ProgramTooLarge(re.sub(r"\s+", " ", str(error).split("\n\n")[0].splitlines()[0]).strip()) from None
+        memory = {name: _memory_bytes(executable) for name, executable in step.compiled_steps.items()}
+        peak, sizes_gib = max(sizes["peak"] for sizes in memory.values()), ACCELERATORS[self._chips.type].memory_gib
         # A GPU's compiler does not refuse a program that is too large.
         if sizes_gib and peak > max(sizes_gib) * GIB:
             device = f"a {self._chips.type} has {max(sizes_gib):g} GiB"
-            raise TooLarge(f"the step's peak is {peak / GIB:.2f} GiB, and {device}")
+            raise ProgramTooLarge(f"the step's peak is {peak / GIB:.2f} GiB, and {device}")
         return {
             "chips": str(self._chips),
-            "compiler": self._chips.compiler,
+            "compiler": self._chips.compiler_version,
             "seconds": round(time.monotonic() - started, 1),
             "fits": True,
-            "attention": step.attention,
+            "attention": step.attention_implementation,
             "notes": step.notes,
             "peak": peak,
             "memory": memory,
-            **self._figures(step, self._rates if is_measured and KNOWN[self._chips.type].machine is None else None),
+            **self._program_figures(
+                step, self._measured_rates if is_measured and ACCELERATORS[self._chips.type].machine is None else None
+            ),
             **({"measured": step_time.measure_step_s(step, self._batch)} if is_measured else {}),
         }
 
     @cached_property
-    def _rates(self) -> Rates:
+    def _measured_rates(self) -> Rates:
         """Measured rates of devices that are in no table, such as a CPU's cores."""
-        return step_time.measure_rates(self.devices, precision.policy(self._spec.precision).compute)
+        return step_time.measure_rates(self.devices, precision.resolve_precision(self._spec.precision).compute)
 
-    def _figures(self, step: Step, rates: Rates | None) -> dict[str, Any]:
+    def _program_figures(self, step: Step, rates: Rates | None) -> dict[str, Any]:
         """Return the costs, collectives and modelled time of a train step; only costs if the program is unreadable."""
-        train = step.compiled["train"]
-        costs = train.costs()
+        train = step.compiled_steps["train"]
+        costs = train.cost_analysis()
         figures: dict[str, Any] = {"flops": costs.get("flops"), "bytes_accessed": costs.get("bytes accessed")}
         sizes, across = step.mesh.shape, _count_domains(step.mesh)
         try:
-            program = Program.parse(train.text())
+            program = Program.from_text(train.hlo_text())
             collectives = find_collectives(program, list(sizes), tuple(sizes.values()), across)
         except (JaxRuntimeError, ValueError) as error:
             return {**figures, "program": f"the compiler's program cannot be read: {str(error).splitlines()[0]}"}
         # The compiler for GPUs counts no bytes.
-        moved = float(figures["bytes_accessed"] or step_time.program_bytes(program))
+        moved_bytes = float(figures["bytes_accessed"] or step_time.program_bytes(program))
         model = step_time.StepTimeModel(self._chips, across, rates)
         rows = model.with_exposed_shares(program, collectives)
-        model_flops, in_kernels = step.flops(self._batch), 0.0
-        kernels = sum(times for row, times in program.scheduled() if "tpu_custom_call" in row.attributes)
+        model_flops, kernel_flops = step.count_flops(self._batch), 0.0
+        kernels = sum(times for row, times in program.scheduled_operations() if "tpu_custom_call" in row.attributes)
         if kernels:
             # The compiler's estimates do not cover causal attention in a kernel.
-            forward = step.forward(self._batch)
-            whole = flops.train_step(forward, trained=step.trained_arrays)
-            half = flops.train_step(forward, 0.5, step.trained_arrays)
-            in_kernels = 0.0 if whole is None or half is None else whole - half
+            forward = step.forward_jaxpr(self._batch)
+            full_flops = flops.train_step_flops(forward, trained=step.trained_arrays)
+            causal_flops = flops.train_step_flops(forward, 0.5, step.trained_arrays)
+            kernel_flops = 0.0 if full_flops is None or causal_flops is None else full_flops - causal_flops
         return {
             **figures,
-            "bytes_accessed": moved,
+            "bytes_accessed": moved_bytes,
             "kernels": kernels,
             "collectives": _sum_by_kind(rows),
             "recomputed": step_time.recomputed_share(program),
             "model_flops": model_flops,
-            "modelled": model.estimate(program, rows, step_time.Computed(model_flops, in_kernels, moved)),
+            "modelled": model.estimate_step(
+                program, rows, step_time.ComputeCost(model_flops, kernel_flops, moved_bytes)
+            ),
         }
 
 
 def _memory_bytes(executable: Executable) -> dict[str, int]:
     """Return the bytes of arguments, outputs and temporaries on a device, and their peak."""
-    stats = executable.memory()
+    stats = executable.memory_analysis()
     parts = {
         "argument": stats.argument_size_in_bytes,
         "output": stats.output_size_in_bytes,
@@ -169,16 +173,16 @@ def _sum_by_kind(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
     """Sum the collectives of one kind over the same axes into one row, sorted by bytes in descending order."""
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
     for row in collectives:
-        if row.group > 1:
+        if row.group_size > 1:
             groups[row.kind, row.axes].append(row)
     sums = [
         {
             "kind": kind,
             "axes": list(axes),
-            "times": sum(row.times for row in group),
-            "bytes": sum(row.bytes * row.times for row in group),
-            "wire": sum(row.wire for row in group),
-            "exposed": sum(row.wire * row.exposed for row in group),
+            "times": sum(row.executions for row in group),
+            "bytes": sum(row.size_bytes * row.executions for row in group),
+            "wire": sum(row.wire_bytes for row in group),
+            "exposed": sum(row.wire_bytes * row.exposed_share for row in group),
         }
         for (kind, axes), group in groups.items()
     ]
@@ -220,21 +224,21 @@ def limit_compilation() -> Iterator[None]:
     """
     done, max_bytes = threading.Event(), _proc_bytes("/proc/meminfo", "MemAvailable") * MAX_MEMORY_SHARE
 
-    def watch() -> None:
+    def watch_limits() -> None:
         started = reported = time.monotonic()
         while not done.wait(1.0):
-            now, held = time.monotonic(), _proc_bytes("/proc/self/status", "VmRSS")
-            if held > max_bytes:
+            now, resident_bytes = time.monotonic(), _proc_bytes("/proc/self/status", "VmRSS")
+            if resident_bytes > max_bytes:
                 share = f"{MAX_MEMORY_SHARE:.0%} of this machine's free memory"
-                _refuse(f"the compiler needs more than {max_bytes / GIB:.1f} GiB, {share}")
+                _exit_with_refusal(f"the compiler needs more than {max_bytes / GIB:.1f} GiB, {share}")
             if now - started > MAX_COMPILATION_S:
-                _refuse(f"the compiler is not done after {MAX_COMPILATION_S:.0f} s")
+                _exit_with_refusal(f"the compiler is not done after {MAX_COMPILATION_S:.0f} s")
             if now - reported >= REPORT_INTERVAL_S:
                 reported = now
-                figures = f"{now - started:.0f} s, {held / GIB:.1f} GiB of this machine's memory"
-                print(f"{contract.COMPILING}{figures}", file=sys.stderr)
+                figures = f"{now - started:.0f} s, {resident_bytes / GIB:.1f} GiB of this machine's memory"
+                print(f"{contract.COMPILING_PREFIX}{figures}", file=sys.stderr)
 
-    thread = threading.Thread(target=watch, daemon=True)
+    thread = threading.Thread(target=watch_limits, daemon=True)
     thread.start()
     try:
         yield
@@ -243,7 +247,7 @@ def limit_compilation() -> Iterator[None]:
         thread.join()
 
 
-def _refuse(reason: str) -> None:
+def _exit_with_refusal(reason: str) -> None:
     contract.refuse(f"{reason}: compile a smaller model of the same kind", contract.BAD_SPEC)
     os._exit(contract.BAD_SPEC)
 

@@ -23,17 +23,17 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlaunch.accelerators import KNOWN, Machine
+from jaxlaunch.accelerators import ACCELERATORS, MachineSpeed
 from jaxlaunch.trainer.aot.chips import Chips
 from jaxlaunch.trainer.aot.collectives import Collective
-from jaxlaunch.trainer.numerics.hlo import Computation, Operation, Program, array_bytes, dimensions
+from jaxlaunch.trainer.numerics.hlo import Computation, Operation, Program, array_bytes, parse_dimensions
 from jaxlaunch.trainer.step.state import Batch
 from jaxlaunch.trainer.step.train_step import Step
 
 Operations = Mapping[str, Operation]  # name -> operation of one computation
 
 
-class Computed(NamedTuple):
+class ComputeCost(NamedTuple):
     """Costs of a step without its collectives.
 
     Attributes:
@@ -43,11 +43,11 @@ class Computed(NamedTuple):
     """
 
     flops: float | None
-    in_kernels: float
-    moved: float
+    kernel_flops: float
+    moved_bytes: float
 
 
-class _End(NamedTuple):
+class _RangeEnd(NamedTuple):
     """One end of the range.
 
     Attributes:
@@ -56,12 +56,12 @@ class _End(NamedTuple):
         is_best: Whether a collective uses all links.
     """
 
-    of_peak: float
-    of_memory: float
+    peak_share: float
+    bandwidth_share: float
     is_best: bool
 
 
-_BEST, _WORST = _End(0.75, 1.0, True), _End(0.35, 0.8, False)
+_BEST_END, _WORST_END = _RangeEnd(0.75, 1.0, True), _RangeEnd(0.35, 0.8, False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +75,10 @@ class Rates:
         meeting_s: Additional seconds in which the devices of a collective wait for each other.
     """
 
-    flops: float
-    memory: float
-    start: float = 0.0
-    meeting: float = 0.0
+    flops_per_s: float
+    bytes_per_s: float
+    start_s: float = 0.0
+    meeting_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,39 +92,47 @@ class StepTimeModel:
     """
 
     chips: Chips
-    between: Mapping[str, int]
-    measured: Rates | None = None
+    domains_by_axis: Mapping[str, int]
+    measured_rates: Rates | None = None
 
     def with_exposed_shares(self, program: Program, collectives: Sequence[Collective]) -> Sequence[Collective]:
         """Return the collectives with the share of their time that the best end does not hide behind compute.
 
         They are unchanged if the compiler estimates cycles, or if the machine is unknown.
         """
-        machine = KNOWN[self.chips.type].machine
-        if machine is None or machine.clock is not None:
+        machine = ACCELERATORS[self.chips.type].machine
+        if machine is None or machine.clock_hz is not None:
             return collectives
-        sends = self._send_seconds(machine, collectives, _BEST)
-        waited = self._timeline(machine, program, sends, _BEST).waited
+        sends = self._send_seconds(machine, collectives, _BEST_END)
+        wait_seconds = self._make_timeline(machine, program, sends, _BEST_END).wait_seconds
         return [
-            dataclasses.replace(row, exposed=min(1.0, waited[row.name] / (sends[row.name] * row.times or 1.0)))
+            dataclasses.replace(
+                row, exposed_share=min(1.0, wait_seconds[row.name] / (sends[row.name] * row.executions or 1.0))
+            )
             for row in collectives
         ]
 
-    def estimate(
-        self, program: Program, collectives: Sequence[Collective], computed: Computed
+    def estimate_step(
+        self, program: Program, collectives: Sequence[Collective], computed: ComputeCost
     ) -> dict[str, Any] | None:
         """Return the seconds of a step, [lowest, highest], and their parts; None if the machine is unknown."""
-        machine = KNOWN[self.chips.type].machine
-        cycles = sum(operation.cycles * times for operation, times in program.scheduled())
+        machine = ACCELERATORS[self.chips.type].machine
+        cycles = sum(operation.cycles * times for operation, times in program.scheduled_operations())
         if machine is not None:
-            ends = [self._estimate_end(machine, program, collectives, computed, cycles, end) for end in (_BEST, _WORST)]
-        elif self.measured is not None:
+            ends = [
+                self._estimate_end(machine, program, collectives, computed, cycles, end)
+                for end in (_BEST_END, _WORST_END)
+            ]
+        elif self.measured_rates is not None:
             # Such devices share a memory, so a collective only reads and writes what it sends.
-            rates = self.measured
-            sends = {row.name: rates.meeting + 2 * row.wire / row.times / rates.memory for row in collectives}
+            rates = self.measured_rates
+            sends = {
+                row.name: rates.meeting_s + 2 * row.wire_bytes / row.executions / rates.bytes_per_s
+                for row in collectives
+            }
             timeline = Timeline(program, rates, sends)
-            floor = (computed.flops or 0.0) / self._devices / rates.flops
-            ends = [(max(floor, timeline.computed), timeline.total_waited)] * 2
+            floor = (computed.flops or 0.0) / self._device_count / rates.flops_per_s
+            ends = [(max(floor, timeline.compute_s), timeline.total_wait_s)] * 2
         else:
             return None
         compute, exposed = (list(part) for part in zip(*ends, strict=True))
@@ -132,32 +140,42 @@ class StepTimeModel:
 
     def _estimate_end(
         self,
-        machine: Machine,
+        machine: MachineSpeed,
         program: Program,
         collectives: Sequence[Collective],
-        computed: Computed,
+        computed: ComputeCost,
         cycles: float,
-        end: _End,
+        end: _RangeEnd,
     ) -> tuple[float, float]:
         """Return the seconds of computation and of exposed communication at one end of the range."""
-        peak = self._devices * self._device_peak * end.of_peak
+        peak = self._device_count * self._device_peak * end.peak_share
         sends = self._send_seconds(machine, collectives, end)
-        if machine.clock is None or not cycles:
-            timeline = self._timeline(machine, program, sends, end)
+        if machine.clock_hz is None or not cycles:
+            timeline = self._make_timeline(machine, program, sends, end)
             # Convolutions and the like are only in the model's FLOPs, since operations count matrix products alone.
-            floor = max((computed.flops or 0.0) / peak, computed.moved / machine.hbm / end.of_memory)
-            return max(floor, timeline.computed), timeline.total_waited
-        seconds = cycles / machine.clock + computed.in_kernels / peak
-        waited = sum(sends[row.name] * row.times * row.exposed for row in collectives)
+            floor = max(
+                (computed.flops or 0.0) / peak, computed.moved_bytes / machine.hbm_bytes_per_s / end.bandwidth_share
+            )
+            return max(floor, timeline.compute_s), timeline.total_wait_s
+        compute_s = cycles / machine.clock_hz + computed.kernel_flops / peak
+        wait_s = sum(sends[row.name] * row.executions * row.exposed_share for row in collectives)
         if not end.is_best:
             # Hidden communication shows if it takes longer than all of the computation.
-            waited += max(0.0, sum(sends[row.name] * row.times * (1 - row.exposed) for row in collectives) - seconds)
-        return seconds, waited
+            wait_s += max(
+                0.0, sum(sends[row.name] * row.executions * (1 - row.exposed_share) for row in collectives) - compute_s
+            )
+        return compute_s, wait_s
 
-    def _timeline(self, machine: Machine, program: Program, sends: Mapping[str, float], end: _End) -> Timeline:
-        return Timeline(program, Rates(self._device_peak * end.of_peak, machine.hbm * end.of_memory), sends)
+    def _make_timeline(
+        self, machine: MachineSpeed, program: Program, sends: Mapping[str, float], end: _RangeEnd
+    ) -> Timeline:
+        return Timeline(
+            program, Rates(self._device_peak * end.peak_share, machine.hbm_bytes_per_s * end.bandwidth_share), sends
+        )
 
-    def _send_seconds(self, machine: Machine, collectives: Sequence[Collective], end: _End) -> dict[str, float]:
+    def _send_seconds(
+        self, machine: MachineSpeed, collectives: Sequence[Collective], end: _RangeEnd
+    ) -> dict[str, float]:
         """Return the seconds of one execution of each collective by name.
 
         A device sends over all of its links at best, and over one ring at worst. Between hosts of GPUs a collective
@@ -165,22 +183,24 @@ class StepTimeModel:
         """
         seconds = {}
         for row in collectives:
-            domains = math.prod(self.between.get(axis, 1) for axis in row.axes)
+            domains = math.prod(self.domains_by_axis.get(axis, 1) for axis in row.axes)
             if domains == 1:
-                bandwidth = machine.wires if end.is_best else machine.one_ring
+                bandwidth = machine.links_bytes_per_s if end.is_best else machine.ring_bytes_per_s
             else:
-                ports = max(1, row.group // domains)
-                bandwidth = min(machine.wires, ports * machine.between) / (1 if end.is_best else 2)
-            seconds[row.name] = row.wire / row.times / bandwidth
+                ports = max(1, row.group_size // domains)
+                bandwidth = min(machine.links_bytes_per_s, ports * machine.network_bytes_per_s) / (
+                    1 if end.is_best else 2
+                )
+            seconds[row.name] = row.wire_bytes / row.executions / bandwidth
         return seconds
 
     @property
     def _device_peak(self) -> float:
-        return KNOWN[self.chips.type].peak or float("inf")
+        return ACCELERATORS[self.chips.type].peak_flops or float("inf")
 
     @property
-    def _devices(self) -> int:
-        return self.chips.hosts * self.chips.per_host * KNOWN[self.chips.type].devices_per_chip
+    def _device_count(self) -> int:
+        return self.chips.hosts * self.chips.per_host * ACCELERATORS[self.chips.type].devices_per_chip
 
 
 class Timeline:
@@ -188,12 +208,12 @@ class Timeline:
 
     def __init__(self, program: Program, rates: Rates, sends: Mapping[str, float]) -> None:
         self._program, self._rates, self._sends = program, rates, sends
-        self.waited: defaultdict[str, float] = defaultdict(float)  # seconds by collective, over all executions
-        self.seconds = self._run(program.entry, 1.0)
-        self.total_waited = sum(self.waited.values())
-        self.computed = self.seconds - self.total_waited
+        self.wait_seconds: defaultdict[str, float] = defaultdict(float)  # seconds by collective, over all executions
+        self.seconds = self._run_computation(program.entry, 1.0)
+        self.total_wait_s = sum(self.wait_seconds.values())
+        self.compute_s = self.seconds - self.total_wait_s
 
-    def _run(self, name: str, times: float) -> float:
+    def _run_computation(self, name: str, times: float) -> float:
         """Return the seconds of one execution of a computation that runs `times` times."""
         operations = self._program.computations[name]
         by_name = {operation.name: operation for operation in operations}
@@ -204,9 +224,9 @@ class Timeline:
             else:
                 clock += self._run_called(operation, name, times)
                 if not is_free(operation):
-                    flops = operation_flops(self._program, operation, operations) / self._rates.flops
-                    moved = touched_bytes(self._program, operation, by_name) / self._rates.memory
-                    clock += self._rates.start + max(flops, moved)
+                    flops = operation_flops(self._program, operation, operations) / self._rates.flops_per_s
+                    moved = touched_bytes(self._program, operation, by_name) / self._rates.bytes_per_s
+                    clock += self._rates.start_s + max(flops, moved)
             # A done operation waits for its start. A synchronous collective waits for itself.
             waits_for = None
             if operation.name in ends and not operation.kind.endswith("-start"):
@@ -215,7 +235,7 @@ class Timeline:
                 waits_for = next((name for name in operation.operands if name in ends), None)
             if waits_for is not None:
                 late = max(0.0, ends.pop(waits_for) - clock)
-                self.waited[waits_for] += late * times
+                self.wait_seconds[waits_for] += late * times
                 clock += late
         return clock
 
@@ -223,31 +243,33 @@ class Timeline:
         """Return the seconds of the computations that a loop, call or branch runs."""
         computations = self._program.computations
         if operation.kind == "while":
-            body, trips = operation.attribute("body") or "", self._program.trips(operation, caller)
-            return trips * self._run(body, times * trips) if body in computations else 0.0
+            body, trips = operation.read_attribute("body") or "", self._program.loop_trips(operation, caller)
+            return trips * self._run_computation(body, times * trips) if body in computations else 0.0
         if operation.kind in ("call", "conditional"):
-            return sum(self._run(name, times) for name in operation.called if name in computations)
+            return sum(
+                self._run_computation(name, times) for name in operation.called_computations if name in computations
+            )
         return 0.0
 
 
 # --- the work of an operation -----------------------------------------------------------------------------------------
 
 # These move no data themselves: they name existing values, or run computations whose operations are counted instead.
-_FREE = frozenset(
+_FREE_KINDS = frozenset(
     "after-all bitcast call conditional constant get-tuple-element parameter partition-id tuple while".split()
 )
 # These read as much of their operand as they return.
-_PARTS = ("dynamic-slice", "gather", "slice")
-_VIEWS = ("bitcast", "copy", "get-tuple-element", "reshape")
+_SLICE_KINDS = ("dynamic-slice", "gather", "slice")
+_VIEW_KINDS = ("bitcast", "copy", "get-tuple-element", "reshape")
 # Number of products, such as that of queries and keys, in each of cuDNN's attention kernels.
-_ATTENTION = {"__cudnn$fmhaSoftmax": 2, "__cudnn$fmhaSoftmaxBackward": 5}
+_ATTENTION_PRODUCTS = {"__cudnn$fmhaSoftmax": 2, "__cudnn$fmhaSoftmaxBackward": 5}
 # jax.checkpoint gives its scope this name, and XLA keeps it in the metadata of operations.
-_RECOMPUTED = "rematted_computation"
+_RECOMPUTED_SCOPE = "rematted_computation"
 
 
 def is_free(operation: Operation) -> bool:
     """Return whether an operation takes no time itself: it names an existing value, or starts or ends a transfer."""
-    return operation.kind in _FREE or operation.kind.endswith(("-start", "-done"))
+    return operation.kind in _FREE_KINDS or operation.kind.endswith(("-start", "-done"))
 
 
 def matrix_products(
@@ -256,16 +278,16 @@ def matrix_products(
     """Yield the matrix products inside an operation of `computation`, at any depth, with their FLOPs."""
     if operation.kind == "dot":
         # Two FLOPs for each element of the result and each element of the contracted axes.
-        left = next((row for row in computation if row.name == operation.operands[0]), None)
-        summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", operation.attributes)
+        left_operand = next((row for row in computation if row.name == operation.operands[0]), None)
+        contraction = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", operation.attributes)
         flops = 0.0
-        if left is not None and summed is not None:
-            sides = dimensions(left.result)
-            depth = math.prod(sides[int(index)] for index in summed[1].split(",") if index)
-            flops = 2.0 * math.prod(dimensions(operation.result)) * depth
+        if left_operand is not None and contraction is not None:
+            sides = parse_dimensions(left_operand.result)
+            depth = math.prod(sides[int(index)] for index in contraction[1].split(",") if index)
+            flops = 2.0 * math.prod(parse_dimensions(operation.result)) * depth
         yield operation, flops
     elif operation.kind == "fusion":
-        for name in operation.called:
+        for name in operation.called_computations:
             parts = program.computations.get(name, ())
             for part in parts:
                 yield from matrix_products(program, part, parts)
@@ -274,19 +296,19 @@ def matrix_products(
 def operation_flops(program: Program, operation: Operation, computation: Computation) -> float:
     """Return the FLOPs of one execution of an operation, from its matrix products or from cuDNN's attention."""
     target = re.search(r'custom_call_target="([^"]+)"', operation.attributes)
-    if operation.kind != "custom-call" or target is None or target[1] not in _ATTENTION:
+    if operation.kind != "custom-call" or target is None or target[1] not in _ATTENTION_PRODUCTS:
         return sum(flops for _, flops in matrix_products(program, operation, computation))
     # Products of queries [B, L, H, K] and keys [B, S, G, K], half of each if the mask is causal.
     query, key = (next(row for row in computation if row.name == name) for name in operation.operands[:2])
-    (batch, length, heads, size), keys = dimensions(query.result), dimensions(key.result)[1]
+    (batch, length, heads, size), keys = parse_dimensions(query.result), parse_dimensions(key.result)[1]
     share = 0.5 if re.search(r'mask_type": ?"\w*CAUSAL', operation.attributes) else 1.0
-    return _ATTENTION[target[1]] * 2.0 * batch * length * heads * size * keys * share
+    return _ATTENTION_PRODUCTS[target[1]] * 2.0 * batch * length * heads * size * keys * share
 
 
 def program_bytes(program: Program) -> float:
     """Return the bytes that one execution of a program reads and writes."""
     total = 0.0
-    for name, times in program.runs.items():
+    for name, times in program.executions.items():
         by_name = {operation.name: operation for operation in program.computations[name]}
         total += times * sum(touched_bytes(program, operation, by_name) for operation in by_name.values())
     return total
@@ -298,48 +320,52 @@ def touched_bytes(program: Program, operation: Operation, by_name: Operations) -
         return 0.0
     written = sum(array_bytes(operation.result))
     read = [sum(array_bytes(by_name[name].result)) if name in by_name else 0 for name in operation.operands]
-    if operation.kind in _PARTS:
+    if operation.kind in _SLICE_KINDS:
         return 2.0 * written
     if operation.kind == "dynamic-update-slice":
         return 2.0 * read[1]
-    if operation.kind == "fusion" and operation.called:
-        parts = {part.name: part for part in program.computations.get(operation.called[0], ())}
-        return _fusion_written(parts, written) + sum(_fusion_read(parts, *operand) for operand in enumerate(read))
+    if operation.kind == "fusion" and operation.called_computations:
+        parts = {part.name: part for part in program.computations.get(operation.called_computations[0], ())}
+        return _fusion_written_bytes(parts, written) + sum(
+            _fusion_read_bytes(parts, *operand) for operand in enumerate(read)
+        )
     return float(written + sum(read))
 
 
-def _fusion_read(parts: Operations, index: int, whole: int) -> float:
+def _fusion_read_bytes(parts: Operations, index: int, operand_bytes: int) -> float:
     """Return the bytes that a fusion reads of an operand: its slices, nothing if updated in place, or all of it."""
-    parameter = next((part for part in parts.values() if part.kind == "parameter" and part.inside == str(index)), None)
+    parameter = next(
+        (part for part in parts.values() if part.kind == "parameter" and part.arguments == str(index)), None
+    )
     if parameter is None:
-        return float(whole)
-    sliced = 0.0
+        return float(operand_bytes)
+    sliced_bytes = 0.0
     for name, user in _find_users(parts, parameter.name):
-        if user.kind in _PARTS and user.operands[0] == name:
-            sliced += sum(array_bytes(user.result))
+        if user.kind in _SLICE_KINDS and user.operands[0] == name:
+            sliced_bytes += sum(array_bytes(user.result))
         elif user.kind != "dynamic-update-slice" or user.operands[0] != name:
-            return float(whole)
-    return min(sliced, float(whole))
+            return float(operand_bytes)
+    return min(sliced_bytes, float(operand_bytes))
 
 
 def _find_users(parts: Operations, name: str) -> Iterator[tuple[str, Operation]]:
     """Yield the operations that read `name` or a view of it, with the name that they read."""
     for user in parts.values():
         if name in user.operands:
-            if user.kind in _VIEWS and not user.is_root:
+            if user.kind in _VIEW_KINDS and not user.is_root:
                 yield from _find_users(parts, user.name)
             else:
                 yield name, user
 
 
-def _fusion_written(parts: Operations, whole: int) -> float:
+def _fusion_written_bytes(parts: Operations, result_bytes: int) -> float:
     """Return the bytes that a fusion writes: the part that it updates in place, or all of its result."""
     root = next((part for part in parts.values() if part.is_root), None)
     if root is None:
-        return float(whole)
+        return float(result_bytes)
     total = 0.0
     for result in [parts[name] for name in root.operands if name in parts] if root.kind == "tuple" else [root]:
-        while result.kind in _VIEWS and result.operands[0] in parts:
+        while result.kind in _VIEW_KINDS and result.operands[0] in parts:
             result = parts[result.operands[0]]
         if result.kind == "dynamic-update-slice" and result.operands[1] in parts:
             result = parts[result.operands[1]]
@@ -355,21 +381,27 @@ def recomputed_share(program: Program) -> float | None:
     """
     # Computations that a recomputed loop, call or branch runs. JAX traces what both passes call only once, so that its
     # operations carry the names of the first pass. A computation comes after the one that runs it.
-    inside: set[str | None] = set()
-    for name in program.runs:
+    recomputed_names: set[str | None] = set()
+    for name in program.executions:
         for operation in program.computations[name]:
-            is_again = name in inside or _RECOMPUTED in operation.attributes
+            is_again = name in recomputed_names or _RECOMPUTED_SCOPE in operation.attributes
             if is_again and operation.kind in ("while", "call", "conditional"):
-                inside |= {operation.attribute("body"), operation.attribute("condition"), *operation.called}
+                recomputed_names |= {
+                    operation.read_attribute("body"),
+                    operation.read_attribute("condition"),
+                    *operation.called_computations,
+                }
     weights = {False: 0.0, True: 0.0}
-    has_cycles = any(operation.cycles for operation, _ in program.scheduled())
-    for name, times in program.runs.items():
+    has_cycles = any(operation.cycles for operation, _ in program.scheduled_operations())
+    for name, times in program.executions.items():
         for operation in program.computations[name]:
             if has_cycles:
-                weights[name in inside or _RECOMPUTED in operation.attributes] += operation.cycles * times
+                weights[name in recomputed_names or _RECOMPUTED_SCOPE in operation.attributes] += (
+                    operation.cycles * times
+                )
             else:
                 for product, flops in matrix_products(program, operation, program.computations[name]):
-                    weights[name in inside or _RECOMPUTED in product.attributes] += flops * times
+                    weights[name in recomputed_names or _RECOMPUTED_SCOPE in product.attributes] += flops * times
     total = sum(weights.values())
     return weights[True] / total if total else None
 
@@ -380,23 +412,23 @@ _WARMUP_RUNS, _MIN_RUNS = 2, 5
 # Duration of a measurement; _MIN_RUNS may take longer.
 _MEASURE_S = 2.0
 # Side of the matrices of a product.
-_SIDE = 512
+_MATRIX_SIDE = 512
 # Elements of one pass, more than fit into a core's own caches.
-_ARRAY = 2**21
+_PASS_ELEMENTS = 2**21
 
 
 def measure_step_s(step: Step, batch: Batch) -> float:
     """Return the median time of a train step on rows of zeros; `step` is compiled for batches of this shape."""
     # The weights are one, because a step without weight changes nothing.
     rows = {name: (np.ones if name == "weight" else np.zeros)(like.shape, like.dtype) for name, like in batch.items()}
-    placed, state = step.put(rows), step.init()
+    placed, state = step.put_batch(rows), step.init_state()
 
-    def run() -> Any:
+    def run_step() -> Any:
         nonlocal state
         state, metrics = step.train(state, placed)
         return state, metrics
 
-    return _median_s(run, _MEASURE_S)
+    return _median_s(run_step, _MEASURE_S)
 
 
 def measure_rates(devices: Sequence[jax.Device], dtype: jnp.dtype) -> Rates:
@@ -419,17 +451,19 @@ def measure_rates(devices: Sequence[jax.Device], dtype: jnp.dtype) -> Rates:
 
     ring = [(index, (index + 1) % len(devices)) for index in range(len(devices))]
     return Rates(
-        flops=2 * _SIDE**3 / turn_s(lambda array: array @ array, 8, _SIDE, _SIDE, dtype=dtype),
-        memory=2 * _ARRAY * 4 / turn_s(pass_over, 2, _ARRAY),
-        start=turn_s(pass_over, 256, 1),
-        meeting=turn_s(lambda array: jax.lax.ppermute(array, "devices", ring), 32, 1),
+        flops_per_s=2
+        * _MATRIX_SIDE**3
+        / turn_s(lambda array: array @ array, 8, _MATRIX_SIDE, _MATRIX_SIDE, dtype=dtype),
+        bytes_per_s=2 * _PASS_ELEMENTS * 4 / turn_s(pass_over, 2, _PASS_ELEMENTS),
+        start_s=turn_s(pass_over, 256, 1),
+        meeting_s=turn_s(lambda array: jax.lax.ppermute(array, "devices", ring), 32, 1),
     )
 
 
-def _median_s(run: Callable[[], Any], least_s: float) -> float:
+def _median_s(run: Callable[[], Any], min_duration_s: float) -> float:
     times: list[float] = []
     began = time.monotonic()
-    while len(times) < _WARMUP_RUNS + _MIN_RUNS or time.monotonic() - began < least_s:
+    while len(times) < _WARMUP_RUNS + _MIN_RUNS or time.monotonic() - began < min_duration_s:
         started = time.perf_counter()
         jax.block_until_ready(run())
         times.append(time.perf_counter() - started)

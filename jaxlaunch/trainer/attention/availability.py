@@ -19,7 +19,7 @@ from jaxlaunch.trainer.attention.implementations import Keys
 from jaxlaunch.trainer.numerics import precision
 from jaxlaunch.trainer.spec import GPT2, Decoder, Model, TrainSpec, ViT
 
-ANYWHERE = ("auto", "xla")
+PORTABLE = ("auto", "xla")
 KERNELS: Mapping[str, str] = {"cuda": "cudnn", "tpu": "splash"}  # platform -> implementation that auto uses
 AMPERE, HOPPER = (8, 0), (9, 0)  # compute capabilities
 
@@ -31,12 +31,12 @@ class Accelerator(NamedTuple):
     capability: tuple[int, int] | None = None  # compute capability of a CUDA device, if known
 
     @classmethod
-    def of(cls, device: jax.Device) -> Accelerator:
+    def from_device(cls, device: jax.Device) -> Accelerator:
         """Describe a device; a ROCm device keeps JAX's platform name, gpu."""
         if not _is_cuda(device):
             return cls(device.platform)
         # Only CUDA devices have this attribute, and JAX's type does not declare it.
-        return cls("cuda", capability(getattr(device, "compute_capability", None)))
+        return cls("cuda", parse_capability(getattr(device, "compute_capability", None)))
 
 
 def _is_cuda(device: jax.Device) -> bool:
@@ -45,7 +45,7 @@ def _is_cuda(device: jax.Device) -> bool:
     return device.platform == "gpu" and ("cuda" in names or "nvidia" in names)
 
 
-def capability(text: str | None) -> tuple[int, int] | None:
+def parse_capability(text: str | None) -> tuple[int, int] | None:
     """Parse a compute capability: `8.0` becomes (8, 0)."""
     if text is None:
         return None
@@ -65,11 +65,11 @@ class Shape(NamedTuple):
     cap: float | None = None
 
 
-def with_fallback(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
+def resolve_attention(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
     """Return the spec with an attention that works on `device`, and a note if that differs from the spec."""
     if spec.attention == "auto":
         return _resolve_auto(spec, device)
-    reason = why_unavailable(spec, device)
+    reason = unavailable_reason(spec, device)
     if reason is None:
         return spec, None
     note = f"train.attention = {spec.attention} is unavailable here: {reason}. Using xla"
@@ -78,40 +78,49 @@ def with_fallback(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str |
 
 def _resolve_auto(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
     """Return the spec with the choice of auto on `device`, and a note if the device has a kernel of its own."""
-    kernel = KERNELS.get(Accelerator.of(device).platform)
-    if kernel is None or shape_of(spec.model) is None:
+    kernel = KERNELS.get(Accelerator.from_device(device).platform)
+    if kernel is None or attention_shape(spec.model) is None:
         return spec, None
-    named = _with_attention(spec, kernel)
-    reason = _auto_fault(named) or why_unavailable(named, device, is_masked=True)
+    kernel_spec = _with_attention(spec, kernel)
+    reason = _auto_fault(kernel_spec) or unavailable_reason(kernel_spec, device, is_masked=True)
     if reason is None:
-        return named, f"train.attention = auto: using {kernel}"
+        return kernel_spec, f"train.attention = auto: using {kernel}"
     return _with_attention(spec, "xla"), f"train.attention = auto: using xla; {kernel} is unavailable here: {reason}"
 
 
-def for_plan(spec: TrainSpec, on: Accelerator | None = None) -> TrainSpec:
+def resolve_for_plan(spec: TrainSpec, accelerator: Accelerator | None = None) -> TrainSpec:
     """Return the spec for tracing without its devices, with `fused` in place of an available kernel, or else xla.
 
     Without an accelerator a named kernel counts as available, and auto is xla.
     """
-    name = KERNELS.get(on.platform, "xla") if spec.attention == "auto" and on is not None else spec.attention
-    named, shape = _with_attention(spec, name), shape_of(spec.model)
-    if shape is None or name in ANYWHERE or (spec.attention == "auto" and _auto_fault(named) is not None):
+    name = (
+        KERNELS.get(accelerator.platform, "xla")
+        if spec.attention == "auto" and accelerator is not None
+        else spec.attention
+    )
+    kernel_spec, shape = _with_attention(spec, name), attention_shape(spec.model)
+    if shape is None or name in PORTABLE or (spec.attention == "auto" and _auto_fault(kernel_spec) is not None):
         return _with_attention(spec, "xla")
-    return _with_attention(spec, implementations.FUSED if _has_kernel(named, shape, on) else "xla")
+    return _with_attention(spec, implementations.FUSED if _has_kernel(kernel_spec, shape, accelerator) else "xla")
 
 
-def _has_kernel(spec: TrainSpec, shape: Shape, on: Accelerator | None) -> bool:
+def _has_kernel(spec: TrainSpec, shape: Shape, accelerator: Accelerator | None) -> bool:
     """Return whether an accelerator has the named kernel. cuDNN's own checks need a GPU, those of splash do not."""
-    if on is not None and KERNELS.get(on.platform) != spec.attention:
+    if accelerator is not None and KERNELS.get(accelerator.platform) != spec.attention:
         return False
     if spec.attention == "splash":
-        return _refusal("splash", shape, precision.policy(spec.precision).compute) is None
-    seen = None if on is None else on.capability
-    largest = 256 if seen is None or seen >= HOPPER else 128
-    return shape.size % 8 == 0 and shape.size <= largest and shape.cap is None and _cudnn_fault(spec, seen) is None
+        return _kernel_refusal("splash", shape, precision.resolve_precision(spec.precision).compute) is None
+    gpu_capability = None if accelerator is None else accelerator.capability
+    largest = 256 if gpu_capability is None or gpu_capability >= HOPPER else 128
+    return (
+        shape.size % 8 == 0
+        and shape.size <= largest
+        and shape.cap is None
+        and _cudnn_fault(spec, gpu_capability) is None
+    )
 
 
-def why_unavailable(spec: TrainSpec, device: jax.Device, *, is_masked: bool = False) -> str | None:
+def unavailable_reason(spec: TrainSpec, device: jax.Device, *, is_masked: bool = False) -> str | None:
     """Return why the named attention is unavailable on `device`, or None if it is available or not needed.
 
     Args:
@@ -119,26 +128,30 @@ def why_unavailable(spec: TrainSpec, device: jax.Device, *, is_masked: bool = Fa
         device: One of its devices.
         is_masked: Whether to check also for examples that hide some keys from some queries.
     """
-    shape, name = shape_of(spec.model), spec.attention
-    if shape is None or name in (*ANYWHERE, implementations.FUSED):
+    shape, name = attention_shape(spec.model), spec.attention
+    if shape is None or name in (*PORTABLE, implementations.FUSED):
         return None
-    here = Accelerator.of(device)
-    if name == "cudnn" and here.platform != "cuda":
-        return f"there is no CUDA device, the devices are {here.platform}"
-    if name == "cudnn" and (fault := _cudnn_fault(spec, here.capability)):
+    accelerator = Accelerator.from_device(device)
+    if name == "cudnn" and accelerator.platform != "cuda":
+        return f"there is no CUDA device, the devices are {accelerator.platform}"
+    if name == "cudnn" and (fault := _cudnn_fault(spec, accelerator.capability)):
         return fault
-    if name == "splash" and here.platform != "tpu":
+    if name == "splash" and accelerator.platform != "tpu":
         return f"it is a kernel for TPU, the devices are {device.platform}"
-    compute = precision.policy(spec.precision).compute
-    return _refusal(name, shape, compute) or (_refusal(name, shape, compute, is_masked=True) if is_masked else None)
+    compute = precision.resolve_precision(spec.precision).compute
+    return _kernel_refusal(name, shape, compute) or (
+        _kernel_refusal(name, shape, compute, is_masked=True) if is_masked else None
+    )
 
 
-def _cudnn_fault(spec: TrainSpec, seen: tuple[int, int] | None) -> str | None:
+def _cudnn_fault(spec: TrainSpec, gpu_capability: tuple[int, int] | None) -> str | None:
     """Return why cuDNN's kernel cannot run the spec on a GPU with this compute capability, if known."""
-    if precision.policy(spec.precision).compute == jnp.float32:
+    if precision.resolve_precision(spec.precision).compute == jnp.float32:
         return "cuDNN's kernel reads float16 and bfloat16, and train.precision computes in float32"
-    if seen is not None and seen < AMPERE:
-        return f"cuDNN's kernel needs compute capability 8.0 (Ampere), the GPU has {seen[0]}.{seen[1]}"
+    if gpu_capability is not None and gpu_capability < AMPERE:
+        return (
+            f"cuDNN's kernel needs compute capability 8.0 (Ampere), the GPU has {gpu_capability[0]}.{gpu_capability[1]}"
+        )
     return None
 
 
@@ -147,9 +160,9 @@ def _auto_fault(spec: TrainSpec) -> str | None:
 
     On a TPU, float32 products are left to the compiler. cuDNN's windows have not been tested on a GPU.
     """
-    if spec.attention == "splash" and precision.policy(spec.precision).compute != jnp.bfloat16:
+    if spec.attention == "splash" and precision.resolve_precision(spec.precision).compute != jnp.bfloat16:
         return "auto uses it for bfloat16 only, and train.precision computes in another type"
-    shape = shape_of(spec.model)
+    shape = attention_shape(spec.model)
     if spec.attention == "cudnn" and shape is not None and shape.window is not None and shape.window < shape.length:
         return f"auto uses it only without a window, and train.model.window = {shape.window}"
     return None
@@ -159,35 +172,37 @@ def _with_attention(spec: TrainSpec, name: str) -> TrainSpec:
     return spec.model_copy(update={"attention": name})
 
 
-def shape_of(model: Model) -> Shape | None:
+def attention_shape(model: Model) -> Shape | None:
     """Return the attention sizes of a built-in model; None without attention and for custom models."""
     match model:
         case Decoder():
-            window = model.window if "window" in model.looks else None
-            return Shape(model.length, model.heads, model.groups, model.size, True, window, model.score_cap)
+            window = model.window if "window" in model.attention_spans else None
+            return Shape(
+                model.length, model.heads, model.kv_head_count, model.head_channels, True, window, model.score_cap
+            )
         case GPT2():
             return Shape(model.length, model.heads, model.heads, model.width // model.heads, True)
         case ViT():
-            tokens = model.patches + (model.pool == "cls")
+            tokens = model.patch_count + (model.pool == "cls")
             return Shape(tokens, model.heads, model.heads, model.width // model.heads, False)
     return None
 
 
-def _refusal(name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False) -> str | None:
+def _kernel_refusal(name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False) -> str | None:
     """Return why JAX refuses to train with this kernel (a cap, head size, cuDNN's version, the device), or None."""
-    described = partial(jax.ShapeDtypeStruct, dtype=dtype)
-    query = described((1, shape.length, shape.heads, shape.size))
-    key = described((1, shape.length, shape.groups, shape.size))
+    abstract_array = partial(jax.ShapeDtypeStruct, dtype=dtype)
+    query = abstract_array((1, shape.length, shape.heads, shape.size))
+    key = abstract_array((1, shape.length, shape.groups, shape.size))
     segments = jax.ShapeDtypeStruct((1, shape.length), jnp.int32)
     attend = implementations.ATTENTION[name]
     scores = implementations.Scores(shape.is_causal, shape.window, shape.cap)
 
-    def summed(query: Array, key: Array, value: Array, segments: Array) -> Array:
+    def sum_output(query: Array, key: Array, value: Array, segments: Array) -> Array:
         keys: Keys = implementations.Visible(segments_BL=segments) if is_masked else None
         return attend(query, key, value, keys, scores).astype(jnp.float32).sum()
 
     try:
-        jax.eval_shape(jax.grad(summed, argnums=(0, 1, 2)), query, key, key, segments)
+        jax.eval_shape(jax.grad(sum_output, argnums=(0, 1, 2)), query, key, key, segments)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         return str(error).splitlines()[0].rstrip(".")
     return None

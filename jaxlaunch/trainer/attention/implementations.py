@@ -39,10 +39,10 @@ class Visible(NamedTuple):
     segments_BL: Array | None = None
     lengths_B: Array | None = None
 
-    def as_keys(self) -> dict[str, Array]:
+    def to_keys(self) -> dict[str, Array]:
         """Return the restrictions by the keys of an example."""
-        named = zip(("attention_mask", "segments", "length"), self, strict=True)
-        return {key: array for key, array in named if array is not None}
+        restrictions = zip(("attention_mask", "segments", "length"), self, strict=True)
+        return {key: array for key, array in restrictions if array is not None}
 
     def pairs_B1LL(self, length: int) -> Array | None:
         """Return a boolean mask [B, 1, L or 1, L], or None; the third axis is 1 if all queries see the same keys."""
@@ -82,13 +82,13 @@ class Scores(NamedTuple):
 
 
 # A score far below all others that stays finite after a subtraction.
-UNSEEN = -1e38
+MASKED_SCORE = -1e38
 # A stand-in for plans, which a job cannot name.
 FUSED = "fused"
 # Splash attention names its own result and the residuals of its backward pass.
 SPLASH = "splash"
 # Rematerialization may keep the result of attention by this name.
-MIXED = "mixed"
+ATTENTION_OUTPUT = "mixed"
 Keys = Array | Visible | None  # a bare array is a mask
 # (query_BLHK, key_BLGK, value_BLGK, keys) -> out_BLHK; query head h reads key head h // (H / G).
 # A query that sees no key returns the mean of some values. The mean is finite, so that its gradient is harmless if the
@@ -96,14 +96,16 @@ Keys = Array | Visible | None  # a bare array is a mask
 Attention = Callable[[Array, Array, Array, Keys], Array]
 
 
-def visible(keys: Keys) -> Visible:
+def as_visible(keys: Keys) -> Visible:
     """Convert `keys` to a Visible; an array is a mask."""
     return keys if isinstance(keys, Visible) else Visible(keys)
 
 
-def causal(name: str, *, window: int | None = None, cap: float | None = None, scale: float | None = None) -> Attention:
+def causal_attention(
+    name: str, *, window: int | None = None, cap: float | None = None, scale: float | None = None
+) -> Attention:
     """Return the causal implementation `name` with options of Scores. Raises SpecError for an unknown name."""
-    attend, scores = _implementation(name), Scores(True, window, cap, scale)
+    attend, scores = _find_implementation(name), Scores(True, window, cap, scale)
 
     def within_scope(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys) -> Array:
         # The scope tells trainer/numerics/flops how to count.
@@ -113,27 +115,29 @@ def causal(name: str, *, window: int | None = None, cap: float | None = None, sc
     return within_scope
 
 
-def full(name: str) -> Attention:
+def full_attention(name: str) -> Attention:
     """Return the implementation `name` without a causal mask. Raises SpecError for an unknown name."""
-    return partial(_implementation(name), scores=Scores(False))
+    return partial(_find_implementation(name), scores=Scores(False))
 
 
-def _implementation(name: str) -> Callable[..., Array]:
+def _find_implementation(name: str) -> Callable[..., Array]:
     if name not in TRACED:
         raise SpecError(f"train.attention = {name!r} is not supported; use one of {', '.join(ATTENTION)}")
     kernel = TRACED[name]
-    named = kernel if name == SPLASH else lambda *args, **keys: checkpoint_name(kernel(*args, **keys), MIXED)
+    checkpointed = (
+        kernel if name == SPLASH else lambda *args, **keys: checkpoint_name(kernel(*args, **keys), ATTENTION_OUTPUT)
+    )
     # A profile recognizes attention by this scope.
-    return jax.named_scope("attention")(named)
+    return jax.named_scope("attention")(checkpointed)
 
 
-def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
+def _xla_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
     """Compute scores and softmax in float32.
 
     The heads are moved to the front, so that each is one matrix, and the scale is applied to the queries. On a CPU this
     takes half the time of jax.nn's implementation.
     """
-    mask_B1LL = visible(keys).pairs_B1LL(key_BLGK.shape[1])
+    mask_B1LL = as_visible(keys).pairs_B1LL(key_BLGK.shape[1])
     batch, length, heads, size = query_BLHK.shape
     groups, dtype = key_BLGK.shape[2], query_BLHK.dtype
     operands = query_BLHK * (size**-0.5 if scores.scale is None else scores.scale), key_BLGK, value_BLGK
@@ -151,23 +155,23 @@ def _xla(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scor
         seen_LL = jnp.tri(length, dtype=bool)
         if scores.window is not None and scores.window < length:
             seen_LL &= ~jnp.tri(length, k=-scores.window, dtype=bool)
-        scores_BGRL = jnp.where(jnp.tile(seen_LL, (sharing, 1)), scores_BGRL, UNSEEN)
+        scores_BGRL = jnp.where(jnp.tile(seen_LL, (sharing, 1)), scores_BGRL, MASKED_SCORE)
     if mask_B1LL is not None:
         mask_B1RL = mask_B1LL if mask_B1LL.shape[2] == 1 else jnp.tile(mask_B1LL, (1, 1, sharing, 1))
-        scores_BGRL = jnp.where(mask_B1RL, scores_BGRL, UNSEEN)
+        scores_BGRL = jnp.where(mask_B1RL, scores_BGRL, MASKED_SCORE)
     shares_BGRL = jax.nn.softmax(scores_BGRL).astype(value_BGLK.dtype)
     mixed_BGRK = jnp.einsum("bgrl,bglk->bgrk", shares_BGRL, value_BGLK)
     return mixed_BGRK.reshape(batch, heads, length, size).swapaxes(1, 2).astype(dtype)
 
 
-def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
+def _cudnn_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
     """Call cuDNN, which skips keys past `lengths` but reads other masks completely. Raises ValueError for a cap."""
     if scores.cap is not None:
         raise ValueError("cuDNN's kernel does not support score_cap")
-    seen, length = visible(keys), query_BLHK.shape[1]
-    mask_BLL, lengths_B = None, seen.lengths_B
-    if seen.mask_BL is not None or seen.segments_BL is not None:
-        mask_BLL, lengths_B = seen.pairs_B1LL(length), None
+    visibility, length = as_visible(keys), query_BLHK.shape[1]
+    mask_BLL, lengths_B = None, visibility.lengths_B
+    if visibility.mask_BL is not None or visibility.segments_BL is not None:
+        mask_BLL, lengths_B = visibility.pairs_B1LL(length), None
     # JAX (0.10.2, 0.11.2) refuses odd lengths in training even without a mask, so one hidden position is added.
     odd = length % 2
     if odd and mask_BLL is None and lengths_B is None and not scores.is_causal:
@@ -198,19 +202,19 @@ def _cudnn(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, sc
     return mixed_BLHK[:, :length]
 
 
-def _splash(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
+def _splash_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
     """Call splash attention. Hidden keys get a segment of their own."""
-    seen, (batch, length) = visible(keys), query_BLHK.shape[:2]
+    visibility, (batch, length) = as_visible(keys), query_BLHK.shape[:2]
     ids = None
-    if any(restriction is not None for restriction in seen):
-        own_BL = jnp.zeros((batch, length), jnp.int32) if seen.segments_BL is None else seen.segments_BL
-        is_seen_B11L = Visible(seen.mask_BL, None, seen.lengths_B).pairs_B1LL(length)
+    if any(restriction is not None for restriction in visibility):
+        own_BL = jnp.zeros((batch, length), jnp.int32) if visibility.segments_BL is None else visibility.segments_BL
+        is_seen_B11L = Visible(visibility.mask_BL, None, visibility.lengths_B).pairs_B1LL(length)
         key_BL = own_BL if is_seen_B11L is None else jnp.where(is_seen_B11L[:, 0, 0], own_BL, -1)
         ids = own_BL.astype(jnp.int32), key_BL.astype(jnp.int32)
     # Importing Pallas takes half a second.
     from jaxlaunch.trainer.attention import splash
 
-    return splash.attend(query_BLHK, key_BLGK, value_BLGK, ids, scores, name=MIXED)
+    return splash.splash_attention(query_BLHK, key_BLGK, value_BLGK, ids, scores, name=ATTENTION_OUTPUT)
 
 
 # --- a stand-in for a fused kernel ------------------------------------------------------------------------------------
@@ -221,37 +225,39 @@ KERNEL = Primitive("fused_attention")
 KERNEL.multiple_results = True
 
 
-def fused(plain: Callable[..., Array]) -> Callable[..., Array]:
+def fuse_attention(plain: Callable[..., Array]) -> Callable[..., Array]:
     """Wrap `plain`, an implementation of attention, in a single operation."""
 
     def attend(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
         arrays, tree = jax.tree.flatten(keys)
 
-        def unflattened(query: Array, key: Array, value: Array, *arrays: Array) -> Array:
+        def call_plain(query: Array, key: Array, value: Array, *arrays: Array) -> Array:
             return plain(query, key, value, jax.tree.unflatten(tree, arrays), scores)
 
-        return _kernel(unflattened, query_BLHK, key_BLGK, value_BLGK, arrays)
+        return _fused_kernel(call_plain, query_BLHK, key_BLGK, value_BLGK, arrays)
 
     return attend
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _kernel(plain: Callable[..., Array], query: Array, key: Array, value: Array, arrays: list[Array]) -> Array:
+def _fused_kernel(plain: Callable[..., Array], query: Array, key: Array, value: Array, arrays: list[Array]) -> Array:
     return KERNEL.bind(query, key, value, *arrays, plain=plain)[0]
 
 
-def _kernel_forward(plain: Callable[..., Array], query: Array, key: Array, value: Array, arrays: list[Array]) -> Any:
+def _fused_kernel_forward(
+    plain: Callable[..., Array], query: Array, key: Array, value: Array, arrays: list[Array]
+) -> Any:
     mixed_BLHK, log_sum_BHL = KERNEL.bind(query, key, value, *arrays, plain=plain)
     return mixed_BLHK, (query, key, value, arrays, mixed_BLHK, log_sum_BHL)
 
 
-def _kernel_backward(plain: Callable[..., Array], kept: Any, cotangent: Array) -> Any:
-    *operands, arrays, _, _ = kept
+def _fused_kernel_backward(plain: Callable[..., Array], residuals: Any, cotangent: Array) -> Any:
+    *operands, arrays, _, _ = residuals
     gradients = jax.vjp(lambda *operands: plain(*operands, *arrays), *operands)[1](cotangent)
     return *gradients, [None] * len(arrays)
 
 
-_kernel.defvjp(_kernel_forward, _kernel_backward)
+_fused_kernel.defvjp(_fused_kernel_forward, _fused_kernel_backward)
 
 
 def _kernel_shapes(query: Any, *operands: Any, plain: Callable[..., Array]) -> Any:
@@ -259,24 +265,29 @@ def _kernel_shapes(query: Any, *operands: Any, plain: Callable[..., Array]) -> A
     return query.update(weak_type=False), query.update(shape=(*batch, heads, length), dtype=jnp.dtype(jnp.float32))
 
 
-def _kernel_computed(query: Array, *operands: Array, plain: Callable[..., Array]) -> tuple[Array, Array]:
+def _compute_kernel(query: Array, *operands: Array, plain: Callable[..., Array]) -> tuple[Array, Array]:
     *batch, length, heads, _ = query.shape
     return plain(query, *operands), jnp.zeros((*batch, heads, length), jnp.float32)
 
 
-def _kernel_batched(operands: Sequence[Array], dims: Sequence[int | None], *, plain: Callable[..., Array]) -> Any:
+def _batch_kernel(operands: Sequence[Array], dims: Sequence[int | None], *, plain: Callable[..., Array]) -> Any:
     """Bind the operation with the mapped dimension in front, which the query always gets."""
-    (query, *others), (axis, *axes) = operands, dims
+    (query, *other_operands), (axis, *axes) = operands, dims
     if axis is None:
-        size = next(other.shape[place] for other, place in zip(others, axes, strict=True) if place is not None)
+        size = next(other.shape[place] for other, place in zip(other_operands, axes, strict=True) if place is not None)
         query, axis = jnp.broadcast_to(query, (size, *query.shape)), 0
     mapped = jax.vmap(plain, (0, *axes))
-    return KERNEL.bind(jnp.moveaxis(query, axis, 0), *others, plain=mapped), (0, 0)
+    return KERNEL.bind(jnp.moveaxis(query, axis, 0), *other_operands, plain=mapped), (0, 0)
 
 
 KERNEL.def_abstract_eval(_kernel_shapes)
-mlir.register_lowering(KERNEL, mlir.lower_fun(_kernel_computed, multiple_results=True))
-batching.primitive_batchers[KERNEL] = _kernel_batched
+mlir.register_lowering(KERNEL, mlir.lower_fun(_compute_kernel, multiple_results=True))
+batching.primitive_batchers[KERNEL] = _batch_kernel
 
-ATTENTION: dict[str, Callable[..., Array]] = {"auto": _xla, "xla": _xla, "cudnn": _cudnn, SPLASH: _splash}
-TRACED = {**ATTENTION, FUSED: fused(_xla)}
+ATTENTION: dict[str, Callable[..., Array]] = {
+    "auto": _xla_attention,
+    "xla": _xla_attention,
+    "cudnn": _cudnn_attention,
+    SPLASH: _splash_attention,
+}
+TRACED = {**ATTENTION, FUSED: fuse_attention(_xla_attention)}

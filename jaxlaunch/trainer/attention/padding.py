@@ -46,7 +46,7 @@ def real_tokens(batch: Arrays) -> Any:
     return real_BT
 
 
-def read(batch: Arrays) -> Any:
+def input_mask(batch: Arrays) -> Any:
     """Return which input tokens, all but the last of a row, count, as a boolean array [B, T - 1].
 
     These are the text tokens except for the last one. A model reads the last text token only in a padded row, so
@@ -58,7 +58,7 @@ def read(batch: Arrays) -> Any:
     return (real_BT & (index_1T < last_B1))[:, :-1]
 
 
-def targets(batch: Arrays) -> Any:
+def target_mask(batch: Arrays) -> Any:
     """Return which of `tokens` [B, T] after the first are predicted, as a boolean array [B, T - 1].
 
     A target is text that follows text of its own segment, and whose `mask` is not 0 if there is one.
@@ -72,7 +72,7 @@ def targets(batch: Arrays) -> Any:
     return is_target_BL
 
 
-def rows(batch: Arrays) -> dict[str, Any]:
+def split_rows(batch: Arrays) -> dict[str, Any]:
     """Split examples of several rows, such as pairs [B, 2, T], into [B × 2, T], each with its example's weight."""
     if batch["tokens"].ndim == 2:
         return dict(batch)
@@ -81,11 +81,11 @@ def rows(batch: Arrays) -> dict[str, Any]:
     return split | ({"weight": jnp.repeat(batch["weight"], count)} if "weight" in batch else {})
 
 
-def counted(batch: Arrays) -> jax.Array:
+def count_input_tokens(batch: Arrays) -> jax.Array:
     """Count the tokens of a batch in `input_mask`, as an int32 scalar. Keys of unexpected shapes are ignored."""
-    split = rows(batch)
+    split = split_rows(batch)
     size, length = split["tokens"].shape
     shapes: dict[str, tuple[int, ...]] = {key: (size, length) for key in ("tokens", "attention_mask", "segments")}
     shapes |= {"mask": (size, length - 1), "length": (size,), "weight": (size,)}
-    known = {key: split[key] for key, shape in shapes.items() if key in split and split[key].shape == shape}
-    return jnp.asarray(read(known)).sum(dtype=jnp.int32)
+    row_batch = {key: split[key] for key, shape in shapes.items() if key in split and split[key].shape == shape}
+    return jnp.asarray(input_mask(row_batch)).sum(dtype=jnp.int32)

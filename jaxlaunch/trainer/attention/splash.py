@@ -24,7 +24,7 @@ BLOCKS = (512, 256, LANES)
 Ids = tuple[Array, Array]  # segments of queries and of keys, [B, L] each
 
 
-def attend(
+def splash_attention(
     query_BLHK: Array,
     key_BLGK: Array,
     value_BLGK: Array,
@@ -49,8 +49,8 @@ def attend(
         ValueError: No block size divides the length.
     """
 
-    def on_a_device(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None) -> Array:
-        kernel = _kernel(query_BLHK.shape[1], query_BLHK.shape[2], scores, name, interpret)
+    def attend_locally(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None) -> Array:
+        kernel = _make_kernel(query_BLHK.shape[1], query_BLHK.shape[2], scores, name, interpret)
         scale = query_BLHK.shape[3] ** -0.5 if scores.scale is None else scores.scale
         scaled_BLHK = query_BLHK.astype(jnp.float32) * scale
         heads_first = (
@@ -63,14 +63,14 @@ def attend(
 
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return on_a_device(query_BLHK, key_BLGK, value_BLGK, ids)
+        return attend_locally(query_BLHK, key_BLGK, value_BLGK, ids)
     axes_of = dict(RULES)
     if query_BLHK.shape[0] % math.prod(mesh.shape[axis] for axis in axes_of["batch"]):
         # A bare loss is evaluated one row at a time.
         axes_of["batch"] = ()
     rows, query, key = (PartitionSpec(*(axes_of[axis] or None for axis in axes)) for axes in AXES)
     split = jax.shard_map(
-        on_a_device,
+        attend_locally,
         mesh=mesh,
         in_specs=(query, key, key, None if ids is None else (rows, rows)),
         out_specs=query,
@@ -83,7 +83,7 @@ def attend(
 AXES = (("batch", "length"), ("batch", "length", "heads", "head"), ("batch", "length", "kv_heads", "head"))
 
 
-def _kernel(
+def _make_kernel(
     length: int, heads: int, scores: Scores, name: str | None, interpret: bool
 ) -> kernels.SplashAttentionKernel:
     side = next((side for side in BLOCKS if length % side == 0), None)

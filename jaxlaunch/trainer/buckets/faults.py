@@ -20,54 +20,54 @@ from urllib.error import URLError
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import DataError, StorageError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 # The system reports these for a disk that is full or broken.
-OF_A_DISK = (*FULL, errno.EIO, errno.ESTALE)
-REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+DISK_ERRNOS = (*FULL_DISK_ERRNOS, errno.EIO, errno.ESTALE)
+REFUSED_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
 # A missing file stays missing, and so does the permission to read it.
-LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 # These count even without an errno: `raise TimeoutError("no answer")`.
-NETWORK = (TimeoutError, ConnectionError, URLError, http.client.HTTPException)
+NETWORK_ERRORS = (TimeoutError, ConnectionError, URLError, http.client.HTTPException)
 # Storage clients whose exceptions need not be OSErrors. They are recognized without importing them.
-CLIENTS = (
+CLIENT_PACKAGES = (
     *("aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "grpc", "httpcore", "httpx"),
     *("huggingface_hub", "requests", "s3fs", "s3transfer", "urllib3"),
 )
-LOST = re.compile(
+TRANSIENT_NAMES = re.compile(
     "Timeout|TimedOut|Connect|Disconnect|Network|Transport|Protocol|Unavailable|Payload|Incomplete|ChunkedEncoding|"
     "Deadline|TooMany|SlowDown|Throttl|Retr(?:y|ies)|InternalServer|BadGateway|Transient"
 )
 # HTTP statuses below 500 that may not occur again.
-BUSY = (408, 425, 429)
-UNAUTHORIZED = (401, 403)
-LONGEST_PAUSE_S = 8.0
+RETRYABLE_STATUSES = (408, 425, 429)
+UNAUTHORIZED_STATUSES = (401, 403)
+MAX_PAUSE_S = 8.0
 
 T = TypeVar("T")
 
 
-def again(act: Callable[[], T]) -> T:
+def retry_storage(operation: Callable[[], T]) -> T:
     """Retry an operation that raises StorageError, for as long as the agent allows; return its result.
 
     Raises the first error, because later ones may be its consequences. A full disk is not retried.
     """
-    until = time.monotonic() + float(os.environ.get(contract.STORAGE_WAIT, 0.0))
-    pause_s, first = 1.0, None
+    deadline = time.monotonic() + float(os.environ.get(contract.STORAGE_WAIT, 0.0))
+    pause_s, first_error = 1.0, None
     while True:
         try:
-            return act()
+            return operation()
         except StorageError as error:
-            first = first or error
-            left_s = until - time.monotonic()
+            first_error = first_error or error
+            left_s = deadline - time.monotonic()
             if is_full(error) or left_s <= 0:
-                raise first from first.__cause__
+                raise first_error from first_error.__cause__
             pause_s = min(pause_s, left_s)
-        print(f"{first}; trying again in {pause_s:.0f} s", flush=True)
+        print(f"{first_error}; trying again in {pause_s:.0f} s", flush=True)
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
 
 @contextlib.contextmanager
-def training() -> Iterator[None]:
+def mark_training() -> Iterator[None]:
     """Record in the environment, for this process and its children, that the run trains."""
     is_first = contract.SAVED not in os.environ
     os.environ.setdefault(contract.SAVED, "0")
@@ -85,15 +85,15 @@ def has_trained() -> bool:
 
 def is_full(error: BaseException) -> bool:
     """Return whether the message of an error says that a disk is full."""
-    return any(os.strerror(number) in str(error) for number in FULL)
+    return any(os.strerror(number) in str(error) for number in FULL_DISK_ERRNOS)
 
 
-def unreadable(what: str, error: BaseException) -> DataError | StorageError:
+def read_error(subject: str, error: BaseException) -> DataError | StorageError:
     """Return the error that ends a run if `error` was raised while the subject was read."""
-    return kind_of(error)(f"{what}: {type(error).__name__}: {error}")
+    return error_kind(error)(f"{subject}: {type(error).__name__}: {error}")
 
 
-def kind_of(error: BaseException) -> type[DataError] | type[StorageError]:
+def error_kind(error: BaseException) -> type[DataError] | type[StorageError]:
     """Return StorageError or DataError, whichever `error` amounts to."""
     return StorageError if is_storage(error) else DataError
 
@@ -103,29 +103,31 @@ def is_storage(error: BaseException) -> bool:
 
     If `error` itself does not tell, the exceptions that it was raised from or during are examined.
     """
-    for link in _chain(error):
-        if isinstance(link, LASTING):
+    for link in _exception_chain(error):
+        if isinstance(link, PERMANENT_ERRORS):
             return isinstance(link, PermissionError) and has_trained()
-        if (status := _status(link)) is not None:
+        if (status := _http_status(link)) is not None:
             # S3's ExpiredToken has status 400.
-            is_refused = status in UNAUTHORIZED or "expired" in str(link).lower()
-            return status in BUSY or status >= 500 or (is_refused and has_trained())
+            is_refused = status in UNAUTHORIZED_STATUSES or "expired" in str(link).lower()
+            return status in RETRYABLE_STATUSES or status >= 500 or (is_refused and has_trained())
         # A URLError may wrap the cause: `file:///gone` raises one around a FileNotFoundError.
         is_wrapper = isinstance(link, URLError) and isinstance(link.reason, BaseException)
-        if isinstance(link, NETWORK) and not is_wrapper:
+        if isinstance(link, NETWORK_ERRORS) and not is_wrapper:
             return True
         if isinstance(link, OSError) and link.errno is not None and not _client_kinds(link.__cause__):
             # s3fs wraps a client's own error, which says more, into an OSError.
             return True
         kinds = _client_kinds(link)
-        if any(LOST.search(kind.__name__) for kind in kinds) or (kinds and has_trained()):
+        if any(TRANSIENT_NAMES.search(kind.__name__) for kind in kinds) or (kinds and has_trained()):
             return True
     return False
 
 
 def is_from_store(error: BaseException) -> bool:
     """Return whether `error` or one of its causes came from a disk, a network or a storage client."""
-    return any(isinstance(link, OSError | http.client.HTTPException) or _client_kinds(link) for link in _chain(error))
+    return any(
+        isinstance(link, OSError | http.client.HTTPException) or _client_kinds(link) for link in _exception_chain(error)
+    )
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -133,19 +135,19 @@ def is_refusal(error: BaseException) -> bool:
     return is_from_store(error) and not is_storage(error)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _exception_chain(error: BaseException) -> Iterator[BaseException]:
     """Yield `error` and its causes as a traceback does. urllib and urllib3 chain by `reason`."""
-    seen: list[BaseException] = []
-    following: Any = error
-    while isinstance(following, BaseException) and following not in seen:
-        seen.append(following)
-        yield following
-        raised_from = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
-        reason = getattr(following, "reason", None)
-        following = reason if isinstance(reason, BaseException) else raised_from
+    visited: list[BaseException] = []
+    link: Any = error
+    while isinstance(link, BaseException) and link not in visited:
+        visited.append(link)
+        yield link
+        raised_from = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        reason = getattr(link, "reason", None)
+        link = reason if isinstance(reason, BaseException) else raised_from
 
 
-def _status(error: BaseException) -> int | None:
+def _http_status(error: BaseException) -> int | None:
     """Return the HTTP status of an exception from urllib, requests, httpx, aiohttp, botocore or google."""
     if isinstance(error, OSError) and error.errno is not None:
         return None
@@ -162,4 +164,4 @@ def _status(error: BaseException) -> int | None:
 
 def _client_kinds(error: BaseException | None) -> list[type]:
     """Return the classes of an exception that a storage client defines."""
-    return [kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in CLIENTS]
+    return [kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in CLIENT_PACKAGES]

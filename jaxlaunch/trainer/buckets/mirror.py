@@ -29,16 +29,16 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, TrainerError
 
 # The next generation needs these files first.
-EVERY_S = {layout.ATTEMPTS: 1.0, layout.SUMMARY: 1.0, layout.METRICS: 1.0}
-OTHERS_S = 5.0
-CHUNK = 1 << 20  # bytes that are read at once
+PUT_INTERVALS_S = {layout.ATTEMPTS: 1.0, layout.SUMMARY: 1.0, layout.METRICS: 1.0}
+DEFAULT_PUT_INTERVAL_S = 5.0
+CHUNK_BYTES = 1 << 20  # bytes that are read at once
 # A file is not uploaded more often than at this rate.
 BYTES_PER_S = 1 << 20
-LOG = re.compile(r"(?:starts/([0-9]+)/)?logs/rank-([0-9]+)\.log(\.1)?")
+LOG_NAME = re.compile(r"(?:starts/([0-9]+)/)?logs/rank-([0-9]+)\.log(\.1)?")
 # The only file that a second host appends to if the first is lost.
-LINES = layout.ATTEMPTS
+MERGED_FILE = layout.ATTEMPTS
 # The leader shows the ends of the logs of this many ranks.
-SHOWN = 32
+SHOWN_RANKS = 32
 
 State = tuple[int, int]  # (modification time in ns, size in bytes)
 
@@ -48,57 +48,63 @@ class Mirror:
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder = url.rstrip("/"), folder
-        self._put: dict[str, tuple[State, float]] = {}  # name -> state that was uploaded, and when
+        self._put_states: dict[str, tuple[State, float]] = {}  # name -> state that was uploaded, and when
 
     def pull(self, ranks: range, is_whole: bool) -> None:
         """Fetch the files of earlier attempts: all except other hosts' logs, or only the logs of `ranks`."""
-        with remote.storage(f"reading the run folder {self._url}", SpecError), contextlib.suppress(FileNotFoundError):
-            names = remote.names(self._url)
-            newest = max((int(log[1] or 0) for name in names if (log := LOG.fullmatch(name))), default=0)
+        with (
+            remote.convert_errors(f"reading the run folder {self._url}", SpecError),
+            contextlib.suppress(FileNotFoundError),
+        ):
+            names = remote.list_names(self._url)
+            newest = max((int(log[1] or 0) for name in names if (log := LOG_NAME.fullmatch(name))), default=0)
             for name in names:
                 if not name.startswith(".") and _is_wanted(name, newest, ranks, is_whole):
                     path = self._folder / name
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(remote.filesystem(self._url).cat_file(f"{self._url}/{name}"))
-                    about = path.stat()
-                    self._put[name] = (about.st_mtime_ns, about.st_size), 0.0
+                    path.write_bytes(remote.open_filesystem(self._url).cat_file(f"{self._url}/{name}"))
+                    status = path.stat()
+                    self._put_states[name] = (status.st_mtime_ns, status.st_size), 0.0
 
-    def move(self, before: range, ranks: range) -> None:
+    def move_ranks(self, old_ranks: range, ranks: range) -> None:
         """Upload the logs that other hosts continue, and fetch those of the host's new `ranks`."""
         self.push(at_once=True)
-        for name in list(self._put):
-            log = LOG.fullmatch(name)
-            if log and int(log[2]) in before and int(log[2]) not in ranks:
-                del self._put[name]
+        for name in list(self._put_states):
+            log = LOG_NAME.fullmatch(name)
+            if log and int(log[2]) in old_ranks and int(log[2]) not in ranks:
+                del self._put_states[name]
                 (self._folder / name).unlink(missing_ok=True)
         for rank in ranks:
-            if rank not in before:
+            if rank not in old_ranks:
                 self.pull(range(rank, rank + 1), False)
 
     def push(self, *, at_once: bool = False) -> None:
         """Upload the changed files that are due, or all changed files. Raises StorageError, SpecError."""
         now = time.monotonic()
-        for name, state in self._states().items():
-            before, when = self._put.get(name, ((0, -1), 0.0))
-            pause_s = max(EVERY_S.get(name, OTHERS_S), state[1] / BYTES_PER_S)
-            if state == before or not (at_once or now - when >= pause_s):
+        for name, state in self._file_states().items():
+            put_state, put_at = self._put_states.get(name, ((0, -1), 0.0))
+            pause_s = max(PUT_INTERVALS_S.get(name, DEFAULT_PUT_INTERVAL_S), state[1] / BYTES_PER_S)
+            if state == put_state or not (at_once or now - put_at >= pause_s):
                 continue
-            with remote.storage(f"writing {self._url}/{name}", SpecError), contextlib.suppress(FileNotFoundError):
-                with open(self._folder / name, "rb", opener=regular_files.opener) as file:
-                    source = io.BytesIO(self._joined(file.read())) if name == LINES else file
-                    with remote.filesystem(self._url).open(f"{self._url}/{name}", "wb") as target:
-                        shutil.copyfileobj(source, target, CHUNK)
-                self._put[name] = state, now
+            with (
+                remote.convert_errors(f"writing {self._url}/{name}", SpecError),
+                contextlib.suppress(FileNotFoundError),
+            ):
+                with open(self._folder / name, "rb", opener=regular_files.open_regular) as file:
+                    source = io.BytesIO(self._merge_attempts(file.read())) if name == MERGED_FILE else file
+                    with remote.open_filesystem(self._url).open(f"{self._url}/{name}", "wb") as target:
+                        shutil.copyfileobj(source, target, CHUNK_BYTES)
+                self._put_states[name] = state, now
 
-    def _joined(self, ours: bytes) -> bytes:
+    def _merge_attempts(self, ours: bytes) -> bytes:
         """Return our attempts after those that another host has added."""
         theirs = b""
         with contextlib.suppress(FileNotFoundError):
-            theirs = remote.filesystem(self._url).cat_file(f"{self._url}/{LINES}")
-        known = set(ours.splitlines())
-        return b"".join(line + b"\n" for line in theirs.splitlines() if line not in known) + ours
+            theirs = remote.open_filesystem(self._url).cat_file(f"{self._url}/{MERGED_FILE}")
+        our_lines = set(ours.splitlines())
+        return b"".join(line + b"\n" for line in theirs.splitlines() if line not in our_lines) + ours
 
-    def _states(self) -> dict[str, State]:
+    def _file_states(self) -> dict[str, State]:
         states = {}
         for parent, folders, names in os.walk(self._folder):
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
@@ -106,16 +112,16 @@ class Mirror:
                 path = os.path.join(parent, name)
                 if not name.startswith(".") and not name.endswith(".tmp"):
                     with contextlib.suppress(FileNotFoundError):
-                        about = os.stat(path)
-                        states[os.path.relpath(path, self._folder)] = (about.st_mtime_ns, about.st_size)
+                        status = os.stat(path)
+                        states[os.path.relpath(path, self._folder)] = (status.st_mtime_ns, status.st_size)
         return states
 
 
 def _is_wanted(name: str, newest: int, ranks: range, is_whole: bool) -> bool:
     """Return whether a host needs a file; of the logs it needs its own and the first ranks' of the newest start."""
-    if log := LOG.fullmatch(name):
+    if log := LOG_NAME.fullmatch(name):
         start, rank = int(log[1] or 0), int(log[2])
-        return start == newest and (rank in ranks or (is_whole and rank < SHOWN))
+        return start == newest and (rank in ranks or (is_whole and rank < SHOWN_RANKS))
     return is_whole
 
 
@@ -132,17 +138,17 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     mirror = Mirror(options.url, options.folder)
     try:
-        remote.check("the run folder", options.url)
+        remote.check_url("the run folder", options.url)
         mirror.pull(range(*options.ranks), options.whole)
     except (TrainerError, OSError) as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return contract.STORAGE
     print("ready", flush=True)
-    return _follow(mirror, range(*options.ranks))
+    return _follow_orders(mirror, range(*options.ranks))
 
 
-def _follow(mirror: Mirror, ranks: range) -> int:
-    is_last, failure, rest = False, "", b""
+def _follow_orders(mirror: Mirror, ranks: range) -> int:
+    is_last, failure, partial_line = False, "", b""
     while True:
         try:
             mirror.push(at_once=is_last)
@@ -156,14 +162,14 @@ def _follow(mirror: Mirror, ranks: range) -> int:
             print("done", flush=True)
         if is_last:
             return contract.STORAGE if failure else contract.DONE
-        readable, _, _ = select.select([0], [], [], min(EVERY_S.values()))
+        readable, _, _ = select.select([0], [], [], min(PUT_INTERVALS_S.values()))
         data = os.read(0, 4096) if readable else b""
         is_last = bool(readable) and not data
-        *orders, rest = (rest + data).split(b"\n")
+        *orders, partial_line = (partial_line + data).split(b"\n")
         for order in orders:
-            before, ranks = ranks, range(*map(int, order.split()[1:]))
+            old_ranks, ranks = ranks, range(*map(int, order.split()[1:]))
             try:
-                mirror.move(before, ranks)
+                mirror.move_ranks(old_ranks, ranks)
             except (TrainerError, OSError) as error:
                 # The agent does not wait for long, so an error is only reported.
                 print(f"mirror: the logs of ranks that moved may lack lines: {error}", file=sys.stderr, flush=True)

@@ -34,53 +34,53 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def check(key: str, url: str) -> None:
+def check_url(key: str, url: str) -> None:
     """Raise SpecError if `url` is not in a store that can be used here; `key` names its origin in the message."""
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
-        known = " and ".join(f"{name}://" for name in SCHEMES)
-        raise SpecError(f"{key} = {url}: {scheme}:// is not a supported object store; use {known}")
-    if (wrong := block.bucket_fault(url)) is not None:
-        raise SpecError(f"{key} = {url} {wrong}")
+        supported_schemes = " and ".join(f"{name}://" for name in SCHEMES)
+        raise SpecError(f"{key} = {url}: {scheme}:// is not a supported object store; use {supported_schemes}")
+    if (fault := block.bucket_fault(url)) is not None:
+        raise SpecError(f"{key} = {url} {fault}")
     extra, package = SCHEMES[scheme]
     if importlib.util.find_spec(package) is None and extra not in fsspec.registry:
         raise SpecError(
-            f"{key} = {url}: {scheme}:// needs {package}, which is not installed: {installation.hint(extra)}"
+            f"{key} = {url}: {scheme}:// needs {package}, which is not installed: {installation.install_hint(extra)}"
         )
 
 
-def filesystem(url: str) -> Any:
+def open_filesystem(url: str) -> Any:
     """Return fsspec's file system for `url`. Raises ImportError if its package is not installed."""
     return fsspec.filesystem(SCHEMES[url.partition("://")[0]][0])
 
 
-def names(url: str) -> list[str]:
+def list_names(url: str) -> list[str]:
     """Return the sorted names of all objects below `url`, relative to it."""
-    system = filesystem(url)
+    system = open_filesystem(url)
     root = str(system._strip_protocol(url)).rstrip("/")
     return sorted(name.removeprefix(root).strip("/") for name in system.find(url) if not name.endswith("/"))
 
 
-def matched(pattern: str) -> list[str]:
+def match_urls(pattern: str) -> list[str]:
     """Return the URLs of objects that match a URL with `*`, `**`, `?` or `[…]`. Raises StorageError, DataError."""
     scheme = pattern.partition("://")[0]
-    with storage(f"listing {pattern}"):
-        objects = filesystem(pattern).glob(pattern, detail=True)
+    with convert_errors(f"listing {pattern}"):
+        objects = open_filesystem(pattern).glob(pattern, detail=True)
     return [f"{scheme}://{name}" for name, about in objects.items() if about["type"] == "file"]
 
 
-def entries(folder: str) -> list[str]:
+def list_entries(folder: str) -> list[str]:
     """Return the sorted names in a folder, none if it does not exist. Raises StorageError, DataError."""
     try:
-        with storage(f"listing {folder}"):
-            paths = filesystem(folder).ls(folder, detail=False)
+        with convert_errors(f"listing {folder}"):
+            paths = open_filesystem(folder).ls(folder, detail=False)
     except FileNotFoundError:
         return []
     return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
 
 @contextlib.contextmanager
-def storage(doing: str, refusal: type[TrainerError] = DataError) -> Iterator[None]:
+def convert_errors(action: str, refusal: type[TrainerError] = DataError) -> Iterator[None]:
     """Convert a store's errors, except FileNotFoundError, to StorageError, or to `refusal` if they would recur."""
     try:
         yield
@@ -89,4 +89,4 @@ def storage(doing: str, refusal: type[TrainerError] = DataError) -> Iterator[Non
     except Exception as error:
         # Stores raise errors of different libraries: aiohttp, botocore, Google's clients.
         kind = refusal if faults.is_refusal(error) else StorageError
-        raise kind(f"{doing} failed: {first_line(error)}") from error
+        raise kind(f"{action} failed: {first_line(error)}") from error

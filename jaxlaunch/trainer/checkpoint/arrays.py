@@ -31,19 +31,19 @@ from jaxlaunch.trainer.checkpoint.storage import TIMEOUT_S
 
 # The two items of a step.
 STATE, META = "state", "meta"
-S3 = "s3://"
+S3_SCHEME = "s3://"
 # Shape and dtype.
 Leaf = tuple[tuple[int, ...], str]
 # Orbax's threads log these messages, with tracebacks, for an error that `wait` raises.
-RAISED_LATER = re.compile(r"(\[.*\] )?(_SignalingThread\.run\(\) raised|Failed to run \d+ Handler Commit)")
-logging.getLogger("absl").addFilter(lambda record: not RAISED_LATER.match(record.getMessage()))
+DUPLICATE_LOG = re.compile(r"(\[.*\] )?(_SignalingThread\.run\(\) raised|Failed to run \d+ Handler Commit)")
+logging.getLogger("absl").addFilter(lambda record: not DUPLICATE_LOG.match(record.getMessage()))
 
 
-class Arrays:
+class ArrayCheckpointer:
     """Saves and loads a nested dict of named jax.Arrays. Every process makes the same calls in the same order."""
 
     def __init__(self, root: epath.Path) -> None:
-        teach_s3()
+        enable_s3()
         in_place = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
@@ -51,7 +51,7 @@ class Arrays:
                 **{STATE: ocp.StandardCheckpointHandler(), META: ocp.JsonCheckpointHandler()},
             ),
             timeout_secs=TIMEOUT_S,
-            temporary_path_class=_InPlace if is_remote(root) else _Renamed,
+            temporary_path_class=_InPlaceFolder if is_remote(root) else _RenamedFolder,
         )
 
     def save(self, folder: epath.Path, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -63,12 +63,12 @@ class Arrays:
         """Wait until Orbax has renamed the last save to its final name. Raises the save's error, of any type."""
         self._checkpointer.wait_until_finished()
 
-    def difference(self, folder: epath.Path, abstract: Mapping[str, Any]) -> str | None:
+    def find_difference(self, folder: epath.Path, abstract: Mapping[str, Any]) -> str | None:
         """Describe the first leaf of the saved state that differs from `abstract`; None if they are alike."""
         metadata = self._checkpointer.handler.metadata(folder).item_metadata[STATE]
         if metadata is None:
             raise FileNotFoundError(f"file {STATE}/_METADATA is missing")
-        return first_difference(leaves(metadata.tree), leaves(abstract))
+        return describe_first_difference(leaf_specs(metadata.tree), leaf_specs(abstract))
 
     def load(self, folder: epath.Path, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Load state and meta, sharded as in `abstract`. This is no collective: one process may fail alone."""
@@ -83,7 +83,13 @@ class Arrays:
         to a closed event loop, each with its own traceback.
         """
         path = os.fspath(folder / STATE)
-        base = kvstore(f"{path}/") if path.startswith(S3) else path if is_remote(folder) else f"file://{path}"
+        base = (
+            s3_kvstore_spec(f"{path}/")
+            if path.startswith(S3_SCHEME)
+            else path
+            if is_remote(folder)
+            else f"file://{path}"
+        )
         database = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
         keys = sorted(database.list().result())
         if not keys:
@@ -95,7 +101,7 @@ class Arrays:
         self._checkpointer.close()
 
 
-class _Marked:
+class _MarkedFolder:
     """A folder that is created with our mark. Orbax's `create` would remove an existing folder."""
 
     _tmp_path: epath.Path
@@ -105,26 +111,26 @@ class _Marked:
         """Create the folder. Raises FileExistsError when it exists."""
         await asyncio.to_thread(folders.begin_step, self._tmp_path)
         self._checkpoint_metadata_store.write(
-            file_path=self._tmp_path / folders.METADATA, metadata={"init_timestamp_nsecs": time.time_ns()}
+            file_path=self._tmp_path / folders.METADATA_FILE, metadata={"init_timestamp_nsecs": time.time_ns()}
         )
         return self._tmp_path
 
 
-class _Renamed(_Marked, ocp.path.atomicity.AtomicRenameTemporaryPath):  # type: ignore[misc]
+class _RenamedFolder(_MarkedFolder, ocp.path.atomicity.AtomicRenameTemporaryPath):  # type: ignore[misc]
     """A step on a file system: created under another name, then renamed."""
 
 
-class _InPlace(_Marked, ocp.path.atomicity.CommitFileTemporaryPath):  # type: ignore[misc]
+class _InPlaceFolder(_MarkedFolder, ocp.path.atomicity.CommitFileTemporaryPath):  # type: ignore[misc]
     """A step on an object store, which has no rename: created in place and completed by a file."""
 
 
-def shapes(folder: epath.Path) -> dict[str, Any]:
+def read_shapes(folder: epath.Path) -> dict[str, Any]:
     """Read the metadata of the saved state's arrays as a nested dict. Raises the exceptions of Orbax."""
-    teach_s3()
+    enable_s3()
     return ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
 
 
-def meta(folder: epath.Path) -> dict[str, Any]:
+def read_meta(folder: epath.Path) -> dict[str, Any]:
     """Read the meta of a step. Raises the exceptions of Orbax."""
     return ocp.JsonCheckpointHandler().restore(folder / META)
 
@@ -136,7 +142,7 @@ def load_array(folder: epath.Path, part: str, name: str) -> np.ndarray[Any, Any]
     return ocp.PyTreeCheckpointHandler().restore(folder / STATE, args=args)[part][name]
 
 
-def leaves(tree: Any) -> dict[str, Leaf]:
+def leaf_specs(tree: Any) -> dict[str, Leaf]:
     """Return the shape and dtype of every array of a tree, by path. Random keys count as their stored numbers."""
     flat = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
@@ -148,35 +154,35 @@ def leaves(tree: Any) -> dict[str, Leaf]:
     return {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in flat.items()}
 
 
-def first_difference(saved: Mapping[str, Leaf], wanted: Mapping[str, Leaf]) -> str | None:
+def describe_first_difference(saved: Mapping[str, Leaf], expected: Mapping[str, Leaf]) -> str | None:
     """Describe the first array whose shape or dtype differs between checkpoint and model; None if all are alike."""
 
-    def describe(leaf: Leaf | None) -> str:
+    def describe_leaf(leaf: Leaf | None) -> str:
         return "absent" if leaf is None else f"{leaf[1]}[{','.join(map(str, leaf[0]))}]"
 
-    for name in dict.fromkeys([*wanted, *saved]):
-        if saved.get(name) != wanted.get(name):
-            then, now = describe(saved.get(name)), describe(wanted.get(name))
-            return f"{name} is {then} in the checkpoint and {now} in this model"
+    for name in dict.fromkeys([*expected, *saved]):
+        if saved.get(name) != expected.get(name):
+            saved_text, expected_text = describe_leaf(saved.get(name)), describe_leaf(expected.get(name))
+            return f"{name} is {saved_text} in the checkpoint and {expected_text} in this model"
     return None
 
 
-def teach_s3() -> None:
+def enable_s3() -> None:
     """Make Orbax build its storage specifications for s3://, too. It may be called repeatedly."""
     if gcs_utils.get_kvstore_for_gcs.__module__ == __name__:
         return
 
-    def override(theirs: Callable[[str], Any], ours: Callable[[str], Any]) -> Callable[[str], Any]:
-        return lambda path: ours(path) if path.startswith(S3) else theirs(path)
+    def dispatch_s3(original: Callable[[str], Any], replacement: Callable[[str], Any]) -> Callable[[str], Any]:
+        return lambda path: replacement(path) if path.startswith(S3_SCHEME) else original(path)
 
-    tensorstore_utils._normalize_path = override(tensorstore_utils._normalize_path, lambda path: path.rstrip("/"))
-    tensorstore_utils._use_gcs_driver = override(tensorstore_utils._use_gcs_driver, lambda path: True)
-    gcs_utils.get_kvstore_for_gcs = override(gcs_utils.get_kvstore_for_gcs, kvstore)
+    tensorstore_utils._normalize_path = dispatch_s3(tensorstore_utils._normalize_path, lambda path: path.rstrip("/"))
+    tensorstore_utils._use_gcs_driver = dispatch_s3(tensorstore_utils._use_gcs_driver, lambda path: True)
+    gcs_utils.get_kvstore_for_gcs = dispatch_s3(gcs_utils.get_kvstore_for_gcs, s3_kvstore_spec)
 
 
-def kvstore(url: str) -> dict[str, Any]:
+def s3_kvstore_spec(url: str) -> dict[str, Any]:
     """Return tensorstore's specification of s3://bucket/name, with endpoint and region of the AWS variables."""
-    bucket, _, name = url.removeprefix(S3).partition("/")
+    bucket, _, name = url.removeprefix(S3_SCHEME).partition("/")
     spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": name}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")

@@ -19,31 +19,31 @@ from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import CheckpointError, DataError, StorageError
 
 # Most messages fit into one block. The bytes beyond it are sent as a second message, padded to a multiple of it.
-BLOCK = 4096
+BLOCK_BYTES = 4096
 # The first bytes of the first message hold the size of the value.
-HEAD = 8
+HEADER_BYTES = 8
 # Characters of a fingerprint in an error message.
-SHOWN = 700
+MAX_SHOWN_CHARACTERS = 700
 
 T = TypeVar("T")
 
 
-def gather(value: T) -> list[T]:
+def gather_values(value: T) -> list[T]:
     """Gather the JSON `value` of every process, by process index, on every process."""
     if jax.process_count() == 1:
         return [value]
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    first = np.zeros(BLOCK, np.uint8)
-    first[:HEAD] = np.frombuffer(data.size.to_bytes(HEAD, "little"), np.uint8)
-    first[HEAD : HEAD + data.size] = data[: BLOCK - HEAD]
-    rows = _all_gather(first)
-    sizes = [int.from_bytes(row[:HEAD].tobytes(), "little") for row in rows]
-    rows = rows[:, HEAD:]
-    if (more := max(sizes) - rows.shape[1]) > 0:
-        rest = np.zeros(-(-more // BLOCK) * BLOCK, np.uint8)
-        left = data[BLOCK - HEAD :]
-        rest[: left.size] = left
-        rows = np.concatenate([rows, _all_gather(rest)], axis=1)
+    first_block = np.zeros(BLOCK_BYTES, np.uint8)
+    first_block[:HEADER_BYTES] = np.frombuffer(data.size.to_bytes(HEADER_BYTES, "little"), np.uint8)
+    first_block[HEADER_BYTES : HEADER_BYTES + data.size] = data[: BLOCK_BYTES - HEADER_BYTES]
+    rows = _all_gather(first_block)
+    sizes = [int.from_bytes(row[:HEADER_BYTES].tobytes(), "little") for row in rows]
+    rows = rows[:, HEADER_BYTES:]
+    if (tail_bytes := max(sizes) - rows.shape[1]) > 0:
+        tail_block = np.zeros(-(-tail_bytes // BLOCK_BYTES) * BLOCK_BYTES, np.uint8)
+        tail = data[BLOCK_BYTES - HEADER_BYTES :]
+        tail_block[: tail.size] = tail
+        rows = np.concatenate([rows, _all_gather(tail_block)], axis=1)
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
@@ -52,22 +52,22 @@ def _all_gather(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(multihost_utils.process_allgather(array)).reshape(-1, array.size)
 
 
-def on_primary(act: Callable[[], T]) -> T:
-    """Return the JSON result of `act` on process 0, or raise its CheckpointError or StorageError, on every process.
+def run_on_primary(function: Callable[[], T]) -> T:
+    """Return the JSON result of `function` on process 0, or raise its error, on every process.
 
     An exception of a disk or an object store becomes a StorageError, because the other processes wait for an answer.
     """
     answer: dict[str, Any] = {}
     if jax.process_index() == 0:
         try:
-            answer = {"value": act()}
+            answer = {"value": function()}
         except CheckpointError as error:
             answer = {"checkpoint": str(error)}
         except Exception as error:
             if not isinstance(error, StorageError) and not faults.is_from_store(error):
                 raise
             answer = {"storage": str(error)}
-    answer = gather(answer)[0]
+    answer = gather_values(answer)[0]
     if "checkpoint" in answer:
         raise CheckpointError(answer["checkpoint"])
     if "storage" in answer:
@@ -75,16 +75,19 @@ def on_primary(act: Callable[[], T]) -> T:
     return answer["value"]
 
 
-def check_alike(sets: Mapping[str, str]) -> None:
-    """Raise DataError on every process if one would read other data than process 0, by the fingerprints `sets`.
+def check_same_data(fingerprints: Mapping[str, str]) -> None:
+    """Raise DataError on every process if one would read other data than process 0, by the fingerprints `fingerprints`.
 
     A folder that is not shared may hold other files on each host, or rows that another version of a package made.
     """
-    text = json.dumps(sets, sort_keys=True)
-    gathered = gather([socket.gethostname(), hashlib.sha256(text.encode()).hexdigest(), text[:SHOWN]])
-    for number, (host, digest, data) in enumerate(gathered):
+    text = json.dumps(fingerprints, sort_keys=True)
+    gathered = gather_values(
+        [socket.gethostname(), hashlib.sha256(text.encode()).hexdigest(), text[:MAX_SHOWN_CHARACTERS]]
+    )
+    for process, (host, digest, data) in enumerate(gathered):
         if digest != gathered[0][1]:
             raise DataError(
-                f"process {number} on {host} would read different data from process 0 on {gathered[0][0]}: {data}, not "
+                f"process {process} on {host} would read different data from process 0 on "
+                f"{gathered[0][0]}: {data}, not "
                 f"{gathered[0][2]}; give all hosts the same files and packages, or a data.data_dir that they share"
             )

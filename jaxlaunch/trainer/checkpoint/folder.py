@@ -17,26 +17,26 @@ from typing import TypeVar
 from etils import epath
 
 from jaxlaunch.trainer.checkpoint import manifest, saved_files
-from jaxlaunch.trainer.checkpoint.manifest import STEP, Damaged, NotAFile, is_remote, map_files
-from jaxlaunch.trainer.checkpoint.owner import NAME as OWNER
-from jaxlaunch.trainer.checkpoint.storage import retry
+from jaxlaunch.trainer.checkpoint.manifest import STEP_NAME, DamagedManifestError, NotAFileError, is_remote, map_files
+from jaxlaunch.trainer.checkpoint.owner import OWNER_FILE as OWNER
+from jaxlaunch.trainer.checkpoint.storage import retry_storage
 from jaxlaunch.trainer.errors import CheckpointError
 
-MARK = "jaxlaunch.begun.json"
+MARK_FILE = "jaxlaunch.begun.json"
 # Orbax's own mark. On object stores, which have no rename, it completes a save.
-COMMITTED = "commit_success.txt"
+COMMITTED_FILE = "commit_success.txt"
 # Orbax's suffix for the name of an unfinished folder on a file system.
-MAKING = ".orbax-checkpoint-tmp"
-UNFINISHED = re.compile(rf"(0|[1-9][0-9]*){re.escape(MAKING)}(-[0-9]+)?")
+UNFINISHED_SUFFIX = ".orbax-checkpoint-tmp"
+UNFINISHED_NAME = re.compile(rf"(0|[1-9][0-9]*){re.escape(UNFINISHED_SUFFIX)}(-[0-9]+)?")
 # Orbax's file on a step.
-METADATA = "_CHECKPOINT_METADATA"
+METADATA_FILE = "_CHECKPOINT_METADATA"
 # The names that a save writes into a step's folder.
-WRITTEN = (MARK, "state", "meta", METADATA, COMMITTED)
+SAVED_NAMES = (MARK_FILE, "state", "meta", METADATA_FILE, COMMITTED_FILE)
 # Where the processes leave their digests for process 0 to collect.
-DIGESTS = "jaxlaunch.digests"
-DIGESTS_FILE = re.compile(r"[0-9a-f]+\.[0-9]+\.[0-9]+\.json(\.[0-9a-f]{16}\.tmp)?")
+DIGESTS_FOLDER = "jaxlaunch.digests"
+DIGESTS_NAME = re.compile(r"[0-9a-f]+\.[0-9]+\.[0-9]+\.json(\.[0-9a-f]{16}\.tmp)?")
 # A step that failed verification.
-ASIDE = re.compile(r"(0|[1-9][0-9]*)\.bad-[0-9]+")
+SET_ASIDE_NAME = re.compile(r"(0|[1-9][0-9]*)\.bad-[0-9]+")
 MAX_LISTED = 3
 
 T = TypeVar("T")
@@ -52,102 +52,110 @@ class CheckpointFolder:
     def __str__(self) -> str:
         return str(self.path)
 
-    def step(self, step: int) -> epath.Path:
+    def step_folder(self, step: int) -> epath.Path:
         """Return the folder of a step."""
         return self.path / str(step)
 
-    def digests(self, nonce: str, step: int, process: int) -> epath.Path:
+    def digests_file(self, nonce: str, step: int, process: int) -> epath.Path:
         """Return the file of a process's digests. The nonce separates it from those of an earlier attempt."""
-        return self.path / DIGESTS / f"{nonce}.{step}.{process}.json"
+        return self.path / DIGESTS_FOLDER / f"{nonce}.{step}.{process}.json"
 
-    def read(self, act: Callable[[], T], step: int | None = None) -> T:
-        """Call `act`, which reads the folder or a step, with retries while storage fails. Raises StorageError."""
+    def read_with_retries(self, operation: Callable[[], T], step: int | None = None) -> T:
+        """Call `operation`, which reads the folder or a step, with retries while storage fails. Raises StorageError."""
         if step is None:
-            return retry(f"reading {self.path}", act, OSError)
-        return retry(f"reading step {step} of {self.path}", act)
+            return retry_storage(f"reading {self.path}", operation, OSError)
+        return retry_storage(f"reading step {step} of {self.path}", operation)
 
-    def clear(self) -> list[str]:
+    def clear_unfinished(self) -> list[str]:
         """Remove unfinished saves. Return the children that are named like steps but belong to another program."""
         foreign = []
         for child in sorted(self.path.iterdir()):
-            is_making = UNFINISHED.fullmatch(child.name) is not None
-            if not (is_making or STEP.fullmatch(child.name)) or not child.is_dir():
+            is_unfinished = UNFINISHED_NAME.fullmatch(child.name) is not None
+            if not (is_unfinished or STEP_NAME.fullmatch(child.name)) or not child.is_dir():
                 continue
             if _is_unfinished(child):
                 foreign += [f"{child.name}/{name}" for name in remove_step(child)]
-            elif is_making and not is_remote(child) and set(manifest.listing(child)) <= {MARK}:
+            elif is_unfinished and not is_remote(child) and set(manifest.list_files(child)) <= {MARK_FILE}:
                 # The process was killed while it wrote the mark.
-                (child / MARK).unlink(missing_ok=True)
-                _prune(child)
+                (child / MARK_FILE).unlink(missing_ok=True)
+                _remove_empty_folders(child)
             elif not _is_step(child) and not _is_empty(child):
                 foreign.append(f"{child.name}/")
-        if (digests := self.path / DIGESTS).is_dir():
-            for file in digests.iterdir():
-                if DIGESTS_FILE.fullmatch(file.name):
+        if (digests_folder := self.path / DIGESTS_FOLDER).is_dir():
+            for file in digests_folder.iterdir():
+                if DIGESTS_NAME.fullmatch(file.name):
                     file.unlink()
         return foreign
 
     def step_owners(self) -> dict[int, bool]:
         """Return for each child that is named like a step whether it is ours or an empty folder."""
-        children = {int(child.name): child for child in self.path.iterdir() if STEP.fullmatch(child.name)}
+        children = {int(child.name): child for child in self.path.iterdir() if STEP_NAME.fullmatch(child.name)}
         return {step: _is_ours(child) or _is_empty(child) for step, child in children.items()}
 
     def foreign_steps(self) -> list[tuple[int, str]]:
         """Return the steps whose place a foreign file has, and its name. Unfinished saves without our mark count."""
         foreign = [(step, f"{step}") for step, is_ours in self.step_owners().items() if not is_ours]
         if not is_remote(self.path):
-            names = [child.name for child in self.path.iterdir() if UNFINISHED.fullmatch(child.name)]
-            foreign += [(int(name.removesuffix(MAKING)), name) for name in names if name.endswith(MAKING)]
+            names = [child.name for child in self.path.iterdir() if UNFINISHED_NAME.fullmatch(child.name)]
+            foreign += [
+                (int(name.removesuffix(UNFINISHED_SUFFIX)), name) for name in names if name.endswith(UNFINISHED_SUFFIX)
+            ]
         return sorted(foreign)
 
-    def in_the_way(self, step: int) -> list[str]:
+    def blocking_names(self, step: int) -> list[str]:
         """Return the names of files in the place of a step that is to be saved."""
-        unfinished = self.path / f"{step}{MAKING}"
-        if unfinished.exists() and _is_begun(unfinished):
+        unfinished = self.path / f"{step}{UNFINISHED_SUFFIX}"
+        if unfinished.exists() and _has_mark(unfinished):
             # It belongs to a failed save of this process.
             remove_step(unfinished)
-        places = [self.step(step)] if is_remote(self.path) else [self.step(step), unfinished]
+        places = [self.step_folder(step)] if is_remote(self.path) else [self.step_folder(step), unfinished]
         return [path.name for path in places if path.exists()]
 
-    def in_the_way_error(self, names: list[str]) -> CheckpointError:
+    def blocking_error(self, names: list[str]) -> CheckpointError:
         """Return the error for names in the place of steps."""
         return CheckpointError(
-            f"{self.path} holds {first_few(names)}, which no run saved, in the place of checkpoints that this run is "
+            f"{self.path} holds {list_first(names)}, which no run saved, in the place of checkpoints that this run is "
             "to save; move that elsewhere, or set checkpoint.path to a folder of this run's own"
         )
 
-    def survey(self) -> tuple[list[int], list[str]]:
+    def list_steps(self) -> tuple[list[int], list[str]]:
         """Return the steps in the folder, damaged ones included, and the names of files that are not checkpoints."""
         steps, foreign = [], []
-        ours = (".", OWNER, DIGESTS, saved_files.INPUTS, saved_files.TOKENIZER)
+        own_prefixes = (".", OWNER, DIGESTS_FOLDER, saved_files.INPUTS_FILE, saved_files.TOKENIZER_FOLDER)
         for child in sorted(self.path.iterdir()):
-            if STEP.fullmatch(child.name):
+            if STEP_NAME.fullmatch(child.name):
                 if not child.is_dir() or _is_step(child) or _is_empty(child):
                     steps.append(int(child.name))
-            elif not (child.name.startswith(ours) or ASIDE.fullmatch(child.name) or UNFINISHED.fullmatch(child.name)):
+            elif not (
+                child.name.startswith(own_prefixes)
+                or SET_ASIDE_NAME.fullmatch(child.name)
+                or UNFINISHED_NAME.fullmatch(child.name)
+            ):
                 foreign.append(f"{child.name}/" if child.is_dir() else child.name)
         return steps, foreign
 
     def is_gone(self, step: int) -> bool:
         """Return whether the manifest of a committed step was deleted; False while storage is unavailable."""
         try:
-            return not (self.step(step) / manifest.NAME).exists()
+            return not (self.step_folder(step) / manifest.MANIFEST_FILE).exists()
         except Exception:
             # The next save reports that storage is unavailable.
             return False
 
     def set_aside(self, step: int) -> str:
         """Rename a damaged step; return its new name."""
-        folder = self.step(step)
-        aside: epath.Path = next(path for n in range(1, 1000) if not (path := self.path / f"{step}.bad-{n}").exists())
+        folder = self.step_folder(step)
+        new_folder: epath.Path = next(
+            path for n in range(1, 1000) if not (path := self.path / f"{step}.bad-{n}").exists()
+        )
         if is_remote(folder):
             # An object store has no rename, and s3fs and gcsfs differ in theirs.
-            names = manifest.listing(folder, whole=True)
-            map_files(lambda name: (folder / name).copy(aside / name), names)
+            names = manifest.list_files(folder, include_manifest=True)
+            map_files(lambda name: (folder / name).copy(new_folder / name), names)
             map_files(lambda name: (folder / name).unlink(missing_ok=True), names)
         else:
-            folder.rename(aside)
-        return str(aside.name)
+            folder.rename(new_folder)
+        return str(new_folder.name)
 
 
 def begin_step(folder: epath.Path) -> None:
@@ -155,69 +163,76 @@ def begin_step(folder: epath.Path) -> None:
     if folder.exists():
         raise FileExistsError(f"{folder} exists already")
     folder.mkdir(parents=True)
-    (folder / MARK).write_bytes(json.dumps(_mark(folder)).encode() + b"\n")
+    (folder / MARK_FILE).write_bytes(json.dumps(_mark_content(folder)).encode() + b"\n")
 
 
 def remove_step(folder: epath.Path) -> list[str]:
     """Remove a step, its manifest last so that a partial removal is noticed. Return the files that no save wrote."""
     try:
-        written = manifest.read(folder)
-    except Damaged:
-        written = None
-    names = manifest.listing(folder)
-    ours = set(written.files) if written else {name for name in names if name.split("/")[0].split(MAKING)[0] in WRITTEN}
-    map_files(lambda name: (folder / name).unlink(missing_ok=True), [name for name in names if name in ours - {MARK}])
-    drafts = [name for name in manifest.listing(folder, whole=True) if manifest.is_draft(name)]
-    for name in (*drafts, MARK, manifest.NAME):
+        step_manifest = manifest.read_manifest(folder)
+    except DamagedManifestError:
+        step_manifest = None
+    names = manifest.list_files(folder)
+    own_names = (
+        set(step_manifest.files)
+        if step_manifest
+        else {name for name in names if name.split("/")[0].split(UNFINISHED_SUFFIX)[0] in SAVED_NAMES}
+    )
+    map_files(
+        lambda name: (folder / name).unlink(missing_ok=True),
+        [name for name in names if name in own_names - {MARK_FILE}],
+    )
+    drafts = [name for name in manifest.list_files(folder, include_manifest=True) if manifest.is_draft(name)]
+    for name in (*drafts, MARK_FILE, manifest.MANIFEST_FILE):
         (folder / name).unlink(missing_ok=True)
     if not is_remote(folder):
-        _prune(folder)
-    return [name for name in names if name not in ours | {MARK}]
+        _remove_empty_folders(folder)
+    return [name for name in names if name not in own_names | {MARK_FILE}]
 
 
-def first_few(names: list[str]) -> str:
+def list_first(names: list[str]) -> str:
     """Return the first names of a list, and how many more there are."""
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more
 
 
-def _mark(folder: epath.Path) -> dict[str, int]:
+def _mark_content(folder: epath.Path) -> dict[str, int]:
     return {"step": int(folder.name.split(".")[0])}
 
 
-def _is_begun(folder: epath.Path) -> bool:
+def _has_mark(folder: epath.Path) -> bool:
     """Return whether the folder has the mark for its step. A copy under another number does not count."""
     try:
-        return bool(json.loads(manifest.read_small(folder / MARK)) == _mark(folder))
-    except (FileNotFoundError, NotADirectoryError, NotAFile, ValueError, RecursionError):
+        return bool(json.loads(manifest.read_small_file(folder / MARK_FILE)) == _mark_content(folder))
+    except (FileNotFoundError, NotADirectoryError, NotAFileError, ValueError, RecursionError):
         return False
 
 
 def _is_ours(folder: epath.Path) -> bool:
     """Return whether this product finished or began this step."""
-    return (folder / manifest.NAME).exists() or _is_begun(folder)
+    return (folder / manifest.MANIFEST_FILE).exists() or _has_mark(folder)
 
 
 def _is_step(folder: epath.Path) -> bool:
     """Return whether this product or Orbax finished this step, so that it can perhaps be restored."""
-    return _is_ours(folder) or (folder / COMMITTED).exists()
+    return _is_ours(folder) or (folder / COMMITTED_FILE).exists()
 
 
 def _is_unfinished(folder: epath.Path) -> bool:
     """Return whether this is a step that this product began and Orbax did not end."""
-    if UNFINISHED.fullmatch(folder.name):
-        return _is_begun(folder)
+    if UNFINISHED_NAME.fullmatch(folder.name):
+        return _has_mark(folder)
     if not is_remote(folder):
         # On a file system the final name is given by a rename at the end.
         return False
-    return _is_begun(folder) and not any((folder / name).exists() for name in (manifest.NAME, COMMITTED))
+    return _has_mark(folder) and not any((folder / name).exists() for name in (manifest.MANIFEST_FILE, COMMITTED_FILE))
 
 
 def _is_empty(folder: epath.Path) -> bool:
     return folder.is_dir() and next(folder.iterdir(), None) is None
 
 
-def _prune(folder: epath.Path) -> None:
+def _remove_empty_folders(folder: epath.Path) -> None:
     """Remove the folders below and including `folder` that hold no file."""
     for parent, _, _ in os.walk(folder, topdown=False):
         # A folder that is not empty stays.

@@ -27,33 +27,33 @@ from etils import epath
 from jaxlaunch import atomic_file, contract
 from jaxlaunch.trainer.buckets import remote
 
-NAME = contract.MANIFEST
+MANIFEST_FILE = contract.MANIFEST
 # The name of a step's folder.
-STEP = re.compile(r"0|[1-9][0-9]*")
-FORMAT = 1
+STEP_NAME = re.compile(r"0|[1-9][0-9]*")
+FORMAT_VERSION = 1
 # Bytes of a read.
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 # The longest path of a file below a step and the longest part of it. Linux's NAME_MAX is 255 bytes.
 LONGEST_PATH, LONGEST_NAME = 1024, 255
 # Bytes of a manifest of half a million files.
-MAX_SMALL = 64 << 20
+MAX_SMALL_BYTES = 64 << 20
 # The loop and the data use the other half of the host.
-THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
+READ_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 
-class NotAFile(OSError):
+class NotAFileError(OSError):
     """A path that cannot be read to its end as a file: a FIFO, a device, or far more bytes than were written."""
 
 
-class Damaged(Exception):
+class DamagedManifestError(Exception):
     """A manifest that exists but is not valid. The message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class FileDigest:
     """One file: its size in bytes and its SHA-256 in hexadecimal."""
 
     size: int
@@ -66,12 +66,12 @@ class Manifest:
 
     step: int
     uid: str
-    files: Mapping[str, Entry]
+    files: Mapping[str, FileDigest]
 
     def to_bytes(self) -> bytes:
         """Encode the manifest as JSON with its own SHA-256. Equal manifests give equal bytes."""
         files = {name: [entry.size, entry.sha256] for name, entry in self.files.items()}
-        body = {"format": FORMAT, "step": self.step, "uid": self.uid, "files": files}
+        body = {"format": FORMAT_VERSION, "step": self.step, "uid": self.uid, "files": files}
         return _to_json({"manifest": body, "sha256": hashlib.sha256(_to_json(body)).hexdigest()})
 
     @classmethod
@@ -79,18 +79,20 @@ class Manifest:
         """Decode a manifest. Raises Damaged unless `data` is exactly what `to_bytes` writes."""
         try:
             body = json.loads(data)["manifest"]
-            files = {name: Entry(int(size), str(sha256)) for name, (size, sha256) in body["files"].items()}
+            files = {name: FileDigest(int(size), str(sha256)) for name, (size, sha256) in body["files"].items()}
             manifest = cls(int(body["step"]), str(body["uid"]), files)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            raise Damaged(f"{NAME} cannot be read ({error})") from None
-        if outside := [name for name in files if not _is_below(name)]:
-            raise Damaged(f"{NAME} names {outside[0][:LONGEST_NAME]!r}, which is not a file of this folder")
+            raise DamagedManifestError(f"{MANIFEST_FILE} cannot be read ({error})") from None
+        if outside := [name for name in files if not _is_relative_path(name)]:
+            raise DamagedManifestError(
+                f"{MANIFEST_FILE} names {outside[0][:LONGEST_NAME]!r}, which is not a file of this folder"
+            )
         if manifest.to_bytes() != data:
-            raise Damaged(f"{NAME} does not match its own digest")
+            raise DamagedManifestError(f"{MANIFEST_FILE} does not match its own digest")
         return manifest
 
 
-def _is_below(name: str) -> bool:
+def _is_relative_path(name: str) -> bool:
     """Return whether this is a valid relative path of a file in a folder."""
     try:
         parts = os.fsencode(name).split(b"/")
@@ -104,19 +106,19 @@ def _to_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True).encode() + b"\n"
 
 
-def write(folder: epath.Path, manifest: Manifest) -> None:
+def write_manifest(folder: epath.Path, manifest: Manifest) -> None:
     """Commit a step: a folder with a manifest is a finished checkpoint. Raises OSError."""
-    replace(folder / NAME, manifest.to_bytes())
+    replace_file(folder / MANIFEST_FILE, manifest.to_bytes())
 
 
-def read(folder: epath.Path) -> Manifest | None:
+def read_manifest(folder: epath.Path) -> Manifest | None:
     """Read the manifest of a step's folder; None without one. Raises Damaged."""
     try:
-        data = read_small(folder / NAME)
+        data = read_small_file(folder / MANIFEST_FILE)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except NotAFile as error:
-        raise Damaged(f"{NAME} {error.strerror}") from None
+    except NotAFileError as error:
+        raise DamagedManifestError(f"{MANIFEST_FILE} {error.strerror}") from None
     return Manifest.from_bytes(data)
 
 
@@ -132,30 +134,30 @@ def open_file(path: epath.Path) -> BinaryIO:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    raise NotAFile(errno.EINVAL, "is not a regular file", os.fspath(path))
+    raise NotAFileError(errno.EINVAL, "is not a regular file", os.fspath(path))
 
 
-def read_small(path: epath.Path) -> bytes:
+def read_small_file(path: epath.Path) -> bytes:
     """Read a small file of ours. Raises OSError, NotAFile if it has more than MAX_SMALL bytes."""
     with open_file(path) as file:
-        data = file.read(MAX_SMALL + 1)
-    if len(data) > MAX_SMALL:
-        raise NotAFile(errno.EFBIG, f"has more than {MAX_SMALL} bytes", os.fspath(path))
+        data = file.read(MAX_SMALL_BYTES + 1)
+    if len(data) > MAX_SMALL_BYTES:
+        raise NotAFileError(errno.EFBIG, f"has more than {MAX_SMALL_BYTES} bytes", os.fspath(path))
     return data
 
 
-def committed(folder: epath.Path) -> list[int]:
+def committed_steps(folder: epath.Path) -> list[int]:
     """Return the steps in `folder` that have a manifest, oldest first, without verifying their files."""
     children = folder.iterdir() if folder.exists() else iter(())
-    names = [child.name for child in children if STEP.fullmatch(child.name)]
-    return sorted(int(name) for name in names if (folder / name / NAME).exists())
+    names = [child.name for child in children if STEP_NAME.fullmatch(child.name)]
+    return sorted(int(name) for name in names if (folder / name / MANIFEST_FILE).exists())
 
 
-def listing(folder: epath.Path, whole: bool = False) -> list[str]:
-    """Return the sorted relative paths of all files below `folder`, with the manifest if `whole`."""
+def list_files(folder: epath.Path, include_manifest: bool = False) -> list[str]:
+    """Return the sorted relative paths of all files below `folder`, with the manifest if `include_manifest`."""
     if is_remote(folder):
         # The walk of etils calls a method that s3fs lacks.
-        return [name for name in remote.names(os.fspath(folder)) if whole or name != NAME]
+        return [name for name in remote.list_names(os.fspath(folder)) if include_manifest or name != MANIFEST_FILE]
     names: list[str] = []
     root: str | None = None
     for parent, _, files in folder.walk():
@@ -163,72 +165,76 @@ def listing(folder: epath.Path, whole: bool = False) -> list[str]:
         root = os.fspath(parent) if root is None else root
         below = os.fspath(parent)[len(root) :].strip("/")
         names += [f"{below}/{name}" if below else name for name in files]
-    return sorted(name for name in names if whole or not (name == NAME or is_draft(name)))
+    return sorted(name for name in names if include_manifest or not (name == MANIFEST_FILE or is_draft(name)))
 
 
 def is_draft(name: str) -> bool:
     """Return whether a file is a manifest that a process was writing when it was killed."""
-    return name.startswith(f"{NAME}.") and name.endswith(atomic_file.DRAFT_SUFFIX)
+    return name.startswith(f"{MANIFEST_FILE}.") and name.endswith(atomic_file.DRAFT_SUFFIX)
 
 
-def digest(path: epath.Path, written: int | None = None) -> Entry:
-    """Digest a file. Raises OSError. On a file system a file whose size is not `written` is not read."""
+def digest_file(path: epath.Path, expected_bytes: int | None = None) -> FileDigest:
+    """Digest a file. Raises OSError. On a file system a file whose size is not `expected_bytes` is not read."""
     sha256 = hashlib.sha256()
     size = 0
     with open_file(path) as file:
-        if written is not None and not is_remote(path) and (now := os.fstat(file.fileno()).st_size) != written:
-            return Entry(now, "")
-        while chunk := file.read(CHUNK):
+        if (
+            expected_bytes is not None
+            and not is_remote(path)
+            and (now := os.fstat(file.fileno()).st_size) != expected_bytes
+        ):
+            return FileDigest(now, "")
+        while chunk := file.read(CHUNK_BYTES):
             sha256.update(chunk)
             size += len(chunk)
-    return Entry(size, sha256.hexdigest())
+    return FileDigest(size, sha256.hexdigest())
 
 
-def digests(folder: epath.Path, names: Iterable[str]) -> dict[str, Entry]:
+def digest_files(folder: epath.Path, names: Iterable[str]) -> dict[str, FileDigest]:
     """Digest the files `names` below `folder`. Raises OSError."""
-    return map_files(lambda name: digest(folder / name), list(names))
+    return map_files(lambda name: digest_file(folder / name), list(names))
 
 
-def share(sizes: Mapping[str, int], index: int, count: int) -> list[str]:
+def files_of_process(sizes: Mapping[str, int], index: int, count: int) -> list[str]:
     """Return the files that process `index` of `count` reads, so that each process reads about as many bytes."""
     return sorted(sizes, key=lambda name: (-sizes[name], name))[index::count]
 
 
 def find_damage(folder: epath.Path, manifest: Manifest, index: int = 0, count: int = 1) -> list[str]:
     """Describe each missing or changed file among those that process `index` of `count` verifies. Raises OSError."""
-    names = share({name: entry.size for name, entry in manifest.files.items()}, index, count)
-    damages = map_files(lambda name: _damage(folder, name, manifest.files[name]), names)
+    names = files_of_process({name: entry.size for name, entry in manifest.files.items()}, index, count)
+    damages = map_files(lambda name: _describe_damage(folder, name, manifest.files[name]), names)
     return [damages[name] for name in sorted(names) if damages[name]]
 
 
-def _damage(folder: epath.Path, name: str, entry: Entry) -> str:
+def _describe_damage(folder: epath.Path, name: str, entry: FileDigest) -> str:
     try:
-        now = digest(folder / name, entry.size)
+        current = digest_file(folder / name, entry.size)
     except (FileNotFoundError, NotADirectoryError):
         return f"file {name} is missing"
     except IsADirectoryError:
         return f"file {name} is a folder"
-    except NotAFile as error:
+    except NotAFileError as error:
         return f"file {name} {error.strerror}"
-    if now.size < entry.size:
-        return f"file {name} cut short ({now.size} of {entry.size} bytes)"
-    if now.size > entry.size:
-        return f"file {name} grew ({now.size} bytes, {entry.size} were written)"
-    return "" if now == entry else f"file {name} has changed since it was written (SHA-256 differs)"
+    if current.size < entry.size:
+        return f"file {name} cut short ({current.size} of {entry.size} bytes)"
+    if current.size > entry.size:
+        return f"file {name} grew ({current.size} bytes, {entry.size} were written)"
+    return "" if current == entry else f"file {name} has changed since it was written (SHA-256 differs)"
 
 
-def map_files(act: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
-    """Call `act` for every name in several threads. It waits on storage without the GIL."""
-    with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="digest") as threads:
-        return dict(zip(names, threads.map(act, names), strict=True))
+def map_files(operation: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
+    """Call `operation` for every name in several threads. It waits on storage without the GIL."""
+    with concurrent.futures.ThreadPoolExecutor(READ_THREADS, thread_name_prefix="digest") as threads:
+        return dict(zip(names, threads.map(operation, names), strict=True))
 
 
-def replace(path: epath.Path, data: bytes) -> None:
+def replace_file(path: epath.Path, data: bytes) -> None:
     """Replace a small file atomically. Raises OSError."""
     if is_remote(path):
         path.write_bytes(data)
     else:
-        atomic_file.write(Path(path), data)
+        atomic_file.write_file(Path(path), data)
 
 
 def is_remote(path: epath.Path) -> bool:

@@ -19,10 +19,10 @@ from pathlib import Path
 from etils import epath
 
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.checkpoint.manifest import NotAFile, read_small, replace
+from jaxlaunch.trainer.checkpoint.manifest import NotAFileError, read_small_file, replace_file
 from jaxlaunch.trainer.errors import CheckpointError
 
-NAME = "jaxlaunch.owner.json"
+OWNER_FILE = "jaxlaunch.owner.json"
 RENEW_S = 10.0
 # An owner that has missed five renewals has lost its storage, too.
 STALE_S = 60.0
@@ -52,7 +52,7 @@ class Identity:
                 raise TypeError(f"{field.name} is {value!r}")
 
     @classmethod
-    def mine(cls, uid: str) -> Identity:
+    def for_this_process(cls, uid: str) -> Identity:
         """Return the identity of this process, as part of run `uid`."""
         pid = os.getpid()
         return cls(uid, socket.gethostname(), _boot_id(), _pid_namespace(), pid, _start_ticks(pid) or 0)
@@ -110,12 +110,12 @@ class Claim:
     def read(cls, path: epath.Path) -> Claim | None:
         """Read the claim from its file; None without one. Raises CheckpointError when the file is damaged."""
         try:
-            fields = json.loads(read_small(path))
+            fields = json.loads(read_small_file(path))
             renewed = float(fields.pop("renewed"))
             return cls(Identity(**fields), renewed)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, NotAFile) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, NotAFileError) as error:
             raise CheckpointError(
                 f"{path} cannot be read ({error}), so the owner of these checkpoints is unknown; "
                 "remove that file if no other run uses the folder, or pass --take-over"
@@ -126,20 +126,20 @@ class Owner:
     """This process's claim on a checkpoint folder, renewed by a thread. A claim is stale after STALE_S seconds."""
 
     def __init__(
-        self, folder: epath.Path, uid: str, renew_s: float = RENEW_S, renewed: Callable[[], object] = lambda: None
+        self, folder: epath.Path, uid: str, renew_s: float = RENEW_S, on_renewed: Callable[[], object] = lambda: None
     ) -> None:
-        """Prepare a claim. The thread calls `renewed` after each renewal, even one that storage refused."""
-        self._path, self._renewed = folder / NAME, renewed
-        self._me = Identity.mine(uid)
+        """Prepare a claim. The thread calls `on_renewed` after each renewal, even one that storage refused."""
+        self._path, self._on_renewed = folder / OWNER_FILE, on_renewed
+        self._identity = Identity.for_this_process(uid)
         self._renew_s = renew_s
         self._released = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._renew, name="checkpoint-owner", daemon=True)
+        self._thread = threading.Thread(target=self._renew_periodically, name="checkpoint-owner", daemon=True)
 
     def claim(self, take_over: bool = False) -> str:
         """Claim the folder. Return a message about its last owner. Raises CheckpointError when another run owns it."""
         message = self._check_claim(take_over)
-        replace(self._path, Claim(self._me, time.time()).to_bytes())
+        replace_file(self._path, Claim(self._identity, time.time()).to_bytes())
         # An earlier try may have started the thread.
         if self._thread.ident is None:
             self._thread.start()
@@ -153,12 +153,12 @@ class Owner:
             if take_over:
                 return f"taking over {folder}, whose owner file cannot be read"
             raise
-        if claim is None or claim.owner == self._me:
+        if claim is None or claim.owner == self._identity:
             return ""
         run = f"run {claim.owner.uid} (process {claim.owner.pid} on {claim.owner.host})"
         is_running = claim.owner.is_running()
         # The owner is this run before a restart. If that process still runs, its next check stops it.
-        if claim.owner.uid == self._me.uid:
+        if claim.owner.uid == self._identity.uid:
             return f"taking over {folder} from {run}: of this run too, and still running" if is_running else ""
         if is_running is False:
             return f"taking over {folder} from {run}: that process has ended"
@@ -173,13 +173,14 @@ class Owner:
             f"another host expires after {STALE_S:.0f} s"
         )
 
-    def check(self) -> None:
+    def check_ownership(self) -> None:
         """Raise CheckpointError when another process owns the folder now: writing there would harm its checkpoints."""
         claim = Claim.read(self._path)
-        if claim is not None and claim.owner != self._me:
+        if claim is not None and claim.owner != self._identity:
             now = f"run {claim.owner.uid}, process {claim.owner.pid} on {claim.owner.host}"
             raise CheckpointError(
-                f"{self._path.parent} no longer belongs to run {self._me.uid}, process {self._me.pid}: it was "
+                f"{self._path.parent} no longer belongs to run {self._identity.uid}, process "
+                f"{self._identity.pid}: it was "
                 f"taken over by {now}. This process writes nothing more"
             )
 
@@ -190,21 +191,21 @@ class Owner:
             return
         with self._lock:
             claim = Claim.read(self._path)
-            if claim is not None and claim.owner == self._me:
+            if claim is not None and claim.owner == self._identity:
                 self._path.unlink()
 
-    def _renew(self) -> None:
+    def _renew_periodically(self) -> None:
         while not self._released.wait(self._renew_s):
             with self._lock:
                 if not self._released.is_set() and not self._renew_once():
                     return
-            self._renewed()
+            self._on_renewed()
 
     def _renew_once(self) -> bool:
         """Renew the claim. Return False when the folder was taken over: `check` then raises before the loop writes."""
         try:
-            self.check()
-            replace(self._path, Claim(self._me, time.time()).to_bytes())
+            self.check_ownership()
+            replace_file(self._path, Claim(self._identity, time.time()).to_bytes())
         except CheckpointError:
             return False
         except Exception as error:

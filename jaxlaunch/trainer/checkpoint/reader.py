@@ -13,7 +13,7 @@ from etils import epath
 
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.checkpoint import arrays, manifest
-from jaxlaunch.trainer.checkpoint.manifest import Damaged, is_remote
+from jaxlaunch.trainer.checkpoint.manifest import DamagedManifestError, is_remote
 from jaxlaunch.trainer.errors import CheckpointError, SpecError, StorageError, first_line
 from jaxlaunch.trainer.spec import Lora, Model
 
@@ -21,37 +21,39 @@ from jaxlaunch.trainer.spec import Lora, Model
 BEST = "best"
 
 
-def find(path: str, step: int | Literal["best"] | None = None, note: Callable[[str], None] = print) -> StoredStep:
+def find_step(path: str, step: int | Literal["best"] | None = None, note: Callable[[str], None] = print) -> StoredStep:
     """Return step `step` of the folder, the `best`, or its newest undamaged step. Note each damaged newer one.
 
     Raises CheckpointError when there is no undamaged one, StorageError when storage fails.
     """
     folder = epath.Path(path) if is_remote(epath.Path(path)) else epath.Path(path).expanduser().absolute()
-    with _reading(path):
-        steps = manifest.committed(folder)
+    with _storage_errors(path):
+        steps = manifest.committed_steps(folder)
     if not steps:
         raise CheckpointError(f"{path} holds no checkpoint: there is no folder here with finished steps in it")
     if step == BEST:
         step = _best_step(folder, steps, path)
     if step is not None and step not in steps:
         raise CheckpointError(f"{path} holds no finished step {step}; it holds {', '.join(map(str, steps))}")
-    bad: dict[int, str] = {}
+    damages: dict[int, str] = {}
     for candidate in reversed(steps) if step is None else [step]:
         damage = _find_damage(folder / str(candidate), candidate)
         if not damage:
-            for worse, why in bad.items():
-                note(f"step {worse}: {why}; using step {candidate}")
-            with _reading(f"step {candidate} of {path}"):
+            for damaged_step, reason in damages.items():
+                note(f"step {damaged_step}: {reason}; using step {candidate}")
+            with _storage_errors(f"step {candidate} of {path}"):
                 return StoredStep(folder / str(candidate), candidate)
-        bad[candidate] = damage
-    raise CheckpointError(f"no valid checkpoint in {path}: " + "; ".join(f"step {n}: {why}" for n, why in bad.items()))
+        damages[candidate] = damage
+    raise CheckpointError(
+        f"no valid checkpoint in {path}: " + "; ".join(f"step {n}: {why}" for n, why in damages.items())
+    )
 
 
 def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
     """Return the step that evaluated best, according to the newest readable step."""
     for step in reversed(steps):
         try:
-            meta = arrays.meta(folder / str(step))
+            meta = arrays.read_meta(folder / str(step))
         except Exception:
             # Orbax has no exception type for unreadable data. `find` verifies the recorded step.
             continue
@@ -59,8 +61,10 @@ def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
         if present := [best for best in recorded if best in steps]:
             return present[0]
         if recorded:
-            gone, there = ", ".join(map(str, recorded)), ", ".join(map(str, steps))
-            raise CheckpointError(f"{path} records {gone} as best, but holds no such step; name one: it holds {there}")
+            recorded_text, present_text = ", ".join(map(str, recorded)), ", ".join(map(str, steps))
+            raise CheckpointError(
+                f"{path} records {recorded_text} as best, but holds no such step; name one: it holds {present_text}"
+            )
         break
     raise CheckpointError(f"{path} records no best step: its training had no train.checkpoint.best; name a step")
 
@@ -68,24 +72,24 @@ def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
 def _find_damage(folder: epath.Path, step: int) -> str:
     """Describe the damage of a step; "" if every file is unchanged."""
     try:
-        with _reading(f"step {step} of {folder.parent}"):
-            written = manifest.read(folder)
-            if written is None or written.step != step:
+        with _storage_errors(f"step {step} of {folder.parent}"):
+            step_manifest = manifest.read_manifest(folder)
+            if step_manifest is None or step_manifest.step != step:
                 return "its manifest is that of another step"
-            return next(iter(manifest.find_damage(folder, written)), "")
-    except Damaged as error:
+            return next(iter(manifest.find_damage(folder, step_manifest)), "")
+    except DamagedManifestError as error:
         return str(error)
 
 
 @contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
+def _storage_errors(subject: str) -> Iterator[None]:
     """Turn an exception of a disk or a store into a StorageError."""
     try:
         yield
     except Exception as error:
         if not faults.is_from_store(error):
             raise
-        raise StorageError(f"reading {what} failed: {first_line(error)}") from error
+        raise StorageError(f"reading {subject} failed: {first_line(error)}") from error
 
 
 class StoredStep:
@@ -93,25 +97,25 @@ class StoredStep:
 
     def __init__(self, folder: epath.Path, step: int) -> None:
         self.step = step
-        self.meta: Mapping[str, Any] = arrays.meta(folder)
-        self._folder, self._shapes = folder, arrays.shapes(folder)
+        self.meta: Mapping[str, Any] = arrays.read_meta(folder)
+        self._folder, self._shapes = folder, arrays.read_shapes(folder)
         self._last: tuple[tuple[str, str], np.ndarray[Any, Any]] | None = None
 
-    def part(self, name: str) -> Mapping[str, StoredArray]:
+    def part_arrays(self, name: str) -> Mapping[str, StoredArray]:
         """Return the arrays of a part of the state, such as `params` or `ema`. They are read when sliced."""
         shapes = self._shapes.get(name) or {}
         return {key: StoredArray(self, (name, key), tuple(at.shape), np.dtype(at.dtype)) for key, at in shapes.items()}
 
-    def read(self, place: tuple[str, str]) -> np.ndarray[Any, Any]:
+    def read_array(self, key: tuple[str, str]) -> np.ndarray[Any, Any]:
         """Return an array by its part and name. Raises StorageError."""
-        if self._last is None or self._last[0] != place:
+        if self._last is None or self._last[0] != key:
             # Free the array before the next one is read.
             self._last = None
             try:
-                self._last = place, arrays.load_array(self._folder, *place)
+                self._last = key, arrays.load_array(self._folder, *key)
             except Exception as error:
                 # tensorstore raises ValueError, RuntimeError and bare Exception.
-                raise StorageError(f"reading {place[1]} of {self._folder} failed: {error}") from error
+                raise StorageError(f"reading {key[1]} of {self._folder} failed: {error}") from error
         return self._last[1]
 
 
@@ -120,49 +124,49 @@ class StoredArray:
     """An array on storage. Slicing reads it as a numpy array of `dtype`, or raises StorageError."""
 
     step: StoredStep
-    place: tuple[str, str]
+    key: tuple[str, str]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
-        return self.step.read(self.place)[where]
+    def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
+        return self.step.read_array(self.key)[index]
 
 
 # --- the training record of a step ------------------------------------------------------------------------------------
 
 
-def model(step: StoredStep) -> Any:
+def recorded_model(step: StoredStep) -> Any:
     """Return the model that a step records. Raises CheckpointError if it records no model."""
     if "model" not in step.meta:
         raise CheckpointError(f"step {step.step} does not record its model; steps that this version saves do")
     return pydantic.TypeAdapter(Model).validate_python(step.meta["model"])
 
 
-def lora(step: StoredStep) -> Lora | None:
+def recorded_lora(step: StoredStep) -> Lora | None:
     """Return the adapters that a step holds in place of a model; None if it holds the model."""
     recorded = step.meta.get("lora")
     return None if recorded is None else Lora.model_validate(recorded)
 
 
-def parameters(step: StoredStep, ema: bool) -> Mapping[str, StoredArray | Averaged]:
+def evaluated_parameters(step: StoredStep, ema: bool) -> Mapping[str, StoredArray | AveragedArray]:
     """Return the parameters that the training evaluates, or their moving average. Raises SpecError without one."""
-    params = step.part("params")
+    params = step.part_arrays("params")
     if not ema:
-        return averaged(params, step.part("opt"))
-    if not (average := step.part("ema")):
+        return average_parameters(params, step.part_arrays("opt"))
+    if not (moving_average := step.part_arrays("ema")):
         raise SpecError(f"step {step.step} holds no moving average: the training had no train.optimizer.ema")
     # The average lacks frozen parameters and also holds the model's statistics.
-    return {**params, **{name: array for name, array in average.items() if name in params}}
+    return {**params, **{name: array for name, array in moving_average.items() if name in params}}
 
 
-def rest(step: StoredStep, ema: bool) -> Mapping[str, StoredArray]:
+def evaluated_buffers(step: StoredStep, ema: bool) -> Mapping[str, StoredArray]:
     """Return the model's other arrays, such as batch statistics; with `ema` their averages if there are any."""
-    other = step.part("rest")
-    return {**other, **{name: array for name, array in step.part("ema").items() if ema and name in other}}
+    buffers = step.part_arrays("rest")
+    return {**buffers, **{name: array for name, array in step.part_arrays("ema").items() if ema and name in buffers}}
 
 
 @dataclasses.dataclass
-class Averaged:
+class AveragedArray:
     """The average x of schedule-free, computed from the stored arrays y, z and b1 when it is sliced.
 
     The last x is cached in `cache`. Slicing raises StorageError.
@@ -171,7 +175,7 @@ class Averaged:
     y: StoredArray
     z: StoredArray
     b1: StoredArray
-    held: dict[tuple[str, str], np.ndarray[Any, Any]]
+    cache: dict[tuple[str, str], np.ndarray[Any, Any]]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -181,25 +185,29 @@ class Averaged:
     def dtype(self) -> np.dtype[Any]:
         return self.y.dtype
 
-    def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
-        place = self.y.place
-        if place not in self.held:
+    def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
+        key = self.y.key
+        if key not in self.cache:
             # A parameter is read slice by slice, one layer after the other, so one average is enough.
-            self.held.clear()
+            self.cache.clear()
             b1 = np.float32(self.b1[()])
-            whole = self.y[...].astype(np.float32)
-            whole -= (np.float32(1) - b1) * self.z[...]
-            whole /= b1
-            self.held[place] = whole.astype(self.dtype)
-        return self.held[place][where]
+            average = self.y[...].astype(np.float32)
+            average -= (np.float32(1) - b1) * self.z[...]
+            average /= b1
+            self.cache[key] = average.astype(self.dtype)
+        return self.cache[key][index]
 
 
-def averaged(params: Mapping[str, StoredArray], opt: Mapping[str, StoredArray]) -> Mapping[str, StoredArray | Averaged]:
+def average_parameters(
+    params: Mapping[str, StoredArray], opt: Mapping[str, StoredArray]
+) -> Mapping[str, StoredArray | AveragedArray]:
     """Replace the parameters that a schedule-free optimizer averages by their averages."""
-    free = [name.removesuffix("b1") for name in opt if name.rpartition(".")[2] == "b1"]
-    held: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
-    parts = {name: prefix for prefix in free for name in params if f"{prefix}z.{name}" in opt}
+    prefixes = [name.removesuffix("b1") for name in opt if name.rpartition(".")[2] == "b1"]
+    cache: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
+    prefix_by_name = {name: prefix for prefix in prefixes for name in params if f"{prefix}z.{name}" in opt}
     return {
-        name: Averaged(y, opt[f"{parts[name]}z.{name}"], opt[f"{parts[name]}b1"], held) if name in parts else y
+        name: AveragedArray(y, opt[f"{prefix_by_name[name]}z.{name}"], opt[f"{prefix_by_name[name]}b1"], cache)
+        if name in prefix_by_name
+        else y
         for name, y in params.items()
     }

@@ -13,21 +13,20 @@ import jax
 from etils import epath
 
 from jaxlaunch.trainer.buckets import faults, remote
-from jaxlaunch.trainer.buckets.faults import again
 from jaxlaunch.trainer.checkpoint import manifest
 from jaxlaunch.trainer.errors import SpecError, StorageError, TrainerError, first_line
 
 # Orbax's default for the background part of a save.
 TIMEOUT_S = 1200
-SYSTEM_MESSAGES = tuple(map(os.strerror, (*faults.OF_A_DISK, *faults.REFUSED)))
-WRONG_PATH = (*faults.REFUSED, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+SYSTEM_MESSAGES = tuple(map(os.strerror, (*faults.DISK_ERRNOS, *faults.REFUSED_ERRNOS)))
+WRONG_PATH = (*faults.REFUSED_ERRNOS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def storage_errors(doing: str, kind: type[Exception] = Exception) -> Iterator[None]:
-    """Turn an exception of `kind`, or of a disk or a store, raised while `doing` into a StorageError that names it.
+def storage_errors(action: str, error_type: type[Exception] = Exception) -> Iterator[None]:
+    """Turn an exception of `error_type`, of a disk or of a store into a StorageError that names `action`.
 
     The default is any exception: tensorstore raises ValueError, RuntimeError and bare Exception. An exception of any
     type that contains a message of the system about a disk is a failure of storage.
@@ -37,50 +36,50 @@ def storage_errors(doing: str, kind: type[Exception] = Exception) -> Iterator[No
     except TrainerError:
         raise
     except Exception as error:
-        if not system_message(error) and not isinstance(error, kind) and not faults.is_from_store(error):
+        if not system_message(error) and not isinstance(error, error_type) and not faults.is_from_store(error):
             raise
-        raise storage_error(doing, error) from error
+        raise storage_error(action, error) from error
 
 
-def storage_error(doing: str, error: Exception) -> StorageError:
-    """Return the StorageError for an exception that was raised while `doing`.
+def storage_error(action: str, error: Exception) -> StorageError:
+    """Return the StorageError for an exception that was raised while `action`.
 
     If it contains a message of the system, only that is used: libraries add names of files and places in their code.
     """
     message = system_message(error)
     if not message:
-        return StorageError(f"{doing} failed: {first_line(error)}")
+        return StorageError(f"{action} failed: {first_line(error)}")
     hint = "; free space there, or lower train.checkpoint.keep" if faults.is_full(OSError(message)) else ""
-    return StorageError(f"{message}: {doing} failed{hint}")
+    return StorageError(f"{message}: {action} failed{hint}")
 
 
 def system_message(error: BaseException | None) -> str:
     """Return the message of the system, such as `No space left on device`, in an error or its causes; else ""."""
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
+    visited: list[BaseException] = []
+    while error is not None and error not in visited:
         if message := next((words for words in SYSTEM_MESSAGES if words in str(error)), ""):
             return message
-        seen.append(error)
+        visited.append(error)
         error = error.__cause__ or error.__context__
     return ""
 
 
-def retry(doing: str, act: Callable[[], T], kind: type[Exception] = Exception) -> T:
-    """Call `act`, and again while it raises an exception of storage. Raises StorageError in the end."""
+def retry_storage(action: str, operation: Callable[[], T], error_type: type[Exception] = Exception) -> T:
+    """Call `operation`, and again while it raises an exception of storage. Raises StorageError in the end."""
 
     def attempt() -> T:
-        with storage_errors(doing, kind):
-            return act()
+        with storage_errors(action, error_type):
+            return operation()
 
-    return again(attempt)
+    return faults.retry_storage(attempt)
 
 
-def wait_for(read: Callable[[], T | None], what: str) -> T:
+def wait_for(read: Callable[[], T | None], subject: str) -> T:
     """Poll `read` until it returns a value. Raises StorageError after TIMEOUT_S."""
     deadline, pause_s = time.monotonic() + TIMEOUT_S, 0.01
     while (value := read()) is None:
         if time.monotonic() > deadline:
-            raise StorageError(f"waited {TIMEOUT_S} s for {what}")
+            raise StorageError(f"waited {TIMEOUT_S} s for {subject}")
         time.sleep(pause_s)
         pause_s = min(1.0, 1.5 * pause_s)
     return value
@@ -94,9 +93,9 @@ def check_writable(path: str) -> None:
     """
     is_remote = remote.is_remote(path)
     if is_remote:
-        remote.check("train.checkpoint.path", path)
+        remote.check_url("train.checkpoint.path", path)
 
-    def probe() -> None:
+    def probe_folder() -> None:
         file = epath.Path(path) / f".probe-{jax.process_index()}-{os.getpid()}"
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -113,15 +112,15 @@ def check_writable(path: str) -> None:
                 raise
             is_wrong = is_refused and not faults.has_trained() and not _has_steps(path)
             message = next(iter(str(error).splitlines()), type(error).__name__)
-            kind = SpecError if is_wrong else StorageError
-            raise kind(f"train.checkpoint.path = {path} cannot be written: {message}") from None
+            error_type = SpecError if is_wrong else StorageError
+            raise error_type(f"train.checkpoint.path = {path} cannot be written: {message}") from None
 
-    again(probe)
+    faults.retry_storage(probe_folder)
 
 
 def _has_steps(path: str) -> bool:
     try:
-        return bool(manifest.committed(epath.Path(path)))
+        return bool(manifest.committed_steps(epath.Path(path)))
     # The clients of object stores have their own exceptions.
     except Exception:
         return False

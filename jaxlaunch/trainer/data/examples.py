@@ -200,7 +200,7 @@ class Examples:
             else:
                 example = self._draw(index, position, item)
             if not isinstance(example, Mapping):
-                raise Unusable(f"become {user_code.kind(example)}; {BY_NAME}")
+                raise Unusable(f"become {user_code.describe_kind(example)}; {BY_NAME}")
             return {key: np.asarray(value) for key, value in example.items()}
         except TrainerError:
             raise
@@ -241,7 +241,7 @@ class Examples:
 
     def _place(self) -> str:
         """Return the place of the user's task, or else of the dataset, as a suffix of a message."""
-        where = user_code.place(self._example)
+        where = user_code.find_place(self._example)
         return f" ({where})" if where else describe_place(self._source)
 
     def _allocate(self, rows: int) -> Batch:

@@ -58,8 +58,8 @@ def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
         elif remote.is_remote(pattern):
             if WILD.search(pattern.partition("://")[2].split("/")[0]):
                 raise DataError(f"data.path {pattern!r} matches no file; the name of a bucket is written in full")
-            remote.check("train.data.path", pattern)
-            matches = remote.matched(pattern)
+            remote.check_url("train.data.path", pattern)
+            matches = remote.match_urls(pattern)
         else:
             matches = _glob(pattern)
         if not matches:
@@ -80,7 +80,7 @@ def _describe_folder(pattern: str) -> str:
         scheme, _, place = pattern.partition("://")
         bucket, *folders = WILD.split(place)[0].split("/")
         folder = f"{scheme}://{'/'.join([bucket, *folders[:-1]])}"
-        entries = remote.entries(folder)
+        entries = remote.list_entries(folder)
     else:
         if pattern.startswith(STDLIB):
             pattern = os.path.join(sysconfig.get_path("stdlib"), pattern.removeprefix(STDLIB))
@@ -187,15 +187,15 @@ class ObjectStat(NamedTuple):
 @functools.cache
 def stat_object(url: str) -> ObjectStat:
     """Return size and version of an object, cached by the process. Raises FileNotFoundError, StorageError."""
-    with remote.storage(f"reading {url}"):
-        info = remote.filesystem(url).info(url)
+    with remote.convert_errors(f"reading {url}"):
+        info = remote.open_filesystem(url).info(url)
     keys = ("generation", "ETag", "etag", "mtime", "LastModified", "updated")
     return ObjectStat(int(info["size"]), " ".join(str(info[key]) for key in keys if key in info))
 
 
 def cache_folder() -> Path:
     """Return the folder of the cached objects."""
-    return user_cache.home("objects")
+    return user_cache.cache_folder("objects")
 
 
 def read_object(url: str, offset: int, count: int) -> bytes:
@@ -255,8 +255,8 @@ def copy_object(url: str) -> str:
 
 def _fetch(url: str, start: int, end: int) -> bytes:
     try:
-        with remote.storage(f"reading {url}"):
-            data: bytes = remote.filesystem(url).cat_file(url, start=start, end=end)
+        with remote.convert_errors(f"reading {url}"):
+            data: bytes = remote.open_filesystem(url).cat_file(url, start=start, end=end)
     except FileNotFoundError:
         raise DataError(f"{url} existed when the run began, and no longer exists") from None
     if len(data) != end - start:
@@ -284,7 +284,7 @@ def _write_copy(path: Path, parts: Iterable[bytes]) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The copy is not synced, because training waits for each block. A copy with a wrong size is replaced later.
-        with atomic_file.draft(path, is_synced=False) as draft, draft.open("wb") as file:
+        with atomic_file.open_draft(path, is_synced=False) as draft, draft.open("wb") as file:
             file.writelines(parts)
     except OSError:
         return False

@@ -334,7 +334,7 @@ class ExampleLog:
                 number = re.fullmatch(r"process-(\d+)\.jsonl", other.name)
                 if number and int(number[1]) >= processes:
                     _drop_steps(other, start_step)
-        self._file = open(path, "a", encoding="ascii", opener=regular_files.opener)
+        self._file = open(path, "a", encoding="ascii", opener=regular_files.open_regular)
 
     def write(self, step: int, ids: list[int]) -> None:
         """Append the ids of `step` and flush, so that a killed process leaves whole lines."""
@@ -349,7 +349,7 @@ class ExampleLog:
 def _drop_steps(path: Path, start_step: int) -> None:
     """Truncate the file before its first line that is incomplete or belongs to `start_step` or later."""
     size = 0
-    with open(path, "rb+", opener=regular_files.opener) as file:
+    with open(path, "rb+", opener=regular_files.open_regular) as file:
         for line in file:
             if not line.endswith(b"\n") or json.loads(line)["step"] >= start_step:
                 break

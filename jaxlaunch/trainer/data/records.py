@@ -59,7 +59,7 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
     # Import before the examples are drawn, because threads may decode images while they are drawn.
     _example_module()
     count = 0
-    with atomic_file.draft(Path(path)) as draft:
+    with atomic_file.open_draft(Path(path)) as draft:
         # Each group has one record, because records are read at random.
         writer = array_record_module.ArrayRecordWriter(str(draft), "group_size:1")
         try:

@@ -202,7 +202,7 @@ def unreadable_example(
 
     `place` is used if the traceback contains none of them; it defaults to that of the dataset.
     """
-    fault = faults.unreadable(f"{name_of(source)}: example {index} cannot be read", error)
+    fault = faults.read_error(f"{name_of(source)}: example {index} cannot be read", error)
     where = user_code.raised_at(error)
     fault.args = (f"{fault}{f' ({where})' if where else place or describe_place(source)}",)
     return fault

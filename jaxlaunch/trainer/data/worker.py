@@ -23,7 +23,7 @@ from jaxlaunch.trainer.data import order, workers
 from jaxlaunch.trainer.data.source import DataSource, unreadable_example
 from jaxlaunch.trainer.data.workers import Draws, Item, Request
 from jaxlaunch.trainer.errors import DataError, TrainerError
-from jaxlaunch.trainer.user_code import load
+from jaxlaunch.trainer.user_code import load_object
 
 # Exceptions that pickle raises for objects that it does not support.
 UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)
@@ -60,7 +60,7 @@ def read_items(request: Request, sources: dict[str, DataSource]) -> list[Item] |
     key = repr((request.opener, request.args))
     try:
         if key not in sources:
-            sources[key] = load(request.opener)(*request.args)
+            sources[key] = load_object(request.opener)(*request.args)
         return [
             _read_item(sources[key], index, position, request.draws)
             for index, position in zip(request.index_B, request.position_B, strict=True)

@@ -181,10 +181,10 @@ class _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                isolated.command("jaxlaunch.trainer.data.worker", str(theirs.fileno())),
+                isolated.build_command("jaxlaunch.trainer.data.worker", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**ENVIRONMENT, **isolated.inherited(os.environ), "JAX_PLATFORMS": "cpu"},
+                env={**ENVIRONMENT, **isolated.inherited_environ(os.environ), "JAX_PLATFORMS": "cpu"},
             )
         self._channel = ours
         send(ours, sys.path)

@@ -11,27 +11,27 @@ from typing import Any
 
 from jaxlaunch import contract, programs
 from jaxlaunch.contract import Key
-from jaxlaunch.runs.journal import finite
+from jaxlaunch.runs.journal import replace_non_finite
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.evaluation.trained import load
+from jaxlaunch.trainer.evaluation.task_model import load_task_model
 from jaxlaunch.trainer.start.process import print_result
 
 
 def main() -> int:
     """Evaluate as the arguments say and print the means as JSON; return the exit code."""
-    options = programs.read(programs.Evaluate, "jaxlaunch.trainer.evaluation", __doc__)
+    options = programs.read_options(programs.Evaluate, "jaxlaunch.trainer.evaluation", __doc__)
 
-    def evaluate() -> dict[str, Any]:
+    def evaluate_checkpoint() -> dict[str, Any]:
         if (train := os.environ.get(contract.TRAIN_SPEC)) is None:
             raise SpecError(f"{contract.TRAIN_SPEC} is not set; `launcher eval` sets it")
         notes: list[str] = []
-        model = load(options.folder, train, step=options.step, ema=options.ema, note=notes.append)
+        model = load_task_model(options.folder, train, step=options.step, ema=options.ema, note=notes.append)
         means, classification = model.report()
         examples = int(means.pop(Key.EXAMPLES))
-        result = {"step": model.step, "metrics": finite(means), "examples": examples, "notes": notes}
+        result = {"step": model.step, "metrics": replace_non_finite(means), "examples": examples, "notes": notes}
         return result if classification is None else result | {"classification": classification}
 
-    return print_result(evaluate)
+    return print_result(evaluate_checkpoint)
 
 
 if __name__ == "__main__":

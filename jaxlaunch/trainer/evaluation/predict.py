@@ -32,8 +32,8 @@ from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.data import files as data_files
 from jaxlaunch.trainer.data.augment import Transform
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.evaluation import trained
-from jaxlaunch.trainer.evaluation.trained import TaskModel
+from jaxlaunch.trainer.evaluation import task_model
+from jaxlaunch.trainer.evaluation.task_model import TaskModel
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.sources.images import build, index, listing, picture
@@ -48,9 +48,9 @@ from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.classify import Classify
 
 # Rows in the result if no file is written.
-SHOWN = 20
+SHOWN_ROWS = 20
 # Largest number of examples in a batch.
-CHUNK = 256
+MAX_BATCH = 256
 # Rows of a Parquet file that are in memory at once.
 COLUMN_ROWS = 256
 Row = dict[str, Any]
@@ -61,42 +61,43 @@ Skip = Callable[[str], None]
 
 def main() -> int:
     """Predict as the arguments say and print the result as JSON; return the exit code."""
-    options = programs.read(programs.Predict, "jaxlaunch.trainer.evaluation.predict", __doc__)
-    return print_result(lambda: predict(options))
+    options = programs.read_options(programs.Predict, "jaxlaunch.trainer.evaluation.predict", __doc__)
+    return print_result(lambda: predict_files(options))
 
 
-def predict(options: programs.Predict) -> dict[str, Any]:
+def predict_files(options: programs.Predict) -> dict[str, Any]:
     """Write the table, or return its first rows, with the number of rows. Raises a TrainerError."""
     if options.output is not None:
         _check_output(options.output)
     if remote.is_remote(options.folder):
-        remote.check("the folder of weights", options.folder)
+        remote.check_url("the folder of weights", options.folder)
     inputs = saved_files.read_inputs(options.folder)
     if inputs is None:
         raise SpecError(
-            f"{options.folder} does not say how files become what its model reads ({saved_files.INPUTS}): trainings of "
+            f"{options.folder} does not say how files become what its model reads "
+            f"({saved_files.INPUTS_FILE}): trainings of "
             "images and tables of this version write it; from Python, jaxlaunch.load predicts for arrays"
         )
     notes: list[str] = []
     skipped: list[str] = []
 
-    def skip(fault: str) -> None:
+    def skip_fault(fault: str) -> None:
         if not options.skip_broken:
             raise DataError(f"{fault}; fix or remove it, or leave such out with --skip-broken")
         skipped.append(fault)
 
-    paths = _list_files(options.files, inputs["kind"], skip)
+    paths = _list_files(options.files, inputs["kind"], skip_fault)
     model = load_model(options, inputs, notes.append)
-    size = min(model.spec.batch, CHUNK)
-    parts = (_read_tables if inputs["kind"] == "table" else _read_images)(paths, inputs, size, skip)
-    rows = (row for part in parts for row in _rows(part, model.predict(part.arrays), inputs, options.top))
+    size = min(model.spec.batch, MAX_BATCH)
+    parts = (_read_tables if inputs["kind"] == "table" else _read_images)(paths, inputs, size, skip_fault)
+    rows = (row for part in parts for row in _output_rows(part, model.predict(part.arrays), inputs, options.top))
     count, shown_rows = _write_table(options.output, rows)
     return {
         "step": model.step,
         "examples": count,
         "rows": shown_rows,
         "skipped": len(skipped),
-        "notes": [*notes, *(f"left out: {fault}" for fault in skipped[:SHOWN])],
+        "notes": [*notes, *(f"left out: {fault}" for fault in skipped[:SHOWN_ROWS])],
     }
 
 
@@ -130,29 +131,31 @@ def load_model(options: programs.Predict, inputs: Mapping[str, Any], note: Calla
     """Load the model from a folder of checkpoints or from an export. Raises a TrainerError."""
     folder, step = options.folder, options.step
     if (train := os.environ.get(contract.TRAIN_SPEC)) is not None:
-        return trained.load(folder, train, step=step, ema=options.ema, note=note)
+        return task_model.load_task_model(folder, train, step=step, ema=options.ema, note=note)
     if not (epath.Path(folder) / "config.json").exists():
-        stored = reader.find(folder, step, note)
-        spec = _built_in_spec(inputs, reader.model(stored), stored.meta.get("precision", "fp32"))
-        return trained.load(folder, spec.model_dump_json(exclude_unset=True), step=stored.step, ema=options.ema)
+        stored = reader.find_step(folder, step, note)
+        spec = _built_in_spec(inputs, reader.recorded_model(stored), stored.meta.get("precision", "fp32"))
+        return task_model.load_task_model(
+            folder, spec.model_dump_json(exclude_unset=True), step=stored.step, ema=options.ema
+        )
     if step is not None or options.ema:
         raise SpecError(f"{folder} is an export, which holds neither steps nor a moving average")
     mlp = save.read_mlp_model(folder)
     config = mlp or folders.read_model(folder).model_copy(update={"init_from": folder})
     spec, task = _built_in_spec(inputs, config, "fp32"), Classify()
     task.use_inputs(inputs)
-    compiled = Step(task, spec, trained.mesh_for(spec, None), 1)
-    state = compiled.init()
+    compiled = Step(task, spec, task_model.choose_mesh(spec, None), 1)
+    state = compiled.init_state()
     params = state.params
     if mlp is not None:
         params = save.load_mlp(folder, compiled.builder.to_tree(compiled.abstract)["params"])
-    return TaskModel(spec, task, compiled, None, params, state.rest)
+    return TaskModel(spec, task, compiled, None, params, state.buffers)
 
 
-def _built_in_spec(inputs: Mapping[str, Any], model: specs.Model | specs.Published, precision: Any) -> TrainSpec:
+def _built_in_spec(inputs: Mapping[str, Any], model: specs.Model | specs.PublishedModel, precision: Any) -> TrainSpec:
     """Return a spec of the built-in task with the keys that a prediction needs."""
     loss = {"target": inputs["target"]}
-    keys = {"task": CLASSIFY, "model": model.model_dump(), "precision": precision, "loss": loss, "batch": CHUNK}
+    keys = {"task": CLASSIFY, "model": model.model_dump(), "precision": precision, "loss": loss, "batch": MAX_BATCH}
     # SGD has no state.
     return TrainSpec.model_validate(keys | {"optimizer": {"name": "sgd"}})
 
@@ -160,10 +163,10 @@ def _built_in_spec(inputs: Mapping[str, Any], model: specs.Model | specs.Publish
 # --- examples ---------------------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class ExampleBatch(NamedTuple):
     """A batch of examples: the origin of each, and arrays [N, …] by name."""
 
-    places: list[Row]
+    origins: list[Row]
     arrays: dict[str, Array]
 
 
@@ -174,7 +177,7 @@ class Item(NamedTuple):
     read: Callable[[], bytes]
 
 
-def _read_images(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[Part]:
+def _read_images(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[ExampleBatch]:
     """Yield batches of up to `size` images, uint8 in the model's shape, transformed as in an evaluation."""
     shape = inputs["shape"]
     channels = shape[2] if len(shape) == 3 else 1
@@ -182,8 +185,8 @@ def _read_images(paths: Sequence[str], inputs: Mapping[str, Any], size: int, ski
 
     def find_items() -> Iterator[Item]:
         for path in paths:
-            with _skipping(path, skip):
-                yield from _items(path)
+            with _skip_unreadable(path, skip):
+                yield from _find_items(path)
 
     def read_pixels(item: Item) -> Array | str:
         """Return the pixels of an image, or a description of its fault."""
@@ -205,11 +208,11 @@ def _read_images(paths: Sequence[str], inputs: Mapping[str, Any], size: int, ski
                     places.append({"file": item.name})
                     images.append(pixels)
             if places:
-                yield Part(places, {"image": np.stack(images)})
+                yield ExampleBatch(places, {"image": np.stack(images)})
 
 
 @contextlib.contextmanager
-def _skipping(path: str, skip: Skip) -> Iterator[None]:
+def _skip_unreadable(path: str, skip: Skip) -> Iterator[None]:
     try:
         yield
     except DataError as error:
@@ -218,7 +221,7 @@ def _skipping(path: str, skip: Skip) -> Iterator[None]:
         skip(f"{printable(path)} cannot be read: {error.strerror or error}")
 
 
-def _items(path: str) -> Iterator[Item]:
+def _find_items(path: str) -> Iterator[Item]:
     """Yield the images of a file: the file itself, members of a tar, or rows of Parquet and Arrow.
 
     Raises DataError if the file is damaged or holds no image, and OSError or StorageError if it cannot be read.
@@ -276,12 +279,12 @@ def _table_items(path: str) -> Iterator[Item]:
         raise DataError(f"{printable(path)} is truncated or damaged: {error}") from None
 
 
-def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[Part]:
+def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[ExampleBatch]:
     """Yield batches of up to `size` rows as `features`, float32 [N, F]. Rows are numbered from 1 in each file."""
     features = Features.of(inputs)
     for path in paths:
         contents = None
-        with _skipping(path, skip):
+        with _skip_unreadable(path, skip):
             table = tables.read_tables([path], features.texts)
             contents = table, *features.read(table)
         if contents is None:
@@ -292,7 +295,7 @@ def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, ski
         valid = [row for row in range(len(table)) if row not in faults]
         for start in range(0, len(valid), size):
             rows = valid[start : start + size]
-            yield Part([{"file": printable(path), "row": row + 1} for row in rows], {"features": x_NF[rows]})
+            yield ExampleBatch([{"file": printable(path), "row": row + 1} for row in rows], {"features": x_NF[rows]})
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -302,7 +305,7 @@ TABLE_ENDINGS = (".csv", ".jsonl", ".parquet")
 GROUP_ROWS = 4096
 
 
-def _rows(part: Part, outputs: Any, inputs: Mapping[str, Any], top: int) -> Iterator[Row]:
+def _output_rows(part: ExampleBatch, outputs: Any, inputs: Mapping[str, Any], top: int) -> Iterator[Row]:
     """Yield a row of the table for each example: its origin, followed by the prediction."""
     outputs_BV = np.asarray(outputs, np.float64)
     if inputs["target"] in ("regression", "multi_label"):
@@ -311,13 +314,13 @@ def _rows(part: Part, outputs: Any, inputs: Mapping[str, Any], top: int) -> Iter
         names = inputs.get("label") or defaults
         # This form of the sigmoid does not overflow.
         values_BV = outputs_BV if is_regression else 0.5 * (1.0 + np.tanh(0.5 * outputs_BV))
-        for place, value_V in zip(part.places, values_BV, strict=True):
+        for place, value_V in zip(part.origins, values_BV, strict=True):
             yield place | dict(zip(names, value_V.tolist(), strict=True))
         return
     chances_BV = np.exp(outputs_BV - outputs_BV.max(-1, keepdims=True))
     chances_BV /= chances_BV.sum(-1, keepdims=True)
     classes = inputs.get("classes", ())
-    for place, chance_V in zip(part.places, chances_BV, strict=True):
+    for place, chance_V in zip(part.origins, chances_BV, strict=True):
         row = dict(place)
         # The labels of the largest probabilities; of equal ones the first label wins.
         for rank, label in enumerate(np.argsort(-chance_V, kind="stable")[:top].tolist(), 1):
@@ -345,11 +348,11 @@ def _write_table(path: str | None, rows: Iterator[Row]) -> tuple[int, list[Row]]
         raise DataError("nothing is left that can be read")
     rows = itertools.chain([first], rows)
     if path is None:
-        shown_rows = list(itertools.islice(rows, SHOWN))
+        shown_rows = list(itertools.islice(rows, SHOWN_ROWS))
         return len(shown_rows) + sum(1 for _ in rows), shown_rows
     numbered = itertools.count()
     counted = (row for row, _ in zip(rows, numbered, strict=False))
-    with atomic_file.draft(Path(path)) as draft:
+    with atomic_file.open_draft(Path(path)) as draft:
         if path.endswith(".parquet"):
             _write_parquet(draft, counted)
         else:

@@ -18,7 +18,7 @@ from jaxlaunch import programs
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.decoding import SamplingOptions
 from jaxlaunch.trainer.generate.generator import Ids, Sample
-from jaxlaunch.trainer.generate.loaded import Prompt, TextModel, end_also, load
+from jaxlaunch.trainer.generate.text_model import Prompt, TextModel, add_end_tokens, load_text_model
 from jaxlaunch.trainer.start.process import print_result
 from jaxlaunch.trainer.text.chats import ASSISTANT, Chats
 from jaxlaunch.trainer.text.documents import Unfit
@@ -31,23 +31,25 @@ INCOMPLETE = "\ufffd"
 
 def main() -> int:
     """Sample as the arguments say and print JSON; return the exit code."""
-    options = programs.read(programs.Sample, "jaxlaunch.trainer.generate", __doc__)
+    options = programs.read_options(programs.Sample, "jaxlaunch.trainer.generate", __doc__)
     answers = sys.stdout
 
-    def tell(event: Mapping[str, Any]) -> None:
+    def print_event(event: Mapping[str, Any]) -> None:
         """Print an event, while notes and libraries print to stderr."""
         print(json.dumps(event), file=answers, flush=True)
 
-    return print_result(lambda: converse(options, sys.stdin, tell) if options.chat else sample(options, tell))
+    return print_result(
+        lambda: run_chat(options, sys.stdin, print_event) if options.chat else generate_samples(options, print_event)
+    )
 
 
-def sample(options: programs.Sample, tell: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+def generate_samples(options: programs.Sample, emit: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
     """Generate the requested samples; a single sample is also emitted in pieces."""
-    model, notes = _load(options)
-    rows, how = model.rows([*options.prompt, *map(_parse_ids, options.ids)]), options.how()
+    model, notes = _load_model(options)
+    rows, how = model.rows([*options.prompt, *map(_parse_ids, options.ids)]), options.sampling_options()
     began = time.perf_counter()
     if len(rows) == 1 and how.get("n", 1) == 1 and how.get("beams", 1) == 1:
-        groups = [[_stream(model, rows[0], cast(SamplingOptions, how), tell)]]
+        groups = [[_stream_sample(model, rows[0], cast(SamplingOptions, how), emit)]]
     else:
         groups = model.generate(rows, **how)
     seconds = time.perf_counter() - began
@@ -60,24 +62,24 @@ def sample(options: programs.Sample, tell: Callable[[Mapping[str, Any]], None]) 
     }
 
 
-def converse(
-    options: programs.Sample, lines: Iterable[str], tell: Callable[[Mapping[str, Any]], None]
+def run_chat(
+    options: programs.Sample, lines: Iterable[str], emit: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
     """Answer the lines until there are no more. The answers are emitted in pieces, with the end of each."""
-    model, notes = _load(options)
-    chat = Chat(model, cast(SamplingOptions, options.how()), options.system)
+    model, notes = _load_model(options)
+    chat = Chat(model, cast(SamplingOptions, options.sampling_options()), options.system)
     tokens, seconds = 0, 0.0
-    tell({"ask": model.step, "notes": notes})
+    emit({"ask": model.step, "notes": notes})
     for line in lines:
         began = time.perf_counter()
         try:
-            answer = chat.answer(json.loads(line), tell)
+            answer = chat.answer_message(json.loads(line), emit)
         except SpecError as error:
-            tell({"refused": str(error)})
+            emit({"refused": str(error)})
         else:
             tokens, seconds = tokens + len(answer.ids) + answer.ended, seconds + time.perf_counter() - began
-            tell({"ended": answer.ended})
-        tell({"ask": model.step})
+            emit({"ended": answer.ended})
+        emit({"ask": model.step})
     return {"step": model.step, "messages": chat.messages, "tokens": tokens, "seconds": seconds}
 
 
@@ -94,9 +96,9 @@ class Chat:
             raise SpecError(f"--chat needs the chat template of the model's tokenizer: {error}") from None
         self._how: SamplingOptions = {"max_tokens": CHAT_MAX_TOKENS, **how}
         self.messages = [] if system is None else [{"role": "system", "content": system}]
-        end_also(model, self._turn_end())
+        add_end_tokens(model, self._turn_end_tokens())
 
-    def answer(self, text: str, tell: Callable[[Mapping[str, Any]], None]) -> Sample:
+    def answer_message(self, text: str, emit: Callable[[Mapping[str, Any]], None]) -> Sample:
         """Return the model's answer to a message of the user, which is also emitted in pieces.
 
         Raises SpecError if the template refuses the messages, or if the model has no positions left for them. The
@@ -107,28 +109,28 @@ class Chat:
             (prompt,) = self._tokenizer.encode_batch([self._chats.asked(messages)])
         except Unfit as error:
             raise SpecError(str(error)) from None
-        sample = _stream(self._model, prompt, self._how, tell)
+        sample = _stream_sample(self._model, prompt, self._how, emit)
         self.messages = [*messages, {"role": ASSISTANT, "content": self._tokenizer.decode(sample.ids)}]
         return sample
 
-    def _turn_end(self) -> tuple[int, ...]:
+    def _turn_end_tokens(self) -> tuple[int, ...]:
         """Return the special token with which the template ends an assistant's turn, if there is one.
 
         It can differ from the end-of-text token. The result is empty if the template writes no such token, or if it
         refuses the trial messages. An answer then ends only with the end-of-text tokens.
         """
         try:
-            rest = self._chats.after_an_answer()
+            turn_suffix = self._chats.after_an_answer()
         except Unfit:
             return ()
-        first = self._tokenizer.encode_batch([rest.lstrip()])[0][:1]
+        first = self._tokenizer.encode_batch([turn_suffix.lstrip()])[0][:1]
         return tuple(first) if first and not self._tokenizer.decode(first) else ()
 
 
-def _load(options: programs.Sample) -> tuple[TextModel, list[str]]:
+def _load_model(options: programs.Sample) -> tuple[TextModel, list[str]]:
     notes: list[str] = []
     precision, note = options.precision, notes.append
-    return load(options.folder, step=options.step, ema=options.ema, precision=precision, note=note), notes
+    return load_text_model(options.folder, step=options.step, ema=options.ema, precision=precision, note=note), notes
 
 
 def _parse_ids(text: str) -> Prompt:
@@ -138,18 +140,20 @@ def _parse_ids(text: str) -> Prompt:
         raise SpecError(f"--ids {text!r} are not token ids; write whole numbers, such as '1 2 3'") from None
 
 
-def _stream(model: TextModel, prompt: Ids, how: SamplingOptions, tell: Callable[[Mapping[str, Any]], None]) -> Sample:
+def _stream_sample(
+    model: TextModel, prompt: Ids, how: SamplingOptions, emit: Callable[[Mapping[str, Any]], None]
+) -> Sample:
     """Return the sample of a prompt, and emit its text in pieces, or its ids without a tokenizer."""
-    told, text, sample = "", "", Sample([], 0.0, False)
+    emitted, text, sample = "", "", Sample([], 0.0, False)
     for sample in model.stream(prompt, **how):
         decoded = model.text(sample)
         text = "".join(f"{token} " for token in sample.ids) if decoded is None else decoded
         complete = text.rstrip(INCOMPLETE)
-        if len(complete) > len(told):
-            tell({"piece": complete[len(told) :]})
-            told = complete
-    if rest := text[len(told) :]:
-        tell({"piece": rest})
+        if len(complete) > len(emitted):
+            emit({"piece": complete[len(emitted) :]})
+            emitted = complete
+    if remaining_text := text[len(emitted) :]:
+        emit({"piece": remaining_text})
     return sample
 
 

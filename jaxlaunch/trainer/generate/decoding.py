@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxlaunch.trainer.attention.implementations import UNSEEN
+from jaxlaunch.trainer.attention.implementations import MASKED_SCORE
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.network import Cache, Network, Weights
 from jaxlaunch.trainer.parallel.sharding import constrain
 
 # Fields of Sampling that leave out tokens.
-CUTTING = ("top_k", "top_p", "min_p")
+CUTTING_FIELDS = ("top_k", "top_p", "min_p")
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -76,11 +76,11 @@ class Sampling:
             ("n", "a whole number from 1 to 65536", 1 <= self.n <= 1 << 16),
             ("seed", "a whole number from 0 to 2**64 - 1", 0 <= self.seed < 2**64),
         ]
-        for name, wanted, is_valid in rules:
+        for name, valid_values, is_valid in rules:
             if not is_valid:
-                raise SpecError(f"{name} = {getattr(self, name)} is not {wanted}")
+                raise SpecError(f"{name} = {getattr(self, name)} is not {valid_values}")
         if self.beams > 1:
-            drawing = [name for name in ("temperature", *CUTTING) if getattr(self, name)]
+            drawing = [name for name in ("temperature", *CUTTING_FIELDS) if getattr(self, name)]
             if drawing:
                 raise SpecError(f"beams = {self.beams} does not sample: leave {', '.join(drawing)} out")
             if self.n > self.beams:
@@ -88,16 +88,16 @@ class Sampling:
         elif self.temperature == 0:
             if self.n > 1:
                 raise SpecError(f"n = {self.n} samples at temperature 0 would be equal; give a temperature such as 1")
-            if cutting := self.cutting:
+            if cutting := self.cutting_fields:
                 raise SpecError(f"{', '.join(cutting)} at temperature 0 would do nothing; give a temperature such as 1")
 
     @property
-    def cutting(self) -> list[str]:
+    def cutting_fields(self) -> list[str]:
         """Names of the fields in use that exclude tokens from the draw."""
-        return [name for name in CUTTING if getattr(self, name) is not None]
+        return [name for name in CUTTING_FIELDS if getattr(self, name) is not None]
 
 
-class Draw(NamedTuple):
+class DrawParameters(NamedTuple):
     """The numbers of a Sampling as device arrays, so that one program serves all of them."""
 
     temperature: Array
@@ -107,7 +107,7 @@ class Draw(NamedTuple):
     key: Array
 
     @classmethod
-    def of(cls, sampling: Sampling, vocab: int) -> Draw:
+    def from_sampling(cls, sampling: Sampling, vocab: int) -> DrawParameters:
         """Convert a Sampling. The defaults top_k = V, top_p = 1 and min_p = 0 exclude no token."""
         high, low = divmod(sampling.seed, 2**32)
         key = jax.random.key(np.uint32(low))
@@ -125,7 +125,7 @@ def likeliest_tokens(logits_BV: Array) -> Array:
     return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
 
-def draw_tokens(logits_BV: Array, draw: Draw, sample_B: Array, at: Array, *, is_cut: bool) -> Array:
+def draw_tokens(logits_BV: Array, draw: DrawParameters, sample_B: Array, at: Array, *, is_cut: bool) -> Array:
     """Draw a token for each row from its sample number and token index, independently of the other rows.
 
     As in transformers, top_k is applied to the logits divided by the temperature, top_p to the remaining tokens, and
@@ -138,19 +138,19 @@ def draw_tokens(logits_BV: Array, draw: Draw, sample_B: Array, at: Array, *, is_
     return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
 
 
-def _cut_logits(logits_BV: Array, draw: Draw) -> Array:
+def _cut_logits(logits_BV: Array, draw: DrawParameters) -> Array:
     """Mask the logits of excluded tokens. Tokens as likely as the last remaining one are kept."""
     ranked_BV = jnp.flip(jnp.sort(logits_BV, axis=-1), axis=-1)
     is_in_BV = jnp.arange(logits_BV.shape[1])[None, :] < draw.top_k
-    share_BV = jax.nn.softmax(jnp.where(is_in_BV, ranked_BV, UNSEEN))
+    share_BV = jax.nn.softmax(jnp.where(is_in_BV, ranked_BV, MASKED_SCORE))
     # A token stays if the likelier ones do not reach top_p.
     is_in_BV &= jnp.cumsum(share_BV, axis=-1) - share_BV < draw.top_p
     is_in_BV &= share_BV >= draw.min_p * share_BV[:, :1]
     least_B1 = jnp.min(jnp.where(is_in_BV, ranked_BV, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(logits_BV >= least_B1, logits_BV, UNSEEN)
+    return jnp.where(logits_BV >= least_B1, logits_BV, MASKED_SCORE)
 
 
-def is_end(token: Array, ends_E: Array) -> Array:
+def is_end_token(token: Array, ends_E: Array) -> Array:
     """Return whether a token is one of `ends_E`, in the shape of `token`."""
     wide = ends_E.reshape((1,) * token.ndim + ends_E.shape)
     return jnp.any(token[..., None] == wide, axis=-1)
@@ -159,7 +159,7 @@ def is_end(token: Array, ends_E: Array) -> Array:
 # --- beam search ------------------------------------------------------------------------------------------------------
 
 # Below the score of every text, and finite after a division.
-NEVER = -1e30
+IMPOSSIBLE_SCORE = -1e30
 
 
 class Texts(NamedTuple):
@@ -170,13 +170,13 @@ class Texts(NamedTuple):
     score_BK: Array
 
 
-class Search(NamedTuple):
+class SearchState(NamedTuple):
     """State of the search: running beams with summed scores, and finished texts with mean scores."""
 
     caches: tuple[Cache, ...]
     logits_RV: Array
     running: Texts
-    ended: Texts
+    finished: Texts
     at: Array
 
 
@@ -193,36 +193,40 @@ def search_beams(
 ) -> Texts:
     """Return the `count` best texts of up to `limit` tokens after each prompt; `room` is N, no less than `limit`."""
     (batch, start), rows = tokens_BP.shape, tokens_BP.shape[0] * count
-    logits_BV, caches = network.prompts(weights, tokens_BP, pad_B, network.slots(start + room))
+    logits_BV, caches = network.run_prompts(weights, tokens_BP, pad_B, network.cache_slots(start + room))
     caches, logits_RV, pad_R = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), (caches, logits_BV, pad_B))
-    none = Texts(
+    no_texts = Texts(
         jnp.zeros((batch, count, room), jnp.int32),
         jnp.zeros((batch, count), jnp.int32),
-        jnp.full((batch, count), NEVER, jnp.float32),
+        jnp.full((batch, count), IMPOSSIBLE_SCORE, jnp.float32),
     )
     # Only one beam starts, because equal beams would stay equal.
-    first = none._replace(score_BK=none.score_BK.at[:, 0].set(0.0))
+    first = no_texts._replace(score_BK=no_texts.score_BK.at[:, 0].set(0.0))
 
-    def can_improve(state: Search) -> Array:
+    def can_improve(state: SearchState) -> Array:
         hope_B = state.running.score_BK[:, 0] / jnp.asarray(limit, jnp.float32)
-        return (state.at < limit) & jnp.any(hope_B > state.ended.score_BK[:, -1])
+        return (state.at < limit) & jnp.any(hope_B > state.finished.score_BK[:, -1])
 
-    def step(state: Search) -> Search:
-        parent_BK, running, ended = _extend_beams(state, ends_E)
+    def extend_search(state: SearchState) -> SearchState:
+        parent_BK, running, finished = _extend_beams(state, ends_E)
         row_R = (jnp.arange(batch)[:, None] * count + parent_BK).reshape(rows)
         token_R = jax.lax.dynamic_index_in_dim(running.tokens_BKN, state.at, axis=2, keepdims=False).reshape(rows)
         caches = jax.tree.map(lambda x: jnp.take(x, row_R, axis=0), state.caches)
-        logits_RV, caches = network.token(weights, token_R, start + state.at, pad_R, caches)
-        return Search(caches, constrain(logits_RV, "batch", "vocab"), running, ended, state.at + 1)
+        logits_RV, caches = network.run_token(weights, token_R, start + state.at, pad_R, caches)
+        return SearchState(caches, constrain(logits_RV, "batch", "vocab"), running, finished, state.at + 1)
 
-    begun = Search(caches, constrain(logits_RV, "batch", "vocab"), first, none, jnp.zeros((), jnp.int32))
-    last = jax.lax.while_loop(can_improve, step, begun)
-    cut = last.running._replace(score_BK=_mean_score(last.running.score_BK, last.running.length_BK))
-    best = _best_texts(count, last.ended, cut)
+    initial_state = SearchState(
+        caches, constrain(logits_RV, "batch", "vocab"), first, no_texts, jnp.zeros((), jnp.int32)
+    )
+    final_state = jax.lax.while_loop(can_improve, extend_search, initial_state)
+    unfinished = final_state.running._replace(
+        score_BK=_mean_score(final_state.running.score_BK, final_state.running.length_BK)
+    )
+    best = _best_texts(count, final_state.finished, unfinished)
     return Texts(*(constrain(array, *[None] * array.ndim) for array in best))
 
 
-def _extend_beams(state: Search, ends_E: Array) -> tuple[Array, Texts, Texts]:
+def _extend_beams(state: SearchState, ends_E: Array) -> tuple[Array, Texts, Texts]:
     """Extend the beams by a token; return the parents of the best beams, these beams, and the finished texts.
 
     As in transformers, a text only finishes if it would be among the K best candidates.
@@ -236,18 +240,18 @@ def _extend_beams(state: Search, ends_E: Array) -> tuple[Array, Texts, Texts]:
     tokens_BCN = jnp.take_along_axis(state.running.tokens_BKN, parent_BC[:, :, None], axis=1)
     tokens_BCN = jax.lax.dynamic_update_slice_in_dim(tokens_BCN, token_BC[:, :, None], state.at, axis=2)
     length_BC = jnp.take_along_axis(state.running.length_BK, parent_BC, axis=1) + 1
-    ends_BC, is_first_1C = is_end(token_BC, ends_E), (jnp.arange(enough) < count)[None, :]
-    ended_BC = jnp.where(ends_BC & is_first_1C, _mean_score(score_BC, length_BC), NEVER)
-    ended = _best_texts(count, state.ended, Texts(tokens_BCN, length_BC, ended_BC))
-    running_BC = jnp.where(ends_BC, NEVER, score_BC)
+    ends_BC, is_first_1C = is_end_token(token_BC, ends_E), (jnp.arange(enough) < count)[None, :]
+    ended_BC = jnp.where(ends_BC & is_first_1C, _mean_score(score_BC, length_BC), IMPOSSIBLE_SCORE)
+    finished = _best_texts(count, state.finished, Texts(tokens_BCN, length_BC, ended_BC))
+    running_BC = jnp.where(ends_BC, IMPOSSIBLE_SCORE, score_BC)
     parent_BK = jnp.take_along_axis(parent_BC, jax.lax.top_k(running_BC, count)[1], axis=1)
-    return parent_BK, _best_texts(count, Texts(tokens_BCN, length_BC, running_BC)), ended
+    return parent_BK, _best_texts(count, Texts(tokens_BCN, length_BC, running_BC)), finished
 
 
 def _mean_score(score: Array, length: Array) -> Array:
     """Return the mean log-probability of a text's tokens. Impossible beams stay far below all others."""
     mean = score / jnp.maximum(length, 1).astype(jnp.float32)
-    return jnp.where(score > NEVER / 2, mean, NEVER)
+    return jnp.where(score > IMPOSSIBLE_SCORE / 2, mean, IMPOSSIBLE_SCORE)
 
 
 def _best_texts(count: int, *groups: Texts) -> Texts:

@@ -22,10 +22,10 @@ from jax import Array
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.decoding import (
-    Draw,
+    DrawParameters,
     Sampling,
     draw_tokens,
-    is_end,
+    is_end_token,
     likeliest_tokens,
     search_beams,
 )
@@ -34,11 +34,11 @@ from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel.sharding import constrain
 
 # Length of the shortest prompt for which a program is compiled.
-MIN_LENGTH = 16
+MIN_PROMPT_TOKENS = 16
 # Largest number of samples for a prompt. A row draws by the numbers of its prompt and of its sample.
 MAX_SAMPLES = 1 << 16
 # The number of slots for new tokens is a multiple of this.
-ROUND = 32
+SLOT_MULTIPLE = 32
 Ids = list[int]
 Stops = Callable[[Ids], bool]  # tokens so far -> whether they suffice
 
@@ -99,14 +99,14 @@ class Generator:
             *_, samples = self.stream(prompts, sampling, stops, every=16 if stops else sampling.max_tokens)
             return [samples[first : first + sampling.n] for first in range(0, len(samples), sampling.n)]
         check_prompts(self.network.config, prompts, sampling.max_tokens)
-        tokens_BP, pad_B = self._pad(prompts)
-        room, count = _round_up(sampling.max_tokens, ROUND), sampling.beams
-        with self.network.context():
+        tokens_BP, pad_B = self._pad_prompts(prompts)
+        room, count = _round_up(sampling.max_tokens, SLOT_MULTIPLE), sampling.beams
+        with self.network.tracing_context():
             ends_E = jnp.asarray(self.ends, jnp.int32)
             texts = self._search(self.weights, tokens_BP, pad_B, sampling.max_tokens, ends_E, count=count, room=room)
             tokens_BKN, length_BK, score_BK = map(np.asarray, texts)
         return [
-            [self._sample(tokens_BKN[row, k], length_BK[row, k], score_BK[row, k]) for k in range(sampling.n)]
+            [self._to_sample(tokens_BKN[row, k], length_BK[row, k], score_BK[row, k]) for k in range(sampling.n)]
             for row in range(len(prompts))
         ]
 
@@ -119,25 +119,25 @@ class Generator:
         for an unknown token, and if GPT-2 has too few positions.
         """
         check_prompts(self.network.config, prompts, sampling.max_tokens)
-        tokens_BP, pad_B = self._pad(prompts)
-        room, count = _round_up(sampling.max_tokens, ROUND), sampling.n
-        with self.network.context():
-            draw = Draw.of(sampling, self.network.config.vocab)
+        tokens_BP, pad_B = self._pad_prompts(prompts)
+        room, count = _round_up(sampling.max_tokens, SLOT_MULTIPLE), sampling.n
+        with self.network.tracing_context():
+            draw = DrawParameters.from_sampling(sampling, self.network.config.vocab)
             ends_E = jnp.asarray(self.ends, jnp.int32)
             state = self._begin(self.weights, tokens_BP, pad_B, len(prompts), copies=count, room=room)
             for until in [*range(every, sampling.max_tokens, every), sampling.max_tokens]:
                 state = self._loop(
                     self.weights, state=state, until=until, draw=draw, ends_E=ends_E, start=tokens_BP.shape[1],
-                    is_greedy=sampling.temperature == 0, is_cut=bool(sampling.cutting),
+                    is_greedy=sampling.temperature == 0, is_cut=bool(sampling.cutting_fields),
                 )  # fmt: skip
-                samples, done_B = self._read(state, len(prompts) * count, stops)
+                samples, done_B = self._read_samples(state, len(prompts) * count, stops)
                 yield samples
                 if done_B.all():
                     return
                 if stops is not None:
                     state = state._replace(done_B=jnp.asarray(done_B))
 
-    def logprobs(self, rows: Sequence[Ids]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def compute_logprobs(self, rows: Sequence[Ids]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the log-probabilities of every token after the first, and whether each was the likeliest.
 
         Both are arrays [L - 1] for each row, float32 and bool. Raises SpecError as `stream` does, except that the last
@@ -145,10 +145,10 @@ class Generator:
         """
         for part in ([row[:-1] or row for row in rows], [row[-1:] for row in rows]):
             check_prompts(self.network.config, part, max_tokens=1)
-        tokens_BL = np.zeros((self._round_rows(len(rows)), _bucket(rows, 1)), np.int32)
+        tokens_BL = np.zeros((self._round_rows(len(rows)), _bucket_length(rows, 1)), np.int32)
         for index, row in enumerate(rows):
             tokens_BL[index, : len(row)] = row
-        with self.network.context():
+        with self.network.tracing_context():
             scores = zip(rows, *map(np.asarray, self._score(self.weights, tokens_BL)), strict=False)
         return [(logprob_L[: len(row) - 1], is_best_L[: len(row) - 1]) for row, logprob_L, is_best_L in scores]
 
@@ -158,8 +158,8 @@ class Generator:
         self, weights: Weights, tokens_BP: Array, pad_B: Array, prompts: Array, *, copies: int, room: int
     ) -> State:
         """Return the state after the prompts, each repeated `copies` times. Rows after `prompts` only fill the mesh."""
-        slots = self.network.slots(tokens_BP.shape[1] + room)
-        logits_BV, caches = self.network.prompts(weights, tokens_BP, pad_B, slots)
+        slots = self.network.cache_slots(tokens_BP.shape[1] + room)
+        logits_BV, caches = self.network.run_prompts(weights, tokens_BP, pad_B, slots)
         caches, logits_BV, pad_B = jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), (caches, logits_BV, pad_B))
         rows = pad_B.shape[0]
         row_B = jnp.arange(rows, dtype=jnp.int32)
@@ -182,7 +182,7 @@ class Generator:
         weights: Weights,
         state: State,
         until: Array,
-        draw: Draw,
+        draw: DrawParameters,
         ends_E: Array,
         start: Array,
         *,
@@ -202,7 +202,7 @@ class Generator:
                 token_B = draw_tokens(logits_BV, draw, state.sample_B, at, is_cut=is_cut)
             token_B = jnp.where(state.done_B, 0, token_B)
             logprob_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), token_B[:, None], axis=1)[:, 0]
-            logits_BV, caches = self.network.token(weights, token_B, start + at, state.pad_B, state.caches)
+            logits_BV, caches = self.network.run_token(weights, token_B, start + at, state.pad_B, state.caches)
             return _constrain_state(
                 state._replace(
                     caches=caches,
@@ -210,7 +210,7 @@ class Generator:
                     tokens_BN=jax.lax.dynamic_update_slice_in_dim(state.tokens_BN, token_B[:, None], at, axis=1),
                     score_B=state.score_B + jnp.where(state.done_B, 0.0, logprob_B),
                     length_B=state.length_B + (~state.done_B).astype(jnp.int32),
-                    done_B=state.done_B | is_end(token_B, ends_E),
+                    done_B=state.done_B | is_end_token(token_B, ends_E),
                     at=at + 1,
                 )
             )
@@ -218,33 +218,33 @@ class Generator:
         return _constrain_state(jax.lax.while_loop(has_more, add_token, state))
 
     def _score_rows(self, weights: Weights, tokens_BL: Array) -> tuple[Array, Array]:
-        logits_BLV = self.network.logits(weights, tokens_BL[:, :-1]).astype(jnp.float32)
+        logits_BLV = self.network.compute_logits(weights, tokens_BL[:, :-1]).astype(jnp.float32)
         next_BL = tokens_BL[:, 1:]
         logprob_BL = jnp.take_along_axis(jax.nn.log_softmax(logits_BLV), next_BL[..., None], axis=2)[..., 0]
         return constrain(logprob_BL, None, None), constrain(likeliest_tokens(logits_BLV) == next_BL, None, None)
 
     # --- on the host --------------------------------------------------------------------------------------------------
 
-    def _read(self, state: State, count: int, stops: Stops | None) -> tuple[list[Sample], np.ndarray]:
+    def _read_samples(self, state: State, count: int, stops: Stops | None) -> tuple[list[Sample], np.ndarray]:
         """Return the first `count` rows as samples, and which rows are done."""
         tokens_BN, length_B, score_B = map(np.asarray, (state.tokens_BN, state.length_B, state.score_B))
         done_B = np.array(state.done_B)
         samples = []
         for row in range(count):
-            sample = self._sample(tokens_BN[row], length_B[row], score_B[row])
+            sample = self._to_sample(tokens_BN[row], length_B[row], score_B[row])
             if stops is not None and stops(sample.ids):
                 sample, done_B[row] = sample._replace(ended=True), True
             samples.append(sample)
         return samples, done_B
 
-    def _sample(self, tokens_N: np.ndarray, length: np.integer[Any], score: np.floating[Any]) -> Sample:
+    def _to_sample(self, tokens_N: np.ndarray, length: np.integer[Any], score: np.floating[Any]) -> Sample:
         ids = tokens_N[:length].tolist()
-        ended = bool(ids) and ids[-1] in self.ends
-        return Sample(ids[:-1] if ended else ids, float(score), ended)
+        has_ended = bool(ids) and ids[-1] in self.ends
+        return Sample(ids[:-1] if has_ended else ids, float(score), has_ended)
 
-    def _pad(self, prompts: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
+    def _pad_prompts(self, prompts: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
         """Pad prompts with zeros on the left and with rows to fill the mesh; return them and the padding lengths."""
-        length = _bucket(prompts, 8)
+        length = _bucket_length(prompts, 8)
         tokens_BP = np.zeros((self._round_rows(len(prompts)), length), np.int32)
         pad_B = np.full(len(tokens_BP), length - 1, np.int32)
         for row, ids in enumerate(prompts):
@@ -253,7 +253,7 @@ class Generator:
         return tokens_BP, pad_B
 
     def _round_rows(self, count: int) -> int:
-        return _round_up(count, meshes.shards(self.network.mesh))
+        return _round_up(count, meshes.count_shards(self.network.mesh))
 
 
 def check_prompts(config: Config, prompts: Sequence[Ids], max_tokens: int) -> None:
@@ -265,10 +265,10 @@ def check_prompts(config: Config, prompts: Sequence[Ids], max_tokens: int) -> No
             raise SpecError(f"prompt {number} has no tokens; give at least one")
         if unknown := [token for token in ids if not 0 <= token < config.vocab]:
             raise SpecError(f"prompt {number} has the token {unknown[0]}, the model those from 0 to {config.vocab - 1}")
-        if isinstance(config, spec.GPT2) and len(ids) + max_tokens - 1 > config.rows:
+        if isinstance(config, spec.GPT2) and len(ids) + max_tokens - 1 > config.position_rows:
             raise SpecError(
                 f"prompt {number} has {len(ids)} tokens, and max_tokens = {max_tokens} more: the model has "
-                f"{config.rows} positions; shorten the prompt, or lower max_tokens"
+                f"{config.position_rows} positions; shorten the prompt, or lower max_tokens"
             )
 
 
@@ -280,13 +280,13 @@ def _constrain_state(state: State) -> State:
     return state._replace(logits_BV=constrain(state.logits_BV, "batch", "vocab"), **replicated)
 
 
-def _bucket(rows: Sequence[Ids], parts: int) -> int:
+def _bucket_length(rows: Sequence[Ids], parts: int) -> int:
     """Round the length of the longest row up to a multiple of a power of two over `parts`.
 
     This keeps both the number of compiled programs and the padding small.
     """
     length = max(map(len, rows))
-    return _round_up(length, max(MIN_LENGTH, 2 ** math.ceil(math.log2(length)) // parts))
+    return _round_up(length, max(MIN_PROMPT_TOKENS, 2 ** math.ceil(math.log2(length)) // parts))
 
 
 def _round_up(count: int, multiple: int) -> int:

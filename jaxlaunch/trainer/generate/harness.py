@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.decoding import CUTTING
+from jaxlaunch.trainer.generate.decoding import CUTTING_FIELDS
 from jaxlaunch.trainer.generate.generator import Ids
-from jaxlaunch.trainer.generate.loaded import TextModel
+from jaxlaunch.trainer.generate.text_model import TextModel
 
 # Rows that are scored or generated at a time.
-BATCH = 8
+DEFAULT_BATCH = 8
 # The harness's own default for the length of an answer.
-NEW_TOKENS = 256
-Scored = tuple[Ids, int]  # a row, and how many of its last tokens count
+DEFAULT_MAX_TOKENS = 256
+ScoredRow = tuple[Ids, int]  # a row, and how many of its last tokens count
 
 
-class Answers:
+class HarnessModel:
     """The three request types of the harness, each a list of objects with `args`.
 
     As in the harness's own models, spaces at the end of a context belong to the continuation, a text without a context
@@ -32,27 +32,27 @@ class Answers:
     token, the first token of a text without context is not scored.
     """
 
-    def __init__(self, loaded: TextModel, batch: int = BATCH, seed: int = 0) -> None:
+    def __init__(self, loaded: TextModel, batch: int = DEFAULT_BATCH, seed: int = 0) -> None:
         super().__init__()
         if loaded.tokenizer is None:
             raise SpecError("the evaluation harness asks in text, and the model has no tokenizer here")
         self._loaded, self._batch, self._seed = loaded, batch, seed
         self._tokenizer = loaded.tokenizer
-        self._length = loaded.config.reach if loaded.config.kind == "decoder" else loaded.config.rows
+        self._length = loaded.config.max_positions if loaded.config.kind == "decoder" else loaded.config.position_rows
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation of a context, and whether greedy decoding yields it."""
-        return self._score([self._pair(*request.args) for request in requests])
+        return self._score_rows([self._encode_row(*request.args) for request in requests])
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-probability of each text, computed in windows of the model's length."""
-        windows: list[list[Scored]] = []
+        windows: list[list[ScoredRow]] = []
         for request in requests:
             ids = self._encode_text(request.args[0])
             # Each token of `ids` after the first is counted in exactly one row, after as much context as fits.
             ends = [(done, min(done + self._length, len(ids))) for done in range(1, len(ids), self._length)]
             windows.append([(ids[max(end - self._length - 1, 0) : end], end - done) for done, end in ends])
-        scores = iter(self._score([row for rows in windows for row in rows]))
+        scores = iter(self._score_rows([row for rows in windows for row in rows]))
         return [sum(next(scores)[0] for _ in rows) for rows in windows]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -62,28 +62,28 @@ class Answers:
         depend on the seed and on the preceding requests.
         """
         answers = [""] * len(requests)
-        alike: defaultdict[str, list[int]] = defaultdict(list)
+        indexes_by_arguments: defaultdict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
-            alike[json.dumps(request.args[1], sort_keys=True, default=str)].append(index)
-        for indexes in alike.values():
+            indexes_by_arguments[json.dumps(request.args[1], sort_keys=True, default=str)].append(index)
+        for indexes in indexes_by_arguments.values():
             arguments = requests[indexes[0]].args[1]
-            for batch in self._batches(indexes, lambda index: len(requests[index].args[0])):
+            for batch in self._sort_batches(indexes, lambda index: len(requests[index].args[0])):
                 contexts = [requests[index].args[0] for index in batch]
-                for index, text in zip(batch, self._answer(contexts, arguments), strict=True):
+                for index, text in zip(batch, self._generate_batch(contexts, arguments), strict=True):
                     answers[index] = text
         return answers
 
-    def _pair(self, context: str, continuation: str) -> Scored:
+    def _encode_row(self, context: str, continuation: str) -> ScoredRow:
         """Encode context and continuation as one row; return it and how many of its last tokens count."""
         if not context:
             whole = self._encode_text(continuation)
             count = len(whole) - 1
         else:
             whole = self._tokenizer.encode(context + continuation)
-            before = len(self._tokenizer.encode(context.rstrip()))
-            if not before and self._tokenizer.prefix is not None:
-                whole, before = [self._tokenizer.prefix, *whole], 1
-            count = len(whole) - max(before, 1)
+            context_tokens = len(self._tokenizer.encode(context.rstrip()))
+            if not context_tokens and self._tokenizer.prefix is not None:
+                whole, context_tokens = [self._tokenizer.prefix, *whole], 1
+            count = len(whole) - max(context_tokens, 1)
         return whole[-self._length - 1 :], min(count, self._length)
 
     def _encode_text(self, text: str) -> Ids:
@@ -91,32 +91,32 @@ class Answers:
         ids, prefix = self._tokenizer.encode(text), self._tokenizer.prefix
         return ids if prefix is None or ids[:1] == [prefix] else [prefix, *ids]
 
-    def _score(self, rows: Sequence[Scored]) -> list[tuple[float, bool]]:
+    def _score_rows(self, rows: Sequence[ScoredRow]) -> list[tuple[float, bool]]:
         # A row without counted tokens has probability 1.
         scores = [(0.0, True)] * len(rows)
         counted = [index for index, (_, count) in enumerate(rows) if count > 0]
-        for batch in self._batches(counted, lambda index: len(rows[index][0])):
+        for batch in self._sort_batches(counted, lambda index: len(rows[index][0])):
             scored = self._loaded.scored([rows[index][0] for index in batch])
             for index, (logprob_L, is_best_L) in zip(batch, scored, strict=True):
                 last = slice(len(logprob_L) - rows[index][1], None)
                 scores[index] = float(logprob_L[last].sum()), bool(is_best_L[last].all())
         return scores
 
-    def _batches(self, indexes: Sequence[int], length: Callable[[int], int]) -> Iterator[Sequence[int]]:
+    def _sort_batches(self, indexes: Sequence[int], length: Callable[[int], int]) -> Iterator[Sequence[int]]:
         """Yield batches of similar lengths, longest first, so that memory errors show up at once."""
         ordered = sorted(indexes, key=length, reverse=True)
         return (ordered[start : start + self._batch] for start in range(0, len(ordered), self._batch))
 
-    def _answer(self, contexts: Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
+    def _generate_batch(self, contexts: Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
         """Return the answers of one batch of requests with equal arguments."""
         until = arguments.get("until") or []
-        tokens = min(int(arguments.get("max_gen_toks", NEW_TOKENS)), self._length - 1)
+        tokens = min(int(arguments.get("max_gen_toks", DEFAULT_MAX_TOKENS)), self._length - 1)
         stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
         how: dict[str, Any] = {"max_tokens": tokens}
         is_drawn = arguments.get("do_sample", bool(arguments.get("temperature")))
         if is_drawn and (temperature := arguments.get("temperature", 1.0)):
             how |= {"temperature": temperature, "seed": self._seed}
-            how |= {key: arguments[key] for key in CUTTING if arguments.get(key)}
+            how |= {key: arguments[key] for key in CUTTING_FIELDS if arguments.get(key)}
             # The same request in a later batch must draw different tokens.
             self._seed += 1
         prompts = [
@@ -131,7 +131,7 @@ class Answers:
         return answers
 
 
-def model(loaded: TextModel, batch: int = BATCH, seed: int = 0) -> Any:
+def model(loaded: TextModel, batch: int = DEFAULT_BATCH, seed: int = 0) -> Any:
     """Gives a language model to the [evaluation harness](using-models.md#the-evaluation-harness), which is not a
     dependency: `pip install lm-eval`.
 
@@ -153,4 +153,4 @@ def model(loaded: TextModel, batch: int = BATCH, seed: int = 0) -> Any:
         from lm_eval.api.model import LM  # type: ignore[import-not-found]
     except ImportError:
         raise SpecError("lm_eval is not installed; install it with pip install lm-eval") from None
-    return type("Jaxlaunch", (Answers, LM), {})(loaded, batch, seed)
+    return type("Jaxlaunch", (HarnessModel, LM), {})(loaded, batch, seed)

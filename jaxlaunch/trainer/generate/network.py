@@ -26,17 +26,17 @@ from jax import Array
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.attention import implementations
-from jaxlaunch.trainer.attention.implementations import UNSEEN, Attention, Keys, Visible
+from jaxlaunch.trainer.attention.implementations import MASKED_SCORE, Attention, Keys, Visible
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.models.decoder import Block, Decoder, Look
-from jaxlaunch.trainer.models.experts import Mixture, Routed
+from jaxlaunch.trainer.models.decoder import Block, Decoder, LayerAttention
+from jaxlaunch.trainer.models.experts import Mixture, RoutingTotals
 from jaxlaunch.trainer.models.gpt2 import GPT2
 from jaxlaunch.trainer.models.language_model import LanguageModel
-from jaxlaunch.trainer.models.layers import ModelOptions, whole
+from jaxlaunch.trainer.models.layers import ModelOptions, gather_sequence
 from jaxlaunch.trainer.numerics import memory, precision
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
-from jaxlaunch.trainer.step.state import ModelArrays, Named
+from jaxlaunch.trainer.step.state import ModelArrays, NamedArrays
 
 Config = spec.Decoder | spec.GPT2
 # Attention for prompts: kernels accept only certain lengths.
@@ -46,8 +46,8 @@ ATTENTION = "xla"
 class Weights(NamedTuple):
     """Parameters by name, outside of the layers and for each layer."""
 
-    outer: Named
-    layers: tuple[Named, ...]
+    outer: NamedArrays
+    layers: tuple[NamedArrays, ...]
 
 
 class Network:
@@ -61,8 +61,8 @@ class Network:
             raise SpecError(f"train.model.kind = {model.kind} does not generate tokens; decoder and gpt2 do")
         self.config: Config = model
         self.mesh = mesh
-        self._precision = precision.policy(dtypes)
-        with self.context():
+        self._precision = precision.resolve_precision(dtypes)
+        with self.tracing_context():
             self._arrays = ModelArrays(nnx.eval_shape(partial(_build_model, model, self._precision.output)))
         self.abstract = {}
         for name, leaf in self._arrays.params.items():
@@ -70,18 +70,18 @@ class Network:
             self.abstract[name] = jax.ShapeDtypeStruct(leaf.shape, self._precision.compute, sharding=split)
         looks = _layer_looks(model)
         self._looks = [looks[layer % len(looks)] for layer in range(model.layers)]
-        stacks = model.stacks if isinstance(model, spec.Decoder) else {"blocks": tuple(range(model.layers))}
+        stacks = model.layer_stacks if isinstance(model, spec.Decoder) else {"blocks": tuple(range(model.layers))}
         self._stacks: Mapping[str, tuple[int, ...]] = stacks  # name of a stack of parameters -> its layers
 
     @contextlib.contextmanager
-    def context(self) -> Iterator[None]:
+    def tracing_context(self) -> Iterator[None]:
         """Set the mesh and the precision for tracing."""
         matmul = self._precision.matmul
         with jax.set_mesh(self.mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
             with jax.default_matmul_precision(matmul) if matmul else contextlib.nullcontext():
                 yield
 
-    def slots(self, length: int) -> tuple[int, ...]:
+    def cache_slots(self, length: int) -> tuple[int, ...]:
         """Return the number of slots in each layer's cache for rows of up to `length` tokens."""
         return tuple(length if look.window is None else min(look.window, length) for look in self._looks)
 
@@ -90,53 +90,53 @@ class Network:
     def bytes_per_device(self, count: int, length: int) -> int:
         """Return the bytes on a device of the weights and of the caches for `count` rows of `length` tokens."""
         config, mp = self.config, self.mesh.shape["mp"]
-        heads = config.groups if isinstance(config, spec.Decoder) else config.heads
-        size = config.size if isinstance(config, spec.Decoder) else config.width // config.heads
-        rows, local_heads = -(-count // meshes.shards(self.mesh)), heads if heads % mp else heads // mp
-        tokens = 2 * rows * local_heads * size * sum(self.slots(length))
+        heads = config.kv_head_count if isinstance(config, spec.Decoder) else config.heads
+        size = config.head_channels if isinstance(config, spec.Decoder) else config.width // config.heads
+        rows, local_heads = -(-count // meshes.count_shards(self.mesh)), heads if heads % mp else heads // mp
+        tokens = 2 * rows * local_heads * size * sum(self.cache_slots(length))
         return memory.bytes_per_device(self.abstract) + tokens * jnp.dtype(self._precision.compute).itemsize
 
-    def unstack(self, params: dict[str, Array]) -> Weights:
+    def unstack_params(self, params: dict[str, Array]) -> Weights:
         """Convert stacked `params` in any float dtype to the weights of the passes.
 
         Each stacked array is removed from `params` as soon as its layers have been copied, to limit the memory.
         """
-        outer: Named = {}
-        layers: tuple[Named, ...] = tuple({} for _ in range(self.config.layers))
+        outer: NamedArrays = {}
+        layers: tuple[NamedArrays, ...] = tuple({} for _ in range(self.config.layers))
         for name in list(params):
             leaf, like = params.pop(name), self.abstract[name]
-            stack, _, rest = name.partition(".")
-            with self.context():
+            stack, _, parameter_name = name.partition(".")
+            with self.tracing_context():
                 if stack not in self._stacks:
-                    outer[name] = _copy(leaf, like.dtype, like.sharding)
+                    outer[name] = _copy_array(leaf, like.dtype, like.sharding)
                     continue
                 layer_spec = jax.sharding.PartitionSpec(*like.sharding.spec[1:])
-                parts = _unstack(leaf, like.dtype, jax.sharding.NamedSharding(self.mesh, layer_spec))
+                parts = _unstack_layers(leaf, like.dtype, jax.sharding.NamedSharding(self.mesh, layer_spec))
             for layer, part in zip(self._stacks[stack], parts, strict=True):
-                layers[layer][rest] = part
+                layers[layer][parameter_name] = part
         return Weights(outer, layers)
 
-    def stack(self, weights: Weights) -> dict[str, Array]:
+    def stack_params(self, weights: Weights) -> dict[str, Array]:
         """Return the parameters by their names in the trainer and in checkpoints."""
         params = {}
-        with self.context():
+        with self.tracing_context():
             for name in self.abstract:
-                stack, _, rest = name.partition(".")
+                stack, _, parameter_name = name.partition(".")
                 if stack in self._stacks:
-                    params[name] = jnp.stack([weights.layers[layer][rest] for layer in self._stacks[stack]])
+                    params[name] = jnp.stack([weights.layers[layer][parameter_name] for layer in self._stacks[stack]])
                 else:
                     params[name] = weights.outer[name]
         return params
 
-    def model(self, params: Mapping[str, Array]) -> LanguageModel:
+    def build_model(self, params: Mapping[str, Array]) -> LanguageModel:
         """Return a model with these stacked parameters, to be called with tokens_BL."""
-        model: LanguageModel = self._arrays.merge(dict(params), {}, jax.random.key(0))
+        model: LanguageModel = self._arrays.merge_model(dict(params), {}, jax.random.key(0))
         model.eval()  # type: ignore[no-untyped-call]
         return model
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
-    def prompts(
+    def run_prompts(
         self, weights: Weights, tokens_BP: Array, pad_B: Array, slots: Sequence[int]
     ) -> tuple[Array, tuple[Cache, ...]]:
         """Return logits_BV after the last token of left-padded prompts, and the caches of the layers."""
@@ -144,10 +144,10 @@ class Network:
         places_BP = jnp.maximum(index_1P - pad_B[:, None], 0)
         keys = Visible(mask_BL=(index_1P >= pad_B[:, None]).astype(jnp.int32))
         attends = [PromptAttention(look.plain, count) for look, count in zip(self._looks, slots, strict=True)]
-        model, x_BPD = self._run(weights, tokens_BP, places_BP, attends, keys)
+        model, x_BPD = self._run_layers(weights, tokens_BP, places_BP, attends, keys)
         return model.project(x_BPD[:, -1:], model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
 
-    def token(
+    def run_token(
         self, weights: Weights, token_B: Array, at: Array, pad_B: Array, caches: Sequence[Cache]
     ) -> tuple[Array, tuple[Cache, ...]]:
         """Return logits_BV after one more token per row, at index `at`, and the updated caches."""
@@ -155,29 +155,29 @@ class Network:
             TokenAttention(cache, at, pad_B, scale=look.scale, cap=look.cap)
             for look, cache in zip(self._looks, caches, strict=True)
         ]
-        model, x_B1D = self._run(weights, token_B[:, None], (at - pad_B)[:, None], attends, None)
+        model, x_B1D = self._run_layers(weights, token_B[:, None], (at - pad_B)[:, None], attends, None)
         return model.project(x_B1D, model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
 
-    def logits(self, weights: Weights, tokens_BL: Array) -> Array:
+    def compute_logits(self, weights: Weights, tokens_BL: Array) -> Array:
         """Return logits_BLV without a cache. Rows are padded on the right, where no token sees the padding."""
         attends = [look.plain for look in self._looks]
-        model, x_BLD = self._run(weights, tokens_BL, jnp.arange(tokens_BL.shape[1])[None, :], attends, None)
+        model, x_BLD = self._run_layers(weights, tokens_BL, jnp.arange(tokens_BL.shape[1])[None, :], attends, None)
         return model.project(x_BLD, model.head_DV)
 
-    def _run(
+    def _run_layers(
         self, weights: Weights, tokens_BL: Array, places_BL: Array, attends: Sequence[Attention], keys: Keys
     ) -> tuple[LanguageModel, Array]:
         """Return the model, whose own layers must not be used, and its normalized stream after the last layer."""
-        model = self.model({**self._arrays.params, **weights.outer})
+        model = self.build_model({**self._arrays.params, **weights.outer})
         blocks = {layer: _Stack(getattr(model, stack)) for stack in self._stacks for layer in self._stacks[stack]}
         if isinstance(self.config, spec.GPT2):
             # Positions past the table belong to padding.
-            places_BL = jnp.minimum(places_BL, self.config.rows - 1)
-        x_BLD = model.stream(tokens_BL, places_BL)
+            places_BL = jnp.minimum(places_BL, self.config.position_rows - 1)
+        x_BLD = model.embed_inputs(tokens_BL, places_BL)
         for layer, look in enumerate(self._looks):
-            block = blocks[layer].layer(weights.layers[layer])
+            block = blocks[layer].build_layer(weights.layers[layer])
             x_BLD = look.apply(block, x_BLD, attends[layer], places_BL, keys)
-        return model, whole(model.norm(x_BLD))
+        return model, gather_sequence(model.norm(x_BLD))
 
 
 class _Stack:
@@ -188,7 +188,7 @@ class _Stack:
         leaves, self._tree = jax.tree_util.tree_flatten_with_path(state)
         self._names = [".".join(str(key.key) for key in path[:-1]) for path, _ in leaves]
 
-    def layer(self, params: Named) -> Any:
+    def build_layer(self, params: NamedArrays) -> Any:
         """Return the layer of these parameters."""
         leaves = [params[name] for name in self._names]
         return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
@@ -215,10 +215,10 @@ class LayerLook(NamedTuple):
 def _layer_looks(config: Config) -> list[LayerLook]:
     """Return the looks of the layers, as a pattern that repeats."""
     if isinstance(config, spec.GPT2):
-        return [LayerLook(implementations.causal(ATTENTION), None, None, None, _apply_gpt2_layer)]
-    looks, scale = [], (config.query_scalar or config.size) ** -0.5
-    for name in config.looks:
-        look, window = Look.of(config, name, ATTENTION), config.window if name == "window" else None
+        return [LayerLook(implementations.causal_attention(ATTENTION), None, None, None, _apply_gpt2_layer)]
+    looks, scale = [], (config.query_scalar or config.head_channels) ** -0.5
+    for name in config.attention_spans:
+        look, window = LayerAttention.from_config(config, name, ATTENTION), config.window if name == "window" else None
         apply = partial(_apply_decoder_layer, config, look)
         looks.append(LayerLook(look.attend, window, scale, config.score_cap, apply))
     return looks
@@ -231,15 +231,21 @@ def _apply_gpt2_layer(block: Any, x_BLD: Array, attend: Attention, places_BL: Ar
 
 
 def _apply_decoder_layer(
-    config: spec.Decoder, look: Look, block: Block, x_BLD: Array, attend: Attention, places_BL: Array, keys: Keys
+    config: spec.Decoder,
+    look: LayerAttention,
+    block: Block,
+    x_BLD: Array,
+    attend: Attention,
+    places_BL: Array,
+    keys: Keys,
 ) -> Array:
-    look = Look(attend, partial(look.rope, places_BL=places_BL))
+    look = LayerAttention(attend, partial(look.rope, places_BL=places_BL))
     if config.experts is None:
         return block(x_BLD, keys, look)
     # The counts of the mixture are not read here.
-    mixture = Mixture.of(config)
+    mixture = Mixture.from_config(config)
     real_BL, place_M = jnp.ones(x_BLD.shape[:2], jnp.float32), jnp.zeros(mixture.layers, jnp.float32)
-    return block.routed((x_BLD, Routed.none(mixture)), keys, look, real_BL, place_M)[0]
+    return block.apply_routed((x_BLD, RoutingTotals.zeros(mixture)), keys, look, real_BL, place_M)[0]
 
 
 def _build_model(config: Config, output: jnp.dtype) -> LanguageModel:
@@ -251,13 +257,13 @@ def _build_model(config: Config, output: jnp.dtype) -> LanguageModel:
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _copy(array: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding) -> Array:
+def _copy_array(array: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding) -> Array:
     copy: Array = jax.lax.with_sharding_constraint(array.astype(dtype), split)
     return copy
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _unstack(stack: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding) -> tuple[Array, ...]:
+def _unstack_layers(stack: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding) -> tuple[Array, ...]:
     return tuple(jax.lax.with_sharding_constraint(part.astype(dtype), split) for part in jnp.unstack(stack))
 
 
@@ -326,6 +332,6 @@ class TokenAttention:
         if self._cap is not None:
             scores_BGRS = self._cap * jnp.tanh(scores_BGRS / self._cap)
         seen_B11S = self.cache.seen_BS(self._at, self._pad_B)[:, None, None, :]
-        shares_BGRS = jax.nn.softmax(jnp.where(seen_B11S, scores_BGRS, UNSEEN)).astype(dtype)
+        shares_BGRS = jax.nn.softmax(jnp.where(seen_B11S, scores_BGRS, MASKED_SCORE)).astype(dtype)
         mixed_BGRK = jnp.einsum("bgrs,bgsk->bgrk", shares_BGRS, self.cache.value_BGSK)
         return mixed_BGRK.reshape(batch, 1, heads, size).astype(dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.errors import SpecError, said
+from jaxlaunch.trainer.errors import SpecError, pydantic_message
 from jaxlaunch.trainer.huggingface.families import (
     ACTIVATIONS,
     FAMILIES,
@@ -53,7 +53,7 @@ _YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 _SPECIAL_NAMES = {"window": "sliding_window", "dense_layers": "mlp_only_layers"}
 
 
-def parse_model(config: Config) -> spec.Published:
+def parse_model(config: Config) -> spec.PublishedModel:
     """Return the model that a config.json describes. Raises SpecError for invalid and unsupported keys."""
     name = str(config.get("model_type"))
     if name not in FAMILIES:
@@ -81,20 +81,20 @@ def parse_model(config: Config) -> spec.Published:
         model: Any = pydantic.TypeAdapter(Model).validate_python({"kind": family.kind, **keys})
     except pydantic.ValidationError as error:
         raise SpecError("; ".join(_say_in_their_names(family, fault) for fault in error.errors())) from None
-    assert isinstance(model, spec.Published), "every family is of a published model"
+    assert isinstance(model, spec.PublishedModel), "every family is of a published model"
     return model
 
 
 def _say_in_their_names(family: Family, fault: Mapping[str, Any]) -> str:
     """Return a fault of pydantic with the key names of config.json instead of ours."""
     names = {ours: theirs for theirs, ours in family.keys.items()} | _SPECIAL_NAMES
-    message, place = said(fault), [str(part) for part in fault["loc"][1:]]
+    message, place = pydantic_message(fault), [str(part) for part in fault["loc"][1:]]
     if not place:
         return re.sub(r"\b(\w+)(?= (=|is|has) )", lambda word: names.get(word[1], word[1]), message)
     return f"{'.'.join([names.get(place[0], place[0]), *place[1:]])} is {json.dumps(fault['input'])}: {message}"
 
 
-def differences(mine: spec.Published, theirs: spec.Published, keys: set[str] | None = None) -> list[str]:
+def differences(mine: spec.PublishedModel, theirs: spec.PublishedModel, keys: set[str] | None = None) -> list[str]:
     """Return a sentence for each key, of `keys` or of all, in which the folder's model differs from the job's."""
     compared = [key for key in type(mine).model_fields if key not in OWN and (keys is None or key in keys)]
     if mine.kind != theirs.kind and "kind" in compared:
@@ -123,7 +123,7 @@ def differences(mine: spec.Published, theirs: spec.Published, keys: set[str] | N
     return found
 
 
-def find_family(model: spec.Published) -> str:
+def find_family(model: spec.PublishedModel) -> str:
     """Return the model_type for the export of a model: its own family, or the first one that matches.
 
     Raises SpecError with the differences to the nearest family if none matches.
@@ -143,7 +143,7 @@ def find_family(model: spec.Published) -> str:
     return nearest
 
 
-def render_config(model: spec.Published) -> dict[str, Any]:
+def render_config(model: spec.PublishedModel) -> dict[str, Any]:
     """Return the config.json of a model as a dict. Raises SpecError if Hugging Face has no such model."""
     return _render(model, find_family(model))
 
@@ -330,14 +330,14 @@ def _parse_scaling(name: str, block: Mapping[str, Any], config: Config) -> dict[
 # --- ours -> theirs ---------------------------------------------------------------------------------------------------
 
 
-def _meant_value(model: spec.Published, key: str) -> Any:
+def _meant_value(model: spec.PublishedModel, key: str) -> Any:
     """Return the value of a key in a canonical form, which is equal for equal models."""
     value = getattr(model, key)
     match key:
         case "rope_scaling":
             return None if value is None else value.model_dump()
         case "query_scalar":
-            return value or float(model.size) if isinstance(model, spec.Decoder) else None
+            return value or float(model.head_channels) if isinstance(model, spec.Decoder) else None
         case "biases":
             return sorted(value)
     return getattr(model, MEANT.get(key, key), value)
@@ -345,17 +345,17 @@ def _meant_value(model: spec.Published, key: str) -> Any:
 
 def _layer_looks(model: spec.Decoder, layers: int) -> list[str]:
     """Return the kind of each layer, from the pattern if there is one: a job may take the window from the folder."""
-    looks = model.pattern or model.looks
+    looks = model.pattern or model.attention_spans
     return [looks[layer % len(looks)] for layer in range(layers)]
 
 
-def _render(model: spec.Published, name: str) -> dict[str, Any]:
+def _render(model: spec.PublishedModel, name: str) -> dict[str, Any]:
     family = FAMILIES[name]
     config = {"architectures": [family.architecture], "model_type": name, **family.constant}
     for theirs, ours in family.keys.items():
         if ours == "positions":
-            value: Any = model.rows if isinstance(model, spec.GPT2) else None
-            value = model.reach if isinstance(model, spec.Decoder) else value
+            value: Any = model.position_rows if isinstance(model, spec.GPT2) else None
+            value = model.max_positions if isinstance(model, spec.Decoder) else value
         elif ours == "query_scalar":
             value = _meant_value(model, ours)
         elif ours == "rope_local_theta" and isinstance(model, spec.Decoder):
@@ -367,7 +367,7 @@ def _render(model: spec.Published, name: str) -> dict[str, Any]:
         config |= dict(_render_decoder(model, family))
     elif isinstance(model, spec.GPT2) and model.vocab <= GPT2_END:
         config |= {"bos_token_id": None, "eos_token_id": None}
-    elif isinstance(model, spec.OfImages):
+    elif isinstance(model, spec.ImageModel):
         labels = {str(label): f"LABEL_{label}" for label in range(model.classes)}
         config |= {"id2label": labels, "label2id": {name: int(label) for label, name in labels.items()}}
     return config
@@ -392,8 +392,8 @@ def _render_decoder(model: spec.Decoder, family: Family) -> Iterator[tuple[str, 
             yield "use_sliding_window", "window" in looks
         if family.window == "switched":
             yield "max_window_layers", looks.index("window") if "window" in looks else model.layers
-        elif "rope_local_base_freq" in family.keys and "full" in model.looks:
-            yield "sliding_window_pattern", model.looks.index("full") + 1
+        elif "rope_local_base_freq" in family.keys and "full" in model.attention_spans:
+            yield "sliding_window_pattern", model.attention_spans.index("full") + 1
     if "experts" in family.keys.values():
         if model.balance:
             yield "router_aux_loss_coef", model.balance

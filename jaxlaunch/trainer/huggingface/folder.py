@@ -17,9 +17,9 @@ import pydantic
 from etils import epath
 
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.errors import SpecError, StorageError, said
+from jaxlaunch.trainer.errors import SpecError, StorageError, pydantic_message
 from jaxlaunch.trainer.huggingface import config_json
-from jaxlaunch.trainer.spec import Decoder, OfImages, Published, TrainSpec
+from jaxlaunch.trainer.spec import Decoder, ImageModel, PublishedModel, TrainSpec
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # The number of bilinear resampling in Pillow.
@@ -36,7 +36,7 @@ def resolve_spec(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     config.json cannot be read, is not supported, or does not agree with the job.
     """
     model = train.model
-    if not isinstance(model, Published) or model.init_from is None:
+    if not isinstance(model, PublishedModel) or model.init_from is None:
         return train
     folder = model.init_from
     if not is_here:
@@ -54,12 +54,12 @@ def resolve_spec(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     try:
         keys["model"] = type(theirs).model_validate({**theirs.model_dump(), **own})
     except pydantic.ValidationError as error:
-        raise SpecError(f"train.model: {said(error.errors()[0])}") from None
+        raise SpecError(f"train.model: {pydantic_message(error.errors()[0])}") from None
     try:
         return TrainSpec.model_validate(keys)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        raise SpecError(f"{'.'.join(('train', *map(str, first['loc'])))}: {said(first)}") from None
+        raise SpecError(f"{'.'.join(('train', *map(str, first['loc'])))}: {pydantic_message(first)}") from None
 
 
 def _config_path(folder: str) -> epath.Path:
@@ -69,11 +69,11 @@ def _config_path(folder: str) -> epath.Path:
 def _storage(folder: str) -> contextlib.AbstractContextManager[None]:
     """Translate the errors of an object store within the block to SpecError or StorageError."""
     if remote.is_remote(folder):
-        return remote.storage(f"reading train.model.init_from = {folder}", SpecError)
+        return remote.convert_errors(f"reading train.model.init_from = {folder}", SpecError)
     return contextlib.nullcontext()
 
 
-def read_model(folder: str) -> Published:
+def read_model(folder: str) -> PublishedModel:
     """Return the model that config.json describes, with the pixel statistics of preprocessor_config.json.
 
     Raises SpecError, and StorageError if a store fails.
@@ -81,7 +81,7 @@ def read_model(folder: str) -> Published:
     path, name = _config_path(folder), "config.json"
     try:
         if remote.is_remote(folder):
-            remote.check("train.model.init_from", folder)
+            remote.check_url("train.model.init_from", folder)
         with _storage(folder):
             config = json.loads(path.read_text())
         if not isinstance(config, dict):
@@ -93,15 +93,15 @@ def read_model(folder: str) -> Published:
         name = PREPROCESSOR_FILE
         with _storage(folder):
             preprocessor = epath.Path(folder) / name
-            text = preprocessor.read_text() if isinstance(model, OfImages) and preprocessor.exists() else None
+            text = preprocessor.read_text() if isinstance(model, ImageModel) and preprocessor.exists() else None
     except (OSError, ValueError) as error:
         raise SpecError(f"train.model.init_from = {folder}: {name} cannot be read: {error}") from None
-    if text is None or not isinstance(model, OfImages):
+    if text is None or not isinstance(model, ImageModel):
         return model
     return with_pixels(model, parse_pixels(text, str(preprocessor)))
 
 
-def check_model(mine: Published, theirs: Published, folder: str, keys: set[str] | None = None) -> None:
+def check_model(mine: PublishedModel, theirs: PublishedModel, folder: str, keys: set[str] | None = None) -> None:
     """Raise SpecError if keys of the job's model, by default all, differ from the model of the folder."""
     differences = config_json.differences(mine, theirs, keys)
     if differences:
@@ -135,13 +135,13 @@ def parse_pixels(text: str, where: str) -> dict[str, list[float]]:
     return {key: [value / factor for value in values] for key, values in pixels.items()}
 
 
-def with_pixels(model: OfImages, pixels: Mapping[str, list[float]]) -> OfImages:
+def with_pixels(model: ImageModel, pixels: Mapping[str, list[float]]) -> ImageModel:
     """Return the model with these means and deviations; a single number applies to all channels."""
     update = {key: values * (model.channels if len(values) == 1 else 1) for key, values in pixels.items()}
     return model.model_copy(update=update)
 
 
-def render_preprocessor(model: OfImages, size: Sequence[int] | None, share: float) -> dict[str, Any] | None:
+def render_preprocessor(model: ImageModel, size: Sequence[int] | None, share: float) -> dict[str, Any] | None:
     """Return the preprocessing of an evaluation in transformers' keys.
 
     The center crop has `share` of a side and is resized to `size`, height and width. Returns None if each image is

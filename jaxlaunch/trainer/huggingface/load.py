@@ -28,7 +28,7 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import folder, names
 from jaxlaunch.trainer.huggingface.names import Leaf
-from jaxlaunch.trainer.spec import Published, ViT
+from jaxlaunch.trainer.spec import PublishedModel, ViT
 
 INDEX = "model.safetensors.index.json"
 KEY = "train.model.init_from"
@@ -42,7 +42,7 @@ Slices = tuple[slice, ...]
 Grid = tuple[int, int]  # rows and columns of patches
 
 
-def load_parameters(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
+def load_parameters(model: PublishedModel, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
     """Load the parameters of `model` from its folder, with the shapes, dtypes and shardings of `wanted`, by name.
 
     Raises SpecError if config.json describes another model, or a tensor is missing, unexpected or of another shape.
@@ -51,7 +51,7 @@ def load_parameters(model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct]
 
 
 def iterate_parameters(
-    model: Published, wanted: Mapping[str, jax.ShapeDtypeStruct], *, is_cast: bool = True
+    model: PublishedModel, wanted: Mapping[str, jax.ShapeDtypeStruct], *, is_cast: bool = True
 ) -> Iterator[tuple[str, Array]]:
     """Yield the parameters of `load_parameters` one by one, so that the caller can release them.
 
@@ -66,7 +66,7 @@ def iterate_parameters(
     stored = dict(wanted)
     if isinstance(model, ViT) and isinstance(theirs, ViT) and "positions" in wanted:
         like = wanted["positions"]
-        count = like.shape[0] - model.patches + theirs.patches
+        count = like.shape[0] - model.patch_count + theirs.patch_count
         stored["positions"] = jax.ShapeDtypeStruct((count, *like.shape[1:]), like.dtype)
     check_tensors(path, "train.model", leaves, stored, files, names.unread_suffixes(model))
     for name, like in wanted.items():
@@ -83,11 +83,11 @@ def iterate_parameters(
         spans = tuple(slice(0, size) for size in shape)
         whole = read_part(leaf, spans, jax.ShapeDtypeStruct(shape, jnp.float32), files)
         files.close()
-        positions = interpolate_positions(whole, theirs.grid, model.grid).astype(dtype)
+        positions = interpolate_positions(whole, theirs.patch_grid, model.patch_grid).astype(dtype)
         yield name, jax.make_array_from_callback(cast.shape, cast.sharding, positions.__getitem__)
 
 
-def folder_leaves(model: Published, files: Files) -> dict[str, Leaf]:
+def folder_leaves(model: PublishedModel, files: Files) -> dict[str, Leaf]:
     """Return the leaves with the names of this folder: files of a model without its head have no prefix."""
     leaves, prefix = names.parameter_leaves(model), names.PREFIX[model.kind]
     if any(name.startswith(prefix) for name in files):
@@ -205,8 +205,8 @@ class Files:
         self._key = key
         storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if remote.is_remote(folder):
-            remote.check(key, folder)
-            storage = remote.storage(f"reading {key} = {folder}", SpecError)
+            remote.check_url(key, folder)
+            storage = remote.convert_errors(f"reading {key} = {folder}", SpecError)
         with storage:
             self._paths = _tensor_paths(folder, key)
         self._open: dict[str, Any] = {}
@@ -269,8 +269,8 @@ class RemoteFile:
 
     def __init__(self, url: str, key: str = KEY) -> None:
         self._url, self._key = url, key
-        with remote.storage(f"reading {url}", SpecError):
-            size = int(remote.filesystem(url).size(url))
+        with remote.convert_errors(f"reading {url}", SpecError):
+            size = int(remote.open_filesystem(url).size(url))
         self._start = LENGTH_BYTES
         if size > LENGTH_BYTES:
             self._start += int.from_bytes(self.read(0, LENGTH_BYTES), "little")
@@ -303,8 +303,8 @@ class RemoteFile:
 
     def read(self, start: int, end: int) -> bytes:
         """Read the bytes from `start` to `end`. Raises SpecError, StorageError."""
-        with remote.storage(f"reading {self._url}", SpecError):
-            data: bytes = remote.filesystem(self._url).cat_file(self._url, start=start, end=end)
+        with remote.convert_errors(f"reading {self._url}", SpecError):
+            data: bytes = remote.open_filesystem(self._url).cat_file(self._url, start=start, end=end)
         return data
 
 

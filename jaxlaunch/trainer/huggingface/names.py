@@ -86,7 +86,7 @@ def _decoder(model: spec.Decoder, layer: str = "model.layers.{l}.") -> Iterator[
     yield "norm.scale", Leaf("d", "d", "model.norm.weight")
     if not model.tied:
         yield "head", Leaf("dv", "v d", "lm_head.weight")
-    for stack, numbers in model.stacks.items():
+    for stack, numbers in model.layer_stacks.items():
         mlp = _experts if stack == "blocks" and model.experts else _mlp
         for ours, leaf in (*_attention(model, layer), *mlp(model, layer)):
             yield ours.replace("blocks", stack, 1), dataclasses.replace(leaf, layers=numbers)
@@ -242,20 +242,20 @@ PREFIX: Mapping[str, str] = {
 HEAD = ("head", "head_bias")
 
 
-def unread_suffixes(model: spec.Published) -> tuple[str, ...]:
+def unread_suffixes(model: spec.PublishedModel) -> tuple[str, ...]:
     """Return the suffixes of tensors that this model's files may contain and that are not read."""
-    if isinstance(model, spec.Decoder) and model.tied:
+    if isinstance(model, spec.Decoder) and model.tied:  # some publish the embedding under the head's name as well
         # Some repositories also publish the embedding under the name of the head.
         return (*_UNREAD[model.kind], "lm_head.weight")
     return (*_UNREAD[model.kind], *(parameter_leaves(model)[name].name for name in new_parameters(model)))
 
 
-def new_parameters(model: spec.Published) -> tuple[str, ...]:
+def new_parameters(model: spec.PublishedModel) -> tuple[str, ...]:
     """Return the parameters of a new head, which are initialized at random instead of loaded."""
-    return HEAD if isinstance(model, spec.OfImages) and model.new_head else ()
+    return HEAD if isinstance(model, spec.ImageModel) and model.new_head else ()
 
 
-def batch_counts(model: spec.Published) -> dict[str, Leaf]:
+def batch_counts(model: spec.PublishedModel) -> dict[str, Leaf]:
     """Return the leaves of the batch counters of norms, which exist only in their files."""
     if not isinstance(model, spec.ResNet):
         return {}
@@ -265,7 +265,7 @@ def batch_counts(model: spec.Published) -> dict[str, Leaf]:
     }
 
 
-def parameter_leaves(model: spec.Published) -> dict[str, Leaf]:
+def parameter_leaves(model: spec.PublishedModel) -> dict[str, Leaf]:
     """Return the leaves of a model's parameters by name, and of the running statistics of a ResNet.
 
     Raises SpecError for unsupported options: pooling of a ViT, another stem or epsilon of a ResNet.

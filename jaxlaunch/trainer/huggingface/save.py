@@ -24,12 +24,12 @@ import pydantic
 from etils import epath
 from jax import Array
 
-from jaxlaunch.trainer.errors import SpecError, said
+from jaxlaunch.trainer.errors import SpecError, pydantic_message
 from jaxlaunch.trainer.huggingface import config_json, load, names
 from jaxlaunch.trainer.huggingface.folder import GENERATION, TOKEN_KEYS, read_generation, special_token_ids
 from jaxlaunch.trainer.huggingface.load import INDEX, Files
 from jaxlaunch.trainer.huggingface.names import Leaf
-from jaxlaunch.trainer.spec import GPT2, MLP, OfImages, Published
+from jaxlaunch.trainer.spec import GPT2, MLP, ImageModel, PublishedModel
 
 # Maximum size of one safetensors file.
 FILE_BYTES = 2 * 2**30
@@ -55,7 +55,7 @@ class Parameter(Protocol):
 
 def save_model(
     to: str,
-    model: Published,
+    model: PublishedModel,
     params: Mapping[str, Parameter],
     file_bytes: int = FILE_BYTES,
     beside: Mapping[str, bytes] = MappingProxyType({}),
@@ -88,7 +88,7 @@ def save_model(
     dtype = next(iter(params.values())).dtype.name
     config = config_json.render_config(model)
     files: dict[str, Mapping[str, Any] | bytes] = {}
-    if isinstance(model, OfImages):
+    if isinstance(model, ImageModel):
         if len(classes) == model.classes:
             config |= {"id2label": dict(enumerate(classes)), "label2id": {name: at for at, name in enumerate(classes)}}
     else:
@@ -253,7 +253,7 @@ def read_mlp_model(folder: str) -> MLP | None:
         return MLP.model_validate({"kind": "mlp", **{key: config.get(key) for key in MLP_SIZES}})
     except pydantic.ValidationError as error:
         wrong = error.errors()[0]
-        raise SpecError(f"{folder}: config.json: {wrong['loc'][0]} {said(wrong)}") from None
+        raise SpecError(f"{folder}: config.json: {wrong['loc'][0]} {pydantic_message(wrong)}") from None
     except ValueError as error:
         raise SpecError(f"{folder}: config.json cannot be read: {error}") from None
 

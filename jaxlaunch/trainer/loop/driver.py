@@ -20,158 +20,163 @@ import numpy as np
 
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.checkpoint.consensus import on_primary
+from jaxlaunch.trainer.checkpoint.consensus import run_on_primary
 from jaxlaunch.trainer.checkpoint.reader import BEST
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.data.pipeline import Prefetcher
 from jaxlaunch.trainer.errors import Stopped
-from jaxlaunch.trainer.loop.training import Place, Training, cut_spans
-from jaxlaunch.trainer.metrics.means import BestSteps, Patience, value_of
+from jaxlaunch.trainer.loop.training import RunContext, Training, cut_spans
+from jaxlaunch.trainer.metrics.means import BestSteps, Patience, watched_value
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.metrics.recorder import FLAGS
+from jaxlaunch.trainer.metrics.recorder import LOOP_KEYS
 from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.profiling.profiler import Profiler
-from jaxlaunch.trainer.start.distributed import Stop, meet
-from jaxlaunch.trainer.tracking import feeding
+from jaxlaunch.trainer.start.distributed import Stop, wait_for_all
+from jaxlaunch.trainer.tracking import tracker_feed
 
 # The state of a training.
 S = TypeVar("S")
 
 # Evaluations and saves collect garbage, too. This is the interval without them.
-COLLECT_EVERY = 1000  # steps
+COLLECTION_INTERVAL_STEPS = 1000  # steps
 # A longer wait for a batch is reported as the phase `data`.
-READY_S = 0.02
+READY_BATCH_S = 0.02
 
 
 class Loop(Generic[S]):
     """One attempt at a run of `training`, from the newest checkpoint until every save is committed."""
 
-    def __init__(self, training: Training[S], place: Place, stop: Stop, report: Progress) -> None:
+    def __init__(self, training: Training[S], context: RunContext, stop: Stop, report: Progress) -> None:
         self.training, self.settings, self.metrics = training, training.settings, training.metrics
-        self._saved_before = place.saved
+        self._earlier_saved_step = context.saved_step
         self.stop, self.report = stop, report
         self.store = Store(
-            training.folder, keep=self.settings.keep, uid=place.uid, take_over=place.take_over, note=training.note
+            training.folder, keep=self.settings.keep, uid=context.uid, take_over=context.take_over, note=training.note
         )
         self.profiler = Profiler(
             self.settings.profile,
             rank=jax.process_index(),
-            run_dir=place.run_dir,
-            request=place.profile,
+            run_dir=context.run_dir,
+            request=context.profile,
             report=report,
             settle=self._read_metrics,
-            programs=training.programs,
+            programs=training.hlo_texts,
         )
         self.best = None if self.settings.best is None else BestSteps(self.settings.best)
         self.patience = None if self.settings.stop_early is None else Patience(self.settings.stop_early)
         # The last step that was dispatched. Its metrics may still be unread.
-        self.done = 0
+        self.done_step = 0
         # Whether this attempt has dispatched a step.
-        self.is_stepping = False
+        self.has_stepped = False
         # The last step that was handed to the store.
-        self.saved = -1
-        self.evaluated = -1
+        self.saved_step = -1
+        self.evaluated_step = -1
         # The last step that was reported as committed.
-        self._committed: int | None = None
+        self._committed_step: int | None = None
         # The steps whose metrics are not read yet.
-        self._pending: tuple[range, dict[str, jax.Array]] | None = None
+        self._pending_metrics: tuple[range, dict[str, jax.Array]] | None = None
         # The last step whose time is in the metrics.
-        self._logged = 0
+        self._logged_step = 0
 
     def run(self) -> S:
         """Run to the last step and return its state. Raises Stopped or another TrainerError when the run ends early."""
-        start, state = self._restore()
+        start, state = self._restore_newest()
         # Ranks agree to stop by the count of their polls, so each must poll equally often: before and after everything
         # that can take long, such as restoring and compiling.
         self._stop_if_asked(start, state)
-        if self._is_over():
+        if self._is_out_of_patience():
             # An earlier attempt ended the run. The tracker may not have every line of it.
             self.metrics.start(start)
         else:
-            self.report.phase("compile", start)
+            self.report.report_phase("compile", start)
             flops_per_step = self.training.compile(start)
             self._stop_if_asked(start, state)
-            with faults.training():
-                state = self._train(start, state, flops_per_step)
+            with faults.mark_training():
+                state = self._train_steps(start, state, flops_per_step)
         return self._finish(state)
 
-    def _train(self, start: int, state: S, flops_per_step: float | None) -> S:
+    def _train_steps(self, start: int, state: S, flops_per_step: float | None) -> S:
         """Train to the last step, or to the one at which patience ends, and return the state."""
         settings, timer = self.settings, self.metrics.timer
         # Evaluations and saves come between dispatches, so steps that are dispatched together end where one is due.
         pauses = settings.eval_every, settings.save_every
         spans = cut_spans(start, settings.steps, settings.steps_per_dispatch, pauses)
-        batches = self.training.iterate(spans)
+        batches = self.training.iterate_batches(spans)
         # A collection in one rank's step delays every rank, so it runs during evaluations and saves. The objects that
         # are alive now stay until the end, so they are frozen and not scanned again. The collection before the freeze
         # removes garbage, which would otherwise be frozen, too.
         gc.collect()
         gc.freeze()
         gc.disable()
-        self._logged = start
-        self.metrics.start(start, flops_per_step=flops_per_step, peak_flops=flops.peak(jax.devices()))
+        self._logged_step = start
+        self.metrics.start(start, flops_per_step=flops_per_step, peak_flops=flops.peak_flops(jax.devices()))
         # The last span is empty. It stands for the end of the run.
         for span in itertools.chain(spans, [range(settings.steps, settings.steps)]):
-            self.done = done = span.start
+            self.done_step = step = span.start
             # The evaluation comes before the save: it may make this step one of the best.
-            if self.training.evaluates and settings.is_due(settings.eval_every, done) and done > self.evaluated:
-                self._evaluate(done, state)
-            if self._should_save(done) and done > self.saved:
-                self._save(done, state)
-            if done == settings.steps or self._is_over():
+            if (
+                self.training.has_evaluation
+                and settings.is_due(settings.eval_every, step)
+                and step > self.evaluated_step
+            ):
+                self._evaluate(step, state)
+            if self._should_save(step) and step > self.saved_step:
+                self._save(step, state)
+            if step == settings.steps or self._is_out_of_patience():
                 break
             # A stop comes after what is due at this step, so that a resumed run has nothing to repeat.
-            self._stop_if_asked(done, state)
-            self.profiler.between(done)
-            self.report.phase("step", done)
-            with timer.part("data"):
-                batch = self._next_batch(batches, done)
+            self._stop_if_asked(step, state)
+            self.profiler.before_step(step)
+            self.report.report_phase("step", step)
+            with timer.get_part("data"):
+                batch = self._next_batch(batches, step)
             # This returns once the steps are dispatched. The state is donated: only the new one is valid from here on.
-            state, metrics = self.training.train(state, batch, span)
-            self.is_stepping = True
+            state, metrics = self.training.train_steps(state, batch, span)
+            self.has_stepped = True
             # While the device runs these steps, the host waits for the previous ones. It is at most one dispatch ahead,
             # and the device never waits while the host handles metrics.
-            with timer.part("device"):
+            with timer.get_part("device"):
                 self._read_metrics()
-            self._pending = (span, metrics)
-            timer.step_done(len(span))
+            self._pending_metrics = (span, metrics)
+            timer.end_step(len(span))
         return state
 
-    def _restore(self) -> tuple[int, S]:
+    def _restore_newest(self) -> tuple[int, S]:
         """Return the step and state of the newest usable checkpoint, or 0 and a new state."""
         training, settings = self.training, self.settings
-        self.report.phase("restore", 0)
+        self.report.report_phase("restore", 0)
         # This refuses a folder in which another run trains.
         self.store.claim()
-        if self._saved_before:
+        if self._earlier_saved_step:
             # Restoring a state keeps storage busy and leaves the processor free to compile.
             training.compile_ahead()
-        restored = self.store.restore(training.to_tree(training.abstract), training.difference)
+        restored = self.store.restore(training.to_tree(training.abstract_state), training.describe_difference)
         start, tree, meta = (0, {}, {}) if restored is None else restored
-        if start < self._saved_before:
+        if start < self._earlier_saved_step:
             training.note(
-                f"step {self._saved_before}, which this run saved, is gone from {training.folder}; training starts "
+                f"step {self._earlier_saved_step}, which this run saved, is gone from "
+                f"{training.folder}; training starts "
                 f"again from step {start}"
             )
         # Foreign files in the place of a checkpoint are reported now, not at a save hours later.
-        first = 0 if restored is None else start + 1
-        self.store.check_free(lambda step: step >= first and settings.is_due(settings.save_every, step))
+        first_new_step = 0 if restored is None else start + 1
+        self.store.check_free(lambda step: step >= first_new_step and settings.is_due(settings.save_every, step))
         if restored is None:
             # The program that creates a new state is compiled, too.
-            self.report.phase("compile", 0)
-            return 0, training.init()
-        self.report.found(start)
+            self.report.report_phase("compile", 0)
+            return 0, training.init_state()
+        self.report.report_found(start)
         if self.best is not None:
-            self.best.resume(meta.get(BEST), on_primary(self.store.steps))
+            self.best.resume(meta.get(BEST), run_on_primary(self.store.committed_steps))
         if self.patience is not None:
             self.patience.resume(meta.get("stop_early"))
-        is_finished = start == settings.steps or self._is_over()
+        is_finished = start == settings.steps or self._is_out_of_patience()
         changes = training.check_resumed(meta, start, is_finished)
-        self.done = self.saved = self._committed = start
-        self.evaluated = meta.get("evaluated", -1)
+        self.done_step = self.saved_step = self._committed_step = start
+        self.evaluated_step = meta.get("evaluated", -1)
         if training.repeats_last_evaluation:
-            self.evaluated = min(self.evaluated, settings.steps - 1)
-        self.report.restored(start)
+            self.evaluated_step = min(self.evaluated_step, settings.steps - 1)
+        self.report.report_restored(start)
         training.note(f"resumed at step {start} of {settings.steps}")
         if is_finished:
             training.note(f"nothing to do: the run finished at step {start}")
@@ -181,177 +186,177 @@ class Loop(Generic[S]):
 
     # --- within a step ------------------------------------------------------------------------------------------------
 
-    def _is_over(self) -> bool:
+    def _is_out_of_patience(self) -> bool:
         """Return whether patience ends the run. Every rank gets the same answer."""
         return self.patience is not None and self.patience.is_over
 
-    def _should_save(self, done: int) -> bool:
-        is_best = self.best is not None and done in self.best.steps
-        return self.settings.is_due(self.settings.save_every, done) or is_best or self._is_over()
+    def _should_save(self, step: int) -> bool:
+        is_best = self.best is not None and step in self.best.steps
+        return self.settings.is_due(self.settings.save_every, step) or is_best or self._is_out_of_patience()
 
-    def _evaluate(self, done: int, state: S) -> None:
+    def _evaluate(self, step: int, state: S) -> None:
         """Record the means over the held-out set and the samples for the prompts."""
         self._read_metrics()
-        self.report.phase("eval", done)
-        with self.profiler.pause(), self.metrics.timer.part("eval"):
+        self.report.report_phase("eval", step)
+        with self.profiler.pause_context(), self.metrics.timer.get_part("eval"):
             # An evaluation may last longer than the grace period, so the loop polls for a stop between batches, too.
-            means = self.training.evaluate(state, partial(self._stop_if_asked, done, state))
+            means = self.training.evaluate(state, partial(self._stop_if_asked, step, state))
             gc.collect()
-        self.evaluated = done
+        self.evaluated_step = step
         if means:
-            self.metrics.evaluated(done, means)
+            self.metrics.record_evaluated(step, means)
             for watch, rule in ((self.best, self.settings.best), (self.patience, self.settings.stop_early)):
                 if watch is not None and rule is not None:
                     # All ranks take the value of process 0, so that they decide alike.
-                    watch.see(done, on_primary(partial(value_of, rule, means)))
-            if self.best is not None and self.best.steps[:1] == [done]:
-                self.metrics.found_best(done)
-        with self.profiler.pause(), self.metrics.timer.part("eval"):
-            samples = self.training.sample(state)
+                    watch.add_value(step, run_on_primary(partial(watched_value, rule, means)))
+            if self.best is not None and self.best.steps[:1] == [step]:
+                self.metrics.record_best(step)
+        with self.profiler.pause_context(), self.metrics.timer.get_part("eval"):
+            samples = self.training.sample_prompts(state)
         if samples:
-            self.metrics.sampled(done, samples)
+            self.metrics.record_samples(step, samples)
 
-    def _save(self, done: int, state: S) -> None:
+    def _save(self, step: int, state: S) -> None:
         """Start to save the state. The store writes it while the loop continues."""
         self._read_metrics()
-        self.report.phase("save", done)
-        meta = self.training.meta() | {"evaluated": self.evaluated}
+        self.report.report_phase("save", step)
+        meta = self.training.checkpoint_meta() | {"evaluated": self.evaluated_step}
         meta |= {} if self.best is None else {BEST: self.best.to_meta()}
         meta |= {} if self.patience is None else {"stop_early": self.patience.to_meta()}
-        with self.profiler.pause(), self.metrics.timer.part("save"):
+        with self.profiler.pause_context(), self.metrics.timer.get_part("save"):
             started = time.perf_counter()
             best_steps = [] if self.best is None else self.best.steps
-            self.store.save(done, self.training.to_tree(state), meta, best_steps)
-            self.metrics.saved(done, time.perf_counter() - started)
+            self.store.save(step, self.training.to_tree(state), meta, best_steps)
+            self.metrics.record_saved(step, time.perf_counter() - started)
             gc.collect()
-        self.saved = done
+        self.saved_step = step
 
-    def _next_batch(self, batches: Prefetcher[Any] | None, done: int) -> Any:
+    def _next_batch(self, batches: Prefetcher[Any] | None, step: int) -> Any:
         """Return the next batch. A long wait is reported as a phase, so that a verdict can name the rank that waits."""
         if batches is None:
             return None
-        batch = batches.get(READY_S)
+        batch = batches.get(READY_BATCH_S)
         if batch is None:
-            self.report.phase("data", done)
+            self.report.report_phase("data", step)
             while batch is None:
                 # Python runs its signal handlers only between two slices of a wait.
                 batch = batches.get(1.0)
-            self.report.phase("step", done)
+            self.report.report_phase("step", step)
         return batch
 
     def _read_metrics(self) -> None:
         """Wait for the steps dispatched last and record their metrics. Raises NotFiniteError, StorageError."""
-        if self._pending is None:
+        if self._pending_metrics is None:
             return
-        (span, metrics), self._pending = self._pending, None
+        (span, metrics), self._pending_metrics = self._pending_metrics, None
         try:
-            values = jax.device_get({name: metrics[name] for name in FLAGS if name in metrics})
+            values = jax.device_get({name: metrics[name] for name in LOOP_KEYS if name in metrics})
         except Exception:
             # A callback's exception belongs to these steps, not to those dispatched since.
-            self.report.phase("step", span.start)
+            self.report.report_phase("step", span.start)
             raise
         flags = {name: np.atleast_1d(value) for name, value in values.items()}
         for index, step in enumerate(range(span.start + 1, span.stop + 1)):
             if not flags[Key.FINITE][index]:
-                raise self.training.not_finite(step, _metrics_of_step(metrics, index), self.saved)
+                raise self.training.not_finite_error(step, _metrics_of_step(metrics, index), self.saved_step)
             if Key.WEIGHT in flags:
                 tokens = float(flags[Key.TOKENS][index]) if Key.TOKENS in flags else 0.0
-                self.metrics.trained(step, float(flags[Key.WEIGHT][index]), tokens)
+                self.metrics.record_trained(step, float(flags[Key.WEIGHT][index]), tokens)
             if Key.SKIPPED in flags and flags[Key.SKIPPED][index]:
-                wrong = self.training.wrong_batch(step) if jax.process_index() == 0 else None
-                self.metrics.skipped(step, _metrics_of_step(metrics, index)[Key.LOSS_SCALE], wrong)
+                fault = self.training.describe_wrong_batch(step) if jax.process_index() == 0 else None
+                self.metrics.record_skipped(step, _metrics_of_step(metrics, index)[Key.LOSS_SCALE], fault)
             if step % self.settings.log_every == 0 or step == self.settings.steps:
                 # The time since the last line is divided evenly among the steps since.
-                share = (step - self._logged) / (span.stop - self._logged)
-                self.metrics.interval(step, _metrics_of_step(metrics, index), share)
-                self._logged = step
-            if step % COLLECT_EVERY == 0:
+                share = (step - self._logged_step) / (span.stop - self._logged_step)
+                self.metrics.record_interval(step, _metrics_of_step(metrics, index), share)
+                self._logged_step = step
+            if step % COLLECTION_INTERVAL_STEPS == 0:
                 gc.collect()
         self._report_commits()
 
     def _report_commits(self) -> None:
         """Report a newly committed step to agent and metrics. Raises StorageError when a save failed."""
-        step = self.store.committed()
-        if step is not None and step != self._committed:
-            self._committed = step
-            self.metrics.committed(step)
-            self.report.committed(step)
+        step = self.store.newest_committed_step()
+        if step is not None and step != self._committed_step:
+            self._committed_step = step
+            self.metrics.record_committed(step)
+            self.report.report_committed(step)
 
     # --- the ends -----------------------------------------------------------------------------------------------------
 
-    def _stop_if_asked(self, done: int, state: S) -> None:
+    def _stop_if_asked(self, step: int, state: S) -> None:
         """Save the state and raise Stopped if the run is asked to stop. Every rank is at the same step."""
         if not self.stop.poll():
             return
         self._read_metrics()
-        self.report.phase("save", done)
-        self._forget_if_lost(done)
-        saved = max(self.saved, 0)
-        is_new, note = done > saved, f"nothing new to save after step {saved}"
+        self.report.report_phase("save", step)
+        self._forget_if_deleted(step)
+        saved_step = max(self.saved_step, 0)
+        is_new, note = step > saved_step, f"nothing new to save after step {saved_step}"
         # Foreign files may occupy the place of this step. The run can continue from an older one, so this is no error.
-        if is_new and (names := self.store.taken(done)):
+        if is_new and (names := self.store.blocking_names(step)):
             is_new = False
-            note = f"nothing new saved after step {saved}: {names} in {self.training.folder} is another's"
+            note = f"nothing new saved after step {saved_step}: {names} in {self.training.folder} is another's"
         if is_new:
-            note = f"saved step {done}"
-            self._save(done, state)
-        self._settle(done)
-        self.report.stopped(done, is_new, note)
-        self._end_tracking(stops=True)
+            note = f"saved step {step}"
+            self._save(step, state)
+        self._close_store(step)
+        self.report.report_stopped(step, is_new, note)
+        self._end_tracking(is_stopping=True)
         raise Stopped(f"stopped from outside: {note}")
 
     def _finish(self, state: S) -> S:
         """Write everything that is left to write, and return the state after the last step."""
         if self.patience is not None and self.patience.is_over:
-            reason = self.patience.sentence()
-            self.training.note(f"stopped early at step {self.done} of {self.settings.steps}: {reason}")
-        self.profiler.finish(self.done)
-        if self._forget_if_lost(self.done):
-            self._save(self.done, state)
-        self._settle(self.done)
-        self.report.phase("done", self.done)
-        self._end_tracking(stops=False)
+            reason = self.patience.describe_end()
+            self.training.note(f"stopped early at step {self.done_step} of {self.settings.steps}: {reason}")
+        self.profiler.finish_trace(self.done_step)
+        if self._forget_if_deleted(self.done_step):
+            self._save(self.done_step, state)
+        self._close_store(self.done_step)
+        self.report.report_phase("done", self.done_step)
+        self._end_tracking(is_stopping=False)
         return state
 
-    def _forget_if_lost(self, done: int) -> bool:
-        """Return whether somebody deleted the saved step `done`, in which case it must be saved again."""
-        if done != self.saved or not self.store.lost(done):
+    def _forget_if_deleted(self, step: int) -> bool:
+        """Return whether somebody deleted the saved step `step`, in which case it must be saved again."""
+        if step != self.saved_step or not self.store.forget_if_deleted(step):
             return False
         self.training.note(
-            f"step {done} is gone from {self.training.folder}, which somebody else deleted: saving it again"
+            f"step {step} is gone from {self.training.folder}, which somebody else deleted: saving it again"
         )
-        self.saved = -1
+        self.saved_step = -1
         return True
 
-    def _settle(self, done: int) -> None:
+    def _close_store(self, step: int) -> None:
         """Wait until every save is committed or failed, and close store and metrics."""
-        self.report.phase("save", done)
+        self.report.report_phase("save", step)
         self.store.wait()
         self._report_commits()
         self.store.close()
         self.metrics.close()
 
-    def _end_tracking(self, *, stops: bool) -> None:
+    def _end_tracking(self, *, is_stopping: bool) -> None:
         """Wait for the tracker. The run has reported its end, which a failure here does not change.
 
         All ranks wait with rank 0, because JAX aborts ranks that reach its shutdown long before rank 0 does.
         """
-        if feeding.is_asked():
-            self.metrics.end_tracking(stops=stops)
-            meet("tracker", feeding.longest_s())
+        if tracker_feed.has_tracker():
+            self.metrics.end_tracking(stops=is_stopping)
+            wait_for_all("tracker", tracker_feed.max_wait_s())
 
-    def end_saves(self, *, releases: bool = False) -> None:
+    def end_saves(self, *, release_folder: bool = False) -> None:
         """End the saves of a run that ends with an error. Exceptions of the store are suppressed: the error matters.
 
-        A run that has trained keeps its claim on the folder for its next attempt. If the process lives on, `releases`
-        must be set: otherwise a thread would renew the claim of a run that is over.
+        A run that has trained keeps its claim on the folder for its next attempt. If the process lives on,
+        `release_folder` must be set: otherwise a thread would renew the claim of a run that is over.
         """
-        if self.is_stepping:
+        if self.has_stepped:
             # A save that began before the error is valid. It is the last one of this attempt.
-            with contextlib.suppress(Exception), self.report.within("save", self.done):
+            with contextlib.suppress(Exception), self.report.temporary_phase("save", self.done_step):
                 self.store.wait()
                 self._report_commits()
-        if releases or not self.is_stepping:
+        if release_folder or not self.has_stepped:
             # A run that is refused leaves the folder unchanged.
             with contextlib.suppress(Exception):
                 self.store.close()

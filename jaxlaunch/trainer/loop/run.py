@@ -23,13 +23,13 @@ from jaxlaunch.trainer.checkpoint import storage
 from jaxlaunch.trainer.data.pipeline import Prefetcher
 from jaxlaunch.trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError, Stopped, TrainerError
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import Place, Settings, Training
+from jaxlaunch.trainer.loop.training import RunContext, Settings, Training
 from jaxlaunch.trainer.loop.user_program import (
-    LOSS,
-    Batches,
-    LoopStep,
-    Named,
-    State,
+    LOSS_SUFFIX,
+    NamedArrays,
+    ProgramBatches,
+    ProgramState,
+    ProgramStep,
     Tree,
     check_metrics,
     describe_type,
@@ -40,10 +40,10 @@ from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.start import distributed, preflight
 from jaxlaunch.trainer.start.distributed import Stop
-from jaxlaunch.trainer.start.process import exit_code, leave, of_exit, print_error
+from jaxlaunch.trainer.start.process import describe_exit, exit_code, exit_process, print_error
 
 # JAX's error if a program used JAX earlier.
-TOO_LATE = "jax.distributed.initialize() must be called before"
+JAX_USED_MESSAGE = "jax.distributed.initialize() must be called before"
 
 
 def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
@@ -52,50 +52,50 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
     is_rank = contract.PROGRESS_FD in os.environ and os.environ.get(contract.REPORTER) == str(os.getpid())
     stop = Stop()
     report = Progress(int(os.environ[contract.PROGRESS_FD]) if is_rank else None)
-    loop: Loop[Named] | None = None
+    loop: Loop[NamedArrays] | None = None
     try:
-        report.hello()
-        report.phase("init", 0)
-        checked = Options(**options)
+        report.report_hello()
+        report.report_phase("init", 0)
+        run_options = RunOptions(**options)
         if is_rank:
-            _join(report)
-            stop.arm()
-            place = Place.from_environ()
+            _join_gang(report)
+            stop.forward_early_signal()
+            context = RunContext.from_environ()
         else:
             # Without an agent a run keeps its files in `runs/NAME`, with the name of the script.
             script = getattr(sys.modules.get("__main__"), "__file__", None)
             name = "notebook" if script is None else Path(script).stem
-            place = Place(run_dir=os.path.join("runs", name), uid=f"local-{os.getpid()}")
-        training = UserTraining(step, state, data, checked, place, report)
-        loop = Loop(training, place, stop, report)
-        final = training.state.to_tree(loop.run())
+            context = RunContext(run_dir=os.path.join("runs", name), uid=f"local-{os.getpid()}")
+        training = UserTraining(step, state, data, run_options, context, report)
+        loop = Loop(training, context, stop, report)
+        final_state = training.state.to_tree(loop.run())
         report.close()
-        return final
+        return final_state
     # Under an agent every end has an exit code.
     except BaseException as error:
         if loop is not None and not isinstance(error, Stopped):
-            loop.end_saves(releases=not is_rank)
+            loop.end_saves(release_folder=not is_rank)
         if is_rank:
-            _exit_with_code(error, loop is not None and loop.is_stepping, report)
+            _exit_with_code(error, loop is not None and loop.has_stepped, report)
         if isinstance(error, Stopped):
             print(f"jaxlaunch.run: {error}", file=sys.stderr)
             raise SystemExit(contract.PREEMPTED) from None
         raise
     finally:
-        stop.forget()
+        stop.restore_handler()
         gc.enable()
 
 
-def _join(report: Progress) -> None:
+def _join_gang(report: Progress) -> None:
     """Join the processes of the gang unless the program has. Raises SpecError for devices other than the job's."""
     if not jax.distributed.is_initialized():
         preflight.check_driver()
         preflight.check_name()
         try:
             distributed.initialize()
-            report.joined()
+            report.report_joined()
         except RuntimeError as error:
-            if TOO_LATE not in str(error):
+            if JAX_USED_MESSAGE not in str(error):
                 raise
             if os.environ.get(contract.NUM_PROCESSES) != "1":
                 raise SpecError(
@@ -109,16 +109,16 @@ def _exit_with_code(error: BaseException, has_stepped: bool, report: Progress) -
     """Report the error that ended a run, with the line that raised it, and exit with its code."""
     code, location = exit_code(error, has_stepped=has_stepped), ""
     if not isinstance(error, TrainerError):
-        message, line = user_code.told(error)
-        location = of_exit(error) or (f"{message} ({line})" if line else "")
+        message, line = user_code.describe_error(error)
+        location = describe_exit(error) or (f"{message} ({line})" if line else "")
     if code != contract.PREEMPTED:
         print_error(error, code)
-    report.error(error, code, location)
-    leave(code, report)
+    report.report_error(error, code, location)
+    exit_process(code, report)
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class RunOptions:
     """The options of jaxlaunch.run, which documents them. Raises SpecError for invalid ones, before JAX is used."""
 
     steps: int
@@ -145,44 +145,48 @@ class Options:
                 f"jaxlaunch.run(evaluate=…) is {describe_type(self.evaluate)}, not a function of the state that "
                 "returns a dict of numbers"
             )
-        _ = self.axes
+        _ = self.mesh_axes
 
     @property
-    def axes(self) -> spec.Mesh:
+    def mesh_axes(self) -> spec.Mesh:
         """The requested mesh, by default all devices as dp."""
         return spec.Mesh(dp=-1) if self.mesh is None else meshes.parse_axes(self.mesh, "run", {"dp": 4, "mp": 2})
 
-    def _check_count(self, name: str, least: int) -> None:
+    def _check_count(self, name: str, minimum: int) -> None:
         value = getattr(self, name)
         try:
-            is_right = not isinstance(value, bool) and operator.index(value) >= least
+            is_valid = not isinstance(value, bool) and operator.index(value) >= minimum
         except TypeError:
-            is_right = False
-        if not is_right:
-            raise SpecError(f"jaxlaunch.run({name}={value!r}): a whole number from {least} on")
+            is_valid = False
+        if not is_valid:
+            raise SpecError(f"jaxlaunch.run({name}={value!r}): a whole number from {minimum} on")
 
 
-class UserTraining(Training[Named]):
+class UserTraining(Training[NamedArrays]):
     """The training of a program's own step, data and evaluation, checked by tracing the step once."""
 
-    def __init__(self, step: Any, state: Any, data: Any, options: Options, place: Place, report: Progress) -> None:
+    def __init__(
+        self, step: Any, state: Any, data: Any, options: RunOptions, context: RunContext, report: Progress
+    ) -> None:
         super().__init__(report)
-        home = place.run_folder
-        if options.folder is None and home is None:
+        run_folder = context.run_folder
+        if options.folder is None and run_folder is None:
             raise SpecError("jaxlaunch.run: this job has no run folder to keep checkpoints in; give folder=")
-        self.folder = f"{str(home).rstrip('/')}/checkpoints" if options.folder is None else os.fspath(options.folder)
+        self.folder = (
+            f"{str(run_folder).rstrip('/')}/checkpoints" if options.folder is None else os.fspath(options.folder)
+        )
         self.options = options
-        mesh = meshes.build(options.axes, note=self.note)
-        self.state = State(state, mesh, options.sharding)
+        mesh = meshes.build_mesh(options.mesh_axes, note=self.note)
+        self.state = ProgramState(state, mesh, options.sharding)
         self.batches = None
         if data is not None:
-            self.batches = Batches(data, mesh, batch=options.batch, seed=options.seed, shuffle=options.shuffle)
-        report.phase("compile", 0)
-        self.step = LoopStep(step, self.state, None if self.batches is None else self.batches.abstract, mesh)
+            self.batches = ProgramBatches(data, mesh, batch=options.batch, seed=options.seed, shuffle=options.shuffle)
+        report.report_phase("compile", 0)
+        self.step = ProgramStep(step, self.state, None if self.batches is None else self.batches.abstract, mesh)
         if self.batches is not None:
             self.batches.check_repeats()
         storage.check_writable(self.folder)
-        self.evaluates = options.evaluate is not None
+        self.has_evaluation = options.evaluate is not None
         self.settings = Settings(
             steps=options.steps,
             log_every=options.log_every,
@@ -193,30 +197,30 @@ class UserTraining(Training[Named]):
         self.metrics = Metrics(
             Workload(options.steps, 0 if self.batches is None else self.batches.size),
             rank=jax.process_index(),
-            run_dir=place.run_dir,
-            socket=place.socket,
+            run_dir=context.run_dir,
+            socket=context.socket,
             report=report,
         )
 
     @property
-    def abstract(self) -> Named:
+    def abstract_state(self) -> NamedArrays:
         return self.state.abstract
 
-    def init(self) -> Named:
-        return self.state.init()
+    def init_state(self) -> NamedArrays:
+        return self.state.init_arrays()
 
-    def to_tree(self, state: Named) -> dict[str, Any]:
+    def to_tree(self, state: NamedArrays) -> dict[str, Any]:
         return {"state": self.state.to_stored(state)}
 
-    def from_tree(self, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int) -> Named:
+    def from_tree(self, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int) -> NamedArrays:
         return self.state.from_stored(tree["state"])
 
-    def meta(self) -> dict[str, Any]:
+    def checkpoint_meta(self) -> dict[str, Any]:
         """Return the facts that decide which examples a step sees. They are unknown for a function of the step."""
         unknown = {"batch": None, "seed": None, "shuffle": None, "data": None}
         return {"loop": unknown | ({} if self.batches is None else self.batches.identity)}
 
-    def difference(self, meta: Mapping[str, Any]) -> str:
+    def describe_difference(self, meta: Mapping[str, Any]) -> str:
         return "" if "loop" in meta else "was saved by a training of train:, not by jaxlaunch.run"
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> None:
@@ -226,11 +230,12 @@ class UserTraining(Training[Named]):
                 f"jaxlaunch.run(steps={self.options.steps}): step {step} is already saved in {self.folder}; raise "
                 "steps, or give folder="
             )
-        for key, now in self.meta()["loop"].items():
-            if (then := meta["loop"].get(key)) != now:
+        for key, current in self.checkpoint_meta()["loop"].items():
+            if (recorded := meta["loop"].get(key)) != current:
                 kind = DataError if key == "data" else CheckpointError
                 raise kind(
-                    f"jaxlaunch.run: {key} is {now}, and the checkpoints in {self.folder} were made with {then}: a "
+                    f"jaxlaunch.run: {key} is {current}, and the checkpoints in {self.folder} were "
+                    f"made with {recorded}: a "
                     f"resumed run would not see the same batches; keep it, or give folder="
                 )
 
@@ -239,32 +244,40 @@ class UserTraining(Training[Named]):
         if start < self.options.steps:
             self.step.compile()
 
-    def iterate(self, spans: Sequence[range]) -> Prefetcher[Tree] | None:
-        return None if self.batches is None else self.batches.iterate(spans)
+    def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Tree] | None:
+        return None if self.batches is None else self.batches.iterate_batches(spans)
 
-    def train(self, state: Named, batch: Tree | None, span: range) -> tuple[Named, dict[str, jax.Array]]:
+    def train_steps(
+        self, state: NamedArrays, batch: Tree | None, span: range
+    ) -> tuple[NamedArrays, dict[str, jax.Array]]:
         return self.step(state, batch)
 
-    def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
+    def not_finite_error(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
         """Return an error that names the losses. The step has replaced the state, so only earlier saves are good."""
-        losses = {name: value for name, value in metrics.items() if name.endswith(LOSS) and not np.isfinite(value)}
+        losses = {
+            name: value for name, value in metrics.items() if name.endswith(LOSS_SUFFIX) and not np.isfinite(value)
+        }
         listed = ", ".join(f"{name} {value:g}" for name, value in losses.items())
-        wrong = self.wrong_batch(step)
-        why = f"Metrics whose names end in {LOSS} must be finite" if wrong is None else f"Its batch is not: {wrong}"
+        fault = self.describe_wrong_batch(step)
+        reason = (
+            f"Metrics whose names end in {LOSS_SUFFIX} must be finite"
+            if fault is None
+            else f"Its batch is not: {fault}"
+        )
         return NotFiniteError(
-            f"step {step}: {listed} of {self.step.name}; nothing after step {max(saved, 0)} is saved. {why}"
+            f"step {step}: {listed} of {self.step.name}; nothing after step {max(saved, 0)} is saved. {reason}"
         )
 
-    def _wrong_batch(self, number: int) -> str | None:
-        return None if self.batches is None else self.batches.not_finite(number)
+    def _find_wrong_batch(self, number: int) -> str | None:
+        return None if self.batches is None else self.batches.describe_not_finite(number)
 
-    def programs(self) -> list[str]:
-        return self.step.programs()
+    def hlo_texts(self) -> list[str]:
+        return self.step.hlo_texts()
 
-    def evaluate(self, state: Named, between: Callable[[], None]) -> dict[str, float]:
+    def evaluate(self, state: NamedArrays, between: Callable[[], None]) -> dict[str, float]:
         evaluate = self.options.evaluate
         if evaluate is None:
             return {}
-        with self.state.context():
-            means = check_metrics(user_code.named(evaluate), evaluate(self.state.to_tree(state)))
+        with self.state.trace_context():
+            means = check_metrics(user_code.describe_function(evaluate), evaluate(self.state.to_tree(state)))
             return {name: float(value) for name, value in jax.device_get(dict(means)).items()}

@@ -26,7 +26,7 @@ S = TypeVar("S")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RunContext:
     """The parts of a run's environment that the trainer uses.
 
     Attributes:
@@ -45,10 +45,10 @@ class Place:
     socket: str | None = None
     profile: str | None = None
     take_over: bool = False
-    saved: int = 0
+    saved_step: int = 0
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Place:
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> RunContext:
         """Return the place that the environment variables of the contract describe."""
         return cls(
             run_dir=environ.get(contract.RUN_DIR),
@@ -57,7 +57,7 @@ class Place:
             socket=environ.get(contract.METRICS),
             profile=environ.get(contract.PROFILE),
             take_over=environ.get(contract.TAKE_OVER) == "1",
-            saved=int(environ.get(contract.SAVED, 0)),
+            saved_step=int(environ.get(contract.SAVED, 0)),
         )
 
     @property
@@ -65,7 +65,7 @@ class Place:
         """The path or URL of the run folder, as every host sees it."""
         return self.run_url or self.run_dir
 
-    def checkpoints(self, spec: TrainSpec) -> str:
+    def checkpoint_path(self, spec: TrainSpec) -> str:
         """Return the path or URL of the checkpoint folder. Raises SpecError without one in spec or run folder."""
         if spec.checkpoint.path is not None:
             return spec.checkpoint.path
@@ -96,9 +96,9 @@ class Settings:
     stop_early: StopEarly | None = None
     profile: Profile = dataclasses.field(default_factory=Profile)
 
-    def is_due(self, every: int | None, step: int) -> bool:
-        """Return whether an action with the interval `every`, which also runs at the end, is due after `step`."""
-        return step == self.steps or (every is not None and step > 0 and step % every == 0)
+    def is_due(self, interval: int | None, step: int) -> bool:
+        """Return whether an action with the interval `interval`, which also runs at the end, is due after `step`."""
+        return step == self.steps or (interval is not None and step > 0 and step % interval == 0)
 
 
 class Training(abc.ABC, Generic[S]):
@@ -117,7 +117,7 @@ class Training(abc.ABC, Generic[S]):
     settings: Settings
     folder: str
     metrics: Metrics
-    evaluates: bool
+    has_evaluation: bool
     repeats_last_evaluation: ClassVar[bool] = False
 
     def __init__(self, report: Progress) -> None:
@@ -127,17 +127,17 @@ class Training(abc.ABC, Generic[S]):
         """Print a note, and report it for summary.json."""
         if jax.process_index() == 0:
             print(text, flush=True)
-            self.report.note(text)
+            self.report.report_note(text)
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
     @property
     @abc.abstractmethod
-    def abstract(self) -> S:
+    def abstract_state(self) -> S:
         """The state with the shape, dtype and sharding of each array in place of the array."""
 
     @abc.abstractmethod
-    def init(self) -> S:
+    def init_state(self) -> S:
         """Return the state before the first step."""
 
     @abc.abstractmethod
@@ -149,11 +149,11 @@ class Training(abc.ABC, Generic[S]):
         """Convert the tree and `meta` of the checkpoint of `step` to a state."""
 
     @abc.abstractmethod
-    def meta(self) -> dict[str, Any]:
+    def checkpoint_meta(self) -> dict[str, Any]:
         """Return the record that is saved with the state and against which a resumed run is checked."""
 
     @abc.abstractmethod
-    def difference(self, meta: Mapping[str, Any]) -> str:
+    def describe_difference(self, meta: Mapping[str, Any]) -> str:
         """Explain why the arrays of a checkpoint with this meta may differ from this state's; "" if unknown."""
 
     @abc.abstractmethod
@@ -173,11 +173,11 @@ class Training(abc.ABC, Generic[S]):
         """Compile the programs for the steps after `start`. Return the FLOPs of a step if they are known."""
 
     @abc.abstractmethod
-    def iterate(self, spans: Sequence[range]) -> Prefetcher[Any] | None:
+    def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Any] | None:
         """Return an iterator over the prefetched batches of the spans; None for steps without data."""
 
     @abc.abstractmethod
-    def train(self, state: S, batch: Any, span: range) -> tuple[S, dict[str, jax.Array]]:
+    def train_steps(self, state: S, batch: Any, span: range) -> tuple[S, dict[str, jax.Array]]:
         """Dispatch the steps of `span`, donating the state. Return the new state and the metrics of the steps.
 
         The metrics include `finite`, and may include `weight` and `skipped`. For several steps each array has one value
@@ -185,21 +185,21 @@ class Training(abc.ABC, Generic[S]):
         """
 
     @abc.abstractmethod
-    def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
+    def not_finite_error(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
         """Return the error for a step that was not finite. `saved` is the last step that was handed to the store."""
 
     @abc.abstractmethod
-    def programs(self) -> list[str]:
+    def hlo_texts(self) -> list[str]:
         """Return the HLO texts of the compiled steps, for a profile."""
 
-    def wrong_batch(self, step: int) -> str | None:
+    def describe_wrong_batch(self, step: int) -> str | None:
         """Recreate the batch of `step` (from 1) and describe a number in it that is not finite; None if unknown."""
         # The data may be unreadable by now. The error to report is that of the step.
         with contextlib.suppress(Exception):
-            return self._wrong_batch(step - 1)
+            return self._find_wrong_batch(step - 1)
         return None
 
-    def _wrong_batch(self, number: int) -> str | None:
+    def _find_wrong_batch(self, number: int) -> str | None:
         return None
 
     # --- the evaluations ----------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Training(abc.ABC, Generic[S]):
     def evaluate(self, state: S, between: Callable[[], None]) -> dict[str, float]:
         """Return the means over the held-out set. Call `between` where the run may stop, equally often on all ranks."""
 
-    def sample(self, state: S) -> Sequence[Mapping[str, Any]]:
+    def sample_prompts(self, state: S) -> Sequence[Mapping[str, Any]]:
         """Return the model's continuations of the job's prompts, if there are any."""
         return ()
 
@@ -233,8 +233,8 @@ class Spans(Sequence[range]):
         return range(self._edges[index], self._edges[index + 1])
 
 
-def cut_spans(start: int, total: int, size: int = 1, every: Iterable[int | None] = ()) -> Spans:
-    """Cut the steps from `start` to `total` into spans of `size` or 1 steps that begin at each multiple of an `every`.
+def cut_spans(start: int, total: int, size: int = 1, intervals: Iterable[int | None] = ()) -> Spans:
+    """Cut the steps from `start` to `total` into spans of `size` or 1 steps that begin at multiples of `intervals`.
 
     A tiny model's step is shorter than the time that the host needs to dispatch one, so several are dispatched
     together. Evaluations and saves come between dispatches. The remaining steps before one are dispatched one by one,
@@ -242,9 +242,9 @@ def cut_spans(start: int, total: int, size: int = 1, every: Iterable[int | None]
     """
     if size == 1:
         return Spans(range(start, total + 1))
-    edges, periods = [start], [period for period in every if period is not None]
-    while (done := edges[-1]) < total:
-        pause = min([total, *(done - done % period + period for period in periods)])
-        whole = done + (pause - done) // size * size
-        edges += [*range(done + size, whole + 1, size), *range(whole + 1, pause + 1)]
+    edges, periods = [start], [period for period in intervals if period is not None]
+    while (step := edges[-1]) < total:
+        pause = min([total, *(step - step % period + period for period in periods)])
+        whole_end = step + (pause - step) // size * size
+        edges += [*range(step + size, whole_end + 1, size), *range(whole_end + 1, pause + 1)]
     return Spans(edges)

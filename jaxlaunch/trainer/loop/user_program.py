@@ -31,18 +31,18 @@ from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
 from jaxlaunch.trainer.sources.torch import MapStyle
-from jaxlaunch.trainer.step.executable import Executable, once
+from jaxlaunch.trainer.step.executable import Executable, setup_compiler_options
 
 Tree = Any
 # Name -> array, or ShapeDtypeStruct.
-Named = dict[str, Any]
+NamedArrays = dict[str, Any]
 
 # Batches that are created before they are needed.
-AHEAD = 2
+PREFETCHED_BATCHES = 2
 # The suffix of the names of metrics that must be finite.
-LOSS = "loss"
+LOSS_SUFFIX = "loss"
 # Records use these names. A program may report the other metrics of a training itself.
-RESERVED = contract.RESERVED_METRICS - {Key.LOSS, Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE}
+RESERVED_METRICS = contract.RESERVED_METRICS - {Key.LOSS, Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE}
 
 STATE_HINT = "a state is a pytree of arrays: dicts, lists, tuples, dataclasses and flax.nnx modules of them"
 STEP_HINT = "return (state, metrics), the new state and a dict of scalars"
@@ -52,7 +52,7 @@ DATA_HINT = (
 )
 
 
-class State:
+class ProgramState:
     """A program's state, or the function that creates it. Building one allocates nothing.
 
     Raises SpecError for a state that is not a pytree of arrays, and for sharding rules that do not fit.
@@ -68,69 +68,73 @@ class State:
         # A model is callable, too, but it is a state itself. A function is its own only leaf.
         leaves = jax.tree.leaves(state)
         self._is_function = callable(state) and len(leaves) == 1 and leaves[0] is state
-        self.name = user_code.named(state) if self._is_function else "jaxlaunch.run(state=…)"
-        tree = self._trace() if self._is_function else state
+        self.name = user_code.describe_function(state) if self._is_function else "jaxlaunch.run(state=…)"
+        tree = self._trace_function() if self._is_function else state
         arrays = self._check_leaves(tree)
-        axes = sharding.by_path(rules or {}, dict.fromkeys(arrays))
+        axes = sharding.axes_by_path(rules or {}, dict.fromkeys(arrays))
         self._structure = jax.tree.structure(tree)
         self.shardings = {
             name: sharding.state_sharding(name, leaf.shape, axes[name], mesh) for name, leaf in arrays.items()
         }
-        self.abstract: Named = {name: leaf.update(sharding=self.shardings[name]) for name, leaf in arrays.items()}
+        self.abstract: NamedArrays = {name: leaf.update(sharding=self.shardings[name]) for name, leaf in arrays.items()}
 
-    def init(self) -> Named:
+    def init_arrays(self) -> NamedArrays:
         """Return the arrays before the first step, created on the devices by the function or copied there."""
-        stored: Named = {}
-        make: Callable[[Named], Named] = lambda stored: _strongly_typed(name_leaves(self._state()))  # noqa: E731
+        stored: NamedArrays = {}
+        make: Callable[[NamedArrays], NamedArrays] = lambda stored: _without_weak_types(name_leaves(self._state()))  # noqa: E731
         if not self._is_function:
-            like = self.to_stored(self.abstract)
-            stored = {name: _put(leaf, like[name]) for name, leaf in name_leaves(self._state).items()}
+            abstract_arrays = self.to_stored(self.abstract)
+            stored = {
+                name: _put_on_mesh(leaf, abstract_arrays[name]) for name, leaf in name_leaves(self._state).items()
+            }
             make = lambda stored: self.from_stored(jax.tree.map(jnp.copy, stored))  # noqa: E731
-        with self.context():
-            state: Named = jax.jit(make, out_shardings=self.shardings, compiler_options=once(self._mesh))(stored)
+        with self.trace_context():
+            state: NamedArrays = jax.jit(
+                make, out_shardings=self.shardings, compiler_options=setup_compiler_options(self._mesh)
+            )(stored)
         return state
 
-    def to_tree(self, named: Named) -> Tree:
+    def to_tree(self, arrays: NamedArrays) -> Tree:
         """Convert the arrays to the program's pytree."""
-        return jax.tree.unflatten(self._structure, [named[name] for name in self.abstract])
+        return jax.tree.unflatten(self._structure, [arrays[name] for name in self.abstract])
 
-    def to_stored(self, named: Named) -> Named:
+    def to_stored(self, arrays: NamedArrays) -> NamedArrays:
         """Convert arrays, abstract or not, to those of a checkpoint, which holds random keys as numbers."""
-        return {name: _key_data(leaf) for name, leaf in named.items()}
+        return {name: _unwrap_key(leaf) for name, leaf in arrays.items()}
 
-    def from_stored(self, stored: Mapping[str, Any]) -> Named:
+    def from_stored(self, stored: Mapping[str, Any]) -> NamedArrays:
         """Return the inverse of `to_stored`."""
         return {
             name: jax.random.wrap_key_data(stored[name], impl=leaf.dtype._impl) if _is_key(leaf) else stored[name]
             for name, leaf in self.abstract.items()
         }
 
-    def from_tree(self, function: str, tree: Tree) -> Named:
+    def from_tree(self, function: str, tree: Tree) -> NamedArrays:
         """Return the arrays of a tree that `function` returned. Raises SpecError if they do not match this state."""
-        named = name_leaves(tree)
-        if (difference := find_difference(self.abstract, named)) is not None:
+        arrays = name_leaves(tree)
+        if (difference := find_difference(self.abstract, arrays)) is not None:
             raise SpecError(
                 f"{function}: the state that it returns has {difference}; return the arrays that it was given"
             )
-        return _strongly_typed(named)
+        return _without_weak_types(arrays)
 
     @contextlib.contextmanager
-    def context(self) -> Iterator[None]:
+    def trace_context(self) -> Iterator[None]:
         """Set the mesh that the program's functions are traced under; flax places nothing by itself."""
         with jax.set_mesh(self._mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
             yield
 
-    def _trace(self) -> Tree:
+    def _trace_function(self) -> Tree:
         """Return the function's pytree with abstract arrays."""
         trees: list[Tree] = []
 
-        def arrays() -> list[Any]:
+        def make_arrays() -> list[Any]:
             # Only arrays may leave the trace.
             trees.append(self._state())
             return [leaf for leaf in jax.tree.leaves(trees[0]) if _is_array(leaf)]
 
-        with self.context():
-            jax.eval_shape(arrays)
+        with self.trace_context():
+            jax.eval_shape(make_arrays)
         return trees[0]
 
     def _check_leaves(self, tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:
@@ -150,55 +154,55 @@ class State:
         return leaves
 
 
-class LoopStep:
+class ProgramStep:
     """`step(state, batch) -> (state, metrics)`, or `step(state)` without data, checked by tracing it once.
 
     Raises SpecError for any other function, naming its file and line, and everything that tracing raises.
     """
 
-    def __init__(self, step: Any, state: State, batch: Tree | None, mesh: jax.sharding.Mesh) -> None:
+    def __init__(self, step: Any, state: ProgramState, batch: Tree | None, mesh: jax.sharding.Mesh) -> None:
         if not callable(step):
             raise SpecError(
                 f"jaxlaunch.run(step=…) is {describe_type(step)}, not a function; it is called step(state, batch)"
             )
-        self.name = user_code.named(step)
+        self.name = user_code.describe_function(step)
         self._step, self._state, self._mesh = step, state, mesh
         self._arguments = (state.abstract,) if batch is None else (state.abstract, batch)
         hint = "; without data= a step has no batch" if batch is None else ""
         _check_signature(step, "step(state)" if batch is None else "step(state, batch)", len(self._arguments), hint)
         self._compiled: Executable | None = None
-        with state.context():
+        with state.trace_context():
             _, self._outputs = jax.eval_shape(self._update, *self._arguments)
 
     def compile(self) -> None:
         """Compile the step ahead of time, donating its state."""
-        everywhere = NamedSharding(self._mesh, PartitionSpec())
-        shardings = (self._state.shardings, jax.tree.map(lambda _: everywhere, self._outputs))
-        with self._state.context():
+        replicated = NamedSharding(self._mesh, PartitionSpec())
+        shardings = (self._state.shardings, jax.tree.map(lambda _: replicated, self._outputs))
+        with self._state.trace_context():
             self._compiled = Executable(
                 "program's", self._update, self._arguments, donate_argnums=0, out_shardings=shardings
             )
 
-    def __call__(self, state: Named, batch: Tree | None) -> tuple[Named, dict[str, Any]]:
+    def __call__(self, state: NamedArrays, batch: Tree | None) -> tuple[NamedArrays, dict[str, Any]]:
         """Take a step, donating the state. Return the new state and the metrics, with `finite` for all losses."""
         assert self._compiled is not None, "compile comes before a step"
-        new, metrics = self._compiled(state) if batch is None else self._compiled(state, batch)
-        return new, metrics
+        new_state, metrics = self._compiled(state) if batch is None else self._compiled(state, batch)
+        return new_state, metrics
 
-    def programs(self) -> list[str]:
+    def hlo_texts(self) -> list[str]:
         """Return the HLO text of the compiled step."""
-        return [] if self._compiled is None else [self._compiled.text()]
+        return [] if self._compiled is None else [self._compiled.hlo_text()]
 
-    def _update(self, named: Named, *batch: Tree) -> tuple[Named, dict[str, Any]]:
-        outputs = self._step(self._state.to_tree(named), *batch)
+    def _update(self, arrays: NamedArrays, *batch: Tree) -> tuple[NamedArrays, dict[str, Any]]:
+        outputs = self._step(self._state.to_tree(arrays), *batch)
         if not isinstance(outputs, tuple) or len(outputs) != 2:
             raise SpecError(f"{self.name}: it returned {describe_type(outputs)}; {STEP_HINT}")
-        new = self._state.from_tree(self.name, outputs[0])
+        new_state = self._state.from_tree(self.name, outputs[0])
         metrics = check_metrics(self.name, outputs[1])
         scalars = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
-        losses = [jnp.isfinite(value) for name, value in scalars.items() if name.endswith(LOSS)]
+        losses = [jnp.isfinite(value) for name, value in scalars.items() if name.endswith(LOSS_SUFFIX)]
         finite = jnp.all(jnp.stack(losses)) if losses else jnp.ones((), bool)
-        return new, {**scalars, Key.FINITE: finite}
+        return new_state, {**scalars, Key.FINITE: finite}
 
 
 def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
@@ -208,9 +212,9 @@ def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
     for name, value in metrics.items():
         if not isinstance(name, str):
             raise SpecError(f"{function}: the name of metric {name!r} is {describe_type(name)}, not text")
-        if name in RESERVED or name.startswith(contract.HELD_OUT):
-            taken = f"{', '.join(sorted(RESERVED))}, and what begins with {contract.HELD_OUT}"
-            raise SpecError(f"{function}: a metric cannot be named {name!r}; the records of a run use {taken}")
+        if name in RESERVED_METRICS or name.startswith(contract.EVAL_PREFIX):
+            reserved = f"{', '.join(sorted(RESERVED_METRICS))}, and what begins with {contract.EVAL_PREFIX}"
+            raise SpecError(f"{function}: a metric cannot be named {name!r}; the records of a run use {reserved}")
         is_number = isinstance(value, bool | int | float | _ArrayLike)
         if not is_number or jnp.shape(value) != () or jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
             raise SpecError(
@@ -220,7 +224,7 @@ def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
     return metrics
 
 
-class Batches:
+class ProgramBatches:
     """The batches of a program's data on the mesh. The first one is created immediately and checked.
 
     Raises SpecError for invalid data and for batches that do not divide, DataError for batches that differ.
@@ -237,12 +241,12 @@ class Batches:
         self._mesh = mesh
         self._pipeline: Pipeline | None = None
         # The batch of step 0, unless the data is a dataset.
-        self._first: Tree = None
+        self._first_batch: Tree = None
         self.identity: dict[str, Any] = {}
         if batch is None:
             self._make, self.name, self._is_repeatable = _batch_function(data)
-            self._first = self._global_batch(0)
-            rows = {name: leaf.shape[0] for name, leaf in name_leaves(self._first).items() if leaf.ndim}
+            self._first_batch = self._global_batch(0)
+            rows = {name: leaf.shape[0] for name, leaf in name_leaves(self._first_batch).items() if leaf.ndim}
             if len(set(rows.values())) != 1 or 0 in rows.values():
                 listed = _list_first(f"{name} {count}" for name, count in rows.items()) or "no array with rows"
                 raise SpecError(
@@ -258,84 +262,99 @@ class Batches:
                     f"{f' without {_list_first(missing)}' if missing else ''}; leave batch out for {DATA_HINT}"
                 )
             self.size, self.name = batch, type(data).__name__
-        if self.size % (shards := meshes.shards(mesh)):
+        if self.size % (shards := meshes.count_shards(mesh)):
             raise SpecError(
                 f"{self.name}: a batch of {self.size} rows cannot be split evenly over {meshes.describe_shards(mesh)} "
                 f"devices; use a multiple of {shards}"
             )
-        self._rows = meshes.rows(mesh, self.size)
+        self._rows = meshes.process_rows(mesh, self.size)
         if batch is not None:
-            source, order = _Items(data), {"batch": batch, "seed": seed, "shuffle": shuffle}
+            source, order_options = _ProgramDataset(data), {"batch": batch, "seed": seed, "shuffle": shuffle}
             self._pipeline = Pipeline(
-                source, dict, batch=batch, rows=self._rows, seed=seed, shuffle=shuffle, prefetch=AHEAD, threads=1
+                source,
+                dict,
+                batch=batch,
+                rows=self._rows,
+                seed=seed,
+                shuffle=shuffle,
+                prefetch=PREFETCHED_BATCHES,
+                threads=1,
             )
-            self.identity = {"data": source.fingerprint(), **order}
+            self.identity = {"data": source.fingerprint(), **order_options}
         self.abstract: Tree = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), self._put(self._local(0))
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+            self._put_rows(self._local_rows(0)),
         )
 
     def check_repeats(self) -> None:
         """Raise DataError if the first batch differs when it is created again: a resumed run would see other data."""
         if self._pipeline is not None or not self._is_repeatable:
             return
-        again = name_leaves(self._global_batch(0))
-        for name, leaf in name_leaves(self._first).items():
-            if not np.array_equal(leaf, again[name], equal_nan=leaf.dtype.kind in "fc"):
+        repeated = name_leaves(self._global_batch(0))
+        for name, leaf in name_leaves(self._first_batch).items():
+            if not np.array_equal(leaf, repeated[name], equal_nan=leaf.dtype.kind in "fc"):
                 raise DataError(
                     f"{self.name}: asked twice for step 0 it gave two batches that differ in {name}; make a batch a "
                     "function of the step, drawing from np.random.default_rng(step), or a resumed run sees other data"
                 )
 
-    def iterate(self, spans: Sequence[range]) -> Prefetcher[Tree]:
+    def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Tree]:
         """Return the prefetched batches of these spans, of one step each, on the devices."""
         if self._pipeline is not None:
-            return self._pipeline.iterate(spans, lambda batch: self._put(_without_weight(batch)))
+            return self._pipeline.iterate(spans, lambda batch: self._put_rows(_without_weight(batch)))
         read = pipeline.iterate_batches(
-            lambda span, rows: self._local(span.start), spans, self._rows, threads=1, put=self._put
+            lambda span, rows: self._local_rows(span.start), spans, self._rows, threads=1, put=self._put_rows
         )
-        return Prefetcher(read, ahead=AHEAD)
+        return Prefetcher(read, ahead=PREFETCHED_BATCHES)
 
-    def not_finite(self, step: int) -> str | None:
+    def describe_not_finite(self, step: int) -> str | None:
         """Describe the first number in the batch of a step that is not finite; None if all are."""
         if self._pipeline is not None:
             return self._pipeline.not_finite(step)
-        for name, leaf in name_leaves(self._first if step == 0 else self._global_batch(step)).items():
+        for name, leaf in name_leaves(self._first_batch if step == 0 else self._global_batch(step)).items():
             if (fault := first_not_finite(leaf)) is not None:
                 row = f" in row {fault[0]}" if leaf.ndim else ""
                 return f"{self.name}: the batch of step {step} has {name} {fault[1]}{row}"
         return None
 
-    def _put(self, local: Tree) -> Tree:
+    def _put_rows(self, local: Tree) -> Tree:
         """Put this process's rows in global arrays, split over the batch axes. Scalars go to every device."""
-        rows, everywhere = meshes.batch_sharding(self._mesh), NamedSharding(self._mesh, PartitionSpec())
+        rows, replicated = meshes.batch_sharding(self._mesh), NamedSharding(self._mesh, PartitionSpec())
 
         def put_leaf(leaf: np.ndarray[Any, Any]) -> jax.Array:
             shape = (self.size, *leaf.shape[1:]) if leaf.ndim else ()
-            return jax.make_array_from_process_local_data(rows if leaf.ndim else everywhere, leaf, shape)
+            return jax.make_array_from_process_local_data(rows if leaf.ndim else replicated, leaf, shape)
 
         return jax.tree.map(put_leaf, local)
 
-    def _local(self, step: int) -> Tree:
+    def _local_rows(self, step: int) -> Tree:
         """Return this process's rows of the batch of a step."""
         if self._pipeline is not None:
             return _without_weight(self._pipeline.batch(step))
-        batch, rows = self._first if step == 0 else self._global_batch(step), slice(self._rows.start, self._rows.stop)
+        batch, rows = (
+            self._first_batch if step == 0 else self._global_batch(step),
+            slice(self._rows.start, self._rows.stop),
+        )
         return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, batch)
 
     def _global_batch(self, step: int) -> Tree:
         """Return the batch of a step as numpy arrays. Raises DataError if its structure differs from step 0's."""
-        made = self._make(step)
-        if inspect.isgenerator(made) or isinstance(made, Iterator):
-            raise SpecError(f"{self.name}: the batch of step {step} is {describe_type(made)}; return its arrays")
-        leaves = name_leaves(made)
-        wrong = next((f"{name} is {_describe_leaf(leaf)}" for name, leaf in leaves.items() if not _is_number(leaf)), "")
-        if wrong or not leaves:
+        output = self._make(step)
+        if inspect.isgenerator(output) or isinstance(output, Iterator):
+            raise SpecError(f"{self.name}: the batch of step {step} is {describe_type(output)}; return its arrays")
+        leaves = name_leaves(output)
+        fault = next((f"{name} is {_describe_leaf(leaf)}" for name, leaf in leaves.items() if not _is_number(leaf)), "")
+        if fault or not leaves:
             raise SpecError(
-                f"{self.name}: in the batch of step {step} {wrong or describe_type(made)}; a batch is a pytree of "
+                f"{self.name}: in the batch of step {step} {fault or describe_type(output)}; a batch is a pytree of "
                 "arrays of numbers"
             )
-        batch = jax.tree.map(_narrow, made)
-        difference = find_difference(name_leaves(self._first), name_leaves(batch)) if self._first is not None else None
+        batch = jax.tree.map(_to_device_dtype, output)
+        difference = (
+            find_difference(name_leaves(self._first_batch), name_leaves(batch))
+            if self._first_batch is not None
+            else None
+        )
         if difference is not None:
             raise DataError(
                 f"{self.name}: the batch of step {step} has {difference}, as that of step 0; every batch has the "
@@ -345,20 +364,20 @@ class Batches:
 
 
 @runtime_checkable
-class _Indexed(Protocol):
+class _Indexable(Protocol):
     """A program's object with numbered items."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 @runtime_checkable
-class _Batched(Protocol):
+class _BatchMaker(Protocol):
     """A program's object that creates the batch of a step."""
 
     def batch(self, step: int, /) -> Any: ...
 
 
-class _Items(MapStyle):
+class _ProgramDataset(MapStyle):
     """A dataset that the program created."""
 
     def __init__(self, dataset: Any) -> None:
@@ -373,13 +392,13 @@ def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
             f"jaxlaunch.run(data=…) is {describe_type(data)}, which cannot go back to the batch of a step when the "
             f"run resumes; give {DATA_HINT}"
         )
-    is_plain = not isinstance(data, type | _Indexed)
-    if is_plain and isinstance(data, _Batched) and callable(data.batch):
+    is_plain = not isinstance(data, type | _Indexable)
+    if is_plain and isinstance(data, _BatchMaker) and callable(data.batch):
         return data.batch, f"{type(data).__name__}.batch", True
     if inspect.isroutine(data) or (is_plain and callable(data)):
         _check_signature(data, "with the step, data(step)", 1)
-        return data, user_code.named(data), True
-    if isinstance(data, _Indexed) and isinstance(data, Sized) and not isinstance(data, Mapping | str | bytes):
+        return data, user_code.describe_function(data), True
+    if isinstance(data, _Indexable) and isinstance(data, Sized) and not isinstance(data, Mapping | str | bytes):
         if not len(data):
             raise DataError(f"jaxlaunch.run(data=…) is {describe_type(data)} without an item")
         return lambda step: data[step % len(data)], f"{type(data).__name__}[step]", False
@@ -390,7 +409,9 @@ def _check_signature(function: Callable[..., Any], call: str, count: int, hint: 
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError as error:
-        raise SpecError(f"{user_code.named(function)} is called {call}, and that fails: {error}{hint}") from None
+        raise SpecError(
+            f"{user_code.describe_function(function)} is called {call}, and that fails: {error}{hint}"
+        ) from None
     except ValueError:
         # Functions written in C may have no signature.
         return
@@ -420,15 +441,15 @@ def _leaf_name(path: Iterable[Any]) -> str:
     return name.removesuffix(".value") or "state"
 
 
-def find_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
+def find_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Describe the first leaf that only one has, or whose shape or dtype differs; None if they are alike."""
-    for name in dict.fromkeys([*before, *after]):
-        if name not in after:
-            return f"no {name} ({_describe_leaf(before[name])})"
-        if name not in before:
-            return f"{name} ({_describe_leaf(after[name])}), which is new"
-        if (then := _describe_leaf(before[name])) != (now := _describe_leaf(after[name])):
-            return f"{name} as {now}, not {then}"
+    for name in dict.fromkeys([*old, *new]):
+        if name not in new:
+            return f"no {name} ({_describe_leaf(old[name])})"
+        if name not in old:
+            return f"{name} ({_describe_leaf(new[name])}), which is new"
+        if (old_text := _describe_leaf(old[name])) != (new_text := _describe_leaf(new[name])):
+            return f"{name} as {new_text}, not {old_text}"
     return None
 
 
@@ -446,9 +467,9 @@ def describe_type(value: Any) -> str:
     return f"{article} {name}" + (f" of {len(value)}" if isinstance(value, tuple | list) else "")
 
 
-def _list_first(names: Iterable[Any], most: int = 5) -> str:
+def _list_first(names: Iterable[Any], max_names: int = 5) -> str:
     names = list(map(str, names))
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")
 
 
 def _is_array(leaf: Any) -> bool:
@@ -469,12 +490,12 @@ def _is_key(leaf: Any) -> bool:
     return is_array and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _strongly_typed(named: Named) -> Named:
+def _without_weak_types(arrays: NamedArrays) -> NamedArrays:
     """Convert weak types to strong ones: a step is compiled for one type only."""
-    return {name: leaf if _is_key(leaf) else jnp.asarray(leaf, jnp.result_type(leaf)) for name, leaf in named.items()}
+    return {name: leaf if _is_key(leaf) else jnp.asarray(leaf, jnp.result_type(leaf)) for name, leaf in arrays.items()}
 
 
-def _key_data(leaf: Any) -> Any:
+def _unwrap_key(leaf: Any) -> Any:
     """Return an array unchanged and a random key as its numbers. Either may be abstract."""
     if not _is_key(leaf):
         return leaf
@@ -485,20 +506,20 @@ def _key_data(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=NamedSharding(leaf.sharding.mesh, leaf.sharding.spec))
 
 
-def _put(leaf: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+def _put_on_mesh(leaf: Any, abstract_array: jax.ShapeDtypeStruct) -> jax.Array:
     """Put a program's array on the mesh, each device with its part."""
-    data = _key_data(leaf)
+    data = _unwrap_key(leaf)
     if isinstance(data, jax.Array) and not data.is_fully_addressable:
         # It is a global array already.
         return data
-    whole = np.asarray(data, like.dtype)
-    return jax.make_array_from_callback(whole.shape, like.sharding, lambda index: whole[index])
+    array = np.asarray(data, abstract_array.dtype)
+    return jax.make_array_from_callback(array.shape, abstract_array.sharding, lambda index: array[index])
 
 
-def _narrow(leaf: Any) -> np.ndarray[Any, Any]:
+def _to_device_dtype(leaf: Any) -> np.ndarray[Any, Any]:
     """Convert an array to the dtype on a device: of 32 bits, unless JAX is configured otherwise."""
-    whole = np.asarray(leaf)
-    return whole.astype(jax.dtypes.canonicalize_dtype(whole.dtype), copy=False)
+    array = np.asarray(leaf)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def _without_weight(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,14 +41,33 @@ STEP_KEYS = (Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE)
 GAUGES = {row.key: row.name for row in PROMETHEUS if row.key is not None and row.type == "gauge"}
 
 # Upper bounds of the step time histogram, in seconds: 1 ms to 10 minutes, about two to a decade.
-BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+STEP_BOUNDS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+)
 # The first dispatch of an attempt fills the pipeline without waiting, the second waits for a cold device.
-WARMUP = 2
+WARMUP_DISPATCHES = 2
 # Number of steps over which the median is taken.
-RECENT = 100
+RECENT_STEPS = 100
 
 
-class Part:
+class LoopPart:
     """Seconds spent in one part of the loop, as a reusable context manager. Parts do not nest.
 
     The scraping thread reads while the loop writes, so the seconds and the start of the current visit are one tuple,
@@ -69,7 +88,7 @@ class Part:
         """Seconds of the visits that have ended."""
         return self._spent[0]
 
-    def until(self, now: float) -> float:
+    def seconds_until(self, now: float) -> float:
         """Return the seconds including the current visit until `now`. They never decrease."""
         seconds, began = self._spent
         return seconds if began is None else seconds + max(0.0, now - began)
@@ -78,7 +97,7 @@ class Part:
         self._spent = (self._spent[0], perf_counter())
 
     def __exit__(self, *raised: object) -> None:
-        self._spent = (self.until(perf_counter()), None)
+        self._spent = (self.seconds_until(perf_counter()), None)
 
 
 class Interval(NamedTuple):
@@ -99,21 +118,21 @@ class Mark(NamedTuple):
     """A moment between two steps."""
 
     steps: int
-    ended: float
-    paused: float  # seconds of evaluation and saves until then
+    time_s: float
+    paused_s: float  # seconds of evaluation and saves until then
 
 
 class StepTimer:
     """Counts steps and splits the time between them."""
 
     def __init__(self) -> None:
-        self._parts = {"data": Part(), "device": Part(), "save": Part(), "eval": Part()}
+        self._parts = {"data": LoopPart(), "device": LoopPart(), "save": LoopPart(), "eval": LoopPart()}
         self.steps = self._dispatches = 0
         # Steps by time; the last bin is for those above every bound.
-        self.counts = [0] * (len(BOUNDS) + 1)
+        self.counts = [0] * (len(STEP_BOUNDS_S) + 1)
         # Sum over all counted steps.
         self.seconds = 0.0
-        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self.start()
 
     def start(self) -> None:
@@ -125,35 +144,37 @@ class StepTimer:
         self._last = Mark(self.steps, self._began, 0.0)
         # The speed of the next interval is measured from this mark.
         self._warm: Mark | None = None
-        self._seen = self.parts()
+        self._last_part_seconds = self.part_seconds()
 
-    def part(self, name: str) -> Part:
+    def get_part(self, name: str) -> LoopPart:
         """Return the part `name` (data, device, save, eval) for a `with` statement."""
         return self._parts[name]
 
-    def step_done(self, count: int = 1) -> None:
+    def end_step(self, count: int = 1) -> None:
         """Count one completed step, or `count` of them in one dispatch."""
-        before = self._last
+        previous = self._last
         now, paused = perf_counter(), self._parts["save"].seconds + self._parts["eval"].seconds
-        seconds = now - before.ended - (paused - before.paused)
+        seconds = now - previous.time_s - (paused - previous.paused_s)
         self.steps += count
         self._dispatches += 1
         self._last = Mark(self.steps, now, paused)
-        self.counts[bisect_left(BOUNDS, seconds / count)] += count
+        self.counts[bisect_left(STEP_BOUNDS_S, seconds / count)] += count
         self.seconds += seconds
-        if self._dispatches > WARMUP:
+        if self._dispatches > WARMUP_DISPATCHES:
             self._recent.append(seconds / count)
-        elif self._dispatches == WARMUP:
+        elif self._dispatches == WARMUP_DISPATCHES:
             self._warm = self._last
 
-    def interval(self, share: float = 1.0) -> Interval:
+    def end_interval(self, share: float = 1.0) -> Interval:
         """Return this share of the time since the last call, and leave the remaining time to the next call."""
-        before, now = self._seen, self.parts()
-        parts = {name: (seconds - before[name]) * share for name, seconds in now.items()}
-        self._seen = now if share == 1.0 else {name: before[name] + seconds for name, seconds in parts.items()}
+        previous_s, current_s = self._last_part_seconds, self.part_seconds()
+        parts = {name: (seconds - previous_s[name]) * share for name, seconds in current_s.items()}
+        self._last_part_seconds = (
+            current_s if share == 1.0 else {name: previous_s[name] + seconds for name, seconds in parts.items()}
+        )
         steps_per_s = None
         if self._warm is not None and self._last.steps > self._warm.steps:
-            busy = self._last.ended - self._warm.ended - (self._last.paused - self._warm.paused)
+            busy = self._last.time_s - self._warm.time_s - (self._last.paused_s - self._warm.paused_s)
             steps_per_s = (self._last.steps - self._warm.steps) / busy
             self._warm = self._last
         return Interval(sum(parts.values()), parts, steps_per_s)
@@ -162,10 +183,10 @@ class StepTimer:
         """Return the median time of the recent steps after the warm-up, if there are any."""
         return statistics.median(self._recent) if self._recent else None
 
-    def parts(self) -> dict[str, float]:
+    def part_seconds(self) -> dict[str, float]:
         """Return seconds by part since the start; `host` is what no other part took. They never decrease."""
         now = perf_counter()
-        seconds = {name: part.until(now) for name, part in self._parts.items()}
+        seconds = {name: part.seconds_until(now) for name, part in self._parts.items()}
         self._host = max(self._host, now - self._began - sum(seconds.values()))
         return seconds | {"host": self._host}
 
@@ -190,7 +211,7 @@ class Workload:
     dataset_examples: int | None = None
     epochs: Callable[[int], Mapping[str, float]] | None = None
 
-    def epoch(self, step: int) -> float | None:
+    def epoch_at(self, step: int) -> float | None:
         """Return the number of passes over the training set after `step` steps."""
         return step * self.examples_per_step / self.dataset_examples if self.dataset_examples else None
 
@@ -207,7 +228,7 @@ class Throughput:
         # Tokens and targets of each step since the last interval.
         self._recent: list[tuple[float, float]] = []
 
-    def count(self, tokens: float, targets: float) -> None:
+    def count_step(self, tokens: float, targets: float) -> None:
         """Count the tokens and targets of a step."""
         self.tokens += tokens
         self.targets += targets
@@ -259,8 +280,8 @@ class Counters:
         self.throughput, self.checkpoints = Throughput(workload), CheckpointCounts()
         # Number of steps that were complete when the loop began.
         self.first_step = 0
-        self.trained: dict[str, float] = {}
-        self.evaluated: dict[str, float] = {}
+        self.train_means: dict[str, float] = {}
+        self.eval_means: dict[str, float] = {}
         self.skipped_steps = self.empty_steps = 0
         self.device_bytes = read_device_bytes()
         self._cache = {"hits": 0, "misses": 0}
@@ -271,20 +292,20 @@ class Counters:
         if kind in self._cache:
             self._cache[kind] += 1
 
-    def prometheus(self) -> dict[str, Value]:
+    def prometheus_values(self) -> dict[str, Value]:
         """Return the values of the trainer's rows in contract.PROMETHEUS; called by the scraping thread."""
         timer, work, speed, checkpoints = self.timer, self.workload, self.throughput, self.checkpoints
         step, steps = self.first_step + timer.steps, timer.steps
         task: dict[Labels, float | None] = {(split, Key.LOSS): None for split in ("train", "eval")}
-        task |= {("train", name): value for name, value in self.trained.items() if name not in STEP_KEYS}
-        task |= {("eval", name): value for name, value in self.evaluated.items()}
-        numbers = self.trained | speed.speeds | {Key.STEP: step, Key.EPOCH: work.epoch(step)}
+        task |= {("train", name): value for name, value in self.train_means.items() if name not in STEP_KEYS}
+        task |= {("eval", name): value for name, value in self.eval_means.items()}
+        numbers = self.train_means | speed.speeds | {Key.STEP: step, Key.EPOCH: work.epoch_at(step)}
         values: dict[str, Value] = {name: numbers.get(key) for key, name in GAUGES.items()}
         return values | {
             "jaxlaunch_target_step": work.total_steps,
             "jaxlaunch_steps_total": steps,
-            "jaxlaunch_step_seconds": Histogram(BOUNDS, tuple(timer.counts), timer.seconds),
-            "jaxlaunch_part_seconds_total": {(part,): seconds for part, seconds in timer.parts().items()},
+            "jaxlaunch_step_seconds": Histogram(STEP_BOUNDS_S, tuple(timer.counts), timer.seconds),
+            "jaxlaunch_part_seconds_total": {(part,): seconds for part, seconds in timer.part_seconds().items()},
             "jaxlaunch_examples_total": work.examples_per_step * steps,
             "jaxlaunch_tokens_total": speed.tokens if work.has_tokens else 0,
             "jaxlaunch_targets_total": speed.targets if work.has_tokens and work.has_targets else 0,
@@ -324,7 +345,7 @@ def read_device_bytes() -> dict[Labels, float | None]:
 
 # --- the export -------------------------------------------------------------------------------------------------------
 
-ROWS = tuple(metric for metric in PROMETHEUS if metric.by == "trainer")
+METRIC_ROWS = tuple(metric for metric in PROMETHEUS if metric.exporter == "trainer")
 # Timeout for a reader that connects but does not read.
 PATIENCE_S = 5.0
 
@@ -338,10 +359,10 @@ class RankCollector(Collector):
     def collect(self) -> Iterable[Family]:
         """Yield one family for each row, with NaN for unknown values."""
         values = self._read()
-        for row in ROWS:
-            yield self._family(row, values[row.name])
+        for row in METRIC_ROWS:
+            yield self._make_family(row, values[row.name])
 
-    def _family(self, row: Metric, value: Value) -> Family:
+    def _make_family(self, row: Metric, value: Value) -> Family:
         if isinstance(value, Histogram):
             histogram = HistogramMetricFamily(row.name, row.help, labels=row.labels)
             bounds = [*map(str, value.bounds), "+Inf"]
@@ -368,7 +389,7 @@ class Exporter:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
         self._listener.listen()
-        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+        self._thread = threading.Thread(target=self._serve_scrapes, name="metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -381,7 +402,7 @@ class Exporter:
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
-    def _serve(self) -> None:
+    def _serve_scrapes(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from jaxlaunch.contract import Key
-from jaxlaunch.trainer.spec import EVAL, Best, StopEarly, Watched
+from jaxlaunch.trainer.spec import EVAL_PREFIX, Best, StopEarly, WatchedMetric
 
 
-class Means:
+class EvaluationMeans:
     """Sums over an evaluation's batches. `derived` computes further metrics from means, such as a perplexity."""
 
     def __init__(self, derived: Callable[[dict[str, float]], Mapping[str, float]]) -> None:
@@ -29,7 +29,7 @@ class Means:
                 total_before, weight_before = pairs.get(name, (0.0, 0.0))
                 pairs[name] = (total_before + float(total), weight_before + float(weight))
 
-    def all(self) -> dict[str, float]:
+    def compute_means(self) -> dict[str, float]:
         """Return the means of the whole set and of its parts, as `loss` and `loss/code`, and their `examples`."""
         means = self._part_means(None)
         for part in self._pairs.keys() - {None}:
@@ -43,16 +43,16 @@ class Means:
         return {**means, **self._derived(means), Key.EXAMPLES: examples}
 
 
-def value_of(watched: Watched, means: Mapping[str, float]) -> float:
+def watched_value(watched: WatchedMetric, means: Mapping[str, float]) -> float:
     """Return the watched metric among the means of an evaluation."""
-    return means[watched.metric.removeprefix(EVAL)]
+    return means[watched.metric.removeprefix(EVAL_PREFIX)]
 
 
-def _is_better(watched: Watched, value: float, than: float, by: float = 0.0) -> bool:
+def _is_better(watched: WatchedMetric, value: float, than: float, by: float = 0.0) -> bool:
     return value < than - by if watched.mode == "min" else value > than + by
 
 
-def _key(watched: Watched) -> dict[str, str]:
+def _watched_key(watched: WatchedMetric) -> dict[str, str]:
     return {"metric": watched.metric, "mode": watched.mode}
 
 
@@ -63,7 +63,7 @@ class BestSteps:
         self._best = best
         self._values: list[tuple[int, float]] = []  # (step, value), best first
 
-    def see(self, step: int, value: float) -> None:
+    def add_value(self, step: int, value: float) -> None:
         """Add the value of an evaluation. A value that is not finite is never among the best."""
         if math.isfinite(value) and step not in self.steps:
             place = sum(not _is_better(self._best, value, other) for _, other in self._values)
@@ -77,11 +77,11 @@ class BestSteps:
 
     def to_meta(self) -> dict[str, Any]:
         """Return the steps and values for the metadata of a checkpoint."""
-        return {**_key(self._best), "steps": [[step, value] for step, value in self._values]}
+        return {**_watched_key(self._best), "steps": [[step, value] for step, value in self._values]}
 
     def resume(self, meta: Mapping[str, Any] | None, steps: Collection[int]) -> None:
         """Restore the state from a checkpoint of the same metric, with the `steps` that still exist."""
-        if meta is not None and _key(self._best).items() <= meta.items():
+        if meta is not None and _watched_key(self._best).items() <= meta.items():
             values = [(int(step), float(value)) for step, value in meta["steps"] if step in steps]
             self._values = values[: self._best.keep]
 
@@ -94,7 +94,7 @@ class Patience:
         self._best: tuple[int, float] | None = None
         self._stale = 0
 
-    def see(self, step: int, value: float) -> None:
+    def add_value(self, step: int, value: float) -> None:
         """Add the value of an evaluation. A value that is not finite is no improvement."""
         is_better = self._best is None or _is_better(self._rule, value, self._best[1], self._rule.min_delta)
         if math.isfinite(value) and is_better:
@@ -107,7 +107,7 @@ class Patience:
         """Whether the run should end."""
         return self._stale >= self._rule.patience
 
-    def sentence(self) -> str:
+    def describe_end(self) -> str:
         """Return a sentence about why the run ends."""
         rule = self._rule
         by = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
@@ -117,10 +117,14 @@ class Patience:
 
     def to_meta(self) -> dict[str, Any]:
         """Return the state for the metadata of a checkpoint."""
-        return {**_key(self._rule), "best": None if self._best is None else list(self._best), "stale": self._stale}
+        return {
+            **_watched_key(self._rule),
+            "best": None if self._best is None else list(self._best),
+            "stale": self._stale,
+        }
 
     def resume(self, meta: Mapping[str, Any] | None) -> None:
         """Restore the state from a checkpoint of the same metric."""
-        if meta is not None and _key(self._rule).items() <= meta.items():
+        if meta is not None and _watched_key(self._rule).items() <= meta.items():
             self._best = None if meta["best"] is None else (int(meta["best"][0]), float(meta["best"][1]))
             self._stale = int(meta["stale"])

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxlaunch import contract, reporting
-from jaxlaunch.runs.journal import finite
+from jaxlaunch.runs.journal import replace_non_finite
 
 # Minimum time between two updates of the same phase.
 PERIOD_S = 0.1
 # Changes of phase that may be sent at once before they also wait for the thread.
-BURST = 10
+MAX_BURST = 10
 
 
 class Progress:
@@ -35,86 +35,88 @@ class Progress:
         self._metrics: Mapping[str, Any] | None = None
         # Bounded, so that an agent that stalls does not exhaust memory.
         self._outbox: deque[Mapping[str, Any]] = deque(maxlen=64)
-        self._credit = float(BURST)
+        self._credit = float(MAX_BURST)
         self._credited = time.monotonic()
         self._lock = threading.RLock()
         self._due = threading.Event()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self._thread = threading.Thread(target=self._send_updates, name="progress", daemon=True)
         if fd is not None:
             self._thread.start()
 
-    def hello(self) -> None:
+    def report_hello(self) -> None:
         """Identify the built-in trainer, whose exit code the agent then interprets by the contract."""
-        self._post({"hello": "trainer", "python": platform.python_version(), "jax": importlib.metadata.version("jax")})
+        self._post_message(
+            {"hello": "trainer", "python": platform.python_version(), "jax": importlib.metadata.version("jax")}
+        )
 
-    def joined(self) -> None:
+    def report_joined(self) -> None:
         """Report that the process has joined all others."""
-        self._post({"joined": True})
+        self._post_message({"joined": True})
 
-    def phase(self, name: str, step: int) -> None:
+    def report_phase(self, name: str, step: int) -> None:
         """Report that the process is in phase `name` after `step` steps. Cheap enough for every step."""
         if self._fd is None:
             return
-        before, self._state = self._state, (name, step)
+        previous, self._state = self._state, (name, step)
         reporting.set_step(step)
         now = time.monotonic()
-        self._credit = min(BURST, self._credit + (now - self._credited) / PERIOD_S)
+        self._credit = min(MAX_BURST, self._credit + (now - self._credited) / PERIOD_S)
         self._credited = now
-        if before[0] != name and self._credit >= 1:
+        if previous[0] != name and self._credit >= 1:
             self._credit -= 1
-            self._flush()
+            self._flush_outbox()
         elif not self._due.is_set():
             self._due.set()
 
     @contextlib.contextmanager
-    def within(self, name: str, step: int) -> Iterator[None]:
+    def temporary_phase(self, name: str, step: int) -> Iterator[None]:
         """Report phase `name` for the duration of a block, so that errors are attributed to it."""
-        before = self._state
-        self.phase(name, step)
+        previous = self._state
+        self.report_phase(name, step)
         try:
             yield
         finally:
-            self.phase(*before)
+            self.report_phase(*previous)
 
-    def found(self, step: int) -> None:
+    def report_found(self, step: int) -> None:
         """Report that the checkpoint of `step` is on storage, before the decision to restore it."""
-        self._post({"found": step})
+        self._post_message({"found": step})
 
-    def restored(self, step: int) -> None:
+    def report_restored(self, step: int) -> None:
         """Report that training resumes from the checkpoint of `step`."""
-        self._post({"restored": step})
+        self._post_message({"restored": step})
 
-    def committed(self, step: int) -> None:
+    def report_committed(self, step: int) -> None:
         """Report that the checkpoint of `step` is complete on storage."""
-        self._post({"committed": step})
+        self._post_message({"committed": step})
 
-    def metrics(self, values: Mapping[str, Any]) -> None:
+    def report_metrics(self, values: Mapping[str, Any]) -> None:
         """Report the newest metrics. Values that are not finite become null, so that the line is valid JSON."""
         if self._fd is not None:
             with self._lock:
                 self._metrics = values
             self._due.set()
 
-    def stopped(self, step: int, saved: bool, note: str = "") -> None:
+    def report_stopped(self, step: int, saved: bool, note: str = "") -> None:
         """Report that the process stopped after `step` on SIGTERM, and whether it saved a checkpoint."""
-        self._post({"stopped": {"step": step, "saved": saved, "note": note}})
+        self._post_message({"stopped": {"step": step, "saved": saved, "note": note}})
 
-    def profile(self, values: Mapping[str, Any]) -> None:
+    def report_profile(self, values: Mapping[str, Any]) -> None:
         """Report the state of a profile that the agent requested."""
-        self._post({"profile": values})
+        self._post_message({"profile": values})
 
-    def note(self, text: str) -> None:
+    def report_note(self, text: str) -> None:
         """Report a sentence for summary.json."""
-        self._post({"note": text})
+        self._post_message({"note": text})
 
-    def error(self, exception: BaseException, code: int | None, said: str = "") -> None:
+    def report_error(self, exception: BaseException, code: int | None, message: str = "") -> None:
         """Report the exception that ends the process and its exit code, optionally with another message."""
-        self._post(contract.error_line(exception, code, said))
+        self._post_message(contract.error_line(exception, code, message))
 
-    def refusal(self, message: str, code: int) -> None:
+    def report_refusal(self, message: str, code: int) -> None:
         """Report a fault that the user can fix, for which the process ends with `code`."""
-        self._post(contract.refusal_record(message[: contract.MESSAGE_CHARS], code))
+        self._post_message(contract.refusal_record(message[: contract.MESSAGE_CHARS], code))
 
     def close(self) -> None:
         """Send the remaining messages as far as the pipe accepts them. The owner of the pipe closes it."""
@@ -122,21 +124,21 @@ class Progress:
             self._closed.set()
             self._due.set()
             self._thread.join()
-            self._flush()
+            self._flush_outbox()
             reporting.flush_samples()
 
-    def _post(self, message: Mapping[str, Any]) -> None:
+    def _post_message(self, message: Mapping[str, Any]) -> None:
         if self._fd is None:
             return
         with self._lock:
             if self._state != self._sent:
                 # The agent must read the step before the message that refers to it.
                 self._sent = self._state
-                self._outbox.append(_line(self._state))
+                self._outbox.append(_state_line(self._state))
             self._outbox.append(message)
-            self._flush()
+            self._flush_outbox()
 
-    def _flush(self) -> None:
+    def _flush_outbox(self) -> None:
         """Write the queued messages. What a full pipe refuses stays queued until the thread retries."""
         assert self._fd is not None
         with self._lock:
@@ -146,20 +148,20 @@ class Progress:
                 self._outbox.popleft()
             state, metrics = self._state, self._metrics
             if state != self._sent:
-                if not contract.send(self._fd, _line(state)):
+                if not contract.send(self._fd, _state_line(state)):
                     return self._due.set()
                 self._sent = state
             if metrics is not None:
-                if not contract.send(self._fd, {"metrics": finite(metrics)}):
+                if not contract.send(self._fd, {"metrics": replace_non_finite(metrics)}):
                     return self._due.set()
                 self._metrics = None
 
-    def _run(self) -> None:
+    def _send_updates(self) -> None:
         while not self._closed.wait(PERIOD_S):
             self._due.wait()
             self._due.clear()
-            self._flush()
+            self._flush_outbox()
 
 
-def _line(state: tuple[str, int]) -> dict[str, Any]:
+def _state_line(state: tuple[str, int]) -> dict[str, Any]:
     return {"phase": state[0], "step": state[1]}

@@ -24,10 +24,10 @@ from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import Journal, TensorBoard
 from jaxlaunch.trainer.metrics.counters import Counters, Exporter, Workload, read_device_bytes
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.tracking import feeding
+from jaxlaunch.trainer.tracking import tracker_feed
 
 # Values of a step that the loop alone reads.
-FLAGS = (Key.FINITE, Key.SKIPPED, Key.WEIGHT, Key.TOKENS)
+LOOP_KEYS = (Key.FINITE, Key.SKIPPED, Key.WEIGHT, Key.TOKENS)
 
 
 class Metrics:
@@ -39,11 +39,11 @@ class Metrics:
         self._workload, self._counters = workload, Counters(workload)
         self.timer = self._counters.timer
         self._is_first, self._report = rank == 0, report
-        if run_dir is None and self._is_first and feeding.is_asked():
+        if run_dir is None and self._is_first and tracker_feed.has_tracker():
             # The tracker follows the files of the run folder.
             run_dir = tempfile.mkdtemp()
         self._files = MetricsFiles(run_dir, report) if self._is_first and run_dir is not None else None
-        self._feed: feeding.Feed | None = None
+        self._feed: tracker_feed.TrackerFeed | None = None
         # Numbers of the last interval, as written and reported.
         self._numbers: dict[str, float | None] = {}
         self._best_step: dict[str, float] = {}
@@ -51,7 +51,7 @@ class Metrics:
         self._exporter: Exporter | None = None
         if socket is not None:
             with _note_failure(report, "no metrics for Prometheus"):
-                self._exporter = Exporter(socket, rank, self._counters.prometheus)
+                self._exporter = Exporter(socket, rank, self._counters.prometheus_values)
 
     def start(self, step: int, *, flops_per_step: float | None = None, peak_flops: float | None = None) -> None:
         """Start the metrics of a loop after `step` complete steps.
@@ -66,76 +66,76 @@ class Metrics:
         # A step that was restored is on storage.
         self._counters.checkpoints.step = step or None
         if self._files is not None:
-            self._files.open(step)
+            self._files.open_journals(step)
             with _note_failure(self._report, "no tracker"):
-                self._feed = feeding.start(self._files.folder)
+                self._feed = tracker_feed.start_feed(self._files.folder)
         self.timer.start()
 
-    def interval(self, step: int, values: Mapping[str, float], share: float = 1.0) -> None:
+    def record_interval(self, step: int, values: Mapping[str, float], share: float = 1.0) -> None:
         """Record the means of `step` and this share of the time since the last call.
 
         Called once per log interval on every process. A dispatch may contain several intervals, which share its time.
         """
         counters, work = self._counters, self._workload
-        counters.trained = {name: float(value) for name, value in values.items() if name not in FLAGS}
-        took = self.timer.interval(share)
+        counters.train_means = {name: float(value) for name, value in values.items() if name not in LOOP_KEYS}
+        took = self.timer.end_interval(share)
         counters.throughput.end_interval(took.steps_per_s)
         counters.device_bytes = read_device_bytes()
         if not self._is_first:
             return
         speeds = counters.throughput.speeds
-        overall = {Key.EPOCH: work.epoch(step), Key.STEP_S: self.timer.median_s()}
+        overall = {Key.EPOCH: work.epoch_at(step), Key.STEP_S: self.timer.median_s()}
         parts = {} if work.epochs is None else work.epochs(step * work.examples_per_step)
-        self._numbers = {**counters.trained, **speeds, **overall}
+        self._numbers = {**counters.train_means, **speeds, **overall}
         self._numbers |= {f"{Key.EPOCH}/{name}": passes for name, passes in parts.items()}
         split = {Key.PART_S.format(part=part): seconds for part, seconds in took.parts.items()}
-        self._write("metrics", step, {**self._numbers, **split, "wall_s": took.seconds, "time": time.time()})
+        self._write_row("metrics", step, {**self._numbers, **split, "wall_s": took.seconds, "time": time.time()})
         busy = {part: took.parts[part] / took.seconds for part in ("data", "save")} if took.seconds else {}
-        print(interval_line(step, work.total_steps, counters.trained, speeds, busy), flush=True)
+        print(format_interval(step, work.total_steps, counters.train_means, speeds, busy), flush=True)
 
-    def trained(self, step: int, weight: float, tokens: float = 0.0) -> None:
+    def record_trained(self, step: int, weight: float, tokens: float = 0.0) -> None:
         """Count the tokens and targets of `step`, and print a line if it has no target."""
-        self._counters.throughput.count(tokens, weight)
+        self._counters.throughput.count_step(tokens, weight)
         if weight == 0:
             self._counters.empty_steps += 1
-            self._print(step, "empty: its batch has no target, nothing is changed")
+            self._print_line(step, "empty: its batch has no target, nothing is changed")
 
-    def skipped(self, step: int, scale: float, wrong: str | None = None) -> None:
+    def record_skipped(self, step: int, scale: float, wrong: str | None = None) -> None:
         """Count `step` as skipped, because its gradients overflowed with this loss scale.
 
         `wrong` names the part of its batch that was not finite, if any.
         """
         self._counters.skipped_steps += 1
         why = "float16 overflowed" if wrong is None else f"its batch is not finite: {wrong}"
-        self._print(step, f"skipped: {why}; loss scale {scale:g} is halved")
+        self._print_line(step, f"skipped: {why}; loss scale {scale:g} is halved")
 
-    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+    def record_evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Record the means over the held-out set after `step` steps, on every process."""
         means = {name: float(value) for name, value in values.items()}
-        self._counters.evaluated = means
+        self._counters.eval_means = means
         if self._is_first:
-            self._write("eval", step, {**means, "time": time.time()})
-            self._print(step, f"eval  {_format_values(means)}")
+            self._write_row("eval", step, {**means, "time": time.time()})
+            self._print_line(step, f"eval  {_format_values(means)}")
 
-    def found_best(self, step: int) -> None:
+    def record_best(self, step: int) -> None:
         """Record that the newest evaluation, after `step` steps, is the best so far."""
         self._best_step = {Key.BEST_STEP: step}
         if self._is_first:
             self._report_numbers(step)
 
-    def sampled(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+    def record_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Record the samples after `step` steps, on every process."""
         for sample in samples:
-            self._print(step, f"sample  {json.dumps(sample, ensure_ascii=False)}")
+            self._print_line(step, f"sample  {json.dumps(sample, ensure_ascii=False)}")
         if self._files is not None:
             self._files.write_samples(step, samples)
 
-    def saved(self, step: int, blocking_s: float) -> None:
+    def record_saved(self, step: int, blocking_s: float) -> None:
         """Count a save of `step` that blocked the loop for `blocking_s` seconds."""
         self._counters.checkpoints.saves += 1
         self._counters.checkpoints.blocked_s += blocking_s
 
-    def committed(self, step: int) -> None:
+    def record_committed(self, step: int) -> None:
         """Record that the checkpoint of `step` is complete on storage."""
         self._counters.checkpoints.step, self._counters.checkpoints.committed_at = step, time.monotonic()
 
@@ -152,20 +152,20 @@ class Metrics:
 
     def end_tracking(self, *, stops: bool) -> None:
         """Wait until the tracker has every line of the closed files, but only briefly if the run `stops`."""
-        if self._feed is not None and (lost := self._feed.leave() if stops else self._feed.close()) is not None:
-            self._report.note(lost)
+        if self._feed is not None and (lost := self._feed.close_at_stop() if stops else self._feed.close()) is not None:
+            self._report.report_note(lost)
             print(lost, file=sys.stderr, flush=True)
 
-    def _write(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
+    def _write_row(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
         if self._files is not None:
-            self._files.write(name, step, values)
+            self._files.write_row(name, step, values)
         self._report_numbers(step)
 
     def _report_numbers(self, step: int) -> None:
-        held_out = {f"eval_{name}": value for name, value in self._counters.evaluated.items()}
-        self._report.metrics({Key.STEP: step, **self._numbers, **held_out, **self._best_step})
+        held_out = {f"eval_{name}": value for name, value in self._counters.eval_means.items()}
+        self._report.report_metrics({Key.STEP: step, **self._numbers, **held_out, **self._best_step})
 
-    def _print(self, step: int, text: str) -> None:
+    def _print_line(self, step: int, text: str) -> None:
         if self._is_first:
             print(f"step {step}/{self._workload.total_steps}  {text}", flush=True)
 
@@ -179,16 +179,16 @@ class MetricsFiles:
         self._journals: dict[str, Journal] = {}
         self._board: TensorBoard | None = None
 
-    def open(self, step: int) -> None:
+    def open_journals(self, step: int) -> None:
         """Open the files of a loop that starts after `step` complete steps."""
         self._first_step = step
         with _note_failure(self._report, "no metrics in the run folder"):
             for name in ("metrics", "eval"):
                 self._journals[name] = Journal(os.path.join(self.folder, f"{name}.jsonl"), step)
-            if importlib.util.find_spec("tensorboardX") is not None and not feeding.writes_events():
+            if importlib.util.find_spec("tensorboardX") is not None and not tracker_feed.writes_events():
                 self._board = TensorBoard(os.path.join(self.folder, layout.TENSORBOARD), step)
 
-    def write(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
+    def write_row(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
         """Write a line to the journal `name`, and its scalars as events. A file that failed is not written again."""
         if (journal := self._journals.pop(name, None)) is not None:
             with _note_failure(self._report, f"no more {name}.jsonl"):
@@ -227,11 +227,11 @@ def _note_failure(report: Progress, lost: str, kind: type[Exception] = OSError) 
     try:
         yield
     except kind as error:
-        report.note(f"{lost}: {error}")
+        report.report_note(f"{lost}: {error}")
         print(f"{lost}: {error}", file=sys.stderr, flush=True)
 
 
-def interval_line(
+def format_interval(
     step: int, total: int, trained: Mapping[str, float], speeds: Mapping[str, float | None], busy: Mapping[str, float]
 ) -> str:
     """Return `step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %`.
@@ -242,9 +242,9 @@ def interval_line(
     tokens, examples, mfu = (speeds.get(key) for key in (Key.TOKENS_PER_S, Key.EXAMPLES_PER_S, Key.MFU))
     speed, unit = (examples, "examples") if tokens is None else (tokens, "tokens")
     if speed is not None:
-        words.append(f"{short(speed)} {unit}/s")
+        words.append(f"{format_short(speed)} {unit}/s")
     if (targets := speeds.get(Key.TARGETS_PER_S)) is not None:
-        words.append(f"{short(targets)} targets/s")
+        words.append(f"{format_short(targets)} targets/s")
     if mfu is not None:
         words.append(f"mfu {100 * mfu:.1f} %")
     words += [f"{part} {100 * share:.0f} %" for part, share in busy.items()]
@@ -263,7 +263,7 @@ def _format_values(values: Mapping[str, float]) -> str:
     return "  ".join(text.format(values[name]) for name, text in formats.items() if name in values)
 
 
-def short(number: float) -> str:
+def format_short(number: float) -> str:
     """Format a number with three digits and a prefix: 12.3k, 1.05M."""
     for size, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:

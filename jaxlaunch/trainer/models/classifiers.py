@@ -21,20 +21,20 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.attention import implementations
-from jaxlaunch.trainer.models.gpt2 import NAMES, STD, Block, path_rates
+from jaxlaunch.trainer.models.gpt2 import INIT_STD, REMAT_NAMES, Block, path_rates
 from jaxlaunch.trainer.models.layers import (
-    DEFAULTS,
+    DEFAULT_OPTIONS,
     Drop,
     LayerNorm,
     Linear,
     ModelOptions,
-    bias,
+    apply_kernel,
+    gather_sequence,
     gelu,
-    product,
+    init_bias,
+    init_weight,
     run_stack,
-    split,
-    weight,
-    whole,
+    split_sequence,
 )
 from jaxlaunch.trainer.numerics import remat
 from jaxlaunch.trainer.parallel.sharding import constrain
@@ -54,7 +54,7 @@ class Classifier(nnx.Module):
 
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
-    def __init__(self, options: ModelOptions, config: spec.OfImages | None = None) -> None:
+    def __init__(self, options: ModelOptions, config: spec.ImageModel | None = None) -> None:
         self.output, self.loss = options.output, options.loss
         self.deterministic = False  # nnx's name for evaluation
         if config is not None and config.pixel_mean is not None:
@@ -65,27 +65,29 @@ class MLP(Classifier):
     """`layers` hidden layers of `width` ReLUs over examples of `shape`, then `classes` logits."""
 
     def __init__(
-        self, config: spec.MLP, shape: Sequence[int], rngs: nnx.Rngs, options: ModelOptions = DEFAULTS
+        self, config: spec.MLP, shape: Sequence[int], rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS
     ) -> None:
         super().__init__(options)
         sizes = list(pairwise([math.prod(shape), *[config.width] * config.layers]))
-        self.layers = nnx.List([Linear(*size, (_axis(i), _axis(i + 1)), rngs) for i, size in enumerate(sizes)])
-        self.head = Linear(config.width, config.classes, (_axis(config.layers), "classes"), rngs)
+        self.layers = nnx.List(
+            [Linear(*size, (_layer_axis(i), _layer_axis(i + 1)), rngs) for i, size in enumerate(sizes)]
+        )
+        self.head = Linear(config.width, config.classes, (_layer_axis(config.layers), "classes"), rngs)
 
-        def hidden(layer: Linear, x_BF: Array) -> Array:
+        def apply_hidden(layer: Linear, x_BF: Array) -> Array:
             return checkpoint_name(jax.nn.relu(layer(x_BF)), "hidden")
 
-        self.apply = remat.layer(hidden, options.remat, ("hidden",), scanned=False)
+        self.apply = remat.remat_layer(apply_hidden, options.remat, ("hidden",), scanned=False)
 
     def __call__(self, x: Array) -> Array:
         """Return logits_BV of examples [B, ...], in the output dtype."""
         x_BF: Array = x.reshape(x.shape[0], -1)
         for i, layer in enumerate(self.layers):
-            x_BF = constrain(self.apply(layer, x_BF), "batch", _axis(i + 1))
+            x_BF = constrain(self.apply(layer, x_BF), "batch", _layer_axis(i + 1))
         return self.head(x_BF).astype(self.output)
 
 
-def _axis(i: int) -> str:
+def _layer_axis(i: int) -> str:
     """Return the axis between two layers. Under mp only every second product then needs communication."""
     return "hidden" if i % 2 else "embed"
 
@@ -93,10 +95,10 @@ def _axis(i: int) -> str:
 class ImageClassifier(Classifier):
     """images_BYXC, floats -> logits_BV in the output dtype; images of one channel may lack the axis C."""
 
-    def add_head(self, config: spec.OfImages, width: int, std: float, rngs: nnx.Rngs) -> None:
+    def add_head(self, config: spec.ImageModel, width: int, std: float, rngs: nnx.Rngs) -> None:
         """Create the head, after all other layers."""
-        self.head = weight(rngs, (width, config.classes), ("embed", "classes"), std)
-        self.head_bias = bias((config.classes,), ("classes",))
+        self.head = init_weight(rngs, (width, config.classes), ("embed", "classes"), std)
+        self.head_bias = init_bias((config.classes,), ("classes",))
 
     def __call__(self, images: Array) -> Array:
         pooled_BC = self.pool(images if images.ndim == 4 else images[..., None])
@@ -134,7 +136,7 @@ class BatchNorm(nnx.Module):
         self, channels: int, eps: float, momentum: float, running_variance: Literal["unbiased", "biased"]
     ) -> None:
         self.scale = nnx.Param(jnp.ones(channels, jnp.float32), axes=("embed",))
-        self.bias = bias((channels,), ("embed",))
+        self.bias = init_bias((channels,), ("embed",))
         self.mean = nnx.BatchStat(jnp.zeros(channels, jnp.float32), axes=("embed",))
         self.variance = nnx.BatchStat(jnp.ones(channels, jnp.float32), axes=("embed",))
         self.eps, self.momentum, self.is_unbiased = eps, momentum, running_variance == "unbiased"
@@ -147,13 +149,13 @@ class BatchNorm(nnx.Module):
         else:
             mean_C = wide_BYXC.mean((0, 1, 2))
             variance_C = jnp.square(wide_BYXC - mean_C[None, None, None, :]).mean((0, 1, 2))
-            self._update(mean_C, variance_C, x_BYXC.size // x_BYXC.shape[-1])
+            self._update_statistics(mean_C, variance_C, x_BYXC.size // x_BYXC.shape[-1])
         scale_C = self.scale[...].astype(jnp.float32) * jax.lax.rsqrt(variance_C + self.eps)
         centred_BYXC = wide_BYXC - mean_C[None, None, None, :]
         shifted = centred_BYXC * scale_C[None, None, None, :] + self.bias[...].astype(jnp.float32)[None, None, None, :]
         return shifted.astype(x_BYXC.dtype)
 
-    def _update(self, mean_C: Array, variance_C: Array, count: int) -> None:
+    def _update_statistics(self, mean_C: Array, variance_C: Array, count: int) -> None:
         """Update the running statistics after a batch of `count` numbers a channel."""
         if self.is_unbiased and count > 1:
             variance_C = variance_C * (count / (count - 1))
@@ -165,7 +167,9 @@ class Convolution(nnx.Module):
     """A convolution without a bias, padded by half a kernel as in PyTorch; drawn by what goes out (He et al. 2015)."""
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rngs) -> None:
-        self.kernel = weight(rngs, (size, size, inputs, outputs), KERNEL_AXES, std=(2 / (outputs * size**2)) ** 0.5)
+        self.kernel = init_weight(
+            rngs, (size, size, inputs, outputs), KERNEL_AXES, std=(2 / (outputs * size**2)) ** 0.5
+        )
         self.size, self.stride = size, stride
 
     def __call__(self, x_BYXI: Array) -> Array:
@@ -206,7 +210,7 @@ class ResidualBlock(nnx.Module):
 class ResNet(ImageClassifier):
     """A residual network. He et al. 2016, with the stride in the 3 × 3 of a bottleneck (v1.5)."""
 
-    def __init__(self, config: spec.ResNet, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
+    def __init__(self, config: spec.ResNet, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(options, config)
         self.is_pooled = config.stem != "small"
         size, stride = (7, 2) if self.is_pooled else (3, 1)
@@ -220,7 +224,7 @@ class ResNet(ImageClassifier):
             for stage, (depth, width) in enumerate(zip(config.depths, config.widths, strict=True))
         )
         self.add_head(config, widths[-1], widths[-1] ** -0.5, rngs)
-        self.apply = remat.layer(ResidualBlock.__call__, options.remat, (), scanned=False)
+        self.apply = remat.remat_layer(ResidualBlock.__call__, options.remat, (), scanned=False)
 
     def pool(self, images_BYXC: Array) -> Array:
         x_BYXC = jax.nn.relu(self.stem(images_BYXC))
@@ -238,8 +242,8 @@ class Patches(nnx.Module):
     """Squares of `size` pixels, each made one pixel by one matrix."""
 
     def __init__(self, inputs: int, outputs: int, size: int, rngs: nnx.Rngs) -> None:
-        self.kernel = weight(rngs, (size, size, inputs, outputs), KERNEL_AXES, STD)
-        self.bias = bias((outputs,), ("embed",))
+        self.kernel = init_weight(rngs, (size, size, inputs, outputs), KERNEL_AXES, INIT_STD)
+        self.bias = init_bias((outputs,), ("embed",))
         self.size = size
 
     def __call__(self, x_BYXC: Array) -> Array:
@@ -251,13 +255,13 @@ class ConvNeXtBlock(nnx.Module):
     """A convolution of each channel by itself, then an MLP at each place, added to what comes in."""
 
     def __init__(self, config: spec.ConvNeXt, width: int, rngs: nnx.Rngs) -> None:
-        self.kernel = weight(rngs, (7, 7, 1, width), KERNEL_AXES, STD)
-        self.bias = bias((width,), ("embed",))
+        self.kernel = init_weight(rngs, (7, 7, 1, width), KERNEL_AXES, INIT_STD)
+        self.bias = init_bias((width,), ("embed",))
         self.norm = LayerNorm(width, CONVNEXT_EPS)
-        self.up = weight(rngs, (width, 4 * width), ("embed", "hidden"), STD)
-        self.up_bias = bias((4 * width,), ("hidden",))
-        self.down = weight(rngs, (4 * width, width), ("hidden", "embed"), STD)
-        self.down_bias = bias((width,), ("embed",))
+        self.up = init_weight(rngs, (width, 4 * width), ("embed", "hidden"), INIT_STD)
+        self.up_bias = init_bias((4 * width,), ("hidden",))
+        self.down = init_weight(rngs, (4 * width, width), ("hidden", "embed"), INIT_STD)
+        self.down_bias = init_bias((width,), ("embed",))
         self.layer_scale = nnx.Param(jnp.full(width, config.layer_scale, jnp.float32), axes=("embed",))
         self.drop = Drop(0.0, config.drop_path > 0.0, rngs)
 
@@ -284,7 +288,7 @@ class Stage(nnx.Module):
 class ConvNeXt(ImageClassifier):
     """ConvNeXt. Liu et al. 2022."""
 
-    def __init__(self, config: spec.ConvNeXt, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
+    def __init__(self, config: spec.ConvNeXt, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(options, config)
         widths = config.widths
         self.patches = Patches(config.channels, widths[0], config.patch, rngs)
@@ -294,8 +298,8 @@ class ConvNeXt(ImageClassifier):
             for i, (depth, width) in enumerate(zip(config.depths, widths, strict=True))
         )
         self.norm = LayerNorm(widths[-1], config.norm_eps)
-        self.add_head(config, widths[-1], STD, rngs)
-        self.apply = remat.layer(ConvNeXtBlock.__call__, options.remat, ("up",), scanned=False)
+        self.add_head(config, widths[-1], INIT_STD, rngs)
+        self.apply = remat.remat_layer(ConvNeXtBlock.__call__, options.remat, ("up",), scanned=False)
         self.paths = np.linspace(0.0, config.drop_path, sum(config.depths)).tolist()
 
     def pool(self, images_BYXC: Array) -> Array:
@@ -316,30 +320,30 @@ class ConvNeXt(ImageClassifier):
 class ViT(ImageClassifier):
     """A vision transformer. Dosovitskiy et al. 2021; mean pooling as in Beyer et al. 2022."""
 
-    def __init__(self, config: spec.ViT, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
+    def __init__(self, config: spec.ViT, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(options, config)
         side, width, has_class = config.patch, config.width, config.pool == "cls"
-        block = partial(Block, config=config, attend=implementations.full(options.attention))
-        self.patches = weight(rngs, (side, side, config.channels, width), (None, None, None, "embed"), STD)
-        self.patches_bias = bias((width,), ("embed",))
-        self.cls = weight(rngs, (width,), ("embed",), STD) if has_class else None
-        self.positions = weight(rngs, (config.patches + has_class, width), (None, "embed"), STD)
+        block = partial(Block, config=config, attend=implementations.full_attention(options.attention))
+        self.patches = init_weight(rngs, (side, side, config.channels, width), (None, None, None, "embed"), INIT_STD)
+        self.patches_bias = init_bias((width,), ("embed",))
+        self.cls = init_weight(rngs, (width,), ("embed",), INIT_STD) if has_class else None
+        self.positions = init_weight(rngs, (config.patch_count + has_class, width), (None, "embed"), INIT_STD)
         self.blocks = nnx.vmap(block)(rngs.split(config.layers))
         self.norm = LayerNorm(width, config.norm_eps)
-        self.add_head(config, width, STD, rngs)
+        self.add_head(config, width, INIT_STD, rngs)
         self.drop = Drop(config.dropout, False, rngs)
         self.paths = partial(path_rates, config)
-        self.apply = remat.layer(Block.__call__, options.remat, NAMES, scanned=config.scan)
+        self.apply = remat.remat_layer(Block.__call__, options.remat, REMAT_NAMES, scanned=config.scan)
         self.scanned = config.scan
 
     def pool(self, images_BYXC: Array) -> Array:
-        x_BLD = self.drop(self._embed(images_BYXC))
-        x_BLD = run_stack(self.apply, self.blocks, x_BLD, None, each=(self.paths(),), scanned=self.scanned)
-        x_BLD = whole(self.norm(x_BLD))
+        x_BLD = self.drop(self._embed_patches(images_BYXC))
+        x_BLD = run_stack(self.apply, self.blocks, x_BLD, None, per_layer=(self.paths(),), scanned=self.scanned)
+        x_BLD = gather_sequence(self.norm(x_BLD))
         # Without this constraint a head split along D would gather the gradients of the whole batch's logits.
         return constrain(x_BLD.mean(1) if self.cls is None else x_BLD[:, 0], "batch", "embed")
 
-    def _embed(self, images_BYXC: Array) -> Array:
+    def _embed_patches(self, images_BYXC: Array) -> Array:
         """Embed the patches with one matrix, after the class token, and add their positions."""
         kernel_PPCD = self.patches[...]
         side, _, channels, width = kernel_PPCD.shape
@@ -348,10 +352,10 @@ class ViT(ImageClassifier):
             batch, height // side, side, breadth // side, side, channels
         )
         flat_BLF = tiles.swapaxes(2, 3).reshape(batch, -1, side * side * channels)
-        x_BLD = product(flat_BLF, kernel_PPCD.reshape(-1, width)) + self.patches_bias[...][None, None, :]
+        x_BLD = apply_kernel(flat_BLF, kernel_PPCD.reshape(-1, width)) + self.patches_bias[...][None, None, :]
         if self.cls is not None:
             cls_B1D = jnp.broadcast_to(self.cls[...][None, None, :], (batch, 1, width))
             x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)
         positions_LD = constrain(self.positions[...], None, "embed")
         # The positions are gathered first. Splitting directly would fetch class token and patches from other devices.
-        return split(whole(x_BLD + positions_LD[None]))
+        return split_sequence(gather_sequence(x_BLD + positions_LD[None]))

@@ -28,16 +28,16 @@ from jax.sharding import PartitionSpec
 
 from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.models.layers import gated, platform, product, weight
+from jaxlaunch.trainer.models.layers import apply_kernel, gated_activation, init_weight, platform
 from jaxlaunch.trainer.numerics import flops, grouped
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel.sharding import constrain
 
-LISTED = 32  # experts of which each has a metric of its own; of more, only the extremes
-EXPERTS = "ep"  # the mesh axis
+MAX_LISTED_EXPERTS = 32  # experts of which each has a metric of its own; of more, only the extremes
+EXPERT_AXIS = "ep"  # the mesh axis
 
-Grouped = Callable[[Array, Array], Array]  # (rows [R, D], so many of each expert) -> [R, D]
-Stacked = Callable[[Array], Array]  # rows of each expert [E, R, D] -> [E, R, D]
+ApplyGrouped = Callable[[Array, Array], Array]  # (rows [R, D], so many of each expert) -> [R, D]
+ApplyStacked = Callable[[Array], Array]  # rows of each expert [E, R, D] -> [E, R, D]
 
 
 class Mixture(NamedTuple):
@@ -45,18 +45,18 @@ class Mixture(NamedTuple):
 
     layers: int  # those with experts
     experts: int
-    each: int  # experts of a token
+    experts_per_token: int  # experts of a token
     has_capacity: bool
     balance: float
     router_z: float
 
     @classmethod
-    def of(cls, config: spec.Decoder) -> Mixture:
+    def from_config(cls, config: spec.Decoder) -> Mixture:
         """Return the mixture of a decoder with experts."""
         return cls(
             layers=len(config.sparse_layers),
             experts=config.experts or 0,
-            each=config.experts_per_token,
+            experts_per_token=config.experts_per_token,
             has_capacity=config.capacity is not None,
             balance=config.balance,
             router_z=config.router_z,
@@ -67,12 +67,12 @@ class Mixture(NamedTuple):
         """Whether the loss has a penalty."""
         return bool(self.balance or self.router_z)
 
-    def penalty(self, means: Mapping[str, Array]) -> Array:
+    def compute_penalty(self, means: Mapping[str, Array]) -> Array:
         """Return the penalty that the loss adds to the cross-entropy."""
         return self.balance * means["balance_loss"] + self.router_z * means["router_z_loss"]
 
 
-class Counts(NamedTuple):
+class LayerCounts(NamedTuple):
     """Sums over the real tokens of a layer, for each part of the batch. Float32."""
 
     chosen_SE: Array  # tokens that chose an expert
@@ -81,7 +81,7 @@ class Counts(NamedTuple):
     left_out_S: Array  # of a token, the experts that had no place for it
 
 
-class Routed(NamedTuple):
+class RoutingTotals(NamedTuple):
     """Sums over layers, except the chosen experts, which are counted by layer."""
 
     chosen_MSE: Array
@@ -90,21 +90,21 @@ class Routed(NamedTuple):
     left_out_S: Array
 
     @classmethod
-    def none(cls, of: Mixture) -> Routed:
+    def zeros(cls, mixture: Mixture) -> RoutingTotals:
         """Return zeros for the state before the first layer."""
         mesh = jax.sharding.get_abstract_mesh()
-        parts = 1 if mesh.empty else meshes.shards(mesh)
-        by_expert = constrain(jnp.zeros((parts, of.experts), jnp.float32), "batch", None)
+        parts = 1 if mesh.empty else meshes.count_shards(mesh)
+        by_expert = constrain(jnp.zeros((parts, mixture.experts), jnp.float32), "batch", None)
         alone = constrain(jnp.zeros(parts, jnp.float32), "batch")
-        chosen = constrain(jnp.zeros((of.layers, parts, of.experts), jnp.float32), None, "batch", None)
+        chosen = constrain(jnp.zeros((mixture.layers, parts, mixture.experts), jnp.float32), None, "batch", None)
         return cls(chosen, by_expert, alone, alone)
 
-    def plus(self, of: Counts, place_M: Array) -> Routed:
+    def add_layer(self, counts: LayerCounts, place_M: Array) -> RoutingTotals:
         """Add the sums of one more layer, the one where `place_M` is 1."""
-        chosen_MSE = self.chosen_MSE + place_M[:, None, None] * of.chosen_SE[None]
-        return Routed(chosen_MSE, *(have + more for have, more in zip(self[1:], of[1:], strict=True)))
+        chosen_MSE = self.chosen_MSE + place_M[:, None, None] * counts.chosen_SE[None]
+        return RoutingTotals(chosen_MSE, *(have + more for have, more in zip(self[1:], counts[1:], strict=True)))
 
-    def means(self, tokens: Array, of: Mixture) -> dict[str, Array]:
+    def metric_means(self, tokens: Array, mixture: Mixture) -> dict[str, Array]:
         """Return the penalties and metrics by name; `tokens` is the number of real tokens of the batch.
 
         `balance_loss` is transformers' load_balancing_loss_func: E times the sum over experts of the tokens that chose
@@ -112,20 +112,20 @@ class Routed(NamedTuple):
         that number 3 had, `expert_load_max` and `expert_load_min` the most and the least that an expert of a layer had,
         in even shares, `expert_left_out` the share of choices that found no place.
         """
-        layers, experts, each = of.layers, of.experts, of.each
+        layers, experts, per_token = mixture.layers, mixture.experts, mixture.experts_per_token
         rows = jnp.maximum(tokens, 1.0) * layers
         chosen_ME = jax.lax.stop_gradient(self.chosen_MSE.sum(1))
-        load_E = chosen_ME.sum(0) / (rows * each)
-        even = rows * each / (layers * experts)
+        load_E = chosen_ME.sum(0) / (rows * per_token)
+        even = rows * per_token / (layers * experts)
         means = {
-            "balance_loss": experts * (load_E * each * self.share_SE.sum(0) / rows).sum(),
+            "balance_loss": experts * (load_E * per_token * self.share_SE.sum(0) / rows).sum(),
             "router_z_loss": self.z_S.sum() / rows,
             "expert_load_max": chosen_ME.max() / even,
             "expert_load_min": chosen_ME.min() / even,
         }
-        if of.has_capacity:
-            means["expert_left_out"] = jax.lax.stop_gradient(self.left_out_S.sum()) / (rows * each)
-        listed = range(experts) if experts <= LISTED else ()
+        if mixture.has_capacity:
+            means["expert_left_out"] = jax.lax.stop_gradient(self.left_out_S.sum()) / (rows * per_token)
+        listed = range(experts) if experts <= MAX_LISTED_EXPERTS else ()
         return means | {f"expert_load/{number}": load_E[number] for number in listed}
 
 
@@ -137,35 +137,35 @@ class Experts(nnx.Module):
     ) -> None:
         width, hidden, experts = config.width, config.expert_units, config.experts or 0
         axes = ("experts", "embed", "hidden")
-        self.router = weight(rngs, (width, experts), ("embed", None), width**-0.5)
-        self.gate = weight(rngs, (experts, width, hidden), axes, width**-0.5)
-        self.up = weight(rngs, (experts, width, hidden), axes, width**-0.5)
+        self.router = init_weight(rngs, (width, experts), ("embed", None), width**-0.5)
+        self.gate = init_weight(rngs, (experts, width, hidden), axes, width**-0.5)
+        self.up = init_weight(rngs, (experts, width, hidden), axes, width**-0.5)
         std = (2 * config.layers * hidden) ** -0.5
-        self.down = weight(rngs, (experts, hidden, width), ("experts", "hidden", "embed"), std)
+        self.down = init_weight(rngs, (experts, hidden, width), ("experts", "hidden", "embed"), std)
         self.activation = activations[config.activation]
         self.each, self.is_normal, self.capacity = config.experts_per_token, config.experts_normalized, config.capacity
 
-    def __call__(self, x_BLD: Array, real_BL: Array) -> tuple[Array, Counts]:
+    def __call__(self, x_BLD: Array, real_BL: Array) -> tuple[Array, LayerCounts]:
         """Return the output of this layer, with all positions, and the counts of its routing."""
         # The router needs full float32 precision, even where a device multiplies float32 in fewer bits: rounding would
         # send tokens to other experts.
         with jax.default_matmul_precision("highest"):
-            logits_BLE = product(x_BLD.astype(jnp.float32), self.router[...].astype(jnp.float32))
+            logits_BLE = apply_kernel(x_BLD.astype(jnp.float32), self.router[...].astype(jnp.float32))
         logits_BLE = constrain(logits_BLE, "batch", "length", None)
         arrays = x_BLD, logits_BLE, real_BL, self.gate[...], self.up[...], self.down[...]
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or mesh.size == 1:
-            return self._of_part(*arrays, ways=1, over=None)
+            return self._apply_part(*arrays, ways=1, over=None)
         over = "mp" if mesh.shape["mp"] > 1 else None
         rows, into, out = PartitionSpec(BATCH_AXES), PartitionSpec("ep", None, over), PartitionSpec("ep", over, None)
         on_each: Any = jax.shard_map(
-            partial(self._of_part, ways=mesh.shape["ep"], over=over),
+            partial(self._apply_part, ways=mesh.shape["ep"], over=over),
             in_specs=(rows, rows, rows, into, into, out),
             out_specs=(rows, rows),
         )
         return on_each(*arrays)
 
-    def _of_part(
+    def _apply_part(
         self,
         x_BLD: Array,
         logits_BLE: Array,
@@ -176,7 +176,7 @@ class Experts(nnx.Module):
         *,
         ways: int,
         over: str | None,
-    ) -> tuple[Array, Counts]:
+    ) -> tuple[Array, LayerCounts]:
         """Apply the layer to the examples of one device, with its experts and hidden units."""
         shape, experts = x_BLD.shape, logits_BLE.shape[-1]
         shares_BLE = jax.nn.softmax(logits_BLE)
@@ -186,42 +186,42 @@ class Experts(nnx.Module):
         has_place_BLK = None
         if self.capacity is None:
             x_TD, expert_TK = x_BLD.reshape(-1, shape[-1]), expert_BLK.reshape(-1, self.each)
-            grouped = partial(self._grouped, expert_BLK.size, gate_EDF, up_EDF, down_EFD)
+            grouped = partial(self._apply_grouped, expert_BLK.size, gate_EDF, up_EDF, down_EFD)
             made_TKD = dispatch_sorted(x_TD, expert_TK, experts, ways, grouped)
             made_BLKD = made_TKD.reshape(*expert_BLK.shape, shape[-1])
         else:
-            stacked = partial(self._stacked, expert_BLK.size, gate_EDF, up_EDF, down_EFD)
+            stacked = partial(self._apply_equal_rows, expert_BLK.size, gate_EDF, up_EDF, down_EFD)
             made_BLKD, has_place_BLK = dispatch_within_capacity(
                 x_BLD, expert_BLK, real_BL, experts, ways, self.capacity, stacked
             )
         made_BLD = (share_BLK.astype(made_BLKD.dtype)[..., None] * made_BLKD).sum(2)
         if over is not None:  # each device has its share of the hidden units
             made_BLD = jax.lax.psum(made_BLD, over)
-        return made_BLD, _counts(logits_BLE, shares_BLE, expert_BLK, has_place_BLK, real_BL)
+        return made_BLD, _count_tokens(logits_BLE, shares_BLE, expert_BLK, has_place_BLK, real_BL)
 
-    def _grouped(
+    def _apply_grouped(
         self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_RD: Array, counts_E: Array
     ) -> Array:
         """Apply the experts to consecutive groups of rows, of sizes `counts_E`; `pairs` rows count as work."""
-        is_loop = platform() == "gpu" and grouped.is_worth_it(pairs, len(x_RD), gate_EDF.shape)
-        multiplied = partial(grouped.product, rows=pairs) if is_loop else jax.lax.ragged_dot
+        is_loop = platform() == "gpu" and grouped.is_loop_faster(pairs, len(x_RD), gate_EDF.shape)
+        multiplied = partial(grouped.grouped_product, rows=pairs) if is_loop else jax.lax.ragged_dot
         with jax.named_scope(flops.share_scope(pairs, len(x_RD))):
             gate_RF = checkpoint_name(multiplied(x_RD, gate_EDF, counts_E), "gate")
             up_RF = checkpoint_name(multiplied(x_RD, up_EDF, counts_E), "up")
-            return multiplied(gated(self.activation, gate_RF, up_RF), down_EFD, counts_E)
+            return multiplied(gated_activation(self.activation, gate_RF, up_RF), down_EFD, counts_E)
 
-    def _stacked(self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_ERD: Array) -> Array:
+    def _apply_equal_rows(self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_ERD: Array) -> Array:
         """Apply the experts to equally many rows of each."""
         room = x_ERD.shape[0] * x_ERD.shape[1]
         with jax.named_scope(flops.share_scope(min(pairs, room), room)):
             gate_ERF = checkpoint_name(jnp.einsum("erd,edf->erf", x_ERD, gate_EDF), "gate")
             up_ERF = checkpoint_name(jnp.einsum("erd,edf->erf", x_ERD, up_EDF), "up")
-            return jnp.einsum("erf,efd->erd", gated(self.activation, gate_ERF, up_ERF), down_EFD)
+            return jnp.einsum("erf,efd->erd", gated_activation(self.activation, gate_ERF, up_ERF), down_EFD)
 
 
-def _counts(
+def _count_tokens(
     logits_BLE: Array, shares_BLE: Array, expert_BLK: Array, has_place_BLK: Array | None, real_BL: Array
-) -> Counts:
+) -> LayerCounts:
     index_E = jnp.arange(logits_BLE.shape[-1], dtype=expert_BLK.dtype)
     is_chosen_BLE = (expert_BLK[..., None] == index_E[None, None, None, :]).any(2)
     real_BL1 = real_BL[..., None]
@@ -229,7 +229,7 @@ def _counts(
     left_out_S = jnp.zeros_like(real_BL, shape=(1,))
     if has_place_BLK is not None:
         left_out_S = jnp.where(has_place_BLK, 0.0, real_BL1).sum()[None]
-    return Counts(
+    return LayerCounts(
         chosen_SE=jnp.where(is_chosen_BLE, real_BL1, 0.0).sum((0, 1))[None],
         share_SE=(shares_BLE * real_BL1).sum((0, 1))[None],
         z_S=(z_BL * real_BL).sum()[None],
@@ -240,34 +240,34 @@ def _counts(
 # --- the way to the experts and back ----------------------------------------------------------------------------------
 
 
-def dispatch_sorted(x_TD: Array, expert_TK: Array, experts: int, ways: int, apply: Grouped) -> Array:
+def dispatch_sorted(x_TD: Array, expert_TK: Array, experts: int, ways: int, apply: ApplyGrouped) -> Array:
     """Return the outputs of each token's experts, [T, K, D]; `apply` gets the rows sorted by expert.
 
     Each of `ways` devices sends to every other one the largest number of rows that it may need.
     """
-    (tokens, each), local = expert_TK.shape, experts // ways
-    pairs, rows = tokens * each, tokens * each if ways == 1 else tokens * min(each, local)
+    (tokens, per_token), local = expert_TK.shape, experts // ways
+    pairs, rows = tokens * per_token, tokens * per_token if ways == 1 else tokens * min(per_token, local)
     expert_P, index_P = expert_TK.reshape(pairs), jnp.arange(pairs, dtype=jnp.int32)
     order_P = jnp.argsort(expert_P, stable=True)
-    counts_WE = _count(expert_P, experts).reshape(ways, local)
-    starts_W = _starts(counts_WE.sum(1))
+    counts_WE = _count_pairs(expert_P, experts).reshape(ways, local)
+    starts_W = _exclusive_cumsum(counts_WE.sum(1))
     way_P = expert_P[order_P] // local
     sorted_P = way_P * rows + index_P - starts_W[way_P]
     place_P = jnp.zeros_like(index_P).at[order_P].set(sorted_P, unique_indices=True)
     sent_RD = jnp.zeros((ways * rows, x_TD.shape[1]), x_TD.dtype)
-    sent_RD = sent_RD.at[place_P].set(jnp.repeat(x_TD, each, axis=0), unique_indices=True)
+    sent_RD = sent_RD.at[place_P].set(jnp.repeat(x_TD, per_token, axis=0), unique_indices=True)
     made_RD = apply(sent_RD, counts_WE[0]) if ways == 1 else _apply_remotely(sent_RD, counts_WE, apply)
-    return made_RD.at[place_P].get(unique_indices=True).reshape(tokens, each, -1)
+    return made_RD.at[place_P].get(unique_indices=True).reshape(tokens, per_token, -1)
 
 
-def _apply_remotely(sent_RD: Array, counts_WE: Array, apply: Grouped) -> Array:
+def _apply_remotely(sent_RD: Array, counts_WE: Array, apply: ApplyGrouped) -> Array:
     """Return the outputs of remote experts for the rows; each part of `sent_RD` is for one device."""
     (ways, local), width = counts_WE.shape, sent_RD.shape[1]
     rows = sent_RD.shape[0] // ways
     # Besides the two all-to-alls a few integers are exchanged, which assign the received rows to experts.
-    all_WWE = jax.lax.all_gather(counts_WE, EXPERTS)
-    counts_WE = all_WWE[:, jax.lax.axis_index(EXPERTS)]
-    got_RD = _exchange(sent_RD.reshape(ways, rows, width)).reshape(ways * rows, width)
+    all_WWE = jax.lax.all_gather(counts_WE, EXPERT_AXIS)
+    counts_WE = all_WWE[:, jax.lax.axis_index(EXPERT_AXIS)]
+    got_RD = _exchange_parts(sent_RD.reshape(ways, rows, width)).reshape(ways * rows, width)
     ends_RE = jnp.repeat(jnp.cumsum(counts_WE, axis=1), rows, axis=0)
     at_R = jnp.tile(jnp.arange(rows, dtype=ends_RE.dtype), ways)
     expert_R = (at_R[:, None] >= ends_RE).sum(1)  # E of a place where no row came
@@ -276,66 +276,66 @@ def _apply_remotely(sent_RD: Array, counts_WE: Array, apply: Grouped) -> Array:
     sorted_RD = jnp.where(is_row_R1, got_RD.at[order_R].get(unique_indices=True), 0)
     made_RD = jnp.where(is_row_R1, apply(sorted_RD, counts_WE.sum(0)), 0)
     back_RD = jnp.zeros_like(made_RD).at[order_R].set(made_RD, unique_indices=True)
-    return _exchange(back_RD.reshape(ways, rows, width)).reshape(ways * rows, width)
+    return _exchange_parts(back_RD.reshape(ways, rows, width)).reshape(ways * rows, width)
 
 
-def _places(capacity: float, length: int, each: int, experts: int) -> int:
+def _places_per_expert(capacity: float, length: int, per_token: int, experts: int) -> int:
     """Return how many tokens of an example an expert takes: `capacity` times an even share, at most all tokens."""
-    return min(length, math.ceil(capacity * length * each / experts))
+    return min(length, math.ceil(capacity * length * per_token / experts))
 
 
 def dispatch_within_capacity(
-    x_BLD: Array, expert_BLK: Array, real_BL: Array, experts: int, ways: int, capacity: float, apply: Stacked
+    x_BLD: Array, expert_BLK: Array, real_BL: Array, experts: int, ways: int, capacity: float, apply: ApplyStacked
 ) -> tuple[Array, Array]:
     """Return the outputs of each token's experts, [B, L, K, D], zeros without a place, and who had one, [B, L, K].
 
     Earlier tokens come before later ones, and then first choices before second ones, so that no token depends on a
     later one. Padding, where `real_BL` is 0, takes no place. Lepikhin et al. 2020 (GShard), but for the order.
     """
-    batch, length, each = expert_BLK.shape
-    count, width = _places(capacity, length, each, experts), x_BLD.shape[-1]
-    rank_BLK = _ranks(jnp.where(real_BL[..., None] > 0, expert_BLK, experts), experts + 1)
+    batch, length, per_token = expert_BLK.shape
+    count, width = _places_per_expert(capacity, length, per_token, experts), x_BLD.shape[-1]
+    rank_BLK = _rank_within_expert(jnp.where(real_BL[..., None] > 0, expert_BLK, experts), experts + 1)
     total, has_place_BLK = experts * batch * count, (rank_BLK < count) & (real_BL[..., None] > 0)
     row_BLK = (expert_BLK * batch + jnp.arange(batch, dtype=jnp.int32)[:, None, None]) * count + rank_BLK
     outside_BLK = total + jnp.arange(expert_BLK.size, dtype=jnp.int32).reshape(expert_BLK.shape)
     place_P = jnp.where(has_place_BLK, row_BLK, outside_BLK).reshape(-1)
-    rows_PD = jnp.repeat(x_BLD.reshape(-1, width), each, axis=0)
+    rows_PD = jnp.repeat(x_BLD.reshape(-1, width), per_token, axis=0)
     sent_RD = jnp.zeros((total, width), x_BLD.dtype).at[place_P].set(rows_PD, mode="drop", unique_indices=True)
     made_RD = _apply_stacked(sent_RD.reshape(experts, batch * count, width), ways, apply).reshape(total, width)
     made_PD = made_RD.at[place_P].get(mode="fill", fill_value=0, unique_indices=True)
-    return made_PD.reshape(batch, length, each, width), has_place_BLK
+    return made_PD.reshape(batch, length, per_token, width), has_place_BLK
 
 
-def _apply_stacked(sent_ERD: Array, ways: int, apply: Stacked) -> Array:
+def _apply_stacked(sent_ERD: Array, ways: int, apply: ApplyStacked) -> Array:
     if ways == 1:
         return apply(sent_ERD)
     experts, rows, width = sent_ERD.shape
-    got_WERD = _exchange(sent_ERD.reshape(ways, experts // ways, rows, width))
+    got_WERD = _exchange_parts(sent_ERD.reshape(ways, experts // ways, rows, width))
     made_ERD = apply(got_WERD.swapaxes(0, 1).reshape(experts // ways, ways * rows, width))
     made_WERD = made_ERD.reshape(experts // ways, ways, rows, width).swapaxes(0, 1)
-    return _exchange(made_WERD).reshape(experts, rows, width)
+    return _exchange_parts(made_WERD).reshape(experts, rows, width)
 
 
-def _ranks(expert_BLK: Array, experts: int) -> Array:
+def _rank_within_expert(expert_BLK: Array, experts: int) -> Array:
     """Count the pairs of the same example and expert before each pair."""
-    batch, length, each = expert_BLK.shape
-    expert_BP = expert_BLK.reshape(batch, length * each)
+    batch, length, per_token = expert_BLK.shape
+    expert_BP = expert_BLK.reshape(batch, length * per_token)
     order_BP = jnp.argsort(expert_BP, axis=1, stable=True)
-    starts_BE = jax.vmap(lambda expert_P: _starts(_count(expert_P, experts)))(expert_BP)
+    starts_BE = jax.vmap(lambda expert_P: _exclusive_cumsum(_count_pairs(expert_P, experts)))(expert_BP)
     starts_BP = jnp.take_along_axis(starts_BE, jnp.take_along_axis(expert_BP, order_BP, 1), 1)
-    sorted_BP = jnp.arange(length * each, dtype=jnp.int32)[None, :] - starts_BP
+    sorted_BP = jnp.arange(length * per_token, dtype=jnp.int32)[None, :] - starts_BP
     rank_BP = jnp.take_along_axis(sorted_BP, jnp.argsort(order_BP, axis=1), 1)
-    return rank_BP.reshape(batch, length, each)
+    return rank_BP.reshape(batch, length, per_token)
 
 
-def _count(expert_P: Array, experts: int) -> Array:
+def _count_pairs(expert_P: Array, experts: int) -> Array:
     return (expert_P[:, None] == jnp.arange(experts, dtype=expert_P.dtype)[None, :]).sum(0, dtype=jnp.int32)
 
 
-def _starts(counts: Array) -> Array:
+def _exclusive_cumsum(counts: Array) -> Array:
     return jnp.cumsum(counts) - counts
 
 
-def _exchange(parts: Array) -> Array:
+def _exchange_parts(parts: Array) -> Array:
     """Send part w of each device to device w, in the order of the devices they came from: [W, ...] -> [W, ...]."""
-    return jax.lax.all_to_all(parts, EXPERTS, split_axis=0, concat_axis=0)
+    return jax.lax.all_to_all(parts, EXPERT_AXIS, split_axis=0, concat_axis=0)

@@ -16,29 +16,29 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.attention import implementations
-from jaxlaunch.trainer.attention.implementations import MIXED, Attention, Keys
+from jaxlaunch.trainer.attention.implementations import ATTENTION_OUTPUT, Attention, Keys
 from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.models.layers import (
-    DEFAULTS,
+    DEFAULT_OPTIONS,
     Drop,
     LayerNorm,
     ModelOptions,
-    again,
-    bias,
+    apply_kernel,
+    gather_sequence,
     gelu,
-    product,
+    init_bias,
+    init_weight,
+    recompute_in_backward,
     run_stack,
-    split,
-    weight,
-    whole,
+    split_sequence,
 )
 from jaxlaunch.trainer.numerics import remat
 from jaxlaunch.trainer.parallel.sharding import constrain
 
 # Names of activations that remat may keep.
-NAMES = ("qkv", MIXED, "up")
+REMAT_NAMES = ("qkv", ATTENTION_OUTPUT, "up")
 # Deviation of initial weights, scaled down by depth where they add to the stream. Radford et al. 2019, section 2.3.
-STD = 0.02
+INIT_STD = 0.02
 
 
 class SelfAttention(nnx.Module):
@@ -46,36 +46,38 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, config: spec.ViT | spec.GPT2, attend: Attention, rngs: nnx.Rngs) -> None:
         width, heads, size = config.width, config.heads, config.width // config.heads
-        self.qkv = weight(rngs, (width, 3, heads, size), ("embed", None, "heads", "head"), STD)
-        self.qkv_bias = bias((3, heads, size), (None, "heads", "head"))
-        self.out = weight(rngs, (heads, size, width), ("heads", "head", "embed"), STD * (2 * config.layers) ** -0.5)
-        self.out_bias = bias((width,), ("embed",))
+        self.qkv = init_weight(rngs, (width, 3, heads, size), ("embed", None, "heads", "head"), INIT_STD)
+        self.qkv_bias = init_bias((3, heads, size), (None, "heads", "head"))
+        self.out = init_weight(
+            rngs, (heads, size, width), ("heads", "head", "embed"), INIT_STD * (2 * config.layers) ** -0.5
+        )
+        self.out_bias = init_bias((width,), ("embed",))
         self.attend = attend
 
     def __call__(self, x_BLD: Array, keys: Keys) -> Array:
-        qkv_BL3HK = product(x_BLD, self.qkv[...]) + self.qkv_bias[...][None, None]
+        qkv_BL3HK = apply_kernel(x_BLD, self.qkv[...]) + self.qkv_bias[...][None, None]
         qkv_BL3HK = checkpoint_name(constrain(qkv_BL3HK, "batch", "length", None, "heads", "head"), "qkv")
         query_BLHK, key_BLHK, value_BLHK = (part[:, :, 0] for part in jnp.split(qkv_BL3HK, 3, axis=2))
         mixed_BLHK = self.attend(query_BLHK, key_BLHK, value_BLHK, keys)
         mixed_BLHK = constrain(mixed_BLHK, "batch", "length", "heads", "head")
-        return product(mixed_BLHK, self.out[...], axes=2) + self.out_bias[...][None, None, :]
+        return apply_kernel(mixed_BLHK, self.out[...], axes=2) + self.out_bias[...][None, None, :]
 
 
 class MLP(nnx.Module):
     """gelu(x · up + bias) · down + bias. Hendrycks and Gimpel 2016, exact or in their approximation by tanh."""
 
     def __init__(self, config: spec.ViT | spec.GPT2, rngs: nnx.Rngs) -> None:
-        width, hidden = config.width, config.units
-        self.up = weight(rngs, (width, hidden), ("embed", "hidden"), STD)
-        self.up_bias = bias((hidden,), ("hidden",))
-        self.down = weight(rngs, (hidden, width), ("hidden", "embed"), STD * (2 * config.layers) ** -0.5)
-        self.down_bias = bias((width,), ("embed",))
+        width, hidden = config.width, config.mlp_units
+        self.up = init_weight(rngs, (width, hidden), ("embed", "hidden"), INIT_STD)
+        self.up_bias = init_bias((hidden,), ("hidden",))
+        self.down = init_weight(rngs, (hidden, width), ("hidden", "embed"), INIT_STD * (2 * config.layers) ** -0.5)
+        self.down_bias = init_bias((width,), ("embed",))
         self.gelu = partial(jax.nn.gelu, approximate=True) if isinstance(config, spec.GPT2) else gelu
 
     def __call__(self, x_BLD: Array) -> Array:
-        up_BLF = checkpoint_name(product(x_BLD, self.up[...]) + self.up_bias[...][None, None, :], "up")
-        hidden_BLF = constrain(again(self.gelu)(up_BLF), "batch", "length", "hidden")
-        return product(hidden_BLF, self.down[...]) + self.down_bias[...][None, None, :]
+        up_BLF = checkpoint_name(apply_kernel(x_BLD, self.up[...]) + self.up_bias[...][None, None, :], "up")
+        hidden_BLF = constrain(recompute_in_backward(self.gelu)(up_BLF), "batch", "length", "hidden")
+        return apply_kernel(hidden_BLF, self.down[...]) + self.down_bias[...][None, None, :]
 
 
 class Block(nnx.Module):
@@ -90,10 +92,10 @@ class Block(nnx.Module):
 
     def __call__(self, x_BLD: Array, keys: Keys, path: Array | None) -> Array:
         """Apply the layer. The share `path` of the examples skips a branch of it."""
-        mixed_BLD = self.attention(whole(self.attention_norm(x_BLD)), keys)
-        x_BLD = x_BLD + self.drop(split(mixed_BLD), path)
-        x_BLD = x_BLD + self.drop(split(self.mlp(whole(self.mlp_norm(x_BLD)))), path)
-        return split(x_BLD)
+        mixed_BLD = self.attention(gather_sequence(self.attention_norm(x_BLD)), keys)
+        x_BLD = x_BLD + self.drop(split_sequence(mixed_BLD), path)
+        x_BLD = x_BLD + self.drop(split_sequence(self.mlp(gather_sequence(self.mlp_norm(x_BLD)))), path)
+        return split_sequence(x_BLD)
 
 
 def path_rates(config: spec.ViT | spec.GPT2) -> Array | None:
@@ -107,28 +109,28 @@ def path_rates(config: spec.ViT | spec.GPT2) -> Array | None:
 class GPT2(LanguageModel):
     """tokens_BL -> logits_BLV. The blocks' parameters are stacked: [layers, ...]."""
 
-    def __init__(self, config: spec.GPT2, rngs: nnx.Rngs, options: ModelOptions = DEFAULTS) -> None:
+    def __init__(self, config: spec.GPT2, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(options)
-        block = partial(Block, config=config, attend=implementations.causal(options.attention))
-        self.embedding = weight(rngs, (config.vocab, config.width), ("vocab", "embed"), STD)
+        block = partial(Block, config=config, attend=implementations.causal_attention(options.attention))
+        self.embedding = init_weight(rngs, (config.vocab, config.width), ("vocab", "embed"), INIT_STD)
         self.head = None
-        self.positions = weight(rngs, (config.rows, config.width), (None, "embed"), STD / 2)
+        self.positions = init_weight(rngs, (config.position_rows, config.width), (None, "embed"), INIT_STD / 2)
         self.blocks = nnx.vmap(block)(rngs.split(config.layers))
         self.norm = LayerNorm(config.width, config.norm_eps)
         self.drop = Drop(config.dropout, False, rngs)
         self.paths = partial(path_rates, config)
-        self.apply = remat.layer(Block.__call__, options.remat, NAMES, scanned=config.scan)
+        self.apply = remat.remat_layer(Block.__call__, options.remat, REMAT_NAMES, scanned=config.scan)
         self.scanned = config.scan
 
     def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
         # Each example of a packed row begins at 0.
-        places_BL = implementations.visible(keys).places_BL
-        x_BLD = self.stream(tokens_BL, places_BL)
-        x_BLD = run_stack(self.apply, self.blocks, x_BLD, keys, each=(self.paths(),), scanned=self.scanned)
-        return whole(self.norm(x_BLD))
+        places_BL = implementations.as_visible(keys).places_BL
+        x_BLD = self.embed_inputs(tokens_BL, places_BL)
+        x_BLD = run_stack(self.apply, self.blocks, x_BLD, keys, per_layer=(self.paths(),), scanned=self.scanned)
+        return gather_sequence(self.norm(x_BLD))
 
-    def stream(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
+    def embed_inputs(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
         positions_ND = constrain(self.positions[...], None, "embed")
         all_1LD = positions_ND[None, : tokens_BL.shape[1]]
         at_BLD = all_1LD if places_BL is None else jnp.take(positions_ND, places_BL, axis=0)
-        return self.drop(split(whole(self.embedded(tokens_BL) + at_BLD)))
+        return self.drop(split_sequence(gather_sequence(self.embed_tokens(tokens_BL) + at_BLD)))

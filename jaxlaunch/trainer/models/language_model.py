@@ -16,7 +16,7 @@ from jax import Array
 
 from jaxlaunch.trainer.attention.implementations import Keys
 from jaxlaunch.trainer.models.layers import ModelOptions
-from jaxlaunch.trainer.parallel.sharding import constrain, gathered
+from jaxlaunch.trainer.parallel.sharding import constrain, gather_weight
 
 
 class Features(NamedTuple):
@@ -52,11 +52,11 @@ class LanguageModel(nnx.Module):
         """Return the features, and the penalty and metrics of the tokens that `real_BL` marks as text."""
         return Features(self.features(tokens_BL, keys))
 
-    def stream(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
+    def embed_inputs(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
         """Return the stream x_BLD before the first layer, of tokens at these places, by default 0 to L - 1."""
         raise NotImplementedError
 
-    def embedded(self, tokens_BL: Array) -> Array:
+    def embed_tokens(self, tokens_BL: Array) -> Array:
         """Return the tokens' rows of the embedding, x_BLD.
 
         Whole rows are looked up, and their gradient is summed over the devices. If the table is larger than the rows
@@ -78,39 +78,39 @@ class LanguageModel(nnx.Module):
     @property
     def table_VD(self) -> Array:
         """The embedding [V, D] with its rows whole: the lookup and a tied head share one copy of it."""
-        return gathered(self.embedding[...], "vocab", "embed")
+        return gather_weight(self.embedding[...], "vocab", "embed")
 
     @property
     def head_DV(self) -> Array:
         """The output matrix [D, V], its columns whole: a loss in chunks would gather a split one for every chunk."""
-        return self.table_VD.T if self.head is None else gathered(self.head[...], "embed", "vocab")
+        return self.table_VD.T if self.head is None else gather_weight(self.head[...], "embed", "vocab")
 
     def project(self, x_BLD: Array, head_DV: Array, output: jnp.dtype | None = None) -> Array:
         """Return features times the head, within the cap: logits_BLV in `output` or the model's own dtype."""
-        logits_BLV = _logits(x_BLD, head_DV, output or self.output)
+        logits_BLV = _project_logits(x_BLD, head_DV, output or self.output)
         if self.cap is not None:
             logits_BLV = self.cap * jnp.tanh(logits_BLV / self.cap)
         return constrain(logits_BLV, "batch", "length", "vocab")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _logits(x: Array, head_DV: Array, output: jnp.dtype) -> Array:
+def _project_logits(x: Array, head_DV: Array, output: jnp.dtype) -> Array:
     """Return x [..., D] times the head. Its gradients are products of bfloat16 where x is, and not of float32."""
     return jnp.matmul(x, head_DV, preferred_element_type=output)
 
 
 def _logits_forward(x: Array, head_DV: Array, output: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
-    return _logits(x, head_DV, output), (x, head_DV)
+    return _project_logits(x, head_DV, output), (x, head_DV)
 
 
-def _logits_backward(output: jnp.dtype, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, head_DV = kept
+def _logits_backward(output: jnp.dtype, residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, head_DV = residuals
     # float16 has no room for the small ones among the gradients of logits.
     if x.dtype == jnp.bfloat16:
         gradient = gradient.astype(x.dtype)
     rows, gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-    of_x = jnp.matmul(gradient, head_DV.T.astype(gradient.dtype)).astype(x.dtype)
-    return of_x, jnp.matmul(rows.T.astype(gradient.dtype), gradients).astype(head_DV.dtype)
+    x_gradient = jnp.matmul(gradient, head_DV.T.astype(gradient.dtype)).astype(x.dtype)
+    return x_gradient, jnp.matmul(rows.T.astype(gradient.dtype), gradients).astype(head_DV.dtype)
 
 
-_logits.defvjp(_logits_forward, _logits_backward)
+_project_logits.defvjp(_logits_forward, _logits_backward)

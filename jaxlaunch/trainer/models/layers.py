@@ -34,30 +34,30 @@ class ModelOptions(NamedTuple):
     loss: Loss = Loss()
 
     @classmethod
-    def of(cls, spec: TrainSpec) -> ModelOptions:
+    def from_spec(cls, spec: TrainSpec) -> ModelOptions:
         """Return the options that a train block asks for."""
-        return cls(spec.attention, spec.remat, precision.policy(spec.precision).output, spec.loss)
+        return cls(spec.attention, spec.remat, precision.resolve_precision(spec.precision).output, spec.loss)
 
 
-DEFAULTS = ModelOptions()
+DEFAULT_OPTIONS = ModelOptions()
 
 
-def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nnx.Param[Array]:
+def init_weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nnx.Param[Array]:
     """Return a float32 parameter drawn from a normal distribution of deviation `std`, its axes named for sharding."""
     return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
 
 
-def bias(shape: tuple[int, ...], axes: Axes) -> nnx.Param[Array]:
+def init_bias(shape: tuple[int, ...], axes: Axes) -> nnx.Param[Array]:
     """Return a float32 parameter of zeros, its axes named for sharding."""
     return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes)
 
 
-def whole(x_BLD: Array) -> Array:
+def gather_sequence(x_BLD: Array) -> Array:
     """Put all positions of an example of the stream on one device, as products over mp read it."""
     return constrain(x_BLD, "batch", "length", "embed")
 
 
-def split(x_BLD: Array) -> Array:
+def split_sequence(x_BLD: Array) -> Array:
     """Split an example's positions over mp, so that each device keeps its part of the sum of products.
 
     Norms, dropout and what remat keeps are then split too. Korthikanti et al. 2022, "sequence parallelism".
@@ -72,7 +72,7 @@ class Kernel(Protocol):
         """Multiply like the function of this name, without a bias."""
 
 
-def product(x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Array] | None = None) -> Array:
+def apply_kernel(x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Array] | None = None) -> Array:
     """Multiply x [B, L, ..., I] with kernel [I, ..., O], the last `axes` of x with its first; add a bias [..., O].
 
     On CPU devices B and L are merged for the product: the kernel's gradient would sum over two axes, for which XLA's
@@ -93,7 +93,7 @@ def platform() -> str:
     return "cpu" if device is None else str(device.platform)
 
 
-def again(function: Callable[..., Array]) -> Callable[..., Array]:
+def recompute_in_backward(function: Callable[..., Array]) -> Callable[..., Array]:
     """Recompute `function`, elementwise or a norm, from its arguments in the backward pass.
 
     The arguments are in memory in any case. The intermediates, some of them in float32, need not be.
@@ -101,17 +101,17 @@ def again(function: Callable[..., Array]) -> Callable[..., Array]:
     return jax.checkpoint(function, prevent_cse=False)
 
 
-def gated(activation: Callable[[Array], Array], gate: Array, up: Array) -> Array:
+def gated_activation(activation: Callable[[Array], Array], gate: Array, up: Array) -> Array:
     """Return the input of the last product of a gated MLP: activation(gate) * up."""
-    return again(lambda gate, up: activation(gate) * up)(gate, up)
+    return recompute_in_backward(lambda gate, up: activation(gate) * up)(gate, up)
 
 
 class Linear(nnx.Module):
     """x_BI -> x · kernel + bias. Kernel of variance 2 / inputs (He et al. 2015, for ReLUs), biases 0."""
 
     def __init__(self, inputs: int, outputs: int, axes: tuple[str, str], rngs: nnx.Rngs) -> None:
-        self.kernel = weight(rngs, (inputs, outputs), axes, std=(2 / inputs) ** 0.5)
-        self.bias = bias((outputs,), axes[1:])
+        self.kernel = init_weight(rngs, (inputs, outputs), axes, std=(2 / inputs) ** 0.5)
+        self.bias = init_bias((outputs,), axes[1:])
 
     def __call__(self, x_BI: Array) -> Array:
         kernel_IO = self.kernel[...]
@@ -132,7 +132,9 @@ class RMSNorm(nnx.Module):
         self.eps, self.from_one = eps, from_one
 
     def __call__(self, x: Array) -> Array:
-        return again(partial(_root_mean_square, eps=self.eps, from_one=self.from_one))(x, self.scale[...])
+        return recompute_in_backward(partial(_root_mean_square, eps=self.eps, from_one=self.from_one))(
+            x, self.scale[...]
+        )
 
 
 def _root_mean_square(x: Array, scale: Array, eps: float, *, from_one: bool) -> Array:
@@ -149,11 +151,11 @@ class LayerNorm(nnx.Module):
 
     def __init__(self, width: int, eps: float) -> None:
         self.scale = nnx.Param(jnp.ones(width, jnp.float32), axes=("embed",))
-        self.bias = bias((width,), ("embed",))
+        self.bias = init_bias((width,), ("embed",))
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        return again(partial(_layer_norm, eps=self.eps))(x, self.scale[...], self.bias[...])
+        return recompute_in_backward(partial(_layer_norm, eps=self.eps))(x, self.scale[...], self.bias[...])
 
 
 def _layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
@@ -173,10 +175,12 @@ def gelu(x: Array) -> Array:
     return (0.5 * wide * (1.0 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
 
 
-def rope(x_BLHK: Array, theta: float, scaling: RopeScaling | None = None, places_BL: Array | None = None) -> Array:
+def apply_rope(
+    x_BLHK: Array, theta: float, scaling: RopeScaling | None = None, places_BL: Array | None = None
+) -> Array:
     """Rotate the channel pairs (k, k + K/2) by position, in float32. Su et al. 2021 (RoFormer), section 3.4.2."""
     length, size = x_BLHK.shape[1], x_BLHK.shape[3]
-    frequency_K = jnp.asarray(_frequencies(size, theta, scaling), jnp.float32)
+    frequency_K = jnp.asarray(_rope_frequencies(size, theta, scaling), jnp.float32)
     places_BL = jnp.arange(length)[None, :] if places_BL is None else places_BL
     angle_BLK = places_BL.astype(jnp.float32)[:, :, None] * frequency_K[None, None, :]
     cos, sin = jnp.cos(angle_BLK)[:, :, None, :], jnp.sin(angle_BLK)[:, :, None, :]
@@ -190,15 +194,15 @@ def rope(x_BLHK: Array, theta: float, scaling: RopeScaling | None = None, places
 Frequencies = np.ndarray[tuple[int], np.dtype[np.float64]]  # radians per position of each channel pair, [K/2]
 
 
-def _frequencies(size: int, theta: float, scaling: RopeScaling | None) -> Frequencies:
+def _rope_frequencies(size: int, theta: float, scaling: RopeScaling | None) -> Frequencies:
     frequency_K: Frequencies = theta ** (-np.arange(0, size, 2) / size)
     if scaling is None:
         return frequency_K
-    kept_K = _kept_share(scaling, frequency_K, size, theta)
-    return frequency_K * (kept_K + (1 - kept_K) / scaling.factor)
+    unscaled_K = _unscaled_share(scaling, frequency_K, size, theta)
+    return frequency_K * (unscaled_K + (1 - unscaled_K) / scaling.factor)
 
 
-def _kept_share(scaling: RopeScaling, frequency_K: Frequencies, size: int, theta: float) -> Frequencies:
+def _unscaled_share(scaling: RopeScaling, frequency_K: Frequencies, size: int, theta: float) -> Frequencies:
     """Return the share of each frequency that is not stretched: as the Llama 3.1 model card's code does, or by YaRN.
 
     Peng et al. 2023 (YaRN), section 3.2, with the ends of the ramp in channels, as their code has them.
@@ -233,13 +237,13 @@ class Drop(nnx.Module):
         if self.draw is None or self.deterministic:
             return x
         if self.rate:
-            x = _kept(x, 1.0 - self.rate, x.shape, self.draw())
+            x = _drop_and_scale(x, 1.0 - self.rate, x.shape, self.draw())
         if path is not None:
-            x = _kept(x, 1.0 - path, (x.shape[0], *[1] * (x.ndim - 1)), self.draw())
+            x = _drop_and_scale(x, 1.0 - path, (x.shape[0], *[1] * (x.ndim - 1)), self.draw())
         return x
 
 
-def _kept(x: Array, share: float | Array, shape: tuple[int, ...], key: Array) -> Array:
+def _drop_and_scale(x: Array, share: float | Array, shape: tuple[int, ...], key: Array) -> Array:
     is_kept = jax.random.bernoulli(key, share, shape)
     return jnp.where(is_kept, x / jnp.asarray(share, x.dtype), jnp.zeros((), x.dtype))
 
@@ -252,10 +256,10 @@ def run_stack(
     layers: Any,
     x: Array,
     *shared: PyTree,
-    each: tuple[PyTree, ...] = (),
+    per_layer: tuple[PyTree, ...] = (),
     scanned: bool,
 ) -> Array:
-    """Apply `x = apply(layer, x, *shared, *own)` to every layer, where `own` is its slice of the arrays of `each`.
+    """Apply `x = apply(layer, x, *shared, *own)` to every layer, where `own` is its slice of the arrays of `per_layer`.
 
     The parameters of the layers are stacked: [layers, ...]. A scan compiles one layer and keeps the residuals of its
     backward pass in arrays over all layers. Unrolled layers are slower to compile and faster to run.
@@ -265,26 +269,26 @@ def run_stack(
     """
     turns = apply if isinstance(apply, tuple) else (apply,)
     if scanned and len(turns) == 1:
-        axes = (0, nnx.Carry, *[None] * len(shared), *[0] * len(each))
-        return nnx.scan(turns[0], in_axes=axes, out_axes=nnx.Carry)(layers, x, *shared, *each)
+        axes = (0, nnx.Carry, *[None] * len(shared), *[0] * len(per_layer))
+        return nnx.scan(turns[0], in_axes=axes, out_axes=nnx.Carry)(layers, x, *shared, *per_layer)
     graph, state = nnx.split(layers)
 
-    def write_out(x: Array, stacked: PyTree) -> tuple[Array, PyTree]:
+    def apply_unrolled(x: Array, stacked: PyTree) -> tuple[Array, PyTree]:
         """Return x after some layers, and the state of their random streams, stacked."""
         drawn = []
         leaves, structure = jax.tree.flatten(stacked)
         for index, slices in enumerate(zip(*map(jnp.unstack, leaves), strict=True)):
-            own_state, own = jax.tree.unflatten(structure, slices)
+            own_state, layer_inputs = jax.tree.unflatten(structure, slices)
             layer = nnx.merge(graph, own_state)
-            x = turns[index % len(turns)](layer, x, *shared, *own)
+            x = turns[index % len(turns)](layer, x, *shared, *layer_inputs)
             drawn.append(nnx.state(layer, nnx.RngState))
         return x, jax.tree.map(lambda *counts: jnp.stack(counts), *drawn)
 
-    rounds = _depth(state) // len(turns) if scanned else 0
+    rounds = _stack_depth(state) // len(turns) if scanned else 0
     if not rounds:
-        x, drawn = write_out(x, (state, each))
+        x, drawn = apply_unrolled(x, (state, per_layer))
     else:
-        x, drawn = _scan_rounds(write_out, x, (state, each), rounds, len(turns))
+        x, drawn = _scan_rounds(apply_unrolled, x, (state, per_layer), rounds, len(turns))
     # A scan leaves the random streams in this state, too.
     nnx.update(layers, drawn)
     return x
@@ -298,9 +302,9 @@ def _scan_rounds(
     by_round = jax.tree.map(lambda leaf: leaf[:count].reshape(rounds, turns, *leaf.shape[1:]), stacked)
     x, drawn = jax.lax.scan(write_out, x, by_round)
     drawn = jax.tree.map(lambda counts: counts.reshape(count, *counts.shape[2:]), drawn)
-    rest = jax.tree.map(lambda leaf: leaf[count:], stacked)
-    if _depth(rest):
-        x, last = write_out(x, rest)
+    remaining = jax.tree.map(lambda leaf: leaf[count:], stacked)
+    if _stack_depth(remaining):
+        x, last = write_out(x, remaining)
         drawn = jax.tree.map(lambda *parts: jnp.concatenate(parts), drawn, last)
     return x, drawn
 
@@ -308,10 +312,10 @@ def _scan_rounds(
 def slice_stack(layers: Any, start: int, stop: int) -> Any:
     """Return the layers from `start` to `stop` of a stack."""
     graph, state = nnx.split(layers)
-    if stop - start == _depth(state):
+    if stop - start == _stack_depth(state):
         return layers
     return nnx.merge(graph, jax.tree.map(lambda leaf: leaf[start:stop], state))
 
 
-def _depth(stacked: PyTree) -> int:
+def _stack_depth(stacked: PyTree) -> int:
     return int(jax.tree.leaves(stacked)[0].shape[0])

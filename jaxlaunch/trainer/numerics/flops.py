@@ -22,20 +22,20 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxlaunch.accelerators import PEAK_FLOPS
 
 
-def peak(devices: Iterable[jax.Device]) -> float | None:
+def peak_flops(devices: Iterable[jax.Device]) -> float | None:
     """Return the dense bf16 peak FLOP/s of all devices together; None if one of them is not in PEAK_FLOPS."""
     kinds = [device.device_kind for device in devices]
     return sum(PEAK_FLOPS[kind] for kind in kinds) if kinds and all(kind in PEAK_FLOPS for kind in kinds) else None
 
 
 # Prefix of the scope in which trainer/attention/implementations computes causal attention.
-CAUSAL = "causal"
-_CAUSAL_SCOPE = re.compile(rf"{CAUSAL}(?:_(\d+)_of_(\d+))?")
+CAUSAL_PREFIX = "causal"
+_CAUSAL_SCOPE = re.compile(rf"{CAUSAL_PREFIX}(?:_(\d+)_of_(\d+))?")
 
 
 def causal_scope(length: int, window: int | None) -> str:
     """Return the name of the scope of causal attention, which includes a window that hides keys."""
-    return CAUSAL if window is None or window >= length else f"{CAUSAL}_{window}_of_{length}"
+    return CAUSAL_PREFIX if window is None or window >= length else f"{CAUSAL_PREFIX}_{window}_of_{length}"
 
 
 _SHARE_SCOPE = re.compile(r"(\d+)_of_(\d+)_rows")
@@ -47,10 +47,10 @@ def share_scope(rows: int, room: int) -> str:
 
 
 # Name of the call in trainer/numerics/grouped. Its operands are the rows, the matrices, and the rows of each matrix.
-GROUPED = "jaxlaunch_grouped_product"
+GROUPED_PRODUCT = "jaxlaunch_grouped_product"
 
 
-def _share(scopes: str, causal: float) -> float:
+def _counted_share(scopes: str, causal: float) -> float:
     """Return the share of a product's FLOPs that counts in its scopes, 1 outside of causal attention and buffers."""
     if (rows := next(filter(None, map(_SHARE_SCOPE.fullmatch, scopes.split("/"))), None)) is not None:
         return int(rows[1]) / int(rows[2])
@@ -61,7 +61,7 @@ def _share(scopes: str, causal: float) -> float:
     return share * (1.0 - (1.0 - causal) * share)
 
 
-def train_step(forward: Jaxpr, causal: float = 1.0, trained: int | None = None) -> float | None:
+def train_step_flops(forward: Jaxpr, causal: float = 1.0, trained: int | None = None) -> float | None:
     """Return the FLOPs of a training step.
 
     Args:
@@ -72,33 +72,33 @@ def train_step(forward: Jaxpr, causal: float = 1.0, trained: int | None = None) 
     Returns:
         The FLOPs, or None if they depend on the data, as in a loop of unknown length around a matrix product.
     """
-    counted = count(forward, causal)
-    if math.isnan(counted) or trained is None:
-        return None if math.isnan(counted) else 3 * counted
-    return counted + backward(forward, causal, [at < trained for at in range(len(forward.invars))])[0]
+    forward_flops = count_flops(forward, causal)
+    if math.isnan(forward_flops) or trained is None:
+        return None if math.isnan(forward_flops) else 3 * forward_flops
+    return forward_flops + backward_flops(forward, causal, [at < trained for at in range(len(forward.invars))])[0]
 
 
-def count(jaxpr: Jaxpr, causal: float | None = 1.0) -> float:
+def count_flops(jaxpr: Jaxpr, causal: float | None = 1.0) -> float:
     """Return the FLOPs of `jaxpr`, NaN if they depend on the data. With `causal` None scopes are ignored."""
     return sum((_count_equation(equation, causal) for equation in jaxpr.eqns), 0.0)
 
 
 def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
-    if causal is not None and (share := _share(str(equation.source_info.name_stack), causal)) != 1.0:
+    if causal is not None and (share := _counted_share(str(equation.source_info.name_stack), causal)) != 1.0:
         return share * _count_equation(equation, None)
     name, params = equation.primitive.name, equation.params
-    if (summed := _summed_sizes(equation)) is not None:
+    if (summed := _contracted_sizes(equation)) is not None:
         # Two operations for each element of the result and each element of the contracted axes.
         return 2.0 * math.prod(_aval(equation.outvars[0]).shape) * math.prod(summed)
-    inner = [count(jaxpr, causal) for jaxpr in _jaxprs(params)]
+    inner = [count_flops(jaxpr, causal) for jaxpr in _inner_jaxprs(params)]
     if name == "cond":
         return max(inner)
     if name == "while":
         return math.nan if any(inner) else 0.0
-    return sum(inner, 0.0) * _times(name, params)
+    return sum(inner, 0.0) * _repetitions(name, params)
 
 
-def backward(jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]) -> tuple[float, list[bool]]:
+def backward_flops(jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]) -> tuple[float, list[bool]]:
     """Return the FLOPs of the backward pass of `jaxpr`, and which results depend on trained parameters.
 
     `moves` tells which arguments depend on them. A product counts once for each operand that does, for the gradient of
@@ -120,22 +120,22 @@ def backward(jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]) -> tuple
 
 def _backward_equation(equation: JaxprEqn, causal: float | None, moves: list[bool]) -> tuple[float, list[bool]]:
     """Return the backward FLOPs of one equation, and which of its results depend on trained parameters."""
-    if causal is not None and (share := _share(str(equation.source_info.name_stack), causal)) != 1.0:
+    if causal is not None and (share := _counted_share(str(equation.source_info.name_stack), causal)) != 1.0:
         flops, results = _backward_equation(equation, None, moves)
         return share * flops, results
     name, params = equation.primitive.name, equation.params
-    if _summed_sizes(equation) is not None:
+    if _contracted_sizes(equation) is not None:
         return _count_equation(equation, None) * sum(moves), [any(moves)]
-    inner = list(_jaxprs(params))
+    inner = list(_inner_jaxprs(params))
     if name == "cond":
-        flops_of, results_of = zip(*(backward(branch, causal, moves[1:]) for branch in inner), strict=True)
+        flops_of, results_of = zip(*(backward_flops(branch, causal, moves[1:]) for branch in inner), strict=True)
         return max(flops_of), [any(branches) for branches in zip(*results_of, strict=True)]
     if name == "scan":
         moves = _through_scan(inner[0], causal, moves, *consts_and_carries(params))
     if len(inner) != 1 or name == "while" or len(inner[0].invars) != len(moves):
         return 0.0, [any(moves)] * len(equation.outvars)
-    flops, results = backward(inner[0], causal, moves)
-    return flops * _times(name, params), results
+    flops, results = backward_flops(inner[0], causal, moves)
+    return flops * _repetitions(name, params), results
 
 
 def consts_and_carries(scan: Mapping[str, Any]) -> tuple[int, int]:
@@ -149,14 +149,14 @@ def consts_and_carries(scan: Mapping[str, Any]) -> tuple[int, int]:
 def _through_scan(body: Jaxpr, causal: float | None, moves: list[bool], consts: int, carries: int) -> list[bool]:
     """Extend `moves` until it is a fixed point of the loop's carried values."""
     while True:
-        results = backward(body, causal, moves)[1][:carries]
-        after = [*moves[:consts], *map(max, moves[consts : consts + carries], results), *moves[consts + carries :]]
-        if after == moves:
+        results = backward_flops(body, causal, moves)[1][:carries]
+        next_moves = [*moves[:consts], *map(max, moves[consts : consts + carries], results), *moves[consts + carries :]]
+        if next_moves == moves:
             return moves
-        moves = after
+        moves = next_moves
 
 
-def _times(name: str, params: Mapping[str, Any]) -> int:
+def _repetitions(name: str, params: Mapping[str, Any]) -> int:
     """Return how many times the body of a primitive runs."""
     if name == "scan":
         return int(params["length"])
@@ -166,7 +166,7 @@ def _times(name: str, params: Mapping[str, Any]) -> int:
     return 1
 
 
-def _jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
+def _inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
     """Yield every jaxpr in `params`. The rules of a custom_vjp are functions, so they are not included."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
@@ -174,7 +174,7 @@ def _jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
                 yield item.jaxpr if isinstance(item, ClosedJaxpr) else item
 
 
-def _summed_sizes(equation: JaxprEqn) -> list[int] | None:
+def _contracted_sizes(equation: JaxprEqn) -> list[int] | None:
     """Return the sizes of the axes that a product or convolution sums over; None for any other operation."""
     name, params = equation.primitive.name, equation.params
     if name == "conv_general_dilated":
@@ -182,7 +182,7 @@ def _summed_sizes(equation: JaxprEqn) -> list[int] | None:
         kernel = _aval(equation.invars[1]).shape
         features = params["dimension_numbers"].rhs_spec[0]
         return [size for axis, size in enumerate(kernel) if axis != features]
-    if params.get("name") == GROUPED:
+    if params.get("name") == GROUPED_PRODUCT:
         return list(_aval(equation.invars[0]).shape[1:])
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]

@@ -30,18 +30,18 @@ _TURN = 2e10
 TURNS = re.compile(r'/(\d+\.\d+)_turns/while"')
 
 
-def is_worth_it(rows: int, room: int, shape: tuple[int, ...]) -> bool:
+def is_loop_faster(rows: int, room: int, shape: tuple[int, ...]) -> bool:
     """Return whether the loop over a mean of `rows` is faster than a product of all `room` rows."""
     groups, inputs, outputs = shape
-    block = _block(rows / groups, room, inputs * outputs)
-    turns = groups * _expected(rows / groups, block)
+    block = _block_rows(rows / groups, room, inputs * outputs)
+    turns = groups * _expected_turns(rows / groups, block)
     return 2.0 * inputs * outputs * (groups * room - turns * block) >= _TURN * turns
 
 
-def product(x_RI: Array, w_EIO: Array, counts_E: Array, rows: int) -> Array:
+def grouped_product(x_RI: Array, w_EIO: Array, counts_E: Array, rows: int) -> Array:
     """Return jax.lax.ragged_dot(x_RI, w_EIO, counts_E) [R, O], zero in unused rows; `rows` is their mean number."""
     x_RI, w_EIO = _as_varying(x_RI, w_EIO), _as_varying(w_EIO, x_RI)
-    return _jitted(x_RI, w_EIO, counts_E, share=rows / len(counts_E))
+    return _jitted_product(x_RI, w_EIO, counts_E, share=rows / len(counts_E))
 
 
 def _as_varying(array: Array, other: Array) -> Array:
@@ -49,60 +49,62 @@ def _as_varying(array: Array, other: Array) -> Array:
     return array + jnp.zeros_like(other, array.dtype, shape=())
 
 
-def _call(x_RI: Array, w_EIO: Array, counts_E: Array, *, share: float) -> Array:
-    return _product(x_RI, w_EIO, counts_E, share)
+def _call_product(x_RI: Array, w_EIO: Array, counts_E: Array, *, share: float) -> Array:
+    return _loop_product(x_RI, w_EIO, counts_E, share)
 
 
 # FLOPs are counted by the name of this call.
-_call.__name__ = flops.GROUPED
-_jitted = jax.jit(_call, static_argnames="share")
+_call_product.__name__ = flops.GROUPED_PRODUCT
+_jitted_product = jax.jit(_call_product, static_argnames="share")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _product(x_RI: Array, w_EIO: Array, counts_E: Array, share: float) -> Array:
+def _loop_product(x_RI: Array, w_EIO: Array, counts_E: Array, share: float) -> Array:
     """Return the product of rows and matrices for a mean of `share` rows per group."""
-    return _multiply(x_RI, w_EIO, counts_E, 1, share)
+    return _multiply_groups(x_RI, w_EIO, counts_E, 1, share)
 
 
-def _forward(x_RI: Array, w_EIO: Array, counts_E: Array, share: float) -> tuple[Array, Any]:
-    return _product(x_RI, w_EIO, counts_E, share), (x_RI, w_EIO, counts_E)
+def _loop_product_forward(x_RI: Array, w_EIO: Array, counts_E: Array, share: float) -> tuple[Array, Any]:
+    return _loop_product(x_RI, w_EIO, counts_E, share), (x_RI, w_EIO, counts_E)
 
 
-def _backward(share: float, kept: tuple[Array, Array, Array], gradient_RO: Array) -> tuple[Array, Array, None]:
-    x_RI, w_EIO, counts_E = kept
+def _loop_product_backward(
+    share: float, residuals: tuple[Array, Array, Array], gradient_RO: Array
+) -> tuple[Array, Array, None]:
+    x_RI, w_EIO, counts_E = residuals
     w_gradient_EIO = _sum_groups(x_RI, gradient_RO, counts_E, share)
     # The gradient of the rows comes second, because the rows can be freed after the gradient of the matrices.
     w_gradient_EIO, gradient_RO = jax.lax.optimization_barrier((w_gradient_EIO, gradient_RO))
-    x_gradient_RI = _multiply(gradient_RO, w_EIO, counts_E, 2, share)
+    x_gradient_RI = _multiply_groups(gradient_RO, w_EIO, counts_E, 2, share)
     return x_gradient_RI.astype(x_RI.dtype), w_gradient_EIO.astype(w_EIO.dtype), None
 
 
-_product.defvjp(_forward, _backward)
+_loop_product.defvjp(_loop_product_forward, _loop_product_backward)
 
 
-def _multiply(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, share: float) -> Array:
+def _multiply_groups(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, share: float) -> Array:
     """Multiply the rows of each group with its matrix over the matrix axis `over`; unused rows are zero."""
     room, groups = len(x_RI), len(counts_E)
-    block, ends_E = _block(share, room, math.prod(w_EIO.shape[1:])), jnp.cumsum(counts_E)
+    block, ends_E = _block_rows(share, room, math.prod(w_EIO.shape[1:])), jnp.cumsum(counts_E)
 
-    def of_group(group: Array, made_RO: Array) -> Array:
+    def multiply_group(group: Array, made_RO: Array) -> Array:
         # Without the barrier the compiler copies the matrix in every iteration of the inner loop.
         w_IO = jax.lax.optimization_barrier(w_EIO[group])
-        rows = _Rows(ends_E[group] - counts_E[group], ends_E[group], block, room)
+        rows = _GroupRows(ends_E[group] - counts_E[group], ends_E[group], block, room)
 
-        def of_block(turn: Array, made_RO: Array) -> Array:
-            made_MO = jax.lax.dot_general(rows.of(x_RI, turn), w_IO, (((1,), (over - 1,)), ((), ())))
-            kept_MO = jnp.where(rows.is_own_M1(turn), made_MO, rows.of(made_RO, turn))
-            return jax.lax.dynamic_update_slice_in_dim(made_RO, kept_MO, rows.place(turn), 0)
+        def multiply_block(turn: Array, made_RO: Array) -> Array:
+            made_MO = jax.lax.dot_general(rows.slice_block(x_RI, turn), w_IO, (((1,), (over - 1,)), ((), ())))
+            kept_MO = jnp.where(rows.is_own_M1(turn), made_MO, rows.slice_block(made_RO, turn))
+            return jax.lax.dynamic_update_slice_in_dim(made_RO, kept_MO, rows.block_start(turn), 0)
 
-        with _turns(_expected(share, block)):
-            return jax.lax.fori_loop(0, rows.turns, of_block, made_RO)
+        with _turns_scope(_expected_turns(share, block)):
+            return jax.lax.fori_loop(0, rows.turns, multiply_block, made_RO)
 
     # The zeros depend on the arguments, although no count is below 0. Otherwise the compiler would share one buffer of
     # zeros between products, and copy it for each.
     zero = jnp.where(counts_E[0] < 0, w_EIO[0, 0, 0], jnp.zeros((), w_EIO.dtype))
     nothing_RO = jnp.broadcast_to(zero.astype(jnp.result_type(x_RI, w_EIO)), (room, w_EIO.shape[3 - over]))
-    return jax.lax.fori_loop(0, groups, of_group, nothing_RO)
+    return jax.lax.fori_loop(0, groups, multiply_group, nothing_RO)
 
 
 def _sum_groups(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) -> Array:
@@ -112,29 +114,30 @@ def _sum_groups(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) 
     sum.
     """
     room, ends_E = len(x_RI), jnp.cumsum(counts_E)
-    block = min(2 * _block(share, room, x_RI.shape[1] * gradient_RO.shape[1]), room)
+    block = min(2 * _block_rows(share, room, x_RI.shape[1] * gradient_RO.shape[1]), room)
     dtype = jnp.result_type(x_RI, gradient_RO)
     wide = jnp.float32 if dtype.itemsize < 4 else dtype
 
-    def of_group(bounds: tuple[Array, Array]) -> Array:
-        rows = _Rows(*bounds, block, room)
+    def sum_group(bounds: tuple[Array, Array]) -> Array:
+        rows = _GroupRows(*bounds, block, room)
 
-        def of_block(turn: int | Array) -> Array:
+        def sum_block(turn: int | Array) -> Array:
             is_own_M1, over_rows = rows.is_own_M1(turn), (((0,), (0,)), ((), ()))
             x_MI, gradient_MO = (
-                jnp.where(is_own_M1, rows.of(array, turn), jnp.zeros((), array.dtype)) for array in (x_RI, gradient_RO)
+                jnp.where(is_own_M1, rows.slice_block(array, turn), jnp.zeros((), array.dtype))
+                for array in (x_RI, gradient_RO)
             )
             return jax.lax.dot_general(x_MI, gradient_MO, over_rows, preferred_element_type=wide)
 
-        first_IO = of_block(0)
-        with _turns(_expected(share, block) - 1.0):
-            sum_IO: Array = jax.lax.fori_loop(1, rows.turns, lambda turn, sum_IO: sum_IO + of_block(turn), first_IO)
+        first_IO = sum_block(0)
+        with _turns_scope(_expected_turns(share, block) - 1.0):
+            sum_IO: Array = jax.lax.fori_loop(1, rows.turns, lambda turn, sum_IO: sum_IO + sum_block(turn), first_IO)
         return sum_IO.astype(dtype)
 
-    return jax.lax.map(of_group, (ends_E - counts_E, ends_E))
+    return jax.lax.map(sum_group, (ends_E - counts_E, ends_E))
 
 
-class _Rows:
+class _GroupRows:
     """The rows of one group, from `begin` to `end` of the buffer, in blocks.
 
     The last block of a group includes rows of the next one. At the end of the buffer it begins earlier to be complete.
@@ -144,33 +147,33 @@ class _Rows:
         self._begin, self._end, self._block, self._room = begin, end, block, room
         self.turns = (end - begin + block - 1) // block
 
-    def place(self, turn: int | Array) -> Array:
+    def block_start(self, turn: int | Array) -> Array:
         return jnp.minimum(self._begin + turn * self._block, self._room - self._block)
 
-    def of(self, rows_RX: Array, turn: int | Array) -> Array:
-        return jax.lax.dynamic_slice_in_dim(rows_RX, self.place(turn), self._block)
+    def slice_block(self, rows_RX: Array, turn: int | Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(rows_RX, self.block_start(turn), self._block)
 
     def is_own_M1(self, turn: int | Array) -> Array:
         """Return which rows of the block belong to the group and to no earlier block."""
-        at_M1 = self.place(turn) + jnp.arange(self._block)[:, None]
+        at_M1 = self.block_start(turn) + jnp.arange(self._block)[:, None]
         return (at_M1 >= self._begin + turn * self._block) & (at_M1 < self._end)
 
 
-def _block(share: float, room: int, products: int) -> int:
+def _block_rows(share: float, room: int, products: int) -> int:
     """Return the number of rows in a block, a power of two unless the buffer is smaller.
 
     A group has a mean of `share` rows, and each row takes `products` multiplications. The overhead of a group's
     iterations equals the cost of the half block that it wastes in the mean. A block has at most twice the group's rows.
     """
-    wanted = min(math.sqrt(share * _TURN / products), 2.0 * share)
-    return min(room, max(_MIN_BLOCK, 1 << math.floor(math.log2(max(wanted, 1.0)))))
+    ideal_rows = min(math.sqrt(share * _TURN / products), 2.0 * share)
+    return min(room, max(_MIN_BLOCK, 1 << math.floor(math.log2(max(ideal_rows, 1.0)))))
 
 
-def _expected(share: float, block: int) -> float:
+def _expected_turns(share: float, block: int) -> float:
     """Return the expected number of blocks of a group, whose last block is half empty in the mean."""
     return max(1.0, share / block + 0.5)
 
 
-def _turns(expected: float) -> Any:
+def _turns_scope(expected: float) -> Any:
     """Return a scope that records the expected iterations of a loop in the compiled program."""
     return jax.named_scope(f"{expected:.3f}_turns")

@@ -11,7 +11,7 @@ from functools import cached_property
 from jaxlaunch.trainer.numerics.grouped import TURNS
 
 # The names of the other types contain their number of bits.
-BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}
+TYPE_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "c64": 64, "c128": 128}
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _KIND = re.compile(r" ([a-z][\w\-]*)\(")
@@ -38,17 +38,17 @@ class Operation:
     name: str
     kind: str
     result: str
-    inside: str
+    arguments: str
     attributes: str
     is_root: bool
 
     @cached_property
     def operands(self) -> list[str]:
         """The names of the operands."""
-        return _REFERENCE.findall(self.inside)
+        return _REFERENCE.findall(self.arguments)
 
     @cached_property
-    def called(self) -> list[str]:
+    def called_computations(self) -> list[str]:
         """Computations that run once per execution of this operation, without those of a loop."""
         return [name for match in _CALLED.finditer(self.attributes) for name in _REFERENCE.findall(match[1])]
 
@@ -58,7 +58,7 @@ class Operation:
         match = _CYCLES.search(self.attributes)
         return 0 if match is None else int(match[1])
 
-    def attribute(self, name: str) -> str | None:
+    def read_attribute(self, name: str) -> str | None:
         """Return the word after `name=`, without a leading percent sign."""
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
         return None if match is None else match[1]
@@ -75,7 +75,7 @@ class Program:
     entry: str
 
     @classmethod
-    def parse(cls, text: str) -> Program:
+    def from_text(cls, text: str) -> Program:
         """Parse the text of a program. Raises ValueError if it has no entry."""
         computations: dict[str, list[Operation]] = {}
         entry, current = "", None
@@ -92,39 +92,39 @@ class Program:
         return cls(computations, entry)
 
     @cached_property
-    def runs(self) -> dict[str, float]:
+    def executions(self) -> dict[str, float]:
         """Executions of each scheduled computation in one run of the program, including the trips of loops."""
         runs: dict[str, float] = {}
 
-        def visit(name: str, times: float) -> None:
+        def count_runs(name: str, times: float) -> None:
             if name not in self.computations:
                 return
             runs[name] = runs.get(name, 0.0) + times
             for operation in self.computations[name]:
                 if operation.kind == "while":
-                    trips = self.trips(operation, name)
-                    visit(operation.attribute("body") or "", times * trips)
-                    visit(operation.attribute("condition") or "", times * (trips + 1))
+                    trips = self.loop_trips(operation, name)
+                    count_runs(operation.read_attribute("body") or "", times * trips)
+                    count_runs(operation.read_attribute("condition") or "", times * (trips + 1))
                 elif operation.kind in ("call", "conditional"):
-                    for called in operation.called:
-                        visit(called, times)
+                    for called in operation.called_computations:
+                        count_runs(called, times)
 
-        visit(self.entry, 1.0)
+        count_runs(self.entry, 1.0)
         return runs
 
-    def scheduled(self) -> Iterator[tuple[Operation, float]]:
+    def scheduled_operations(self) -> Iterator[tuple[Operation, float]]:
         """Yield the operations of scheduled computations with their executions, without the parts of fusions."""
-        for name, times in self.runs.items():
+        for name, times in self.executions.items():
             yield from ((operation, times) for operation in self.computations[name])
 
-    def parts(self, operation: Operation) -> Iterator[Operation]:
+    def fused_operations(self, operation: Operation) -> Iterator[Operation]:
         """Yield the operations inside a fusion, at any depth."""
-        for name in operation.called:
+        for name in operation.called_computations:
             for part in self.computations.get(name, ()):
                 yield part
-                yield from self.parts(part)
+                yield from self.fused_operations(part)
 
-    def trips(self, loop: Operation, caller: str) -> float:
+    def loop_trips(self, loop: Operation, caller: str) -> float:
         """Return the trip count of a loop in the computation `caller`.
 
         The count is in the loop's attributes, in the scope of trainer/numerics/grouped, or in the comparison of its
@@ -132,9 +132,11 @@ class Program:
         """
         if (match := _TRIPS.search(loop.attributes) or TURNS.search(loop.attributes)) is not None:
             return float(match[1])
-        condition = self.computations.get(loop.attribute("condition") or "", ())
+        condition = self.computations.get(loop.read_attribute("condition") or "", ())
         places: list[tuple[Computation, Operation | None]] = [(condition, None)]
-        places += [(self.computations.get(name, ()), fusion) for fusion in condition for name in fusion.called]
+        places += [
+            (self.computations.get(name, ()), fusion) for fusion in condition for name in fusion.called_computations
+        ]
         outside = {operation.name: operation for operation in self.computations[caller]}
         for operations, fusion in places:
             by_name = {operation.name: operation for operation in (*condition, *operations)}
@@ -167,28 +169,30 @@ def _counter_limit(
     """
     origin: Operation | None = value
     if value.kind == "parameter" and fusion is not None:
-        origin = value = by_name.get(fusion.operands[int(value.inside)], value)
+        origin = value = by_name.get(fusion.operands[int(value.arguments)], value)
     if value.kind == "get-tuple-element":
         carried = outside.get(loop.operands[0])
         if carried is not None and carried.kind == "tuple":
-            origin = outside.get(carried.operands[int(value.attribute("index") or 0)])
+            origin = outside.get(carried.operands[int(value.read_attribute("index") or 0)])
             while origin is not None and origin.kind in ("copy", "copy-done", "copy-start", "bitcast", "convert"):
                 origin = outside.get(origin.operands[0])
-    if origin is None or origin.kind != "constant" or not origin.inside.isdecimal():
+    if origin is None or origin.kind != "constant" or not origin.arguments.isdecimal():
         return None
-    return int(origin.inside) or None
+    return int(origin.arguments) or None
 
 
 def _parse_operation(line: str) -> Operation | None:
     if (name := _NAME.match(line)) is None:
         return None
-    rest = line[name.end() :]
-    end = _closing_index(rest, 0) if rest.startswith("(") else rest.find(" ")
-    kind = _KIND.match(rest, end)
+    definition = line[name.end() :]
+    end = _closing_index(definition, 0) if definition.startswith("(") else definition.find(" ")
+    kind = _KIND.match(definition, end)
     if end < 0 or kind is None:
         return None
-    close = _closing_index(rest, kind.end() - 1)
-    return Operation(name[2], kind[1], rest[:end], rest[kind.end() : close - 1], rest[close:], bool(name[1]))
+    close = _closing_index(definition, kind.end() - 1)
+    return Operation(
+        name[2], kind[1], definition[:end], definition[kind.end() : close - 1], definition[close:], bool(name[1])
+    )
 
 
 def _closing_index(text: str, start: int) -> int:
@@ -201,7 +205,7 @@ def _closing_index(text: str, start: int) -> int:
     return len(text)
 
 
-def dimensions(shape: str) -> list[int]:
+def parse_dimensions(shape: str) -> list[int]:
     """Return the dimensions of the first array in a shape."""
     match = _ARRAY.search(shape)
     return [] if match is None else [int(size) for size in match[2].split(",") if size]
@@ -213,6 +217,6 @@ def array_bytes(shape: str) -> list[int]:
     for kind, lengths in _ARRAY.findall(shape):
         # For example, f8e4m3fn has 8 bits.
         digits = re.search(r"\d+", kind)
-        bits = BITS.get(kind) or (int(digits[0]) if digits else 0)
+        bits = TYPE_BITS.get(kind) or (int(digits[0]) if digits else 0)
         sizes.append(math.prod(int(length) for length in lengths.split(",") if length) * bits // 8)
     return sizes

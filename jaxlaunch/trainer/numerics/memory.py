@@ -42,21 +42,21 @@ def residual_bytes(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
     `loss` returns (value, aux). The arguments are arrays or ShapeDtypeStructs.
     """
 
-    def backward(params: PyTree, *args: Any) -> Any:
+    def make_backward(params: PyTree, *args: Any) -> Any:
         return jax.vjp(lambda params: loss(params, *args), params, has_aux=True)[1]
 
-    jaxpr = jax.make_jaxpr(backward)(params, *args).jaxpr
+    jaxpr = jax.make_jaxpr(make_backward)(params, *args).jaxpr
     inputs = {id(variable) for variable in jaxpr.invars}
     outputs = {id(variable): variable for variable in jaxpr.outvars if not isinstance(variable, Literal)}
     return total_bytes([variable.aval for key, variable in outputs.items() if key not in inputs])
 
 
-def residuals_per_device(of_batch: int, of_twice: int, shards: int, fsdp: int, mp: int) -> Range:
+def residuals_per_device(batch_bytes: int, double_batch_bytes: int, shards: int, fsdp: int, mp: int) -> Range:
     """Return the residuals of one device, given those of all devices for a batch and for one of twice the rows.
 
     Residuals that grow with the rows are split over the `shards` of the batch. The others are copies of weights, which
     are split like the weights.
     """
-    rows = of_twice - of_batch
-    others = max(0, of_batch - rows) / (fsdp * mp)
-    return Range(int(rows / shards / mp + others), int(rows / shards + others))
+    row_bytes = double_batch_bytes - batch_bytes
+    weight_bytes = max(0, batch_bytes - row_bytes) / (fsdp * mp)
+    return Range(int(row_bytes / shards / mp + weight_bytes), int(row_bytes / shards + weight_bytes))

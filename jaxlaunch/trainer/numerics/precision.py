@@ -37,7 +37,7 @@ class Precision(NamedTuple):
         return bool(self.compute == jnp.float16)
 
 
-NAMED = {
+POLICIES = {
     "fp32": spec.Policy(matmul="highest"),
     "tf32": spec.Policy(matmul="tensorfloat32"),
     "bf16": spec.Policy(compute="bfloat16"),
@@ -45,9 +45,9 @@ NAMED = {
 }
 
 
-def policy(precision: spec.Precision) -> Precision:
+def resolve_precision(precision: spec.Precision) -> Precision:
     """Resolve a precision that is given by name or in full."""
-    full = precision if isinstance(precision, spec.Policy) else NAMED[precision]
+    full = precision if isinstance(precision, spec.Policy) else POLICIES[precision]
     return Precision(
         params=jnp.dtype(full.params),
         compute=jnp.dtype(full.compute),

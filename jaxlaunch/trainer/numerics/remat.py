@@ -24,7 +24,7 @@ from jaxlaunch.trainer.spec import Remat
 Policy = Any  # one of jax.checkpoint_policies
 
 
-def layer(body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scanned: bool) -> Callable[..., Any]:
+def remat_layer(body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scanned: bool) -> Callable[..., Any]:
     """Rematerialize a layer's forward pass according to `remat`.
 
     Args:
@@ -39,15 +39,15 @@ def layer(body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scann
     if remat == "none":
         return body
     # Outside of a loop the compiler would merge the recomputation with the forward pass, unless this is prevented.
-    return nnx.remat(body, policy=_policy(remat, names), prevent_cse=not scanned)
+    return nnx.remat(body, policy=_checkpoint_policy(remat, names), prevent_cse=not scanned)
 
 
-def _policy(remat: Remat, names: Sequence[str]) -> Policy:
+def _checkpoint_policy(remat: Remat, names: Sequence[str]) -> Policy:
     policies = jax.checkpoint_policies
     if isinstance(remat, list):
         if unknown := [name for name in remat if name not in names]:
-            known = ", ".join(names) or "none"
-            raise SpecError(f"train.remat: unknown tensor {', '.join(unknown)}; this model names {known}")
+            model_names = ", ".join(names) or "none"
+            raise SpecError(f"train.remat: unknown tensor {', '.join(unknown)}; this model names {model_names}")
         return policies.save_only_these_names(*remat)
     match remat:
         case "full":

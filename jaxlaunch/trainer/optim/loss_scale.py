@@ -13,12 +13,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-START = 2.0**16
+INITIAL_SCALE = 2.0**16
 # Above this scale the sums overflow float32.
-LARGEST = 2.0**24
+MAX_SCALE = 2.0**24
 # A model that overflows without a scale needs another remedy.
-SMALLEST = 1.0
-GROW_AFTER = 2000  # consecutive steps without overflow
+MIN_SCALE = 1.0
+GROWTH_INTERVAL = 2000  # consecutive steps without overflow
 
 
 class LossScale(NamedTuple):
@@ -28,26 +28,26 @@ class LossScale(NamedTuple):
     sound: Array  # int32, consecutive steps with finite gradients
 
 
-def init() -> LossScale:
+def init_loss_scale() -> LossScale:
     """Return the scale of the first step."""
-    return LossScale(jnp.asarray(START, jnp.float32), jnp.zeros((), jnp.int32))
+    return LossScale(jnp.asarray(INITIAL_SCALE, jnp.float32), jnp.zeros((), jnp.int32))
 
 
-def factor(scale: LossScale, weight: Array) -> Array:
+def loss_factor(scale: LossScale, weight: Array) -> Array:
     """Return the factor for a sum of losses of this weight, scale / weight, as a float32 scalar."""
     return scale.value / jnp.where(weight > 0, weight, 1.0)
 
 
-def updated(scale: LossScale, finite: Array) -> LossScale:
+def update_loss_scale(scale: LossScale, finite: Array) -> LossScale:
     """Return the scale of the next step, given whether this step's gradients were finite."""
-    is_long = scale.sound + 1 >= GROW_AFTER
-    grown = jnp.where(is_long, jnp.minimum(scale.value * 2, LARGEST), scale.value)
+    is_long = scale.sound + 1 >= GROWTH_INTERVAL
+    grown = jnp.where(is_long, jnp.minimum(scale.value * 2, MAX_SCALE), scale.value)
     return LossScale(
-        value=jnp.where(finite, grown, jnp.maximum(scale.value / 2, SMALLEST)),
+        value=jnp.where(finite, grown, jnp.maximum(scale.value / 2, MIN_SCALE)),
         sound=jnp.where(finite & ~is_long, scale.sound + 1, 0),
     )
 
 
 def is_exhausted(scale: LossScale) -> Array:
     """Return whether the scale is at its minimum and cannot be halved."""
-    return scale.value <= SMALLEST
+    return scale.value <= MIN_SCALE

@@ -22,16 +22,18 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.optim import schedules, transforms
 from jaxlaunch.trainer.optim.transforms import Axes, Mask, Named, PyTree
-from jaxlaunch.trainer.spec.optimizer import SCHEDULE_FREE, Group, is_own
+from jaxlaunch.trainer.spec.optimizer import SCHEDULE_FREE, Group, is_user_path
 
 Options = dict[str, Any]
 # Label of the parameters that are in no group.
-REST = "rest"
+DEFAULT_LABEL = "rest"
 # Number of names in a message.
 MAX_LISTED = 8
 
 
-def build(optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None) -> optax.GradientTransformation:
+def build_optimizer(
+    optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None
+) -> optax.GradientTransformation:
     """Build the optax transformation from gradients to updates of the trained parameters, in flat dicts by name.
 
     `init` and `update` both need the parameters. State and arithmetic are always float32, since the second moment of
@@ -48,24 +50,26 @@ def build(optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None)
     """
     rate = schedules.build_schedule(optimizer, total_steps)
     clip = optax.identity() if optimizer.clip is None else optax.clip_by_global_norm(optimizer.clip)
-    whole = _chain(optimizer, rate, None, axes or {})
+    whole = _build_chain(optimizer, rate, None, axes or {})
     parts = {}
     for number, group in enumerate(optimizer.groups):
-        if not group.freeze and (group.lr != 1.0 or _decay(optimizer, number) != _decay(optimizer, None)):
+        if not group.freeze and (group.lr != 1.0 or _group_decay(optimizer, number) != _group_decay(optimizer, None)):
             scaled = rate if group.lr == 1.0 else partial(lambda step, factor: factor * rate(step), factor=group.lr)
-            parts[number] = _chain(optimizer, scaled, number, axes or {})
-    return _in_float32(optax.chain(clip, split_groups(optimizer.groups, parts, whole) if parts else whole))
+            parts[number] = _build_chain(optimizer, scaled, number, axes or {})
+    return _update_in_float32(optax.chain(clip, split_groups(optimizer.groups, parts, whole) if parts else whole))
 
 
-def check(optimizer: spec.Optimizer, built: optax.GradientTransformation, params: Mapping[str, Any]) -> None:
+def check_optimizer(
+    optimizer: spec.Optimizer, transformation: optax.GradientTransformation, params: Mapping[str, Any]
+) -> None:
     """Raise SpecError if a user's transformation cannot update `params`, ShapeDtypeStructs by name."""
-    if any(is_own(link.name) for link in optimizer.links()):
-        schedules.check(built, params)
+    if any(is_user_path(link.name) for link in optimizer.all_links()):
+        schedules.check_transformation(transformation, params)
 
 
-def notes(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> list[str]:
+def describe_optimizer(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> list[str]:
     """Return the notes of a run on its optimizer: groups, decayed parameters, and keys without effect."""
-    notes, links = [], optimizer.links()
+    notes, links = [], optimizer.all_links()
     for number, group in enumerate(optimizer.groups):
         names = [name for name in params if find_group(name, optimizer.groups) == number]
         terms = ["frozen"] if group.freeze else [f"lr × {group.lr:g}"]
@@ -75,11 +79,14 @@ def notes(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> l
             f"train.optimizer.groups.{number} ({group.match}): {len(names)} arrays, {numbers:,} numbers, "
             f"{', '.join(terms)}"
         )
-    trained = {name: leaf for name, leaf in params.items() if name not in frozen(optimizer, params)}
-    decayed = [name for name, leaf in trained.items() if _decays(optimizer, name, leaf, axes)]
+    trained = {name: leaf for name, leaf in params.items() if name not in find_frozen(optimizer, params)}
+    decayed = [name for name, leaf in trained.items() if _is_decayed(optimizer, name, leaf, axes)]
     if optimizer.decay_on == "matrices" and decayed:
         notes.append(f"weight decay on matrices alone: {len(decayed)} of {len(trained)} arrays")
-    if all(is_own(link.name) and not schedules.parameters_of(link).intersection(schedules.RATES) for link in links):
+    if all(
+        is_user_path(link.name) and not schedules.factory_parameters(link).intersection(schedules.RATE_PARAMETERS)
+        for link in links
+    ):
         factory_names = ", ".join(link.name for link in links)
         notes.append(f"train.optimizer.lr and schedule have no effect: {factory_names} takes no learning_rate")
     return notes
@@ -90,7 +97,7 @@ def find_group(name: str, groups: Sequence[Group]) -> int | None:
     return next((number for number, group in enumerate(groups) if re.fullmatch(group.match, name)), None)
 
 
-def frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[str]:
+def find_frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[str]:
     """Return the parameters that are not trained. Raises SpecError for an empty group, or if all are frozen."""
     names, groups = sorted(names), optimizer.groups
     owners = {name: find_group(name, groups) for name in names}
@@ -112,19 +119,19 @@ def frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[str]:
 
 
 def split_groups(
-    groups: Sequence[Group], parts: Mapping[int, optax.GradientTransformation], rest: optax.GradientTransformation
+    groups: Sequence[Group], parts: Mapping[int, optax.GradientTransformation], default: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Return a transformation that applies `parts` to the parameters of their groups, and `rest` to all others.
+    """Return a transformation that applies `parts` to the parameters of their groups, and `default` to all others.
 
-    The state is a dict by label, such as `group0` or `rest`, of states for the parameters with this label.
+    The state is a dict by label, such as `group0` or `default`, of states for the parameters with this label.
     """
-    transformations = {f"group{number}": part for number, part in parts.items()} | {REST: rest}
+    transformations = {f"group{number}": part for number, part in parts.items()} | {DEFAULT_LABEL: default}
 
     def by_label(tree: Named) -> dict[str, Named]:
         labelled: dict[str, Named] = {}
         for name, leaf in tree.items():
             label = f"group{find_group(name, groups)}"
-            labelled.setdefault(label if label in transformations else REST, {})[name] = leaf
+            labelled.setdefault(label if label in transformations else DEFAULT_LABEL, {})[name] = leaf
         return labelled
 
     def init(params: Named) -> Named:
@@ -142,54 +149,56 @@ def split_groups(
     return optax.GradientTransformation(init, update)
 
 
-def _decay(optimizer: spec.Optimizer, group: int | None) -> float | None:
+def _group_decay(optimizer: spec.Optimizer, group: int | None) -> float | None:
     """Return the weight decay of a group, or of ungrouped parameters; None keeps the default of a user's factory."""
     if group is not None and optimizer.groups[group].weight_decay is not None:
         return optimizer.groups[group].weight_decay
-    has_own = any(is_own(link.name) for link in optimizer.links())
+    has_own = any(is_user_path(link.name) for link in optimizer.all_links())
     return None if has_own and "weight_decay" not in optimizer.model_fields_set else optimizer.weight_decay
 
 
-def _decays(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> bool:
+def _is_decayed(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> bool:
     """Return whether a parameter decays with `decay_on: matrices`."""
-    decay, links = _decay(optimizer, find_group(name, optimizer.groups)), optimizer.links()
-    if not (decay or any(is_own(link.name) and schedules.decays(link, decay) for link in links)):
+    decay, links = _group_decay(optimizer, find_group(name, optimizer.groups)), optimizer.all_links()
+    if not (decay or any(is_user_path(link.name) and schedules.may_decay(link, decay) for link in links)):
         return False
     if any(link.name == "muon" for link in links):
         return transforms.muon_axes(name, leaf, axes) is not None
     return transforms.is_matrix(name, leaf, axes)
 
 
-def _chain(
+def _build_chain(
     optimizer: spec.Optimizer, rate: optax.Schedule, number: int | None, axes: Axes
 ) -> optax.GradientTransformation:
     """Build the optimizer of a group, or of ungrouped parameters."""
-    links, decay = optimizer.links(), _decay(optimizer, number)
+    links, decay = optimizer.all_links(), _group_decay(optimizer, number)
     mask: Mask = None
     if optimizer.decay_on == "matrices":
         mask = lambda params: {name: transforms.is_matrix(name, leaf, axes) for name, leaf in params.items()}  # noqa: E731
-    if decay and all(is_own(link.name) and "weight_decay" not in schedules.parameters_of(link) for link in links):
+    if decay and all(
+        is_user_path(link.name) and "weight_decay" not in schedules.factory_parameters(link) for link in links
+    ):
         names = ", ".join(link.name for link in links)
         group = "" if number is None or optimizer.groups[number].weight_decay is None else f".groups.{number}"
         raise SpecError(
             f"train.optimizer{group}.weight_decay = {decay:g}, but {names} takes no weight_decay; leave it out, or add "
             "{name: optax:add_decayed_weights, args: {weight_decay: …}} to train.optimizer.chain"
         )
-    built = []
+    transformations = []
     for link in links:
-        if is_own(link.name):
-            built.append(schedules.build_transformation(link, rate, decay, mask))
+        if is_user_path(link.name):
+            transformations.append(schedules.build_transformation(link, rate, decay, mask))
         elif link.name == "muon":
-            built.append(transforms.muon(rate, decay or 0.0, mask, axes, link.options()))
+            transformations.append(transforms.make_muon(rate, decay or 0.0, mask, axes, link.options()))
         else:
-            built.append(MAKERS[link.name](rate, decay or 0.0, mask, link.options()))
-    return built[0] if len(built) == 1 else optax.chain(*built)
+            transformations.append(MAKERS[link.name](rate, decay or 0.0, mask, link.options()))
+    return transformations[0] if len(transformations) == 1 else optax.chain(*transformations)
 
 
 Make = Callable[..., optax.GradientTransformation]
 
 
-def _coupled(
+def _make_coupled(
     make: Make, rate: optax.Schedule, decay: float, mask: Mask, options: Options
 ) -> optax.GradientTransformation:
     """Return an optimizer with torch's L2 decay, which is added to the gradient and passes through the moments."""
@@ -199,13 +208,13 @@ def _coupled(
     return optax.chain(optax.add_decayed_weights(decay, mask) if decay else optax.identity(), make(rate, **options))
 
 
-def _decoupled(
+def _make_decoupled(
     make: Make, rate: optax.Schedule, decay: float, mask: Mask, options: Options
 ) -> optax.GradientTransformation:
     return make(rate, weight_decay=decay, mask=mask, **options)
 
 
-def _adafactor(rate: optax.Schedule, decay: float, mask: Mask, options: Options) -> optax.GradientTransformation:
+def _make_adafactor(rate: optax.Schedule, decay: float, mask: Mask, options: Options) -> optax.GradientTransformation:
     """Return Adafactor (Shazeer and Stern 2018, algorithm 4), whose decay we multiply by the rate, unlike optax."""
     return optax.adafactor(
         rate,
@@ -219,25 +228,25 @@ def _adafactor(rate: optax.Schedule, decay: float, mask: Mask, options: Options)
 # Loshchilov and Hutter 2019, algorithm 2 (adamw); Chen et al. 2023, algorithm 2 (lion); You et al. 2020 (lamb).
 # torch's sgd and adam are the same.
 MAKERS: Mapping[str, Make] = {
-    "sgd": partial(_coupled, optax.sgd),
-    "adam": partial(_coupled, optax.adam),
-    "adamw": partial(_decoupled, optax.adamw),
-    "lion": partial(_decoupled, optax.lion),
-    "lamb": partial(_decoupled, optax.lamb),
-    "adafactor": _adafactor,
-    SCHEDULE_FREE: transforms.schedule_free,
+    "sgd": partial(_make_coupled, optax.sgd),
+    "adam": partial(_make_coupled, optax.adam),
+    "adamw": partial(_make_decoupled, optax.adamw),
+    "lion": partial(_make_decoupled, optax.lion),
+    "lamb": partial(_make_decoupled, optax.lamb),
+    "adafactor": _make_adafactor,
+    SCHEDULE_FREE: transforms.make_schedule_free,
 }
 
 
-def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def _update_in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         with _jax_rules():
-            updates, state = inner.update(_float32(grads), state, _float32(params))
+            updates, state = inner.update(_to_float32(grads), state, _to_float32(params))
         return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), updates, params), state
 
     def init(params: PyTree) -> PyTree:
         with _jax_rules():
-            return inner.init(_float32(params))
+            return inner.init(_to_float32(params))
 
     return optax.GradientTransformation(init, update)
 
@@ -249,7 +258,7 @@ def _jax_rules() -> Iterator[None]:
         yield
 
 
-def _float32(tree: PyTree) -> PyTree:
+def _to_float32(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
 
 
@@ -260,20 +269,20 @@ def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = Tr
         # A NamedTuple with the one field `count`: optax.ScaleByScheduleState, and those of users' own schedules.
         return isinstance(state, tuple) and vars(type(state)).get("_fields") == ("count",)
 
-    def counted(old: Any, new: Any) -> Any:
+    def take_counts(old: Any, new: Any) -> Any:
         return jax.tree.map(partial(jnp.where, when), new, old) if is_schedule(old) else old
 
-    return jax.tree.map(counted, opt, after, is_leaf=is_schedule)
+    return jax.tree.map(take_counts, opt, after, is_leaf=is_schedule)
 
 
-def ema_init(params: PyTree) -> PyTree:
+def init_ema(params: PyTree) -> PyTree:
     """Return the initial moving average, a float32 copy of the parameters."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32, copy=True), params)
 
 
-def ema_update(ema: PyTree, params: PyTree, decay: float) -> PyTree:
+def update_ema(ema: PyTree, params: PyTree, decay: float) -> PyTree:
     """Return decay × ema + (1 - decay) × params in float32. In bfloat16 a decay above 0.996 would have no effect."""
-    return optax.incremental_update(_float32(params), ema, 1.0 - decay)
+    return optax.incremental_update(_to_float32(params), ema, 1.0 - decay)
 
 
 def state_shardings(transformation: optax.GradientTransformation, params: PyTree, shardings: PyTree) -> PyTree:
@@ -290,7 +299,7 @@ def state_shardings(transformation: optax.GradientTransformation, params: PyTree
     """
     mesh = jax.tree.leaves(shardings)[0].mesh
 
-    def placed(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         # optax's tree_map_params would miss parameters behind a mask, and states that are not optax's.
         names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
         owner = next((name for name in reversed(names) if name in params), None)
@@ -298,15 +307,15 @@ def state_shardings(transformation: optax.GradientTransformation, params: PyTree
         spec = PartitionSpec() if of_whole else _leaf_spec(leaf.shape, params[owner].shape, shardings[owner].spec)
         return NamedSharding(mesh, spec)
 
-    return jax.tree_util.tree_map_with_path(placed, jax.eval_shape(transformation.init, params))
+    return jax.tree_util.tree_map_with_path(leaf_sharding, jax.eval_shape(transformation.init, params))
 
 
-def _leaf_spec(shape: tuple[int, ...], of: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:
-    if shape == of:
+def _leaf_spec(shape: tuple[int, ...], param_shape: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:
+    if shape == param_shape:
         return spec
-    axes = (*spec, *[None] * (len(of) - len(spec)))
+    axes = (*spec, *[None] * (len(param_shape) - len(spec)))
     # Equal axes give equal shapes. Then both results are correct, although one may be faster.
-    for axis in reversed(range(len(of))):
-        if shape == of[:axis] + of[axis + 1 :]:
+    for axis in reversed(range(len(param_shape))):
+        if shape == param_shape[:axis] + param_shape[axis + 1 :]:
             return PartitionSpec(*axes[:axis], *axes[axis + 1 :])
     return PartitionSpec()

@@ -18,9 +18,9 @@ import optax
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError, first_line
 from jaxlaunch.trainer.optim.transforms import Mask
-from jaxlaunch.trainer.spec.optimizer import Link, Optimizer, is_own
+from jaxlaunch.trainer.spec.optimizer import Link, Optimizer, is_user_path
 
-RATES, MASKS = ("learning_rate", "lr"), ("mask", "weight_decay_mask")
+RATE_PARAMETERS, MASK_PARAMETERS = ("learning_rate", "lr"), ("mask", "weight_decay_mask")
 
 
 def build_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
@@ -31,21 +31,22 @@ def build_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     instead. Raises SpecError if warm-up and decay do not fit into `total_steps`, or if the user's function fails.
     """
     lr, schedule = optimizer.lr, optimizer.schedule
-    if is_own(schedule.name):
+    if is_user_path(schedule.name):
         return _user_schedule(optimizer, total_steps)
     try:
         decay = schedule.decay_steps(total_steps)
     except ValueError as error:
         raise SpecError(f"train.optimizer.{error}; shorten one of them, or train longer") from None
     warmup = optax.linear_schedule(schedule.start * lr, lr, schedule.warmup)
-    held = optax.constant_schedule(lr)
+    constant = optax.constant_schedule(lr)
     joined = optax.join_schedules(
-        [warmup, held, _descent(optimizer, decay)], [schedule.warmup, max(schedule.warmup, total_steps - decay)]
+        [warmup, constant, _decay_schedule(optimizer, decay)],
+        [schedule.warmup, max(schedule.warmup, total_steps - decay)],
     )
     return lambda step: joined(jnp.asarray(step, jnp.float32))
 
 
-def _descent(optimizer: Optimizer, steps: int) -> optax.Schedule:
+def _decay_schedule(optimizer: Optimizer, steps: int) -> optax.Schedule:
     """Return the decay from lr to `final` × lr. Cosine is equation 5 of Loshchilov and Hutter 2017."""
     lr, final = optimizer.lr, optimizer.schedule.final or 0.0
     if steps == 0:
@@ -65,26 +66,29 @@ def build_transformation(
     """Call the factory of `link`, which uses its own decay if none is given. Raises SpecError for other results."""
     path = f"train.optimizer: {link.name}"
     make, names = _load_factory(path, link.name)
-    offered: dict[str, Any] = {next((key for key in RATES if key in names), ""): rate}
+    offered: dict[str, Any] = {next((key for key in RATE_PARAMETERS if key in names), ""): rate}
     offered |= {"weight_decay": decay} if "weight_decay" in names and decay is not None else {}
-    offered |= {next((key for key in MASKS if key in names), ""): mask} if mask is not None else {}
+    offered |= {next((key for key in MASK_PARAMETERS if key in names), ""): mask} if mask is not None else {}
     offered.pop("", None)
-    if twice := [key for key in RATES if key in link.args and key in offered]:
+    if twice := [key for key in RATE_PARAMETERS if key in link.args and key in offered]:
         raise SpecError(f"{path} gets {twice[0]} of train.optimizer.lr and its schedule; take it out of args")
-    made = _call(path, make, {**offered, **link.args})
-    if isinstance(made, optax.GradientTransformation):
-        return made
-    raise SpecError(f"{path} makes {user_code.kind(made)}, not an optax.GradientTransformation (a pair init, update)")
+    transformation = _call_factory(path, make, {**offered, **link.args})
+    if isinstance(transformation, optax.GradientTransformation):
+        return transformation
+    raise SpecError(
+        f"{path} makes {user_code.describe_kind(transformation)}, not an optax.GradientTransformation "
+        "(a pair init, update)"
+    )
 
 
-def parameters_of(link: Link) -> set[str]:
+def factory_parameters(link: Link) -> set[str]:
     """Return the names of the parameters of the factory of `link`. Raises SpecError if it cannot be loaded."""
     return set(_load_factory(f"train.optimizer: {link.name}", link.name)[1])
 
 
-def decays(link: Link, decay: float | None) -> bool:
+def may_decay(link: Link, decay: float | None) -> bool:
     """Return whether the transformation of a factory may decay parameters, if it is offered `decay`."""
-    return "weight_decay" in parameters_of(link) and link.args.get("weight_decay", decay) != 0
+    return "weight_decay" in factory_parameters(link) and link.args.get("weight_decay", decay) != 0
 
 
 def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
@@ -93,9 +97,11 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     path = f"train.optimizer.schedule: {chosen.name}"
     make, names = _load_factory(path, chosen.name)
     offered = {"lr": optimizer.lr, "total_steps": total_steps}
-    schedule = _call(path, make, {key: value for key, value in offered.items() if key in names} | chosen.args)
+    schedule = _call_factory(path, make, {key: value for key, value in offered.items() if key in names} | chosen.args)
     if not callable(schedule):
-        raise SpecError(f"{path} makes {user_code.kind(schedule)}, not a schedule: a function step -> learning rate")
+        raise SpecError(
+            f"{path} makes {user_code.describe_kind(schedule)}, not a schedule: a function step -> learning rate"
+        )
     try:
         with jax.numpy_dtype_promotion("standard"):
             shape = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
@@ -104,21 +110,21 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
         raise SpecError(f"{path}: the schedule failed for a step under jit: {first_line(error)}") from error
     is_array = isinstance(shape, jax.ShapeDtypeStruct)
     if not is_array or shape.shape != () or not jnp.issubdtype(shape.dtype, jnp.number):
-        what = f"an array of shape {list(shape.shape)}" if is_array else user_code.kind(shape)
-        raise SpecError(f"{path}: the schedule gives {what} for a step, not a number")
+        description = f"an array of shape {list(shape.shape)}" if is_array else user_code.describe_kind(shape)
+        raise SpecError(f"{path}: the schedule gives {description} for a step, not a number")
 
-    def rate(step: Any) -> jax.Array:
+    def learning_rate(step: Any) -> jax.Array:
         with jax.numpy_dtype_promotion("standard"):
             return jnp.asarray(schedule(jnp.asarray(step, jnp.int32)), jnp.float32)
 
-    return rate
+    return learning_rate
 
 
-def check(whole: optax.GradientTransformation, params: Mapping[str, Any]) -> None:
+def check_transformation(transformation: optax.GradientTransformation, params: Mapping[str, Any]) -> None:
     """Raise SpecError if a transformation cannot update these ShapeDtypeStructs by name. Computes nothing."""
     try:
-        state = jax.eval_shape(whole.init, params)
-        updates, after = jax.eval_shape(whole.update, params, state, params)
+        state = jax.eval_shape(transformation.init, params)
+        updates, next_state = jax.eval_shape(transformation.update, params, state, params)
     except SpecError:
         raise
     except Exception as error:
@@ -126,15 +132,15 @@ def check(whole: optax.GradientTransformation, params: Mapping[str, Any]) -> Non
         raise SpecError(f"train.optimizer: the update failed: {first_line(error)}") from error
     if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, dict(params)):
         raise SpecError("train.optimizer: the update gives arrays of other shapes than the parameters")
-    kinds = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state, after)]
+    kinds = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state, next_state)]
     if kinds[0] != kinds[1]:
         raise SpecError("train.optimizer: the update gives a state of other shapes or dtypes than init's")
 
 
 def _load_factory(path: str, name: str) -> tuple[Callable[..., Any], Mapping[str, inspect.Parameter]]:
-    make = user_code.load(name)
+    make = user_code.load_object(name)
     if not callable(make):
-        raise SpecError(f"{path} is {user_code.kind(make)}, not a function that makes one")
+        raise SpecError(f"{path} is {user_code.describe_kind(make)}, not a function that makes one")
     try:
         return make, inspect.signature(make).parameters
     except (TypeError, ValueError):
@@ -142,7 +148,7 @@ def _load_factory(path: str, name: str) -> tuple[Callable[..., Any], Mapping[str
         return make, {}
 
 
-def _call(path: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def _call_factory(path: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     try:
         return make(**arguments)
     except Exception as error:

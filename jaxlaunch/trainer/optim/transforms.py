@@ -22,11 +22,13 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 def is_matrix(name: str, leaf: Any, axes: Axes) -> bool:
     """Return whether a parameter has at least two axes per layer, and is neither a bias nor a scale."""
-    own = axes.get(name)
-    return (leaf.ndim if own is None else len(own)) >= 2 and not name.rpartition(".")[2].endswith(("bias", "scale"))
+    param_axes = axes.get(name)
+    return (leaf.ndim if param_axes is None else len(param_axes)) >= 2 and not name.rpartition(".")[2].endswith(
+        ("bias", "scale")
+    )
 
 
-def muon(
+def make_muon(
     rate: optax.Schedule, decay: float, mask: Mask, axes: Axes, options: Mapping[str, Any]
 ) -> optax.GradientTransformation:
     """Return Muon (Jordan 2024) for matrices of hidden layers, and AdamW for all other parameters.
@@ -35,15 +37,15 @@ def muon(
     it neither corrects the bias of Muon's averages nor gives Adam a Nesterov step.
     """
 
-    def labels(params: Named) -> dict[str, str]:
+    def label_parameters(params: Named) -> dict[str, str]:
         return {name: "adam" if muon_axes(name, leaf, axes) is None else "muon" for name, leaf in params.items()}
 
     muon = optax.chain(
-        _orthogonalize(axes, options), optax.add_decayed_weights(decay), optax.scale_by_learning_rate(rate)
+        _orthogonalize_updates(axes, options), optax.add_decayed_weights(decay), optax.scale_by_learning_rate(rate)
     )
     adam_decay = decay if mask is None else 0.0
     adam = optax.adamw(rate, options["b1"], options["b2"], options["eps"], weight_decay=adam_decay)
-    return optax.partition({"muon": muon, "adam": adam}, labels)
+    return optax.partition({"muon": muon, "adam": adam}, label_parameters)
 
 
 def muon_axes(name: str, leaf: Any, axes: Axes) -> Matrix | None:
@@ -69,7 +71,7 @@ def muon_axes(name: str, leaf: Any, axes: Axes) -> Matrix | None:
     return tuple(used[:cut]), tuple(used[cut:])
 
 
-def _orthogonalize(axes: Axes, options: Mapping[str, Any]) -> optax.GradientTransformation:
+def _orthogonalize_updates(axes: Axes, options: Mapping[str, Any]) -> optax.GradientTransformation:
     """Replace the Nesterov steps by the nearest orthogonal matrices. The state is that of optax."""
     beta, steps, eps = options["beta"], options["ns_steps"], options["eps"]
 
@@ -116,7 +118,7 @@ def _newton_schulz(x: jax.Array, steps: int, eps: float) -> jax.Array:
     return x
 
 
-def schedule_free(
+def make_schedule_free(
     rate: optax.Schedule, decay: float, mask: Mask, options: Mapping[str, Any]
 ) -> optax.GradientTransformation:
     """Return schedule-free AdamW (Defazio et al. 2024, algorithm 1): trained at y, evaluated at x, the average of z.
@@ -140,7 +142,7 @@ def schedule_free(
         largest = jnp.maximum(state.max_lr, rate(state.base_optimizer_state[-1].count))
         total = state.weight_sum + largest**2
         share = jnp.where(total > 0, largest**2 / jnp.where(total > 0, total, 1.0), 0.0)
-        x = {name: leaf + share * (z[name] - leaf) for name, leaf in _x(state, params).items()}
+        x = {name: leaf + share * (z[name] - leaf) for name, leaf in _average_params(state, params).items()}
         updates = {name: b1 * leaf + (1.0 - b1) * z[name] - params[name] for name, leaf in x.items()}
         step = optax.safe_increment(state.step_count)
         return updates, ScheduleFreeState(jnp.float32(b1), total, step, largest, after, z)
@@ -148,7 +150,7 @@ def schedule_free(
     return optax.GradientTransformation(optax.contrib.schedule_free(adam, rate, b1).init, update)
 
 
-def averaged(opt: PyTree, params: Named) -> Named | None:
+def averaged_params(opt: PyTree, params: Named) -> Named | None:
     """Return the parameters with schedule-free averages; None if `opt` has no such state."""
 
     def is_free(state: Any) -> bool:
@@ -156,10 +158,12 @@ def averaged(opt: PyTree, params: Named) -> Named | None:
 
     states = list(filter(is_free, jax.tree.leaves(opt, is_leaf=is_free)))
     return (
-        {**params, **{name: leaf for state in states for name, leaf in _x(state, params).items()}} if states else None
+        {**params, **{name: leaf for state in states for name, leaf in _average_params(state, params).items()}}
+        if states
+        else None
     )
 
 
-def _x(state: ScheduleFreeState, params: Named) -> Named:
+def _average_params(state: ScheduleFreeState, params: Named) -> Named:
     """Return the averages x = (y - (1 - b1) z) / b1 for parameters y."""
     return {name: (params[name] - (1.0 - state.b1) * z) / state.b1 for name, z in state.z.items()}

@@ -15,13 +15,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.errors import SpecError, said
+from jaxlaunch.trainer.errors import SpecError, pydantic_message
 
 Grid = np.ndarray[Any, Any]  # devices [dp, fsdp, ep, mp]
 Across = tuple[int, ...]  # number of slices that each axis spans
 
 
-def build(
+def build_mesh(
     mesh: spec.Mesh, devices: Sequence[jax.Device] | None = None, note: Callable[[str], None] = lambda text: None
 ) -> jax.sharding.Mesh:
     """Build the mesh of the spec. Across slices the dcn part of an axis is outermost.
@@ -42,7 +42,7 @@ def build(
             raise SpecError(f"train.mesh.dcn: {axis} = {count} does not divide {axis} = {size}")
     # JAX calls a host of GPUs a slice, but the processes already follow the hosts.
     slices = len(set(map(slice_index, devices))) if devices[0].platform == "tpu" else 1
-    ways = [across] if mesh.dcn or slices == 1 else list(_divided(sizes, slices))
+    ways = [across] if mesh.dcn or slices == 1 else list(_slice_divisions(sizes, slices))
     across, grid = _lay_out(devices, sizes, ways, note)
     if not mesh.dcn and slices > 1:
         parts = ", ".join(f"{axis}: {count}" for axis, count in zip(MESH_AXES, across, strict=True) if count > 1)
@@ -50,7 +50,7 @@ def build(
     return jax.sharding.Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-def _divided(sizes: Sequence[int], slices: int) -> Iterator[Across]:
+def _slice_divisions(sizes: Sequence[int], slices: int) -> Iterator[Across]:
     """Yield the ways to divide axes over slices, starting with those that divide the outermost axes most."""
     if not sizes:
         if slices == 1:
@@ -58,7 +58,7 @@ def _divided(sizes: Sequence[int], slices: int) -> Iterator[Across]:
         return
     for count in range(math.gcd(sizes[0], slices), 0, -1):
         if sizes[0] % count == 0 and slices % count == 0:
-            yield from ((count, *rest) for rest in _divided(sizes[1:], slices // count))
+            yield from ((count, *rest) for rest in _slice_divisions(sizes[1:], slices // count))
 
 
 def _lay_out(
@@ -68,7 +68,7 @@ def _lay_out(
     if devices[0].platform == "tpu":
         reasons: list[str] = []
         for across in ways:
-            grid = _on_torus(devices, _inside(sizes, across), across, reasons.append)
+            grid = _torus_grid(devices, _sizes_per_slice(sizes, across), across, reasons.append)
             if grid is not None:
                 return across, grid
         note(reasons[0])
@@ -77,20 +77,20 @@ def _lay_out(
     # Each pair is the dcn part of an axis and its remainder.
     pairs = zip(range(len(sizes)), range(len(sizes), 2 * len(sizes)), strict=True)
     order = itertools.chain.from_iterable(pairs)
-    return across, near.reshape(*across, *_inside(sizes, across)).transpose(*order).reshape(sizes)
+    return across, near.reshape(*across, *_sizes_per_slice(sizes, across)).transpose(*order).reshape(sizes)
 
 
-def _inside(sizes: Sequence[int], across: Sequence[int]) -> list[int]:
+def _sizes_per_slice(sizes: Sequence[int], across: Sequence[int]) -> list[int]:
     return [size // count for size, count in zip(sizes, across, strict=True)]
 
 
-def asked(mesh: Mapping[str, int] | spec.Mesh | jax.sharding.Mesh) -> jax.sharding.Mesh:
+def resolve_mesh(mesh: Mapping[str, int] | spec.Mesh | jax.sharding.Mesh) -> jax.sharding.Mesh:
     """Return a JAX mesh unchanged, or build one from devices per axis. Raises SpecError."""
     if isinstance(mesh, jax.sharding.Mesh):
         return mesh
     if isinstance(mesh, spec.Mesh):
-        return build(mesh)
-    return build(parse_axes(mesh, "load", {"fsdp": 4, "mp": 2}))
+        return build_mesh(mesh)
+    return build_mesh(parse_axes(mesh, "load", {"fsdp": 4, "mp": 2}))
 
 
 def parse_axes(mesh: Mapping[str, int], function: str, example: Mapping[str, int]) -> spec.Mesh:
@@ -98,7 +98,7 @@ def parse_axes(mesh: Mapping[str, int], function: str, example: Mapping[str, int
     try:
         return spec.Mesh.model_validate(dict(mesh))
     except (pydantic.ValidationError, TypeError, ValueError) as error:
-        why = said(error.errors()[0]) if isinstance(error, pydantic.ValidationError) else "is not a dict"
+        why = pydantic_message(error.errors()[0]) if isinstance(error, pydantic.ValidationError) else "is not a dict"
         hint = f"give devices per axis, such as {example}"
         raise SpecError(f"jaxlaunch.{function}(mesh={mesh!r}): {why}; {hint}") from None
 
@@ -109,7 +109,7 @@ def slice_index(device: jax.Device) -> int:
     return getattr(device, "slice_index", 0)
 
 
-def _on_torus(
+def _torus_grid(
     devices: list[jax.Device], inside: Sequence[int], across: Sequence[int], note: Callable[[str], None]
 ) -> Grid | None:
     """Return TPU devices along the torus, or None if JAX fails; physical axes are split only if needed."""
@@ -136,17 +136,17 @@ def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def shards(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
+def count_shards(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
     """Return the number of parts of a batch: dp × fsdp × ep."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def describe_shards(mesh: jax.sharding.Mesh) -> str:
     """Return text such as `dp × fsdp = 8`, with ep if it is larger than 1."""
-    return f"{' × '.join(axis for axis in BATCH_AXES if axis != 'ep' or mesh.shape[axis] > 1)} = {shards(mesh)}"
+    return f"{' × '.join(axis for axis in BATCH_AXES if axis != 'ep' or mesh.shape[axis] > 1)} = {count_shards(mesh)}"
 
 
-def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> range:
+def process_rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> range:
     """Return the rows of a global batch that a process reads, by default this one. An mp group shares its rows.
 
     A torus may give a process parts of the batch that are not contiguous. Processes then read contiguous rows in the
@@ -154,20 +154,20 @@ def rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> ran
     SpecError if dp × fsdp × ep does not divide `batch`, or if the parts of two processes partly overlap.
     """
     process = jax.process_index() if process is None else process
-    parts = shards(mesh)
+    parts = count_shards(mesh)
     if batch % parts:
         raise SpecError(f"train.batch = {batch} cannot be split evenly over {describe_shards(mesh)} devices")
-    held, size = _parts_by_process(mesh), batch // parts
-    if all(indexes[-1] - indexes[0] + 1 == len(indexes) for indexes in held.values()):
-        return range(held[process][0] * size, (held[process][-1] + 1) * size)
-    groups = sorted(set(held.values()))
+    parts_by_process, size = _parts_by_process(mesh), batch // parts
+    if all(indexes[-1] - indexes[0] + 1 == len(indexes) for indexes in parts_by_process.values()):
+        return range(parts_by_process[process][0] * size, (parts_by_process[process][-1] + 1) * size)
+    groups = sorted(set(parts_by_process.values()))
     if sum(map(len, groups)) != parts:
-        mine = ", ".join(map(str, held[process]))
+        mine = ", ".join(map(str, parts_by_process[process]))
         raise SpecError(
             f"train.mesh: process {process} holds the parts {mine} of the batch, which overlap with others'"
         )
-    start = sum(len(group) for group in groups[: groups.index(held[process])])
-    return range(start * size, (start + len(held[process])) * size)
+    start = sum(len(group) for group in groups[: groups.index(parts_by_process[process])])
+    return range(start * size, (start + len(parts_by_process[process])) * size)
 
 
 def _parts_by_process(mesh: jax.sharding.Mesh) -> dict[int, tuple[int, ...]]:

@@ -51,7 +51,7 @@ RULES: Mapping[str, Entry] = {
     "rank": (),
 }
 # These stay whole if they do not divide. A class token lengthens a sequence by one, and GPT-2's vocabulary is odd.
-WHOLE = ("sequence", "vocab")
+OPTIONAL_AXES = ("sequence", "vocab")
 
 _is_by_device: ContextVar[bool] = ContextVar("_is_by_device", default=False)
 
@@ -61,15 +61,17 @@ def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: j
     axes = axes or ()
     if len(axes) > len(shape):
         raise SpecError(f"{name}: {len(axes)} axes {axes} are named for {len(shape)} dimensions {shape}")
-    named = ("layers" if axes else None,) * (len(shape) - len(axes)) + axes
-    entries = _keep_whole(shape, named, [_entry(name, axis, mesh) for axis in named], mesh)
+    logical_axes = ("layers" if axes else None,) * (len(shape) - len(axes)) + axes
+    entries = _keep_whole(shape, logical_axes, [_mesh_axes(name, axis, mesh) for axis in logical_axes], mesh)
     used = [mesh_axis for entry in entries for mesh_axis in entry]
     if twice := sorted({mesh_axis for mesh_axis in used if used.count(mesh_axis) > 1}):
-        raise SpecError(f"{name}: axes {named} translate to {tuple(entries)}: two dimensions share {', '.join(twice)}")
-    for size, axis, entry in zip(shape, named, entries, strict=True):
-        if size % (ways := _ways(entry, mesh)):
+        raise SpecError(
+            f"{name}: axes {logical_axes} translate to {tuple(entries)}: two dimensions share {', '.join(twice)}"
+        )
+    for size, axis, entry in zip(shape, logical_axes, entries, strict=True):
+        if size % (ways := _count_ways(entry, mesh)):
             raise SpecError(f"{name}: {axis} = {size} cannot be split evenly over {' × '.join(entry)} = {ways} devices")
-    return NamedSharding(mesh, PartitionSpec(*_split_fsdp(shape, named, entries, mesh)))
+    return NamedSharding(mesh, PartitionSpec(*_split_fsdp(shape, logical_axes, entries, mesh)))
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
@@ -85,7 +87,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
 
 
-def gathered(weight: jax.Array, *axes: str | None) -> jax.Array:
+def gather_weight(weight: jax.Array, *axes: str | None) -> jax.Array:
     """Gather a weight over fsdp, and keep its named axes split. Its gradient is split over fsdp like the state.
 
     `constrain` would apply the same sharding to the gradient, and each device would get the whole sum.
@@ -98,40 +100,43 @@ def gathered(weight: jax.Array, *axes: str | None) -> jax.Array:
     return _constrain_both(weight, PartitionSpec(*entries), PartitionSpec(*split))
 
 
-def constrain_value(weight: jax.Array, where: NamedSharding) -> jax.Array:
+def constrain_value(weight: jax.Array, weight_sharding: NamedSharding) -> jax.Array:
     """Constrain `weight` to a sharding, but not its gradient.
 
     This is for the cast of a weight that the state splits. Without it XLA's compiler for GPUs moves the sharding
     through the cast to its operand, and gathers in float32 instead of bfloat16.
     """
-    return _constrain_both(weight, where, None)
+    return _constrain_both(weight, weight_sharding, None)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _constrain_both(
-    weight: jax.Array, where: PartitionSpec | NamedSharding, gradient_where: PartitionSpec | None
+    weight: jax.Array, weight_sharding: PartitionSpec | NamedSharding, gradient_sharding: PartitionSpec | None
 ) -> jax.Array:
     """Constrain `weight` to one sharding, and its gradient to another."""
-    return jax.lax.with_sharding_constraint(weight, where)
+    return jax.lax.with_sharding_constraint(weight, weight_sharding)
 
 
 def _constrain_forward(
-    weight: jax.Array, where: PartitionSpec | NamedSharding, gradient_where: PartitionSpec | None
+    weight: jax.Array, weight_sharding: PartitionSpec | NamedSharding, gradient_sharding: PartitionSpec | None
 ) -> tuple[jax.Array, None]:
-    return jax.lax.with_sharding_constraint(weight, where), None
+    return jax.lax.with_sharding_constraint(weight, weight_sharding), None
 
 
 def _constrain_backward(
-    where: PartitionSpec | NamedSharding, gradient_where: PartitionSpec | None, _: None, gradient: jax.Array
+    weight_sharding: PartitionSpec | NamedSharding,
+    gradient_sharding: PartitionSpec | None,
+    _: None,
+    gradient: jax.Array,
 ) -> tuple[jax.Array]:
-    return (gradient if gradient_where is None else jax.lax.with_sharding_constraint(gradient, gradient_where),)
+    return (gradient if gradient_sharding is None else jax.lax.with_sharding_constraint(gradient, gradient_sharding),)
 
 
 _constrain_both.defvjp(_constrain_forward, _constrain_backward)
 
 
 @contextlib.contextmanager
-def by_device() -> Iterator[None]:
+def map_by_device() -> Iterator[None]:
     """Treat a batch as the rows of one device, so that `constrain` does not split it over the mesh."""
     token = _is_by_device.set(True)
     try:
@@ -140,7 +145,9 @@ def by_device() -> Iterator[None]:
         _is_by_device.reset(token)
 
 
-def by_path(rules: Mapping[str, Sequence[str | None]], named: Mapping[str, Axes | None]) -> dict[str, Axes | None]:
+def axes_by_path(
+    rules: Mapping[str, Sequence[str | None]], model_axes: Mapping[str, Axes | None]
+) -> dict[str, Axes | None]:
     """Return the axes of every parameter, from the first rule that matches its whole name, or else from the model.
 
     Raises SpecError for invalid rules, and for rules that match no parameter, since a typing error would silently
@@ -157,15 +164,17 @@ def by_path(rules: Mapping[str, Sequence[str | None]], named: Mapping[str, Axes 
             re.compile(pattern)
         except (re.error, TypeError) as error:
             raise SpecError(f"sharding rule {pattern!r} is not a pattern: {error}") from None
-        if not any(re.fullmatch(pattern, name) for name in named):
-            raise SpecError(f"sharding rule {pattern!r} matches no parameter. There are: {', '.join(sorted(named))}")
+        if not any(re.fullmatch(pattern, name) for name in model_axes):
+            raise SpecError(
+                f"sharding rule {pattern!r} matches no parameter. There are: {', '.join(sorted(model_axes))}"
+            )
     return {
         name: next((tuple(axes) for pattern, axes in rules.items() if re.fullmatch(pattern, name)), default)
-        for name, default in named.items()
+        for name, default in model_axes.items()
     }
 
 
-def _entry(name: str, axis: str | None, mesh: jax.sharding.Mesh) -> Entry:
+def _mesh_axes(name: str, axis: str | None, mesh: jax.sharding.Mesh) -> Entry:
     if axis is None:
         return ()
     if axis in RULES:
@@ -178,7 +187,7 @@ def _entry(name: str, axis: str | None, mesh: jax.sharding.Mesh) -> Entry:
 def _keep_whole(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: AnyMesh) -> list[Entry]:
     """Clear the entries of optional axes that do not divide."""
     return [
-        () if axis in WHOLE and size % _ways(entry, mesh) else entry
+        () if axis in OPTIONAL_AXES and size % _count_ways(entry, mesh) else entry
         for size, axis, entry in zip(shape, axes, entries, strict=True)
     ]
 
@@ -191,7 +200,7 @@ def _split_fsdp(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: 
     is_vector = sum(axis != "layers" for axis in axes) == 1
     if mesh.shape["fsdp"] == 1 or is_vector or any("fsdp" in entry for entry in entries):
         return entries
-    shares = [size // _ways(entry, mesh) for size, entry in zip(shape, entries, strict=True)]
+    shares = [size // _count_ways(entry, mesh) for size, entry in zip(shape, entries, strict=True)]
     fits = [i for i, share in enumerate(shares) if axes[i] != "layers" and share % mesh.shape["fsdp"] == 0]
     if not fits:
         return entries
@@ -199,5 +208,5 @@ def _split_fsdp(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: 
     return [(*entry, "fsdp") if i == best else entry for i, entry in enumerate(entries)]
 
 
-def _ways(entry: Entry, mesh: AnyMesh) -> int:
+def _count_ways(entry: Entry, mesh: AnyMesh) -> int:
     return math.prod(mesh.shape[axis] for axis in entry)

@@ -39,43 +39,43 @@ from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.text import build, shards
 
 # This file exists from the start until everything is written, and contains the recipe.
-MAKING = "jaxlaunch.making"
+IN_PROGRESS_FILE = "jaxlaunch.making"
 # Bytes of arrays in a file, at least.
-SHARD_BYTES = 16 << 20
+MIN_SHARD_BYTES = 16 << 20
 # Files of a split, at most, because a reader keeps all of them open.
-MOST_SHARDS = 256
-SAY_S = 2.0  # seconds between two lines of progress
+MAX_SHARDS = 256
+PROGRESS_INTERVAL_S = 2.0  # seconds between two lines of progress
 SPLITS: tuple[Literal["train"], Literal["eval"]] = ("train", "eval")
-Asked = Callable[[], bool]
+StopCheck = Callable[[], bool]
 
 
-def packed(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped: Asked = lambda: False) -> Any:
+def pack_data(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped: StopCheck = lambda: False) -> Any:
     """Pack both splits of `spec.data` into `folder` and return the description that is written there.
 
     `resize` reduces images whose shorter side has more pixels. Existing files are kept and verified by their digests.
     Raises DataError, SpecError, Stopped once `is_stopped`, and StorageError.
     """
-    sources = _opened(spec, resize)
-    made = {
+    sources = _open_sources(spec, resize)
+    recipe = {
         "data": {split: source.fingerprint() for split, source in sources.items()},
         "resize": resize,
-        **_described(spec, sources["train"]),
+        **_describe_source(spec, sources["train"]),
     }
     try:
-        with _held(folder, made) as is_begun:
+        with _lock_folder(folder, recipe) as is_begun:
             if is_begun:
                 files = {
                     name: about
                     for split, source in sources.items()
-                    for name, about in _written(folder, split, source, is_stopped)
+                    for name, about in _write_shards(folder, split, source, is_stopped)
                 }
-                shards.write_json(folder / ABOUT, made | {"files": files})
-        found: dict[str, Any] = json.loads((folder / ABOUT).read_text())
-        for name, about in found["files"].items():
+                shards.write_json(folder / ABOUT, recipe | {"files": files})
+        description: dict[str, Any] = json.loads((folder / ABOUT).read_text())
+        for name, about in description["files"].items():
             path = folder / name
             if not path.exists() or path.stat().st_size != about["size"] or shards.file_digest(path) != about["sha256"]:
                 raise DataError(f"{path} is missing or damaged; remove {folder}, and it is packed again")
-        return found
+        return description
     except (OSError, RuntimeError) as error:
         # array_record raises a RuntimeError if the disk is full.
         raise StorageError(
@@ -84,23 +84,23 @@ def packed(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped:
         ) from error
 
 
-def _opened(spec: TrainSpec, resize: int | None) -> dict[Literal["train", "eval"], DataSource]:
+def _open_sources(spec: TrainSpec, resize: int | None) -> dict[Literal["train", "eval"], DataSource]:
     """Open the sources by split, with images in their own sizes and without augmentation."""
     if not isinstance(spec.data, Images | Table):
         raise SpecError(f"train.data.source = {spec.data.source} is not packed; images and table are")
     if isinstance(spec.data, Table) and resize is not None:
         raise SpecError("--resize applies to images, and train.data.source = table has none; leave it out")
     plain = {"size": None, "augment": None} if isinstance(spec.data, Images) else {}
-    whole = spec.model_copy(update={"data": spec.data.model_copy(update=plain)})
-    found = {split: open_source(whole, split) for split in SPLITS}
+    unchanged = spec.model_copy(update={"data": spec.data.model_copy(update=plain)})
+    sources_by_split = {split: open_source(unchanged, split) for split in SPLITS}
     return {
-        split: source if resize is None else _Reduced(source, resize)
-        for split, source in found.items()
+        split: source if resize is None else _ReducedImages(source, resize)
+        for split, source in sources_by_split.items()
         if source is not None
     }
 
 
-class _Reduced(DataSource):
+class _ReducedImages(DataSource):
     """Images whose shorter side is reduced to at most `side` pixels."""
 
     def __init__(self, source: DataSource, side: int) -> None:
@@ -112,20 +112,20 @@ class _Reduced(DataSource):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         example = self._source[index]
-        held = ArrayImage(example["image"])
-        short = min(held.size)
-        if short <= self._side:
+        image = ArrayImage(example["image"])
+        shorter_side = min(image.size)
+        if shorter_side <= self._side:
             return example
-        high, wide = (max(1, round(length * self._side / short)) for length in held.size)
-        return {**example, "image": held.pixels(None, (high, wide))}
+        height, width = (max(1, round(length * self._side / shorter_side)) for length in image.size)
+        return {**example, "image": image.pixels(None, (height, width))}
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the images."""
         return self._source.fingerprint()
 
 
-def _described(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
-    inner = source._source if isinstance(source, _Reduced) else source
+def _describe_source(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
+    inner = source._source if isinstance(source, _ReducedImages) else source
     if isinstance(inner, Rows):
         return {"kind": "table", "target": spec.loss.target, **inner.described}
     assert isinstance(inner, Pictures), "of images"
@@ -133,106 +133,112 @@ def _described(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _held(folder: Path, made: Mapping[str, Any]) -> Iterator[bool]:
+def _lock_folder(folder: Path, recipe: Mapping[str, Any]) -> Iterator[bool]:
     """Lock the folder and yield whether there is something to write. Raises DataError for a foreign folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    _check_mine(folder, ABOUT, made)
+    _check_recipe(folder, ABOUT, recipe)
     if (folder / ABOUT).exists():
         # A process that was killed at the end has left this file.
-        (folder / MAKING).unlink(missing_ok=True)
+        (folder / IN_PROGRESS_FILE).unlink(missing_ok=True)
         yield False
         return
-    strange = sorted(path.name for path in folder.iterdir())
-    if strange and not (folder / MAKING).exists():
+    unknown_files = sorted(path.name for path in folder.iterdir())
+    if unknown_files and not (folder / IN_PROGRESS_FILE).exists():
         raise DataError(
-            f"{folder} holds {strange[0]}, which `launcher prepare` did not write there; use an empty folder"
+            f"{folder} holds {unknown_files[0]}, which `launcher prepare` did not write there; use an empty folder"
         )
-    with (folder / MAKING).open("a+") as file:
+    with (folder / IN_PROGRESS_FILE).open("a+") as file:
         # On a file system without locks, drafts still have unique names.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
-        _check_mine(folder, MAKING, made)
+        _check_recipe(folder, IN_PROGRESS_FILE, recipe)
         if is_begun := not (folder / ABOUT).exists():
             file.truncate(0)
-            json.dump(made, file)
+            json.dump(recipe, file)
             file.flush()
             for draft in folder.glob(f"*{atomic_file.DRAFT_SUFFIX}"):
                 draft.unlink(missing_ok=True)
         yield is_begun
-        (folder / MAKING).unlink(missing_ok=True)
+        (folder / IN_PROGRESS_FILE).unlink(missing_ok=True)
 
 
-def _check_mine(folder: Path, name: str, made: Mapping[str, Any]) -> None:
+def _check_recipe(folder: Path, name: str, recipe: Mapping[str, Any]) -> None:
     try:
-        said = json.loads((folder / name).read_text())
+        existing = json.loads((folder / name).read_text())
     except (OSError, ValueError):
         # The file is missing, or truncated because its writer was killed.
         return
-    for key, value in made.items():
-        if said.get(key) != json.loads(json.dumps(value)):
-            one, other = json.dumps(said.get(key))[:200], json.dumps(value)[:200]
+    for key, value in recipe.items():
+        if existing.get(key) != json.loads(json.dumps(value)):
+            existing_value, value_now = json.dumps(existing.get(key))[:200], json.dumps(value)[:200]
             raise DataError(
-                f"{folder} holds records with {key} = {one}, and now it is {other}; name another folder, or remove it"
+                f"{folder} holds records with {key} = {existing_value}, and now it is {value_now}; "
+                "name another folder, or remove it"
             )
 
 
-def _written(folder: Path, split: str, source: DataSource, is_stopped: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
+def _write_shards(
+    folder: Path, split: str, source: DataSource, is_stopped: StopCheck
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Write the missing files of a split and yield all of them with descriptions."""
     size = len(source) * sum(np.asarray(array).nbytes for array in source[0].values())
-    count = min(max(1, -(-size // SHARD_BYTES)), MOST_SHARDS, len(source))
-    said_at = time.monotonic()
+    count = min(max(1, -(-size // MIN_SHARD_BYTES)), MAX_SHARDS, len(source))
+    reported_at = time.monotonic()
     for shard in range(count):
         first, last = (len(source) * number // count for number in (shard, shard + 1))
         path = folder / f"{split}-{shard:05}-of-{count:05}.array_record"
         if not path.exists():
-            records.write(path, _examples(source, range(first, last), is_stopped, folder))
-        if time.monotonic() - said_at >= SAY_S:
-            said_at = time.monotonic()
+            records.write(path, _read_examples(source, range(first, last), is_stopped, folder))
+        if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
+            reported_at = time.monotonic()
             print(f"packed {last} of {len(source)} examples of {split}", file=sys.stderr, flush=True)
         about = {"split": split, "rows": last - first, "size": path.stat().st_size, "sha256": shards.file_digest(path)}
         yield path.name, about
 
 
-def _examples(source: DataSource, indexes: range, is_stopped: Asked, folder: Path) -> Iterator[dict[str, Any]]:
+def _read_examples(source: DataSource, indexes: range, is_stopped: StopCheck, folder: Path) -> Iterator[dict[str, Any]]:
     threads = len(os.sched_getaffinity(0))
-    left = iter(indexes)
+    remaining = iter(indexes)
     with ThreadPoolExecutor(threads) as pool:
-        ahead: collections.deque[Future[dict[str, Any]]] = collections.deque(
-            pool.submit(source.__getitem__, index) for index in itertools.islice(left, 2 * threads)
+        pending: collections.deque[Future[dict[str, Any]]] = collections.deque(
+            pool.submit(source.__getitem__, index) for index in itertools.islice(remaining, 2 * threads)
         )
-        while ahead:
+        while pending:
             if is_stopped():
-                for future in ahead:
+                for future in pending:
                     future.cancel()
                 raise Stopped(
                     f"stopped while {folder} was written; what is complete is kept, and the same command resumes"
                 )
             try:
-                example = ahead.popleft().result()
+                example = pending.popleft().result()
             except OSError as error:
-                raise faults.unreadable(f"an example of {name_of(source)} cannot be read", error) from error
+                raise faults.read_error(f"an example of {name_of(source)} cannot be read", error) from error
             yield example
-            ahead.extend(pool.submit(source.__getitem__, index) for index in itertools.islice(left, 1))
+            pending.extend(pool.submit(source.__getitem__, index) for index in itertools.islice(remaining, 1))
 
 
 def main() -> int:
     """Pack the data of TRAIN_SPEC as the argument specifies, print a report as JSON, and return the exit code."""
     build.die_with_parent(os.getppid())
-    stopped: list[int] = []
+    received_signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, frame: stopped.append(signum))
-    asked: dict[str, Any] = json.loads(sys.argv[1])
+        signal.signal(number, lambda signum, frame: received_signals.append(signum))
+    arguments: dict[str, Any] = json.loads(sys.argv[1])
 
-    def find() -> dict[str, Any]:
+    def pack() -> dict[str, Any]:
         spec = read_spec(os.environ)[0]
-        found = packed(spec, Path(asked["to"]), asked["resize"], lambda: bool(stopped))
-        block = {"source": "array_record", "path": f"{asked['to']}/train-*.array_record"}
-        if any(about["split"] == "eval" for about in found["files"].values()):
-            block["eval_path"] = f"{asked['to']}/eval-*.array_record"
-        given = spec.data.model_dump(mode="json", exclude_unset=True)
-        return {**found, "data": block | {key: given[key] for key in ("size", "augment") if key in given}}
+        description = pack_data(spec, Path(arguments["to"]), arguments["resize"], lambda: bool(received_signals))
+        block = {"source": "array_record", "path": f"{arguments['to']}/train-*.array_record"}
+        if any(about["split"] == "eval" for about in description["files"].values()):
+            block["eval_path"] = f"{arguments['to']}/eval-*.array_record"
+        data_block = spec.data.model_dump(mode="json", exclude_unset=True)
+        return {
+            **description,
+            "data": block | {key: data_block[key] for key in ("size", "augment") if key in data_block},
+        }
 
-    return print_result(find)
+    return print_result(pack)
 
 
 if __name__ == "__main__":

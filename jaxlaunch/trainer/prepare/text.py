@@ -24,19 +24,23 @@ from jaxlaunch.trainer.text import build, recipe, tokenizer
 def main() -> int:
     """Prepare the data of TRAIN_SPEC, print a report as JSON, and return the exit code."""
     build.die_with_parent(os.getppid())
-    asked: list[int] = []
+    received_signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, frame: asked.append(signum))
+        signal.signal(number, lambda signum, frame: received_signals.append(signum))
     return print_result(
-        lambda: {"prepared": prepare(folder.resolve_spec(read_spec(os.environ)[0]), lambda: bool(asked))}
+        lambda: {
+            "prepared": prepare_text(folder.resolve_spec(read_spec(os.environ)[0]), lambda: bool(received_signals))
+        }
     )
 
 
-def at_start(environ: Mapping[str, str], is_stopped: Callable[[], bool], tell: Callable[[], None]) -> None:
+def prepare_before_start(
+    environ: Mapping[str, str], is_stopped: Callable[[], bool], announce: Callable[[], None]
+) -> None:
     """Prepare the text of a run before its processes join, since they could not wait for hours or be stopped later.
 
-    `tell` is called if there is something to prepare. The defaults of a user's task are only known after its import, so
-    its text is prepared when it is opened. Raises the errors of `prepare`, and Stopped.
+    `announce` is called if there is something to prepare. The defaults of a user's task are only known after its
+    import, so its text is prepared when it is opened. Raises the errors of `prepare`, and Stopped.
     """
     try:
         raw = json.loads(environ[contract.TRAIN_SPEC])
@@ -44,40 +48,42 @@ def at_start(environ: Mapping[str, str], is_stopped: Callable[[], bool], tell: C
     except (KeyError, ValueError, TypeError):
         # Reading the spec will report the fault.
         return
-    if spec is None or not texts(spec):
+    if spec is None or not texts_to_prepare(spec):
         return
-    tell()
-    for _ in _made(folder.resolve_spec(spec), is_stopped):
+    announce()
+    for _ in _prepare_each(folder.resolve_spec(spec), is_stopped):
         pass
 
 
-def prepare(spec: TrainSpec, is_stopped: Callable[[], bool] = lambda: False) -> list[dict[str, Any]]:
+def prepare_text(spec: TrainSpec, is_stopped: Callable[[], bool] = lambda: False) -> list[dict[str, Any]]:
     """Prepare every corpus of a spec and return a report on each.
 
     Raises SpecError if there is nothing to prepare, and Stopped once `is_stopped`.
     """
-    found = list(_made(spec, is_stopped, whole=True))
-    if not found:
+    reports = list(_prepare_each(spec, is_stopped, whole=True))
+    if not reports:
         raise SpecError(
             f"train.data.source = {spec.data.source}: there is nothing to prepare; text with a tokenizer, a field or a "
             "packing is prepared"
         )
-    return found
+    return reports
 
 
-def texts(spec: TrainSpec) -> list[Text]:
+def texts_to_prepare(spec: TrainSpec) -> list[Text]:
     """Return the blocks of text that need preparation."""
-    found = spec.data.texts().values() if isinstance(spec.data, Mixture) else [spec.data]
-    return [block for block in found if isinstance(block, Text) and block.is_prepared]
+    blocks = spec.data.text_parts().values() if isinstance(spec.data, Mixture) else [spec.data]
+    return [block for block in blocks if isinstance(block, Text) and block.is_prepared]
 
 
-def _made(spec: TrainSpec, is_stopped: Callable[[], bool], *, whole: bool = False) -> Iterator[dict[str, Any]]:
-    for data in texts(spec):
+def _prepare_each(spec: TrainSpec, is_stopped: Callable[[], bool], *, whole: bool = False) -> Iterator[dict[str, Any]]:
+    for data in texts_to_prepare(spec):
         for held_out in [False] if data.eval_path in (None, data.path) else [False, True]:
-            yield _one(spec, data, held_out, is_stopped, whole)
+            yield _prepare_corpus(spec, data, held_out, is_stopped, whole)
 
 
-def _one(spec: TrainSpec, data: Text, held_out: bool, is_stopped: Callable[[], bool], whole: bool) -> dict[str, Any]:
+def _prepare_corpus(
+    spec: TrainSpec, data: Text, held_out: bool, is_stopped: Callable[[], bool], whole: bool
+) -> dict[str, Any]:
     # Reads files of array_record, which most runs need not import.
     from jaxlaunch.trainer.sources import text as sources
 
@@ -86,11 +92,17 @@ def _one(spec: TrainSpec, data: Text, held_out: bool, is_stopped: Callable[[], b
         raise SpecError("data.source = text needs train.model.length, the tokens of an example")
     if sizes.vocab is not None:
         tokenizer.check_vocab(tokenizer.load(data.tokenizer), sizes.vocab)
-    made = recipe.make_recipe(data, sizes.length, held_out=held_out, is_stopped=is_stopped)
-    place = sources.prepare_rows(data, made, whole=whole, is_stopped=is_stopped)
-    index = build.read_index(place)
+    corpus_recipe = recipe.make_recipe(data, sizes.length, held_out=held_out, is_stopped=is_stopped)
+    folder_path = sources.prepare_rows(data, corpus_recipe, whole=whole, is_stopped=is_stopped)
+    index = build.read_index(folder_path)
     del index["files"]
-    return {"folder": str(place), "paths": len(made.paths), "first": made.paths[0], "packing": made.packing, **index}
+    return {
+        "folder": str(folder_path),
+        "paths": len(corpus_recipe.paths),
+        "first": corpus_recipe.paths[0],
+        "packing": corpus_recipe.packing,
+        **index,
+    }
 
 
 if __name__ == "__main__":

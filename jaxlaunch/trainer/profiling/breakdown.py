@@ -22,7 +22,7 @@ MATMUL, ATTENTION, ELEMENTWISE, COLLECTIVES = "matmul", "attention", "elementwis
 HOST = "host"
 ORDER = (MATMUL, ATTENTION, ELEMENTWISE, COLLECTIVES)
 # Number of operations in `top`.
-TOP = 10
+TOP_OPERATIONS = 10
 
 Span = tuple[float, float]  # (start, end) in seconds
 
@@ -88,11 +88,11 @@ def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: i
 
     Raises ValueError if no device ran an operation in the window.
     """
-    paused = _merge(_clip(pauses, window))
+    paused = _merge_spans(_clip_spans(pauses, window))
     by_device: defaultdict[str, dict[str, list[Span]]] = defaultdict(lambda: {kind: [] for kind in ORDER})
     top: defaultdict[tuple[str, str], float] = defaultdict(float)
     for op in ops:
-        if _clip([op.span], window) and not any(start <= op.span[0] < end for start, end in paused):
+        if _clip_spans([op.span], window) and not any(start <= op.span[0] < end for start, end in paused):
             by_device[op.device][op.kind].append(op.span)
             top[op.name, op.kind] += op.span[1] - op.span[0]
     devices = [_split_device(spans, window, paused) for spans in by_device.values()]
@@ -103,29 +103,29 @@ def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: i
     means = {kind: share * sum(seconds[kind] for seconds, _ in devices) for kind in ORDER}
     means[HOST] = step_s - sum(means.values())
     hidden_s = share * sum(hidden for _, hidden in devices)
-    longest = sorted(top.items(), key=lambda item: -item[1])[:TOP]
+    longest = sorted(top.items(), key=lambda item: -item[1])[:TOP_OPERATIONS]
     rows = [(name, kind, share * seconds) for (name, kind), seconds in longest]
     return Breakdown(steps, len(devices), step_s, means, hidden_s, rows)
 
 
 def _split_device(spans: Mapping[str, list[Span]], window: Span, paused: list[Span]) -> tuple[dict[str, float], float]:
     """Return the seconds by kind on one device, and the seconds of hidden collectives."""
-    taken, seconds = paused, {}
+    covered, seconds = paused, {}
     for kind in ORDER:
-        before_s = _total_s(taken)
-        taken = _merge([*taken, *_clip(spans[kind], window)])
-        seconds[kind] = _total_s(taken) - before_s
-    alone_s = _total_s(_merge([*paused, *_clip(spans[COLLECTIVES], window)])) - _total_s(paused)
+        before_s = _total_s(covered)
+        covered = _merge_spans([*covered, *_clip_spans(spans[kind], window)])
+        seconds[kind] = _total_s(covered) - before_s
+    alone_s = _total_s(_merge_spans([*paused, *_clip_spans(spans[COLLECTIVES], window)])) - _total_s(paused)
     return seconds, alone_s - seconds[COLLECTIVES]
 
 
-def _clip(spans: Iterable[Span], window: Span) -> list[Span]:
+def _clip_spans(spans: Iterable[Span], window: Span) -> list[Span]:
     """Return the parts of `spans` within `window`."""
     inside = ((max(start, window[0]), min(end, window[1])) for start, end in spans)
     return [(start, end) for start, end in inside if start < end]
 
 
-def _merge(spans: Iterable[Span]) -> list[Span]:
+def _merge_spans(spans: Iterable[Span]) -> list[Span]:
     """Return the union of `spans` as sorted spans that do not touch."""
     union: list[Span] = []
     for start, end in sorted(spans):
@@ -143,7 +143,7 @@ def _total_s(spans: Iterable[Span]) -> float:
 # --- kinds ------------------------------------------------------------------------------------------------------------
 
 # Opcodes that contain others or do nothing. The operations inside of them have their own names.
-_HOLDERS = frozenset("while conditional call tuple get-tuple-element parameter constant bitcast".split())
+_CONTAINER_OPCODES = frozenset("while conditional call tuple get-tuple-element parameter constant bitcast".split())
 _COLLECTIVES = frozenset(
     "all-reduce all-gather reduce-scatter all-to-all ragged-all-to-all collective-permute collective-broadcast "
     "send recv".split()
@@ -170,7 +170,7 @@ def program_kinds(texts: Iterable[str]) -> dict[str, str | None]:
     """
     kinds: dict[str, str | None] = {}
     for text in texts:
-        module, program = _first_group(_MODULE, text), Program.parse(text)
+        module, program = _first_group(_MODULE, text), Program.from_text(text)
         for computation in program.computations.values():
             for operation in computation:
                 kind = _operation_kind(operation, program)
@@ -191,9 +191,9 @@ def kernel_kind(name: str) -> str | None:
 
 
 def _operation_kind(operation: Operation, program: Program) -> str | None:
-    if operation.kind in _HOLDERS:
+    if operation.kind in _CONTAINER_OPCODES:
         return None
-    parts = [operation, *program.parts(operation)]
+    parts = [operation, *program.fused_operations(operation)]
     # An asynchronous operation consists of two: all-gather-start and all-gather-done.
     if any(re.sub(r"-(?:start|update|done)$", "", part.kind) in _COLLECTIVES for part in parts):
         return COLLECTIVES
@@ -261,9 +261,9 @@ def _read_host_line(events: Any, kinds: Kinds, trace: Trace) -> Iterator[Op]:
     """Yield the operations that CPU devices run on one thread, and add steps and pauses to `trace`."""
     for event in events:
         if event.name == STEP:
-            trace.steps.append(_span(event))
+            trace.steps.append(_event_span(event))
         elif event.name == PAUSE:
-            trace.pauses.append(_span(event))
+            trace.pauses.append(_event_span(event))
         # Most events of a CPU's threads are not operations, and reading their statistics takes time.
         elif not event.name.startswith(("end: ", "Threadpool", "ThunkExecutor")) and event.duration_ns > 0:
             stats = dict(event.stats)
@@ -276,8 +276,8 @@ def _read_op(event: Any, stats: Mapping[str, Any], kinds: Kinds, device: str) ->
     key = next((key for key in (f"{stats.get('hlo_module')}/{name}", name) if key in kinds), None)
     kind = kernel_kind(event.name) if key is None else kinds[key]
     if kind is not None:
-        yield Op(name, kind, device, _span(event))
+        yield Op(name, kind, device, _event_span(event))
 
 
-def _span(event: Any) -> Span:
+def _event_span(event: Any) -> Span:
     return event.start_ns / 1e9, (event.start_ns + event.duration_ns) / 1e9

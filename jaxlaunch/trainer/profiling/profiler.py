@@ -23,19 +23,19 @@ from jaxlaunch.trainer.profiling import breakdown
 from jaxlaunch.trainer.spec import Profile
 
 # Number of traces per rank; older ones are removed.
-KEPT = 10
+KEPT_TRACES = 10
 # Larger traces are removed after they were summarized.
 MAX_BYTES = 1 << 30
 FOLDER, SUMMARY = "profiles", "summary.json"
 
 
-class Tracing(NamedTuple):
+class ActiveTrace(NamedTuple):
     """A trace in progress. It has a number if an agent requested it, and None if the job did."""
 
     number: int | None
     folder: Path
-    first: int  # steps that were complete when it began
-    until: int
+    first_step: int  # steps that were complete when it began
+    stop_step: int
 
 
 class Profiler:
@@ -68,23 +68,23 @@ class Profiler:
         self._base = None if run_dir is None or "://" in run_dir else Path(run_dir, FOLDER)
         # Complete steps at the last call without a trace.
         self._last_step: int | None = None
-        self._tracing: Tracing | None = None
+        self._tracing: ActiveTrace | None = None
         self._annotation: jax.profiler.StepTraceAnnotation | None = None
         self._readers: list[threading.Thread] = []
 
-    def between(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         """Begin or end a trace if one is due, after `step` complete or dispatched steps."""
         if self._tracing is not None:
-            self._annotate(None)
-            if step >= self._tracing.until:
-                self._end(self._tracing, step)
+            self._annotate_step(None)
+            if step >= self._tracing.stop_step:
+                self._end_trace(self._tracing, step)
             else:
-                self._annotate(step)
+                self._annotate_step(step)
             return
         # The profile of the job begins at its step, unless this attempt resumed after it.
-        before, self._last_step = step - 1 if self._last_step is None else self._last_step, step
-        if self._spec.at is not None and before < self._spec.at <= step:
-            self._begin(step, None, self._spec.steps)
+        last_step, self._last_step = step - 1 if self._last_step is None else self._last_step, step
+        if self._spec.at is not None and last_step < self._spec.at <= step:
+            self._begin_trace(step, None, self._spec.steps)
         elif self._request is not None and os.access(self._request, os.F_OK):
             try:
                 with open(self._request) as file:
@@ -95,25 +95,25 @@ class Profiler:
                 # A broken request must not be read again at every step.
                 self._request = None
                 reason = f"the request file cannot be read: {error}"
-                self._report.note(f"rank {self._rank} can no longer be profiled: {reason}")
+                self._report.report_note(f"rank {self._rank} can no longer be profiled: {reason}")
             else:
-                self._begin(step, number, steps)
+                self._begin_trace(step, number, steps)
 
-    def pause(self) -> contextlib.AbstractContextManager[Any]:
+    def pause_context(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context that excludes its time from the steps, for an evaluation or a save."""
         return jax.profiler.TraceAnnotation(breakdown.PAUSE)
 
-    def finish(self, step: int) -> None:
+    def finish_trace(self, step: int) -> None:
         """End the trace in progress after the last step, and wait until it has been reported."""
         if self._tracing is not None:
-            self._annotate(None)
-            self._end(self._tracing, step)
+            self._annotate_step(None)
+            self._end_trace(self._tracing, step)
         for reader in self._readers:
             reader.join()
 
     # --- the trace ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, step: int, number: int | None, steps: int) -> None:
+    def _begin_trace(self, step: int, number: int | None, steps: int) -> None:
         # The trace must begin with a step.
         self._settle()
         try:
@@ -123,12 +123,12 @@ class Profiler:
             options.python_tracer_level = 0
             jax.profiler.start_trace(folder, profiler_options=options)
         except (OSError, RuntimeError) as error:
-            return self._fail(number, step, error)
-        self._tracing = Tracing(number, folder, step, step + steps)
+            return self._report_failure(number, step, error)
+        self._tracing = ActiveTrace(number, folder, step, step + steps)
         self._report_state(number, "tracing", step=step, steps=steps)
-        self._annotate(step)
+        self._annotate_step(step)
 
-    def _annotate(self, step: int | None) -> None:
+    def _annotate_step(self, step: int | None) -> None:
         """Mark in the trace that the previous step ended, and that `step` begins if it is not None."""
         if self._annotation is not None:
             self._annotation.__exit__(None, None, None)
@@ -136,17 +136,17 @@ class Profiler:
         if self._annotation is not None:
             self._annotation.__enter__()
 
-    def _end(self, tracing: Tracing, step: int) -> None:
+    def _end_trace(self, tracing: ActiveTrace, step: int) -> None:
         self._tracing = None
         with jax.profiler.StepTraceAnnotation(breakdown.STEP, step_num=step - 1):
             # The trace must end with a step.
             self._settle()
-        self._report.phase("save", step)
+        self._report.report_phase("save", step)
         try:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError) as error:
-            return self._fail(tracing.number, tracing.first, error)
-        reader = threading.Thread(target=self._conclude, args=(tracing, step), name="profile", daemon=True)
+            return self._report_failure(tracing.number, tracing.first_step, error)
+        reader = threading.Thread(target=self._report_trace, args=(tracing, step), name="profile", daemon=True)
         self._readers.append(reader)
         reader.start()
 
@@ -158,7 +158,7 @@ class Profiler:
         folder = self._base / f"step-{step}" / f"rank-{self._rank}"
         # An earlier attempt may have traced the same steps.
         shutil.rmtree(folder, ignore_errors=True)
-        for old in traces[: max(0, len(traces) + 1 - KEPT)]:
+        for old in traces[: max(0, len(traces) + 1 - KEPT_TRACES)]:
             shutil.rmtree(old, ignore_errors=True)
             # The folder may still hold the trace of another rank.
             with contextlib.suppress(OSError):
@@ -168,21 +168,21 @@ class Profiler:
 
     # --- the report ---------------------------------------------------------------------------------------------------
 
-    def _conclude(self, tracing: Tracing, end: int) -> None:
+    def _report_trace(self, tracing: ActiveTrace, end: int) -> None:
         """Read the trace and report its breakdown; runs in a thread while the loop continues."""
         try:
-            summary, line, table = self._read(tracing, end)
+            summary, line, table = self._write_summary(tracing, end)
         except Exception as error:
             # The run continues after any failure, and the agent must get an answer.
-            return self._fail(tracing.number, tracing.first, error)
+            return self._report_failure(tracing.number, tracing.first_step, error)
         if self._rank == 0:
-            steps = f"steps {tracing.first}-{end - 1}" if summary["steps"] > 1 else f"step {tracing.first}"
-            self._report.note(f"profile of {steps}: {line}; {tracing.folder}")
+            steps = f"steps {tracing.first_step}-{end - 1}" if summary["steps"] > 1 else f"step {tracing.first_step}"
+            self._report.report_note(f"profile of {steps}: {line}; {tracing.folder}")
             head = f"profile of {steps} on {summary['devices']} devices of rank 0, in {tracing.folder}"
             print("\n".join([head, *table]), flush=True)
         self._report_state(tracing.number, "done", folder=str(tracing.folder), summary=summary, table=table)
 
-    def _read(self, tracing: Tracing, end: int) -> tuple[dict[str, Any], str, list[str]]:
+    def _write_summary(self, tracing: ActiveTrace, end: int) -> tuple[dict[str, Any], str, list[str]]:
         """Write the summary of a trace, and return it with a line and a table for the user."""
         files = sorted(tracing.folder.rglob("*.xplane.pb"))
         if not files:
@@ -191,21 +191,23 @@ class Profiler:
         if not trace.steps:
             raise ValueError("the trace holds no step")
         window = min(start for start, _ in trace.steps), max(stop for _, stop in trace.steps)
-        parts = breakdown.break_down(trace.ops, window, trace.pauses, end - tracing.first)
+        parts = breakdown.break_down(trace.ops, window, trace.pauses, end - tracing.first_step)
         device = jax.local_devices()[0].device_kind
-        summary = {"rank": self._rank, "first_step": tracing.first, "device": device, **parts.to_json()}
+        summary = {"rank": self._rank, "first_step": tracing.first_step, "device": device, **parts.to_json()}
         (tracing.folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
         if sum(file.stat().st_size for file in tracing.folder.rglob("*")) > MAX_BYTES:
             shutil.rmtree(tracing.folder / "plugins")
-            self._report.note(f"the trace of rank {self._rank} at step {tracing.first} was too large to keep")
+            self._report.report_note(
+                f"the trace of rank {self._rank} at step {tracing.first_step} was too large to keep"
+            )
         return summary, parts.to_line(), parts.to_table()
 
-    def _fail(self, number: int | None, step: int, error: Exception) -> None:
+    def _report_failure(self, number: int | None, step: int, error: Exception) -> None:
         text = f"no profile at step {step} of rank {self._rank}: {error}"
         print(text, flush=True)
-        self._report.note(text)
+        self._report.report_note(text)
         self._report_state(number, "failed", fault=str(error)[:1000])
 
     def _report_state(self, number: int | None, state: str, **values: Any) -> None:
         if number is not None:
-            self._report.profile({"id": number, "state": state, **values})
+            self._report.report_profile({"id": number, "state": state, **values})

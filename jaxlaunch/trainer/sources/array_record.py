@@ -64,9 +64,9 @@ class Records(DataSource):
         record = index - (self._ends[number - 1] if number else 0)
         try:
             return records.decode(self._files[number].read(record))
-        except Exception as error:
+        except Exception as error:  # array_record raises what its C++ raises, a RuntimeError or an IndexError
             # array_record raises the exceptions of its C++ code, RuntimeError or IndexError.
-            kind = faults.kind_of(error)
+            kind = faults.error_kind(error)
             raise kind(f"example {index}, record {record} of {self._paths[number]}, cannot be read: {error}") from error
 
     @property
@@ -108,7 +108,7 @@ def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
     """Read the metadata of these files, empty if their folder has none. Raises DataError if it is damaged."""
     folder = os.path.dirname(paths[0])
     path = os.path.join(folder, ABOUT)
-    if not (ABOUT in remote.entries(folder) if remote.is_remote(path) else os.path.exists(path)):
+    if not (ABOUT in remote.list_entries(folder) if remote.is_remote(path) else os.path.exists(path)):
         return {}
     try:
         notes = json.loads(files.read_bytes(path, 0, files.file_size(path)))

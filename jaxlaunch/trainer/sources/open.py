@@ -56,7 +56,7 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
     try:
         source = _opener(spec.data)(spec, split)
     except OSError as error:
-        raise faults.unreadable(
+        raise faults.read_error(
             f"train.data: the {split} split of {spec.data.source} cannot be opened", error
         ) from error
     if source is not None and not len(source):
@@ -184,11 +184,11 @@ def _text_opener() -> Callable[[TrainSpec, Text, Split], DataSource | None]:
 
 def _mixture_opener(data: Mixture) -> Opener:
     """Return the function that opens the parts of a split; an evaluation uses every example of all parts once."""
-    if data.of == "images":
+    if data.part_kind == "images":
         from jaxlaunch.trainer.sources.images import source as images
 
         return lambda spec, split: images.open_mixture(data, split, _open_examples)
-    if data.of == "table":
+    if data.part_kind == "table":
         from jaxlaunch.trainer.sources.tables import source as tables
 
         return lambda spec, split: tables.open_mixture(data, split, spec.loss.target)
@@ -198,7 +198,7 @@ def _mixture_opener(data: Mixture) -> Opener:
 
     def open_texts(spec: TrainSpec, split: Split) -> DataSource | None:
         weights = {name: part.weight for name, part in data.parts.items()}
-        texts = {name: part for name, part in data.texts().items() if weights[name] or split == "eval"}
+        texts = {name: part for name, part in data.text_parts().items() if weights[name] or split == "eval"}
         sources = {name: open_text(spec, part, split) for name, part in texts.items()}
         parts = {name: source for name, source in sources.items() if source is not None}
         return mixture.Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0)) if parts else None

@@ -184,11 +184,13 @@ def prepare_rows(
 def _build(made: Recipe, folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> None:
     """Build in a separate process, because the workers do not need jax."""
     print(f"preparing text: {made.tokenizer}, packing {made.packing}, in {folder}", file=sys.stderr, flush=True)
-    command = isolated.command("jaxlaunch.trainer.text.build", str(folder), str(os.getpid()))
+    command = isolated.build_command("jaxlaunch.trainer.text.build", str(folder), str(os.getpid()))
     pipe = subprocess.PIPE
     recipe_text: str | None = made.to_json()
     output: str | None = None
-    with subprocess.Popen(command, env=isolated.inherited(os.environ), stdin=pipe, stdout=pipe, text=True) as child:
+    with subprocess.Popen(
+        command, env=isolated.inherited_environ(os.environ), stdin=pipe, stdout=pipe, text=True
+    ) as child:
         while output is None:
             try:
                 output, _ = child.communicate(recipe_text, POLL_S)

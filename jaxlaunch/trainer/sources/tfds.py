@@ -30,7 +30,7 @@ from PIL import Image
 from tensorflow_datasets.core.download import extractor
 
 from jaxlaunch import installation, user_cache
-from jaxlaunch.spelling import nearest
+from jaxlaunch.spelling import find_nearest
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
@@ -54,7 +54,7 @@ def open_source(data: Tfds, split: Literal["train", "eval"]) -> Split | None:
     Slices such as `train[:90%]` work. Raises DataError for an unknown split, and if the preparation fails.
     """
     name = data.split if split == "train" else data.eval_split
-    return None if name is None else Split(data.name, name, data.data_dir or str(user_cache.home("tfds")))
+    return None if name is None else Split(data.name, name, data.data_dir or str(user_cache.cache_folder("tfds")))
 
 
 class Split(DataSource):
@@ -135,14 +135,16 @@ def _make_builder(name: str, folder: str) -> Any:
     try:
         return tfds.builder(name, data_dir=folder)
     except tfds.core.registered.DatasetNotFoundError as error:
-        near = nearest(name, [OURS, *tfds.list_builders(with_community_datasets=False)], 3)
+        near = find_nearest(name, [OURS, *tfds.list_builders(with_community_datasets=False)], 3)
         hint = f"did you mean {' or '.join(near)}?" if near else "name one of tensorflow-datasets, or digits"
         raise DataError(f"data.name = {name} is not a dataset; {hint}") from error
 
 
 def _prepare(builder: Any, name: str, folder: str) -> None:
     if name == OURS and importlib.util.find_spec("sklearn") is None:
-        raise DataError(f"data.name = digits needs scikit-learn, which has the images: {installation.hint('train')}")
+        raise DataError(
+            f"data.name = digits needs scikit-learn, which has the images: {installation.install_hint('train')}"
+        )
     _require_network(builder, name, folder)
     tfds.disable_progress_bar()
     # Standard output is for results, and the messages of tensorflow-datasets are not results.
@@ -154,9 +156,9 @@ def _prepare(builder: Any, name: str, folder: str) -> None:
     try:
         with without_tensorflow(builder), contextlib.redirect_stdout(output):
             builder.download_and_prepare(file_format=FORMAT)
-    except Exception as error:
+    except Exception as error:  # any builder's own code runs in there
         # The code of any builder runs here.
-        raise faults.kind_of(error)(
+        raise faults.error_kind(error)(
             f"{name} is not prepared in {folder} and preparing it failed ({type(error).__name__}: {error}); "
             "prepare it where that works and set data.data_dir to its folder"
         ) from error

@@ -21,13 +21,13 @@ def open_source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, wo
     `workers` processes read it, or as many as the DataLoader has if that is None. Raises SpecError for other objects,
     and for an iterable dataset with shuffling or workers.
     """
-    target = user_code.load(path)
-    with user_code.placed(target):
+    target = user_code.load_object(path)
+    with user_code.append_place(target):
         built = _build(path, target, args)
         dataset = _find_dataset(path, built)
         if hasattr(dataset, "__getitem__"):
             count = getattr(built, "num_workers", 0) if workers is None and dataset is not built else workers
-            return MapStyle(path, args, dataset, user_code.place(target), count or 0)
+            return MapStyle(path, args, dataset, user_code.find_place(target), count or 0)
         if workers:
             raise SpecError(
                 f"{path} is iterable: no example can be read without those before it, so {workers} processes would "
@@ -39,23 +39,23 @@ def open_source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, wo
                 "Set data.shuffle: false to have it in that order; each process then reads all of it and keeps its own "
                 "rows, and a run that resumes reads what it has seen again to skip it"
             )
-        return Stream(path, args, dataset, user_code.place(target))
+        return Stream(path, args, dataset, user_code.find_place(target))
 
 
 def _build(path: str, target: Any, args: Mapping[str, Any]) -> Any:
     """Call a class or function with `args`, or return an object unchanged."""
     if not (isinstance(target, type) or callable(target) and not hasattr(target, "__len__")):
         if args:
-            kind = user_code.kind(target)
+            kind = user_code.describe_kind(target)
             raise SpecError(f"{path} is {kind}, not a class, so it takes no args; leave data.args out")
         return target
     try:
         return target(**args)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # whatever the user's class raises
         # The class of the user may raise anything.
         # The values may be secret, so only the names are printed.
-        names = f" with args {', '.join(args)}" if args else ""
-        raise faults.unreadable(f"{path}{names} cannot be built", error) from error
+        names = f" with args {', '.join(args)}" if args else ""  # not their values, which may be secret
+        raise faults.read_error(f"{path}{names} cannot be built", error) from error
 
 
 def _find_dataset(path: str, built: Any) -> Any:

@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401  # what others use of its modules
 
-from jaxlaunch.trainer.spec.block import Block, Few, Natural, Place, Positive, at_most, in_bucket
+from jaxlaunch.trainer.spec.block import Block, Few, Natural, Place, Positive, at_most, check_bucket_url
 from jaxlaunch.trainer.spec.data import (
     ArrayRecord,
     Data,
@@ -22,21 +22,21 @@ from jaxlaunch.trainer.spec.model import (
     ConvNeXt,
     CustomModel,
     Decoder,
+    ImageModel,
     Model,
-    OfImages,
     ResNet,
     RopeScaling,
     ViT,
     model_sizes,
 )
 from jaxlaunch.trainer.spec.optimizer import OPTIMIZERS, Optimizer, Schedule
-from jaxlaunch.trainer.spec.presets import Published
+from jaxlaunch.trainer.spec.presets import PublishedModel
 from jaxlaunch.trainer.spec.train import (
     AUTO,
     CLASSIFY,
     DEFAULT_STEPS,
     DPO,
-    EVAL,
+    EVAL_PREFIX,
     LM,
     TASK_DEFAULTS,
     TASKS,
@@ -55,10 +55,10 @@ from jaxlaunch.trainer.spec.train import (
     Samples,
     StopEarly,
     TrainSpec,
-    Watched,
-    mesh_on,
-    on_devices,
-    over_task,
-    said,
-    with_defaults,
+    WatchedMetric,
+    format_axes,
+    merge_defaults,
+    merge_task_defaults,
+    shrink_mesh,
+    shrink_to_devices,
 )

@@ -134,12 +134,12 @@ class Augment(Block):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill(cls, raw: Any) -> Any:
+    def _fill_preset(cls, raw: Any) -> Any:
         keys = PRESETS.get(str(raw.get("preset"))) if isinstance(raw, Mapping) else None
         return raw if keys is None else {**keys, **raw}
 
     @model_validator(mode="after")
-    def _is_in_order(self) -> Augment:
+    def _check_order(self) -> Augment:
         for key, pair in (("crop", self.crop), ("ratio", self.ratio)):
             if pair is not None and pair[0] > pair[1]:
                 raise ValueError(
@@ -150,7 +150,7 @@ class Augment(Block):
         return self
 
 
-def named(augment: Any) -> Any:
+def expand_preset(augment: Any) -> Any:
     """Expand an augment block that is only the name of a recipe. Raises ValueError for an unknown name."""
     if isinstance(augment, str) and augment not in PRESETS:
         raise ValueError(f"is not one of {', '.join(PRESETS)}")

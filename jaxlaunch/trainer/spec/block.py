@@ -13,23 +13,23 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
-def at_most(most: int, what: str = "the most that is supported") -> AfterValidator:
-    """Return a validator that limits a number, since sizes determine memory and time; `what` explains the limit."""
+def at_most(maximum: int, reason: str = "the most that is supported") -> AfterValidator:
+    """Return a validator that limits a number, since sizes determine memory and time; `reason` explains the limit."""
 
-    def judge(value: int) -> int:
+    def check_value(value: int) -> int:
         """Return the value if it is within the limit."""
-        if value > most:
-            raise ValueError(f"is above {most}, {what}")
+        if value > maximum:
+            raise ValueError(f"is above {maximum}, {reason}")
         return value
 
-    return AfterValidator(judge)
+    return AfterValidator(check_value)
 
 
 # Devices use integers of 32 bits.
-COUNTED = 2**31 - 1
-_COUNTED = at_most(COUNTED, "the largest whole number that a device counts to")
-Natural = Annotated[int, Field(ge=0), _COUNTED]
-Positive = Annotated[int, Field(gt=0), _COUNTED]
+MAX_INT32 = 2**31 - 1
+_AT_MOST_INT32 = at_most(MAX_INT32, "the largest whole number that a device counts to")
+Natural = Annotated[int, Field(ge=0), _AT_MOST_INT32]
+Positive = Annotated[int, Field(gt=0), _AT_MOST_INT32]
 # Limits about a thousand times larger than published models, at which a mistake still fails quickly.
 Few = Annotated[int, Field(gt=0), at_most(2**10)]
 Many = Annotated[int, Field(gt=0), at_most(2**16)]
@@ -39,7 +39,7 @@ Tokens = Annotated[int, Field(gt=0), at_most(2**27)]  # of an example
 Rate = Annotated[float, Field(gt=0.0)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-Steps = Annotated[int, Field(gt=0, le=COUNTED)]  # a device counts them in 32 bits
+Steps = Annotated[int, Field(gt=0, le=MAX_INT32)]  # a device counts them in 32 bits
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits; an order of examples, any number
 
 
@@ -50,37 +50,37 @@ class Block(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
-def or_text(schema: dict[str, Any]) -> None:
+def allow_text(schema: dict[str, Any]) -> None:
     """Extend a JSON schema so that a block may also be only its name."""
-    found = schema.pop("anyOf", None) or [{"$ref": schema.pop("$ref")}]
-    schema["anyOf"] = [*found, {"type": "string"}]
+    alternatives = schema.pop("anyOf", None) or [{"$ref": schema.pop("$ref")}]
+    schema["anyOf"] = [*alternatives, {"type": "string"}]
 
 
-def in_bucket(path: str) -> str:
+def check_bucket_url(path: str) -> str:
     """Return a path or URL unchanged. Raises ValueError if it is an invalid URL of a bucket."""
-    if (wrong := bucket_fault(path)) is not None:
-        raise ValueError(wrong)
+    if (fault := bucket_fault(path)) is not None:
+        raise ValueError(fault)
     return path
 
 
-def _is_place(path: str) -> str:
-    scheme, is_url, rest = path.partition("://")
-    if not path.strip() or (is_url and (scheme.lower() not in STORES or not rest)):
+def _check_place(path: str) -> str:
+    scheme, is_url, location = path.partition("://")
+    if not path.strip() or (is_url and (scheme.lower() not in STORES or not location)):
         raise ValueError("is not a folder or a gs:// or s3:// URL")
-    return in_bucket(path)
+    return check_bucket_url(path)
 
 
-Place = Annotated[str, AfterValidator(_is_place)]  # where something is kept
+Place = Annotated[str, AfterValidator(_check_place)]  # where something is kept
 
 STORES = ("gs", "s3")  # the schemes of the object stores that weights and data are read from and checkpoints written to
-_RULES = {
+_CHARACTER_RULES = {
     "gs": (r"[^a-z0-9._-]", "lower-case letters, digits, dashes, dots and _"),
     "s3": (r"[^a-z0-9.-]", "lower-case letters, digits, dashes and dots"),
 }
 _SHORTEST, _LONGEST = 3, 63  # characters
 _LONGEST_WITH_DOTS = {"gs": 222, "s3": _LONGEST}  # on Google's each part between dots has the other limit
-_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
-_ALMOST = re.compile(r"(?i)(gs|s3)(?::/?(?!/)|//)\S")  # gs:/bucket and gs//bucket would be names of folders
+_IP_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
+_ALMOST_URL = re.compile(r"(?i)(gs|s3)(?::/?(?!/)|//)\S")  # gs:/bucket and gs//bucket would be names of folders
 
 
 def bucket_fault(path: str) -> str | None:
@@ -88,31 +88,31 @@ def bucket_fault(path: str) -> str | None:
 
     None for a folder, a valid URL, and one with another scheme.
     """
-    scheme, is_url, rest = path.partition("://")
-    if not is_url and (almost := _ALMOST.match(path)) is not None:
-        return f"is not a URL: one begins with {almost[1].lower()}://"
+    scheme, is_url, location = path.partition("://")
+    if not is_url and (match := _ALMOST_URL.match(path)) is not None:
+        return f"is not a URL: one begins with {match[1].lower()}://"
     if not is_url or scheme.lower() not in STORES:
         return None
     if scheme not in STORES:
         return f"is not a URL of a bucket: write {scheme.lower()}:// in lower case"
-    bucket = rest.partition("/")[0]
+    bucket = location.partition("/")[0]
     if not bucket:
         return "is not a URL of a bucket: it has no name"
-    wrong = _wrong(scheme, bucket)
-    return None if wrong is None else f"is not a URL of a bucket: {wrong}"
+    fault = _bucket_name_fault(scheme, bucket)
+    return None if fault is None else f"is not a URL of a bucket: {fault}"
 
 
-def _wrong(scheme: str, bucket: str) -> str | None:
-    forbidden, allowed = _RULES[scheme]
+def _bucket_name_fault(scheme: str, bucket: str) -> str | None:
+    forbidden, allowed = _CHARACTER_RULES[scheme]
     longest = _LONGEST_WITH_DOTS[scheme] if "." in bucket else _LONGEST
-    if (found := re.search(forbidden, bucket)) is not None:
-        return f"its name contains {found[0]!r}, and names of {scheme}:// consist of {allowed}"
+    if (match := re.search(forbidden, bucket)) is not None:
+        return f"its name contains {match[0]!r}, and names of {scheme}:// consist of {allowed}"
     if not _SHORTEST <= len(bucket) <= longest:
         return f"its name has {len(bucket)} characters, and names of {scheme}:// have {_SHORTEST} to {longest}"
     if not (bucket[0].isalnum() and bucket[-1].isalnum()):
         return "its name must begin and end with a letter or digit"
     if ".." in bucket or any(len(part) > _LONGEST for part in bucket.split(".")):
         return f"its name must have 1 to {_LONGEST} characters between dots"
-    if _ADDRESS.fullmatch(bucket):
+    if _IP_ADDRESS.fullmatch(bucket):
         return "its name has the form of an IP address"
     return None

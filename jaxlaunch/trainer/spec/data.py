@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, field_validator, model_validator
 
 from jaxlaunch.trainer.spec import block
-from jaxlaunch.trainer.spec.augment import Augment, named
+from jaxlaunch.trainer.spec.augment import Augment, expand_preset
 from jaxlaunch.trainer.spec.block import (
-    COUNTED,
+    MAX_INT32,
     Block,
     Few,
     Fraction,
@@ -23,13 +23,13 @@ from jaxlaunch.trainer.spec.block import (
     Positive,
     Seed,
     Weight,
+    allow_text,
     at_most,
-    in_bucket,
-    or_text,
+    check_bucket_url,
 )
 
 # Reader processes per process of a run; a larger number is a typing error.
-MOST_WORKERS = 256
+MAX_WORKERS = 256
 
 
 class Source(Block):
@@ -46,38 +46,38 @@ class Source(Block):
     )
 
 
-def _readable(path: str | list[str] | None) -> str | list[str] | None:
+def _check_readable(path: str | list[str] | None) -> str | list[str] | None:
     if path is not None and not path:
         raise ValueError("names no file")
-    for each in [path] if isinstance(path, str) else path or []:
-        scheme, is_url, place = each.partition("://")
+    for file in [path] if isinstance(path, str) else path or []:
+        scheme, is_url, location = file.partition("://")
         if is_url and scheme.lower() not in (*block.STORES, "stdlib"):
-            raise ValueError(f"contains {each}, which cannot be read: only folders, gs:// and s3:// can")
-        if not each or (is_url and scheme != "stdlib" and not place.partition("/")[0]):
-            raise ValueError(f"contains {each!r}, which names no {'bucket' if each else 'file'}")
-        if (wrong := block.bucket_fault(each)) is not None:
-            raise ValueError(f"contains {each}, which {wrong}")
+            raise ValueError(f"contains {file}, which cannot be read: only folders, gs:// and s3:// can")
+        if not file or (is_url and scheme != "stdlib" and not location.partition("/")[0]):
+            raise ValueError(f"contains {file!r}, which names no {'bucket' if file else 'file'}")
+        if (fault := block.bucket_fault(file)) is not None:
+            raise ValueError(f"contains {file}, which {fault}")
     return path
 
 
-def _one_readable(path: str) -> str:
+def _check_tokenizer(path: str) -> str:
     if not path:
         raise ValueError("is empty: write bytes, or the folder or file of a tokenizer.json")
     if "://" in path and path.partition("://")[0].lower() not in block.STORES:
         raise ValueError(f"is {path}, which cannot be read: only folders, gs:// and s3:// can")
-    return in_bucket(path)
+    return check_bucket_url(path)
 
 
-def _mounted(path: str | None) -> str | None:
+def _check_folder(path: str | None) -> str | None:
     if path is not None and "://" in path:
         raise ValueError("is not a folder, and data can only be prepared in a folder: mount the bucket as a volume")
     return path
 
 
-_Readable = Annotated[str | list[str], AfterValidator(_readable)]
+_Readable = Annotated[str | list[str], AfterValidator(_check_readable)]
 _EvalFiles = Annotated[
     str | list[str] | None,
-    AfterValidator(_readable),
+    AfterValidator(_check_readable),
     Field(description="files or globs to evaluate on; default none"),
 ]
 _HeldOutRecords = Annotated[
@@ -88,32 +88,32 @@ _TrainedSplit = Annotated[str, Field(description="what to train on, in tensorflo
 _EvaluatedSplit = Annotated[str | None, Field(description="what to evaluate on; null: no evaluation")]
 _PreparedFolder = Annotated[
     str | None,
-    AfterValidator(_mounted),
+    AfterValidator(_check_folder),
     Field(description="folder of prepared data; default in the user's cache folder"),
 ]
 
-MOST_SIDE = 2**15  # pixels
-Side = Annotated[int, Field(gt=0), at_most(MOST_SIDE)]
+MAX_SIDE = 2**15  # pixels
+Side = Annotated[int, Field(gt=0), at_most(MAX_SIDE)]
 
 
-def _is_a_size(size: Any) -> Any:
+def _check_size(size: Any) -> Any:
     """Raise ValueError for a size that is neither one nor two sides; pydantic would report both alternatives."""
     sides = size if isinstance(size, list) else [size, size]
-    if size is not None and (len(sides) != 2 or not all(type(side) is int and 0 < side <= MOST_SIDE for side in sides)):
-        raise ValueError(f"is {size}; write [height, width], or one number for both, in pixels from 1 to {MOST_SIDE}")
+    if size is not None and (len(sides) != 2 or not all(type(side) is int and 0 < side <= MAX_SIDE for side in sides)):
+        raise ValueError(f"is {size}; write [height, width], or one number for both, in pixels from 1 to {MAX_SIDE}")
     return size
 
 
-class OfImages(Source):
+class ImageSource(Source):
     """Keys of the sources of images."""
 
     size: Annotated[
-        Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None, BeforeValidator(_is_a_size)
+        Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None, BeforeValidator(_check_size)
     ] = Field(None, description="images: height and width, or both as one number; default that of every image")
-    augment: Annotated[Augment | None, BeforeValidator(named)] = Field(
+    augment: Annotated[Augment | None, BeforeValidator(expand_preset)] = Field(
         None,
         description="images: random changes in training, or the name of a recipe; null: none",
-        json_schema_extra=or_text,
+        json_schema_extra=allow_text,
     )
 
     @property
@@ -124,7 +124,7 @@ class OfImages(Source):
         return None if self.size is None else (self.size[0], self.size[1])
 
 
-class Tfds(OfImages):
+class Tfds(ImageSource):
     """A tensorflow-datasets builder, read without TensorFlow; `digits` is built in and needs no network.
 
     ```yaml
@@ -141,7 +141,7 @@ class Tfds(OfImages):
     data_dir: _PreparedFolder = None
 
 
-class ArrayRecord(OfImages):
+class ArrayRecord(ImageSource):
     """Files of array_record; a record is a tf.train.Example, as written by `jaxlaunch.write_records`.
 
     ```yaml
@@ -180,7 +180,7 @@ class Text(Source):
     path: _Readable = Field(
         description="files or globs, here or in gs:// or s3://; stdlib://*.py names the interpreter's own library"
     )
-    tokenizer: Annotated[str, AfterValidator(_one_readable)] = Field(
+    tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
         "bytes",
         description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a Hugging Face tokenizer",
     )
@@ -206,7 +206,7 @@ class Text(Source):
         0.05, description="share of the files, or of the documents, that is held out for evaluation"
     )
     seed: Seed = Field(0, description="seed of the order in which documents are packed")
-    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
+    data_dir: Annotated[str | None, AfterValidator(_check_folder)] = Field(
         None, description="folder of prepared rows; default in the user's cache folder"
     )
     apart: bool = Field(
@@ -224,13 +224,11 @@ class Text(Source):
         return self.tokenizer != "bytes" or self.field is not None or self.packing is not None
 
     @model_validator(mode="after")
-    def _is_one_or_the_other(self) -> Text:
+    def _check_format(self) -> Text:
         if self.format == "preference":
-            given = [key for key in ("field", "packing", "apart", "bigram") if getattr(self, key)]
-            if given:
-                raise ValueError(
-                    f"{given[0]} does not apply to format: preference, whose rows have chosen and rejected"
-                )
+            keys = [key for key in ("field", "packing", "apart", "bigram") if getattr(self, key)]
+            if keys:
+                raise ValueError(f"{keys[0]} does not apply to format: preference, whose rows have chosen and rejected")
             return self
         if self.is_prepared and (self.apart or self.bigram):
             key = "apart" if self.apart else "bigram"
@@ -242,19 +240,19 @@ class Text(Source):
         return self
 
 
-def _different(classes: list[str | int] | None) -> list[str | int] | None:
+def _check_distinct(classes: list[str | int] | None) -> list[str | int] | None:
     if classes == []:
         raise ValueError("names no class; leave it out to take those that the data have")
-    for twice in classes or []:
-        if (classes or []).count(twice) > 1:
-            raise ValueError(f"contains {twice!r} twice; name each class once")
+    for label in classes or []:
+        if (classes or []).count(label) > 1:
+            raise ValueError(f"contains {label!r} twice; name each class once")
     return classes
 
 
-_Classes = Annotated[list[str | int] | None, AfterValidator(_different)]
+_Classes = Annotated[list[str | int] | None, AfterValidator(_check_distinct)]
 _EvalPath = Annotated[  # beside files whose names may say of which split they are
     str | list[str] | None,
-    AfterValidator(_readable),
+    AfterValidator(_check_readable),
     Field(description="what to evaluate on; default the files that are called val, validation or test, next to train"),
 ]
 _HeldOutImages = Annotated[
@@ -269,7 +267,7 @@ _ImageColumn = Annotated[
 _LabelColumn = Annotated[str | None, Field(min_length=1, description="column of the label; default it is detected")]
 _Names = Annotated[list[str], Field(min_length=1)]
 _Labels = Annotated[str, Field(min_length=1)] | _Names | None
-_Workers = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
+_Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
 
 
 def _check_evaluation(data: Any) -> None:
@@ -277,7 +275,7 @@ def _check_evaluation(data: Any) -> None:
         raise ValueError("eval_path and eval_split are both given; keep one")
 
 
-class Images(OfImages):
+class Images(ImageSource):
     """Image files, read in place: folders by class, lists of paths and labels, WebDataset tars, Parquet and Arrow.
 
     ```yaml
@@ -313,7 +311,7 @@ class Images(OfImages):
     )
 
     @model_validator(mode="after")
-    def _is_evaluated_once(self) -> Images:
+    def _check_held_out(self) -> Images:
         _check_evaluation(self)
         return self
 
@@ -352,18 +350,18 @@ class Table(Source):
     classes: _Classes = Field(None, description="the labels in the order in which they are numbered; default sorted")
 
     @model_validator(mode="after")
-    def _is_evaluated_once(self) -> Table:
+    def _check_held_out(self) -> Table:
         _check_evaluation(self)
         names = [self.label] if isinstance(self.label, str) else self.label or []
-        both = next((name for name in names if name in (self.columns or [])), None)
-        if both is not None:
-            raise ValueError(f"columns contains {both!r}, which is the label")
+        label_column = next((name for name in names if name in (self.columns or [])), None)
+        if label_column is not None:
+            raise ValueError(f"columns contains {label_column!r}, which is the label")
         return self
 
 
 # Groups of sources that may be mixed, and the keys of a mixture that apply to each source.
-MIXED = (("text",), ("table",), ("images", "array_record", "tfds"))
-_OF_SOURCE: Mapping[str, tuple[str, ...]] = {
+MIXABLE_SOURCES = (("text",), ("table",), ("images", "array_record", "tfds"))
+_SHARED_KEYS: Mapping[str, tuple[str, ...]] = {
     "text": ("tokenizer", "packing", "seed", "data_dir"),
     "images": ("size", "augment", "channels", "classes", "workers"),
     "table": ("label", "columns", "missing", "classes"),
@@ -390,7 +388,7 @@ class Part(Block):
         source: str
 
     @model_validator(mode="after")
-    def _is_evaluated_once(self) -> Part:
+    def _check_held_out(self) -> Part:
         if self.source in ("images", "table"):
             _check_evaluation(self)
         return self
@@ -425,7 +423,7 @@ _EXAMPLES: Mapping[str, tuple[str, str, str]] = {
     ),
 }
 # Keys that differ in a part: there are no pairs of texts, and a builder of tensorflow-datasets has no default.
-_CHANGED: Mapping[str, Mapping[str, Any]] = {
+_CHANGED_KEYS: Mapping[str, Mapping[str, Any]] = {
     "text": {
         "weight": (
             Weight,
@@ -445,15 +443,15 @@ _CHANGED: Mapping[str, Mapping[str, Any]] = {
     },
     "tfds": {"name": (_Builder, ...)},
 }
-_NOT_OF_PARTS = {*Source.model_fields, "source", "apart", "bigram"}
+_EXCLUDED_KEYS = {*Source.model_fields, "source", "apart", "bigram"}
 
 
-def _part_of(source: str) -> type[Part]:
+def _make_part_model(source: str) -> type[Part]:
     task, first, second = _EXAMPLES[source]
     default = "text" if source == "text" else ...
     keys: dict[str, Any] = {"source": (Literal[source], Field(default, description="the source of this part"))}
     for name, field in _BLOCKS[source].model_fields.items():
-        if name not in _NOT_OF_PARTS and name not in _OF_SOURCE[source]:
+        if name not in _EXCLUDED_KEYS and name not in _SHARED_KEYS[source]:
             keys[name] = field.rebuild_annotation(), field
     model: type[Part] = create_model(
         f"PartOf{_BLOCKS[source].__name__}",
@@ -461,7 +459,7 @@ def _part_of(source: str) -> type[Part]:
         __module__=__name__,
         __doc__=f"A part of a mixture: the keys of `source: {source}` that the mixture does not have for all parts.\n\n"
         f"```yaml\ntrain:\n  {task}\n  data:\n    source: mixture\n    parts:\n      {first}\n      {second}\n```\n",
-        **{**keys, **_CHANGED.get(source, {})},
+        **{**keys, **_CHANGED_KEYS.get(source, {})},
     )
     return model
 
@@ -469,10 +467,10 @@ def _part_of(source: str) -> type[Part]:
 if TYPE_CHECKING:
     _Parts = Part
 else:
-    _Parts = functools.reduce(operator.or_, map(_part_of, _BLOCKS))
+    _Parts = functools.reduce(operator.or_, map(_make_part_model, _BLOCKS))
 
 
-class Mixture(OfImages):
+class Mixture(ImageSource):
     """Several sets of examples in fixed proportions: the position of an example determines its set.
 
     ```yaml
@@ -492,7 +490,7 @@ class Mixture(OfImages):
     parts: dict[str, Annotated[_Parts, Field(discriminator="source")]] = Field(
         description="by name; all are text (the default), or all tables, or each is images, array_record or tfds"
     )
-    tokenizer: Annotated[str, AfterValidator(_one_readable)] = Field(
+    tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
         "bytes",
         description="text: tokenizer of all parts, bytes, or the folder or tokenizer.json of a Hugging Face tokenizer",
     )
@@ -500,7 +498,7 @@ class Mixture(OfImages):
         "concat", description="text: how documents are packed into rows, as for source: text"
     )
     seed: Seed = Field(0, description="text: seed of the order in which documents are packed")
-    data_dir: Annotated[str | None, AfterValidator(_mounted)] = Field(
+    data_dir: Annotated[str | None, AfterValidator(_check_folder)] = Field(
         None, description="text: folder of prepared rows; default in the user's cache folder"
     )
     channels: Literal[1, 3] = Field(3, description="images: 3 is RGB, 1 is grey")
@@ -526,11 +524,13 @@ class Mixture(OfImages):
 
     @field_validator("parts", mode="before")
     @classmethod
-    def _have_sources(cls, parts: Any) -> Any:
+    def _fill_sources(cls, parts: Any) -> Any:
         if not isinstance(parts, dict):
             return parts
-        named = {name: {"source": "text"} | part if isinstance(part, dict) else part for name, part in parts.items()}
-        for name, part in named.items():
+        with_sources = {
+            name: {"source": "text"} | part if isinstance(part, dict) else part for name, part in parts.items()
+        }
+        for name, part in with_sources.items():
             if not isinstance(part, dict):
                 continue
             source = part["source"]
@@ -538,18 +538,21 @@ class Mixture(OfImages):
                 raise ValueError(
                     f"holds {name} with source = {source}; a part is text, images, table, array_record or tfds"
                 )
-            if own := next((key for key in part if key in _OF_SOURCE.get(str(source), ())), None):
-                raise ValueError(f"holds {name} with a {own} of its own; all parts have one, train.data.{own}")
-        return named
+            if shared_key := next((key for key in part if key in _SHARED_KEYS.get(str(source), ())), None):
+                raise ValueError(
+                    f"holds {name} with a {shared_key} of its own; all parts have one, train.data.{shared_key}"
+                )
+        return with_sources
 
     @field_validator("parts")
     @classmethod
-    def _are_alike(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
+    def _check_alike(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
         for name, part in parts.items():
-            first, one = next(iter(parts.items()))
-            if part.source not in next(group for group in MIXED if one.source in group):
+            first_name, first_part = next(iter(parts.items()))
+            if part.source not in next(group for group in MIXABLE_SOURCES if first_part.source in group):
                 raise ValueError(
-                    f"holds {first} with source = {one.source} and {name} with source = {part.source}, whose examples "
+                    f"holds {first_name} with source = {first_part.source} and {name} with source = "
+                    f"{part.source}, whose examples "
                     "have no keys in common; mix text with text, tables with tables, and images, array_record and tfds "
                     "with each other"
                 )
@@ -557,52 +560,52 @@ class Mixture(OfImages):
 
     @field_validator("parts")
     @classmethod
-    def _weigh(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
+    def _check_weights(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
         total = sum(part.weight for part in parts.values())
         if not 0 < total < math.inf:
             raise ValueError(f"has weights that sum to {total:g}; give each part its share of the examples")
         return parts
 
     @model_validator(mode="after")
-    def _has_a_template(self) -> Mixture:
+    def _check_chat_template(self) -> Mixture:
         chat = next((name for name, part in self.parts.items() if part.model_dump().get("format") == "chat"), None)
         if chat is not None and self.tokenizer == "bytes":
             raise ValueError(f"parts.{chat}.format: chat needs a tokenizer with a chat template; bytes have none")
         return self
 
     @model_validator(mode="after")
-    def _has_keys_of_its_parts(self) -> Mixture:
+    def _check_keys(self) -> Mixture:
         sources = {part.source: None for part in self.parts.values()}
-        usable = {key for source in sources for key in _OF_SOURCE[source]}
-        for key in dict.fromkeys(key for keys in _OF_SOURCE.values() for key in keys):
+        usable = {key for source in sources for key in _SHARED_KEYS[source]}
+        for key in dict.fromkeys(key for keys in _SHARED_KEYS.values() for key in keys):
             if key not in usable and getattr(self, key) != type(self).model_fields[key].default:
-                having = [source for source, keys in _OF_SOURCE.items() if key in keys]
+                sources_with_key = [source for source, keys in _SHARED_KEYS.items() if key in keys]
                 raise ValueError(
-                    f"{key} applies to parts of {', '.join(having)}, and these are of {', '.join(sources)}; "
+                    f"{key} applies to parts of {', '.join(sources_with_key)}, and these are of {', '.join(sources)}; "
                     "leave it out"
                 )
         return self
 
     @property
-    def of(self) -> str:
+    def part_kind(self) -> str:
         """The kind of all parts: text, table or images, which includes records and tensorflow-datasets."""
-        found = {part.source for part in self.parts.values()}
-        return next(iter(found)) if found <= {"text", "table"} else "images"
+        kinds = {part.source for part in self.parts.values()}
+        return next(iter(kinds)) if kinds <= {"text", "table"} else "images"
 
-    def texts(self) -> dict[str, Text]:
+    def text_parts(self) -> dict[str, Text]:
         """Return the text parts; a part that is not trained on is evaluated on all of its files."""
-        texts = {name: block for name, block in self.blocks().items() if isinstance(block, Text)}
+        texts = {name: block for name, block in self.part_sources().items() if isinstance(block, Text)}
         for name, text in texts.items():
             if not self.parts[name].weight:
                 files = text.path if text.eval_path is None else text.eval_path
                 texts[name] = text.model_copy(update={"path": files, "eval_path": files})
         return texts
 
-    def blocks(self) -> dict[str, Text | Images | Table | ArrayRecord | Tfds]:
+    def part_sources(self) -> dict[str, Text | Images | Table | ArrayRecord | Tfds]:
         """Return each part as a source without its own worker processes."""
         return {
             name: _BLOCKS[part.source].model_validate(
-                {key: getattr(self, key) for key in (*_OF_SOURCE[part.source], "shuffle") if key != "workers"}
+                {key: getattr(self, key) for key in (*_SHARED_KEYS[part.source], "shuffle") if key != "workers"}
                 | part.model_dump(exclude={"weight"})
             )
             for name, part in self.parts.items()
@@ -643,7 +646,7 @@ class Torch(Source):
         int | None,
         Field(
             ge=0,
-            le=MOST_WORKERS,
+            le=MAX_WORKERS,
             description="worker processes that read examples, per process of the run; default: num_workers of a "
             "DataLoader, else 0, and data.threads read",
         ),
@@ -668,9 +671,9 @@ class Synthetic(Source):
 
     @field_validator("shape")
     @classmethod
-    def _is_counted(cls, shape: list[int] | None) -> list[int] | None:
-        if shape is not None and math.prod(shape) > COUNTED:
-            raise ValueError(f"has {math.prod(shape)} numbers, and a device counts to {COUNTED}")
+    def _check_shape(cls, shape: list[int] | None) -> list[int] | None:
+        if shape is not None and math.prod(shape) > MAX_INT32:
+            raise ValueError(f"has {math.prod(shape)} numbers, and a device counts to {MAX_INT32}")
         return shape
 
 

@@ -13,8 +13,8 @@ from jaxlaunch.trainer.spec.presets import (
     ConvNeXtPreset,
     DecoderPreset,
     GPT2Preset,
-    Layered,
-    Published,
+    LayeredModel,
+    PublishedModel,
     ResNetPreset,
     ViTPreset,
 )
@@ -70,11 +70,11 @@ class RopeScaling(Block):
     truncate: bool = Field(True, description="yarn: round the ends of the interpolation to whole channels")
 
     @model_validator(mode="after")
-    def _fits(self) -> RopeScaling:
-        of_kind = {name for name in _OF_SCALING if self.kind in _OF_SCALING[name]}
-        others = sorted((self.model_fields_set & _OF_SCALING.keys()) - of_kind)
-        if any(getattr(self, name) != type(self).model_fields[name].default for name in others):
-            raise ValueError(f"{', '.join(others)} does not apply to {self.kind}")
+    def _check_keys(self) -> RopeScaling:
+        keys_of_kind = {name for name in _SCALING_KEYS if self.kind in _SCALING_KEYS[name]}
+        other_keys = sorted((self.model_fields_set & _SCALING_KEYS.keys()) - keys_of_kind)
+        if any(getattr(self, name) != type(self).model_fields[name].default for name in other_keys):
+            raise ValueError(f"{', '.join(other_keys)} does not apply to {self.kind}")
         if self.kind != "linear" and self.original_length is None:
             raise ValueError(f"{self.kind} needs original_length, the context length before scaling")
         if self.high_freq_factor <= self.low_freq_factor:
@@ -86,21 +86,21 @@ class RopeScaling(Block):
 
 
 # Keys of a scaling, with the kinds to which they apply.
-_OF_SCALING: Mapping[str, tuple[str, ...]] = {
+_SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
     "original_length": ("llama3", "yarn"),
     **dict.fromkeys(("low_freq_factor", "high_freq_factor"), ("llama3",)),
     **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor", "truncate"), ("yarn",)),
 }
 
 # Keys that only apply to a decoder with experts.
-_OF_EXPERTS = {"experts_per_token", "expert_hidden", "experts_normalized", "dense_layers", "balance", "router_z"}
-_OF_EXPERTS |= {"capacity"}
+_EXPERT_KEYS = {"experts_per_token", "expert_hidden", "experts_normalized", "dense_layers", "balance", "router_z"}
+_EXPERT_KEYS |= {"capacity"}
 
 # The tokens to which a layer's attention is limited.
-Look = Literal["window", "full"]
+AttentionSpan = Literal["window", "full"]
 
 
-class Decoder(Layered):
+class Decoder(LayeredModel):
     """A decoder of tokens: that of Llama, unless the keys from head_size on change it.
 
     ```yaml
@@ -156,7 +156,7 @@ class Decoder(Layered):
     window: Tokens | None = Field(
         None, description="sliding window: tokens that a position attends to, including itself; null: no window"
     )
-    pattern: Annotated[list[Look], Field(min_length=1)] | None = Field(
+    pattern: Annotated[list[AttentionSpan], Field(min_length=1)] | None = Field(
         None, description="layers with and without the window, repeated: [window, full]; default: all have it"
     )
     rope_local_theta: Rate | None = Field(
@@ -181,13 +181,13 @@ class Decoder(Layered):
     )
 
     @model_validator(mode="after")
-    def _divides(self) -> Decoder:
+    def _check_sizes(self) -> Decoder:
         if self.is_partial:
             # The folder sets the other sizes, and then the block is validated again.
             return self
-        if self.head_size is None and (self.width % self.heads or self.size % 2):
+        if self.head_size is None and (self.width % self.heads or self.head_channels % 2):
             raise ValueError(f"width = {self.width} does not split into heads = {self.heads} heads of even size")
-        if self.size % 2:
+        if self.head_channels % 2:
             raise ValueError(f"head_size = {self.head_size} is odd; rotary embeddings rotate pairs of channels")
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
@@ -198,17 +198,19 @@ class Decoder(Layered):
         return self
 
     def _check_experts(self) -> None:
-        asked = sorted(_OF_EXPERTS & self.model_fields_set)
-        given = [key for key in asked if getattr(self, key) != type(self).model_fields[key].default]
+        written_keys = sorted(_EXPERT_KEYS & self.model_fields_set)
+        changed_keys = [key for key in written_keys if getattr(self, key) != type(self).model_fields[key].default]
         if self.experts is None:
-            if given:
-                raise ValueError(f"{', '.join(given)} applies to experts, and experts is null")
+            if changed_keys:
+                raise ValueError(f"{', '.join(changed_keys)} applies to experts, and experts is null")
             return
         if self.experts_per_token > self.experts:
             raise ValueError(f"experts_per_token = {self.experts_per_token} is more than experts = {self.experts}")
-        outside = [layer for layer in self.dense_layers if layer >= self.layers]
-        if outside:
-            raise ValueError(f"dense_layers has {outside[0]}, and layers = {self.layers} are 0 to {self.layers - 1}")
+        missing_layers = [layer for layer in self.dense_layers if layer >= self.layers]
+        if missing_layers:
+            raise ValueError(
+                f"dense_layers has {missing_layers[0]}, and layers = {self.layers} are 0 to {self.layers - 1}"
+            )
         if len(set(self.dense_layers)) == self.layers:
             raise ValueError(f"dense_layers has all {self.layers} layers, which leaves none with experts")
         if "mlp" in self.biases:
@@ -220,7 +222,7 @@ class Decoder(Layered):
         return () if self.experts is None else tuple(n for n in range(self.layers) if n not in self.dense_layers)
 
     @property
-    def stacks(self) -> dict[str, tuple[int, ...]]:
+    def layer_stacks(self) -> dict[str, tuple[int, ...]]:
         """The groups of equal layers by the name of their stack of parameters."""
         sparse = self.sparse_layers
         dense = tuple(layer for layer in range(self.layers) if layer not in sparse)
@@ -229,35 +231,35 @@ class Decoder(Layered):
     @property
     def expert_units(self) -> int:
         """Hidden units of an expert."""
-        return self.expert_hidden or self.units
+        return self.expert_hidden or self.mlp_units
 
     @property
-    def groups(self) -> int:
+    def kv_head_count(self) -> int:
         """Key and value heads."""
         return self.kv_heads or self.heads
 
     @property
-    def size(self) -> int:
+    def head_channels(self) -> int:
         """Channels of a head."""
         return self.head_size or self.width // self.heads
 
     @property
-    def units(self) -> int:
+    def mlp_units(self) -> int:
         """Hidden units of the MLP."""
         return self.hidden or -(-8 * self.width // (3 * 64)) * 64
 
     @property
-    def reach(self) -> int:
+    def max_positions(self) -> int:
         """The longest sequence that the model supports."""
         return max(self.positions or 0, self.length)
 
     @property
-    def looks(self) -> tuple[Look, ...]:
+    def attention_spans(self) -> tuple[AttentionSpan, ...]:
         """The attention of the layers, as a pattern that is repeated over them."""
         return ("full",) if self.window is None else tuple(self.pattern or ("window",))[: self.layers]
 
 
-class GPT2(Layered):
+class GPT2(LayeredModel):
     """GPT-2: LayerNorm first, learned positions, tanh GELU, tied embeddings.
 
     ```yaml
@@ -283,7 +285,7 @@ class GPT2(Layered):
     )
 
     @model_validator(mode="after")
-    def _fits(self) -> GPT2:
+    def _check_sizes(self) -> GPT2:
         if self.is_partial:
             return self
         check_heads(self.width, self.heads)
@@ -292,17 +294,17 @@ class GPT2(Layered):
         return self
 
     @property
-    def rows(self) -> int:
+    def position_rows(self) -> int:
         """Rows of the position table."""
         return self.positions or self.length
 
     @property
-    def units(self) -> int:
+    def mlp_units(self) -> int:
         """Hidden units of the MLP."""
         return self.hidden or 4 * self.width
 
 
-class OfImages(Published):
+class ImageModel(PublishedModel):
     """Keys that the published models of images have in common."""
 
     channels: Many = Field(3, description="channels of an image, its last axis; with 1 the axis may be absent")
@@ -320,7 +322,7 @@ class OfImages(Published):
     )
 
     @model_validator(mode="after")
-    def _has_pixels(self) -> OfImages:
+    def _check_pixels(self) -> ImageModel:
         if self.new_head and self.init_from is None:
             raise ValueError("new_head applies to init_from; without it, every layer is initialized at random")
         if self.is_partial:
@@ -333,7 +335,7 @@ class OfImages(Published):
         return self
 
 
-class ViT(OfImages, Layered):
+class ViT(ImageModel, LayeredModel):
     """A vision transformer: patches, learned positions, LayerNorm first, exact GELU.
 
     ```yaml
@@ -365,7 +367,7 @@ class ViT(OfImages, Layered):
     )
 
     @model_validator(mode="after")
-    def _fits(self) -> ViT:
+    def _check_sizes(self) -> ViT:
         if self.is_partial:
             return self
         check_heads(self.width, self.heads)
@@ -376,17 +378,17 @@ class ViT(OfImages, Layered):
         return self
 
     @property
-    def units(self) -> int:
+    def mlp_units(self) -> int:
         """Hidden units of the MLP."""
         return self.hidden or 4 * self.width
 
     @property
-    def patches(self) -> int:
+    def patch_count(self) -> int:
         """Patches of an image."""
-        return self.grid[0] * self.grid[1]
+        return self.patch_grid[0] * self.patch_grid[1]
 
     @property
-    def grid(self) -> tuple[int, int]:
+    def patch_grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""
         return self.image[0] // self.patch, self.image[1] // self.patch
 
@@ -394,7 +396,7 @@ class ViT(OfImages, Layered):
 Stages = Annotated[list[Many], Field(min_length=1)]
 
 
-class Staged(OfImages):
+class Staged(ImageModel):
     """A convolutional network: stages, each of which halves the image."""
 
     SIZES: ClassVar[frozenset[str]] = frozenset({"depths", "widths"})
@@ -403,7 +405,7 @@ class Staged(OfImages):
     widths: Stages = Field([64, 128, 256, 512], description="channels of each stage")
 
     @model_validator(mode="after")
-    def _has_stages(self) -> Staged:
+    def _check_stages(self) -> Staged:
         if not self.is_partial and len(self.depths) != len(self.widths):
             raise ValueError(f"depths = {self.depths} and widths = {self.widths} have different numbers of stages")
         return self
@@ -440,7 +442,7 @@ class ResNet(Staged):
     )
 
     @model_validator(mode="after")
-    def _fits(self) -> ResNet:
+    def _check_widths(self) -> ResNet:
         if not self.is_partial and self.block == "bottleneck" and any(width % 4 for width in self.widths):
             raise ValueError(f"widths = {self.widths} are not multiples of 4, which block = bottleneck divides them by")
         return self
@@ -492,12 +494,12 @@ class CustomModel(BaseModel):
     ]
 
 
-def _tag(value: Any) -> str:
+def _model_tag(value: Any) -> str:
     if isinstance(value, Mapping):
         # The folder of init_from may later choose another kind.
         name = value.get("kind", "decoder" if "init_from" in value else "mlp")
     else:
-        name = value.kind if isinstance(value, MLP | Published | CustomModel) else "mlp"
+        name = value.kind if isinstance(value, MLP | PublishedModel | CustomModel) else "mlp"
     return "custom" if isinstance(name, str) and ":" in name else str(name)
 
 
@@ -509,7 +511,7 @@ Model = Annotated[
     | Annotated[ResNet, Tag("resnet")]
     | Annotated[ConvNeXt, Tag("convnext")]
     | Annotated[CustomModel, Tag("custom")],
-    Discriminator(_tag),
+    Discriminator(_model_tag),
 ]
 
 
@@ -539,7 +541,7 @@ def model_sizes(model: Model) -> Sizes:
     """Return the sizes of a model; for a user's model, those of its integer arguments with these names."""
     match model:
         case Decoder():
-            return Sizes(model.layers, model.width, model.length, model.groups, model.experts, vocab=model.vocab)
+            return Sizes(model.layers, model.width, model.length, model.kv_head_count, model.experts, vocab=model.vocab)
         case GPT2():
             return Sizes(model.layers, model.width, model.length, model.heads, vocab=model.vocab)
         case ViT():
@@ -552,7 +554,7 @@ def model_sizes(model: Model) -> Sizes:
     return Sizes(**{name: arguments[name] for name in Sizes._fields if type(arguments.get(name)) is int})
 
 
-def named(model: Any) -> Any:
+def fill_preset_kind(model: Any) -> Any:
     """Return a model block with the kind of its preset, if it has a preset and no kind."""
     if not isinstance(model, Mapping) or "kind" in model or str(model.get("preset")) not in PRESETS:
         return model

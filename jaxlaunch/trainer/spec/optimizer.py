@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from jaxlaunch.spelling import in_full, nearest
-from jaxlaunch.trainer.spec.block import Block, Few, Fraction, Natural, Positive, Rate, Weight, or_text
+from jaxlaunch.spelling import find_completions, find_nearest
+from jaxlaunch.trainer.spec.block import Block, Few, Fraction, Natural, Positive, Rate, Weight, allow_text
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Arguments = dict[str, Any]
 
-OWN = re.compile(r"[\w.]+:[\w.]+")  # module:Name
+USER_PATH = re.compile(r"[\w.]+:[\w.]+")  # module:Name
 # The name of an optimizer that consists of a chain of transformations.
 CHAIN = "chain"
 SCHEDULE_FREE = "schedule-free"
@@ -31,46 +31,46 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     SCHEDULE_FREE: {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
 }
 # Other optimizers of optax, which users sometimes name without `optax:`.
-OF_OPTAX = ("adadelta", "adagrad", "adamax", "adan", "lars", "nadam", "novograd", "radam", "rmsprop", "yogi")
+OPTAX_NAMES = ("adadelta", "adagrad", "adamax", "adan", "lars", "nadam", "novograd", "radam", "rmsprop", "yogi")
 OPTIONS = tuple(dict.fromkeys(key for takes in OPTIMIZERS.values() for key in takes))
 SHAPES = ("constant", "linear", "cosine", "exponential", "wsd")
 
 
-def _defaults(key: str) -> str:
+def _describe_defaults(key: str) -> str:
     """Return the optimizers that take a key with their defaults: "lion 0.99, adam, adamw 0.999"."""
     takers: dict[Any, list[str]] = {}
     for name, takes in OPTIMIZERS.items():
         if key in takes:
             takers.setdefault(takes[key], []).append(name)
 
-    def text(value: float | bool | None) -> str:
+    def format_value(value: float | bool | None) -> str:
         if value is None or isinstance(value, bool):
             return "none" if value is None else str(value).lower()
         return f"{value:g}".replace("e-0", "e-")
 
-    return ", ".join(f"{', '.join(names)} {text(value)}" for value, names in takers.items())
+    return ", ".join(f"{', '.join(names)} {format_value(value)}" for value, names in takers.items())
 
 
-def is_own(name: str) -> bool:
+def is_user_path(name: str) -> bool:
     """Return whether a name is `module:Name` and not built in."""
     return ":" in name
 
 
-def _known(name: str, names: tuple[str, ...], what: str) -> str:
-    if name in names or OWN.fullmatch(name):
+def _check_known(name: str, names: tuple[str, ...], noun: str) -> str:
+    if name in names or USER_PATH.fullmatch(name):
         return name
-    meant = nearest(name, names) or in_full(name, names)
-    hint = f' (did you mean "{meant[0]}"?)' if meant else f"; write one of {', '.join(names)}, or module:Name"
-    raise ValueError(f"is not a known {what}{hint}")
+    matches = find_nearest(name, names) or find_completions(name, names)
+    hint = f' (did you mean "{matches[0]}"?)' if matches else f"; write one of {', '.join(names)}, or module:Name"
+    raise ValueError(f"is not a known {noun}{hint}")
 
 
-def _link_name(name: str) -> str:
-    if name in OF_OPTAX:
+def _check_link_name(name: str) -> str:
+    if name in OPTAX_NAMES:
         raise ValueError(f"is written optax:{name}, with its options under args")
-    return _known(name, tuple(OPTIMIZERS), "optimizer")
+    return _check_known(name, tuple(OPTIMIZERS), "optimizer")
 
 
-def _pattern(text: str) -> str:
+def _check_pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
@@ -89,7 +89,7 @@ class Schedule(Block):
     ```
     """
 
-    name: Annotated[str, AfterValidator(lambda name: _known(name, SHAPES, "schedule"))] = Field(
+    name: Annotated[str, AfterValidator(lambda name: _check_known(name, SHAPES, "schedule"))] = Field(
         "cosine",
         description="constant, linear, cosine, exponential, wsd (constant, then a short decay), after the warmup; "
         "or module:Name",
@@ -107,19 +107,19 @@ class Schedule(Block):
 
     @field_validator("start")
     @classmethod
-    def _has_warmup(cls, start: float, info: ValidationInfo) -> float:
+    def _check_start(cls, start: float, info: ValidationInfo) -> float:
         if start and not info.data.get("warmup"):
             raise ValueError("does not apply without a warmup")
         return start
 
     @field_validator("warmup", "decay", "shape", "final", "args")
     @classmethod
-    def _applies(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_applies(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.data.get("name")  # a wrong name is an error of its own
         if not value or name is None:
             return value
-        if is_own(name) != (info.field_name == "args"):
-            raise ValueError(f"does not apply to {name}" + "; give it in args" * is_own(name))
+        if is_user_path(name) != (info.field_name == "args"):
+            raise ValueError(f"does not apply to {name}" + "; give it in args" * is_user_path(name))
         is_final = info.field_name == "final" and name != "constant"
         if info.field_name in ("warmup", "args") or name == "wsd" or is_final:
             return value
@@ -127,7 +127,7 @@ class Schedule(Block):
 
     @field_validator("final")
     @classmethod
-    def _is_reached(cls, final: float | None, info: ValidationInfo) -> float | None:
+    def _check_final(cls, final: float | None, info: ValidationInfo) -> float | None:
         if info.data.get("name") == "exponential" and not final:
             raise ValueError("must be above 0 with exponential, which never reaches 0; write 0.01, for example")
         return final
@@ -135,7 +135,7 @@ class Schedule(Block):
     def decay_steps(self, total_steps: int) -> int:
         """Return the steps of the decay, which ends with the run. Raises ValueError if wsd's steps do not fit."""
         after_warmup = max(0, total_steps - self.warmup)
-        if self.name == "constant" or is_own(self.name):
+        if self.name == "constant" or is_user_path(self.name):
             return 0
         if self.name != "wsd":
             return after_warmup
@@ -160,40 +160,42 @@ class Link(Block):
     ```
     """
 
-    name: Annotated[str, AfterValidator(_link_name)] = Field(
+    name: Annotated[str, AfterValidator(_check_link_name)] = Field(
         description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation"
     )
     args: Arguments = Field({}, description="module:Name only: its arguments, in addition to learning_rate")
     b1: Fraction | None = Field(
-        None, description=f"decay of the first moment; default {_defaults('b1')}; muon's is its Adam's"
+        None, description=f"decay of the first moment; default {_describe_defaults('b1')}; muon's is its Adam's"
     )
     b2: Fraction | None = Field(
-        None, description=f"decay of the second moment; default {_defaults('b2')}; muon's is its Adam's"
+        None, description=f"decay of the second moment; default {_describe_defaults('b2')}; muon's is its Adam's"
     )
-    eps: Rate | None = Field(None, description=f"avoids a division by zero; default {_defaults('eps')}")
+    eps: Rate | None = Field(None, description=f"avoids a division by zero; default {_describe_defaults('eps')}")
     momentum: Fraction | None = Field(
-        None, description=f"share of the previous step that is kept; default {_defaults('momentum')}"
+        None, description=f"share of the previous step that is kept; default {_describe_defaults('momentum')}"
     )
     nesterov: bool | None = Field(
-        None, description=f"Nesterov's momentum; all but adam need a momentum; default {_defaults('nesterov')}"
+        None, description=f"Nesterov's momentum; all but adam need a momentum; default {_describe_defaults('nesterov')}"
     )
-    beta: Fraction | None = Field(None, description=f"muon's momentum; default {_defaults('beta')}")
-    ns_steps: Few | None = Field(None, description=f"Newton-Schulz iterations; default {_defaults('ns_steps')}")
+    beta: Fraction | None = Field(None, description=f"muon's momentum; default {_describe_defaults('beta')}")
+    ns_steps: Few | None = Field(
+        None, description=f"Newton-Schulz iterations; default {_describe_defaults('ns_steps')}"
+    )
     consistent_rms: Rate | None = Field(
-        None, description=f"size of muon's updates; 0.2 is that of Adam; default {_defaults('consistent_rms')}"
+        None, description=f"size of muon's updates; 0.2 is that of Adam; default {_describe_defaults('consistent_rms')}"
     )
 
     @field_validator("args", *OPTIONS)
     @classmethod
-    def _applies(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_applies(cls, value: Any, info: ValidationInfo) -> Any:
         name, key = info.data.get("name"), info.field_name
         if value is None or value == {} or name is None:  # a wrong name is an error of its own
             return value
         if name == CHAIN:
             raise ValueError("does not apply to a chain; give it in the entry that takes it")
-        if is_own(name) and key != "args":
+        if is_user_path(name) and key != "args":
             raise ValueError(f"does not apply to {name}; give it in args")
-        if not is_own(name) and key not in OPTIMIZERS[name]:
+        if not is_user_path(name) and key not in OPTIMIZERS[name]:
             raise ValueError(f"does not apply to {name}, which takes {', '.join(OPTIMIZERS[name])}")
         if (name, key, value) == (SCHEDULE_FREE, "b1", 0.0):
             raise ValueError("must be above 0: schedule-free divides by it")
@@ -205,8 +207,8 @@ class Link(Block):
     def options(self) -> dict[str, Any]:
         """Return the options of this optimizer, as given or by default; empty if it is not built in."""
         takes = OPTIMIZERS.get(self.name, {})
-        given = {key: getattr(self, key) for key in takes}
-        return {**takes, **{key: value for key, value in given.items() if value is not None}}
+        values = {key: getattr(self, key) for key in takes}
+        return {**takes, **{key: value for key, value in values.items() if value is not None}}
 
 
 class Group(Block):
@@ -222,7 +224,7 @@ class Group(Block):
     ```
     """
 
-    match: Annotated[str, AfterValidator(_pattern)] = Field(
+    match: Annotated[str, AfterValidator(_check_pattern)] = Field(
         description="a regular expression for the whole dotted path: blocks\\..*, .*bias"
     )
     lr: Rate = Field(1.0, description="a factor of the learning rate")
@@ -231,14 +233,14 @@ class Group(Block):
 
     @field_validator("freeze")
     @classmethod
-    def _is_alone(cls, freeze: bool, info: ValidationInfo) -> bool:
+    def _check_freeze(cls, freeze: bool, info: ValidationInfo) -> bool:
         if freeze and (info.data.get("lr") != 1.0 or info.data.get("weight_decay") is not None):
             problem = "is given together with lr or weight_decay, which do not apply to frozen parameters"
             raise ValueError(f"{problem}; keep one")
         return freeze
 
 
-def _by_name(schedule: Any) -> Any:
+def _expand_name(schedule: Any) -> Any:
     return {"name": schedule} if isinstance(schedule, str) else schedule
 
 
@@ -263,7 +265,7 @@ class Optimizer(Link):
     ```
     """
 
-    name: Annotated[str, AfterValidator(lambda name: name if name == CHAIN else _link_name(name))] = Field(
+    name: Annotated[str, AfterValidator(lambda name: name if name == CHAIN else _check_link_name(name))] = Field(
         "adamw", description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation; chain with one"
     )
     chain: list[Link] = Field(
@@ -279,8 +281,8 @@ class Optimizer(Link):
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None, description="decay of a moving average of the weights, which eval then uses; null: none"
     )
-    schedule: Annotated[Schedule, BeforeValidator(_by_name)] = Field(
-        Schedule(), description="learning rate schedule, or only its name", json_schema_extra=or_text
+    schedule: Annotated[Schedule, BeforeValidator(_expand_name)] = Field(
+        Schedule(), description="learning rate schedule, or only its name", json_schema_extra=allow_text
     )
     groups: list[Group] = Field(
         [], description="groups of parameters, by path, that have their own rate or decay, or are frozen"
@@ -288,45 +290,47 @@ class Optimizer(Link):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_its_kind(cls, raw: Any) -> Any:
+    def _fill_defaults(cls, raw: Any) -> Any:
         """Name a chain, and give schedule-free optimizers a constant schedule by default."""
         if not isinstance(raw, Mapping):
             return raw
         raw = {"name": CHAIN, **raw} if raw.get("chain") else dict(raw)
         links = raw["chain"] if isinstance(raw.get("chain"), list) else []
         names = [raw.get("name"), *(link.get("name") for link in links if isinstance(link, Mapping))]
-        schedule = _by_name(raw.get("schedule", {}))
+        schedule = _expand_name(raw.get("schedule", {}))
         if SCHEDULE_FREE in names and isinstance(schedule, Mapping):
             raw["schedule"] = {"name": "constant", **schedule}
         return raw
 
     @field_validator("chain")
     @classmethod
-    def _composes(cls, chain: list[Link], info: ValidationInfo) -> list[Link]:
+    def _check_chain(cls, chain: list[Link], info: ValidationInfo) -> list[Link]:
         name = info.data.get("name")
         if chain and name not in (CHAIN, None):
             raise ValueError(f"is given together with name = {name}; make that an entry of the chain")
         if name == CHAIN and not chain:
             raise ValueError("is empty, but name = chain needs its entries")
-        if len(found := [link.name for link in chain if not is_own(link.name)]) > 1:
-            raise ValueError(f"must have one optimizer by name; {' and '.join(found)} would each multiply by the rate")
+        if len(builtin_names := [link.name for link in chain if not is_user_path(link.name)]) > 1:
+            raise ValueError(
+                f"must have one optimizer by name; {' and '.join(builtin_names)} would each multiply by the rate"
+            )
         return chain
 
     @field_validator("ema")
     @classmethod
-    def _is_one_average(cls, ema: float | None, info: ValidationInfo) -> float | None:
+    def _check_average(cls, ema: float | None, info: ValidationInfo) -> float | None:
         if ema is not None and _is_schedule_free(info):
             raise ValueError("does not apply to schedule-free, which averages by itself")
         return ema
 
     @field_validator("schedule")
     @classmethod
-    def _is_free(cls, schedule: Schedule, info: ValidationInfo) -> Schedule:
+    def _check_schedule(cls, schedule: Schedule, info: ValidationInfo) -> Schedule:
         name = schedule.name
         if name in SHAPES and name != "constant" and _is_schedule_free(info):
             raise ValueError(f"{name} decays, and schedule-free needs no decay; write constant, or leave it out")
         return schedule
 
-    def links(self) -> list[Link]:
+    def all_links(self) -> list[Link]:
         """Return the transformations in order: the chain, or this optimizer."""
         return self.chain or [self]

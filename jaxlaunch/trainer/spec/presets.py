@@ -72,7 +72,7 @@ _BASIC, _BOTTLENECK = [64, 128, 256, 512], [256, 512, 1024, 2048]  # channels of
 _VIT: Sizes = {"kind": "vit", "patch": 16, "image": [224, 224], "classes": 1000}
 
 
-def _sizes(below: Sizes, layers: int, width: int, heads: int, kv_heads: int, hidden: int, **keys: Any) -> Sizes:
+def _decoder_sizes(below: Sizes, layers: int, width: int, heads: int, kv_heads: int, hidden: int, **keys: Any) -> Sizes:
     sizes = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "hidden": hidden}
     return {**below, **sizes, **keys}
 
@@ -82,38 +82,38 @@ def _llama3_scaled(factor: float) -> Sizes:
 
 
 PRESETS: Mapping[str, Sizes] = {
-    "llama-1b": _sizes(_LLAMA3, 16, 2048, 32, 8, 8192, tied=True, **_llama3_scaled(32.0)),
-    "llama-3b": _sizes(_LLAMA3, 28, 3072, 24, 8, 8192, tied=True, **_llama3_scaled(32.0)),
-    "llama-8b": _sizes(_LLAMA3, 32, 4096, 32, 8, 14336, **_llama3_scaled(8.0)),
-    "llama-70b": _sizes(_LLAMA3, 80, 8192, 64, 8, 28672, **_llama3_scaled(8.0)),
-    "qwen2.5-0.5b": _sizes(_QWEN2, 24, 896, 14, 2, 4864, tied=True),
-    "qwen2.5-1.5b": _sizes(_QWEN2, 28, 1536, 12, 2, 8960, tied=True, positions=131072),
-    "qwen2.5-3b": _sizes(_QWEN2, 36, 2048, 16, 2, 11008, tied=True),
-    "qwen2.5-7b": _sizes(_QWEN2, 28, 3584, 28, 4, 18944, vocab=152064, positions=131072),
-    "qwen2.5-14b": _sizes(_QWEN2, 48, 5120, 40, 8, 13824, vocab=152064, norm_eps=1e-5, positions=131072),
-    "qwen2.5-32b": _sizes(_QWEN2, 64, 5120, 40, 8, 27648, vocab=152064, norm_eps=1e-5, positions=131072),
-    "qwen2.5-72b": _sizes(_QWEN2, 80, 8192, 64, 8, 29568, vocab=152064, norm_eps=1e-5, positions=131072),
-    "qwen3-0.6b": _sizes(_QWEN3, 28, 1024, 16, 8, 3072, tied=True),
-    "qwen3-1.7b": _sizes(_QWEN3, 28, 2048, 16, 8, 6144, tied=True),
-    "qwen3-4b": _sizes(_QWEN3, 36, 2560, 32, 8, 9728, tied=True),
-    "qwen3-8b": _sizes(_QWEN3, 36, 4096, 32, 8, 12288),
-    "qwen3-14b": _sizes(_QWEN3, 40, 5120, 40, 8, 17408),
-    "qwen3-32b": _sizes(_QWEN3, 64, 5120, 64, 8, 25600),
-    "mistral-7b": _sizes(_MISTRAL, 32, 4096, 32, 8, 14336, vocab=32768, positions=32768),
-    "mistral-nemo-12b": _sizes(_MISTRAL, 40, 5120, 32, 8, 14336, head_size=128, vocab=131072, positions=131072),
-    "gemma2-2b": _sizes(_GEMMA2, 26, 2304, 8, 4, 9216),
-    "gemma2-9b": _sizes(_GEMMA2, 42, 3584, 16, 8, 14336),
-    "gemma2-27b": _sizes(_GEMMA2, 46, 4608, 32, 16, 36864, head_size=128, query_scalar=144.0),
-    "gemma3-270m": _sizes(_GEMMA3, 18, 640, 4, 1, 2048),
-    "gemma3-1b": _sizes(_GEMMA3, 26, 1152, 4, 1, 6912),
-    "olmo2-1b": _sizes(_OLMO2, 16, 2048, 16, 16, 8192),
-    "olmo2-7b": _sizes(_OLMO2, 32, 4096, 32, 32, 11008),
-    "olmo2-13b": _sizes(_OLMO2, 40, 5120, 40, 40, 13824),
-    "olmo2-32b": _sizes(_OLMO2, 64, 5120, 40, 8, 27648),
-    "mixtral-8x7b": _sizes(_MIXTRAL, 32, 4096, 32, 8, 14336, vocab=32000, positions=32768),
-    "mixtral-8x22b": _sizes(_MIXTRAL, 56, 6144, 48, 8, 16384, vocab=32000, positions=65536),
-    "qwen3-30b-a3b": _sizes(_QWEN3_MOE, 48, 2048, 32, 4, 6144, expert_hidden=768),
-    "qwen3-235b-a22b": _sizes(_QWEN3_MOE, 94, 4096, 64, 4, 12288, expert_hidden=1536),
+    "llama-1b": _decoder_sizes(_LLAMA3, 16, 2048, 32, 8, 8192, tied=True, **_llama3_scaled(32.0)),
+    "llama-3b": _decoder_sizes(_LLAMA3, 28, 3072, 24, 8, 8192, tied=True, **_llama3_scaled(32.0)),
+    "llama-8b": _decoder_sizes(_LLAMA3, 32, 4096, 32, 8, 14336, **_llama3_scaled(8.0)),
+    "llama-70b": _decoder_sizes(_LLAMA3, 80, 8192, 64, 8, 28672, **_llama3_scaled(8.0)),
+    "qwen2.5-0.5b": _decoder_sizes(_QWEN2, 24, 896, 14, 2, 4864, tied=True),
+    "qwen2.5-1.5b": _decoder_sizes(_QWEN2, 28, 1536, 12, 2, 8960, tied=True, positions=131072),
+    "qwen2.5-3b": _decoder_sizes(_QWEN2, 36, 2048, 16, 2, 11008, tied=True),
+    "qwen2.5-7b": _decoder_sizes(_QWEN2, 28, 3584, 28, 4, 18944, vocab=152064, positions=131072),
+    "qwen2.5-14b": _decoder_sizes(_QWEN2, 48, 5120, 40, 8, 13824, vocab=152064, norm_eps=1e-5, positions=131072),
+    "qwen2.5-32b": _decoder_sizes(_QWEN2, 64, 5120, 40, 8, 27648, vocab=152064, norm_eps=1e-5, positions=131072),
+    "qwen2.5-72b": _decoder_sizes(_QWEN2, 80, 8192, 64, 8, 29568, vocab=152064, norm_eps=1e-5, positions=131072),
+    "qwen3-0.6b": _decoder_sizes(_QWEN3, 28, 1024, 16, 8, 3072, tied=True),
+    "qwen3-1.7b": _decoder_sizes(_QWEN3, 28, 2048, 16, 8, 6144, tied=True),
+    "qwen3-4b": _decoder_sizes(_QWEN3, 36, 2560, 32, 8, 9728, tied=True),
+    "qwen3-8b": _decoder_sizes(_QWEN3, 36, 4096, 32, 8, 12288),
+    "qwen3-14b": _decoder_sizes(_QWEN3, 40, 5120, 40, 8, 17408),
+    "qwen3-32b": _decoder_sizes(_QWEN3, 64, 5120, 64, 8, 25600),
+    "mistral-7b": _decoder_sizes(_MISTRAL, 32, 4096, 32, 8, 14336, vocab=32768, positions=32768),
+    "mistral-nemo-12b": _decoder_sizes(_MISTRAL, 40, 5120, 32, 8, 14336, head_size=128, vocab=131072, positions=131072),
+    "gemma2-2b": _decoder_sizes(_GEMMA2, 26, 2304, 8, 4, 9216),
+    "gemma2-9b": _decoder_sizes(_GEMMA2, 42, 3584, 16, 8, 14336),
+    "gemma2-27b": _decoder_sizes(_GEMMA2, 46, 4608, 32, 16, 36864, head_size=128, query_scalar=144.0),
+    "gemma3-270m": _decoder_sizes(_GEMMA3, 18, 640, 4, 1, 2048),
+    "gemma3-1b": _decoder_sizes(_GEMMA3, 26, 1152, 4, 1, 6912),
+    "olmo2-1b": _decoder_sizes(_OLMO2, 16, 2048, 16, 16, 8192),
+    "olmo2-7b": _decoder_sizes(_OLMO2, 32, 4096, 32, 32, 11008),
+    "olmo2-13b": _decoder_sizes(_OLMO2, 40, 5120, 40, 40, 13824),
+    "olmo2-32b": _decoder_sizes(_OLMO2, 64, 5120, 40, 8, 27648),
+    "mixtral-8x7b": _decoder_sizes(_MIXTRAL, 32, 4096, 32, 8, 14336, vocab=32000, positions=32768),
+    "mixtral-8x22b": _decoder_sizes(_MIXTRAL, 56, 6144, 48, 8, 16384, vocab=32000, positions=65536),
+    "qwen3-30b-a3b": _decoder_sizes(_QWEN3_MOE, 48, 2048, 32, 4, 6144, expert_hidden=768),
+    "qwen3-235b-a22b": _decoder_sizes(_QWEN3_MOE, 94, 4096, 64, 4, 12288, expert_hidden=1536),
     "gpt2-124m": {**_GPT2, "layers": 12, "width": 768, "heads": 12},
     "gpt2-355m": {**_GPT2, "layers": 24, "width": 1024, "heads": 16},
     "gpt2-774m": {**_GPT2, "layers": 36, "width": 1280, "heads": 20},
@@ -160,7 +160,7 @@ else:
     ResNetPreset, ConvNeXtPreset = map(_preset, ("resnet", "convnext"))
 
 
-class Published(Block):
+class PublishedModel(Block):
     """A published model: sizes by name, weights from files."""
 
     SIZES: ClassVar[frozenset[str]] = frozenset({"layers", "width", "heads"})  # that a job says, or a folder
@@ -180,12 +180,12 @@ class Published(Block):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill(cls, raw: Any) -> Any:
+    def _fill_preset(cls, raw: Any) -> Any:
         sizes = PRESETS.get(str(raw.get("preset"))) if isinstance(raw, Mapping) else None
         return raw if sizes is None or sizes["kind"] != cls.model_fields["kind"].default else {**sizes, **raw}
 
 
-class Layered(Published):
+class LayeredModel(PublishedModel):
     """A published model of equal layers."""
 
     scan: bool = Field(

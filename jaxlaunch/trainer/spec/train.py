@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_va
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES, PROFILE_STEPS
 from jaxlaunch.trainer.spec import model as models
 from jaxlaunch.trainer.spec.block import (
-    COUNTED,
+    MAX_INT32,
     Block,
     Fraction,
     Ids,
@@ -28,7 +28,7 @@ from jaxlaunch.trainer.spec.block import (
 from jaxlaunch.trainer.spec.data import Data, Mixture, Text, Tfds
 from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model, ResNet, Sizes, model_sizes
 from jaxlaunch.trainer.spec.optimizer import Optimizer
-from jaxlaunch.trainer.spec.presets import Published
+from jaxlaunch.trainer.spec.presets import PublishedModel
 
 LM, CLASSIFY, DPO = "lm", "classify", "dpo"
 
@@ -47,45 +47,45 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def over_task(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the train block `given` over the defaults of its task. With init_from, few defaults of the model apply."""
-    if "model" in given:
-        given = {**given, "model": models.named(given["model"])}
-    model, below = given.get("model"), models.named(defaults.get("model"))
-    if isinstance(model, Mapping) and model.get("init_from") is not None and isinstance(below, Mapping):
-        defaults = {**defaults, "model": _beside_folder(model, below)}
-    return with_defaults(given, defaults)
+def merge_task_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the train block `block` over the defaults of its task. With init_from, few defaults of the model apply."""
+    if "model" in block:
+        block = {**block, "model": models.fill_preset_kind(block["model"])}
+    model, default_model = block.get("model"), models.fill_preset_kind(defaults.get("model"))
+    if isinstance(model, Mapping) and model.get("init_from") is not None and isinstance(default_model, Mapping):
+        defaults = {**defaults, "model": _defaults_with_folder(model, default_model)}
+    return merge_defaults(block, defaults)
 
 
-def _beside_folder(model: Mapping[str, Any], default: Mapping[str, Any]) -> Mapping[str, Any]:
+def _defaults_with_folder(model: Mapping[str, Any], default: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the default model keys that still apply with init_from, whose config.json sets sizes and kind."""
     kind = default.get("kind")
     # For a user's model, init_from is one of its arguments.
     if ":" in str(kind):
         return default
-    kept = {key: default[key] for key in ("length", "scan") if key in default}
+    common_keys = {key: default[key] for key in ("length", "scan") if key in default}
     if "kind" in model:
-        return {**kept, "kind": kind}
-    return {**kept, "kind": "vit"} if kind in ("mlp", "vit") else kept
+        return {**common_keys, "kind": kind}
+    return {**common_keys, "kind": "vit"} if kind in ("mlp", "vit") else common_keys
 
 
-def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `given` over `defaults` key by key; a block of another kind, source or optimizer replaces the default."""
+def merge_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `block` over `defaults` key by key; a block of another kind, source or optimizer replaces the default."""
     merged = dict(defaults)
-    for key, value in given.items():
-        below = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping) and _same_kind(value, below):
-            value = with_defaults(value, below)
+    for key, value in block.items():
+        default = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping) and _same_kind(value, default):
+            value = merge_defaults(value, default)
         merged[key] = value
     return merged
 
 
-def _same_kind(given: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
+def _same_kind(block: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
     # The name of an optimizer or a schedule determines which keys apply; that of a data source does not.
-    if "chain" in given:
+    if "chain" in block:
         return False
     keys = ["kind", "source", *(["name"] if "name" in default and "source" not in default else [])]
-    return all(given.get(key, default.get(key)) == default.get(key) for key in keys)
+    return all(block.get(key, default.get(key)) == default.get(key) for key in keys)
 
 
 class Mesh(Block):
@@ -110,7 +110,7 @@ class Mesh(Block):
     )
 
     @model_validator(mode="after")
-    def _axes(self) -> Mesh:
+    def _check_axes(self) -> Mesh:
         sizes = [getattr(self, axis) for axis in MESH_AXES]
         if any(size == 0 or size < -1 for size in sizes):
             raise ValueError("an axis is a positive number of devices, or -1 for the remaining ones")
@@ -121,18 +121,18 @@ class Mesh(Block):
     def resolve(self, devices: int) -> tuple[int, int, int, int]:
         """Return the sizes of dp, fsdp, ep, mp on `devices`. Raises ValueError if their product differs."""
         sizes = [getattr(self, axis) for axis in MESH_AXES]
-        known = 1
+        fixed = 1
         for size in sizes:
-            known *= size if size > 0 else 1
-        if devices % known or (-1 not in sizes and known != devices):
-            shape = said(dict(zip(MESH_AXES, sizes, strict=True)))
-            asked = f"asks for a multiple of {known}" if -1 in sizes else f"asks for {known}"
-            raise ValueError(f"{shape} {asked} devices, there {'is' if devices == 1 else 'are'} {devices}")
-        dp, fsdp, ep, mp = (size if size > 0 else devices // known for size in sizes)
+            fixed *= size if size > 0 else 1
+        if devices % fixed or (-1 not in sizes and fixed != devices):
+            shape = format_axes(dict(zip(MESH_AXES, sizes, strict=True)))
+            request = f"asks for a multiple of {fixed}" if -1 in sizes else f"asks for {fixed}"
+            raise ValueError(f"{shape} {request} devices, there {'is' if devices == 1 else 'are'} {devices}")
+        dp, fsdp, ep, mp = (size if size > 0 else devices // fixed for size in sizes)
         return dp, fsdp, ep, mp
 
 
-def said(sizes: Mapping[str, int]) -> str:
+def format_axes(sizes: Mapping[str, int]) -> str:
     """Format sizes of axes as `dp 4 × fsdp 1 × mp 2`, with ep only if it is not 1."""
     return " × ".join(f"{axis} {size}" for axis, size in sizes.items() if axis != "ep" or size != 1)
 
@@ -158,9 +158,9 @@ Remat = Literal["none", "full", "dots", "dots_no_batch", "offload"] | list[str]
 
 
 # The prefix of metrics of evaluations.
-EVAL = "eval/"
+EVAL_PREFIX = "eval/"
 # Suffixes of metrics that are better when smaller.
-FALLING = ("loss", "bits_per_byte")
+LOSS_SUFFIXES = ("loss", "bits_per_byte")
 
 
 class Samples(Block):
@@ -201,18 +201,18 @@ class Eval(Block):
     )
 
 
-def _of_evaluation(metric: str) -> str:
-    if not metric.startswith(EVAL) or metric == EVAL:
+def _check_eval_metric(metric: str) -> str:
+    if not metric.startswith(EVAL_PREFIX) or metric == EVAL_PREFIX:
         raise ValueError(
-            f"is not a metric of an evaluation; write {EVAL}loss, or another metric that the evaluation gives"
+            f"is not a metric of an evaluation; write {EVAL_PREFIX}loss, or another metric that the evaluation gives"
         )
     return metric
 
 
-class Watched(Block):
+class WatchedMetric(Block):
     """A metric of the evaluations, and whether smaller or larger values are better."""
 
-    metric: Annotated[str, AfterValidator(_of_evaluation)] = Field(
+    metric: Annotated[str, AfterValidator(_check_eval_metric)] = Field(
         "eval/loss", description="eval/loss, or eval/ and another metric of the task's evaluation"
     )
     mode: Literal["min", "max"] = Field(
@@ -220,13 +220,13 @@ class Watched(Block):
     )
 
     @model_validator(mode="after")
-    def _says_which(self) -> Watched:
-        if "mode" not in self.model_fields_set and not self.metric.endswith(FALLING):
+    def _check_mode(self) -> WatchedMetric:
+        if "mode" not in self.model_fields_set and not self.metric.endswith(LOSS_SUFFIXES):
             raise ValueError(f"needs mode for metric = {self.metric}: min or max, whichever values are better")
         return self
 
 
-class StopEarly(Watched):
+class StopEarly(WatchedMetric):
     """Ends a run that no longer improves; the run then counts as successful.
 
     ```yaml
@@ -241,7 +241,7 @@ class StopEarly(Watched):
     min_delta: Weight = Field(0.0, description="how much better a value must be to count")
 
 
-class Best(Watched):
+class Best(WatchedMetric):
     """Steps that are kept because they evaluated best, in addition to the newest.
 
     ```yaml
@@ -272,7 +272,7 @@ class Checkpoint(Block):
     keep: Positive = Field(3, description="number of newest verified steps that are kept")
     best: Best | None = Field(None, description="the best steps by a metric, which are also saved and kept; null: none")
 
-    def kept(self) -> int:
+    def max_kept_steps(self) -> int:
         """Return the largest number of steps that are kept at a time."""
         return self.keep + (self.best.keep if self.best is not None else 0)
 
@@ -333,7 +333,7 @@ class Dpo(Block):
     )
 
     @model_validator(mode="after")
-    def _is_of_the_kind(self) -> Dpo:
+    def _check_kind(self) -> Dpo:
         if self.kind == "ipo" and self.label_smoothing:
             raise ValueError("label_smoothing applies only to kind sigmoid; leave it out with ipo")
         return self
@@ -373,23 +373,23 @@ class Loss(Block):
     )
 
     @property
-    def of_labels(self) -> list[str]:
+    def label_keys(self) -> list[str]:
         """The changed keys that only apply to images and tables."""
         keys = ("target", "class_weights", "focal", "mixup", "cutmix")
         return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
 
     @model_validator(mode="after")
-    def _fits_the_target(self) -> Loss:
+    def _check_target(self) -> Loss:
         if self.focal and self.smoothing and self.target == "class":
             raise ValueError(f"focal = {self.focal:g} and smoothing = {self.smoothing:g} are both given; keep one")
         if self.target == "multi_label" and self.z:
             raise ValueError("z applies to a softmax, and target: multi_label has none")
         if self.target == "regression":
-            given = [
+            keys = [
                 key for key in ("z", "smoothing", "class_weights", "focal", "mixup", "cutmix") if getattr(self, key)
             ]
-            if given:
-                raise ValueError(f"{given[0]} applies to classes, and target is regression")
+            if keys:
+                raise ValueError(f"{keys[0]} applies to classes, and target is regression")
         return self
 
 
@@ -496,14 +496,14 @@ class TrainSpec(Block):
 
     @model_validator(mode="before")
     @classmethod
-    def _task_defaults(cls, raw: Any) -> Any:
+    def _fill_task_defaults(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping):
             return raw
-        return over_task(raw, TASK_DEFAULTS.get(str(raw.get("task")), {}))
+        return merge_task_defaults(raw, TASK_DEFAULTS.get(str(raw.get("task")), {}))
 
     @field_validator("data")
     @classmethod
-    def _is_read_by_the_task(cls, data: Data, info: ValidationInfo) -> Data:
+    def _check_data(cls, data: Data, info: ValidationInfo) -> Data:
         task, form = info.data.get("task"), data.format if isinstance(data, Text) else None
         if task == DPO and (isinstance(data, Mixture) or form not in (None, "preference")):
             raise ValueError(f"has no pairs of texts, which {DPO} trains on; give source: text, format: preference")
@@ -513,19 +513,19 @@ class TrainSpec(Block):
 
     @field_validator("batch")
     @classmethod
-    def _is_counted(cls, batch: int, info: ValidationInfo) -> int:
+    def _check_batch(cls, batch: int, info: ValidationInfo) -> int:
         length = (model_sizes(info.data["model"]).length if "model" in info.data else None) or 1
-        if batch * length > COUNTED:
+        if batch * length > MAX_INT32:
             tokens = f"{batch * length} tokens a step at model.length = {length}"
-            raise ValueError(f"is {tokens}, and a device counts to {COUNTED}")
+            raise ValueError(f"is {tokens}, and a device counts to {MAX_INT32}")
         return batch
 
     @field_validator("loss")
     @classmethod
-    def _is_of_the_task(cls, loss: Loss, info: ValidationInfo) -> Loss:
+    def _check_loss(cls, loss: Loss, info: ValidationInfo) -> Loss:
         task = info.data.get("task")
-        if task in (LM, DPO) and loss.of_labels:
-            raise ValueError(f"{loss.of_labels[0]} applies to images and tables, not to tokens")
+        if task in (LM, DPO) and loss.label_keys:
+            raise ValueError(f"{loss.label_keys[0]} applies to images and tables, not to tokens")
         if task == DPO and (loss.z or loss.smoothing):
             raise ValueError("z and smoothing apply to a cross-entropy; preferences have dpo.label_smoothing")
         if task in (LM, CLASSIFY) and loss.dpo != Dpo():
@@ -537,7 +537,7 @@ class TrainSpec(Block):
         classes = None if isinstance(model, CustomModel) else sizes.classes
         if loss.class_weights and classes and len(loss.class_weights) != classes:
             raise ValueError(f"class_weights has {len(loss.class_weights)} numbers for model.classes = {classes}")
-        is_of_folder = isinstance(model, Published) and model.is_partial and "length" not in model.model_fields_set
+        is_of_folder = isinstance(model, PublishedModel) and model.is_partial and "length" not in model.model_fields_set
         length = None if is_of_folder else sizes.length
         if length is not None and loss.chunks != "auto" and length % loss.chunks:
             raise ValueError(f"chunks = {loss.chunks} does not divide model.length = {length}")
@@ -545,7 +545,7 @@ class TrainSpec(Block):
 
     @field_validator("batch_norm")
     @classmethod
-    def _is_of_a_model_with_norms(cls, batch_norm: str, info: ValidationInfo) -> str:
+    def _check_batch_norm(cls, batch_norm: str, info: ValidationInfo) -> str:
         model = info.data.get("model")
         if batch_norm != "global" and model is not None and not isinstance(model, CustomModel | ResNet):
             problem = f"train.model.kind = {model.kind} has no batch norm"
@@ -554,7 +554,7 @@ class TrainSpec(Block):
 
     @field_validator("lora")
     @classmethod
-    def _has_products(cls, lora: Lora | None, info: ValidationInfo) -> Lora | None:
+    def _check_lora(cls, lora: Lora | None, info: ValidationInfo) -> Lora | None:
         model = info.data.get("model")
         if lora is not None and model is not None and not isinstance(model, Decoder | GPT2):
             raise ValueError(f"applies to a decoder or gpt2, and train.model.kind = {model.kind}")
@@ -562,14 +562,14 @@ class TrainSpec(Block):
 
     @field_validator("epochs")
     @classmethod
-    def _one_length(cls, epochs: int | None, info: Any) -> int | None:
+    def _check_epochs(cls, epochs: int | None, info: Any) -> int | None:
         if epochs is not None and info.data.get("steps") is not None:
             raise ValueError("steps and epochs are both given; keep one")
         return epochs
 
     @field_validator("optimizer")
     @classmethod
-    def _schedule_fits(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
+    def _check_optimizer(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
         # With epochs, trainer/optim/schedules checks it after the data has been read.
         if "steps" in info.data and info.data.get("epochs") is None:
             optimizer.schedule.decay_steps(info.data["steps"] or DEFAULT_STEPS)
@@ -577,14 +577,14 @@ class TrainSpec(Block):
 
     @field_validator("stop_early")
     @classmethod
-    def _is_evaluated(cls, stop_early: StopEarly | None, info: ValidationInfo) -> StopEarly | None:
+    def _check_stop_early(cls, stop_early: StopEarly | None, info: ValidationInfo) -> StopEarly | None:
         if stop_early is not None and "eval" in info.data and info.data["eval"].every is None:
             raise ValueError("needs evaluations during the run; set eval.every")
         return stop_early
 
     @field_validator("profile")
     @classmethod
-    def _is_reached(cls, profile: Profile, info: ValidationInfo) -> Profile:
+    def _check_profile(cls, profile: Profile, info: ValidationInfo) -> Profile:
         steps = None if info.data.get("epochs") is not None else info.data.get("steps") or DEFAULT_STEPS
         if profile.at is not None and steps is not None and profile.at >= steps:
             raise ValueError(f"at = {profile.at} is not below the {steps} steps of the run")
@@ -600,42 +600,42 @@ class TrainSpec(Block):
 # --- on fewer devices -------------------------------------------------------------------------------------------------
 
 
-def mesh_on(mesh: Mesh, devices: int, full: int) -> Mesh:
-    """Shrink a mesh of `full` devices by dp, or else by fsdp. Raises ValueError if neither is possible."""
-    sizes = dict(zip(MESH_AXES, mesh.resolve(full), strict=True))
+def shrink_mesh(mesh: Mesh, devices: int, full_devices: int) -> Mesh:
+    """Shrink a mesh of `full_devices` devices by dp, or else by fsdp. Raises ValueError if neither is possible."""
+    sizes = dict(zip(MESH_AXES, mesh.resolve(full_devices), strict=True))
     for axis in ("dp", "fsdp"):
-        others = math.prod(size for other, size in sizes.items() if other != axis)
-        if devices % others == 0 and 0 < devices // others <= sizes[axis]:
-            return mesh.model_copy(update=sizes | {axis: devices // others})
-    raise ValueError(f"{said(sizes)} does not shrink to {devices} devices: neither dp nor fsdp alone can")
+        other_devices = math.prod(size for other, size in sizes.items() if other != axis)
+        if devices % other_devices == 0 and 0 < devices // other_devices <= sizes[axis]:
+            return mesh.model_copy(update=sizes | {axis: devices // other_devices})
+    raise ValueError(f"{format_axes(sizes)} does not shrink to {devices} devices: neither dp nor fsdp alone can")
 
 
-def on_devices(spec: TrainSpec, devices: int, full: int) -> TrainSpec:
-    """Return the training for fewer than `full` devices with the same batches.
+def shrink_to_devices(spec: TrainSpec, devices: int, full_devices: int) -> TrainSpec:
+    """Return the training for fewer than `full_devices` devices with the same batches.
 
     More micro-batches keep the part of each device as small as before. Raises ValueError if mesh or batch cannot be
     divided.
     """
-    if devices == full:
+    if devices == full_devices:
         return spec
-    mesh = mesh_on(spec.mesh, devices, full)
-    before, after = _shards(spec.mesh, full), _shards(mesh, devices)
-    if spec.batch % after:
-        raise ValueError(f"batch {spec.batch} cannot be divided evenly over {after} devices instead of {before}")
-    part, least = spec.batch // after, -(-spec.accumulate * before // after)
-    fitting = (count for count in range(least, part + 1) if part % count == 0)
+    mesh = shrink_mesh(spec.mesh, devices, full_devices)
+    full_shards, shards = _batch_shards(spec.mesh, full_devices), _batch_shards(mesh, devices)
+    if spec.batch % shards:
+        raise ValueError(f"batch {spec.batch} cannot be divided evenly over {shards} devices instead of {full_shards}")
+    rows_per_shard, min_accumulate = spec.batch // shards, -(-spec.accumulate * full_shards // shards)
+    fitting = (count for count in range(min_accumulate, rows_per_shard + 1) if rows_per_shard % count == 0)
     # Batch norm depends on the size of a micro-batch, so that must not change.
     if isinstance(spec.model, CustomModel | ResNet):
         if spec.batch_norm == "device":
             problem = "batch_norm: device sees each device's part of the batch, which grows"
             raise ValueError(f"{problem}; use global or frozen")
-        fitting = (count for count in (spec.accumulate,) if part % count == 0)
+        fitting = (count for count in (spec.accumulate,) if rows_per_shard % count == 0)
     accumulate = next(fitting, None)
     if accumulate is None:
-        parts = f"{after} devices × accumulate {spec.accumulate}"
+        parts = f"{shards} devices × accumulate {spec.accumulate}"
         raise ValueError(f"batch {spec.batch} cannot be divided evenly over {parts}")
     return spec.model_copy(update={"mesh": mesh, "accumulate": accumulate})
 
 
-def _shards(mesh: Mesh, devices: int) -> int:
+def _batch_shards(mesh: Mesh, devices: int) -> int:
     return math.prod(mesh.resolve(devices)[: len(BATCH_AXES)])

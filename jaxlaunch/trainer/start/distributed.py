@@ -47,10 +47,10 @@ def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
 
 
 # Each barrier needs a new name.
-_meetings = itertools.count()
+_barrier_numbers = itertools.count()
 
 
-def meet(why: str, limit_s: float) -> None:
+def wait_for_all(reason: str, limit_s: float) -> None:
     """Wait until every process has reached this point, at most `limit_s`, without a busy collective.
 
     Every process calls it equally often.
@@ -58,24 +58,24 @@ def meet(why: str, limit_s: float) -> None:
     if global_state.client is not None:
         # If a process is late or dead, the agents report it.
         with contextlib.suppress(RuntimeError):
-            global_state.client.wait_at_barrier(f"jaxlaunch: {why} {next(_meetings)}", int(1000 * limit_s))
+            global_state.client.wait_at_barrier(f"jaxlaunch: {reason} {next(_barrier_numbers)}", int(1000 * limit_s))
 
 
-_answers = itertools.count()
+_answer_numbers = itertools.count()
 
 
-def of_primary(find: Callable[[], T]) -> T:
+def broadcast_from_primary(find: Callable[[], T]) -> T:
     """Return the JSON result of `find` on process 0 to every process, without compiling a collective.
 
     Every process calls it equally often.
     """
     if global_state.client is None:
         return find()
-    key = f"jaxlaunch: answer {next(_answers)}"
+    key = f"jaxlaunch: answer {next(_answer_numbers)}"
     if global_state.process_id == 0:
-        found = find()
-        global_state.client.key_value_set(key, json.dumps(found))
-        return found
+        result = find()
+        global_state.client.key_value_set(key, json.dumps(result))
+        return result
     answer: T = json.loads(global_state.client.blocking_key_value_get(key, DAY_MS))
     return answer
 
@@ -99,7 +99,9 @@ class Stop:
         self._is_agreed = False
         self._polls = 0
         # If the program has joined before, JAX's own handler is already installed.
-        self._before = None if jax.distributed.is_initialized() else signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._previous_handler = (
+            None if jax.distributed.is_initialized() else signal.signal(signal.SIGTERM, self._on_sigterm)
+        )
 
     def _on_sigterm(self, signum: int, frame: types.FrameType | None) -> None:
         self._is_requested = True
@@ -109,15 +111,15 @@ class Stop:
         """Whether this process got a SIGTERM before `initialize`; the others may not know yet."""
         return self._is_requested
 
-    def arm(self) -> None:
+    def forward_early_signal(self) -> None:
         """Forward a SIGTERM that came before `initialize` to JAX's preemption service."""
         if self._is_requested and jax.distributed.is_initialized():
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def forget(self) -> None:
+    def restore_handler(self) -> None:
         """Restore the previous signal handler in a program that continues, unless JAX's own is installed."""
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm and not jax.distributed.is_initialized():
-            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, self._previous_handler or signal.SIG_DFL)
 
     def poll(self) -> bool:
         """Return whether to stop now; once true, it stays true. Never blocks."""

@@ -17,17 +17,17 @@ from etils import epath
 from jaxlaunch import contract
 from jaxlaunch.accelerators import OLDEST_DRIVER
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.records import checked
+from jaxlaunch.records import codec
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data.source import changed_arguments
 from jaxlaunch.trainer.errors import CheckpointError, DataError, SpecError
-from jaxlaunch.trainer.spec import AUTO, EVAL, TrainSpec
+from jaxlaunch.trainer.spec import AUTO, EVAL_PREFIX, TrainSpec
 
 # Differing keys of job and checkpoint that a message lists.
-SHOWN_KEYS = 3
+MAX_SHOWN_KEYS = 3
 CUDA_ERROR_NO_DEVICE = 100  # cuda.h
 # The version of the node's kernel module, which every container sees.
-DRIVER = Path("/proc/driver/nvidia/version")
+DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
 
 
 def check_driver(environ: Mapping[str, str] = os.environ) -> None:
@@ -35,15 +35,15 @@ def check_driver(environ: Mapping[str, str] = os.environ) -> None:
 
     It runs before the processes join, because hosts without GPUs let all others wait for their topology.
     """
-    job = _job(environ)
+    job = _read_agent_job(environ)
     if job is None or job.platform != "cuda":
         return
     _check_cuda()
     # If several processes share the GPUs of this host, the driver counts all of them.
     processes = job.processes_per_host if environ.get(contract.LOCAL_DEVICE_IDS) else 1
-    gpus = _gpus()
+    gpus = _count_gpus()
     if gpus is not None and gpus < job.devices_per_process * processes:
-        raise SpecError(_missing(job, "GPU", gpus))
+        raise SpecError(_device_mismatch(job, "GPU", gpus))
 
 
 def _check_cuda() -> None:
@@ -52,15 +52,15 @@ def _check_cuda() -> None:
     if not installed or supported is None or min(installed) <= supported[0]:
         return
     cuda = min(installed)
-    older = [version for version in OLDEST_DRIVER if version <= supported[0]]
-    other = f"use an image with the extra cuda{max(older)} of jaxlaunch, or " if older else ""
-    text = DRIVER.read_text() if DRIVER.exists() else ""
+    usable_versions = [version for version in OLDEST_DRIVER if version <= supported[0]]
+    alternative = f"use an image with the extra cuda{max(usable_versions)} of jaxlaunch, or " if usable_versions else ""
+    text = DRIVER_VERSION_FILE.read_text() if DRIVER_VERSION_FILE.exists() else ""
     version = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", text)
     driver = f"driver {version[1]}" if version else "the driver"
     raise SpecError(
         f"{driver} on this machine ({socket.gethostname()}) is too old for CUDA {cuda}: it runs CUDA "
         f"{supported[0]}.{supported[1]} at most, and the extra cuda{cuda} needs driver {OLDEST_DRIVER[cuda]} "
-        f"or newer; {other}update the driver of the nodes"
+        f"or newer; {alternative}update the driver of the nodes"
     )
 
 
@@ -71,7 +71,7 @@ def _installed_cuda() -> list[int]:
 def _supported_cuda() -> tuple[int, int] | None:
     """Return the newest CUDA that the driver's library supports, or None. A compatibility package may replace it."""
     number = ctypes.c_int()
-    driver = _libcuda()
+    driver = _load_libcuda()
     if driver is None or driver.cuDriverGetVersion(ctypes.byref(number)) != 0:
         return None
     return number.value // 1000, number.value % 1000 // 10
@@ -79,7 +79,7 @@ def _supported_cuda() -> tuple[int, int] | None:
 
 def check_name(environ: Mapping[str, str] = os.environ) -> None:
     """Raise SpecError if the name of this host prevents JAX from connecting its CPU devices."""
-    job = _job(environ)
+    job = _read_agent_job(environ)
     is_gloo = getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo"
     if job is None or job.platform != "cpu" or not is_gloo:
         return
@@ -92,49 +92,52 @@ def check_devices(environ: Mapping[str, str] = os.environ) -> None:
 
     JAX silently uses the CPU if it finds nothing better. Without an agent there is no job, and nothing is checked.
     """
-    job = _job(environ)
+    job = _read_agent_job(environ)
     if job is None:
         return
     try:
-        found = jax.local_devices()
+        devices = jax.local_devices()
     except RuntimeError as error:
         # JAX_PLATFORMS names a platform that is not available.
         message = next(iter(str(error).splitlines()), type(error).__name__)
-        raise SpecError(f"{_missing(job, job.platform, 0)}. JAX says: {message}") from None
-    platform = {"gpu": "cuda"}.get(found[0].platform, found[0].platform)
-    if platform != job.platform or len(found) != job.devices_per_process:
-        raise SpecError(_missing(job, platform, len(found)))
+        raise SpecError(f"{_device_mismatch(job, job.platform, 0)}. JAX says: {message}") from None
+    platform = {"gpu": "cuda"}.get(devices[0].platform, devices[0].platform)
+    if platform != job.platform or len(devices) != job.devices_per_process:
+        raise SpecError(_device_mismatch(job, platform, len(devices)))
 
 
-def _job(environ: Mapping[str, str]) -> AgentJob | None:
+def _read_agent_job(environ: Mapping[str, str]) -> AgentJob | None:
     text = environ.get(contract.JOB)
-    return checked.read(AgentJob, checked.decode_record(text)) if text else None
+    return codec.read_record(AgentJob, codec.parse_record(text)) if text else None
 
 
-def _missing(job: AgentJob, platform: str, found: int) -> str:
-    asked, whose = _count(job.devices_per_process, job.platform), "this machine"
+def _device_mismatch(job: AgentJob, platform: str, device_count: int) -> str:
+    requested, owner = _format_count(job.devices_per_process, job.platform), "this machine"
     if job.processes_per_host > 1:
-        asked, whose = f"{asked} in each process", "this process"
-    has = f"the job asks for {asked}, {whose} ({socket.gethostname()}) has {_count(found, platform)}"
-    if platform == job.platform and found > job.devices_per_process:
-        return f"{has}: set accelerator.per_host, or show JAX fewer (CUDA_VISIBLE_DEVICES, TPU_VISIBLE_DEVICES)"
+        requested, owner = f"{requested} in each process", "this process"
+    comparison = (
+        f"the job asks for {requested}, {owner} ({socket.gethostname()}) has {_format_count(device_count, platform)}"
+    )
+    if platform == job.platform and device_count > job.devices_per_process:
+        return f"{comparison}: set accelerator.per_host, or show JAX fewer (CUDA_VISIBLE_DEVICES, TPU_VISIBLE_DEVICES)"
     if job.platform == "cpu":
-        return f"{has}: leave {contract.NUM_CPU_DEVICES}, JAX_PLATFORMS and XLA_FLAGS to the launcher"
+        return f"{comparison}: leave {contract.NUM_CPU_DEVICES}, JAX_PLATFORMS and XLA_FLAGS to the launcher"
     extra = {"cuda": "cuda13", "tpu": "tpu"}[job.platform]
     return (
-        f"{has}: run it where they are, with driver and the extra {extra} of jaxlaunch, or with accelerator.per_host "
+        f"{comparison}: run it where they are, with driver and the extra {extra} of jaxlaunch, or "
+        "with accelerator.per_host "
         "as here; `launcher run --simulate` uses CPU devices in their place"
     )
 
 
-def _count(number: int, platform: str) -> str:
+def _format_count(number: int, platform: str) -> str:
     name = {"cuda": "GPU", "GPU": "GPU", "tpu": "TPU device", "cpu": "CPU device"}.get(platform, f"{platform} device")
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
-def _gpus() -> int | None:
+def _count_gpus() -> int | None:
     """Return the number of visible GPUs, or None if the driver cannot tell, without initializing JAX's backends."""
-    driver = _libcuda()
+    driver = _load_libcuda()
     if driver is None:
         return 0
     number = ctypes.c_int()
@@ -143,7 +146,7 @@ def _gpus() -> int | None:
     return number.value if driver.cuDeviceGetCount(ctypes.byref(number)) == 0 else None
 
 
-def _libcuda() -> ctypes.CDLL | None:
+def _load_libcuda() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -165,9 +168,9 @@ def check_cache(spec: TrainSpec) -> None:
         return
     # Only the name of a bucket is checked, since JAX continues without a cache that it cannot reach.
     if remote.is_remote(path):
-        return remote.check("train.compile_cache", path)
-    there = epath.Path(path)
-    if there.exists() and not there.is_dir():
+        return remote.check_url("train.compile_cache", path)
+    folder = epath.Path(path)
+    if folder.exists() and not folder.is_dir():
         raise SpecError(f"train.compile_cache = {path} is a file, not a folder")
 
 
@@ -177,7 +180,7 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
         then = meta.get(key)
         if then == value or then is None:
             continue
-        text = f"{key} is {_shown(value)}, but the checkpoints in {path} were made with {_shown(then)}"
+        text = f"{key} is {_format_value(value)}, but the checkpoints in {path} were made with {_format_value(then)}"
         if key == "data":
             keys = ", ".join(f"train.data.args.{name}" for name in changed_arguments(then, value))
             raise DataError(
@@ -189,20 +192,20 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
         )
 
 
-def check_watched(spec: TrainSpec, given: Collection[str] | None) -> None:
+def check_watched(spec: TrainSpec, metrics: Collection[str] | None) -> None:
     """Raise SpecError if evaluations do not return a metric that checkpoint.best or stop_early watches.
 
-    `given` are the metrics of an evaluation, or None if there is no evaluation.
+    `metrics` are the metrics of an evaluation, or None if there is no evaluation.
     """
     for key, watched in (("checkpoint.best", spec.checkpoint.best), ("stop_early", spec.stop_early)):
         if watched is None:
             continue
-        asked = f"train.{key}.metric = {watched.metric}"
-        if given is None:
-            raise SpecError(f"{asked}, but the training has no held-out data to evaluate; leave train.{key} out")
-        if watched.metric.removeprefix(EVAL) not in given:
-            there = ", ".join(f"{EVAL}{name}" for name in sorted(given))
-            raise SpecError(f"{asked} is not given by the evaluations of {spec.task}; they give {there}")
+        setting = f"train.{key}.metric = {watched.metric}"
+        if metrics is None:
+            raise SpecError(f"{setting}, but the training has no held-out data to evaluate; leave train.{key} out")
+        if watched.metric.removeprefix(EVAL_PREFIX) not in metrics:
+            available = ", ".join(f"{EVAL_PREFIX}{name}" for name in sorted(metrics))
+            raise SpecError(f"{setting} is not given by the evaluations of {spec.task}; they give {available}")
 
 
 def check_profile(spec: TrainSpec, total_steps: int) -> None:
@@ -215,10 +218,10 @@ def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> No
     """Raise SpecError if the run is shorter than the `start` steps that are already saved in `path`."""
     if start <= total_steps:
         return
-    asked = f"train.epochs = {spec.epochs} is {total_steps} steps"
-    asked, key = (f"train.steps = {total_steps}", "steps") if spec.epochs is None else (asked, "epochs")
+    setting = f"train.epochs = {spec.epochs} is {total_steps} steps"
+    setting, key = (f"train.steps = {total_steps}", "steps") if spec.epochs is None else (setting, "epochs")
     raise SpecError(
-        f"{asked}; step {start} is already saved in {path}. Raise train.{key}, or set checkpoint.path to a new folder"
+        f"{setting}; step {start} is already saved in {path}. Raise train.{key}, or set checkpoint.path to a new folder"
     )
 
 
@@ -226,59 +229,64 @@ def check_finished(spec: TrainSpec, differing: Sequence[tuple[str, str, str]], s
     """Raise SpecError if a run that finished at `step` differs from the job in keys that affect the training."""
     if not differing:
         return
-    shown = differing[:SHOWN_KEYS]
-    had, has = ", ".join(f"{key} = {then}" for key, then, _ in shown), ", ".join(now for _, _, now in shown)
-    more = f" ({len(differing) - SHOWN_KEYS} more keys differ)" if len(differing) > SHOWN_KEYS else ""
-    longer = "steps" if spec.epochs is None else "epochs"
+    shown = differing[:MAX_SHOWN_KEYS]
+    saved_keys, current_keys = (
+        ", ".join(f"{key} = {then}" for key, then, _ in shown),
+        ", ".join(now for _, _, now in shown),
+    )
+    more_note = f" ({len(differing) - MAX_SHOWN_KEYS} more keys differ)" if len(differing) > MAX_SHOWN_KEYS else ""
+    length_key = "steps" if spec.epochs is None else "epochs"
     raise SpecError(
-        f"finished at step {step} with {had}; this job says {has}{more}: use another name, or raise train.{longer} "
+        f"finished at step {step} with {saved_keys}; this job says {current_keys}{more_note}: use "
+        f"another name, or raise train.{length_key} "
         "to continue"
     )
 
 
-def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Describe how the state of a checkpoint with meta `then` differs from that of a job with meta `now`.
+def describe_changes(saved_meta: Mapping[str, Any], current_meta: Mapping[str, Any]) -> str:
+    """Describe how the state of a checkpoint (`saved_meta`) differs from that of a job (`current_meta`).
 
     Only keys that change the arrays of the state are named; the result is "" if there are none. Keys that the version
-    of the checkpoint did not have are in `then` with their defaults.
+    of the checkpoint did not have are in `saved_meta` with their defaults.
     """
-    before, after = then.get("optimizer") or {}, now["optimizer"]
-    if before and before["name"] != after["name"]:
-        return f"was trained with {before['name']}, the job says {after['name']}"
-    found = [
-        f"train.optimizer.{key} was {_shown(before[key])}, the job says {_shown(after[key])}"
+    saved_block, current_block = saved_meta.get("optimizer") or {}, current_meta["optimizer"]
+    if saved_block and saved_block["name"] != current_block["name"]:
+        return f"was trained with {saved_block['name']}, the job says {current_block['name']}"
+    differences = [
+        f"train.optimizer.{key} was {_format_value(saved_block[key])}, the job says {_format_value(current_block[key])}"
         for key in ("ema", "clip", "momentum")
-        if before and bool(before[key]) != bool(after[key])
+        if saved_block and bool(saved_block[key]) != bool(current_block[key])
     ]
-    found += [
-        f"train.optimizer.{key} was {_shown(before.get(key) or [])}, the job says {_shown(after[key])}"
+    differences += [
+        f"train.optimizer.{key} was {_format_value(saved_block.get(key) or [])}, the job says "
+        f"{_format_value(current_block[key])}"
         for key in ("chain", "groups")
-        if before and (before.get(key) or []) != after[key]
+        if saved_block and (saved_block.get(key) or []) != current_block[key]
     ]
-    found += _of_adapters(then.get("lora"), now.get("lora"))
-    before, after = then.get("model") or {}, now["model"]
+    differences += _adapter_changes(saved_meta.get("lora"), current_meta.get("lora"))
+    saved_block, current_block = saved_meta.get("model") or {}, current_meta["model"]
     # With another kind of model, the other keys differ anyway.
-    kinds = "kind" if before.get("kind") != after["kind"] else None
-    found += [
-        f"train.model.{key} was {_shown(before.get(key))}, the job says {_shown(value)}"
-        for key, value in (after.items() if before else ())
-        if before.get(key, value) != value and key in (kinds or key, "kind") and key != "init_from"
+    kinds = "kind" if saved_block.get("kind") != current_block["kind"] else None
+    differences += [
+        f"train.model.{key} was {_format_value(saved_block.get(key))}, the job says {_format_value(value)}"
+        for key, value in (current_block.items() if saved_block else ())
+        if saved_block.get(key, value) != value and key in (kinds or key, "kind") and key != "init_from"
     ]
-    if "precision" in then and then["precision"] != now["precision"]:
-        found.append(f"train.precision was {then['precision']}, the job says {now['precision']}")
-    return ", ".join(found[:3])
+    if "precision" in saved_meta and saved_meta["precision"] != current_meta["precision"]:
+        differences.append(f"train.precision was {saved_meta['precision']}, the job says {current_meta['precision']}")
+    return ", ".join(differences[:3])
 
 
-def _of_adapters(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
-    if (then is None) != (now is None):
-        was, says = ("null" if adapters is None else "given" for adapters in (then, now))
-        return [f"train.lora was {was}, the job says {says}"]
+def _adapter_changes(saved: Mapping[str, Any] | None, current: Mapping[str, Any] | None) -> list[str]:
+    if (saved is None) != (current is None):
+        saved_form, current_form = ("null" if adapters is None else "given" for adapters in (saved, current))
+        return [f"train.lora was {saved_form}, the job says {current_form}"]
     return [
-        f"train.lora.{key} was {_shown(then[key])}, the job says {_shown(now[key])}"
+        f"train.lora.{key} was {_format_value(saved[key])}, the job says {_format_value(current[key])}"
         for key in ("rank", "targets")
-        if then is not None and now is not None and then[key] != now[key]
+        if saved is not None and current is not None and saved[key] != current[key]
     ]
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

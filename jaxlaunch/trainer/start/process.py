@@ -16,28 +16,28 @@ import pydantic
 from jaxlaunch import contract, installation
 from jaxlaunch.contract import DONE
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.errors import SpecError, TrainerError, said
+from jaxlaunch.trainer.errors import SpecError, TrainerError, pydantic_message
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.sources import open as sources
-from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, on_devices, over_task
-from jaxlaunch.trainer.spec import said as spelled
+from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, merge_task_defaults, shrink_to_devices
+from jaxlaunch.trainer.spec import format_axes as spelled
 from jaxlaunch.trainer.start import compile_cache, distributed
-from jaxlaunch.trainer.task import Task, make, task_class
-from jaxlaunch.trainer.user_code import load, raised_at
+from jaxlaunch.trainer.task import Task, make_task, task_class
+from jaxlaunch.trainer.user_code import load_object, raised_at
 
 
-def print_result(find: Callable[[], Mapping[str, Any]]) -> int:
-    """Print the result of `find` as one JSON object on stdout and return the exit code, also of its exceptions."""
+def print_result(compute: Callable[[], Mapping[str, Any]]) -> int:
+    """Print the result of `compute` as one JSON object on stdout and return the exit code, also of its exceptions."""
     # Notes and the output of user imports are not results.
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            found = find()
+            result = compute()
         except (Exception, SystemExit) as raised:
-            error = refused(raised)
+            error = to_user_error(raised)
             code = exit_code(error, has_stepped=False)
             print_error(error, code)
             return code
-    print(json.dumps(found))
+    print(json.dumps(result))
     return DONE
 
 
@@ -53,22 +53,22 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
         raise SpecError(f"{contract.TRAIN_SPEC} is not a train block")
     name = str(raw.get("task"))
     path = TASKS.get(name, name)
-    named = task_class(name, load(path)) if ":" in path else None
-    brought: set[str] = set()
-    if named is not None and name not in TASK_DEFAULTS:
-        brought, raw = named.defaults.keys() - raw.keys(), over_task(raw, named.defaults)
+    task_type = task_class(name, load_object(path)) if ":" in path else None
+    default_keys: set[str] = set()
+    if task_type is not None and name not in TASK_DEFAULTS:
+        default_keys, raw = task_type.defaults.keys() - raw.keys(), merge_task_defaults(raw, task_type.defaults)
     try:
         spec = TrainSpec.model_validate(raw)
     except pydantic.ValidationError as error:
         errors = [
-            f"train.{'.'.join(map(str, fault['loc']))}: {said(fault)}"
-            + (f" (of the defaults of {name})" if fault["loc"] and fault["loc"][0] in brought else "")
+            f"train.{'.'.join(map(str, fault['loc']))}: {pydantic_message(fault)}"
+            + (f" (of the defaults of {name})" if fault["loc"] and fault["loc"][0] in default_keys else "")
             for fault in error.errors()
         ]
         raise SpecError("; ".join(errors)) from None
-    compile_cache.settle(spec.compile_cache)
-    assert named is not None, "a name that is not a path is one of TASKS: the spec was validated"
-    return spec, make(spec.task, named)
+    compile_cache.configure_cache(spec.compile_cache)
+    assert task_type is not None, "a name that is not a path is one of TASKS: the spec was validated"
+    return spec, make_task(spec.task, task_type)
 
 
 def get_ready(environ: Mapping[str, str]) -> None:
@@ -82,27 +82,27 @@ def get_ready(environ: Mapping[str, str]) -> None:
             sources.import_modules(read_spec(environ)[0].data)
 
 
-def of_all_hosts(spec: TrainSpec, environ: Mapping[str, str], note: Callable[[str], None]) -> TrainSpec:
+def fit_to_processes(spec: TrainSpec, environ: Mapping[str, str], note: Callable[[str], None]) -> TrainSpec:
     """Return the training for the present processes, if the job continues with fewer hosts.
 
     Raises SpecError if mesh or batch cannot be divided.
     """
-    full = int(environ.get(contract.FULL) or jax.process_count())
-    if full == jax.process_count():
+    full_processes = int(environ.get(contract.FULL) or jax.process_count())
+    if full_processes == jax.process_count():
         return spec
     try:
-        found = on_devices(spec, jax.device_count(), jax.device_count() // jax.process_count() * full)
+        fitted = shrink_to_devices(spec, jax.device_count(), jax.device_count() // jax.process_count() * full_processes)
     except ValueError as error:
-        raise SpecError(f"with {jax.process_count()} of {full} processes: {error}") from None
-    mesh = spelled(found.mesh.model_dump(include=set(contract.MESH_AXES)))
-    note(f"trains on {jax.process_count()} of {full} processes: mesh {mesh}, accumulate {found.accumulate}")
-    return found
+        raise SpecError(f"with {jax.process_count()} of {full_processes} processes: {error}") from None
+    mesh = spelled(fitted.mesh.model_dump(include=set(contract.MESH_AXES)))
+    note(f"trains on {jax.process_count()} of {full_processes} processes: mesh {mesh}, accumulate {fitted.accumulate}")
+    return fitted
 
 
-def refused(error: BaseException) -> BaseException:
+def to_user_error(error: BaseException) -> BaseException:
     """Return a SpecError for an extra that is not installed, else the error itself."""
-    why = installation.lacking(error)
-    return error if why is None else SpecError(why)
+    reason = installation.missing_extra_message(error)
+    return error if reason is None else SpecError(reason)
 
 
 def exit_code(error: BaseException, *, has_stepped: bool) -> int:
@@ -112,17 +112,17 @@ def exit_code(error: BaseException, *, has_stepped: bool) -> int:
     """
     if isinstance(error, TrainerError):
         return error.code
-    if isinstance(error, OSError) and error.errno in faults.OF_A_DISK:
+    if isinstance(error, OSError) and error.errno in faults.DISK_ERRNOS:
         return contract.STORAGE
     return contract.CRASH if has_stepped else contract.STARTUP
 
 
-def of_exit(error: BaseException) -> str:
+def describe_exit(error: BaseException) -> str:
     """Describe a call of sys.exit, which has no message; return "" for any other error."""
     if not isinstance(error, SystemExit):
         return ""
-    where = raised_at(error)
-    return f"sys.exit({error.code!r}){f' ({where})' if where else ''} ends no run; raise an error to end it"
+    location = raised_at(error)
+    return f"sys.exit({error.code!r}){f' ({location})' if location else ''} ends no run; raise an error to end it"
 
 
 def print_error(error: BaseException, code: int) -> None:
@@ -133,7 +133,7 @@ def print_error(error: BaseException, code: int) -> None:
         traceback.print_exception(error)
 
 
-def leave(code: int, report: Progress) -> NoReturn:
+def exit_process(code: int, report: Progress) -> NoReturn:
     """End the process with `code`. Ranks that finish or stop together shut JAX down together, so that none aborts."""
     try:
         report.close()

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 PyTree = Any
-Options = dict[str, Any]
+CompilerOptions = dict[str, Any]
 
 # benchmarks/RESULTS.md ("Compiled, before and after") has the cost of libtpu's defaults.
-_TPU: Options = {
+_TPU_OPTIONS: CompilerOptions = {
     # If an operand is larger than this, in MiB, the weight that a product gathers is sent around a ring, and each part
     # is multiplied as it arrives. The compiler estimates more cycles for that with every decoder that was compared:
     # the products are small, and each part reads and writes the sum. No operand reaches this size.
@@ -23,7 +23,7 @@ _TPU: Options = {
 }
 # Weights are gathered and gradients summed while products run: MaxText's names for them are CF_FOR_ALL_GATHER and
 # CF_FOR_ALL_REDUCE (benchmarks/xla_flags_library.py).
-_ASYNC_COLLECTIVES: Options = {
+_ASYNC_COLLECTIVE_OPTIONS: CompilerOptions = {
     "xla_tpu_enable_async_collective_fusion": "true",
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
@@ -34,9 +34,9 @@ _ASYNC_COLLECTIVES: Options = {
     # Sums that are combined into one wait for each other, and nothing hides them. Only small ones are combined.
     "xla_jf_crs_combiner_threshold_in_bytes": str(2**20),
 }
-_UNKNOWN = re.compile(r"No such compile option: '(\w+)'")
+_UNKNOWN_OPTION = re.compile(r"No such compile option: '(\w+)'")
 # It runs collectives on its sparse cores by default, so the cores that multiply cannot run them.
-_SPARSE_CORES = "TPU7x"
+_SPARSE_CORE_KIND = "TPU7x"
 
 
 class Executable:
@@ -51,39 +51,39 @@ class Executable:
         name: str,
         function: Callable[..., Any],
         abstract: tuple[PyTree, ...],
-        options: Options | None = None,
+        options: CompilerOptions | None = None,
         **jit: Any,
     ) -> None:
         self.name, self.abstract = name, abstract
-        self._compiled = compile_with(jax.jit(function, **jit).lower(*abstract), options)
+        self._compiled = compile_lowered(jax.jit(function, **jit).lower(*abstract), options)
 
     def __call__(self, *args: PyTree) -> Any:
         try:
             return self._compiled(*args)
         except (TypeError, ValueError):
-            self.check(*args)
+            self.check_arguments(*args)
             raise
 
-    def check(self, *args: PyTree) -> None:
+    def check_arguments(self, *args: PyTree) -> None:
         """Raise TypeError when `args` do not have the compiled shapes, dtypes and shardings."""
-        then, now = _describe_leaves(self.abstract), _describe_leaves(args)
+        expected, actual = _describe_leaves(self.abstract), _describe_leaves(args)
         changed = [
-            f"  {name}: compiled for {then.get(name, 'nothing')}, got {now.get(name, 'nothing')}"
-            for name in dict.fromkeys([*then, *now])
-            if then.get(name) != now.get(name)
+            f"  {name}: compiled for {expected.get(name, 'nothing')}, got {actual.get(name, 'nothing')}"
+            for name in dict.fromkeys([*expected, *actual])
+            if expected.get(name) != actual.get(name)
         ]
         if changed:
             raise TypeError(f"the {self.name} step was compiled once and is not traced again:\n" + "\n".join(changed))
 
-    def text(self) -> str:
+    def hlo_text(self) -> str:
         """Return the compiled program as HLO text, with the scope of each operation."""
         return self._compiled.as_text() or ""
 
-    def memory(self) -> Any:
+    def memory_analysis(self) -> Any:
         """Return XLA's memory analysis of a device: bytes of arguments, outputs, temporaries, and the peak."""
         return self._compiled.memory_analysis()
 
-    def costs(self) -> dict[str, float]:
+    def cost_analysis(self) -> dict[str, float]:
         """Return XLA's FLOPs and bytes accessed of a device, under XLA's names. The body of a loop counts once."""
         return self._compiled.cost_analysis() or {}
 
@@ -91,7 +91,7 @@ class Executable:
 def _describe_leaves(tree: PyTree) -> dict[str, str]:
     """Return the dtype, shape and split of each leaf, as text, by its path."""
 
-    def describe(leaf: Any) -> str:
+    def describe_leaf(leaf: Any) -> str:
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
             return type(leaf).__name__
         sharding = None if isinstance(leaf, np.ndarray | np.generic) else leaf.sharding
@@ -99,31 +99,31 @@ def _describe_leaves(tree: PyTree) -> dict[str, str]:
         return f"{leaf.dtype}{list(leaf.shape)}" + (f" in parts of {list(part)}" if part != leaf.shape else "")
 
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): describe(leaf) for path, leaf in leaves}
+    return {jax.tree_util.keystr(path, simple=True, separator="."): describe_leaf(leaf) for path, leaf in leaves}
 
 
-def often(mesh: jax.sharding.Mesh) -> Options | None:
+def step_compiler_options(mesh: jax.sharding.Mesh) -> CompilerOptions | None:
     """Return the options of a program that runs at every step. A job's LIBTPU_INIT_ARGS have precedence."""
     device = mesh.devices.flat[0]
     if device.platform != "tpu":
         return None
-    options = _TPU if device.device_kind == _SPARSE_CORES else _TPU | _ASYNC_COLLECTIVES
+    options = _TPU_OPTIONS if device.device_kind == _SPARSE_CORE_KIND else _TPU_OPTIONS | _ASYNC_COLLECTIVE_OPTIONS
     flags = os.environ.get("LIBTPU_INIT_ARGS", "").replace("=", " ").split()
     return {name: value for name, value in options.items() if f"--{name}" not in flags}
 
 
-def once(mesh: jax.sharding.Mesh) -> Options | None:
+def setup_compiler_options(mesh: jax.sharding.Mesh) -> CompilerOptions | None:
     """Return the options of a program that runs once.
 
     On CPU devices LLVM's second level of optimization takes three quarters of the compilation and gains nothing. The
     results are the same bits (jaxlib 0.10). JAX_DISABLE_MOST_OPTIMIZATIONS applies here, too.
     """
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    is_quick = jax.config.read("jax_disable_most_optimizations")
-    return {"xla_backend_optimization_level": 1} if is_cpu and not is_quick else None
+    skips_optimizations = jax.config.read("jax_disable_most_optimizations")
+    return {"xla_backend_optimization_level": 1} if is_cpu and not skips_optimizations else None
 
 
-def compile_with(lowered: jax.stages.Lowered, options: Options | None) -> jax.stages.Compiled:
+def compile_lowered(lowered: jax.stages.Lowered, options: CompilerOptions | None) -> jax.stages.Compiled:
     """Compile with the options that this compiler knows, and name each unknown one on stderr.
 
     The options only make a program faster, and another version of libtpu may have renamed or dropped one. libtpu
@@ -134,11 +134,11 @@ def compile_with(lowered: jax.stages.Lowered, options: Options | None) -> jax.st
         try:
             return lowered.compile(compiler_options=options or None)
         except jax.errors.JaxRuntimeError as error:
-            unknown = _UNKNOWN.search(str(error))
+            unknown = _UNKNOWN_OPTION.search(str(error))
             if unknown is not None and options.pop(unknown[1], None) is not None:
                 print(f"this version of the compiler does not know the option {unknown[1]}: left out", file=sys.stderr)
-            elif str(error).startswith("INTERNAL") and options.keys() & _ASYNC_COLLECTIVES.keys():
-                options = {name: value for name, value in options.items() if name not in _ASYNC_COLLECTIVES}
+            elif str(error).startswith("INTERNAL") and options.keys() & _ASYNC_COLLECTIVE_OPTIONS.keys():
+                options = {name: value for name, value in options.items() if name not in _ASYNC_COLLECTIVE_OPTIONS}
                 print("the compiler fails with the options that hide collectives: left out", file=sys.stderr)
             else:
                 raise

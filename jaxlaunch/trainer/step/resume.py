@@ -20,7 +20,7 @@ from jaxlaunch.trainer.spec import Optimizer, TrainSpec
 
 # Keys that change no number of a training, and keys that repeat others.
 NOT_RECORDED = "batch seed steps checkpoint compile_cache log_every profile steps_per_dispatch stop_early".split()
-NOT_RECORDED_OF: Any = {
+NOT_RECORDED_IN: Any = {
     "data": set("shuffle prefetch threads workers trace path eval_path data_dir args eval_args parts".split()),
     "model": {"preset", "init_from", "scan"},
     "eval": {"every", "samples"},
@@ -30,69 +30,73 @@ NOT_RECORDED_OF: Any = {
 SAME_TRAINING = "mesh remat accumulate attention eval on_nonfinite loss.chunks data.deterministic".split()
 
 
-def record(spec: TrainSpec, attention: str, total_steps: int, eval_set: Source | None) -> dict[str, Any]:
+def training_record(spec: TrainSpec, attention: str, total_steps: int, eval_set: Source | None) -> dict[str, Any]:
     """Return the record of a training for its checkpoints; `attention` is the implementation in use."""
-    keys = spec.model_dump(mode="json", exclude=dict.fromkeys(NOT_RECORDED, True) | NOT_RECORDED_OF)
+    keys = spec.model_dump(mode="json", exclude=dict.fromkeys(NOT_RECORDED, True) | NOT_RECORDED_IN)
     held_out = None if eval_set is None else eval_set.fingerprint()
     return {"train": keys | {"attention": attention}, "total_steps": total_steps, "eval_data": held_out}
 
 
-def completed(then: Any, now: Any, block: Any) -> Any:
-    """Fill the record of a block with the default of each key of `now` that its version did not have.
+def fill_defaults(recorded: Any, current: Any, block: Any) -> Any:
+    """Fill the record of a block with the default of each key of `current` that its version did not have.
 
-    `now` is this run's record of `block`. A block of another kind or source stays unchanged.
+    `current` is this run's record of `block`. A block of another kind or source stays unchanged.
     """
-    is_block = isinstance(then, Mapping) and isinstance(now, Mapping) and isinstance(block, pydantic.BaseModel)
-    if not is_block or any(then.get(key, now.get(key)) != now.get(key) for key in ("kind", "source")):
-        return then
-    filled = dict(then)
+    is_block = isinstance(recorded, Mapping) and isinstance(current, Mapping) and isinstance(block, pydantic.BaseModel)
+    if not is_block or any(recorded.get(key, current.get(key)) != current.get(key) for key in ("kind", "source")):
+        return recorded
+    filled = dict(recorded)
     for key, field in type(block).model_fields.items():
-        if key in now and (key in then or not field.is_required()):
+        if key in current and (key in recorded or not field.is_required()):
             default = {} if isinstance(field.default, pydantic.BaseModel) else field.default
-            filled[key] = completed(then.get(key, default), now[key], getattr(block, key))
+            filled[key] = fill_defaults(recorded.get(key, default), current[key], getattr(block, key))
     return filled
 
 
-def retrained(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def find_retraining_changes(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the keys whose values would have given another training, with both values."""
-    if "train" not in then:
+    if "train" not in recorded:
         return []
     prefixes = tuple(f"train.{key}." for key in SAME_TRAINING)
-    rows = _find_differences("train", then["train"], now["train"])
+    rows = _find_differences("train", recorded["train"], current["train"])
     return [row for row in rows if not f"{row[0]}.".startswith(prefixes)]
 
 
-def changes(then: Mapping[str, Any], now: Mapping[str, Any], step: int) -> str | None:
+def describe_changes(recorded: Mapping[str, Any], current: Mapping[str, Any], step: int) -> str | None:
     """Describe the differences between two records with both values, and the learning rate after `step` steps.
 
     Returns None if they are equal, or if the version that saved the checkpoint recorded nothing.
     """
-    if "train" not in then:
+    if "train" not in recorded:
         return None
-    differences = [f"{key} {a} → {b}" for key, a, b in _find_differences("train", then["train"], now["train"])]
+    differences = [f"{key} {a} → {b}" for key, a, b in _find_differences("train", recorded["train"], current["train"])]
     for key, name in (("total_steps", "the steps of the run"), ("eval_data", "the held-out data")):
-        if then.get(key) != now[key]:
-            name += "".join(f", args.{argument}" for argument in changed_arguments(then.get(key), now[key]))
-            differences.append(f"{name} {_render(then.get(key))} → {_render(now[key])}")
+        if recorded.get(key) != current[key]:
+            name += "".join(f", args.{argument}" for argument in changed_arguments(recorded.get(key), current[key]))
+            differences.append(f"{name} {_format_value(recorded.get(key))} → {_format_value(current[key])}")
     if not differences:
         # The learning rate is equal, too. Computing it would compile several programs.
         return None
-    old, new = _learning_rate(then, step), _learning_rate(now, step)
-    if old is not None and new is not None and not math.isclose(old, new, rel_tol=1e-6):
-        differences.append(f"the learning rate at step {step} {old:.3g} → {new:.3g}")
+    recorded_rate, current_rate = _learning_rate(recorded, step), _learning_rate(current, step)
+    if (
+        recorded_rate is not None
+        and current_rate is not None
+        and not math.isclose(recorded_rate, current_rate, rel_tol=1e-6)
+    ):
+        differences.append(f"the learning rate at step {step} {recorded_rate:.3g} → {current_rate:.3g}")
     return f"changed since step {step} was saved: {', '.join(differences)}"
 
 
-def _find_differences(path: str, then: Any, now: Any) -> Iterator[tuple[str, str, str]]:
+def _find_differences(path: str, recorded: Any, current: Any) -> Iterator[tuple[str, str, str]]:
     """Yield each dotted key whose values differ, with both values. Lists are values."""
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
-        for key in dict.fromkeys([*then, *now]):
-            yield from _find_differences(f"{path}.{key}", then.get(key), now.get(key))
-    elif then != now:
-        yield path, _render(then), _render(now)
+    if isinstance(recorded, Mapping) and isinstance(current, Mapping):
+        for key in dict.fromkeys([*recorded, *current]):
+            yield from _find_differences(f"{path}.{key}", recorded.get(key), current.get(key))
+    elif recorded != current:
+        yield path, _format_value(recorded), _format_value(current)
 
 
-def _render(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.adapters import base
-from jaxlaunch.trainer.adapters.lora import OWN, REFERENCE_PREFIX, Adapters, attach_reference
+from jaxlaunch.trainer.adapters import frozen_base
+from jaxlaunch.trainer.adapters.lora import KERNEL_ATTRIBUTE, REFERENCE_PREFIX, Adapters, attach_reference
 from jaxlaunch.trainer.adapters.peft import is_adapter
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.numerics import memory, precision
@@ -30,13 +30,13 @@ from jaxlaunch.trainer.optim.loss_scale import LossScale
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
 from jaxlaunch.trainer.parallel.sharding import Axes
-from jaxlaunch.trainer.spec import CustomModel, Published, TrainSpec
-from jaxlaunch.trainer.step.executable import once
+from jaxlaunch.trainer.spec import CustomModel, PublishedModel, TrainSpec
+from jaxlaunch.trainer.step.executable import setup_compiler_options
 from jaxlaunch.trainer.task import Task, check_arrays, checked_model
 
 Batch = Mapping[str, Any]
 # Name -> array, or ShapeDtypeStruct.
-Named = dict[str, Any]
+NamedArrays = dict[str, Any]
 
 
 class TrainState(NamedTuple):
@@ -52,23 +52,23 @@ class TrainState(NamedTuple):
     """
 
     step: Any
-    params: Named
+    params: NamedArrays
     opt: Any
-    ema: Named | None
-    rest: Named
+    ema: NamedArrays | None
+    buffers: NamedArrays
     scale: LossScale | None = None
 
-    def evaluated_params(self) -> Named:
+    def evaluated_params(self) -> NamedArrays:
         """Return the parameters that evaluation uses: their average if there is one."""
         if self.ema is not None:
             return {name: self.ema.get(name, param) for name, param in self.params.items()}
-        averaged = transforms.averaged(self.opt, self.params)
+        averaged = transforms.averaged_params(self.opt, self.params)
         return self.params if averaged is None else averaged
 
-    def evaluated_rest(self) -> Named:
+    def evaluated_buffers(self) -> NamedArrays:
         """Return the other arrays that evaluation uses: their average if there is one, in their own dtypes."""
         ema = self.ema or {}
-        return {name: ema[name].astype(leaf.dtype) if name in ema else leaf for name, leaf in self.rest.items()}
+        return {name: ema[name].astype(leaf.dtype) if name in ema else leaf for name, leaf in self.buffers.items()}
 
 
 class Placement:
@@ -82,10 +82,10 @@ class Placement:
 
     def __init__(self, mesh: jax.sharding.Mesh) -> None:
         self.mesh = mesh
-        self.everywhere = NamedSharding(mesh, PartitionSpec())
+        self.replicated = NamedSharding(mesh, PartitionSpec())
         self.rows = meshes.batch_sharding(mesh)
 
-    def put(self, batch: Mapping[str, np.ndarray[Any, Any]], size: int) -> dict[str, Array]:
+    def put_rows(self, batch: Mapping[str, np.ndarray[Any, Any]], size: int) -> dict[str, Array]:
         """Put the rows of this process in global arrays of `size` rows."""
         return {
             name: jax.make_array_from_process_local_data(self.rows, rows, (size, *rows.shape[1:]))
@@ -106,16 +106,16 @@ class Placement:
         """Return the shapes and dtypes of a state, with their shardings by the named axes of its arrays."""
         by_name = {
             name: sharding.state_sharding(name, leaf.shape, axes[name], self.mesh)
-            for name, leaf in (shapes.params | shapes.rest).items()
+            for name, leaf in (shapes.params | shapes.buffers).items()
         }
         trained = {name: leaf for name, leaf in shapes.params.items() if name not in frozen}
         shardings = TrainState(
-            step=self.everywhere,
+            step=self.replicated,
             params={name: by_name[name] for name in shapes.params},
             opt=optimizers.state_shardings(optimizer, trained, {name: by_name[name] for name in trained}),
             ema=None if shapes.ema is None else {name: by_name[name] for name in shapes.ema},
-            rest={name: by_name[name] for name in shapes.rest},
-            scale=jax.tree.map(lambda leaf: self.everywhere, shapes.scale),
+            buffers={name: by_name[name] for name in shapes.buffers},
+            scale=jax.tree.map(lambda leaf: self.replicated, shapes.scale),
         )
         return jax.tree.map(
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
@@ -123,22 +123,22 @@ class Placement:
 
     def replicate(self, tree: Any) -> Any:
         """Constrain the arrays of a tree to be replicated on every device."""
-        return jax.lax.with_sharding_constraint(tree, self.everywhere)
+        return jax.lax.with_sharding_constraint(tree, self.replicated)
 
     def split_steps(self, rows: Array) -> Array:
         """Turn [B, K, ...] into [K, B, ...] without moving rows between devices."""
-        return self._hold_parts(rows.swapaxes(0, 1))
+        return self._constrain_parts(rows.swapaxes(0, 1))
 
     def split_micro_batches(self, rows: Array, count: int) -> Array:
         """Turn [B, ...] into [count, B / count, ...]: row i goes to micro-batch i mod count and stays on its device."""
-        return self._hold_parts(rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1))
+        return self._constrain_parts(rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1))
 
     def split_devices(self, rows: Array) -> Array:
         """Turn [B, ...] into [devices, B / devices, ...]: the rows of each device."""
-        parts = rows.reshape(meshes.shards(self.mesh), -1, *rows.shape[1:])
+        parts = rows.reshape(meshes.count_shards(self.mesh), -1, *rows.shape[1:])
         return jax.lax.with_sharding_constraint(parts, self.rows)
 
-    def _hold_parts(self, parts: Array) -> Array:
+    def _constrain_parts(self, parts: Array) -> Array:
         """Constrain [K, B, ...] to have B split over the devices as a batch is."""
         return jax.lax.with_sharding_constraint(parts, NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES)))
 
@@ -153,21 +153,21 @@ class ModelArrays:
     """
 
     def __init__(self, model: nnx.Module) -> None:
-        self._graph, params, self._rngs, rest = _split_model(model)
-        self.params, self.rest = _name_arrays(params), _name_arrays(rest)
+        self._graph, params, self._rngs, buffers = _split_model(model)
+        self.params, self.buffers = _name_arrays(params), _name_arrays(buffers)
         self.axes: dict[str, Axes | None] = {}
-        for path, variable in (*nnx.to_flat_state(params), *nnx.to_flat_state(rest)):
+        for path, variable in (*nnx.to_flat_state(params), *nnx.to_flat_state(buffers)):
             metadata = variable.get_metadata()
             axes = metadata.get("axes") or metadata.get("out_sharding")
             self.axes[_array_name(map(str, path))] = tuple(axes) if axes else None
-        self._params_tree, self._rest_tree = jax.tree.structure(params), jax.tree.structure(rest)
+        self._params_tree, self._buffers_tree = jax.tree.structure(params), jax.tree.structure(buffers)
 
-    def split(self, model: nnx.Module) -> tuple[Named, Named]:
+    def split_model(self, model: nnx.Module) -> tuple[NamedArrays, NamedArrays]:
         """Return `params` and `buffers` of a model of this structure."""
-        _, params, _, rest = _split_model(model)
-        return _name_arrays(params), _name_arrays(rest)
+        _, params, _, buffers = _split_model(model)
+        return _name_arrays(params), _name_arrays(buffers)
 
-    def merge(self, params: Named, rest: Named, rng: Array) -> Any:
+    def merge_model(self, params: NamedArrays, buffers: NamedArrays, rng: Array) -> Any:
         """Return the model with these arrays. Its random streams start from `rng`: a repeated step draws the same."""
         leaves, tree = jax.tree.flatten(self._rngs)
         keys = jax.random.split(rng, max(len(leaves), 1))
@@ -181,17 +181,17 @@ class ModelArrays:
             self._graph,
             jax.tree.unflatten(self._params_tree, [params[name] for name in self.params]),
             jax.tree.unflatten(tree, streams),
-            jax.tree.unflatten(self._rest_tree, [rest[name] for name in self.rest]),
+            jax.tree.unflatten(self._buffers_tree, [buffers[name] for name in self.buffers]),
         )
 
 
 def _split_model(model: nnx.Module) -> tuple[Any, Any, Any, Any]:
     graph, *states = nnx.split(model, nnx.Param, nnx.RngState, nnx.Intermediate, ...)
-    params, rngs, _, rest = states
-    return graph, params, rngs, rest
+    params, rngs, _, buffers = states
+    return graph, params, rngs, buffers
 
 
-def _name_arrays(state: Any) -> Named:
+def _name_arrays(state: Any) -> NamedArrays:
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
     return {_array_name(str(key.key) for key in path[:-1]): leaf for path, leaf in leaves}
 
@@ -199,12 +199,12 @@ def _name_arrays(state: Any) -> Named:
 def _array_name(path: Iterable[str]) -> str:
     """Return the dotted name of an array. A parameter that adapters wrap keeps its name."""
     *front, last = path
-    return ".".join(front if last == OWN else [*front, last])
+    return ".".join(front if last == KERNEL_ATTRIBUTE else [*front, last])
 
 
-def statistics(rest: Named) -> Named:
+def float_buffers(buffers: NamedArrays) -> NamedArrays:
     """Select the arrays that can be averaged: statistics, but not counts and keys."""
-    return {name: leaf for name, leaf in rest.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    return {name: leaf for name, leaf in buffers.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
 
 
 def cast_floats(array: Array, dtype: jnp.dtype) -> Array:
@@ -230,49 +230,49 @@ class StateBuilder:
 
     def __init__(self, task: Task, spec: TrainSpec, placement: Placement, total_steps: int) -> None:
         self._task, self._spec, self._placement = task, spec, placement
-        self.precision = precision.policy(spec.precision)
+        self.precision = precision.resolve_precision(spec.precision)
         is_our_task = type(task).__module__.startswith("jaxlaunch.trainer.")
-        self.is_ours = is_our_task and not isinstance(spec.model, CustomModel)
+        self.is_builtin = is_our_task and not isinstance(spec.model, CustomModel)
         self.adapters = None if spec.lora is None else Adapters(spec, self.precision.params)
         self._has_reference = self.adapters is None and task.needs_reference
         self.base: dict[str, Any] | None = None
-        with self.context():
-            self.arrays = ModelArrays(nnx.eval_shape(self._model))
-        self.axes = sharding.by_path(task.sharding, self.arrays.axes)
-        self._base_names = frozenset(filter(self._is_of_base, self.arrays.params))
-        self.frozen = self._base_names | optimizers.frozen(spec.optimizer, self.saved(self.arrays.params))
-        self.optimizer = optimizers.build(spec.optimizer, total_steps, self.axes)
-        with self.context():
-            shapes = jax.eval_shape(self._fresh, {})
+        with self.trace_context():
+            self.arrays = ModelArrays(nnx.eval_shape(self._build_model))
+        self.axes = sharding.axes_by_path(task.sharding, self.arrays.axes)
+        self._base_names = frozenset(filter(self._is_base_name, self.arrays.params))
+        self.frozen = self._base_names | optimizers.find_frozen(spec.optimizer, self.saved_params(self.arrays.params))
+        self.optimizer = optimizers.build_optimizer(spec.optimizer, total_steps, self.axes)
+        with self.trace_context():
+            shapes = jax.eval_shape(self._initial_state, {})
         self.abstract = placement.abstract_state(shapes, self.axes, self.optimizer, self.frozen)
-        with self.context():
-            optimizers.check(spec.optimizer, self.optimizer, self.trained(self.abstract.params))
+        with self.trace_context():
+            optimizers.check_optimizer(spec.optimizer, self.optimizer, self.trained_params(self.abstract.params))
 
     @contextlib.contextmanager
-    def context(self) -> Iterator[None]:
+    def trace_context(self) -> Iterator[None]:
         """Set the mesh and the matmul precision for tracing, and keep flax from placing arrays.
 
         Built-in tasks and models never broadcast by rank, which would hide a wrong shape. User code may.
         """
         matmul = self.precision.matmul
-        ranks = jax.numpy_rank_promotion("raise") if self.is_ours else contextlib.nullcontext()
+        ranks = jax.numpy_rank_promotion("raise") if self.is_builtin else contextlib.nullcontext()
         with ranks, jax.set_mesh(self._placement.mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
             with jax.default_matmul_precision(matmul) if matmul else contextlib.nullcontext():
                 yield
 
-    def keys(self) -> Array:
+    def random_keys(self) -> Array:
         """Return two random keys: one for the initial weights, one for the steps."""
         high, low = divmod(self._spec.seed, 2**32)
         # In its default configuration JAX keeps only the low 32 bits of a seed.
         key = jax.random.key(low)
         return jax.random.split(jax.random.fold_in(key, high) if high else key)
 
-    def notes(self) -> list[str]:
+    def run_notes(self) -> list[str]:
         """Return the notes on optimizer, adapters and reference for a run's log and summary."""
         state = self.abstract
-        notes = list(optimizers.notes(self._spec.optimizer, self.saved(state.params), self.axes))
+        notes = list(optimizers.describe_optimizer(self._spec.optimizer, self.saved_params(state.params), self.axes))
         if self.adapters is not None:
-            notes.append(self.adapters.note(state.params, state.opt, self.to_tree(state)))
+            notes.append(self.adapters.describe_training(state.params, state.opt, self.to_tree(state)))
         if self._has_reference:
             copy = {name: state.params[name] for name in self._base_names}
             notes.append(f"the reference is a frozen copy of the model, {memory.total_bytes(copy):,} bytes")
@@ -280,81 +280,90 @@ class StateBuilder:
 
     # --- which parameters -----------------------------------------------------------------------------------------
 
-    def trained(self, params: Named) -> Named:
+    def trained_params(self, params: NamedArrays) -> NamedArrays:
         """Select the parameters that are not frozen."""
         return {name: leaf for name, leaf in params.items() if name not in self.frozen}
 
-    def split_frozen(self, params: Named) -> tuple[Named, Named]:
+    def split_frozen(self, params: NamedArrays) -> tuple[NamedArrays, NamedArrays]:
         """Split `params` into trained and frozen ones."""
-        return self.trained(params), {name: leaf for name, leaf in params.items() if name in self.frozen}
+        return self.trained_params(params), {name: leaf for name, leaf in params.items() if name in self.frozen}
 
-    def saved(self, params: Named) -> Named:
+    def saved_params(self, params: NamedArrays) -> NamedArrays:
         """Select the parameters that a checkpoint holds: all except the base."""
         return {name: leaf for name, leaf in params.items() if name not in self._base_names}
 
-    def _is_of_base(self, name: str) -> bool:
+    def _is_base_name(self, name: str) -> bool:
         if self._has_reference:
             return name.startswith(REFERENCE_PREFIX)
         return self.adapters is not None and not is_adapter(name)
 
     # --- a new state ----------------------------------------------------------------------------------------------
 
-    def init(self) -> TrainState:
+    def init_state(self) -> TrainState:
         """Return a new state, equal on every mesh. Raises SpecError if the folder to start from has another model."""
-        model, read = self._spec.model, self._read_base()
+        model, loaded = self._spec.model, self._read_base()
         if self.adapters is not None:
-            read |= self.adapters.read_start(self.saved(self.abstract.params))
-        elif isinstance(model, Published) and model.init_from is not None:
-            read |= load.load_parameters(model, self.saved(self.abstract.params) | statistics(self.abstract.rest))
+            loaded |= self.adapters.read_initial_adapters(self.saved_params(self.abstract.params))
+        elif isinstance(model, PublishedModel) and model.init_from is not None:
+            loaded |= load.load_parameters(
+                model, self.saved_params(self.abstract.params) | float_buffers(self.abstract.buffers)
+            )
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
-        options = once(self._placement.mesh)
-        with self.context():
-            return jax.jit(self._fresh, donate_argnums=0, out_shardings=shardings, compiler_options=options)(read)
+        options = setup_compiler_options(self._placement.mesh)
+        with self.trace_context():
+            return jax.jit(self._initial_state, donate_argnums=0, out_shardings=shardings, compiler_options=options)(
+                loaded
+            )
 
-    def _model(self) -> nnx.Module:
-        made: Any = self._task.model(self._spec, nnx.Rngs(self.keys()[0]))
-        with user_code.placed(type(self._task).model):
-            model = checked_model(self._spec.task, made)
-        with user_code.placed(model):
+    def _build_model(self) -> nnx.Module:
+        candidate: Any = self._task.model(self._spec, nnx.Rngs(self.random_keys()[0]))
+        with user_code.append_place(type(self._task).model):
+            model = checked_model(self._spec.task, candidate)
+        with user_code.append_place(model):
             check_arrays(self._spec.task, model)
         if self.adapters is not None:
-            self.adapters.attach(model, self.keys()[0])
+            self.adapters.attach_to_model(model, self.random_keys()[0])
         if self._has_reference:
             # The reference gets the same weights from the same key.
-            attach_reference(model, self._task.model(self._spec, nnx.Rngs(self.keys()[0])))
+            attach_reference(model, self._task.model(self._spec, nnx.Rngs(self.random_keys()[0])))
         return model
 
-    def _fresh(self, read: Named) -> TrainState:
-        """Return the state before the first step, with the parameters in `read` and random values for all others."""
-        made, rest = self.arrays.split(self._model())
-        params = {name: self._stored(name, read.get(name, param)) for name, param in made.items()}
-        rest = {name: read.get(name, leaf) for name, leaf in rest.items()}
-        trained = self.trained(params)
-        ema = None if self._spec.optimizer.ema is None else optimizers.ema_init(trained | statistics(rest))
-        scale = loss_scale.init() if self.precision.is_scaled else None
-        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(trained), ema, rest, scale)
+    def _initial_state(self, loaded: NamedArrays) -> TrainState:
+        """Return the state before the first step, with the parameters in `loaded` and random values for all others."""
+        initial_params, buffers = self.arrays.split_model(self._build_model())
+        params = {name: self._cast_stored(name, loaded.get(name, param)) for name, param in initial_params.items()}
+        buffers = {name: loaded.get(name, leaf) for name, leaf in buffers.items()}
+        trained = self.trained_params(params)
+        ema = None if self._spec.optimizer.ema is None else optimizers.init_ema(trained | float_buffers(buffers))
+        scale = loss_scale.init_loss_scale() if self.precision.is_scaled else None
+        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(trained), ema, buffers, scale)
 
-    def _stored(self, name: str, param: Any) -> Array:
+    def _cast_stored(self, name: str, param: Any) -> Array:
         """Cast a parameter to the dtype in which the state stores it."""
         is_of_base = name in self._base_names
         if self.adapters is not None and is_of_base:
             return self.adapters.cast_frozen(name, param)
         return cast_floats(param, self.precision.compute if is_of_base else self.precision.params)
 
-    def _read_base(self) -> Named:
+    def _read_base(self) -> NamedArrays:
         """Return the base as the state stores it, read from its folder or drawn from the seed."""
-        model, like = self._spec.model, {name: self.abstract.params[name] for name in sorted(self._base_names)}
-        if not like:
+        model, abstract_params = (
+            self._spec.model,
+            {name: self.abstract.params[name] for name in sorted(self._base_names)},
+        )
+        if not abstract_params:
             return {}
-        if isinstance(model, Published) and model.init_from is not None:
+        if isinstance(model, PublishedModel) and model.init_from is not None:
             prefix = REFERENCE_PREFIX if self._has_reference else ""
-            params, self.base = base.read_base(model, {name.removeprefix(prefix): leaf for name, leaf in like.items()})
+            params, self.base = frozen_base.read_base(
+                model, {name.removeprefix(prefix): leaf for name, leaf in abstract_params.items()}
+            )
             return {prefix + name: param for name, param in params.items()}
-        with self.context():
+        with self.trace_context():
             draw = jax.jit(
-                lambda: {name: self._fresh({}).params[name] for name in like},
-                out_shardings={name: leaf.sharding for name, leaf in like.items()},
-                compiler_options=once(self._placement.mesh),
+                lambda: {name: self._initial_state({}).params[name] for name in abstract_params},
+                out_shardings={name: leaf.sharding for name, leaf in abstract_params.items()},
+                compiler_options=setup_compiler_options(self._placement.mesh),
             )
             return draw()
 
@@ -365,7 +374,13 @@ class StateBuilder:
         leaves = jax.tree_util.tree_flatten_with_path(state.opt)[0]
         opt = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
         scale = None if state.scale is None else state.scale._asdict()
-        parts = {"params": self.saved(state.params), "opt": opt, "ema": state.ema, "rest": state.rest, "scale": scale}
+        parts = {
+            "params": self.saved_params(state.params),
+            "opt": opt,
+            "ema": state.ema,
+            "rest": state.buffers,
+            "scale": scale,
+        }
         return {"step": state.step, **{name: dict(part) for name, part in parts.items() if part}}
 
     def from_tree(self, tree: Mapping[str, Any]) -> TrainState:
@@ -374,9 +389,9 @@ class StateBuilder:
         opt = jax.tree.unflatten(jax.tree.structure(self.abstract.opt), [tree["opt"][name] for name in names])
         ema = None if self.abstract.ema is None else dict(tree["ema"])
         scale = None if self.abstract.scale is None else LossScale(**tree["scale"])
-        return TrainState(tree["step"], self.with_base(tree["params"]), opt, ema, dict(tree.get("rest", {})), scale)
+        return TrainState(tree["step"], self.add_base(tree["params"]), opt, ema, dict(tree.get("rest", {})), scale)
 
-    def with_base(self, saved: Named) -> Named:
+    def add_base(self, saved: NamedArrays) -> NamedArrays:
         """Complete the parameters that a checkpoint holds with those of the base."""
         return self._read_base() | dict(saved)
 
@@ -391,9 +406,9 @@ class StateBuilder:
         Raises:
             CheckpointError: The base is from another folder, or that folder holds other weights now.
         """
-        holds, model = base.COMPARED if self._has_reference else base.ADAPTERS, self._spec.model
-        if self._base_names and isinstance(model, Published):
-            base.check_origin(recorded, model, owner, holds)
+        holds, model = frozen_base.REFERENCE_OF if self._has_reference else frozen_base.ADAPTERS_OF, self._spec.model
+        if self._base_names and isinstance(model, PublishedModel):
+            frozen_base.check_origin(recorded, model, owner, holds)
         yield
         if self.base is not None and recorded is not None:
-            base.check_digest(recorded, self.base, owner, holds=holds)
+            frozen_base.check_digest(recorded, self.base, owner, holds=holds)

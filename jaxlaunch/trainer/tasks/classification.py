@@ -16,23 +16,23 @@ import numpy as np
 import numpy.typing as npt
 from jax import Array
 
-from jaxlaunch.trainer.tasks.losses import count_before
+from jaxlaunch.trainer.tasks.losses import count_classes_above
 
 # Bins of the calibration. Guo et al. 2017.
-BINS = 15
+CALIBRATION_BINS = 15
 # The five of top-5.
-FIRST = 5
+TOP_CLASSES = 5
 # Classes that are listed one by one.
-MOST_CLASSES = 1000
+MAX_LISTED_CLASSES = 1000
 # Classes of a confusion matrix. With more, only the most confused pairs are listed.
-MOST_SQUARE = 50
-MOST_PAIRS = 100
-WORST = 20
+MAX_MATRIX_CLASSES = 50
+MAX_CONFUSED_PAIRS = 100
+WORST_EXAMPLES = 20
 
 Numbers = npt.NDArray[Any]
 
 
-class Seen(NamedTuple):
+class ExampleScores(NamedTuple):
     """The results for each example of a batch, [B].
 
     Attributes:
@@ -45,20 +45,20 @@ class Seen(NamedTuple):
 
     label: Any
     chosen: Any
-    before: Any
+    classes_above: Any
     confidence: Any
     nats: Any
 
 
-def seen(logits_BV: Array, label_B: Array) -> Seen:
+def score_examples(logits_BV: Array, label_B: Array) -> ExampleScores:
     """Return the results for logits and labels, in float32 on the device."""
     logits_BV = logits_BV.astype(jnp.float32)
     log_BV = jax.nn.log_softmax(logits_BV)
     is_label_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1) == label_B[:, None]
-    return Seen(
+    return ExampleScores(
         label=label_B,
         chosen=logits_BV.argmax(-1),
-        before=count_before(logits_BV, label_B),
+        classes_above=count_classes_above(logits_BV, label_B),
         confidence=jnp.exp(log_BV.max(-1)),
         nats=-jnp.where(is_label_BV, log_BV, 0.0).sum(-1),
     )
@@ -69,38 +69,38 @@ class Classification:
 
     def __init__(self, classes: int) -> None:
         self._classes = classes
-        self._label_V, self._chosen_V, self._both_V = (np.zeros(classes, np.int64) for _ in range(3))
+        self._label_V, self._chosen_V, self._correct_V = (np.zeros(classes, np.int64) for _ in range(3))
         # Counts by label × V + chosen.
         self._pairs: Counter[int] = Counter()
         self._top1 = self._top5 = 0
-        self._count_b, self._right_b = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
-        self._confidence_b = np.zeros(BINS)
+        self._count_b, self._right_b = np.zeros(CALIBRATION_BINS, np.int64), np.zeros(CALIBRATION_BINS, np.int64)
+        self._confidence_b = np.zeros(CALIBRATION_BINS)
         # A heap with the smallest loss first.
         self._worst: list[tuple[float, int, int, int, float]] = []
 
-    def add(self, batch: Seen, weight_B: Numbers, index_B: Numbers) -> None:
+    def add_batch(self, batch: ExampleScores, weight_B: Numbers, index_B: Numbers) -> None:
         """Add the rows of weight above 0; `index_B` are their numbers in the set."""
-        counts_B = np.asarray(weight_B) > 0
-        label_B, chosen_B, before_B, confidence_B, nats_B = (np.asarray(array_B)[counts_B] for array_B in batch)
+        is_counted_B = np.asarray(weight_B) > 0
+        label_B, chosen_B, above_B, confidence_B, nats_B = (np.asarray(array_B)[is_counted_B] for array_B in batch)
         confidence_B, nats_B = np.nan_to_num(confidence_B, nan=0.0), np.nan_to_num(nats_B, nan=np.inf, posinf=np.inf)
-        index_B = np.asarray(index_B)[counts_B]
+        index_B = np.asarray(index_B)[is_counted_B]
         is_right_B = label_B == chosen_B
         self._label_V += np.bincount(label_B, minlength=self._classes)
         self._chosen_V += np.bincount(chosen_B, minlength=self._classes)
-        self._both_V += np.bincount(label_B[is_right_B], minlength=self._classes)
+        self._correct_V += np.bincount(label_B[is_right_B], minlength=self._classes)
         self._pairs.update((label_B * self._classes + chosen_B).tolist())
-        self._top1 += int((before_B < 1).sum())
-        self._top5 += int((before_B < FIRST).sum())
-        bin_B = np.clip(np.ceil(confidence_B * BINS).astype(int) - 1, 0, BINS - 1)
-        self._count_b += np.bincount(bin_B, minlength=BINS)
-        self._right_b += np.bincount(bin_B[is_right_B], minlength=BINS)
-        self._confidence_b += np.bincount(bin_B, confidence_B.astype(np.float64), minlength=BINS)
-        for at in np.argsort(-nats_B, kind="stable")[:WORST].tolist():
+        self._top1 += int((above_B < 1).sum())
+        self._top5 += int((above_B < TOP_CLASSES).sum())
+        bin_B = np.clip(np.ceil(confidence_B * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
+        self._count_b += np.bincount(bin_B, minlength=CALIBRATION_BINS)
+        self._right_b += np.bincount(bin_B[is_right_B], minlength=CALIBRATION_BINS)
+        self._confidence_b += np.bincount(bin_B, confidence_B.astype(np.float64), minlength=CALIBRATION_BINS)
+        for at in np.argsort(-nats_B, kind="stable")[:WORST_EXAMPLES].tolist():
             row = (float(nats_B[at]), -int(index_B[at]), int(label_B[at]), int(chosen_B[at]), float(confidence_B[at]))
-            (heapq.heappush if len(self._worst) < WORST else heapq.heappushpop)(self._worst, row)
+            (heapq.heappush if len(self._worst) < WORST_EXAMPLES else heapq.heappushpop)(self._worst, row)
 
-    def record(self, names: Sequence[str], where: Callable[[int], str | None] | None) -> dict[str, Any]:
-        """Return the report as JSON of bounded size; `where` gives the file of an example by its number."""
+    def to_record(self, names: Sequence[str], locate_example: Callable[[int], str | None] | None) -> dict[str, Any]:
+        """Return the report as JSON of bounded size; `locate_example` gives the file of an example by its number."""
         examples = int(self._label_V.sum())
         total = max(1, examples)
         classes = [names[number] if number < len(names) else str(number) for number in range(self._classes)]
@@ -113,17 +113,19 @@ class Classification:
         return {
             "examples": examples,
             "top1": self._top1 / total,
-            **({"top5": self._top5 / total} if self._classes > FIRST else {}),
+            **({"top5": self._top5 / total} if self._classes > TOP_CLASSES else {}),
             "macro": macro,
             "classes": self._classes,
-            "per_class": [{"label": name, **rate} for name, rate in zip(classes, rates, strict=True)][:MOST_CLASSES],
-            **self._confusion(classes),
-            "calibration": self._calibration(total),
+            "per_class": [{"label": name, **rate} for name, rate in zip(classes, rates, strict=True)][
+                :MAX_LISTED_CLASSES
+            ],
+            **self._count_confusion(classes),
+            "calibration": self._measure_calibration(total),
             # The largest loss comes first, and among equal ones the first in the set.
             "worst": [
                 {
                     "example": -index,
-                    "where": None if where is None else where(-index),
+                    "where": None if locate_example is None else locate_example(-index),
                     "label": classes[label],
                     "predicted": classes[chosen],
                     "confidence": confidence,
@@ -134,21 +136,21 @@ class Classification:
         }
 
     def _class_rates(self, number: int) -> dict[str, Any]:
-        label, chosen, both = (int(total_V[number]) for total_V in (self._label_V, self._chosen_V, self._both_V))
+        label, chosen, correct = (int(total_V[number]) for total_V in (self._label_V, self._chosen_V, self._correct_V))
         return {
             "examples": label,
-            "precision": both / chosen if chosen else None,
-            "recall": both / label if label else None,
-            "f1": 2 * both / (label + chosen) if label + chosen else None,
+            "precision": correct / chosen if chosen else None,
+            "recall": correct / label if label else None,
+            "f1": 2 * correct / (label + chosen) if label + chosen else None,
         }
 
-    def _confusion(self, classes: list[str]) -> dict[str, Any]:
+    def _count_confusion(self, classes: list[str]) -> dict[str, Any]:
         """Count examples by label (rows) and prediction. With many classes, list the most confused pairs."""
         count = self._classes
-        if count <= MOST_SQUARE:
+        if count <= MAX_MATRIX_CLASSES:
             return {"confusion": [[self._pairs[row * count + at] for at in range(count)] for row in range(count)]}
         wrong = {divmod(pair, count): total for pair, total in self._pairs.items() if pair // count != pair % count}
-        most = sorted(wrong, key=lambda pair: (-wrong[pair], pair))[:MOST_PAIRS]
+        most = sorted(wrong, key=lambda pair: (-wrong[pair], pair))[:MAX_CONFUSED_PAIRS]
         return {
             "confused": [
                 {"label": classes[label], "predicted": classes[chosen], "examples": wrong[label, chosen]}
@@ -156,7 +158,7 @@ class Classification:
             ]
         }
 
-    def _calibration(self, total: int) -> dict[str, Any]:
+    def _measure_calibration(self, total: int) -> dict[str, Any]:
         """Compare the probability of the chosen class with the share of correct predictions."""
         error = float(np.abs(self._right_b - self._confidence_b).sum() / total)
         bins = zip(self._count_b.tolist(), self._confidence_b.tolist(), self._right_b.tolist(), strict=True)

@@ -21,17 +21,17 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.examples import Batch, Examples, many_by
 from jaxlaunch.trainer.data.source import Source, as_data_source
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.models import foreign
+from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.classifiers import MLP, Classifier, ConvNeXt, ResNet, ViT
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.sources.images.source import Pictures
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables.source import DESCRIBED, Rows, Scale, Tables
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.spec.data import OfImages
+from jaxlaunch.trainer.spec.data import ImageSource
 from jaxlaunch.trainer.task import Loss, Split, Task, checked_logits
 from jaxlaunch.trainer.tasks import losses, ranges
-from jaxlaunch.trainer.tasks.classification import Classification, Seen, seen
+from jaxlaunch.trainer.tasks.classification import Classification, ExampleScores, score_examples
 
 
 @runtime_checkable
@@ -73,13 +73,15 @@ class Classify(Task):
 
         A model's attribute `pixels`, if any, is the mean and deviation of each channel to normalize images by.
         """
-        config, options = spec.model, ModelOptions.of(spec)
+        config, options = spec.model, ModelOptions.from_spec(spec)
         if isinstance(config, specs.MLP):
             return MLP(config, self._image_shape(spec), rngs, options)
         if isinstance(config, specs.CustomModel):
             # An image as `loss` gives it to a model, alone in its batch.
-            return foreign.build(spec, config, rngs, lambda: (jnp.zeros((1, *self._image_shape(spec)), jnp.float32),))
-        if not isinstance(config, specs.OfImages):
+            return custom.build_model(
+                spec, config, rngs, lambda: (jnp.zeros((1, *self._image_shape(spec)), jnp.float32),)
+            )
+        if not isinstance(config, specs.ImageModel):
             kinds = "mlp, vit, resnet, convnext or module:Name"
             raise SpecError(f"train.model.kind = {config.kind} does not classify images; use {kinds}")
         self._check_image(spec, config)
@@ -98,7 +100,7 @@ class Classify(Task):
         With `loss.target` the binary cross-entropy of label [B, V], or the squared error of label [B] or [B, K].
         Training adds to it what the loss block of a built-in model says.
         """
-        images = self._inputs(model, batch)
+        images = self._model_inputs(model, batch)
         label_B, weight_B = batch["label"], batch["weight"]
         if self._scale is not None:
             label_B = self._scale.within(label_B)
@@ -107,11 +109,11 @@ class Classify(Task):
         is_training = is_ours and not model.deterministic
         extras = block if is_training else specs.Loss(target=block.target)
         if extras.mixup or extras.cutmix:
-            images, share, other_B = blend_images(images, label_B, rng, extras)
+            images, share, partner_B = blend_images(images, label_B, rng, extras)
             logits_BV = model(images)
-            own = losses.target_loss(logits_BV, label_B, weight_B * share, extras)
-            other = losses.target_loss(logits_BV, other_B, weight_B * (1.0 - share), extras)
-            loss = Loss(*jax.tree.map(jnp.add, tuple(own), tuple(other)))
+            own_loss = losses.target_loss(logits_BV, label_B, weight_B * share, extras)
+            partner_loss = losses.target_loss(logits_BV, partner_B, weight_B * (1.0 - share), extras)
+            loss = Loss(*jax.tree.map(jnp.add, tuple(own_loss), tuple(partner_loss)))
         else:
             logits_BV = model(images)
             if not is_ours:
@@ -125,24 +127,24 @@ class Classify(Task):
 
     def predict(self, model: Any, batch: dict[str, Array]) -> Array:
         """Return logits_BV, or the numbers in the unit of a table's label, of `image` [B, ...] or `features` [B, F]."""
-        logits_BV = model(self._inputs(model, batch))
+        logits_BV = model(self._model_inputs(model, batch))
         return logits_BV if self._scale is None else self._scale.outside(logits_BV)
 
-    def tells_classes(self, spec: TrainSpec) -> bool:
+    def reports_classes(self, spec: TrainSpec) -> bool:
         """Return whether an evaluation reports on classes: labels are classes, and the loss is of the logits."""
         return type(self).loss is Classify.loss and spec.loss.target == "class"
 
-    def seen(self, model: Any, batch: dict[str, Array]) -> Seen:
+    def score_batch(self, model: Any, batch: dict[str, Array]) -> ExampleScores:
         """Return the results for each example of a batch, for the report of an evaluation."""
-        return seen(model(self._inputs(model, batch)), batch["label"])
+        return score_examples(model(self._model_inputs(model, batch)), batch["label"])
 
-    def classification(self) -> Classification:
+    def start_classification(self) -> Classification:
         """Return a new accumulator for the results of an evaluation."""
         assert self._classes is not None, "the loss is traced first"
         return Classification(self._classes)
 
     @property
-    def names(self) -> list[str]:
+    def class_names(self) -> list[str]:
         """The names of the classes, as far as they have names."""
         return list((self._described or {}).get("classes", ()))
 
@@ -154,7 +156,7 @@ class Classify(Task):
         return source
 
     def _examples(self, raw: Batch) -> Batch:
-        key, label_B = self._key(raw), ranges.get_value(raw, "label")
+        key, label_B = self._input_key(raw), ranges.get_value(raw, "label")
         return {key: ranges.get_value(raw, key), "label": ranges.read_labels(label_B, self._target)}
 
     @many_by(_examples)
@@ -164,17 +166,17 @@ class Classify(Task):
         Raises Unusable where one is missing, and for a label that is not one whole number; its shape may be [], [1]
         or [1, 1]. For other targets than a class `label` is a float32: 0 or 1 for each class, or any numbers.
         """
-        label, key = ranges.get_value(raw, "label"), self._key(raw)
+        label, key = ranges.get_value(raw, "label"), self._input_key(raw)
         readers = {"class": ranges.read_class, "multi_label": ranges.read_flags}
         read = readers.get(self._target, ranges.read_numbers)
         return {key: np.asarray(ranges.get_value(raw, key)), "label": read(label)}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
         """Return the first row whose label is no class of the model, and a sentence; None for a user's loss."""
-        if not self.tells_classes(spec):
+        if not self.reports_classes(spec):
             return None
         classes = self._classes
-        if isinstance(spec.model, specs.MLP | specs.OfImages) and type(self).model is Classify.model:
+        if isinstance(spec.model, specs.MLP | specs.ImageModel) and type(self).model is Classify.model:
             classes = spec.model.classes
         return None if classes is None else ranges.find_outside("label", batch["label"], classes, "the model's classes")
 
@@ -186,14 +188,14 @@ class Classify(Task):
         if source is None:
             return None
         forms = Examples(source, self.example).forms
-        form = forms[self._key(forms)]
+        form = forms[self._input_key(forms)]
         about = {"target": self._target, "shape": list(form.shape)}
         packed: Mapping[str, Any] = as_data_source(source).about
         if isinstance(source, Rows | Tables):
             return {"kind": "table", **about, **source.described}
         if packed.get("kind") == "table":
             return {"kind": "table", **about, **{key: packed[key] for key in DESCRIBED}}
-        if not isinstance(spec.data, OfImages) or form.dtype != np.uint8 or len(form.shape) not in (2, 3):
+        if not isinstance(spec.data, ImageSource) or form.dtype != np.uint8 or len(form.shape) not in (2, 3):
             return None
         classes = list(source.index.classes) if isinstance(source, Pictures) else packed.get("classes", [])
         share = 1.0 if spec.data.augment is None else spec.data.augment.eval_crop
@@ -204,19 +206,19 @@ class Classify(Task):
         self._described, self._target = described, described["target"]
         self._scale = Scale.of(described["scale"]) if described.get("scale") else None
 
-    def _inputs(self, model: Any, batch: dict[str, Array]) -> Array:
+    def _model_inputs(self, model: Any, batch: dict[str, Array]) -> Array:
         """Return the input of the model: normalized images, or features, which the table has scaled."""
-        if self._key(batch) == "features":
+        if self._input_key(batch) == "features":
             return batch["features"]
         image = batch["image"]
         pixels = model.pixels if isinstance(model, HasPixels) else None
-        return standardized(image) if pixels is None else scaled(image, *pixels)
+        return standardize_images(image) if pixels is None else scale_images(image, *pixels)
 
     @staticmethod
-    def _key(example: Mapping[str, Any]) -> str:
+    def _input_key(example: Mapping[str, Any]) -> str:
         return "features" if "features" in example else "image"
 
-    def _check_image(self, spec: TrainSpec, config: specs.OfImages) -> None:
+    def _check_image(self, spec: TrainSpec, config: specs.ImageModel) -> None:
         shape, channels = self._image_shape(spec), config.channels
         if len(shape) < 2:
             raise SpecError(
@@ -238,7 +240,7 @@ class Classify(Task):
         if source is None:
             raise DataError("train.data has no training examples to take the images' shape from")
         forms = Examples(source, self.example).forms  # which gives who takes a generator one
-        return forms[self._key(forms)].shape
+        return forms[self._input_key(forms)].shape
 
 
 def _read_scale(source: Source, target: str) -> Scale | None:
@@ -246,15 +248,16 @@ def _read_scale(source: Source, target: str) -> Scale | None:
     if isinstance(source, Rows | Tables):
         return source.scale
     packed: Mapping[str, Any] = as_data_source(source).about
-    if (was := packed.get("target", target)) != target:
+    if (packed_target := packed.get("target", target)) != target:
         raise SpecError(
-            f"train.loss.target = {target}, and the records of train.data.path were packed with {was}; pack them "
-            f"again, or set it to {was}"
+            f"train.loss.target = {target}, and the records of train.data.path were packed with "
+            f"{packed_target}; pack them "
+            f"again, or set it to {packed_target}"
         )
     return Scale.of(packed["scale"]) if packed.get("scale") else None
 
 
-def standardized(image: Array) -> Array:
+def standardize_images(image: Array) -> Array:
     """Return each image [B, ...] in float32 with mean 0 and variance 1: the range of its bytes does not matter."""
     pixels = image.astype(jnp.float32)
     axes = tuple(range(1, image.ndim))
@@ -262,7 +265,7 @@ def standardized(image: Array) -> Array:
     return centred * jax.lax.rsqrt(jnp.square(centred).mean(axes, keepdims=True) + 1e-6)
 
 
-def scaled(image: Array, mean: Sequence[float], std: Sequence[float]) -> Array:
+def scale_images(image: Array, mean: Sequence[float], std: Sequence[float]) -> Array:
     """Return (image - mean) / std in float32, by channel, the last axis."""
     pixels = image.astype(jnp.float32)
     shape = (1,) * (image.ndim - 1) + (-1,)
@@ -275,19 +278,19 @@ def blend_images(images: Array, label: Array, rng: Array, block: specs.Loss) -> 
 
     With both kinds a step draws one of them. Raises SpecError for CutMix of what has no height and width.
     """
-    other = label[::-1]
+    partner_label = label[::-1]
     if not block.cutmix:
-        return *mix_up(images, jax.random.beta(rng, block.mixup, block.mixup)), other
+        return *mix_up(images, jax.random.beta(rng, block.mixup, block.mixup)), partner_label
     if images.ndim < 3:
         raise SpecError(f"train.loss.cutmix pastes a part of an image, and the examples have shape {images.shape[1:]}")
     share_rng, place_rng, kind_rng = jax.random.split(rng, 3)
     place = jax.random.uniform(place_rng, (2,))
     cut = cut_mix(images, jax.random.beta(share_rng, block.cutmix, block.cutmix), place)
     if not block.mixup:
-        return *cut, other
+        return *cut, partner_label
     mixed = mix_up(images, jax.random.beta(share_rng, block.mixup, block.mixup))
     is_cut = jax.random.bernoulli(kind_rng)
-    return jnp.where(is_cut, cut[0], mixed[0]), jnp.where(is_cut, cut[1], mixed[1]), other
+    return jnp.where(is_cut, cut[0], mixed[0]), jnp.where(is_cut, cut[1], mixed[1]), partner_label
 
 
 def mix_up(images: Array, share: Array) -> tuple[Array, Array]:
@@ -302,13 +305,13 @@ def cut_mix(images_BYX: Array, share: Array, place: Array) -> tuple[Array, Array
     Yun et al. 2019, "CutMix".
     """
     side = jnp.sqrt(1.0 - share)
-    inside = []
+    masks = []
     for axis, at in ((1, place[0]), (2, place[1])):
         size = images_BYX.shape[axis]
         middle, half = jnp.floor(at * size), jnp.floor(0.5 * side * size)
         first, last = jnp.maximum(middle - half, 0.0), jnp.minimum(middle + half, size)
         places = jnp.arange(size, dtype=jnp.float32)
-        inside.append((places >= first) & (places < last))
-    is_pasted_YX = inside[0][:, None] & inside[1][None, :]
+        masks.append((places >= first) & (places < last))
+    is_pasted_YX = masks[0][:, None] & masks[1][None, :]
     shape = (1, *is_pasted_YX.shape, *[1] * (images_BYX.ndim - 3))
     return jnp.where(is_pasted_YX.reshape(shape), images_BYX[::-1], images_BYX), 1.0 - is_pasted_YX.mean()

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from jaxlaunch.trainer import spec as specs
-from jaxlaunch.trainer.adapters.lora import reference_of
+from jaxlaunch.trainer.adapters.lora import evaluation_reference
 from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, Unusable
@@ -56,10 +56,10 @@ class Preference(Task):
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
         """Return the mean over pairs, each times its `weight` [B]; rewards are beta times the log-ratios."""
-        pairs = padding.rows(batch)
-        ours_B2, penalty = _log_probabilities(model, pairs)
-        theirs_B2, _ = _log_probabilities(reference_of(model), pairs)
-        rewards_B2 = self._config.beta * (ours_B2 - jax.lax.stop_gradient(theirs_B2))
+        pairs = padding.split_rows(batch)
+        model_B2, penalty = _log_probabilities(model, pairs)
+        reference_B2, _ = _log_probabilities(evaluation_reference(model), pairs)
+        rewards_B2 = self._config.beta * (model_B2 - jax.lax.stop_gradient(reference_B2))
         chosen_B, rejected_B = rewards_B2[:, 0], rewards_B2[:, 1]
         margin_B, weight_B = chosen_B - rejected_B, batch["weight"]
         weight = weight_B.sum()
@@ -77,7 +77,7 @@ class Preference(Task):
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         """Return the pairs that `train.data` describes. Raises DataError, SpecError."""
         source = open_source(spec, split)
-        return _Pairs(source) if source is not None and isinstance(spec.data, specs.Synthetic) else source
+        return _PairSource(source) if source is not None and isinstance(spec.data, specs.Synthetic) else source
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Return `tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2]. Raises Unusable for others."""
@@ -87,9 +87,11 @@ class Preference(Task):
         width = tokens_2T.shape[1]
         length = ranges.read_integers("length", raw.get("length", [width, width]))
         mask = np.asarray(raw["mask"] if "mask" in raw else np.ones((2, width - 1)), np.float32)
-        for key, array, wanted in (("mask", mask, (2, width - 1)), ("length", length, (2,))):
-            if array.shape != wanted:
-                raise Unusable(f"{key} of shape {list(array.shape)}, but a pair of {width} tokens has {list(wanted)}")
+        for key, array, expected_shape in (("mask", mask, (2, width - 1)), ("length", length, (2,))):
+            if array.shape != expected_shape:
+                raise Unusable(
+                    f"{key} of shape {list(array.shape)}, but a pair of {width} tokens has {list(expected_shape)}"
+                )
         return {"tokens": tokens_2T, "length": length, "mask": mask}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
@@ -103,7 +105,7 @@ class Preference(Task):
         return ranges.find_outside("token", tokens_B2T, config.vocab, "the vocabulary")
 
 
-class _Pairs(DataSource):
+class _PairSource(DataSource):
     """A source of pairs of consecutive examples, for smoke tests and the plan of a job."""
 
     def __init__(self, rows: Source) -> None:
@@ -122,12 +124,12 @@ class _Pairs(DataSource):
 def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Array | None]:
     """Return log-probabilities [B, 2] of chosen and rejected texts, and a penalty per token that training adds."""
     tokens_RT = pairs["tokens"]  # R rows: 2 B
-    weight_RL = pairs["mask"] * padding.targets(pairs).astype(pairs["mask"].dtype)
+    weight_RL = pairs["mask"] * padding.target_mask(pairs).astype(pairs["mask"].dtype)
     inputs_RL, labels_RL = tokens_RT[:, :-1], tokens_RT[:, 1:]
     if not isinstance(model, LanguageModel):
         # Padding follows everything that is predicted, so it changes nothing.
         return losses.log_probabilities(model(inputs_RL), labels_RL, weight_RL).reshape(-1, 2), None
-    features = model.read(inputs_RL, Visible(None, None, pairs["length"]), padding.read(pairs))
+    features = model.read(inputs_RL, Visible(None, None, pairs["length"]), padding.input_mask(pairs))
     sums_R = lm.score_logits(model, features.x_BLD, labels_RL, weight_RL, losses.log_probabilities)
     return sums_R.reshape(-1, 2), features.penalty
 

@@ -32,7 +32,7 @@ from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, Examples, Unusable
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.models import foreign
+from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.gpt2 import GPT2
 from jaxlaunch.trainer.models.language_model import LanguageModel
@@ -45,9 +45,9 @@ from jaxlaunch.trainer.tasks import losses, ranges
 # Keys of an example about its tokens.
 TOKEN_KEYS = ("attention_mask", "segments", "length")
 # exp of this is still a finite number of 64 bits.
-LARGEST = 700.0
+MAX_EXPONENT = 700.0
 # The key of the number of bytes of text behind the targets of an example.
-BYTES = "text_bytes"
+TEXT_BYTES = "text_bytes"
 
 
 class NextToken(Task):
@@ -65,14 +65,14 @@ class NextToken(Task):
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
         """Return a decoder, GPT-2, or a model of the user's: (tokens_BL, attention mask if any) -> logits_BLV."""
-        options = ModelOptions.of(spec)
+        options = ModelOptions.from_spec(spec)
         match spec.model:
             case specs.Decoder() as config:
                 return Decoder(config, rngs, options)
             case specs.GPT2() as config:
                 return GPT2(config, rngs, options)
             case specs.CustomModel() as config:
-                return foreign.build(spec, config, rngs, lambda: (self._tokens(spec),))
+                return custom.build_model(spec, config, rngs, lambda: (self._sample_tokens(spec),))
         raise SpecError(
             f"train.model.kind = {spec.model.kind} does not predict tokens; use decoder, gpt2 or module:Name"
         )
@@ -86,11 +86,11 @@ class NextToken(Task):
         inputs_BL, keys, labels_BL = tokens_BT[:, :-1], _visible_keys(model, batch), tokens_BT[:, 1:]
         weight_BL = batch["mask"] * batch["weight"][:, None]
         # The first token of an example is not predicted from another one, and padding is not predicted.
-        weight_BL = weight_BL * padding.targets(batch).astype(weight_BL.dtype)
+        weight_BL = weight_BL * padding.target_mask(batch).astype(weight_BL.dtype)
         if isinstance(model, LanguageModel):
             self._vocab = model.head_DV.shape[1]
-            features = model.read(inputs_BL, keys[0] if keys else None, padding.read(batch))
-            sums, means = _cross_entropy(model, features.x_BLD, labels_BL, weight_BL), features.means
+            features = model.read(inputs_BL, keys[0] if keys else None, padding.input_mask(batch))
+            sums, means = _score_cross_entropy(model, features.x_BLD, labels_BL, weight_BL), features.means
             if features.penalty is not None and not model.deterministic:
                 sums = sums._replace(total=sums.total + sums.weight * features.penalty)
         else:
@@ -99,7 +99,7 @@ class NextToken(Task):
             sums, means = losses.cross_entropy(logits_BLV, labels_BL, weight_BL), {}
         metrics = {"accuracy": (sums.correct, sums.weight)}
         metrics |= {name: (mean * sums.weight, sums.weight) for name, mean in means.items()}
-        if (bytes_B := batch.get(BYTES)) is not None:
+        if (bytes_B := batch.get(TEXT_BYTES)) is not None:
             metrics |= {"bits_per_byte": (sums.nats / math.log(2), (bytes_B * batch["weight"]).sum())}
         elif self.are_bytes:
             metrics |= {"bits_per_byte": (sums.nats / math.log(2), sums.weight)}
@@ -122,20 +122,20 @@ class NextToken(Task):
         if "mask" in raw:
             example["mask"] = np.asarray(raw["mask"], np.float32)
         example |= {key: ranges.read_integers(key, raw[key]) for key in TOKEN_KEYS if key in raw}
-        if BYTES in raw:
-            example[BYTES] = np.asarray(raw[BYTES], np.float32)
+        if TEXT_BYTES in raw:
+            example[TEXT_BYTES] = np.asarray(raw[TEXT_BYTES], np.float32)
         for key, value in example.items():
-            wanted = () if key in ("length", BYTES) else (len(tokens_T) - (key == "mask"),)
-            if value.shape != wanted:
+            expected_shape = () if key in ("length", TEXT_BYTES) else (len(tokens_T) - (key == "mask"),)
+            if value.shape != expected_shape:
                 raise Unusable(
-                    f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with {list(wanted)}"
+                    f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with {list(expected_shape)}"
                 )
         if "mask" not in example:
-            is_target_1L = padding.targets({key: value[None] for key, value in example.items()})
+            is_target_1L = padding.target_mask({key: value[None] for key, value in example.items()})
             example["mask"] = is_target_1L[0].astype(np.float32)
         return example
 
-    def _tokens(self, spec: TrainSpec) -> Array:
+    def _sample_tokens(self, spec: TrainSpec) -> Array:
         """Return a batch of one row of tokens for a model, of the length of the first example."""
         source = self.source(spec, "train")
         if source is None:
@@ -144,7 +144,7 @@ class NextToken(Task):
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return what follows from the means of an evaluation: the perplexity, e to the loss of a target."""
-        return {"perplexity": math.exp(min(means["loss"], LARGEST))} if "loss" in means else {}
+        return {"perplexity": math.exp(min(means["loss"], MAX_EXPONENT))} if "loss" in means else {}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
         """Return the first row that is longer than the model's, or whose tokens it does not have, and a sentence on it.
@@ -165,9 +165,9 @@ class NextToken(Task):
         if vocab is None or (tokens_BT.min() >= 0 and tokens_BT.max() < vocab):
             return None
         wrong_BT = (tokens_BT < 0) | (tokens_BT >= vocab)
-        counts_BT = ranges.counting_tokens(batch, np.flatnonzero(wrong_BT.any(1)), seen=is_ours)
-        why = f"outside 0 to {vocab - 1}, the vocabulary"
-        fault = ranges.find_wrong("token", tokens_BT, wrong_BT & counts_BT, why)
+        counts_BT = ranges.find_counted_tokens(batch, np.flatnonzero(wrong_BT.any(1)), include_read=is_ours)
+        reason = f"outside 0 to {vocab - 1}, the vocabulary"
+        fault = ranges.find_wrong("token", tokens_BT, wrong_BT & counts_BT, reason)
         if fault is None and is_ours:
             tokens_BT[wrong_BT] = 0
         return fault
@@ -188,7 +188,7 @@ def _visible_keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible,
     return (arrays["attention_mask"][:, :-1],)
 
 
-def _cross_entropy(model: LanguageModel, x_BLD: Array, labels_BL: Array, weight_BL: Array) -> losses.Sums:
+def _score_cross_entropy(model: LanguageModel, x_BLD: Array, labels_BL: Array, weight_BL: Array) -> losses.Sums:
     """Return the cross-entropy of a built-in model, in chunks if its logits would fill a device.
 
     Training in bfloat16 keeps its logits in bfloat16, because in float32 they would be the largest array of a step. The
@@ -198,9 +198,9 @@ def _cross_entropy(model: LanguageModel, x_BLD: Array, labels_BL: Array, weight_
         return score_logits(model, x_BLD, labels_BL, weight_BL, losses.cross_entropy)
     score = partial(losses.cross_entropy, terms=specs.Loss(z=model.loss.z, smoothing=model.loss.smoothing))
     is_narrow = x_BLD.dtype == jnp.bfloat16 and model.cap is None
-    kept = jnp.dtype(jnp.bfloat16) if is_narrow else model.output
+    logits_dtype = jnp.dtype(jnp.bfloat16) if is_narrow else model.output
     # float16 has no room for the gradients of a loss that is not scaled yet.
-    return score_logits(model, x_BLD, labels_BL, weight_BL, score, kept, at_once=x_BLD.dtype != jnp.float16)
+    return score_logits(model, x_BLD, labels_BL, weight_BL, score, logits_dtype, at_once=x_BLD.dtype != jnp.float16)
 
 
 def score_logits(
@@ -209,22 +209,22 @@ def score_logits(
     labels_BL: Array,
     weight_BL: Array,
     score: Callable[[Array, Array, Array], losses.Summed],
-    kept: jnp.dtype | None = None,
+    logits_dtype: jnp.dtype | None = None,
     at_once: bool = False,
 ) -> losses.Summed:
     """Return `score` of the model's logits, labels and weights, a sum over positions; see losses.sum_in_chunks.
 
-    The backward pass keeps the logits alone, in `kept`, by default the model's output dtype, and computes again what
-    `score` makes of them, arrays of the same size.
+    The backward pass keeps the logits alone, in `logits_dtype`, by default the model's output dtype, and computes again
+    what `score` makes of them, arrays of the same size.
     """
-    project, size = partial(model.project, output=kept), jnp.dtype(kept or model.output).itemsize
-    count, head_DV = _chunks(model.loss.chunks, labels_BL.shape, model.head_DV, size), model.head_DV
+    project, size = partial(model.project, output=logits_dtype), jnp.dtype(logits_dtype or model.output).itemsize
+    count, head_DV = _choose_chunks(model.loss.chunks, labels_BL.shape, model.head_DV, size), model.head_DV
     if count == 1:
         return jax.checkpoint(score, prevent_cse=False)(project(x_BLD, head_DV), labels_BL, weight_BL)
     return losses.sum_in_chunks(project, head_DV, x_BLD, labels_BL, weight_BL, count, score, at_once)
 
 
-def _chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array, size: int) -> int:
+def _choose_chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array, size: int) -> int:
     """Return the number of chunks for logits of `size` bytes each.
 
     It is one if the logits are not far larger than the head's gradient, of which chunks hold a second copy. That
@@ -235,6 +235,6 @@ def _chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array, size: int
     (batch, length), (width, vocab), mesh = shape, head_DV.shape, jax.sharding.get_abstract_mesh()
     devices = max(1, mesh.size)
     rows = batch * length * mesh.shape.get("mp", 1) / devices  # of a device's logits; mp splits both along V
-    half = width * vocab / mesh.shape.get("mp", 1)  # bytes of half the head's gradient, in bfloat16
-    most = max(losses.LOGITS_BYTES, half)
-    return 1 if rows < 2 * width else losses.count_chunks(length, size * batch * length * vocab / devices, most)
+    half_gradient_bytes = width * vocab / mesh.shape.get("mp", 1)  # bytes of half the head's gradient, in bfloat16
+    max_bytes = max(losses.CHUNK_LOGITS_BYTES, half_gradient_bytes)
+    return 1 if rows < 2 * width else losses.count_chunks(length, size * batch * length * vocab / devices, max_bytes)

@@ -15,14 +15,14 @@ from jax import Array
 
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.parallel.sharding import gathered
+from jaxlaunch.trainer.parallel.sharding import gather_weight
 from jaxlaunch.trainer.task import Loss
 
 Summed = TypeVar("Summed")  # arrays that add up over positions
 # With this many classes or more, top-5 accuracy is reported.
-MANY = 100
+TOP5_MIN_CLASSES = 100
 # Bytes of a device's logits at a time, if the job sets no number of chunks.
-LOGITS_BYTES = 2**28
+CHUNK_LOGITS_BYTES = 2**28
 
 
 # Terms that training adds to the loss:
@@ -30,7 +30,7 @@ LOGITS_BYTES = 2**28
 # smoothing of the label's weight, spread over all classes. Szegedy et al. 2016
 # focal, power of the share that the model does not give the label. Lin et al. 2017
 # class_weights in the mean, as PyTorch weighs; of sigmoids, the positive terms
-PLAIN = specs.Loss()
+PLAIN_TERMS = specs.Loss()
 
 
 class Sums(NamedTuple):
@@ -42,38 +42,38 @@ class Sums(NamedTuple):
     weight: Array
 
 
-def cross_entropy(logits: Array, labels: Array, weight: Array, terms: specs.Loss = PLAIN) -> Sums:
+def cross_entropy(logits: Array, labels: Array, weight: Array, terms: specs.Loss = PLAIN_TERMS) -> Sums:
     """Return the cross-entropy and hits of `logits` [..., V] against integers `labels` [...], each times `weight`.
 
     Positions of weight 0 add exactly 0, to the gradient too, whatever they hold. Any other position's label outside the
     vocabulary makes the sum NaN, so that it is found at the first step. Raises SpecError for shapes that do not fit:
     labels [B, 1] would broadcast to all pairs of examples.
     """
-    each, counts = _softmax(logits, labels, weight), weight != 0.0
+    softmax, counts = _compute_softmax(logits, labels, weight), weight != 0.0
     if terms.class_weights is None:
-        total, weighed = each.nats, weight
+        total, weighted = softmax.nats, weight
         if terms.smoothing:
-            total = total + terms.smoothing * (each.chosen - each.logits.mean(-1))
+            total = total + terms.smoothing * (softmax.chosen - softmax.logits.mean(-1))
     else:
         by_class_V = jnp.asarray(terms.class_weights, jnp.float32)
-        of_label = jnp.take(by_class_V, labels, mode="clip")
-        total, weighed = of_label * each.nats, weight * of_label
+        label_weight = jnp.take(by_class_V, labels, mode="clip")
+        total, weighted = label_weight * softmax.nats, weight * label_weight
         if terms.smoothing:
-            spread = jnp.matmul(each.log_sum[..., None] - each.logits, by_class_V) / by_class_V.shape[0]
+            spread = jnp.matmul(softmax.log_sum[..., None] - softmax.logits, by_class_V) / by_class_V.shape[0]
             total = (1.0 - terms.smoothing) * total + terms.smoothing * spread
     if terms.focal:
-        total = total * _focal_factor(each.nats, terms.focal)
+        total = total * _focal_factor(softmax.nats, terms.focal)
     if terms.z:
-        total = total + terms.z * jnp.square(each.log_sum + each.largest)
+        total = total + terms.z * jnp.square(softmax.log_sum + softmax.largest)
     return Sums(
         total=jnp.where(counts, total * weight, 0.0).sum(),
-        nats=jnp.where(counts, each.nats * weight, 0.0).sum(),
-        correct=jnp.where(each.is_first, weight, 0.0).sum(),
-        weight=weighed.sum(),
+        nats=jnp.where(counts, softmax.nats * weight, 0.0).sum(),
+        correct=jnp.where(softmax.is_first, weight, 0.0).sum(),
+        weight=weighted.sum(),
     )
 
 
-def count_before(logits_BV: Array, label_B: Array) -> Array:
+def count_classes_above(logits_BV: Array, label_B: Array) -> Array:
     """Count the classes with a larger logit than the label, or with an equal one and a smaller number."""
     places_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
     chosen_B1 = jnp.where(places_BV == label_B[:, None], logits_BV, 0.0).sum(-1, keepdims=True)
@@ -81,7 +81,7 @@ def count_before(logits_BV: Array, label_B: Array) -> Array:
     return before_BV.sum(-1)
 
 
-def multi_label_loss(logits_BV: Array, label_BV: Array, weight_B: Array, terms: specs.Loss = PLAIN) -> Loss:
+def multi_label_loss(logits_BV: Array, label_BV: Array, weight_B: Array, terms: specs.Loss = PLAIN_TERMS) -> Loss:
     """Return the binary cross-entropy of each class, a row's mean over its classes, with `accuracy` and `f1`.
 
     A class is predicted where its logit is above 0. Rows of weight 0 add exactly 0.
@@ -94,21 +94,21 @@ def multi_label_loss(logits_BV: Array, label_BV: Array, weight_B: Array, terms: 
         )
     counts_B = weight_B != 0.0
     logits_BV = jnp.where(counts_B[:, None], logits_BV.astype(jnp.float32), 0.0)
-    is_there_BV, predicted_BV = label_BV.astype(jnp.float32), (logits_BV > 0.0).astype(jnp.float32)
-    wanted_BV = is_there_BV * (1.0 - terms.smoothing) + 0.5 * terms.smoothing
+    is_label_BV, predicted_BV = label_BV.astype(jnp.float32), (logits_BV > 0.0).astype(jnp.float32)
+    target_BV = is_label_BV * (1.0 - terms.smoothing) + 0.5 * terms.smoothing
     positive = 1.0 if terms.class_weights is None else jnp.asarray(terms.class_weights, jnp.float32)[None, :]
     yes_BV, no_BV = jax.nn.softplus(-logits_BV), jax.nn.softplus(logits_BV)
-    nats_BV = positive * wanted_BV * yes_BV + (1.0 - wanted_BV) * no_BV
+    nats_BV = positive * target_BV * yes_BV + (1.0 - target_BV) * no_BV
     if terms.focal:
-        nats_BV = nats_BV * _focal_factor(jnp.where(is_there_BV > 0.5, yes_BV, no_BV), terms.focal)
-    is_right_BV = (predicted_BV == is_there_BV).astype(jnp.float32)
+        nats_BV = nats_BV * _focal_factor(jnp.where(is_label_BV > 0.5, yes_BV, no_BV), terms.focal)
+    is_right_BV = (predicted_BV == is_label_BV).astype(jnp.float32)
     # F1 is twice the correctly predicted classes over the sum of the true and the predicted ones.
-    both_B, either_B = 2.0 * (predicted_BV * is_there_BV).sum(-1), predicted_BV.sum(-1) + is_there_BV.sum(-1)
+    overlap_B, sizes_B = 2.0 * (predicted_BV * is_label_BV).sum(-1), predicted_BV.sum(-1) + is_label_BV.sum(-1)
     is_right_B = jnp.where(counts_B, is_right_BV.mean(-1), 0.0)
     nats_B = jnp.where(counts_B, nats_BV.mean(-1), 0.0)
-    total, right, both, either = nats_B @ weight_B, is_right_B @ weight_B, both_B @ weight_B, either_B @ weight_B
+    total, right, overlap, sizes = nats_B @ weight_B, is_right_B @ weight_B, overlap_B @ weight_B, sizes_B @ weight_B
     count = weight_B.sum()
-    return Loss(total, count, {"accuracy": (right, count), "f1": (both, either)})
+    return Loss(total, count, {"accuracy": (right, count), "f1": (overlap, sizes)})
 
 
 def squared_error(output_BK: Array, number_BK: Array, weight_B: Array) -> tuple[Array, Array]:
@@ -134,8 +134,8 @@ def target_loss(logits_BV: Array, label: Array, weight_B: Array, block: specs.Lo
         return multi_label_loss(logits_BV, label, weight_B, block)
     sums = cross_entropy(logits_BV, label, weight_B, block)
     metrics = {"accuracy": (sums.correct, count)}
-    if logits_BV.shape[-1] >= MANY:
-        metrics["top5"] = jnp.where(count_before(logits_BV, label) < 5, weight_B, 0.0).sum(), count
+    if logits_BV.shape[-1] >= TOP5_MIN_CLASSES:
+        metrics["top5"] = jnp.where(count_classes_above(logits_BV, label) < 5, weight_B, 0.0).sum(), count
     return Loss(sums.total, sums.weight, metrics)
 
 
@@ -150,7 +150,7 @@ def log_probabilities(logits: Array, labels: Array, weight: Array) -> Array:
 
     As `cross_entropy` where a position has weight 0, a label is outside the vocabulary or a shape does not fit.
     """
-    return -jnp.where(weight != 0.0, _softmax(logits, labels, weight).nats * weight, 0.0).sum(-1)
+    return -jnp.where(weight != 0.0, _compute_softmax(logits, labels, weight).nats * weight, 0.0).sum(-1)
 
 
 class _Softmax(NamedTuple):
@@ -164,7 +164,7 @@ class _Softmax(NamedTuple):
     is_first: Array  # the label is what argmax gives, the first of the largest
 
 
-def _softmax(logits: Array, labels: Array, weight: Array) -> _Softmax:
+def _compute_softmax(logits: Array, labels: Array, weight: Array) -> _Softmax:
     for name, array in (("labels", labels), ("weights", weight)):
         if array.shape != logits.shape[:-1]:
             raise SpecError(
@@ -205,29 +205,29 @@ def sum_in_chunks(
     head's gradient is summed over the parts in float32, on each device for its share.
     """
 
-    def split(array: Array) -> Array:
+    def split_chunks(array: Array) -> Array:
         # [B, L, ...] -> [count, B, L / count, ...]: no row leaves its device.
-        batch, length, *rest = array.shape
-        return array.reshape(batch, count, length // count, *rest).swapaxes(0, 1)
+        batch, length, *inner_shape = array.shape
+        return array.reshape(batch, count, length // count, *inner_shape).swapaxes(0, 1)
 
     def part_sums(wide_DV: Array, part: tuple[Array, Array, Array]) -> Summed:
         x, labels, weight = part
-        narrow_DV = gathered(wide_DV.astype(head_DV.dtype), "embed", "vocab")
+        narrow_DV = gather_weight(wide_DV.astype(head_DV.dtype), "embed", "vocab")
         return score(project(x, narrow_DV), labels, weight)
 
-    parts = tuple(map(split, (x_BLD, labels_BL, weight_BL)))
+    parts = tuple(map(split_chunks, (x_BLD, labels_BL, weight_BL)))
     sum_parts: Any = _sum_parts_at_once if at_once else _sum_parts
     return sum_parts(part_sums, head_DV.astype(jnp.float32), parts)
 
 
 def _sum_parts(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
-    def add(sums: Summed, part: tuple[Array, ...]) -> tuple[Summed, None]:
+    def add_part(sums: Summed, part: tuple[Array, ...]) -> tuple[Summed, None]:
         return jax.tree.map(jnp.add, sums, part_sums(wide_DV, part)), None
 
-    return jax.lax.scan(jax.checkpoint(add, prevent_cse=False), _zeros(part_sums, wide_DV, parts), parts)[0]
+    return jax.lax.scan(jax.checkpoint(add_part, prevent_cse=False), _zero_sums(part_sums, wide_DV, parts), parts)[0]
 
 
-def _zeros(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
+def _zero_sums(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
     part = tuple(jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in parts)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part_sums, wide_DV, part))
 
@@ -238,31 +238,33 @@ def _sum_parts_at_once(part_sums: Callable[..., Sums], wide_DV: Array, parts: tu
     return _sum_parts(part_sums, wide_DV, parts)
 
 
-def _forward(
+def _sum_parts_forward(
     part_sums: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]
 ) -> tuple[Sums, tuple[Array, Array]]:
-    def total(wide_DV: Array, x: Array, rest: tuple[Array, ...]) -> tuple[Array, Sums]:
-        sums = part_sums(wide_DV, (x, *rest))
+    def part_total(wide_DV: Array, x: Array, labels_and_weight: tuple[Array, ...]) -> tuple[Array, Sums]:
+        sums = part_sums(wide_DV, (x, *labels_and_weight))
         return sums.total, sums
 
-    def add(carry: tuple[Sums, Array], part: tuple[Array, ...]) -> tuple[tuple[Sums, Array], Array]:
-        (head_gradient, x_gradient), sums = jax.grad(total, (0, 1), has_aux=True)(wide_DV, part[0], part[1:])
+    def add_part(carry: tuple[Sums, Array], part: tuple[Array, ...]) -> tuple[tuple[Sums, Array], Array]:
+        (head_gradient, x_gradient), sums = jax.grad(part_total, (0, 1), has_aux=True)(wide_DV, part[0], part[1:])
         return jax.tree.map(jnp.add, carry, (sums, head_gradient)), x_gradient
 
-    zeros = _zeros(part_sums, wide_DV, parts), jnp.zeros_like(wide_DV)
-    (sums, head_gradient), x_gradients = jax.lax.scan(add, zeros, parts)
+    zeros = _zero_sums(part_sums, wide_DV, parts), jnp.zeros_like(wide_DV)
+    (sums, head_gradient), x_gradients = jax.lax.scan(add_part, zeros, parts)
     return sums, (head_gradient, x_gradients)
 
 
-def _backward(part_sums: Callable[..., Sums], kept: tuple[Array, Array], cotangent: Sums) -> tuple[Any, ...]:
-    head_gradient, x_gradients = kept
+def _sum_parts_backward(
+    part_sums: Callable[..., Sums], gradients: tuple[Array, Array], cotangent: Sums
+) -> tuple[Any, ...]:
+    head_gradient, x_gradients = gradients
     scaled = (cotangent.total * x_gradients.astype(jnp.float32)).astype(x_gradients.dtype)
     return cotangent.total * head_gradient, (scaled, None, None)
 
 
-_sum_parts_at_once.defvjp(_forward, _backward)
+_sum_parts_at_once.defvjp(_sum_parts_forward, _sum_parts_backward)
 
 
-def count_chunks(length: int, logits_bytes: float, most: float = LOGITS_BYTES) -> int:
-    """Return the fewest equal parts of `length` that keep a device's logits within `most` bytes."""
-    return next(n for n in range(1, length + 1) if length % n == 0 and (logits_bytes / n <= most or n == length))
+def count_chunks(length: int, logits_bytes: float, max_bytes: float = CHUNK_LOGITS_BYTES) -> int:
+    """Return the fewest equal parts of `length` that keep a device's logits within `max_bytes` bytes."""
+    return next(n for n in range(1, length + 1) if length % n == 0 and (logits_bytes / n <= max_bytes or n == length))

@@ -80,25 +80,25 @@ def read_labels(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
     return label_B
 
 
-def find_outside(key: str, array_BX: npt.NDArray[Any], size: int, what: str) -> tuple[int, str] | None:
-    """Return the first row with a number outside 0 … size − 1, the range of `what`, and a sentence; or None."""
+def find_outside(key: str, array_BX: npt.NDArray[Any], size: int, description: str) -> tuple[int, str] | None:
+    """Return the first row with a number outside 0 … size − 1, the range of `description`, and a sentence; or None."""
     if not array_BX.size or (array_BX.min() >= 0 and array_BX.max() < size):
         return None
-    return find_wrong(key, array_BX, (array_BX < 0) | (array_BX >= size), f"outside 0 to {size - 1}, {what}")
+    return find_wrong(key, array_BX, (array_BX < 0) | (array_BX >= size), f"outside 0 to {size - 1}, {description}")
 
 
 def find_wrong(
-    key: str, array_BX: npt.NDArray[Any], wrong_BX: npt.NDArray[np.bool_], why: str
+    key: str, array_BX: npt.NDArray[Any], wrong_BX: npt.NDArray[np.bool_], reason: str
 ) -> tuple[int, str] | None:
     """Return the first row with a wrong number and a sentence that names it; None without one."""
     if not wrong_BX.any():
         return None
     row, *place = np.argwhere(wrong_BX)[0].tolist()
-    return row, f"{key} {array_BX[(row, *place)]}{f' at place {place[0]}' if place else ''}, {why}"
+    return row, f"{key} {array_BX[(row, *place)]}{f' at place {place[0]}' if place else ''}, {reason}"
 
 
-def counting_tokens(batch: Batch, rows: npt.NDArray[np.intp], *, seen: bool) -> npt.NDArray[np.bool_]:
-    """Return the mask [B, L + 1] of tokens in these rows that are predicted or, if `seen`, read for a prediction.
+def find_counted_tokens(batch: Batch, rows: npt.NDArray[np.intp], *, include_read: bool) -> npt.NDArray[np.bool_]:
+    """Return the mask [B, L + 1] of tokens that are predicted or, if `include_read`, read for a prediction.
 
     It agrees with the weights of the loss in trainer/tasks/lm, whose keys `batch` has. Other rows are False.
     """
@@ -106,9 +106,9 @@ def counting_tokens(batch: Batch, rows: npt.NDArray[np.intp], *, seen: bool) -> 
     if not len(rows):
         return counts_BT
     batch_R = {key: array[rows] for key, array in batch.items()}
-    real_RT, is_target_RL = padding.real_tokens(batch_R), padding.targets(batch_R)
+    real_RT, is_target_RL = padding.real_tokens(batch_R), padding.target_mask(batch_R)
     counts_BT[rows, 1:] = is_target_RL
-    if seen:
+    if include_read:
         # The queries at and after a key's position in its segment read it, if they predict something.
         index_T = np.arange(real_RT.shape[1])
         for row, real_T, is_target_L in zip(rows, real_RT, is_target_RL, strict=True):

@@ -122,7 +122,7 @@ class Chats:
             import jinja2
         except ImportError:
             raise SpecError(
-                f"The chat template of {self._name} needs the package jinja2: {installation.hint('text')}"
+                f"The chat template of {self._name} needs the package jinja2: {installation.install_hint('text')}"
             ) from None
         from jaxlaunch.trainer.text.chat_template import Template
 
@@ -170,9 +170,9 @@ def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
     """Return the default template and, if there is one, that for rows with tools. Raises SpecError."""
     fault = f"data.tokenizer = {tokenizer.name}"
     sources: dict[str, Any] = {
-        name.removeprefix(saved_files.TEMPLATES).removesuffix(".jinja"): text.decode(errors="replace")
+        name.removeprefix(saved_files.TEMPLATES_FOLDER).removesuffix(".jinja"): text.decode(errors="replace")
         for name, text in tokenizer.files.items()
-        if name.startswith(saved_files.TEMPLATES)
+        if name.startswith(saved_files.TEMPLATES_FOLDER)
     }
     if FILE in tokenizer.files:
         sources[DEFAULT] = tokenizer.files[FILE].decode(errors="replace")

@@ -116,7 +116,7 @@ def make_recipe(
 
 def prepared_root(data: Text) -> str:
     """Return the root folder of prepared rows: the job's, or one in the user's cache folder."""
-    return data.data_dir if data.data_dir is not None else str(user_cache.home("text"))
+    return data.data_dir if data.data_dir is not None else str(user_cache.cache_folder("text"))
 
 
 def digest_files(paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> str:
@@ -163,7 +163,7 @@ def _digest_contents(paths: Sequence[str], folder: Path, is_stopped: Callable[[]
         _hashed.update(settled)
         with contextlib.suppress(OSError):
             kept.parent.mkdir(parents=True, exist_ok=True)
-            atomic_file.write(kept, json.dumps(list(settled.items())).encode())
+            atomic_file.write_file(kept, json.dumps(list(settled.items())).encode())
     return {path: known[absolute[path]][2] for path in paths}
 
 

@@ -97,7 +97,7 @@ def write_part(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Pa
     tables: list[Ints] = []
     rows: list[Ints] = []
     replaced = empty = first = tokens = 0
-    with atomic_file.draft(path.with_suffix(".tokens")) as draft, draft.open("wb") as file:
+    with atomic_file.open_draft(path.with_suffix(".tokens")) as draft, draft.open("wb") as file:
         for lot in _tokenize(recipe, parts):
             key_D = sort_keys(recipe.seed, unit, first + np.arange(len(lot.ids)))
             bucket_D = (key_D % np.uint64(buckets)).astype(np.int64)
@@ -112,7 +112,7 @@ def write_part(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Pa
                 file.write(lot.ids[number].data)
             first, tokens = first + len(lot.ids), tokens + lot.tokens
             replaced, empty = replaced + lot.replaced, empty + lot.empty
-    with atomic_file.draft(path) as draft:
+    with atomic_file.open_draft(path) as draft:
         header = np.array([replaced, empty, len(tables), buckets, first])
         np.concatenate([header, *tables, *(lot_rows.ravel() for lot_rows in rows)]).astype(np.int64).tofile(draft)
 
@@ -380,7 +380,7 @@ def file_digest(path: Path) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically."""
-    atomic_file.write(path, (json.dumps(content, indent=1) + "\n").encode())
+    atomic_file.write_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------

@@ -201,8 +201,8 @@ def load(name: str) -> Tokenizer:
         return Bytes()
     storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if remote.is_remote(name):
-        remote.check("train.data.tokenizer", name)
-        storage = remote.storage(f"reading train.data.tokenizer = {name}", SpecError)
+        remote.check_url("train.data.tokenizer", name)
+        storage = remote.convert_errors(f"reading train.data.tokenizer = {name}", SpecError)
     with storage:
         place = epath.Path(name)
         main = place / MAIN if place.is_dir() else place
@@ -251,7 +251,9 @@ def _parse_tokenizer(name: str, text: bytes) -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise SpecError(f"data.tokenizer = {name} needs the package tokenizers: {installation.hint('text')}") from None
+        raise SpecError(
+            f"data.tokenizer = {name} needs the package tokenizers: {installation.install_hint('text')}"
+        ) from None
     try:
         return tokenizers.Tokenizer.from_str(text.decode())
     except Exception as error:

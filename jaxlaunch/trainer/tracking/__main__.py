@@ -27,13 +27,13 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from jaxlaunch import atomic_file
 from jaxlaunch.runs.journal import STEP, TensorBoard
-from jaxlaunch.trainer.tracking.feeding import LATE, UNOPENED
+from jaxlaunch.trainer.tracking.tracker_feed import LATE_CODE, NOT_OPENED_CODE
 
-STATE, LOCK = "tracker.json", ".tracker.lock"
+STATE_FILE, LOCK_FILE = "tracker.json", ".tracker.lock"
 POLL_S = 0.5
 # The training has priority.
-NICE = 10
-PREFIX = {"metrics": "train", "eval": "eval"}  # journal -> prefix of the names
+NICENESS = 10
+PREFIXES = {"metrics": "train", "eval": "eval"}  # journal -> prefix of the names
 
 
 def main() -> None:
@@ -42,68 +42,68 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         # This program ends when the training does, not on a signal.
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICE)
-    course = _Course()
-    threading.Thread(target=_watch, args=(course, settings), daemon=True).start()
-    with open(os.path.join(settings["folder"], LOCK), "w") as lock:
+    os.nice(NICENESS)
+    course = _Lifecycle()
+    threading.Thread(target=_watch_training, args=(course, settings), daemon=True).start()
+    with open(os.path.join(settings["folder"], LOCK_FILE), "w") as lock:
         # The program of an earlier attempt may still be sending its last lines.
         fcntl.flock(lock, fcntl.LOCK_EX)
         _hand_over(settings, course)
     if course.is_late.is_set():
-        sys.exit(LATE)
+        sys.exit(LATE_CODE)
 
 
-class _Course:
+class _Lifecycle:
     """Events: the training has ended, the tracker is open, and there is no time left for further lines."""
 
     def __init__(self) -> None:
         self.is_over, self.is_open, self.is_late = threading.Event(), threading.Event(), threading.Event()
 
 
-def _watch(course: _Course, limits: Mapping[str, Any]) -> None:
+def _watch_training(course: _Lifecycle, limits: Mapping[str, Any]) -> None:
     """Wait for the end of the training, and end a tracker that does not open or does not return."""
     # The loop does not use stdin's buffer: Python aborts if a thread holds it at exit.
     while os.read(sys.stdin.fileno(), 1 << 16):
         pass
     course.is_over.set()
     if not course.is_open.wait(limits["opens_s"]):
-        os._exit(UNOPENED)
+        os._exit(NOT_OPENED_CODE)
     time.sleep(limits["ends_s"])
     # Read between two lines: a line that was sent but not recorded would be sent again.
     course.is_late.set()
     time.sleep(limits["closes_s"])
-    os._exit(LATE)
+    os._exit(LATE_CODE)
 
 
-def _hand_over(settings: Mapping[str, Any], course: _Course) -> None:
+def _hand_over(settings: Mapping[str, Any], course: _Lifecycle) -> None:
     """Send each line as it appears, until the training has ended or the time is up."""
     folder = settings["folder"]
-    state = _State(folder, settings["tracker"], settings["uid"])
+    state = _TrackerState(folder, settings["tracker"], settings["uid"])
     run = Run(state.id, settings["name"], folder, max(state.sent.values(), default=0))
     tracker = open_tracker(settings["tracker"], run)
     course.is_open.set()
-    files = {journal: _Followed(os.path.join(folder, f"{journal}.jsonl")) for journal in PREFIX}
+    files = {journal: _JournalReader(os.path.join(folder, f"{journal}.jsonl")) for journal in PREFIXES}
     is_last = False
     while True:
-        rows = [(row[STEP], journal, row) for journal, file in files.items() for row in file.rows()]
+        rows = [(row[STEP], journal, row) for journal, file in files.items() for row in file.read_rows()]
         for step, journal, row in sorted(rows, key=lambda item: (item[0], item[1] == "eval")):
             if step > state.sent.get(journal, -1) and not course.is_late.is_set():
                 # The names are those of the TensorBoard events.
                 names = [name for name in row if name not in (STEP, "time") and isinstance(row[name], int | float)]
-                tracker.log(step, {f"{PREFIX[journal]}/{name}": float(row[name]) for name in names})
-                state.keep(journal, step)
-        state.sync()
+                tracker.log(step, {f"{PREFIXES[journal]}/{name}": float(row[name]) for name in names})
+                state.record_step(journal, step)
+        state.sync_file()
         if is_last:
             return tracker.close()
         # One more round sends the lines that were written before the training ended.
         is_last = course.is_over.wait(POLL_S)
 
 
-class _State:
+class _TrackerState:
     """State that survives restarts: the id of the run at its tracker, and the last step sent from each journal."""
 
     def __init__(self, folder: str, tracker: str, uid: str) -> None:
-        self._path = Path(folder, STATE)
+        self._path = Path(folder, STATE_FILE)
         state: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             state = json.loads(self._path.read_text())
@@ -112,33 +112,33 @@ class _State:
         # The uid is the same in all pods of a job, for the case that its run folder does not survive them.
         self._tracker, self.id = tracker, str(state.get("id") or uuid.uuid5(uuid.NAMESPACE_OID, uid).hex)
         self.sent: dict[str, int] = dict(state.get("sent") or {})
-        self._write(is_synced=True)
+        self._write_file(is_synced=True)
 
-    def keep(self, journal: str, step: int) -> None:
+    def record_step(self, journal: str, step: int) -> None:
         """Record that the tracker has the line of this step, even if this process is killed now."""
         self.sent[journal] = step
         # A sync for each line would take longer than many trackers do, and there are only 30 s for the last lines.
-        self._write(is_synced=False)
+        self._write_file(is_synced=False)
 
-    def sync(self) -> None:
+    def sync_file(self) -> None:
         """Sync the file if it has changed."""
         if self._has_news:
-            self._write(is_synced=True)
+            self._write_file(is_synced=True)
 
-    def _write(self, *, is_synced: bool) -> None:
+    def _write_file(self, *, is_synced: bool) -> None:
         state = {"tracker": self._tracker, "id": self.id, "sent": self.sent}
-        atomic_file.write(self._path, json.dumps(state).encode(), is_synced=is_synced)
+        atomic_file.write_file(self._path, json.dumps(state).encode(), is_synced=is_synced)
         self._has_news = not is_synced
 
 
-class _Followed:
+class _JournalReader:
     """A reader that follows a growing journal and returns its new complete lines."""
 
     def __init__(self, path: str) -> None:
         self._path, self._rest = path, b""
         self._file: BinaryIO | None = None
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def read_rows(self) -> Iterator[dict[str, Any]]:
         """Yield the objects in the new lines, without invalid ones."""
         if self._file is None:
             try:
@@ -275,7 +275,7 @@ def open_tracker(name: str, run: Run) -> Tracker:
     # The import is late because it pulls in other modules.
     from jaxlaunch.trainer import user_code
 
-    tracker: Tracker = user_code.load(name)(run)
+    tracker: Tracker = user_code.load_object(name)(run)
     return tracker
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.records import checked
-from jaxlaunch.records.checked import MAX_DEPTH, decode_line
+from jaxlaunch.records import codec
+from jaxlaunch.records.codec import MAX_DEPTH, parse_json
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from jaxlaunch.records.checked import MAX_DEPTH, decode_line
 )
 def test_what_is_no_line_of_json_is_a_value_error_and_nothing_else(line: bytes) -> None:
     with pytest.raises(ValueError):
-        decode_line(line)
+        parse_json(line)
 
 
 @pytest.mark.parametrize(
@@ -34,18 +34,18 @@ def test_what_is_no_line_of_json_is_a_value_error_and_nothing_else(line: bytes) 
     ],
 )
 def test_what_was_read_can_be_written_anywhere(line: bytes, value: Any) -> None:
-    assert decode_line(line) == value
+    assert parse_json(line) == value
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
 def test_a_line_that_nests_too_deep_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "_STRICT", None)
-    monkeypatch.setattr(checked, "_FAST", None)
+    monkeypatch.setattr(codec, "_STRICT", None)
+    monkeypatch.setattr(codec, "_LENIENT", None)
     for line in (b'{"note":' * 8000, b"[" * 60_000, b'["' + rb"\"" * 30_000 + b'",' + b"[" * 40):
         with pytest.raises(ValueError):
-            decode_line(line)
+            parse_json(line)
 
 
 def test_brackets_in_strings_and_beside_each_other_are_not_depth() -> None:
     for value in (["[" * 100, '\\"{' * 50], [[1]] * 100, {str(key): {} for key in range(100)}):
-        assert decode_line(json.dumps(value).encode()) == value
+        assert parse_json(json.dumps(value).encode()) == value

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.records.log_lines import MAX_BYTES, Recorded
+from jaxlaunch.records.log_lines import MAX_ANNOTATION_BYTES, ProgressAnnotation
 from jaxlaunch.records.verdict import verdict_for_code
 
-FULL = Recorded(
+FULL = ProgressAnnotation(
     "1234",
     1_795_000_000.0,
     "stopped",
@@ -25,9 +25,9 @@ FULL = Recorded(
 )
 
 
-@pytest.mark.parametrize("known", [FULL, Recorded("1234", 1.0, "running", 0, 0)], ids=["all", "nothing"])
-def test_what_is_written_is_read_again(known: Recorded) -> None:
-    assert Recorded.from_json(known.to_json(), "1234") == known
+@pytest.mark.parametrize("known", [FULL, ProgressAnnotation("1234", 1.0, "running", 0, 0)], ids=["all", "nothing"])
+def test_what_is_written_is_read_again(known: ProgressAnnotation) -> None:
+    assert ProgressAnnotation.from_json(known.to_json(), "1234") == known
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "😀", '"', "\x1b"])
@@ -36,9 +36,9 @@ def test_it_is_bounded_however_long_the_message_is(letter: str) -> None:
         f"cause_{'x' * 20}_{number}".translate(str.maketrans("0123456789", "abcdefghij")): 2**50 for number in range(20)
     }
     verdict = verdict_for_code(83, letter * 100_000, rank=0, traceback="x" * 100_000)
-    text = Recorded("1234", 1.0, "ended", 3, 1, ends=ends, verdict=verdict).to_json()
-    assert len(text) <= MAX_BYTES
-    found = Recorded.from_json(text, "1234")
+    text = ProgressAnnotation("1234", 1.0, "ended", 3, 1, ends=ends, verdict=verdict).to_json()
+    assert len(text) <= MAX_ANNOTATION_BYTES
+    found = ProgressAnnotation.from_json(text, "1234")
     assert found is not None and found.ends == ends and "\x1b" not in found.verdict.message  # type: ignore[union-attr]
 
 
@@ -69,12 +69,12 @@ WRONG: dict[str, Any] = {
 def test_one_field_that_is_wrong_makes_all_of_it_unknown(case: str) -> None:
     changed = json.loads(FULL.to_json()) | WRONG[case]
     text = json.dumps(changed) if "digits" not in case else FULL.to_json().replace('"step":40', f'"step":{"7" * 1900}')
-    assert Recorded.from_json(text, "1234") is None
+    assert ProgressAnnotation.from_json(text, "1234") is None
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{", "[" * 1_999, '"x"', "{}" + " " * 3_000, "\ud800"])
 def test_what_is_no_such_object_is_unknown(text: str) -> None:
-    assert Recorded.from_json(text, "1234") is None
+    assert ProgressAnnotation.from_json(text, "1234") is None
 
 
 def test_no_change_of_it_is_more_than_unknown_or_well_formed() -> None:
@@ -83,5 +83,5 @@ def test_no_change_of_it_is_more_than_unknown_or_well_formed() -> None:
         letters = list(text)
         for _ in range(generator.randrange(1, 4)):
             letters[generator.randrange(len(letters))] = generator.choice('0123456789eE+-.,:{}[]"\\ntfu \x00\ud800')
-        found = Recorded.from_json("".join(letters), "1234")
-        assert found is None or Recorded.from_json(found.to_json(), "1234") is not None
+        found = ProgressAnnotation.from_json("".join(letters), "1234")
+        assert found is None or ProgressAnnotation.from_json(found.to_json(), "1234") is not None

@@ -7,7 +7,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.records import rank_history
-from jaxlaunch.records.rank_history import LETTERS, MOST_COLUMNS, RankHistory
+from jaxlaunch.records.rank_history import LETTERS, MAX_COLUMNS, RankHistory
 
 
 def test_every_phase_has_a_letter_of_its_own() -> None:
@@ -17,12 +17,12 @@ def test_every_phase_has_a_letter_of_its_own() -> None:
 
 def test_a_look_is_read_back_as_it_was_kept() -> None:
     history = RankHistory()
-    history.add(1000.04, "sssdx-", [20, 20, 19, 12, 20, None])
+    history.add_column(1000.04, "sssdx-", [20, 20, 19, 12, 20, None])
     assert not history.is_due(1001.9) and history.is_due(1002.1) and history.is_due(900.0)
-    read = RankHistory.from_json(json.loads(history.encoded()))
+    read = RankHistory.from_json(json.loads(history.to_json_bytes()))
     assert read.columns == [(1000.0, "s3dx-", "0x2,1,8,0x2,")]
-    assert rank_history.letters_of(read.columns[0]) == list("sssdx-")
-    assert rank_history.lags_of(read.columns[0]) == [0, 0, 1, 8, 0, 0]
+    assert rank_history.decode_letters(read.columns[0]) == list("sssdx-")
+    assert rank_history.decode_lags(read.columns[0]) == [0, 0, 1, 8, 0, 0]
 
 
 @pytest.mark.extended
@@ -33,10 +33,12 @@ def test_ranks_that_never_agree_for_a_month_are_a_file_of_a_few_hundred_kilobyte
         now += history.period_s
         steps = [500_000 - drawn.randrange(1000) for _ in range(250)]
         steps[7] -= worst if look == 1500 else 0
-        history.add(now, drawn.choices("sdev", k=250), steps)
-    assert MOST_COLUMNS / 2 <= len(history.columns) <= MOST_COLUMNS
-    assert now > 30 * 86400 and len(history.encoded()) < 500_000
-    assert max(rank_history.lags_of(column)[7] for column in history.columns) > worst  # a spike is never thinned out
+        history.add_column(now, drawn.choices("sdev", k=250), steps)
+    assert MAX_COLUMNS / 2 <= len(history.columns) <= MAX_COLUMNS
+    assert now > 30 * 86400 and len(history.to_json_bytes()) < 500_000
+    assert (
+        max(rank_history.decode_lags(column)[7] for column in history.columns) > worst
+    )  # a spike is never thinned out
     assert [at for at, _, _ in history.columns] == sorted(at for at, _, _ in history.columns)
 
 
@@ -53,4 +55,4 @@ def test_ranks_that_never_agree_for_a_month_are_a_file_of_a_few_hundred_kilobyte
 def test_what_others_wrote_is_read_within_bounds(found: object) -> None:
     history = RankHistory.from_json(found)
     assert history.period_s == rank_history.PERIOD_S and len(history.columns) <= 1
-    assert all(len(rank_history.letters_of(column)) <= rank_history.MOST_RANKS for column in history.columns)
+    assert all(len(rank_history.decode_letters(column)) <= rank_history.MAX_RANKS for column in history.columns)

@@ -11,10 +11,16 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.root_cause import Event, Kind, decide, of_lost_leader, verdict_of
-from jaxlaunch.records import checked, log_lines
-from jaxlaunch.records.log_lines import MAX_BYTES, Recorded
-from jaxlaunch.records.summary import Record
+from jaxlaunch.launcher.agent.gang.root_cause import (
+    Event,
+    EventKind,
+    find_root_cause,
+    verdict_for_event,
+    verdict_for_lost_leader,
+)
+from jaxlaunch.records import codec, log_lines
+from jaxlaunch.records.log_lines import MAX_ANNOTATION_BYTES, ProgressAnnotation
+from jaxlaunch.records.summary import AttemptRecord
 from jaxlaunch.records.verdict import (
     CATALOG,
     DiskExcess,
@@ -29,8 +35,8 @@ from jaxlaunch.records.verdict import (
     StopOutcome,
     StopReason,
     Verdict,
-    names,
-    render,
+    render_failure,
+    render_numbers,
     verdict_for_code,
 )
 from jaxlaunch.runs import history
@@ -232,14 +238,16 @@ FREE_TEXT = (FailureKind.OTHER, FailureKind.REFUSED)
 STEPPING = Status(phase="step", step=20, stepped=True)
 GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer", "code": None}
 EVENTS = [
-    Event(Kind.ERROR, 0, 0, STEPPING, error=GLOO),
-    Event(Kind.ERROR, 1, 1, STEPPING, error={"type": "KeyError", "message": "3", "code": None}),
-    Event(Kind.ERROR, 1, 1, STEPPING, error={"type": "StorageError", "message": "disk quota exceeded", "code": 84}),
-    Event(Kind.EXIT, 1, 1, dataclasses.replace(STEPPING, exit=-9), exit=-9, oom=True),
-    Event(Kind.EXIT, 1, 1, dataclasses.replace(STEPPING, exit=3), exit=3, text="bye"),
-    Event(Kind.LOST, 1, 1, STEPPING, lost=LostHost(1, "connection closed", 1, 1)),
-    Event(Kind.HANG, 1, 1, STEPPING, hang=HANG),
-    Event(Kind.UNSTARTABLE, 1, 1, text="nope"),
+    Event(EventKind.ERROR, 0, 0, STEPPING, error=GLOO),
+    Event(EventKind.ERROR, 1, 1, STEPPING, error={"type": "KeyError", "message": "3", "code": None}),
+    Event(
+        EventKind.ERROR, 1, 1, STEPPING, error={"type": "StorageError", "message": "disk quota exceeded", "code": 84}
+    ),
+    Event(EventKind.EXIT, 1, 1, dataclasses.replace(STEPPING, exit=-9), exit=-9, oom=True),
+    Event(EventKind.EXIT, 1, 1, dataclasses.replace(STEPPING, exit=3), exit=3, text="bye"),
+    Event(EventKind.LOST, 1, 1, STEPPING, lost=LostHost(1, "connection closed", 1, 1)),
+    Event(EventKind.HANG, 1, 1, STEPPING, hang=HANG),
+    Event(EventKind.UNSTARTABLE, 1, 1, text="nope"),
 ]
 
 
@@ -251,18 +259,18 @@ def replace_all_words(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(CATALOG, name, "".join(replaced))
 
 
-def record(attempt: int, verdict: Verdict) -> Record:
-    return Record("u", attempt, attempt, verdict.cause, verdict.rank, None, None, {}, verdict, 1.0, 2.0)
+def record(attempt: int, verdict: Verdict) -> AttemptRecord:
+    return AttemptRecord("u", attempt, attempt, verdict.cause, verdict.rank, None, None, {}, verdict, 1.0, 2.0)
 
 
 def decisions(verdict: Verdict) -> Any:
     """Return what follows from a verdict after one attempt, after two alike, and in pods that do not start."""
     histories = [[record(number, verdict) for number in range(1, count + 1)] for count in (1, 2, 3)]
-    moves = [history.next_move(records, 2, everyone_lives=True) for records in histories]
-    given_up = history.given_up(histories[2], 4, 3)
+    moves = [history.decide_next(records, 2, all_hosts_alive=True) for records in histories]
+    given_up = history.give_up_verdict(histories[2], 4, 3)
     return (
         (verdict.code, verdict.cause, verdict.rank, verdict.host, verdict.step, verdict.failure, verdict.is_full_disk),
-        [(move.again, move.verdict.code, move.verdict.cause, move.verdict.failure) for move in moves],
+        [(move.should_restart, move.verdict.code, move.verdict.cause, move.verdict.failure) for move in moves],
         history.preemptions_without_progress(histories[2]),
         given_up and (given_up.code, given_up.failure),
     )
@@ -271,15 +279,15 @@ def decisions(verdict: Verdict) -> Any:
 def all_verdicts() -> list[Verdict]:
     """Return verdicts of every kind, those that events lead to, and those of hosts that lost their leader."""
     verdicts = [verdict_for_code(code, failure, rank=1) for code, failure, _ in CASES]
-    verdicts += [verdict_of(event) for event in EVENTS]
+    verdicts += [verdict_for_event(event) for event in EVENTS]
     for first in EVENTS:
         for second in EVENTS:
-            found = decide([first, second])
+            found = find_root_cause([first, second])
             assert found is not None
-            verdicts.append(verdict_of(found[0]))
+            verdicts.append(verdict_for_event(found[0]))
     statuses = [dataclasses.replace(STEPPING, committed=10, stopped={"saved": saved}) for saved in (True, False)]
     return verdicts + [
-        of_lost_leader("reset", 0, [status], 10, is_stopping=is_stopping)
+        verdict_for_lost_leader("reset", 0, [status], 10, is_stopping=is_stopping)
         for status in statuses
         for is_stopping in (True, False)
     ]
@@ -288,7 +296,7 @@ def all_verdicts() -> list[Verdict]:
 def test_every_kind_has_a_case_and_a_sentence() -> None:
     assert {failure.kind for _, failure, _ in CASES} == set(FailureKind)
     for _, failure, sentence in CASES:
-        assert render(failure) == sentence
+        assert render_failure(failure) == sentence
 
 
 def test_no_decision_depends_on_a_word_of_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,21 +313,21 @@ def test_no_decision_depends_on_a_word_of_the_catalog(monkeypatch: pytest.Monkey
 def test_facts_survive_json_and_a_newer_kind_is_other() -> None:
     for verdict in all_verdicts():
         text = json.dumps(verdict.to_json())
-        assert checked.read(Verdict, checked.decode_record(text)) == verdict
+        assert codec.read_record(Verdict, codec.parse_record(text)) == verdict
     fields = verdict_for_code(83, RAISED).to_json()
     fields["failure"]["kind"] = "of_next_year"
-    read = checked.read(Verdict, fields)
+    read = codec.read_record(Verdict, fields)
     assert read.failure.kind is FailureKind.OTHER and read.facts.detail == read.message
 
 
 def test_a_sentence_without_facts_is_the_cause_of_the_next_one() -> None:
     verdict = verdict_for_code(contract.CRASH, "it broke")
-    assert render(Failure(FailureKind.NO_PROGRESS, count=3, cause=verdict.facts)).endswith(": it broke")
+    assert render_failure(Failure(FailureKind.NO_PROGRESS, count=3, cause=verdict.facts)).endswith(": it broke")
 
 
 def test_names_cuts_a_long_list() -> None:
-    assert names(list(range(30)), "rank").endswith("18, 19 and 10 more")
-    assert Numbers.of(range(30)).count == 30
+    assert render_numbers(list(range(30)), "rank").endswith("18, 19 and 10 more")
+    assert Numbers.from_sequence(range(30)).count == 30
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\N{PILE OF POO}"])
@@ -327,12 +335,12 @@ def test_a_verdict_with_long_facts_fits_where_space_is_scarce_and_keeps_its_kind
     exception = ExceptionFacts("ValueError", 2000 * letter, errno=28)
     raised = Failure(FailureKind.EXCEPTION, rank=1, exception=exception)
     verdict = verdict_for_code(79, Failure(FailureKind.NO_PROGRESS, count=3, cause=raised), traceback=8000 * letter)
-    text = log_lines.termination_message(log_lines.Termination(verdict, 0))
+    text = log_lines.format_termination_message(log_lines.TerminationMessage(verdict, 0))
     end = log_lines.parse_termination_message(text)
-    assert len(text) <= log_lines.MAX_MESSAGE and end is not None
-    annotation = Recorded("u", 1.0, "ended", 1, 0, verdict=verdict).to_json()
-    recorded = Recorded.from_json(annotation, "u")
-    assert len(annotation) <= MAX_BYTES and recorded is not None and recorded.verdict is not None
+    assert len(text) <= log_lines.MAX_MESSAGE_BYTES and end is not None
+    annotation = ProgressAnnotation("u", 1.0, "ended", 1, 0, verdict=verdict).to_json()
+    recorded = ProgressAnnotation.from_json(annotation, "u")
+    assert len(annotation) <= MAX_ANNOTATION_BYTES and recorded is not None and recorded.verdict is not None
     for read in (end.verdict, recorded.verdict):
         assert (read.failure.kind, read.failure.errno) == (FailureKind.NO_PROGRESS, 28)
         assert verdict.message.startswith(read.message) and len(read.message) > 100
@@ -341,7 +349,7 @@ def test_a_verdict_with_long_facts_fits_where_space_is_scarce_and_keeps_its_kind
 def test_facts_are_read_back_without_a_way_through_json() -> None:
     """Host 1 reads host 0's last report so, when host 0 was lost after its verdict."""
     for verdict in all_verdicts():
-        assert checked.read(Verdict, verdict.to_json()) == verdict
+        assert codec.read_record(Verdict, verdict.to_json()) == verdict
 
 
 def test_refusals_of_many_hosts_leave_space_for_the_message() -> None:
@@ -350,11 +358,15 @@ def test_refusals_of_many_hosts_leave_space_for_the_message() -> None:
         "it has generation 3, host 0 has generation 4"
         for host in range(1, 50)
     )
-    wait = RendezvousFacts(Numbers.of(range(1, 50)), 600.0, "timeouts.rendezvous", refused)
+    wait = RendezvousFacts(Numbers.from_sequence(range(1, 50)), 600.0, "timeouts.rendezvous", refused)
     not_joined = Failure(FailureKind.NOT_JOINED, rendezvous=wait)
     for failure in (not_joined, Failure(FailureKind.NO_PROGRESS, count=3, cause=not_joined)):
         verdict = verdict_for_code(contract.LOST, failure, rank=1, host=1)
-        end = log_lines.parse_termination_message(log_lines.termination_message(log_lines.Termination(verdict, 0)))
-        recorded = Recorded.from_json(Recorded("u", 1.0, "ended", 1, 0, verdict=verdict).to_json(), "u")
+        end = log_lines.parse_termination_message(
+            log_lines.format_termination_message(log_lines.TerminationMessage(verdict, 0))
+        )
+        recorded = ProgressAnnotation.from_json(
+            ProgressAnnotation("u", 1.0, "ended", 1, 0, verdict=verdict).to_json(), "u"
+        )
         assert end is not None and len(end.verdict.message) > 2000
         assert recorded is not None and recorded.verdict is not None and len(recorded.verdict.message) > 400

@@ -7,25 +7,29 @@ import dataclasses
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.root_cause import Event, Kind, failure_of
-from jaxlaunch.records.summary import Record
+from jaxlaunch.launcher.agent.gang.root_cause import Event, EventKind, failure_for_event
+from jaxlaunch.records.summary import AttemptRecord
 from jaxlaunch.records.verdict import Failure, FailureKind, verdict_for_code
 from jaxlaunch.runs.history import (
     SILENT_PROGRESS_S,
-    advanced,
+    decide_next,
     generations_without_progress,
-    given_up,
-    given_up_unseen,
-    next_move,
+    give_up_verdict,
+    give_up_verdict_unrecorded,
+    made_progress,
+    newest_saved_step,
     preemptions_without_progress,
     restarts_by_cause,
-    saved,
 )
 
 
-def record(attempt: int, code: int = contract.CRASH, committed: int | None = None, generation: int = 0) -> Record:
+def record(
+    attempt: int, code: int = contract.CRASH, committed: int | None = None, generation: int = 0
+) -> AttemptRecord:
     verdict = verdict_for_code(code, f"error {attempt}", rank=1)
-    return Record("u", generation, attempt, verdict.cause, 1, committed, committed, {}, verdict, attempt, attempt)
+    return AttemptRecord(
+        "u", generation, attempt, verdict.cause, 1, committed, committed, {}, verdict, attempt, attempt
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,21 +60,23 @@ def record(attempt: int, code: int = contract.CRASH, committed: int | None = Non
         ),
     ],
 )
-def test_what_follows_an_attempt(records: list[Record], limit: int, again: bool, code: int, message: str) -> None:
-    move = next_move(records, limit, everyone_lives=True)
-    assert (move.again, move.verdict.code) == (again, code)
+def test_what_follows_an_attempt(
+    records: list[AttemptRecord], limit: int, again: bool, code: int, message: str
+) -> None:
+    move = decide_next(records, limit, all_hosts_alive=True)
+    assert (move.should_restart, move.verdict.code) == (again, code)
     assert message in move.verdict.message
 
 
 def test_a_step_that_was_only_restored_is_no_progress() -> None:
     restored = [dataclasses.replace(record(n, generation=n), last_committed=40) for n in range(3)]
-    assert advanced(restored) == [False] * 3
-    assert next_move(restored, 0, everyone_lives=True).verdict.code == contract.NO_PROGRESS
-    assert advanced([*restored, record(4, committed=60)])[-1]
+    assert made_progress(restored) == [False] * 3
+    assert decide_next(restored, 0, all_hosts_alive=True).verdict.code == contract.NO_PROGRESS
+    assert made_progress([*restored, record(4, committed=60)])[-1]
 
 
 def test_without_every_agent_nothing_starts_in_place() -> None:
-    assert not next_move([record(1, contract.LOST)], 3, everyone_lives=False).again
+    assert not decide_next([record(1, contract.LOST)], 3, all_hosts_alive=False).should_restart
 
 
 def test_generations_that_were_stopped_do_not_count_as_without_progress() -> None:
@@ -78,24 +84,24 @@ def test_generations_that_were_stopped_do_not_count_as_without_progress() -> Non
     assert generations_without_progress(stopped) == 0
 
 
-def preempted(attempt: int, committed: int | None = None, generation: int = 0) -> Record:
+def preempted(attempt: int, committed: int | None = None, generation: int = 0) -> AttemptRecord:
     return record(attempt, contract.PREEMPTED, committed, generation)
 
 
 def test_preemptions_in_a_row_without_a_newly_committed_step_end_as_no_progress_unless_unlimited() -> None:
     past = [preempted(index, generation=index) for index in range(3)]
-    verdict = given_up(past, 3, 3)
+    verdict = give_up_verdict(past, 3, 3)
     assert verdict is not None and verdict.code == contract.NO_PROGRESS
     assert "no newly committed step in 3 preemptions in a row, of 3 (restarts.preempted)" in verdict.message
-    assert given_up(past, 3, None) is None and given_up(past, 3, 4) is None
-    again = given_up([preempted(index) for index in range(3)], 0, 3)  # Kueue's: pods of the same generation
+    assert give_up_verdict(past, 3, None) is None and give_up_verdict(past, 3, 4) is None
+    again = give_up_verdict([preempted(index) for index in range(3)], 0, 3)  # Kueue's: pods of the same generation
     assert again is not None and again.code == contract.NO_PROGRESS
 
 
 def test_a_trainer_without_checkpoints_is_given_up_after_as_many_free_restarts() -> None:
-    assert given_up_unseen(generation=24, crash_limit=5, preempted_limit=20) is None
-    assert given_up_unseen(generation=99, crash_limit=5, preempted_limit=None) is None
-    verdict = given_up_unseen(generation=25, crash_limit=5, preempted_limit=20)
+    assert give_up_verdict_unrecorded(generation=24, crash_limit=5, preempted_limit=20) is None
+    assert give_up_verdict_unrecorded(generation=99, crash_limit=5, preempted_limit=None) is None
+    verdict = give_up_verdict_unrecorded(generation=25, crash_limit=5, preempted_limit=20)
     assert verdict is not None and verdict.code == contract.NO_PROGRESS
     assert "in at least 20 preemptions in a row, of 20 (restarts.preempted): the job keeps no" in verdict.message
 
@@ -132,7 +138,7 @@ TRACE = 'Traceback (most recent call last):\n  File "/x/train.py", line {line}, 
 
 def raised(name: str, message: str, code: int | None = None) -> Failure:
     """Return what a host reports of an exception."""
-    return failure_of(Event(Kind.ERROR, 0, 0, error={"type": name, "message": message, "code": code}))
+    return failure_for_event(Event(EventKind.ERROR, 0, 0, error={"type": name, "message": message, "code": code}))
 
 
 def exited(code: int) -> Failure:
@@ -154,11 +160,13 @@ def failed(
     committed: int | None = None,
     took_s: float = 5.0,
     code: int = contract.CRASH,
-) -> Record:
+) -> AttemptRecord:
     """An attempt that crashed, `took_s` seconds after its start."""
     facts = dataclasses.replace(what, rank=rank)
     verdict = verdict_for_code(code, facts, rank=rank, step=step, traceback=trace)
-    return Record("u", attempt, attempt, verdict.cause, rank, committed, committed, {}, verdict, 100.0, 100.0 + took_s)
+    return AttemptRecord(
+        "u", attempt, attempt, verdict.cause, rank, committed, committed, {}, verdict, 100.0, 100.0 + took_s
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,9 +184,9 @@ def failed(
         [failed(n, exited(1), "") for n in (1, 2)],
     ],
 )
-def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(records: list[Record]) -> None:
-    move = next_move(records, 3, True)
-    assert (move.again, move.verdict.code) == (False, contract.STARTUP)
+def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(records: list[AttemptRecord]) -> None:
+    move = decide_next(records, 3, True)
+    assert (move.should_restart, move.verdict.code) == (False, contract.STARTUP)
     assert move.verdict.message.startswith(records[-1].verdict.message)
     assert move.verdict.traceback == records[-1].verdict.traceback
 
@@ -201,24 +209,24 @@ def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(re
         [failed(1, exited(2), "x"), failed(2, exited(3), "x")],
     ],
 )
-def test_what_may_pass_or_made_progress_is_tried_again(records: list[Record]) -> None:
-    assert next_move(records, 3, True).again
+def test_what_may_pass_or_made_progress_is_tried_again(records: list[AttemptRecord]) -> None:
+    assert decide_next(records, 3, True).should_restart
 
 
 @pytest.mark.parametrize("words", ["No space left on device", "Disk quota exceeded", "RESOURCE: [ENOSPC] write"])
 def test_a_full_disk_is_not_tried_again_on_the_same_hosts(words: str) -> None:
     errors = [raised("StorageError", f"saving failed: {text}", contract.STORAGE) for text in (words, "stale handle")]
     full, broken = (failed(1, error, step=5, code=contract.STORAGE) for error in errors)
-    move = next_move([full], 3, True)
-    assert (move.again, move.verdict.code) == (False, contract.STORAGE) and words in move.verdict.message
-    assert next_move([broken], 3, True).again
+    move = decide_next([full], 3, True)
+    assert (move.should_restart, move.verdict.code) == (False, contract.STORAGE) and words in move.verdict.message
+    assert decide_next([broken], 3, True).should_restart
 
 
 def test_a_full_disk_keeps_its_verdict_whatever_failed_before_it() -> None:
     full = failed(2, raised("StorageError", "saving failed: No space left on device"), step=5, code=contract.STORAGE)
     for earlier in (failed(1, step=5), failed(1, SIGKILL, code=137, step=5)):
-        move = next_move([earlier, full], 3, True)
-        assert (move.again, move.verdict.code) == (False, contract.STORAGE)
+        move = decide_next([earlier, full], 3, True)
+        assert (move.should_restart, move.verdict.code) == (False, contract.STORAGE)
         assert "No space left on device" in move.verdict.message
 
 
@@ -232,6 +240,6 @@ def test_a_full_disk_keeps_its_verdict_whatever_failed_before_it() -> None:
         ([record(1, committed=10), record(2, committed=30), record(3)], 30),
     ],
 )
-def test_an_attempt_is_told_how_far_the_run_has_got(records: list[Record], step: int | None) -> None:
-    assert saved(records) == step
-    assert saved(records, generation=1) == (step if records else 0)
+def test_an_attempt_is_told_how_far_the_run_has_got(records: list[AttemptRecord], step: int | None) -> None:
+    assert newest_saved_step(records) == step
+    assert newest_saved_step(records, generation=1) == (step if records else 0)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.records.summary import Of, Record, Summary
+from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, Summary
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history, run_folder
 from jaxlaunch.runs.layout import AGENTS, ATTEMPTS, SUMMARY, log_path, start_folder
-from jaxlaunch.runs.run_folder import MAX_JSON, MAX_READ, TAIL_BYTES, RunFolder, Starts, read_agents
+from jaxlaunch.runs.run_folder import MAX_ATTEMPTS_BYTES, MAX_JSON_BYTES, TAIL_BYTES, RunFolder, RunStarts, read_agents
 from tests import mutate
 
 
@@ -24,24 +24,24 @@ def test_tails_of_many_ranks_stay_bounded(tmp_path: Path) -> None:
         path = log_path(start_folder(tmp_path, 3), rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{rank} says {line}\n" for line in range(5_000)))
-    tails = RunFolder(tmp_path, print).tails(3, [73, *range(73), *range(74, 100)])
+    tails = RunFolder(tmp_path, print).read_log_tails(3, [73, *range(73), *range(74, 100)])
     assert tails[0][0] == 73 and sum(len(line) + 1 for _, lines in tails for line in lines) <= TAIL_BYTES
     assert len(tails[0][1]) > len(tails[1][1]) and all(lines[-1].endswith("says 4999") for _, lines in tails)
 
 
-def record(attempt: int) -> Record:
+def record(attempt: int) -> AttemptRecord:
     verdict = Verdict("crash", 83, "rank 1 raised")
-    return Record("uid", 0, attempt, "crash", None, None, None, {"step": 1.5}, verdict, 1.0, 2.0)
+    return AttemptRecord("uid", 0, attempt, "crash", None, None, None, {"step": 1.5}, verdict, 1.0, 2.0)
 
 
 def test_a_torn_line_does_not_swallow_the_next_record(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, print)
-    folder.append(record(1))
+    folder.append_record(record(1))
     with (tmp_path / ATTEMPTS).open("ab") as file:
         file.write(b'{"uid": "uid", "gener\xc3')
-    folder.append(record(2))
-    folder.append(record(3))
-    assert [each.attempt for each in folder.records("uid")] == [1, 2, 3]
+    folder.append_record(record(2))
+    folder.append_record(record(3))
+    assert [each.attempt for each in folder.read_records("uid")] == [1, 2, 3]
     assert (tmp_path / ATTEMPTS).read_bytes().count(b"\n") == 4
 
 
@@ -61,11 +61,11 @@ def test_a_torn_line_does_not_swallow_the_next_record(tmp_path: Path) -> None:
 )
 def test_a_record_with_a_field_of_another_form_is_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
     folder = RunFolder(tmp_path, print)
-    folder.append(record(1))
+    folder.append_record(record(1))
     with (tmp_path / ATTEMPTS).open("a") as file:
         file.write(json.dumps({**record(2).to_json(), **change}) + "\n")
-    folder.append(record(3))
-    assert [each.attempt for each in folder.records("uid")] == [1, 3]
+    folder.append_record(record(3))
+    assert [each.attempt for each in folder.read_records("uid")] == [1, 3]
 
 
 @pytest.mark.parametrize("name", [ATTEMPTS, SUMMARY])
@@ -74,7 +74,7 @@ def test_what_is_no_regular_file_is_read_as_none_and_said(tmp_path: Path, name: 
         said: list[str] = []
         folder = RunFolder(tmp_path, said.append)
         make(tmp_path / name)  # type: ignore[operator]
-        assert folder.records("uid") == [] and folder.read(SUMMARY) == {}
+        assert folder.read_records("uid") == [] and folder.read_json(SUMMARY) == {}
         assert len(said) == (name == ATTEMPTS), said
         (tmp_path / name).rmdir() if (tmp_path / name).is_dir() else (tmp_path / name).unlink()
 
@@ -87,35 +87,35 @@ def test_a_list_of_agents_of_another_form_names_none(tmp_path: Path, text: str) 
 
 def test_of_a_file_that_others_filled_the_end_is_read(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, print)
-    folder.append(record(1))
+    folder.append_record(record(1))
     with (tmp_path / ATTEMPTS).open("ab") as file:
-        file.write(b"[" * MAX_READ + b"\n")
+        file.write(b"[" * MAX_ATTEMPTS_BYTES + b"\n")
         file.truncate(1 << 40)  # a terabyte of zeros, without a block of it
-    folder.append(record(2))
-    assert [each.attempt for each in folder.records("uid")] == [2]
+    folder.append_record(record(2))
+    assert [each.attempt for each in folder.read_records("uid")] == [2]
 
 
 def test_a_file_of_more_values_than_ours_get_takes_no_memory_of_its_agent(tmp_path: Path) -> None:
-    for data in (b"[" * MAX_JSON, b"[" + b"[]," * (MAX_JSON // 3 - 9) + b"0]", b"1" * (2 * MAX_JSON)):
+    for data in (b"[" * MAX_JSON_BYTES, b"[" + b"[]," * (MAX_JSON_BYTES // 3 - 9) + b"0]", b"1" * (2 * MAX_JSON_BYTES)):
         (tmp_path / SUMMARY).write_bytes(data)
         tracemalloc.start()
-        assert RunFolder(tmp_path, print).summary() is None
+        assert RunFolder(tmp_path, print).read_summary() is None
         assert tracemalloc.get_traced_memory()[1] < 64 * 1024 * 1024
         tracemalloc.stop()
 
 
 def test_the_summary_of_a_large_gang_that_hung_is_read(tmp_path: Path) -> None:
-    of = Of("uid", 0, 1, 1.0, 2.0)
+    of = AttemptProgress("uid", 0, 1, 1.0, 2.0)
     stacks = {rank: '  File "train.py", line 3, in f\n' * 60 for rank in range(4_000)}
     summary = Summary(None, 1, {"step": 1.0}, {}, stacks=stacks, of=of)
-    Starts(folder := RunFolder(tmp_path, print), "uid").write(summary)
-    found = folder.summary("uid")
+    RunStarts(folder := RunFolder(tmp_path, print), "uid").write_summary(summary)
+    found = folder.read_summary("uid")
     assert found is not None and found.stacks == stacks
 
 
 def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(tmp_path: Path) -> None:
     folder, chance = RunFolder(tmp_path, print), random.Random(19)
-    of = Of("uid", 1, 4, 1.0, 2.0, {"step": 1.0}, 3, 5, 0.5, record(4).verdict)
+    of = AttemptProgress("uid", 1, 4, 1.0, 2.0, {"step": 1.0}, 3, 5, 0.5, record(4).verdict)
     summary = Summary(None, 5, {"step": 1.0}, {"crash": 3}, 5, {"loss": 1.0}, ["a note"], {0: "a stack"}, of).to_json()
     seeds = [json.dumps(record(number).to_json()).encode() for number in (1, 2, 3)]
     whole = json.dumps(summary).encode()
@@ -124,7 +124,7 @@ def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(t
         (tmp_path / SUMMARY).write_bytes(mutate.one(whole, chance))
         records = run_folder.settle_records(folder, "uid")
         if records:
-            json.dumps(history.next_move(records, 3, everyone_lives=True).verdict.to_json(), allow_nan=False)
+            json.dumps(history.decide_next(records, 3, all_hosts_alive=True).verdict.to_json(), allow_nan=False)
             assert sum(history.restarts_by_cause(records, 10**9).values()) == len(records)
-        found = folder.summary()
+        found = folder.read_summary()
         assert found is None or found.to_json()["of"] is None or found.of

@@ -5,16 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 
-from jaxlaunch.launcher.agent.site.jaxhook import until_it_listens
+from jaxlaunch.launcher.agent.site.jaxhook import wait_for_listener
 
 
 def test_a_process_waits_until_the_coordinator_listens_and_no_longer_than_its_limit() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))  # refuses connections until it listens
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        until_it_listens(address, 0.1)
-        until_it_listens("of no port", 600.0)
-        waits = threading.Thread(target=until_it_listens, args=(address, 600.0), daemon=True)
+        wait_for_listener(address, 0.1)
+        wait_for_listener("of no port", 600.0)
+        waits = threading.Thread(target=wait_for_listener, args=(address, 600.0), daemon=True)
         waits.start()
         waits.join(0.2)
         assert waits.is_alive()

@@ -13,7 +13,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.leader import publishers
-from jaxlaunch.launcher.agent.leader.publishers import Notifier, View
+from jaxlaunch.launcher.agent.leader.publishers import GangView, Notifier
 from jaxlaunch.records.verdict import verdict_for_code
 
 
@@ -48,8 +48,8 @@ Start = Callable[..., tuple[Hook, Notifier, list[str]]]
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    monkeypatch.setattr(publishers, "RETRY_S", 0.0)
-    monkeypatch.setattr(publishers, "LOOK_S", 0.0)
+    monkeypatch.setattr(publishers, "RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(publishers, "CHECK_INTERVAL_S", 0.0)
     hooks: list[Hook] = []
 
     def begin(*answers: int, **asked: Any) -> tuple[Hook, Notifier, list[str]]:
@@ -80,8 +80,8 @@ def until(happened: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def view(step: int, metrics: Mapping[str, Any] | None = None) -> View:
-    return View("run", 1, "0", [], [], step, None, [], None, {}, {}, None, metrics, {})
+def view(step: int, metrics: Mapping[str, Any] | None = None) -> GangView:
+    return GangView("run", 1, "0", [], [], step, None, [], None, {}, {}, None, metrics, {})
 
 
 CRASH = verdict_for_code(contract.CRASH, "rank 3: <ValueError> & more", rank=3, step=7)
@@ -91,11 +91,11 @@ DONE = verdict_for_code(contract.DONE, "every process finished", step=9)
 def test_each_event_that_is_asked_for_is_one_message(start: Start) -> None:
     hook, told, said = start(200)
     now = time.monotonic() + 1
-    told.judged(CRASH, 1)
+    told.notify_verdict(CRASH, 1)
     for at, step, best in ((0, 3, None), (61, 3, None), (122, 3, None), (123, 4, 4), (124, 5, 4)):
         metrics = {"loss": 1.0, "eval_loss": 0.5} | ({} if best is None else {"best_step": best})
-        told.look(lambda step=step, metrics=metrics: view(step, metrics), now + at)
-    told.judged(DONE, 2)
+        told.check_progress(lambda step=step, metrics=metrics: view(step, metrics), now + at)
+    told.notify_verdict(DONE, 2)
     until(lambda: len(hook.got) == 4)
     assert [one["event"] for one in hook.got] == ["failure", "stall", "best", "done"] and said == []
     assert hook.got[0]["text"] == "digits ended attempt 1 at step 7: rank 3: <ValueError> & more (exit 83)"
@@ -106,8 +106,8 @@ def test_each_event_that_is_asked_for_is_one_message(start: Start) -> None:
 
 def test_slack_gets_its_own_form_and_nobody_what_was_not_asked_for(start: Start) -> None:
     hook, told, _ = start(200, format="slack", events=["failure"])
-    told.judged(DONE, 1)
-    told.judged(CRASH, 2)
+    told.notify_verdict(DONE, 1)
+    told.notify_verdict(CRASH, 2)
     until(lambda: not told.is_busy(time.monotonic()) and hook.got)
     text = "digits ended attempt 2 at step 7: rank 3: &lt;ValueError&gt; &amp; more (exit 83)"
     assert hook.got == [{"text": text}]
@@ -115,8 +115,8 @@ def test_slack_gets_its_own_form_and_nobody_what_was_not_asked_for(start: Start)
 
 def test_a_message_is_tried_three_times_then_given_up_and_the_address_is_never_said(start: Start) -> None:
     hook, told, said = start(500, 500, 500, 404, 200)
-    told.judged(CRASH, 1)
-    told.judged(CRASH, 2)
+    told.notify_verdict(CRASH, 1)
+    told.notify_verdict(CRASH, 2)
     until(lambda: len(hook.got) == 5)
     assert [one["attempt"] for one in hook.got] == [1, 1, 1, 2, 2]
     assert said == ["notify: a message could not be sent: the server answers 500"]
@@ -126,20 +126,20 @@ def test_a_server_that_never_answers_holds_nothing_up_and_costs_bounded_memory(s
     hook, told, _ = start(0)
     began = time.monotonic()
     for attempt in range(10_000):
-        told.judged(CRASH, attempt)
-    assert told._waiting.qsize() <= publishers.MAX_QUEUED
-    told.ended()
-    assert told.is_busy(began) and not told.is_busy(time.monotonic() + publishers.LAST_S)
+        told.notify_verdict(CRASH, attempt)
+    assert told._queue.qsize() <= publishers.MAX_QUEUED_MESSAGES
+    told.begin_closing()
+    assert told.is_busy(began) and not told.is_busy(time.monotonic() + publishers.LAST_MESSAGE_TIMEOUT_S)
     until(lambda: hook.got)
 
 
 @pytest.mark.parametrize("address", ["", "file:///etc/passwd", "canary", "http://", "http://[canary", "http://x y/\n"])
 def test_an_address_that_is_none_is_said_without_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishers, "RETRY_S", 0.0)
+    monkeypatch.setattr(publishers, "RETRY_INTERVAL_S", 0.0)
     said = list[str]()
     block = {"url": "HOOK", "format": "json", "events": ["failure"], "stall_s": 60.0}
     told = Notifier("digits", {"HOOK": address, contract.NOTIFY: json.dumps(block)}, said.append)
-    told.judged(CRASH, 1)
+    told.notify_verdict(CRASH, 1)
     until(lambda: said)
     assert said[0].startswith("notify: ") and (not address or address not in said[0])
 
@@ -147,6 +147,6 @@ def test_an_address_that_is_none_is_said_without_it(address: str, monkeypatch: p
 def test_a_job_without_notify_says_nothing_and_starts_no_thread() -> None:
     before = threading.active_count()
     told = Notifier("digits", {}, pytest.fail)
-    told.judged(CRASH, 1)
-    told.look(lambda: pytest.fail("looked"), time.monotonic() + 100)
+    told.notify_verdict(CRASH, 1)
+    told.check_progress(lambda: pytest.fail("looked"), time.monotonic() + 100)
     assert threading.active_count() == before and not told.is_busy(time.monotonic())

@@ -9,7 +9,7 @@ import yaml
 
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.cli.output import Printer
-from jaxlaunch.launcher.jobs.logs.lines import Line, Select
+from jaxlaunch.launcher.jobs.logs.lines import Line, Selection
 
 Capture = pytest.CaptureFixture[str]
 LINES = (Line(0, 0, "a"), Line(0, 1, "b"), Line(0, None, "agent: c"))
@@ -41,10 +41,10 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 def test_lines_of_selected_ranks_are_results_and_of_agents_messages(
     ranks: set[int] | None, out: str, capsys: Capture
 ) -> None:
-    printer = Printer(Select(None if ranks is None else frozenset(ranks)))
+    printer = Printer(Selection(None if ranks is None else frozenset(ranks)))
     for line in LINES:
-        printer.show(line)
-    output.say("d")
+        printer.show_line(line)
+    output.show_messages("d")
     assert capsys.readouterr() == (out, "agent: c\nlauncher: d\n")
 
 
@@ -53,9 +53,9 @@ def test_what_is_written_meanwhile_appears_above_the_status_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "10")
     output.show_status("training 12345")
-    output.say("saved")
+    output.show_messages("saved")
     output.show_status("")
-    output.say("ended")
+    output.show_messages("ended")
     erase = "\r\x1b[2K"
     assert capsys.readouterr().err == f"{erase}training {erase}launcher: saved\ntraining {erase}launcher: ended\n"
 
@@ -66,7 +66,7 @@ def test_a_status_of_several_lines_is_erased_as_a_terminal_has_it(
     monkeypatch.setenv("COLUMNS", "10")
     output.show_status("123456789", "b")
     monkeypatch.setenv("COLUMNS", "5")  # the first line has wrapped
-    output.say("x")
+    output.show_messages("x")
     output.show_status()
     erase, up = "\r\x1b[2K", "\x1b[1A\x1b[2K"
     shown = f"{erase}123456789\nb{erase}{up}{up}launcher: x\n123456789\nb{erase}{up}{up}"
@@ -85,24 +85,24 @@ CONTROLS = "".join([*map(chr, [*range(32), *range(127, 160)]), *INVISIBLE, BIDI,
 def test_control_characters_are_shown_and_not_obeyed_wherever_they_come_from(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printer = Printer(Select())
+    printer = Printer(Selection())
     for write in (
-        output.show,
-        output.say,
+        output.show_lines,
+        output.show_messages,
         output.show_status,
         lambda text: output.show_data({text: text}, "yaml"),
         lambda text: output.show_data({text: text}, "json"),
-        lambda text: printer.show(Line(0, 0, text)),
-        lambda text: printer.show(Line(0, None, text)),
-        lambda text: Printer(Select(), as_json=True).show(Line(0, 0, text)),
+        lambda text: printer.show_line(Line(0, 0, text)),
+        lambda text: printer.show_line(Line(0, None, text)),
+        lambda text: Printer(Selection(), as_json=True).show_line(Line(0, 0, text)),
     ):
         monkeypatch.setattr(output, "_status", "")
         write(f"a{OSC}b{CONTROLS}\x9b2Jc")
         said = "".join(capsys.readouterr()).removeprefix("\r\x1b[2K")  # of the status line itself
         assert set(CONTROLS).intersection(said) <= {"\n", "\t"}, said
-    output.show("a\tb\nc \x1b]0;title\x07 × é")
+    output.show_lines("a\tb\nc \x1b]0;title\x07 × é")
     assert capsys.readouterr().out == "a\tb\nc \\x1b]0;title\\x07 × é\n"
-    output.show("\u202egnp.exe \U000e0041 caf\udce9")
+    output.show_lines("\u202egnp.exe \U000e0041 caf\udce9")
     assert capsys.readouterr().out == "\\u202egnp.exe \\U000e0041 caf\\udce9\n"
 
 
@@ -114,10 +114,10 @@ def test_data_with_control_characters_is_the_same_as_json_and_as_yaml(capsys: Ca
 
 
 def test_a_program_keeps_its_colours_to_the_end_of_its_line_and_nothing_else(capsys: Capture) -> None:
-    printer = Printer(Select())
-    printer.show(Line(0, 3, "\x1b[1;31mred\x1b[38;2;1;2;3m\x1b[2Jx\x1b[5n\x1b[?25l"))
-    printer.show(Line(0, 3, "plain"))
-    printer.show(Line(0, None, "agent: \x1b[31mred"))
+    printer = Printer(Selection())
+    printer.show_line(Line(0, 3, "\x1b[1;31mred\x1b[38;2;1;2;3m\x1b[2Jx\x1b[5n\x1b[?25l"))
+    printer.show_line(Line(0, 3, "plain"))
+    printer.show_line(Line(0, None, "agent: \x1b[31mred"))
     assert capsys.readouterr() == (
         "[3] \x1b[1;31mred\x1b[38;2;1;2;3m\\x1b[2Jx\\x1b[5n\\x1b[?25l\x1b[0m\n[3] plain\n",
         "agent: \\x1b[31mred\n",

@@ -37,7 +37,7 @@ def test_one_sample_is_printed_piece_by_piece(
     monkeypatch.setattr(trainer_process, "stream_program", trainer)
     left = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--prompt", "a b", "--top-p", "0.5", "--ema")
     asked = programs.Sample(folder=str(tmp_path), prompt=("a b",), top_p=0.5, ema=True)
-    assert trainer.asked == ("jaxlaunch.trainer.generate", *programs.arguments(asked))
+    assert trainer.asked == ("jaxlaunch.trainer.generate", *programs.json_arguments(asked))
     assert (left.code, left.out) == (0, "x\\x1b\n")
     assert left.err == (
         "launcher: step 7: damaged; using step 5\n"

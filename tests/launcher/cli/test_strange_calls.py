@@ -28,11 +28,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_pipe_without_a_writer_is_no_job_and_one_with_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UserError, match="is a pipe that nothing writes to"):
-        reader.read(tmp_path / "fifo")
+        reader.read_document(tmp_path / "fifo")
     reads, writes = os.pipe()
     with subprocess.Popen(("sh", "-c", "sleep 0.2; echo name: a"), stdout=writes):
         os.close(writes)
-        assert reader.read(Path(f"/dev/fd/{reads}")).data == {"name": "a"}
+        assert reader.read_document(Path(f"/dev/fd/{reads}")).data == {"name": "a"}
     os.close(reads)
 
 

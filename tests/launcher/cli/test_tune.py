@@ -56,7 +56,7 @@ def test_the_best_is_proposed_and_written_and_what_was_refused_is_named(
     assert "refused: mp 4, remat none, accumulate 1: the rule does not fit" in left.out
     assert "refused: ep 4, remat none, accumulate 1: it needs 99 of 16 GiB" in left.out
     assert "best: 10 ms, peak 1.0 MiB, 4.00 × as fast" in left.out
-    assert load.load(target).train.mesh.fsdp == 4
+    assert load.load_job(target).train.mesh.fsdp == 4
     again = launcher(capsys, monkeypatch, "tune", str(job), "--write", str(target))
     assert again.code == 2 and "exists." in again.err
 

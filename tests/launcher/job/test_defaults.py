@@ -13,24 +13,24 @@ ROOT = Path(__file__).parents[3]
 
 def faults(text: str) -> str:
     with pytest.raises(JobFaults) as error:
-        defaults.parse(text)
+        defaults.parse_defaults(text)
     return str(error.value)
 
 
 def test_no_file_and_an_empty_one_are_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# nothing\n")
-    assert defaults.load(None).values == defaults.load(tmp_path / "empty.yaml").values == Defaults()
+    assert defaults.load_defaults(None).values == defaults.load_defaults(tmp_path / "empty.yaml").values == Defaults()
 
 
 def test_a_configmap_and_a_plain_file_say_the_same() -> None:
     plain = "platform: gke\nimage: registry.example/train:1\n"
     wrapped = "kind: ConfigMap\nmetadata: {name: x}\ndata:\n  defaults.yaml: |\n    " + plain.replace("\n", "\n    ")
     found = Defaults(platform="gke", image="registry.example/train:1")
-    assert defaults.parse(wrapped).values == defaults.parse(plain).values == found
+    assert defaults.parse_defaults(wrapped).values == defaults.parse_defaults(plain).values == found
 
 
 def test_the_defaults_that_the_repository_shows_are_valid() -> None:
-    assert defaults.load(ROOT / "k8s" / "defaults.yaml").values.platform == "gke"
+    assert defaults.load_defaults(ROOT / "k8s" / "defaults.yaml").values.platform == "gke"
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_a_fault_inside_a_configmap_names_its_entry() -> None:
 @pytest.mark.parametrize("data", ["{}", "{a: x, b: y}", "{a: {}}", "null"])
 def test_a_configmap_holds_one_file_of_defaults(data: str) -> None:
     with pytest.raises(UserError, match="has one entry"):
-        defaults.parse(f"kind: ConfigMap\ndata: {data}\n")
+        defaults.parse_defaults(f"kind: ConfigMap\ndata: {data}\n")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="missing.yaml: no such file"):
-        defaults.load(tmp_path / "missing.yaml")
+        defaults.load_defaults(tmp_path / "missing.yaml")

@@ -9,7 +9,7 @@ import yaml
 
 from jaxlaunch.launcher.cli import validate
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.job.load import parse
+from jaxlaunch.launcher.job.load import parse_job
 
 TRAIN = {"task": "classify", "model": {"kind": "mlp"}, "data": {"source": "synthetic", "shape": [8, 8]}, "batch": 24}
 
@@ -38,14 +38,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_shrink_or_be_replaced_is_refused_by_name(keys: dict[str, Any], said: str) -> None:
     given = {key: value for key, value in document(**keys).items() if value is not None}
     with pytest.raises(UserError, match="hosts|spares|batch") as refused:
-        parse(yaml.safe_dump(given))
+        parse_job(yaml.safe_dump(given))
     assert said in str(refused.value)
 
 
 def test_what_is_asked_for_names_the_mesh_and_the_batch_on_fewer_hosts() -> None:
     def last(**keys: Any) -> list[str]:
         given = {key: value for key, value in document(**keys).items() if value is not None}
-        lines = validate.describe_request(parse(yaml.safe_dump(given)))
+        lines = validate.describe_request(parse_job(yaml.safe_dump(given)))
         return lines[next(at for at, line in enumerate(lines) if line.startswith("a lost host: ")) :]
 
     mesh = TRAIN | {"mesh": {"dp": -1}}

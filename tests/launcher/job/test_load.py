@@ -11,7 +11,7 @@ from jaxlaunch.launcher.errors import JobFaults
 from jaxlaunch.launcher.job import checks, introspection
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.job.schema import AS_WRITTEN
+from jaxlaunch.launcher.job.schema import AS_WRITTEN_KEYS
 from jaxlaunch.trainer import spec
 
 LM = "lm"
@@ -82,17 +82,17 @@ train:
 def job(text: str = "", **parts: Any) -> JobSpec:
     """A job of the least a job needs, with `text` in front and `parts` on top."""
     least: dict[str, Any] = {"name": "lm", "accelerator": {"type": "cpu", "per_host": 8}, "train": {"task": LM}}
-    return jobs.parse(text + yaml.safe_dump(least | parts, sort_keys=False))
+    return jobs.parse_job(text + yaml.safe_dump(least | parts, sort_keys=False))
 
 
 def faults_of(text: str) -> str:
     with pytest.raises(JobFaults) as faults:
-        jobs.parse(text)
+        jobs.parse_job(text)
     return str(faults.value)
 
 
 def test_the_whole_schema_is_read() -> None:
-    whole = jobs.parse(WHOLE)
+    whole = jobs.parse_job(WHOLE)
     assert (whole.devices, whole.host_count, whole.processes, whole.devices_per_process) == (32, 4, 4, 8)
     assert (whole.grace, whole.deadline, whole.ttl) == (60.0, 172800.0, 259200.0)
     assert [volume.name for volume in whole.volumes] == ["ckpt", "team-b", "scratch", "s", "c"]
@@ -101,10 +101,10 @@ def test_the_whole_schema_is_read() -> None:
 
 
 def test_what_a_program_reads_as_text_stays_as_it_was_written() -> None:
-    whole = jobs.parse(WHOLE)
+    whole = jobs.parse_job(WHOLE)
     assert whole.env == {"A": "b", "N": "010", "F": "3e-4", "T": "true"}
     assert (whole.labels, whole.node_selector) == ({"team": "7"}, {"pool": "1.0"})
-    command = jobs.parse(
+    command = jobs.parse_job(
         "name: a\naccelerator: {type: cpu}\ncommand: [python, x.py, --lr, 3e-4, --n, 010, --yes, no]"
     ).command
     assert command == ["python", "x.py", "--lr", "3e-4", "--n", "010", "--yes", "no"]
@@ -114,16 +114,16 @@ def test_what_a_program_reads_as_text_stays_as_it_was_written() -> None:
     "text", [WHOLE, "name: a\naccelerator: {type: v6e, topology: 4x4}\ncommand: ['3e-4', 'no', '010', '']\n"]
 )
 def test_a_dumped_job_reads_back_equal(text: str) -> None:
-    first = jobs.parse(text)
-    dumped = jobs.dump(first)
-    assert jobs.parse(dumped) == first
-    assert jobs.dump(jobs.parse(dumped)) == dumped
+    first = jobs.parse_job(text)
+    dumped = jobs.dump_job(first)
+    assert jobs.parse_job(dumped) == first
+    assert jobs.dump_job(jobs.parse_job(dumped)) == dumped
     assert yaml.safe_load(dumped)["name"] == first.name
 
 
 def test_a_dumped_job_leaves_a_task_its_own_defaults() -> None:
-    whole = jobs.parse("name: a\naccelerator: {type: cpu}\ntrain: {task: 'my.tasks:Mine', batch: 8}\n")
-    assert yaml.safe_load(jobs.dump(whole))["train"] == {"task": "my.tasks:Mine", "batch": 8}
+    whole = jobs.parse_job("name: a\naccelerator: {type: cpu}\ntrain: {task: 'my.tasks:Mine', batch: 8}\n")
+    assert yaml.safe_load(jobs.dump_job(whole))["train"] == {"task": "my.tasks:Mine", "batch": 8}
 
 
 def test_text_that_looks_like_something_else_survives_a_dump() -> None:
@@ -148,14 +148,14 @@ def test_text_that_looks_like_something_else_survives_a_dump() -> None:
     ]
     args = {f"k{index}": text for index, text in enumerate(strange)}
     whole = job(train={"task": LM, "data": {"source": "torch", "dataset": "a:B", "args": args}})
-    assert jobs.parse(jobs.dump(whole)) == whole
+    assert jobs.parse_job(jobs.dump_job(whole)) == whole
 
 
 def test_a_user_model_keeps_its_own_keys() -> None:
     whole = job(train={"task": "my.tasks:Mine", "model": {"kind": "my.models:Net", "blocks": [1, 2], "drop": 0.1}})
     assert whole.train is not None
     assert whole.train.model.model_dump() == {"kind": "my.models:Net", "blocks": [1, 2], "drop": 0.1}
-    assert jobs.parse(jobs.dump(whole)) == whole
+    assert jobs.parse_job(jobs.dump_job(whole)) == whole
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,10 @@ def test_devices_and_processes_follow_from_the_accelerator(
 
 
 def test_the_agents_timeouts_are_seconds_and_the_learned_one_is_none() -> None:
-    timeouts = job(timeouts={"init": "90s", "save": None, "step": 5}).timeouts.seconds()
+    timeouts = job(timeouts={"init": "90s", "save": None, "step": 5}).timeouts.to_seconds()
     assert (timeouts["init"], timeouts["save"], timeouts["step"], timeouts["compile"]) == (90.0, None, 5.0, 1800.0)
     assert "pending" not in timeouts
-    assert job().timeouts.seconds()["step"] is None
+    assert job().timeouts.to_seconds()["step"] is None
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_mesh_that_fits_is_accepted(mesh: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("devices", [1, 2, 6, 8, 12, 16, 36, 64, 97, 256, 1024, 9216])
 def test_every_divisor_a_message_offers_divides(devices: int) -> None:
-    offered = checks.divisors(devices, near=devices // 2)
+    offered = checks.nearest_divisors(devices, target=devices // 2)
     assert offered == sorted(offered)
     assert all(devices % divisor == 0 for divisor in offered)
 
@@ -239,12 +239,14 @@ def test_the_longest_name_a_hint_allows_is_accepted() -> None:
 def test_overrides_are_read_as_yaml_and_name_themselves_in_faults(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\naccelerator: {type: cpu, per_host: 8}\ntrain: {task: 'a:B', batch: 64}\n")
-    whole = jobs.load(file, ["train.steps=100", "train.mesh={mp: 2, dp: -1}", "train.optimizer.lr=1e-3", "env.N=010"])
+    whole = jobs.load_job(
+        file, ["train.steps=100", "train.mesh={mp: 2, dp: -1}", "train.optimizer.lr=1e-3", "env.N=010"]
+    )
     assert whole.train is not None
     assert (whole.train.steps, whole.train.mesh.mp, whole.train.optimizer.lr) == (100, 2, 1e-3)
     assert whole.env == {"N": "010"}
     with pytest.raises(JobFaults) as faults:
-        jobs.load(file, ["train.steps=abc", "train.mesh.fsdp=3", "train.stesp=1", "train.optimzer.lr=1"])
+        jobs.load_job(file, ["train.steps=abc", "train.mesh.fsdp=3", "train.stesp=1", "train.optimzer.lr=1"])
     assert str(faults.value).splitlines() == [
         "train.steps=abc (override): train.steps = abc is not a whole number above 0 and of at most 2147483647.",
         'train.stesp=1 (override): unknown key "stesp" in train. Did you mean "steps"?',
@@ -259,20 +261,20 @@ def test_what_no_longer_fits_an_override_is_said_of_the_override(tmp_path: Path)
     text = "name: a\nhosts: 2\naccelerator: {type: cpu, per_host: 4}\n"
     file.write_text(f"{text}train: {{task: 'a:B', mesh: {{dp: 4, mp: 2}}, batch: 64}}\n")
     with pytest.raises(JobFaults) as faults:
-        jobs.load(file, ["accelerator.per_host=3", "train.steps=2"])
+        jobs.load_job(file, ["accelerator.per_host=3", "train.steps=2"])
     said = "train.mesh.dp = 4 does not divide 6 devices (2 hosts × 3)."
     assert str(faults.value).splitlines()[0] == f"accelerator.per_host=3 (override) with {file}:4: {said}"
     with pytest.raises(JobFaults) as faults:
-        jobs.load(file, ["train.mesh={dp: 8}", "hosts=3"])
+        jobs.load_job(file, ["train.mesh={dp: 8}", "hosts=3"])
     (fault,) = faults.value.faults
-    assert fault.where == "train.mesh={dp: 8} (override)"
+    assert fault.location == "train.mesh={dp: 8} (override)"
 
 
 def test_an_override_that_is_no_number_names_key_value_and_what_is_wanted(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\naccelerator: {type: cpu}\ntrain: {task: 'a:B'}\n")
     with pytest.raises(JobFaults) as faults:
-        jobs.load(file, ["train.optimizer.lr=.nan", "hosts=-.inf", "train.loss.z=.inf"])
+        jobs.load_job(file, ["train.optimizer.lr=.nan", "hosts=-.inf", "train.loss.z=.inf"])
     assert str(faults.value).splitlines() == [
         "train.optimizer.lr=.nan (override): train.optimizer.lr = .nan is not a finite number above 0.",
         "hosts=-.inf (override): hosts = -.inf is not a whole number above 0.",
@@ -285,7 +287,7 @@ def test_an_argument_that_is_no_override_gets_an_example_that_every_job_has(argu
     file = tmp_path / "job.yaml"
     file.write_text("name: a\naccelerator: {type: cpu}\ncommand: [a]\n")
     with pytest.raises(JobFaults) as faults:
-        jobs.load(file, [argument])
+        jobs.load_job(file, [argument])
     assert "hosts=2" in str(faults.value) and "train.steps" not in str(faults.value)
 
 
@@ -299,7 +301,7 @@ def test_an_override_into_what_is_not_there_names_how_far_it_came(tmp_path: Path
         "env.\udcff=a": "is not UTF-8.",
     }
     with pytest.raises(JobFaults) as faults:
-        jobs.load(file, list(said))
+        jobs.load_job(file, list(said))
     assert [fault.message for fault in faults.value.faults] == list(said.values())
 
 
@@ -337,14 +339,14 @@ def test_a_literal_is_let_through_at_the_key_that_has_a_reason_and_nowhere_else(
     text = "name: a\naccelerator: {type: cpu}\nenv: {BROKER: 'redis://:test@cache', OTHER: 'redis://:test@cache'}\n"
     text += "command: [a, 'https://me:test@host/x']\n"
     reasons = "env.BROKER: of a test, env.OTHER: of a test, command.1: of a test"
-    assert jobs.parse(text + f"allow_literal: {{{reasons}}}\n").env["BROKER"] == "redis://:test@cache"
+    assert jobs.parse_job(text + f"allow_literal: {{{reasons}}}\n").env["BROKER"] == "redis://:test@cache"
     for allowed in ("{env.BROKER: of a test}", "{env.BROKER: of a test, env.OTHER: ''}"):
         said = faults_of(text + f"allow_literal: {allowed}\n")
         assert "env.BROKER" not in said and "env.OTHER holds a credential" in said and "command.1 holds" in said
 
 
 def _paths() -> list[str]:
-    return sorted({".".join(map(str, path)) for path, _ in introspection.walk(JobSpec)})
+    return sorted({".".join(map(str, path)) for path, _ in introspection.walk_fields(JobSpec)})
 
 
 @pytest.mark.parametrize("value", ["[[1]]", "{zz: {y: 1}}", "0.5", "-7", "true", "null", "'?!'", "2026-01-01"])
@@ -359,7 +361,7 @@ def test_any_value_at_any_key_is_accepted_or_told_in_our_words(value: str, tmp_p
             .replace("secrets.", "secrets.TOKEN.")
         )
         try:
-            assert isinstance(jobs.load(file, [f"{dotted}={value}"]), JobSpec)
+            assert isinstance(jobs.load_job(file, [f"{dotted}={value}"]), JobSpec)
         except JobFaults as faults:
             assert faults.faults
             text = str(faults)
@@ -369,4 +371,4 @@ def test_any_value_at_any_key_is_accepted_or_told_in_our_words(value: str, tmp_p
 
 
 def test_a_key_taken_as_written_is_a_key_of_the_schema() -> None:
-    assert set(AS_WRITTEN) <= set(introspection.fields(JobSpec))
+    assert set(AS_WRITTEN_KEYS) <= set(introspection.block_fields(JobSpec))

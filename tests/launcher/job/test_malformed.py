@@ -70,7 +70,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 def faults_of(text: str) -> str:
     with pytest.raises(JobFaults) as faults:
-        jobs.parse(text)
+        jobs.parse_job(text)
     return str(faults.value)
 
 
@@ -126,7 +126,7 @@ def test_a_job_judged_in_parts_is_never_returned() -> None:
     """Stand-ins let the rest be judged; a job with any fault must raise."""
     for _, text, _ in CASES:
         with pytest.raises(UserError):
-            assert not isinstance(jobs.parse(text), JobSpec)
+            assert not isinstance(jobs.parse_job(text), JobSpec)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "tpu"])
@@ -161,7 +161,7 @@ MEANT += ("9M", "32GB", "0.5 gib", "1 000", "yes", "a/b", "../a", "x" * 70, "A.b
 @pytest.mark.parametrize(("text", "proposed"), [("Übung_x", ["ubung-x"]), ("Дом-b", []), ("größe", ["grosse"])])
 def test_a_name_that_a_hint_proposes_has_lost_no_letter(text: str, proposed: list[str]) -> None:
     with pytest.raises(JobFaults) as raised:
-        jobs.parse(HEAD.partition("\n")[2] + f"name: {text}\n")
+        jobs.parse_job(HEAD.partition("\n")[2] + f"name: {text}\n")
     assert re.findall(r"write ([a-z-]+)\.", str(raised.value)) == proposed
 
 
@@ -181,7 +181,7 @@ def test_a_value_that_a_hint_proposes_is_one_that_the_key_takes(text: str) -> No
         block = f"resources: {{memory: '{text}'}}\n" if key == "x" else f"{key}: '{text}'{'}' * key.count('{')}\n"
         head = HEAD.partition("\n")[2] if key == "name" else HEAD
         try:
-            jobs.parse(head + block)
+            jobs.parse_job(head + block)
         except JobFaults as faults:
             for proposed in re.findall(r"write ([^\s,]+?)[.,]?(?: |$)", str(faults), re.M):
-                jobs.parse(head + block.replace(f"'{text}'", proposed))
+                jobs.parse_job(head + block.replace(f"'{text}'", proposed))

@@ -1,10 +1,10 @@
 import pytest
 from pydantic import TypeAdapter
 
-from jaxlaunch.accelerators import KNOWN, chips_per_host, sides_of
+from jaxlaunch.accelerators import ACCELERATORS, chips_per_host, parse_topology
 from jaxlaunch.launcher.job import credentials, types
 from jaxlaunch.launcher.job.types import Quantity
-from jaxlaunch.launcher.wording import duration
+from jaxlaunch.launcher.wording import format_duration
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from jaxlaunch.launcher.wording import duration
 )
 def test_a_duration_is_seconds(written: object, seconds: float) -> None:
     assert types.parse_duration(written) == seconds
-    assert types.parse_duration(duration(seconds)) == seconds
+    assert types.parse_duration(format_duration(seconds)) == seconds
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ def test_what_a_job_may_not_write_as_a_quantity_is_refused(written: str) -> None
         TypeAdapter(Quantity).validate_python(written)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, facts in KNOWN.items() if facts.platform == "tpu"])
+@pytest.mark.parametrize("kind", [kind for kind, facts in ACCELERATORS.items() if facts.platform == "tpu"])
 def test_every_topology_offered_is_accepted_and_splits_into_hosts(kind: str) -> None:
-    for topology in KNOWN[kind].topologies():
-        sides = sides_of(topology)
+    for topology in ACCELERATORS[kind].listed_topologies():
+        sides = parse_topology(topology)
         assert sides is not None
-        assert KNOWN[kind].accepts(topology)
+        assert ACCELERATORS[kind].accepts_topology(topology)
         chips = 1
         for side in sides:
             chips *= side
@@ -61,7 +61,7 @@ def test_every_topology_offered_is_accepted_and_splits_into_hosts(kind: str) -> 
     ],
 )
 def test_slices_are_those_that_are_made(kind: str, topology: str, made: bool) -> None:
-    assert KNOWN[kind].accepts(topology) is made
+    assert ACCELERATORS[kind].accepts_topology(topology) is made
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_slices_are_those_that_are_made(kind: str, topology: str, made: bool) ->
     ],
 )
 def test_a_credential_is_known_by_its_form_and_by_the_name_that_a_program_reads_it_from(name: str, value: str) -> None:
-    assert credentials.in_value(value, name)
+    assert credentials.has_credential(value, name)
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_a_credential_is_known_by_its_form_and_by_the_name_that_a_program_reads_
     ],
 )
 def test_what_only_has_a_credential_s_name_passes(name: str, value: str) -> None:
-    assert not credentials.in_value(value, name)
+    assert not credentials.has_credential(value, name)

@@ -20,10 +20,10 @@ from jaxlaunch.launcher.kubernetes import pod_rules
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.manifests.jobset import render, resolve
-from jaxlaunch.records.summary import Of, Record, Summary
+from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import start_folder
-from jaxlaunch.runs.run_folder import RunFolder, Starts
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, refuse
 from tests.launcher.invoke import Left, launcher
@@ -45,7 +45,7 @@ def jobset(defaults: Defaults = SAVED, **keys: Any) -> dict[str, Any]:
 @pytest.fixture
 def call(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
-    monkeypatch.setattr(jobs_volume, "START_S", 1.0)
+    monkeypatch.setattr(jobs_volume, "START_TIMEOUT_S", 1.0)
     server.put(AT, jobset())
     return lambda verb, *options: launcher(capsys, monkeypatch, verb, "lm", "--from-volume", *options)
 
@@ -76,16 +76,16 @@ def folder(server: Server, tmp_path: Path) -> Path:
 def fill(folder: Path, uid: str) -> None:
     keeper = RunFolder(folder, pytest.fail)
     verdict = verdict_for_code(83, "rank 1 raised: X", rank=1)
-    keeper.append(Record(uid, 0, 1, "crash", 1, 10, 20, {}, verdict, 1.0, 2.0))
-    of = Of(uid, 1, 2, started=3.0, at=1_795_000_000.0)
+    keeper.append_record(AttemptRecord(uid, 0, 1, "crash", 1, 10, 20, {}, verdict, 1.0, 2.0))
+    of = AttemptProgress(uid, 1, 2, started=3.0, at=1_795_000_000.0)
     seconds = {"step": 3.0, "init": 1.0}
-    Starts(keeper, uid).write(
+    RunStarts(keeper, uid).write_summary(
         Summary(verdict_for_code(80, "saved at step 40"), 40, seconds, {"crash": 1}, saved=40, of=of)
     )
     for rank in range(2):
         log = RankLog(start_folder(folder, 1), rank, 1 << 20, pytest.fail)
         for number in range(3):
-            log.line(f"line {number}".encode())
+            log.write_line(f"line {number}".encode())
         assert log._file is not None
         log._file.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.cli.list import format_table
 from jaxlaunch.launcher.jobs import lifecycle
-from jaxlaunch.launcher.jobs.status.job_status import State, status_of
+from jaxlaunch.launcher.jobs.status.job_status import State, derive_status
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from tests.launcher import objects
 from tests.launcher.objects import beat, farewell, jobset, over, past, pod, snapshot, workload
@@ -25,7 +25,7 @@ def later(seen: Snapshot, when: str, **now: object) -> Snapshot:
 def test_a_stopped_job_keeps_its_step_its_checkpoint_its_goodput_its_restarts_and_its_verdict() -> None:
     ended = over(0, 80, message=farewell(80, "saved at step 41", attempt=2, generation=1, step=41), generation=1)
     seen = snapshot(jobset(1, suspend=True), ended, records=(past(83), LAST))
-    status = status_of(later(seen, "stopped", suspend=True, status={"restarts": 1}))
+    status = derive_status(later(seen, "stopped", suspend=True, status={"restarts": 1}))
     assert (status.state, status.step, status.committed, status.goodput) == (State.STOPPED, 41, 37, 0.9)
     assert status.restarts.by_cause == {"crash": 1}
     assert status.verdict is not None and status.verdict["message"] == "saved at step 41"
@@ -37,26 +37,26 @@ def test_a_stopped_job_keeps_its_step_its_checkpoint_its_goodput_its_restarts_an
 def test_a_job_that_failed_keeps_its_exit_code_although_its_pods_are_gone() -> None:
     failed = objects.ended("Failed")
     seen = snapshot(jobset(1, status=failed), over(0, 83, message=farewell(83, "rank 0 raised: X")))
-    assert status_of(later(seen, "ended", status=failed)).code == 83
+    assert derive_status(later(seen, "ended", status=failed)).code == 83
 
 
 def test_the_verdict_of_an_attempt_before_is_not_that_of_the_end() -> None:
     """Its last pods were killed, and said nothing."""
     failed = objects.ended("Failed", restarts=1)
     seen = snapshot(jobset(1, status=failed), over(0, 137, generation=1), records=(past(80), beat(generation=1)))
-    assert status_of(later(seen, "ended", status=failed)).verdict is None
+    assert derive_status(later(seen, "ended", status=failed)).verdict is None
 
 
 def test_a_job_that_its_queue_took_from_its_nodes_keeps_how_far_it_was() -> None:
     held = {"queue": "research", "suspend": True}
     seen = snapshot(jobset(1, **held), pod(0, generation=1), records=(LAST,), workload=workload())  # type: ignore[arg-type]
-    status = status_of(later(seen, "queued", **held))
+    status = derive_status(later(seen, "queued", **held))
     assert (status.state, status.step) == (State.QUEUED, 40)
 
 
 def test_newer_words_of_the_pods_count_before_what_was_written() -> None:
     old = later(snapshot(jobset(1), pod(0), records=(beat(step=40),)), "stopped").jobset
-    status = status_of(snapshot(dict(old), pod(0), records=(beat(step=55),)))
+    status = derive_status(snapshot(dict(old), pod(0), records=(beat(step=55),)))
     assert (status.step, status.as_of) == (55, None)
 
 

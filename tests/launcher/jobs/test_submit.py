@@ -32,7 +32,7 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     WORKLOAD_PRIORITY_CLASSES,
     WORKLOADS,
 )
-from jaxlaunch.launcher.kubernetes.labels import OWN_LABEL, SPEC_HASH
+from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL, SPEC_HASH
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, commit_then_drop, drop, hang, refuse
 from tests.launcher.invoke import Left, launcher
@@ -245,7 +245,7 @@ def test_a_gang_s_secret_needs_the_right_to_create_secrets_and_none_to_read_them
 def test_a_secret_that_was_there_before_the_jobset_is_refused_before_anything_is_written(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch, rehearsed: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("jaxlaunch.launcher.jobs.submit.SECRET_GIVE_UP_S", 0.0)
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.submit.SECRET_TIMEOUT_S", 0.0)
     server.put(SECRET_AT, {"data": {"key": "a2V5"}})
     left = submit(run, "gang_secret=true", *rehearsed)
     assert left.code == 2
@@ -281,7 +281,7 @@ def test_a_gang_s_secret_whose_creation_was_not_answered_is_the_gang_s(
 def test_a_job_starts_once_the_secret_of_the_one_before_is_gone(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
-    monkeypatch.setattr("jaxlaunch.launcher.jobs.submit._SILENT_S", 0.0)
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.submit._QUIET_WAIT_S", 0.0)
     submit(run, "gang_secret=true")
     before = server.objects[SECRET_AT]["data"]
     change(server, AT, status={"terminalState": "Completed"})
@@ -306,7 +306,7 @@ def test_a_job_starts_once_the_secret_of_the_one_before_is_gone(
 def test_a_job_that_runs_is_kept_by_a_submission_whose_creation_of_it_is_not_answered(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch, fault: apiserver.Fault
 ) -> None:
-    monkeypatch.setattr("jaxlaunch.launcher.jobs.submit.SECRET_GIVE_UP_S", 0.0)
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.submit.SECRET_TIMEOUT_S", 0.0)
     submit(run, "gang_secret=true")
     before = server.objects[AT]
     server.on("POST", "jobsets", fault)
@@ -631,7 +631,7 @@ def test_a_fault_while_writing_leaves_exactly_one_of_each(
 def test_a_server_that_never_answers_ends_it_within_bounds(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.TOTAL_S", 1.0)
+    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.TOTAL_TIMEOUT_S", 1.0)
     for method in ("GET", "POST", "PATCH"):
         server.on(method, part, *[hang] * 50)
     left = submit(run)
@@ -927,7 +927,7 @@ def test_the_end_of_a_wait_is_the_jobs_own(server: Server, run: Run) -> None:
 def test_what_is_ours_bears_our_label_and_the_digest_of_its_spec(server: Server, run: Run) -> None:
     submit(run)
     metadata = server.objects[AT]["metadata"]
-    assert metadata["labels"][OWN_LABEL] == "x"
+    assert metadata["labels"][JOB_LABEL] == "x"
     assert len(metadata["annotations"][SPEC_HASH]) == 64
 
 

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.jobs.lifecycle import Timeout, wait
-from jaxlaunch.launcher.jobs.logs.follow import DRAIN_S
+from jaxlaunch.launcher.jobs.lifecycle import WaitTimeout, wait_for_end
+from jaxlaunch.launcher.jobs.logs.follow import DRAIN_TIMEOUT_S
 from jaxlaunch.launcher.jobs.status.job_status import State
 from jaxlaunch.launcher.kubernetes import transport
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS, WORKLOADS
 from jaxlaunch.launcher.kubernetes.labels import JOB_UID
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import Recorded
+from jaxlaunch.records.log_lines import ProgressAnnotation
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, drop, refuse
 from tests.launcher.invoke import Left, launcher
@@ -70,9 +70,9 @@ def submit(
     for module in WITH_TIME:
         monkeypatch.setattr(f"jaxlaunch.launcher.{module}.time", Clock)
     monkeypatch.setattr(
-        "jaxlaunch.launcher.kubernetes.transport.READ_S", transport.READ_S * SCALE
+        "jaxlaunch.launcher.kubernetes.transport.READ_TIMEOUT_S", transport.READ_TIMEOUT_S * SCALE
     )  # an answer takes its real time
-    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.watch.LASTS_S", 1)  # by the server's clock
+    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.watch.WATCH_DURATION_S", 1)  # by the server's clock
     return lambda *arguments: launcher(capsys, monkeypatch, "submit", str(tmp_path / "job.yaml"), *arguments)
 
 
@@ -159,7 +159,7 @@ def test_a_limit_that_passes_while_the_server_is_away_is_124(server: Server, sub
 def test_a_server_that_stays_away_is_given_up_without_advice_about_the_network(
     server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.watch.PATIENCE_S", 60.0)
+    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.watch.ERROR_TIMEOUT_S", 60.0)
     away(server, drop, math.inf, {})
     left = submit("--wait")
     assert left.code == 3
@@ -184,7 +184,7 @@ def test_a_job_that_prints_all_the_time_is_followed_no_longer_than_was_said(
     server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "jaxlaunch.launcher.jobs.logs.follow.DRAIN_S", DRAIN_S * SCALE
+        "jaxlaunch.launcher.jobs.logs.follow.DRAIN_TIMEOUT_S", DRAIN_TIMEOUT_S * SCALE
     )  # the list of pods takes its real time
 
     def begins(handler: Handler) -> bool:
@@ -204,15 +204,15 @@ def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
-    monkeypatch.setattr("jaxlaunch.launcher.jobs.lifecycle._SETTLES_S", 0.1)
-    monkeypatch.setattr("jaxlaunch.launcher.jobs.lifecycle._LOOK_AGAIN_S", 1.0)
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.lifecycle._SETTLE_PAUSE_S", 0.1)
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.lifecycle._WATCH_PERIOD_S", 1.0)
     made = server.put(AT, objects.jobset(1, queue="research", suspend=True))
     workload = objects.workload()
     workload["metadata"]["labels"][JOB_UID] = made["metadata"]["uid"]
     server.put(WORKLOADS.path("team", "jobset-lm"), workload)
     name = objects.pod(0)["metadata"]["name"]
     server.put(PODS.path("team", name), objects.pod(0))
-    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.line(objects.beat(step=40))}\n"})
+    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.format_line(objects.beat(step=40))}\n"})
     done = {"status": {"terminalState": "Completed"}}
 
     def admitted(handler: Handler) -> bool:
@@ -220,9 +220,9 @@ def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
         return False
 
     server.on("PATCH", "jobsets", admitted)
-    assert wait(Cluster.connect(), made, 60.0).state is State.DONE
+    assert wait_for_end(Cluster.connect(), made, 60.0).state is State.DONE
     first = next(body for body in server.bodies if body and ANNOTATION in str(body))
-    known = Recorded.from_json(first["metadata"]["annotations"][ANNOTATION], made["metadata"]["uid"])
+    known = ProgressAnnotation.from_json(first["metadata"]["annotations"][ANNOTATION], made["metadata"]["uid"])
     assert known is not None and (known.when, known.step) == ("queued", 40)
 
 
@@ -233,8 +233,8 @@ def test_how_far_a_job_is_is_written_down_when_nobody_waits_any_longer(
     made = server.put(AT, objects.jobset(1))
     name = objects.pod(0)["metadata"]["name"]
     server.put(PODS.path("team", name), objects.pod(0))
-    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.line(objects.beat(step=40))}\n"})
-    with pytest.raises(Timeout):
-        wait(Cluster.connect(), made, 0.5)
+    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.format_line(objects.beat(step=40))}\n"})
+    with pytest.raises(WaitTimeout):
+        wait_for_end(Cluster.connect(), made, 0.5)
     known = json.loads(server.objects[AT]["metadata"]["annotations"][ANNOTATION])
     assert (known["when"], known["step"]) == ("running", 40)

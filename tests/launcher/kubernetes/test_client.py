@@ -43,7 +43,7 @@ def jobset(name: str = "x", **metadata: Any) -> dict[str, Any]:
 def test_an_object_is_created_found_changed_and_deleted(server: Server, cluster: Cluster) -> None:
     made = cluster.create(JOBSETS, jobset())
     assert cluster.get(JOBSETS, "x") == made
-    assert cluster.merge(JOBSETS, "x", "team-a", {"spec": {"suspend": True}})["spec"] == {"suspend": True}
+    assert cluster.merge_patch(JOBSETS, "x", "team-a", {"spec": {"suspend": True}})["spec"] == {"suspend": True}
     assert cluster.delete(JOBSETS, "x", "team-a", uid=made["metadata"]["uid"])
     assert cluster.get(JOBSETS, "x") is None
     assert not cluster.delete(JOBSETS, "x", "team-a")
@@ -56,7 +56,7 @@ def test_the_time_is_the_server_s_where_the_clocks_are_far_apart(
     real, there = formatdate, time.time() - ahead_s
     monkeypatch.setattr(apiserver, "formatdate", lambda usegmt: real(there, usegmt=usegmt))
     cluster.get(JOBSETS, "x")
-    off_s = (datetime.now(UTC) - cluster.now()).total_seconds()
+    off_s = (datetime.now(UTC) - cluster.current_time()).total_seconds()
     assert off_s == pytest.approx(ahead_s if abs(ahead_s) > 30 else 0.0, abs=30)
 
 
@@ -148,22 +148,22 @@ def test_a_create_that_may_have_happened_is_not_sent_again(server: Server, clust
     with pytest.raises((ApiError, Unreachable)) as failed:
         cluster.create(JOBSETS, jobset())
     assert server.count("POST") == 1
-    assert not isinstance(failed.value, Unreachable) or failed.value.sent
+    assert not isinstance(failed.value, Unreachable) or failed.value.was_sent
 
 
 def test_a_server_that_stays_unwell_is_given_up(server: Server, cluster: Cluster) -> None:
-    cluster.hurry(2)
+    cluster.limit_call_time(2)
     server.on("GET", "jobsets", *[refuse(500)] * 50)
     with pytest.raises(ApiError, match="a fault of the test: 500"):
         cluster.get(JOBSETS, "x")
 
 
 def test_a_server_that_never_answers_is_given_up(server: Server, cluster: Cluster) -> None:
-    cluster.hurry(1)
+    cluster.limit_call_time(1)
     server.on("GET", "jobsets", *[hang] * 50)
     with pytest.raises(Unreachable, match="stopped answering") as failed:
         cluster.get(JOBSETS, "x")
-    assert failed.value.sent
+    assert failed.value.was_sent
     assert "context test" in failed.value.message
 
 
@@ -174,7 +174,7 @@ def test_an_answer_that_drips_for_ever_is_given_up(server: Server, cluster: Clus
             handler.chunk({})
         return True
 
-    cluster.hurry(1)
+    cluster.limit_call_time(1)
     server.on("GET", "jobsets", *[dripping] * 50)
     with pytest.raises(Unreachable, match="stopped answering"):
         cluster.get(JOBSETS, "x")
@@ -186,10 +186,10 @@ def test_nobody_at_the_address_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, url)))
         cluster = Cluster.connect()
-        cluster.hurry(1)
+        cluster.limit_call_time(1)
         with pytest.raises(Unreachable, match=f"{url} of context test cannot be reached: Connection refused") as failed:
             cluster.create(JOBSETS, jobset())
-    assert not failed.value.sent
+    assert not failed.value.was_sent
     assert failed.value.exit_code == 3
 
 
@@ -242,8 +242,8 @@ def test_groups_to_act_as_are_refused_rather_than_left_out(
 
 def test_rights_are_asked_for_in_a_namespace(server: Server, cluster: Cluster) -> None:
     server.denied.add(("create", "jobsets"))
-    assert cluster.may("get", PODS, "team-a", subresource="log")
-    assert not cluster.may("create", JOBSETS, "team-a")
+    assert cluster.is_allowed("get", PODS, "team-a", subresource="log")
+    assert not cluster.is_allowed("create", JOBSETS, "team-a")
     asked = {"verb": "get", "group": "", "resource": "pods", "subresource": "log", "namespace": "team-a"}
     assert server.bodies[0]["spec"]["resourceAttributes"] == asked
 
@@ -332,7 +332,7 @@ def test_a_credential_plugin_that_gives_nothing_is_said(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, command: str, said: str
 ) -> None:
     if "sleep" in text:  # the others may take their time to start, on a busy machine
-        monkeypatch.setattr("jaxlaunch.launcher.kubernetes.kubeconfig.PLUGIN_LIMIT_S", 1.0)
+        monkeypatch.setattr("jaxlaunch.launcher.kubernetes.kubeconfig.PLUGIN_TIMEOUT_S", 1.0)
     monkeypatch.setenv("KUBECONFIG", str(plugin(tmp_path, server, text, command, installHint="get it there")))
     with pytest.raises(ClusterError, match=said) as failed:
         Cluster.connect()
@@ -392,7 +392,7 @@ def test_who_waits_for_the_server_is_told_so_once_a_minute(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url)))
-    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.TELL_AFTER_S", 0.05)
+    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.REPORT_AFTER_S", 0.05)
     told, say, slow = patient()
     server.on("GET", "jobsets", slow, slow)
     cluster = Cluster.connect(say=say)
@@ -404,12 +404,12 @@ def test_who_waits_for_a_log_is_told_of_which_pod_and_of_slow_calls_in_a_row(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url)))
-    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.TELL_AFTER_S", 60.0)
+    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.REPORT_AFTER_S", 60.0)
     monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport._SLOW_CALL_S", 0.0)
     told, say, slow = patient()
     cluster = Cluster.connect(say=say)
     assert cluster.get(JOBSETS, "x") is None
-    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.TELL_AFTER_S", 1e-9)  # less than that call took
+    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.REPORT_AFTER_S", 1e-9)  # less than that call took
     server.put(PODS.path("team", "lm-0", "log"), {"text": "hello\n"})
     server.on("GET", "/log", slow)
     assert list(cluster.log("team", "lm-0")) == ["hello"]

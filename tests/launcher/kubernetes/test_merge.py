@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.kubernetes.merge import merge
+from jaxlaunch.launcher.kubernetes.merge import merge_patch
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ from jaxlaunch.launcher.kubernetes.merge import merge
     ],
 )
 def test_a_patch_lies_over_its_base(base: Any, patch: Any, merged: Any) -> None:
-    assert merge(base, patch) == merged
+    assert merge_patch(base, patch) == merged
 
 
 def test_neither_side_is_changed_or_shared() -> None:
     base: dict[str, Any] = {"a": [{"name": "x", "b": {}}]}
     patch: dict[str, Any] = {"c": {"d": []}}
-    merged = merge(base, patch)
+    merged = merge_patch(base, patch)
     merged["a"][0]["b"]["new"] = merged["c"]["d"].append(1)
     assert base == {"a": [{"name": "x", "b": {}}]} and patch == {"c": {"d": []}}

@@ -9,7 +9,7 @@ import pytest
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.kubernetes import pod_rules
-from jaxlaunch.launcher.kubernetes.merge import merge
+from jaxlaunch.launcher.kubernetes.merge import merge_patch
 from jaxlaunch.launcher.kubernetes.pod_rules import find_violations, strictest_level
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.jobset import resolve
@@ -26,7 +26,7 @@ agent: image
 
 
 def template(more: str = "", cluster: str = "") -> dict[str, Any]:
-    manifest = jobset.render(resolve(jobs.parse(JOB + more), defaults.parse(cluster or "{}")))[0]
+    manifest = jobset.render(resolve(jobs.parse_job(JOB + more), defaults.parse_defaults(cluster or "{}")))[0]
     found: dict[str, Any] = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     return found
 
@@ -103,7 +103,7 @@ def container(**security: Any) -> dict[str, Any]:
 def test_each_rule_of_what_render_makes_names_what_breaks_it(
     patch: dict[str, Any], met: pod_rules.Level, said: str
 ) -> None:
-    found = merge(CLEAN, patch)
+    found = merge_patch(CLEAN, patch)
     assert strictest_level(found) == met
     enforced = pod_rules.stricter_level(met)
     told = [str(violation) for violation in find_violations(found, enforced)] if enforced else []
@@ -111,10 +111,10 @@ def test_each_rule_of_what_render_makes_names_what_breaks_it(
 
 
 def test_a_weaker_rule_is_not_told_beside_the_stricter_one() -> None:
-    found = merge(CLEAN, {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}})
+    found = merge_patch(CLEAN, {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}})
     assert [violation.reason for violation in find_violations(found, "restricted")] == ["restricted volume types"]
 
 
 def test_a_namespace_admits_what_meets_its_level_or_a_stricter_one() -> None:
-    assert pod_rules.admits("baseline", "restricted") and pod_rules.admits("privileged", "privileged")
-    assert not pod_rules.admits("restricted", "baseline")
+    assert pod_rules.is_admitted("baseline", "restricted") and pod_rules.is_admitted("privileged", "privileged")
+    assert not pod_rules.is_admitted("restricted", "baseline")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.diagnose.explain.explanation import explain
+from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.kubernetes import resources
 from jaxlaunch.launcher.kubernetes.objects import trim_pod
 from tests.launcher import objects
@@ -39,9 +39,9 @@ def test_sidecars_and_overhead_count_with_the_containers(spec: dict[str, Any], c
 def test_a_node_that_the_sidecar_makes_too_small_does_not_fit() -> None:
     spec = {"containers": [container("7")], "initContainers": [container("2", sidecar=True)]}
     found = resources.fit_nodes(spec, [objects.node(cpu="8")])
-    assert (found.large, found.short) == (0, {"cpu": ("9", "8")})
+    assert (found.large, found.shortages) == (0, {"cpu": ("9", "8")})
     memory = {"containers": [container("1", memory="30Gi")], "overhead": {"memory": "4Gi"}}
-    assert resources.fit_nodes(memory, [objects.node()]).short == {"memory": ("34Gi", "32Gi")}
+    assert resources.fit_nodes(memory, [objects.node()]).shortages == {"memory": ("34Gi", "32Gi")}
 
 
 def test_explain_counts_what_admission_added_to_a_pod_that_waits() -> None:
@@ -49,6 +49,6 @@ def test_explain_counts_what_admission_added_to_a_pod_that_waits() -> None:
     spec = {"containers": [container("6")], "initContainers": [container("2", sidecar=True)], "overhead": {"cpu": "1"}}
     waits = objects.pending(0, "0/1 nodes are available: 1 Insufficient cpu.")
     waits |= {"spec": trim_pod({"metadata": {"name": "p"}, "spec": spec})["spec"]}
-    found = explain(objects.snapshot(objects.jobset(1), waits, nodes=(objects.node(),)))
+    found = explain_job(objects.snapshot(objects.jobset(1), waits, nodes=(objects.node(),)))
     assert "each host requests 9 cpu, the largest node has 8" in found.headline
     assert "containers" not in trim_pod({"metadata": {}, "spec": {**spec, "nodeName": "n"}})["spec"]

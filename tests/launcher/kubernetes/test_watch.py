@@ -46,7 +46,7 @@ class Server:
 
     def told(self, number: int, since: str = "") -> list[tuple[str, str, str]]:
         """The first events of a watch: what happened to whom, and the version it then had."""
-        events = itertools.islice(Watch(self.listed, self.streamed, since).events(), number)
+        events = itertools.islice(Watch(self.listed, self.streamed, since).iter_events(), number)
         return [(kind, found["metadata"]["name"], found["metadata"]["resourceVersion"]) for kind, found in events]
 
 
@@ -102,6 +102,6 @@ def test_a_server_that_forbids_is_not_asked_again() -> None:
 
 
 def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(watch, "ERROR_TIMEOUT_S", 0.0)
     with pytest.raises(Unreachable, match="gone"):
         Server([([], "1")], itertools.repeat([Unreachable("gone")])).told(1)

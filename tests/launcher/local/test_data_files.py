@@ -35,7 +35,7 @@ train: {{task: lm, model: {{kind: decoder, length: 16}}, data: {{source: text, {
 def test_files_that_are_here_are_counted_and_what_is_not_here_is_said(tmp_path: Path, data: str, said: str) -> None:
     for name, size in (("mine.txt", 100), ("rows.jsonl", 20), ("empty.txt", 0)):
         (tmp_path / name).write_bytes(b"x" * size)
-    found = list(job_notes.describe_data(jobs.parse(JOB.format(data)), tmp_path))
+    found = list(job_notes.describe_data(jobs.parse_job(JOB.format(data)), tmp_path))
     assert [note.replace(str(tmp_path), "FOLDER") for note in found] == ([said] if said else [])
 
 
@@ -52,7 +52,9 @@ def test_the_parts_of_a_mixture_are_said_with_their_shares(tmp_path: Path) -> No
 """
     job = JOB.replace("{{source: text, {}}}", "").replace("task: lm, model: {{kind: decoder, length: 16}}, data: ", "")
     job = job.format().replace("train: {}\n", f"train:\n  task: classify\n  data:\n    source: mixture{parts}")
-    assert [note.replace(str(tmp_path), "FOLDER") for note in job_notes.describe_data(jobs.parse(job), tmp_path)] == [
+    assert [
+        note.replace(str(tmp_path), "FOLDER") for note in job_notes.describe_data(jobs.parse_job(job), tmp_path)
+    ] == [
         "train.data.parts.photos.path: 3 files here, 30 B; 37.5 % of the examples.",
         "train.data.parts.bucket.path: gs://team-data/x; 12.5 % of the examples.",
         "train.data.parts.digits: digits, 50 % of the examples.",

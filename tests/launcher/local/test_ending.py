@@ -12,7 +12,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.local.bookkeeping import close_summary, end_generation
-from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.summary import AttemptProgress, Summary
 from jaxlaunch.records.verdict import (
     ExceptionFacts,
     Failure,
@@ -24,7 +24,7 @@ from jaxlaunch.records.verdict import (
     verdict_for_code,
 )
 from jaxlaunch.runs import run_folder
-from jaxlaunch.runs.run_folder import RunFolder, Starts
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
 
 def fail(text: str) -> None:
@@ -35,7 +35,7 @@ def running(attempt: int = 1, generation: int = 0, **fields: Any) -> Summary:
     """A run under way: ten seconds of steps, four of them since the commit of step 40."""
     now = time.time()
     seconds = dict.fromkeys(contract.CLOCK, 0.0) | {"step": 10.0}
-    of = Of("uid", generation, attempt, now - 10.0, now, seconds, 20, 40, unsafe_s=4.0)
+    of = AttemptProgress("uid", generation, attempt, now - 10.0, now, seconds, 20, 40, unsafe_s=4.0)
     of = dataclasses.replace(of, **{name: fields.pop(name) for name in list(fields) if hasattr(of, name)})
     known: dict[str, Any] = {"step": 43, "seconds": seconds, "restarts": {}, "saved": 40, "of": of, **fields}
     return Summary(None, **known)
@@ -44,7 +44,7 @@ def running(attempt: int = 1, generation: int = 0, **fields: Any) -> Summary:
 def write(folder: RunFolder, summary: Summary) -> None:
     """Writes it as the agents of its run do."""
     assert summary.of is not None
-    Starts(folder, summary.of.uid).write(summary)
+    RunStarts(folder, summary.of.uid).write_summary(summary)
 
 
 def end(folder: Path, codes: list[int], generation: int = 0, **fields: Any) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def test_the_end_by_a_lost_host_has_the_signal_that_only_the_launcher_saw(
     folder, verdict = RunFolder(tmp_path, fail), verdict_for_code(code, facts, rank=0, host=0, step=43)
     before = running()
     assert before.of is not None
-    folder.append(run_folder.close_unfinished(dataclasses.replace(before.of, uid="another"), verdict))
-    folder.append(run_folder.close_unfinished(before.of, verdict))
+    folder.append_record(run_folder.close_unfinished(dataclasses.replace(before.of, uid="another"), verdict))
+    folder.append_record(run_folder.close_unfinished(before.of, verdict))
     write(folder, dataclasses.replace(before, verdict=verdict) if is_written else dataclasses.replace(before, step=0))
     found = end(tmp_path, [-9, code])
     assert (found["verdict"]["message"], found["step"]) == (told, 43)
@@ -129,7 +129,7 @@ def test_a_step_that_was_saved_and_that_nobody_could_tell_of_is_on_record(
 ) -> None:
     folder, before = RunFolder(tmp_path, fail), running(first_step=1)
     assert before.of is not None
-    folder.append(
+    folder.append_record(
         run_folder.close_unfinished(before.of, verdict := verdict_for_code(code, facts, rank=0, host=0, step=43))
     )
     write(folder, dataclasses.replace(before, verdict=verdict))
@@ -262,7 +262,7 @@ def test_a_run_that_was_killed_with_its_launcher_after_the_record_of_its_attempt
 ) -> None:
     folder, before = RunFolder(tmp_path, fail), running(step=0)
     assert before.of is not None
-    folder.append(
+    folder.append_record(
         run_folder.close_unfinished(
             before.of, verdict_for_code(82, "rank 1 makes no progress", rank=1, host=0, step=43)
         )

@@ -24,7 +24,7 @@ def test_a_folder_whose_name_is_no_utf_8_is_refused_before_anything_is_made(tmp_
     given = {name: tmp_path / name for name in ("run", "base", "volume")}
     given[which] = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     with pytest.raises(UserError, match=r"caf\\xe9, has a name that is not UTF-8"):
-        paths.check_names(given["run"], given["base"], {"data": given["volume"]})
+        paths.check_utf8_names(given["run"], given["base"], {"data": given["volume"]})
     assert list(tmp_path.iterdir()) == []
 
 

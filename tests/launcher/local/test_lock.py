@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.local.run_folders import locked
+from jaxlaunch.launcher.local.run_folders import hold_lock
 
 
 def test_a_folder_is_refused_with_the_pid_of_who_runs_in_it(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(UserError, match=f"is in use by the run with pid {os.getpid()}"):
-        with locked(tmp_path):
+    with hold_lock(tmp_path), pytest.raises(UserError, match=f"is in use by the run with pid {os.getpid()}"):
+        with hold_lock(tmp_path):
             pass
-    with locked(tmp_path) as lock:
+    with hold_lock(tmp_path) as lock:
         assert not lock.is_gone
         (tmp_path / ".lock").unlink()
         assert lock.is_gone
@@ -34,7 +34,7 @@ import jaxlaunch.launcher.local.run_folders
 agent, folder, pipe = sys.argv[1:]
 real = subprocess.Popen
 agents.subprocess.Popen = lambda argv, **how: real([sys.executable, "-c", agent, pipe], **how)
-with jaxlaunch.launcher.local.run_folders.locked(Path(folder)) as lock:
+with jaxlaunch.launcher.local.run_folders.hold_lock(Path(folder)) as lock:
     gang = agents.Gang({}, JobSpec(name="t", command=["true"], accelerator={"type": "cpu"}), 0, lock)
     print(gang._agents[0].stdout.readline().decode(), flush=True)
     agents.os._exit(9)
@@ -50,11 +50,11 @@ def test_a_folder_is_in_use_until_the_agents_of_a_killed_launcher_have_ended(tmp
     launcher = subprocess.run(argv, env=environ, stdout=subprocess.PIPE, text=True)
     assert (launcher.returncode, launcher.stdout.strip()) == (9, "up")
     with pytest.raises(UserError, match="was killed, and its agents are still ending") as refused:
-        with locked(folder):
+        with hold_lock(folder):
             pass
     assert "--run-dir" in str(refused.value.hint)
     pipe.write_text("end")
     with (folder / ".lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until the agent has ended
-    with locked(folder):
+    with hold_lock(folder):
         pass

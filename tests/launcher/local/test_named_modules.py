@@ -25,7 +25,8 @@ train:
 
 def keys(folder: Path, task: str) -> list[str]:
     return [
-        note.partition(":")[0] for note in job_notes.list_missing_modules(load.parse(JOB.replace("TASK", task)), folder)
+        note.partition(":")[0]
+        for note in job_notes.list_missing_modules(load.parse_job(JOB.replace("TASK", task)), folder)
     ]
 
 

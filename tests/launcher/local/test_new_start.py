@@ -12,30 +12,30 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.local import bookkeeping
-from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.records.summary import AttemptProgress, Summary
 from jaxlaunch.records.verdict import verdict_for_code
-from jaxlaunch.runs.run_folder import RunFolder, Starts
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
 
 def job(lr: float, **keys: Any) -> str:
     return json.dumps({"name": "t", "train": {"optimizer": {"lr": lr, "b1": 0.9}}, **keys})
 
 
-def begin(folder: Path, uid: str, text: str) -> Starts:
+def begin(folder: Path, uid: str, text: str) -> RunStarts:
     """A start on its way: its agents may write."""
     bookkeeping.begin_start(folder, uid, text, folder / "checkpoints", pytest.fail)
-    return Starts(RunFolder(folder, pytest.fail), uid)
+    return RunStarts(RunFolder(folder, pytest.fail), uid)
 
 
 def ended(uid: str, code: int | None, first: int | None, step: int | None) -> Summary:
     verdict = None if code is None else verdict_for_code(code, "it ended")
-    of = Of(uid, 0, 1, 1.0, 2.0, first_step=first)
+    of = AttemptProgress(uid, 0, 1, 1.0, 2.0, first_step=first)
     return Summary(verdict, step=step, seconds={"step": 1.0}, restarts={}, saved=step or None, of=of)
 
 
 def train(folder: Path, uid: str, text: str, first: int | None, step: int | None, code: int | None = 0) -> None:
     """A start that ended; one without a code was killed with its agents."""
-    begin(folder, uid, text).write(ended(uid, code, first, step))
+    begin(folder, uid, text).write_summary(ended(uid, code, first, step))
 
 
 def read(folder: Path, name: str = "summary.json") -> dict[str, Any]:
@@ -62,11 +62,11 @@ def test_the_summary_says_which_start_trained_what_and_the_job_is_that_of_the_ne
     train(tmp_path, "a", job(1.0), 1, 6)
     first = tree(tmp_path / "starts" / "1")
     train(tmp_path, "b", job(2.0), 7, 0, code=64)
-    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.standing_step(tmp_path)) == (1.0, "failed", 6)
+    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (1.0, "failed", 6)
     train(tmp_path, "c", job(1.0, env={"A": "b"}), 7, 6)
-    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.standing_step(tmp_path)) == (1.0, "done", 6)
+    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (1.0, "done", 6)
     train(tmp_path, "d", job(3.0), 7, 9, code=80)
-    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.standing_step(tmp_path)) == (3.0, "stopped", None)
+    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (3.0, "stopped", None)
     assert told(tmp_path) == [(1, 0, 1, 6), (2, 64, None, None), (3, 0, None, 6), (4, 80, 7, 9)]
     changed = [row["changed"] for row in read(tmp_path)["starts"]]
     assert changed == [
@@ -83,7 +83,7 @@ def test_the_summary_says_which_start_trained_what_and_the_job_is_that_of_the_ne
 def test_a_start_knows_whether_an_earlier_one_trained_with_its_checkpoints_in_the_same_place(tmp_path: Path) -> None:
     def has_written(uid: str, **checkpoint: Any) -> bool:
         begin(tmp_path, uid, json.dumps({"name": "t", "train": {"checkpoint": checkpoint}}))
-        return Starts(RunFolder(tmp_path, pytest.fail), uid).has_written
+        return RunStarts(RunFolder(tmp_path, pytest.fail), uid).has_earlier_checkpoints
 
     assert not has_written("a", path="/x")
     assert not has_written("b", path="/x")
@@ -108,7 +108,7 @@ def test_a_program_that_tells_of_no_steps_has_run_when_it_is_done(tmp_path: Path
 def test_a_row_keeps_its_first_step_while_a_later_attempt_restores(tmp_path: Path) -> None:
     starts = begin(tmp_path, "a", job(1.0))
     for first, step, row in ((1, 0, (None, None)), (1, 9, (1, 9)), (1, 0, (1, 9)), (6, 5, (1, 9)), (6, 7, (1, 7))):
-        starts.write(ended("a", None, first, step))
+        starts.write_summary(ended("a", None, first, step))
         assert told(tmp_path)[0][2:] == row or row == (1, 9)
     assert told(tmp_path) == [(1, None, 1, 7)]
 
@@ -129,7 +129,7 @@ def test_a_start_that_was_killed_with_its_launcher_is_ended_by_the_next_with_wha
     last = committed or (6 if has_told else None)
     assert told(tmp_path)[1:] == [(2, contract.LOST, committed and 7, last), (3, None, None, None)]
     assert lr(tmp_path) == (1.0 if committed is None else 2.0)
-    (record,) = RunFolder(tmp_path, pytest.fail).records("b")
+    (record,) = RunFolder(tmp_path, pytest.fail).read_records("b")
     assert (record.first_committed, record.last_committed) == (committed, committed)
 
 
@@ -181,7 +181,7 @@ def test_a_launcher_that_is_killed_anywhere_in_its_beginning_leaves_a_folder_fro
                 break
             except Killed:
                 pass
-        begin(folder, "c", job(3.0)).write(ended("c", 0, 7, 9))
+        begin(folder, "c", job(3.0)).write_summary(ended("c", 0, 7, 9))
         rows = told(folder)
         assert rows[0] == (1, contract.LOST, 1, 6) and rows[-1] == (len(rows), 0, 7, 9)
         assert lr(folder) == 3.0 and lr(folder, "starts/1/job.yaml") == 1.0
@@ -204,5 +204,5 @@ def test_a_summary_that_cannot_be_read_is_written_again_from_the_records_of_the_
 def test_what_is_saved_is_known_before_the_agents_of_a_start_have_restored_it(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "63").mkdir(parents=True)
     (tmp_path / "checkpoints" / "63" / contract.MANIFEST).touch()
-    assert begin(tmp_path, "one", job(0.1)).known == 63
+    assert begin(tmp_path, "one", job(0.1)).known_saved_step == 63
     assert read(tmp_path)["saved"] == 63

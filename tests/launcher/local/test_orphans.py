@@ -11,8 +11,8 @@ from pathlib import Path
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.local import agents, bookkeeping
-from jaxlaunch.records.summary import Of, Summary
-from jaxlaunch.runs.run_folder import RunFolder, Starts
+from jaxlaunch.records.summary import AttemptProgress, Summary
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
 SHELL = ["sh", "-c", "sleep 600 & echo $!; wait"]
 
@@ -48,7 +48,7 @@ def test_what_a_killed_wrapper_left_running_ends_and_no_other_run_s(tmp_path: Pa
 
 
 def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
-    packed = tmp_path / agents.NAME.format("0123")
+    packed = tmp_path / agents.PACKED_NAME.format("0123")
     packed.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     program = f"exec {sys.executable} -I {packed}"
     with process("uid-of-this") as (_, below), process("uid-of-this", "sh", "-c", program) as (agent, _):
@@ -60,8 +60,8 @@ def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, print)
-    of = Of("uid-of-this", 0, 1, 1.0, 2.0)
-    Starts(folder, of.uid).write(Summary(None, None, {"step": 0.0}, {}, of=of))
+    of = AttemptProgress("uid-of-this", 0, 1, 1.0, 2.0)
+    RunStarts(folder, of.uid).write_summary(Summary(None, None, {"step": 0.0}, {}, of=of))
     with process("uid-of-this") as (wrapper, program):
         wrapper.kill()
         bookkeeping.begin_start(tmp_path, "uid-of-the-next", "name: t\n", None, print)

@@ -16,7 +16,7 @@ from jaxlaunch.trainer.spec import Mixture, Text
 def spec(folder: Path, **keys: Any) -> JobSpec:
     document: dict[str, Any] = {"name": "t", "accelerator": {"type": "cpu"}, "train": {"task": "a.b:C"}} | keys
     (folder / "job.yaml").write_text(json.dumps(document))
-    return jobs.load(folder / "job.yaml")
+    return jobs.load_job(folder / "job.yaml")
 
 
 VOLUMES = [{"claim": "ckpt", "path": "/ckpt"}, {"bucket": "gs://corpus/a", "path": "/data", "read_only": True}]
@@ -25,22 +25,22 @@ VOLUMES = [{"claim": "ckpt", "path": "/ckpt"}, {"bucket": "gs://corpus/a", "path
 def test_a_volume_is_a_folder_of_the_run(tmp_path: Path) -> None:
     job = spec(tmp_path, volumes=VOLUMES)
     here = paths.map_paths(job, tmp_path, tmp_path / "run", {"corpus": Path("/mnt/corpus")})
-    assert here.resolve("/ckpt/lm") == str(tmp_path / "run/volumes/ckpt/lm")
-    assert here.resolve("/data/*.txt") == "/mnt/corpus/*.txt"
-    assert here.resolve("/ckptother") == "/ckptother"
+    assert here.resolve_path("/ckpt/lm") == str(tmp_path / "run/volumes/ckpt/lm")
+    assert here.resolve_path("/data/*.txt") == "/mnt/corpus/*.txt"
+    assert here.resolve_path("/ckptother") == "/ckptother"
 
 
 def test_a_relative_path_starts_at_the_job_file_and_a_url_stays(tmp_path: Path) -> None:
     here = paths.map_paths(spec(tmp_path), tmp_path, tmp_path / "run", {})
-    assert here.resolve("data/*.txt") == str(tmp_path / "data/*.txt")
-    assert here.resolve("gs://bucket/x") == "gs://bucket/x"
-    assert here.resolve("stdlib://*.py") == "stdlib://*.py"
+    assert here.resolve_path("data/*.txt") == str(tmp_path / "data/*.txt")
+    assert here.resolve_path("gs://bucket/x") == "gs://bucket/x"
+    assert here.resolve_path("stdlib://*.py") == "stdlib://*.py"
 
 
 def test_only_paths_below_a_volume_are_rewritten_in_a_command(tmp_path: Path) -> None:
     here = paths.map_paths(spec(tmp_path, volumes=VOLUMES), tmp_path, tmp_path / "run", {})
     below = str(tmp_path / "run/volumes/ckpt/x")
-    assert [here.argument(part) for part in ("train.py", "/ckpt/x", "--out=/ckpt/x", "--lr=3e-4", "a=/ckpt/x")] == [
+    assert [here.map_argument(part) for part in ("train.py", "/ckpt/x", "--out=/ckpt/x", "--lr=3e-4", "a=/ckpt/x")] == [
         "train.py",
         below,
         f"--out={below}",
@@ -62,7 +62,7 @@ def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: P
     here = paths.map_paths(job, tmp_path, tmp_path / "run", {})
     assert job.train is not None
     volumes = tmp_path / "run/volumes"
-    assert here.train(job.train).model_dump(exclude_unset=True) == {
+    assert here.map_train(job.train).model_dump(exclude_unset=True) == {
         "task": "a.b:C",
         "data": {"source": "text", "path": [f"{volumes}/corpus/*.txt", f"{tmp_path}/more/*.txt"]},
         "checkpoint": {"path": f"{volumes}/ckpt/lm"},
@@ -77,19 +77,19 @@ def test_the_files_of_a_tokenizer_and_of_every_part_of_a_mixture_are_rewritten(t
     data = {"source": "mixture", "tokenizer": "tok", "data_dir": "/data/made", "parts": parts}
     job = spec(tmp_path, volumes=VOLUMES, train={"task": "mine:Task", "data": data})
     assert job.train is not None
-    found = paths.map_paths(job, tmp_path, tmp_path / "run", {"corpus": Path("/x")}).train(job.train).data
+    found = paths.map_paths(job, tmp_path, tmp_path / "run", {"corpus": Path("/x")}).map_train(job.train).data
     assert isinstance(found, Mixture)
     assert (found.tokenizer, found.data_dir) == (f"{tmp_path}/tok", "/x/made")
-    assert [block.path for block in found.blocks().values()] == ["/x/a", [f"{tmp_path}/b/*"]]
-    assert found.blocks()["b"].eval_path == "gs://team-c"
+    assert [block.path for block in found.part_sources().values()] == ["/x/a", [f"{tmp_path}/b/*"]]
+    assert found.part_sources()["b"].eval_path == "gs://team-c"
     bare = job.train.model_copy(update={"data": Text(source="text", path="/data/a")})
-    assert paths.map_paths(job, tmp_path, tmp_path / "run", {}).train(bare).data.tokenizer == "bytes"  # type: ignore[union-attr]
+    assert paths.map_paths(job, tmp_path, tmp_path / "run", {}).map_train(bare).data.tokenizer == "bytes"  # type: ignore[union-attr]
 
 
 def test_what_the_job_leaves_to_the_task_stays_unsaid(tmp_path: Path) -> None:
     job = spec(tmp_path)
     assert job.train is not None
-    assert paths.map_paths(job, tmp_path, tmp_path, {}).train(job.train).model_dump(exclude_unset=True) == {
+    assert paths.map_paths(job, tmp_path, tmp_path, {}).map_train(job.train).model_dump(exclude_unset=True) == {
         "task": "a.b:C"
     }
 
@@ -118,15 +118,15 @@ def test_the_job_that_a_run_keeps_says_the_same_from_any_folder(tmp_path: Path, 
     (tmp_path / "runs" / "one").mkdir(parents=True)
     kept = tmp_path / "runs" / "one" / "job.yaml"
     here = paths.map_paths(job, tmp_path, kept.parent, {})
-    kept.write_text(jobs.dump(here.anywhere(job)))
-    again = jobs.load(kept)
+    kept.write_text(jobs.dump_job(here.map_job(job)))
+    again = jobs.load_job(kept)
     there = paths.map_paths(again, kept.parent, kept.parent, {})
     assert job.train is not None and again.train is not None
-    assert there.train(again.train) == here.train(job.train)
+    assert there.map_train(again.train) == here.map_train(job.train)
     assert run.make_agent_job(again, there, False) == run.make_agent_job(job, here, False)
     assert (there.base / str(again.code_folder), there.base / str(again.workdir)) == (tmp_path, tmp_path / "inside")
     assert again.code_include == job.code_include
-    assert jobs.dump(there.anywhere(again)) == kept.read_text()
+    assert jobs.dump_job(there.map_job(again)) == kept.read_text()
     assert (
         resolve(again, ClusterDefaults()).code.workdir == resolve(job, ClusterDefaults()).code.workdir == "/code/inside"
     )
@@ -135,10 +135,10 @@ def test_the_job_that_a_run_keeps_says_the_same_from_any_folder(tmp_path: Path, 
 def test_one_claim_at_two_mounts_is_one_folder(tmp_path: Path) -> None:
     job = spec(tmp_path, volumes=[{"claim": "c", "path": "/a"}, {"claim": "c", "path": "/b", "read_only": True}])
     here = paths.map_paths(job, tmp_path, tmp_path / "run", {})
-    assert here.resolve("/a/x") == here.resolve("/b/x") == str(tmp_path / "run/volumes/c/x")
-    assert here.resolve("/a") != "/a"
+    assert here.resolve_path("/a/x") == here.resolve_path("/b/x") == str(tmp_path / "run/volumes/c/x")
+    assert here.resolve_path("/a") != "/a"
     given = paths.map_paths(job, tmp_path, tmp_path / "run", {"/b": Path("/mnt")})
-    assert given.resolve("/a/x") == "/mnt/x"
+    assert given.resolve_path("/a/x") == "/mnt/x"
 
 
 def test_volumes_that_only_share_a_name_are_folders_of_their_own(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_volumes_that_only_share_a_name_are_folders_of_their_own(tmp_path: Path)
     ]
     job = spec(tmp_path, volumes=volumes)
     here = paths.map_paths(job, tmp_path, tmp_path / "run", {"/b": Path("/mnt/b")})
-    assert len({here.resolve(path) for path in ("/a", "/b", "/c", "/corpus")}) == 4
-    assert (here.resolve("/a"), here.resolve("/b")) == (str(tmp_path / "run/volumes/corpus"), "/mnt/b")
+    assert len({here.resolve_path(path) for path in ("/a", "/b", "/c", "/corpus")}) == 4
+    assert (here.resolve_path("/a"), here.resolve_path("/b")) == (str(tmp_path / "run/volumes/corpus"), "/mnt/b")
     with pytest.raises(UserError, match=r"has 4 of that name.\n  hint: name one by its path: /a, /b, /c or /corpus"):
         paths.map_paths(job, tmp_path, tmp_path, {"corpus": Path("/x")})
 
@@ -161,10 +161,10 @@ def test_of_nested_mounts_the_innermost_counts(turned: bool, tmp_path: Path) -> 
     volumes = [{"claim": "outer", "path": "/data"}, {"claim": "inner", "path": "/data/deep/er"}]
     job = spec(tmp_path, volumes=volumes[::-1] if turned else volumes)
     here, base = paths.map_paths(job, tmp_path, tmp_path, {}), tmp_path / "volumes"
-    assert here.resolve("/data/deep/er/x") == str(base / "inner/x")
-    assert here.resolve("/data/deep/erst") == str(base / "outer/deep/erst")
-    assert here.resolve("/data/deep/er/../x") == str(base / "outer/deep/x")
-    assert here.resolve("/data/../etc/x") == "/data/../etc/x"
+    assert here.resolve_path("/data/deep/er/x") == str(base / "inner/x")
+    assert here.resolve_path("/data/deep/erst") == str(base / "outer/deep/erst")
+    assert here.resolve_path("/data/deep/er/../x") == str(base / "outer/deep/x")
+    assert here.resolve_path("/data/../etc/x") == "/data/../etc/x"
 
 
 def test_texts_for_the_user_s_code_are_rewritten_where_they_name_a_mounted_path(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_texts_for_the_user_s_code_are_rewritten_where_they_name_a_mounted_path(
     train = {"task": "a.b:C", "data": {"source": "torch", "dataset": "a.b:D", "args": args, "eval_args": args}}
     job = spec(tmp_path, volumes=VOLUMES, train=train | {"model": {"kind": "a.b:Net", "words": "/data/words"}})
     assert job.train is not None
-    found = paths.map_paths(job, tmp_path, tmp_path, {}).train(job.train).model_dump(exclude_unset=True)
+    found = paths.map_paths(job, tmp_path, tmp_path, {}).map_train(job.train).model_dump(exclude_unset=True)
     assert (found["data"]["args"], found["data"]["eval_args"]) == (mine, mine)
     assert found["model"] == {"kind": "a.b:Net", "words": f"{below}/words"}
 
@@ -183,6 +183,6 @@ def test_the_working_folder_and_the_variables_of_a_program_are_on_this_machine(t
     keys = {"train": None, "command": ["a"], "workdir": "/data/code", "env": {"DATA": "/data/x", "A": "/dat"}}
     job = spec(tmp_path, volumes=VOLUMES, **keys)
     here = paths.map_paths(job, tmp_path, tmp_path, {})
-    environ = run.agents_environ(job, here, run.LocalRun(tmp_path, tmp_path), "uid")
+    environ = run.make_agent_environ(job, here, run.LocalRun(tmp_path, tmp_path), "uid")
     assert (environ["DATA"], environ["A"]) == (str(tmp_path / "volumes/corpus/x"), "/dat")
     assert run.make_agent_job(job, here, False).workdir == str(tmp_path / "volumes/corpus/code")

@@ -17,21 +17,21 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.jobs.logs.lines import Line
 from jaxlaunch.launcher.local import agents, run
-from jaxlaunch.launcher.local.run_folders import locked
-from jaxlaunch.records.summary import Of, Summary
+from jaxlaunch.launcher.local.run_folders import hold_lock
+from jaxlaunch.records.summary import AttemptProgress, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs import history
 from jaxlaunch.runs.layout import Holder, find_holder
-from jaxlaunch.runs.run_folder import RunFolder, Starts
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 from tests.launcher.invoke import launcher
 
 JOB = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ncommand: [true]\n"
 
 
 def test_more_hosts_than_this_machine_has_memory_for_are_refused_before_the_first(tmp_path: Path) -> None:
-    job = jobs.parse(JOB.replace("hosts: 1", "hosts: 100000"))
+    job = jobs.parse_job(JOB.replace("hosts: 1", "hosts: 100000"))
     with pytest.raises(UserError, match="100000 hosts are 200000 processes here, and this machine's .* hold at most"):
-        run.run(job, run.LocalRun(tmp_path / "run", tmp_path), print, print)
+        run.run_job(job, run.LocalRun(tmp_path / "run", tmp_path), print, print)
     assert not (tmp_path / "run").exists()
 
 
@@ -39,7 +39,7 @@ def test_more_hosts_than_this_machine_has_memory_for_are_refused_before_the_firs
     ("code", "status"), [(0, "done"), (77, "stopped"), (80, "stopped"), (81, "failed"), (70, "failed")]
 )
 def test_the_status_follows_from_the_verdict(code: int, status: str) -> None:
-    summary = Summary(verdict_for_code(code, "it ended"), step=None, seconds=history.carried([], 0.0), restarts={})
+    summary = Summary(verdict_for_code(code, "it ended"), step=None, seconds=history.sum_seconds([], 0.0), restarts={})
     assert summary.to_json()["status"] == status
 
 
@@ -52,7 +52,7 @@ def test_what_is_wrong_before_the_start_leaves_no_run_folder(
     (tmp_path / "job.yaml").write_text(JOB + text)
     local = run.LocalRun(tmp_path / "run", tmp_path, volumes)
     with pytest.raises(UserError):
-        run.run(jobs.load(tmp_path / "job.yaml", ()), local, print, print)
+        run.run_job(jobs.load_job(tmp_path / "job.yaml", ()), local, print, print)
     assert not (tmp_path / "run").exists()
 
 
@@ -64,7 +64,7 @@ def test_the_first_signal_stops_and_the_second_kills(tmp_path: Path) -> None:
         def signal(self, number: int) -> None:
             sent.append(number)
 
-    with locked(tmp_path) as lock, run.Signals(said.append, lock) as signals:
+    with hold_lock(tmp_path) as lock, run.Signals(said.append, lock) as signals:
         signals.gang = Recorded()  # type: ignore[assignment]
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
@@ -87,15 +87,21 @@ def test_a_run_whose_folder_was_deleted_has_its_job_and_summary_again(
     ) -> Summary:
         shutil.rmtree(home)
         found = Summary(
-            verdict_for_code(64, "it ended", rank=0), None, {}, {}, of=Of(environ[contract.UID], 0, 1, 3.0, 4.0)
+            verdict_for_code(64, "it ended", rank=0),
+            None,
+            {},
+            {},
+            of=AttemptProgress(environ[contract.UID], 0, 1, 3.0, 4.0),
         )
-        Starts(folder, environ[contract.UID]).write(found)
+        RunStarts(folder, environ[contract.UID]).write_summary(found)
         return found
 
     said: list[str] = []
     monkeypatch.setattr(run, "run_generations", generations)
-    ended = run.run(jobs.load(tmp_path / "job.yaml"), run.LocalRun(home, tmp_path), lambda line: None, said.append)
-    assert (ended.code, ended.stands_at) == (64, None) and "was deleted during the run" in said[-1]
+    ended = run.run_job(
+        jobs.load_job(tmp_path / "job.yaml"), run.LocalRun(home, tmp_path), lambda line: None, said.append
+    )
+    assert (ended.code, ended.reached_step) == (64, None) and "was deleted during the run" in said[-1]
     for folder in (home, home / "starts" / "1"):
         assert json.loads((folder / "summary.json").read_text())["verdict"]["code"] == 64
         assert "a:B" in (folder / "job.yaml").read_text()
@@ -135,7 +141,7 @@ def test_an_agent_that_ends_with_a_code_of_no_verdict_is_started_again(
     )
     monkeypatch.setattr(agents, "pack_agent", lambda otherwise: agent)
     said: list[str] = []
-    with locked(tmp_path) as lock:
-        gang = agents.Gang(dict(os.environ), jobs.parse(JOB.replace("hosts: 1", "hosts: 2")), 0, lock)
-        assert gang.follow(print, said.append) == [0, 0]
+    with hold_lock(tmp_path) as lock:
+        gang = agents.Gang(dict(os.environ), jobs.parse_job(JOB.replace("hosts: 1", "hosts: 2")), 0, lock)
+        assert gang.follow_output(print, said.append) == [0, 0]
     assert said == ["starting another agent for host 1"]

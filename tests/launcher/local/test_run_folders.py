@@ -89,7 +89,7 @@ def test_a_run_s_job_has_the_folder_to_which_its_path_is_relative(here: Path) ->
     job = JobSpec.model_validate(JOB | {"train": {"task": DIGITS, "checkpoint": {"path": "kept"}}})
     folder = here / "runs" / "one"
     folder.mkdir(parents=True)
-    (folder / "job.yaml").write_text(jobs.dump(paths.map_paths(job, here / "jobs", folder, {}).anywhere(job)))
+    (folder / "job.yaml").write_text(jobs.dump_job(paths.map_paths(job, here / "jobs", folder, {}).map_job(job)))
     assert trainer_process.find_checkpoints("one") == str(here / "jobs" / "kept")
 
 
@@ -109,7 +109,7 @@ def test_links_between_sweeps_that_lead_in_a_circle_are_no_runs(tmp_path: Path) 
         for link in ("link-1", "link-2", "link-3"):
             (tmp_path / name / link).symlink_to(tmp_path / other)
 
-    assert [run.name for run in run_folders.runs_in(tmp_path)] == ["a-0", "b-0"]
+    assert [run.name for run in run_folders.list_runs(tmp_path)] == ["a-0", "b-0"]
 
 
 def test_a_start_s_folder_that_cannot_be_looked_at_ends_no_list(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from jaxlaunch.launcher.local import status
 from jaxlaunch.launcher.local.run_folders import Run
-from jaxlaunch.launcher.local.status import Live
+from jaxlaunch.launcher.local.status import LiveStatus
 from jaxlaunch.records.summary import Summary
 from jaxlaunch.runs.layout import Holder
 
@@ -16,17 +16,17 @@ from jaxlaunch.runs.layout import Holder
 @pytest.mark.parametrize(
     ("reached", "saved", "live", "step"),
     [
-        (0, 20, Live(2, 0), 20),
+        (0, 20, LiveStatus(2, 0), 20),
         (0, 20, None, 20),
-        (None, 20, Live(2, None), 20),
-        (0, 20, Live(2, 21), 21),
-        (25, 20, Live(2, 24), 25),
-        (0, None, Live(2, 0), 0),
+        (None, 20, LiveStatus(2, None), 20),
+        (0, 20, LiveStatus(2, 21), 21),
+        (25, 20, LiveStatus(2, 24), 25),
+        (0, None, LiveStatus(2, 0), 0),
         (None, None, None, None),
     ],
 )
 def test_a_run_that_starts_again_is_at_the_step_that_is_saved_until_it_trains_one(
-    tmp_path: Path, reached: int | None, saved: int | None, live: Live | None, step: int | None
+    tmp_path: Path, reached: int | None, saved: int | None, live: LiveStatus | None, step: int | None
 ) -> None:
     summary = Summary(None, reached, {}, {}, saved)
-    assert status.status_of(Run("mine", tmp_path, summary, Holder(1, False)), live).step == step
+    assert status.run_status(Run("mine", tmp_path, summary, Holder(1, False)), live).step == step

@@ -16,7 +16,7 @@ ROOT = str(Path(__file__).parents[3])
 def says(program: str, code: int, monkeypatch: pytest.MonkeyPatch) -> str:
     """What the launcher says when a program of the trainer ends like this."""
     source = f"import sys; from jaxlaunch import contract; {program}; sys.exit({code})"
-    monkeypatch.setattr(isolated, "command", lambda *_: [sys.executable, "-c", source])
+    monkeypatch.setattr(isolated, "build_command", lambda *_: [sys.executable, "-c", source])
     shown: list[str] = []
     with pytest.raises(UserError) as raised:
         trainer_process.run_program("jaxlaunch.trainer.export", environ=os.environ, show=shown.append)

@@ -76,7 +76,7 @@ def test_what_git_tracks_travels_though_it_is_ignored_by_now(folder: Path) -> No
 
 
 def test_what_programs_leave_behind_never_travels(folder: Path) -> None:
-    for name in sorted(archive.LEFT_OUT - {".git"}):
+    for name in sorted(archive.EXCLUDED_NAMES - {".git"}):
         write(folder / name, {"a": "a"})
     write(folder / "pkg" / "__pycache__", {"a.pyc": "a"})
     write(folder, {"b.pyc": "b"})
@@ -84,9 +84,9 @@ def test_what_programs_leave_behind_never_travels(folder: Path) -> None:
 
 
 def test_what_runs_here_left_is_no_code(folder: Path) -> None:
-    before = archive.pack(folder, LIMIT)
+    before = archive.pack_folder(folder, LIMIT)
     write(folder / "runs" / "digits", {"job.yaml": "x", "summary.json": "x", "logs/rank-0.log": "x"})
-    assert archive.pack(folder, LIMIT) == before
+    assert archive.pack_folder(folder, LIMIT) == before
     write(folder, {"runs/notes.txt": "x", "job.yaml": "x", "summary.json": "x"})
     assert {"runs/notes.txt", "job.yaml", "summary.json", "train.py"} <= set(archive.list_files(folder))
 
@@ -186,7 +186,7 @@ def test_an_index_that_names_what_is_outside_is_refused(
     if is_inner and name == "../secret":
         write(folder, {"secret": "of the outer folder"})
     with pytest.raises(UserError, match=r"git's index names .*, which is outside of .*\n.*git rm --cached"):
-        archive.pack(folder, LIMIT)
+        archive.pack_folder(folder, LIMIT)
 
 
 def test_what_lies_behind_a_link_inside_of_the_folder_travels_as_the_link_alone(folder: Path) -> None:
@@ -195,7 +195,7 @@ def test_what_lies_behind_a_link_inside_of_the_folder_travels_as_the_link_alone(
     git(folder, "add", ".")
     shutil.rmtree(folder / "old")
     (folder / "old").symlink_to("pkg")
-    assert [name for name in names(archive.pack(folder, LIMIT)) if name.startswith("old")] == ["old"]
+    assert [name for name in names(archive.pack_folder(folder, LIMIT)) if name.startswith("old")] == ["old"]
 
 
 def test_a_git_folder_that_is_a_pipe_or_names_itself_is_no_repository_to_wait_for(folder: Path) -> None:
@@ -238,25 +238,25 @@ def test_without_git_nothing_that_is_to_stay_here_is_sent_away(folder: Path, mon
 
 
 def test_equal_files_make_equal_bytes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = archive.pack(folder, LIMIT)
+    first = archive.pack_folder(folder, LIMIT)
     again = write(tmp_path / "other", {"pkg/__init__.py": "", "train.py": "print(1)", "pkg/model.py": "x = 1"})
     (again / "empty").mkdir()
     os.utime(again / "train.py", (1, 1))
     (again / "train.py").chmod(0o600)
     monkeypatch.setattr(time, "time", lambda: 4e9)
-    assert archive.pack(again, LIMIT) == first
+    assert archive.pack_folder(again, LIMIT) == first
 
 
 def test_a_changed_file_makes_other_bytes(folder: Path) -> None:
-    first = archive.pack(folder, LIMIT)
+    first = archive.pack_folder(folder, LIMIT)
     write(folder, {"train.py": "print(2)"})
-    second = archive.pack(folder, LIMIT)
+    second = archive.pack_folder(folder, LIMIT)
     (folder / "train.py").chmod(0o755)
-    assert len({first, second, archive.pack(folder, LIMIT)}) == 3
+    assert len({first, second, archive.pack_folder(folder, LIMIT)}) == 3
 
 
 def test_nothing_of_the_machine_or_the_person_travels(folder: Path) -> None:
-    with tarfile.open(fileobj=io.BytesIO(archive.pack(folder, LIMIT))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(archive.pack_folder(folder, LIMIT))) as tar:
         assert {(one.uid, one.gid, one.uname, one.gname, one.mtime, one.mode) for one in tar} == {
             (0, 0, "", "", 0, 0o644)
         }
@@ -266,7 +266,7 @@ def test_a_file_that_was_deleted_and_git_not_told_is_left_out(folder: Path) -> N
     git(folder, "init")
     git(folder, "add", ".")
     (folder / "train.py").unlink()
-    assert names(archive.pack(folder, LIMIT)) == ["pkg/__init__.py", "pkg/model.py"]
+    assert names(archive.pack_folder(folder, LIMIT)) == ["pkg/__init__.py", "pkg/model.py"]
 
 
 def test_what_is_no_file_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,14 +274,16 @@ def test_what_is_no_file_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPat
     os.mkfifo("fifo")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket")
-        assert "train.py" in (found := names(archive.pack(folder, LIMIT))) and not {"fifo", "socket"} & set(found)
+        assert "train.py" in (found := names(archive.pack_folder(folder, LIMIT))) and not {"fifo", "socket"} & set(
+            found
+        )
 
 
 def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(folder: Path) -> None:
     noise = {"big.bin": os.urandom(2_000_000), "data/huge.bin": os.urandom(3_000_000)}
     write(folder, {**noise, "small.txt": "x" * 9_000_000})
     with pytest.raises(UserError) as error:
-        archive.pack(folder, LIMIT)
+        archive.pack_folder(folder, LIMIT)
     assert "packs to 4.8 MiB, and at most 1.0 MiB fit into its ConfigMap." in str(error.value)
     assert "small.txt (8.6 MiB), data/huge.bin (2.9 MiB), big.bin (1.9 MiB)" in str(error.value)
     assert "hint: leave out in .gitignore" in str(error.value)
@@ -291,19 +293,19 @@ def test_a_folder_of_data_is_refused_before_it_is_read(folder: Path, monkeypatch
     with (folder / "sparse").open("wb") as file:
         file.truncate(10 * 1024**3)
     with pytest.raises(UserError, match=r"the folder holds 10240\.0 MiB.*sparse \(10240\.0 MiB\)"):
-        archive.pack(folder, LIMIT)
+        archive.pack_folder(folder, LIMIT)
 
 
 def test_a_folder_with_nothing_to_send_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no file that git does not ignore"):
-        archive.pack(tmp_path, LIMIT)
+        archive.pack_folder(tmp_path, LIMIT)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../other", "..", "pkg/../../mine/train.py"])
 def test_a_link_that_leads_out_is_refused(folder: Path, target: str) -> None:
     (folder / "data").symlink_to(target)
     with pytest.raises(UserError, match=r"code: data is a link to .*, outside of the folder"):
-        archive.pack(folder, LIMIT)
+        archive.pack_folder(folder, LIMIT)
 
 
 @pytest.mark.parametrize("is_tracked", [True, False])
@@ -313,7 +315,7 @@ def test_what_looks_like_credentials_is_refused_tracked_or_not(folder: Path, is_
         git(folder, "init")
         git(folder, "add", ".")
     with pytest.raises(UserError) as error:
-        archive.pack(folder, LIMIT)
+        archive.pack_folder(folder, LIMIT)
     first, *files = str(error.value).splitlines()[:4]
     assert first.startswith("code: 3 files to be shipped look like credentials, and anyone who may read ConfigMaps")
     assert files == [
@@ -328,16 +330,16 @@ def test_what_looks_like_credentials_is_refused_tracked_or_not(folder: Path, is_
 def test_what_is_named_in_include_travels_though_it_looks_like_credentials(folder: Path) -> None:
     write(folder, {".env.example": "X=", "tests/certs/a.p12": "1", "tests/certs/deep/b.p12": "1", "tests/c.p12": "1"})
     with pytest.raises(UserError, match=r"code: 1 file to be shipped looks like(.|\n)*tests/c\.p12"):
-        archive.pack(folder, LIMIT, [".env.example", "tests/certs/"])
+        archive.pack_folder(folder, LIMIT, [".env.example", "tests/certs/"])
     for include in ([".env.example", "./tests"], {".env.example": "a template", "./tests": "made for the tests"}):
-        packed = archive.pack(folder, LIMIT, include)
+        packed = archive.pack_folder(folder, LIMIT, include)
         assert {".env.example", "tests/certs/deep/b.p12", "tests/c.p12"} <= set(names(packed))
 
 
 def test_a_name_in_include_that_names_no_file_is_refused(folder: Path) -> None:
     write(folder, {".gitignore": ".env\n", ".env": "X=1"})
     with pytest.raises(UserError, match=r"code\.include: \.env, nowhere: no such file or folder is shipped\."):
-        archive.pack(folder, LIMIT, ["nowhere", ".env", "train.py"])
+        archive.pack_folder(folder, LIMIT, ["nowhere", ".env", "train.py"])
 
 
 # --- unpacked by the agent --------------------------------------------------------------------------------------------
@@ -361,8 +363,8 @@ def test_a_folder_arrives_as_it_was_sent(folder: Path, tmp_path: Path) -> None:
     (folder / "run.sh").chmod(0o750)
     (folder / "pkg" / "link.py").symlink_to("../train.py")
     packed = tmp_path / "code.tar.gz"
-    packed.write_bytes(archive.pack(folder, LIMIT))
-    agent.unpack(str(packed), str(tmp_path / "there"))
+    packed.write_bytes(archive.pack_folder(folder, LIMIT))
+    agent.unpack_code(str(packed), str(tmp_path / "there"))
     sent, there = ({path.relative_to(at) for path in at.rglob("*")} for at in (folder, tmp_path / "there"))
     assert sent == there
     for path in there:
@@ -389,13 +391,13 @@ def test_a_folder_arrives_as_it_was_sent(folder: Path, tmp_path: Path) -> None:
 def test_nothing_is_unpacked_elsewhere(tmp_path: Path, bad: tarfile.TarInfo) -> None:
     packed = tarball(tmp_path / "a.tar.gz", member("b"), bad)
     with pytest.raises(agent.CodeError):
-        agent.unpack(packed, str(tmp_path / "there"))
+        agent.unpack_code(packed, str(tmp_path / "there"))
     assert {path.name for path in tmp_path.rglob("*")} <= {"a.tar.gz", "there", "b"}
 
 
 @pytest.mark.parametrize("damage", [lambda data: b"", lambda data: b"junk", lambda data: data[: len(data) // 2]])
 def test_a_damaged_archive_is_named(folder: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     packed = tmp_path / "code.tar.gz"
-    packed.write_bytes(damage(archive.pack(folder, LIMIT)))
+    packed.write_bytes(damage(archive.pack_folder(folder, LIMIT)))
     with pytest.raises(agent.CodeError, match="is damaged"):
-        agent.unpack(str(packed), str(tmp_path / "there"))
+        agent.unpack_code(str(packed), str(tmp_path / "there"))

@@ -22,7 +22,7 @@ P5EN = "node_selector: {node.kubernetes.io/instance-type: p5en.48xlarge}\n"
 def made(kind: str, more: str, cluster: str) -> dict[str, Any]:
     """The manifests of a job by their kind."""
     text = f"name: x\nimage: i\ncommand: [a]\nhosts: 2\naccelerator: {{type: {kind}}}\n{more}"
-    return {one["kind"]: one for one in prepare(load.read_text(text), defaults.parse(cluster)).manifests}
+    return {one["kind"]: one for one in prepare(load.read_job_text(text), defaults.parse_defaults(cluster)).manifests}
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_a_cluster_that_does_not_serve_what_is_claimed_is_told_before_submit(
     manifests = list(made("gb200", "compute_domain: true\nnetwork: gpudirect-rdma-dra\n", "platform: gke").values())
     cluster = SimpleNamespace(served=lambda group: found.get(group, []))
     said = list(checks.check_allocation(Target(cast(Cluster, cluster), "team", manifests)))
-    assert [one.level for one in said] == levels and words in " ".join(one.what for one in said)
+    assert [one.level for one in said] == levels and words in " ".join(one.summary_text for one in said)

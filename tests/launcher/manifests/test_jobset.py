@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.accelerators import ACCELERATORS
 from jaxlaunch.contract import Action
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults, load
@@ -60,8 +60,8 @@ PRIVILEGED = {
 
 def manifests(path: Path) -> list[dict[str, Any]]:
     beside = path.with_name(path.stem + DEFAULTS)
-    spec = load.load(path)
-    return render(resolve(spec, defaults.load(beside if beside.exists() else None)), brought(spec))
+    spec = load.load_job(path)
+    return render(resolve(spec, defaults.load_defaults(beside if beside.exists() else None)), brought(spec))
 
 
 def brought(spec: load.JobSpec) -> Bundle | None:
@@ -73,7 +73,7 @@ def brought(spec: load.JobSpec) -> Bundle | None:
 
 def rendered(text: str, cluster: ClusterDefaults | None = None) -> dict[str, Any]:
     """The JobSet of a job in a text."""
-    return prepare(load.read_text(text), cluster or ClusterDefaults()).manifests[0]
+    return prepare(load.read_job_text(text), cluster or ClusterDefaults()).manifests[0]
 
 
 def rendered_with(spec: load.JobSpec, archive: Bundle) -> dict[str, Any]:
@@ -133,9 +133,9 @@ def test_every_golden_file_has_its_job() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_rendering_twice_gives_the_same_and_changes_nothing(path: Path) -> None:
-    spec, cluster = load.load(path), ClusterDefaults()
+    spec, cluster = load.load_job(path), ClusterDefaults()
     if (beside := path.with_name(path.stem + DEFAULTS)).exists():
-        cluster = defaults.load(beside)
+        cluster = defaults.load_defaults(beside)
     before = spec.model_dump_json(), cluster.values.model_dump_json()
     first, second = (render(resolve(spec, cluster), brought(spec)) for _ in range(2))
     assert first == second
@@ -202,7 +202,7 @@ def test_jobset_answers_every_exit_code_as_the_contract_says(code: int, hosts: i
     """With the words in which the Job controller reports a failure."""
     manifest = rendered(SMALL + f"hosts: {hosts}\n")
     rule = next(rule for rule in spec_of(manifest)["podFailurePolicy"]["rules"] if "onExitCodes" in rule)
-    is_left_to_the_job = hosts > 1 and contract.exit_code(code, alone=False) != code
+    is_left_to_the_job = hosts > 1 and contract.agent_exit_code(code, leaves_alone=False) != code
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"]["containerName"] == pod_of(manifest)["containers"][0]["name"]
     message = f"Container main for pod team/x-w-0-0-abcde failed with exit code {code} matching FailJob rule at index 1"
@@ -218,7 +218,7 @@ def test_a_pod_that_dies_or_leaves_alone_is_made_again_and_only_what_died_is_cha
     decided, disrupted, left = spec_of(rendered(SMALL + "hosts: 2\n"))["podFailurePolicy"]["rules"]
     values = decided["onExitCodes"]["values"]
     assert values == [code for code in contract.OUTCOMES if 0 < code < 128]
-    assert {contract.exit_code(code, alone=False) for code in range(1, 256)} & {contract.LEFT} == set()
+    assert {contract.agent_exit_code(code, leaves_alone=False) for code in range(1, 256)} & {contract.LEFT} == set()
     assert (disrupted["action"], disrupted["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
     assert (left["action"], left["onExitCodes"]["values"]) == ("Ignore", [contract.LEFT])
 
@@ -249,10 +249,15 @@ def test_the_agent_can_read_what_the_pod_tells_it() -> None:
         contract.GENERATION: "3",
         contract.POD_IP: "10.4.0.7",
     }
-    read = config.read({**found, **told})
-    assert (read.leader, read.host, read.hosts, read.generation) == (("x-w-0-0.x", network.LEADER_PORT), 5, 8, 3)
+    read = config.read_config({**found, **told})
+    assert (read.leader_address, read.host, read.hosts, read.generation) == (
+        ("x-w-0-0.x", network.LEADER_PORT),
+        5,
+        8,
+        3,
+    )
     assert (read.job.command, read.job.grace_s, read.job.metrics_port) == (("python", "train.py"), 20.0, 9400)
-    assert not read.is_local and read.address == "10.4.0.7"
+    assert not read.is_local and read.listen_address == "10.4.0.7"
     fields = env_of(manifest)
     for name in (contract.SLICE, contract.UID, contract.GENERATION, contract.POD_UID, contract.POD_IP, contract.NODE):
         assert "fieldRef" in fields[name]
@@ -268,7 +273,7 @@ def test_values_reach_the_program_as_they_are_written() -> None:
 
 def test_the_train_block_reaches_the_pod_with_its_checkpoint_folder() -> None:
     text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n"
-    cluster = defaults.parse("{image: i, checkpoint: {claim: runs, path: /runs}}")
+    cluster = defaults.parse_defaults("{image: i, checkpoint: {claim: runs, path: /runs}}")
     manifest = rendered(text, cluster)
     spec = json.loads(env_of(manifest)[contract.TRAIN_SPEC])
     assert spec == {"task": "my.tasks:Mine", "steps": 10, "checkpoint": {"path": "/runs/x"}}
@@ -278,7 +283,7 @@ def test_the_train_block_reaches_the_pod_with_its_checkpoint_folder() -> None:
 
 
 def test_a_bucket_is_no_folder_but_keeps_the_run_s_memory() -> None:
-    cluster = defaults.parse("{image: i, checkpoint: {url: gs://runs/all}}")
+    cluster = defaults.parse_defaults("{image: i, checkpoint: {url: gs://runs/all}}")
     manifest = rendered("name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n", cluster)
     assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["checkpoint"] == {"path": "gs://runs/all/x"}
     assert contract.RUN_DIR not in env_of(manifest)
@@ -286,7 +291,7 @@ def test_a_bucket_is_no_folder_but_keeps_the_run_s_memory() -> None:
 
 
 def test_the_cluster_defaults_claim_is_mounted_once_where_a_checkpoint_lies_on_it() -> None:
-    cluster = defaults.parse("{image: i, checkpoint: {claim: runs, path: /runs}}")
+    cluster = defaults.parse_defaults("{image: i, checkpoint: {claim: runs, path: /runs}}")
     text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, checkpoint: {path: %s}}\n"
     assert len(pod_of(rendered(text % "/runs/other", cluster))["volumes"]) == 2
     mounted = text % "/runs/other" + "volumes: [{claim: mine, path: /runs}]\n"
@@ -298,14 +303,14 @@ def test_the_cluster_defaults_claim_is_mounted_once_where_a_checkpoint_lies_on_i
 def test_a_secret_appears_by_reference_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "canary-0123456789")
     (case,) = [path for path in FILES if path.stem == "volumes-secrets-init-pod"]
-    text = writer.documents(manifests(case))
+    text = writer.render_documents(manifests(case))
     assert "canary" not in text
     reference = {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
     assert env_of(manifests(case)[0])["WANDB_API_KEY"] == reference
 
 
 def test_the_cluster_defaults_compile_cache_is_mounted_and_told_to_jobs_that_name_none() -> None:
-    cluster = defaults.parse("{image: i, checkpoint: {url: gs://runs}, compile_cache: {claim: compiled}}")
+    cluster = defaults.parse_defaults("{image: i, checkpoint: {url: gs://runs}, compile_cache: {claim: compiled}}")
     text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine}\n"
     manifest = rendered(text, cluster)
     assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["compile_cache"] == "/compile-cache"
@@ -319,7 +324,7 @@ def test_the_cluster_defaults_compile_cache_is_mounted_and_told_to_jobs_that_nam
 
 
 def test_the_cluster_defaults_service_account_is_for_jobs_that_name_none_and_mounts_no_token() -> None:
-    cluster = defaults.parse("{image: i, service_account: everyone}")
+    cluster = defaults.parse_defaults("{image: i, service_account: everyone}")
     pod = pod_of(rendered(SMALL, cluster))
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("everyone", False)
     pod = pod_of(rendered(SMALL + "service_account: mine\n", cluster))
@@ -327,7 +332,9 @@ def test_the_cluster_defaults_service_account_is_for_jobs_that_name_none_and_mou
 
 
 def test_the_cluster_defaults_network_is_for_jobs_on_its_accelerator_that_name_none() -> None:
-    cluster = defaults.parse("{image: i, network: {h100: hostnetwork, a100: {profile: rdma, resource: rdma/ib}}}")
+    cluster = defaults.parse_defaults(
+        "{image: i, network: {h100: hostnetwork, a100: {profile: rdma, resource: rdma/ib}}}"
+    )
     h100 = "name: x\naccelerator: {type: h100}\ncommand: [python, train.py]\n"
     assert pod_of(rendered(h100, cluster))["hostNetwork"] is True
     assert "hostNetwork" not in pod_of(rendered(h100 + "network: default\n", cluster))
@@ -371,16 +378,16 @@ TOPOLOGY = {2: "2x2", 3: "2x2x1"}  # the smallest whose hosts have all their chi
 
 
 @pytest.mark.parametrize("where", table.PLATFORMS)
-@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize("kind", ACCELERATORS)
 def test_every_accelerator_is_asked_for_or_refused_on_every_platform(kind: str, where: str) -> None:
-    shape = TOPOLOGY.get(KNOWN[kind].dimensions)
+    shape = TOPOLOGY.get(ACCELERATORS[kind].dimensions)
     topology = "" if shape is None else f", topology: {shape}"
     text = SMALL.replace("{type: cpu}", f"{{type: {kind}{topology}}}") + f"platform: {where}\n"
     if kind not in table.NODES[where]:
         with pytest.raises(UserError, match=f"accelerator.type = {kind} is not known on platform = {where}"):
             rendered(text)
         return
-    spec, pod = load.parse(text), pod_of(rendered(text))
+    spec, pod = load.parse_job(text), pod_of(rendered(text))
     resources = {"cpu": None, "cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
     resource = resources[spec.accelerator.platform]
     if resource is None:
@@ -411,18 +418,18 @@ def test_jobs_that_share_hosts_do_not_share_ports() -> None:
     }
     assert len(ports) == 6 and all(20000 <= port < 30000 for port in ports)
     assert (
-        len(render(resolve(load.parse(text), ClusterDefaults()))) == 1
+        len(render(resolve(load.parse_job(text), ClusterDefaults()))) == 1
     )  # a policy would not hold there, and promise that it does
 
 
 def test_the_policy_lets_in_the_gang_and_prometheus() -> None:
-    _, policy = render(resolve(load.parse(SMALL), defaults.parse("prometheus: {namespace: monitoring}")))
+    _, policy = render(resolve(load.parse_job(SMALL), defaults.parse_defaults("prometheus: {namespace: monitoring}")))
     gang = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "x"}}
     own, scrape = policy["spec"]["ingress"]
     assert policy["spec"]["podSelector"] == gang and own == {"from": [{"podSelector": gang}]}
     assert scrape["ports"] == [{"protocol": "TCP", "port": network.METRICS_PORT}]
     assert scrape["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
-    assert len(render(resolve(load.parse(SMALL + "network_policy: false\n"), ClusterDefaults()))) == 1
+    assert len(render(resolve(load.parse_job(SMALL + "network_policy: false\n"), ClusterDefaults()))) == 1
 
 
 def test_the_spec_hash_tells_jobs_apart_and_nothing_else() -> None:
@@ -442,7 +449,7 @@ def test_a_job_that_cannot_run_there_is_refused_with_everything_at_once() -> Non
 
 
 def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
-    spec = load.parse(SMALL + "code: src\nworkdir: src/sub\n")
+    spec = load.parse_job(SMALL + "code: src\nworkdir: src/sub\n")
     _, _, shared = render(resolve(spec, ClusterDefaults()), Bundle(b"agent", b"code"))
     main = pod_of(rendered_with(spec, Bundle(b"agent", b"code")))["containers"][0]
     assert main["command"] == ["python3", "-I", "/jaxlaunch/agent.pyz"]
@@ -461,7 +468,7 @@ def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
     ],
 )
 def test_the_agent_travels_where_the_image_need_not_hold_it(text: str, brings: bool) -> None:
-    found = code.bundle(resolve(load.parse(text), ClusterDefaults()).code, Path())
+    found = code.build_bundle(resolve(load.parse_job(text), ClusterDefaults()).code, Path())
     assert (found is not None and found.agent is not None) == brings
 
 
@@ -474,7 +481,7 @@ def test_what_is_brought_is_named_by_all_that_it_holds() -> None:
 def test_the_pod_escape_cannot_take_our_variables_away(variables: str) -> None:
     text = SMALL + f"pod: {{spec: {{containers: [{{name: main, env: {variables}}}]}}}}\n"
     with pytest.raises(UserError, match=r"pod\.spec\.containers\.0\.env"):
-        load.parse(text)
+        load.parse_job(text)
 
 
 def test_a_difference_that_fits_nowhere_is_no_golden_file() -> None:
@@ -498,6 +505,6 @@ def test_a_single_host_of_efa_asks_for_the_least_interfaces_and_pins_nothing() -
 @pytest.mark.parametrize(("network", "added"), [("default", ["DAC_OVERRIDE"]), ("efa", ["DAC_OVERRIDE", "IPC_LOCK"])])
 def test_root_goes_on_with_the_files_of_another_user(network: str, added: list[str]) -> None:
     text = f"name: x\nimage: i\ncommand: [a]\naccelerator: {{type: h100}}\nhosts: 2\nnetwork: {network}\n"
-    cluster = defaults.parse("{platform: eks, users: {h100: root}}")
+    cluster = defaults.parse_defaults("{platform: eks, users: {h100: root}}")
     (pod,) = [job["template"]["spec"]["template"]["spec"] for job in rendered(text, cluster)["spec"]["replicatedJobs"]]
     assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": added}

@@ -23,7 +23,7 @@ UNUSED = dict(gke.WITHOUT_PLUGINS.value)
 
 def environment(text: str, cluster: str) -> dict[str, str]:
     """The variables of the main container that are about the network, as the manifest has them."""
-    spec = pod_template(render(resolve(load.parse(text), defaults.parse(cluster)))[0])["spec"]
+    spec = pod_template(render(resolve(load.parse_job(text), defaults.parse_defaults(cluster)))[0])["spec"]
     found = {one["name"]: one.get("value", "") for one in spec["containers"][0]["env"]}
     return {name: value for name, value in found.items() if name.startswith(("NCCL_", "FI_", "CUDA_", "LD_PRELOAD"))}
 
@@ -61,9 +61,9 @@ def test_what_the_page_gives_other_clouds_renders_as_their_own_pods_are() -> Non
         if "…" not in value and "RESOURCE" not in value:
             given = yaml.safe_load(value)
             cluster = f"network: {{h100: {value}}}"
-            limits = pod_template(render(resolve(load.parse(text), defaults.parse(cluster)))[0])["spec"]["containers"][
-                0
-            ]
+            limits = pod_template(render(resolve(load.parse_job(text), defaults.parse_defaults(cluster)))[0])["spec"][
+                "containers"
+            ][0]
             found[nodes.split(",")[0]] = limits["resources"]["limits"][given["resource"]]
             assert environment(text, cluster) == given["env"]
     assert found == {" AKS": "8", " CoreWeave": "1", "AKS": "1"}
@@ -84,6 +84,6 @@ def test_tcpxo_has_the_nccl_that_it_is_qualified_with_and_nvlink_sharp() -> None
 
 def test_a_secret_counts_before_the_variable_of_a_network() -> None:
     text = H200 + "secrets: {NCCL_NET_PLUGIN: {name: s, key: k}}\n"
-    spec = pod_template(render(resolve(load.parse(text), defaults.parse("platform: gke")))[0])["spec"]
+    spec = pod_template(render(resolve(load.parse_job(text), defaults.parse_defaults("platform: gke")))[0])["spec"]
     (one,) = (one for one in spec["containers"][0]["env"] if one["name"] == "NCCL_NET_PLUGIN")
     assert "valueFrom" in one

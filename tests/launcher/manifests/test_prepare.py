@@ -124,7 +124,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
     ],
 )
 def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
-    found = list(resolve(load.parse(text), defaults.parse(cluster)).faults())
+    found = list(resolve(load.parse_job(text), defaults.parse_defaults(cluster)).find_faults())
     assert [fault for fault in found if said in fault.message], found
     assert len(found) == 1 and found[0].hint
 
@@ -163,25 +163,25 @@ def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
     ],
 )
 def test_what_the_platform_or_the_profile_knows_is_taken(text: str, cluster: str) -> None:
-    assert list(resolve(load.parse(text), defaults.parse(cluster)).faults()) == []
+    assert list(resolve(load.parse_job(text), defaults.parse_defaults(cluster)).find_faults()) == []
 
 
 @pytest.mark.parametrize("one", wrong.TABLE, ids=lambda one: one.lines.replace("\n", ", ")[:60])
 def test_what_the_server_would_refuse_is_refused_before_it_is_sent(one: wrong.Wrong) -> None:
     with pytest.raises(UserError) as refused:
-        prepare(load.read_text(wrong.text(one.lines)), ClusterDefaults())
+        prepare(load.read_job_text(wrong.text(one.lines)), ClusterDefaults())
     assert one.ours in str(refused.value)
 
 
 def test_a_volume_that_keeps_the_cluster_s_folder_of_checkpoints_for_one_host_is_named_and_not_the_cluster() -> None:
     text = TRAIN + "hosts: 2\ntrain: {task: 'a:B'}\nvolumes: [{ephemeral: 1Gi, path: /c}]\n"
-    (found,) = resolve(load.parse(text), defaults.parse("checkpoint: {claim: c, path: /c}")).faults()
+    (found,) = resolve(load.parse_job(text), defaults.parse_defaults("checkpoint: {claim: c, path: /c}")).find_faults()
     assert found.path == ("volumes", 0) and "/c/x is on ephemeral storage" in found.message
 
 
 def test_an_init_container_may_not_have_the_name_of_one_that_the_network_adds() -> None:
     text = H100 + "network: gpudirect-tcpxo\ninit: [{name: tcpxo-daemon}]\n"
-    (found,) = resolve(load.parse(text), defaults.parse(TCPXO)).faults()
+    (found,) = resolve(load.parse_job(text), defaults.parse_defaults(TCPXO)).find_faults()
     assert "init.0.name = tcpxo-daemon is taken." in found.message
 
 
@@ -189,7 +189,7 @@ def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(CPU + "pod:\n  spec:\n    containers: [{name: exporter}]\n")
     with pytest.raises(JobFaults) as refused:
-        prepare(load.read(path), ClusterDefaults())
+        prepare(load.read_job(path), ClusterDefaults())
     assert str(refused.value).startswith(f"{path}:7: container exporter: it has no image.")
 
 
@@ -203,7 +203,7 @@ def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
     ],
 )
 def test_only_instance_types_with_enough_gpus_are_asked_for(accelerator: str, types: set[str]) -> None:
-    job = resolve(load.parse(SMALL + f"accelerator: {accelerator}\nplatform: eks\n"), ClusterDefaults())
+    job = resolve(load.parse_job(SMALL + f"accelerator: {accelerator}\nplatform: eks\n"), ClusterDefaults())
     assert set(job.nodes.labels["node.kubernetes.io/instance-type"]) == types
 
 
@@ -220,8 +220,8 @@ def test_a_slice_of_one_host_or_of_two_asks_for_the_chips_of_its_hosts(
     accelerator: str, cluster: str, chips: tuple[str] | None
 ) -> None:
     """Where the platform's usual labels are not overruled."""
-    spec = load.parse(SMALL + f"accelerator: {accelerator}\nplatform: gke\n")
-    assert resolve(spec, defaults.parse(cluster)).nodes.labels.get(gke.CHIPS_LABEL.value) == chips
+    spec = load.parse_job(SMALL + f"accelerator: {accelerator}\nplatform: gke\n")
+    assert resolve(spec, defaults.parse_defaults(cluster)).nodes.labels.get(gke.CHIPS_LABEL.value) == chips
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_slice_of_one_host_or_of_two_asks_for_the_chips_of_its_hosts(
     ],
 )
 def test_nodes_of_other_labels_have_the_usual_taints_unless_theirs_are_given(own: str, tolerated: set[str]) -> None:
-    job = resolve(load.parse(H200), defaults.parse(f"nodes: {{h200: {own}}}"))
+    job = resolve(load.parse_job(H200), defaults.parse_defaults(f"nodes: {{h200: {own}}}"))
     found = {one["key"] for one in job.nodes.tolerations}
     assert {key for key in found if not key.startswith("node.kubernetes.io/")} == tolerated
 
@@ -260,7 +260,7 @@ def test_what_no_program_can_be_started_with_is_refused_before_it_costs_starts(
     }
     job = jobs[key]
     if not is_refused:
-        load.parse(job)
+        load.parse_job(job)
         return
     with pytest.raises(JobFaults, match=r"takes \d+ bytes, and"):
-        load.parse(job)
+        load.parse_job(job)

@@ -129,7 +129,7 @@ INNOCENT = {
 }
 
 
-def sign(name: str, content: str) -> credentials.Sign | None:
+def sign(name: str, content: str) -> credentials.CredentialSign | None:
     return credentials.find_credential(content.encode("utf-8"))
 
 
@@ -142,7 +142,7 @@ def test_a_file_of_a_program_s_credentials_is_known_by_its_name(name: str) -> No
 def test_a_file_that_holds_a_credential_is_known_by_what_it_holds(name: str) -> None:
     found = sign(name, BY_CONTENT[name])
     assert found is not None and 1 <= found.line <= BY_CONTENT[name].count("\n") + 1
-    assert HEX not in found.what and TEXT not in found.what
+    assert HEX not in found.kind and TEXT not in found.kind
 
 
 @pytest.mark.parametrize("name", INNOCENT)
@@ -177,5 +177,5 @@ def test_no_text_takes_long_to_search(text: str) -> None:
 
 
 def test_the_line_is_that_of_the_credential() -> None:
-    assert sign("a", f"\n\nhf_{TEXT}") == credentials.Sign(3, "a token")
-    assert sign("run.sh", f"x\nexport WANDB_API_KEY={HEX}") == credentials.Sign(2, "WANDB_API_KEY")
+    assert sign("a", f"\n\nhf_{TEXT}") == credentials.CredentialSign(3, "a token")
+    assert sign("run.sh", f"x\nexport WANDB_API_KEY={HEX}") == credentials.CredentialSign(2, "WANDB_API_KEY")

@@ -39,7 +39,7 @@ def text(lines: str) -> str:
 
 def jobset(path: str, value: Any) -> dict[str, Any]:
     """The JobSet of a good job, with this value put where it would arrive."""
-    (manifest, _) = render(resolve(load.parse(text("")), defaults.ClusterDefaults()))
+    (manifest, _) = render(resolve(load.parse_job(text("")), defaults.ClusterDefaults()))
     *way, last = [key.replace("~", ".") for key in path.split(".")]
     place: Any = manifest
     for key in way:

@@ -23,7 +23,7 @@ train: {task: "lm", checkpoint: {%s}}
 
 def job(path: str | None, *volumes: str) -> ResolvedJob:
     checkpoint = "" if path is None else f"path: {path}"
-    return resolve(jobs.parse(JOB % (", ".join(volumes), checkpoint)), ClusterDefaults())
+    return resolve(jobs.parse_job(JOB % (", ".join(volumes), checkpoint)), ClusterDefaults())
 
 
 @pytest.mark.parametrize("path", ["ckpt/a", "{}/ckpt/a"])
@@ -31,7 +31,7 @@ def test_a_folder_here_has_what_is_free_and_what_its_own_steps_hold(tmp_path: Pa
     asked = job(path.format(tmp_path))
     free = shutil.disk_usage(tmp_path).free
     empty = estimate.checkpoint_room(asked, tmp_path)
-    assert empty.says == "free here" and empty.bytes is not None and abs(empty.bytes - free) < 2**30
+    assert empty.text == "free here" and empty.bytes is not None and abs(empty.bytes - free) < 2**30
     (tmp_path / "ckpt" / "a" / "40" / "state").mkdir(parents=True)
     (tmp_path / "ckpt" / "a" / "note").write_text("x" * 1000)
     with (tmp_path / "ckpt" / "a" / "40" / "state" / "w").open("wb") as file:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.accelerators import KNOWN, PEAK_FLOPS
+from jaxlaunch.accelerators import ACCELERATORS, PEAK_FLOPS
 from jaxlaunch.launcher import wording
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
@@ -48,7 +48,7 @@ def job(*more: str) -> JobSpec:
     for line in more:
         key = line.partition(":")[0]
         text = "\n".join(kept for kept in text.splitlines() if not kept.startswith(f"{key}:")) + f"\n{line}\n"
-    return jobs.parse(text)
+    return jobs.parse_job(text)
 
 
 def trained(spec: JobSpec) -> tuple[JobSpec, TrainSpec]:
@@ -90,7 +90,7 @@ def test_the_verdict_compares_the_step_with_the_accelerators_memory(
     state: float, low: float, high: float, full: float, fits: bool | None, says: str, hint: str | None
 ) -> None:
     found = estimate.judge_memory(*trained(job()), of(state, low, high, full))
-    assert found.fits is fits and says in found.says
+    assert found.fits is fits and says in found.text
     assert found.hint is None if hint is None else hint in str(found.hint)
 
 
@@ -125,7 +125,7 @@ def test_the_memory_is_that_of_the_nodes_that_job_or_cluster_defaults_choose(
     platform: str, accelerator: str, cluster: str, usable: list[float]
 ) -> None:
     text = f"name: x\nimage: i\ncommand: [a]\nplatform: {platform}\naccelerator: {accelerator}\n"
-    given = resolve(jobs.parse(text), defaults.parse(cluster))
+    given = resolve(jobs.parse_job(text), defaults.parse_defaults(cluster))
     found = estimate.device_memory(given.spec, given.nodes.labels)
     assert found is not None and found.usable == pytest.approx([size * 0.9 * GIB for size in usable])
 
@@ -165,7 +165,7 @@ def test_devices_of_a_cpu_host_share_what_the_job_asks_for() -> None:
     ],
 )
 def test_the_memory_is_what_the_compiler_grants_or_what_the_job_says(accelerator: str, usable: float) -> None:
-    found = estimate.device_memory(jobs.parse(f"name: x\ncommand: [a]\naccelerator: {accelerator}\n"), {})
+    found = estimate.device_memory(jobs.parse_job(f"name: x\ncommand: [a]\naccelerator: {accelerator}\n"), {})
     assert found is not None and found.usable == pytest.approx([usable * GIB])
 
 
@@ -177,15 +177,15 @@ def test_what_a_gpu_of_any_name_has_is_asked_for() -> None:
 def test_the_peak_of_a_device_is_that_of_the_chip_s_part() -> None:
     assert PEAK_FLOPS["TPU7x"] * 2 == 2307e12
     assert {"NVIDIA B300 SXM6 AC", "NVIDIA H200 NVL", "NVIDIA GB300"} < set(PEAK_FLOPS)
-    assert not KNOWN["tpu7"].accepts("8x8x8") and KNOWN["tpu7x"].accepts("8x8x8")
+    assert not ACCELERATORS["tpu7"].accepts_topology("8x8x8") and ACCELERATORS["tpu7x"].accepts_topology("8x8x8")
 
 
 def test_every_accelerator_says_its_memory() -> None:
-    assert {name for name, known in KNOWN.items() if not known.memory_gib} == {"cpu", "gpu"}
+    assert {name for name, known in ACCELERATORS.items() if not known.memory_gib} == {"cpu", "gpu"}
 
 
 def test_the_cluster_is_asked_for_the_sum_of_what_is_rendered() -> None:
-    given = resolve(job("slices: 2", "hosts: 1"), defaults.parse("queue: research"))
+    given = resolve(job("slices: 2", "hosts: 1"), defaults.parse_defaults("queue: research"))
     assert estimate.cluster_requests(given, jobset.render(given)[0]) == {
         "platform": "generic",
         "queue": "research",
@@ -226,7 +226,7 @@ def test_a_quantity_is_written_as_people_write_it(name: str, number: str, text: 
     ("number", "text"), [(999, "999 B"), (1000, "1.0 KiB"), (3 * 1024**2, "3.0 MiB"), (2 * 1024**4, "2048.0 GiB")]
 )
 def test_a_size_has_the_unit_that_keeps_it_short(number: int, text: str) -> None:
-    assert wording.size(number) == text
+    assert wording.format_size(number) == text
 
 
 def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_the_trainer_is_told_on_which_devices_the_job_will_run(
     ],
 )
 def test_a_plan_tells_what_protects_a_job_s_ports_and_what_does_not(line: str, told: str) -> None:
-    resolved = resolve(job(line), defaults.parse("prometheus: {namespace: monitoring}"))
+    resolved = resolve(job(line), defaults.parse_defaults("prometheus: {namespace: monitoring}"))
     assert estimate.describe_ingress(resolved).startswith(told)
     policies = [one for one in jobset.render(resolved) if one["kind"] == "NetworkPolicy"]
     assert bool(policies) == told.startswith("its own hosts")

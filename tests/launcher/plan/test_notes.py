@@ -71,7 +71,7 @@ def test_what_the_pods_user_needs_of_the_nodes_is_noted(text: str, users: dict[K
 
 
 def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
-    found = list(list_notes(resolve(load.parse(text), ClusterDefaults(Defaults(users=users)))))
+    found = list(list_notes(resolve(load.parse_job(text), ClusterDefaults(Defaults(users=users)))))
     assert len(found) == len(said)
     for note, begins in zip(found, said, strict=True):
         assert note.startswith(begins)
@@ -92,5 +92,5 @@ def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
     ],
 )
 def test_plain_tcp_is_noted_with_what_it_costs_and_the_way_out(text: str, factor: int, way: str) -> None:
-    note = next(list_notes(resolve(load.parse(text + "hosts: 2\n"), ClusterDefaults())))
+    note = next(list_notes(resolve(load.parse_job(text + "hosts: 2\n"), ClusterDefaults())))
     assert f"have {factor} × its bandwidth: " in note and note.endswith(way)

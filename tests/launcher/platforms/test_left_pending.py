@@ -14,7 +14,7 @@ from jaxlaunch.launcher.diagnose.doctor import nodes
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.kubernetes.objects import pod_template
-from jaxlaunch.launcher.manifests.jobset import Prepared, prepare
+from jaxlaunch.launcher.manifests.jobset import PreparedJob, prepare
 from jaxlaunch.launcher.plan.notes import list_notes
 from tests.launcher.objects import node
 
@@ -99,25 +99,25 @@ def said(broken: Broken) -> tuple[str, str]:
     program = TRAIN if "train does not run" in broken.says else "command: [a]\n"
     text = f"name: x\nimage: registry.example/train:1-cuda13\n{program}{broken.job}"
     try:
-        file = load.read_text(text)
+        file = load.read_job_text(text)
     except UserError as refused:
         return "validate", str(refused)
     try:
-        ready = prepare(file, defaults.parse(broken.cluster))
+        ready = prepare(file, defaults.parse_defaults(broken.cluster))
     except UserError as refused:
         return "plan", str(refused)
     found = "\n".join(list_notes(ready.job))
     return ("plan", found) if found else ("doctor", of_doctor(ready))
 
 
-def of_doctor(ready: Prepared) -> str:
+def of_doctor(ready: PreparedJob) -> str:
     """What doctor says of the drivers of the nodes that the job asks for."""
     spec = pod_template(ready.manifests[0])["spec"]
     labels = spec.get("nodeSelector", {}) | {"nvidia.com/cuda.driver.major": "550"}
     for term in nodes._affinity_terms(spec):
         labels[term["key"]] = term["values"][0]
     node_of_it = node(labels=labels, taints=("nvidia.com/gpu=present:NoSchedule",), nvidia_com__gpu="8")
-    return "\n".join(finding.what for finding in nodes.judge_drivers([node_of_it], spec))
+    return "\n".join(finding.summary_text for finding in nodes.judge_drivers([node_of_it], spec))
 
 
 @pytest.mark.parametrize("broken", TABLE, ids=lambda one: f"{one.row}-{one.says[:40]}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.records.rank_history import RankHistory
-from jaxlaunch.records.summary import Of, Record, Start, Summary
+from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord, Summary
 from jaxlaunch.records.verdict import Verdict, verdict_for_code
 from jaxlaunch.runs.layout import RANKS
 
@@ -30,7 +30,7 @@ train:
 ATTEMPT_S = {"rendezvous": 1.0, "init": 4.0, "restore": 0.5, "compile": 6.0, "step": 20.0, "data": 1.0, "eval": 2.0}
 
 
-def attempt(number: int, ended: float, code: int, seconds: Mapping[str, float] = ATTEMPT_S) -> Record:
+def attempt(number: int, ended: float, code: int, seconds: Mapping[str, float] = ATTEMPT_S) -> AttemptRecord:
     """An attempt that ended at `ended` seconds of the run, with 3 more of steps that were lost unless it is done."""
     lost = {} if code == contract.DONE else {"lost_work": 3.0}
     spent = {**seconds, "save": 0.5, **lost}
@@ -39,7 +39,7 @@ def attempt(number: int, ended: float, code: int, seconds: Mapping[str, float] =
     )
     began = BEGAN + ended - sum(spent.values())
     saved = 100 * number
-    return Record(
+    return AttemptRecord(
         "uid", 0, number, verdict.cause, verdict.rank, saved, saved, spent, verdict, began + 0.2, BEGAN + ended
     )
 
@@ -49,7 +49,7 @@ def run(
 ) -> Mapping[str, float]:
     """Makes a run whose attempts end with these codes, `gap_s` apart. Returns its seconds by cause, as its summary."""
     folder.mkdir(parents=True)
-    records, at, seconds = list[Record](), 0.0, dict.fromkeys(contract.CLOCK, 0.0)
+    records, at, seconds = list[AttemptRecord](), 0.0, dict.fromkeys(contract.CLOCK, 0.0)
     for number, code in enumerate(codes, 1):
         length = sum(ATTEMPT_S.values()) + 0.5 + (3.0 if code else 0.0)
         at += length + (gap_s if number > 1 else 0.0)
@@ -57,15 +57,15 @@ def run(
         for cause, spent in records[-1].seconds.items():
             seconds[cause] += spent
     seconds["down"] += gap_s * (len(codes) - 1)
-    of = Of("uid", 0, len(codes), records[-1].started, BEGAN + at, first_step=1)
-    start = Start(1, "uid", BEGAN, BEGAN + at, records[-1].verdict.code, 1, 1000)
+    of = AttemptProgress("uid", 0, len(codes), records[-1].started, BEGAN + at, first_step=1)
+    start = StartRecord(1, "uid", BEGAN, BEGAN + at, records[-1].verdict.code, 1, 1000)
     found = Summary(records[-1].verdict, 1000, seconds, {}, saved=1000, of=of, starts=[start])
     write(folder, found, records, job)
     rows(folder, points, at)
     return seconds
 
 
-def write(folder: Path, summary: Summary, records: Sequence[Record], job: str = JOB) -> None:
+def write(folder: Path, summary: Summary, records: Sequence[AttemptRecord], job: str = JOB) -> None:
     """The files that the leader writes."""
     (folder / "summary.json").write_text(json.dumps(summary.to_json()))
     (folder / "attempts.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in records))
@@ -113,8 +113,8 @@ def ranks(folder: Path, count: int, wall_s: float, slow: int) -> None:
         is_slow = look > 120
         letters = ["d" if is_slow and rank == slow else "s" for rank in range(count)]
         steps = [10 * look - (look if is_slow and rank == slow else 0) for rank in range(count)]
-        history.add(BEGAN + look * wall_s / 240, letters, steps)
-    (folder / RANKS).write_bytes(history.encoded())
+        history.add_column(BEGAN + look * wall_s / 240, letters, steps)
+    (folder / RANKS).write_bytes(history.to_json_bytes())
 
 
 def classification(folder: Path, names: Sequence[str]) -> dict[str, Any]:

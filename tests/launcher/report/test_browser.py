@@ -9,7 +9,7 @@ import pytest
 
 from jaxlaunch.launcher.report import compare, page, viewers
 from jaxlaunch.launcher.report.run import RunReader
-from jaxlaunch.launcher.report.server import Runs, Server
+from jaxlaunch.launcher.report.server import RunCatalog, Server
 from jaxlaunch.records.verdict import verdict_for_code
 from tests import needs
 from tests.launcher.report import browser, made_runs
@@ -34,7 +34,7 @@ def test_a_report_draws_everything_asks_for_nothing_and_complains_of_nothing(
     made_runs.run(tmp_path / "empty", (83,), points=0)
     with open(folder / "eval.jsonl", "a") as file:
         file.write('{"step": 1001, "loss": 1.0, "<img src=x onerror=alert(1)>": 1e300, "flat": 0.0}\n')
-    (tmp_path / "run.html").write_text(page.render("run", NASTY, RunReader(folder).read().to_json()))
+    (tmp_path / "run.html").write_text(page.render_page("run", NASTY, RunReader(folder).read_report().to_json()))
     for width, is_dark in ((1180, False), (400, True)):
         chromium.requests.clear()
 
@@ -49,7 +49,9 @@ def test_a_report_draws_everything_asks_for_nothing_and_complains_of_nothing(
         assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
         assert chromium.value("document.querySelectorAll('img').length") == 0
         assert [url for url in chromium.requests if not url.startswith(("file:", "data:"))] == []
-    (tmp_path / "empty.html").write_text(page.render("run", "empty", RunReader(tmp_path / "empty").read().to_json()))
+    (tmp_path / "empty.html").write_text(
+        page.render_page("run", "empty", RunReader(tmp_path / "empty").read_report().to_json())
+    )
     chromium.open((tmp_path / "empty.html").as_uri(), 400)
     assert len(set(chromium.value(edges))) == 1  # without a curve, too
     assert chromium.errors == []
@@ -57,7 +59,9 @@ def test_a_report_draws_everything_asks_for_nothing_and_complains_of_nothing(
 
 def test_a_chart_is_moved_by_keys_and_the_strip_follows_the_loss(chromium: browser.Page, tmp_path: Path) -> None:
     made_runs.run(tmp_path / "run", (137, 0))
-    (tmp_path / "run.html").write_text(page.render("run", "run", RunReader(tmp_path / "run").read().to_json()))
+    (tmp_path / "run.html").write_text(
+        page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
+    )
     chromium.open((tmp_path / "run.html").as_uri())
     wide = chromium.value("view.pair.map((chart) => chart.plot.scales.x.max)")
 
@@ -78,7 +82,7 @@ def test_the_ranks_are_walked_by_keys_told_in_words_and_lead_to_their_logs(
     logs = tmp_path / "run" / "starts" / "1" / "logs"
     logs.mkdir(parents=True)
     (logs / "rank-2.log").write_text("no file for rank 2\n")
-    text = page.render("run", "run", RunReader(tmp_path / "run").read().to_json())
+    text = page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
     assert len(text) < 500_000
     (tmp_path / "run.html").write_text(text)
     for width, is_dark in ((1180, False), (400, True)):
@@ -108,7 +112,7 @@ def test_the_classes_of_an_evaluation_are_tables_with_their_numbers(chromium: br
     made_runs.run(tmp_path / "run", (0,))
     for count, (width, is_dark) in {3: (1180, False), 50: (400, True), 60: (400, False)}.items():
         made_runs.classification(tmp_path / "run", [NASTY[:100], *(f"class {at}" for at in range(1, count))])
-        text = page.render("run", "run", RunReader(tmp_path / "run").read().to_json())
+        text = page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
         (tmp_path / "run.html").write_text(text)
         chromium.open((tmp_path / "run.html").as_uri(), width, is_dark)
         cells = "document.querySelectorAll('.matrix tbody td')"
@@ -130,8 +134,8 @@ def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(chromium: br
     made_runs.run(tmp_path / "first", points=40)
     made_runs.run(tmp_path / "second", points=40)
     made_runs.failed(tmp_path / "third", verdict_for_code(83, NASTY, rank=0))
-    with serving(Server(Runs(tmp_path, None))) as server:
-        chromium.open(server.address)
+    with serving(Server(RunCatalog(tmp_path, None))) as server:
+        chromium.open(server.page_url)
         names = "[...document.querySelectorAll('tbody tr')].map((each) => each.children[1].textContent)"
         chromium.value("document.querySelector('[data-sort=name]').click()")
         assert chromium.value(names) == ["first", "second", "third"]
@@ -202,12 +206,12 @@ def test_everyone_can_use_the_pages_as_far_as_a_program_can_tell(chromium: brows
     made_runs.ranks(tmp_path / "first", 12, wall_s, slow=2)
     made_runs.classification(tmp_path / "first", [f"class {at}" for at in range(12)])
     made_runs.failed(tmp_path / "second", verdict_for_code(83, "rank 0 raised ValueError", rank=0))
-    seen = [RunReader(tmp_path / name).read() for name in ("first", "second")]
-    rows = Runs(tmp_path, None).table()
+    seen = [RunReader(tmp_path / name).read_report() for name in ("first", "second")]
+    rows = RunCatalog(tmp_path, None).read_table()
     rows["runs"] = [{**row, "page": row["name"]} for row in rows["runs"]]
     both = compare.compare_runs(seen, (), "step")
     for kind, data in {"run": seen[0].to_json(), "runs": {**rows, "compare": "compare"}, "compare": both}.items():
-        (tmp_path / f"{kind}.html").write_text(page.render(kind, kind, data))
+        (tmp_path / f"{kind}.html").write_text(page.render_page(kind, kind, data))
         for width, is_dark in ((1180, False), (400, True)):
             chromium.open((tmp_path / f"{kind}.html").as_uri(), width, is_dark)
             chromium.value("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
@@ -219,8 +223,8 @@ def test_everyone_can_use_the_pages_as_far_as_a_program_can_tell(chromium: brows
 def test_a_comparison_of_runs_without_a_common_curve_is_a_page_too(chromium: browser.Page, tmp_path: Path) -> None:
     for name in ("one", "two"):
         made_runs.run(tmp_path / name, (83,), points=0)
-    data = compare.compare_runs([RunReader(tmp_path / name).read() for name in ("one", "two")], (), "hour")
-    (tmp_path / "both.html").write_text(page.render("compare", "both", data))
+    data = compare.compare_runs([RunReader(tmp_path / name).read_report() for name in ("one", "two")], (), "hour")
+    (tmp_path / "both.html").write_text(page.render_page("compare", "both", data))
     chromium.open((tmp_path / "both.html").as_uri(), 400)
     assert chromium.value("document.querySelector('h1').textContent") == "one and two"
     assert chromium.errors == []

@@ -70,7 +70,7 @@ X_OF = {
 def test_curves_are_over_steps_hours_of_running_or_examples(
     timed: tuple[Path, Path], at: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = compare.curve_lines([RunReader(run).read() for run in timed], "top", at)
+    lines = compare.curve_lines([RunReader(run).read_report() for run in timed], "top", at)
 
     assert [(name, y) for name, _, y in lines] == [("one", [10, 20, 30]), ("two", [10, 20, 30])]
     for (_, x, _), expected in zip(lines, X_OF[at], strict=True):

@@ -66,7 +66,7 @@ def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
     (folder / "reported" / "8.json").write_text("{" * 9)
     (folder / "samples.jsonl").write_text(json.dumps({"step": 1, "samples": [{"prompt": NASTY, "text": NASTY}]}) + "\n")
 
-    text = page.render("run", folder.name, RunReader(folder).read().to_json())
+    text = page.render_page("run", folder.name, RunReader(folder).read_report().to_json())
 
     assert text.count("<script") == 2 and text.count("</script>") == 2
     assert "<img" not in text
@@ -102,7 +102,7 @@ def test_no_line_of_a_file_ends_the_page(tmp_path: Path, name: str, line: str) -
     with open(tmp_path / "run" / name, "a" if name.endswith("jsonl") else "w", encoding="latin-1") as file:
         file.write(line + "\n")
 
-    text = page.render("run", "run", RunReader(tmp_path / "run").read().to_json())
+    text = page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
 
     assert len(text) < 1_000_000
 
@@ -112,7 +112,7 @@ def test_what_eval_found_of_the_classes_is_on_the_page(tmp_path: Path, count: in
     made_runs.run(tmp_path / "run", codes=(0,), points=5)
     made = made_runs.classification(tmp_path / "run", [NASTY[:100], *map(str, range(1, count))])
 
-    text = page.render("run", "run", RunReader(tmp_path / "run").read().to_json())
+    text = page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
 
     shown = data_of(text)["classes"]
     assert text.count("<script") == 2 and len(text) < 1_000_000
@@ -160,7 +160,7 @@ def test_a_wrong_or_huge_file_of_classes_is_left_out_and_ends_no_page(tmp_path: 
 def test_curves_of_a_hundred_thousand_points_keep_their_spikes(tmp_path: Path) -> None:
     curve = run_files.Curve()
     for at in range(100_000):
-        curve.add((at, at, 100.0 if at == 33_333 else -100.0 if at == 77_777 else 1.0))
+        curve.add_point((at, at, 100.0 if at == 33_333 else -100.0 if at == 77_777 else 1.0))
 
     values = [value for _, _, value in curve.points]
 
@@ -172,14 +172,14 @@ def test_curves_of_a_hundred_thousand_points_keep_their_spikes(tmp_path: Path) -
 def test_a_file_that_grows_is_read_on_and_one_begun_anew_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
-    read = run_files.Rows(path)
-    read.read()
+    read = run_files.CurveFile(path)
+    read.read_new_rows()
     with open(path, "a") as file:
         file.write('ss": 3.0}\n')
-    read.read()
+    read.read_new_rows()
     assert [point[2] for point in read.curves["loss"].points] == [1.0, 2.0, 3.0]
 
     (tmp_path / "new").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 9.0}\n')
     (tmp_path / "new").replace(path)
-    assert read.read()
+    assert read.read_new_rows()
     assert [point[2] for point in read.curves["loss"].points] == [1.0, 9.0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.report.server import Runs, Server
+from jaxlaunch.launcher.report.server import RunCatalog, Server
 from tests.launcher.report import made_runs
 from tests.launcher.report.serving import serving
 from tests.launcher.report.test_page import NASTY, data_of
@@ -32,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     (tmp_path / "secret").write_text(SECRET)
     (tmp_path / "runs" / "link").symlink_to(tmp_path)
     (tmp_path / "runs" / "no-run").mkdir()
-    with serving(Server(Runs(tmp_path / "runs", _jobs))) as made:
+    with serving(Server(RunCatalog(tmp_path / "runs", _jobs))) as made:
         yield made
 
 

@@ -14,7 +14,7 @@ def test_the_strip_adds_up_to_the_clock_and_to_the_seconds_of_the_summary(
 ) -> None:
     by_summary = made_runs.run(tmp_path / "run", codes)
 
-    seen = RunReader(tmp_path / "run").read().to_json()
+    seen = RunReader(tmp_path / "run").read_report().to_json()
 
     wall = sum(by_summary.values())
     assert seen["wall_s"] == pytest.approx(wall, rel=0.001)
@@ -29,7 +29,7 @@ def test_the_strip_adds_up_to_the_clock_and_to_the_seconds_of_the_summary(
 def test_every_verdict_on_the_strip_is_that_of_its_attempt_in_order(tmp_path: Path) -> None:
     made_runs.run(tmp_path / "run", (137, 83, 0))
 
-    attempts = RunReader(tmp_path / "run").read().to_json()["attempts"]
+    attempts = RunReader(tmp_path / "run").read_report().to_json()["attempts"]
 
     assert [(one["number"], one["code"], one["cause"]) for one in attempts] == [
         (1, 137, "killed"),
@@ -43,7 +43,7 @@ def test_every_verdict_on_the_strip_is_that_of_its_attempt_in_order(tmp_path: Pa
 def test_lost_work_is_the_last_of_the_steps_of_its_attempt(tmp_path: Path) -> None:
     made_runs.run(tmp_path / "run", (137, 0))
 
-    seen = RunReader(tmp_path / "run").read().to_json()
+    seen = RunReader(tmp_path / "run").read_report().to_json()
 
     first = [cause for begin, _, cause in seen["strip"] if begin < seen["attempts"][0]["to"] - 1e-6]
     assert first.index("lost_work") > max(at for at, cause in enumerate(first) if cause == "step")
@@ -68,7 +68,7 @@ def test_the_time_between_two_starts_is_not_on_the_axis(tmp_path: Path) -> None:
     with open(tmp_path / "run" / "attempts.jsonl", "a") as file:
         file.write(json.dumps(record.to_json()) + "\n")
 
-    seen = RunReader(tmp_path / "run").read().to_json()
+    seen = RunReader(tmp_path / "run").read_report().to_json()
 
     assert seen["wall_s"] == pytest.approx(2 * 35.0, abs=1)
     assert [start["at"] for start in seen["starts"]] == pytest.approx([0, 35.0], abs=1)

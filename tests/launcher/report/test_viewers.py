@@ -156,7 +156,7 @@ def test_a_sign_in_is_secure_over_https_and_of_no_use_elsewhere_or_afterwards(
         assert ask(server, Cookie=other).status == 401
     ended = ask(server, "/sign-out", Cookie=kept)
     assert ended.status == 200 and len(ended.headers.get_all("Set-Cookie", [])) == 2
-    monkeypatch.setattr(viewers, "SIGNED_IN_S", -1)
+    monkeypatch.setattr(viewers, "SESSION_S", -1)
     assert "You are no longer signed in" in ask(server, Cookie=kept).text
 
 
@@ -286,8 +286,8 @@ def raw(server: viewers.Server, request_: bytes) -> bytes:
 def test_an_open_page_gets_what_its_own_viewer_may_see_until_the_token_ends(
     server: viewers.Server, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(viewers, "LIST_S", 0.02)
-    monkeypatch.setattr(page_server, "IDLE_S", 0.0)
+    monkeypatch.setattr(viewers, "LIST_PERIOD_S", 0.02)
+    monkeypatch.setattr(page_server, "KEEPALIVE_S", 0.0)
     client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     client.request("GET", "/events", headers={"Authorization": f"Bearer {ALICE}"})
     answer = client.getresponse()
@@ -305,7 +305,7 @@ def test_an_open_page_gets_what_its_own_viewer_may_see_until_the_token_ends(
 
 
 def test_the_api_server_of_a_pod_is_addressed_over_ipv6_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(kubeconfig, "AUTHORITY", tmp_path / "ca.crt")
+    monkeypatch.setattr(kubeconfig, "CA_FILE", tmp_path / "ca.crt")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     (tmp_path / "ca.crt").write_text("")
     for host, server in {"fd00::1": "https://[fd00::1]:443", "10.96.0.1": "https://10.96.0.1:443"}.items():

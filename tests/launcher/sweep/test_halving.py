@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxlaunch.launcher.sweep.table import Standing, count_decided, worse_half
+from jaxlaunch.launcher.sweep.table import Standing, count_decided, find_worse_half
 
 
 def test_a_rung_is_decided_when_every_run_is_there_or_over() -> None:
@@ -10,7 +10,7 @@ def test_a_rung_is_decided_when_every_run_is_there_or_over() -> None:
     assert count_decided(runs, 2) == 0
     runs["b"].values[0] = 2.0
     assert count_decided(runs, 2) == 1
-    runs["b"].cut, runs["b"].is_over = 0, True
+    runs["b"].cut_rung, runs["b"].is_over = 0, True
     runs["a"].values[1] = 0.5
     assert count_decided(runs, 2) == 2
 
@@ -18,19 +18,19 @@ def test_a_rung_is_decided_when_every_run_is_there_or_over() -> None:
 def test_the_worse_half_of_those_with_a_value_is_stopped_the_smaller_part_of_an_odd_number() -> None:
     values = {"a": 3.0, "b": 1.0, "c": 2.0, "d": 5.0, "e": 4.0}
     runs = {name: Standing(values={0: value}) for name, value in values.items()} | {"f": Standing(is_over=True)}
-    assert worse_half(runs, 0, is_higher_better=False) == ["e", "d"]
-    assert worse_half(runs, 0, is_higher_better=True) == ["c", "b"]
-    assert worse_half({"a": Standing(values={0: 1.0})}, 0, is_higher_better=False) == []
+    assert find_worse_half(runs, 0, is_higher_better=False) == ["e", "d"]
+    assert find_worse_half(runs, 0, is_higher_better=True) == ["c", "b"]
+    assert find_worse_half({"a": Standing(values={0: 1.0})}, 0, is_higher_better=False) == []
 
 
 def test_a_later_rung_is_among_those_that_are_left() -> None:
     runs = {name: Standing(values={0: at, 1: at}) for at, name in enumerate("abcd")}
-    for name in worse_half(runs, 0, is_higher_better=False):
-        runs[name] = Standing(is_over=True, values={0: runs[name].values[0]}, cut=0)
-    assert worse_half(runs, 1, is_higher_better=False) == ["b"]
-    assert worse_half(runs, 0, is_higher_better=False) == ["c", "d"]
+    for name in find_worse_half(runs, 0, is_higher_better=False):
+        runs[name] = Standing(is_over=True, values={0: runs[name].values[0]}, cut_rung=0)
+    assert find_worse_half(runs, 1, is_higher_better=False) == ["b"]
+    assert find_worse_half(runs, 0, is_higher_better=False) == ["c", "d"]
 
 
 def test_of_equal_runs_the_later_is_stopped() -> None:
     runs = {name: Standing(values={0: 1.0}) for name in "abc"}
-    assert worse_half(runs, 0, is_higher_better=False) == worse_half(runs, 0, is_higher_better=True) == ["c"]
+    assert find_worse_half(runs, 0, is_higher_better=False) == find_worse_half(runs, 0, is_higher_better=True) == ["c"]

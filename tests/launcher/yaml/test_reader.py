@@ -6,7 +6,7 @@ from jaxlaunch.launcher.yaml.reader import Document
 
 
 def read(text: str) -> Document:
-    return reader.parse(text, "job.yaml")
+    return reader.parse_document(text, "job.yaml")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_plain_scalar_remembers_how_it_was_written() -> None:
 def test_a_byte_order_mark_is_no_fault(tmp_path: pytest.TempPathFactory) -> None:
     file = tmp_path / "job.yaml"  # type: ignore[operator]
     file.write_bytes(b"\xef\xbb\xbfname: a\n")
-    assert reader.read(file).data == {"name": "a"}
+    assert reader.read_document(file).data == {"name": "a"}
 
 
 def test_every_fault_of_a_text_is_found_at_once() -> None:
@@ -86,7 +86,9 @@ def test_what_stands_below_a_duplicate_key_is_judged_too() -> None:
 
 def test_an_override_sets_replaces_and_makes_blocks() -> None:
     found = read("train:\n  mesh: {dp: 2, mp: 2}\n  data:\nlist: [1, {a: 2}]\n")
-    load._override(found, ["train.mesh={fsdp: 4}", "train.data.source=text", "list.1.a=3e-4", "new.key=", "x=a=b"])
+    load._apply_overrides(
+        found, ["train.mesh={fsdp: 4}", "train.data.source=text", "list.1.a=3e-4", "new.key=", "x=a=b"]
+    )
     assert found.faults == []
     assert found.data == {
         "train": {"mesh": {"fsdp": 4}, "data": {"source": "text"}},
@@ -100,7 +102,7 @@ def test_an_override_sets_replaces_and_makes_blocks() -> None:
 
 def test_the_later_of_two_overrides_wins() -> None:
     found = read("a: 1")
-    load._override(found, ["a=2", "a=3"])
+    load._apply_overrides(found, ["a=2", "a=3"])
     assert found.data == {"a": 3}
     assert found.overrides == {("a",): "a=3"}
 
@@ -108,8 +110,8 @@ def test_the_later_of_two_overrides_wins() -> None:
 @pytest.mark.parametrize("argument", ["a", "=1", ".a=1", "a..b=1", "a=*x", "a=[1", "a.b=1", "l.7=1", "l.x=1", "a=&x 1"])
 def test_an_override_that_cannot_be_set_is_a_fault(argument: str) -> None:
     found = read("a: text\nl: [1]")
-    load._override(found, [argument])
-    assert [fault.where for fault in found.faults] == [f"{argument} (override)"]
+    load._apply_overrides(found, [argument])
+    assert [fault.location for fault in found.faults] == [f"{argument} (override)"]
     assert found.data == {"a": "text", "l": [1]}
 
 
@@ -118,8 +120,8 @@ def test_an_override_that_cannot_be_set_is_a_fault(argument: str) -> None:
 )
 def test_an_override_that_may_hold_a_secret_is_shown_without_it(argument: str) -> None:
     found = read("env: {}")
-    load._override(found, [argument])
-    shown = [*found.overrides.values(), *(fault.where for fault in found.faults)]
+    load._apply_overrides(found, [argument])
+    shown = [*found.overrides.values(), *(fault.location for fault in found.faults)]
     assert shown
     assert "hunter2" not in "".join(shown)
 
@@ -127,5 +129,5 @@ def test_an_override_that_may_hold_a_secret_is_shown_without_it(argument: str) -
 def test_the_whole_numbers_at_some_paths_are_read() -> None:
     text = "hosts: {min: 2, max: 4}\nslices: '3'\ntrain: {steps: 0x10, epochs: null}\nrestarts: true\n"
     paths = (("hosts",), ("hosts", "max"), ("slices",), ("train", "steps"), ("train", "epochs"), ("restarts", "crash"))
-    assert reader.whole_numbers(text, paths) == {("hosts", "max"): 4, ("train", "steps"): 16}
-    assert reader.whole_numbers("hosts: [", paths) == {}
+    assert reader.read_whole_numbers(text, paths) == {("hosts", "max"): 4, ("train", "steps"): 16}
+    assert reader.read_whole_numbers("hosts: [", paths) == {}

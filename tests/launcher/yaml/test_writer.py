@@ -41,18 +41,18 @@ TRICKY = [
     ],
 )
 def test_both_versions_of_yaml_read_the_text_that_was_written(text: str) -> None:
-    written = writer.document({"a": [text, {"b": text}]})
+    written = writer.render_document({"a": [text, {"b": text}]})
     assert yaml.safe_load(written) == {"a": [text, {"b": text}]}
-    read = reader.parse(written, "x")
+    read = reader.parse_document(written, "x")
     assert (read.data, read.faults) == ({"a": [text, {"b": text}]}, [])
 
 
 @pytest.mark.parametrize("text", TRICKY)
 def test_what_some_reader_takes_for_more_than_text_is_quoted(text: str) -> None:
     """Go's reader is not here to be asked: to it, y is true and 3e-4 a number."""
-    assert writer.document({"a": text}) == f"a: '{text}'\n"
+    assert writer.render_document({"a": text}) == f"a: '{text}'\n"
 
 
 def test_documents_are_one_stream() -> None:
     shared = {"a": 1}
-    assert writer.documents([{"b": shared, "c": shared}, {}]) == "b:\n  a: 1\nc:\n  a: 1\n---\n{}\n"
+    assert writer.render_documents([{"b": shared, "c": shared}, {}]) == "b:\n  a: 1\nc:\n  a: 1\n---\n{}\n"

@@ -56,12 +56,12 @@ def train_spec(case: str, at: Path, lora: dict[str, Any] | None = None, **keys: 
         start(case, at / "peft")
     block = {"init_from": str(at / "peft"), **(lora or {})}
     keys = {"optimizer": adamw, "batch": given["batch"], "lora": block, **keys}
-    return peft.resolved(references.train_spec(BASES[case], base(case, at / "hf"), **keys))
+    return peft.resolve_lora(references.train_spec(BASES[case], base(case, at / "hf"), **keys))
 
 
 def step(case: str, at: Path, devices: int = 1, lora: dict[str, Any] | None = None, **keys: Any) -> Step:
     train = train_spec(case, at, lora, **keys)
-    return Step(NextToken(), train, mesh.build(train.mesh, jax.devices()[:devices]), STEPS)
+    return Step(NextToken(), train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), STEPS)
 
 
 def batches(case: str) -> list[dict[str, np.ndarray]]:
@@ -72,10 +72,10 @@ def batches(case: str) -> list[dict[str, np.ndarray]]:
 def run(of: Step, case: str, steps: int = STEPS) -> tuple[dict[str, np.ndarray], TrainState]:
     """Loss and gradient norm of each step, and the state after them."""
     each = batches(case)[:steps]
-    of.compile_train(of.put(each[0]))
-    state, said = of.init(), []
+    of.compile_train(of.put_batch(each[0]))
+    state, said = of.init_state(), []
     for rows in each:
-        state, metrics = of.train(state, of.put(rows))
+        state, metrics = of.train(state, of.put_batch(rows))
         said.append((float(metrics["loss"]), float(metrics["grad_norm"])))
     losses, norms = np.array(said).T
     return {"loss": losses, "grad_norm": norms}, state

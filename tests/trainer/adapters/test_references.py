@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxlaunch.trainer.adapters import base, peft
+from jaxlaunch.trainer.adapters import frozen_base, peft
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
-from jaxlaunch.trainer.generate.loaded import load
+from jaxlaunch.trainer.generate.text_model import load_text_model
 from jaxlaunch.trainer.huggingface.load import Files
 from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.spec import TrainSpec
@@ -110,7 +110,7 @@ def test_merged_weights_equal_peft_s_and_start_a_run(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: list[Files] = []
-    monkeypatch.setattr(base, "Files", lambda folder: files.append(Files(folder)) or files[-1])
+    monkeypatch.setattr(frozen_base, "Files", lambda folder: files.append(Files(folder)) or files[-1])
     exported = export(trained.checkpoints, str(tmp_path / "merged"), merged=True)
     assert not files[0]._open  # what is open stays mapped, up to the whole base
     assert exported["architecture"] in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -128,17 +128,17 @@ def test_merged_weights_equal_peft_s_and_start_a_run(
             assert_close(array, wanted[name], rounding, name)
         else:
             assert np.array_equal(array, original[name]), name
-    start = references.step(folders.BASES[trained.case], tmp_path / "merged").init().params
-    loaded = load(str(trained.checkpoints), mesh=one_device()).params
+    start = references.step(folders.BASES[trained.case], tmp_path / "merged").init_state().params
+    loaded = load_text_model(str(trained.checkpoints), mesh=one_device()).params
     assert loaded.keys() == start.keys()
     assert all(np.array_equal(loaded[name], start[name]) for name in start)
 
 
 def test_adapters_alone_are_trained_and_saved(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     state, tree = trained.state, trained.step.builder.to_tree(trained.state)
-    before = trained.step.init().params
+    before = trained.step.init_state().params
     changed = {name for name, leaf in state.params.items() if not np.array_equal(leaf, before[name])}
-    assert changed == set(tree["params"]) == set(trained.step.builder.trained(state.params))
+    assert changed == set(tree["params"]) == set(trained.step.builder.trained_params(state.params))
     assert all(name.endswith((".lora_a", ".lora_b")) for name in changed)
     count = {True: 0, False: 0}
     for name, leaf in state.params.items():
@@ -164,7 +164,7 @@ def test_a_checkpoint_and_its_base_are_the_state_again(trained: Trained) -> None
 
 
 def test_a_folder_of_peft_is_written_as_it_was_read(trained: Trained, tmp_path: Path) -> None:
-    save(trained.step, trained.spec, trained.step.init(), str(tmp_path / "in"))
+    save(trained.step, trained.spec, trained.step.init_state(), str(tmp_path / "in"))
     export(str(tmp_path / "in"), str(tmp_path / "out"))
     found, wanted = (load_file(at / "adapter_model.safetensors") for at in (tmp_path / "out", trained.at / "peft"))
     assert found.keys() == wanted.keys()

@@ -12,7 +12,7 @@ import pytest
 
 from jaxlaunch.trainer import plan, spec
 from jaxlaunch.trainer.adapters import peft
-from jaxlaunch.trainer.adapters.lora import frozen_product, quantize
+from jaxlaunch.trainer.adapters.lora import frozen_product, quantize_kernel
 from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.optim.transforms import muon_axes
 from jaxlaunch.trainer.plan import Plan
@@ -50,9 +50,9 @@ def test_dropout_draws_equally_on_every_mesh_and_not_in_evaluation(at: Path) -> 
     for devices, mesh in ((1, {}), (4, {"fsdp": 2, "mp": 2})):
         step = folders.step(CASE, at, devices, {"dropout": 0.3}, mesh=mesh)
         said, state = folders.run(step, CASE, 3)
-        rows = step.put(folders.batches(CASE)[0])
+        rows = step.put_batch(folders.batches(CASE)[0])
         step.compile_eval(rows)
-        total, weight = step.evaluate(step.init(), rows)[0]["loss"]
+        total, weight = step.evaluate(step.init_state(), rows)[0]["loss"]
         found.append([*said["loss"], float(total / weight)])
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-5)
     whole = references.tensors(CASE, "curve")["loss"]
@@ -77,7 +77,7 @@ def test_an_int8_base_takes_a_quarter_and_trains_as_well(at: Path) -> None:
     first = jax.devices()[0]
     shards = [shard for leaf in state.params.values() for shard in leaf.addressable_shards if shard.device == first]
     assert planned == sum(shard.data.nbytes for shard in shards)
-    rows = small.put(folders.batches(CASE)[0])
+    rows = small.put_batch(folders.batches(CASE)[0])
     scales = 2 * 4 * sum(outputs.values())  # which its backward pass reads; no kernel is kept as the product reads it
     assert small.residual_bytes(rows) <= plain.residual_bytes(rows) + scales
 
@@ -89,7 +89,7 @@ def test_a_base_in_bfloat16_is_cast_by_no_copy(at: Path) -> None:
         assert leaf.dtype == (jnp.float32 if name.endswith(("lora_a", "lora_b")) else jnp.bfloat16), name
     assert np.abs(said["loss"] - references.tensors(CASE, "curve")["loss"]).max() < 0.1
     same = folders.step(CASE, at, precision="bf16", remat="dots")
-    rows = step.put(folders.batches(CASE)[0])
+    rows = step.put_batch(folders.batches(CASE)[0])
     assert step.residual_bytes(rows) <= same.residual_bytes(rows)
 
 
@@ -97,7 +97,7 @@ def test_a_quantized_product_is_that_of_the_rounded_kernel() -> None:
     draw = np.random.default_rng(0)
     kernel = jnp.asarray(draw.normal(size=(2, 3, 4, 5)), jnp.float32)  # layers, two axes of inputs, one of outputs
     x = jnp.asarray(draw.normal(size=(2, 6, 3, 4)), jnp.float32)
-    whole, scale = quantize(kernel, 2)
+    whole, scale = quantize_kernel(kernel, 2)
     assert whole.dtype == jnp.int8 and scale.shape == (2, 5)
     rounded = whole.astype(jnp.float32) * scale[:, None, None]
     assert (jnp.abs(rounded - kernel) <= scale[:, None, None] * 0.5001).all()
@@ -109,7 +109,7 @@ def test_a_quantized_product_is_that_of_the_rounded_kernel() -> None:
 
 def test_a_quantized_product_in_float16_holds_what_its_result_does() -> None:
     """A column's integers are up to 127: their sum with x passes 65504, the largest float16, before it is scaled."""
-    whole, scale = quantize(jnp.full((1, 64, 2), 0.01, jnp.float32), 1)
+    whole, scale = quantize_kernel(jnp.full((1, 64, 2), 0.01, jnp.float32), 1)
     made = frozen_product(jnp.full((1, 1, 64), 100.0, jnp.float16), whole[0], scale[0], 1)
     assert made.dtype == jnp.float16
     np.testing.assert_allclose(made, 64.0, rtol=1e-3)
@@ -120,11 +120,11 @@ def test_adapters_start_at_nothing_and_groups_are_theirs() -> None:
     asked = {"lora": {"rank": 2, "targets": ["all-linear"]}, "optimizer": {"groups": [{"match": ".*lora_b", "lr": 16}]}}
     plain, step = tiny.build(tiny.Counting()), tiny.compiled(tiny.Counting(), model=tiny.WIDE, **asked)
     assert "train.optimizer.groups.0 (.*lora_b): 7 arrays" in step.notes[0]
-    state = step.init()
+    state = step.init_state()
     assert all(not leaf.any() for name, leaf in state.params.items() if name.endswith("lora_b"))
     losses = []
     for number in range(8):
-        state, metrics = step.train(state, step.put(tiny.Counting().batch(number)))
+        state, metrics = step.train(state, step.put_batch(tiny.Counting().batch(number)))
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0]
     assert plain.trained_arrays is None and step.trained_arrays == 14
@@ -141,16 +141,18 @@ def test_gpt2_s_adapters_have_its_names() -> None:
 def test_a_model_with_experts_has_adapters_at_its_plain_products() -> None:
     asked = {"lora": {"rank": 2, "targets": ["q", "gate"], "dropout": 0.1}, "mesh": {"ep": 2}}
     step = tiny.compiled(tiny.Counting(), model=tiny.EXPERTS, **asked)
-    state, losses = step.init(), []
+    state, losses = step.init_state(), []
     for number in range(8):
-        state, metrics = step.train(state, step.put(tiny.Counting().batch(number)))
+        state, metrics = step.train(state, step.put_batch(tiny.Counting().batch(number)))
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0]
     stems = {"blocks.attention.query", "dense_blocks.attention.query", "dense_blocks.mlp.gate"}
-    assert set(step.builder.trained(state.params)) == {f"{stem}.lora_{each}" for stem in stems for each in "ab"}
-    rows = step.put(tiny.Counting().batch(0))
-    whole = flops.count(step.forward(rows))
-    assert 2 * whole < (step.flops(rows) or 0) < 2.5 * whole  # of routers and experts half of the backward pass, too
+    assert set(step.builder.trained_params(state.params)) == {f"{stem}.lora_{each}" for stem in stems for each in "ab"}
+    rows = step.put_batch(tiny.Counting().batch(0))
+    whole = flops.count_flops(step.forward_jaxpr(rows))
+    assert (
+        2 * whole < (step.count_flops(rows) or 0) < 2.5 * whole
+    )  # of routers and experts half of the backward pass, too
     stored = peft.adapter_leaves(peft.select_kernels(tiny.EXPERTS, spec.Lora(targets=["q", "gate"])))
     names = {name for ours, leaf in stored.items() for name, _ in leaf.tensors(state.params[ours].shape)}
     modules = ["0.mlp.gate_proj", *(f"{layer}.self_attn.q_proj" for layer in range(3))]
@@ -177,7 +179,7 @@ def test_peft_s_names_of_targets_find_no_other_module(asked: list[str], theirs: 
 
 def test_a_model_of_the_seed_is_drawn_as_without_adapters() -> None:
     lora = {"lora": {"rank": 2, "base": None}}
-    drawn, alone = (tiny.build(tiny.Counting(), **keys).init().params for keys in (lora, {}))
+    drawn, alone = (tiny.build(tiny.Counting(), **keys).init_state().params for keys in (lora, {}))
     for name, leaf in alone.items():
         np.testing.assert_allclose(drawn[name], leaf, rtol=1e-6, err_msg=name)
 
@@ -188,8 +190,8 @@ def test_products_of_what_is_frozen_count_twice_in_a_plan() -> None:
     task, of = NextToken(), tiny.DECODER
     found, plain = (Plan(plan.with_synthetic_data(each, task), task).to_dict(sharding=False) for each in (train, whole))
     tokens, wide = tiny.ROWS * of.length, of.width
-    layer = 2 * wide * wide + 2 * wide * of.groups * of.size + 3 * wide * of.units
-    pairs = 2 * of.length * of.heads * of.size  # scores and what they mix, of a token
+    layer = 2 * wide * wide + 2 * wide * of.kv_head_count * of.head_channels + 3 * wide * of.mlp_units
+    pairs = 2 * of.length * of.heads * of.head_channels  # scores and what they mix, of a token
     low = 2 * wide * 2  # A and B
     forward = 2 * tokens * (of.layers * (layer + pairs + low) + wide * of.vocab)
     back = 2 * tokens * (of.layers * (layer + 2 * pairs + 2 * low) + wide * of.vocab)

@@ -15,16 +15,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxlaunch import contract
-from jaxlaunch.trainer.adapters import base, peft
+from jaxlaunch.trainer.adapters import frozen_base, peft
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.spec import Lora, Published
+from jaxlaunch.trainer.spec import Lora, PublishedModel
 from jaxlaunch.trainer.start.distributed import Stop
-from jaxlaunch.trainer.start.preflight import changes
+from jaxlaunch.trainer.start.preflight import describe_changes
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.train import BuiltInTraining
 from tests.trainer import references, tiny
@@ -111,27 +111,27 @@ def test_a_folder_that_does_not_fit_is_refused(
 ) -> None:
     folders.start(CASE, tmp_path / "peft", **changed)
     with pytest.raises(SpecError, match=says):
-        folders.step(CASE, tmp_path, lora=lora).init()
+        folders.step(CASE, tmp_path, lora=lora).init_state()
 
 
 def test_what_a_folder_says_of_its_base_and_its_training_changes_nothing(tmp_path: Path) -> None:
     training = {"lora_dropout": 0.1, "init_lora_weights": "gaussian", "eva_config": {"rho": 2.0}}
     folders.start(CASE, tmp_path / "peft", **training, revision="main", a_key_of_tomorrow=False)
-    folders.step(CASE, tmp_path).init()
+    folders.step(CASE, tmp_path).init_state()
 
 
 def test_each_key_that_peft_writes_is_read_or_says_nothing_or_is_refused_by_name(tmp_path: Path) -> None:
     written = folders.config(CASE)["adapter_config"]  # all keys of a LoraConfig, most with peft's default
     model = folders.train_spec(CASE, tmp_path).model
-    assert isinstance(model, Published)
-    for key in written.keys() - peft.READ:
+    assert isinstance(model, PublishedModel)
+    for key in written.keys() - peft.READ_KEYS:
         for value in (True, 2, 0.5, "other", ["q_proj"], {"q_proj": 2}):
             (tmp_path / "peft" / "adapter_config.json").write_text(json.dumps(written | {key: value}))
-            if key in peft.IGNORED or value in peft.PLAIN.get(key, ()):
-                peft.described_by(str(tmp_path / "peft"), model)
+            if key in peft.IGNORED_KEYS or value in peft.PLAIN_VALUES.get(key, ()):
+                peft.read_lora_config(str(tmp_path / "peft"), model)
                 continue
             with pytest.raises(SpecError, match=rf"{key} = .* is not supported"):
-                peft.described_by(str(tmp_path / "peft"), model)
+                peft.read_lora_config(str(tmp_path / "peft"), model)
 
 
 def test_the_same_targets_in_other_words_are_no_difference(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_the_same_targets_in_other_words_are_no_difference(tmp_path: Path) -> No
 def test_a_folder_of_gpt2_sets_targets_that_the_job_left_out(tmp_path: Path) -> None:
     folders.start(CASE, tmp_path / "peft", target_modules=["c_attn"])
     asked = {"init_from": str(tmp_path / "peft")}
-    found = peft.resolved(tiny.train_spec(tiny.Counting(), model=tiny.GPT2, lora=asked)).lora
+    found = peft.resolve_lora(tiny.train_spec(tiny.Counting(), model=tiny.GPT2, lora=asked)).lora
     assert found is not None and found.targets == ["c_attn"]
 
 
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_read_is_refused(what: str, tmp_path: Path) -> N
     if what == "broken":
         (at / "adapter_model.safetensors").write_bytes(b"no header")
     with pytest.raises(SpecError, match=r"train\.lora\.init_from"):
-        folders.step(CASE, tmp_path).init()
+        folders.step(CASE, tmp_path).init_state()
 
 
 def test_weights_of_another_dtype_are_cast(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_weights_of_another_dtype_are_cast(tmp_path: Path) -> None:
     file = at / "adapter_model.safetensors"
     halves = {name: array.astype(np.float16) for name, array in load_file(file).items()}
     save_file(halves, file)
-    params = folders.step(CASE, tmp_path).init().params
+    params = folders.step(CASE, tmp_path).init_state().params
     name = "blocks.attention.query.lora_a"
     theirs = halves["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"]
     assert np.array_equal(params[name][0], theirs.T.astype(np.float32))
@@ -194,14 +194,14 @@ def test_a_checkpoint_of_other_adapters_is_told_in_the_job_s_words(then: Any, no
         train = tiny.train_spec(tiny.Counting()).model_copy(update={"lora": lora})
         return json.loads(train.model_dump_json(include={"model", "optimizer", "precision", "lora"}))
 
-    assert changes(meta(then), meta(now)) == says
+    assert describe_changes(meta(then), meta(now)) == says
 
 
 def training(at: Path, weights: Path | None) -> BuiltInTraining:
     """A training of two steps on these weights, or on drawn ones; nothing of it is compiled."""
     keys = {"data": {"source": "synthetic", "examples": 64}, "batch": 8, "mesh": {"dp": 8}, "steps": 2}
     train = references.train_spec(folders.BASES[CASE], weights, lora={"rank": 2}, **keys)
-    return BuiltInTraining(train, NextToken(), Place(str(at)), Progress(None))
+    return BuiltInTraining(train, NextToken(), RunContext(str(at)), Progress(None))
 
 
 @pytest.mark.parametrize(
@@ -222,11 +222,11 @@ def test_a_run_goes_on_with_no_other_base_than_it_began_with(then: bool, now: bo
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), first.step.abstract)
     store = Store(first.folder, keep=1, uid="mine")
     store.claim()
-    store.save(1, first.to_tree(state), first.meta())
+    store.save(1, first.to_tree(state), first.checkpoint_meta())
     store.close()
     next_one = training(tmp_path, weights if now else None)
     with pytest.raises(CheckpointError, match=f"step 1 of .*checkpoints holds {says}"):
-        tiny.run_to_an_error(Loop(next_one, Place(str(tmp_path)), Stop(), next_one.report))
+        tiny.run_to_an_error(Loop(next_one, RunContext(str(tmp_path)), Stop(), next_one.report))
 
 
 def test_the_digest_of_a_base_is_that_of_its_folder_in_whatever_dtype(tmp_path: Path) -> None:
@@ -236,10 +236,10 @@ def test_the_digest_of_a_base_is_that_of_its_folder_in_whatever_dtype(tmp_path: 
         step.builder._read_base()
         assert step.builder.base is not None
         found.append(step.builder.base)
-    assert {each["digest"] for each in found} == {base.record_base(step.builder._spec.model, found[0])["digest"]}
+    assert {each["digest"] for each in found} == {frozen_base.record_base(step.builder._spec.model, found[0])["digest"]}
     (other,) = (dict(each, digest="of another folder") for each in found[:1])
     with pytest.raises(CheckpointError, match="name the folder that they were trained on as train.model.init_from"):
-        base.check_digest(other, found[1], "step 3 of here")
+        frozen_base.check_digest(other, found[1], "step 3 of here")
 
 
 def test_one_parameter_of_an_int8_base_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,4 +255,4 @@ def test_one_parameter_of_an_int8_base_is_read_at_a_time(tmp_path: Path, monkeyp
     monkeypatch.setattr(load, "read_parameter", watched)
     step.builder._read_base()
     kept = len(seen)
-    assert kept and base.record_base(step.builder._spec.model, step.builder.base or {}) and len(seen) == 2 * kept
+    assert kept and frozen_base.record_base(step.builder._spec.model, step.builder.base or {}) and len(seen) == 2 * kept

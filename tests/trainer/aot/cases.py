@@ -42,7 +42,7 @@ def compiled(chips: Chips, keys: dict[str, Any]) -> dict[str, Any]:
     optimizer = {"name": "adamw", "lr": 1e-3}
     train = spec.TrainSpec(**{"task": name, "batch": 16, "precision": "bf16", "optimizer": optimizer, **keys})
     try:
-        return plan.ahead_of_time(plan.with_synthetic_data(train, task), task, chips).to_dict()
+        return plan.ahead_of_time(plan.with_synthetic_data(train, task), task, chips).compile_or_shrink()
     except SpecError as error:
         return {"refused": str(error)}
 

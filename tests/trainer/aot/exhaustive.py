@@ -46,7 +46,7 @@ def main(target: Path, jobs: Sequence[str]) -> None:
         task = NextToken()
         search = tune.Search(with_synthetic_data(train, task), task, chips, over, is_measured=False)
         points = []
-        while (tried := search.next()) is not None:
+        while (tried := search.compile_next()) is not None:
             print(name, tried["changes"], tried.get("seconds", tried.get("refused")), flush=True)
             if "seconds" in tried:
                 points.append(tried["candidate"] | {key: tried[key] for key in ("seconds", "peak")})

@@ -25,7 +25,7 @@ CONFIG = spec.Decoder(layers=2, width=WIDTH, heads=8, vocab=512, length=LENGTH, 
 
 def flops() -> float:
     """Of one row of tokens a device, and two experts."""
-    on = mesh.build(spec.Mesh(ep=2), Chips("h100", 1, 2).devices())
+    on = mesh.build_mesh(spec.Mesh(ep=2), Chips("h100", 1, 2).make_devices())
     with jax.set_mesh(on):
         graph, state = nnx.split(nnx.eval_shape(lambda: Experts(CONFIG, nnx.Rngs(0), ACTIVATIONS)))
 
@@ -44,10 +44,10 @@ def flops() -> float:
         x_BLD = jax.ShapeDtypeStruct((2, LENGTH, WIDTH), jnp.bfloat16, sharding=rows)
         real_BL = jax.ShapeDtypeStruct((2, LENGTH), jnp.float32, sharding=rows)
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(given, x_BLD, real_BL).compile()
-    program = Program.parse(compiled.as_text() or "")
+    program = Program.from_text(compiled.as_text() or "")
     return sum(
         operation_flops(program, each, program.computations[name]) * times
-        for name, times in program.runs.items()
+        for name, times in program.executions.items()
         for each in program.computations[name]
     )
 

@@ -57,14 +57,14 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 
 
 def test_operations_in_loops_count_as_often_as_their_loops_run() -> None:
-    found = Program.parse(LOOPS)
-    assert found.runs == {"main": 1, "body": 3, "end": 4, "inner": 15, "inner_end": 18}
-    assert sum(each.cycles * times for each, times in found.scheduled()) == 150
+    found = Program.from_text(LOOPS)
+    assert found.executions == {"main": 1, "body": 3, "end": 4, "inner": 15, "inner_end": 18}
+    assert sum(each.cycles * times for each, times in found.scheduled_operations()) == 150
 
 
 def test_a_text_without_an_entry_is_refused() -> None:
     with pytest.raises(ValueError, match="no ENTRY"):
-        Program.parse("HloModule empty\n")
+        Program.from_text("HloModule empty\n")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def found(*lines: str, fused: str = "", across: Mapping[str, int] = MappingProxy
     """The collectives of a program of these lines on the mesh of 8 devices."""
     body = "\n".join(f"  {line}" for line in lines)
     return find_collectives(
-        Program.parse(f"{fused}\nENTRY %main (p: f32[8]) -> f32[8] {{\n{body}\n}}\n"), AXES, SHAPE, across
+        Program.from_text(f"{fused}\nENTRY %main (p: f32[8]) -> f32[8] {{\n{body}\n}}\n"), AXES, SHAPE, across
     )
 
 
@@ -107,8 +107,8 @@ def found(*lines: str, fused: str = "", across: Mapping[str, int] = MappingProxy
 def test_groups_in_each_form_are_axes_of_the_mesh(groups: str, axes: tuple[str, ...]) -> None:
     (each,) = found("%p = f32[8]{0} parameter(0)", f"%r = f32[8]{{0}} all-reduce(%p), {groups}, to_apply=%add")
     members = int(np.prod([size for axis, size in zip(AXES, SHAPE, strict=True) if axis in axes]))
-    assert (each.axes, each.group, each.exposed) == (axes, members, 1.0)
-    assert each.wire == pytest.approx(2 * 32 * (members - 1) / members)
+    assert (each.axes, each.group_size, each.exposed_share) == (axes, members, 1.0)
+    assert each.wire_bytes == pytest.approx(2 * 32 * (members - 1) / members)
 
 
 def test_a_start_with_work_before_its_done_is_hidden() -> None:
@@ -116,8 +116,8 @@ def test_a_start_with_work_before_its_done_is_hidden() -> None:
     done, work = "%d = f32[8]{0} all-gather-done(%s)", "%w = f32[4]{0} fusion(%p), kind=kLoop, calls=%nothing"
     (hidden,), (exposed,) = found(start, work, done), found(start, done, work)
     (at_once,) = found(f'{start}, backend_config={{"collective_backend_config":{{"is_sync":true}}}}', work, done)
-    assert (hidden.exposed, exposed.exposed, at_once.exposed) == (0.0, 1.0, 1.0)
-    assert (hidden.kind, hidden.bytes, hidden.wire) == ("all-gather", 32, 16)
+    assert (hidden.exposed_share, exposed.exposed_share, at_once.exposed_share) == (0.0, 1.0, 1.0)
+    assert (hidden.kind, hidden.size_bytes, hidden.wire_bytes) == ("all-gather", 32, 16)
 
 
 def test_arrays_that_are_sent_together_all_count() -> None:
@@ -127,7 +127,7 @@ def test_arrays_that_are_sent_together_all_count() -> None:
     pairs = "((f32[8]{0}, f32[32]{0}), (f32[4]{0}, f32[16]{0}))"
     (scattered,) = found(f"%s = {pairs} reduce-scatter-start(%p, %q), {groups}", "%d = f32[] reduce-scatter-done(%s)")
     (permuted,) = found(f"%s = (f32[8]{{0}}, f32[8]{{0}}, u32[], u32[]) collective-permute-start(%p), {groups}")
-    assert (gathered.bytes, scattered.bytes, permuted.bytes) == (160, 160, 32)
+    assert (gathered.size_bytes, scattered.size_bytes, permuted.size_bytes) == (160, 160, 32)
 
 
 def test_a_collective_that_an_operation_starts_has_the_name_of_that_operation() -> None:
@@ -135,7 +135,7 @@ def test_a_collective_that_an_operation_starts_has_the_name_of_that_operation() 
     fused = "%run (q: f32[4]) -> f32[8] {\n  %g = f32[8]{0} all-gather(%q), replica_groups=[4,2]<=[8]\n}\n"
     lines = "%s = ((f32[4]{0}), f32[8]{0}) async-start(%p), calls=%run", "%d = f32[8]{0} async-done(%s)"
     (each,) = found(*lines, fused=fused)
-    assert (each.name, each.kind, each.bytes, each.exposed) == ("s", "all-gather", 32, 1.0)
+    assert (each.name, each.kind, each.size_bytes, each.exposed_share) == ("s", "all-gather", 32, 1.0)
 
 
 def test_a_channel_that_runs_along_several_fusions_counts_once_and_is_hidden() -> None:
@@ -152,7 +152,7 @@ def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter() -
         "%all-reduce-scatter.1 (q: f32[8]) -> f32[4] {\n  %r = f32[8]{0} all-reduce(%q), replica_groups=[4,2]<=[8]\n}\n"
     )
     (each,) = found("%f = f32[4]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1", fused=fused)
-    assert (each.kind, each.bytes, each.wire) == ("reduce-scatter", 32, 16)
+    assert (each.kind, each.size_bytes, each.wire_bytes) == ("reduce-scatter", 32, 16)
 
 
 def test_what_slices_send_each_other_crosses_the_axes_between_them() -> None:

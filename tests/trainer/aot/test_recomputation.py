@@ -25,7 +25,7 @@ def test_a_layer_that_is_computed_again_is_a_quarter_of_its_products(is_kept: bo
 
     shapes = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), "float32"), jax.ShapeDtypeStruct((32, WIDTH), "float32")
     text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*shapes).compile().as_text()
-    assert step_time.recomputed_share(Program.parse(text or "")) == pytest.approx(again, abs=0.01)
+    assert step_time.recomputed_share(Program.from_text(text or "")) == pytest.approx(again, abs=0.01)
 
 
 def test_cycles_count_before_products_and_by_the_trips_of_loops() -> None:
@@ -46,7 +46,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {
   %loop = (s32[], f32[8]{0}) while(%p), condition=%end, body=%body, backend_config={"known_trip_count":{"n":"4"}}
 }
 """
-    assert step_time.recomputed_share(Program.parse(text)) == 40 / 100
+    assert step_time.recomputed_share(Program.from_text(text)) == 40 / 100
 
 
 def test_what_a_loop_that_is_computed_again_runs_counts_by_the_loop() -> None:
@@ -73,4 +73,4 @@ ENTRY %main (p: f32[8]) -> f32[8] {
   %l = (s32[]) while(%p), condition=%end, body=%body, metadata={op_name="x/rematted_computation/4.000_turns/while"}
 }
 """
-    assert step_time.recomputed_share(Program.parse(text)) == 100 / 160
+    assert step_time.recomputed_share(Program.from_text(text)) == 100 / 160

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxlaunch.accelerators import KNOWN
+from jaxlaunch.accelerators import ACCELERATORS
 from jaxlaunch.trainer.aot import step_time
 from jaxlaunch.trainer.aot.chips import Chips
 from jaxlaunch.trainer.aot.collectives import Collective
@@ -39,10 +39,10 @@ ENTRY %main (p: s8[4]) -> s8[8] {{
 
 def test_collectives_run_beside_operations_and_are_waited_for_where_they_end() -> None:
     """At one byte a second: 8 s of work while a gather of 10 s runs, 16 s, and three turns of 5 and 8 s."""
-    timeline = Timeline(Program.parse(LOOP), Rates(1.0, 1.0), {"s": 10.0, "t": 5.0})
-    assert dict(timeline.waited) == {"s": 2.0, "t": 15.0}
+    timeline = Timeline(Program.from_text(LOOP), Rates(1.0, 1.0), {"s": 10.0, "t": 5.0})
+    assert dict(timeline.wait_seconds) == {"s": 2.0, "t": 15.0}
     assert timeline.seconds == 8 + 2 + 16 + 3 * (5 + 8)
-    assert step_time.program_bytes(Program.parse(LOOP)) == 8 + 16 + 3 * 8
+    assert step_time.program_bytes(Program.from_text(LOOP)) == 8 + 16 + 3 * 8
 
 
 def test_a_fusion_reads_the_slice_that_it_uses_and_writes_the_part_that_it_replaces() -> None:
@@ -68,7 +68,7 @@ ENTRY %main (p: f32[9,8], k: s32[]) -> f32[9,8] {
   %wrote = f32[9,8]{1,0} fusion(%p, %read, %k), kind=kLoop, calls=%place
 }
 """
-    program, row, index = Program.parse(text), 32, 4
+    program, row, index = Program.from_text(text), 32, 4
     named = {each.name: each for each in program.computations["main"]}
     assert step_time.touched_bytes(program, named["read"], named) == row + index + row
     assert step_time.touched_bytes(program, named["wrote"], named) == row + row + index
@@ -82,7 +82,7 @@ def test_attention_of_cudnn_counts_its_products_and_half_of_them_under_a_causal_
         for mask in ("causal", "no_mask")
     )
     arrays = "  %q = bf16[2,16,4,8]{3,2,1,0} parameter(0)\n  %k = bf16[2,32,4,8]{3,2,1,0} parameter(1)\n"
-    program = Program.parse(f"ENTRY %main (q: bf16[]) -> bf16[] {{\n{arrays}{lines}}}\n")
+    program = Program.from_text(f"ENTRY %main (q: bf16[]) -> bf16[] {{\n{arrays}{lines}}}\n")
     of = program.computations["main"]
     product = 2 * 2 * 16 * 32 * 4 * 8
     assert [step_time.operation_flops(program, each, of) for each in of] == [0, 0, count * product / 2, count * product]
@@ -90,7 +90,7 @@ def test_attention_of_cudnn_counts_its_products_and_half_of_them_under_a_causal_
 
 def test_products_count_inside_fusions_too() -> None:
     like = jax.ShapeDtypeStruct((16, 32), "float32"), jax.ShapeDtypeStruct((32, 8), "float32")
-    program = Program.parse(jax.jit(lambda x, w: jax.nn.relu(x @ w)).lower(*like).compile().as_text() or "")
+    program = Program.from_text(jax.jit(lambda x, w: jax.nn.relu(x @ w)).lower(*like).compile().as_text() or "")
     counted = [step_time.operation_flops(program, each, of) for of in program.computations.values() for each in of]
     assert 2 * 16 * 32 * 8 in counted
 
@@ -101,14 +101,18 @@ def test_products_count_inside_fusions_too() -> None:
 def test_a_collective_between_hosts_uses_the_port_of_each_of_its_gpus_on_a_host(
     between: dict[str, int], group: int, ports: int | None
 ) -> None:
-    machine = KNOWN["h100"].machine
+    machine = ACCELERATORS["h100"].machine
     assert machine is not None
     each = Collective("g", "all-gather", ("fsdp",), group, 1.0, 16 * 10**9, 1.0)
-    program = Program.parse("ENTRY %main (p: s8[4]) -> s8[4] {\n  %g = s8[4]{0} all-gather(%p)\n}\n")
+    program = Program.from_text("ENTRY %main (p: s8[4]) -> s8[4] {\n  %g = s8[4]{0} all-gather(%p)\n}\n")
     model = step_time.StepTimeModel(Chips("h100", 2, 8), between)
-    found = model.estimate(program, [each], step_time.Computed(None, 0.0, 0.0))
+    found = model.estimate_step(program, [each], step_time.ComputeCost(None, 0.0, 0.0))
     assert found is not None
-    bandwidth = machine.wires if ports is None else min(machine.wires, ports * machine.between)
+    bandwidth = (
+        machine.links_bytes_per_s
+        if ports is None
+        else min(machine.links_bytes_per_s, ports * machine.network_bytes_per_s)
+    )
     assert found["exposed"][0] == pytest.approx(15e9 / bandwidth)
     assert found["seconds"] == found["exposed"]
 
@@ -125,13 +129,16 @@ def test_devices_of_which_nothing_is_known_take_as_long_as_what_they_reached_say
 """
     chips = Chips("cpu", 1, 8)
     gather = Collective("g", "all-gather", ("dp",), 2, 1.0, 12, 1.0)
-    few, many = step_time.Computed(8.0, 0.0, 24.0), step_time.Computed(8 * 400.0, 0.0, 24.0)
-    model, program = step_time.StepTimeModel(chips, {}, Rates(4.0, 2.0, start=10.0, meeting=100.0)), Program.parse(text)
-    assert step_time.StepTimeModel(chips, {}).estimate(program, [gather], few) is None
-    found = model.estimate(program, [gather], few)
+    few, many = step_time.ComputeCost(8.0, 0.0, 24.0), step_time.ComputeCost(8 * 400.0, 0.0, 24.0)
+    model, program = (
+        step_time.StepTimeModel(chips, {}, Rates(4.0, 2.0, start_s=10.0, meeting_s=100.0)),
+        Program.from_text(text),
+    )
+    assert step_time.StepTimeModel(chips, {}).estimate_step(program, [gather], few) is None
+    found = model.estimate_step(program, [gather], few)
     assert found is not None and found["exposed"] == [100 + 2 * 6 / 2] * 2
     assert found["seconds"] == [10 + 8 / 2 + 100 + 2 * 6 / 2 + 10 + 16 / 2] * 2
-    found = model.estimate(program, [gather], many)
+    found = model.estimate_step(program, [gather], many)
     assert found is not None and found["seconds"] == [400 / 4 + 100 + 2 * 6 / 2] * 2, (
         "convolutions are in these FLOPs alone"
     )
@@ -148,4 +155,4 @@ def test_what_devices_reach_is_the_share_of_each_of_what_was_timed(monkeypatch: 
     found = step_time.measure_rates(jax.devices(), jnp.dtype("bfloat16"))
     assert sorted(shapes) == [(8,), (8,), (8 * 512, 512), (8 * 2**21,)]
     products, passes = 2 * 512**3, (4 + 4) * 2**21  # FLOPs, and bytes of float32 that are read and written
-    assert found == Rates(products / (0.5 / 8), passes / (0.5 / 2), start=0.5 / 256, meeting=0.5 / 32)
+    assert found == Rates(products / (0.5 / 8), passes / (0.5 / 2), start_s=0.5 / 256, meeting_s=0.5 / 32)

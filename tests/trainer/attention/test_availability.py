@@ -12,7 +12,12 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxlaunch.trainer import plan, spec
 from jaxlaunch.trainer.attention import availability, implementations, splash
-from jaxlaunch.trainer.attention.availability import Accelerator, for_plan, why_unavailable, with_fallback
+from jaxlaunch.trainer.attention.availability import (
+    Accelerator,
+    resolve_attention,
+    resolve_for_plan,
+    unavailable_reason,
+)
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.plan import Plan
 from jaxlaunch.trainer.step.train_step import Step
@@ -88,15 +93,15 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_had_is_said(train: spec.TrainSpec, device: Any, says: str, cudnn: None) -> None:
-    reason = str(why_unavailable(train, device))
+    reason = str(unavailable_reason(train, device))
     assert says in reason
     note = f"train.attention = {train.attention} is unavailable here: {reason}. Using xla"
-    assert with_fallback(train, device) == (train.model_copy(update={"attention": "xla"}), note)
+    assert resolve_attention(train, device) == (train.model_copy(update={"attention": "xla"}), note)
 
 
 def test_a_cudnn_that_jax_does_not_find_is_said() -> None:
     device: Any = CUDA
-    assert why_unavailable(train_spec("cudnn"), device) == "cuDNN is not detected"
+    assert unavailable_reason(train_spec("cudnn"), device) == "cuDNN is not detected"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +118,7 @@ def test_a_cudnn_that_jax_does_not_find_is_said() -> None:
     ],
 )
 def test_what_can_be_had_is_used(train: spec.TrainSpec, device: Any, cudnn: None) -> None:
-    assert with_fallback(train, device) == (train, None)
+    assert resolve_attention(train, device) == (train, None)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,7 @@ def test_what_can_be_had_is_used(train: spec.TrainSpec, device: Any, cudnn: None
 def test_auto_is_the_kernel_of_the_accelerator_and_says_so(
     train: spec.TrainSpec, device: Any, name: str, cudnn: None
 ) -> None:
-    assert with_fallback(train, device) == (
+    assert resolve_attention(train, device) == (
         train.model_copy(update={"attention": name}),
         f"train.attention = auto: using {name}",
     )
@@ -160,7 +165,7 @@ def test_auto_is_the_kernel_of_the_accelerator_and_says_so(
 def test_auto_is_xla_where_the_kernel_does_not_fit_and_says_why(
     train: spec.TrainSpec, device: Any, says: str, cudnn: None
 ) -> None:
-    found, note = with_fallback(train, device)
+    found, note = resolve_attention(train, device)
     assert found.attention == "xla" and str(note).startswith(f"train.attention = auto: using xla; {says}")
 
 
@@ -172,8 +177,8 @@ def test_auto_is_xla_where_the_kernel_reads_no_mask(cudnn: None, monkeypatch: py
 
     monkeypatch.setitem(implementations.ATTENTION, "cudnn", reads_none)
     device: Any = CUDA
-    assert with_fallback(train_spec("auto"), device)[0].attention == "xla"
-    assert with_fallback(train_spec("cudnn"), device)[0].attention == "cudnn"  # as it was asked for
+    assert resolve_attention(train_spec("auto"), device)[0].attention == "xla"
+    assert resolve_attention(train_spec("cudnn"), device)[0].attention == "cudnn"  # as it was asked for
 
 
 A100, H100, CLOUD_TPU = Accelerator("cuda", (8, 0)), Accelerator("cuda", (9, 0)), Accelerator("tpu")
@@ -205,7 +210,7 @@ A100, H100, CLOUD_TPU = Accelerator("cuda", (8, 0)), Accelerator("cuda", (9, 0))
 def test_a_plan_counts_what_the_job_s_own_devices_will_use(
     train: spec.TrainSpec, on: Accelerator | None, name: str
 ) -> None:
-    assert for_plan(train, on).attention == name
+    assert resolve_for_plan(train, on).attention == name
 
 
 @pytest.mark.parametrize("name", ["cudnn", "splash"])
@@ -213,10 +218,10 @@ def test_a_plan_counts_what_the_job_s_own_devices_will_use(
 def test_a_plan_counts_what_the_kernel_itself_keeps(
     name: str, remat: Any, cudnn: None, monkeypatch: pytest.MonkeyPatch, standard: None
 ) -> None:
-    monkeypatch.setattr(availability, "why_unavailable", lambda train, device: None)
+    monkeypatch.setattr(availability, "unavailable_reason", lambda train, device: None)
     model = tiny.DECODER.model_copy(update={"length": splash.LANES})
     train = tiny.train_spec(Long(), precision="bf16", remat=remat, model=model)
-    grid = mesh.build(train.mesh, jax.devices()[:1])
+    grid = mesh.build_mesh(train.mesh, jax.devices()[:1])
     kernel, planned, plain = (
         Step(Long(), train.model_copy(update={"attention": each}), grid, 1) for each in (name, "fused", "xla")
     )
@@ -235,7 +240,7 @@ def test_a_job_of_auto_has_the_operations_of_the_one_that_runs(cudnn: None, monk
     monkeypatch.setattr(availability, "_is_cuda", lambda device: True)
     step = tiny.build(task, attention="auto", precision="bf16")
     assert step.notes == ["train.attention = auto: using cudnn"]
-    runs = step.flops(step.put(task.batch(0)))
+    runs = step.count_flops(step.put_batch(task.batch(0)))
     assert [each["flops_per_step"] for each in counted] == [runs] * 3
     assert len({each["causal_flops_per_step"] for each in counted}) == 1
 
@@ -252,21 +257,23 @@ def test_a_kernel_s_operations_are_counted(cudnn: None, monkeypatch: pytest.Monk
     task = tiny.Counting()
     monkeypatch.setattr(availability, "_is_cuda", lambda device: True)
     steps = [tiny.build(task, attention=name, precision="bf16") for name in ("xla", "cudnn")]
-    plain, kernel = (step.flops(step.put(task.batch(0))) for step in steps)
+    plain, kernel = (step.count_flops(step.put_batch(task.batch(0))) for step in steps)
     assert steps[1].notes == [] and plain == kernel
 
 
 def test_splash_takes_fewer_rows_than_the_mesh_splits() -> None:
     """As a task's bare loss does in evaluation, one row at a time."""
     row = jax.ShapeDtypeStruct((1, splash.LANES, 4, 64), np.float32)
-    with jax.set_mesh(mesh.build(spec.Mesh(dp=2, fsdp=2, mp=2))):
-        attended = jax.eval_shape(partial(splash.attend, ids=None, scores=implementations.Scores(True)), row, row, row)
+    with jax.set_mesh(mesh.build_mesh(spec.Mesh(dp=2, fsdp=2, mp=2))):
+        attended = jax.eval_shape(
+            partial(splash.splash_attention, ids=None, scores=implementations.Scores(True)), row, row, row
+        )
     assert attended.shape == row.shape
 
 
 def test_splash_trains_a_scanned_model_on_a_mesh(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
-    monkeypatch.setattr(availability, "why_unavailable", lambda train, device: None)
-    monkeypatch.setattr(splash, "attend", partial(splash.attend, interpret=True))
+    monkeypatch.setattr(availability, "unavailable_reason", lambda train, device: None)
+    monkeypatch.setattr(splash, "splash_attention", partial(splash.splash_attention, interpret=True))
     model = tiny.DECODER.model_copy(update={"length": splash.LANES})
     keys = {"model": model, "remat": "full", "mesh": {"dp": 2, "fsdp": 2, "mp": 2}}
     losses = {name: tiny.run(Long(), 2, attention=name, **keys)[0] for name in ("xla", "splash")}

@@ -21,7 +21,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.attention import implementations, splash
-from jaxlaunch.trainer.attention.implementations import Keys, Visible, causal, full
+from jaxlaunch.trainer.attention.implementations import Keys, Visible, causal_attention, full_attention
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.tasks.lm import NextToken
@@ -60,7 +60,7 @@ def is_real(seen: Visible, length: int) -> Array:
 
 def answers(attend: implementations.Attention, keys: Keys, length: int) -> tuple[Array, ...]:
     """The outputs that matter, and the gradients of a sum that reads them alone."""
-    real = is_real(implementations.visible(keys), length)
+    real = is_real(implementations.as_visible(keys), length)
 
     def loss(*given: Array) -> tuple[Array, Array]:
         mixed = attend(*given, keys) * real  # type: ignore[call-arg]
@@ -77,21 +77,21 @@ def same(found: tuple[Array, ...], wanted: tuple[Array, ...]) -> None:
 
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(SpecError, match="use one of auto, xla, cudnn, splash"):
-        causal("flash")
+        causal_attention("flash")
 
 
 def windowed(name: str) -> implementations.Attention:
-    return causal(name, window=6, scale=0.3)
+    return causal_attention(name, window=6, scale=0.3)
 
 
 def capped(name: str) -> implementations.Attention:
-    return causal(name, window=150, scale=0.3, cap=2.0)
+    return causal_attention(name, window=150, scale=0.3, cap=2.0)
 
 
 # --- xla --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [causal, full])
+@pytest.mark.parametrize("kind", [causal_attention, full_attention])
 def test_segments_are_rows_of_their_own(kind: Callable[[str], implementations.Attention], standard: None) -> None:
     attend, cut, length = kind("xla"), 5, 12
 
@@ -106,7 +106,7 @@ def test_segments_are_rows_of_their_own(kind: Callable[[str], implementations.At
     _same_with_gradients(packed, alone, operands(length))
 
 
-@pytest.mark.parametrize("kind", [causal, full])
+@pytest.mark.parametrize("kind", [causal_attention, full_attention])
 def test_what_is_behind_the_length_is_not_there(
     kind: Callable[[str], implementations.Attention], standard: None
 ) -> None:
@@ -137,7 +137,9 @@ def _same_with_gradients(one: Any, other: Any, given: tuple[Array, ...]) -> None
 
 
 @pytest.mark.parametrize("name", SEEN)
-@pytest.mark.parametrize(("kind", "length"), [(causal, 16), (full, 17), (causal, 17), (windowed, 17)])
+@pytest.mark.parametrize(
+    ("kind", "length"), [(causal_attention, 16), (full_attention, 17), (causal_attention, 17), (windowed, 17)]
+)
 def test_what_cudnn_is_asked_for_is_what_xla_computes(
     kind: Callable[[str], implementations.Attention],
     name: str,
@@ -162,11 +164,11 @@ def test_what_cudnn_is_asked_for_is_what_xla_computes(
 @pytest.mark.parametrize(
     ("kind", "name", "mask_type", "has_bias"),
     [
-        (causal, "all", "CAUSAL", False),
-        (causal, "lengths", "PADDING_CAUSAL", False),
-        (full, "lengths", "PADDING", False),
-        (causal, "segments", "CAUSAL", True),
-        (causal, "mask", "CAUSAL", True),
+        (causal_attention, "all", "CAUSAL", False),
+        (causal_attention, "lengths", "PADDING_CAUSAL", False),
+        (full_attention, "lengths", "PADDING", False),
+        (causal_attention, "segments", "CAUSAL", True),
+        (causal_attention, "mask", "CAUSAL", True),
     ],
 )
 def test_cudnn_trains_by_its_own_kernels_and_makes_pairs_of_a_mask_alone(
@@ -184,8 +186,8 @@ def test_cudnn_trains_by_its_own_kernels_and_makes_pairs_of_a_mask_alone(
 
 
 def test_cudnn_reads_a_whole_row_of_a_vit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(_lowered(full, None, 196, monkeypatch).values()) == {"NO_MASK"}
-    assert set(_lowered(full, None, 197, monkeypatch).values()) == {"PADDING"}
+    assert set(_lowered(full_attention, None, 196, monkeypatch).values()) == {"NO_MASK"}
+    assert set(_lowered(full_attention, None, 197, monkeypatch).values()) == {"PADDING"}
 
 
 @pytest.mark.parametrize(("said", "has_pairs"), [({"length": 40}, False), ({"attention_mask": np.ones(49)}, True)])
@@ -232,11 +234,17 @@ def _lowered(
 def interpreted(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
     """Splash without a TPU, in the smallest blocks."""
     monkeypatch.setattr(splash, "BLOCKS", (splash.LANES,))
-    monkeypatch.setattr(splash, "attend", partial(splash.attend, interpret=True))
+    monkeypatch.setattr(splash, "splash_attention", partial(splash.splash_attention, interpret=True))
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(causal, "all"), (causal, "segments and lengths"), (full, "mask"), (capped, "segments")]
+    ("kind", "name"),
+    [
+        (causal_attention, "all"),
+        (causal_attention, "segments and lengths"),
+        (full_attention, "mask"),
+        (capped, "segments"),
+    ],
 )
 def test_splash_equals_xla(kind: Callable[[str], implementations.Attention], name: str, interpreted: None) -> None:
     length = 2 * splash.LANES
@@ -246,16 +254,16 @@ def test_splash_equals_xla(kind: Callable[[str], implementations.Attention], nam
 
 def test_splash_equals_xla_on_a_mesh(interpreted: None) -> None:
     seen = SEEN["segments"](splash.LANES)
-    wanted = answers(causal("xla"), seen, splash.LANES)
-    with jax.set_mesh(mesh.build(spec.Mesh(dp=2, fsdp=1, mp=2), jax.devices()[:4])):
-        found = answers(causal("splash"), seen, splash.LANES)
+    wanted = answers(causal_attention("xla"), seen, splash.LANES)
+    with jax.set_mesh(mesh.build_mesh(spec.Mesh(dp=2, fsdp=1, mp=2), jax.devices()[:4])):
+        found = answers(causal_attention("splash"), seen, splash.LANES)
     same(found, wanted)
 
 
 def test_splash_by_name_is_not_computed_again() -> None:
     """Lowered for a TPU that is not here: one kernel forward and two backward, where remat keeps what it makes."""
-    attend, kernels = causal("splash"), []
-    for names in ((), (implementations.MIXED,)):
+    attend, kernels = causal_attention("splash"), []
+    for names in ((), (implementations.ATTENTION_OUTPUT,)):
         kept = jax.checkpoint_policies.save_only_these_names(*names)
         apply = jax.checkpoint(lambda query, key, value: attend(query, key, value, None).sum(), policy=kept)
         step = jax.jit(jax.value_and_grad(apply, (0, 1, 2)))
@@ -266,7 +274,7 @@ def test_splash_by_name_is_not_computed_again() -> None:
 
 def test_splash_refuses_what_is_not_made_of_blocks() -> None:
     with pytest.raises(ValueError, match="its blocks are of 128 positions, which do not divide 197"):
-        full("splash")(*operands(197), None)
+        full_attention("splash")(*operands(197), None)
 
 
 def test_the_stand_in_of_a_kernel_can_be_mapped_over_and_differentiated() -> None:
@@ -284,6 +292,6 @@ def test_the_stand_in_of_a_kernel_can_be_mapped_over_and_differentiated() -> Non
         given = query if axes[0] == 0 else query[0], jnp.moveaxis(key, 0, axes[1]), value
         found, wanted = (
             jax.jit(jax.vmap(jax.grad(partial(summed, attend), argnums=(0, 1, 2)), axes))(*given)  # noqa: B023
-            for attend in (implementations.fused(plain), plain)
+            for attend in (implementations.fuse_attention(plain), plain)
         )
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), found, wanted)

@@ -144,13 +144,13 @@ def trained(model: str, batch: Rows, **settings: Any) -> dict[str, np.ndarray]:
         given = {"optimizer": {"name": "sgd", "lr": 1.0, "momentum": 0.0, "schedule": "constant"}, **settings}
         train = TrainSpec(task="tests:Rows", model=MODELS[model], batch=ROWS, **given)
         devices = jax.devices()[: math.prod(settings.get("mesh", {}).values())]
-        found = STEPS[key] = Step(task, train, mesh.build(train.mesh, devices), 20)
-        found.compile_train(found.put(batch))
+        found = STEPS[key] = Step(task, train, mesh.build_mesh(train.mesh, devices), 20)
+        found.compile_train(found.put_batch(batch))
     if key[:2] not in STARTS:
-        STARTS[key[:2]] = found.init()
+        STARTS[key[:2]] = found.init_state()
     state = jax.tree.map(jnp.copy, STARTS[key[:2]])  # a step takes the state's memory
     before = {name: np.asarray(array) for name, array in state.params.items()}
-    state, metrics = found.train(state, found.put(batch))
+    state, metrics = found.train(state, found.put_batch(batch))
     taken = {f"d {name}": before[name] - np.asarray(array) for name, array in state.params.items()}
     return {name: np.asarray(value) for name, value in metrics.items()} | taken
 

@@ -71,7 +71,7 @@ def boto(status: int, code: str = "said") -> Exception:
 )
 def test_a_network_or_a_disk_that_fails_is_storage_s_fault(error: Exception) -> None:
     assert faults.is_storage(error)
-    found = faults.unreadable("example 3 cannot be read", error)
+    found = faults.read_error("example 3 cannot be read", error)
     assert isinstance(found, StorageError) and str(found).startswith(
         f"example 3 cannot be read: {type(error).__name__}"
     )
@@ -98,7 +98,7 @@ def test_a_network_or_a_disk_that_fails_is_storage_s_fault(error: Exception) -> 
 )
 def test_what_stays_as_it_is_is_the_data_s_fault(error: Exception) -> None:
     assert not faults.is_storage(error)
-    assert isinstance(faults.unreadable("example 3 cannot be read", error), DataError)
+    assert isinstance(faults.read_error("example 3 cannot be read", error), DataError)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_what_stays_as_it_is_is_the_data_s_fault(error: Exception) -> None:
 )
 def test_a_right_that_a_run_had_and_lost_is_storage_s_fault(refusal: Exception) -> None:
     assert not faults.is_storage(refusal)
-    with faults.training():
-        with faults.training():
+    with faults.mark_training():
+        with faults.mark_training():
             assert faults.is_storage(refusal) and not faults.is_refusal(refusal)
             assert not faults.is_storage(FileNotFoundError(2, "gone")) and not faults.is_storage(of_status(404))
         assert faults.has_trained()

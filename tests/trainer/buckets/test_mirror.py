@@ -61,13 +61,13 @@ def test_a_host_that_takes_ranks_continues_their_logs_and_leaves_those_of_others
     mirror = Mirror(URL, tmp_path)
     mirror.pull(range(1, 2), False)
     (tmp_path / "logs" / "rank-1.log").write_text("by host 1\nmore\n")
-    mirror.move(range(1, 2), range(2, 3))
+    mirror.move_ranks(range(1, 2), range(2, 3))
     assert files(tmp_path) == {"logs/rank-2.log": "by host 2\n"}
     assert bucket.objects[f"{HOME}/logs/rank-1.log"] == b"by host 1\nmore\n"
     with (tmp_path / "logs" / "rank-2.log").open("a") as file:
         file.write("by host 1\n")
     put(bucket, **{"logs/rank-1.log": "by host 1\nmore\nby host 3\n"})
-    mirror.move(range(2, 3), range(1, 2))
+    mirror.move_ranks(range(2, 3), range(1, 2))
     assert bucket.objects[f"{HOME}/logs/rank-2.log"] == b"by host 2\nby host 1\n"
     assert files(tmp_path) == {"logs/rank-1.log": "by host 1\nmore\nby host 3\n"}
 
@@ -119,7 +119,7 @@ def test_a_store_that_fails_is_a_storage_error_and_what_was_not_put_is_put_later
     mirror = Mirror(URL, tmp_path)
     (tmp_path / "summary.json").write_text("{}")
     with monkeypatch.context() as patch:
-        patch.setattr(remote, "filesystem", lambda url: 1 / 0)
+        patch.setattr(remote, "open_filesystem", lambda url: 1 / 0)
         with pytest.raises(StorageError, match=r"writing gs://.*/summary.json failed: ZeroDivisionError"):
             mirror.push(at_once=True)
     mirror.push(at_once=True)
@@ -170,7 +170,7 @@ def test_what_a_store_refuses_is_raised_and_not_logged_with_a_traceback_too(
 ) -> None:
     bucket.fault = (status, "refused")
     with pytest.raises(Exception) as refused:  # noqa: PT011 - gcsfs has a class of its own
-        remote.filesystem(URL).cat_file(f"{URL}/refused")
+        remote.open_filesystem(URL).cat_file(f"{URL}/refused")
     bucket.fault = None
     assert faults.is_refusal(refused.value)
     assert [record for record in caplog.records if record.exc_info] == []

@@ -20,4 +20,4 @@ if found is not None:
 print("ready", flush=True)
 for step in itertools.count(0 if found is None else found[0] + 1):
     store.save(step, state(step, mesh()), {"step": step})
-    print(f"saved {store.committed()}", flush=True)
+    print(f"saved {store.newest_committed_step()}", flush=True)

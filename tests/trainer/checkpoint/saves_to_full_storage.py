@@ -28,8 +28,8 @@ try:
 except StorageError as error:
     print(type(error).__name__, str(error).partition(":")[0])
 resource.setrlimit(resource.RLIMIT_FSIZE, before)
-print("committed", store.committed())
+print("committed", store.newest_committed_step())
 store.save(3, state(3, mesh()), {})
 store.wait()
-print(store.steps())
+print(store.committed_steps())
 store.close()

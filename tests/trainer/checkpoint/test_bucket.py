@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.checkpoint import reader
-from jaxlaunch.trainer.checkpoint.manifest import NAME
+from jaxlaunch.trainer.checkpoint.manifest import MANIFEST_FILE
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError
 from tests import bucket_server
@@ -89,7 +89,7 @@ def test_a_save_that_was_killed_before_orbax_marked_it_is_cleared_and_one_killed
     store, objects, notes, folder
 ):
     store.close()
-    for name in (f"1/{NAME}", f"2/{NAME}", "2/commit_success.txt"):
+    for name in (f"1/{MANIFEST_FILE}", f"2/{MANIFEST_FILE}", "2/commit_success.txt"):
         del objects[f"bucket/runs/lm/checkpoints/{name}"]
     second = Store(folder, keep=2, uid="run-b", note=notes.append)
     second.claim()
@@ -104,9 +104,9 @@ def test_a_reader_who_owns_nothing_reads_array_by_array(objects, folder) -> None
     with contextlib.closing(Store(folder, keep=2, uid="run-a")) as store:
         store.claim()
         store.save(1, {"params": {"a.kernel": np.arange(6, dtype=np.float32)}}, {"model": 1})
-    found = reader.find(folder)
+    found = reader.find_step(folder)
     assert (found.step, found.meta) == (1, {"model": 1})
-    np.testing.assert_array_equal(found.part("params")["a.kernel"][2:4], [2.0, 3.0])
+    np.testing.assert_array_equal(found.part_arrays("params")["a.kernel"][2:4], [2.0, 3.0])
 
 
 # What another put there.
@@ -155,7 +155,7 @@ def test_what_another_put_into_the_folder_of_a_step_outlives_the_step(store, obj
     before = put(objects, "1/notes.txt", "1/state/notes.txt", "2/notes.txt")
     store.save(3, state(3, mesh()), {})
     store.wait()
-    del objects[f"bucket/runs/lm/checkpoints/2/{NAME}"]
+    del objects[f"bucket/runs/lm/checkpoints/2/{MANIFEST_FILE}"]
     del objects["bucket/runs/lm/checkpoints/2/commit_success.txt"]
     store.close()
     with contextlib.closing(Store(folder, keep=2, uid="run-b", note=notes.append)) as second:

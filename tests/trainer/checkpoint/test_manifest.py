@@ -9,8 +9,8 @@ import pytest
 from etils import epath
 
 from jaxlaunch.trainer.checkpoint import manifest
-from jaxlaunch.trainer.checkpoint.folder import MARK, _is_begun
-from jaxlaunch.trainer.checkpoint.manifest import Damaged, Entry, Manifest
+from jaxlaunch.trainer.checkpoint.folder import MARK_FILE, _has_mark
+from jaxlaunch.trainer.checkpoint.manifest import DamagedManifestError, FileDigest, Manifest
 from tests import mutate
 
 
@@ -22,41 +22,41 @@ def folder(tmp_path) -> epath.Path:
     (step / "state" / "d" / "weights").write_bytes(bytes(range(200)))
     (step / "state" / "_METADATA").write_text("{}")
     (step / "commit_success.txt").write_text("")
-    manifest.write(step, Manifest(40, "run-a", manifest.digests(step, manifest.listing(step))))
+    manifest.write_manifest(step, Manifest(40, "run-a", manifest.digest_files(step, manifest.list_files(step))))
     return step
 
 
 def faults(folder: epath.Path) -> list[str]:
-    written = manifest.read(folder)
+    written = manifest.read_manifest(folder)
     assert written is not None
     return manifest.find_damage(folder, written)
 
 
 def test_a_manifest_reads_back_as_written_and_names_every_file_but_itself(folder):
-    written = manifest.read(folder)
+    written = manifest.read_manifest(folder)
     assert written is not None and (written.step, written.uid) == (40, "run-a")
     assert list(written.files) == ["commit_success.txt", "state/_METADATA", "state/d/weights"]
     assert faults(folder) == []
 
 
 def test_a_folder_without_a_manifest_has_none(folder):
-    (folder / manifest.NAME).unlink()
-    assert manifest.read(folder) is None
+    (folder / manifest.MANIFEST_FILE).unlink()
+    assert manifest.read_manifest(folder) is None
 
 
 def test_every_single_byte_of_the_manifest_is_covered(folder):
-    data = (folder / manifest.NAME).read_bytes()
+    data = (folder / manifest.MANIFEST_FILE).read_bytes()
     chance = random.Random(0)
     for place in range(len(data)):
         changed = bytes([data[place] ^ chance.randrange(1, 256)])
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedManifestError):
             Manifest.from_bytes(data[:place] + changed + data[place + 1 :])
 
 
 @pytest.mark.parametrize("size", [0, 1, 100])
 def test_a_manifest_cut_short_is_damaged(folder, size):
-    with pytest.raises(Damaged, match="cannot be read"):
-        Manifest.from_bytes((folder / manifest.NAME).read_bytes()[:size])
+    with pytest.raises(DamagedManifestError, match="cannot be read"):
+        Manifest.from_bytes((folder / manifest.MANIFEST_FILE).read_bytes()[:size])
 
 
 def test_a_file_cut_short_is_named_with_both_sizes(folder):
@@ -88,14 +88,14 @@ def test_other_bytes_of_the_same_size_are_found(folder):
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_the_shares_of_all_processes_hold_each_file_once(count):
     sizes = {f"file-{n}": n * n for n in range(20)}
-    shares = [manifest.share(sizes, index, count) for index in range(count)]
+    shares = [manifest.files_of_process(sizes, index, count) for index in range(count)]
     assert sorted(name for share in shares for name in share) == sorted(sizes)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_a_file_in_the_making_is_no_part_of_the_step(folder):
-    (folder / (f"{manifest.NAME}.0123456789abcdef.tmp")).write_text("half")
-    assert "jaxlaunch" not in str(manifest.listing(folder))
+    (folder / (f"{manifest.MANIFEST_FILE}.0123456789abcdef.tmp")).write_text("half")
+    assert "jaxlaunch" not in str(manifest.list_files(folder))
 
 
 OUTSIDE = ["/dev/zero", "../50/state/weights", "state/../../x", "state//x", "./x", "", "a\0b"]
@@ -103,9 +103,9 @@ OUTSIDE = ["/dev/zero", "../50/state/weights", "state/../../x", "state//x", "./x
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_manifest_that_names_what_is_not_in_its_folder_is_damaged_and_nothing_is_read(folder, name):
-    manifest.write(folder, Manifest(40, "run-a", {name: Entry(1, "0" * 64)}))
-    with pytest.raises(Damaged, match="which is not a file of this folder"):
-        manifest.read(folder)
+    manifest.write_manifest(folder, Manifest(40, "run-a", {name: FileDigest(1, "0" * 64)}))
+    with pytest.raises(DamagedManifestError, match="which is not a file of this folder"):
+        manifest.read_manifest(folder)
 
 
 def fifo(path: epath.Path) -> None:
@@ -125,12 +125,12 @@ def test_a_fifo_or_a_device_in_the_place_of_a_file_is_named_and_never_read(folde
 
 @pytest.mark.parametrize("make", [fifo, zero])
 def test_a_manifest_or_a_mark_that_is_a_fifo_or_a_device_is_none(folder, make):
-    (folder / manifest.NAME).unlink()
-    make(folder / manifest.NAME)
-    with pytest.raises(Damaged, match="is not a regular file"):
-        manifest.read(folder)
-    make(folder / MARK)
-    assert not _is_begun(folder)
+    (folder / manifest.MANIFEST_FILE).unlink()
+    make(folder / manifest.MANIFEST_FILE)
+    with pytest.raises(DamagedManifestError, match="is not a regular file"):
+        manifest.read_manifest(folder)
+    make(folder / MARK_FILE)
+    assert not _has_mark(folder)
 
 
 def test_a_file_that_grew_by_a_terabyte_is_not_read(folder):
@@ -140,7 +140,7 @@ def test_a_file_that_grew_by_a_terabyte_is_not_read(folder):
 
 
 def test_a_manifest_that_was_changed_anywhere_and_signed_anew_is_damaged_or_names_files_of_its_folder(folder):
-    data, chance = (folder / manifest.NAME).read_bytes(), random.Random(19)
+    data, chance = (folder / manifest.MANIFEST_FILE).read_bytes(), random.Random(19)
     body = json.dumps(json.loads(data)["manifest"]).encode()
     for number in range(20_000):
         forged = mutate.one(data if number % 2 else body, chance)
@@ -154,6 +154,6 @@ def test_a_manifest_that_was_changed_anywhere_and_signed_anew_is_damaged_or_name
             forged = manifest._to_json({"manifest": value, "sha256": hashlib.sha256(written).hexdigest()})
         try:
             found = Manifest.from_bytes(forged)
-        except Damaged:
+        except DamagedManifestError:
             continue
         assert all(isinstance(each, str) for each in manifest.find_damage(folder, found))

@@ -14,7 +14,7 @@ import pytest
 from etils import epath
 
 from jaxlaunch.trainer.checkpoint import owner
-from jaxlaunch.trainer.checkpoint.manifest import replace
+from jaxlaunch.trainer.checkpoint.manifest import replace_file
 from jaxlaunch.trainer.checkpoint.owner import Owner
 from jaxlaunch.trainer.errors import CheckpointError
 from tests.found import shows
@@ -61,7 +61,7 @@ def claimant(folder) -> Iterator[Callable[..., Owner]]:
 
 def rewrite(folder: epath.Path, **fields) -> None:
     """By a draft of its own: an owner may renew its hold at the same time."""
-    path, draft = folder / owner.NAME, folder / "draft"
+    path, draft = folder / owner.OWNER_FILE, folder / "draft"
     draft.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     draft.replace(path)
 
@@ -124,7 +124,7 @@ def test_an_owner_renews_its_hold(folder, claimant):
     mine.claim()
     rewrite(folder, renewed=0.0)
     deadline = time.monotonic() + 30
-    while owner.Claim.read(folder / owner.NAME).renewed == 0.0:
+    while owner.Claim.read(folder / owner.OWNER_FILE).renewed == 0.0:
         assert time.monotonic() < deadline
     mine.release()
 
@@ -133,7 +133,7 @@ def test_a_released_folder_is_free(folder, claimant):
     mine = claimant("run-a")
     mine.claim()
     mine.release()
-    assert not (folder / owner.NAME).exists()
+    assert not (folder / owner.OWNER_FILE).exists()
     assert claimant("run-b").claim() == ""
 
 
@@ -142,32 +142,32 @@ def test_a_folder_that_was_taken_is_not_released(folder, claimant):
     mine.claim()
     rewrite(folder, uid="run-b")
     mine.release()
-    assert (folder / owner.NAME).exists()
+    assert (folder / owner.OWNER_FILE).exists()
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"uid": "run-b", "renewed": "soon"}', "[" * 200_000])
 def test_an_owner_file_that_cannot_be_read_is_refused_unless_told(folder, claimant, text):
-    (folder / owner.NAME).write_text(text)
+    (folder / owner.OWNER_FILE).write_text(text)
     with pytest.raises(CheckpointError, match="cannot be read .* remove that file"):
         claimant("run-a").claim()
     assert "cannot be read" in claimant("run-a").claim(take_over=True)
 
 
 def test_an_owner_file_with_a_field_of_another_form_is_refused(folder, claimant, other):
-    claim = (folder / owner.NAME).read_bytes()
+    claim = (folder / owner.OWNER_FILE).read_bytes()
     for change in ({"pid": "7"}, {"host": 3}, {"started": None}, {"renewed": 10**400}):
-        replace(folder / owner.NAME, claim)
+        replace_file(folder / owner.OWNER_FILE, claim)
         rewrite(folder, **change)
         with pytest.raises(CheckpointError, match="cannot be read"):
             claimant("run-a").claim()
-    replace(folder / owner.NAME, claim)
+    replace_file(folder / owner.OWNER_FILE, claim)
     rewrite(folder, pid=2**63)
     assert "that process has ended" in claimant("run-a").claim()
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["fifo", "zero"])
 def test_an_owner_file_that_is_a_fifo_or_a_device_is_refused_and_never_read(folder, claimant, make):
-    make(folder / owner.NAME)
+    make(folder / owner.OWNER_FILE)
     with pytest.raises(CheckpointError, match="is not a regular file"):
         claimant("run-a").claim()
 

@@ -25,23 +25,23 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_newest_step_is_found_and_its_arrays_read(folder: Path) -> None:
-    found = reader.find(str(folder))
+    found = reader.find_step(str(folder))
     assert (found.step, found.meta) == (2, {"model": 2})
-    params = found.part("params")
+    params = found.part_arrays("params")
     assert {name: (each.shape, each.dtype) for name, each in params.items()} == {
         "a.kernel": ((3, 4), np.float32),
         "b": ((2,), np.float32),
     }
     np.testing.assert_array_equal(params["a.kernel"][1:, :2], 2 * FLAT["a.kernel"][1:, :2])
     np.testing.assert_array_equal(params["b"][:], [2.0, 2.0])
-    assert found.part("ema") == {}
-    assert reader.find(str(folder), 1).step == 1
+    assert found.part_arrays("ema") == {}
+    assert reader.find_step(str(folder), 1).step == 1
 
 
 def test_an_array_is_read_once_however_it_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, real = [], arrays.load_array
     monkeypatch.setattr(arrays, "load_array", lambda folder, part, name: read.append(name) or real(folder, part, name))
-    params = reader.find(str(folder)).part("params")
+    params = reader.find_step(str(folder)).part_arrays("params")
     rows = [params["a.kernel"][row] for row in range(3)]
     np.testing.assert_array_equal(np.stack(rows), 2 * FLAT["a.kernel"])
     params["b"][0], params["b"][1]
@@ -53,27 +53,27 @@ def test_a_damaged_step_is_passed_over_and_said(folder: Path) -> None:
     file.write_bytes(file.read_bytes() + b" ")
     before = sorted(path.name for path in folder.iterdir())
     said: list[str] = []
-    assert reader.find(str(folder), note=said.append).step == 1
+    assert reader.find_step(str(folder), note=said.append).step == 1
     assert len(said) == 1 and said[0].startswith("step 2: file meta/") and said[0].endswith("; using step 1")
     with pytest.raises(CheckpointError, match="no valid checkpoint in .*: step 2: file meta/"):
-        reader.find(str(folder), 2)
+        reader.find_step(str(folder), 2)
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def test_a_step_that_is_not_there_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no finished step 3; it holds 1, 2"):
-        reader.find(str(folder), 3)
-    (folder / "2" / manifest.NAME).unlink()
-    assert reader.find(str(folder)).step == 1
+        reader.find_step(str(folder), 3)
+    (folder / "2" / manifest.MANIFEST_FILE).unlink()
+    assert reader.find_step(str(folder)).step == 1
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        reader.find(str(tmp_path / "elsewhere"))
+        reader.find_step(str(tmp_path / "elsewhere"))
 
 
 def test_a_step_that_goes_while_it_is_read_is_a_fault_of_storage(folder: Path) -> None:
-    found = reader.find(str(folder), 1)
+    found = reader.find_step(str(folder), 1)
     (folder / "1" / arrays.STATE).rename(folder / "gone")
     with pytest.raises(StorageError, match="reading b of .* failed"):
-        found.part("params")["b"][:]
+        found.part_arrays("params")["b"][:]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
@@ -86,4 +86,4 @@ def test_storage_that_fails_while_a_step_is_looked_for_is_one_sentence(
 
     monkeypatch.setattr(owner, call, fail)
     with pytest.raises(StorageError, match=rf"reading .* failed: .*Errno {number}\]"):
-        reader.find(str(folder))
+        reader.find_step(str(folder))

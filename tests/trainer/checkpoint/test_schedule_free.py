@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.checkpoint import reader
-from jaxlaunch.trainer.checkpoint.reader import averaged
+from jaxlaunch.trainer.checkpoint.reader import average_parameters
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError
 from tests.trainer.tiny import Digits, compiled
@@ -15,11 +15,11 @@ from tests.trainer.tiny import Digits, compiled
 def test_the_average_and_the_best_step_are_read(tmp_path: Path) -> None:
     task, groups = Digits(), [{"match": "head.*", "lr": 0.5}, {"match": ".*bias", "freeze": True}]
     step = compiled(task, optimizer={"name": "schedule-free", "groups": groups})
-    state, store = step.init(), Store(str(tmp_path), keep=1, uid="a")
+    state, store = step.init_state(), Store(str(tmp_path), keep=1, uid="a")
     store.claim()
     wanted, seen = {}, []
     for number, value in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5)):
-        state, _ = step.train(state, step.put(task.batch(number)))
+        state, _ = step.train(state, step.put_batch(task.batch(number)))
         seen.append((number, value))
         best = [list(each) for each in sorted(seen, key=lambda each: each[1])][:2]
         store.save(number, step.builder.to_tree(state), {"best": {"steps": best}}, [each[0] for each in best])
@@ -28,13 +28,13 @@ def test_the_average_and_the_best_step_are_read(tmp_path: Path) -> None:
     store.close()
     assert reader.manifest.committed(store._folder.path) == [2, 3, 4]  # type: ignore[attr-defined]
     for named, number in ((None, 4), ("best", 2)):
-        found = reader.find(str(tmp_path), named)
+        found = reader.find_step(str(tmp_path), named)
         assert found.step == number
-        read = averaged(found.part("params"), found.part("opt"))
+        read = average_parameters(found.part_arrays("params"), found.part_arrays("opt"))
         for name, leaf in wanted[number].items():
             np.testing.assert_allclose(read[name][...], leaf, rtol=1e-6, atol=1e-7, err_msg=name)
-        assert not np.array_equal(read["layers.0.kernel"][...], found.part("params")["layers.0.kernel"][...])
-        np.testing.assert_array_equal(read["layers.0.bias"][...], found.part("params")["layers.0.bias"][...])
+        assert not np.array_equal(read["layers.0.kernel"][...], found.part_arrays("params")["layers.0.kernel"][...])
+        np.testing.assert_array_equal(read["layers.0.bias"][...], found.part_arrays("params")["layers.0.bias"][...])
 
 
 def test_a_training_that_watched_nothing_has_no_best_step(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_training_that_watched_nothing_has_no_best_step(tmp_path: Path) -> Non
     store.save(1, {"params": {"w": np.ones(2, np.float32)}}, {})
     store.close()
     with pytest.raises(CheckpointError, match="records no best step: its training had no train.checkpoint.best"):
-        reader.find(str(tmp_path), "best")
+        reader.find_step(str(tmp_path), "best")
 
 
 def test_a_best_step_that_was_deleted_is_told_so(tmp_path: Path) -> None:
@@ -52,4 +52,4 @@ def test_a_best_step_that_was_deleted_is_told_so(tmp_path: Path) -> None:
     store.save(3, {"params": {"w": np.ones(2, np.float32)}}, {"best": {"steps": [[2, 1.0]]}})
     store.close()
     with pytest.raises(CheckpointError, match="records 2 as best, but holds no such step; name one: it holds 3"):
-        reader.find(str(tmp_path), "best")
+        reader.find_step(str(tmp_path), "best")

@@ -19,9 +19,9 @@ from jax.sharding import Mesh
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.checkpoint import manifest, owner
-from jaxlaunch.trainer.checkpoint.arrays import Arrays, first_difference
+from jaxlaunch.trainer.checkpoint.arrays import ArrayCheckpointer, describe_first_difference
 from jaxlaunch.trainer.checkpoint.folder import CheckpointFolder
-from jaxlaunch.trainer.checkpoint.owner import NAME as OWNER
+from jaxlaunch.trainer.checkpoint.owner import OWNER_FILE as OWNER
 from jaxlaunch.trainer.checkpoint.owner import Owner
 from jaxlaunch.trainer.checkpoint.store import Restore, Store
 from jaxlaunch.trainer.errors import CheckpointError, StorageError
@@ -100,13 +100,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_new_folder_has_nothing_to_restore(tmp_path):
     with Opened(tmp_path / "new") as store:
         assert store.restore(abstract(mesh())) is None
-        assert (store.steps(), store.committed()) == ([], None)
+        assert (store.committed_steps(), store.newest_committed_step()) == ([], None)
 
 
 def test_the_newest_step_and_its_meta_come_back_without_a_word(folder):
     with Opened(folder, uid="run-b") as store:
         assert store.found() == (40, "")
-        assert (store.steps(), store.committed()) == ([20, 30, 40], 40)
+        assert (store.committed_steps(), store.newest_committed_step()) == ([20, 30, 40], 40)
 
 
 def test_another_mesh_takes_the_same_state(folder):
@@ -145,10 +145,10 @@ def test_committed_follows_the_manifest_and_a_committed_step_is_not_saved_again(
         hold = threading.Event()
         store._background.submit(hold.wait)
         store.save(1, state(1, mesh()), {})
-        assert store.committed() is None and store.steps() == []
+        assert store.newest_committed_step() is None and store.committed_steps() == []
         hold.set()
         store.wait()
-        assert store.committed() == 1 and store.steps() == [1]
+        assert store.newest_committed_step() == 1 and store.committed_steps() == [1]
         before = contents(tmp_path)
         save(store, 1)
         assert contents(tmp_path) == before
@@ -157,11 +157,11 @@ def test_committed_follows_the_manifest_and_a_committed_step_is_not_saved_again(
 def test_rotation_keeps_the_newest_and_never_the_last_one_goes(tmp_path):
     with Opened(tmp_path, keep=2) as store:
         save(store, 1, 2, 3)
-        assert store.steps() == [2, 3]
+        assert store.committed_steps() == [2, 3]
     with Opened(tmp_path, keep=1) as store:
         assert store.restore(abstract(mesh()))[0] == 3
         save(store, 4)
-        assert store.steps() == [4]
+        assert store.committed_steps() == [4]
 
 
 # Damage is found, said, and walked back from.
@@ -176,14 +176,14 @@ def test_a_hundred_flipped_bytes_over_all_files_are_found(folder):
         whole = path.read_bytes()
         flip(path, chance)
         try:
-            assert manifest.find_damage(step, manifest.read(step)), f"{path} was changed and nobody noticed"
-        except manifest.Damaged:
-            assert path.name == manifest.NAME
+            assert manifest.find_damage(step, manifest.read_manifest(step)), f"{path} was changed and nobody noticed"
+        except manifest.DamagedManifestError:
+            assert path.name == manifest.MANIFEST_FILE
         path.write_bytes(whole)
-    assert manifest.find_damage(step, manifest.read(step)) == []
+    assert manifest.find_damage(step, manifest.read_manifest(step)) == []
 
 
-@pytest.mark.parametrize("which", ["biggest", "_METADATA", "_CHECKPOINT_METADATA", "metadata", manifest.NAME])
+@pytest.mark.parametrize("which", ["biggest", "_METADATA", "_CHECKPOINT_METADATA", "metadata", manifest.MANIFEST_FILE])
 def test_a_flipped_byte_is_never_restored(folder, which):
     path = biggest(folder / "40") if which == "biggest" else next(p for p in files(folder / "40") if p.name == which)
     flip(path, random.Random(1))
@@ -203,7 +203,7 @@ def test_a_file_cut_short_is_named_and_the_step_before_is_used(folder):
             f"step 40: file {path.relative_to(folder / '40')} cut short (12 of {size} bytes); using step 30 "
             "(40 is kept as 40.bad-1)",
         )
-        assert store.committed() == 30
+        assert store.newest_committed_step() == 30
 
 
 def test_missing_files_are_named_up_to_three(folder):
@@ -283,20 +283,20 @@ def test_the_number_of_a_bad_step_can_be_saved_again_and_the_bad_one_is_kept(fol
 @pytest.mark.parametrize("is_half_written", [False, True])
 def test_a_step_without_a_manifest_gives_way_to_one_that_can_be_verified(folder, is_half_written):
     """It may be damaged, and nothing would tell."""
-    (folder / "40" / manifest.NAME).unlink()
+    (folder / "40" / manifest.MANIFEST_FILE).unlink()
     if is_half_written:  # as a process leaves it that is killed in the middle
-        (folder / "40" / (f"{manifest.NAME}.0123456789abcdef.tmp")).write_bytes(b'{"files": {')
+        (folder / "40" / (f"{manifest.MANIFEST_FILE}.0123456789abcdef.tmp")).write_bytes(b'{"files": {')
     with Opened(folder, uid="run-b") as store:
         step, said = store.found()
         assert step == 30 and "step 40: no manifest" in said and "using step 30 (40 was removed)" in said
-        assert not (folder / "40").exists() and store.steps()[-1] == 30
+        assert not (folder / "40").exists() and store.committed_steps()[-1] == 30
         save(store, 40)
     with Opened(folder) as store:
         assert store.found() == (40, "")
 
 
 def without_manifests(folder):
-    for file in folder.glob(f"*/{manifest.NAME}"):
+    for file in folder.glob(f"*/{manifest.MANIFEST_FILE}"):
         file.unlink()
 
 
@@ -305,7 +305,7 @@ def test_where_no_step_can_be_verified_the_newest_is_used_and_that_is_said(folde
     with Opened(folder, uid="run-b") as store:
         step, said = store.found()
         assert step == 40 and "its files could not be verified" in said
-        assert store.steps() == [40]
+        assert store.committed_steps() == [40]
     with Opened(folder) as store:
         assert store.found() == (40, "")
 
@@ -320,7 +320,7 @@ def test_of_steps_without_a_manifest_one_that_does_not_restore_is_walked_over(fo
 
 
 def test_a_step_without_a_manifest_is_used_where_the_others_are_damaged(folder):
-    (folder / "30" / manifest.NAME).unlink()
+    (folder / "30" / manifest.MANIFEST_FILE).unlink()
     for step in (20, 40):
         flip(biggest(folder / str(step)), random.Random(step))
     with Opened(folder) as store:
@@ -352,18 +352,18 @@ def test_storage_that_fails_for_a_moment_is_tried_again(folder, monkeypatch, rea
 def test_what_somebody_deleted_while_the_run_trains_is_told_once_and_saved_again(tmp_path, what):
     with Opened(tmp_path / "checkpoints", keep=2) as store:
         save(store, 1, 2)
-        store._owner._renewed()
-        assert store.committed() == 2 and not store.lost(2) and store.notes == []
+        store._owner._on_renewed()
+        assert store.newest_committed_step() == 2 and not store.forget_if_deleted(2) and store.notes == []
         shutil.rmtree(tmp_path / "checkpoints" / what)
         for _ in range(2):
-            store._owner._renewed()
-            store.committed()
+            store._owner._on_renewed()
+            store.newest_committed_step()
         (note,) = store.notes
         assert note.startswith("step 2 is gone from ")
         shows("step 40 is gone from", note)
-        assert store.lost(2)
+        assert store.forget_if_deleted(2)
         save(store, 2)
-        assert store.steps()[-1] == 2 and len(store.notes) == 1
+        assert store.committed_steps()[-1] == 2 and len(store.notes) == 1
     with Opened(tmp_path / "checkpoints") as store:
         assert store.found() == (2, "")
 
@@ -393,10 +393,10 @@ def test_a_model_of_another_shape_is_refused_by_its_first_leaf_and_nothing_is_ch
 
 def test_leaves_that_one_side_lacks_are_named():
     kernel = ((8,), "float32")
-    assert first_difference({"a": kernel}, {"a": kernel}) is None
-    assert first_difference({}, {"a": kernel}) == "a is absent in the checkpoint and float32[8] in this model"
-    assert first_difference({"a": kernel}, {}) == "a is float32[8] in the checkpoint and absent in this model"
-    assert first_difference({"a": ((8,), "bfloat16")}, {"a": kernel}) == (
+    assert describe_first_difference({"a": kernel}, {"a": kernel}) is None
+    assert describe_first_difference({}, {"a": kernel}) == "a is absent in the checkpoint and float32[8] in this model"
+    assert describe_first_difference({"a": kernel}, {}) == "a is float32[8] in the checkpoint and absent in this model"
+    assert describe_first_difference({"a": ((8,), "bfloat16")}, {"a": kernel}) == (
         "a is bfloat16[8] in the checkpoint and float32[8] in this model"
     )
 
@@ -407,7 +407,7 @@ def test_an_owner_that_was_taken_from_writes_nothing_more(tmp_path):
     hold = threading.Event()
     first._background.submit(hold.wait)  # its next save is cut off between Orbax's part and the manifest
     first.save(2, state(2, mesh()), {})
-    first._arrays.wait()
+    first._checkpointer.wait()
     second = Opened(tmp_path, uid="run-b", take_over=True)
     assert "--take-over was given" in second.notes[0]
     hold.set()
@@ -417,7 +417,7 @@ def test_an_owner_that_was_taken_from_writes_nothing_more(tmp_path):
     with pytest.raises(CheckpointError, match="no longer belongs to run"):
         save(first, 3)
     assert contents(tmp_path) == before
-    assert first.steps() == [1]
+    assert first.committed_steps() == [1]
     first.close()
     second.close()
 
@@ -494,7 +494,7 @@ def test_what_an_older_version_left_unfinished_is_said_before_the_first_step(tmp
         store.check_free(lambda step: step != 8)
         with pytest.raises(CheckpointError, match=r"holds 8\.orbax-checkpoint-tmp, which no run saved"):
             store.check_free(lambda step: step % 4 == 0)
-        assert [store.taken(step) for step in (8, 9)] == ["8.orbax-checkpoint-tmp", ""]
+        assert [store.blocking_names(step) for step in (8, 9)] == ["8.orbax-checkpoint-tmp", ""]
 
 
 @pytest.mark.extended
@@ -532,7 +532,7 @@ def test_what_the_system_says_of_a_disk_comes_first_however_late_it_is_said(tmp_
     def fail(*_):
         raise ValueError(LATE.format("long/" * 100, words))
 
-    monkeypatch.setattr(Arrays, call, fail)
+    monkeypatch.setattr(ArrayCheckpointer, call, fail)
     with Opened(tmp_path) as store, pytest.raises(StorageError) as caught:
         store.save(1, state(1, mesh()), {})
         store.wait()
@@ -570,9 +570,9 @@ def test_who_renews_a_claim_goes_on_when_its_bucket_was_away(tmp_path, monkeypat
 
 def test_what_a_store_says_that_is_away_does_not_replace_the_verdict():
     loop = Loop.__new__(Loop)
-    loop.store, loop.done = SimpleNamespace(close=away, wait=away), 0
+    loop.store, loop.done_step = SimpleNamespace(close=away, wait=away), 0
     loop.report = Progress(None)
-    for loop.is_stepping in (False, True):
+    for loop.has_stepped in (False, True):
         loop.end_saves()
 
 
@@ -580,6 +580,6 @@ def test_an_error_of_the_arrays_is_none_of_storage(tmp_path, monkeypatch):
     def fail(*_):
         raise ValueError("these arrays cannot be saved")
 
-    monkeypatch.setattr(Arrays, "save", fail)
+    monkeypatch.setattr(ArrayCheckpointer, "save", fail)
     with Opened(tmp_path) as store, pytest.raises(ValueError, match="cannot be saved"):
         store.save(1, state(1, mesh()), {})

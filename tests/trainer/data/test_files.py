@@ -54,7 +54,7 @@ def test_the_digest_reads_a_bounded_part_and_sees_names_sizes_and_content(tmp_pa
 
 def test_what_is_kept_lies_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert str(user_cache.home("tfds")) == "/cache/jaxlaunch/tfds"
+    assert str(user_cache.cache_folder("tfds")) == "/cache/jaxlaunch/tfds"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
-    assert str(user_cache.home("text")) == "/home/me/.cache/jaxlaunch/text"
+    assert str(user_cache.cache_folder("text")) == "/home/me/.cache/jaxlaunch/text"

@@ -21,11 +21,11 @@ from jaxlaunch.trainer import export
 from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.evaluation import predict
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 from tests.launcher.invoke import launcher
 from tests.trainer.sources.images import made_images
 
@@ -40,7 +40,7 @@ def trained(folder: Path, **keys: Any) -> str:
     """The checkpoints of a run of three steps."""
     train = {"task": "classify", "batch": 8, "steps": 3, "optimizer": {"lr": 0.05}, **keys}
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-    loop_of(spec, task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+    build_loop(spec, task, RunContext(run_dir=str(folder)), Stop(), Progress(None)).run()
     return str(folder / "checkpoints")
 
 
@@ -82,9 +82,9 @@ def test_rows_get_the_labels_of_a_network_whose_table_is_gone(tmp_path: Path) ->
     (tmp_path / "new.csv").write_text("code,other,size\n07,1,3\n07,1,\n10,1,much\n07,1,-1e3\n")
     ask = programs.Predict(folder=folder, files=(str(tmp_path / "new.csv"),), top=2, output=str(tmp_path / "o.csv"))
     with pytest.raises(DataError, match=r"new.csv, row 2: its 'size' has no value; fix or remove it, or leave such"):
-        predict.predict(ask)
+        predict.predict_files(ask)
     assert not list(tmp_path.glob("o.csv*"))
-    found = predict.predict(programs.Predict(**{**vars(ask), "skip_broken": True}))
+    found = predict.predict_files(programs.Predict(**{**vars(ask), "skip_broken": True}))
     assert (found["examples"], found["skipped"], found["step"]) == (2, 2, 3)
     assert "row 3: its 'size' is 'much', and training has numbers there" in found["notes"][-1]
     with (tmp_path / "o.csv").open() as file:
@@ -101,7 +101,7 @@ def test_rows_get_the_labels_of_a_network_whose_table_is_gone(tmp_path: Path) ->
     made = export.export(folder, str(tmp_path / "model"))
     assert made["architecture"] == "MLP" and made["parameters"] == 5 * 8 + 8 + 8 * 2 + 2
     asked = {**vars(ask), "folder": str(tmp_path / "model"), "skip_broken": True, "output": None}
-    again = predict.predict(programs.Predict(**asked))
+    again = predict.predict_files(programs.Predict(**asked))
     assert [row["label_2"] for row in again["rows"]] == [row["label_2"] for row in rows] and again["step"] is None
     assert [row["probability"] for row in again["rows"]] == pytest.approx(chances.max(-1).tolist(), rel=1e-4)
     arrays = load_file(tmp_path / "model" / "model.safetensors")
@@ -110,7 +110,7 @@ def test_rows_get_the_labels_of_a_network_whose_table_is_gone(tmp_path: Path) ->
     np.testing.assert_allclose(hidden @ arrays["head.kernel"] + arrays["head.bias"], wanted, rtol=1e-5)
     (tmp_path / "model" / "config.json").write_text('{"model_type": "jaxlaunch_mlp", "layers": 2}')
     with pytest.raises(SpecError, match=r"model: config.json: width "):
-        predict.predict(programs.Predict(**asked))
+        predict.predict_files(programs.Predict(**asked))
 
 
 def test_a_number_is_predicted_in_the_unit_of_its_label(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_number_is_predicted_in_the_unit_of_its_label(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "a.jsonl").write_text('{"size": 3, "code": "07"}\n{"size": 4.5, "code": "unknown"}\n')
     out = tmp_path / "o.parquet"
-    predict.predict(programs.Predict(folder=folder, files=(str(tmp_path / "new"),), output=str(out)))
+    predict.predict_files(programs.Predict(folder=folder, files=(str(tmp_path / "new"),), output=str(out)))
     weights = np.array([*(size * 2 + 1 for size in SIZES * 4), 1.0])
     wanted = by_hand(folder, [3, 4.5], ["07", "unknown"])[:, 0] * weights.std() + weights.mean()
     assert [row["weight"] for row in parquet.read_table(out).to_pylist()] == pytest.approx(wanted.tolist(), rel=1e-4)
@@ -134,8 +134,8 @@ def test_images_are_seen_as_an_evaluation_sees_them_by_a_checkpoint_and_by_its_e
     new = made_images.folders(tmp_path / "new", 2)
     (new / "dog" / "2.jpg").write_text("no image")
     with pytest.raises(DataError, match=r"dog/2.jpg is not an image of JPEG"):
-        predict.predict(programs.Predict(folder=folder, files=(str(new),)))
-    found = predict.predict(programs.Predict(folder=folder, files=(str(new), "nowhere.png"), skip_broken=True))
+        predict.predict_files(programs.Predict(folder=folder, files=(str(new),)))
+    found = predict.predict_files(programs.Predict(folder=folder, files=(str(new), "nowhere.png"), skip_broken=True))
     assert found["skipped"] == 2 and "nowhere.png does not exist" in " ".join(found["notes"])
     names = [f"{new}/{name}/{number}.png" for name, number in made_images.pairs(2)]
     assert [row["file"] for row in found["rows"]] == names
@@ -154,8 +154,8 @@ def test_images_are_seen_as_an_evaluation_sees_them_by_a_checkpoint_and_by_its_e
     rows = [{"bytes": each, "path": None} for each in [*data, b"no image"]]
     parquet.write_table(pyarrow.table({"id": range(len(rows)), "image": rows}), held / "b.parquet")
     with pytest.raises(DataError, match=rf"b.parquet, row {len(rows)} is not an image of JPEG"):
-        predict.predict(programs.Predict(folder=folder, files=(str(held),)))
-    again = predict.predict(programs.Predict(folder=folder, files=(str(held),), skip_broken=True))
+        predict.predict_files(programs.Predict(folder=folder, files=(str(held),)))
+    again = predict.predict_files(programs.Predict(folder=folder, files=(str(held),), skip_broken=True))
     assert [row["file"] for row in again["rows"]] == [
         *(f"{held}/a.tar, d/{at}.png" for at in range(len(data))),
         *(f"{held}/b.parquet, row {at + 1}" for at in range(len(data))),
@@ -192,7 +192,7 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(
     keys: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecError, match=says):
-        predict.predict(programs.Predict(folder=str(tmp_path), files=("a.png",), **keys))
+        predict.predict_files(programs.Predict(folder=str(tmp_path), files=("a.png",), **keys))
 
 
 def test_a_program_gets_the_model_of_a_run_whose_data_is_gone(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.trainer.errors import CheckpointError
 from jaxlaunch.trainer.evaluation import __main__ as program
-from jaxlaunch.trainer.evaluation import trained as evaluated
+from jaxlaunch.trainer.evaluation import task_model as evaluated
 from jaxlaunch.trainer.huggingface import folder as folders
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import DPO, LM
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 from tests.launcher.invoke import launcher
 from tests.trainer import references
 
@@ -59,7 +59,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "lora":
         train["model"] |= {"init_from": str(references.folder("qwen2_tiny", folder / "weights"))}
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-    loop_of(folders.resolve_spec(spec), task, Place(run_dir=str(folder)), Stop(), Progress(None)).run()
+    build_loop(folders.resolve_spec(spec), task, RunContext(run_dir=str(folder)), Stop(), Progress(None)).run()
     document = {"name": "run", "accelerator": {"type": "cpu", "per_host": 8}, "train": train}
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
     (folder / ".lock").touch()
@@ -86,14 +86,14 @@ def test_the_command_finds_what_a_language_model_s_run_logged(
         return json.loads(capsys.readouterr().out)
 
     opened: list[evaluated.TaskModel] = []
-    evaluation = evaluated.TaskModel._evaluation
+    evaluation = evaluated.TaskModel._open_evaluation
 
     def counted(model: evaluated.TaskModel, data: Mapping[str, Any] | None) -> Any:
         """The evaluation, whose source is opened."""
         opened.append(model)
         return evaluation(model, data)
 
-    monkeypatch.setattr(evaluated.TaskModel, "_evaluation", counted)
+    monkeypatch.setattr(evaluated.TaskModel, "_open_evaluation", counted)
     monkeypatch.setattr(trainer_process, "run_program", here)
     found = json.loads(launcher(capsys, monkeypatch, "eval", str(run), "-o", "json").out)
     wanted = logged(run)
@@ -106,7 +106,7 @@ def test_a_program_gets_the_model_that_was_trained(run: Path) -> None:
     loaded = jaxlaunch.load(str(run))
     assert loaded.step == 2
     _, train, _ = trainer_process.open_training(str(run))
-    again = evaluated.load(str(run / "checkpoints"), train.model_dump_json(exclude_unset=True))
+    again = evaluated.load_task_model(str(run / "checkpoints"), train.model_dump_json(exclude_unset=True))
     batches = list(again.held_out())
     tokens, mask = (np.concatenate([batch[key] for batch in batches]) for key in ("tokens", "mask"))
     tokens, mask = tokens.reshape(-1, tokens.shape[-1])[:4], mask.reshape(-1, mask.shape[-1])[:4]
@@ -131,4 +131,4 @@ def test_adapters_of_weights_that_changed_since_are_not_evaluated(tmp_path: Path
     given = train.model_dump(exclude_unset=True, mode="json")
     given["model"]["init_from"] = str(other)
     with pytest.raises(CheckpointError, match="step 2 holds adapters of the weights of .* name the folder that they"):
-        evaluated.load(str(run / "checkpoints"), json.dumps(given))
+        evaluated.load_task_model(str(run / "checkpoints"), json.dumps(given))

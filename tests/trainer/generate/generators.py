@@ -24,14 +24,14 @@ def drawn(network: Network, seed: int = 0, deviation: float = 0.3) -> dict[str, 
 
 
 def one_device() -> jax.sharding.Mesh:
-    return mesh.build(spec.Mesh(), jax.devices()[:1])
+    return mesh.build_mesh(spec.Mesh(), jax.devices()[:1])
 
 
 def generator(model: Any, ends: tuple[int, ...] = (), **axes: int) -> Generator:
     """A generator of the model with drawn weights, on the first of the 8 devices or on a mesh of these axes."""
     asked = spec.Mesh(**axes)
-    network = Network(model, mesh.build(asked, jax.devices()[: asked.dp * asked.fsdp * asked.ep * asked.mp]))
-    return Generator(network, network.unstack(drawn(network)), ends)
+    network = Network(model, mesh.build_mesh(asked, jax.devices()[: asked.dp * asked.fsdp * asked.ep * asked.mp]))
+    return Generator(network, network.unstack_params(drawn(network)), ends)
 
 
 @functools.cache

@@ -30,7 +30,7 @@ def test_beams_find_the_best_of_all_texts(ends: tuple[int, ...]) -> None:
     found = made.generate(PROMPTS, Sampling(max_tokens=LONGEST, beams=25, n=8))
     texts = every_text(ends)
     for prompt, samples in zip(PROMPTS, found, strict=True):
-        logprobs = made.logprobs([[*prompt, *ids] for ids in texts])
+        logprobs = made.compute_logprobs([[*prompt, *ids] for ids in texts])
         means = [float(each[len(prompt) - 1 :].mean()) for each, _ in logprobs]
         order = np.argsort(means)[::-1][: len(samples)]
         whole = [tuple(sample.ids) + (ends if sample.ended else ()) for sample in samples]

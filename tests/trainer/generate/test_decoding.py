@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxlaunch import programs
-from jaxlaunch.trainer.attention.implementations import UNSEEN
+from jaxlaunch.trainer.attention.implementations import MASKED_SCORE
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.decoding import CUTTING, Draw, Sampling, SamplingOptions, _cut_logits
+from jaxlaunch.trainer.generate.decoding import CUTTING_FIELDS, DrawParameters, Sampling, SamplingOptions, _cut_logits
 
 LOGITS = np.log(np.array([[0.1, 0.4, 0.2, 0.3]], np.float32))
 
@@ -37,8 +37,8 @@ def test_what_is_left_to_draw_from(how: dict[str, Any], left: list[int]) -> None
 
 
 def left_of(logits_BV: np.ndarray, how: Sampling) -> list[list[int]]:
-    found_BV = np.asarray(_cut_logits(jnp.asarray(logits_BV), Draw.of(how, logits_BV.shape[1])))
-    return [np.flatnonzero(row > UNSEEN).tolist() for row in found_BV]
+    found_BV = np.asarray(_cut_logits(jnp.asarray(logits_BV), DrawParameters.from_sampling(how, logits_BV.shape[1])))
+    return [np.flatnonzero(row > MASKED_SCORE).tolist() for row in found_BV]
 
 
 @pytest.mark.parametrize("min_p", [0.003, 0.1, 0.5, 0.9, 1.0])
@@ -55,10 +55,12 @@ def test_min_p_leaves_what_is_likely_enough_beside_the_likeliest(min_p: float) -
 
 def test_every_field_is_an_option_of_the_command_and_of_a_call() -> None:
     fields = {field.name: 1 for field in dataclasses.fields(Sampling)}
-    assert programs.Sample(folder="f", **fields).how() == fields  # type: ignore[arg-type]
+    assert programs.Sample(folder="f", **fields).sampling_options() == fields  # type: ignore[arg-type]
     assert SamplingOptions.__annotations__.keys() == fields.keys()
-    assert [Sampling(temperature=1.0, **{name: 1}).cutting for name in CUTTING] == [[name] for name in CUTTING]  # type: ignore[arg-type]
-    assert not Sampling(temperature=1.0).cutting
+    assert [Sampling(temperature=1.0, **{name: 1}).cutting_fields for name in CUTTING_FIELDS] == [
+        [name] for name in CUTTING_FIELDS
+    ]  # type: ignore[arg-type]
+    assert not Sampling(temperature=1.0).cutting_fields
 
 
 @pytest.mark.parametrize(

@@ -27,24 +27,24 @@ def test_with_a_cache_the_logits_are_those_without(model: Any) -> None:
     made = generator(model)
     network, weights = made.network, made.weights
     after = np.random.default_rng(1).integers(0, 32, (len(ROWS), LONG))
-    tokens_BP, pad_B = made._pad(ROWS)
+    tokens_BP, pad_B = made._pad_prompts(ROWS)
 
     def fed(weights: Any, tokens_BP: Any, pad_B: Any, after_BN: Any) -> Any:
         start = tokens_BP.shape[1]
-        first, caches = network.prompts(weights, tokens_BP, pad_B, network.slots(start + LONG))
+        first, caches = network.run_prompts(weights, tokens_BP, pad_B, network.cache_slots(start + LONG))
 
         def one(caches: Any, at: Any) -> Any:
-            logits, caches = network.token(weights, after_BN[:, at], start + at, pad_B, caches)
+            logits, caches = network.run_token(weights, after_BN[:, at], start + at, pad_B, caches)
             return caches, logits
 
         return first, jax.lax.scan(one, caches, jnp.arange(LONG))[1]
 
-    with network.context():
+    with network.tracing_context():
         first_BV, after_NBV = jax.jit(fed)(weights, tokens_BP, pad_B, after)
         whole = np.zeros((len(ROWS), 48), np.int32)
         for row, ids in enumerate(ROWS):
             whole[row, : len(ids) + LONG] = [*ids, *after[row]]
-        plain_BLV = np.asarray(jax.jit(network.logits)(weights, whole))
+        plain_BLV = np.asarray(jax.jit(network.compute_logits)(weights, whole))
     for row, ids in enumerate(ROWS):
         cached_LV = np.concatenate([first_BV[row][None], after_NBV[:, row]])
         np.testing.assert_allclose(cached_LV, plain_BLV[row, len(ids) - 1 : len(ids) + LONG], rtol=0, atol=1e-5)
@@ -62,7 +62,7 @@ def test_padding_changes_nothing_and_scores_are_sums_of_log_probabilities(alone:
     together = made.generate(ROWS, Sampling(max_tokens=12))
     assert [row[0].ids for row in together] == [row[0].ids for row in alone]
     whole = [[*ids, *sample.ids] for ids, (sample,) in zip(ROWS, together, strict=True)]
-    for ids, (sample,), (logprob_L, is_best_L) in zip(ROWS, together, made.logprobs(whole), strict=True):
+    for ids, (sample,), (logprob_L, is_best_L) in zip(ROWS, together, made.compute_logprobs(whole), strict=True):
         assert is_best_L[len(ids) - 1 :].all()
         assert sample.score == pytest.approx(logprob_L[len(ids) - 1 :].sum(), abs=1e-4)
 

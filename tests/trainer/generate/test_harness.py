@@ -17,7 +17,7 @@ import pytest
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate import harness
-from jaxlaunch.trainer.generate.loaded import TextModel
+from jaxlaunch.trainer.generate.text_model import TextModel
 from jaxlaunch.trainer.text.tokenizer import Bytes
 from tests.trainer.generate.generators import bytes_model, generator
 from tests.trainer.tiny import DECODER
@@ -61,7 +61,7 @@ def test_a_task_of_choices_is_scored_by_the_continuation_alone(model: Any) -> No
     assert isinstance(model, LM)
     found = model.loglikelihood([Instance(pair) for pair in QUESTIONS])
     for (context, continuation), (score, is_greedy) in zip(QUESTIONS, found, strict=True):
-        logprob_L, is_best_L = bytes_model().logprobs([list((context + continuation).encode())])[0]
+        logprob_L, is_best_L = bytes_model().compute_logprobs([list((context + continuation).encode())])[0]
         count = len(continuation) - (not context) + len(context) - len(context.rstrip())
         assert score == pytest.approx(float(logprob_L[-count:].sum()), abs=1e-4)
         assert is_greedy == is_best_L[-count:].all()
@@ -72,7 +72,7 @@ def test_a_text_longer_than_the_model_is_scored_in_windows_each_token_once(model
     found, nothing, one = model.loglikelihood_rolling([Instance((each,)) for each in (text, "", "a")])
     ids, total = list(text.encode()), 0.0
     for row, count in ((ids[:65], 64), (ids[64:129], 64), (ids[85:], 21)):  # as the harness cuts it, the last one full
-        total += float(bytes_model().logprobs([row])[0][0][-count:].sum())
+        total += float(bytes_model().compute_logprobs([row])[0][0][-count:].sum())
     assert found == pytest.approx(total, abs=1e-3)
     assert (nothing, one) == (0.0, 0.0)
 
@@ -81,16 +81,16 @@ def test_nothing_is_certain_and_blanks_belong_to_what_follows_them(model: Any) -
     pairs = [("", ""), ("a", ""), ("", "b"), ("  ", "b"), ("a" * 100, "b" * 100)]
     *few, (score, _) = model.loglikelihood([Instance(pair) for pair in pairs])
     assert few[:3] == [(0.0, True)] * 3
-    assert few[3][0] == pytest.approx(float(bytes_model().logprobs([list(b"  b")])[0][0].sum()), abs=1e-4)
-    (logprob_L, _) = bytes_model().logprobs([list(b"b" * 65)])[0]
+    assert few[3][0] == pytest.approx(float(bytes_model().compute_logprobs([list(b"  b")])[0][0].sum()), abs=1e-4)
+    (logprob_L, _) = bytes_model().compute_logprobs([list(b"b" * 65)])[0]
     assert score == pytest.approx(float(logprob_L.sum()), abs=1e-3)  # 64 tokens: as many as the model is for
 
 
 def test_a_text_stands_behind_the_token_that_begins_texts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bytes, "prefix", 0)
     (score, _), (blank, _) = model.loglikelihood([Instance(("", "ab")), Instance((" ", "ab"))])
-    assert score == pytest.approx(float(bytes_model().logprobs([list(b"\0ab")])[0][0].sum()), abs=1e-4)
-    assert blank == pytest.approx(float(bytes_model().logprobs([list(b"\0 ab")])[0][0].sum()), abs=1e-4)
+    assert score == pytest.approx(float(bytes_model().compute_logprobs([list(b"\0ab")])[0][0].sum()), abs=1e-4)
+    assert blank == pytest.approx(float(bytes_model().compute_logprobs([list(b"\0 ab")])[0][0].sum()), abs=1e-4)
     (rolled,) = model.loglikelihood_rolling([Instance(("ab",))])
     assert rolled == pytest.approx(score, abs=1e-4)
     assert model.generate_until([Instance(("", {"max_gen_toks": 2}))]) != [""]

@@ -29,7 +29,7 @@ RECORDED = {"data": {"source": "text", "tokenizer": "bytes"}, "mesh": {"dp": 2, 
 
 def params() -> dict[str, np.ndarray]:
     made = bytes_model()
-    return {name: np.asarray(each) for name, each in made.network.stack(made.weights).items()}
+    return {name: np.asarray(each) for name, each in made.network.stack_params(made.weights).items()}
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_what_cannot_be_sampled_is_a_sentence(
 
 
 def test_samples_of_a_training_are_checked_before_its_first_step() -> None:
-    from jaxlaunch.trainer.generate.loaded import TrainingSamples
+    from jaxlaunch.trainer.generate.text_model import TrainingSamples
 
     keys = {"task": "lm", "model": {"kind": "decoder", "vocab": 300, "length": 16}}
     train = spec.TrainSpec(**keys)

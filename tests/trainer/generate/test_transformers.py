@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.generate.loaded import TextModel, load
+from jaxlaunch.trainer.generate.text_model import TextModel, load_text_model
 from jaxlaunch.trainer.huggingface import save
 from tests import environments, needs
 from tests.trainer.generate.generators import one_device
@@ -38,7 +38,7 @@ def gpt2(to: Path) -> Path:
     model = train_spec("gpt2_tiny", None, model={"positions": POSITIONS}).model
     shapes = step("gpt2_tiny", None, model={"positions": POSITIONS}).abstract.params
     draw = np.random.default_rng(0)
-    assert isinstance(model, spec.Published)
+    assert isinstance(model, spec.PublishedModel)
     save.save_model(
         str(to), model, {name: draw.normal(0, 0.1, like.shape).astype("f") for name, like in shapes.items()}
     )
@@ -70,7 +70,7 @@ def test_greedy_tokens_and_beams_are_those_of_transformers(tmp_path: Path) -> No
     asked, found = [], []
     for case in (*FAMILIES, "gpt2_tiny"):
         place = gpt2(tmp_path / case) if case == "gpt2_tiny" else folder(case, tmp_path / case)
-        loaded = load(str(place), mesh=one_device())
+        loaded = load_text_model(str(place), mesh=one_device())
         place = tmp_path / f"{case}-out"  # as transformers reads it: the fixtures do not name their format
         save.save_model(str(place), loaded.config, loaded.params)
         calls = [call(place, prompts(case, (32, 7, 13)))]  # the first is as long as ours are padded to
@@ -90,7 +90,7 @@ def test_greedy_tokens_and_beams_are_those_of_transformers(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("case", ["mistral_tiny", "gpt2_tiny"])
 def test_a_loaded_folder_says_the_reference_s_logits(case: str, tmp_path: Path) -> None:
-    given, loaded = tensors(case, "io"), load(str(folder(case, tmp_path / case)), mesh=one_device())
+    given, loaded = tensors(case, "io"), load_text_model(str(folder(case, tmp_path / case)), mesh=one_device())
     np.testing.assert_allclose(loaded.model(given["input_ids"]), given["logits"], rtol=0, atol=1e-5)
     shares = given["logits"] - np.log(np.exp(given["logits"].astype(np.float64)).sum(-1, keepdims=True))
     for row, found in zip(given["input_ids"], loaded.logprobs(given["input_ids"].tolist()), strict=True):

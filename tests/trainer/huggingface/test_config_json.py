@@ -329,7 +329,7 @@ def test_a_part_of_what_the_folder_says_agrees_with_it(tmp_path: Path) -> None:
     gemma = config("gemma3_tiny") | {"num_hidden_layers": 6, "sliding_window": 8, "layer_types": looks}
     pattern = ["window"] * 5 + ["full"]
     for said in ({"window": 8, "pattern": pattern}, {"pattern": pattern}, {"window": 8}):
-        assert train(tmp_path, gemma, **said).model.looks == tuple(pattern)
+        assert train(tmp_path, gemma, **said).model.attention_spans == tuple(pattern)
     with pytest.raises(SpecError, match="layer_types is .*, train.model.pattern makes it"):
         train(tmp_path, gemma, pattern=["window", "full"])
     nulls = dict.fromkeys(("kv_heads", "hidden", "head_size", "query_scalar", "pattern", "positions"))

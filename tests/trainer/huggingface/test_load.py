@@ -31,19 +31,19 @@ def written(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_read_is_written_back_bit_by_bit(case: str, tmp_path: Path) -> None:
-    params = step(case, folder(case, tmp_path / "in")).init().params
+    params = step(case, folder(case, tmp_path / "in")).init_state().params
     save.save_model(str(tmp_path / "out"), train_spec(case, None).model, params)
     assert equal(written(tmp_path / "out"), tensors(case, "weights"))
-    assert equal(step(case, tmp_path / "out").init().params, params)
+    assert equal(step(case, tmp_path / "out").init_state().params, params)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "gemma3_tiny"])
 def test_every_device_reads_its_own_part(case: str, tmp_path: Path) -> None:
     model = {} if case == "vit_tiny" else {"vocab": 96}  # the fixtures' 97 do not split over mp
-    params = step(case, None, model=model).init().params
+    params = step(case, None, model=model).init_state().params
     save.save_model(str(tmp_path), train_spec(case, None, model=model).model, params)
     axes = {"ep" if getattr(train_spec(case, None).model, "experts", None) else "dp": 2, "fsdp": 2, "mp": 2}
-    split = step(case, tmp_path, 8, model=model, mesh=axes, batch=8).init().params
+    split = step(case, tmp_path, 8, model=model, mesh=axes, batch=8).init_state().params
     assert equal(split, params)
     cut = {name for name, leaf in split.items() if leaf.addressable_shards[0].data.size * 4 <= leaf.size}
     assert {name for name in params if name.endswith((".qkv", ".query", ".out", ".up", ".down"))} <= cut
@@ -54,10 +54,10 @@ def test_bfloat16_files_are_read_and_written(case: str, tmp_path: Path) -> None:
     rounded = {name: array.astype(jnp.bfloat16) for name, array in tensors(case, "weights").items()}
     source = _copied(case, tmp_path / "in", rounded)
     precision = {"params": "bfloat16", "compute": "bfloat16"}
-    params = step(case, source, precision=precision).init().params
+    params = step(case, source, precision=precision).init_state().params
     save.save_model(str(tmp_path / "out"), train_spec(case, None).model, params)
     assert equal(written(tmp_path / "out"), rounded)
-    wide = step(case, source).init().params
+    wide = step(case, source).init_state().params
     assert equal(wide, {name: param.astype(jnp.float32) for name, param in params.items()})
 
 
@@ -88,8 +88,8 @@ def test_weights_in_a_bucket_are_read_by_the_ranges_that_a_process_needs(scheme:
         for path in local.iterdir():
             bucket.objects[f"weights/qwen/{path.name}"] = path.read_bytes()
         url: Any = f"{scheme}://weights/qwen"
-        params = step("qwen2_tiny", url).init().params
-        assert equal(params, step("qwen2_tiny", local).init().params)
+        params = step("qwen2_tiny", url).init_state().params
+        assert equal(params, step("qwen2_tiny", local).init_state().params)
         reads = [
             asked for method, path, asked in bucket.requests if method == "GET" and "safetensors" in path and asked
         ]
@@ -99,15 +99,15 @@ def test_weights_in_a_bucket_are_read_by_the_ranges_that_a_process_needs(scheme:
 
 
 def test_an_average_starts_from_what_was_read(tmp_path: Path) -> None:
-    state = step("vit_tiny", folder("vit_tiny", tmp_path / "hf"), optimizer={"ema": 0.9}).init()
+    state = step("vit_tiny", folder("vit_tiny", tmp_path / "hf"), optimizer={"ema": 0.9}).init_state()
     assert state.ema is not None and equal(state.ema, state.params)
 
 
 def test_files_of_a_model_without_its_head_have_shorter_names(tmp_path: Path) -> None:
     short = {name.removeprefix("transformer."): array for name, array in tensors("gpt2_tiny", "weights").items()}
     short["h.0.attn.bias"] = np.ones((1, 1, 64, 64), np.float32)  # a causal mask, as the oldest files hold it
-    found = step("gpt2_tiny", _copied("gpt2_tiny", tmp_path / "short", short)).init().params
-    assert equal(found, step("gpt2_tiny", folder("gpt2_tiny", tmp_path / "long")).init().params)
+    found = step("gpt2_tiny", _copied("gpt2_tiny", tmp_path / "short", short)).init_state().params
+    assert equal(found, step("gpt2_tiny", folder("gpt2_tiny", tmp_path / "long")).init_state().params)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_files_of_a_model_without_its_head_have_shorter_names(tmp_path: Path) ->
 )
 def test_another_model_than_the_folders_is_refused(case: str, model: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
-        step(case, folder(case, tmp_path / "hf"), model=model).init()
+        step(case, folder(case, tmp_path / "hf"), model=model).init_state()
     assert says in str(error.value)
 
 
@@ -150,13 +150,13 @@ def test_tensors_that_are_missing_or_left_over_are_named(tmp_path: Path) -> None
     changed = dict(tensors("llama_tiny", "weights"))
     changed["model.layers.0.self_attn.q_proj.bias"] = changed.pop("model.layers.1.mlp.up_proj.weight")
     with pytest.raises(SpecError, match="1.mlp.up_proj.weight is missing; .*q_proj.bias is not used"):
-        step("llama_tiny", _copied("llama_tiny", tmp_path / "hf", changed)).init()
+        step("llama_tiny", _copied("llama_tiny", tmp_path / "hf", changed)).init_state()
 
 
 def test_a_tied_head_that_is_stored_besides_is_not_read(tmp_path: Path) -> None:
     twice = dict(tensors("llama3_tiny", "weights"))  # as Qwen3-0.6B is published
     twice["lm_head.weight"] = twice["model.embed_tokens.weight"]
-    assert "head" not in step("llama3_tiny", _copied("llama3_tiny", tmp_path / "hf", twice)).init().params
+    assert "head" not in step("llama3_tiny", _copied("llama3_tiny", tmp_path / "hf", twice)).init_state().params
 
 
 @pytest.mark.parametrize(
@@ -183,13 +183,13 @@ def test_a_broken_file_in_a_bucket_is_one_sentence(content: bytes, says: str) ->
 
 def test_a_folder_that_is_not_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="config.json cannot be read"):
-        step("llama_tiny", tmp_path / "nowhere").init()
+        step("llama_tiny", tmp_path / "nowhere").init_state()
     (tmp_path / "config.json").write_text(json.dumps(references.config("llama_tiny")))
     with pytest.raises(SpecError, match="no folder here with safetensors files"):
-        step("llama_tiny", tmp_path).init()
+        step("llama_tiny", tmp_path).init_state()
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(SpecError, match="cannot be read"):
-        step("llama_tiny", tmp_path).init()
+        step("llama_tiny", tmp_path).init_state()
 
 
 def test_the_config_of_transformers_5_is_read(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_the_config_of_transformers_5_is_read(tmp_path: Path) -> None:
     given = json.loads((init_from / "config.json").read_text())
     given["rope_parameters"] = {**given.pop("rope_scaling"), "rope_theta": given.pop("rope_theta")}
     (init_from / "config.json").write_text(json.dumps(given))
-    assert step("llama3_tiny", init_from).init().params.keys()
+    assert step("llama3_tiny", init_from).init_state().params.keys()
 
 
 def _copied(case: str, to: Path, content: dict[str, np.ndarray]) -> Path:

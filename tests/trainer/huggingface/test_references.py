@@ -37,7 +37,7 @@ def theirs(case: str, params: dict[str, jax.Array], to: Path) -> dict[str, np.nd
 @pytest.mark.parametrize("case", MODELS)
 def test_logits_equal_the_reference(case: str, tmp_path: Path) -> None:
     init_from, given = folder(case, tmp_path / "hf"), tensors(case, "io")
-    found = logits(case, step(case, init_from).init().params)
+    found = logits(case, step(case, init_from).init_state().params)
     real = given["attention_mask"] != 0 if "attention_mask" in given else slice(None)
     np.testing.assert_allclose(found[real], given["logits"][real], rtol=0, atol=references.limit(case))
 
@@ -45,8 +45,8 @@ def test_logits_equal_the_reference(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", MODELS)
 def test_loss_and_every_gradient_equal_the_reference(case: str, tmp_path: Path) -> None:
     trained = step(case, folder(case, tmp_path / "hf"))
-    trained.compile_train(trained.put(batch(case)))
-    state, metrics = trained.train(trained.init(), trained.put(batch(case)))
+    trained.compile_train(trained.put_batch(batch(case)))
+    state, metrics = trained.train(trained.init_state(), trained.put_batch(batch(case)))
     np.testing.assert_allclose(metrics["loss"], tensors(case, "io")["loss"][0], rtol=0, atol=5e-6)
     if case in WITH_GRADIENTS:
         found = theirs(case, momentum(trained, state), tmp_path / "grads")
@@ -93,10 +93,10 @@ def batches(case: str) -> list[dict[str, np.ndarray]]:
 def test_the_training_curve_equals_the_reference(case: str, tmp_path: Path) -> None:
     each, curve = batches(case), tensors(f"train_{case}", "curve")
     trained = step(case, folder(case, tmp_path / "hf"), batch=len(each[0]["weight"]), **CURVES[case])
-    trained.compile_train(trained.put(each[0]))
-    state, found = trained.init(), []
+    trained.compile_train(trained.put_batch(each[0]))
+    state, found = trained.init_state(), []
     for rows in each:
-        state, metrics = trained.train(state, trained.put(rows))
+        state, metrics = trained.train(state, trained.put_batch(rows))
         found.append({name: float(value) for name, value in metrics.items()})
     np.testing.assert_allclose([at["loss"] for at in found], curve["loss"], rtol=0, atol=2e-5)
     np.testing.assert_allclose([at["grad_norm"] for at in found], curve["grad_norm"], rtol=2e-5)

@@ -20,9 +20,9 @@ def test_interpolated_positions_give_the_logits_of_transformers(name: str, image
         step(CASE, folder(CASE, tmp_path / "hf"), model={"image": image}),
         tensors(f"{CASE}_interpolated", "io"),
     )
-    state = trained.init()
-    with trained.builder.context():
-        model = trained.loss.model(state.params, state.rest)
+    state = trained.init_state()
+    with trained.builder.trace_context():
+        model = trained.loss.evaluation_model(state.params, state.buffers)
         found = model(given[f"{name}.pixel_values"].transpose(0, 2, 3, 1))
     np.testing.assert_allclose(found, given[f"{name}.logits"], rtol=0, atol=references.limit(CASE))
 

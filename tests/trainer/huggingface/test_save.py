@@ -19,7 +19,7 @@ MODEL = train_spec("llama3_tiny", None).model
 
 @pytest.fixture(scope="module")
 def params(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return step("llama3_tiny", folder("llama3_tiny", tmp_path_factory.mktemp("hf") / "in")).init().params
+    return step("llama3_tiny", folder("llama3_tiny", tmp_path_factory.mktemp("hf") / "in")).init_state().params
 
 
 def test_large_models_are_written_in_many_files_with_an_index(params: dict[str, Any], tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_large_models_are_written_in_many_files_with_an_index(params: dict[str, 
     assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors("llama3_tiny", "weights").values())
     assert set(index["weight_map"].values()) == set(files)
     assert equal(written(tmp_path / "out"), tensors("llama3_tiny", "weights"))
-    assert equal(step("llama3_tiny", tmp_path / "out").init().params, params)
+    assert equal(step("llama3_tiny", tmp_path / "out").init_state().params, params)
 
 
 class Halting(dict[str, Any]):

@@ -12,7 +12,7 @@ import pytest
 
 from jaxlaunch.trainer.errors import NotFiniteError, Stopped
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import Place, Settings, Training
+from jaxlaunch.trainer.loop.training import RunContext, Settings, Training
 from jaxlaunch.trainer.metrics.counters import Workload
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
@@ -25,14 +25,14 @@ class Written(Metrics):
 
     calls: list[str]
 
-    def interval(self, step: int, values: Mapping[str, float], share: float = 1.0) -> None:
+    def record_interval(self, step: int, values: Mapping[str, float], share: float = 1.0) -> None:
         self.calls.append(f"read {step}")
 
 
 class Counting(Training[jax.Array]):
     """A state that is the number of its steps, and two batches of each evaluation. Writes down what it is asked."""
 
-    evaluates = True
+    has_evaluation = True
 
     def __init__(self, folder: Path, calls: list[str], bad: int | None = None) -> None:
         super().__init__(Progress(None))
@@ -42,11 +42,11 @@ class Counting(Training[jax.Array]):
         self.metrics.calls = calls
 
     @property
-    def abstract(self) -> jax.Array:
+    def abstract_state(self) -> jax.Array:
         zero = _zero()
         return jax.ShapeDtypeStruct(zero.shape, zero.dtype, sharding=zero.sharding)  # type: ignore[return-value]
 
-    def init(self) -> jax.Array:
+    def init_state(self) -> jax.Array:
         return _zero()
 
     def to_tree(self, state: jax.Array) -> dict[str, Any]:
@@ -56,11 +56,11 @@ class Counting(Training[jax.Array]):
         state: jax.Array = tree["state"]["n"]
         return state
 
-    def meta(self) -> dict[str, Any]:
+    def checkpoint_meta(self) -> dict[str, Any]:
         self.calls.append("save")
         return {}
 
-    def difference(self, meta: Mapping[str, Any]) -> str:
+    def describe_difference(self, meta: Mapping[str, Any]) -> str:
         return ""
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
@@ -70,17 +70,17 @@ class Counting(Training[jax.Array]):
     def compile(self, start: int) -> float | None:
         return None
 
-    def iterate(self, spans: Sequence[range]) -> None:
+    def iterate_batches(self, spans: Sequence[range]) -> None:
         return None
 
-    def train(self, state: jax.Array, batch: Any, span: range) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def train_steps(self, state: jax.Array, batch: Any, span: range) -> tuple[jax.Array, dict[str, jax.Array]]:
         self.calls.append(f"step {span.stop}")
         return state + 1, {"finite": jnp.asarray(span.stop != self.bad), "loss": state}
 
-    def not_finite(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
+    def not_finite_error(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
         return NotFiniteError(f"step {step}, saved {saved}")
 
-    def programs(self) -> list[str]:
+    def hlo_texts(self) -> list[str]:
         return []
 
     def evaluate(self, state: jax.Array, between: Callable[[], None]) -> dict[str, float]:
@@ -106,7 +106,7 @@ class StopAt:
 
 
 def loop_of(folder: Path, calls: list[str], stop: StopAt, bad: int | None = None) -> Loop[jax.Array]:
-    place = Place(str(folder), uid="a run")
+    place = RunContext(str(folder), uid="a run")
     return Loop(Counting(folder, calls, bad), place, stop, Progress(None))  # type: ignore[arg-type]
 
 
@@ -141,6 +141,6 @@ def test_nothing_of_a_step_that_is_not_finite_is_saved(tmp_path: Path) -> None:
     loop = loop_of(tmp_path, calls, StopAt(), bad=4)
     with pytest.raises(NotFiniteError, match="step 4, saved -1"):
         loop.run()
-    loop.end_saves(releases=True)
+    loop.end_saves(release_folder=True)
     assert calls[-3:] == ["step 3", "step 4", "read 3"]
     assert not list((tmp_path / "checkpoints").glob("[0-9]*"))

@@ -15,7 +15,7 @@ import pytest
 import jaxlaunch
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.loop import user_program as steps
-from jaxlaunch.trainer.user_code import is_library, named
+from jaxlaunch.trainer.user_code import describe_function, is_library
 
 pytestmark = pytest.mark.usefixtures("standard")
 
@@ -147,5 +147,5 @@ def test_an_option_that_does_not_exist_is_named() -> None:
 
 
 def test_whose_line_it_is_is_known() -> None:
-    assert named(step) == f"{HERE}:{step.__code__.co_firstlineno} step" and not is_library(__file__)
+    assert describe_function(step) == f"{HERE}:{step.__code__.co_firstlineno} step" and not is_library(__file__)
     assert all(map(is_library, (np.__file__, steps.__file__, json.__file__)))

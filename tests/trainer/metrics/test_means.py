@@ -1,13 +1,13 @@
 import json
 import math
 
-from jaxlaunch.trainer.metrics.means import BestSteps, Patience, value_of
+from jaxlaunch.trainer.metrics.means import BestSteps, Patience, watched_value
 from jaxlaunch.trainer.spec import Best, StopEarly
 
 
 def seen(best: BestSteps, *values: float) -> list[int]:
     for at, value in enumerate(values):
-        best.see(10 * (at + 1), value)
+        best.add_value(10 * (at + 1), value)
     return best.steps
 
 
@@ -21,32 +21,32 @@ def test_a_run_that_resumes_decides_as_an_unbroken_one() -> None:
     values = [3.0, 2.6, 2.4, math.nan, 2.3]
     whole, first, second = Patience(rule), Patience(rule), Patience(rule)
     for at, value in enumerate(values):
-        whole.see(at, value)
+        whole.add_value(at, value)
         if at == 3:
             second.resume(json.loads(json.dumps(first.to_meta())))
-        (first if at < 3 else second).see(at, value)
+        (first if at < 3 else second).add_value(at, value)
         assert whole.is_over == (at == 4)
     assert second.is_over and second.to_meta() == whole.to_meta()
-    assert second.sentence() == (
+    assert second.describe_end() == (
         "eval/loss was not better than 2.4 of step 2 by more than 0.5 in 2 evaluations (train.stop_early)"
     )
 
 
 def test_another_metric_begins_anew() -> None:
     best, other = BestSteps(Best()), BestSteps(Best(metric="eval/accuracy", mode="max"))
-    best.see(5, 1.0)
+    best.add_value(5, 1.0)
     other.resume(best.to_meta(), [5])
     assert other.steps == []
     again = BestSteps(Best())
     again.resume(best.to_meta(), [5])
     assert again.steps == [5]
     again.resume(None, [5])
-    assert value_of(Best(metric="eval/accuracy", mode="max"), {"accuracy": 0.5}) == 0.5
+    assert watched_value(Best(metric="eval/accuracy", mode="max"), {"accuracy": 0.5}) == 0.5
 
 
 def test_a_best_step_that_was_deleted_blocks_no_other() -> None:
     best, again = BestSteps(Best()), BestSteps(Best())
-    best.see(5, 1.0)
+    best.add_value(5, 1.0)
     again.resume(best.to_meta(), [10])
-    again.see(15, 2.0)
+    again.add_value(15, 2.0)
     assert again.steps == [15]

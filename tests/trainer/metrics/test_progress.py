@@ -42,27 +42,27 @@ def pipe() -> Iterator[Pipe]:
 
 def test_without_a_pipe_every_call_does_nothing() -> None:
     progress = Progress(None)
-    progress.hello()
-    progress.phase("step", 1)
-    progress.error(ValueError("x"), 83)
+    progress.report_hello()
+    progress.report_phase("step", 1)
+    progress.report_error(ValueError("x"), 83)
     progress.close()
 
 
 def test_hello_names_trainer_python_and_jax(pipe: Pipe) -> None:
-    pipe.progress.hello()
+    pipe.progress.report_hello()
     hello = next(pipe.lines)
     assert hello["hello"] == "trainer" and hello["python"].startswith("3.") and hello["jax"][0].isdigit()
 
 
 def test_a_change_of_phase_is_sent_by_the_caller_at_once(pipe: Pipe) -> None:
     for phase in ("init", "restore", "compile", "step"):
-        pipe.progress.phase(phase, 7)
+        pipe.progress.report_phase(phase, 7)
         assert next(pipe.lines) == {"phase": phase, "step": 7}
 
 
 def test_many_steps_make_few_lines_and_the_newest_is_sent_without_another_call(pipe: Pipe) -> None:
     for step in range(10_001):
-        pipe.progress.phase("step", step)
+        pipe.progress.report_phase("step", step)
     read = pipe.until({"phase": "step", "step": 10_000})
     assert len(read) < 1000
     assert [line["step"] for line in read] == sorted(line["step"] for line in read)
@@ -70,16 +70,16 @@ def test_many_steps_make_few_lines_and_the_newest_is_sent_without_another_call(p
 
 def test_alternating_phases_do_not_flood_the_agent(pipe: Pipe) -> None:
     for step in range(5_000):
-        pipe.progress.phase("data", step)
-        pipe.progress.phase("step", step)
-    pipe.progress.phase("save", 5_000)
+        pipe.progress.report_phase("data", step)
+        pipe.progress.report_phase("step", step)
+    pipe.progress.report_phase("save", 5_000)
     assert len(pipe.until({"phase": "save", "step": 5_000})) < 1000
 
 
 def test_a_commit_is_read_after_the_step_it_came_from(pipe: Pipe) -> None:
-    pipe.progress.phase("step", 1)
-    pipe.progress.phase("step", 2)
-    pipe.progress.committed(2)
+    pipe.progress.report_phase("step", 1)
+    pipe.progress.report_phase("step", 2)
+    pipe.progress.report_committed(2)
     assert {"phase": "step", "step": 2} in pipe.until({"committed": 2})
 
 
@@ -91,7 +91,7 @@ def test_the_last_words_hold_the_end_of_a_long_traceback(pipe: Pipe) -> None:
 
     with pytest.raises(ValueError) as caught:
         fall(50)
-    thread = threading.Thread(target=pipe.progress.error, args=(caught.value, 83))
+    thread = threading.Thread(target=pipe.progress.report_error, args=(caught.value, 83))
     thread.start()
     error = next(pipe.lines)["error"]
     thread.join()
@@ -104,8 +104,8 @@ def test_a_full_pipe_delays_lines_but_never_the_caller(pipe: Pipe) -> None:
         with pytest.raises(BlockingIOError):
             while True:
                 os.write(pipe.fd, b"\n" * size)
-    pipe.progress.phase("step", 5)
-    pipe.progress.committed(5)
+    pipe.progress.report_phase("step", 5)
+    pipe.progress.report_committed(5)
     assert pipe.until({"committed": 5}) == [{"phase": "step", "step": 5}, {"committed": 5}]
 
 
@@ -124,22 +124,22 @@ def test_a_line_that_a_full_pipe_cut_does_not_take_the_next_with_it(pipe: Pipe) 
 
 def test_of_many_metrics_the_newest_arrive_before_the_end(pipe: Pipe) -> None:
     for step in range(5_000):
-        pipe.progress.metrics({"step": step})
+        pipe.progress.report_metrics({"step": step})
     pipe.progress.close()
     assert len(pipe.until({"metrics": {"step": 4_999}})) < 1000
 
 
 def test_how_a_stop_was_taken_and_notes_are_said(pipe: Pipe) -> None:
-    pipe.progress.note("walked back to step 20")
-    pipe.progress.stopped(37, saved=True)
+    pipe.progress.report_note("walked back to step 20")
+    pipe.progress.report_stopped(37, saved=True)
     pipe.progress.close()
     assert next(pipe.lines) == {"note": "walked back to step 20"}
     assert next(pipe.lines) == {"stopped": {"step": 37, "saved": True, "note": ""}}
 
 
 def test_within_a_phase_that_ends_the_process_is_again_where_it_was_before(pipe: Pipe) -> None:
-    pipe.progress.phase("data", 7)
-    with pytest.raises(KeyError), pipe.progress.within("save", 7):
+    pipe.progress.report_phase("data", 7)
+    with pytest.raises(KeyError), pipe.progress.temporary_phase("save", 7):
         raise KeyError
-    pipe.progress.note("the end")
+    pipe.progress.report_note("the end")
     assert [line.get("phase") for line in pipe.until({"note": "the end"})] == ["data", "save", "data", None]

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.trainer.metrics.counters import ROWS, Exporter, Histogram, Value
+from jaxlaunch.trainer.metrics.counters import METRIC_ROWS, Exporter, Histogram, Value
 from tests import needs
 
 
@@ -19,7 +19,7 @@ def scrape(path: pathlib.Path) -> str:
 def nothing_known() -> dict[str, Value]:
     """Every row, none with a value yet."""
     unknown: dict[str, Value] = {}
-    for row in ROWS:
+    for row in METRIC_ROWS:
         more = row.labels[1:]
         unknown[row.name] = {tuple("x" for _ in more): None} if more else None
     return unknown | {"jaxlaunch_step_seconds": Histogram((0.1, 1.0), (2, 1, 1), 5.25)}
@@ -28,7 +28,7 @@ def nothing_known() -> dict[str, Value]:
 def test_every_row_of_the_trainer_is_in_a_scrape(tmp_path: pathlib.Path) -> None:
     exporter = Exporter(str(tmp_path / "s"), 3, nothing_known)
     text = scrape(tmp_path / "s")
-    for row in ROWS:
+    for row in METRIC_ROWS:
         assert f"# HELP {row.name} {row.help}\n# TYPE {row.name} {row.type}\n" in text
     assert 'jaxlaunch_loss{rank="3"} NaN' in text
     exporter.close()
@@ -91,8 +91,8 @@ def test_names_are_in_the_prometheus_style() -> None:
     for metric in contract.PROMETHEUS:
         assert metric.name.startswith("jaxlaunch_") and metric.help.endswith(".")
         assert metric.name.endswith("_total") == (metric.type == "counter"), metric.name
-        assert metric.by in ("agent", "trainer")
-        assert metric.by == "agent" or metric.labels[0] == "rank"
+        assert metric.exporter in ("agent", "trainer")
+        assert metric.exporter == "agent" or metric.labels[0] == "rank"
 
 
 @pytest.mark.parametrize("metric", contract.PROMETHEUS, ids=lambda metric: metric.name)

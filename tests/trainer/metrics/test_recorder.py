@@ -12,9 +12,9 @@ import jax
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.trainer.metrics.counters import ROWS, Workload
+from jaxlaunch.trainer.metrics.counters import METRIC_ROWS, Workload
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.metrics.recorder import Metrics, interval_line, short
+from jaxlaunch.trainer.metrics.recorder import Metrics, format_interval, format_short
 
 
 class Loop:
@@ -36,12 +36,12 @@ class Loop:
 
     def steps(self, first: int, last: int) -> None:
         for step in range(first, last + 1):
-            with self.metrics.timer.part("data"):
+            with self.metrics.timer.get_part("data"):
                 pass
-            self.metrics.timer.step_done()
+            self.metrics.timer.end_step()
             if step % 10 == 0:
                 values = {"accuracy": 0.5, "finite": True, "grad_norm": 1.234, "learning_rate": 3e-4, "loss": 1 / step}
-                self.metrics.interval(step, values)
+                self.metrics.record_interval(step, values)
 
     def scrape(self) -> str:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
@@ -74,7 +74,7 @@ def loop(tmp_path: pathlib.Path) -> Iterator[Loop]:
 
 def test_before_the_first_step_a_scrape_holds_every_name(loop: Loop) -> None:
     text = loop.scrape()
-    for row in ROWS:
+    for row in METRIC_ROWS:
         samples = (row.name, f"{row.name}_bucket")
         assert any(line.startswith(tuple(f"{name}{{" for name in samples)) for line in text.splitlines()), row.name
 
@@ -101,7 +101,10 @@ def test_an_interval_is_in_the_scrape_the_run_folder_the_pipe_and_the_output(
     assert first["examples_per_s"] > 0 and first["mfu"] > 0 and first["tokens_per_s"] is None and "finite" not in first
     parts = sum(second[f"{part}_s"] for part in ("data", "host", "device", "save", "eval"))
     assert parts == pytest.approx(second["wall_s"])
-    keys = {row.key for row in ROWS if row.key} - {contract.Key.PART_S, contract.Key.LOSS_SCALE}  # of float16 alone
+    keys = {row.key for row in METRIC_ROWS if row.key} - {
+        contract.Key.PART_S,
+        contract.Key.LOSS_SCALE,
+    }  # of float16 alone
     assert keys <= first.keys()
     told = loop.told()[-1]["metrics"]
     assert (told["step"], told["loss"], told["epoch"]) == (20, 0.05, 1.6)
@@ -113,14 +116,14 @@ def test_an_evaluation_has_its_own_file_and_stays_in_what_the_agent_is_told(
 ) -> None:
     loop.metrics.start(0)
     loop.steps(1, 10)
-    loop.metrics.evaluated(10, {"accuracy": 0.975, "examples": 360.0, "loss": 0.25})
+    loop.metrics.record_evaluated(10, {"accuracy": 0.975, "examples": 360.0, "loss": 0.25})
     loop.steps(11, 20)
     (line,) = loop.lines("eval")
     assert (line["step"], line["loss"], line["examples"]) == (10, 0.25, 360.0)
     assert [line["step"] for line in loop.lines()] == [10, 20]
     assert 'jaxlaunch_task_metric{metric="loss",rank="0",split="eval"} 0.25' in loop.scrape()
-    loop.metrics.evaluated(20, {"accuracy": 0.975, "examples": 360.0, "loss": 0.25})
-    loop.metrics.found_best(20)
+    loop.metrics.record_evaluated(20, {"accuracy": 0.975, "examples": 360.0, "loss": 0.25})
+    loop.metrics.record_best(20)
     last = loop.told()[-1]["metrics"]
     assert last["examples_per_s"] > 0
     assert (last["step"], last["loss"], last["eval_accuracy"]) == (20, 0.05, 0.975)
@@ -131,9 +134,9 @@ def test_an_evaluation_has_its_own_file_and_stays_in_what_the_agent_is_told(
 def test_saves_and_commits_are_counted(loop: Loop) -> None:
     loop.metrics.start(0)
     assert 'jaxlaunch_checkpoint_step{rank="0"} NaN' in loop.scrape()
-    loop.metrics.saved(10, 0.25)
-    loop.metrics.saved(20, 0.5)
-    loop.metrics.committed(10)
+    loop.metrics.record_saved(10, 0.25)
+    loop.metrics.record_saved(20, 0.5)
+    loop.metrics.record_committed(10)
     text = loop.scrape()
     assert 'jaxlaunch_checkpoint_saves_total{rank="0"} 2.0' in text
     assert 'jaxlaunch_checkpoint_blocking_seconds_total{rank="0"} 0.75' in text
@@ -209,7 +212,7 @@ def test_tokens_are_the_unit_of_a_task_that_has_them(
     loop = Loop(tmp_path, has_tokens=True)
     loop.metrics.start(0)
     for step in range(1, 11):
-        loop.metrics.trained(step, 0.5, 512.0)
+        loop.metrics.record_trained(step, 0.5, 512.0)
         loop.steps(step, step)
     assert 'jaxlaunch_tokens_total{rank="0"} 5120.0' in loop.scrape()
     assert loop.lines()[0]["tokens_per_s"] == pytest.approx(loop.lines()[0]["examples_per_s"] * 64)
@@ -224,7 +227,7 @@ def test_tokens_are_shown_beside_the_targets_among_them(
     loop = Loop(tmp_path, has_tokens=True)
     loop.metrics.start(0)
     for step in range(1, 21):
-        loop.metrics.trained(step, 32.0 if step <= 10 else 64.0, 512.0)
+        loop.metrics.record_trained(step, 32.0 if step <= 10 else 64.0, 512.0)
         loop.steps(step, step)
     for line, share in zip(loop.lines(), (32, 64), strict=True):
         assert line["targets_per_s"] == pytest.approx(line["tokens_per_s"] * share / 512) and "weight" not in line
@@ -238,8 +241,8 @@ def test_tokens_are_shown_beside_the_targets_among_them(
 def test_a_step_without_a_target_is_counted_and_said(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
     loop.metrics.start(0)
     for step, weight in ((1, 8.0), (2, 0.0), (3, 8.0)):
-        loop.metrics.trained(step, weight)
-    loop.metrics.interval(3, {"loss": math.nan, "weight": 8.0})
+        loop.metrics.record_trained(step, weight)
+    loop.metrics.record_interval(3, {"loss": math.nan, "weight": 8.0})
     assert 'jaxlaunch_empty_steps_total{rank="0"} 1.0' in loop.scrape()
     assert "step 2/60  empty: its batch has no target, nothing is changed\n" in capsys.readouterr().out
     assert loop.lines()[-1]["loss"] is None
@@ -256,17 +259,17 @@ def test_compile_cache_events_of_jax_are_counted(loop: Loop) -> None:
 
 
 def test_the_human_line_leaves_out_what_is_not_known() -> None:
-    assert interval_line(3, 9, {"loss": 2.0}, {}, {}) == "step 3/9  loss 2.0000"
+    assert format_interval(3, 9, {"loss": 2.0}, {}, {}) == "step 3/9  loss 2.0000"
     speeds = {"examples_per_s": 12_345.0, "tokens_per_s": None, "mfu": 0.0421}
     busy = {"data": 0.013, "save": 0.0}
-    assert interval_line(3, 9, {"loss": 2.0}, speeds, busy) == (
+    assert format_interval(3, 9, {"loss": 2.0}, speeds, busy) == (
         "step 3/9  loss 2.0000  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %"
     )
 
 
 @pytest.mark.parametrize(("number", "text"), [(0.5, "0.5"), (999.0, "999"), (1049.0, "1.05k"), (2.5e6, "2.5M")])
 def test_numbers_are_short(number: float, text: str) -> None:
-    assert short(number) == text
+    assert format_short(number) == text
 
 
 def test_metrics_whose_socket_and_files_are_gone_close_without_an_error(tmp_path: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from jaxlaunch.trainer.models import foreign
+from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.task import Loss
 from jaxlaunch.trainer.tasks.classify import Classify
 from tests.trainer import tiny
@@ -88,7 +88,7 @@ class Images(Classify):
     batch = tiny.Digits.batch
 
     def model(self, spec: Any, rngs: nnx.Rngs) -> nnx.Module:
-        return foreign.build(spec, spec.model, rngs, lambda: (jnp.zeros((1, 28, 28)),))
+        return custom.build_model(spec, spec.model, rngs, lambda: (jnp.zeros((1, 28, 28)),))
 
 
 class Sowing(Images):

@@ -64,7 +64,7 @@ def step(
     )
     train = resolve_spec(train)
     images = Images((*described(case)["size"], 3))
-    return Step(images, train, mesh.build(train.mesh, jax.devices()[:devices]), 20)
+    return Step(images, train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), 20)
 
 
 def batch(case: str) -> dict[str, np.ndarray]:

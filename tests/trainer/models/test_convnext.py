@@ -18,14 +18,14 @@ CASE = "convnext_tiny"
 
 def test_logits_gradients_and_the_written_folder_equal_transformers(tmp_path: Path) -> None:
     trained, given = step(CASE, folder(CASE, tmp_path / "hf"), model={"kind": "convnext"}), tensors(CASE, "io")
-    state, rows = trained.init(), batch(CASE)
+    state, rows = trained.init_state(), batch(CASE)
 
     def loss(params: Any) -> Any:
-        model: Any = trained.loss.model(params, state.rest)
+        model: Any = trained.loss.evaluation_model(params, state.buffers)
         logits_BV = model(rows["image"])
         return -jax.nn.log_softmax(logits_BV)[np.arange(8), rows["label"]].mean(), logits_BV
 
-    with trained.builder.context():
+    with trained.builder.trace_context():
         (found, logits_BV), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(state.params)
     np.testing.assert_allclose(logits_BV, given["eval_logits"], rtol=0, atol=1e-5)
     np.testing.assert_allclose(found, given["loss"][0], rtol=0, atol=5e-6)

@@ -4,13 +4,13 @@ import pytest
 from flax import nnx
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.models import foreign
+from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.spec import TrainSpec
 
 
 def build(kind: str, remat: str = "none", **keys: Any) -> nnx.Module:
     spec = TrainSpec(task="my:Task", model={"kind": kind, **keys}, remat=remat)
-    return foreign.build(spec, spec.model, nnx.Rngs(0))
+    return custom.build_model(spec, spec.model, nnx.Rngs(0))
 
 
 def test_a_users_model_is_built_from_its_other_keys() -> None:

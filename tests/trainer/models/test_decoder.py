@@ -11,7 +11,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.decoder import Decoder
-from jaxlaunch.trainer.models.layers import ModelOptions, rope
+from jaxlaunch.trainer.models.layers import ModelOptions, apply_rope
 from jaxlaunch.trainer.step.state import ModelArrays
 from tests.trainer.tiny import DECODER, WIDE, Counting, run
 
@@ -56,7 +56,7 @@ def rotated(x_BLK: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("config", [DECODER, DECODER.model_copy(update={"kv_heads": None, "tied": True})], ids=str)
 def test_logits_are_those_of_the_papers(config: spec.Decoder) -> None:
     model = Decoder(config, nnx.Rngs(0))
-    params, rest = ModelArrays(model).split(model)
+    params, rest = ModelArrays(model).split_model(model)
     assert not rest and ("head" in params) is not config.tied
     np.testing.assert_allclose(model(TOKENS), reference(config, params, TOKENS), atol=1e-5)
 
@@ -95,7 +95,7 @@ def test_a_decoder_of_every_option_trains_on_a_mesh_as_on_one_device(standard: N
 
 def test_rotated_products_depend_on_distance_alone() -> None:
     query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
-    turned_query, turned_key = (rope(jnp.repeat(x, 6, axis=1), 10000.0)[0, :, 0] for x in (query, key))
+    turned_query, turned_key = (apply_rope(jnp.repeat(x, 6, axis=1), 10000.0)[0, :, 0] for x in (query, key))
     product = turned_query @ turned_key.T
     np.testing.assert_allclose(product[3, 1], product[5, 3], rtol=1e-5)
     assert not np.isclose(product[3, 1], product[3, 2])

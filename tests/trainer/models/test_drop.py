@@ -48,9 +48,9 @@ def test_equal_seeds_drop_equally(axes: dict[str, int], remat: str) -> None:
 
 def test_layers_and_steps_drop_differently() -> None:
     step = compiled(Counting(), model=GPT, optimizer={"lr": 1e-30})
-    state, losses = step.init(), []
+    state, losses = step.init_state(), []
     for _ in range(3):
-        state, metrics = step.train(state, step.put(Counting().batch(0)))
+        state, metrics = step.train(state, step.put_batch(Counting().batch(0)))
         losses.append(float(metrics["loss"]))
     assert len(set(losses)) == 3
 
@@ -58,7 +58,7 @@ def test_layers_and_steps_drop_differently() -> None:
 def test_no_dropout_is_no_state() -> None:
     plain = build(Counting(), model=GPT.model_copy(update={"dropout": 0.0}))
     assert set(plain.abstract.params) == set(build(Counting(), model=GPT).abstract.params)
-    assert plain.abstract.rest == build(Counting(), model=GPT).abstract.rest == {}
+    assert plain.abstract.buffers == build(Counting(), model=GPT).abstract.buffers == {}
 
 
 def test_mixup_trains_on_blended_images_and_evaluation_does_not() -> None:
@@ -68,9 +68,9 @@ def test_mixup_trains_on_blended_images_and_evaluation_does_not() -> None:
     steps = [build(Digits(), loss=spec.Loss(mixup=alpha, smoothing=0.1 * alpha)) for alpha in (0.4, 0.0)]
     sums = []
     for step in steps:
-        batch = step.put(Digits().batch(0))
+        batch = step.put_batch(Digits().batch(0))
         step.compile_eval(batch)
-        sums.append(jax.device_get(step.evaluate(step.init(), batch)[0]["loss"]))
+        sums.append(jax.device_get(step.evaluate(step.init_state(), batch)[0]["loss"]))
     np.testing.assert_array_equal(*sums)
 
 

@@ -13,7 +13,7 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models import experts as module
 from jaxlaunch.trainer.models.decoder import ACTIVATIONS, Decoder
-from jaxlaunch.trainer.models.experts import LISTED, Experts, Mixture, Routed
+from jaxlaunch.trainer.models.experts import MAX_LISTED_EXPERTS, Experts, Mixture, RoutingTotals
 from jaxlaunch.trainer.numerics import flops, grouped
 from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import DECODER, EXPERTS, ROWS, Counting, build, run
@@ -44,8 +44,8 @@ def test_every_mesh_trains_as_one_device(axes: dict[str, int], on_one_device: np
 def in_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """As compiled for GPUs, of sizes for which a loop over blocks is worth it."""
     monkeypatch.setattr(module, "platform", lambda: "gpu")
-    monkeypatch.setattr(grouped, "is_worth_it", lambda *sizes: True)
-    monkeypatch.setattr(grouped, "_block", lambda share, room, products: min(8, room))
+    monkeypatch.setattr(grouped, "is_loop_faster", lambda *sizes: True)
+    monkeypatch.setattr(grouped, "_block_rows", lambda share, room, products: min(8, room))
 
 
 @pytest.mark.parametrize(("axes", "remat"), [({}, "none"), ({"fsdp": 2, "ep": 2, "mp": 2}, ["gate", "up"])], ids=str)
@@ -69,14 +69,14 @@ def test_only_gpus_multiply_in_loops(
     monkeypatch.setattr(module, "platform", lambda: platform)
     experts, x_BLD = layer()
     program = str(jax.make_jaxpr(lambda x_BLD: experts(x_BLD, jnp.ones((2, 16)))[0])(x_BLD))
-    assert (flops.GROUPED in program, "ragged_dot" in program) == (is_loop, not is_loop)
+    assert (flops.GROUPED_PRODUCT in program, "ragged_dot" in program) == (is_loop, not is_loop)
 
 
 def test_in_loops_the_flops_are_the_same(in_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     of = {"model": EXPERTS, "mesh": {"fsdp": 2, "ep": 2, "mp": 2}}
-    in_loops_too = build(Counting(), **of).flops(Counting().batch(0))
+    in_loops_too = build(Counting(), **of).count_flops(Counting().batch(0))
     monkeypatch.undo()
-    assert in_loops_too == build(Counting(), **of).flops(Counting().batch(0))
+    assert in_loops_too == build(Counting(), **of).count_flops(Counting().batch(0))
 
 
 class Padded(Counting):
@@ -132,7 +132,7 @@ def test_a_token_gets_the_shares_of_its_experts(keys: dict[str, Any]) -> None:
 def test_earlier_tokens_come_first_within_a_capacity_and_padding_has_no_place() -> None:
     experts, x_BLD = layer(capacity=0.5)
     real_BL = jnp.ones((2, 16), jnp.float32).at[0, :5].set(0.0)
-    places = module._places(0.5, 16, 2, 4)
+    places = module._places_per_expert(0.5, 16, 2, 4)
     assert places == 4
     shares = jax.nn.softmax(jnp.einsum("bld,de->ble", x_BLD, experts.router[...]))
     chosen_BLK = np.asarray(jax.lax.top_k(shares, 2)[1])
@@ -168,7 +168,7 @@ def test_the_flops_are_those_of_the_experts_that_a_token_goes_to() -> None:
     task, batch = Counting(), Counting().batch(0)
     tokens, width, hidden, sparse = 16 * 16, 32, 24, 2
     found = {
-        name: build(task, model=model, mesh=axes).flops(batch)
+        name: build(task, model=model, mesh=axes).count_flops(batch)
         for name, model, axes in (
             ("one", EXPERTS, {}),
             ("mesh", EXPERTS, {"fsdp": 2, "ep": 2, "mp": 2}),
@@ -184,15 +184,15 @@ def test_the_load_of_many_experts_is_not_listed() -> None:
     task = Counting()
     few = build(task, model=EXPERTS).evaluated_metrics(task.batch(0))
     assert {f"expert_load/{number}" for number in range(4)} | {"expert_load_max", "balance_loss"} <= set(few)
-    many = EXPERTS.model_copy(update={"experts": LISTED + 1})
+    many = EXPERTS.model_copy(update={"experts": MAX_LISTED_EXPERTS + 1})
     found = build(task, model=many).evaluated_metrics(task.batch(0))
     assert {"expert_load_max", "expert_load_min"} <= set(found) and not [name for name in found if "/" in name]
 
 
 def test_the_extremes_of_the_load_are_of_one_layer() -> None:
-    of = Mixture(layers=2, experts=2, each=1, has_capacity=False, balance=0.0, router_z=0.0)
+    of = Mixture(layers=2, experts=2, experts_per_token=1, has_capacity=False, balance=0.0, router_z=0.0)
     chosen_MSE = jnp.array([[[1.0, 7.0]], [[6.0, 2.0]]])
-    means = Routed(chosen_MSE, jnp.ones((1, 2)), jnp.zeros(1), jnp.zeros(1)).means(jnp.array(8.0), of)
+    means = RoutingTotals(chosen_MSE, jnp.ones((1, 2)), jnp.zeros(1), jnp.zeros(1)).metric_means(jnp.array(8.0), of)
     assert [float(means[f"expert_load_{which}"]) for which in ("max", "min")] == [7 / 4, 1 / 4]
 
 
@@ -210,9 +210,9 @@ def test_a_loss_that_leaves_out_what_routers_add_is_refused_in_training() -> Non
     with pytest.raises(
         SpecError, match=r"leaves out train\.model\.balance and router_z; add the penalty of model\.read"
     ):
-        step.flops(task.batch(0))
+        step.count_flops(task.batch(0))
     plain = EXPERTS.model_copy(update={"balance": 0.0, "router_z": 0.0})
-    assert build(task, model=plain).flops(task.batch(0))
+    assert build(task, model=plain).count_flops(task.batch(0))
 
 
 class Mean(Counting):

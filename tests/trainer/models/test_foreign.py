@@ -15,12 +15,12 @@ from flax import linen, nnx
 import jaxlaunch
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.step.train_step import Step
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 from tests.trainer import tiny
 from tests.trainer.models import foreign_nets
 
@@ -53,14 +53,14 @@ def build(name: str, task: Any = None, **keys: Any) -> Step:
     task = task or foreign_nets.Images()
     arguments = keys.pop("arguments", {})
     step = tiny.build(task, model={"kind": f"{NETS}:{name}", **arguments}, **keys)
-    step.compile_train(step.put(task.batch(0)))
+    step.compile_train(step.put_batch(task.batch(0)))
     return step
 
 
 def losses(step: Step, steps: int = 3) -> list[float]:
-    state, found = step.init(), []
+    state, found = step.init_state(), []
     for number in range(steps):
-        state, metrics = step.train(state, step.put(foreign_nets.Images().batch(number)))
+        state, metrics = step.train(state, step.put_batch(foreign_nets.Images().batch(number)))
         found.append(float(metrics["loss"]))
     return found
 
@@ -69,11 +69,11 @@ def test_arrays_have_the_names_of_their_library() -> None:
     step = tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:CNN"})
     layers = {"params.Conv_0.kernel", "params.Conv_0.bias", "params.BatchNorm_0.scale", "params.BatchNorm_0.bias"}
     assert step.abstract.params.keys() == layers | {"params.Dense_0.kernel", "params.Dense_0.bias"}
-    assert step.abstract.rest.keys() == {"batch_stats.BatchNorm_0.mean", "batch_stats.BatchNorm_0.var"}
+    assert step.abstract.buffers.keys() == {"batch_stats.BatchNorm_0.mean", "batch_stats.BatchNorm_0.var"}
     assert step.builder.axes["params.Dense_0.kernel"] == ("embed", None)
     step = tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:Net"})
     assert "params.net.linear.w" in step.abstract.params
-    assert "state.net.batch_norm.~.mean_ema.average" in step.abstract.rest
+    assert "state.net.batch_norm.~.mean_ema.average" in step.abstract.buffers
     assert tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:linen_mlp", "width": 4}).abstract.params
     assert tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:mlp"}).abstract.params
 
@@ -106,7 +106,7 @@ def test_a_run_resumes_to_the_bit_and_evaluates(name: str, tmp_path: Path) -> No
             "optimizer": {"lr": 0.01, "ema": 0.5, "schedule": {"name": "constant"}},
         }
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-        loop_of(spec, task, Place(run_dir=str(tmp_path / folder)), Stop(), Progress(None)).run()
+        build_loop(spec, task, RunContext(run_dir=str(tmp_path / folder)), Stop(), Progress(None)).run()
         lines = (tmp_path / folder / "metrics.jsonl").read_text() + (tmp_path / folder / "eval.jsonl").read_text()
         return [json.loads(line) for line in lines.splitlines()]
 
@@ -126,22 +126,22 @@ def test_statistics_are_of_the_global_batch_or_of_each_device_s_rows() -> None:
     wanted = {"global": rows.var(0), "device": rows.reshape(4, 4, -1).var(1).mean(0)}
     for which, var in wanted.items():
         step = build("Normalized", mesh={"dp": 4}, batch_norm=which, optimizer={"ema": 0.75})
-        start = step.init()
-        before = jax.device_get(start.rest)
-        state, _ = step.train(start, step.put(foreign_nets.Images().batch(0)))
-        rest, ema = jax.device_get((state.rest, state.ema))
+        start = step.init_state()
+        before = jax.device_get(start.buffers)
+        state, _ = step.train(start, step.put_batch(foreign_nets.Images().batch(0)))
+        rest, ema = jax.device_get((state.buffers, state.ema))
         name = "batch_stats.BatchNorm_0.var"
         np.testing.assert_allclose(rest[name], 0.5 + 0.5 * var, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(rest["batch_stats.BatchNorm_0.mean"], 0.5 * rows.mean(0), rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(ema[name], 0.75 * before[name] + 0.25 * rest[name], rtol=1e-6)
-        assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(state.evaluated_rest())[name], ema[name]))
+        assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(state.evaluated_buffers())[name], ema[name]))
 
 
 def test_what_a_model_sows_is_the_loss_s() -> None:
     step = build("CNN", foreign_nets.Sowing())
-    batch = step.put(foreign_nets.Images().batch(0))
+    batch = step.put_batch(foreign_nets.Images().batch(0))
     step.compile_eval(batch)
-    state, metrics = step.train(step.init(), batch)
+    state, metrics = step.train(step.init_state(), batch)
     assert float(metrics["size"]) > 0
     assert "size" in step.evaluate(state, batch)[0]
 

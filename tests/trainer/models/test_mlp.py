@@ -10,7 +10,7 @@ IMAGES = np.random.default_rng(0).normal(size=(5, 4, 3)).astype(np.float32)
 
 def test_logits_are_relus_of_products() -> None:
     model = MLP(spec.MLP(layers=3, width=16, classes=7), (4, 3), nnx.Rngs(0))
-    params = {name: np.array(value) for name, value in ModelArrays(model).split(model)[0].items()}
+    params = {name: np.array(value) for name, value in ModelArrays(model).split_model(model)[0].items()}
     x = IMAGES.reshape(5, 12)
     for number in range(3):
         x = np.maximum(x @ params[f"layers.{number}.kernel"] + params[f"layers.{number}.bias"], 0)

@@ -32,10 +32,10 @@ def theirs(of: Step, params: dict[str, Any], rest: dict[str, Any], to: Path) -> 
 
 
 def run(of: Step, rows: list[dict[str, np.ndarray]]) -> tuple[TrainState, list[dict[str, float]]]:
-    of.compile_train(of.put(rows[0]))
-    state, found = of.init(), []
+    of.compile_train(of.put_batch(rows[0]))
+    state, found = of.init_state(), []
     for each in rows:
-        state, metrics = of.train(state, of.put(each))
+        state, metrics = of.train(state, of.put_batch(each))
         found.append({name: float(value) for name, value in metrics.items()})
     return state, found
 
@@ -43,15 +43,15 @@ def run(of: Step, rows: list[dict[str, np.ndarray]]) -> tuple[TrainState, list[d
 @pytest.mark.parametrize("case", CASES)
 def test_logits_gradients_and_running_statistics_equal_pytorch_s(case: str, tmp_path: Path) -> None:
     trained, given = step(case, folder(case, tmp_path / "hf")), tensors(case, "io")
-    state = trained.init()
-    with trained.builder.context():
-        model: Any = trained.loss.model(state.params, state.rest)
+    state = trained.init_state()
+    with trained.builder.trace_context():
+        model: Any = trained.loss.evaluation_model(state.params, state.buffers)
         np.testing.assert_allclose(model(batch(case)["image"]), given["eval_logits"], rtol=0, atol=5e-6)
         model.train()
         np.testing.assert_allclose(model(batch(case)["image"]), given["train_logits"], rtol=0, atol=5e-6)
     state, (metrics,) = run(trained, [batch(case)])
     np.testing.assert_allclose(metrics["loss"], given["train_loss"][0], rtol=0, atol=5e-6)
-    found = theirs(trained, momentum(trained, state), state.rest, tmp_path / "grads")
+    found = theirs(trained, momentum(trained, state), state.buffers, tmp_path / "grads")
     wanted, statistics = tensors(case, "grads"), tensors(case, "stats_after_one")
     assert found.keys() == wanted.keys() | statistics.keys()
     for name, grad in wanted.items():
@@ -79,7 +79,7 @@ def test_the_training_curve_equals_pytorch_s(case: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(norms[:until], curve["grad_norm"][:until], rtol=5e-5)
     if until is not None:
         return
-    ours = theirs(trained, state.params, state.rest, tmp_path / "final")
+    ours = theirs(trained, state.params, state.buffers, tmp_path / "final")
     assert ours.keys() == final.keys()
     for name in (name for name in final if "num_batches" not in name):
         np.testing.assert_allclose(ours[name], final[name], rtol=0, atol=2e-5, err_msg=name)
@@ -93,7 +93,7 @@ def test_eight_devices_with_global_statistics_equal_one_and_by_device_or_frozen_
 
     def after(devices: int, **more: Any) -> dict[str, np.ndarray]:
         state, _ = run(step("resnet_tiny", None, devices, **keys, **more), batches("resnet_tiny")[:1])
-        return {name: np.asarray(each) for name, each in {**state.params, **state.rest}.items()}
+        return {name: np.asarray(each) for name, each in {**state.params, **state.buffers}.items()}
 
     alone, together = after(1), after(8)
     for name, wanted in alone.items():
@@ -121,10 +121,10 @@ def test_an_exported_resnet_is_read_back_bit_by_bit_with_its_statistics(tmp_path
     store.claim()
     store.save(2, trained.builder.to_tree(state), {"model": trained._spec.model.model_dump(mode="json")})
     store.close()
-    for name, ema, wanted in (("weights", False, state.params | state.rest), ("average", True, state.ema)):
+    for name, ema, wanted in (("weights", False, state.params | state.buffers), ("average", True, state.ema)):
         export(str(tmp_path / "in"), str(tmp_path / name), ema=ema)
-        read = step("resnet_tiny", tmp_path / name).init()
-        found = read.params | read.rest
+        read = step("resnet_tiny", tmp_path / name).init_state()
+        found = read.params | read.buffers
         assert wanted is not None and found.keys() == wanted.keys()
         assert all(np.array_equal(found[each], wanted[each]) for each in found), name
 
@@ -132,13 +132,13 @@ def test_an_exported_resnet_is_read_back_bit_by_bit_with_its_statistics(tmp_path
 def test_a_new_head_is_drawn_and_the_rest_is_read(tmp_path: Path) -> None:
     init_from = folder("resnet_tiny", tmp_path / "hf")
     with pytest.raises(SpecError, match=r"classifier.1.weight is \[10, 32\], .* set new_head: true"):
-        step("resnet_tiny", init_from, model={"classes": 3}).init()
-    whole = step("resnet_tiny", init_from).init()
-    new = step("resnet_tiny", init_from, model={"classes": 3, "new_head": True}).init()
+        step("resnet_tiny", init_from, model={"classes": 3}).init_state()
+    whole = step("resnet_tiny", init_from).init_state()
+    new = step("resnet_tiny", init_from, model={"classes": 3, "new_head": True}).init_state()
     assert new.params["head"].shape == (32, 3)
     same = [name for name in whole.params if np.array_equal(whole.params[name], new.params[name])]
     assert set(whole.params) - set(same) == {"head", "head_bias"}
-    assert all(np.array_equal(whole.rest[name], new.rest[name]) for name in whole.rest)
+    assert all(np.array_equal(whole.buffers[name], new.buffers[name]) for name in whole.buffers)
 
 
 def test_what_hugging_face_has_no_form_of_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ CASES: dict[str, tuple[int, Sequence[int]]] = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped, "_block", lambda share, room, products: min(16, room))
+    monkeypatch.setattr(grouped, "_block_rows", lambda share, room, products: min(16, room))
 
 
 def arrays(room: int, counts: Sequence[int], dtype: str = "float32") -> list[jax.Array]:
@@ -60,7 +60,7 @@ def by_hand(x: jax.Array, w: jax.Array, gradient: jax.Array, counts: jax.Array) 
 @pytest.mark.parametrize("case", CASES)
 def test_it_and_its_gradients_are_those_by_hand(case: str, dtype: str, within: float) -> None:
     x, w, gradient, counts = arrays(*CASES[case], dtype)
-    made, back = jax.vjp(lambda x, w: grouped.product(x, w, counts, rows=len(x)), x, w)
+    made, back = jax.vjp(lambda x, w: grouped.grouped_product(x, w, counts, rows=len(x)), x, w)
     for found, expected in zip((made, *back(gradient)), by_hand(x, w, gradient, counts), strict=True):
         assert found.dtype == dtype
         np.testing.assert_allclose(
@@ -74,7 +74,10 @@ def test_rows_and_matrices_of_two_dtypes_give_what_ragged_dot_gives() -> None:
     with jax.numpy_dtype_promotion("standard"):
         (found, back), (expected, as_ragged) = (
             jax.vjp(of, x, w)
-            for of in (lambda x, w: grouped.product(x, w, counts, 40), lambda x, w: jax.lax.ragged_dot(x, w, counts))
+            for of in (
+                lambda x, w: grouped.grouped_product(x, w, counts, 40),
+                lambda x, w: jax.lax.ragged_dot(x, w, counts),
+            )
         )
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
         assert [each.dtype for each in back(gradient)] == [each.dtype for each in as_ragged(gradient)]
@@ -86,7 +89,7 @@ def test_a_layer_computed_again_in_a_loop_has_the_same_gradients() -> None:
 
     def loss(stacked: jax.Array, is_loop: bool) -> jax.Array:
         def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
-            made = grouped.product(x, w, counts, rows=70) if is_loop else jax.lax.ragged_dot(x, w, counts)
+            made = grouped.grouped_product(x, w, counts, rows=70) if is_loop else jax.lax.ragged_dot(x, w, counts)
             return x + jnp.tanh(checkpoint_name(made, "gate"))[:, :INPUTS], None
 
         policy = jax.checkpoint_policies.save_only_these_names("gate")
@@ -111,7 +114,7 @@ def test_it_is_worth_it_where_it_spares_more_than_its_turns_cost(
     rows: int, room: int, shape: tuple[int, ...], is_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    assert grouped.is_worth_it(rows, room, shape) == is_loop
+    assert grouped.is_loop_faster(rows, room, shape) == is_loop
 
 
 @pytest.mark.parametrize(
@@ -128,7 +131,7 @@ def test_blocks_are_larger_where_rows_are_cheap(
     share: int, room: int, inputs: int, outputs: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    assert grouped._block(share, room, inputs * outputs) == block
+    assert grouped._block_rows(share, room, inputs * outputs) == block
 
 
 def test_a_compiled_program_says_how_often_its_loops_are_expected_to_run() -> None:
@@ -136,12 +139,12 @@ def test_a_compiled_program_says_how_often_its_loops_are_expected_to_run() -> No
     x, w, gradient, counts = arrays(320, [40, 40, 40, 40])
 
     def step(x: jax.Array, w: jax.Array, gradient: jax.Array, counts: jax.Array) -> tuple[jax.Array, ...]:
-        made, back = jax.vjp(lambda x, w: grouped.product(x, w, counts, rows=160), x, w)
+        made, back = jax.vjp(lambda x, w: grouped.grouped_product(x, w, counts, rows=160), x, w)
         return made, *back(gradient)
 
-    program = Program.parse(jax.jit(step).lower(x, w, gradient, counts).compile().as_text() or "")
+    program = Program.from_text(jax.jit(step).lower(x, w, gradient, counts).compile().as_text() or "")
     products: dict[float, float] = {}
-    for name, times in program.runs.items():
+    for name, times in program.executions.items():
         for each in program.computations[name]:
             for _, flops in step_time.matrix_products(program, each, program.computations[name]):
                 products[times] = products.get(times, 0.0) + flops / (2 * INPUTS * OUTPUTS)

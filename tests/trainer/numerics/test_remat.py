@@ -9,7 +9,7 @@ from flax import nnx
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.layers import ModelOptions
-from jaxlaunch.trainer.numerics.remat import layer
+from jaxlaunch.trainer.numerics.remat import remat_layer
 from jaxlaunch.trainer.step.state import ModelArrays
 from tests.trainer.tiny import DECODER, Counting, run
 
@@ -21,7 +21,7 @@ def gradient(params: Any, keep: Any) -> tuple[Any, int]:
     arrays = ModelArrays(nnx.eval_shape(lambda: Decoder(DECODER, nnx.Rngs(0), ModelOptions(remat=keep))))
 
     def loss(params: Any) -> jax.Array:
-        return jax.numpy.square(arrays.merge(params, {}, jax.random.key(0))(TOKENS)).mean()
+        return jax.numpy.square(arrays.merge_model(params, {}, jax.random.key(0))(TOKENS)).mean()
 
     compiled = jax.jit(jax.grad(loss)).lower(params).compile()
     return compiled(params), compiled.memory_analysis().temp_size_in_bytes
@@ -29,7 +29,7 @@ def gradient(params: Any, keep: Any) -> tuple[Any, int]:
 
 def test_every_policy_gives_the_same_gradient_for_less_memory() -> None:
     model = Decoder(DECODER, nnx.Rngs(0))
-    params, _ = ModelArrays(model).split(model)
+    params, _ = ModelArrays(model).split_model(model)
     expected, most = gradient(params, "none")
     kept = {}
     for keep in ("full", "dots", "dots_no_batch", ["query", "mixed"], "offload"):
@@ -55,4 +55,4 @@ def test_an_unknown_tensor_is_an_error_that_lists_the_legal_ones() -> None:
 
 def test_a_model_without_names_has_nothing_to_offload() -> None:
     with pytest.raises(SpecError, match="names no tensors"):
-        layer(lambda x: x, "offload", (), scanned=False)
+        remat_layer(lambda x: x, "offload", (), scanned=False)

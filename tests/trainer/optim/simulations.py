@@ -267,15 +267,15 @@ def trained(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], Any
     optimizer = setting.optimizer(variant)
     start, grads = drawn(optimizer)
     axes = {name: axes for name, (_, axes) in PARAMETERS.items()}
-    frozen = optimizers.frozen(optimizer, start)
+    frozen = optimizers.find_frozen(optimizer, start)
     params = {name: jnp.asarray(leaf) for name, leaf in start.items() if name not in frozen}
-    built = optimizers.build(optimizer, STEPS, axes)
+    built = optimizers.build_optimizer(optimizer, STEPS, axes)
     state, update = built.init(params), jax.jit(built.update)
     points = []
     for step in range(STEPS):
         if setting.resumes and step == RESUMES_AT:
             state = jax.tree.map(lambda leaf: jnp.asarray(np.array(leaf)), state)
-            update = jax.jit(optimizers.build(setting.optimizer(variant, resumed=True), STEPS, axes).update)
+            update = jax.jit(optimizers.build_optimizer(setting.optimizer(variant, resumed=True), STEPS, axes).update)
         updates, state = update({name: grads[step][name] for name in params}, state, params)
         params = optax.apply_updates(params, updates)
         points.append({name: np.asarray(leaf) for name, leaf in params.items()})
@@ -289,7 +289,7 @@ def apart(variant: str, setting: Setting) -> dict[str, float]:
         name: max(relative(each[name], other[name]) for each, other in zip(found, wanted, strict=True))
         for name in wanted[0]
     }
-    averaged = transforms.averaged(state, {name: jnp.asarray(leaf) for name, leaf in found[-1].items()})
+    averaged = transforms.averaged_params(state, {name: jnp.asarray(leaf) for name, leaf in found[-1].items()})
     return far | {f"x of {name}": relative(leaf, states[name]["x"]) for name, leaf in (averaged or {}).items()}
 
 

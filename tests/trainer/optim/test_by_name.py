@@ -60,7 +60,7 @@ def assert_equal(found: dict[str, jax.Array], wanted: dict[str, Any]) -> None:
 
 
 def built(**keys: Any) -> optax.GradientTransformation:
-    return optimizers.build(
+    return optimizers.build_optimizer(
         Optimizer(**{"lr": 0.01, "clip": None, "schedule": Schedule(name="constant"), **keys}), STEPS
     )
 
@@ -144,8 +144,8 @@ def test_a_factory_gets_a_decay_of_0_and_has_its_own_where_none_is_said(
 def test_what_schedule_free_of_optax_s_own_evaluates_is_its_average() -> None:
     params, state = after(built(name="optax:contrib.schedule_free_adamw"))
     wanted = by_formula(simulations.free, b1=0.9, b2=0.999, eps=1e-8)
-    assert_equal(transforms.averaged(state, params), {name: (s["x"], s) for name, (_, s) in wanted.items()})
-    assert transforms.averaged(after(built())[1], params) is None
+    assert_equal(transforms.averaged_params(state, params), {name: (s["x"], s) for name, (_, s) in wanted.items()})
+    assert transforms.averaged_params(after(built())[1], params) is None
 
 
 # Arrays as large as the parameters that each holds, one where it is not named; less than a hundredth more are counts.
@@ -156,7 +156,7 @@ HOLDS = dict.fromkeys(["adam", "adamw", "lamb", "schedule-free"], 2) | dict.from
 def test_the_planned_bytes_are_those_of_the_trained_parameters(name: str) -> None:
     groups = [{"match": r"layers\.0\..*", "freeze": True}]
     step = build(Digits(), optimizer={"name": name, "groups": groups})
-    trained = step.builder.trained(step.abstract.params)
+    trained = step.builder.trained_params(step.abstract.params)
     assert trained.keys() == {"head.bias", "head.kernel", "layers.1.bias", "layers.1.kernel"}
     of_muon = 1 + memory.bytes_per_device([trained[key] for key in trained if key != "layers.1.kernel"]) / (
         memory.bytes_per_device(trained)
@@ -219,11 +219,11 @@ def test_an_update_that_does_not_fit_the_parameters_is_refused() -> None:
         ("raising", "KeyError"),
     ):
         with pytest.raises(SpecError, match=f"train.optimizer: the update .*{message}"):
-            schedules.check(built(name=f"{MINE}:{name}"), params)
-    schedules.check(built(name=f"{MINE}:momentum"), params)
+            schedules.check_transformation(built(name=f"{MINE}:{name}"), params)
+    schedules.check_transformation(built(name=f"{MINE}:momentum"), params)
 
 
 def test_a_rate_that_reaches_nothing_is_said() -> None:
-    assert optimizers.notes(Optimizer(name="optax:scale_by_adam"), {}, {}) == [
+    assert optimizers.describe_optimizer(Optimizer(name="optax:scale_by_adam"), {}, {}) == [
         "train.optimizer.lr and schedule have no effect: optax:scale_by_adam takes no learning_rate"
     ]

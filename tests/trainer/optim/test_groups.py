@@ -26,7 +26,7 @@ def drawn(seed: int) -> dict[str, jax.Array]:
 
 def trajectory(optimizer: Optimizer, names: list[str], zero: bool = False) -> tuple[dict[str, jax.Array], Any]:
     """The parameters `names` and the optimizer's state after STEPS updates."""
-    built = optimizers.build(optimizer, STEPS, AXES)
+    built = optimizers.build_optimizer(optimizer, STEPS, AXES)
     params = {name: drawn(0)[name] for name in names}
     state, update = built.init(params), jax.jit(built.update)
     for step in range(STEPS):
@@ -86,17 +86,17 @@ def test_a_scale_of_all_heads_is_no_matrix() -> None:
 def test_a_run_counts_the_arrays_that_decay(keys: dict[str, Any], said: list[str]) -> None:
     axes = {"embedding": ("vocab", "embed"), "up": ("embed", "hidden"), "scale": ("embed",)}
     params = {name: jax.ShapeDtypeStruct((4,) * len(of), jnp.float32) for name, of in axes.items()}
-    assert optimizers.notes(Optimizer(decay_on="matrices", **keys), params, axes) == said
+    assert optimizers.describe_optimizer(Optimizer(decay_on="matrices", **keys), params, axes) == said
 
 
 def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
     task, asked = Digits(), [{"match": r"head\..*", "lr": 0.5}, {"match": r"layers\.0\..*", "freeze": True}]
     step = compiled(task, optimizer={"groups": asked, "weight_decay": 0.1, "ema": 0.9}, mesh={"fsdp": 2})
-    step.compile_eval(step.put(task.batch(0)))
-    state, losses = step.init(), []
+    step.compile_eval(step.put_batch(task.batch(0)))
+    state, losses = step.init_state(), []
     before = {name: np.array(leaf) for name, leaf in state.params.items()}
     for number in range(STEPS):
-        state, metrics = step.train(state, step.put(task.batch(number)))
+        state, metrics = step.train(state, step.put_batch(task.batch(number)))
         losses.append(float(metrics["loss"]))
     frozen = {"layers.0.kernel", "layers.0.bias"}
     assert step.builder.frozen == frozen and losses[-1] < losses[0]
@@ -107,7 +107,7 @@ def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
         *(f"1.group0.0.mu.head.{part}" for part in ("bias", "kernel")),
         *(f"1.rest.0.mu.layers.1.{part}" for part in ("bias", "kernel")),
     }  # fmt: skip
-    assert np.isfinite(step.evaluate(state, step.put(task.batch(0)))[0]["loss"][0])
+    assert np.isfinite(step.evaluate(state, step.put_batch(task.batch(0)))[0]["loss"][0])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
 )
 def test_a_group_that_gets_nothing_is_refused(asked: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        optimizers.frozen(Optimizer(groups=asked), ["a", "b"])
+        optimizers.find_frozen(Optimizer(groups=asked), ["a", "b"])
 
 
 def test_a_run_says_what_its_groups_are() -> None:

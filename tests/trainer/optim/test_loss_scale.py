@@ -7,7 +7,7 @@ import pytest
 from jax import Array
 
 from jaxlaunch.trainer.optim import loss_scale, optimizers
-from jaxlaunch.trainer.optim.loss_scale import GROW_AFTER, LARGEST, SMALLEST, START, LossScale
+from jaxlaunch.trainer.optim.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE, MAX_SCALE, MIN_SCALE, LossScale
 from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import Counting, Digits, compiled, run
 
@@ -19,17 +19,17 @@ def scale(value: float, sound: int = 0) -> LossScale:
 @pytest.mark.parametrize(
     ("before", "finite", "value", "sound"),
     [
-        (scale(START), True, START, 1),
-        (scale(START, 7), False, START / 2, 0),
-        (scale(START, GROW_AFTER - 1), True, START * 2, 0),
-        (scale(LARGEST, GROW_AFTER - 1), True, LARGEST, 0),
-        (scale(SMALLEST), False, SMALLEST, 0),
+        (scale(INITIAL_SCALE), True, INITIAL_SCALE, 1),
+        (scale(INITIAL_SCALE, 7), False, INITIAL_SCALE / 2, 0),
+        (scale(INITIAL_SCALE, GROWTH_INTERVAL - 1), True, INITIAL_SCALE * 2, 0),
+        (scale(MAX_SCALE, GROWTH_INTERVAL - 1), True, MAX_SCALE, 0),
+        (scale(MIN_SCALE), False, MIN_SCALE, 0),
     ],
 )
 def test_an_overflow_halves_the_scale_and_a_long_row_without_one_doubles_it(
     before: LossScale, finite: bool, value: float, sound: int
 ) -> None:
-    assert loss_scale.updated(before, jnp.bool(finite)) == (value, sound)
+    assert loss_scale.update_loss_scale(before, jnp.bool(finite)) == (value, sound)
 
 
 class Overflowing(Digits):
@@ -44,18 +44,20 @@ class Overflowing(Digits):
 def test_an_overflow_costs_its_step_and_half_the_scale_and_nothing_else() -> None:
     task = Overflowing()
     step = compiled(task, precision="fp16")
-    state, _ = step.train(step.init(), step.put(task.batch(0)))
+    state, _ = step.train(step.init_state(), step.put_batch(task.batch(0)))
     before = jax.tree.map(np.array, state)
     batch = task.batch(1)
-    state, metrics = step.train(state, step.put(batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)}))
+    state, metrics = step.train(
+        state, step.put_batch(batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)})
+    )
     assert metrics["skipped"] and metrics["finite"]
-    assert state.scale == (START / 2, 0)
+    assert state.scale == (INITIAL_SCALE / 2, 0)
     assert state.step == 2
     before = before._replace(opt=optimizers.with_schedule_counts(before.opt, state.opt))
-    for name in ("params", "opt", "rest"):
+    for name in ("params", "opt", "buffers"):
         jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(before, name))
-    state, metrics = step.train(state, step.put(batch))
-    assert not metrics["skipped"] and metrics["loss_scale"] == START / 2
+    state, metrics = step.train(state, step.put_batch(batch))
+    assert not metrics["skipped"] and metrics["loss_scale"] == INITIAL_SCALE / 2
     assert not np.array_equal(state.params["layers.0.kernel"], before.params["layers.0.kernel"])
 
 
@@ -70,21 +72,21 @@ def test_the_schedule_counts_the_steps_that_an_overflow_costs(name: str) -> None
     }
     task = Overflowing()
     step = compiled(task, precision="fp16", optimizer=optimizer)
-    state, batch = step.init(), task.batch(0)
-    overflow = step.put(batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)})
+    state, batch = step.init_state(), task.batch(0)
+    overflow = step.put_batch(batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)})
     state, metrics = step.train(state, overflow)  # the next one's rate would still be 0
     assert metrics["skipped"] and metrics["learning_rate"] == 0
     before = np.array(state.params["layers.0.kernel"])
-    state, metrics = step.train(state, step.put(batch))
+    state, metrics = step.train(state, step.put_batch(batch))
     assert metrics["learning_rate"] == 0.25
     assert not np.array_equal(state.params["layers.0.kernel"], before)
 
 
 def test_a_loss_that_overflows_unscaled_is_not_finite() -> None:
     step = compiled(Overflowing(), precision="fp16")
-    state, batch = step.init(), Overflowing().batch(0)
-    state = state._replace(scale=jax.device_put(scale(SMALLEST), jax.tree.map(lambda x: x.sharding, state.scale)))
-    _, metrics = step.train(state, step.put(batch | {"weight": np.full(16, np.inf, np.float32)}))
+    state, batch = step.init_state(), Overflowing().batch(0)
+    state = state._replace(scale=jax.device_put(scale(MIN_SCALE), jax.tree.map(lambda x: x.sharding, state.scale)))
+    _, metrics = step.train(state, step.put_batch(batch | {"weight": np.full(16, np.inf, np.float32)}))
     assert metrics["skipped"] and not metrics["finite"]
 
 
@@ -96,13 +98,13 @@ def test_a_loss_that_overflows_unscaled_is_not_finite() -> None:
 def test_float16_learns(task: Any, options: dict[str, Any]) -> None:
     losses, state = run(task, precision="fp16", **options)  # one or two of the first steps may overflow
     assert losses[-5:].mean() < 0.65 * losses[0]
-    assert state.scale is not None and state.scale.value > SMALLEST
+    assert state.scale is not None and state.scale.value > MIN_SCALE
 
 
 def test_the_scale_is_part_of_what_is_saved() -> None:
     step = compiled(Digits(), precision="fp16")
-    state = step.init()
+    state = step.init_state()
     tree = step.builder.to_tree(state)
     assert set(tree["scale"]) == {"value", "sound"}
     assert jax.tree.structure(step.builder.from_tree(tree)) == jax.tree.structure(state)
-    assert "scale" not in step.builder.to_tree(compiled(Digits()).init())
+    assert "scale" not in step.builder.to_tree(compiled(Digits()).init_state())

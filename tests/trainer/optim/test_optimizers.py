@@ -57,7 +57,7 @@ def distance(found: Tree, wanted: Tree) -> dict[str, float]:
     ],
 )
 def test_the_trajectory_equals_torch(case: str, optimizer: Optimizer) -> None:
-    found = trajectory(optimizers.build(optimizer, STEPS), fixture("init"), fixture("grads"))
+    found = trajectory(optimizers.build_optimizer(optimizer, STEPS), fixture("init"), fixture("grads"))
     for key, wanted in fixture(case).items():
         np.testing.assert_allclose(found[key], wanted, rtol=5e-6, atol=5e-6)
 
@@ -66,14 +66,14 @@ def test_the_trajectory_equals_torch(case: str, optimizer: Optimizer) -> None:
 def test_clipping_equals_torch(case: int) -> None:
     grads, wanted = ({key: CLIPPED[f"{case}.{side}.{key}"] for key in "abc"} for side in ("in", "out"))
     # SGD at rate 1 moves by the clipped gradient, downwards.
-    sgd = optimizers.build(Optimizer(name="sgd", lr=1.0, clip=1.0, schedule=CONSTANT), STEPS)
+    sgd = optimizers.build_optimizer(Optimizer(name="sgd", lr=1.0, clip=1.0, schedule=CONSTANT), STEPS)
     updates, _ = jax.jit(sgd.update)(grads, sgd.init(grads), grads)
     for key, tensor in wanted.items():
         np.testing.assert_allclose(-updates[key], tensor, rtol=0, atol=2e-6 * np.abs(tensor).max())
 
 
 def test_no_clip_leaves_large_gradients_alone() -> None:
-    sgd = optimizers.build(Optimizer(name="sgd", lr=1.0, clip=None, schedule=CONSTANT), STEPS)
+    sgd = optimizers.build_optimizer(Optimizer(name="sgd", lr=1.0, clip=None, schedule=CONSTANT), STEPS)
     grads = {"w": np.full(4, 1e4, np.float32)}
     updates, _ = sgd.update(grads, sgd.init(grads), grads)
     np.testing.assert_array_equal(-updates["w"], grads["w"])
@@ -90,7 +90,7 @@ def documented(case: str) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("case", ["adafactor_fixed_lr", "adafactor_relative"])
 def test_the_documented_distances_from_hugging_face_are_measured_here(case: str) -> None:
-    ours = optimizers.build(Optimizer(name="adafactor", lr=0.01, clip=None, schedule=CONSTANT), STEPS)
+    ours = optimizers.build_optimizer(Optimizer(name="adafactor", lr=0.01, clip=None, schedule=CONSTANT), STEPS)
     scaled = case == "adafactor_relative"
     variants = {
         "ours": ours,
@@ -113,7 +113,7 @@ def test_the_documented_distances_from_hugging_face_are_measured_here(case: str)
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_bfloat16_parameters_are_updated_in_float32(name: str) -> None:
-    optimizer = optimizers.build(Optimizer(name=name), STEPS)
+    optimizer = optimizers.build_optimizer(Optimizer(name=name), STEPS)
     params = {"w": jnp.ones((4, 8), jnp.bfloat16)}
     state = optimizer.init(params)
     updates, after = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
@@ -123,16 +123,16 @@ def test_bfloat16_parameters_are_updated_in_float32(name: str) -> None:
 
 def test_the_moving_average_follows_the_parameters_in_float32() -> None:
     params = {"w": jnp.ones(3, jnp.bfloat16)}
-    ema = optimizers.ema_init(jax.tree.map(jnp.zeros_like, params))
+    ema = optimizers.init_ema(jax.tree.map(jnp.zeros_like, params))
     for _ in range(10):
-        ema = optimizers.ema_update(ema, params, decay=0.999)
+        ema = optimizers.update_ema(ema, params, decay=0.999)
     assert ema["w"].dtype == jnp.float32
     np.testing.assert_allclose(ema["w"], 1 - 0.999**10, rtol=1e-4)
 
 
 def test_the_first_average_is_a_copy_that_survives_donation() -> None:
     params = {"w": jnp.ones(3)}
-    ema = optimizers.ema_init(params)
+    ema = optimizers.init_ema(params)
     jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)(params)
     np.testing.assert_array_equal(ema["w"], np.ones(3))
 
@@ -143,7 +143,7 @@ def test_the_state_of_a_parameter_is_split_as_the_parameter_is(name: str) -> Non
     specs = {"matrix": P("fsdp", "mp"), "stack": P(None, "mp", "fsdp"), "bias": P("mp")}
     shardings = {key: NamedSharding(mesh, spec) for key, spec in specs.items()}
     params = {"matrix": jnp.ones((128, 256)), "stack": jnp.ones((2, 256, 128)), "bias": jnp.ones(8)}
-    optimizer = optimizers.build(Optimizer(name=name, momentum=0.9 if name == "sgd" else None), STEPS)
+    optimizer = optimizers.build_optimizer(Optimizer(name=name, momentum=0.9 if name == "sgd" else None), STEPS)
 
     placed = optimizers.state_shardings(optimizer, params, shardings)
     state = jax.jit(optimizer.init, out_shardings=placed)(params)

@@ -29,41 +29,43 @@ def ids(grid: jax.sharding.Mesh) -> list:
 
 
 def test_axes_are_dp_fsdp_ep_mp_and_leave_placement_to_the_compiler() -> None:
-    grid = mesh.build(spec.Mesh(fsdp=-1, ep=2, mp=2))
+    grid = mesh.build_mesh(spec.Mesh(fsdp=-1, ep=2, mp=2))
     assert dict(grid.shape) == {"dp": 1, "fsdp": 2, "ep": 2, "mp": 2}
     assert set(grid.axis_types) == {jax.sharding.AxisType.Auto}
 
 
 def test_a_processs_devices_lie_together_whatever_their_ids() -> None:
     chips = [Chip(id=number, process_index=number % 2) for number in range(8)]
-    assert ids(mesh.build(spec.Mesh(dp=4, mp=2), chips)) == [[[[0, 2]]], [[[4, 6]]], [[[1, 3]]], [[[5, 7]]]]
+    assert ids(mesh.build_mesh(spec.Mesh(dp=4, mp=2), chips)) == [[[[0, 2]]], [[[4, 6]]], [[[1, 3]]], [[[5, 7]]]]
 
 
 def test_dcn_axes_are_outermost() -> None:
     chips = [Chip(id=number, process_index=number // 2, slice_index=number // 4) for number in range(8)]
-    grid = mesh.build(spec.Mesh(dp=2, fsdp=4, dcn={"fsdp": 2}), chips)
+    grid = mesh.build_mesh(spec.Mesh(dp=2, fsdp=4, dcn={"fsdp": 2}), chips)
     assert ids(grid) == [[[[0]], [[1]], [[4]], [[5]]], [[[2]], [[3]], [[6]], [[7]]]]
 
 
 def test_two_slices_that_split_the_outermost_axis_lie_as_one_slice_does() -> None:
     chips = [Chip(id=number, process_index=0) for number in range(8)]
     axes = {"dp": 2, "ep": 2, "mp": 2}
-    assert ids(mesh.build(spec.Mesh(**axes, dcn={"dp": 2}), chips)) == ids(mesh.build(spec.Mesh(**axes), chips))
+    assert ids(mesh.build_mesh(spec.Mesh(**axes, dcn={"dp": 2}), chips)) == ids(
+        mesh.build_mesh(spec.Mesh(**axes), chips)
+    )
 
 
 def test_a_mesh_that_is_not_made_of_the_devices_is_an_error() -> None:
     with pytest.raises(SpecError, match="dp 3 × fsdp 1 × mp 1 asks for 3 devices, there are 8"):
-        mesh.build(spec.Mesh(dp=3))
+        mesh.build_mesh(spec.Mesh(dp=3))
     with pytest.raises(SpecError, match="fsdp = 3 does not divide fsdp = 8"):
-        mesh.build(spec.Mesh(fsdp=8, dcn={"fsdp": 3}))
+        mesh.build_mesh(spec.Mesh(fsdp=8, dcn={"fsdp": 3}))
 
 
 def test_rows_of_one_process_are_all_rows() -> None:
-    assert mesh.rows(mesh.build(spec.Mesh(dp=2, mp=4)), 6) == range(6)
+    assert mesh.process_rows(mesh.build_mesh(spec.Mesh(dp=2, mp=4)), 6) == range(6)
     with pytest.raises(SpecError, match="batch = 6 cannot be split evenly over dp × fsdp = 8"):
-        mesh.rows(mesh.build(spec.Mesh(fsdp=8)), 6)
+        mesh.process_rows(mesh.build_mesh(spec.Mesh(fsdp=8)), 6)
     with pytest.raises(SpecError, match="batch = 6 cannot be split evenly over dp × fsdp × ep = 4"):
-        mesh.rows(mesh.build(spec.Mesh(fsdp=2, ep=2, mp=2)), 6)
+        mesh.process_rows(mesh.build_mesh(spec.Mesh(fsdp=2, ep=2, mp=2)), 6)
 
 
 # --- a TPU's torus, of devices that are not here ----------------------------------------------------------------------
@@ -111,7 +113,7 @@ CUBE = (4, 4, 4)
 
 @pytest.mark.parametrize("axes", [{"dp": 16, "mp": 4}, {"dp": 4, "ep": 4, "mp": 4}, {"fsdp": 4, "mp": 16}])
 def test_on_a_torus_the_innermost_axis_follows_its_links(axes: dict[str, int]) -> None:
-    grid = mesh.build(spec.Mesh(**axes), pod(CUBE))
+    grid = mesh.build_mesh(spec.Mesh(**axes), pod(CUBE))
     sizes = [axes.get(axis, 1) for axis in MESH_AXES]
     assert np.array_equal(grid.devices, mesh_utils.create_device_mesh(sizes, pod(CUBE)))
     if axes["mp"] == 4:
@@ -123,7 +125,7 @@ def test_on_a_torus_the_innermost_axis_follows_its_links(axes: dict[str, int]) -
 def test_axes_that_no_side_of_the_torus_makes_split_one() -> None:
     flat, notes = (4, 4, 1), []
     chips = pod(flat, kind="TPU v5 lite")
-    grid = mesh.build(spec.Mesh(dp=2, fsdp=4, mp=2), chips, notes.append)
+    grid = mesh.build_mesh(spec.Mesh(dp=2, fsdp=4, mp=2), chips, notes.append)
     wanted = mesh_utils.create_device_mesh((2, 4, 1, 2), chips, allow_split_physical_axes=True)
     assert np.array_equal(grid.devices, wanted) and notes == []
     assert hops(grid, 3, flat) == 1
@@ -133,7 +135,7 @@ def test_axes_that_no_side_of_the_torus_makes_split_one() -> None:
 def test_slices_are_a_hybrid_mesh(axes: dict[str, int], dcn: dict[str, int]) -> None:
     sides = (4, 4, 1)
     chips = pod(sides, slices=2, kind="TPU v5 lite")
-    grid = mesh.build(spec.Mesh(**axes, dcn=dcn), chips[::-1])
+    grid = mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), chips[::-1])
     across = [2 if axis in (dcn or {"dp": 2}) else 1 for axis in MESH_AXES]
     inside = [axes.get(axis, 1) // count for axis, count in zip(MESH_AXES, across, strict=True)]
     wanted = mesh_utils.create_hybrid_device_mesh(inside, across, chips[::-1], allow_split_physical_axes=bool(dcn))
@@ -160,8 +162,8 @@ def test_without_dcn_any_axis_is_divided_over_the_slices_and_which_is_said(
 ) -> None:
     notes: list[str] = []
     chips = pod((4, 4, 1), slices, kind="TPU v5 lite")
-    grid = mesh.build(spec.Mesh(**axes), chips[::-1], notes.append)
-    assert np.array_equal(grid.devices, mesh.build(spec.Mesh(**axes, dcn=dcn), chips[::-1]).devices)
+    grid = mesh.build_mesh(spec.Mesh(**axes), chips[::-1], notes.append)
+    assert np.array_equal(grid.devices, mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), chips[::-1]).devices)
     parts = ", ".join(f"{axis}: {count}" for axis, count in dcn.items())
     assert notes == [f"train.mesh has no dcn: its axes are divided over the {slices} slices as dcn: {{{parts}}} says"]
 
@@ -170,14 +172,14 @@ def test_the_innermost_axis_follows_the_torus_inside_each_slice() -> None:
 
     notes: list[str] = []
     chips = pod(CUBE, 2)
-    grid = mesh.build(spec.Mesh(dp=2, fsdp=16, mp=4), chips, notes.append)
+    grid = mesh.build_mesh(spec.Mesh(dp=2, fsdp=16, mp=4), chips, notes.append)
     assert {chip.slice_index for chip in grid.devices[0].flat} == {0} and "{dp: 2}" in notes[0]
     assert hops(grid, 3, CUBE) == 1
 
 
 def test_processes_span_the_slow_network_where_devices_know_no_slices() -> None:
     chips = [dataclasses.replace(chip, process_index=chip.slice_index, slice_index=0) for chip in pod((2, 2, 1), 2)]
-    grid = mesh.build(spec.Mesh(fsdp=8, dcn={"fsdp": 2}), chips)
+    grid = mesh.build_mesh(spec.Mesh(fsdp=8, dcn={"fsdp": 2}), chips)
     wanted = mesh_utils.create_hybrid_device_mesh((1, 4, 1, 1), (1, 2, 1, 1), chips, process_is_granule=True)
     assert np.array_equal(grid.devices, wanted)
 
@@ -185,7 +187,7 @@ def test_processes_span_the_slow_network_where_devices_know_no_slices() -> None:
 def test_devices_that_make_no_torus_lie_in_the_order_of_their_processes_and_that_is_said() -> None:
     notes: list[str] = []
     chips = pod(CUBE)[1:49]
-    grid = mesh.build(spec.Mesh(dp=12, mp=4), chips[::-1], notes.append)
+    grid = mesh.build_mesh(spec.Mesh(dp=12, mp=4), chips[::-1], notes.append)
     assert [chip.id for chip in grid.devices.flat] == list(range(1, 49))
     assert len(notes) == 1 and notes[0].startswith("train.mesh does not follow the TPU's torus")
 
@@ -193,9 +195,9 @@ def test_devices_that_make_no_torus_lie_in_the_order_of_their_processes_and_that
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])
 def test_other_devices_lie_by_slice_process_and_id_as_a_hybrid_mesh_has_them(platform: str) -> None:
     chips: list[Any] = [Tpu(n, n // 4, (0, 0, 0), n // 8, "NVIDIA H100 80GB HBM3", platform) for n in range(16)]
-    grid = mesh.build(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 2}), chips[::-1])
+    grid = mesh.build_mesh(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 2}), chips[::-1])
     assert np.array_equal(grid.devices, mesh_utils.create_hybrid_device_mesh((2, 4, 1, 1), (2, 1, 1, 1), chips))
-    grid = mesh.build(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 4}), chips[::-1])
+    grid = mesh.build_mesh(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 4}), chips[::-1])
     wanted = mesh_utils.create_hybrid_device_mesh((1, 4, 1, 1), (4, 1, 1, 1), chips, process_is_granule=True)
     assert np.array_equal(grid.devices, wanted)
 
@@ -216,14 +218,14 @@ def test_every_row_of_a_batch_is_read_by_those_who_hold_a_part_of_it(
     sides: tuple[int, int, int], axes: dict[str, int], dcn: dict[str, int]
 ) -> None:
     slices = math.prod(axes.values()) // math.prod(sides)
-    grid = mesh.build(spec.Mesh(**axes, dcn=dcn), pod(sides, slices, "TPU v5 lite" if sides[2] == 1 else "TPU v4"))
-    shards = mesh.shards(grid)
+    grid = mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), pod(sides, slices, "TPU v5 lite" if sides[2] == 1 else "TPU v4"))
+    shards = mesh.count_shards(grid)
     parts = grid.devices.reshape(shards, -1)
     held: dict[int, set[int]] = {}
     for part, chips in enumerate(parts):
         for chip in chips:
             held.setdefault(chip.process_index, set()).add(part)
-    read = {process: mesh.rows(grid, 2 * shards, process) for process in held}
+    read = {process: mesh.process_rows(grid, 2 * shards, process) for process in held}
     assert {process: len(rows) for process, rows in read.items()} == {p: 2 * len(own) for p, own in held.items()}
     assert set().union(*read.values()) == set(range(2 * shards))
     for one, other in itertools.combinations(
@@ -236,7 +238,7 @@ def test_every_row_of_a_batch_is_read_by_those_who_hold_a_part_of_it(
 def test_parts_of_the_batch_that_overlap_are_an_error() -> None:
     chips = [Chip(id=number, process_index=process) for number, process in enumerate((0, 1, 0, 1, 0, 1, 1, 1))]
     grid = jax.sharding.Mesh(np.array(chips)[[0, 1, 2, 3, 4, 5, 6, 7]].reshape(1, 4, 1, 2), MESH_AXES)
-    assert mesh.rows(grid, 8, 0) == range(6) and mesh.rows(grid, 8, 1) == range(8)
+    assert mesh.process_rows(grid, 8, 0) == range(6) and mesh.process_rows(grid, 8, 1) == range(8)
     gap = jax.sharding.Mesh(np.array(chips)[[0, 1, 6, 7, 2, 3, 4, 5]].reshape(1, 4, 1, 2), MESH_AXES)
     with pytest.raises(SpecError, match="process 0 holds the parts 0, 2, 3 of the batch, which overlap with others'"):
-        mesh.rows(gap, 8, 0)
+        mesh.process_rows(gap, 8, 0)

@@ -8,12 +8,12 @@ from jax import P
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.parallel.sharding import by_path, constrain, constrain_value, gathered, state_sharding
+from jaxlaunch.trainer.parallel.sharding import axes_by_path, constrain, constrain_value, gather_weight, state_sharding
 
 
 @pytest.fixture(scope="module")
 def grid() -> jax.sharding.Mesh:
-    return mesh.build(spec.Mesh(fsdp=4, mp=2))
+    return mesh.build_mesh(spec.Mesh(fsdp=4, mp=2))
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_axes_that_do_not_fit_are_errors(shape: tuple, axes: tuple, message: str
 def test_the_first_path_rule_that_matches_the_whole_name_wins() -> None:
     own = {"a.kernel": None, "b.kernel": ("embed",), "b.bias": ("embed",)}
     rules = {r"a\..*": ("hidden",), r".*\.kernel": (None, "mp")}
-    assert by_path(rules, own) == {"a.kernel": ("hidden",), "b.kernel": (None, "mp"), "b.bias": ("embed",)}
+    assert axes_by_path(rules, own) == {"a.kernel": ("hidden",), "b.kernel": (None, "mp"), "b.bias": ("embed",)}
 
 
 def test_a_rule_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(SpecError, match="rule 'kernel' matches no parameter. There are: a.bias, a.kernel"):
-        by_path({"kernel": ("embed",)}, {"a.kernel": None, "a.bias": None})
+        axes_by_path({"kernel": ("embed",)}, {"a.kernel": None, "a.bias": None})
 
 
 def test_activations_are_held_to_the_mesh_and_left_alone_without_one(grid: jax.sharding.Mesh) -> None:
@@ -80,11 +80,11 @@ def test_activations_are_held_to_the_mesh_and_left_alone_without_one(grid: jax.s
 def test_a_gathered_weight_has_its_gradient_split_over_fsdp(grid: jax.sharding.Mesh) -> None:
     weight, x = jnp.ones((8, 4)), jnp.ones((16, 8))
     with jax.set_mesh(grid):
-        loss = jax.jit(jax.value_and_grad(lambda w: (x @ gathered(w, "embed", "hidden")).sum()))
+        loss = jax.jit(jax.value_and_grad(lambda w: (x @ gather_weight(w, "embed", "hidden")).sum()))
         total, gradient = loss(weight)
         assert (total, gradient.sharding.spec) == (8 * 16 * 4, P("fsdp", "mp"))
         assert (gradient == 16.0).all()
-        assert jax.jit(lambda w: gathered(w, "embed", "hidden"))(weight).sharding.spec == P(None, "mp")
+        assert jax.jit(lambda w: gather_weight(w, "embed", "hidden"))(weight).sharding.spec == P(None, "mp")
 
 
 @pytest.mark.parametrize("is_held", [True, False])
@@ -94,7 +94,7 @@ def test_what_a_cast_makes_of_a_weight_is_gathered_where_it_is_held(is_held: boo
     def loss(weight: jax.Array, x: jax.Array) -> jax.Array:
         cast = weight.astype(jnp.bfloat16)
         cast = constrain_value(cast, weight_sharding) if is_held else cast
-        return (x @ gathered(cast, "embed", "hidden")).astype(jnp.float32).sum()
+        return (x @ gather_weight(cast, "embed", "hidden")).astype(jnp.float32).sum()
 
     weight_sharding = jax.sharding.NamedSharding(grid, P("fsdp", "mp"))
     with jax.set_mesh(grid):
@@ -117,4 +117,4 @@ def test_what_a_cast_makes_of_a_weight_is_gathered_where_it_is_held(is_held: boo
 )
 def test_what_is_no_rule_is_said_in_a_sentence(rules: Any, says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        by_path(rules, {"kernel": None})
+        axes_by_path(rules, {"kernel": None})

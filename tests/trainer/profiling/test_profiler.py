@@ -14,7 +14,7 @@ import pytest
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.profiling import breakdown, profiler
 from jaxlaunch.trainer.profiling.breakdown import Op
-from jaxlaunch.trainer.profiling.profiler import KEPT, Profiler
+from jaxlaunch.trainer.profiling.profiler import KEPT_TRACES, Profiler
 from jaxlaunch.trainer.spec import Profile
 from tests.trainer import tiny
 
@@ -199,10 +199,10 @@ class Told(Progress):
         self.notes: list[str] = []
         self.profiles: list[dict[str, Any]] = []
 
-    def note(self, text: str) -> None:
+    def report_note(self, text: str) -> None:
         self.notes.append(text)
 
-    def profile(self, values: Any) -> None:
+    def report_profile(self, values: Any) -> None:
         self.profiles.append(dict(values))
 
 
@@ -219,14 +219,14 @@ def decoder() -> tuple[Work, list[str]]:
     """Real steps, on two devices."""
     task = tiny.Counting()
     step = tiny.compiled(task, mesh={"fsdp": 2})
-    state = step.init()
+    state = step.init_state()
 
     def work(done: int) -> jax.Array:
         nonlocal state
-        state, metrics = step.train(state, step.put(task.batch(done)))
+        state, metrics = step.train(state, step.put_batch(task.batch(done)))
         return metrics["loss"]
 
-    return work, step.programs()
+    return work, step.hlo_texts()
 
 
 class Loop:
@@ -263,14 +263,14 @@ class Loop:
     def run(self, steps: int) -> None:
         for done in range(self._start, steps):
             if done == 3:
-                with self.profiler.pause():
+                with self.profiler.pause_context():
                     self._settle()
-            self.profiler.between(done)
+            self.profiler.before_step(done)
             value = self._work(done)
             self._settle()
             self._pending.append(value)
         self._settle()
-        self.profiler.finish(steps)
+        self.profiler.finish_trace(steps)
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -321,9 +321,9 @@ def test_an_attempt_that_resumed_behind_the_steps_does_not_trace_others(
 def test_steps_that_go_to_the_device_together_are_traced_together(tmp_path: Path) -> None:
     loop = Loop(tmp_path, at=3, steps=5)
     for done in range(0, 40, 8):
-        loop.profiler.between(done)
+        loop.profiler.before_step(done)
         loop.losses.append(float(loop._work(done)))
-    loop.profiler.finish(40)
+    loop.profiler.finish_trace(40)
     (folder,) = (tmp_path / "profiles").iterdir()
     assert (folder.name, summary(folder / "rank-0")["steps"]) == ("step-8", 8)
 
@@ -347,12 +347,12 @@ def test_a_trace_that_cannot_be_written_costs_the_profile_and_not_the_run(
 ) -> None:
     monkeypatch.setattr(jax._src.profiler._profile_state, "profile_session", None)  # what the fault leaves behind goes
     loop = Loop(tmp_path, at=1, steps=2)
-    loop.profiler.between(1)
+    loop.profiler.before_step(1)
     folder = tmp_path / "profiles" / "step-1" / "rank-0"
     folder.rmdir()
     folder.write_text("a file where a folder should be")
-    loop.profiler.between(3)
-    loop.profiler.finish(3)
+    loop.profiler.before_step(3)
+    loop.profiler.finish_trace(3)
     assert [note.partition(":")[0] for note in loop.told.notes] == ["no profile at step 1 of rank 0"]
 
 
@@ -383,10 +383,10 @@ def test_without_a_run_folder_the_trace_lies_in_a_temporary_one(
 
 
 def test_only_so_many_traces_of_a_rank_are_kept(tmp_path: Path) -> None:
-    for number in range(KEPT):
+    for number in range(KEPT_TRACES):
         (tmp_path / "profiles" / f"step-9{number}" / "rank-0").mkdir(parents=True)
     (tmp_path / "profiles" / "step-90" / "rank-1").mkdir()
     Loop(tmp_path, at=1, steps=1).run(3)
     kept = {folder.parent.name for folder in (tmp_path / "profiles").glob("step-*/rank-0")}
-    assert len(kept) == KEPT and "step-1" in kept
+    assert len(kept) == KEPT_TRACES and "step-1" in kept
     assert (tmp_path / "profiles" / "step-90" / "rank-1").exists()

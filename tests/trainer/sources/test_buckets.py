@@ -241,7 +241,7 @@ def test_a_store_that_refuses_is_the_specification_s_fault_and_one_that_is_away_
     url, monkeypatch, fail, code
 ) -> None:
     with pytest.raises(TrainerError, match=f"listing {url}/\\*.txt failed") as caught:
-        monkeypatch.setattr(remote, "filesystem", lambda _: SimpleNamespace(glob=fail))
+        monkeypatch.setattr(remote, "open_filesystem", lambda _: SimpleNamespace(glob=fail))
         files.match_files(f"{url}/*.txt")
     assert caught.value.code == code
     monkeypatch.setattr("etils.epath.backend._FileSystemSpecBackend.open", fail)

@@ -164,7 +164,7 @@ def test_a_mixture_of_texts_is_prepared_part_by_part(tmp_path: Path, monkeypatch
     assert set(train.epochs(0)) == {"a", "b"} and set(held_out.epochs(0)) == {"a", "c"}
     found = train.indexes(0, BLOCK, seed=0, shuffle=True)
     assert sum(int(index) < len(train._parts[0]) for index in found) == 750
-    reports = prepare.prepare(spec)
+    reports = prepare.prepare_text(spec)
     assert reports[2]["rows"]["eval"] == 0 and reports[2]["documents"] == 5  # all of it is evaluated on
     assert len(held_out._parts[1]) == reports[2]["rows"]["train"]
     assert len(reports) == 3 and sum(each["rows"]["train"] for each in reports[:2]) == len(train)

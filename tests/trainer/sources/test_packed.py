@@ -128,7 +128,7 @@ def test_a_job_s_text_is_prepared_at_its_first_start_and_found_at_the_next(
         assert train is not None and held_out is not None
         assert len(train) > len(held_out) > 0 and train.fingerprint() != held_out.fingerprint()
     assert len(began) == 1
-    (report,) = prepare.prepare(spec)
+    (report,) = prepare.prepare_text(spec)
     assert report["rows"] == {"train": len(train), "eval": len(held_out)} and report["documents"] == len(TEXTS)
     assert set(tokenizer_files(spec.data)) == {"tokenizer.json", "tokenizer_config.json"}
 
@@ -139,12 +139,12 @@ def test_other_files_may_evaluate(corpus: Path, monkeypatch: pytest.MonkeyPatch)
     spec = job(text(corpus, eval_path=f"{corpus}/held-out.jsonl", packing="none"))
     held_out = open_source(spec, "eval")
     assert held_out is not None and len(held_out) >= 7
-    assert [each["documents"] for each in prepare.prepare(spec)] == [len(TEXTS), 7]
+    assert [each["documents"] for each in prepare.prepare_text(spec)] == [len(TEXTS), 7]
 
 
 def test_a_tokenizer_that_the_model_does_not_know_is_refused_before_anything_is_prepared(tmp_path: Path) -> None:
     spec = job(text(tmp_path, tokenizer=corpora.saved(tmp_path / "tokenizer")), vocab=400)
-    for refused in (lambda: open_source(spec, "train"), lambda: prepare.prepare(spec)):
+    for refused in (lambda: open_source(spec, "train"), lambda: prepare.prepare_text(spec)):
         with pytest.raises(
             SpecError, match="vocab = 400 is less than the 500 of data.tokenizer = .*/tokenizer; make it"
         ):
@@ -154,7 +154,7 @@ def test_a_tokenizer_that_the_model_does_not_know_is_refused_before_anything_is_
 
 def test_what_is_not_prepared_is_said(corpus: Path) -> None:
     with pytest.raises(SpecError, match="train.data.source = text: there is nothing to prepare"):
-        prepare.prepare(job(Text(source="text", path=f"{corpus}/a.jsonl")))
+        prepare.prepare_text(job(Text(source="text", path=f"{corpus}/a.jsonl")))
 
 
 def test_a_table_is_not_read_as_bytes(tmp_path: Path) -> None:

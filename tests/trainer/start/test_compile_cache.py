@@ -12,7 +12,7 @@ from etils import epath
 from jax._src import compiler
 
 from jaxlaunch.trainer.start import compile_cache
-from jaxlaunch.trainer.start.compile_cache import Programs
+from jaxlaunch.trainer.start.compile_cache import ProgramCache
 
 DIR, CACHES = "jax_compilation_cache_dir", "jax_persistent_cache_enable_xla_caches"
 KEY, VALUE = "jit_step-0123", b"machine code" * 100
@@ -41,7 +41,7 @@ def test_xla_is_never_handed_a_url_for_files_of_its_own(
     named: str | None, from_environment: str | None, folder: str
 ) -> None:
     jax.config.update(DIR, from_environment)
-    compile_cache.settle(named)
+    compile_cache.configure_cache(named)
     assert getattr(jax.config, DIR) == (from_environment or named)
     options = compiler.get_compile_options(1, 1)
     told = options.executable_build_options.debug_options
@@ -51,24 +51,24 @@ def test_xla_is_never_handed_a_url_for_files_of_its_own(
 
 def test_a_folder_that_the_user_gave_jax_stays(tmp_path: Path) -> None:
     jax.config.update(DIR, str(tmp_path))
-    compile_cache.install(str(tmp_path / "run"), pytest.fail)
+    compile_cache.install_cache(str(tmp_path / "run"), pytest.fail)
     assert getattr(jax.config, DIR) == str(tmp_path)
     assert not (tmp_path / "run").exists()
 
 
 def kept(here: Path, beside: Path) -> None:
     """Has a process keep one program in both folders."""
-    Programs(here, epath.Path(beside), set()).put(KEY, VALUE)
-    compile_cache._later.submit(lambda: None).result()  # it is there, too
+    ProgramCache(here, epath.Path(beside), set()).put(KEY, VALUE)
+    compile_cache._background.submit(lambda: None).result()  # it is there, too
 
 
 def test_a_host_that_comes_later_finds_what_the_run_kept_and_keeps_it_itself(tmp_path: Path) -> None:
     here, beside, other = (tmp_path / name for name in ("here", "beside", "other"))
     kept(here, beside)
     (name,) = (file.name for file in beside.iterdir())
-    assert Programs(other, epath.Path(beside), set()).get(KEY) is None, "it was not agreed on"
-    assert Programs(other, epath.Path(beside), {name}).get(KEY) == VALUE
-    assert Programs(other, None, {name}).get(KEY) == VALUE
+    assert ProgramCache(other, epath.Path(beside), set()).get(KEY) is None, "it was not agreed on"
+    assert ProgramCache(other, epath.Path(beside), {name}).get(KEY) == VALUE
+    assert ProgramCache(other, None, {name}).get(KEY) == VALUE
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw[:60] + b"?" + raw[61:]])
@@ -78,7 +78,7 @@ def test_an_entry_that_is_not_what_was_written_is_compiled_and_kept_again(damage
     (name,) = (file.name for file in here.iterdir())
     for folder in (here, beside):
         (folder / name).write_bytes(damage((folder / name).read_bytes()))
-    programs = Programs(here, epath.Path(beside), {name})
+    programs = ProgramCache(here, epath.Path(beside), {name})
     assert programs.get(KEY) is None
     programs.put(KEY, VALUE)
     assert programs.get(KEY) == VALUE
@@ -86,7 +86,7 @@ def test_an_entry_that_is_not_what_was_written_is_compiled_and_kept_again(damage
 
 def test_a_disk_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    programs = Programs(tmp_path / "file" / "x", epath.Path(tmp_path / "file" / "y"), set())
+    programs = ProgramCache(tmp_path / "file" / "x", epath.Path(tmp_path / "file" / "y"), set())
     programs.put(KEY, VALUE)
     assert programs.get(KEY) is None
 
@@ -97,7 +97,7 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch)
     (tmp_path / "jaxlaunch" / "programs").mkdir(parents=True)
     (tmp_path / "jaxlaunch" / "programs").chmod(0o777)
     notes: list[str] = []
-    compile_cache.install(None, notes.append)
+    compile_cache.install_cache(None, notes.append)
     assert notes == [
         f"train.compile_cache = auto: {tmp_path}/jaxlaunch/programs can be written by other users; each start compiles "
         "its programs again"
@@ -106,22 +106,22 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch)
 
 
 def test_what_was_used_last_stays_when_a_folder_is_over_its_limit(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(compile_cache, "LIMIT", 250)
+    monkeypatch.setattr(compile_cache, "MAX_BYTES", 250)
     for number in range(4):
         file = tmp_path / f"kind{number % 2}" / str(number)
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(bytes(100))
         os.utime(file, (number, number))
     os.utime(tmp_path / "kind0" / "0", (9, 9))
-    compile_cache.sweep(tmp_path, None)
+    compile_cache.sweep_folders(tmp_path, None)
     assert sorted(file.name for file in tmp_path.glob("*/*")) == ["0", "3"]
 
 
 def test_programs_of_another_processor_or_version_are_in_another_folder(monkeypatch) -> None:
-    names = [compile_cache._kind()]
+    names = [compile_cache._environment_digest()]
     with monkeypatch.context() as other:
-        other.setattr(compile_cache, "_processor", lambda: "flags: avx512f")
-        names.append(compile_cache._kind())
+        other.setattr(compile_cache, "_processor_features", lambda: "flags: avx512f")
+        names.append(compile_cache._environment_digest())
     monkeypatch.setattr(jax, "__version__", "0.11.0")
-    names.append(compile_cache._kind())
+    names.append(compile_cache._environment_digest())
     assert len(set(names)) == 3

@@ -148,7 +148,7 @@ def test_without_an_agent_there_is_nothing_to_compare() -> None:
 def test_a_driver_with_too_few_gpus_is_told_before_the_processes_join(
     driver: int | None, processes: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "_gpus", lambda: driver)
+    monkeypatch.setattr(preflight, "_count_gpus", lambda: driver)
     split = {contract.LOCAL_DEVICE_IDS: "0,1,2,3,4,5,6,7"} if processes > 1 else {}
     if fits:
         return preflight.check_driver(environ("cuda", 8, processes, **split))
@@ -188,9 +188,9 @@ def test_a_driver_that_is_too_old_for_the_cuda_of_jax_is_told_before_jax_starts(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "version").write_text(module)
-    monkeypatch.setattr(preflight, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(preflight, "DRIVER_VERSION_FILE", tmp_path / "version")
     monkeypatch.setattr(preflight, "_installed_cuda", lambda: installed)
-    monkeypatch.setattr(preflight, "_libcuda", lambda: Libcuda(supported, gpus=8))
+    monkeypatch.setattr(preflight, "_load_libcuda", lambda: Libcuda(supported, gpus=8))
     if said is None:
         return preflight.check_driver(environ("cuda", 8))
     with pytest.raises(SpecError, match=said):
@@ -244,11 +244,11 @@ SMALL = {"kind": "decoder", "layers": 2, "width": 64}
 def test_another_state_is_told_by_the_keys_that_make_it_so(
     then: dict[str, Any], now: dict[str, Any], says: str
 ) -> None:
-    assert preflight.changes(meta(**then), meta(**now)) == says
+    assert preflight.describe_changes(meta(**then), meta(**now)) == says
 
 
 def test_a_checkpoint_that_does_not_record_them_tells_nothing() -> None:
-    assert preflight.changes({"data": "x"}, meta()) == ""
+    assert preflight.describe_changes({"data": "x"}, meta()) == ""
 
 
 @pytest.mark.parametrize(
@@ -266,11 +266,11 @@ def test_a_run_shorter_than_what_is_saved_is_told_in_what_the_job_says(length: d
 
 
 def test_hosts_that_would_read_other_data_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    consensus.check_alike({"train": "text a"})  # alone
+    consensus.check_same_data({"train": "text a"})  # alone
     told: list[list[str]] = []
-    monkeypatch.setattr(consensus, "gather", lambda mine: told.append(mine) or [mine, mine])
-    consensus.check_alike({"train": "text a"})
-    monkeypatch.setattr(consensus, "gather", lambda mine: [told[0], mine])
-    consensus.check_alike({"train": "text a"})
+    monkeypatch.setattr(consensus, "gather_values", lambda mine: told.append(mine) or [mine, mine])
+    consensus.check_same_data({"train": "text a"})
+    monkeypatch.setattr(consensus, "gather_values", lambda mine: [told[0], mine])
+    consensus.check_same_data({"train": "text a"})
     with pytest.raises(DataError, match=r"process 1 on \S+ would read .*text b.*, not .*text a.*the same files"):
-        consensus.check_alike({"train": "text b"})
+        consensus.check_same_data({"train": "text b"})

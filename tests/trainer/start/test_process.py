@@ -24,8 +24,8 @@ def test_sys_exit_in_user_code_is_no_result_and_says_where(capsys: pytest.Captur
     assert not told.out and "sys.exit(0)" in told.err
     with pytest.raises(SystemExit) as raised:
         find()
-    assert process.of_exit(raised.value).startswith(f"sys.exit(0) ({__file__}:")
-    assert process.of_exit(ValueError("0")) == ""
+    assert process.describe_exit(raised.value).startswith(f"sys.exit(0) ({__file__}:")
+    assert process.describe_exit(ValueError("0")) == ""
 
 
 STANDBY = """

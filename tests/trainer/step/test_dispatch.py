@@ -47,13 +47,13 @@ def test_the_last_span_is_found_from_the_end() -> None:
 def test_steps_in_one_dispatch_are_equal_to_single_ones(task: Any, to_the_bit: None) -> None:
     batches = [task.batch(number) for number in range(4)]
     single = compiled(task)
-    state, told = single.init(), []
+    state, told = single.init_state(), []
     for batch in batches:
-        state, metrics = single.train(state, single.put(batch))
+        state, metrics = single.train(state, single.put_batch(batch))
         told.append(jax.device_get(metrics))
     together = {key: np.stack([batch[key] for batch in batches], axis=1) for key in batches[0]}
-    single.compile_train(single.put(together), 4)
-    again, metrics = single.train(single.init(), single.put(together), 4)
+    single.compile_train(single.put_batch(together), 4)
+    again, metrics = single.train(single.init_state(), single.put_batch(together), 4)
     for key, value_K in jax.device_get(metrics).items():
         assert np.array_equal(value_K, [each[key] for each in told]), key
     assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(state), jax.device_get(again)))

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.classifiers import ResNet
 from jaxlaunch.trainer.models.layers import ModelOptions
-from jaxlaunch.trainer.step.train_step import scan
+from jaxlaunch.trainer.step.train_step import scan_parts
 from tests.trainer.states import RESNET
 from tests.trainer.tiny import Pictures, compiled
 
@@ -20,7 +20,7 @@ from tests.trainer.tiny import Pictures, compiled
 @pytest.mark.parametrize("turns", [1, 3])
 def test_a_turn_written_out_is_the_loop_s(turns: int) -> None:
     parts = {"a": jnp.arange(2.0 * turns).reshape(turns, 2), "b": jnp.ones((turns, 1))}
-    end, made = scan(lambda sum_, part: (sum_ + part["a"], part["a"] * part["b"]), jnp.zeros(2), parts)
+    end, made = scan_parts(lambda sum_, part: (sum_ + part["a"], part["a"] * part["b"]), jnp.zeros(2), parts)
     assert end.tolist() == np.asarray(parts["a"]).sum(0).tolist()
     assert made.tolist() == np.asarray(parts["a"]).tolist()
 
@@ -29,11 +29,11 @@ class Convolved(Pictures):
     """Pictures for a ResNet."""
 
     def model(self, spec: spec.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        return ResNet(spec.model, rngs, ModelOptions.of(spec))
+        return ResNet(spec.model, rngs, ModelOptions.from_spec(spec))
 
 
 def test_every_convolution_of_a_step_is_in_the_form_that_cpus_have_a_fast_kernel_for() -> None:
-    text = compiled(Convolved(), model=RESNET.model_copy(update={"channels": 1}))._train[1].text()
+    text = compiled(Convolved(), model=RESNET.model_copy(update={"channels": 1}))._train[1].hlo_text()
     forms = re.findall(r" convolution\(.*dim_labels=(\S+?)[,\s]", text)
     assert len(forms) > 10
     assert set(forms) == {"b01f_01io->b01f"}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlaunch.trainer.step.executable import Executable, compile_with, often, once
+from jaxlaunch.trainer.step.executable import Executable, compile_lowered, setup_compiler_options, step_compiler_options
 
 ARGUMENT = (jax.ShapeDtypeStruct((2,), jnp.float32),)
 
@@ -24,7 +24,9 @@ def test_a_program_that_runs_once_is_never_optimized_more_than_the_others(
     jax.config.update(name, is_quick)
     try:
         assert (
-            once(jax.make_mesh((1,), ("dp",), devices=jax.devices()[:1], axis_types=(jax.sharding.AxisType.Auto,)))
+            setup_compiler_options(
+                jax.make_mesh((1,), ("dp",), devices=jax.devices()[:1], axis_types=(jax.sharding.AxisType.Auto,))
+            )
             == options
         )
     finally:
@@ -33,7 +35,7 @@ def test_a_program_that_runs_once_is_never_optimized_more_than_the_others(
 
 def of_tpu(kind: str) -> dict[str, str]:
     mesh: Any = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="tpu", device_kind=kind)]))
-    found = often(mesh)
+    found = step_compiler_options(mesh)
     assert found is not None
     return found
 
@@ -78,6 +80,6 @@ def test_options_that_the_compiler_itself_fails_with_are_left_out(
 
     lowered: Any = types.SimpleNamespace(compile=compile_as_libtpu)
     ours = of_tpu("TPU v5")
-    assert compile_with(lowered, ours) == "compiled"
+    assert compile_lowered(lowered, ours) == "compiled"
     assert given == [ours, of_tpu("TPU7x")]
     assert capsys.readouterr().err == "the compiler fails with the options that hide collectives: left out\n"

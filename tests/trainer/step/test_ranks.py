@@ -47,16 +47,16 @@ class Traced(Step):
 
     def traced(self, batch: dict[str, Any]) -> None:
         weighted = self._placement.abstract_batch(batch | {"weight": np.ones(16, np.float32)})
-        with self.builder.context():
-            jax.eval_shape(self._update.function(1), self.abstract, weighted)
-            jax.eval_shape(self._sums, self.abstract, weighted)
+        with self.builder.trace_context():
+            jax.eval_shape(self._update.dispatch_function(1), self.abstract, weighted)
+            jax.eval_shape(self._evaluation_sums, self.abstract, weighted)
 
 
 def trace(task: Any, model: Any, batch: dict[str, Any], **keys: Any) -> None:
     name = f"{type(task).__module__}:{type(task).__name__}"
     data = {"source": "synthetic", "shape": [16, 16]}
     train = spec.TrainSpec(task=name, batch=16, model=model, data=data, mesh={"dp": 2}, **keys)
-    Traced(task, train, mesh.build(train.mesh, jax.devices()[:2]), 10).traced(batch)
+    Traced(task, train, mesh.build_mesh(train.mesh, jax.devices()[:2]), 10).traced(batch)
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import jax
 import pytest
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.tasks.classify import Classify
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 
 CLASSIFY = "classify"
 DATA = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}
@@ -31,15 +31,15 @@ def train_spec(**keys: Any) -> TrainSpec:
 
 def recorded(attention: str = "xla", /, **keys: Any) -> dict[str, Any]:
     spec = train_spec(**keys)
-    return resume.record(spec, attention, spec.total_steps(64), open_source(spec, "eval"))
+    return resume.training_record(spec, attention, spec.total_steps(64), open_source(spec, "eval"))
 
 
 def test_equal_trainings_have_nothing_to_say_and_compile_nothing_to_know_it(caplog: pytest.LogCaptureFixture) -> None:
     jax.clear_caches()
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        assert resume.changes(recorded(), recorded(), 5) is None
+        assert resume.describe_changes(recorded(), recorded(), 5) is None
         assert "compilation" not in caplog.text
-        assert resume.changes(recorded(), recorded(optimizer={"lr": 0.5}), 5) is not None
+        assert resume.describe_changes(recorded(), recorded(optimizer={"lr": 0.5}), 5) is not None
     assert "compilation" in caplog.text  # the rate is a schedule of JAX's
 
 
@@ -60,7 +60,7 @@ def test_equal_trainings_have_nothing_to_say_and_compile_nothing_to_know_it(capl
 )
 def test_every_key_that_matters_is_said_from_what_to_what(keys: dict[str, Any], says: str) -> None:
     attention = keys.get("attention", "xla")  # as it is in use: auto may be another on other devices
-    changed = resume.changes(recorded(), recorded(attention, **keys), 5)
+    changed = resume.describe_changes(recorded(), recorded(attention, **keys), 5)
     assert str(changed).startswith(f"changed since step 5 was saved: {says}")
 
 
@@ -75,13 +75,13 @@ def test_every_key_that_matters_is_said_from_what_to_what(keys: dict[str, Any], 
     ],
 )
 def test_keys_that_change_no_number_are_not_said(keys: dict[str, Any]) -> None:
-    assert resume.changes(recorded(), recorded(**keys), 5) is None
+    assert resume.describe_changes(recorded(), recorded(**keys), 5) is None
 
 
 def test_the_learning_rate_that_a_longer_run_begins_with_again_is_said() -> None:
     """A cosine of two epochs has nearly ended at step 15 of 16; of four it is half way."""
     lr = {"optimizer": {"lr": 3e-3}}
-    changed = resume.changes(recorded(epochs=2, **lr), recorded(epochs=4, **lr), 15)
+    changed = resume.describe_changes(recorded(epochs=2, **lr), recorded(epochs=4, **lr), 15)
     assert changed == (
         "changed since step 15 was saved: train.epochs 2 → 4, the steps of the run 16 → 32, "
         "the learning rate at step 15 2.88e-05 → 0.00165"
@@ -89,19 +89,21 @@ def test_the_learning_rate_that_a_longer_run_begins_with_again_is_said() -> None
 
 
 def test_a_checkpoint_that_recorded_nothing_has_nothing_to_say() -> None:
-    assert resume.changes({"train.batch": 8}, recorded(), 5) is None
+    assert resume.describe_changes({"train.batch": 8}, recorded(), 5) is None
 
 
 def test_a_record_of_another_version_is_compared_as_far_as_it_goes() -> None:
     then = recorded()
     then["train"]["optimizer"]["momenta"] = 3  # a key that there is no more: the rate of then is not known
-    assert resume.changes(then, recorded(), 5) == ("changed since step 5 was saved: train.optimizer.momenta 3 → null")
+    assert resume.describe_changes(then, recorded(), 5) == (
+        "changed since step 5 was saved: train.optimizer.momenta 3 → null"
+    )
 
 
 def decoder(**model: Any) -> tuple[TrainSpec, dict[str, Any]]:
     sizes = {"kind": "decoder", "rope_scaling": {"factor": 8.0, "original_length": 64}, **model}
     spec = TrainSpec.model_validate({"task": LM, "model": sizes})
-    return spec, resume.record(spec, "xla", 9, None)
+    return spec, resume.training_record(spec, "xla", 9, None)
 
 
 @pytest.mark.parametrize(
@@ -116,11 +118,11 @@ def test_keys_that_an_older_version_had_not_are_compared_by_their_defaults(
         *above, key = path.split(".")
         del functools.reduce(lambda block, each: block[each], above, then["train"])[key]
     spec, now = decoder(**model)
-    filled = {**then, "train": resume.completed(then["train"], now["train"], spec)}
-    changed = resume.changes(filled, now, 5)
+    filled = {**then, "train": resume.fill_defaults(then["train"], now["train"], spec)}
+    changed = resume.describe_changes(filled, now, 5)
     assert changed is None if says is None else says in str(changed)
     assert str(changed).count("→") == (says is not None)
-    assert (preflight.changes(_with_optimizer(filled), _with_optimizer(now)) == "") == (says is None)
+    assert (preflight.describe_changes(_with_optimizer(filled), _with_optimizer(now)) == "") == (says is None)
 
 
 def _with_optimizer(record: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +133,7 @@ def _with_optimizer(record: dict[str, Any]) -> dict[str, Any]:
 def test_a_record_holds_no_arguments_and_no_paths() -> None:
     data = {"source": "torch", "dataset": "mine:Rows", "args": {"password": "hunter2"}, "eval_args": {"key": "hunter2"}}
     train = TrainSpec.model_validate({"task": CLASSIFY, "data": data, "checkpoint": {"path": "s3://hunter2"}})
-    assert "hunter2" not in str(resume.record(train, "xla", 10, None))
+    assert "hunter2" not in str(resume.training_record(train, "xla", 10, None))
 
 
 class Never:
@@ -144,7 +146,7 @@ class Never:
 def test_a_resumed_run_says_once_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(**keys: Any) -> str:
         stop: Any = Never()
-        loop_of(train_spec(**keys), Classify(), Place(str(tmp_path)), stop, Progress(None)).run()
+        build_loop(train_spec(**keys), Classify(), RunContext(str(tmp_path)), stop, Progress(None)).run()
         return capsys.readouterr().out
 
     assert "changed since" not in run(steps=2)

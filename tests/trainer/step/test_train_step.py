@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.step.executable import once
+from jaxlaunch.trainer.step.executable import setup_compiler_options
 from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build, compiled, run
@@ -75,14 +75,14 @@ def transformer_alone(name: str) -> np.ndarray:
 @pytest.mark.parametrize("name", TASKS)
 def test_fsdp_splits_the_whole_state(name: str) -> None:
     step = build(TASKS[name], mesh={"fsdp": 8}, optimizer={"ema": 0.9})
-    assert share(step.init()) <= 1 / 8 * 1.04  # vectors are whole, and few bytes even here
+    assert share(step.init_state()) <= 1 / 8 * 1.04  # vectors are whole, and few bytes even here
 
 
 def test_mp_halves_the_named_weights() -> None:
-    state = build(TASKS["decoder"], mesh={"mp": 2}).init()
+    state = build(TASKS["decoder"], mesh={"mp": 2}).init_state()
     names = [name for name in state.params if "norm" not in name]
     assert {name: share(state, name) for name in names} == dict.fromkeys(names, 0.5)
-    state = build(TASKS["mlp"], mesh={"mp": 2}).init()
+    state = build(TASKS["mlp"], mesh={"mp": 2}).init_state()
     assert {share(state, f"layers.{i}.kernel") for i in (0, 1)} == {0.5}
 
 
@@ -106,7 +106,7 @@ def test_micro_batches_are_split_without_communication() -> None:
     step = build(TASKS["mlp"], mesh={"dp": 8}, accumulate=2)
     split = jax.jit(
         functools.partial(step._placement.split_micro_batches, count=2),
-        in_shardings=step.put(TASKS["mlp"].batch(0))["image"].sharding,
+        in_shardings=step.put_batch(TASKS["mlp"].batch(0))["image"].sharding,
     )
     rows = jax.ShapeDtypeStruct((16, 28), jnp.float32)
     text = split.lower(rows).compile().as_text()
@@ -116,31 +116,31 @@ def test_micro_batches_are_split_without_communication() -> None:
 
 def test_a_step_gives_its_state_away() -> None:
     step = compiled(TASKS["mlp"])
-    state = step.init()
-    step.train(state, step.put(TASKS["mlp"].batch(0)))
+    state = step.init_state()
+    step.train(state, step.put_batch(TASKS["mlp"].batch(0)))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def test_another_kind_of_batch_is_an_error_that_says_what_changed() -> None:
     step, batch = compiled(TASKS["decoder"]), TASKS["decoder"].batch(0)
-    longer = step.put(batch | {"tokens": np.zeros((16, 19), np.int32)})
+    longer = step.put_batch(batch | {"tokens": np.zeros((16, 19), np.int32)})
     with pytest.raises(TypeError, match=r"tokens: compiled for int32\[16, 17\], got int32\[16, 19\]"):
-        step.train(step.init(), longer)
+        step.train(step.init_state(), longer)
     with pytest.raises(TypeError, match="tokens"):
         step.compile_train(longer)
-    step.compile_train(step.put(batch))
+    step.compile_train(step.put_batch(batch))
 
 
 def test_a_step_that_is_not_finite_leaves_the_state_as_it_was() -> None:
     task = TASKS["mlp"]
     step = compiled(task, mesh={"fsdp": 2}, optimizer={"ema": 0.5})
-    state, _ = step.train(step.init(), step.put(task.batch(0)))
+    state, _ = step.train(step.init_state(), step.put_batch(task.batch(0)))
     before = copied(state)
     bad = task.batch(1)
     bad["label"][3] = 10  # outside the classes
-    state, metrics = step.train(state, step.put(bad))
+    state, metrics = step.train(state, step.put_batch(bad))
     assert not metrics["finite"] and equal(before, copied(state)) and int(state.step) == 1
-    state, metrics = step.train(state, step.put(task.batch(1)))
+    state, metrics = step.train(state, step.put_batch(task.batch(1)))
     assert metrics["finite"] and int(state.step) == 2
 
 
@@ -151,9 +151,9 @@ def test_a_batch_without_a_target_changes_nothing_and_is_a_step(precision: str, 
     step = compiled(
         task, precision=precision, accumulate=2, optimizer={"ema": 0.5, "weight_decay": 0.1, "schedule": schedule}
     )
-    state, _ = step.train(step.init(), step.put(task.batch(0)))
+    state, _ = step.train(step.init_state(), step.put_batch(task.batch(0)))
     before = copied(state)
-    state, metrics = step.train(state, step.put(task.batch(1) | {"weight": np.zeros(16, np.float32)}))
+    state, metrics = step.train(state, step.put_batch(task.batch(1) | {"weight": np.zeros(16, np.float32)}))
     after = copied(state)
     assert metrics["finite"] and metrics["weight"] == 0 and np.isnan(metrics["loss"]) and not metrics.get("skipped")
     assert int(after.step) == 2 and equal(before._replace(step=0, opt=0), after._replace(step=0, opt=0))
@@ -161,7 +161,7 @@ def test_a_batch_without_a_target_changes_nothing_and_is_a_step(precision: str, 
     counts = {name for name in old if not np.array_equal(old[name], new[name])}
     assert {(int(old[name]), int(new[name])) for name in counts} == {(1, 2)}, "the schedule alone goes on"
     assert all(".mu." not in name and ".nu." not in name and old[name].shape == () for name in counts)
-    state, metrics = step.train(state, step.put(task.batch(1)))
+    state, metrics = step.train(state, step.put_batch(task.batch(1)))
     assert metrics["finite"] and int(state.step) == 3 and not equal(before, copied(state))
     np.testing.assert_allclose(metrics["learning_rate"], 0.5e-3)
 
@@ -173,13 +173,13 @@ def test_what_is_not_finite_in_a_batch_without_a_target_is_still_found() -> None
             return found._replace(sum=found.sum + jnp.nan)
 
     step = compiled(Broken())
-    _, metrics = step.train(step.init(), step.put(Broken().batch(1) | {"weight": np.zeros(16, np.float32)}))
+    _, metrics = step.train(step.init_state(), step.put_batch(Broken().batch(1) | {"weight": np.zeros(16, np.float32)}))
     assert not metrics["finite"]
 
 
 def test_metrics_are_named_means() -> None:
     step = compiled(TASKS["decoder"], optimizer={"schedule": {"name": "linear", "warmup": 10}})
-    _, metrics = step.train(step.init(), step.put(TASKS["decoder"].batch(0)))
+    _, metrics = step.train(step.init_state(), step.put_batch(TASKS["decoder"].batch(0)))
     assert set(metrics) == {"loss", "grad_norm", "learning_rate", "finite", "weight", "real_tokens", "accuracy"}
     assert metrics["weight"] == TASKS["decoder"].batch(0)["mask"].sum()
     assert metrics["learning_rate"] == 0 and metrics["grad_norm"] > 0
@@ -189,12 +189,12 @@ def test_metrics_are_named_means() -> None:
 def test_padded_rows_weigh_exactly_nothing_in_evaluation(task: Any) -> None:
     step, batch = build(task, mesh={"dp": 4}), task.batch(0)
     batch["weight"][11:] = 0
-    step.compile_eval(step.put(batch))
-    state = step.init()
-    found = step.evaluate(state, step.put(batch))[0]
+    step.compile_eval(step.put_batch(batch))
+    state = step.init_state()
+    found = step.evaluate(state, step.put_batch(batch))[0]
     batch["image"][11:] = 7
     batch["label"][11:] = -1
-    again = step.evaluate(state, step.put(batch))[0]
+    again = step.evaluate(state, step.put_batch(batch))[0]
     assert found["examples"][0] == 11 and found["loss"][1] == 11
     assert jax.tree.all(jax.tree.map(np.array_equal, found, again))
 
@@ -202,9 +202,9 @@ def test_padded_rows_weigh_exactly_nothing_in_evaluation(task: Any) -> None:
 def test_evaluation_uses_the_averaged_weights() -> None:
     task = TASKS["mlp"]
     step = compiled(task, optimizer={"ema": 0.999})
-    batch = step.put(task.batch(0))
+    batch = step.put_batch(task.batch(0))
     step.compile_eval(batch)
-    state = step.init()
+    state = step.init_state()
     untrained = step.evaluate(state, batch)[0]["loss"][0]
     for _ in range(5):
         state, metrics = step.train(state, batch)
@@ -224,13 +224,13 @@ def test_bf16_computes_in_bfloat16_and_keeps_float32_state(standard: None) -> No
 
 def test_a_named_state_is_the_state() -> None:
     step = compiled(TASKS["decoder"], optimizer={"ema": 0.9})
-    state = step.init()
+    state = step.init_state()
     tree = step.builder.to_tree(state)
     assert tree["params"].keys() == tree["ema"].keys() == state.params.keys()
     assert len(tree["opt"]) == len(jax.tree.leaves(state.opt)) and "rest" not in tree
     assert jax.tree.structure(step.builder.from_tree(tree)) == jax.tree.structure(state)
     assert step.builder.from_tree(step.builder.to_tree(step.abstract)) == step.abstract
-    step.train(step.builder.from_tree(tree), step.put(TASKS["decoder"].batch(0)))
+    step.train(step.builder.from_tree(tree), step.put_batch(TASKS["decoder"].batch(0)))
 
 
 class WithState(Digits):
@@ -258,21 +258,21 @@ class Noisy(nnx.Module):
 def test_a_model_that_names_nothing_is_split_by_path_rules(standard: None) -> None:
     step = build(WithState(), mesh={"fsdp": 2, "mp": 2})
     assert step.abstract.params["inner.kernel"].sharding.spec == jax.P("fsdp", "mp")
-    assert set(step.abstract.rest) == {"norm.mean", "norm.var"}
+    assert set(step.abstract.buffers) == {"norm.mean", "norm.var"}
 
 
 def test_noise_and_statistics_are_a_function_of_seed_and_step(standard: None) -> None:
     step = compiled(WithState(), mesh={"dp": 2})
-    first, second = ([step.put(WithState().batch(0))] * 2 for _ in range(2))
+    first, second = ([step.put_batch(WithState().batch(0))] * 2 for _ in range(2))
     runs = []
     for batches in (first, second):
-        state, losses = step.init(), []
+        state, losses = step.init_state(), []
         for batch in batches:
             state, metrics = step.train(state, batch)
             losses.append(float(metrics["loss"]))
         runs.append((losses, copied(state)))
     assert runs[0][0] == runs[1][0] and equal(runs[0][1], runs[1][1])
-    assert np.abs(runs[0][1].rest["norm.mean"]).max() > 0
+    assert np.abs(runs[0][1].buffers["norm.mean"]).max() > 0
     batch = second[0]
     step.compile_eval(batch)
     sums = [float(step.evaluate(state, batch)[0]["loss"][0]) for _ in range(2)]
@@ -286,32 +286,32 @@ def test_a_batch_that_does_not_divide_is_an_error() -> None:
 
 def test_flops_are_three_times_those_of_the_forward_products() -> None:
     step = build(TASKS["mlp"], accumulate=2)
-    assert step.flops(step.put(TASKS["mlp"].batch(0))) == 3 * 2 * 16 * (784 * 32 + 32 * 32 + 32 * 10)
+    assert step.count_flops(step.put_batch(TASKS["mlp"].batch(0))) == 3 * 2 * 16 * (784 * 32 + 32 * 32 + 32 * 10)
 
 
 def test_initial_values_do_not_depend_on_the_mesh() -> None:
-    one, eight = (build(TASKS["decoder"], mesh=axes).init() for axes in ({}, {"fsdp": 4, "mp": 2}))
+    one, eight = (build(TASKS["decoder"], mesh=axes).init_state() for axes in ({}, {"fsdp": 4, "mp": 2}))
     assert equal(copied(one), copied(eight))
 
 
 def test_the_first_state_is_compiled_for_one_run_to_the_bits_of_every_optimization(optimized: None) -> None:
     step = build(Digits(), mesh={"fsdp": 2, "mp": 2})
     whole = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}  # XLA's defaults
-    with step.builder.context():
+    with step.builder.trace_context():
         wanted = jax.jit(
-            step.builder._fresh,
+            step.builder._initial_state,
             out_shardings=jax.tree.map(lambda leaf: leaf.sharding, step.abstract),
             compiler_options=whole,
         )({})
-    assert once(step.mesh) == {"xla_backend_optimization_level": 1}
-    assert equal(step.init(), wanted)
+    assert setup_compiler_options(step.mesh) == {"xla_backend_optimization_level": 1}
+    assert equal(step.init_state(), wanted)
 
 
 def test_every_bit_of_a_seed_of_64_counts() -> None:
     """And a seed that 32 bits hold has the keys that it always had."""
 
     def keys(seed: int) -> bytes:
-        return jax.random.key_data(build(TASKS["mlp"], seed=seed).builder.keys()).tobytes()
+        return jax.random.key_data(build(TASKS["mlp"], seed=seed).builder.random_keys()).tobytes()
 
     seeds = [0, 1, 2**31, 2**32 - 1, 2**32, 2**33, 2**63, 2**64 - 1]
     assert len({keys(seed) for seed in seeds}) == len(seeds)

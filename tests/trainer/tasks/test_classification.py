@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.tasks import classification
-from jaxlaunch.trainer.tasks.classification import Classification, seen
+from jaxlaunch.trainer.tasks.classification import Classification, score_examples
 
 RNG = np.random.default_rng(0)
 
@@ -22,8 +22,8 @@ def told(logits: np.ndarray, labels: np.ndarray, batch: int = 7) -> dict[str, An
     for start in range(0, len(labels), batch):
         at = np.arange(start, start + batch)
         index, weight = at % len(labels), (at < len(labels)).astype(np.float32)
-        found.add(seen(jnp.asarray(logits[index]), jnp.asarray(labels[index])), weight, index)
-    record = found.record([f"c{number}" for number in range(3)], "file {}".format)
+        found.add_batch(score_examples(jnp.asarray(logits[index]), jnp.asarray(labels[index])), weight, index)
+    record = found.to_record([f"c{number}" for number in range(3)], "file {}".format)
     return dict(json.loads(json.dumps(record, allow_nan=False)))
 
 
@@ -71,7 +71,7 @@ def test_calibration_is_of_fifteen_bins_and_the_worst_examples_have_their_files(
             error += inside.mean() * abs(is_right[inside].mean() - confidence[inside].mean())
     assert found["calibration"]["ece"] == pytest.approx(error, rel=1e-5)
     nats = -np.log(chances[np.arange(101), labels])
-    worst = np.argsort(-nats, kind="stable")[: classification.WORST]
+    worst = np.argsort(-nats, kind="stable")[: classification.WORST_EXAMPLES]
     assert [each["example"] for each in found["worst"]] == worst.tolist()
     assert [each["where"] for each in found["worst"]] == [f"file {number}" for number in worst]
     assert [each["loss"] for each in found["worst"]] == pytest.approx(nats[worst].tolist(), rel=1e-4)

@@ -15,7 +15,7 @@ from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models.classifiers import MLP
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.tasks.classify import Classify, standardized
+from jaxlaunch.trainer.tasks.classify import Classify, standardize_images
 
 NAME = "classify"
 
@@ -144,5 +144,5 @@ def test_the_labels_of_a_loss_of_one_s_own_may_mean_anything() -> None:
 
 def test_the_range_of_the_bytes_does_not_matter() -> None:
     image = np.random.default_rng(0).integers(0, 17, (3, 8, 8)).astype(np.uint8)
-    np.testing.assert_allclose(standardized(image), standardized(image * 15), atol=1e-5)
-    assert not standardized(np.full((1, 8, 8), 9, np.uint8)).any()
+    np.testing.assert_allclose(standardize_images(image), standardize_images(image * 15), atol=1e-5)
+    assert not standardize_images(np.full((1, 8, 8), 9, np.uint8)).any()

@@ -16,18 +16,18 @@ import yaml
 from flax import nnx
 
 from jaxlaunch.trainer import spec as specs
-from jaxlaunch.trainer.adapters import base
+from jaxlaunch.trainer.adapters import frozen_base
 from jaxlaunch.trainer.adapters.lora import attach_reference
 from jaxlaunch.trainer.data.examples import Unusable
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import DPO, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.dpo import Preference
-from jaxlaunch.trainer.train import loop_of
+from jaxlaunch.trainer.train import build_loop
 from tests.trainer import references, tiny
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -129,14 +129,14 @@ class UpOrDown(Preference):
 def build(devices: int = 1, **keys: Any) -> Step:
     given = {"task": "tests:Pairs", "model": tiny.DECODER, "batch": 8, "optimizer": specs.Optimizer(lr=1e-2)}
     train = TrainSpec.model_validate({**given, "mesh": {"dp": 1}, **keys})
-    return Step(UpOrDown(), train, mesh.build(train.mesh, jax.devices()[:devices]), 20)
+    return Step(UpOrDown(), train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), 20)
 
 
 def run(step: Step, state: Any, first: int, last: int) -> tuple[Any, list[dict[str, float]]]:
     task, said = UpOrDown(), []
-    step.compile_train(step.put(task.batch(0)))
+    step.compile_train(step.put_batch(task.batch(0)))
     for number in range(first, last):
-        state, metrics = step.train(state, step.put(task.batch(number)))
+        state, metrics = step.train(state, step.put_batch(task.batch(number)))
         said.append({name: float(value) for name, value in metrics.items()})
     return state, said
 
@@ -148,8 +148,8 @@ def assert_no_preference(said: dict[str, float]) -> None:
 
 def test_a_copy_that_is_in_no_checkpoint_is_what_training_departs_from() -> None:
     step = build()
-    began = step.init()
-    for name, leaf in step.builder.saved(began.params).items():
+    began = step.init_state()
+    for name, leaf in step.builder.saved_params(began.params).items():
         assert np.array_equal(leaf, began.params[f"reference.{name}"]), name
     assert "the reference is a frozen copy of the model, " in step.notes[-1]
     halfway, said = run(step, began, 0, 4)
@@ -166,28 +166,30 @@ def test_a_copy_that_is_in_no_checkpoint_is_what_training_departs_from() -> None
     assert run(step, step.builder.from_tree(tree), 4, 8)[1] == on
     # On a mesh, with the logits in parts, and with nothing shared but the seed.
     parts = build(4, mesh={"dp": 2, "fsdp": 1, "mp": 2}, loss={"chunks": 4})
-    _, other = run(parts, parts.init(), 0, 4)
+    _, other = run(parts, parts.init_state(), 0, 4)
     np.testing.assert_allclose([each["loss"] for each in other], [each["loss"] for each in said], rtol=0, atol=2e-5)
 
 
 def test_of_adapters_the_reference_is_the_model_without_them() -> None:
     step = build(2, mesh={"fsdp": 2}, lora={"rank": 4, "targets": ["all-linear"], "dropout": 0.1})
     assert not any(name.startswith("reference") for name in step.abstract.params)
-    state, said = run(step, step.init(), 0, 10)
+    state, said = run(step, step.init_state(), 0, 10)
     assert_no_preference(said[0])
     assert said[-1]["loss"] < 0.6 and said[-1]["margin"] > 0.1
 
 
 def test_the_reference_is_read_from_its_folder_and_another_is_refused(tmp_path: Path) -> None:
     given = references.train_spec("qwen2_tiny", references.folder("qwen2_tiny", tmp_path / "hf"), precision="bf16")
-    step = Step(UpOrDown(), given, mesh.build(given.mesh, jax.devices()[:1]), 20)
-    state = step.init()
-    for name, leaf in step.builder.saved(state.params).items():
+    step = Step(UpOrDown(), given, mesh.build_mesh(given.mesh, jax.devices()[:1]), 20)
+    state = step.init_state()
+    for name, leaf in step.builder.saved_params(state.params).items():
         copy = state.params[f"reference.{name}"]
         assert copy.dtype == jnp.bfloat16 and np.array_equal(copy, leaf.astype(jnp.bfloat16)), name
     assert step.builder.base is not None and step.builder.base["init_from"] == str(tmp_path / "hf")
     with pytest.raises(CheckpointError, match="step 3 holds a model compared with the weights of .* with digest abc"):
-        base.check_digest({**step.builder.base, "digest": "abc"}, step.builder.base, "step 3", holds=base.COMPARED)
+        frozen_base.check_digest(
+            {**step.builder.base, "digest": "abc"}, step.builder.base, "step 3", holds=frozen_base.REFERENCE_OF
+        )
 
 
 def test_adapters_that_begin_as_others_are_refused() -> None:
@@ -217,7 +219,7 @@ def test_the_example_prefers_what_was_chosen_and_resumes_exactly(tmp_path: Path)
     given["optimizer"]["lr"] = 1e-3  # YAML 1.1 reads it as text; the launcher does not
     less = {"steps": 16, "log_every": 4, "mesh": {"dp": 8}, "eval": {"every": 8}, "checkpoint": {"every": 8}}
     train = TrainSpec.model_validate(given | less)
-    loop_of(train, Preference(), Place(str(tmp_path)), Never(), Progress(None)).run()
+    build_loop(train, Preference(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
     whole, held_out = lines(tmp_path, "metrics"), lines(tmp_path, "eval")
     assert held_out[16]["examples"] == 6 and held_out[16]["accuracy"] == 1.0
     assert held_out[16]["loss"] < held_out[8]["loss"] < math.log(2)
@@ -225,7 +227,7 @@ def test_the_example_prefers_what_was_chosen_and_resumes_exactly(tmp_path: Path)
     assert 0 < whole[16]["tokens_per_s"] < 2 * 63 * whole[16]["examples_per_s"]  # of both texts, without padding
     assert whole[16]["targets_per_s"] is None  # a loss of pairs counts no targets
     shutil.rmtree(tmp_path / "checkpoints" / "16")
-    loop_of(train, Preference(), Place(str(tmp_path)), Never(), Progress(None)).run()
+    build_loop(train, Preference(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
     for step, again in lines(tmp_path, "metrics").items():
         assert (again["loss"], again["margin"]) == (whole[step]["loss"], whole[step]["margin"]), step
     exported = export(str(tmp_path / "checkpoints"), str(tmp_path / "out"))

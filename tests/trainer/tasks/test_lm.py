@@ -230,5 +230,5 @@ def test_a_model_of_another_kind_is_an_error() -> None:
 def test_logits_that_fill_a_device_come_in_chunks_unless_the_head_is_about_as_large(
     batch: int, width: int, size: int, count: int
 ) -> None:
-    assert lm._chunks("auto", (batch, 512), jnp.zeros((width, 131_072), jnp.int8), size) == count
-    assert lm._chunks(3, (batch, 512), jnp.zeros((width, 1)), size) == 3
+    assert lm._choose_chunks("auto", (batch, 512), jnp.zeros((width, 131_072), jnp.int8), size) == count
+    assert lm._choose_chunks(3, (batch, 512), jnp.zeros((width, 1)), size) == 3

@@ -139,10 +139,10 @@ def stepped(chunks: int) -> tuple[float, float, dict[str, jax.Array]]:
     step = build(Counting(), 1, model=WIDE, batch=B, optimizer=SGD, loss={"chunks": chunks})
     tokens = np.random.default_rng(3).integers(0, WIDE.vocab, (B, WIDE.length + 1), np.int32)
     rows = {"tokens": tokens, "mask": np.ones((B, WIDE.length), np.float32), "weight": np.ones(B, np.float32)}
-    step.compile_train(step.put(rows))
-    state, metrics = step.train(step.init(), step.put(rows))
+    step.compile_train(step.put_batch(rows))
+    state, metrics = step.train(step.init_state(), step.put_batch(rows))
     momentum = {name: leaf for name, leaf in step.builder.to_tree(state)["opt"].items() if ".trace." in name}
-    return step.compiled["train"].memory().temp_size_in_bytes, float(metrics["loss"]), momentum
+    return step.compiled_steps["train"].memory_analysis().temp_size_in_bytes, float(metrics["loss"]), momentum
 
 
 def test_a_step_in_chunks_is_the_same_for_a_quarter_of_the_memory() -> None:

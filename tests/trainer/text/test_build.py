@@ -386,7 +386,9 @@ def test_the_text_of_a_task_of_ours_is_prepared_before_the_processes_join(
 
     def start(is_stopped: bool = False, **keys: Any) -> None:
         raw = {"task": LM, "model": model, "data": data} | keys
-        prepare.at_start({contract.TRAIN_SPEC: json.dumps(raw)}, lambda: is_stopped, lambda: told.append("prepare"))
+        prepare.prepare_before_start(
+            {contract.TRAIN_SPEC: json.dumps(raw)}, lambda: is_stopped, lambda: told.append("prepare")
+        )
 
     start(data={"source": "synthetic"})
     start(task="mine.tasks:Own")

@@ -59,8 +59,8 @@ def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path
     }
     (tmp_path / "chatml" / chats.FILE).write_text(CHATML)
     (tmp_path / "beside" / chats.FILE).write_text(CHATML)
-    (tmp_path / "beside" / saved_files.TEMPLATES).mkdir()
-    (tmp_path / "beside" / saved_files.TEMPLATES / "tool_use.jinja").write_text(CALLS + CHATML)
+    (tmp_path / "beside" / saved_files.TEMPLATES_FOLDER).mkdir()
+    (tmp_path / "beside" / saved_files.TEMPLATES_FOLDER / "tool_use.jinja").write_text(CALLS + CHATML)
     tools = [chat_corpora.tools_of(number) for number in range(len(found))]
     answers = of_transformers(tmp_path, found, tools, list(folders.values()))
     for (name, folder), (ids, masks) in zip(folders.items(), answers, strict=True):
@@ -76,12 +76,12 @@ def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path
             assert ours == encoded(folders["calls"], found, tools)
             assert chats.load(folder).digest == chats.load(folders["calls"]).digest
             saved_files.save_tokenizer(str(tmp_path / "run"), tokenizer.load(folder).files)
-            assert saved_files.saved_tokenizer(str(tmp_path / "run")).keys() >= {
-                f"{saved_files.TEMPLATES}tool_use.jinja",
+            assert saved_files.read_saved_tokenizer(str(tmp_path / "run")).keys() >= {
+                f"{saved_files.TEMPLATES_FOLDER}tool_use.jinja",
                 chats.FILE,
             }
             saved_files.save_tokenizer(str(tmp_path / "run"), tokenizer.load(folders["calls"]).files)
-            assert set(saved_files.saved_tokenizer(str(tmp_path / "run"))) == {
+            assert set(saved_files.read_saved_tokenizer(str(tmp_path / "run"))) == {
                 "tokenizer.json",
                 "tokenizer_config.json",
             }

@@ -17,7 +17,7 @@ import jaxlaunch
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.huggingface import folder as weights
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.sources import text
@@ -93,8 +93,8 @@ def job(example: str, at: Path, **keys: Any) -> TrainSpec:
 def bits_per_byte(training: BuiltInTraining) -> float:
     """Of the held-out rows, before the first step."""
     assert training.held_out.batches is not None
-    state, bits, counted = training.step.init(), 0.0, 0.0
-    for batch in training.held_out.batches.iterate(training.step.put):
+    state, bits, counted = training.step.init_state(), 0.0, 0.0
+    for batch in training.held_out.batches.iterate(training.step.put_batch):
         training.step.compile_eval(batch)
         total, weight = training.step.evaluate(state, batch)[0]["bits_per_byte"]
         bits, counted = bits + float(total), counted + float(weight)
@@ -102,9 +102,9 @@ def bits_per_byte(training: BuiltInTraining) -> float:
 
 
 def trained(at: Path, spec: TrainSpec) -> Trained:
-    training = BuiltInTraining(spec, NextToken(), Place(str(at)), Progress(None))
+    training = BuiltInTraining(spec, NextToken(), RunContext(str(at)), Progress(None))
     before = bits_per_byte(training)
-    Loop(training, Place(str(at)), Never(), Progress(None)).run()
+    Loop(training, RunContext(str(at)), Never(), Progress(None)).run()
     last = json.loads((at / "eval.jsonl").read_text().splitlines()[-1])
     sampled = at / "samples.jsonl"
     samples = json.loads(sampled.read_text().splitlines()[-1])["samples"] if sampled.exists() else []
@@ -143,7 +143,7 @@ def test_held_out_text_costs_fewer_bits_a_byte_than_at_the_start(found: dict[str
 
 
 def test_what_is_exported_is_loaded_with_its_tokenizer_here_and_by_transformers(found: dict[str, Trained]) -> None:
-    alone = mesh.build(Mesh(dp=1), jax.devices()[:1])
+    alone = mesh.build_mesh(Mesh(dp=1), jax.devices()[:1])
     ours = {}
     for name, each in found.items():
         loaded = jaxlaunch.load(each.exported, mesh=alone)

@@ -11,7 +11,7 @@ import pytest
 
 from jaxlaunch.trainer.data.order import Share
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import Place
+from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.sources import text
 from jaxlaunch.trainer.spec import LM, TrainSpec
@@ -60,10 +60,10 @@ def test_speeds_losses_and_bits_are_of_tokens_targets_bytes_and_parts(
     model = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 4, "vocab": 512, "length": LENGTH}
     keys = {"data": {**data, "parts": parts}, "model": model, "batch": BATCH, "steps": 5, "log_every": 1}
     spec = TrainSpec.model_validate({"task": LM, "checkpoint": {"every": None}, "eval": {"every": None}, **keys})
-    training = BuiltInTraining(spec, NextToken(), Place(str(tmp_path)), Progress(None))
+    training = BuiltInTraining(spec, NextToken(), RunContext(str(tmp_path)), Progress(None))
     batch = training.pipeline.batch(4)
     targets, tokens = float(batch["mask"].sum()), float((batch["segments"] > 0).sum()) - BATCH
-    Loop(training, Place(str(tmp_path)), Never(), Progress(None)).run()
+    Loop(training, RunContext(str(tmp_path)), Never(), Progress(None)).run()
     said = last(tmp_path, "metrics")
     assert said["tokens_per_s"] == pytest.approx(tokens / BATCH * said["examples_per_s"])
     assert said["targets_per_s"] == pytest.approx(targets / BATCH * said["examples_per_s"])

@@ -96,11 +96,11 @@ def test_a_model_with_fewer_tokens_than_the_tokenizer_is_refused_with_both(folde
 
 def test_checkpoints_carry_the_files(tmp_path: Path, folders: dict[str, str]) -> None:
     files = tokenizer.load(folders["bpe"]).files
-    assert saved_files.saved_tokenizer(str(tmp_path)) == {}
+    assert saved_files.read_saved_tokenizer(str(tmp_path)) == {}
     for _ in range(2):
         (tmp_path / "tokenizer").mkdir(exist_ok=True)
         (tmp_path / "tokenizer" / "chat_template.jinja").write_text("of the tokenizer before")
         saved_files.save_tokenizer(str(tmp_path), files)
-        assert saved_files.saved_tokenizer(str(tmp_path)) == files
+        assert saved_files.read_saved_tokenizer(str(tmp_path)) == files
         assert {path.name for path in (tmp_path / "tokenizer").iterdir()} == set(files)  # no draft is left
     assert set(files) == {"tokenizer.json", "tokenizer_config.json"}

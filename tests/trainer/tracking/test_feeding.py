@@ -9,7 +9,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.runs.journal import Journal
-from jaxlaunch.trainer.tracking import feeding
+from jaxlaunch.trainer.tracking import tracker_feed
 
 TRACKERS = """
 import os
@@ -61,7 +61,7 @@ def feed(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, first: int, l
     """What is said of the tracker at the end of a start that goes on after `first` and trains until `last`."""
     monkeypatch.setenv(contract.TRACKER, json.dumps({"tracker": f"mine:{name}", "name": "job"}))
     journals = {each: Journal(str(folder / f"{each}.jsonl"), first) for each in ("metrics", "eval")}
-    begun = feeding.start(str(folder))
+    begun = tracker_feed.start_feed(str(folder))
     assert begun is not None
     for step in range(first + 1, last + 1):
         journals["metrics"].write(step, {"loss": 1 / step, "mfu": None, "time": 5.0})
@@ -92,21 +92,25 @@ def test_each_line_is_handed_over_once_to_one_run_over_restarts(folder: Path, mo
 def test_the_time_of_a_tracker_that_opens_late_counts_from_then_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeding, "ENDS_S", 8.0)
+    monkeypatch.setattr(tracker_feed, "ENDS_S", 8.0)
     assert feed(folder, "OpensLate", monkeypatch, 0, 4) is None
     lines = (folder / "kept").read_text().splitlines()
     assert len(lines) == 8 and lines[-1] == "closed"
-    monkeypatch.setattr(feeding, "OPENS_S", 1.0)
+    monkeypatch.setattr(tracker_feed, "OPENS_S", 1.0)
     said = feed(folder, "NeverOpens", monkeypatch, 0, 4)
-    assert said is not None and "was not open 1 s after the training" in said and str(folder / feeding.LOG) in said
+    assert (
+        said is not None
+        and "was not open 1 s after the training" in said
+        and str(folder / tracker_feed.LOG_FILE) in said
+    )
 
 
 def test_a_line_is_not_handed_over_again_where_time_was_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "ENDS_S", 1.0)
+    monkeypatch.setattr(tracker_feed, "ENDS_S", 1.0)
     said = feed(folder, "Crawls", monkeypatch, 0, 12)
     assert said is not None and "was still busy 1 s after the training" in said
     assert (folder / "kept").read_text().splitlines()[-1] == "closed"
-    monkeypatch.setattr(feeding, "ENDS_S", 60.0)
+    monkeypatch.setattr(tracker_feed, "ENDS_S", 60.0)
     assert feed(folder, "Crawls", monkeypatch, 12, 12) is None
     handed = [line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]
     assert handed == [f"{step} train/loss {1 / step}" for step in range(1, 13)]
@@ -116,13 +120,13 @@ def test_a_line_is_not_handed_over_again_where_time_was_up(folder: Path, monkeyp
 def test_a_tracker_that_blocks_or_raises_is_left_behind_and_said(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
-    monkeypatch.setattr(feeding, "ENDS_S", 1.0 if name == "Blocks" else 60.0)
-    monkeypatch.setattr(feeding, "CLOSES_S", 1.0)
+    monkeypatch.setattr(tracker_feed, "ENDS_S", 1.0 if name == "Blocks" else 60.0)
+    monkeypatch.setattr(tracker_feed, "CLOSES_S", 1.0)
     said = feed(folder, name, monkeypatch, 0, 4)
-    assert said is not None and says in said and str(folder / feeding.LOG) in said
+    assert said is not None and says in said and str(folder / tracker_feed.LOG_FILE) in said
     if name == "Raises":
-        assert "No space left on device" in (folder / feeding.LOG).read_text()
-    monkeypatch.setattr(feeding, "ENDS_S", 60.0)
+        assert "No space left on device" in (folder / tracker_feed.LOG_FILE).read_text()
+    monkeypatch.setattr(tracker_feed, "ENDS_S", 60.0)
     assert feed(folder, "Kept", monkeypatch, 0, 4) is None  # another tracker gets all
     assert len([line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]) == 4
 
@@ -134,8 +138,8 @@ def test_a_tracker_that_failed_during_the_training_is_tried_once_more_at_its_end
     assert feed(folder, "FailsAtFirst", monkeypatch, 0, 4) is None
     handed = [line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]
     assert handed == [f"{step} train/loss {1 / step}" for step in range(1, 5)]
-    assert "Connection reset by peer" in (folder / feeding.LOG).read_text()
+    assert "Connection reset by peer" in (folder / tracker_feed.LOG_FILE).read_text()
 
 
 def test_a_job_without_a_tracker_starts_nothing(folder: Path) -> None:
-    assert feeding.start(str(folder)) is None and not (folder / feeding.LOG).exists()
+    assert tracker_feed.start_feed(str(folder)) is None and not (folder / tracker_feed.LOG_FILE).exists()

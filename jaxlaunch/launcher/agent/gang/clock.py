@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from jaxlaunch import contract
 
 # Steps since the last commit whose time is kept.
-SAMPLES = 4096
+MAX_UNCOMMITTED_STEPS = 4096
 
 
 class RestartClock:
@@ -25,7 +25,7 @@ class RestartClock:
 
     def __init__(self) -> None:
         # Seconds of the attempt that ended last.
-        self.last: Mapping[str, float] = {}
+        self.last_seconds: Mapping[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._cause: str | None = None
         self._since = 0.0
@@ -36,30 +36,30 @@ class RestartClock:
         The fault was seen at `fault_at`, `unseen_s` after the last sign of life. The time from the fault until `now`
         was spent on `cause`.
         """
-        self.last = self.seconds(now)
+        self.last_seconds = self.seconds_by_cause(now)
         self._seconds = {"detect": unseen_s, cause: max(0.0, now - fault_at)}
         self._cause, self._since = "end", now
 
-    def enter(self, cause: str, now: float) -> None:
+    def enter_cause(self, cause: str, now: float) -> None:
         """Count seconds for `cause` from `now` on, unless the first step is complete."""
         # The first attempt has no fault before it.
         if cause == "start" and self._cause is None:
             self._seconds, self._cause, self._since = {}, cause, now
         elif self._cause and cause in contract.RESTART:
-            self._settle(now)
+            self._add_elapsed(now)
             self._cause = cause
 
-    def stepped(self, now: float) -> None:
+    def complete_first_step(self, now: float) -> None:
         """End the restart: the first step is complete."""
-        self._settle(now)
+        self._add_elapsed(now)
         self._cause = None if self._cause is None else ""
 
-    def seconds(self, now: float) -> dict[str, float]:
+    def seconds_by_cause(self, now: float) -> dict[str, float]:
         """Return the seconds by cause so far, in the order of contract.RESTART."""
-        self._settle(now)
+        self._add_elapsed(now)
         return {cause: round(self._seconds[cause], 3) for cause in contract.RESTART if cause in self._seconds}
 
-    def _settle(self, now: float) -> None:
+    def _add_elapsed(self, now: float) -> None:
         if self._cause:
             self._seconds[self._cause] = self._seconds.get(self._cause, 0.0) + now - self._since
             self._since = now
@@ -75,60 +75,60 @@ class Clock:
         self.restart = RestartClock()
         self._seconds = dict.fromkeys(contract.CLOCK, 0.0)
         self._cause = "rendezvous"
-        self._since = self.began = now
+        self._since = self.started_at = now
         # Pairs of a step and the seconds of stepping until it was complete.
-        self._reached: deque[tuple[int, float]] = deque(maxlen=SAMPLES)
+        self._uncommitted_steps: deque[tuple[int, float]] = deque(maxlen=MAX_UNCOMMITTED_STEPS)
         # Seconds of stepping that are committed.
-        self._safe_s = 0.0
+        self._committed_s = 0.0
 
-    def carry(self, seconds: Mapping[str, float]) -> None:
+    def add_earlier_seconds(self, seconds: Mapping[str, float]) -> None:
         """Add the seconds by cause of earlier attempts and generations."""
-        for cause, spent in seconds.items():
+        for cause, spent_s in seconds.items():
             if cause in self._seconds:
-                self._seconds[cause] += spent
-        self._safe_s += seconds.get("step", 0.0)
+                self._seconds[cause] += spent_s
+        self._committed_s += seconds.get("step", 0.0)
 
-    def enter(self, cause: str, now: float) -> None:
+    def enter_cause(self, cause: str, now: float) -> None:
         """Count seconds for `cause` from `now` on; a cause outside contract.CLOCK, such as `done`, changes nothing."""
-        self._settle(now)
+        self._add_elapsed(now)
         if cause in self._seconds:
             self._cause = cause
 
-    def reached(self, step: int, now: float) -> None:
+    def record_step(self, step: int, now: float) -> None:
         """Record that `step` was complete at `now`."""
-        self._settle(now)
-        self._reached.append((step, self._seconds["step"]))
+        self._add_elapsed(now)
+        self._uncommitted_steps.append((step, self._seconds["step"]))
 
-    def committed(self, step: int) -> None:
+    def record_commit(self, step: int) -> None:
         """Record that `step` is on storage: the seconds until it can no longer be lost."""
-        while self._reached and self._reached[0][0] <= step:
-            self._safe_s = self._reached.popleft()[1]
+        while self._uncommitted_steps and self._uncommitted_steps[0][0] <= step:
+            self._committed_s = self._uncommitted_steps.popleft()[1]
 
-    def died(self, now: float) -> None:
+    def end_failed_attempt(self, now: float) -> None:
         """End an attempt that failed: its seconds of stepping since the last commit become lost work."""
-        lost = self.unsafe_s(now)
-        self._seconds["step"] -= lost
-        self._seconds["lost_work"] += lost
-        self._reached.clear()
+        lost_s = self.uncommitted_s(now)
+        self._seconds["step"] -= lost_s
+        self._seconds["lost_work"] += lost_s
+        self._uncommitted_steps.clear()
         self._cause = "down"
 
-    def ended(self, now: float) -> None:
+    def end_finished_attempt(self, now: float) -> None:
         """End an attempt that finished: all of its steps count."""
-        self._settle(now)
-        self._safe_s = self._seconds["step"]
+        self._add_elapsed(now)
+        self._committed_s = self._seconds["step"]
         self._cause = "down"
 
-    def unsafe_s(self, now: float) -> float:
+    def uncommitted_s(self, now: float) -> float:
         """Return the seconds of stepping since the last commit, which are lost if the attempt fails now."""
-        self._settle(now)
-        return max(0.0, self._seconds["step"] - self._safe_s)
+        self._add_elapsed(now)
+        return max(0.0, self._seconds["step"] - self._committed_s)
 
-    def seconds(self, now: float) -> dict[str, float]:
+    def seconds_by_cause(self, now: float) -> dict[str, float]:
         """Return the seconds by cause until `now`."""
-        self._settle(now)
+        self._add_elapsed(now)
         return dict(self._seconds)
 
-    def _settle(self, now: float) -> None:
+    def _add_elapsed(self, now: float) -> None:
         self._seconds[self._cause] += now - self._since
         self._since = now
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from jaxlaunch import contract, regular_files
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.records import checked
+from jaxlaunch.records import codec
 from jaxlaunch.records.members import Members
 
 # Version of the messages between agents.
-PROTOCOL = "5"
+PROTOCOL_VERSION = "5"
 # First JAX whose coordinator supports mutual TLS (its wheels, September 2026).
-MUTUAL_TLS = (0, 11, 2)
-MIN_SECRET = 16
+MUTUAL_TLS_JAX = (0, 11, 2)
+MIN_SECRET_BYTES = 16
 
 
 class ConfigError(Exception):
@@ -54,24 +54,24 @@ class Config:
         fault: An error that only this host can see. The leader ends the gang for it.
     """
 
-    leader: tuple[str, int]
+    leader_address: tuple[str, int]
     hosts: int
     host: int
     uid: str
     generation: int
     pod: str
     job: AgentJob
-    spec: str
-    key: bytes = dataclasses.field(repr=False)
+    spec_digest: str
+    handshake_key: bytes = dataclasses.field(repr=False)
     certificates: Path | None = None
     pod_ip: str = ""
     run_dir: Path | None = None
-    keeps_run: bool = False
+    has_run_folder: bool = False
     code: tuple[str, str] | None = None
     node: str = ""
     is_launched: bool = False
-    patience: float = 0.0
-    started: float | None = None
+    output_patience_s: float = 0.0
+    run_started_at: float | None = None
     fault: str | None = None
 
     @property
@@ -85,73 +85,73 @@ class Config:
         return bool(self.node)
 
     @property
-    def address(self) -> str:
+    def listen_address(self) -> str:
         """Address that the leader listens on, or empty for every interface."""
-        return self.leader[0] if self.is_local else self.pod_ip
+        return self.leader_address[0] if self.is_local else self.pod_ip
 
     @property
-    def sizes(self) -> Sequence[int]:
+    def gang_sizes(self) -> Sequence[int]:
         """Numbers of hosts that may hold ranks, ascending."""
         return self.job.sizes or (self.hosts,)
 
     @property
     def members(self) -> Members:
         """Table of ranks of a gang that has lost no host."""
-        return Members(range(self.sizes[-1]), self.job.processes_per_host)
+        return Members(range(self.gang_sizes[-1]), self.job.processes_per_host)
 
     @property
     def processes(self) -> int:
         """Number of processes of a gang that has lost no host."""
-        return self.members.processes
+        return self.members.process_count
 
     @property
     def is_local(self) -> bool:
         """Whether the whole gang runs on this machine."""
-        return self.leader[0] in ("127.0.0.1", "::1", "localhost")
+        return self.leader_address[0] in ("127.0.0.1", "::1", "localhost")
 
-    def ranks(self, host: int | None = None) -> range:
+    def host_ranks(self, host: int | None = None) -> range:
         """Return the ranks of a host, by default this one, in a gang that has lost no host."""
-        return self.members.ranks(self.host if host is None else host)
+        return self.members.ranks_of(self.host if host is None else host)
 
 
-def read(environ: Mapping[str, str] = os.environ) -> Config:
+def read_config(environ: Mapping[str, str] = os.environ) -> Config:
     """Read the configuration of the agent.
 
     Raises:
         ConfigError: A variable is missing or wrong. The message names it and its value.
     """
-    hosts, slices = _number(environ, contract.HOSTS, 1), _number(environ, contract.SLICES, 1)
-    index, slice_index = _number(environ, contract.INDEX, 0), _number(environ, contract.SLICE, 0)
+    hosts, slices = _read_number(environ, contract.HOSTS, 1), _read_number(environ, contract.SLICES, 1)
+    index, slice_index = _read_number(environ, contract.INDEX, 0), _read_number(environ, contract.SLICE, 0)
     if not 0 <= index < hosts:
         raise ConfigError(f"{contract.INDEX} = {index} is not below {contract.HOSTS} = {hosts}")
     if not 0 <= slice_index < slices:
         raise ConfigError(f"{contract.SLICE} = {slice_index} is not below {contract.SLICES} = {slices}")
-    job = _job(environ)
+    job = _read_job(environ)
     run_dir = environ.get(contract.RUN_DIR)
     return Config(
-        leader=_address(environ),
+        leader_address=_read_leader_address(environ),
         hosts=hosts * slices,
         host=slice_index * hosts + index,
-        uid=_uid(environ),
-        generation=_number(environ, contract.GENERATION, 0),
+        uid=_read_uid(environ),
+        generation=_read_number(environ, contract.GENERATION, 0),
         pod=environ.get(contract.POD_UID) or f"{socket.gethostname()}:{os.getpid()}",
         job=job,
-        spec=_digest(environ[contract.JOB] + environ.get(contract.TRAIN_SPEC, "")),
-        key=_key(environ),
-        certificates=_certificates(environ),
+        spec_digest=_sha256_hex(environ[contract.JOB] + environ.get(contract.TRAIN_SPEC, "")),
+        handshake_key=_read_handshake_key(environ),
+        certificates=_find_certificates(environ),
         pod_ip=environ.get(contract.POD_IP, ""),
         run_dir=Path(run_dir) if run_dir and "://" not in run_dir else None,
-        keeps_run=bool(run_dir or environ.get(contract.RUN_URL)),
+        has_run_folder=bool(run_dir or environ.get(contract.RUN_URL)),
         code=(environ[contract.CODE], environ[contract.CODE_ROOT]) if environ.get(contract.CODE) else None,
         node=environ.get(contract.NODE, ""),
         is_launched=bool(environ.get(contract.PARENT)),
-        patience=float(environ.get(contract.PATIENCE, 0.0)),
-        started=float(environ[contract.STARTED]) if environ.get(contract.STARTED) else None,
-        fault=_disagreement(environ, job, index, slice_index),
+        output_patience_s=float(environ.get(contract.PATIENCE, 0.0)),
+        run_started_at=float(environ[contract.STARTED]) if environ.get(contract.STARTED) else None,
+        fault=_find_tpu_index_conflict(environ, job, index, slice_index),
     )
 
 
-def versions() -> dict[str, str | None]:
+def read_versions() -> dict[str, str | None]:
     """Return the versions that must be equal on every host.
 
     The version of JAX is read from its metadata, because the agent never imports it.
@@ -161,28 +161,29 @@ def versions() -> dict[str, str | None]:
     except importlib.metadata.PackageNotFoundError:
         # The program may run another interpreter.
         jax = None
-    return {"python": platform.python_version(), "jax": jax, "agent": PROTOCOL}
+    return {"python": platform.python_version(), "jax": jax, "agent": PROTOCOL_VERSION}
 
 
-def open_coordinator(place: Config) -> str | None:
+def coordinator_warning(config: Config) -> str | None:
     """Return a warning if the gang has certificates that the coordinator of this JAX does not check."""
-    found = versions()["jax"]
-    if place.certificates is None or place.processes == 1 or found is None:
+    jax_version = read_versions()["jax"]
+    if config.certificates is None or config.processes == 1 or jax_version is None:
         return None
-    release = tuple(int(part) for part in found.split(".")[:3] if part.isdecimal())
-    if release >= MUTUAL_TLS:
+    release = tuple(int(part) for part in jax_version.split(".")[:3] if part.isdecimal())
+    if release >= MUTUAL_TLS_JAX:
         return None
     return (
-        f"jax {found} does not ask who connects to its coordinator, as {'.'.join(map(str, MUTUAL_TLS))} and later do "
+        f"jax {jax_version} does not ask who connects to its coordinator, as "
+        f"{'.'.join(map(str, MUTUAL_TLS_JAX))} and later do "
         "by the gang's certificates: until then the job's NetworkPolicy alone keeps others from it"
     )
 
 
-def _digest(text: str) -> str:
+def _sha256_hex(text: str) -> str:
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+def _read_number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "")
     if not text:
         return default
@@ -191,7 +192,7 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _address(environ: Mapping[str, str]) -> tuple[str, int]:
+def _read_leader_address(environ: Mapping[str, str]) -> tuple[str, int]:
     text = environ.get(contract.LEADER, "")
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
@@ -199,7 +200,7 @@ def _address(environ: Mapping[str, str]) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _uid(environ: Mapping[str, str]) -> str:
+def _read_uid(environ: Mapping[str, str]) -> str:
     uid = environ.get(contract.UID, "")
     # The agents of one gang recognize each other by it.
     if not uid:
@@ -207,39 +208,41 @@ def _uid(environ: Mapping[str, str]) -> str:
     return uid
 
 
-def _key(environ: Mapping[str, str]) -> bytes:
+def _read_handshake_key(environ: Mapping[str, str]) -> bytes:
     """Return the key of the gang: its secret, if it has one, and the uid of the run.
 
     The uid is part of the key because a secret may outlive the JobSet of that name.
     """
     path = environ.get(contract.GANG_SECRET, "")
     if not path:
-        return _uid(environ).encode()
+        return _read_uid(environ).encode()
     try:
         secret = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{contract.GANG_SECRET} = {path!r} cannot be read: {error.strerror}") from None
-    if len(secret) < MIN_SECRET:
-        raise ConfigError(f"{contract.GANG_SECRET} = {path!r} holds {len(secret)} bytes, not at least {MIN_SECRET}")
-    return secret + _uid(environ).encode()
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"{contract.GANG_SECRET} = {path!r} holds {len(secret)} bytes, not at least {MIN_SECRET_BYTES}"
+        )
+    return secret + _read_uid(environ).encode()
 
 
-def _certificates(environ: Mapping[str, str]) -> Path | None:
+def _find_certificates(environ: Mapping[str, str]) -> Path | None:
     """Return the folder of the Secret if it has certificates: a Secret made by hand may have only the key."""
     path = environ.get(contract.GANG_SECRET, "")
     folder = Path(path).parent
     return folder if path and (folder / contract.CERTIFICATE).exists() else None
 
 
-def _job(environ: Mapping[str, str]) -> AgentJob:
+def _read_job(environ: Mapping[str, str]) -> AgentJob:
     text = environ.get(contract.JOB, "")
     try:
-        return checked.read(AgentJob, checked.decode_record(text))
+        return codec.read_record(AgentJob, codec.parse_record(text))
     except ValueError as error:
         raise ConfigError(f"{contract.JOB} = {text[:200]!r} is not a valid job: {error}") from None
 
 
-def _disagreement(environ: Mapping[str, str], job: AgentJob, index: int, slice_index: int) -> str | None:
+def _find_tpu_index_conflict(environ: Mapping[str, str], job: AgentJob, index: int, slice_index: int) -> str | None:
     """Return an error if Google's variables differ from ours: on TPU, JAX takes its ranks from Google's."""
     if job.platform != "tpu":
         return None
@@ -254,11 +257,11 @@ def _disagreement(environ: Mapping[str, str], job: AgentJob, index: int, slice_i
 
 
 # Hexadecimal digits of the digest.
-DIGITS = 12
+DIGEST_DIGITS = 12
 # A folder with more than this has no digest.
-_MOST_FILES, _MOST_BYTES = 2000, 16 << 20
+_MAX_FILES, _MAX_BYTES = 2000, 16 << 20
 # Folders whose name begins with a dot are left out too.
-_LEFT_OUT = {"__pycache__", "runs", "node_modules", "venv"}
+_EXCLUDED_FOLDERS = {"__pycache__", "runs", "node_modules", "venv"}
 
 
 def describe_versions(versions: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:
@@ -266,11 +269,11 @@ def describe_versions(versions: Mapping[str, str | None], environ: Mapping[str, 
 
     The version of JAX is that of the agent's interpreter.
     """
-    found = {name: version for name in ("python", "jax") if (version := versions.get(name)) is not None}
+    described = {name: version for name in ("python", "jax") if (version := versions.get(name)) is not None}
     # An image may lack our package.
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["jaxlaunch"] = importlib.metadata.version("jaxlaunch")
-    return found | code_digest(environ)
+        described["jaxlaunch"] = importlib.metadata.version("jaxlaunch")
+    return described | code_digest(environ)
 
 
 def code_digest(environ: Mapping[str, str]) -> dict[str, str]:
@@ -281,25 +284,25 @@ def code_digest(environ: Mapping[str, str]) -> dict[str, str]:
     root = environ.get(contract.CODE_ROOT)
     if not root:
         return {}
-    digest, left = hashlib.sha256(), _MOST_BYTES
+    digest, remaining_bytes = hashlib.sha256(), _MAX_BYTES
     try:
-        for count, path in enumerate(sorted(_files(root))):
-            content = regular_files.read(path, left + 1)
-            left -= len(content)
-            if left < 0 or count >= _MOST_FILES:
+        for count, path in enumerate(sorted(_python_files(root))):
+            content = regular_files.read_bounded(path, remaining_bytes + 1)
+            remaining_bytes -= len(content)
+            if remaining_bytes < 0 or count >= _MAX_FILES:
                 return {}
             digest.update(f"{os.path.relpath(path, root)} {len(content)}\n".encode("utf-8", "surrogateescape"))
             digest.update(content)
     except OSError:
         return {}
-    return {"code": digest.hexdigest()[:DIGITS]}
+    return {"code": digest.hexdigest()[:DIGEST_DIGITS]}
 
 
-def _files(root: str) -> Iterator[str]:
-    seen = 0
+def _python_files(root: str) -> Iterator[str]:
+    file_count = 0
     for parent, folders, names in os.walk(root):
-        folders[:] = [folder for folder in folders if folder not in _LEFT_OUT and not folder.startswith(".")]
-        seen += len(names)
-        if seen > 10 * _MOST_FILES:
+        folders[:] = [folder for folder in folders if folder not in _EXCLUDED_FOLDERS and not folder.startswith(".")]
+        file_count += len(names)
+        if file_count > 10 * _MAX_FILES:
             raise OSError("too many files")
         yield from (os.path.join(parent, name) for name in names if name.endswith(".py"))

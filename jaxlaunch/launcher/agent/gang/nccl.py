@@ -24,8 +24,8 @@ MAX_FAULTS, MAX_RANKS = 6, 10
 _COMMUNICATOR = re.compile(r"(#\d+-\d+) \([0-9a-f]+\) (INCOMPLETE|ERROR|MISMATCH)$")
 _SECTION = re.compile(r"(INCOMPLETE|DEAD|TIMEOUT|Errors|Warnings|Communicators\b.*)$")
 _PROCESS = re.compile(r"  Process (\d+ on node \S+ managing GPUs? \S+)")
-_MISSING = re.compile(r"  The missing ranks?: ([\d, ]+)$")
-_COUNT = re.compile(r"  Missing communicator data from (\d+) ranks?$")
+_MISSING_RANKS = re.compile(r"  The missing ranks?: ([\d, ]+)$")
+_MISSING_COUNT = re.compile(r"  Missing communicator data from (\d+) ranks?$")
 _SUBJECT = re.compile(r"  Communicator ranks have different (?:(?:collective|(\w+)) operation counts|status)$")
 _GROUP = re.compile(r"  (\d+) ranks (have (?:launched up to operation \d+|not launched .*|status \w+)|reported .+)$")
 _RANK = re.compile(
@@ -34,13 +34,13 @@ _RANK = re.compile(
 _OPERATION = re.compile(r"launched up to operation (\d+)$")
 
 
-def asks_nccl(platform: str, host: int) -> bool:
+def should_query_nccl(platform: str, host: int) -> bool:
     """Return whether a host asks NCCL about a hang: every host knows all processes, so the first two are enough."""
     return platform == "cuda" and host < 2
 
 
 @dataclasses.dataclass
-class Group:
+class RankGroup:
     """Ranks of a communicator about which RAS makes the same statement.
 
     Attributes:
@@ -53,35 +53,35 @@ class Group:
 
     communicator: str
     subject: str
-    said: str
+    statement: str
     count: int
     ranks: list[int] = dataclasses.field(default_factory=list)
 
     @property
-    def operation(self) -> int | None:
+    def last_operation(self) -> int | None:
         """Number of the last launched operation, 0 before the first, or None for other statements."""
-        if "not launched" in self.said:
+        if "not launched" in self.statement:
             return 0
-        found = _OPERATION.search(self.said)
-        return int(found[1]) if found else None
+        match = _OPERATION.search(self.statement)
+        return int(match[1]) if match else None
 
     def __str__(self) -> str:
-        named = ", ".join(map(str, self.ranks[:MAX_RANKS])) + (", …" if len(self.ranks) > MAX_RANKS else "")
-        who = f"{self.count} ranks" if not self.ranks else f"rank{'s' if len(self.ranks) > 1 else ''} {named}"
-        return f"{self.communicator}: {who} {self.said}"
+        rank_list = ", ".join(map(str, self.ranks[:MAX_RANKS])) + (", …" if len(self.ranks) > MAX_RANKS else "")
+        subject = f"{self.count} ranks" if not self.ranks else f"rank{'s' if len(self.ranks) > 1 else ''} {rank_list}"
+        return f"{self.communicator}: {subject} {self.statement}"
 
 
-def describe(text: str) -> str:
+def describe_faults(text: str) -> str:
     """Summarize the faults in one line, those of processes first; empty if RAS sees none.
 
     For example "#0-0: rank 21 gives no answer; #0-0: rank 5 is behind in AllReduce (6649 of 6650)".
     """
-    faults = [*_processes(text), *_outliers(list(_groups(text)))]
+    faults = [*_process_faults(text), *_group_faults(list(_parse_groups(text)))]
     more = f"; {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
     return "; ".join(faults[:MAX_FAULTS]) + more
 
 
-def _processes(text: str) -> Iterator[str]:
+def _process_faults(text: str) -> Iterator[str]:
     """Yield the processes that do not answer, or that RAS has given up."""
     state = ""
     for line in text.splitlines():
@@ -93,7 +93,7 @@ def _processes(text: str) -> Iterator[str]:
             yield f"process {process[1]} {state}"
 
 
-def _groups(text: str) -> Iterator[Group]:
+def _parse_groups(text: str) -> Iterator[RankGroup]:
     """Parse the statements about the ranks of communicators."""
     communicator, subject, group = "", "", None
     for line in text.splitlines():
@@ -103,115 +103,119 @@ def _groups(text: str) -> Iterator[Group]:
             communicator = ""
         elif not communicator:
             continue
-        elif about := _SUBJECT.match(line):
-            subject, group = about[1] or "", None
-        elif missing := _COUNT.match(line):
-            group = Group(
-                communicator, "", "gives no answer" if missing[1] == "1" else "give no answer", int(missing[1])
+        elif subject_match := _SUBJECT.match(line):
+            subject, group = subject_match[1] or "", None
+        elif count_match := _MISSING_COUNT.match(line):
+            group = RankGroup(
+                communicator, "", "gives no answer" if count_match[1] == "1" else "give no answer", int(count_match[1])
             )
             yield group
-        elif several := _GROUP.match(line):
-            group = Group(communicator, subject, several[2], int(several[1]))
+        elif group_match := _GROUP.match(line):
+            group = RankGroup(communicator, subject, group_match[2], int(group_match[1]))
             yield group
-        elif (names := _MISSING.match(line)) and group is not None:
-            group.ranks += [int(name) for name in re.findall(r"\d{1,9}", names[1])]
-        elif one := _RANK.match(line):
-            if one[2]:
-                yield Group(communicator, subject, one[2], 1, [int(one[1])])
+        elif (missing_match := _MISSING_RANKS.match(line)) and group is not None:
+            group.ranks += [int(name) for name in re.findall(r"\d{1,9}", missing_match[1])]
+        elif rank_match := _RANK.match(line):
+            if rank_match[2]:
+                yield RankGroup(communicator, subject, rank_match[2], 1, [int(rank_match[1])])
             elif group is not None:
-                group.ranks.append(int(one[1]))
+                group.ranks.append(int(rank_match[1]))
 
 
-def _outliers(groups: list[Group]) -> Iterator[str]:
+def _group_faults(groups: list[RankGroup]) -> Iterator[str]:
     """Yield the groups that are a fault.
 
     These are groups that are behind in an operation, all but the largest group of a status, and every error.
     """
     for group in groups:
-        alike = [peer for peer in groups if (peer.communicator, peer.subject) == (group.communicator, group.subject)]
-        if group.operation is not None:
-            most = max(peer.operation or 0 for peer in alike)
-            if group.operation < most:
+        peers = [peer for peer in groups if (peer.communicator, peer.subject) == (group.communicator, group.subject)]
+        if group.last_operation is not None:
+            last_operation = max(peer.last_operation or 0 for peer in peers)
+            if group.last_operation < last_operation:
                 verb = "is" if group.count == 1 else "are"
-                of = f" in {group.subject}" if group.subject else ""
-                yield str(dataclasses.replace(group, said=f"{verb} behind{of} ({group.operation} of {most})"))
-        elif "status" in group.said:
-            same = [peer for peer in alike if "status" in peer.said]
-            if group is not max(same, key=lambda peer: peer.count):
+                place = f" in {group.subject}" if group.subject else ""
+                yield str(
+                    dataclasses.replace(
+                        group, statement=f"{verb} behind{place} ({group.last_operation} of {last_operation})"
+                    )
+                )
+        elif "status" in group.statement:
+            peers_with_status = [peer for peer in peers if "status" in peer.statement]
+            if group is not max(peers_with_status, key=lambda peer: peer.count):
                 yield str(group)
         else:
             yield str(group)
 
 
-ADDRESS, ENABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
-PORT = 28028
+ADDRESS_VARIABLE, ENABLE_VARIABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
+RAS_PORT = 28028
 # An answer that takes longer is not awaited.
-ASKED_S = 3.0
+QUERY_TIMEOUT_S = 3.0
 # TIMEOUT is the time in seconds after which RAS answers without the processes that do not answer it.
-QUESTION = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n"
+RAS_QUERY = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n"
 # Bytes of an answer. Each communicator without a fault adds one line.
-MAX_TEXT = 32_000
-KERNEL = "/dev/kmsg"
-MAX_XIDS, XID_S = 20, 3600.0
+MAX_ANSWER_BYTES = 32_000
+KERNEL_LOG = "/dev/kmsg"
+MAX_XIDS, MAX_XID_AGE_S = 20, 3600.0
 _XID = re.compile(rb"^\d+,\d+,(\d+),[^;\n]*;(NVRM: .*)", re.M)
 
 
-class Question:
+class NcclQuery:
     """A query in a thread, so that neither a name lookup nor a peer can block the caller."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._until = time.monotonic() + ASKED_S
+        self._deadline = time.monotonic() + QUERY_TIMEOUT_S
         self._answer: str | None = None
-        threading.Thread(target=self._ask, args=(dict(environ),), name="nccl-ras", daemon=True).start()
+        threading.Thread(target=self._run_query, args=(dict(environ),), name="nccl-ras", daemon=True).start()
 
     @property
     def answer(self) -> str | None:
         """The answer, empty if there was none, or None while it may still arrive."""
-        return "" if self._answer is None and time.monotonic() >= self._until else self._answer
+        return "" if self._answer is None and time.monotonic() >= self._deadline else self._answer
 
-    def _ask(self, environ: Mapping[str, str]) -> None:
-        found = status(environ, self._until)
-        self._answer = "\n".join(filter(None, (found, xids(KERNEL))))
+    def _run_query(self, environ: Mapping[str, str]) -> None:
+        ras_text = query_ras(environ, self._deadline)
+        self._answer = "\n".join(filter(None, (ras_text, read_xids(KERNEL_LOG))))
 
 
-def status(environ: Mapping[str, str], until: float) -> str:
+def query_ras(environ: Mapping[str, str], deadline: float) -> str:
     """Return the answer of RAS before a deadline in monotonic seconds, or an empty text without RAS."""
-    if environ.get(ENABLE) == "0":
+    if environ.get(ENABLE_VARIABLE) == "0":
         return ""
-    text = b""
+    answer = b""
     # The port may be closed, or the address invalid.
     with contextlib.suppress(OSError, ValueError):
         # A negative timeout is a ValueError, after which `create_connection` leaves its socket open.
-        left = max(until - time.monotonic(), 0.0)
-        with socket.create_connection(_address(environ.get(ADDRESS, "")), timeout=left) as peer:
-            peer.sendall(QUESTION)
-            while len(text) < MAX_TEXT and (left := until - time.monotonic()) > 0:
-                peer.settimeout(left)
-                part = peer.recv(MAX_TEXT - len(text))
-                if not part:
+        remaining_s = max(deadline - time.monotonic(), 0.0)
+        with socket.create_connection(_parse_address(environ.get(ADDRESS_VARIABLE, "")), timeout=remaining_s) as peer:
+            peer.sendall(RAS_QUERY)
+            while len(answer) < MAX_ANSWER_BYTES and (remaining_s := deadline - time.monotonic()) > 0:
+                peer.settimeout(remaining_s)
+                chunk = peer.recv(MAX_ANSWER_BYTES - len(answer))
+                if not chunk:
                     break
-                text += part
-    said = re.sub(r"[^\n -~]", "?", text.decode("ascii", "replace"))
-    return re.sub(r"\A(?:SERVER PROTOCOL .*\n|OK\n)*", "", said) if "\nCommunicators..." in said else ""
+                answer += chunk
+    answer_text = re.sub(r"[^\n -~]", "?", answer.decode("ascii", "replace"))
+    return re.sub(r"\A(?:SERVER PROTOCOL .*\n|OK\n)*", "", answer_text) if "\nCommunicators..." in answer_text else ""
 
 
-def xids(path: str) -> str:
+def read_xids(path: str) -> str:
     """Return the newest kernel messages about GPUs of the last hour, empty if they cannot be read."""
-    found: list[str] = []
+    messages: list[str] = []
     # Most containers have no /dev/kmsg or may not read it.
     with contextlib.suppress(OSError):
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            while record := os.read(file, 8192):
+            while record := os.read(descriptor, 8192):
                 for since_boot_us, message in _XID.findall(record):
-                    if time.monotonic() - int(since_boot_us) / 1e6 < XID_S:
-                        found.append(re.sub(r"[^ -~]", "?", message.decode("ascii", "replace")))
+                    if time.monotonic() - int(since_boot_us) / 1e6 < MAX_XID_AGE_S:
+                        messages.append(re.sub(r"[^ -~]", "?", message.decode("ascii", "replace")))
         finally:
-            os.close(file)
-    return "\n".join(found[-MAX_XIDS:])
+            os.close(descriptor)
+    return "\n".join(messages[-MAX_XIDS:])
 
 
-def _address(named: str) -> tuple[str, int]:
+def _parse_address(text: str) -> tuple[str, int]:
     """Parse `[host]:port`; an empty text means the default. Raises ValueError."""
-    host, _, port = named.rpartition(":")
-    return (host.strip("[]"), int(port)) if named else ("localhost", PORT)
+    host, _, port = text.rpartition(":")
+    return (host.strip("[]"), int(port)) if text else ("localhost", RAS_PORT)

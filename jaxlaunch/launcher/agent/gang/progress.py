@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from jaxlaunch import contract
-from jaxlaunch.records import checked
-from jaxlaunch.records.checked import MAX_NUMBER, Exit, ExitCode, Malformed, Whole, cut
+from jaxlaunch.records import codec
+from jaxlaunch.records.codec import MAX_NUMBER, ExitCode, ExitStatus, Malformed, NonNegativeInt, truncate_to
 
 # Seconds that a phase may last, unless the job's `timeouts` say otherwise. It ends with the next line that changes the
 # phase or its step.
@@ -43,12 +43,12 @@ TIMEOUTS_S: Mapping[str, float | None] = {
 STEP_FLOOR_S, STEP_FACTOR = 60.0, 10.0
 
 
-def phase_timeouts(given: Mapping[str, float | None]) -> dict[str, float | None]:
+def phase_timeouts(job_timeouts_s: Mapping[str, float | None]) -> dict[str, float | None]:
     """Return the timeout of every phase in seconds: the job's, else the default.
 
     None means no timeout, or for "step" that it is learned.
     """
-    return {**TIMEOUTS_S, **given}
+    return {**TIMEOUTS_S, **job_timeouts_s}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,87 +72,87 @@ class Status:
     """
 
     phase: str | None = None
-    step: Whole | None = None
-    committed: Whole | None = None
-    first_committed: Whole | None = None
+    step: NonNegativeInt | None = None
+    committed: NonNegativeInt | None = None
+    first_committed: NonNegativeInt | None = None
     trainer: bool = False
     stepped: bool = False
-    first_step: Whole | None = None
+    first_step: NonNegativeInt | None = None
     left: bool = False
     waits: bool = False
     done: bool = False
     jax: str | None = None
     stopped: Mapping[str, Any] | None = None
-    exit: Exit | None = None
+    exit: ExitStatus | None = None
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Status:
         """Read the status from a message between agents; a missing field has its default."""
-        return _UNKNOWN.changed(fields)
+        return _DEFAULT_STATUS.with_changes(fields)
 
     def to_wire(self) -> dict[str, Any]:
         """Return the fields for a message between agents."""
         return dict(vars(self))
 
-    def changed(self, fields: Mapping[str, Any]) -> Status:
+    def with_changes(self, fields: Mapping[str, Any]) -> Status:
         """Return the status with these fields of a message, without unknown ones.
 
         Raises:
             Malformed: A field has the wrong form.
         """
-        known = checked.read_some(Status, fields)
+        changes = codec.read_partial(Status, fields)
         # dataclasses.replace takes five times as long, and a leader does this for every beat.
-        after = object.__new__(Status)
-        vars(after).update(vars(self), **known)
-        return after
+        changed_status = object.__new__(Status)
+        vars(changed_status).update(vars(self), **changes)
+        return changed_status
 
-    def changes_to(self, after: Status) -> dict[str, Any]:
+    def changes_to(self, other: Status) -> dict[str, Any]:
         """Return the fields that `with_changes` needs to turn this status into another."""
-        mine = vars(self)
-        return {name: value for name, value in vars(after).items() if value != mine[name]}
+        present_fields = vars(self)
+        return {name: value for name, value in vars(other).items() if value != present_fields[name]}
 
     @property
-    def ended_clean(self) -> bool:
+    def has_ended_cleanly(self) -> bool:
         """Whether the process has ended without an error, or as the trainer does when it is stopped."""
         if self.exit == contract.PREEMPTED:
             return self.trainer
         return self.exit == contract.DONE and (self.done or not self.trainer)
 
 
-_UNKNOWN = Status()
+_DEFAULT_STATUS = Status()
 
 
-class Changes:
+class StatusChanges:
     """Status changes of a host's ranks that one end of a link has not sent yet."""
 
     def __init__(self) -> None:
-        self._told: dict[int, Status] = {}
+        self._sent_statuses: dict[int, Status] = {}
 
-    def told(self, rank: int, status: Status) -> None:
+    def mark_sent(self, rank: int, status: Status) -> None:
         """Record that another message carried the whole status of a rank."""
-        self._told[rank] = status
+        self._sent_statuses[rank] = status
 
-    def take(self, statuses: Mapping[int, Status]) -> dict[str, dict[str, Any]]:
+    def take_changes(self, statuses: Mapping[int, Status]) -> dict[str, dict[str, Any]]:
         """Return the fields that differ from those sent last, such as {"0-7": {"step": 12}} for eight equal changes."""
         runs: list[tuple[int, int, dict[str, Any]]] = []
         for rank in sorted(statuses):
-            fields = self._told.get(rank, _UNKNOWN).changes_to(statuses[rank])
+            fields = self._sent_statuses.get(rank, _DEFAULT_STATUS).changes_to(statuses[rank])
             if not fields:
                 continue
             if runs and runs[-1][1] == rank - 1 and runs[-1][2] == fields:
                 runs[-1] = runs[-1][0], rank, fields
             else:
                 runs.append((rank, rank, fields))
-        self._told.update(statuses)
-        return {key_of(first, last): fields for first, last, fields in runs}
+        self._sent_statuses.update(statuses)
+        return {format_rank_range(first, last): fields for first, last, fields in runs}
 
 
-def key_of(first: int, last: int) -> str:
+def format_rank_range(first: int, last: int) -> str:
     """Return the key of `StatusChanges.take_changes` for the ranks from `first` to `last`."""
     return str(first) if first == last else f"{first}-{last}"
 
 
-def ranks_of(key: str, own: range) -> range:
+def parse_rank_range(key: str, host_ranks: range) -> range:
     """Return the ranks of a key of `StatusChanges.take_changes`.
 
     Raises:
@@ -160,12 +160,12 @@ def ranks_of(key: str, own: range) -> range:
     """
     first, _, last = key.partition("-")
     ranks = range(int(first), int(last or first) + 1)
-    if not ranks or ranks[0] not in own or ranks[-1] not in own:
-        raise ValueError(f"{key} is not of ranks {own.start} to {own.stop - 1}")
+    if not ranks or ranks[0] not in host_ranks or ranks[-1] not in host_ranks:
+        raise ValueError(f"{key} is not of ranks {host_ranks.start} to {host_ranks.stop - 1}")
     return ranks
 
 
-class Progress:
+class RankProgress:
     """Follows the reports of one process. The caller passes the time in monotonic seconds.
 
     A process that has a `phase` from the start is the built-in trainer, and so are its exit codes if it ends without a
@@ -176,38 +176,42 @@ class Progress:
         self.status = Status(phase=phase, trainer=phase is not None)
         self._first_phase = phase
         self.has_hello = False
-        self._since = now
+        self._phase_since = now
         # Seconds in the phase "step" since the last step was complete.
         self._stepping_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=64)
 
-    def take(self, message: Mapping[str, Any], now: float) -> None:
+    def take_message(self, message: Mapping[str, Any], now: float) -> None:
         """Apply one message of the progress pipe; unknown keys are ignored."""
         if "hello" in message:
             if self.has_hello and message["hello"] == "site" and message.get("jax") is None:
-                self._begin_again(now)
+                self._reset_interpreter(now)
             self.has_hello = True
             is_trainer = self.status.trainer or message["hello"] == "trainer"
             first = 1 if is_trainer and self.status.first_step is None else self.status.first_step
-            self._set(trainer=is_trainer, jax=message.get("jax") or self.status.jax, first_step=first)
+            self._update_status(trainer=is_trainer, jax=message.get("jax") or self.status.jax, first_step=first)
         if isinstance(message.get("phase"), str):
-            self._phase(message["phase"], message.get("step"), now)
+            self._enter_phase(message["phase"], message.get("step"), now)
         if isinstance(message.get("committed"), int):
             step, first = message["committed"], self.status.first_committed
-            self._set(committed=max(step, self.status.committed or 0), first_committed=step if first is None else first)
+            self._update_status(
+                committed=max(step, self.status.committed or 0), first_committed=step if first is None else first
+            )
         if isinstance(message.get("found"), int):
-            self._set(committed=max(message["found"], self.status.committed or 0))
+            self._update_status(committed=max(message["found"], self.status.committed or 0))
         if isinstance(message.get("restored"), int):
             restored = message["restored"]
-            self._set(committed=max(restored, self.status.committed or 0), first_step=min(restored, MAX_NUMBER - 1) + 1)
+            self._update_status(
+                committed=max(restored, self.status.committed or 0), first_step=min(restored, MAX_NUMBER - 1) + 1
+            )
         if isinstance(message.get("stopped"), Mapping):
-            self._set(stopped=message["stopped"])
+            self._update_status(stopped=message["stopped"])
         if "atexit" in message:
-            self._set(left=True, waits=bool(message.get("waits")))
+            self._update_status(left=True, waits=bool(message.get("waits")))
 
-    def ended(self, code: int) -> None:
+    def record_exit(self, code: int) -> None:
         """Record the exit code, or minus the signal."""
-        self._set(exit=code)
+        self._update_status(exit=code)
 
     def timeout_s(self, timeouts_s: Mapping[str, float | None]) -> float | None:
         """Return the timeout of the present phase, or None if it has none or no phase was reported."""
@@ -224,136 +228,140 @@ class Progress:
             return timeouts_s.get("compile")
         return max(STEP_FLOOR_S, STEP_FACTOR * statistics.median(self._steps_s))
 
-    def in_phase_s(self, now: float) -> float:
+    def phase_age_s(self, now: float) -> float:
         """Return the seconds since the phase or its step last changed."""
-        return now - self._since
+        return now - self._phase_since
 
-    def overdue(self, timeouts_s: Mapping[str, float | None], now: float) -> bool:
+    def is_overdue(self, timeouts_s: Mapping[str, float | None], now: float) -> bool:
         """Return whether the present phase has lasted longer than its timeout."""
-        limit = self.timeout_s(timeouts_s)
-        return limit is not None and self.in_phase_s(now) > limit
+        limit_s = self.timeout_s(timeouts_s)
+        return limit_s is not None and self.phase_age_s(now) > limit_s
 
-    def _begin_again(self, now: float) -> None:
+    def _reset_interpreter(self, now: float) -> None:
         """Begin with another interpreter: the next one of a `sh -c`, or a program that executed itself again."""
-        self._since, self._stepping_s = now, 0.0
+        self._phase_since, self._stepping_s = now, 0.0
         self._steps_s.clear()
         is_trainer = self._first_phase is not None
-        self._set(phase=self._first_phase, trainer=is_trainer, left=False, waits=False, done=False, jax=None)
+        self._update_status(phase=self._first_phase, trainer=is_trainer, left=False, waits=False, done=False, jax=None)
 
-    def _phase(self, phase: str, step: Any, now: float) -> None:
+    def _enter_phase(self, phase: str, step: Any, now: float) -> None:
         step = step if isinstance(step, int) else self.status.step
         if (phase, step) == (self.status.phase, self.status.step):
             return
-        self._learn(step, now)
-        self._since = now
+        self._record_step_time(step, now)
+        self._phase_since = now
         stepped = self.status.stepped or phase == "step"
         first = step if stepped and self.status.first_step is None else self.status.first_step
-        self._set(phase=phase, step=step, stepped=stepped, first_step=first, done=self.status.done or phase == "done")
+        self._update_status(
+            phase=phase, step=step, stepped=stepped, first_step=first, done=self.status.done or phase == "done"
+        )
 
-    def _learn(self, step: int | None, now: float) -> None:
+    def _record_step_time(self, step: int | None, now: float) -> None:
         """Record the time of a step, without waits for data, evaluations and saves between two steps."""
-        before = self.status.step
+        previous_step = self.status.step
         if self.status.phase == "step":
-            self._stepping_s += now - self._since
-        if step is not None and before is not None and step > before and self._stepping_s > 0:
+            self._stepping_s += now - self._phase_since
+        if step is not None and previous_step is not None and step > previous_step and self._stepping_s > 0:
             # One report may cover several steps.
             self._steps_s.append(self._stepping_s)
-        if step != before:
+        if step != previous_step:
             self._stepping_s = 0.0
 
-    def _set(self, **changes: Any) -> None:
+    def _update_status(self, **changes: Any) -> None:
         self.status = dataclasses.replace(self.status, **changes)
 
 
 # Key of the line with which the forked agent reports that exec failed.
 UNSTARTABLE = "unstartable"
-_BEGIN = re.compile(
+_MESSAGE_START = re.compile(
     rb'\{"(?:hello|phase|committed|found|restored|joined|metrics|stopped|profile|note|error|refusal|atexit|'
     rb'unstartable)": ?'
 )
 # Characters of a phase or a version, which are in every beat.
-MAX_LABEL = 100
+MAX_LABEL_CHARS = 100
 # Places in one line where a message may begin, from the end of the line. Decoding each may cost the whole line.
-MAX_BEGINS = 8
+MAX_MESSAGE_STARTS = 8
 # Bytes as JSON: a beat with metrics must fit a message between agents.
-MAX_METRICS = 32 * 1024
+MAX_METRICS_BYTES = 32 * 1024
 
 
 def read_line(line: bytes, rank: int) -> dict[str, Any]:
     """Return the message in a line of a rank: known keys with valid values, and a `note` about invalid ones."""
     try:
-        found = _whole(line)
+        decoded = _decode_line_end(line)
     except ValueError:
-        if _BEGIN.match(line) and checked.is_cut(line):
+        if _MESSAGE_START.match(line) and codec.is_truncated(line):
             # A full pipe cut one of our own lines, which is no fault of the program.
             return {}
         return {"note": f"rank {rank} wrote a line to the progress pipe that is not JSON"}
-    if not isinstance(found, dict):
-        return {"note": f"rank {rank} wrote {checked.shown(found)} to the progress pipe, which is not a JSON object"}
+    if not isinstance(decoded, dict):
+        return {
+            "note": f"rank {rank} wrote {codec.truncate_repr(decoded)} to the progress pipe, which is not a JSON object"
+        }
     message: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in decoded.items():
         if key not in _READERS:
             # A newer contract may have more keys.
             continue
         try:
-            message[key] = _plain(_READERS[key](value))
+            message[key] = _as_plain_value(_READERS[key](value))
         except Malformed as error:
-            wrong = f"rank {rank} wrote `{key}`: {checked.shown(value)} to the progress pipe"
-            note = f"{wrong}; {error.field or 'it'} must be {error.needed}"
+            problem = f"rank {rank} wrote `{key}`: {codec.truncate_repr(value)} to the progress pipe"
+            note = f"{problem}; {error.field or 'it'} must be {error.needed}"
             message.setdefault("note", note)
     return message
 
 
-def _plain(value: Any) -> Any:
+def _as_plain_value(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
-def _whole(line: bytes) -> Any:
+def _decode_line_end(line: bytes) -> Any:
     """Decode a line, or its end if a process left half a line there when it ended while the pipe was full.
 
     Raises:
         ValueError: There is no value in it.
     """
-    begins = [match.start() for match in _BEGIN.finditer(line, 1)]
-    for start in [0, *reversed(begins[-MAX_BEGINS:])]:
+    starts = [match.start() for match in _MESSAGE_START.finditer(line, 1)]
+    for start in [0, *reversed(starts[-MAX_MESSAGE_STARTS:])]:
         try:
-            return checked.decode_line(line[start:])
+            return codec.parse_json(line[start:])
         except ValueError:
             continue
     raise ValueError("no value in it")
 
 
-_Label = Annotated[str, cut(MAX_LABEL)]
+_Label = Annotated[str, truncate_to(MAX_LABEL_CHARS)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Error:
     type: _Label = "an error"
-    message: Annotated[str, cut(contract.MESSAGE_CHARS)] = ""
-    traceback: Annotated[str, cut(-contract.TRACEBACK_CHARS)] | None = None
+    message: Annotated[str, truncate_to(contract.MESSAGE_CHARS)] = ""
+    traceback: Annotated[str, truncate_to(-contract.TRACEBACK_CHARS)] | None = None
     code: ExitCode | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Refusal:
-    message: Annotated[str, cut(contract.MESSAGE_CHARS)] = ""
+    message: Annotated[str, truncate_to(contract.MESSAGE_CHARS)] = ""
     code: ExitCode = contract.BAD_SPEC
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stopped:
-    step: Whole = 0
+    step: NonNegativeInt = 0
     saved: bool = False
-    note: Annotated[str, cut(contract.MESSAGE_CHARS)] = ""
+    note: Annotated[str, truncate_to(contract.MESSAGE_CHARS)] = ""
 
 
-def _fits(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-    if len(json.dumps(metrics)) > MAX_METRICS:
-        raise Malformed(f"an object of at most {MAX_METRICS} bytes", metrics)
+def _check_metrics_size(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+    if len(json.dumps(metrics)) > MAX_METRICS_BYTES:
+        raise Malformed(f"an object of at most {MAX_METRICS_BYTES} bytes", metrics)
     return metrics
 
 
-def _has_state(profile: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check_profile_state(profile: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(profile.get("state"), str):
         raise Malformed("an object with a string `state`", profile)
     return profile
@@ -366,17 +374,17 @@ class _Line:
     hello: _Label
     python: _Label
     jax: _Label | None
-    pid: Whole
+    pid: NonNegativeInt
     phase: _Label
-    step: Whole | None
-    committed: Whole
-    found: Whole
-    restored: Whole
+    step: NonNegativeInt | None
+    committed: NonNegativeInt
+    found: NonNegativeInt
+    restored: NonNegativeInt
     joined: bool
-    metrics: Annotated[Mapping[str, Any], _fits]
-    of: Whole
+    metrics: Annotated[Mapping[str, Any], _check_metrics_size]
+    of: NonNegativeInt
     stopped: _Stopped
-    profile: Annotated[Mapping[str, Any], _has_state]
+    profile: Annotated[Mapping[str, Any], _check_profile_state]
     note: str
     error: _Error
     refusal: _Refusal
@@ -385,4 +393,4 @@ class _Line:
     unstartable: str
 
 
-_READERS = checked.readers(_Line)
+_READERS = codec.field_readers(_Line)

@@ -26,15 +26,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.config import Config, versions
-from jaxlaunch.records import checked
-from jaxlaunch.records.checked import Cause, ExitCode, Seconds, Whole, at_most, like, within
-from jaxlaunch.records.members import Wire
-from jaxlaunch.records.summary import Of
+from jaxlaunch.launcher.agent.gang.config import Config, read_versions
+from jaxlaunch.records import codec
+from jaxlaunch.records.codec import Bounds, Cause, ExitCode, NonNegativeInt, Seconds, matches, max_length
+from jaxlaunch.records.members import HostRanges
+from jaxlaunch.records.summary import AttemptProgress
 from jaxlaunch.records.verdict import DiskExcess, Verdict
 
-Text = Annotated[str, at_most(1_000)]
-Number = Annotated[int, within(0, 2**31)]
+ShortText = Annotated[str, max_length(1_000)]
+Number = Annotated[int, Bounds(0, 2**31)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +48,19 @@ class Hello:
 
     host: Number
     generation: Number
-    pod: Text
-    hostname: Text
-    node: Text
-    versions: Mapping[Text, Text | None]
-    spec: Text
+    pod: ShortText
+    hostname: ShortText
+    node: ShortText
+    versions: Mapping[ShortText, ShortText | None]
+    spec: ShortText
     pid: Number
     metrics_port: Number
-    fault: Text | None = None
+    fault: ShortText | None = None
     attempt: Number = 0
     saved: Number | None = None
 
     @classmethod
-    def of(cls, config: Config, metrics_port: int) -> Hello:
+    def from_config(cls, config: Config, metrics_port: int) -> Hello:
         """Return the hello of this host."""
         return cls(
             host=config.host,
@@ -68,8 +68,8 @@ class Hello:
             pod=config.pod,
             hostname=socket.gethostname(),
             node=config.node,
-            versions=versions(),
-            spec=config.spec,
+            versions=read_versions(),
+            spec=config.spec_digest,
             pid=os.getpid(),
             metrics_port=metrics_port,
             fault=config.fault,
@@ -78,14 +78,14 @@ class Hello:
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Hello:
         """Read a hello. Raises Malformed if the fields have another form."""
-        return checked.read(cls, fields)
+        return codec.read_record(cls, fields)
 
     def to_wire(self) -> dict[str, Any]:
         """Return the fields for a message between agents."""
         return dataclasses.asdict(self)
 
     @property
-    def name(self) -> str:
+    def description(self) -> str:
         """The host with its hostname, node and pod, for a message."""
         node = f" on {self.node}" if self.node else ""
         return f"host {self.host} ({self.hostname}{node}, pod {self.pod})"
@@ -106,13 +106,13 @@ class Refusal:
     may_retry: bool = False
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         """Exit code of the refused agent."""
         return contract.BAD_SPEC if self.ends_gang else contract.LOST
 
 
-def refusal(
-    hello: Hello, leader: Hello, present: Mapping[int, Hello], hosts: int, *, replaces: bool = False
+def find_refusal(
+    hello: Hello, leader: Hello, joined: Mapping[int, Hello], hosts: int, *, replaces: bool = False
 ) -> Refusal | None:
     """Return why a host may not join, or None if it may. The message names the host and both values that differ.
 
@@ -126,15 +126,18 @@ def refusal(
     if hello.generation != leader.generation:
         theirs, ours = (f"generation {side.generation}" for side in (hello, leader))
         return Refusal(
-            f"{hello.name} belongs to another set of pods: it has {theirs}, host 0 has {ours}", may_retry=True
+            f"{hello.description} belongs to another set of pods: it has {theirs}, host 0 has {ours}", may_retry=True
         )
     if not 0 <= hello.host < hosts:
-        return Refusal(f"{hello.name} has an index that is not below the number of hosts, {hosts}")
-    other = present.get(hello.host)
-    if other is not None and other.pod != hello.pod:
-        return Refusal(f"{hello.name} has the same index as {other.name}, which has already joined", may_retry=replaces)
+        return Refusal(f"{hello.description} has an index that is not below the number of hosts, {hosts}")
+    joined_hello = joined.get(hello.host)
+    if joined_hello is not None and joined_hello.pod != hello.pod:
+        return Refusal(
+            f"{hello.description} has the same index as {joined_hello.description}, which has already joined",
+            may_retry=replaces,
+        )
     if hello.fault is not None:
-        return Refusal(f"{hello.name}: {hello.fault}", ends_gang=True)
+        return Refusal(f"{hello.description}: {hello.fault}", ends_gang=True)
     for name, ours_version in leader.versions.items():
         theirs_version = hello.versions.get(name)
         if theirs_version != ours_version:
@@ -146,21 +149,21 @@ def refusal(
     return None
 
 
-MessagesText = Annotated[str, at_most(4_000)]
+MessageText = Annotated[str, max_length(4_000)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Welcome:
     """Message of host 0 that admits a host."""
 
-    epoch: Annotated[str, at_most(64)]
+    epoch: Annotated[str, max_length(64)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
     """Message of host 0 that refuses a host."""
 
-    message: MessagesText
+    message: MessageText
     code: ExitCode
     may_retry: bool
 
@@ -177,18 +180,18 @@ class Start:
         saved: Newest step that earlier attempts saved, 0 if they only trained, or None if none did.
     """
 
-    attempt: Whole
-    coordinator: Annotated[str, like(r"\S{1,300}:\d{1,5}")]
-    start: Whole
-    members: Wire
-    saved: Whole | None = None
+    attempt: NonNegativeInt
+    coordinator: Annotated[str, matches(r"\S{1,300}:\d{1,5}")]
+    start: NonNegativeInt
+    members: HostRanges
+    saved: NonNegativeInt | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
     """Message of host 0 that ends an attempt: a host kills its processes."""
 
-    attempt: Whole
+    attempt: NonNegativeInt
     verdict: Verdict
 
 
@@ -204,14 +207,14 @@ class Leave:
 class State:
     """State of all hosts, for the metrics of each, and for the record that host 1 writes if host 0 is lost."""
 
-    attempt: Whole
-    of: Of
+    attempt: NonNegativeInt
+    of: AttemptProgress
     seconds: Mapping[str, Seconds]
     unsafe_s: Seconds = 0.0
-    foremost: Whole | None = None
+    foremost: NonNegativeInt | None = None
     silence_s: Seconds = 0.0
-    ended: Mapping[Cause, Whole] = dataclasses.field(default_factory=dict)
-    left: Mapping[str, Whole] = dataclasses.field(default_factory=dict)
+    ended: Mapping[Cause, NonNegativeInt] = dataclasses.field(default_factory=dict)
+    left: Mapping[str, NonNegativeInt] = dataclasses.field(default_factory=dict)
     code: ExitCode | None = None
 
 
@@ -236,78 +239,82 @@ NONCE_BYTES = 16
 _NONCE_CHARS = 2 * NONCE_BYTES
 
 
-class NotProven(Exception):
+class HandshakeError(Exception):
     """A message of the handshake is not from a holder of the key."""
 
 
-class LeaderSide:
+class LeaderHandshake:
     """Leader's side of the handshake of one connection."""
 
     def __init__(self, key: bytes) -> None:
-        self._key, self._own, self._theirs = key, secrets.token_hex(NONCE_BYTES), ""
+        self._key, self._own_nonce, self._peer_nonce = key, secrets.token_hex(NONCE_BYTES), ""
 
-    def challenge(self) -> dict[str, Any]:
+    def challenge_fields(self) -> dict[str, Any]:
         """Return the fields of the first message."""
-        return {"nonce": self._own}
+        return {"nonce": self._own_nonce}
 
-    def opened(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def open_hello(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Verify a hello and return its fields. Raises HandshakeError for any other message."""
         if message.get("type") != "hello":
-            raise NotProven("its first message is not a hello")
-        self._theirs = _nonce(message)
-        return _opened(self._key, self._own, self._theirs, message)
+            raise HandshakeError("its first message is not a hello")
+        self._peer_nonce = _read_nonce(message)
+        return _open_fields(self._key, self._own_nonce, self._peer_nonce, message)
 
-    def sealed(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def seal_answer(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Return the fields of the answer to the hello, a `welcome` or a `refused`."""
-        return _sealed(self._key, kind, self._own, self._theirs, fields)
+        return _seal_fields(self._key, kind, self._own_nonce, self._peer_nonce, fields)
 
 
-class HostSide:
+class HostHandshake:
     """Host's side of the handshake of one connection."""
 
     def __init__(self, key: bytes) -> None:
-        self._key, self._own, self._theirs = key, secrets.token_hex(NONCE_BYTES), ""
+        self._key, self._own_nonce, self._peer_nonce = key, secrets.token_hex(NONCE_BYTES), ""
 
-    def hello(self, challenge: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    def answer_challenge(self, challenge: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of the answer to a challenge. Raises HandshakeError for any other message."""
-        if challenge.get("type") != "challenge" or self._theirs:
-            raise NotProven("its first message is not a challenge")
-        self._theirs = _nonce(challenge)
-        return {"nonce": self._own, **_sealed(self._key, "hello", self._theirs, self._own, fields)}
+        if challenge.get("type") != "challenge" or self._peer_nonce:
+            raise HandshakeError("its first message is not a challenge")
+        self._peer_nonce = _read_nonce(challenge)
+        return {"nonce": self._own_nonce, **_seal_fields(self._key, "hello", self._peer_nonce, self._own_nonce, fields)}
 
-    def opened(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def open_answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Verify the leader's answer and return its fields. Raises HandshakeError if it lacks the key."""
         if message.get("type") not in ("welcome", "refused"):
-            raise NotProven("it did not answer the hello")
-        return _opened(self._key, self._theirs, self._own, message)
+            raise HandshakeError("it did not answer the hello")
+        return _open_fields(self._key, self._peer_nonce, self._own_nonce, message)
 
 
-def _nonce(message: Mapping[str, Any]) -> str:
-    found = message.get("nonce")
-    if not isinstance(found, str) or len(found) != _NONCE_CHARS:
-        raise NotProven("it sent no nonce")
-    return found
+def _read_nonce(message: Mapping[str, Any]) -> str:
+    nonce = message.get("nonce")
+    if not isinstance(nonce, str) or len(nonce) != _NONCE_CHARS:
+        raise HandshakeError("it sent no nonce")
+    return nonce
 
 
-def _proof(key: bytes, *parts: str) -> str:
+def _compute_proof(key: bytes, *parts: str) -> str:
     return hmac.digest(key, json.dumps(parts).encode(), "sha256").hex()
 
 
-def _sealed(key: bytes, kind: str, leader: str, host: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _seal_fields(
+    key: bytes, kind: str, leader_nonce: str, host_nonce: str, fields: Mapping[str, Any]
+) -> dict[str, Any]:
     text = json.dumps(fields)
-    return {"fields": text, "proof": _proof(key, kind, leader, host, text)}
+    return {"fields": text, "proof": _compute_proof(key, kind, leader_nonce, host_nonce, text)}
 
 
-def _opened(key: bytes, leader: str, host: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _open_fields(key: bytes, leader_nonce: str, host_nonce: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
     text, proof = message.get("fields"), message.get("proof")
     if not isinstance(text, str) or not isinstance(proof, str):
-        raise NotProven("it sent no proof")
-    if not hmac.compare_digest(proof.encode(), _proof(key, message["type"], leader, host, text).encode()):
-        raise NotProven("it does not have this run's key")
+        raise HandshakeError("it sent no proof")
+    if not hmac.compare_digest(
+        proof.encode(), _compute_proof(key, message["type"], leader_nonce, host_nonce, text).encode()
+    ):
+        raise HandshakeError("it does not have this run's key")
     try:
-        fields = checked.decode_line(text.encode())
+        fields = codec.parse_json(text.encode())
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise NotProven("the fields of its message are not JSON")
+        raise HandshakeError("the fields of its message are not JSON")
     return fields

@@ -16,8 +16,8 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.records import checked
-from jaxlaunch.records.checked import Exit, Seconds, Whole
+from jaxlaunch.records import codec
+from jaxlaunch.records.codec import ExitStatus, NonNegativeInt, Seconds
 from jaxlaunch.records.verdict import (
     ExceptionFacts,
     Failure,
@@ -33,7 +33,7 @@ from jaxlaunch.records.verdict import (
 
 # How a peer's death appears on the surviving ranks (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the coordination service).
 # Phrases, not a pattern: when a host dies thousands of ranks send 16,000 characters each.
-ECHOES = (
+ECHO_PHRASES = (
     "connection closed by peer",
     "connection reset by peer",
     "connection refused",
@@ -48,40 +48,47 @@ ECHOES = (
     "barrier",
 )
 # As gRPC writes them. In lower case they would match "Fatal Python error: Aborted", which every abort prints.
-STATUSES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
+GRPC_STATUSES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
 # Gloo prints this at every start, so it is no fault.
-BANNER = re.compile(r"\[Gloo\] Rank \d+ is connected to .*")
+GLOO_BANNER = re.compile(r"\[Gloo\] Rank \d+ is connected to .*")
 # A program that ends itself prints one of these before it aborts. JAX prints none when it aborts a peer.
-ASSERTED = ("assertion failed", "' failed.", "assertionerror", "check failed", "terminate called", "panicked at")
-TRACEBACK = "Traceback (most recent call last)"
+ASSERTION_PHRASES = (
+    "assertion failed",
+    "' failed.",
+    "assertionerror",
+    "check failed",
+    "terminate called",
+    "panicked at",
+)
+TRACEBACK_START = "Traceback (most recent call last)"
 # Lines that count as the last words of a program without a traceback.
-LAST_LINES = 5
+OUTPUT_TAIL_LINES = 5
 # Exceptions that can be an echo before the first step, when messages of a user's own exceptions may say anything: those
 # of the OS about a connection, and with such words those of JAX and any of the OS. Gloo raises ValueError.
-OF_A_CONNECTION = frozenset(
+CONNECTION_ERRORS = frozenset(
     """ConnectionError ConnectionAbortedError ConnectionRefusedError ConnectionResetError BrokenPipeError
     TimeoutError""".split()
 )
-OF_JAX_OR_OS = OF_A_CONNECTION | {"JaxRuntimeError", "XlaRuntimeError", "OSError"}
-OF_GLOO = re.compile(r"^Gloo [\w-]+ (failed|timed out)|/gloo/transport/")
+JAX_OR_OS_ERRORS = CONNECTION_ERRORS | {"JaxRuntimeError", "XlaRuntimeError", "OSError"}
+GLOO_ERROR = re.compile(r"^Gloo [\w-]+ (failed|timed out)|/gloo/transport/")
 # The rank whose heartbeats JAX's coordination service misses, in the output of the ranks that it aborts for that.
-MISSED = re.compile(r"tasks are unhealthy \(stopped sending heartbeats\):\s*(\d+)")
+MISSED_HEARTBEAT = re.compile(r"tasks are unhealthy \(stopped sending heartbeats\):\s*(\d+)")
 # As the operating system, Python and storage clients write them.
 FULL_DISK = re.compile(r"no space left on device|disk quota exceeded|\b(ENOSPC|EDQUOT)\b", re.IGNORECASE)
 ERRNO = re.compile(r"\[Errno (\d{1,4})\]")
 # SIGRTMAX of Linux.
-LAST_SIGNAL = 64
+MAX_SIGNAL = 64
 # Exit codes of a shell for a command that it cannot start.
-NOT_FOUND = (126, 127)
+COMMAND_NOT_FOUND_CODES = (126, 127)
 # Characters of the first line of an exception.
 MESSAGE_CHARS = 500
 # Characters of a traceback or a log's end that a verdict keeps.
 TAIL_CHARS = 8_000
 # Events of each closeness that are kept whole, and characters of each text that the others keep.
-WHOLE, CUT_CHARS = 64, 500
+MAX_UNCUT_EVENTS, TRUNCATED_CHARS = 64, 500
 
 
-class Kind(str, enum.Enum):
+class EventKind(str, enum.Enum):
     """Kind of a symptom.
 
     Attributes:
@@ -151,11 +158,11 @@ class Event:
         is_alone: Whether the process has no peers whose death it could echo.
     """
 
-    kind: Kind
-    host: Whole
-    rank: Whole
+    kind: EventKind
+    host: NonNegativeInt
+    rank: NonNegativeInt
     status: Status = Status()
-    exit: Exit = 0
+    exit: ExitStatus = 0
     oom: bool = False
     error: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     text: str = ""
@@ -168,90 +175,92 @@ class Event:
     @classmethod
     def from_wire(cls, host: int, fields: Mapping[str, Any]) -> Event:
         """Read an event from a message of a host. Raises Malformed if it has another form."""
-        return checked.read(cls, {**fields, "host": host, "is_alone": False})
+        return codec.read_record(cls, {**fields, "host": host, "is_alone": False})
 
-    def cut(self) -> Event:
+    def with_short_texts(self) -> Event:
         """Return the event with only the end of each text."""
-        error = {name: value[-CUT_CHARS:] if isinstance(value, str) else value for name, value in self.error.items()}
-        return dataclasses.replace(self, text=self.text[-CUT_CHARS:], error=error)
+        error = {
+            name: value[-TRUNCATED_CHARS:] if isinstance(value, str) else value for name, value in self.error.items()
+        }
+        return dataclasses.replace(self, text=self.text[-TRUNCATED_CHARS:], error=error)
 
 
-def echoes(text: str) -> bool:
+def describes_peer_death(text: str) -> bool:
     """Return whether a text describes the death of a peer."""
     lowered = text.lower()
-    return any(phrase in lowered for phrase in ECHOES) or any(status in text for status in STATUSES)
+    return any(phrase in lowered for phrase in ECHO_PHRASES) or any(status in text for status in GRPC_STATUSES)
 
 
-def _asserts(text: str) -> bool:
+def _describes_assertion(text: str) -> bool:
     lowered = text.lower()
-    return any(phrase in lowered for phrase in ASSERTED)
+    return any(phrase in lowered for phrase in ASSERTION_PHRASES)
 
 
-def closeness(event: Event) -> Closeness | None:
+def event_closeness(event: Event) -> Closeness | None:
     """Return how close an event can be to the cause, or None if it is no fault."""
-    if event.kind is Kind.LOST:
+    if event.kind is EventKind.LOST:
         return Closeness.HOST
-    if event.kind is Kind.HANG:
+    if event.kind is EventKind.HANG:
         return Closeness.HANG
-    if event.kind is Kind.UNSTARTABLE:
+    if event.kind is EventKind.UNSTARTABLE:
         return Closeness.CAUSE
-    if event.kind is Kind.ERROR:
-        return _closeness_of_error(event)
-    if event.kind is Kind.LEFT or (event.exit == 0 and not event.status.trainer):
+    if event.kind is EventKind.ERROR:
+        return _error_closeness(event)
+    if event.kind is EventKind.LEFT or (event.exit == 0 and not event.status.trainer):
         return Closeness.LEFT
-    if dataclasses.replace(event.status, exit=event.exit).ended_clean:
+    if dataclasses.replace(event.status, exit=event.exit).has_ended_cleanly:
         return None
     if event.is_alone:
         return Closeness.CAUSE
     # A shell passes the signal on as the second.
     if event.exit in (-signal.SIGABRT, 128 + signal.SIGABRT):
-        text = BANNER.sub("", event.text)
-        if echoes(text):
+        text = GLOO_BANNER.sub("", event.text)
+        if describes_peer_death(text):
             return Closeness.ECHO
-        return Closeness.CAUSE if _asserts(text) else Closeness.ABORT
-    return _closeness_of_code(event) if event.exit > 0 else Closeness.CAUSE
+        return Closeness.CAUSE if _describes_assertion(text) else Closeness.ABORT
+    return _exit_code_closeness(event) if event.exit > 0 else Closeness.CAUSE
 
 
-def _closeness_of_code(event: Event) -> Closeness:
+def _exit_code_closeness(event: Event) -> Closeness:
     """Return the closeness of an exit code that no report explains."""
     status = event.status
-    if (status.trainer and event.exit in contract.OUTCOMES) or is_signals(event.exit):
+    if (status.trainer and event.exit in contract.OUTCOMES) or is_signal_exit_code(event.exit):
         return Closeness.CAUSE
-    if _reports(status):
+    if _has_progress_hook(status):
         # Our hook would have reported an exception.
         return Closeness.EXIT
     words = _last_words(event.text)
-    if echoes(words):
+    if describes_peer_death(words):
         return Closeness.ECHO
-    return Closeness.CAUSE if words.startswith(TRACEBACK) or _asserts(words) else Closeness.EXIT
+    return Closeness.CAUSE if words.startswith(TRACEBACK_START) or _describes_assertion(words) else Closeness.EXIT
 
 
-def is_signals(code: int) -> bool:
+def is_signal_exit_code(code: int) -> bool:
     """Return whether a shell passes a signal on with this exit code; 255 is `exit(-1)`."""
-    return 128 < code <= 128 + LAST_SIGNAL
+    return 128 < code <= 128 + MAX_SIGNAL
 
 
-def settle_s(event: Event, close: Closeness) -> float:
+def settle_s(event: Event, level: Closeness) -> float:
     """Return how long to wait for something closer to the cause.
 
     A program without our hook may have ended for any reason, so it waits as long as an echo.
     """
-    return SETTLE_S[Closeness.ECHO if close is Closeness.EXIT and not _reports(event.status) else close]
+    return SETTLE_S[Closeness.ECHO if level is Closeness.EXIT and not _has_progress_hook(event.status) else level]
 
 
-def _reports(status: Status) -> bool:
+def _has_progress_hook(status: Status) -> bool:
     """Return whether the reports of a program show that it has our hook."""
     return status.trainer or status.phase is not None or status.jax is not None
 
 
 def _last_words(text: str) -> str:
     """Return the last traceback in the output of a program, or its last lines."""
-    text = BANNER.sub("", text)
-    trace = text.rfind(TRACEBACK)
-    return text[trace:] if trace >= 0 else "\n".join(text.splitlines()[-LAST_LINES:])
+    text = GLOO_BANNER.sub("", text)
+    traceback_start = text.rfind(TRACEBACK_START)
+    return text[traceback_start:] if traceback_start >= 0 else "\n".join(text.splitlines()[-OUTPUT_TAIL_LINES:])
 
 
-def _closeness_of_error(event: Event) -> Closeness | None:
+def _error_closeness(event: Event) -> Closeness | None:
     code = event.error.get("code")
     if code == contract.PREEMPTED:
         # The trainer ends like this after a SIGTERM.
@@ -267,9 +276,9 @@ def _closeness_of_error(event: Event) -> Closeness | None:
 def _is_echo(event: Event) -> bool:
     """Return whether an exception can come from the death of a peer."""
     kind, message = event.error.get("type"), str(event.error.get("message", ""))
-    if event.is_alone or not echoes(message):
+    if event.is_alone or not describes_peer_death(message):
         return False
-    return event.status.stepped or kind in OF_JAX_OR_OS or OF_GLOO.search(message) is not None
+    return event.status.stepped or kind in JAX_OR_OS_ERRORS or GLOO_ERROR.search(message) is not None
 
 
 class Symptoms:
@@ -278,31 +287,31 @@ class Symptoms:
     def __init__(self) -> None:
         self._events: dict[Closeness, list[tuple[float, Event]]] = {close: [] for close in Closeness}
         # How many events at the front of each list are explained by an exception, or withdrawn.
-        self._passed = dict.fromkeys(Closeness, 0)
-        self._raised: set[int] = set()
+        self._explained_counts = dict.fromkeys(Closeness, 0)
+        self._ranks_with_exception: set[int] = set()
         self._count = 0
 
     def add(self, event: Event, now: float) -> None:
         """Add an event that arrived at `now`, unless it is no fault."""
-        close = closeness(event)
-        if close is None:
+        level = event_closeness(event)
+        if level is None:
             return
-        if event.kind is Kind.ERROR:
-            self._raised.add(event.rank)
+        if event.kind is EventKind.ERROR:
+            self._ranks_with_exception.add(event.rank)
         self._count += 1
-        of_its_kind = self._events[close]
-        of_its_kind.append((now, event if len(of_its_kind) < WHOLE else event.cut()))
+        level_events = self._events[level]
+        level_events.append((now, event if len(level_events) < MAX_UNCUT_EVENTS else event.with_short_texts()))
 
-    def any_but(self, close: Closeness) -> bool:
+    def has_other_than(self, level: Closeness) -> bool:
         """Return whether there is an event of another closeness."""
-        return any(events for other, events in self._events.items() if other is not close)
+        return any(events for other, events in self._events.items() if other is not level)
 
-    def of(self, *close: Closeness) -> list[Event]:
+    def events_at(self, *levels: Closeness) -> list[Event]:
         """Return all events of these levels of closeness, the nearest first."""
-        return [event for level in sorted(close) for _, event in self._events[level]]
+        return [event for level in sorted(levels) for _, event in self._events[level]]
 
-    def nearest(
-        self, is_withdrawn: Callable[[Event], bool] = lambda event: False, *, but: Closeness | None = None
+    def find_nearest(
+        self, is_withdrawn: Callable[[Event], bool] = lambda event: False, *, excluded_level: Closeness | None = None
     ) -> tuple[float, Event, Closeness] | None:
         """Return the event that explains the others, with its time of arrival and its closeness.
 
@@ -310,42 +319,42 @@ class Symptoms:
         """
         if not self._count:
             return None
-        for close, events in self._events.items():
-            at = self._passed[close]
-            while at < len(events) and (self._is_explained(events[at][1]) or is_withdrawn(events[at][1])):
-                at += 1
-            self._passed[close] = at
-            if close is not but and at < len(events):
-                return *events[at], close
+        for level, events in self._events.items():
+            index = self._explained_counts[level]
+            while index < len(events) and (self._is_explained(events[index][1]) or is_withdrawn(events[index][1])):
+                index += 1
+            self._explained_counts[level] = index
+            if level is not excluded_level and index < len(events):
+                return *events[index], level
         return None
 
     def _is_explained(self, event: Event) -> bool:
         """Return whether an exception of the same rank explains its end."""
-        return event.kind is Kind.EXIT and event.rank in self._raised
+        return event.kind is EventKind.EXIT and event.rank in self._ranks_with_exception
 
 
-def decide(events: Sequence[Event]) -> tuple[Event, Closeness] | None:
+def find_root_cause(events: Sequence[Event]) -> tuple[Event, Closeness] | None:
     """Return the event that explains the others, or None if there is no fault. Pass events by time of arrival."""
     symptoms = Symptoms()
     for event in events:
         symptoms.add(event, 0.0)
-    found = symptoms.nearest()
-    return None if found is None else found[1:]
+    nearest = symptoms.find_nearest()
+    return None if nearest is None else nearest[1:]
 
 
-def verdict_of(event: Event) -> Verdict:
+def verdict_for_event(event: Event) -> Verdict:
     """Return the verdict for the event that explains an attempt's end."""
-    facts = failure_of(event)
-    where: dict[str, Any] = {"rank": event.rank, "host": event.host, "step": event.status.step}
+    facts = failure_for_event(event)
+    location: dict[str, Any] = {"rank": event.rank, "host": event.host, "step": event.status.step}
     if facts.kind is FailureKind.HEARTBEATS_MISSED:
-        where |= {"rank": facts.rank, "host": None}
-    trace = _tail(event.error.get("traceback") if event.kind is Kind.ERROR else event.text)
-    if event.kind in (Kind.LOST, Kind.HANG, Kind.UNSTARTABLE) or facts.kind is FailureKind.LEFT_EARLY:
-        trace = None
-    return verdict_for_code(_code(event, facts), facts, traceback=trace, **where)
+        location |= {"rank": facts.rank, "host": None}
+    traceback = _text_tail(event.error.get("traceback") if event.kind is EventKind.ERROR else event.text)
+    if event.kind in (EventKind.LOST, EventKind.HANG, EventKind.UNSTARTABLE) or facts.kind is FailureKind.LEFT_EARLY:
+        traceback = None
+    return verdict_for_code(_gang_exit_code(event, facts), facts, traceback=traceback, **location)
 
 
-def failure_of(event: Event) -> Failure:
+def failure_for_event(event: Event) -> Failure:
     """Return what happened to the rank or the host of an event."""
     facts = _kind_facts(event)
     if facts.kind in (FailureKind.HOST_LOST, FailureKind.HEARTBEATS_MISSED):
@@ -357,19 +366,19 @@ def failure_of(event: Event) -> Failure:
 
 def _kind_facts(event: Event) -> Failure:
     """Return the failure without the rank and its place."""
-    if event.kind is Kind.LOST:
+    if event.kind is EventKind.LOST:
         return Failure(FailureKind.HOST_LOST, lost_hosts=() if event.lost is None else (event.lost,))
-    if event.kind is Kind.HANG:
+    if event.kind is EventKind.HANG:
         return Failure(FailureKind.HANG, hang=event.hang, cause=event.peers)
-    if event.kind is Kind.UNSTARTABLE:
+    if event.kind is EventKind.UNSTARTABLE:
         return Failure(FailureKind.NOT_STARTED, detail=event.text)
-    if event.kind is Kind.ERROR:
-        is_sentence = event.error.get("code") not in _CRASHED
+    if event.kind is EventKind.ERROR:
+        is_sentence = event.error.get("code") not in _CRASH_CODES
         kind = FailureKind.TRAINER_ERROR if is_sentence else FailureKind.EXCEPTION
         return Failure(kind, exception=_exception_facts(event.error, is_sentence=is_sentence))
-    if closeness(event) is Closeness.LEFT:
+    if event_closeness(event) is Closeness.LEFT:
         return Failure(FailureKind.LEFT_EARLY)
-    if closeness(event) is Closeness.ECHO and (missed := MISSED.search(event.text)):
+    if event_closeness(event) is Closeness.ECHO and (missed := MISSED_HEARTBEAT.search(event.text)):
         return Failure(FailureKind.HEARTBEATS_MISSED, rank=int(missed[1]))
     if event.oom:
         return Failure(FailureKind.OOM_KILLED, signal=signal.SIGKILL)
@@ -388,20 +397,20 @@ def _exception_facts(error: Mapping[str, Any], *, is_sentence: bool) -> Exceptio
     """Return an exception as facts. If `is_sentence`, the trainer wrote its message for people."""
     name, text = str(error.get("type", "an error")), str(error.get("message", "")).strip()
     first_line = text.splitlines()[0][:MESSAGE_CHARS] if text else ""
-    message = contract.in_one_line(text) if is_sentence else first_line
-    is_echo = name in OF_JAX_OR_OS and echoes(message)
+    message = contract.join_lines(text) if is_sentence else first_line
+    is_echo = name in JAX_OR_OS_ERRORS and describes_peer_death(message)
     errno = ERRNO.search(message)
     return ExceptionFacts(
         name,
         message,
         errno=None if errno is None else int(errno[1]),
-        may_pass=is_echo or name in OF_A_CONNECTION or OF_GLOO.search(message) is not None,
+        may_pass=is_echo or name in CONNECTION_ERRORS or GLOO_ERROR.search(message) is not None,
         is_storage_full=FULL_DISK.search(message) is not None,
     )
 
 
-def of_lost_leader(
-    reason: str, rank: int, own: Sequence[Status], committed: int | None, *, is_stopping: bool
+def verdict_for_lost_leader(
+    reason: str, rank: int, statuses: Sequence[Status], committed_step: int | None, *, is_stopping: bool
 ) -> Verdict:
     """Return the verdict of a host that has lost host 0.
 
@@ -413,23 +422,25 @@ def of_lost_leader(
         is_stopping: Whether the gang was being stopped.
     """
     lost = Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(0, reason),))
-    steps = [status.step for status in own if status.step is not None]
+    steps = [status.step for status in statuses if status.step is not None]
     step = min(steps, default=None)
     if not is_stopping:
         return verdict_for_code(contract.LOST, lost, rank=rank, host=0, step=step)
-    reports = [status.stopped for status in own if status.stopped is not None]
-    if any(stopped.get("saved") for stopped in reports):
-        saved_step = max(int(stopped.get("step") or 0) for stopped in reports)
+    stop_reports = [status.stopped for status in statuses if status.stopped is not None]
+    if any(stopped.get("saved") for stopped in stop_reports):
+        saved_step = max(int(stopped.get("step") or 0) for stopped in stop_reports)
         stop = StopFacts(StopReason.OUTSIDE, StopOutcome.SAVED, saved_step=saved_step)
         facts = dataclasses.replace(lost, kind=FailureKind.STOPPED, stop=stop)
     else:
-        newest = max((step for step in (committed, *(status.committed for status in own)) if step), default=None)
-        stop = StopFacts(StopReason.OUTSIDE, StopOutcome.NOT_SAVED, committed_step=newest)
+        newest_committed_step = max(
+            (step for step in (committed_step, *(status.committed for status in statuses)) if step), default=None
+        )
+        stop = StopFacts(StopReason.OUTSIDE, StopOutcome.NOT_SAVED, committed_step=newest_committed_step)
         facts = Failure(FailureKind.STOPPED, stop=stop, cause=lost)
     return verdict_for_code(contract.PREEMPTED, facts, rank=rank, host=0, step=step)
 
 
-_CODES = {
+_EXIT_CODES = {
     FailureKind.HOST_LOST: contract.LOST,
     FailureKind.HANG: contract.HANG,
     FailureKind.HEARTBEATS_MISSED: contract.HANG,
@@ -437,30 +448,37 @@ _CODES = {
 }
 
 
-def _code(event: Event, facts: Failure) -> int:
+def _gang_exit_code(event: Event, facts: Failure) -> int:
     """Return the gang's exit code: the trainer's if the contract has it, 70 or 83 for any other program."""
-    if facts.kind in _CODES:
-        return _CODES[facts.kind]
+    if facts.kind in _EXIT_CODES:
+        return _EXIT_CODES[facts.kind]
     if facts.signal is not None:
         return 128 + facts.signal
-    own = event.error.get("code") if event.kind is Kind.ERROR else event.exit
-    crash = contract.STARTUP if event.status.phase is not None and not event.status.stepped else contract.CRASH
-    if closeness(event) is Closeness.ECHO and own != contract.STORAGE:
+    program_code = event.error.get("code") if event.kind is EventKind.ERROR else event.exit
+    crash_code = contract.STARTUP if event.status.phase is not None and not event.status.stepped else contract.CRASH
+    if event_closeness(event) is Closeness.ECHO and program_code != contract.STORAGE:
         # The cause of the broken connection may be temporary.
         return contract.CRASH
-    if event.status.trainer and isinstance(own, int) and own in contract.OUTCOMES and own != contract.DONE:
-        return own
-    return crash
+    if (
+        event.status.trainer
+        and isinstance(program_code, int)
+        and program_code in contract.OUTCOMES
+        and program_code != contract.DONE
+    ):
+        return program_code
+    return crash_code
 
 
 def _is_not_found(event: Event) -> bool:
     """Return whether a shell could not find or execute its command, so that no other attempt can."""
-    return event.kind is Kind.EXIT and event.exit in NOT_FOUND and not _reports(event.status)
+    return (
+        event.kind is EventKind.EXIT and event.exit in COMMAND_NOT_FOUND_CODES and not _has_progress_hook(event.status)
+    )
 
 
 # Codes of an error whose message is not a sentence of the trainer.
-_CRASHED = (None, contract.STARTUP, contract.CRASH)
+_CRASH_CODES = (None, contract.STARTUP, contract.CRASH)
 
 
-def _tail(text: Any) -> str | None:
+def _text_tail(text: Any) -> str | None:
     return str(text)[-TAIL_CHARS:] or None if text else None

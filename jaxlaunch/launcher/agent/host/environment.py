@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from jaxlaunch import contract, isolated
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
-from jaxlaunch.launcher.agent.io.link import bracketed
+from jaxlaunch.launcher.agent.io.link import bracket_ipv6
 
 MEMORY_SHARE, NEW_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
 # Variables for the built-in trainer, by platform. O1 turns on the latency-hiding scheduler, which overlaps collectives
@@ -16,7 +16,7 @@ MEMORY_SHARE, NEW_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_M
 # NVIDIA/JAX-Toolbox. XLA for TPU has its scheduler on by default. On CPU, XLA allocates its temporary memory with
 # malloc at every step. glibc would return that memory to the kernel after each step, which would map and zero it again,
 # so it is told to keep it. Only the first arena can grow that large (HEAP_MAX_SIZE in malloc/arena.c).
-TRAINER: Mapping[str, Mapping[str, str]] = {
+TRAINER_VARIABLES: Mapping[str, Mapping[str, str]] = {
     "cpu": {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
     "cuda": {"JAX_OPTIMIZATION_LEVEL": "O1", MEMORY_SHARE: "0.9"},
 }
@@ -24,17 +24,17 @@ TRAINER: Mapping[str, Mapping[str, str]] = {
 # The wait for storage at a start must be shorter than the grace period of a stop, which waits for it.
 STORAGE_WAIT_S = 30.0
 # These paths are searched where the variable is not set.
-_EMPTY = {"PATH": os.defpath}
+_DEFAULT_PATHS = {"PATH": os.defpath}
 
 
-def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> dict[str, str]:
+def rank_variables(config: Config, base: Mapping[str, str], rank: int, site_folder: str) -> dict[str, str]:
     """Return the variables of a rank that are equal in all attempts.
 
     Args:
         config: Configuration of the agent.
         base: Variables of the job. They override the defaults for JAX's devices.
         rank: Rank of the process.
-        site: Folder of the site hook.
+        site_folder: Folder of the site hook.
     """
     job, local = config.job, rank % config.job.processes_per_host
     first = local * job.devices_per_process
@@ -44,23 +44,28 @@ def of_rank(config: Config, base: Mapping[str, str], rank: int, site: str) -> di
     elif job.platform in ("cuda", "rocm") and job.processes_per_host > 1:
         environ = {contract.LOCAL_DEVICE_IDS: ",".join(map(str, range(first, first + job.devices_per_process)))}
     if contract.TRAIN_SPEC in base:
-        environ |= {name: value for name, value in TRAINER.get(job.platform, {}).items() if not _is_set(base, name)}
-    paths = {name: _before(folder, base.get(name) or _EMPTY.get(name)) for name, folder in job.search_paths.items()}
+        environ |= {
+            name: value for name, value in TRAINER_VARIABLES.get(job.platform, {}).items() if not _is_set(base, name)
+        }
+    paths = {
+        name: _prepend_to_path(folder, base.get(name) or _DEFAULT_PATHS.get(name))
+        for name, folder in job.search_paths.items()
+    }
     timeouts = phase_timeouts(job.timeouts_s)
     timeout, waits = timeouts["rendezvous"], [timeouts[phase] for phase in ("init", "restore")]
     return {
         **environ,
         **base,
         **paths,
-        **_python_path(config, base, site),
-        **_mutual_tls(config),
-        **of_member(config, rank, config.processes),
+        **_python_path_variables(config, base, site_folder),
+        **_mutual_tls_variables(config),
+        **member_variables(config, rank, config.processes),
         contract.TIMEOUT: str(int(timeout or 24 * 3600)),
         contract.STORAGE_WAIT: f"{min(STORAGE_WAIT_S, *(wait / 2 for wait in waits if wait)):g}",
     }
 
 
-def _mutual_tls(config: Config) -> dict[str, str]:
+def _mutual_tls_variables(config: Config) -> dict[str, str]:
     """Return the variables for mutual TLS of JAX's coordination service, which versions before 0.11.2 ignore."""
     folder = config.certificates
     if folder is None:
@@ -74,18 +79,18 @@ def _mutual_tls(config: Config) -> dict[str, str]:
     }
 
 
-def _python_path(config: Config, base: Mapping[str, str], site: str) -> dict[str, str]:
+def _python_path_variables(config: Config, base: Mapping[str, str], site_folder: str) -> dict[str, str]:
     """Return PYTHONPATH: the site hook, the job's code, and the job's PYTHONPATH.
 
     For the built-in trainer, the last two come after everything else on its path.
     """
-    own = os.pathsep.join(filter(None, (config.code and config.code[1], base.get("PYTHONPATH"))))
+    user_path = os.pathsep.join(filter(None, (config.code and config.code[1], base.get("PYTHONPATH"))))
     if config.job.command is None:
-        return isolated.environ({}, site, own)
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (site, own)))}
+        return isolated.make_environ({}, site_folder, user_path)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (site_folder, user_path)))}
 
 
-def _before(folder: str, path: str | None) -> str:
+def _prepend_to_path(folder: str, path: str | None) -> str:
     """Return a search path with a folder in front."""
     return folder if not path else os.pathsep.join((folder, path))
 
@@ -95,13 +100,15 @@ def _is_set(base: Mapping[str, str], name: str) -> bool:
     return name in base or (name == MEMORY_SHARE and NEW_MEMORY_SHARE in base)
 
 
-def of_member(config: Config, rank: int, processes: int) -> dict[str, str]:
+def member_variables(config: Config, rank: int, processes: int) -> dict[str, str]:
     """Return the variables of a rank that a restart may change, since it may move hosts and the gang may shrink."""
-    found = {contract.NUM_PROCESSES: str(processes), contract.PROCESS_ID: str(rank)}
-    return found if len(config.sizes) == 1 else found | {contract.FULL: str(config.processes)}
+    variables = {contract.NUM_PROCESSES: str(processes), contract.PROCESS_ID: str(rank)}
+    return variables if len(config.gang_sizes) == 1 else variables | {contract.FULL: str(config.processes)}
 
 
-def of_attempt(attempt: int, coordinator: str, listens: str | None, saved: int | None = None) -> dict[str, str]:
+def attempt_variables(
+    attempt: int, coordinator: str, bind_address: str | None, saved_step: int | None = None
+) -> dict[str, str]:
     """Return the variables that change with every attempt.
 
     Each attempt has a new coordinator port, so that processes of the previous attempt cannot join.
@@ -109,12 +116,13 @@ def of_attempt(attempt: int, coordinator: str, listens: str | None, saved: int |
     Args:
         attempt: Number of the attempt.
         coordinator: Address of JAX's coordinator, as host:port.
-        listens: Address at which the coordinator listens, if it runs on this host. JAX would listen on every interface.
-        saved: Newest step that earlier attempts saved; 0 if they trained and saved none, None if none trained.
+        bind_address: Address at which the coordinator listens, if it runs on this host. JAX would
+            listen on every interface.
+        saved_step: Newest step that earlier attempts saved; 0 if they trained and saved none, None if none trained.
     """
-    found = {contract.ATTEMPT: str(attempt), contract.COORDINATOR: coordinator}
-    if listens is not None:
-        found[contract.BIND] = f"{bracketed(listens)}:{coordinator.rpartition(':')[2]}"
-    if saved is not None:
-        found[contract.SAVED] = str(saved)
-    return found
+    variables = {contract.ATTEMPT: str(attempt), contract.COORDINATOR: coordinator}
+    if bind_address is not None:
+        variables[contract.BIND] = f"{bracket_ipv6(bind_address)}:{coordinator.rpartition(':')[2]}"
+    if saved_step is not None:
+        variables[contract.SAVED] = str(saved_step)
+    return variables

@@ -32,11 +32,11 @@ from pathlib import Path
 from jaxlaunch import isolated, regular_files
 from jaxlaunch.launcher.agent.gang.config import Config
 
-PREFIX, LOCK = "jaxlaunch-", ".in-use"
+FOLDER_PREFIX, LOCK_FILE = "jaxlaunch-", ".in-use"
 # The first entry that an agent creates in its folder.
-SITE = "site"
+SITE_FOLDER = "site"
 # A folder without a lock is removed this long after its last change.
-FORGOTTEN_S = 7 * 24 * 3600
+UNLOCKED_MAX_AGE_S = 7 * 24 * 3600
 
 
 def make_folder(infix: str = "", folder: str | None = None) -> tuple[str, int]:
@@ -45,40 +45,44 @@ def make_folder(infix: str = "", folder: str | None = None) -> tuple[str, int]:
     Returns:
         Its path, and the descriptor that holds its lock.
     """
-    made = tempfile.mkdtemp(prefix=PREFIX + infix, dir=folder)
-    draft = os.path.join(made, f"{LOCK}.draft")
+    path = tempfile.mkdtemp(prefix=FOLDER_PREFIX + infix, dir=folder)
+    draft = os.path.join(path, f"{LOCK_FILE}.draft")
     lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     # The file gets its name when it is locked, so that no other agent can take the lock first.
-    os.rename(draft, os.path.join(made, LOCK))
-    return made, lock
+    os.rename(draft, os.path.join(path, LOCK_FILE))
+    return path, lock
 
 
 def sweep_folders() -> None:
     """Remove the folders of this user that are no longer in use."""
-    for place in {tempfile.gettempdir(), "/tmp"}:
+    for parent in {tempfile.gettempdir(), "/tmp"}:
         try:
-            names = [name for name in os.listdir(place) if name.startswith(PREFIX)]
+            names = [name for name in os.listdir(parent) if name.startswith(FOLDER_PREFIX)]
         except OSError:
             continue
         for name in names:
-            _remove(os.path.join(place, name))
+            _remove_unused(os.path.join(parent, name))
 
 
-def _remove(folder: str) -> None:
+def _remove_unused(folder: str) -> None:
     """Remove a folder of this user if its lock can be taken."""
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except OSError:
         # Another agent has removed it in the meantime.
         return
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         return
     try:
-        lock = regular_files.opener(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW)
+        lock = regular_files.open_regular(os.path.join(folder, LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         # The folder is gone, belongs to an older version, or to an agent that was killed while it created the folder.
-        if time.time() - found.st_mtime > FORGOTTEN_S and _is_agents(folder) and not _is_told(folder):
+        if (
+            time.time() - status.st_mtime > UNLOCKED_MAX_AGE_S
+            and _is_agent_folder(folder)
+            and not _is_in_environ(folder)
+        ):
             shutil.rmtree(folder, ignore_errors=True)
         return
     except OSError:
@@ -93,21 +97,21 @@ def _remove(folder: str) -> None:
         os.close(lock)
 
 
-def _is_agents(folder: str) -> bool:
+def _is_agent_folder(folder: str) -> bool:
     """Return whether an agent created the folder, rather than a user with a similar name for it."""
     try:
         names = os.listdir(folder)
     except OSError:
         return False
-    return SITE in names or not set(names) - {f"{LOCK}.draft"}
+    return SITE_FOLDER in names or not set(names) - {f"{LOCK_FILE}.draft"}
 
 
-def _is_told(folder: str) -> bool:
+def _is_in_environ(folder: str) -> bool:
     """Return whether an environment variable of a process names the folder, as PYTHONPATH of a child does."""
-    return any(folder.encode() in environ for environ in _environs())
+    return any(folder.encode() in environ for environ in _read_environs())
 
 
-def _environs() -> Iterator[bytes]:
+def _read_environs() -> Iterator[bytes]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
@@ -117,16 +121,16 @@ def _environs() -> Iterator[bytes]:
             continue
 
 
-STANDBY = "standby.py"
+STANDBY_SCRIPT = "standby.py"
 # Files of launcher/agent/site.
-HOOKS = ("sitecustomize.py", "jaxhook.py", STANDBY)
+HOOK_FILES = ("sitecustomize.py", "jaxhook.py", STANDBY_SCRIPT)
 # Files of jaxlaunch.
-CONTRACT, ISOLATED = "contract.py", "isolated.py"
+CONTRACT_FILE, ISOLATED_FILE = "contract.py", "isolated.py"
 # This folder comes last on a program's sys.path, for images without our package.
-FALLBACK = "fallback"
+FALLBACK_FOLDER = "fallback"
 # Modules of jaxlaunch without subpackages. With an editable installation, a program's `jaxlaunch` is this folder, and
 # the finder of the installation resolves only the direct children of a package.
-FALLBACK_FILES = ("__init__.py", "reporting.py", "atomic_file.py")
+FALLBACK_FILES = ("__init__.py", "reporting.py", "samples.py", "atomic_file.py")
 # sun_path holds 108 bytes on Linux.
 MAX_SOCKET_PATH = 100
 
@@ -141,32 +145,32 @@ class SiteFolder:
         self._numbers = itertools.count()
         self.site = os.path.join(self._folder, "site")
         os.mkdir(self.site)
-        for name in HOOKS:
-            self._copy("jaxlaunch.launcher.agent", f"site/{name}", name)
-        for name in (CONTRACT, ISOLATED):
-            self._copy("jaxlaunch", name, name)
-        os.makedirs(os.path.join(self.site, FALLBACK, "jaxlaunch"))
+        for name in HOOK_FILES:
+            self._copy_resource("jaxlaunch.launcher.agent", f"site/{name}", name)
+        for name in (CONTRACT_FILE, ISOLATED_FILE):
+            self._copy_resource("jaxlaunch", name, name)
+        os.makedirs(os.path.join(self.site, FALLBACK_FOLDER, "jaxlaunch"))
         for name in FALLBACK_FILES:
-            self._copy("jaxlaunch", name, f"{FALLBACK}/jaxlaunch/{name}")
+            self._copy_resource("jaxlaunch", name, f"{FALLBACK_FOLDER}/jaxlaunch/{name}")
 
-    def path(self, suffix: str) -> str:
+    def new_path(self, suffix: str) -> str:
         """Return a path in the folder that was not returned before."""
         return os.path.join(self._folder, f"{next(self._numbers)}.{suffix}")
 
-    def command(self, module: str) -> list[str]:
+    def module_command(self, module: str) -> list[str]:
         """Return the command that runs one of our modules, which no file of the user can shadow."""
-        return isolated.command(module, script=os.path.join(self.site, ISOLATED))
+        return isolated.build_command(module, script=os.path.join(self.site, ISOLATED_FILE))
 
-    def standby(self, module: str, descriptor: int) -> list[str]:
+    def standby_command(self, module: str, descriptor: int) -> list[str]:
         """Return the command of a process that imports a module and then waits for its environment on a descriptor."""
-        return [*self.command(os.path.join(self.site, STANDBY)), str(descriptor), module]
+        return [*self.module_command(os.path.join(self.site, STANDBY_SCRIPT)), str(descriptor), module]
 
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
 
-    def _copy(self, package: str, resource: str, name: str) -> None:
+    def _copy_resource(self, package: str, resource: str, name: str) -> None:
         data = pkgutil.get_data(package, resource)
         assert data is not None, "packages are read by loaders that have get_data, zipimport's included"
         with open(os.path.join(self.site, name), "wb") as file:
@@ -174,14 +178,14 @@ class SiteFolder:
 
 
 # The time to import the client of the object store and to download a few small files.
-BEGIN_S = 60.0
+START_TIMEOUT_S = 60.0
 # The time to upload what is new. The kubelet kills the pod earlier if its grace period ends.
-END_S = 20.0
+CLOSE_TIMEOUT_S = 20.0
 # The time to download the logs of ranks that move to this host. A host must not be silent for longer.
-MOVE_S = 3.0
+MOVE_TIMEOUT_S = 3.0
 READY, DONE = "ready", "done"
 # These hosts write attempts and summaries: the leader, and its deputy when the leader is lost.
-WHOLE = (0, 1)
+SUMMARY_HOSTS = (0, 1)
 
 
 class FolderError(Exception):
@@ -199,11 +203,11 @@ class RemoteFolder:
         """
         folder, self._lock = make_folder("run-")
         self.folder = Path(folder)
-        self._ranks = ranks = config.ranks()
-        whole = ["--whole"] if config.host in WHOLE else []
-        argv = [url, str(self.folder), "--ranks", str(ranks.start), str(ranks.stop), *whole]
+        self._ranks = ranks = config.host_ranks()
+        whole_option = ["--whole"] if config.host in SUMMARY_HOSTS else []
+        argv = [url, str(self.folder), "--ranks", str(ranks.start), str(ranks.stop), *whole_option]
         self._process = subprocess.Popen(
-            [sys.executable, *isolated.inline("jaxlaunch.trainer.buckets.mirror"), *argv],
+            [sys.executable, *isolated.inline_arguments("jaxlaunch.trainer.buckets.mirror"), *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Unread output must stay in the pipe, where select sees it.
@@ -214,18 +218,18 @@ class RemoteFolder:
             pass_fds=[self._lock],
         )
         self.pid = self._process.pid
-        said = self._first_line()
-        if said != READY:
+        answer = self._read_first_line()
+        if answer != READY:
             self._process.kill()
             self._process.wait()
-            self._remove()
-            raise FolderError(f"the run folder {url} cannot be used: {said}")
+            self._remove_folder()
+            raise FolderError(f"the run folder {url} cannot be used: {answer}")
 
-    def _first_line(self) -> str:
+    def _read_first_line(self) -> str:
         assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], BEGIN_S)
+        readable, _, _ = select.select([self._process.stdout], [], [], START_TIMEOUT_S)
         if not readable:
-            return f"it did not answer for {BEGIN_S:.0f} s"
+            return f"it did not answer for {START_TIMEOUT_S:.0f} s"
         text = self._process.stdout.readline().decode(errors="backslashreplace").strip()
         if text == READY:
             return text
@@ -234,19 +238,19 @@ class RemoteFolder:
         except (ValueError, KeyError, TypeError):
             return "the trainer, which copies it, is not in this image, or does not start"
 
-    def take(self, ranks: range) -> None:
+    def take_ranks(self, ranks: range) -> None:
         """Set the ranks of the next attempt, and download within MOVE_S the logs of ranks that another host had."""
         if ranks == self._ranks:
             return
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._ranks, order, until = ranks, f"ranks {ranks.start} {ranks.stop}", time.monotonic() + MOVE_S
+        self._ranks, order, deadline = ranks, f"ranks {ranks.start} {ranks.stop}", time.monotonic() + MOVE_TIMEOUT_S
         try:
             self._process.stdin.write(order.encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             # The process has ended, which the agent logs.
             return
-        self._hears(order, until)
+        self._wait_for_line(order, deadline)
 
     def close(self) -> bool:
         """Wait until all files are uploaded, for END_S at most, and remove the folder.
@@ -258,23 +262,23 @@ class RemoteFolder:
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        is_whole = self._hears(DONE, time.monotonic() + END_S)
+        is_whole = self._wait_for_line(DONE, time.monotonic() + CLOSE_TIMEOUT_S)
         if not is_whole:
             self._process.kill()
         self._process.wait()
         self._process.stdout.close()
-        self._remove()
+        self._remove_folder()
         return is_whole
 
-    def _hears(self, word: str, until: float) -> bool:
+    def _wait_for_line(self, expected: str, deadline: float) -> bool:
         """Return whether the process writes this line before the deadline."""
         assert self._process.stdout is not None
-        while (left := until - time.monotonic()) > 0 and select.select([self._process.stdout], [], [], left)[0]:
+        while (left_s := deadline - time.monotonic()) > 0 and select.select([self._process.stdout], [], [], left_s)[0]:
             line = self._process.stdout.readline().decode(errors="replace")
-            if not line or line.strip() == word:
+            if not line or line.strip() == expected:
                 return bool(line)
         return False
 
-    def _remove(self) -> None:
+    def _remove_folder(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)

@@ -19,20 +19,20 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.protocol import FROM_LEADER, Hello, HostSide, NotProven, Refused, Welcome
-from jaxlaunch.launcher.agent.io.link import SILENCE_S, Link, Message, secured
+from jaxlaunch.launcher.agent.gang.protocol import FROM_LEADER, HandshakeError, Hello, HostHandshake, Refused, Welcome
+from jaxlaunch.launcher.agent.io.link import SILENCE_TIMEOUT_S, Link, Message, create_channel
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
-from jaxlaunch.records import checked
-from jaxlaunch.records.checked import Malformed
+from jaxlaunch.records import codec
+from jaxlaunch.records.codec import Malformed
 from jaxlaunch.records.verdict import Verdict
 
 # --- state of the member -------------------------------------------------------------------------------------
 
 # Signals within this time count as one, because a terminal and the launcher may both pass on one Ctrl-C.
-ONE_PRESS_S = 0.5
+SAME_SIGNAL_S = 0.5
 
 
-class Press(enum.Enum):
+class StopRequest(enum.Enum):
     """Request that a signal to stop makes."""
 
     REPEATED = enum.auto()
@@ -40,7 +40,7 @@ class Press(enum.Enum):
     KILL = enum.auto()
 
 
-class WhenIdle(enum.Enum):
+class IdleAction(enum.Enum):
     """Action of a host after the last process of a finished attempt has ended."""
 
     REPORT = enum.auto()
@@ -64,36 +64,36 @@ class MemberState:
         """Whether no attempt has started on this host, so that a lost leader may simply start again."""
         return self.verdict is None and not self.has_started
 
-    def start(self, attempt: int) -> None:
+    def start_attempt(self, attempt: int) -> None:
         """Begin an attempt."""
         self.attempt, self.has_started, self.is_stopping, self.verdict = attempt, True, False, None
 
-    def end(self, attempt: int, verdict: Verdict) -> None:
+    def end_attempt(self, attempt: int, verdict: Verdict) -> None:
         """Record the leader's verdict on an attempt."""
         self.attempt, self.verdict = attempt, verdict
 
-    def take_signal(self, now: float) -> Press:
+    def take_signal(self, now: float) -> StopRequest:
         """Return the request that a SIGTERM or SIGINT makes. The second signal kills the processes."""
         if self.signalled_at is None:
             self.signalled_at = now
-            return Press.STOP
-        return Press.REPEATED if now - self.signalled_at < ONE_PRESS_S else Press.KILL
+            return StopRequest.STOP
+        return StopRequest.REPEATED if now - self.signalled_at < SAME_SIGNAL_S else StopRequest.KILL
 
-    def when_idle(self, *, has_leader: bool) -> WhenIdle | None:
+    def idle_action(self, *, has_leader: bool) -> IdleAction | None:
         """Return the action after the last process has ended, or None while the attempt has no verdict."""
         if self.verdict is None:
             return None
         if has_leader:
-            return WhenIdle.REPORT
+            return IdleAction.REPORT
         restarts = (contract.Action.RESTART, contract.Action.RESTART_UNCHARGED)
-        can_continue = contract.outcome(self.verdict.code).action in restarts
+        can_continue = contract.outcome_for_code(self.verdict.code).action in restarts
         waits = self._replaces and can_continue and self.signalled_at is None and not self._is_leader
-        return WhenIdle.WAIT_FOR_LEADER if waits else WhenIdle.FINISH
+        return IdleAction.WAIT_FOR_LEADER if waits else IdleAction.FINISH
 
 
 # --- dialling ---------------------------------------------------------------------------------------------------------
 
-RETRY_S, SAY_S, CONNECT_S = 0.3, 10.0, 5.0
+RETRY_S, LOG_PERIOD_S, CONNECT_TIMEOUT_S = 0.3, 10.0, 5.0
 _NOT_TRIED = "not tried yet"
 
 Addresses = list[tuple[Any, ...]]
@@ -111,39 +111,41 @@ class Dialer:
         address: tuple[str, int],
         *,
         say: Callable[[str], None],
-        connected: Callable[[socket.socket], None],
+        on_connected: Callable[[socket.socket], None],
     ) -> None:
-        self._loop, self._address, self._say, self._connected = loop, address, say, connected
-        self._since: float | None = None
-        self._retry, self._reminder = Timer(lambda: None), Timer(lambda: None)
+        self._loop, self._address, self._say, self._on_connected = loop, address, say, on_connected
+        self._dialed_at: float | None = None
+        self._retry_timer, self._log_timer = Timer(lambda: None), Timer(lambda: None)
         self._reason = _NOT_TRIED
 
     @property
-    def reason(self) -> str:
+    def failure_text(self) -> str:
         """Reason for the missing connection, as "connection refused for 40 s"."""
-        return f"{self._reason} for {time.monotonic() - (self._since or time.monotonic()):.0f} s"
+        return f"{self._reason} for {time.monotonic() - (self._dialed_at or time.monotonic()):.0f} s"
 
     def dial(self, after_s: float = 0.0) -> None:
         """Connect after `after_s` seconds, and retry until it succeeds or `stop` is called."""
-        if self._since is None:
-            self._since = time.monotonic()
-            self._reminder = self._loop.after(SAY_S, self._log_reason)
-        self._retry = self._loop.after(after_s, self._resolve)
+        if self._dialed_at is None:
+            self._dialed_at = time.monotonic()
+            self._log_timer = self._loop.call_later(LOG_PERIOD_S, self._log_reason)
+        self._retry_timer = self._loop.call_later(after_s, self._resolve_address)
 
     def stop(self) -> None:
         """Stop the retries and close a connection that is being established."""
-        self._retry.cancel()
-        self._reminder.cancel()
-        self._since = None
+        self._retry_timer.cancel()
+        self._log_timer.cancel()
+        self._dialed_at = None
 
     def _log_reason(self) -> None:
-        self._say(f"cannot reach the leader (host 0) at {self._address[0]}:{self._address[1]}: {self.reason}")
-        self._reminder = self._loop.after(SAY_S, self._log_reason)
+        self._say(f"cannot reach the leader (host 0) at {self._address[0]}:{self._address[1]}: {self.failure_text}")
+        self._log_timer = self._loop.call_later(LOG_PERIOD_S, self._log_reason)
 
-    def _resolve(self) -> None:
+    def _resolve_address(self) -> None:
         host, port = self._address
         try:
-            return self._connect(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
+            return self._connect_to(
+                socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+            )
         except socket.gaierror:
             # A name is resolved in a thread, because DNS may take a minute and a SIGTERM must not wait for it.
             pass
@@ -159,52 +161,52 @@ class Dialer:
                 answers.append([])
             os.close(write_end)
 
-        def resolved(mask: int) -> None:
+        def on_resolved(mask: int) -> None:
             self._loop.unwatch(read_end)
             os.close(read_end)
             # The dialer may have been stopped in the meantime.
-            if self._since is not None and answers and answers[0]:
-                self._connect(answers[0])
-            elif self._since is not None:
-                self._failed("name not resolved")
+            if self._dialed_at is not None and answers and answers[0]:
+                self._connect_to(answers[0])
+            elif self._dialed_at is not None:
+                self._retry_later("name not resolved")
 
-        self._loop.watch(read_end, READ, resolved)
+        self._loop.watch(read_end, READ, on_resolved)
         threading.Thread(target=look_up, daemon=True).start()
 
-    def _connect(self, addresses: Addresses) -> None:
+    def _connect_to(self, addresses: Addresses) -> None:
         family, kind, protocol, _, address = addresses[0]
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         code = sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
             sock.close()
-            return self._failed(os.strerror(code).lower())
-        timeout = self._loop.after(CONNECT_S, lambda: self._settled(sock, errno.ETIMEDOUT))
+            return self._retry_later(os.strerror(code).lower())
+        timeout = self._loop.call_later(CONNECT_TIMEOUT_S, lambda: self._finish_connect(sock, errno.ETIMEDOUT))
 
-        def ready(mask: int) -> None:
+        def on_ready(mask: int) -> None:
             timeout.cancel()
-            self._settled(sock, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            self._finish_connect(sock, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
-        self._loop.watch(sock.fileno(), WRITE, ready)
+        self._loop.watch(sock.fileno(), WRITE, on_ready)
 
-    def _settled(self, sock: socket.socket, code: int) -> None:
+    def _finish_connect(self, sock: socket.socket, code: int) -> None:
         self._loop.unwatch(sock.fileno())
-        if code == 0 and self._since is not None:
+        if code == 0 and self._dialed_at is not None:
             self.stop()
-            return self._connected(sock)
+            return self._on_connected(sock)
         sock.close()
-        if self._since is not None:
-            self._failed(os.strerror(code).lower())
+        if self._dialed_at is not None:
+            self._retry_later(os.strerror(code).lower())
 
-    def _failed(self, reason: str) -> None:
+    def _retry_later(self, reason: str) -> None:
         self._reason = reason
-        self._retry = self._loop.after(RETRY_S, self._resolve)
+        self._retry_timer = self._loop.call_later(RETRY_S, self._resolve_address)
 
 
 # --- the connection ---------------------------------------------------------------------------------------------------
 
 # The leader may be silent for this long on a new connection, since it may have thousands to accept first.
-CHALLENGE_S = 60.0
+CHALLENGE_TIMEOUT_S = 60.0
 RETRY_REFUSED_S = 2.0
 
 
@@ -239,10 +241,10 @@ class LeaderConnection:
         self._config, self._loop, self._say = config, loop, say
         self._hello, self._handlers = hello, handlers
         self._on_admitted, self._on_refused, self._on_lost = on_admitted, on_refused, on_lost
-        self._dialer = Dialer(loop, config.leader, say=say, connected=self._connected)
+        self._dialer = Dialer(loop, config.leader_address, say=say, on_connected=self._on_connected)
         self._link: Link | None = None
-        self._patience_s = SILENCE_S
-        self._side = HostSide(config.key)
+        self._patience_s = SILENCE_TIMEOUT_S
+        self._handshake = HostHandshake(config.handshake_key)
         # Why the leader that was reached last did not admit this host.
         self._refusal: str | None = None
 
@@ -252,14 +254,14 @@ class LeaderConnection:
         return self._link is not None and self._link.epoch is not None
 
     @property
-    def address(self) -> str:
+    def leader_address(self) -> str:
         """Address at which other hosts reach the leader, or "" without a connection."""
         return "" if self._link is None else self._link.peer
 
     @property
-    def fault(self) -> str:
+    def dial_fault(self) -> str:
         """Reason for the missing connection."""
-        return self._refusal or self._dialer.reason
+        return self._refusal or self._dialer.failure_text
 
     def dial(self, after_s: float = 0.0) -> None:
         """Connect, and retry until the leader answers."""
@@ -274,24 +276,24 @@ class LeaderConnection:
         """Close a connection whose other end has been silent for too long."""
         away_s, self._ticked_at = now - self._ticked_at, now
         # After a long pause, this process itself was stopped or starved and could not receive anything.
-        if away_s > SILENCE_S / 2:
+        if away_s > SILENCE_TIMEOUT_S / 2:
             self.last_message_at += away_s
         if self._link is not None and now - self.last_message_at > self._patience_s:
-            self._drop(self._link, f"no message for {self._patience_s:.0f} s")
+            self._drop_link(self._link, f"no message for {self._patience_s:.0f} s")
 
-    def _connected(self, sock: socket.socket) -> None:
+    def _on_connected(self, sock: socket.socket) -> None:
         try:
-            peer, channel = str(sock.getpeername()[0]), secured(self._config.certificates, is_server=False)
-            self._link = Link(self._loop, sock, self._take, self._closed, peer, channel)
+            peer, channel = str(sock.getpeername()[0]), create_channel(self._config.certificates, is_server=False)
+            self._link = Link(self._loop, sock, self._on_message, self._on_closed, peer, channel)
         except OSError:
             # The other side has closed the connection in the meantime.
             sock.close()
             return self.dial(RETRY_S)
-        self._side = HostSide(self._config.key)
-        self.last_message_at, self._patience_s = time.monotonic(), CHALLENGE_S
+        self._handshake = HostHandshake(self._config.handshake_key)
+        self.last_message_at, self._patience_s = time.monotonic(), CHALLENGE_TIMEOUT_S
 
-    def _take(self, link: Link, message: Message) -> None:
-        self.last_message_at, self._patience_s = time.monotonic(), SILENCE_S
+    def _on_message(self, link: Link, message: Message) -> None:
+        self.last_message_at, self._patience_s = time.monotonic(), SILENCE_TIMEOUT_S
         if link.epoch is None:
             return self._shake_hands(link, message)
         kind = message["type"]
@@ -299,42 +301,42 @@ class LeaderConnection:
         if (handler := self._handlers.get(kind)) is None:
             return
         try:
-            order = checked.read(FROM_LEADER[kind], message) if kind in FROM_LEADER else None
+            order = codec.read_record(FROM_LEADER[kind], message) if kind in FROM_LEADER else None
         except Malformed as error:
-            return self._drop(link, f"it sent a `{kind}` whose {error}")
+            return self._drop_link(link, f"it sent a `{kind}` whose {error}")
         handler(order)
 
     def _shake_hands(self, link: Link, message: Message) -> None:
         """Handle a message from a peer that has not yet proven that it leads this run."""
         try:
             if message["type"] == "challenge":
-                return link.send("hello", **self._side.hello(message, self._hello().to_wire()))
-            fields = self._side.opened(message)
+                return link.send("hello", **self._handshake.answer_challenge(message, self._hello().to_wire()))
+            fields = self._handshake.open_answer(message)
             if message["type"] == "welcome":
-                link.epoch = checked.read(Welcome, fields).epoch
+                link.epoch = codec.read_record(Welcome, fields).epoch
                 return self._on_admitted()
-            refused = checked.read(Refused, fields)
-        except (NotProven, Malformed) as error:
-            return self._drop(link, str(error))
+            refused = codec.read_record(Refused, fields)
+        except (HandshakeError, Malformed) as error:
+            return self._drop_link(link, str(error))
         link.close()
         self._link = None
         if refused.may_retry:
-            self._retry(f"refused this host: {refused.message}")
+            self._retry_refused(f"refused this host: {refused.message}")
         else:
             self._on_refused(refused)
 
-    def _drop(self, link: Link, reason: str) -> None:
+    def _drop_link(self, link: Link, reason: str) -> None:
         link.close()
-        self._closed(link, reason)
+        self._on_closed(link, reason)
 
-    def _closed(self, link: Link, reason: str) -> None:
+    def _on_closed(self, link: Link, reason: str) -> None:
         self._link = None
         if link.epoch is not None:
             return self._on_lost(reason)
         hint = "it may belong to another run, or have another gang_secret"
-        self._retry(f"did not admit this host: {reason}; {hint}")
+        self._retry_refused(f"did not admit this host: {reason}; {hint}")
 
-    def _retry(self, reason: str) -> None:
+    def _retry_refused(self, reason: str) -> None:
         if reason != self._refusal:
             self._say(f"host 0 {reason}")
         self._refusal = reason

@@ -17,16 +17,22 @@ from typing import Any
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.protocol import Hello, Judged, Leave, Ping, Refused, Start
-from jaxlaunch.launcher.agent.gang.root_cause import of_lost_leader
+from jaxlaunch.launcher.agent.gang.root_cause import verdict_for_lost_leader
 from jaxlaunch.launcher.agent.host.folders import SiteFolder
-from jaxlaunch.launcher.agent.host.leader_connection import RETRY_S, LeaderConnection, MemberState, Press, WhenIdle
+from jaxlaunch.launcher.agent.host.leader_connection import (
+    RETRY_S,
+    IdleAction,
+    LeaderConnection,
+    MemberState,
+    StopRequest,
+)
 from jaxlaunch.launcher.agent.host.processes import Child, Processes
-from jaxlaunch.launcher.agent.host.rank_reports import RankReports, ReportedMetrics
+from jaxlaunch.launcher.agent.host.rank_reports import ProgramMetrics, RankReports
 from jaxlaunch.launcher.agent.io.loop import Loop, Timer
 from jaxlaunch.launcher.agent.io.output import OutputStream
 from jaxlaunch.launcher.agent.io.resources import find_excess
-from jaxlaunch.records import checked
-from jaxlaunch.records.members import from_wire as members_of
+from jaxlaunch.records import codec
+from jaxlaunch.records.members import parse_members as members_of
 from jaxlaunch.records.verdict import (
     Failure,
     FailureKind,
@@ -43,7 +49,7 @@ from jaxlaunch.records.verdict import (
 
 TICK_S = 0.2
 # A Python program has loaded our site hook by this time.
-HELLO_S = 10.0
+HELLO_TIMEOUT_S = 10.0
 
 # Called with the verdict and whether this host leaves alone.
 Finish = Callable[[Verdict, bool], None]
@@ -63,8 +69,8 @@ class Member:
         *,
         say: Callable[[str], None],
         finish: Finish,
-        orphaned: Callable[[Verdict], None],
-        take: Callable[[range], None],
+        on_orphaned: Callable[[Verdict], None],
+        take_ranks: Callable[[range], None],
     ) -> None:
         """Create the member; `begin` connects it.
 
@@ -77,22 +83,22 @@ class Member:
             clock: Clock of the run on host 0, None on other hosts.
             say: Writes a message for people.
             finish: Called once, when this host may exit.
-            orphaned: Called before `finish` if the leader is lost.
-            take: Called with the ranks of this host before each start.
+            on_orphaned: Called before `finish` if the leader is lost.
+            take_ranks: Called with the ranks of this host before each start.
         """
         # The newest report of the leader on all hosts.
         self.gang: Mapping[str, Any] = {}
         self.state = MemberState(config)
         self._config, self._loop, self._hello = config, loop, hello
-        self._say, self._finish, self._orphaned, self._take_ranks = say, finish, orphaned, take
+        self._say, self._finish, self._on_orphaned, self._take_ranks = say, finish, on_orphaned, take_ranks
         self.processes = Processes(
             config,
             loop,
             site_folder,
             stdout,
             say=say,
-            on_report=lambda child, message: self.reports.take(child, message),
-            on_end=self._child_ended,
+            on_report=lambda child, message: self.reports.take_report(child, message),
+            on_end=self._on_child_end,
         )
         self.leader = LeaderConnection(
             config,
@@ -101,17 +107,17 @@ class Member:
             hello=lambda: dataclasses.replace(self._hello, attempt=self.state.attempt, saved=self._saved_step()),
             handlers={
                 "ping": self._take_ping,
-                "start": self._start,
-                "stop": self._stop,
+                "start": self._start_attempt,
+                "stop": self._stop_processes,
                 "stacks": lambda order: self.reports.dump_stacks(),
                 "verdict": self._take_verdict,
-                "leave": self._leave,
+                "leave": self._leave_gang,
             },
-            on_admitted=self._admitted,
-            on_refused=self._refused,
-            on_lost=self._leader_lost,
+            on_admitted=self._on_admitted,
+            on_refused=self._on_refused,
+            on_lost=self._on_leader_lost,
         )
-        metrics = ReportedMetrics(config.run_dir, say, lambda text: loop.after(0.0, lambda: say(text)))
+        metrics = ProgramMetrics(config.run_dir, say, lambda text: loop.call_later(0.0, lambda: say(text)))
         self.reports = RankReports(
             config, self.state, self.processes, clock, leader=self.leader, say=say, metrics=metrics
         )
@@ -120,96 +126,96 @@ class Member:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.on_signal(number, self.request_stop)
 
-    def begin(self) -> None:
+    def connect_to_leader(self) -> None:
         """Connect to the leader."""
         self.leader.dial()
-        self._loop.every(TICK_S, self._tick)
+        self._loop.call_every(TICK_S, self._on_tick)
         timeout_s = self.reports.timeouts_s["rendezvous"]
         # On host 0, the leader itself applies this timeout to all hosts.
         if timeout_s is not None and not self._config.is_leader:
-            self._loop.after(timeout_s, self._rendezvous_timed_out)
+            self._loop.call_later(timeout_s, self._on_rendezvous_timeout)
 
     def request_stop(self) -> None:
         """Handle SIGTERM or SIGINT: ask the leader to stop all hosts, and on the second signal kill the processes."""
-        press = self.state.take_signal(time.monotonic())
-        if press is Press.REPEATED:
+        request = self.state.take_signal(time.monotonic())
+        if request is StopRequest.REPEATED:
             return
-        excess = find_excess(self._config.job, self._config.host) if press is Press.STOP else None
+        excess = find_excess(self._config.job, self._config.host) if request is StopRequest.STOP else None
         if not self.leader.is_admitted:
-            self.processes.kill()
+            self.processes.kill_all()
             reason = StopReason.OUTSIDE if excess is None else StopReason.DISK_EXCEEDED
             stop = StopFacts(reason, StopOutcome.NOT_JOINED, excess=excess)
             verdict = verdict_for(Failure(FailureKind.STOPPED, stop=stop))
             return self._finish(verdict, self._config.job.replaces and excess is None)
-        if press is Press.STOP:
+        if request is StopRequest.STOP:
             self._say("received a signal to stop" + (f": {render_excess(excess)}" if excess else ""))
-            return self.leader.send("stop", excess=checked.to_json(excess))
+            return self.leader.send("stop", excess=codec.to_json(excess))
         self._say("received a second signal to stop: killing the processes")
         self.leader.send("kill")
-        self.processes.kill()
+        self.processes.kill_all()
 
     # --- the leader's orders ------------------------------------------------------------------------------------------
 
-    def _admitted(self) -> None:
+    def _on_admitted(self) -> None:
         if self._leader_timer is not None:
             self._leader_timer.cancel()
             self._leader_timer = None
 
-    def _refused(self, answer: Refused) -> None:
+    def _on_refused(self, answer: Refused) -> None:
         self._say(f"host 0 refused this host: {answer.message}")
         self._finish(verdict_for_code(answer.code, Failure(FailureKind.REFUSED, detail=answer.message)), False)
 
     def _take_ping(self, order: Ping) -> None:
-        self.gang = checked.to_json(order.gang)
+        self.gang = codec.to_json(order.gang)
 
-    def _start(self, order: Start) -> None:
-        self.state.start(order.attempt)
-        self.reports.start()
+    def _start_attempt(self, order: Start) -> None:
+        self.state.start_attempt(order.attempt)
+        self.reports.start_attempt()
         # JAX's coordinator listens only on the address at which other hosts reach this one.
-        listens = self.leader.address if self._config.is_leader else None
+        bind_address = self.leader.leader_address if self._config.is_leader else None
         members = members_of(order.members, self._config.job.processes_per_host, self._config.hosts)
-        self.processes.flush()
-        self._take_ranks(members.ranks(self._config.host))
-        self.processes.start(members, order.attempt, order.coordinator, listens, order.start, order.saved)
+        self.processes.flush_logs()
+        self._take_ranks(members.ranks_of(self._config.host))
+        self.processes.start_ranks(members, order.attempt, order.coordinator, bind_address, order.start, order.saved)
         children = list(self.processes.children.values())
         if not children:
             self._say("holds no rank now: it is a spare, ready to take those of a lost host")
             self.processes.keep_standbys()
-        self._loop.after(HELLO_S, lambda: self.reports.check_hellos(children))
+        self._loop.call_later(HELLO_TIMEOUT_S, lambda: self.reports.check_hellos(children))
 
-    def _stop(self, order: None) -> None:
+    def _stop_processes(self, order: None) -> None:
         self.state.is_stopping = True
-        self.processes.stop()
+        self.processes.stop_all()
 
     def _take_verdict(self, order: Judged) -> None:
-        self.state.end(order.attempt, order.verdict)
-        self.processes.kill()
+        self.state.end_attempt(order.attempt, order.verdict)
+        self.processes.kill_all()
         self._continue_if_idle()
 
-    def _leave(self, order: Leave) -> None:
+    def _leave_gang(self, order: Leave) -> None:
         # Host 0 stays until every host has received this message.
         if not self._config.is_leader:
             self._finish(order.verdict, order.alone)
 
     # --- without a leader ---------------------------------------------------------------------------------------------
 
-    def _leader_lost(self, reason: str) -> None:
+    def _on_leader_lost(self, reason: str) -> None:
         if self.state.awaits_first_start:
             return self.leader.dial()
         if self.state.verdict is None:
             statuses = [child.progress.status for child in self.processes.children.values()]
             committed = self.gang.get("of", {}).get("last_committed")
-            verdict = of_lost_leader(reason, 0, statuses, committed, is_stopping=self.state.is_stopping)
+            verdict = verdict_for_lost_leader(reason, 0, statuses, committed, is_stopping=self.state.is_stopping)
             self.state.verdict = verdict
             self._say(verdict.message)
-            self._orphaned(verdict)
-        self.processes.kill()
+            self._on_orphaned(verdict)
+        self.processes.kill_all()
         self._continue_if_idle()
 
     def _saved_step(self) -> int | None:
         """Return the newest saved step that this host knows of; 0 if processes ran without one, None if none ran."""
-        own = [child.progress.status.committed for child in self.processes.children.values()]
-        steps = (self.gang.get("of", {}).get("last_committed"), *own)
+        committed_steps = [child.progress.status.committed for child in self.processes.children.values()]
+        steps = (self.gang.get("of", {}).get("last_committed"), *committed_steps)
         return max((step for step in steps if step is not None), default=0 if self.state.has_started else None)
 
     def _wait_for_leader(self, verdict: Verdict) -> None:
@@ -218,46 +224,46 @@ class Member:
             return
         timeout_s = self.reports.timeouts_s["replace"]
         self._say("keeping this host, until host 0 is replaced")
-        wait = RendezvousFacts(Numbers.of([0]), timeout_s, "timeouts.replace")
-        given_up = verdict.with_failure(dataclasses.replace(verdict.facts, rendezvous=wait))
-        self._leader_timer = self._loop.after(timeout_s or math.inf, lambda: self._give_up(given_up))
+        wait = RendezvousFacts(Numbers.from_sequence([0]), timeout_s, "timeouts.replace")
+        give_up_verdict = verdict.with_failure(dataclasses.replace(verdict.facts, rendezvous=wait))
+        self._leader_timer = self._loop.call_later(timeout_s or math.inf, lambda: self._give_up(give_up_verdict))
         self.leader.dial(RETRY_S)
 
-    def _rendezvous_timed_out(self) -> None:
+    def _on_rendezvous_timeout(self) -> None:
         if self.leader.is_admitted or self.state.has_started:
             return
-        wait = RendezvousFacts(address=":".join(map(str, self._config.leader)))
-        facts = Failure(FailureKind.CANNOT_JOIN, detail=self.leader.fault, rendezvous=wait)
+        wait = RendezvousFacts(address=":".join(map(str, self._config.leader_address)))
+        facts = Failure(FailureKind.CANNOT_JOIN, detail=self.leader.dial_fault, rendezvous=wait)
         self._give_up(verdict_for(facts, rank=0, host=0))
 
     def _give_up(self, verdict: Verdict) -> None:
         self._say(verdict.message)
-        self._orphaned(verdict)
+        self._on_orphaned(verdict)
         self._finish(verdict, False)
 
     # --- the processes ------------------------------------------------------------------------------------------------
 
-    def _child_ended(self, child: Child, code: int) -> None:
+    def _on_child_end(self, child: Child, code: int) -> None:
         self.reports.take_end(child, code)
         self._continue_if_idle()
 
     def _continue_if_idle(self) -> None:
         """Report, wait for a leader or exit, if the attempt has a verdict and no process is left."""
         verdict = self.state.verdict
-        if verdict is None or self.processes.alive():
+        if verdict is None or self.processes.alive_children():
             return
-        step = self.state.when_idle(has_leader=self.leader.is_admitted)
-        if step is WhenIdle.REPORT:
+        action = self.state.idle_action(has_leader=self.leader.is_admitted)
+        if action is IdleAction.REPORT:
             self.leader.send("gone", attempt=self.state.attempt)
-        elif step is WhenIdle.WAIT_FOR_LEADER:
+        elif action is IdleAction.WAIT_FOR_LEADER:
             self._wait_for_leader(verdict)
         else:
             self._finish(verdict, False)
 
-    def _tick(self) -> None:
+    def _on_tick(self) -> None:
         now = time.monotonic()
         self.leader.check_silence(now)
         self.reports.tick(now)
         if self.state.is_stopping:
-            self.processes.stop()
-        self.processes.flush()
+            self.processes.stop_all()
+        self.processes.flush_logs()

@@ -31,12 +31,12 @@ def send_signal(pid: int, number: int) -> None:
         pass
 
 
-def exists(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     """Return whether a process with this pid exists. A zombie counts."""
-    return session(pid) is not None
+    return session_id(pid) is not None
 
 
-def session(pid: int) -> int | None:
+def session_id(pid: int) -> int | None:
     """Return the session id of a process, or None if there is no such process."""
     try:
         return os.getsid(pid)
@@ -44,10 +44,10 @@ def session(pid: int) -> int | None:
         return None
 
 
-def catches(pid: int, number: int) -> bool:
+def has_handler(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal. Without /proc the answer is True."""
-    found = _mask(pid, "SigCgt")
-    return not os.path.exists("/proc/self/status") if found is None else bool(found >> (number - 1) & 1)
+    mask = _read_signal_mask(pid, "SigCgt")
+    return not os.path.exists("/proc/self/status") if mask is None else bool(mask >> (number - 1) & 1)
 
 
 def is_shell(pid: int) -> bool:
@@ -58,7 +58,7 @@ def is_shell(pid: int) -> bool:
         return False
 
 
-def below(pid: int, number: int, *, is_wrapper: bool = False) -> Iterator[int]:
+def find_targets_below(pid: int, number: int, *, is_wrapper: bool = False) -> Iterator[int]:
     """Yield the processes that must receive a signal for `pid`.
 
     A shell without a trap would die of the signal, and the command that it runs would be killed with it. A shell with a
@@ -73,42 +73,42 @@ def below(pid: int, number: int, *, is_wrapper: bool = False) -> Iterator[int]:
     if not (has_jobs or is_wrapper):
         yield pid
         return
-    has_trap = catches(pid, number)
-    running = children(pid) if has_jobs or not has_trap else []
+    has_trap = has_handler(pid, number)
+    child_pids = find_children(pid) if has_jobs or not has_trap else []
     if has_trap:
-        running = [child for child in running if not _is_in_background(child, pid)]
-    if has_trap or not running:
+        child_pids = [child for child in child_pids if not _is_in_background(child, pid)]
+    if has_trap or not child_pids:
         yield pid
-    for child in running:
-        yield from below(child, number)
+    for child in child_pids:
+        yield from find_targets_below(child, number)
 
 
-def towards(program: int, pid: int, number: int) -> Iterator[int]:
+def find_targets_to(program: int, pid: int, number: int) -> Iterator[int]:
     """Yield the known program below `pid`, and before it the shells above it that have a trap.
 
     The other commands of a pipeline end with the program. Signalling the background commands of a shell with a trap is
     up to the trap.
     """
-    line = [program]
-    while line[-1] != pid and (parent := _parent(line[-1])):
-        line.append(parent)
-    for above, under in itertools.pairwise(reversed(line if line[-1] == pid else [program])):
-        if is_shell(above) and catches(above, number):
-            yield above
-            if _is_in_background(under, above):
+    chain = [program]
+    while chain[-1] != pid and (parent := _parent_pid(chain[-1])):
+        chain.append(parent)
+    for shell, child in itertools.pairwise(reversed(chain if chain[-1] == pid else [program])):
+        if is_shell(shell) and has_handler(shell, number):
+            yield shell
+            if _is_in_background(child, shell):
                 return
     yield program
 
 
-def ends_at_once(pid: int) -> bool:
+def has_exit_trap(pid: int) -> bool:
     """Return whether a process is bash with a trap for EXIT, which handles all signals that would end it.
 
     Without a trap for the signal itself, bash would run the EXIT trap while the command that it waits for continues.
     """
-    return catches(pid, signal.SIGXCPU) and is_shell(pid)
+    return has_handler(pid, signal.SIGXCPU) and is_shell(pid)
 
 
-def reads_a_pipe(pid: int) -> bool:
+def reads_from_pipe(pid: int) -> bool:
     """Return whether a process reads from another command of its pipeline, and so ends with that command."""
     try:
         return os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
@@ -116,30 +116,30 @@ def reads_a_pipe(pid: int) -> bool:
         return False
 
 
-def of_session(leader: int) -> list[int]:
+def find_session_processes(leader: int) -> list[int]:
     """Return the processes in the session of `leader`, of all process groups. Empty without /proc."""
     try:
-        found = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     except OSError:
         return []
-    return [pid for pid in found if session(pid) == leader and not _is_zombie(pid)]
+    return [pid for pid in pids if session_id(pid) == leader and not _is_zombie(pid)]
 
 
-def orphans(pids: Collection[int]) -> list[int]:
+def find_orphans(pids: Collection[int]) -> list[int]:
     """Return the processes whose parent is not in the collection."""
-    return [pid for pid in pids if _parent(pid) not in pids]
+    return [pid for pid in pids if _parent_pid(pid) not in pids]
 
 
-def children(pid: int) -> list[int]:
+def find_children(pid: int) -> list[int]:
     """Return the running children of a process. Empty without /proc."""
     try:
-        found = [int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        pids = [int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
-    return [child for child in found if not _is_zombie(child)]
+    return [child for child in pids if not _is_zombie(child)]
 
 
-def why_unstartable(program: str, error: OSError, path: str | None) -> str:
+def explain_exec_error(program: str, error: OSError, path: str | None) -> str:
     """Return why `exec` of a program failed, as a shell would print it."""
     if error.errno == errno.ENOEXEC:
         return f"{program}: Exec format error; a script begins with a line such as #!/bin/sh"
@@ -148,19 +148,19 @@ def why_unstartable(program: str, error: OSError, path: str | None) -> str:
     file = program if "/" in program else shutil.which(program, path=path)
     if file is None:
         return f"{program}: command not found; it is not on PATH"
-    if (interpreter := _interpreter(file)) is not None:
+    if (interpreter := _read_interpreter(file)) is not None:
         return f"{program}: {interpreter}: bad interpreter: {error.strerror}"
     return f"{program}: {error.strerror}" + ("" if file.startswith("/") else f" in {os.getcwd()}")
 
 
-def _interpreter(file: str) -> str | None:
+def _read_interpreter(file: str) -> str | None:
     """Return the interpreter in the first line of a script, or None."""
     try:
         with open(file, "rb") as script:
-            found = re.match(rb"#!\s*(\S+)", script.readline(256))
+            match = re.match(rb"#!\s*(\S+)", script.readline(256))
     except OSError:
         return None
-    return os.fsdecode(found[1]) if found else None
+    return os.fsdecode(match[1]) if match else None
 
 
 def _is_in_background(pid: int, shell: int) -> bool:
@@ -168,28 +168,31 @@ def _is_in_background(pid: int, shell: int) -> bool:
 
     POSIX requires a shell to ignore SIGQUIT for such commands.
     """
-    quits = 1 << (signal.SIGQUIT - 1)
-    return bool((_mask(pid, "SigIgn") or 0) & quits) and not (_mask(shell, "SigIgn") or 0) & quits
+    quit_bit = 1 << (signal.SIGQUIT - 1)
+    return (
+        bool((_read_signal_mask(pid, "SigIgn") or 0) & quit_bit)
+        and not (_read_signal_mask(shell, "SigIgn") or 0) & quit_bit
+    )
 
 
-def _mask(pid: int, kind: str) -> int | None:
+def _read_signal_mask(pid: int, field: str) -> int | None:
     """Return a signal mask of a process, with bit 0 for signal 1, or None without /proc."""
     try:
-        found = re.search(rf"^{kind}:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        match = re.search(rf"^{field}:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return None if found is None else int(found[1], 16)
+    return None if match is None else int(match[1], 16)
 
 
-def _parent(pid: int) -> int:
-    return int(_stat(pid)[1])
+def _parent_pid(pid: int) -> int:
+    return int(_read_stat(pid)[1])
 
 
 def _is_zombie(pid: int) -> bool:
-    return _stat(pid)[0] == "Z"
+    return _read_stat(pid)[0] == "Z"
 
 
-def _stat(pid: int) -> tuple[str, str]:
+def _read_stat(pid: int) -> tuple[str, str]:
     """Return the state of a process and the pid of its parent, as in proc_pid_stat(5)."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
@@ -200,7 +203,7 @@ def _stat(pid: int) -> tuple[str, str]:
 
 
 # Bash gets this long for its EXIT trap after the signalled processes have ended: a signal would cut the trap short.
-TRAP_S = 3.0
+EXIT_TRAP_S = 3.0
 
 
 class ProcessTree:
@@ -214,8 +217,8 @@ class ProcessTree:
         self._reporter = 0
         self._has_met_reporter = False
         # Processes that were sent SIGTERM, and the last time at which one of them existed.
-        self._told: set[int] = set()
-        self._told_at = -math.inf
+        self._signalled: set[int] = set()
+        self._signalled_alive_at = -math.inf
         # Whether the started process was a wrapper at the time of the stop.
         self._is_wrapper = False
 
@@ -230,13 +233,13 @@ class ProcessTree:
     @property
     def has_lost_reporter(self) -> bool:
         """Whether a wrapper continues without the Python process that reported, so that its last phase is obsolete."""
-        return not self.is_program and self._has_met_reporter and not exists(self._reporter)
+        return not self.is_program and self._has_met_reporter and not process_exists(self._reporter)
 
-    def take_reporter(self, pid: int) -> None:
+    def set_reporter(self, pid: int) -> None:
         """Record which process reports from now on."""
-        self._reporter, self._has_met_reporter = pid, exists(pid)
+        self._reporter, self._has_met_reporter = pid, process_exists(pid)
 
-    def take_reaped(self) -> None:
+    def mark_reaped(self) -> None:
         """Record that the pid is free, so that the kernel may give it to another process."""
         self._is_reaped = True
 
@@ -247,51 +250,53 @@ class ProcessTree:
         the signal once it has a handler.
         """
         self._is_wrapper = self._is_wrapper or not self.is_program or is_shell(self.pid)
-        is_first, told = not self._told, {pid for pid in self._told if session(pid) is not None}
-        if told:
-            self._told_at = time.monotonic()
-        targets = [pid for pid in self._targets() if pid not in told]
+        is_first, signalled = not self._signalled, {pid for pid in self._signalled if session_id(pid) is not None}
+        if signalled:
+            self._signalled_alive_at = time.monotonic()
+        targets = [pid for pid in self._stop_targets() if pid not in signalled]
         if is_first:
-            others = [pid for pid in targets if catches(pid, signal.SIGTERM) or not reads_a_pipe(pid)]
-            targets = others or targets
+            preferred = [pid for pid in targets if has_handler(pid, signal.SIGTERM) or not reads_from_pipe(pid)]
+            targets = preferred or targets
         else:
-            targets = [pid for pid in targets if catches(pid, signal.SIGTERM)]
-        last = [pid for pid in targets if ends_at_once(pid)]
-        has_had_its_time = time.monotonic() - self._told_at >= TRAP_S
-        for pid in [pid for pid in targets if pid not in last] or (last if has_had_its_time else []):
-            self._tell(pid)
+            targets = [pid for pid in targets if has_handler(pid, signal.SIGTERM)]
+        with_exit_trap = [pid for pid in targets if has_exit_trap(pid)]
+        has_waited_for_trap = time.monotonic() - self._signalled_alive_at >= EXIT_TRAP_S
+        for pid in [pid for pid in targets if pid not in with_exit_trap] or (
+            with_exit_trap if has_waited_for_trap else []
+        ):
+            self._terminate(pid)
 
-    def _targets(self) -> Iterator[int]:
+    def _stop_targets(self) -> Iterator[int]:
         """Yield the Python process that reports, else the commands of a wrapper, else the started process."""
-        if not self.is_program and session(self._reporter) == self.pid:
-            return towards(self._reporter, self.pid, signal.SIGTERM)
-        return below(self.pid, signal.SIGTERM, is_wrapper=self.has_lost_reporter)
+        if not self.is_program and session_id(self._reporter) == self.pid:
+            return find_targets_to(self._reporter, self.pid, signal.SIGTERM)
+        return find_targets_below(self.pid, signal.SIGTERM, is_wrapper=self.has_lost_reporter)
 
-    def _tell(self, pid: int) -> None:
+    def _terminate(self, pid: int) -> None:
         send_signal(pid, signal.SIGTERM)
-        self._told.add(pid)
+        self._signalled.add(pid)
 
     def leaves_programs(self) -> bool:
         """Return whether the started process has ended after a stop while programs that it started still run.
 
         A shell may exit in its trap and leave a program in the background. That program receives SIGTERM now.
         """
-        if self.is_killed or not self._told or not self._is_wrapper:
+        if self.is_killed or not self._signalled or not self._is_wrapper:
             return False
-        left = orphans(of_session(self.pid))
-        for pid in left if self.pid in self._told else ():
-            if pid not in self._told:
-                self._tell(pid)
-        return not self._told.isdisjoint(left)
+        remaining = find_orphans(find_session_processes(self.pid))
+        for pid in remaining if self.pid in self._signalled else ():
+            if pid not in self._signalled:
+                self._terminate(pid)
+        return not self._signalled.isdisjoint(remaining)
 
     def dump_stacks(self) -> None:
         """Ask the Python process with our site hook to write its stacks.
 
         Without the handler of the hook, the signal would end the program.
         """
-        is_wrapped = not self.is_program and session(self._reporter) == self.pid
+        is_wrapped = not self.is_program and session_id(self._reporter) == self.pid
         pid = self._reporter if is_wrapped else self.pid
-        if catches(pid, signal.SIGUSR1):
+        if has_handler(pid, signal.SIGUSR1):
             send_signal(pid, signal.SIGUSR1)
 
     def kill(self) -> None:
@@ -303,5 +308,5 @@ class ProcessTree:
             # Between fork and setsid there is no group yet.
             if not self._is_reaped:
                 os.kill(self.pid, signal.SIGKILL)
-        for pid in of_session(self.pid):
+        for pid in find_session_processes(self.pid):
             send_signal(pid, signal.SIGKILL)

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from jaxlaunch import contract, regular_files
 from jaxlaunch.launcher.agent.gang import progress
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, Progress
+from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, RankProgress
 from jaxlaunch.launcher.agent.host import environment, process_tree
 from jaxlaunch.launcher.agent.host.folders import SiteFolder
 from jaxlaunch.launcher.agent.host.process_tree import ProcessTree
@@ -35,11 +35,11 @@ from jaxlaunch.runs.layout import start_folder
 # A verdict may quote this many lines of output.
 TAIL_LINES = 100
 # `launcher logs` receives at most this many bytes of output.
-MAX_LAST = 256 * 1024
+MAX_LAST_BYTES = 256 * 1024
 # The stacks of thousands of frames fit into this many bytes.
-MAX_STACKS = 1024 * 1024
+MAX_STACKS_BYTES = 1024 * 1024
 # Gloo, the network of JAX on CPU, prints this at every start of every rank.
-_BANNER = re.compile(
+_GLOO_BANNER = re.compile(
     rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"
 )
 # From linux/prctl.h.
@@ -82,10 +82,10 @@ class Child:
         self.rank = rank
         self.metrics_path, self.stacks_path = environ[contract.METRICS], environ[contract.STACKS]
         self.profile_path = environ[contract.PROFILE]
-        self.progress = Progress(time.monotonic(), phase)
+        self.progress = RankProgress(time.monotonic(), phase)
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         # The exception of a Python process whose wrapper continued.
-        self.handled: Mapping[str, Any] | None = None
+        self.handled_error: Mapping[str, Any] | None = None
         # Notes that were sent to the leader.
         self.notes: set[str] = set()
         self._on_output, self._on_report = on_output, on_report
@@ -94,14 +94,14 @@ class Child:
         os.set_blocking(self._reports.write_end, False)
         report_fd = self._reports.write_end
         environ = {**environ, contract.PROGRESS_FD: str(report_fd)}
-        agent = os.getpid()
+        agent_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            keep = [report_fd] if control is None else [report_fd, control]
-            _become(argv, environ, cwd, self._output.write_end, keep, agent)
+            inherited_fds = [report_fd] if control is None else [report_fd, control]
+            _exec_child(argv, environ, cwd, self._output.write_end, inherited_fds, agent_pid)
         self.tree = ProcessTree(pid)
-        self._output.opened()
-        self._reports.opened()
+        self._output.close_write_end()
+        self._reports.close_write_end()
 
     @property
     def tail_text(self) -> str:
@@ -111,26 +111,28 @@ class Child:
     @property
     def last_lines(self) -> list[str]:
         """The last TAIL_LINES lines of output, cut to MAX_LAST bytes unless the last line alone is longer."""
-        found, size = list[str](), 0
+        lines, size = list[str](), 0
         for line in reversed(self.tail):
             size += len(line)
-            if found and size > MAX_LAST:
+            if lines and size > MAX_LAST_BYTES:
                 break
-            found.append(line.decode(errors="replace"))
-        return found[::-1]
+            lines.append(line.decode(errors="replace"))
+        return lines[::-1]
 
     @property
-    def stacks(self) -> str:
+    def stacks_text(self) -> str:
         """The last MAX_STACKS bytes of the stacks that the process has written so far."""
         try:
-            return regular_files.read(self.stacks_path, MAX_STACKS, at_end=True).decode(errors="replace")
+            return regular_files.read_bounded(self.stacks_path, MAX_STACKS_BYTES, from_end=True).decode(
+                errors="replace"
+            )
         except OSError:
             # The file does not exist yet, or the process has replaced it.
             return ""
 
-    def pause(self, is_paused: bool) -> None:
+    def pause_output(self, is_paused: bool) -> None:
         """Stop or resume reading the output, so that the program waits or continues."""
-        self._output.pause(is_paused)
+        self._output.set_paused(is_paused)
 
     def dump_stacks(self) -> None:
         """Ask the program to write its stacks, if it has our site hook."""
@@ -150,7 +152,7 @@ class Child:
     def _take_output(self, line: bytes) -> None:
         # Of a progress bar, only what a terminal would show is kept.
         text = line.rstrip(b"\r").rpartition(b"\r")[2]
-        if _BANNER.fullmatch(text):
+        if _GLOO_BANNER.fullmatch(text):
             return
         self.tail.append(text)
         self._on_output(self, text)
@@ -161,12 +163,12 @@ class Child:
             return
         message = progress.read_line(line, self.rank)
         if "pid" in message:
-            self.tree.take_reporter(message["pid"])
-            self.handled = None
-        self.progress.take(message, time.monotonic())
+            self.tree.set_reporter(message["pid"])
+            self.handled_error = None
+        self.progress.take_message(message, time.monotonic())
         if "error" in message and not self.tree.is_program:
-            self.handled = message["error"]
-            self.progress.take({"atexit": True}, time.monotonic())
+            self.handled_error = message["error"]
+            self.progress.take_message({"atexit": True}, time.monotonic())
         self._on_report(self, message)
 
 
@@ -177,38 +179,43 @@ def die_with_parent(number: int, parent: int) -> bool:
     return os.getppid() == parent
 
 
-def _become(
-    argv: Sequence[str], environ: Mapping[str, str], cwd: str | None, out: int, keep: Sequence[int], agent: int
+def _exec_child(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: str | None,
+    output_fd: int,
+    inherited_fds: Sequence[int],
+    agent_pid: int,
 ) -> NoReturn:
-    report_fd = keep[0]
+    report_fd = inherited_fds[0]
     try:
         # The wakeup descriptor is shared: a signal here must not wake the agent.
         signal.set_wakeup_fd(-1)
         os.setsid()
-        if not die_with_parent(signal.SIGKILL, agent):
+        if not die_with_parent(signal.SIGKILL, agent_pid):
             os._exit(1)
         resources.restore_limits()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        for fd in keep:
+        os.dup2(output_fd, 1)
+        os.dup2(output_fd, 2)
+        for fd in inherited_fds:
             os.set_inheritable(fd, True)
         if cwd is not None:
             os.chdir(cwd)
         os.execvpe(argv[0], list(argv), dict(environ))
     except OSError as error:
-        why = process_tree.why_unstartable(argv[0], error, environ.get("PATH"))
-        contract.send(report_fd, {UNSTARTABLE: why if error.filename != cwd else f"workdir {cwd}: {error.strerror}"})
+        fault = process_tree.explain_exec_error(argv[0], error, environ.get("PATH"))
+        contract.send(report_fd, {UNSTARTABLE: fault if error.filename != cwd else f"workdir {cwd}: {error.strerror}"})
     finally:
         os._exit(127)
 
 
 # A job without a command runs this module.
-TRAINER = "jaxlaunch.trainer"
+TRAINER_MODULE = "jaxlaunch.trainer"
 # Programs whose wrapper has ended are polled with this period.
-POLL_S = 0.1
+LEFTOVER_POLL_S = 0.1
 # After this many killed standby processes, no other is started, because something would kill it too.
 MAX_KILLED_STANDBYS = 3
 
@@ -223,7 +230,7 @@ class Standby:
         """Send the environment of a rank, and return the process, which becomes that rank."""
         self.child.rank = rank
         has_hello = self.child.progress.has_hello
-        self.child.progress = Progress(time.monotonic(), phase="init")
+        self.child.progress = RankProgress(time.monotonic(), phase="init")
         self.child.progress.has_hello = has_hello
         try:
             os.write(self._control, json.dumps(dict(environ)).encode() + b"\n")
@@ -265,20 +272,20 @@ class Processes:
         self._logs: dict[int, RankLog] = {}
         # True while no output is read because stdout is behind.
         self._is_paused = False
-        stdout.on_room = lambda: self._pause(False)
-        self._argv = site_folder.command(TRAINER) if config.job.command is None else config.job.command
-        loop.on_child(self._ending, self._reap)
+        stdout.on_room = lambda: self._pause_outputs(False)
+        self._argv = site_folder.module_command(TRAINER_MODULE) if config.job.command is None else config.job.command
+        loop.on_child_exit(self._kill_leftovers, self._on_reaped)
 
     # --- an attempt ---------------------------------------------------------------------------------------------------
 
-    def start(
+    def start_ranks(
         self,
         members: Members,
         attempt: int,
         coordinator: str,
-        listens: str | None,
-        number: int,
-        saved: int | None,
+        bind_address: str | None,
+        start_number: int,
+        saved_step: int | None,
     ) -> None:
         """Start the ranks of this host, from standby processes if there are any.
 
@@ -286,48 +293,52 @@ class Processes:
             members: Hosts that hold ranks.
             attempt: Number of the attempt.
             coordinator: Address of JAX's coordinator, as host:port.
-            listens: Address of this host at which the coordinator listens. None if it runs on another host.
-            number: Number of the start, whose folder gets the logs.
-            saved: Newest step that earlier attempts saved, as in `environment.of_attempt`.
+            bind_address: Address of this host at which the coordinator listens. None if it runs on another host.
+            start_number: Number of the start, whose folder gets the logs.
+            saved_step: Newest step that earlier attempts saved, as in `environment.of_attempt`.
         """
-        run, kept = self._config.run_dir, self._config.job.log_bytes
-        folder = None if run is None else start_folder(run, number)
-        ranks = members.ranks(self._config.host)
-        self._logs = {rank: self._logs.get(rank) or RankLog(folder, rank, kept, self._log_failed) for rank in ranks}
-        shared = environment.of_attempt(attempt, coordinator, listens, saved)
+        run_dir, log_bytes = self._config.run_dir, self._config.job.log_bytes
+        folder = None if run_dir is None else start_folder(run_dir, start_number)
+        ranks = members.ranks_of(self._config.host)
+        self._logs = {
+            rank: self._logs.get(rank) or RankLog(folder, rank, log_bytes, self._on_log_error) for rank in ranks
+        }
+        attempt_variables = environment.attempt_variables(attempt, coordinator, bind_address, saved_step)
         self.children = {}
         for place, rank in enumerate(ranks):
-            fresh = shared | environment.of_member(self._config, rank, members.processes)
+            variables = attempt_variables | environment.member_variables(self._config, rank, members.process_count)
             standby = self._standbys.pop(place, None)
-            self.children[rank] = standby.activate(rank, fresh) if standby else self._start(rank, self._argv, fresh)
+            self.children[rank] = (
+                standby.activate(rank, variables) if standby else self._start_child(rank, self._argv, variables)
+            )
 
-    def alive(self) -> list[Child]:
+    def alive_children(self) -> list[Child]:
         """Return the processes of this attempt that have not ended."""
         return [child for child in self.children.values() if child.progress.status.exit is None]
 
-    def stop(self) -> None:
+    def stop_all(self) -> None:
         """Ask every program of this attempt to end. A repeated call reaches programs that have started since."""
-        for child in self.alive():
+        for child in self.alive_children():
             child.tree.stop()
 
-    def kill(self) -> None:
+    def kill_all(self) -> None:
         """Kill every process of this attempt and its session."""
-        for child in self.alive():
+        for child in self.alive_children():
             child.tree.kill()
 
     def dump_stacks(self) -> None:
         """Ask every process with our site hook to write its stacks."""
-        for child in self.alive():
+        for child in self.alive_children():
             child.dump_stacks()
 
-    def flush(self) -> None:
+    def flush_logs(self) -> None:
         """Write buffered logs to their files."""
         for log in self._logs.values():
             log.flush()
 
-    def dismiss(self) -> None:
+    def shut_down(self) -> None:
         """Kill every process, including standby processes."""
-        self.kill()
+        self.kill_all()
         for standby in self._standbys.values():
             standby.child.tree.kill()
             standby.close()
@@ -341,18 +352,20 @@ class Processes:
             return
         for place in range(self._config.job.processes_per_host):
             if place not in self._standbys:
-                waits, control = os.pipe()
-                argv = self._site_folder.standby(TRAINER, waits)
+                control_read, control = os.pipe()
+                argv = self._site_folder.standby_command(TRAINER_MODULE, control_read)
                 rank = next((rank for rank in self.children if rank % len(self.children) == place), place)
-                self._standbys[place] = Standby(self._start(rank, argv, {}, control=waits), control)
-                os.close(waits)
+                self._standbys[place] = Standby(self._start_child(rank, argv, {}, control=control_read), control)
+                os.close(control_read)
 
     # --- one process --------------------------------------------------------------------------------------------------
 
-    def _start(self, rank: int, argv: Sequence[str], extra: Mapping[str, str], control: int | None = None) -> Child:
-        environ = environment.of_rank(self._config, os.environ, rank, self._site_folder.site)
+    def _start_child(
+        self, rank: int, argv: Sequence[str], extra: Mapping[str, str], control: int | None = None
+    ) -> Child:
+        environ = environment.rank_variables(self._config, os.environ, rank, self._site_folder.site)
         kinds = {contract.METRICS: "metrics", contract.STACKS: "stacks", contract.PROFILE: "profile"}
-        paths = {variable: self._site_folder.path(kind) for variable, kind in kinds.items()}
+        paths = {variable: self._site_folder.new_path(kind) for variable, kind in kinds.items()}
         return Child(
             self._loop,
             rank,
@@ -361,73 +374,73 @@ class Processes:
             cwd=self._config.job.workdir,
             control=control,
             phase="init" if self._config.job.command is None else None,
-            on_output=self._print,
-            on_report=self._report,
+            on_output=self._write_output,
+            on_report=self._take_report,
         )
 
-    def _print(self, child: Child, line: bytes, *, is_shown: bool = True) -> None:
+    def _write_output(self, child: Child, line: bytes, *, is_shown: bool = True) -> None:
         if is_shown:
-            self._stdout.line(b"[%d] %s" % (child.rank, line))
+            self._stdout.write_line(b"[%d] %s" % (child.rank, line))
         if self._stdout.is_behind and not self._is_paused:
-            self._pause(True)
+            self._pause_outputs(True)
         # A spare host has no logs yet.
         if (log := self._logs.get(child.rank)) is not None:
-            log.line(line)
+            log.write_line(line)
 
-    def _pause(self, is_paused: bool) -> None:
+    def _pause_outputs(self, is_paused: bool) -> None:
         if is_paused != self._is_paused:
             self._is_paused = is_paused
             for child in [*self.children.values(), *(standby.child for standby in self._standbys.values())]:
-                child.pause(is_paused)
+                child.pause_output(is_paused)
 
-    def _report(self, child: Child, message: Mapping[str, Any]) -> None:
+    def _take_report(self, child: Child, message: Mapping[str, Any]) -> None:
         if (refusal := message.get("refusal")) is not None:
             line = contract.refusal_line(refusal["message"], refusal["code"])
             # `launcher run` shows it at the end, in the verdict.
-            self._print(child, line.encode(errors="replace"), is_shown=not self._config.is_launched)
+            self._write_output(child, line.encode(errors="replace"), is_shown=not self._config.is_launched)
         if self.children.get(child.rank) is child:
             self._on_report(child, message)
 
-    def _ending(self, pid: int) -> None:
+    def _kill_leftovers(self, pid: int) -> None:
         """Kill the session of an ended process, unless programs in it are being stopped and may still end."""
         for child in [*self.children.values(), *(standby.child for standby in self._standbys.values())]:
             if child.tree.pid == pid and not child.tree.leaves_programs():
                 child.tree.kill()
 
-    def _reap(self, pid: int, code: int) -> None:
+    def _on_reaped(self, pid: int, code: int) -> None:
         for child in self.children.values():
             if child.tree.pid == pid:
-                child.tree.take_reaped()
-                return self._ended(child, code)
+                child.tree.mark_reaped()
+                return self._finish_child(child, code)
         for place, standby in list(self._standbys.items()):
             if standby.child.tree.pid == pid:
                 standby.close()
                 standby.child.close()
                 del self._standbys[place]
-                return self._lost_standby(standby.child.rank, code)
+                return self._on_standby_end(standby.child.rank, code)
 
-    def _lost_standby(self, rank: int, code: int) -> None:
+    def _on_standby_end(self, rank: int, code: int) -> None:
         """Log the end of a standby process, and start another if it was killed.
 
         The new one starts at once if the ranks of this host run steps or the host is a spare, else later.
         """
         self._killed_standbys += 1
         self._has_failed_standby = code >= 0 or self._killed_standbys >= MAX_KILLED_STANDBYS
-        follows = "restarts will take longer" if self._has_failed_standby else "another is started"
-        self._say(f"the standby process of rank {rank} ended with {code}; {follows}")
-        if all(child.progress.status.stepped for child in self.alive()):
+        consequence = "restarts will take longer" if self._has_failed_standby else "another is started"
+        self._say(f"the standby process of rank {rank} ended with {code}; {consequence}")
+        if all(child.progress.status.stepped for child in self.alive_children()):
             self.keep_standbys()
 
-    def _ended(self, child: Child, code: int) -> None:
+    def _finish_child(self, child: Child, code: int) -> None:
         """Report the end of a process once the last program that it started has ended."""
         if child.tree.leaves_programs():
-            self._loop.after(POLL_S, lambda: self._ended(child, code))
+            self._loop.call_later(LEFTOVER_POLL_S, lambda: self._finish_child(child, code))
             return
         if not child.tree.is_killed:
             child.tree.kill()
         child.close()
-        child.progress.ended(code)
+        child.progress.record_exit(code)
         self._on_end(child, code)
 
-    def _log_failed(self, error: OSError) -> None:
+    def _on_log_error(self, error: OSError) -> None:
         self._say(f"cannot write a log in the run folder: {error}")

@@ -19,17 +19,17 @@ from urllib.parse import parse_qs
 from jaxlaunch import atomic_file, contract
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.nccl import Question, asks_nccl
-from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, Changes, phase_timeouts
-from jaxlaunch.launcher.agent.gang.root_cause import Kind, is_signals
+from jaxlaunch.launcher.agent.gang.nccl import NcclQuery, should_query_nccl
+from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, StatusChanges, phase_timeouts
+from jaxlaunch.launcher.agent.gang.root_cause import EventKind, is_signal_exit_code
 from jaxlaunch.launcher.agent.host.leader_connection import LeaderConnection, MemberState
 from jaxlaunch.launcher.agent.host.processes import Child, Processes
 from jaxlaunch.launcher.agent.io import resources
-from jaxlaunch.launcher.agent.io.link import BEAT_S
-from jaxlaunch.records import checked
+from jaxlaunch.launcher.agent.io.link import HEARTBEAT_S
+from jaxlaunch.records import codec
 from jaxlaunch.records.verdict import HangFacts
 from jaxlaunch.runs import layout
-from jaxlaunch.runs.journal import STEP, Journal, TensorBoard, finite
+from jaxlaunch.runs.journal import STEP, Journal, TensorBoard, replace_non_finite
 
 # A process may send this many notes.
 MAX_NOTES = 50
@@ -37,10 +37,10 @@ MAX_NOTE_CHARS = 2000
 # The stacks of one rank are cut to this length in messages and in the summary.
 MAX_STACKS_CHARS = 16_000
 # The processes get this long to write their stacks.
-STACKS_S = 2.0
+STACKS_TIMEOUT_S = 2.0
 # The cause of contract.RESTART by the phase of rank 0, where the names differ.
-_RESTART_CAUSES = {"init": "rendezvous", "step": "first_step"}
-_NO_HOOK = (
+_RESTART_CAUSE_BY_PHASE = {"init": "rendezvous", "step": "first_step"}
+_NO_HOOK_WARNING = (
     "rank {rank} has not loaded jaxlaunch's sitecustomize.py: it runs `python -I` or `python -S`, has another "
     "PYTHONPATH, or is not Python. So jax.distributed.initialize() without arguments does not find the other "
     "processes, and neither progress nor exceptions are reported"
@@ -59,38 +59,38 @@ class RankReports:
         *,
         leader: LeaderConnection,
         say: Callable[[str], None],
-        metrics: ReportedMetrics,
+        metrics: ProgramMetrics,
     ) -> None:
         self.timeouts_s = phase_timeouts(config.job.timeouts_s)
-        self.profiles = Profiles(config.job.command is None, processes.alive)
+        self.profiles = Profiles(config.job.command is None, processes.alive_children)
         self._config, self._state, self._processes, self._clock = config, state, processes, clock
         self._leader, self._say, self._metrics = leader, say, metrics
         self._stacks: _StackDump | None = None
         self._beat_at = time.monotonic()
-        self._oom_kills = resources.oom_kills()
-        self._changes = Changes()
+        self._oom_kills = resources.count_oom_kills()
+        self._changes = StatusChanges()
         # Ranks whose timeout was reported in this attempt, and ranks about which a warning on the site hook was sent.
-        self._overdue: set[int] = set()
-        self._warned_of_hook: set[int] = set()
+        self._overdue_ranks: set[int] = set()
+        self._ranks_without_hook: set[int] = set()
 
-    def start(self) -> None:
+    def start_attempt(self) -> None:
         """Reset the state of the previous attempt."""
-        self._overdue.clear()
-        self._warned_of_hook.clear()
-        self._metrics.unsent, self._changes = None, Changes()
+        self._overdue_ranks.clear()
+        self._ranks_without_hook.clear()
+        self._metrics.unsent, self._changes = None, StatusChanges()
         if self._clock is not None:
-            self._clock.enter("init", time.monotonic())
+            self._clock.enter_cause("init", time.monotonic())
 
-    def take(self, child: Child, message: Mapping[str, Any]) -> None:
+    def take_report(self, child: Child, message: Mapping[str, Any]) -> None:
         """Handle a message from the progress pipe of a process."""
-        self._count(child, message)
+        self._update_clock(child, message)
         if "error" in message and child.tree.is_program:
-            self.send_event(Kind.ERROR, child, error=message["error"])
+            self.send_event(EventKind.ERROR, child, error=message["error"])
         if UNSTARTABLE in message:
-            self._warned_of_hook.add(child.rank)
-            self.send_event(Kind.UNSTARTABLE, child, text=message[UNSTARTABLE])
+            self._ranks_without_hook.add(child.rank)
+            self.send_event(EventKind.UNSTARTABLE, child, text=message[UNSTARTABLE])
         if "atexit" in message and (child.tree.is_program or child.progress.status.waits):
-            self.send_event(Kind.LEFT, child)
+            self.send_event(EventKind.LEFT, child)
         if "note" in message and self._leader.is_admitted:
             # Each note is sent once, and no more notes than the summary holds.
             note = str(message["note"])[:MAX_NOTE_CHARS]
@@ -100,120 +100,122 @@ class RankReports:
         if isinstance(message.get("profile"), dict):
             self.profiles.update(child, message["profile"])
         if "metrics" in message and child.rank == 0:
-            self._metrics.add(message.get("of", child.progress.status.step), message["metrics"])
+            self._metrics.add_step(message.get("of", child.progress.status.step), message["metrics"])
         # These may be the last reports that the leader receives, so they are sent at once.
         if "stopped" in message or "committed" in message or message.get("phase") == "done":
-            self.beat()
+            self.send_beat()
         if "phase" in message and not self._state.is_stopping:
-            if all(process.progress.status.stepped for process in self._processes.alive()):
+            if all(process.progress.status.stepped for process in self._processes.alive_children()):
                 self._processes.keep_standbys()
 
     def take_end(self, child: Child, code: int) -> None:
         """Report the end of a process."""
         self.check_hellos([child])
         if child.rank == 0:
-            self._metrics.end()
-        self.beat()
+            self._metrics.finish()
+        self.send_beat()
         # The wrapper ended with a failure too, so the exception of the Python process is its cause.
-        if child.handled is not None and code > 0 and not is_signals(code):
-            self.send_event(Kind.ERROR, child, error=child.handled)
+        if child.handled_error is not None and code > 0 and not is_signal_exit_code(code):
+            self.send_event(EventKind.ERROR, child, error=child.handled_error)
         # A SIGKILL may be from the OOM killer. Outside a container its counter is for the whole machine.
-        kills_before, self._oom_kills = self._oom_kills, resources.oom_kills()
+        kills_before, self._oom_kills = self._oom_kills, resources.count_oom_kills()
         is_oom_kill = code == -signal.SIGKILL and self._config.is_pod and self._oom_kills > kills_before
-        self.send_event(Kind.EXIT, child, exit=code, oom=is_oom_kill, text=child.tail_text[-MAX_STACKS_CHARS:])
+        self.send_event(EventKind.EXIT, child, exit=code, oom=is_oom_kill, text=child.tail_text[-MAX_STACKS_CHARS:])
 
-    def send_event(self, kind: Kind, child: Child, **fields: Any) -> None:
+    def send_event(self, kind: EventKind, child: Child, **fields: Any) -> None:
         """Report an event of a process, with its status."""
-        self._leader.send("event", kind=kind.value, **self._about(child), **fields)
+        self._leader.send("event", kind=kind.value, **self._status_fields(child), **fields)
 
     def check_hellos(self, children: Sequence[Child]) -> None:
         """Warn once of each process of this attempt that has not loaded our site hook."""
         for child in children:
             is_current = self._processes.children.get(child.rank) is child and self._state.verdict is None
-            if not is_current or child.progress.has_hello or child.rank in self._warned_of_hook:
+            if not is_current or child.progress.has_hello or child.rank in self._ranks_without_hook:
                 continue
-            self._warned_of_hook.add(child.rank)
-            note = _NO_HOOK.format(rank=child.rank)
+            self._ranks_without_hook.add(child.rank)
+            note = _NO_HOOK_WARNING.format(rank=child.rank)
             self._say(f"warning: {note}")
             self._leader.send("note", text=note)
 
     def dump_stacks(self) -> None:
         """Ask every process to write its stacks, and query NCCL."""
-        for child in self._processes.alive():
+        for child in self._processes.alive_children():
             child.dump_stacks()
-        question = Question(os.environ) if asks_nccl(self._config.job.platform, self._config.host) else None
-        self._stacks = _StackDump(time.monotonic() + STACKS_S, question)
+        question = NcclQuery(os.environ) if should_query_nccl(self._config.job.platform, self._config.host) else None
+        self._stacks = _StackDump(time.monotonic() + STACKS_TIMEOUT_S, question)
 
     def tick(self, now: float) -> None:
         """Send reports that are due."""
-        if now - self._beat_at >= BEAT_S:
-            self.beat()
+        if now - self._beat_at >= HEARTBEAT_S:
+            self.send_beat()
         if self._state.verdict is None:
             self._check_timeouts(now)
         if (dump := self._stacks) is None:
             return
         # Reading stacks opens a file of every process, so it is done only while they are awaited.
-        alive = self._processes.alive() if dump.is_awaited else []
-        if dump.is_awaited and dump.is_complete({child.rank: child.stacks for child in alive}, now):
+        alive = self._processes.alive_children() if dump.is_awaited else []
+        if dump.is_awaited and dump.is_complete({child.rank: child.stacks_text for child in alive}, now):
             for rank, text in dump.take_texts().items():
-                about = self._about(self._processes.children[rank])
-                self._leader.send("stacks", **about, text=text[-MAX_STACKS_CHARS:])
+                fields = self._status_fields(self._processes.children[rank])
+                self._leader.send("stacks", **fields, text=text[-MAX_STACKS_CHARS:])
         if (answer := dump.take_nccl()) is not None:
             self._leader.send("nccl", attempt=self._state.attempt, text=answer)
 
-    def beat(self) -> None:
+    def send_beat(self) -> None:
         """Send the changes in the status of the ranks, and the newest metrics."""
         self._beat_at = time.monotonic()
         if not self._leader.is_admitted:
             return
-        changes = self._changes.take({rank: child.progress.status for rank, child in self._processes.children.items()})
+        changes = self._changes.take_changes(
+            {rank: child.progress.status for rank, child in self._processes.children.items()}
+        )
         metrics, self._metrics.unsent = self._metrics.unsent, None
         self._leader.send("beat", attempt=self._state.attempt, ranks=changes, metrics=metrics)
 
-    def _about(self, child: Child) -> dict[str, Any]:
+    def _status_fields(self, child: Child) -> dict[str, Any]:
         """Return the fields of a message that carries the complete status of a rank."""
         status = child.progress.status
-        self._changes.told(child.rank, status)
+        self._changes.mark_sent(child.rank, status)
         return {"attempt": self._state.attempt, "rank": child.rank, "status": status.to_wire()}
 
-    def _count(self, child: Child, message: Mapping[str, Any]) -> None:
+    def _update_clock(self, child: Child, message: Mapping[str, Any]) -> None:
         """Pass rank 0's phases to the clock, on host 0."""
         if self._clock is None or child.rank != 0 or self._state.verdict is not None:
             return
         now, status = time.monotonic(), child.progress.status
         # Each of these messages begins another cause of contract.RESTART.
         if message.get("hello") == "site":
-            self._clock.restart.enter("import", now)
+            self._clock.restart.enter_cause("import", now)
         elif "joined" in message:
-            self._clock.restart.enter("init", now)
+            self._clock.restart.enter_cause("init", now)
         elif "phase" in message and status.phase is not None:
-            self._clock.restart.enter(_RESTART_CAUSES.get(status.phase, status.phase), now)
+            self._clock.restart.enter_cause(_RESTART_CAUSE_BY_PHASE.get(status.phase, status.phase), now)
         if status.phase == "step" and status.step is not None and status.step >= (status.first_step or 0):
-            self._clock.restart.stepped(now)
+            self._clock.restart.complete_first_step(now)
         if "phase" in message and status.phase is not None:
-            self._clock.enter(status.phase, now)
+            self._clock.enter_cause(status.phase, now)
             if status.phase == "step" and status.step is not None:
-                self._clock.reached(status.step, now)
+                self._clock.record_step(status.step, now)
         if "committed" in message and status.committed is not None:
-            self._clock.committed(status.committed)
+            self._clock.record_commit(status.committed)
 
     def _check_timeouts(self, now: float) -> None:
-        for child in self._processes.alive():
+        for child in self._processes.alive_children():
             progress = child.progress
-            is_reported = child.rank in self._overdue
-            if is_reported or not progress.overdue(self.timeouts_s, now) or child.tree.has_lost_reporter:
+            is_reported = child.rank in self._overdue_ranks
+            if is_reported or not progress.is_overdue(self.timeouts_s, now) or child.tree.has_lost_reporter:
                 continue
-            self._overdue.add(child.rank)
-            elapsed_s, limit_s = progress.in_phase_s(now), progress.timeout_s(self.timeouts_s) or 0.0
+            self._overdue_ranks.add(child.rank)
+            elapsed_s, limit_s = progress.phase_age_s(now), progress.timeout_s(self.timeouts_s) or 0.0
             hang = HangFacts(progress.status.phase or "", limit_s, elapsed_s, child.rank)
-            self.send_event(Kind.HANG, child, hang=checked.to_json(hang), unseen_s=elapsed_s)
+            self.send_event(EventKind.HANG, child, hang=codec.to_json(hang), unseen_s=elapsed_s)
 
 
 class _StackDump:
     """Stacks of the processes and the answer of NCCL, until both were sent."""
 
-    def __init__(self, until: float, nccl: Question | None) -> None:
-        self._until, self._nccl = until, nccl
+    def __init__(self, deadline: float, nccl: NcclQuery | None) -> None:
+        self._deadline, self._nccl = deadline, nccl
         self.is_awaited = True
         self._texts: Mapping[int, str] = {}
 
@@ -221,7 +223,7 @@ class _StackDump:
         """Return whether to send the stacks: no text grows any more, or the time is over."""
         texts_before, self._texts = self._texts, texts
         is_growing = any(not text or text != texts_before.get(rank) for rank, text in texts.items())
-        return not is_growing or now >= self._until
+        return not is_growing or now >= self._deadline
 
     def take_texts(self) -> Mapping[int, str]:
         """Return the stacks by rank, once."""
@@ -239,16 +241,16 @@ class _StackDump:
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 # The period of lines on the screen.
-SHOWN_EVERY_S = 10.0
+PRINT_PERIOD_S = 10.0
 # While storage stalls, this many rows are kept and more are dropped.
-MAX_QUEUED = 1000
+MAX_QUEUED_ROWS = 1000
 # The time to write queued rows after the program has ended.
-LAST_WORDS_S = 5.0
+FINAL_WRITE_S = 5.0
 
 Row = tuple[int, Mapping[str, Any]]
 
 
-class ReportedMetrics:
+class ProgramMetrics:
     """Writes the metrics that rank 0 of a program reports with `jaxlaunch.report`.
 
     They go where the built-in trainer writes its own: to metrics.jsonl, to TensorBoard events and, every few seconds,
@@ -260,45 +262,47 @@ class ReportedMetrics:
         self._folder, self._say, self._note = folder, say, note
         # The newest metrics, until they are sent to the leader.
         self.unsent: Mapping[str, Any] | None = None
-        self._shown_at = time.monotonic()
-        self._unsaid: Row | None = None
+        self._printed_at = time.monotonic()
+        self._unprinted: Row | None = None
         self._rows: queue.Queue[Row | None] | None = None
         self._writer: threading.Thread | None = None
 
-    def add(self, step: int | None, metrics: Mapping[str, Any]) -> None:
+    def add_step(self, step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record the numbers of a step, unless it has no number or our own loop writes them itself."""
         self.unsent = metrics
         numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) or value is None}
         if step is None or STEP in metrics or not numbers:
             return
-        if self._unsaid is not None and self._unsaid[0] == step:
-            self._unsaid = step, {**self._unsaid[1], **numbers}
+        if self._unprinted is not None and self._unprinted[0] == step:
+            self._unprinted = step, {**self._unprinted[1], **numbers}
         else:
-            self._unsaid = step, numbers
-        if time.monotonic() - self._shown_at >= SHOWN_EVERY_S:
-            self._show()
+            self._unprinted = step, numbers
+        if time.monotonic() - self._printed_at >= PRINT_PERIOD_S:
+            self._print_newest()
         if self._folder is not None:
-            self._put((step, {**finite(numbers), **({} if "time" in numbers else {"time": time.time()})}))
+            self._enqueue(
+                (step, {**replace_non_finite(numbers), **({} if "time" in numbers else {"time": time.time()})})
+            )
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Print the last numbers after the program has ended, and wait until they are written or storage stalls."""
-        self._show()
+        self._print_newest()
         if self._rows is not None and self._writer is not None:
-            self._put(None)
-            self._writer.join(LAST_WORDS_S)
+            self._enqueue(None)
+            self._writer.join(FINAL_WRITE_S)
         self._rows = self._writer = None
 
-    def _show(self) -> None:
-        if self._unsaid is not None:
-            step, numbers = self._unsaid
-            known = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
-            self._say(f"step {step}  {known}")
-        self._unsaid, self._shown_at = None, time.monotonic()
+    def _print_newest(self) -> None:
+        if self._unprinted is not None:
+            step, numbers = self._unprinted
+            texts = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
+            self._say(f"step {step}  {texts}")
+        self._unprinted, self._printed_at = None, time.monotonic()
 
-    def _put(self, row: Row | None) -> None:
+    def _enqueue(self, row: Row | None) -> None:
         if self._rows is None:
-            self._rows = queue.Queue(MAX_QUEUED)
-            self._writer = threading.Thread(target=self._write, args=(self._rows,), daemon=True)
+            self._rows = queue.Queue(MAX_QUEUED_ROWS)
+            self._writer = threading.Thread(target=self._write_rows, args=(self._rows,), daemon=True)
             self._writer.start()
         try:
             self._rows.put_nowait(row)
@@ -306,7 +310,7 @@ class ReportedMetrics:
             # Storage has not answered for minutes.
             pass
 
-    def _write(self, rows: queue.Queue[Row | None]) -> None:
+    def _write_rows(self, rows: queue.Queue[Row | None]) -> None:
         files: tuple[Journal, TensorBoard] | None = None
         try:
             while (row := rows.get()) is not None:
@@ -314,7 +318,7 @@ class ReportedMetrics:
                 if files is None:
                     board = TensorBoard(f"{self._folder}/{layout.TENSORBOARD}", step - 1)
                     files = Journal(f"{self._folder}/{layout.METRICS}", step - 1), board
-                files[0].add(step, values)
+                files[0].merge_step(step, values)
                 files[1].write(step, {f"train/{name}": value for name, value in values.items() if name != "time"})
         except OSError as error:
             self._note(f"no more metrics.jsonl: {error}")
@@ -327,9 +331,9 @@ class ReportedMetrics:
 
 DEFAULT_STEPS = 5
 # In error messages, a wrong value is cut to this many characters.
-MAX_SHOWN = 60
+MAX_SHOWN_CHARS = 60
 # The number of digits is limited because int() raises for thousands of them.
-_STEPS = re.compile(r"[0-9]{1,9}")
+_STEPS_PATTERN = re.compile(r"[0-9]{1,9}")
 
 Reply = tuple[HTTPStatus, Mapping[str, Any]]
 
@@ -341,14 +345,14 @@ class Profiles:
     connects by loopback, in a pod through a port-forward.
     """
 
-    def __init__(self, is_trainer: bool, alive: Callable[[], Iterable[Child]]) -> None:
+    def __init__(self, is_trainer: bool, alive_children: Callable[[], Iterable[Child]]) -> None:
         """Create the object without a request.
 
         Args:
             is_trainer: Whether the processes run the built-in trainer. Other programs can be profiled if they use it.
-            alive: Returns the processes that have not ended.
+            alive_children: Returns the processes that have not ended.
         """
-        self._is_trainer, self._alive = is_trainer, alive
+        self._is_trainer, self._alive_children = is_trainer, alive_children
         self._numbers = itertools.count(1)
         self._number: int | None = None
         self._requested: dict[int, Child] = {}
@@ -357,52 +361,56 @@ class Profiles:
     def reply(self, method: str, query: str, is_local: bool) -> Reply:
         """Answer an HTTP request: POST requests a profile, GET reads the state of the newest request."""
         if not is_local:
-            why = "profiles are served on loopback only: connect from this host, or through kubectl port-forward"
-            return _refusal(HTTPStatus.FORBIDDEN, why)
+            reason = "profiles are served on loopback only: connect from this host, or through kubectl port-forward"
+            return _error_reply(HTTPStatus.FORBIDDEN, reason)
         if method == "GET":
-            return HTTPStatus.OK, self._state()
+            return HTTPStatus.OK, self._profile_state()
         if method != "POST":
-            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "use POST to request a profile, GET to read its state")
+            return _error_reply(HTTPStatus.METHOD_NOT_ALLOWED, "use POST to request a profile, GET to read its state")
         text = parse_qs(query).get("steps", [str(DEFAULT_STEPS)])[-1]
-        if not _STEPS.fullmatch(text) or not 1 <= int(text) <= contract.PROFILE_STEPS:
-            why = f"steps = {text[:MAX_SHOWN]} is not a number from 1 to {contract.PROFILE_STEPS}"
-            return _refusal(HTTPStatus.BAD_REQUEST, why)
-        if (against := self._reason_against()) is not None:
-            return _refusal(HTTPStatus.CONFLICT, against)
+        if not _STEPS_PATTERN.fullmatch(text) or not 1 <= int(text) <= contract.PROFILE_STEPS:
+            reason = f"steps = {text[:MAX_SHOWN_CHARS]} is not a number from 1 to {contract.PROFILE_STEPS}"
+            return _error_reply(HTTPStatus.BAD_REQUEST, reason)
+        if (refusal := self._refusal_reason()) is not None:
+            return _error_reply(HTTPStatus.CONFLICT, refusal)
         self._number, self._answers = next(self._numbers), {}
-        self._requested = {child.rank: child for child in self._alive()}
+        self._requested = {child.rank: child for child in self._alive_children()}
         request = json.dumps({"id": self._number, "steps": int(text)}).encode()
         try:
             for child in self._requested.values():
-                atomic_file.write(Path(child.profile_path), request)
+                atomic_file.write_file(Path(child.profile_path), request)
         except OSError as error:
             self._requested = {}
-            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot write the request: {error}")
-        return HTTPStatus.ACCEPTED, self._state()
+            return _error_reply(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot write the request: {error}")
+        return HTTPStatus.ACCEPTED, self._profile_state()
 
     def update(self, child: Child, message: Mapping[str, Any]) -> None:
         """Record the report of a process on its profile."""
         if self._requested.get(child.rank) is child and message.get("id") == self._number:
             self._answers[child.rank] = {key: value for key, value in message.items() if key != "id"}
 
-    def _reason_against(self) -> str | None:
-        alive = list(self._alive())
-        if not self._is_trainer and not any(child.progress.status.trainer for child in alive):
+    def _refusal_reason(self) -> str | None:
+        children = list(self._alive_children())
+        if not self._is_trainer and not any(child.progress.status.trainer for child in children):
             trains = "and programs that train by jaxlaunch.run"
             return f"this job runs its own command; only the built-in trainer can be profiled, {trains}"
-        if not alive:
+        if not children:
             return "no process is running"
-        busy = [rank for rank, answer in self._state()["ranks"].items() if answer["state"] not in contract.PROFILED]
+        busy = [
+            rank
+            for rank, answer in self._profile_state()["ranks"].items()
+            if answer["state"] not in contract.PROFILE_END_STATES
+        ]
         return f"a profile is already being taken, on rank {', '.join(busy)}" if busy else None
 
-    def _state(self) -> dict[str, Any]:
+    def _profile_state(self) -> dict[str, Any]:
         answers = {}
         for rank, child in self._requested.items():
             answer = self._answers.get(rank, {"state": "asked"})
-            is_gone = child.progress.status.exit is not None and answer["state"] not in contract.PROFILED
+            is_gone = child.progress.status.exit is not None and answer["state"] not in contract.PROFILE_END_STATES
             answers[str(rank)] = {"state": "gone"} if is_gone else answer
         return {"id": self._number, "ranks": answers}
 
 
-def _refusal(status: HTTPStatus, why: str) -> Reply:
-    return status, {"error": why}
+def _error_reply(status: HTTPStatus, reason: str) -> Reply:
+    return status, {"error": reason}

@@ -15,39 +15,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop
-from jaxlaunch.records import checked
+from jaxlaunch.records import codec
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.agent.io.tls import Channel
 
 
 # The longest lines are the stacks or the traceback of one rank, whose senders bound them.
-MAX_LINE = 256 * 1024
+MAX_LINE_BYTES = 256 * 1024
 # Until the epoch is known, the sender may be a stranger.
-MAX_FIRST = 16 * 1024
+MAX_GREETING_BYTES = 16 * 1024
 # How often a host sends a message, and after which silence either end counts as lost.
-BEAT_S, SILENCE_S = 1.0, 10.0
+HEARTBEAT_S, SILENCE_TIMEOUT_S = 1.0, 10.0
 # A peer that is further behind counts as lost.
-MAX_UNSENT = 4 * 1024 * 1024
+MAX_UNSENT_BYTES = 4 * 1024 * 1024
 
 Message = dict[str, Any]
 
 
-def encoded(kind: str, /, **fields: Any) -> bytes:
+def encode_message(kind: str, /, **fields: Any) -> bytes:
     """Encode a message as JSON without its closing brace, so that each link can add its own stamp."""
     text = json.dumps({"type": kind, **fields}, separators=(",", ":"), default=str)
     return text[:-1].encode("utf-8", "backslashreplace")
 
 
-def secured(certificates: Path | None, *, is_server: bool) -> Channel | None:
+def create_channel(certificates: Path | None, *, is_server: bool) -> Channel | None:
     """Create the encryption of a new connection, or return None for a gang without certificates."""
     if certificates is None:
         return None
     # Importing ssl takes longer than everything else about an agent's connections.
     from jaxlaunch.launcher.agent.io import tls
 
-    known = tls.contexts(certificates)
-    return tls.Channel(known.server if is_server else known.client, is_server=is_server)
+    contexts = tls.load_contexts(certificates)
+    return tls.Channel(contexts.server if is_server else contexts.client, is_server=is_server)
 
 
 class Link:
@@ -83,18 +83,18 @@ class Link:
         self._epoch: str | None = None
         # First part of the stamp at the end of each message, once the epoch is known.
         self._stamp = b""
-        self._sent = self._received = 0
-        self._longest = MAX_FIRST
+        self._sent_count = self._received_count = 0
+        self._max_line_bytes = MAX_GREETING_BYTES
         self._loop, self._sock = loop, sock
         self.on_message, self.on_close = on_message, on_close
         # The beginning of an incomplete line, and data that the system has not accepted yet.
         self._inbox, self._outbox = b"", bytearray()
         self._channel = channel
         if channel is not None:
-            self._outbox += channel.begin()
+            self._outbox += channel.start_handshake()
         # Whether the system accepts no more for now, or was not asked yet.
         self._is_full = bool(self._outbox)
-        loop.watch(sock.fileno(), READ | WRITE if self._is_full else READ, self._ready)
+        loop.watch(sock.fileno(), READ | WRITE if self._is_full else READ, self._on_ready)
 
     @property
     def epoch(self) -> str | None:
@@ -104,11 +104,15 @@ class Link:
     @epoch.setter
     def epoch(self, epoch: str) -> None:
         """Set the epoch that every message carries from now on, with a number, in both directions."""
-        self._epoch, self._stamp, self._longest = epoch, b',"epoch":%b,"n":' % json.dumps(epoch).encode(), MAX_LINE
+        self._epoch, self._stamp, self._max_line_bytes = (
+            epoch,
+            b',"epoch":%b,"n":' % json.dumps(epoch).encode(),
+            MAX_LINE_BYTES,
+        )
 
     def send(self, kind: str, /, **fields: Any) -> None:
         """Queue a message, unless the connection is closed."""
-        self.send_encoded(encoded(kind, **fields))
+        self.send_encoded(encode_message(kind, **fields))
 
     def send_encoded(self, message: bytes) -> None:
         """Queue a message of `encode_message`: one to thousands of hosts is encoded only once."""
@@ -117,14 +121,14 @@ class Link:
         if self._epoch is None:
             line = message + b"}\n"
         else:
-            line = b"%b%b%d}\n" % (message, self._stamp, self._sent)
-            self._sent += 1
+            line = b"%b%b%d}\n" % (message, self._stamp, self._sent_count)
+            self._sent_count += 1
         if self._channel is not None:
-            line = self._channel.sealed(line)
+            line = self._channel.encrypt(line)
         if self._is_full:
-            self._keep(line)
+            self._queue_unsent(line)
         else:
-            self._write(line)
+            self._write_line(line)
 
     def close(self) -> None:
         """Close the connection without calling `on_close`."""
@@ -133,133 +137,133 @@ class Link:
             self._loop.unwatch(self._sock.fileno())
             self._sock.close()
 
-    def _lost(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         if self.is_open:
             self.close()
             self.on_close(self, reason)
 
-    def _ready(self, mask: int) -> None:
+    def _on_ready(self, mask: int) -> None:
         if mask & WRITE:
-            self._write_kept()
+            self._flush_outbox()
         if mask & READ and self.is_open:
-            self._read()
+            self._receive_lines()
 
-    def _write(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         """Send a line while none is queued: the system nearly always accepts all of it at once."""
-        if (sent := self._send(line)) < len(line) and self.is_open:
+        if (sent := self._send_bytes(line)) < len(line) and self.is_open:
             self._set_full(True)
-            self._keep(line[sent:])
+            self._queue_unsent(line[sent:])
 
-    def _keep(self, unsent: bytes) -> None:
+    def _queue_unsent(self, unsent: bytes) -> None:
         self._outbox += unsent
-        if len(self._outbox) > MAX_UNSENT:
-            self._lost(f"it has not read the last {len(self._outbox)} bytes")
+        if len(self._outbox) > MAX_UNSENT_BYTES:
+            self._fail(f"it has not read the last {len(self._outbox)} bytes")
 
-    def _write_kept(self) -> None:
-        del self._outbox[: self._send(self._outbox)]
+    def _flush_outbox(self) -> None:
+        del self._outbox[: self._send_bytes(self._outbox)]
         if self.is_open and not self._outbox:
             self._set_full(False)
 
-    def _send(self, data: bytes | bytearray) -> int:
+    def _send_bytes(self, data: bytes | bytearray) -> int:
         """Return how many bytes the system accepted."""
         try:
             return self._sock.send(data)
         except BlockingIOError:
             pass
         except OSError as error:
-            self._lost(_reason(error))
+            self._fail(_error_reason(error))
         return 0
 
     def _set_full(self, is_full: bool) -> None:
         self._is_full = is_full
-        self._loop.watch(self._sock.fileno(), READ | WRITE if is_full else READ, self._ready)
+        self._loop.watch(self._sock.fileno(), READ | WRITE if is_full else READ, self._on_ready)
 
-    def _read(self) -> None:
+    def _receive_lines(self) -> None:
         try:
             data = self._sock.recv(65536)
         except BlockingIOError:
             return
         except OSError as error:
-            return self._lost(_reason(error))
+            return self._fail(_error_reason(error))
         if not data:
-            return self._lost("connection closed")
-        text = data if self._channel is None else self._opened(data, self._channel)
+            return self._fail("connection closed")
+        text = data if self._channel is None else self._decrypt(data, self._channel)
         lines = (self._inbox + text).split(b"\n")
         self._inbox = lines.pop()
         for line in lines:
-            if len(line) > self._longest:
-                self._too_long()
+            if len(line) > self._max_line_bytes:
+                self._reject_long_line()
             elif self.is_open:
-                self._take(line)
-        if len(self._inbox) > self._longest:
-            self._too_long()
+                self._take_line(line)
+        if len(self._inbox) > self._max_line_bytes:
+            self._reject_long_line()
 
-    def _too_long(self) -> None:
-        self._lost(f"it sent a line of more than {self._longest} bytes")
+    def _reject_long_line(self) -> None:
+        self._fail(f"it sent a line of more than {self._max_line_bytes} bytes")
 
-    def _opened(self, data: bytes, channel: Channel) -> bytes:
+    def _decrypt(self, data: bytes, channel: Channel) -> bytes:
         """Return received data in plain text, and send the answer of the handshake."""
-        from jaxlaunch.launcher.agent.io.tls import NotTrusted
+        from jaxlaunch.launcher.agent.io.tls import UntrustedPeer
 
         text, fault = b"", None
         try:
-            text = channel.opened(data)
-        except NotTrusted as error:
+            text = channel.decrypt(data)
+        except UntrustedPeer as error:
             fault = str(error)
-        if answer := channel.sealed(b""):
-            (self._keep if self._is_full else self._write)(answer)
+        if answer := channel.encrypt(b""):
+            (self._queue_unsent if self._is_full else self._write_line)(answer)
         if fault is not None:
-            self._lost(fault)
+            self._fail(fault)
         return text
 
-    def _take(self, line: bytes) -> None:
+    def _take_line(self, line: bytes) -> None:
         try:
-            message = checked.decode_line(line)
+            message = codec.parse_json(line)
         except ValueError:
-            return self._lost("it sent a line that is not JSON")
+            return self._fail("it sent a line that is not JSON")
         if type(message) is not dict or type(message.get("type")) is not str:
-            return self._lost("it sent a line that is not a message")
+            return self._fail("it sent a line that is not a message")
         if self._epoch is not None:
             epoch, number = message.get("epoch"), message.get("n")
-            if epoch != self._epoch or number != self._received:
-                due = f"message {self._received} of epoch {self._epoch}"
-                return self._lost(f"it sent message {number} of epoch {epoch}, expected {due}")
-            self._received += 1
+            if epoch != self._epoch or number != self._received_count:
+                expected = f"message {self._received_count} of epoch {self._epoch}"
+                return self._fail(f"it sent message {number} of epoch {epoch}, expected {expected}")
+            self._received_count += 1
         self.on_message(self, message)
 
 
-def _reason(error: OSError) -> str:
+def _error_reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
 # Below the ephemeral range of Linux (from 32768) and the node ports of Kubernetes (from 30000): no outgoing connection
 # and no bind to port 0 can take one of these first, and a client that dials too early cannot connect to itself.
-RANGE = range(20_000, 30_000)
-TRIES = 1_000
+PORT_RANGE = range(20_000, 30_000)
+MAX_PORT_TRIES = 1_000
 # All hosts of a job connect at once. The system caps this at net.core.somaxconn.
-BACKLOG = 4_096
+LISTEN_BACKLOG = 4_096
 
 
-def free_port() -> int:
+def choose_free_port() -> int:
     """Return a TCP port that is free on every IPv4 interface. Raises OSError if it finds none."""
-    chosen = random.SystemRandom()
-    for _ in range(TRIES):
-        port = chosen.choice(RANGE)
+    generator = random.SystemRandom()
+    for _ in range(MAX_PORT_TRIES):
+        port = generator.choice(PORT_RANGE)
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))
             except OSError:
                 continue
             return port
-    raise OSError(f"no free port between {RANGE.start} and {RANGE.stop}")
+    raise OSError(f"no free port between {PORT_RANGE.start} and {PORT_RANGE.stop}")
 
 
-def bracketed(host: str) -> str:
+def bracket_ipv6(host: str) -> str:
     """Return the host as written before `:port`: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
-def listen(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Open a listening socket.
 
     Args:
@@ -271,7 +275,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-    return socket.create_server(("", port), backlog=BACKLOG)
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=LISTEN_BACKLOG)
+    return socket.create_server(("", port), backlog=LISTEN_BACKLOG)

@@ -20,18 +20,20 @@ from typing import BinaryIO
 
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
-from jaxlaunch.records.log_lines import Lines
+from jaxlaunch.records.log_lines import LineSplitter
 from jaxlaunch.runs.layout import log_path
 
 # PIPE_BUF: a pipe that is ready accepts this much without blocking.
-CHUNK = 4096
+WRITE_CHUNK_BYTES = 4096
 # A slow reader may be this far behind before the oldest lines are dropped.
-MAX_QUEUED = 4 * 1024 * 1024
+MAX_QUEUED_BYTES = 4 * 1024 * 1024
 # At the end, this much is kept of the lines that a slow reader has not read in time.
-LAST_BYTES = 64 * 1024
+FINAL_BYTES = 64 * 1024
 # First line of a log after a rotation.
-ROTATED = b"(%d bytes of this log are before this file; logs.kept = %d bytes are kept)"
-_ROTATED = re.compile(ROTATED.replace(b"(", rb"\(").replace(b")", rb"\)").replace(b"%d", rb"(\d{1,18})"))
+ROTATION_HEADER = b"(%d bytes of this log are before this file; logs.kept = %d bytes are kept)"
+_ROTATION_HEADER_PATTERN = re.compile(
+    ROTATION_HEADER.replace(b"(", rb"\(").replace(b")", rb"\)").replace(b"%d", rb"(\d{1,18})")
+)
 
 
 class OutputStream:
@@ -41,109 +43,113 @@ class OutputStream:
     read something within the patience, nothing is dropped, and writers wait while the stream is behind.
     """
 
-    def __init__(self, loop: Loop, fd: int, *, patience: float = 0.0) -> None:
-        self._loop, self._fd, self._patience = loop, fd, patience
+    def __init__(self, loop: Loop, fd: int, *, patience_s: float = 0.0) -> None:
+        self._loop, self._fd, self._patience_s = loop, fd, patience_s
         # When the reader last read something, or the first line arrived that it can read.
-        self._taken = time.monotonic()
+        self._last_taken_at = time.monotonic()
         # Runs until the patience ends, while the stream is behind.
         self._timer: Timer | None = None
         # Called when the stream is no longer behind.
         self.on_room: Callable[[], None] = lambda: None
         # A line may be written in part, so nothing of this is dropped.
-        self._writing = bytearray()
+        self._buffer = bytearray()
         self._lines: deque[bytes] = deque()
         # Bytes in _lines.
-        self._queued = 0
+        self._queued_bytes = 0
         # Dropped lines that were not reported yet.
-        self._dropped = 0
+        self._dropped_lines = 0
         self._is_gone = False
 
-    def line(self, text: bytes) -> None:
+    def write_line(self, text: bytes) -> None:
         """Queue a line, which is passed without its newline."""
         if self._is_gone:
             return
         if not self._has_more():
-            self._taken = time.monotonic()
+            self._last_taken_at = time.monotonic()
         self._lines.append(text + b"\n")
-        self._queued += len(text) + 1
+        self._queued_bytes += len(text) + 1
         if not self._is_patient:
-            self._keep(MAX_QUEUED)
-        self._pump()
+            self._drop_oldest(MAX_QUEUED_BYTES)
+        self._write_queued()
 
     @property
     def is_behind(self) -> bool:
         """Whether writers must wait before they send more lines; never if lines may be dropped."""
-        return self._is_patient and not self._is_gone and self._queued > MAX_QUEUED // 4
+        return self._is_patient and not self._is_gone and self._queued_bytes > MAX_QUEUED_BYTES // 4
 
     @property
     def _is_patient(self) -> bool:
-        return time.monotonic() - self._taken < self._patience
+        return time.monotonic() - self._last_taken_at < self._patience_s
 
-    def flush(self, seconds: float) -> None:
+    def flush(self, timeout_s: float) -> None:
         """Write the queued lines for at most `timeout_s`; after half of it, drop all but the last ones.
 
         With patience all lines are written until the reader is gone, because `launcher run` waits for its own reader.
         """
-        if self._patience:
+        if self._patience_s:
             return self._write_while(lambda: True)
-        half = time.monotonic() + seconds / 2
-        self._write_while(lambda: time.monotonic() < half)
-        self._keep(LAST_BYTES)
-        self._write_while(lambda: time.monotonic() < half + seconds / 2)
+        half_time = time.monotonic() + timeout_s / 2
+        self._write_while(lambda: time.monotonic() < half_time)
+        self._drop_oldest(FINAL_BYTES)
+        self._write_while(lambda: time.monotonic() < half_time + timeout_s / 2)
 
-    def _write_while(self, may: Callable[[], bool]) -> None:
-        while self._has_more() and may():
+    def _write_while(self, should_continue: Callable[[], bool]) -> None:
+        while self._has_more() and should_continue():
             select.select([], [self._fd], [], 0.05)
-            self._pump()
+            self._write_queued()
 
     def _has_more(self) -> bool:
-        return bool(self._writing or self._lines) and not self._is_gone
+        return bool(self._buffer or self._lines) and not self._is_gone
 
-    def _keep(self, size: int) -> None:
+    def _drop_oldest(self, max_bytes: int) -> None:
         """Drop the oldest lines until the rest fits; the newest line is always kept."""
-        while self._queued > size and len(self._lines) > 1:
-            self._queued -= len(self._lines.popleft())
-            self._dropped += 1
+        while self._queued_bytes > max_bytes and len(self._lines) > 1:
+            self._queued_bytes -= len(self._lines.popleft())
+            self._dropped_lines += 1
 
-    def _pump(self) -> None:
+    def _write_queued(self) -> None:
         while self._has_more() and self._is_ready():
-            self._fill()
+            self._fill_buffer()
             try:
-                written = os.write(self._fd, self._writing[:CHUNK])
+                written = os.write(self._fd, self._buffer[:WRITE_CHUNK_BYTES])
             except BlockingIOError:
                 break
             except OSError:
                 self._is_gone = True
                 break
-            del self._writing[:written]
-            self._taken = time.monotonic()
-        self._look()
+            del self._buffer[:written]
+            self._last_taken_at = time.monotonic()
+        self._check_room()
         # A plain file is always ready, so only pipes and terminals are watched.
         if self._has_more():
-            self._loop.watch(self._fd, WRITE, lambda mask: self._pump())
+            self._loop.watch(self._fd, WRITE, lambda mask: self._write_queued())
         else:
             self._loop.unwatch(self._fd)
 
-    def _look(self) -> None:
+    def _check_room(self) -> None:
         """Let writers continue if the stream is no longer behind, else check again when the patience ends."""
         if not self.is_behind:
             self.on_room()
-        elif self._timer is None and self._patience < math.inf:
-            self._timer = self._loop.after(self._taken + self._patience - time.monotonic(), self._look_again)
+        elif self._timer is None and self._patience_s < math.inf:
+            self._timer = self._loop.call_later(
+                self._last_taken_at + self._patience_s - time.monotonic(), self._recheck_room
+            )
 
-    def _look_again(self) -> None:
+    def _recheck_room(self) -> None:
         self._timer = None
-        self._look()
+        self._check_room()
 
-    def _fill(self) -> None:
+    def _fill_buffer(self) -> None:
         """Move lines to the buffer, with a note in the place of dropped lines."""
-        if self._dropped and self._lines:
-            self._writing += b"(%d lines were dropped here: the reader of this stream is too slow)\n" % self._dropped
-            self._dropped = 0
-        while self._lines and len(self._writing) < CHUNK:
+        if self._dropped_lines and self._lines:
+            self._buffer += (
+                b"(%d lines were dropped here: the reader of this stream is too slow)\n" % self._dropped_lines
+            )
+            self._dropped_lines = 0
+        while self._lines and len(self._buffer) < WRITE_CHUNK_BYTES:
             line = self._lines.popleft()
-            self._queued -= len(line)
-            self._writing += line
+            self._queued_bytes -= len(line)
+            self._buffer += line
 
     def _is_ready(self) -> bool:
         return bool(select.select([], [self._fd], [], 0)[1])
@@ -156,24 +162,24 @@ class RankLog:
     with a line that says how much was before it, so the files alone show how much was dropped.
     """
 
-    def __init__(self, folder: Path | None, rank: int, kept: int, on_error: Callable[[OSError], None]) -> None:
+    def __init__(self, folder: Path | None, rank: int, kept_bytes: int, on_error: Callable[[OSError], None]) -> None:
         self._path = None if folder is None else log_path(folder, rank)
-        self._kept, self._on_error = kept, on_error
+        self._kept_bytes, self._on_error = kept_bytes, on_error
         self._file: BinaryIO | None = None
-        self._size = 0
+        self._file_bytes = 0
         # Bytes of this log before the file.
-        self._before = 0
+        self._earlier_bytes = 0
 
-    def line(self, text: bytes) -> None:
+    def write_line(self, text: bytes) -> None:
         """Append a line, which is passed without its newline. The first error is reported and ends the log."""
         if self._path is None:
             return
         try:
-            file = self._file or self._open(self._path)
+            file = self._file or self._open_file(self._path)
             file.write(text + b"\n")
-            self._size += len(text) + 1
-            if self._size > self._kept // 2:
-                self._rotate(file, self._path)
+            self._file_bytes += len(text) + 1
+            if self._file_bytes > self._kept_bytes // 2:
+                self._rotate_file(file, self._path)
         except OSError as error:
             self._path = None
             self._on_error(error)
@@ -187,59 +193,59 @@ class RankLog:
                 self._file, self._path = None, None
                 self._on_error(error)
 
-    def _open(self, path: Path) -> BinaryIO:
+    def _open_file(self, path: Path) -> BinaryIO:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "ab", opener=regular_files.opener)
-        first, newline, _ = regular_files.read(path, 200).partition(b"\n")
-        told = _ROTATED.fullmatch(first)
-        self._before, head = (0, 0) if told is None else (int(told[1]), len(first + newline))
-        self._size = self._file.tell() - head
+        self._file = open(path, "ab", opener=regular_files.open_regular)
+        first_line, newline, _ = regular_files.read_bounded(path, 200).partition(b"\n")
+        header = _ROTATION_HEADER_PATTERN.fullmatch(first_line)
+        self._earlier_bytes, header_bytes = (0, 0) if header is None else (int(header[1]), len(first_line + newline))
+        self._file_bytes = self._file.tell() - header_bytes
         return self._file
 
-    def _rotate(self, file: BinaryIO, path: Path) -> None:
+    def _rotate_file(self, file: BinaryIO, path: Path) -> None:
         file.close()
         self._file = None
         path.replace(path.with_suffix(".log.1"))
-        self._before += self._size
-        self._file, self._size = open(path, "ab", opener=regular_files.opener), 0
-        self._file.write(ROTATED % (self._before, self._kept) + b"\n")
+        self._earlier_bytes += self._file_bytes
+        self._file, self._file_bytes = open(path, "ab", opener=regular_files.open_regular), 0
+        self._file.write(ROTATION_HEADER % (self._earlier_bytes, self._kept_bytes) + b"\n")
 
 
-CHUNK_PIPES = 65536
+READ_CHUNK_BYTES = 65536
 
 
 class LinePipe:
     """Pipe whose lines are passed to `on_line` without their newline, longer ones in pieces of the maximum length."""
 
-    def __init__(self, loop: Loop, max_line: int, on_line: Callable[[bytes], None]) -> None:
+    def __init__(self, loop: Loop, max_line_bytes: int, on_line: Callable[[bytes], None]) -> None:
         self._fd, self.write_end = os.pipe()
         os.set_blocking(self._fd, False)
         self._loop, self._on_line = loop, on_line
-        self._lines = Lines(max_line)
+        self._lines = LineSplitter(max_line_bytes)
         self._is_paused = False
-        loop.watch(self._fd, READ, self._ready)
+        loop.watch(self._fd, READ, self._on_ready)
 
-    def _ready(self, mask: int) -> None:
-        self._read()
+    def _on_ready(self, mask: int) -> None:
+        self._read_chunk()
 
-    def opened(self) -> None:
+    def close_write_end(self) -> None:
         """Close our copy of the writing end once the child has its own, because the pipe could not end otherwise."""
         os.close(self.write_end)
 
-    def pause(self, is_paused: bool) -> None:
+    def set_paused(self, is_paused: bool) -> None:
         """Stop or resume reading. The writer waits once the pipe is full."""
         if self._fd >= 0 and is_paused != self._is_paused:
             self._is_paused = is_paused
             if is_paused:
                 self._loop.unwatch(self._fd)
             else:
-                self._loop.watch(self._fd, READ, self._ready)
+                self._loop.watch(self._fd, READ, self._on_ready)
 
     def drain(self) -> None:
         """Read what is in the pipe now, but not what follows: processes that hold it open may never stop writing."""
-        left = self._size()
-        while left > 0 and (count := self._read(left)):
-            left -= count
+        remaining_bytes = self._pending_bytes()
+        while remaining_bytes > 0 and (count := self._read_chunk(remaining_bytes)):
+            remaining_bytes -= count
 
     def close(self) -> None:
         """Close the reading end, after passing on a last line without a newline."""
@@ -247,22 +253,22 @@ class LinePipe:
             self._loop.unwatch(self._fd)
             os.close(self._fd)
             self._fd = -1
-            for line in self._lines.end():
+            for line in self._lines.finish():
                 self._on_line(line)
 
-    def _size(self) -> int:
+    def _pending_bytes(self) -> int:
         if self._fd < 0:
             return 0
         count = array.array("i", [0])
         fcntl.ioctl(self._fd, termios.FIONREAD, count)
         return count[0]
 
-    def _read(self, most: int = CHUNK_PIPES) -> int:
+    def _read_chunk(self, max_bytes: int = READ_CHUNK_BYTES) -> int:
         """Read once, and return the number of bytes, 0 if there is nothing to read."""
         if self._fd < 0:
             return 0
         try:
-            data = os.read(self._fd, min(most, CHUNK_PIPES))
+            data = os.read(self._fd, min(max_bytes, READ_CHUNK_BYTES))
         except BlockingIOError:
             return 0
         if not data:

@@ -39,10 +39,10 @@ class Controller(NamedTuple):
     """
 
     mount: str
-    line: str
+    cgroup_pattern: str
     usage: str
     limit: str
-    cache: str
+    cache_key: str
 
 
 CONTROLLERS = (
@@ -62,42 +62,44 @@ def read_memory(root: Path = Path("/")) -> dict[str, float | None]:
 
     Without a limit, both are those of the machine. Both are None if the kernel does not report them.
     """
-    machine = _machine(root)
-    container = next(filter(None, (_container(root, controller) for controller in CONTROLLERS)), None)
+    machine = _read_machine_memory(root)
+    container = next(filter(None, (_read_container_memory(root, controller) for controller in CONTROLLERS)), None)
     if container is None or (machine["limit"] is not None and container["limit"] >= machine["limit"]):
         return machine
     return dict(container)
 
 
-def oom_kills() -> int:
+def count_oom_kills() -> int:
     """Return how many processes of this container the OOM killer has ended, 0 if the kernel keeps no count."""
     for path in OOM_COUNTERS:
-        if found := _OOM_KILLS.search(_text(Path(path))):
-            return int(found[1])
+        if match := _OOM_KILLS.search(_read_text(Path(path))):
+            return int(match[1])
     return 0
 
 
-def _container(root: Path, of: Controller) -> Mapping[str, float] | None:
+def _read_container_memory(root: Path, controller: Controller) -> Mapping[str, float] | None:
     """Return the memory of the container, or None if this controller does not count it or sets no limit."""
-    own = re.search(of.line, _text(root / "proc/self/cgroup"), re.MULTILINE)
-    mount = root / of.mount.lstrip("/")
+    cgroup = re.search(controller.cgroup_pattern, _read_text(root / "proc/self/cgroup"), re.MULTILINE)
+    mount = root / controller.mount.lstrip("/")
     # A container may see its own cgroup as the mount.
-    for folder in (mount / own[1].lstrip("/") if own else mount, mount):
-        usage, limit = _text(folder / of.usage).strip(), _text(folder / of.limit).strip()
+    for folder in (mount / cgroup[1].lstrip("/") if cgroup else mount, mount):
+        usage, limit = _read_text(folder / controller.usage).strip(), _read_text(folder / controller.limit).strip()
         if usage.isdecimal() and limit.isdecimal():
-            cache = re.search(rf"^{of.cache} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+            cache = re.search(rf"^{controller.cache_key} (\d+)$", _read_text(folder / "memory.stat"), re.MULTILINE)
             return {"in_use": max(0.0, float(usage) - float(cache[1] if cache else 0)), "limit": float(limit)}
     return None
 
 
-def _machine(root: Path) -> dict[str, float | None]:
-    kib = {name: float(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", _text(root / "proc/meminfo"), re.M)}
+def _read_machine_memory(root: Path) -> dict[str, float | None]:
+    kib = {
+        name: float(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", _read_text(root / "proc/meminfo"), re.M)
+    }
     if "MemTotal" not in kib or "MemAvailable" not in kib:
         return {"in_use": None, "limit": None}
     return {"in_use": 1024 * (kib["MemTotal"] - kib["MemAvailable"]), "limit": 1024 * kib["MemTotal"]}
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:
@@ -105,9 +107,9 @@ def _text(path: Path) -> str:
 
 
 # Number of the capability in linux/capability.h that removes the limit on pinned memory.
-IPC_LOCK = 14
+CAP_IPC_LOCK = 14
 # Descriptors in addition to the connections: pipes of processes, logs, scrapes, connections without a hello.
-SPARE = 256
+SPARE_DESCRIPTORS = 256
 
 
 def allow_connections(count: int) -> int | None:
@@ -116,14 +118,14 @@ def allow_connections(count: int) -> int | None:
     A process can raise its limit up to the one that its container was started with. `restore_limits` undoes this in a
     child.
     """
-    wanted = count + SPARE
+    needed = count + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    _before.append((soft, hard))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return None if most == wanted else most
+    new_limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    _original_limits.append((soft, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
+    return None if new_limit == needed else new_limit
 
 
 def allow_pinning() -> int | None:
@@ -134,7 +136,7 @@ def allow_pinning() -> int | None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
-    return None if hard == resource.RLIM_INFINITY or _has_capability(IPC_LOCK) else hard
+    return None if hard == resource.RLIM_INFINITY or _has_capability(CAP_IPC_LOCK) else hard
 
 
 def _has_capability(number: int) -> bool:
@@ -149,17 +151,17 @@ def _has_capability(number: int) -> bool:
 
 def restore_limits() -> None:
     """Restore the limit on open files in a child: programs that call select(2) cannot use descriptors from 1,024."""
-    if _before:
-        resource.setrlimit(resource.RLIMIT_NOFILE, _before[0])
+    if _original_limits:
+        resource.setrlimit(resource.RLIMIT_NOFILE, _original_limits[0])
 
 
-_before: list[tuple[int, int]] = []
+_original_limits: list[tuple[int, int]] = []
 
 
 DEV = Path("/dev")
 # A limit on pinned memory up to this was not chosen for a fast network. The default of Linux is 64 KiB, and 8 MiB since
 # 5.16. The highest that a distribution sets for all containers is 64 MiB (gardenlinux, pull request 170).
-SMALL = 64 * 1024 * 1024
+SMALL_PINNING_BYTES = 64 * 1024 * 1024
 
 
 def find_fault(job: AgentJob, *, is_pod: bool, dev: Path = DEV) -> str | None:
@@ -172,11 +174,11 @@ def find_fault(job: AgentJob, *, is_pod: bool, dev: Path = DEV) -> str | None:
         allow_pinning()
         for path in _tpu_files(dev):
             if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else os.W_OK)):
-                return _closed(path, job.accelerator, is_pod)
+                return _closed_device_message(path, job.accelerator, is_pod)
     if job.pinning is not None:
-        most = allow_pinning()
-        if most is not None and most <= SMALL:
-            return _small(job, most)
+        limit_bytes = allow_pinning()
+        if limit_bytes is not None and limit_bytes <= SMALL_PINNING_BYTES:
+            return _small_pinning_message(job, limit_bytes)
     return None
 
 
@@ -189,33 +191,34 @@ def _tpu_files(dev: Path) -> Iterator[Path]:
     yield from sorted(path for path in dev.glob("accel*") if re.fullmatch(r"accel\d+", path.name))
 
 
-def _closed(path: Path, accelerator: str, is_pod: bool) -> str:
+def _closed_device_message(path: Path, accelerator: str, is_pod: bool) -> str:
     """Explain a closed device file, because JAX reports only that it found no TPU or that the chip is in use."""
-    found, uid = path.stat(), os.geteuid()
-    mode = f"{stat.S_IMODE(found.st_mode):04o}"
-    what = f"cannot open {path} as uid {uid}: its owner is uid {found.st_uid}, its mode {mode}"
+    status, uid = path.stat(), os.geteuid()
+    mode = f"{stat.S_IMODE(status.st_mode):04o}"
+    problem = f"cannot open {path} as uid {uid}: its owner is uid {status.st_uid}, its mode {mode}"
     if not is_pod:
-        return f"{what}; run as that user, or give uid {uid} the file"
+        return f"{problem}; run as that user, or give uid {uid} the file"
     return (
-        f"{what}; set users: {{{accelerator}: root}} in the cluster defaults, or "
+        f"{problem}; set users: {{{accelerator}: root}} in the cluster defaults, or "
         "device_ownership_from_security_context = true in the configuration of the nodes' containerd"
     )
 
 
-def _small(job: AgentJob, most: int) -> str:
+def _small_pinning_message(job: AgentJob, limit_bytes: int) -> str:
     return (
-        f"network = {job.pinning} needs memory that programs pin, and this pod may pin {_amount(most)} (ulimit -l); "
+        f"network = {job.pinning} needs memory that programs pin, and this pod may pin "
+        f"{_format_bytes(limit_bytes)} (ulimit -l); "
         f"set LimitMEMLOCK=infinity in the unit of the nodes' containerd, or users: {{{job.accelerator}: root}} in "
         "the cluster defaults"
     )
 
 
-def _amount(size: int) -> str:
-    return f"{size // 1024**2} MiB" if size >= 1024**2 else f"{size / 1024:g} KiB"
+def _format_bytes(size_bytes: int) -> str:
+    return f"{size_bytes // 1024**2} MiB" if size_bytes >= 1024**2 else f"{size_bytes / 1024:g} KiB"
 
 
 # An evicted pod has about one second.
-MEASURE_S = 0.4
+MEASURE_TIMEOUT_S = 0.4
 
 
 def find_excess(job: AgentJob, host: int) -> DiskExcess | None:
@@ -223,52 +226,52 @@ def find_excess(job: AgentJob, host: int) -> DiskExcess | None:
 
     The log of the pod is not measured, and of a folder with very many files only a part.
     """
-    end, total = time.monotonic() + MEASURE_S, 0
+    deadline, total_bytes = time.monotonic() + MEASURE_TIMEOUT_S, 0
     scratch = {posixpath.normpath(folder): limit for folder, limit in job.scratch.items()}
     for folder, limit in scratch.items():
         if limit is None and job.ephemeral_bytes is None:
             continue
-        used = _used(folder, scratch, end)
-        total += used
-        if limit is not None and used > limit:
-            return DiskExcess(host, used, limit, folder)
+        used_bytes = _measure_disk_usage(folder, scratch, deadline)
+        total_bytes += used_bytes
+        if limit is not None and used_bytes > limit:
+            return DiskExcess(host, used_bytes, limit, folder)
     limit = job.ephemeral_bytes
-    if limit is None or total <= limit:
+    if limit is None or total_bytes <= limit:
         return None
-    return DiskExcess(host, total, limit)
+    return DiskExcess(host, total_bytes, limit)
 
 
-def _used(folder: str, scratch: Collection[str], end: float) -> int:
+def _measure_disk_usage(folder: str, scratch: Collection[str], deadline: float) -> int:
     """Return the bytes of a folder on its own disk, without the scratch folders that are mounted in it.
 
     Counting stops at the deadline, in monotonic seconds.
     """
-    total, left = 0, [folder]
+    total_bytes, pending_folders = 0, [folder]
     # Inodes with several names.
-    linked: set[int] = set()
+    counted_inodes: set[int] = set()
     try:
         device = os.stat(folder).st_dev
     except OSError:
         return 0
-    while left and time.monotonic() < end:
+    while pending_folders and time.monotonic() < deadline:
         try:
-            with os.scandir(left.pop()) as entries:
+            with os.scandir(pending_folders.pop()) as entries:
                 for entry in entries:
-                    if time.monotonic() >= end:
-                        return total
+                    if time.monotonic() >= deadline:
+                        return total_bytes
                     status = entry.stat(follow_symlinks=False)
                     if status.st_dev != device or entry.path in scratch:
                         # Another volume is mounted there.
                         continue
                     is_dir = entry.is_dir(follow_symlinks=False)
                     if status.st_nlink > 1 and not is_dir:
-                        if status.st_ino in linked:
+                        if status.st_ino in counted_inodes:
                             continue
-                        linked.add(status.st_ino)
-                    total += 512 * status.st_blocks
+                        counted_inodes.add(status.st_ino)
+                    total_bytes += 512 * status.st_blocks
                     if is_dir:
-                        left.append(entry.path)
+                        pending_folders.append(entry.path)
         except OSError:
             # The folder was removed meanwhile, or is not readable.
             continue
-    return total
+    return total_bytes

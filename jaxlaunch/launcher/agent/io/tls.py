@@ -14,10 +14,10 @@ from pathlib import Path
 from jaxlaunch.contract import AUTHORITY, CERTIFICATE, CERTIFICATE_KEY
 
 # Bytes that are decrypted in one call.
-AT_ONCE = 65536
+READ_CHUNK_BYTES = 65536
 
 
-class NotTrusted(Exception):
+class UntrustedPeer(Exception):
     """The other end has no certificate of this job, or does not accept this host's."""
 
 
@@ -30,16 +30,16 @@ class Contexts:
 
 
 @functools.cache
-def contexts(folder: Path) -> Contexts:
+def load_contexts(folder: Path) -> Contexts:
     """Load the contexts from the files of a gang's Secret.
 
     Raises:
         OSError: A file is missing or invalid (ssl.SSLError).
     """
-    return Contexts(_context(ssl.PROTOCOL_TLS_SERVER, folder), _context(ssl.PROTOCOL_TLS_CLIENT, folder))
+    return Contexts(_create_context(ssl.PROTOCOL_TLS_SERVER, folder), _create_context(ssl.PROTOCOL_TLS_CLIENT, folder))
 
 
-def _context(protocol: ssl._SSLMethod, folder: Path) -> ssl.SSLContext:
+def _create_context(protocol: ssl._SSLMethod, folder: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -57,22 +57,22 @@ class Channel:
         self._tls = context.wrap_bio(self._in, self._out, server_side=is_server)
         self._is_ready = False
         # Text to send once the handshake has ended.
-        self._early = bytearray()
+        self._pending_text = bytearray()
 
-    def begin(self) -> bytes:
+    def start_handshake(self) -> bytes:
         """Return the first bytes to send: a client's greeting, or nothing for a server."""
-        self.opened(b"")
-        return self.sealed(b"")
+        self.decrypt(b"")
+        return self.encrypt(b"")
 
-    def sealed(self, text: bytes) -> bytes:
+    def encrypt(self, text: bytes) -> bytes:
         """Return the bytes to send next: those of the handshake, and the encrypted text once it has ended."""
-        self._early += text
-        if self._is_ready and self._early:
-            self._tls.write(self._early)
-            self._early.clear()
+        self._pending_text += text
+        if self._is_ready and self._pending_text:
+            self._tls.write(self._pending_text)
+            self._pending_text.clear()
         return self._out.read()
 
-    def opened(self, data: bytes) -> bytes:
+    def decrypt(self, data: bytes) -> bytes:
         """Return the text of received data. Afterwards `encrypt` may have bytes to send.
 
         Raises:
@@ -84,12 +84,12 @@ class Channel:
             if not self._is_ready:
                 self._tls.do_handshake()
                 self._is_ready = True
-            while more := self._tls.read(AT_ONCE):
-                text += more
+            while chunk := self._tls.read(READ_CHUNK_BYTES):
+                text += chunk
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLCertVerificationError as error:
-            raise NotTrusted(f"its certificate is not of this job: {error.verify_message}") from None
+            raise UntrustedPeer(f"its certificate is not of this job: {error.verify_message}") from None
         except ssl.SSLError as error:
-            raise NotTrusted(f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}") from None
+            raise UntrustedPeer(f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}") from None
         return bytes(text)

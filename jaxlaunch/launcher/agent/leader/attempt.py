@@ -18,13 +18,13 @@ from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.root_cause import (
     Closeness,
     Event,
-    Kind,
+    EventKind,
     Symptoms,
-    closeness,
-    decide,
-    failure_of,
+    event_closeness,
+    failure_for_event,
+    find_root_cause,
     settle_s,
-    verdict_of,
+    verdict_for_event,
 )
 from jaxlaunch.launcher.agent.leader.hang import Hang
 from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
@@ -43,18 +43,18 @@ from jaxlaunch.records.verdict import (
 # Shorter than JAX's own barrier timeout: after that all ranks abort alike, and who left first is no longer visible.
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0
 # Symptoms that other hosts show when one dies.
-ECHOES_OF_A_LOST_HOST = (Closeness.ABORT, Closeness.ECHO)
+LOST_HOST_ECHOES = (Closeness.ABORT, Closeness.ECHO)
 # A message that arrives within this time after a symptom may have been sent before it.
 IN_FLIGHT_S = 0.2
 # If a host is lost while ranks save, the others wait for it no longer than this.
-SAVE_WITHOUT_HOST_S = 3.0
+SAVE_WITHOUT_HOST_TIMEOUT_S = 3.0
 
 
-FROM_OUTSIDE = StopFacts(StopReason.OUTSIDE)
+OUTSIDE_STOP = StopFacts(StopReason.OUTSIDE)
 
 
 @dataclasses.dataclass
-class Stop:
+class PendingStop:
     """Stop of the attempt that is in progress."""
 
     cause: StopFacts
@@ -71,13 +71,13 @@ class Attempt:
         self.ranks = RankStatuses(ranks_by_host)
         self.hang = Hang(self.ranks, platform)
         self._symptoms = Symptoms()
-        self._stop: Stop | None = None
+        self._stop: PendingStop | None = None
         # When the first fault was seen, and how long after the last sign of life.
-        self._fault: tuple[float, float] | None = None
+        self._first_fault: tuple[float, float] | None = None
         # Ranks that had not ended when their host was lost.
         self._lost_ranks = 0
         # A time, and hosts without a message since then. Those that have sent one are dropped from the end.
-        self._silent: tuple[float, list[int]] | None = None
+        self._silent_hosts: tuple[float, list[int]] | None = None
 
     @property
     def statuses(self) -> Sequence[Status]:
@@ -106,55 +106,55 @@ class Attempt:
             if kind == "stacks":
                 self.hang.add_stacks(rank, str(message["text"]))
             elif not has_verdict:
-                self.add(Event.from_wire(host, message), now)
+                self.add_event(Event.from_wire(host, message), now)
 
-    def add(self, event: Event, now: float) -> None:
+    def add_event(self, event: Event, now: float) -> None:
         """Record an event, with the status of its rank."""
         self.ranks.update({event.rank: event.status})
         event = dataclasses.replace(event, is_alone=len(self.statuses) == 1)
-        if self._fault is None and closeness(event) is not None:
-            self._fault = now, event.unseen_s
-        if event.kind is Kind.HANG:
+        if self._first_fault is None and event_closeness(event) is not None:
+            self._first_fault = now, event.unseen_s
+        if event.kind is EventKind.HANG:
             self.hang.add_timeout(event, now)
         else:
             self._symptoms.add(event, now)
 
     def add_lost_host(self, host: int, reason: str, now: float, unseen_s: float = 0.0) -> None:
         """Record that the connection to a host's agent was lost, `unseen_s` after its last message."""
-        self._fault = self._fault or (now, unseen_s)
+        self._first_fault = self._first_fault or (now, unseen_s)
         ranks, statuses = self.ranks.ranks_by_host[host], self.statuses
-        lost = LostHost(host, reason, ranks[0], ranks[-1])
-        self._symptoms.add(Event(Kind.LOST, host, ranks[0], statuses[ranks[0]], lost=lost), now)
+        lost_host = LostHost(host, reason, ranks[0], ranks[-1])
+        self._symptoms.add(Event(EventKind.LOST, host, ranks[0], statuses[ranks[0]], lost=lost_host), now)
         self._lost_ranks += sum(statuses[rank].exit is None for rank in ranks)
         # The trainer's ranks save together or not at all.
         if self._stop is not None and self._lost_ranks and all(status.trainer for status in statuses):
-            self._stop.deadline = min(self._stop.deadline, now + SAVE_WITHOUT_HOST_S)
+            self._stop.deadline = min(self._stop.deadline, now + SAVE_WITHOUT_HOST_TIMEOUT_S)
 
-    def stop(self, deadline_s: float, now: float, cause: StopFacts = FROM_OUTSIDE) -> None:
+    def begin_stop(self, deadline_s: float, now: float, cause: StopFacts = OUTSIDE_STOP) -> None:
         """Start a stop of at most `deadline_s`. A second one may come while the gang stops to grow."""
         if self._stop is None:
-            self._stop = Stop(cause, now, now + deadline_s)
+            self._stop = PendingStop(cause, now, now + deadline_s)
         self._stop.deadline, self._stop.cause = min(self._stop.deadline, now + deadline_s), cause
 
     def kill(self, now: float) -> None:
         """End a stop at once, after a second signal."""
         if self._stop is None:
-            self._stop = Stop(FROM_OUTSIDE, 0.0, now)
+            self._stop = PendingStop(OUTSIDE_STOP, 0.0, now)
         self._stop.deadline, self._stop.is_killed = now, True
 
     def end_timing(self, now: float) -> tuple[str, float, float]:
         """Return what the time until the verdict was spent on, since when, and how long before nothing was seen."""
         if self._stop is not None:
             return "save", self._stop.requested_at, 0.0
-        return ("decide", *(self._fault or (now, 0.0)))
+        return ("decide", *(self._first_fault or (now, 0.0)))
 
     @property
     def is_calm(self) -> bool:
         """Whether no symptom has arrived. This is cheap, because it is called after every beat."""
         ranks = self.ranks
-        return self._stop is None and self._fault is None and ranks.unclean != 0 and len(ranks.versions) <= 1
+        return self._stop is None and self._first_fault is None and ranks.unclean != 0 and len(ranks.versions) <= 1
 
-    def verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
+    def decide_verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
         """Return how the attempt ends, or None if it continues or the cause of a symptom may still arrive.
 
         Args:
@@ -168,31 +168,31 @@ class Attempt:
             return self._stop_verdict(self._stop, all_ended) if is_over else None
         if self.ranks.unclean == 0:
             if any(status.exit == contract.PREEMPTED for status in self.statuses):
-                return self._stop_verdict(Stop(FROM_OUTSIDE, now, now), True)
+                return self._stop_verdict(PendingStop(OUTSIDE_STOP, now, now), True)
             return self._done_verdict()
         if len(self.ranks.versions) > 1:
             return self._versions_verdict()
-        return None if self._fault is None else self._symptoms_verdict(now, last_message_at)
+        return None if self._first_fault is None else self._symptoms_verdict(now, last_message_at)
 
     def _symptoms_verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
-        nearest = self._nearest(now)
+        nearest = self._find_nearest(now)
         if nearest is None:
             return None
-        arrived_at, event, close = nearest
-        is_echo = close in ECHOES_OF_A_LOST_HOST
-        if close is Closeness.LEFT and not self._peers_continued(arrived_at, event, now):
+        arrived_at, event, level = nearest
+        is_echo = level in LOST_HOST_ECHOES
+        if level is Closeness.LEFT and not self._has_left_too_early(arrived_at, event, now):
             return None
         # A host that has sent nothing since the symptom may be the one that died.
         if is_echo and self._is_any_silent(arrived_at + IN_FLIGHT_S, event.host, last_message_at):
             return None
-        if now - arrived_at < settle_s(event, close):
+        if now - arrived_at < settle_s(event, level):
             return None
         # JAX and Orbax give up waiting for a rank that stands still before its own timeout passes.
         if is_echo:
             if self.hang.awaits_stacks(now):
                 return None
             event = self.hang.find_stalled_rank(event) or event
-        return verdict_of(event)
+        return verdict_for_event(event)
 
     def _versions_verdict(self) -> Verdict:
         """Refuse two versions of JAX: the agents' own may agree where the programs bring other interpreters."""
@@ -202,12 +202,12 @@ class Attempt:
         facts = Failure(FailureKind.MIXED_VERSIONS, versions={first_rank: str(first_version), rank: str(version)})
         return verdict_for_code(contract.BAD_SPEC, facts, rank=rank)
 
-    def _nearest(self, now: float) -> tuple[float, Event, Closeness] | None:
+    def _find_nearest(self, now: float) -> tuple[float, Event, Closeness] | None:
         """Return the symptom nearest to the cause, and when it arrived."""
         # If every rank leaves, the program is over, and the order of leaving means nothing.
-        ignored = Closeness.LEFT if self.ranks.staying == 0 else None
-        nearest = self._symptoms.nearest(self._is_withdrawn, but=ignored)
-        hang = self.hang.find(now)
+        excluded_level = Closeness.LEFT if self.ranks.staying == 0 else None
+        nearest = self._symptoms.find_nearest(self._is_withdrawn, excluded_level=excluded_level)
+        hang = self.hang.find_hang(now)
         if hang is None or (nearest is not None and nearest[2] < Closeness.HANG):
             return nearest
         return now, hang, Closeness.HANG
@@ -215,20 +215,20 @@ class Attempt:
     def _is_withdrawn(self, event: Event) -> bool:
         """Return whether a rank that left is back: `sh -c` started its next Python."""
         status = self.statuses[event.rank]
-        return event.kind is Kind.LEFT and not status.left and status.exit is None
+        return event.kind is EventKind.LEFT and not status.left and status.exit is None
 
-    def _is_any_silent(self, since: float, but: int, last_message_at: Mapping[int, float]) -> bool:
+    def _is_any_silent(self, since: float, excluded_host: int, last_message_at: Mapping[int, float]) -> bool:
         """Return whether a host other than the excluded one has sent nothing since then."""
-        if self._silent is None or self._silent[0] != since:
-            self._silent = since, [host for host in last_message_at if host != but]
-        hosts = self._silent[1]
+        if self._silent_hosts is None or self._silent_hosts[0] != since:
+            self._silent_hosts = since, [host for host in last_message_at if host != excluded_host]
+        hosts = self._silent_hosts[1]
         while hosts and last_message_at.get(hosts[-1], math.inf) > since:
             hosts.pop()
         return bool(hosts)
 
-    def _peers_continued(self, arrived_at: float, event: Event, now: float) -> bool:
+    def _has_left_too_early(self, arrived_at: float, event: Event, now: float) -> bool:
         """Return whether a rank left too early: its peers fail because of it, or keep it in JAX's barrier too long."""
-        if self._symptoms.any_but(Closeness.LEFT) or self.hang.find(now) is not None:
+        if self._symptoms.has_other_than(Closeness.LEFT) or self.hang.find_hang(now) is not None:
             return True
         status = self.statuses[event.rank]
         return status.waits and status.exit is None and now - arrived_at >= BARRIER_PATIENCE_S
@@ -237,47 +237,51 @@ class Attempt:
         facts = Failure(FailureKind.DONE, count=len(self.statuses))
         return verdict_for_code(contract.DONE, facts, step=self.ranks.first_step)
 
-    def _stop_verdict(self, stop: Stop, all_ended: bool) -> Verdict:
+    def _stop_verdict(self, stop: PendingStop, all_ended: bool) -> Verdict:
         if all(status.exit == contract.DONE and status.done for status in self.statuses):
             return self._done_verdict()
-        return verdict_for_code(stop.cause.code, self._stop_failure(stop, all_ended), step=self.ranks.first_step)
+        return verdict_for_code(
+            stop.cause.verdict_code, self._stop_failure(stop, all_ended), step=self.ranks.first_step
+        )
 
-    def _stop_failure(self, stop: Stop, all_ended: bool) -> Failure:
+    def _stop_failure(self, stop: PendingStop, all_ended: bool) -> Failure:
         """Return whether the work was saved, or which ranks or lost hosts held it up."""
 
-        def failure(outcome: StopOutcome, cause: Failure | None = None, **facts: Any) -> Failure:
+        def stop_failure(outcome: StopOutcome, cause: Failure | None = None, **facts: Any) -> Failure:
             return Failure(
                 FailureKind.STOPPED, stop=dataclasses.replace(stop.cause, outcome=outcome, **facts), cause=cause
             )
 
         reports: list[Mapping[str, Any]] = [status.stopped for status in self.statuses if status.stopped is not None]
         all_reported = bool(reports) and (all_ended or len(reports) == len(self.statuses))
-        lost = self._symptoms.of(Closeness.HOST) if self._lost_ranks else []
+        lost_events = self._symptoms.events_at(Closeness.HOST) if self._lost_ranks else []
         if any(report.get("saved") for report in reports):
             steps = [step for report in reports if isinstance(step := report.get("step"), int)]
-            late = {} if all_reported else self._late_ranks()
-            saved = failure(StopOutcome.SAVED, saved_step=max(steps, default=0), late=late)
-            return dataclasses.replace(saved, lost_hosts=tuple(event.lost for event in lost if event.lost is not None))
-        if all_reported and not lost:
+            late_ranks = {} if all_reported else self._late_ranks()
+            saved_failure = stop_failure(StopOutcome.SAVED, saved_step=max(steps, default=0), late=late_ranks)
+            return dataclasses.replace(
+                saved_failure, lost_hosts=tuple(event.lost for event in lost_events if event.lost is not None)
+            )
+        if all_reported and not lost_events:
             note = next((str(report["note"]) for report in reports if report.get("note")), "")
-            return dataclasses.replace(failure(StopOutcome.NOT_SAVED), detail=note)
-        if all_ended and not lost and all(status.phase is None for status in self.statuses):
-            return failure(StopOutcome.NOT_REPORTED)
-        faults = [*lost, *self._symptoms.of(Closeness.CAUSE, Closeness.ABORT, Closeness.EXIT)]
-        cause = decide([event for event in faults if event.exit != -signal.SIGTERM])
+            return dataclasses.replace(stop_failure(StopOutcome.NOT_SAVED), detail=note)
+        if all_ended and not lost_events and all(status.phase is None for status in self.statuses):
+            return stop_failure(StopOutcome.NOT_REPORTED)
+        faults = [*lost_events, *self._symptoms.events_at(Closeness.CAUSE, Closeness.ABORT, Closeness.EXIT)]
+        cause = find_root_cause([event for event in faults if event.exit != -signal.SIGTERM])
         if cause is not None and not stop.is_killed:
-            committed_step = (self.ranks.committed or None) if lost else None
-            return failure(StopOutcome.NOT_SAVED, failure_of(cause[0]), committed_step=committed_step)
-        return failure(StopOutcome.NOT_SAVED, late=self._late_ranks(), was_killed=stop.is_killed)
+            committed_step = (self.ranks.committed or None) if lost_events else None
+            return stop_failure(StopOutcome.NOT_SAVED, failure_for_event(cause[0]), committed_step=committed_step)
+        return stop_failure(StopOutcome.NOT_SAVED, late=self._late_ranks(), was_killed=stop.is_killed)
 
     def _late_ranks(self) -> dict[str, Numbers]:
         """Return the ranks that did not reach the common stop: those outside a step, if others wait inside one.
 
         They are listed by phase, which is "" for a program that reports none.
         """
-        late = {rank: status for rank, status in enumerate(self.statuses) if status.stopped is None}
-        outside = {rank: status for rank, status in late.items() if status.phase not in ("step", "done")}
-        phases: dict[str, list[int]] = {}
-        for rank, status in (outside or late).items():
-            phases.setdefault(status.phase or "", []).append(rank)
-        return {phase: Numbers.of(ranks) for phase, ranks in phases.items()}
+        late_statuses = {rank: status for rank, status in enumerate(self.statuses) if status.stopped is None}
+        outside_step = {rank: status for rank, status in late_statuses.items() if status.phase not in ("step", "done")}
+        ranks_by_phase: dict[str, list[int]] = {}
+        for rank, status in (outside_step or late_statuses).items():
+            ranks_by_phase.setdefault(status.phase or "", []).append(rank)
+        return {phase: Numbers.from_sequence(ranks) for phase, ranks in ranks_by_phase.items()}

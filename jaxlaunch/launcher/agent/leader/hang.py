@@ -16,22 +16,24 @@ from collections.abc import Mapping, Sequence
 
 from jaxlaunch.launcher.agent.gang import nccl
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.root_cause import Event, Kind, failure_of
+from jaxlaunch.launcher.agent.gang.root_cause import Event, EventKind, failure_for_event
 from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
 from jaxlaunch.records.verdict import HangFacts, Numbers, render_timeout
 
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
-_STANDARD = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<frozen ")
-_IMPORTS = "<frozen importlib"
+_FRAME_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+_STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<frozen ")
+_IMPORT_SYSTEM = "<frozen importlib"
 # A rank waits for the device or its peers if the innermost frame outside of the standard library is JAX's and not a
 # compilation. It also waits in functions of ours and of Orbax that ask JAX's coordinator, which has no frames.
-_JAX = re.compile(r"/(jax|jaxlib)/")
-_COMPILES = "backend_compile"
-_MEETS = re.compile(r"/jaxhook\.py$|/trainer/start/distributed\.py$|/orbax/.*/(multihost|signaling_client)\.py$")
+_JAX_FILE = re.compile(r"/(jax|jaxlib)/")
+_COMPILE_FUNCTION = "backend_compile"
+_COORDINATION_FILE = re.compile(
+    r"/jaxhook\.py$|/trainer/start/distributed\.py$|/orbax/.*/(multihost|signaling_client)\.py$"
+)
 # Characters of one rank's stacks, in messages and in the summary.
-MAX_CHARS = 16_000
+MAX_STACK_CHARS = 16_000
 # Places that a message names. Ranks that compute may be at as many places as a program has lines.
-MOST_PLACES = 8
+MAX_PLACES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Frame:
         return f"{self.name} ({self.file.rpartition('/')[2]}:{self.line})"
 
 
-class Thread:
+class ThreadStack:
     """One thread: its header line, and its frames with their lines, the innermost first."""
 
     def __init__(self, header: str) -> None:
@@ -54,89 +56,93 @@ class Thread:
         self.frames: list[tuple[str, Frame]] = []
 
     @property
-    def _telling(self) -> int:
+    def _user_frame_index(self) -> int:
         """Index of the innermost frame outside of the standard library, else 0."""
-        return next((index for index, (_, frame) in enumerate(self.frames) if not _STANDARD.search(frame.file)), 0)
+        return next(
+            (index for index, (_, frame) in enumerate(self.frames) if not _STANDARD_LIBRARY.search(frame.file)), 0
+        )
 
     @property
-    def _module(self) -> int:
+    def _module_frame_index(self) -> int:
         """Index of the innermost frame of module-level code, which runs during an import, else 0."""
         return next((index for index, (_, frame) in enumerate(self.frames) if frame.name == "<module>"), 0)
 
     @property
-    def cut(self) -> str:
+    def short_text(self) -> str:
         """Text of the thread with only the frames that show what it does."""
-        kept = sorted({0, self._telling, self._module})
-        return "".join(f"{line}\n" for line in (self.header, *(self.frames[index][0] for index in kept)))
+        shown_indices = sorted({0, self._user_frame_index, self._module_frame_index})
+        return "".join(f"{line}\n" for line in (self.header, *(self.frames[index][0] for index in shown_indices)))
 
     @property
-    def imports(self) -> bool:
+    def is_importing(self) -> bool:
         """Whether the thread imports JAX, or is in the import system itself."""
-        _, module = self.frames[self._module]
-        is_of_jax = module.name == "<module>" and _JAX.search(module.file) is not None
-        return is_of_jax or self.frames[0][1].file.startswith(_IMPORTS)
+        _, module = self.frames[self._module_frame_index]
+        is_of_jax = module.name == "<module>" and _JAX_FILE.search(module.file) is not None
+        return is_of_jax or self.frames[0][1].file.startswith(_IMPORT_SYSTEM)
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the thread waits for the device or for other ranks."""
-        _, frame = self.frames[self._telling]
-        is_in_jax = _JAX.search(frame.file) is not None and not frame.name.startswith(_COMPILES)
-        return self.meets or (is_in_jax and not self.imports)
+        _, frame = self.frames[self._user_frame_index]
+        is_in_jax = _JAX_FILE.search(frame.file) is not None and not frame.name.startswith(_COMPILE_FUNCTION)
+        return self.is_coordinating or (is_in_jax and not self.is_importing)
 
     @property
-    def meets(self) -> bool:
+    def is_coordinating(self) -> bool:
         """Whether the thread waits for other ranks on the host, without their devices."""
-        return _MEETS.search(self.frames[self._telling][1].file) is not None
+        return _COORDINATION_FILE.search(self.frames[self._user_frame_index][1].file) is not None
 
     @property
     def is_idle(self) -> bool:
         """Whether the thread is in the standard library, such as one that waits for another thread."""
-        return _STANDARD.search(self.frames[0][1].file) is not None and not self.imports
+        return _STANDARD_LIBRARY.search(self.frames[0][1].file) is not None and not self.is_importing
 
 
-def cut(text: str) -> str:
+def shorten_stacks(text: str) -> str:
     """Return the stacks with only those frames of every thread that `RankStacks` uses."""
-    return "".join(thread.cut for thread in _threads(text))
+    return "".join(thread.short_text for thread in _parse_threads(text))
 
 
-def _wait(threads: Sequence[Thread]) -> bool:
-    return bool(threads) and (threads[-1].waits or (threads[-1].is_idle and any(thread.meets for thread in threads)))
+def _are_waiting(threads: Sequence[ThreadStack]) -> bool:
+    return bool(threads) and (
+        threads[-1].is_waiting or (threads[-1].is_idle and any(thread.is_coordinating for thread in threads))
+    )
 
 
-def _threads(text: str) -> list[Thread]:
+def _parse_threads(text: str) -> list[ThreadStack]:
     """Return every thread that has a frame. faulthandler writes the main thread last."""
-    found: list[Thread] = []
+    threads: list[ThreadStack] = []
     for line in text.splitlines():
         if line.endswith("(most recent call first):"):
-            found.append(Thread(line))
-        elif found and (frame := _frame(line)) is not None:
-            found[-1].frames.append((line, frame))
-    return [thread for thread in found if thread.frames]
+            threads.append(ThreadStack(line))
+        elif threads and (frame := _parse_frame(line)) is not None:
+            threads[-1].frames.append((line, frame))
+    return [thread for thread in threads if thread.frames]
 
 
 @functools.lru_cache(maxsize=4096)
-def _frame(line: str) -> Frame | None:
+def _parse_frame(line: str) -> Frame | None:
     """Parse a line with a frame. The cache helps because thousands of ranks have equal lines."""
-    match = _FRAME.match(line)
+    match = _FRAME_LINE.match(line)
     return None if match is None else Frame(match["file"], int(match["line"]), match["name"])
 
 
-class Stacks:
+class RankStacks:
     """Places of ranks by their stacks, each parsed once, because thousands of ranks have megabytes of stacks."""
 
     def __init__(self, statuses: Mapping[int, Status], texts: Mapping[int, str]) -> None:
         """Parse the stacks of the ranks with a status. Ranks without a text wrote none."""
         self._statuses = statuses
-        self._threads = {rank: _threads(texts.get(rank, "")) for rank in sorted(statuses)}
-        self._places = {rank: _place(statuses[rank], threads) for rank, threads in self._threads.items()}
-        self._waits = {rank: _wait(threads) for rank, threads in self._threads.items()}
+        self._threads = {rank: _parse_threads(texts.get(rank, "")) for rank in sorted(statuses)}
+        self._places = {rank: _describe_place(statuses[rank], threads) for rank, threads in self._threads.items()}
+        self._is_waiting = {rank: _are_waiting(threads) for rank, threads in self._threads.items()}
 
     @property
-    def waiting(self) -> list[int]:
+    def waiting_ranks(self) -> list[int]:
         """Ranks that wait for the device or for others, in their main thread or in one that it waits for."""
-        return [rank for rank, waits in self._waits.items() if waits]
+        return [rank for rank, waits in self._is_waiting.items() if waits]
 
-    def describe(self, suspect: int) -> str:
+    def describe_places(self, suspect: int) -> str:
         """Describe where the ranks are: the MAX_PLACES largest groups, and that of the suspect.
 
         For example "3 ranks in step in _value (array.py:632), rank 7 in data in read (tasks.py:12)".
@@ -144,51 +150,51 @@ class Stacks:
         groups: dict[str, list[int]] = {}
         for rank, place in self._places.items():
             groups.setdefault(place, []).append(rank)
-        ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
-        said, others = [], []
-        for number, (place, ranks) in enumerate(ordered):
-            if number < MOST_PLACES or place == self._places[suspect]:
-                said.append(f"{_names(ranks)} {place}")
+        sorted_groups = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
+        descriptions, other_ranks = [], []
+        for number, (place, ranks) in enumerate(sorted_groups):
+            if number < MAX_PLACES or place == self._places[suspect]:
+                descriptions.append(f"{_rank_phrase(ranks)} {place}")
             else:
-                others += ranks
-        return ", ".join([*said, *([f"{_names(others)} elsewhere"] if others else [])])
+                other_ranks += ranks
+        return ", ".join([*descriptions, *([f"{_rank_phrase(other_ranks)} elsewhere"] if other_ranks else [])])
 
-    def suspect(self, first: int) -> int:
+    def find_suspect(self, first_overdue_rank: int) -> int:
         """Return the rank that the others most likely wait for.
 
         In this order: a process that cannot even write its stacks; one that does not wait while others do; the odd one
         out; the one furthest behind; the one with a thread that no other rank has; the one whose timeout passed first.
         """
         frames = {rank: [thread.frames[0][1] for thread in stack] for rank, stack in self._threads.items()}
-        places = Counter(self._places.values())
-        threads = Counter(str(frame) for rank_frames in frames.values() for frame in set(rank_frames))
+        place_counts = Counter(self._places.values())
+        frame_counts = Counter(str(frame) for rank_frames in frames.values() for frame in set(rank_frames))
 
-        def order(rank: int) -> tuple[bool, bool, int, int, int, bool]:
-            own = frames[rank]
+        def suspicion_key(rank: int) -> tuple[bool, bool, int, int, int, bool]:
+            rank_frames = frames[rank]
             return (
-                bool(own),
-                self._waits[rank],
-                places[self._places[rank]],
+                bool(rank_frames),
+                self._is_waiting[rank],
+                place_counts[self._places[rank]],
                 self._statuses[rank].step or 0,
-                -sum(threads[str(frame)] == 1 and not _JAX.search(frame.file) for frame in own),
-                rank != first,
+                -sum(frame_counts[str(frame)] == 1 and not _JAX_FILE.search(frame.file) for frame in rank_frames),
+                rank != first_overdue_rank,
             )
 
-        return min(frames, key=order)
+        return min(frames, key=suspicion_key)
 
 
-def _place(status: Status, threads: Sequence[Thread]) -> str:
+def _describe_place(status: Status, threads: Sequence[ThreadStack]) -> str:
     phase = f"in {status.phase} " if status.phase else ""
-    doing = "importing " if threads and threads[-1].imports else ""
-    return f"{phase}{doing}in {threads[-1].frames[0][1]}" if threads else f"{phase}without a stack"
+    activity = "importing " if threads and threads[-1].is_importing else ""
+    return f"{phase}{activity}in {threads[-1].frames[0][1]}" if threads else f"{phase}without a stack"
 
 
-def _names(ranks: list[int]) -> str:
+def _rank_phrase(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
 
 
 # Every rank's stacks arrive within this time or never, and so does NCCL's answer.
-STACKS_S = 4.0
+STACKS_TIMEOUT_S = 4.0
 # Thousands of ranks have hundreds of megabytes of stacks. Beyond this sum they are shortened to what the verdict needs.
 MAX_WHOLE_STACKS_CHARS = 4_000_000
 MAX_NCCL_CHARS = 40_000
@@ -202,34 +208,34 @@ class Hang:
         self.stacks: dict[int, str] = {}
         self._stacks_chars = 0
         self.nccl = ""
-        self._hosts_without_nccl = {host for host in statuses.ranks_by_host if nccl.asks_nccl(platform, host)}
-        self._overdue: tuple[float, Event] | None = None
+        self._hosts_without_nccl = {host for host in statuses.ranks_by_host if nccl.should_query_nccl(platform, host)}
+        self._first_timeout: tuple[float, Event] | None = None
         self.is_requested = False
-        self._blamed: Event | None = None
+        self._culprit_event: Event | None = None
         # Ranks whose stacks are awaited after a timeout, and after a failure that may come from a stalled rank. Those
         # that arrived are dropped from the end.
-        self._awaited: list[int] | None = None
-        self._doubt: tuple[float, list[int]] | None = None
+        self._awaited_ranks: list[int] | None = None
+        self._stall_check: tuple[float, list[int]] | None = None
 
     @property
-    def wants_stacks(self) -> bool:
+    def needs_stacks(self) -> bool:
         """Whether a rank exceeded a timeout, or failed like ranks whose peer is stalled."""
-        return self._overdue is not None or bool(self._doubt and self._doubt[1])
+        return self._first_timeout is not None or bool(self._stall_check and self._stall_check[1])
 
     @property
-    def overdue(self) -> str | None:
+    def timeout_message(self) -> str | None:
         """Message about the exceeded timeout."""
-        hang = None if self._overdue is None else self._overdue[1].hang
+        hang = None if self._first_timeout is None else self._first_timeout[1].hang
         return None if hang is None else render_timeout(hang)
 
     def add_timeout(self, event: Event, now: float) -> None:
         """Record the first timeout of the attempt."""
-        self._overdue = self._overdue or (now, event)
+        self._first_timeout = self._first_timeout or (now, event)
 
     def add_stacks(self, rank: int, text: str) -> None:
         """Record the stacks of a rank, shortened if there are many already."""
         is_cut = self._stacks_chars + len(text) > MAX_WHOLE_STACKS_CHARS
-        self.stacks[rank] = cut(text) if is_cut else text
+        self.stacks[rank] = shorten_stacks(text) if is_cut else text
         self._stacks_chars += len(self.stacks[rank])
 
     def add_nccl(self, host: int, text: str) -> None:
@@ -237,23 +243,23 @@ class Hang:
         self._hosts_without_nccl.discard(host)
         self.nccl = max(self.nccl, text[:MAX_NCCL_CHARS], key=len)
 
-    def find(self, now: float) -> Event | None:
+    def find_hang(self, now: float) -> Event | None:
         """Return the hang, once every stack and NCCL's answer arrived or can no longer be expected."""
-        if self._overdue is None:
+        if self._first_timeout is None:
             return None
-        if self._awaited is None:
-            self._awaited = list(range(len(self._statuses.by_rank)))
-        is_complete = self._have_stacks(self._awaited) and not self._hosts_without_nccl
-        if self._blamed is None and (now - self._overdue[0] >= STACKS_S or is_complete):
-            self._blamed = self._blame(self._overdue[1])
-        return self._blamed
+        if self._awaited_ranks is None:
+            self._awaited_ranks = list(range(len(self._statuses.by_rank)))
+        is_complete = self._have_stacks(self._awaited_ranks) and not self._hosts_without_nccl
+        if self._culprit_event is None and (now - self._first_timeout[0] >= STACKS_TIMEOUT_S or is_complete):
+            self._culprit_event = self._find_culprit(self._first_timeout[1])
+        return self._culprit_event
 
     def awaits_stacks(self, now: float) -> bool:
         """Return whether stacks are awaited that would show which living rank does not run at all."""
-        if self._doubt is None:
+        if self._stall_check is None:
             ranks = [rank for rank, status in enumerate(self._statuses.by_rank) if _writes_stacks(status)]
-            self._doubt = now, ranks
-        return now - self._doubt[0] < STACKS_S and not self._have_stacks(self._doubt[1])
+            self._stall_check = now, ranks
+        return now - self._stall_check[0] < STACKS_TIMEOUT_S and not self._have_stacks(self._stall_check[1])
 
     def find_stalled_rank(self, echo: Event) -> Event | None:
         """Return the hang of a living rank that does not even handle a signal, while its peers failed as in `echo`."""
@@ -264,29 +270,31 @@ class Hang:
         }
         if not stalled:
             return None
-        rank = Stacks(stalled, self.stacks).suspect(min(stalled))
-        host = self._statuses.host_of(rank)
-        return Event(Kind.HANG, host, rank, stalled[rank], hang=HangFacts(), peers=failure_of(echo))
+        rank = RankStacks(stalled, self.stacks).find_suspect(min(stalled))
+        host = self._statuses.find_host(rank)
+        return Event(EventKind.HANG, host, rank, stalled[rank], hang=HangFacts(), peers=failure_for_event(echo))
 
-    def _have_stacks(self, awaited: list[int]) -> bool:
+    def _have_stacks(self, awaited_ranks: list[int]) -> bool:
         statuses = self._statuses.by_rank
-        while awaited and (awaited[-1] in self.stacks or statuses[awaited[-1]].exit is not None):
-            awaited.pop()
-        return not awaited
+        while awaited_ranks and (awaited_ranks[-1] in self.stacks or statuses[awaited_ranks[-1]].exit is not None):
+            awaited_ranks.pop()
+        return not awaited_ranks
 
-    def _blame(self, event: Event) -> Event:
+    def _find_culprit(self, event: Event) -> Event:
         """Return the event of the timeout with the rank that the others wait for."""
-        living: Mapping[int, Status] = self._statuses.living() or {event.rank: event.status}
-        analysis = Stacks(living, self.stacks)
-        culprit = analysis.suspect(event.rank if event.rank in living else min(living))
-        waiting, status = analysis.waiting, living[culprit]
-        facts = dataclasses.replace(event.hang or HangFacts(), stacks=analysis.describe(culprit))
-        if waiting and culprit not in waiting:
-            late = sorted(living.keys() - waiting)
-            facts = dataclasses.replace(facts, waiting=Numbers.of(waiting), late=Numbers.of(late))
-        if self.nccl and (faults := nccl.describe(self.nccl)):
+        living: Mapping[int, Status] = self._statuses.living_statuses() or {event.rank: event.status}
+        analysis = RankStacks(living, self.stacks)
+        culprit = analysis.find_suspect(event.rank if event.rank in living else min(living))
+        waiting_ranks, status = analysis.waiting_ranks, living[culprit]
+        facts = dataclasses.replace(event.hang or HangFacts(), stacks=analysis.describe_places(culprit))
+        if waiting_ranks and culprit not in waiting_ranks:
+            late_ranks = sorted(living.keys() - waiting_ranks)
+            facts = dataclasses.replace(
+                facts, waiting=Numbers.from_sequence(waiting_ranks), late=Numbers.from_sequence(late_ranks)
+            )
+        if self.nccl and (faults := nccl.describe_faults(self.nccl)):
             facts = dataclasses.replace(facts, nccl=faults)
-        host = self._statuses.host_of(culprit)
+        host = self._statuses.find_host(culprit)
         return dataclasses.replace(event, rank=culprit, host=host, status=status, hang=facts)
 
 

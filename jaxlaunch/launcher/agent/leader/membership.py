@@ -12,12 +12,20 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
 from jaxlaunch.launcher.agent.gang.protocol import Hello
-from jaxlaunch.records.verdict import Failure, FailureKind, Numbers, RendezvousFacts, Verdict, names, verdict_for_code
+from jaxlaunch.records.verdict import (
+    Failure,
+    FailureKind,
+    Numbers,
+    RendezvousFacts,
+    Verdict,
+    render_numbers,
+    verdict_for_code,
+)
 
 # Seconds between two log lines about missing hosts.
-LOG_S = 10.0
+LOG_INTERVAL_S = 10.0
 # Time for hosts that have not joined yet to learn that the gang was refused.
-LINGER_S = 10.0
+REFUSAL_LINGER_S = 10.0
 # Different refusals that are logged.
 MAX_REFUSALS = 50
 
@@ -37,69 +45,69 @@ class Membership:
     """
 
     def __init__(self, config: Config) -> None:
-        self._leader, self._sizes = config.host, config.sizes
+        self._leader, self._sizes = config.host, config.gang_sizes
         self.table = config.members
         self.hellos: dict[int, Hello] = {}
         self.last_message_at: OrderedDict[int, float] = OrderedDict()
-        self.stopping: set[int] = set()
-        self.departing: set[int] = set()
-        self.not_gone: set[int] = set()
-        self.min_hosts = config.sizes[-1]
+        self.stopping_hosts: set[int] = set()
+        self.departing_hosts: set[int] = set()
+        self.hosts_with_processes: set[int] = set()
+        self.min_hosts = config.gang_sizes[-1]
         self.saved_step: int | None = None
 
     @property
-    def present(self) -> Collection[int]:
+    def present_hosts(self) -> Collection[int]:
         """Connected hosts that stay."""
-        return self.hellos.keys() - self.departing if self.departing else self.hellos.keys()
+        return self.hellos.keys() - self.departing_hosts if self.departing_hosts else self.hellos.keys()
 
     @property
-    def missing(self) -> list[int]:
+    def missing_hosts(self) -> list[int]:
         """Hosts of the table that are not present."""
-        present = self.present
-        return [host for host in self.table.hosts if host not in present]
+        present_hosts = self.present_hosts
+        return [host for host in self.table.hosts if host not in present_hosts]
 
     @property
-    def size(self) -> int:
+    def next_size(self) -> int:
         """Number of hosts that would hold ranks in an attempt that starts now, 0 if there are too few.
 
         Host 0 is always one of them: the others look for JAX's coordinator, which is rank 0, at its address.
         """
-        present = self.present
-        sizes = bisect.bisect_right(self._sizes, len(present)) if self._leader in present else 0
-        return self._sizes[sizes - 1] if sizes else 0
+        present_hosts = self.present_hosts
+        reached_sizes = bisect.bisect_right(self._sizes, len(present_hosts)) if self._leader in present_hosts else 0
+        return self._sizes[reached_sizes - 1] if reached_sizes else 0
 
     @property
     def can_start(self) -> bool:
         """Whether there are as many hosts as the next attempt waits for."""
-        return self.size >= self.min_hosts
+        return self.next_size >= self.min_hosts
 
     @property
-    def have_left(self) -> bool:
+    def have_others_left(self) -> bool:
         """Whether every host but the leader's has disconnected."""
         return self.hellos.keys() <= {self._leader}
 
-    def add(self, hello: Hello, now: float) -> None:
+    def add_host(self, hello: Hello, now: float) -> None:
         """Add a host, or replace its earlier connection."""
         if hello.host in self.hellos:
-            self.remove(hello.host)
+            self.remove_host(hello.host)
         self.hellos[hello.host], self.last_message_at[hello.host] = hello, now
 
-    def remove(self, host: int) -> None:
+    def remove_host(self, host: int) -> None:
         """Remove a host whose connection is closed."""
         del self.hellos[host], self.last_message_at[host]
-        self.departing.discard(host)
-        self.not_gone.discard(host)
+        self.departing_hosts.discard(host)
+        self.hosts_with_processes.discard(host)
 
-    def hear(self, host: int, now: float) -> None:
+    def record_message(self, host: int, now: float) -> None:
         """Record the time of a message."""
         self.last_message_at[host] = now
         self.last_message_at.move_to_end(host)
 
-    def regroup(self) -> Mapping[int, range]:
+    def assign_ranks(self) -> Mapping[int, range]:
         """Assign the ranks to the present hosts, and return those of each host."""
-        self.table = self.table.regrouped(self.present, self.size)
-        self.min_hosts, self.not_gone = len(self.table), set(self.present)
-        return {host: self.table.ranks(host) for host in self.table.hosts}
+        self.table = self.table.regroup(self.present_hosts, self.next_size)
+        self.min_hosts, self.hosts_with_processes = len(self.table), set(self.present_hosts)
+        return {host: self.table.ranks_of(host) for host in self.table.hosts}
 
 
 class Gathering:
@@ -108,28 +116,28 @@ class Gathering:
     def __init__(self, config: Config, now: float) -> None:
         self._hosts, self._timeouts_s = config.hosts, phase_timeouts(config.job.timeouts_s)
         # Hosts that ever connected, including refused ones.
-        self.arrived: set[int] = set()
+        self.arrived_hosts: set[int] = set()
         # The newest is last.
         self.refusals: dict[str, None] = {}
-        self.begin("rendezvous", now)
+        self.begin_wait("rendezvous", now)
 
-    def begin(self, phase: str, now: float) -> None:
+    def begin_wait(self, phase: str, now: float) -> None:
         """Begin to wait, for at most the timeout of this phase."""
-        self._phase, self._since, self._logged_at = phase, now, now
-        self._deadline = now + _or_endless(self._timeouts_s[phase])
-        self._shrink_at = now + _or_endless(self._timeouts_s["replace"])
+        self._phase, self._started_at, self._logged_at = phase, now, now
+        self._deadline = now + _timeout_or_inf(self._timeouts_s[phase])
+        self._shrink_at = now + _timeout_or_inf(self._timeouts_s["replace"])
 
     def may_shrink(self, now: float) -> bool:
         """Return whether a gang of variable size has waited long enough for its full size."""
         return now >= self._shrink_at
 
-    def linger(self, now: float) -> None:
+    def shorten_wait(self, now: float) -> None:
         """Wait only until hosts that join now have learned that there will be no gang."""
-        self._deadline = now + LINGER_S
+        self._deadline = now + REFUSAL_LINGER_S
 
     def have_all_learned(self, now: float) -> bool:
         """Return whether every host has learned that there will be no gang, or has had the time to."""
-        return len(self.arrived) == self._hosts or now >= self._deadline
+        return len(self.arrived_hosts) == self._hosts or now >= self._deadline
 
     def add_refusal(self, message: str) -> bool:
         """Record a refusal, and return whether it is new: a refused host tries again for as long as it waits."""
@@ -140,20 +148,27 @@ class Gathering:
         self.refusals[message] = None
         return is_new
 
-    def check(self, members: Membership, now: float) -> Verdict | str | None:
+    def check_wait(self, members: Membership, now: float) -> Verdict | str | None:
         """Return the verdict once the wait has timed out, or a log line when one is due.
 
         This is called after every message, so it looks for the missing hosts only if it names them.
         """
-        waited_s = now - self._since
+        waited_s = now - self._started_at
         if now >= self._deadline:
-            missing, limit = members.missing, f"timeouts.{self._phase}"
-            wait = RendezvousFacts(Numbers.of(missing), waited_s, limit, tuple(self.refusals))
-            facts = Failure(FailureKind.NOT_JOINED, rendezvous=wait)
-            return verdict_for_code(contract.LOST, facts, rank=members.table.ranks(missing[0])[0], host=missing[0])
-        if now - self._logged_at >= LOG_S:
+            missing_hosts, timeout_key = members.missing_hosts, f"timeouts.{self._phase}"
+            rendezvous = RendezvousFacts(
+                Numbers.from_sequence(missing_hosts), waited_s, timeout_key, tuple(self.refusals)
+            )
+            facts = Failure(FailureKind.NOT_JOINED, rendezvous=rendezvous)
+            return verdict_for_code(
+                contract.LOST, facts, rank=members.table.ranks_of(missing_hosts[0])[0], host=missing_hosts[0]
+            )
+        if now - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = now
-            return f"waiting for {names(members.missing)} of {len(members.table)}, for {waited_s:.0f} s so far"
+            return (
+                f"waiting for {render_numbers(members.missing_hosts)} of {len(members.table)}, for "
+                f"{waited_s:.0f} s so far"
+            )
         return None
 
 
@@ -169,22 +184,22 @@ class Growth:
     after_step: int | None = None
     is_stopping: bool = False
 
-    def plan(self, members: Membership, committed: int | None) -> bool:
+    def plan_growth(self, members: Membership, committed_step: int | None) -> bool:
         """Plan to grow after the newest step on storage. Return whether there are enough hosts for that."""
-        if members.size <= len(members.table):
+        if members.next_size <= len(members.table):
             return False
-        self.after_step = -1 if committed is None else committed
+        self.after_step = -1 if committed_step is None else committed_step
         return True
 
-    def begin(self, members: Membership, last_committed: int | None) -> bool:
+    def begin_growth(self, members: Membership, committed_step: int | None) -> bool:
         """Begin to grow if the ranks have saved since the plan. Return whether they must stop now."""
         hosts = len(members.table)
-        has_saved = last_committed is not None and self.after_step is not None and last_committed > self.after_step
-        if self.is_stopping or not has_saved or members.size <= hosts:
+        has_saved = committed_step is not None and self.after_step is not None and committed_step > self.after_step
+        if self.is_stopping or not has_saved or members.next_size <= hosts:
             return False
         self.is_stopping, members.min_hosts = True, hosts
         return True
 
 
-def _or_endless(timeout_s: float | None) -> float:
+def _timeout_or_inf(timeout_s: float | None) -> float:
     return math.inf if timeout_s is None else timeout_s

@@ -24,10 +24,10 @@ from typing import Any, Generic, TypeVar
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.records import log_lines, rank_history
-from jaxlaunch.records.log_lines import Beat, Judged, Line, Past, Recorded, Tail
-from jaxlaunch.records.members import from_wire
+from jaxlaunch.records.log_lines import BeatLine, Line, PastLine, ProgressAnnotation, TailLine, VerdictLine
+from jaxlaunch.records.members import parse_members
 from jaxlaunch.records.rank_history import RankHistory
-from jaxlaunch.records.summary import Record, furthest
+from jaxlaunch.records.summary import AttemptRecord, furthest_step
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history, layout
 from jaxlaunch.runs.run_folder import RunFolder
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class View:
+class GangView:
     """State of all hosts, as the leader knows it now.
 
     Attributes:
@@ -75,11 +75,11 @@ class View:
 # --- the pod's log ----------------------------------------------------------------------------------------------------
 
 # Attempts of earlier pods that have a line each.
-MAX_PAST = 3
+MAX_PAST_ATTEMPTS = 3
 # Shortest time between two lines after changes, and time between two lines without.
-CHANGE_S, BEAT_S = 2.0, 15.0
+CHANGE_INTERVAL_S, BEAT_INTERVAL_S = 2.0, 15.0
 # Phases of the training loop, between which a transition does not count as a change.
-LOOP = frozenset({"step", "data", "eval", "save"})
+LOOP_PHASES = frozenset({"step", "data", "eval", "save"})
 
 
 class PodLog:
@@ -91,7 +91,7 @@ class PodLog:
     def __init__(self, generation: int, write: Callable[[str], None] | None) -> None:
         self._generation, self._write = generation, write
         # Number of attempts whose past is written.
-        self._told = -1
+        self._past_count = -1
         self._looked_at = self._beat_at = -math.inf
         # State in the last beat. A change is written early.
         self._beat_state: Any = None
@@ -100,7 +100,9 @@ class PodLog:
         self._committed: int | None = None
         self._committed_at: float | None = None
 
-    def begin(self, records: Sequence[Record], run_folder: RunFolder, start: int, each: int, processes: int) -> None:
+    def write_past(
+        self, records: Sequence[AttemptRecord], run_folder: RunFolder, start: int, ranks_per_host: int, processes: int
+    ) -> None:
         """Write the attempts of earlier pods, and the ends of their logs, which were deleted with them.
 
         A job that was suspended has new pods of the same generation.
@@ -112,44 +114,52 @@ class PodLog:
             ranks_per_host: Ranks that each host holds.
             processes: Largest number of ranks.
         """
-        if self._write is None or not (self._generation or records) or self._told == len(records):
+        if self._write is None or not (self._generation or records) or self._past_count == len(records):
             return
-        self._told = len(records)
-        self._committed = furthest(*(record.last_committed for record in records))
-        last = records[-1] if records else None
-        number, generation = (last.attempt, last.generation) if last else (0, self._generation - 1)
+        self._past_count = len(records)
+        self._committed = furthest_step(*(record.last_committed for record in records))
+        last_record = records[-1] if records else None
+        number, generation = (last_record.attempt, last_record.generation) if last_record else (0, self._generation - 1)
         ends = history.restarts_by_cause(records, number + 1)
-        self._log(Past(**self._about(number), ends=ends, attempts=len(records), unknown=run_folder.gap))
-        for record in records[-MAX_PAST:]:
-            names = ("verdict", "seconds", "first_committed", "last_committed", "ended")
-            fields = {name: getattr(record, name) for name in names}
-            self._log(Past(**self._about(record.attempt, record.generation), **fields))
+        self._write_line(
+            PastLine(**self._line_fields(number), ends=ends, attempts=len(records), unknown=run_folder.unknown_reason)
+        )
+        for record in records[-MAX_PAST_ATTEMPTS:]:
+            field_names = ("verdict", "seconds", "first_committed", "last_committed", "ended")
+            fields = {name: getattr(record, name) for name in field_names}
+            self._write_line(PastLine(**self._line_fields(record.attempt, record.generation), **fields))
         # The record has members if hosts held other ranks than their indexes imply.
-        members = from_wire(last.members, each, processes) if last is not None and last.members is not None else None
-        failing = last and last.rank
-        for rank, lines in run_folder.tails(start, sorted(range(processes), key=lambda rank: rank != failing)):
-            host = None if members is None else members.host(rank)
-            self._log(Tail(**self._about(number, generation), rank=rank, lines=lines, host=host))
+        members = (
+            parse_members(last_record.members, ranks_per_host, processes)
+            if last_record is not None and last_record.members is not None
+            else None
+        )
+        failed_rank = last_record and last_record.rank
+        for rank, lines in run_folder.read_log_tails(
+            start, sorted(range(processes), key=lambda rank: rank != failed_rank)
+        ):
+            host = None if members is None else members.host_of(rank)
+            self._write_line(TailLine(**self._line_fields(number, generation), rank=rank, lines=lines, host=host))
 
-    def look(self, read: Callable[[], View], now: float, is_news: bool = False) -> None:
+    def write_beat(self, read_view: Callable[[], GangView], now: float, is_news: bool = False) -> None:
         """Write a beat if something changed or it is time; `now` is in monotonic seconds."""
-        is_due = is_news or now - self._beat_at >= BEAT_S
-        if self._write is None or not (is_due or now - self._looked_at >= CHANGE_S):
+        is_due = is_news or now - self._beat_at >= BEAT_INTERVAL_S
+        if self._write is None or not (is_due or now - self._looked_at >= CHANGE_INTERVAL_S):
             return
-        self._looked_at, view = now, read()
+        self._looked_at, view = now, read_view()
         phases = _ranks_by_phase(view.statuses)
         phase = max(phases, key=lambda name: len(phases[name]), default=None)
         if (view.attempt, phase) != self._phase:
             self._phase, self._phase_since = (view.attempt, phase), time.time()
         if view.committed is not None and view.committed > (-1 if self._committed is None else self._committed):
             self._committed, self._committed_at = view.committed, time.time()
-        kind = "loop" if phase in LOOP else phase
+        kind = "loop" if phase in LOOP_PHASES else phase
         state = view.stage, view.attempt, view.members, tuple(view.missing), view.overdue, kind
         if state == self._beat_state and not is_due:
             return
         self._beat_state, self._beat_at = state, now
-        beat = Beat(
-            **self._about(view.attempt),
+        beat = BeatLine(
+            **self._line_fields(view.attempt),
             stage=view.stage,
             members=view.members,
             missing=view.missing[: log_lines.MAX_LISTED],
@@ -169,19 +179,19 @@ class PodLog:
             metrics=view.metrics,
             restart=view.restart,
         )
-        self._log(beat)
+        self._write_line(beat)
 
-    def judged(self, verdict: Verdict, attempt: int) -> None:
+    def write_verdict(self, verdict: Verdict, attempt: int) -> None:
         """Write the verdict on an attempt."""
-        self._log(Judged(**self._about(attempt), verdict=verdict))
+        self._write_line(VerdictLine(**self._line_fields(attempt), verdict=verdict))
 
-    def _about(self, attempt: int, generation: int | None = None) -> dict[str, Any]:
+    def _line_fields(self, attempt: int, generation: int | None = None) -> dict[str, Any]:
         generation = self._generation if generation is None else generation
         return {"at": round(time.time(), 1), "attempt": attempt, "generation": generation}
 
-    def _log(self, line: Line) -> None:
+    def _write_line(self, line: Line) -> None:
         if self._write is not None:
-            self._write(log_lines.line(line))
+            self._write(log_lines.format_line(line))
 
 
 def _ranks_by_phase(statuses: Sequence[Status]) -> dict[str, list[int]]:
@@ -247,53 +257,55 @@ class RankSampler:
     """Samples the phases of all ranks every few seconds, into a file of the run folder."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._history = RankHistory.from_json(folder.read(layout.RANKS))
-        self._writer = LatestWriter[bytes](lambda data: folder.replace(layout.RANKS, data))
+        self._history = RankHistory.from_json(folder.read_json(layout.RANKS))
+        self._writer = LatestWriter[bytes](lambda data: folder.replace_file(layout.RANKS, data))
         self._written_at = -math.inf
 
-    def sample(self, statuses: Sequence[Status], write_every_s: float, *, is_due: bool = False) -> None:
+    def sample_ranks(self, statuses: Sequence[Status], write_every_s: float, *, is_due: bool = False) -> None:
         """Sample if it is time to or `is_due`, and write the file at most every `write_every_s` seconds."""
         if not statuses or not (is_due or self._history.is_due(time.time())):
             return
-        letters, unknown, ended = rank_history.LETTERS, rank_history.UNKNOWN, rank_history.ENDED
-        phases = (letters.get(status.phase, unknown) if status.exit is None else ended for status in statuses)
-        self._history.add(time.time(), phases, (status.step if status.stepped else None for status in statuses))
+        letters, unknown_letter, ended_letter = rank_history.LETTERS, rank_history.UNKNOWN, rank_history.ENDED
+        phases = (
+            letters.get(status.phase, unknown_letter) if status.exit is None else ended_letter for status in statuses
+        )
+        self._history.add_column(time.time(), phases, (status.step if status.stepped else None for status in statuses))
         if (now := time.monotonic()) - self._written_at >= write_every_s:
             self._written_at = now
-            self._writer.keep(self._history.encoded())
+            self._writer.keep(self._history.to_json_bytes())
 
 
 # Kubernetes mounts the service account here.
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_PATH = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}?fieldManager=jaxlaunch-agent"
+SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_JOBSET_PATH = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}?fieldManager=jaxlaunch-agent"
 _API_TIMEOUT_S = 10.0
 
 
-def has_token(account: Path = ACCOUNT) -> bool:
+def has_token(account: Path = SERVICE_ACCOUNT_DIR) -> bool:
     """Return whether this pod may talk to the API server: only those of a job with a service account have a token."""
     return (account / "token").is_file()
 
 
-class JobSet:
+class JobSetAnnotator:
     """Writes the progress of the job to an annotation of its JobSet in the pod's namespace."""
 
     def __init__(
         self,
         name: str,
         say: Callable[[str], None],
-        account: Path = ACCOUNT,
+        account: Path = SERVICE_ACCOUNT_DIR,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._name, self._say, self._account, self._environ = name, say, account, environ
         self._has_failed = self._is_refused = False
 
-    def annotate(self, progress: Recorded) -> None:
+    def annotate(self, progress: ProgressAnnotation) -> None:
         """Replace the annotation, and log the first failure. An unreachable server is tried again next time."""
         if self._is_refused:
             return
         patch = {"metadata": {"uid": progress.uid, "annotations": {contract.ANNOTATION: progress.to_json()}}}
         try:
-            code, message = self._patch(json.dumps(patch).encode())
+            code, message = self._send_patch(json.dumps(patch).encode())
             self._is_refused = 400 <= code < 500 and code != 429
             fault = f"HTTP {code}: {message}" if code >= 300 else None
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -302,7 +314,7 @@ class JobSet:
             self._has_failed = True
             self._say(f"how far the job is cannot be written on its JobSet (patch jobsets {self._name}): {fault}")
 
-    def _patch(self, body: bytes) -> tuple[int, str]:
+    def _send_patch(self, body: bytes) -> tuple[int, str]:
         """Send a merge patch, and return the HTTP status and the beginning of the answer."""
         # The import takes 20 ms, which most jobs can save.
         import ssl
@@ -310,25 +322,25 @@ class JobSet:
         context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
         host, port = self._environ["KUBERNETES_SERVICE_HOST"], int(self._environ["KUBERNETES_SERVICE_PORT"])
         connection = http.client.HTTPSConnection(host, port, timeout=_API_TIMEOUT_S, context=context)
-        path = _PATH.format((self._account / "namespace").read_text().strip(), self._name)
+        path = _JOBSET_PATH.format((self._account / "namespace").read_text().strip(), self._name)
         # The token is replaced about once an hour.
         token = (self._account / "token").read_text().strip()
         headers = {"Content-Type": "application/merge-patch+json", "Authorization": f"Bearer {token}"}
         try:
             connection.request("PATCH", path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read(300).decode(errors="replace")
+            response = connection.getresponse()
+            return response.status, response.read(300).decode(errors="replace")
         finally:
             connection.close()
 
 
-MAX_QUEUED = 32
+MAX_QUEUED_MESSAGES = 32
 ANSWER_TIMEOUT_S = 10.0
 # Time between two of three tries.
-RETRY_S = 2.0
+RETRY_INTERVAL_S = 2.0
 # The end of a job waits this long for its last message.
-LAST_S = 5.0
-LOOK_S = 5.0
+LAST_MESSAGE_TIMEOUT_S = 5.0
+CHECK_INTERVAL_S = 5.0
 _SCHEMES = ("http://", "https://")
 
 
@@ -345,53 +357,55 @@ class Notifier:
         self._is_slack = options.get("format") == "slack"
         self._stall_s = float(options.get("stall_s") or 0.0)
         self._url = environ.get(options.get("url", ""), "")
-        self._waiting = queue.Queue[Mapping[str, Any]](MAX_QUEUED)
+        self._queue = queue.Queue[Mapping[str, Any]](MAX_QUEUED_MESSAGES)
         self._thread: threading.Thread | None = None
-        self._until = math.inf
+        self._close_deadline = math.inf
         self._looked_at = self._changed_at = time.monotonic()
         self._state: Any = None
         self._is_stalled = self._has_failed = False
-        self._best: Any = None
+        self._best_step: Any = None
         if options and not self._url.startswith(_SCHEMES):
             self._events = frozenset()
             say(f"notify: {options.get('url')} holds no http:// or https:// address; nobody is told")
 
-    def look(self, read: Callable[[], View], now: float) -> None:
+    def check_progress(self, read_view: Callable[[], GangView], now: float) -> None:
         """Notify about a job without progress, and about a new best evaluation."""
-        if not self._events or now - self._looked_at < LOOK_S:
+        if not self._events or now - self._looked_at < CHECK_INTERVAL_S:
             return
-        self._looked_at, view = now, read()
+        self._looked_at, view = now, read_view()
         metrics = view.metrics or {}
-        best, self._best = self._best, metrics.get(contract.Key.BEST_STEP)
-        if self._best is not None and self._best != best:
-            held_out = {key: value for key, value in metrics.items() if key.startswith(contract.HELD_OUT)}
-            self._tell("best", f"has its best evaluation so far at step {self._best}", metrics=held_out)
+        previous_best_step, self._best_step = self._best_step, metrics.get(contract.Key.BEST_STEP)
+        if self._best_step is not None and self._best_step != previous_best_step:
+            evaluation_metrics = {key: value for key, value in metrics.items() if key.startswith(contract.EVAL_PREFIX)}
+            self._queue_message(
+                "best", f"has its best evaluation so far at step {self._best_step}", metrics=evaluation_metrics
+            )
         state = view.stage, view.attempt, view.step, sorted({status.phase for status in view.statuses}, key=str)
         if state != self._state:
             self._state, self._changed_at, self._is_stalled = state, now, False
         elif self._stall_s and not self._is_stalled and now - self._changed_at >= self._stall_s:
             self._is_stalled = True
-            where = f"waits for {len(view.missing)} hosts" if view.missing else f"is at step {view.step}"
-            self._tell("stall", f"{where} without progress for {now - self._changed_at:.0f} s", step=view.step)
+            place = f"waits for {len(view.missing)} hosts" if view.missing else f"is at step {view.step}"
+            self._queue_message("stall", f"{place} without progress for {now - self._changed_at:.0f} s", step=view.step)
 
-    def judged(self, verdict: Verdict, attempt: int) -> None:
+    def notify_verdict(self, verdict: Verdict, attempt: int) -> None:
         """Notify about the end of an attempt."""
         is_done = verdict.code == contract.DONE
         fields = {"attempt": attempt, "code": verdict.code, "cause": verdict.cause, "step": verdict.step}
-        at = "" if verdict.step is None else f" at step {verdict.step}"
-        how = "is done" if is_done else f"ended attempt {attempt}"
-        text = f"{how}{at}: {verdict.message} (exit {verdict.code})"
-        self._tell("done" if is_done else "failure", text, rank=verdict.rank, **fields)
+        place = "" if verdict.step is None else f" at step {verdict.step}"
+        outcome = "is done" if is_done else f"ended attempt {attempt}"
+        text = f"{outcome}{place}: {verdict.message} (exit {verdict.code})"
+        self._queue_message("done" if is_done else "failure", text, rank=verdict.rank, **fields)
 
-    def ended(self) -> None:
+    def begin_closing(self) -> None:
         """Limit the time for queued messages, because the job is about to end here."""
-        self._until = time.monotonic() + LAST_S
+        self._close_deadline = time.monotonic() + LAST_MESSAGE_TIMEOUT_S
 
     def is_busy(self, now: float) -> bool:
         """Return whether the end must still wait for a message."""
-        return now < self._until and self._waiting.unfinished_tasks > 0 and not self._has_failed
+        return now < self._close_deadline and self._queue.unfinished_tasks > 0 and not self._has_failed
 
-    def _tell(self, event: str, text: str, **fields: Any) -> None:
+    def _queue_message(self, event: str, text: str, **fields: Any) -> None:
         if event not in self._events:
             return
         line = f"{self._name} {text}"
@@ -399,25 +413,25 @@ class Notifier:
         if self._is_slack:
             message = {"text": line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
         with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(message)
+            self._queue.put_nowait(message)
         if self._thread is None:
             self._thread = threading.Thread(target=self._send_all, name="notify", daemon=True)
             self._thread.start()
 
     def _send_all(self) -> None:
         while True:
-            message = self._waiting.get()
+            message = self._queue.get()
             for is_last in (False, False, True):
-                fault = self._send(message)
+                fault = self._post_message(message)
                 if fault is not None and not self._has_failed:
                     self._say(f"notify: a message could not be sent: {fault}")
                 self._has_failed = fault is not None
                 if fault is None or is_last:
                     break
-                time.sleep(RETRY_S)
-            self._waiting.task_done()
+                time.sleep(RETRY_INTERVAL_S)
+            self._queue.task_done()
 
-    def _send(self, message: Mapping[str, Any]) -> str | None:
+    def _post_message(self, message: Mapping[str, Any]) -> str | None:
         """Send a message, and return the reason if that fails, without the address, which is a secret."""
         headers = {"Content-Type": "application/json", "User-Agent": "jaxlaunch"}
         try:

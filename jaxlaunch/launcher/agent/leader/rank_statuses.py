@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from jaxlaunch.launcher.agent.gang.progress import Status, key_of, ranks_of
+from jaxlaunch.launcher.agent.gang.progress import Status, format_rank_range, parse_rank_range
 
 # Ranks of a gang step together but beat one by one: this many recent statuses are shared with the next ranks that come
 # to them, and this many successors of each status.
@@ -43,7 +43,7 @@ class RankStatuses:
         self.first_committed: int | None = None
         self.versions: dict[str, int] = {}
         self._steps: dict[int, int] = {}
-        self._host_keys = {host: key_of(ranks[0], ranks[-1]) for host, ranks in ranks_by_host.items()}
+        self._host_keys = {host: format_rank_range(ranks[0], ranks[-1]) for host, ranks in ranks_by_host.items()}
         self._shared = SharedStatuses()
 
     @property
@@ -56,11 +56,11 @@ class RankStatuses:
         """Step of the foremost rank."""
         return max(self._steps, default=None)
 
-    def living(self) -> dict[int, Status]:
+    def living_statuses(self) -> dict[int, Status]:
         """Return the statuses of the ranks whose process has not ended."""
         return {rank: status for rank, status in enumerate(self.by_rank) if status.exit is None}
 
-    def host_of(self, rank: int) -> int:
+    def find_host(self, rank: int) -> int:
         """Return the host that holds a rank."""
         return next(host for host, ranks in self.ranks_by_host.items() if rank in ranks)
 
@@ -69,7 +69,7 @@ class RankStatuses:
         for rank, status in statuses.items():
             self.set_range(range(rank, rank + 1), status)
 
-    def merge(self, host: int, changes: Mapping[str, Mapping[str, Any]]) -> None:
+    def merge_changes(self, host: int, changes: Mapping[str, Mapping[str, Any]]) -> None:
         """Apply the changes in a beat of a host, as `progress.StatusChanges` wrote them.
 
         Raises:
@@ -78,34 +78,34 @@ class RankStatuses:
         # A spare has no ranks, and its beats have no changes.
         for key, fields in changes.items():
             host_ranks = self.ranks_by_host[host]
-            ranks = host_ranks if key == self._host_keys[host] else ranks_of(key, host_ranks)
+            ranks = host_ranks if key == self._host_keys[host] else parse_rank_range(key, host_ranks)
             statuses = self.by_rank[ranks.start : ranks.stop]
             # The ranks of a host nearly always have the same status.
             if statuses.count(statuses[0]) == len(statuses):
-                self.set_range(ranks, self._shared.apply(statuses[0], fields))
+                self.set_range(ranks, self._shared.apply_changes(statuses[0], fields))
                 continue
             for rank, status in zip(ranks, statuses, strict=True):
-                self.set_range(range(rank, rank + 1), self._shared.apply(status, fields))
+                self.set_range(range(rank, rank + 1), self._shared.apply_changes(status, fields))
 
-    def set_range(self, ranks: range, after: Status) -> None:
+    def set_range(self, ranks: range, new_status: Status) -> None:
         """Replace the status of consecutive ranks, which must all have had the same one."""
-        before, count = self.by_rank[ranks.start], len(ranks)
-        if after is before:
+        old_status, count = self.by_rank[ranks.start], len(ranks)
+        if new_status is old_status:
             return
-        self.by_rank[ranks.start : ranks.stop] = [after] * count
-        if after.step != before.step:
-            _move(self._steps, before.step, after.step, count)
-        if after.jax != before.jax:
-            _move(self.versions, before.jax, after.jax, count)
-        if after.committed is not None and (self.committed is None or after.committed > self.committed):
-            self.committed = after.committed
-        first = after.first_committed
+        self.by_rank[ranks.start : ranks.stop] = [new_status] * count
+        if new_status.step != old_status.step:
+            _move_count(self._steps, old_status.step, new_status.step, count)
+        if new_status.jax != old_status.jax:
+            _move_count(self.versions, old_status.jax, new_status.jax, count)
+        if new_status.committed is not None and (self.committed is None or new_status.committed > self.committed):
+            self.committed = new_status.committed
+        first = new_status.first_committed
         if first is not None and (self.first_committed is None or first < self.first_committed):
             self.first_committed = first
-        if after.exit is not None or before.exit is not None or after.left is not before.left:
-            self.alive += count * ((after.exit is None) - (before.exit is None))
-            self.staying += count * (_stays(after) - _stays(before))
-            self.unclean += count * (before.ended_clean - after.ended_clean)
+        if new_status.exit is not None or old_status.exit is not None or new_status.left is not old_status.left:
+            self.alive += count * ((new_status.exit is None) - (old_status.exit is None))
+            self.staying += count * (_is_staying(new_status) - _is_staying(old_status))
+            self.unclean += count * (old_status.has_ended_cleanly - new_status.has_ended_cleanly)
 
 
 class SharedStatuses:
@@ -116,44 +116,44 @@ class SharedStatuses:
         self._successors: dict[int, tuple[Status, list[tuple[Mapping[str, Any], Status]]]] = {}
         self._recent: dict[tuple[str | None, int | None], Status] = {}
 
-    def apply(self, before: Status, fields: Mapping[str, Any]) -> Status:
+    def apply_changes(self, old_status: Status, fields: Mapping[str, Any]) -> Status:
         """Return the status with these changes. Raises Malformed for a wrong field."""
-        entry = self._successors.get(id(before))
+        entry = self._successors.get(id(old_status))
         if entry is not None:
-            for changes, after in entry[1]:
+            for changes, new_status in entry[1]:
                 if changes == fields:
-                    return after
-        after = self._share(before.changed(fields))
+                    return new_status
+        new_status = self._find_equal(old_status.with_changes(fields))
         if entry is None:
-            _remember(self._successors, id(before), (before, [(fields, after)]))
+            _cache_value(self._successors, id(old_status), (old_status, [(fields, new_status)]))
         elif len(entry[1]) < MAX_SUCCESSORS:
-            entry[1].append((fields, after))
-        return after
+            entry[1].append((fields, new_status))
+        return new_status
 
-    def _share(self, status: Status) -> Status:
+    def _find_equal(self, status: Status) -> Status:
         """Return the recent status that is equal, if there is one: ranks come to one step from several others."""
-        place = status.phase, status.step
-        if (recent := self._recent.get(place)) == status:
-            return recent
-        _remember(self._recent, place, status)
+        phase_and_step = status.phase, status.step
+        if (recent_status := self._recent.get(phase_and_step)) == status:
+            return recent_status
+        _cache_value(self._recent, phase_and_step, status)
         return status
 
 
-def _remember(cache: dict[Key, Value], key: Key, value: Value) -> None:
+def _cache_value(cache: dict[Key, Value], key: Key, value: Value) -> None:
     cache[key] = value
     if len(cache) > MAX_SHARED:
         del cache[next(iter(cache))]
 
 
-def _stays(status: Status) -> bool:
+def _is_staying(status: Status) -> bool:
     return not status.left and status.exit is None
 
 
-def _move(counts: dict[Counted, int], before: Counted | None, after: Counted | None, ranks: int) -> None:
+def _move_count(counts: dict[Counted, int], old_key: Counted | None, new_key: Counted | None, rank_count: int) -> None:
     """Move a number of ranks from one count to another; a count of 0 has no entry."""
-    if after is not None:
-        counts[after] = counts.get(after, 0) + ranks
-    if before is not None:
-        counts[before] -= ranks
-        if not counts[before]:
-            del counts[before]
+    if new_key is not None:
+        counts[new_key] = counts.get(new_key, 0) + rank_count
+    if old_key is not None:
+        counts[old_key] -= rank_count
+        if not counts[old_key]:
+            del counts[old_key]

@@ -18,25 +18,32 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.contract import Action
 from jaxlaunch.launcher.agent.gang.clock import Clock
-from jaxlaunch.launcher.agent.gang.config import Config, describe_versions, versions
+from jaxlaunch.launcher.agent.gang.config import Config, describe_versions, read_versions
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.protocol import Hello
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.leader import publishers
 from jaxlaunch.launcher.agent.leader.gang import Gang, Stage
-from jaxlaunch.launcher.agent.leader.publishers import JobSet, LatestWriter, Notifier, PodLog, RankSampler, View
-from jaxlaunch.records import checked
-from jaxlaunch.records.log_lines import Recorded
-from jaxlaunch.records.summary import Of, Record, Summary, furthest, ratio
+from jaxlaunch.launcher.agent.leader.publishers import (
+    GangView,
+    JobSetAnnotator,
+    LatestWriter,
+    Notifier,
+    PodLog,
+    RankSampler,
+)
+from jaxlaunch.records import codec
+from jaxlaunch.records.log_lines import ProgressAnnotation
+from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, Summary, furthest_step, goodput_ratio
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history
 from jaxlaunch.runs.layout import AGENTS
-from jaxlaunch.runs.run_folder import RunFolder, Starts, close_unfinished, find_unfinished, settle_records
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts, close_unfinished, find_unfinished_attempt, settle_records
 
 # Seconds between two writes of the summary, on this machine and on shared storage, which may be slow.
-WRITE_LOCAL_S, WRITE_SHARED_S = 1.0, 10.0
+LOCAL_WRITE_INTERVAL_S, SHARED_WRITE_INTERVAL_S = 1.0, 10.0
 # Seconds between two writes on the JobSet, and how long the end waits for the last of them.
-ANNOTATE_S, ANNOTATE_WAIT_S = 60.0, 10.0
+ANNOTATE_INTERVAL_S, ANNOTATE_WAIT_S = 60.0, 10.0
 MAX_NOTES, MAX_NOTE_CHARS = 50, 2_000
 
 
@@ -53,33 +60,33 @@ class RunState:
 
     def __init__(self, config: Config, gang: Gang, clock: Clock, run_folder: RunFolder) -> None:
         self._config, self._gang, self._clock, self._run_folder = config, gang, clock, run_folder
-        self._made_of = describe_versions(versions(), os.environ)
-        self.starts = Starts(run_folder, config.uid)
+        self._code_versions = describe_versions(read_versions(), os.environ)
+        self.starts = RunStarts(run_folder, config.uid)
         self.metrics: Mapping[str, Any] | None = None
         self.notes: list[str] = []
         self.started_at = time.time()
-        self.seconds_before: Mapping[str, float] = clock.seconds(clock.began)
+        self.seconds_before: Mapping[str, float] = clock.seconds_by_cause(clock.started_at)
 
     @property
     def newest_attempt(self) -> int:
         """Number of the attempt that runs, or in GATHER of the next one."""
-        return self._gang.number + (self._gang.stage is Stage.GATHER)
+        return self._gang.attempt_number + (self._gang.stage is Stage.GATHER)
 
     @property
     def saved_step(self) -> int | None:
         """Newest step on storage, from all sources."""
         steps = (record.last_committed for record in self._gang.records)
-        return furthest(self.starts.known, *steps, self._gang.attempt.ranks.committed)
+        return furthest_step(self.starts.known_saved_step, *steps, self._gang.attempt.ranks.committed)
 
     def start_fields(self) -> dict[str, int | None]:
         """Return the number of this start of the run, and the newest step that attempts before this one saved.
 
         The step is 0 if they only trained, and None if none did.
         """
-        saved = history.saved(self._gang.records, self._config.generation)
-        if saved is None and self.starts.has_written:
-            saved = 0
-        return {"start": self.starts.number, "saved": furthest(saved, self._gang.members.saved_step)}
+        saved_step = history.newest_saved_step(self._gang.records, self._config.generation)
+        if saved_step is None and self.starts.has_earlier_checkpoints:
+            saved_step = 0
+        return {"start": self.starts.number, "saved": furthest_step(saved_step, self._gang.members.saved_step)}
 
     def attempt_seconds(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Return the seconds of this attempt, given those of the run."""
@@ -87,72 +94,72 @@ class RunState:
 
     def gang_state(self, now: float) -> dict[str, Any]:
         """Return the state of all hosts, for the metrics of every agent."""
-        seconds = self._clock.seconds(now)
+        seconds = self._clock.seconds_by_cause(now)
         last_message_at = self._gang.members.last_message_at
         oldest = next((at for host, at in last_message_at.items() if host != self._config.host), now)
         return {
-            "attempt": self._gang.number,
+            "attempt": self._gang.attempt_number,
             # The uid is part of the key of the gang and is never sent.
-            "of": {**checked.to_json(self._progress(seconds, now)), "uid": ""},
+            "of": {**codec.to_json(self._attempt_progress(seconds, now)), "uid": ""},
             "seconds": seconds,
-            "unsafe_s": self._clock.unsafe_s(now),
+            "unsafe_s": self._clock.uncommitted_s(now),
             "foremost": self._gang.attempt.ranks.last_step,
             "silence_s": now - oldest,
-            **history.counters(self._gang.records, self._config.generation, self._config.job),
+            **history.metric_counters(self._gang.records, self._config.generation, self._config.job),
         }
 
-    def view(self) -> View:
+    def build_view(self) -> GangView:
         """Return the state of all hosts, for the pod's log and the webhook."""
         gang, now = self._gang, time.monotonic()
         ranks = gang.attempt.ranks
-        return View(
+        return GangView(
             stage=gang.stage.name.lower(),
-            attempt=gang.number,
+            attempt=gang.attempt_number,
             members=gang.members.table.to_wire(),
-            missing=gang.members.missing,
+            missing=gang.members.missing_hosts,
             refused=list(gang.gathering.refusals)[-3:],
             # Until the attempt has completed a step, it is at the saved one.
             step=ranks.first_step or self.saved_step or ranks.first_step,
             committed=ranks.committed,
             statuses=ranks.by_rank,
-            overdue=gang.attempt.hang.overdue,
-            seconds=self._clock.seconds(now),
+            overdue=gang.attempt.hang.timeout_message,
+            seconds=self._clock.seconds_by_cause(now),
             restarts=history.restarts_by_cause(gang.records, self.newest_attempt),
-            preempted=None if self._run_folder.gap else history.preemptions_without_progress(gang.records),
+            preempted=None if self._run_folder.unknown_reason else history.preemptions_without_progress(gang.records),
             metrics=self.metrics,
             restart=self._restart_seconds(now),
         )
 
-    def summary(self, verdict: Verdict | None) -> Summary:
+    def build_summary(self, verdict: Verdict | None) -> Summary:
         """Return the summary of the run, with the verdict if the run ends."""
         gang, now = self._gang, time.monotonic()
-        seconds = self._clock.seconds(now)
+        seconds = self._clock.seconds_by_cause(now)
         return Summary(
             verdict,
             step=gang.attempt.ranks.first_step,
             saved=self.saved_step,
-            of=dataclasses.replace(self._progress(seconds, now), made_of=self._made_of),
+            of=dataclasses.replace(self._attempt_progress(seconds, now), made_of=self._code_versions),
             seconds=seconds,
             restarts=history.restarts_by_cause(gang.records, self.newest_attempt),
             metrics=self.metrics,
             notes=self.notes,
             stacks=gang.attempt.hang.stacks,
             nccl=gang.attempt.hang.nccl,
-            restart_seconds=history.restarts(gang.records, gang.number, self._restart_seconds(now)),
+            restart_seconds=history.restart_rows(gang.records, gang.attempt_number, self._restart_seconds(now)),
         )
 
-    def recorded(self, when: str, verdict: Verdict | None) -> Recorded:
+    def build_annotation(self, when: str, verdict: Verdict | None) -> ProgressAnnotation:
         """Return the annotation of the JobSet."""
-        view, config = self.view(), self._config
+        view, config = self.build_view(), self._config
         progress = config.uid, time.time(), when, view.attempt, config.generation, view.step, self.saved_step
         # Pods that left are replaced by others, which start the next attempt.
         restarts = history.restarts_by_cause(self._gang.records, self.newest_attempt + (when == "left"))
-        return Recorded(*progress, ratio({"step": 0.0, **view.seconds}), restarts, verdict)
+        return ProgressAnnotation(*progress, goodput_ratio({"step": 0.0, **view.seconds}), restarts, verdict)
 
-    def _progress(self, seconds: Mapping[str, float], now: float) -> Of:
+    def _attempt_progress(self, seconds: Mapping[str, float], now: float) -> AttemptProgress:
         """Return the progress of the attempt for a summary."""
         gang, ranks = self._gang, self._gang.attempt.ranks
-        return Of(
+        return AttemptProgress(
             uid=self._config.uid,
             generation=self._config.generation,
             attempt=self.newest_attempt,
@@ -161,7 +168,7 @@ class RunState:
             seconds=self.attempt_seconds(seconds),
             first_committed=ranks.first_committed,
             last_committed=gang.attempt.last_committed,
-            unsafe_s=round(self._clock.unsafe_s(now), 3),
+            unsafe_s=round(self._clock.uncommitted_s(now), 3),
             first_step=ranks.by_rank[0].first_step if ranks.by_rank else None,
             judged=gang.verdict if gang.stage is Stage.KILL else None,
             restart=self._restart_seconds(now),
@@ -169,7 +176,7 @@ class RunState:
 
     def _restart_seconds(self, now: float) -> Mapping[str, float]:
         has_ended = self._gang.stage in (Stage.KILL, Stage.LEAVE)
-        return self._clock.restart.last if has_ended else self._clock.restart.seconds(now)
+        return self._clock.restart.last_seconds if has_ended else self._clock.restart.seconds_by_cause(now)
 
 
 class Reporter:
@@ -187,22 +194,22 @@ class Reporter:
     ) -> None:
         def say_from_thread(text: str) -> None:
             # The streams belong to the thread of the event loop.
-            loop.after(0.0, lambda: say(text))
+            loop.call_later(0.0, lambda: say(text))
 
         self.state = RunState(config, gang, clock, run_folder)
         self._config, self._gang, self._clock = config, gang, clock
         self._run_folder, self._pod_log = run_folder, pod_log
-        self._summary_writer = LatestWriter[Summary](self.state.starts.write)
-        self._annotator: LatestWriter[Recorded] | None = None
+        self._summary_writer = LatestWriter[Summary](self.state.starts.write_summary)
+        self._annotator: LatestWriter[ProgressAnnotation] | None = None
         if config.is_pod and publishers.has_token():
-            self._annotator = LatestWriter(JobSet(config.job.name, say_from_thread).annotate)
+            self._annotator = LatestWriter(JobSetAnnotator(config.job.name, say_from_thread).annotate)
         self._notifier = Notifier(config.job.name, os.environ, say)
         self._sampler = RankSampler(run_folder)
         # Newest committed step and stage in the summary, and the monotonic times of the last writes.
         self._written: tuple[int | None, Stage] | None = None
         self._summary_at = self._annotated_at = time.monotonic()
 
-    def begin(self, now: float) -> None:
+    def write_start(self, now: float) -> None:
         """Write the state before the first host joins."""
         self.log_past()
         self.state.starts.keep_job(job_fields(self._config, os.environ))
@@ -211,7 +218,7 @@ class Reporter:
     def log_past(self) -> None:
         """Write the attempts of earlier pods to the pod's log."""
         ranks = self._config.job.processes_per_host, self._config.processes
-        self._pod_log.begin(self._gang.records, self._run_folder, self.state.starts.number, *ranks)
+        self._pod_log.write_past(self._gang.records, self._run_folder, self.state.starts.number, *ranks)
 
     def add_metrics(self, metrics: Any) -> None:
         """Keep the newest metrics of rank 0."""
@@ -228,31 +235,31 @@ class Reporter:
     def start_attempt(self, now: float) -> None:
         """Write that the gang starts an attempt."""
         self.state.started_at = time.time()
-        self._clock.restart.enter("start", now)
+        self._clock.restart.enter_cause("start", now)
         self._write_summary(now)
 
-    def judge(self, verdict: Verdict, now: float) -> None:
+    def report_verdict(self, verdict: Verdict, now: float) -> None:
         """Write the verdict on the newest attempt."""
-        number, attempt = self._gang.number, self._gang.attempt
-        self._pod_log.judged(verdict, number)
-        self._notifier.judged(verdict, number)
+        number, attempt = self._gang.attempt_number, self._gang.attempt
+        self._pod_log.write_verdict(verdict, number)
+        self._notifier.notify_verdict(verdict, number)
         if attempt.number == number:
-            self._sampler.sample(attempt.statuses, 0.0, is_due=True)
+            self._sampler.sample_ranks(attempt.statuses, 0.0, is_due=True)
             self._clock.restart.begin(*attempt.end_timing(now), now)
         self._write_summary(now, is_urgent=True)
 
-    def record(self, verdict: Verdict, now: float) -> Record:
+    def record_attempt(self, verdict: Verdict, now: float) -> AttemptRecord:
         """Record the attempt. Return host 1's record if it ended the attempt while this process was stalled."""
         if verdict.code == contract.DONE:
-            self._clock.ended(now)
+            self._clock.end_finished_attempt(now)
         else:
-            self._clock.died(now)
+            self._clock.end_failed_attempt(now)
         gang, table = self._gang, self._gang.members.table
-        seconds = self._clock.seconds(now)
-        record = Record(
+        seconds = self._clock.seconds_by_cause(now)
+        record = AttemptRecord(
             uid=self._config.uid,
             generation=self._config.generation,
-            attempt=gang.number,
+            attempt=gang.attempt_number,
             cause=verdict.cause,
             rank=verdict.rank,
             first_committed=gang.attempt.ranks.first_committed,
@@ -261,51 +268,51 @@ class Reporter:
             verdict=verdict,
             started=self.state.started_at,
             ended=time.time(),
-            restart=self._clock.restart.last,
-            members=table.to_wire() if table.have_moved else None,
+            restart=self._clock.restart.last_seconds,
+            members=table.to_wire() if table.has_moved_hosts else None,
         )
         self.state.seconds_before = seconds
-        records = self._run_folder.records(self._config.uid)
-        if records and records[-1].attempt == gang.number:
+        records = self._run_folder.read_records(self._config.uid)
+        if records and records[-1].attempt == gang.attempt_number:
             return records[-1]
-        self._run_folder.append(record)
+        self._run_folder.append_record(record)
         return record
 
     def await_hosts(self, now: float) -> None:
         """Write that the gang waits for the replacement of hosts."""
-        self._clock.restart.enter("replace", now)
+        self._clock.restart.enter_cause("replace", now)
         self._write_summary(now)
 
     def write_end(self, verdict: Verdict, *, is_alone: bool) -> None:
         """Write the last summary, for the run or only for this host 0."""
         if not is_alone:
-            self._notifier.ended()
+            self._notifier.begin_closing()
         self._summary_writer.finish()
-        self.state.starts.write(self.state.summary(verdict))
+        self.state.starts.write_summary(self.state.build_summary(verdict))
         if not is_alone:
-            self._pod_log.look(self.state.view, time.monotonic(), is_news=True)
+            self._pod_log.write_beat(self.state.build_view, time.monotonic(), is_news=True)
 
     def publish_end(self, verdict: Verdict, *, is_alone: bool) -> None:
         """Write the end on the JobSet."""
-        is_final = contract.outcome(verdict.code).action in (Action.FAIL, Action.COMPLETE)
-        self._annotate("ended" if is_final and not is_alone else "left", verdict)
+        is_final = contract.outcome_for_code(verdict.code).action in (Action.FAIL, Action.COMPLETE)
+        self._queue_annotation("ended" if is_final and not is_alone else "left", verdict)
 
-    def look(self, now: float) -> None:
+    def report_progress(self, now: float) -> None:
         """Write to the pod's log and notify the webhook, if there is news or it is time."""
-        self._pod_log.look(self.state.view, now)
-        self._notifier.look(self.state.view, now)
+        self._pod_log.write_beat(self.state.build_view, now)
+        self._notifier.check_progress(self.state.build_view, now)
 
-    def keep(self, now: float) -> None:
+    def save_state(self, now: float) -> None:
         """Write the summary, the samples of the ranks and the annotation, if there is news or it is time."""
         stage = self._gang.stage
-        every_s = WRITE_LOCAL_S if self._config.is_local else WRITE_SHARED_S
+        every_s = LOCAL_WRITE_INTERVAL_S if self._config.is_local else SHARED_WRITE_INTERVAL_S
         has_news = (self._gang.attempt.ranks.committed, stage) != self._written
         if stage is not Stage.LEAVE and (has_news or now - self._summary_at >= every_s):
             self._write_summary(now, has_news=has_news)
         if stage is Stage.RUN:
-            self._sampler.sample(self._gang.attempt.statuses, every_s)
-            if now - self._annotated_at >= ANNOTATE_S:
-                self._annotate("running", None)
+            self._sampler.sample_ranks(self._gang.attempt.statuses, every_s)
+            if now - self._annotated_at >= ANNOTATE_INTERVAL_S:
+                self._queue_annotation("running", None)
 
     def is_busy(self, now: float) -> bool:
         """Return whether the end must still wait for the webhook or the JobSet, each for a limited time."""
@@ -319,9 +326,9 @@ class Reporter:
             # An IPv4 peer on a dual-stack socket.
             plain = ip.removeprefix("::ffff:")
             address = f"[{plain}]:{hello.metrics_port}" if ":" in plain else f"{plain}:{hello.metrics_port}"
-            ranks = list(self._gang.members.table.ranks(hello.host))
+            ranks = list(self._gang.members.table.ranks_of(hello.host))
             rows.append({"host": hello.host, "address": address, "pid": hello.pid, "ranks": ranks})
-        self._run_folder.write(AGENTS, rows)
+        self._run_folder.write_json(AGENTS, rows)
 
     def _write_summary(self, now: float, *, is_urgent: bool = False, has_news: bool = True) -> None:
         """Write the state of the run, from which the next start can record its end if every agent is killed.
@@ -330,13 +337,13 @@ class Reporter:
         machine. A regular write without news waits for nothing, because a busy disk may take longer than that to sync.
         """
         self._written, self._summary_at = (self._gang.attempt.ranks.committed, self._gang.stage), now
-        wait_s = WRITE_LOCAL_S if is_urgent or (self._config.is_local and has_news) else 0.0
-        self._summary_writer.keep(self.state.summary(None), wait_s=wait_s)
+        wait_s = LOCAL_WRITE_INTERVAL_S if is_urgent or (self._config.is_local and has_news) else 0.0
+        self._summary_writer.keep(self.state.build_summary(None), wait_s=wait_s)
 
-    def _annotate(self, when: str, verdict: Verdict | None) -> None:
+    def _queue_annotation(self, when: str, verdict: Verdict | None) -> None:
         self._annotated_at = time.monotonic()
         if self._annotator is not None:
-            self._annotator.keep(self.state.recorded(when, verdict))
+            self._annotator.keep(self.state.build_annotation(when, verdict))
 
 
 def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -368,11 +375,11 @@ def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
 # --- when host 0 is lost ----------------------------------------------------------------------------------------------
 
 # Host 0 writes its summary every ten seconds. After three missed writes it no longer counts as alive.
-FRESH_S = 30.0
+SUMMARY_FRESHNESS_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Reported:
+class LeaderReport:
     """State of the attempt that another host knows when host 0 is lost.
 
     Attributes:
@@ -383,20 +390,20 @@ class Reported:
     """
 
     attempt: int
-    started: float
-    last: Of | None = None
-    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    agent_started_at: float
+    progress: AttemptProgress | None = None
+    run_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, gang: Mapping[str, Any], attempt: int, started: float) -> Reported:
+    def from_message(cls, gang: Mapping[str, Any], attempt: int, agent_started_at: float) -> LeaderReport:
         """Build the report from host 0's last message, which is empty if there was none."""
         if "of" not in gang:
-            return cls(attempt, started)
-        return cls(attempt, started, checked.read(Of, gang["of"]), gang["seconds"])
+            return cls(attempt, agent_started_at)
+        return cls(attempt, agent_started_at, codec.read_record(AttemptProgress, gang["of"]), gang["seconds"])
 
 
-def record_lost_leader(
-    folder: RunFolder, config: Config, reported: Reported, statuses: Sequence[Status], verdict: Verdict
+def record_end_without_leader(
+    folder: RunFolder, config: Config, report: LeaderReport, statuses: Sequence[Status], verdict: Verdict
 ) -> None:
     """Write the end of the attempt on another host after host 0 was lost.
 
@@ -405,8 +412,8 @@ def record_lost_leader(
     started. Nothing is written if this host never joined a host 0 that still writes summaries, or if the end is already
     on record.
     """
-    summary = folder.summary(config.uid)
-    has_joined = reported.attempt > 0 or reported.last is not None
+    summary = folder.read_summary(config.uid)
+    has_joined = report.attempt > 0 or report.progress is not None
     is_fresh = summary is not None and _is_fresh(summary)
     if not has_joined and summary is not None and summary.of is not None:
         if is_fresh and summary.of.generation == config.generation:
@@ -414,78 +421,84 @@ def record_lost_leader(
         if summary.of.generation != config.generation:
             # Host 0 would have settled them.
             settle_records(folder, config.uid)
-    records = folder.records(config.uid)
-    if has_joined and records and records[-1].attempt >= reported.attempt > 0:
+    records = folder.read_records(config.uid)
+    if has_joined and records and records[-1].attempt >= report.attempt > 0:
         # Host 0 continued without this host, which was stalled, and has recorded the end of the attempt; or no other
         # host 0 took its place.
         if config.job.replaces and summary is not None and summary.verdict is None and not is_fresh:
-            Starts(folder, config.uid).write(dataclasses.replace(summary, verdict=verdict))
+            RunStarts(folder, config.uid).write_summary(dataclasses.replace(summary, verdict=verdict))
         return
-    summary, of = _last_known(folder, config, reported, records)
-    committing = [status for status in statuses if status.first_committed is not None]
-    of = dataclasses.replace(
-        of,
-        first_committed=_least(of.first_committed, *(status.first_committed for status in committing)),
-        last_committed=furthest(of.last_committed, *(status.committed for status in committing)),
+    summary, progress = _last_known_attempt(folder, config, report, records)
+    committed_statuses = [status for status in statuses if status.first_committed is not None]
+    progress = dataclasses.replace(
+        progress,
+        first_committed=_min_step(progress.first_committed, *(status.first_committed for status in committed_statuses)),
+        last_committed=furthest_step(progress.last_committed, *(status.committed for status in committed_statuses)),
     )
-    own_step = _least(*(status.step for status in statuses))
+    own_step = _min_step(*(status.step for status in statuses))
     step = summary.step if own_step is None else own_step
-    record = close_unfinished(of, dataclasses.replace(verdict, step=step))
-    folder.append(record)
-    previous = records[-1].attempt if records else 0
+    record = close_unfinished(progress, dataclasses.replace(verdict, step=step))
+    folder.append_record(record)
+    previous_attempt = records[-1].attempt if records else 0
     records.append(record)
-    if reported.last is None or previous == of.attempt - 1:
+    if report.progress is None or previous_attempt == progress.attempt - 1:
         # The attempts before this one have their records here.
-        seconds = history.carried(records, time.time(), config.started)
+        seconds = history.sum_seconds(records, time.time(), config.run_started_at)
     else:
         # Begin with host 0's last report, and add the lost work of the attempt that it was in.
-        seconds = dict(reported.seconds)
-        for cause, spent in record.seconds.items() if reported.last.attempt == record.attempt else ():
-            seconds[cause] = seconds.get(cause, 0.0) + spent - reported.last.seconds.get(cause, 0.0)
-    ended = dataclasses.replace(
+        seconds = dict(report.run_seconds)
+        for cause, spent in record.seconds.items() if report.progress.attempt == record.attempt else ():
+            seconds[cause] = seconds.get(cause, 0.0) + spent - report.progress.seconds.get(cause, 0.0)
+    end_summary = dataclasses.replace(
         summary,
         # If hosts are replaced, another host 0 continues.
         verdict=None if config.job.replaces and has_joined else record.verdict,
         step=step,
         seconds=seconds,
         restarts=history.restarts_by_cause(records),
-        saved=furthest(summary.saved, *(status.committed for status in statuses)),
-        of=of,
+        saved=furthest_step(summary.saved, *(status.committed for status in statuses)),
+        of=progress,
     )
-    Starts(folder, config.uid).write(ended)
+    RunStarts(folder, config.uid).write_summary(end_summary)
 
 
-def _last_known(folder: RunFolder, config: Config, reported: Reported, records: Sequence[Record]) -> tuple[Summary, Of]:
+def _last_known_attempt(
+    folder: RunFolder, config: Config, report: LeaderReport, records: Sequence[AttemptRecord]
+) -> tuple[Summary, AttemptProgress]:
     """Return the summary and the progress of the attempt that host 0 was in, from its last report if there is one."""
-    last = reported.last
-    number = max(reported.attempt, 0 if last is None else last.attempt, records[-1].attempt + 1 if records else 1)
-    summary, of = find_unfinished(folder, config.uid, records) or (None, None)
-    if summary is None or of is None or (of.generation, of.attempt) != (config.generation, number):
+    last_progress = report.progress
+    number = max(
+        report.attempt, 0 if last_progress is None else last_progress.attempt, records[-1].attempt + 1 if records else 1
+    )
+    summary, progress = find_unfinished_attempt(folder, config.uid, records) or (None, None)
+    if summary is None or progress is None or (progress.generation, progress.attempt) != (config.generation, number):
         now = time.time()
         # A host without any report has only waited.
-        waited = {"rendezvous": max(0.0, now - reported.started)} if last is None else {}
-        of = Of(config.uid, config.generation, number, reported.started, at=now, seconds=waited)
-        summary = Summary(None, step=None, seconds={}, restarts={})
-    if last is not None and last.attempt == number:
-        of = dataclasses.replace(
-            of,
-            started=last.started,
-            at=last.at,
-            seconds=last.seconds,
-            unsafe_s=last.unsafe_s,
-            first_committed=_least(of.first_committed, last.first_committed),
-            last_committed=furthest(of.last_committed, last.last_committed),
-            first_step=of.first_step or last.first_step,
-            judged=of.judged or last.judged,
-            restart=of.restart or last.restart,
+        seconds = {"rendezvous": max(0.0, now - report.agent_started_at)} if last_progress is None else {}
+        progress = AttemptProgress(
+            config.uid, config.generation, number, report.agent_started_at, at=now, seconds=seconds
         )
-    return summary, of
+        summary = Summary(None, step=None, seconds={}, restarts={})
+    if last_progress is not None and last_progress.attempt == number:
+        progress = dataclasses.replace(
+            progress,
+            started=last_progress.started,
+            at=last_progress.at,
+            seconds=last_progress.seconds,
+            unsafe_s=last_progress.unsafe_s,
+            first_committed=_min_step(progress.first_committed, last_progress.first_committed),
+            last_committed=furthest_step(progress.last_committed, last_progress.last_committed),
+            first_step=progress.first_step or last_progress.first_step,
+            judged=progress.judged or last_progress.judged,
+            restart=progress.restart or last_progress.restart,
+        )
+    return summary, progress
 
 
 def _is_fresh(summary: Summary) -> bool:
     """Return whether the host 0 that wrote a summary is alive."""
-    return summary.verdict is None and summary.of is not None and abs(time.time() - summary.of.at) < FRESH_S
+    return summary.verdict is None and summary.of is not None and abs(time.time() - summary.of.at) < SUMMARY_FRESHNESS_S
 
 
-def _least(*steps: int | None) -> int | None:
+def _min_step(*steps: int | None) -> int | None:
     return min((step for step in steps if step is not None), default=None)

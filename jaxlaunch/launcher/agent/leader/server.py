@@ -17,18 +17,18 @@ from typing import Any
 
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.protocol import Hello, LeaderSide, NotProven, Refusal
+from jaxlaunch.launcher.agent.gang.protocol import HandshakeError, Hello, LeaderHandshake, Refusal
 from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.link import (
-    BEAT_S,
-    SILENCE_S,
+    HEARTBEAT_S,
+    SILENCE_TIMEOUT_S,
     Link,
     Message,
-    bracketed,
-    encoded,
-    free_port,
-    listen,
-    secured,
+    bracket_ipv6,
+    choose_free_port,
+    create_channel,
+    encode_message,
+    open_listener,
 )
 from jaxlaunch.launcher.agent.io.loop import READ, Loop
 from jaxlaunch.launcher.agent.leader import gang as actions
@@ -40,21 +40,21 @@ from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history
 from jaxlaunch.runs.run_folder import RunFolder, settle_records
 
-TICK_S = 0.2
+TICK_INTERVAL_S = 0.2
 # With this many hosts or more, messages are read this many seconds apart, so that each poll finds many connections.
-MANY_HOSTS, PAUSE_S = 100, 0.02
+MANY_HOSTS, POLL_PAUSE_S = 100, 0.02
 # Every host receives the state of the gang once in this time, and with many hosts once in the second.
-STATE_S, STATE_TO_MANY_S = BEAT_S, 2.0
+STATE_INTERVAL_S, MANY_HOSTS_STATE_INTERVAL_S = HEARTBEAT_S, 2.0
 # A connection without a hello is closed after this time.
-HELLO_S = 10.0
+HELLO_TIMEOUT_S = 10.0
 # How long to wait for connections to close when this process can open no more.
-FULL_S = 1.0
+ACCEPT_RETRY_S = 1.0
 # Connections that are accepted in one turn of the loop, which may sleep between two turns.
 ACCEPT_BATCH = 256
 # Connections that may be without a hello, in addition to one for each host.
 SPARE_CONNECTIONS = 16
 # Seconds between two log lines about strangers.
-LOG_S = 60.0
+LOG_INTERVAL_S = 60.0
 
 
 class Gate:
@@ -70,40 +70,42 @@ class Gate:
         loop: Loop,
         *,
         say: Callable[[str], None],
-        admit: Callable[[Link, LeaderSide, Hello], None],
+        admit: Callable[[Link, LeaderHandshake, Hello], None],
     ) -> None:
         self._config, self._loop, self._say, self._admit = config, loop, say, admit
         self._max_waiting = config.hosts + SPARE_CONNECTIONS
         # Connections without a hello and their time of arrival, the longest silent first.
-        self._waiting: dict[Link, tuple[float, LeaderSide]] = {}
+        self._waiting: dict[Link, tuple[float, LeaderHandshake]] = {}
         # Those that were silent for too long at the last tick.
-        self._late: set[Link] = set()
+        self._late_links: set[Link] = set()
         # Number of strangers for the next log line, and the last one of them.
-        self._strangers, self._last_stranger = 0, ""
+        self._stranger_count, self._last_stranger = 0, ""
         self._logged_at: float | None = None
-        self._listener = listen(config.address, config.leader[1])
+        self._listener = open_listener(config.listen_address, config.leader_address[1])
         self._listener.setblocking(False)
-        self._listen()
+        self._start_accepting()
 
-    def tick(self, now: float) -> None:
+    def close_late_connections(self, now: float) -> None:
         """Close connections that are silent for too long, and log the number of strangers.
 
         A connection is closed at the second tick that finds it silent: a hello that arrived while this process was busy
         is read between the two.
         """
-        late = set(itertools.takewhile(lambda link: now - self._waiting[link][0] > HELLO_S, self._waiting))
-        for link in late & self._late:
-            self._turn_away(link, f"it sent no hello within {HELLO_S:.0f} s")
-        self._late = late - self._late
-        if self._strangers and (self._logged_at is None or now - self._logged_at >= LOG_S):
-            count = "a connection" if self._strangers == 1 else f"{self._strangers} connections, the last"
+        late_links = set(
+            itertools.takewhile(lambda link: now - self._waiting[link][0] > HELLO_TIMEOUT_S, self._waiting)
+        )
+        for link in late_links & self._late_links:
+            self._close_stranger(link, f"it sent no hello within {HELLO_TIMEOUT_S:.0f} s")
+        self._late_links = late_links - self._late_links
+        if self._stranger_count and (self._logged_at is None or now - self._logged_at >= LOG_INTERVAL_S):
+            count = "a connection" if self._stranger_count == 1 else f"{self._stranger_count} connections, the last"
             self._say(f"closed {count} from {self._last_stranger}")
-            self._strangers, self._logged_at = 0, now
+            self._stranger_count, self._logged_at = 0, now
 
-    def _listen(self) -> None:
-        self._loop.watch(self._listener.fileno(), READ, lambda mask: self._accept())
+    def _start_accepting(self) -> None:
+        self._loop.watch(self._listener.fileno(), READ, lambda mask: self._accept_connections())
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         # Connections of this turn could not answer yet, and are not closed in favor of others of this turn.
         room = self._max_waiting - len(self._waiting)
         for _ in range(max(1, min(ACCEPT_BATCH, room))):
@@ -115,41 +117,41 @@ class Gate:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._say(f"cannot accept another host: {error.strerror}")
                     self._loop.unwatch(self._listener.fileno())
-                    self._loop.after(FULL_S, self._listen)
+                    self._loop.call_later(ACCEPT_RETRY_S, self._start_accepting)
                 return
             if len(self._waiting) >= self._max_waiting:
                 # Hosts answer at once, so the longest silent connection is not a host.
-                self._turn_away(next(iter(self._waiting)), "it sent no hello before many others came")
-            self._challenge(sock, address[0])
+                self._close_stranger(next(iter(self._waiting)), "it sent no hello before many others came")
+            self._send_challenge(sock, address[0])
 
-    def _challenge(self, sock: socket.socket, peer: str) -> None:
+    def _send_challenge(self, sock: socket.socket, peer: str) -> None:
         try:
-            channel = secured(self._config.certificates, is_server=True)
-            link = Link(self._loop, sock, self._message, self._turn_away, peer, channel)
+            channel = create_channel(self._config.certificates, is_server=True)
+            link = Link(self._loop, sock, self._take_hello, self._close_stranger, peer, channel)
         except OSError:
             # The other side has closed already.
             return sock.close()
-        side = LeaderSide(self._config.key)
-        self._waiting[link] = time.monotonic(), side
-        link.send("challenge", **side.challenge())
+        handshake = LeaderHandshake(self._config.handshake_key)
+        self._waiting[link] = time.monotonic(), handshake
+        link.send("challenge", **handshake.challenge_fields())
 
-    def _message(self, link: Link, message: Message) -> None:
-        _, side = self._waiting[link]
+    def _take_hello(self, link: Link, message: Message) -> None:
+        _, handshake = self._waiting[link]
         try:
-            hello = Hello.from_wire(side.opened(message))
-        except NotProven as error:
-            return self._turn_away(link, str(error))
+            hello = Hello.from_wire(handshake.open_hello(message))
+        except HandshakeError as error:
+            return self._close_stranger(link, str(error))
         except (KeyError, TypeError, ValueError) as error:
-            return self._turn_away(link, f"its hello is invalid: {str(error)[:200]}")
+            return self._close_stranger(link, f"its hello is invalid: {str(error)[:200]}")
         del self._waiting[link]
-        self._admit(link, side, hello)
+        self._admit(link, handshake, hello)
 
-    def _turn_away(self, link: Link, reason: str) -> None:
+    def _close_stranger(self, link: Link, reason: str) -> None:
         if self._waiting.pop(link, None) is None:
             # It was admitted, and closed before its answer was sent.
             return
         link.close()
-        self._strangers += 1
+        self._stranger_count += 1
         self._last_stranger = f"{link.peer}: {reason}"
 
 
@@ -182,17 +184,19 @@ class Server:
         finish: Callable[[Verdict, bool], None],
     ) -> None:
         self._config, self._loop, self._say, self._finish = config, loop, say, finish
-        self._gate = Gate(config, loop, say=say, admit=self._greet)
+        self._gate = Gate(config, loop, say=say, admit=self._greet_host)
         max_connections = resources.allow_connections(config.hosts)
         if max_connections is not None:
             say(f"warning: a limit of {max_connections} open files (ulimit -Hn) is too low for {config.hosts} hosts")
         if config.hosts >= MANY_HOSTS:
-            loop.pause_between(PAUSE_S)
+            loop.pause_between_polls(POLL_PAUSE_S)
         now = time.monotonic()
         records = settle_records(run_folder, config.uid)
-        clock.carry(history.carried(records, time.time() - (now - clock.began), config.started))
-        spent_s = sum(clock.seconds(clock.began).values())
-        deadline_at = None if config.job.deadline_s is None else clock.began + config.job.deadline_s - spent_s
+        clock.add_earlier_seconds(
+            history.sum_seconds(records, time.time() - (now - clock.started_at), config.run_started_at)
+        )
+        spent_s = sum(clock.seconds_by_cause(clock.started_at).values())
+        deadline_at = None if config.job.deadline_s is None else clock.started_at + config.job.deadline_s - spent_s
         self._gang = Gang(config, hello, records, now, deadline_at)
         self._reporter = Reporter(config, self._gang, loop, clock, run_folder, pod_log, say)
         self._epoch, self._coordinator = secrets.token_hex(8), ""
@@ -204,27 +208,27 @@ class Server:
         # Whether agents.json lacks a host that joined after the start.
         self._has_late_host = False
         self._is_acting = False
-        self._end: actions.Finish | None = None
+        self._finish_action: actions.Finish | None = None
         self._ticked_at = now
         # Selects the hosts that receive the state of the gang at the next tick.
         self._turn = 0
 
-    def begin(self) -> None:
+    def start_waiting(self) -> None:
         """Report the attempts of earlier pods, and start to wait for every host."""
         for record in self._gang.records[-3:]:
             message = record.verdict.message
             self._say(f"previous attempt {record.attempt} (generation {record.generation}): {message}")
-        self._reporter.begin(time.monotonic())
-        self._loop.every(TICK_S, self._tick)
+        self._reporter.write_start(time.monotonic())
+        self._loop.call_every(TICK_INTERVAL_S, self._on_tick)
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def _greet(self, link: Link, side: LeaderSide, hello: Hello) -> None:
+    def _greet_host(self, link: Link, handshake: LeaderHandshake, hello: Hello) -> None:
         """Admit or refuse a host that has proven the run's key."""
         reason = self._gang.check_hello(hello)
         if reason is not None:
-            return self._refuse(link, side, hello, reason)
-        link.send("welcome", **side.sealed("welcome", epoch=self._epoch))
+            return self._refuse_host(link, handshake, hello, reason)
+        link.send("welcome", **handshake.seal_answer("welcome", epoch=self._epoch))
         if not link.is_open:
             # The host was killed after its hello.
             return
@@ -233,23 +237,26 @@ class Server:
             previous.link.close()
         peer = self._peers[hello.host] = Peer(hello, link)
         link.epoch = self._epoch
-        link.on_message, link.on_close = functools.partial(self._message, peer), functools.partial(self._lost, peer)
+        link.on_message, link.on_close = (
+            functools.partial(self._take_message, peer),
+            functools.partial(self._drop_peer, peer),
+        )
         self._has_new_host = True
         self._has_late_host = self._has_late_host or self._gang.stage is Stage.RUN
-        self._gang.host_joined(hello, time.monotonic())
-        self._act()
+        self._gang.on_host_joined(hello, time.monotonic())
+        self._perform_actions()
 
-    def _refuse(self, link: Link, side: LeaderSide, hello: Hello, reason: Refusal) -> None:
-        fields = {"message": reason.message, "code": reason.code, "may_retry": reason.may_retry}
-        link.send("refused", **side.sealed("refused", **fields))
+    def _refuse_host(self, link: Link, handshake: LeaderHandshake, hello: Hello, reason: Refusal) -> None:
+        fields = {"message": reason.message, "code": reason.exit_code, "may_retry": reason.may_retry}
+        link.send("refused", **handshake.seal_answer("refused", **fields))
         link.close()
-        self._gang.host_refused(hello, reason, time.monotonic())
-        self._act()
+        self._gang.on_host_refused(hello, reason, time.monotonic())
+        self._perform_actions()
 
-    def _message(self, peer: Peer, link: Link, message: Message) -> None:
+    def _take_message(self, peer: Peer, link: Link, message: Message) -> None:
         now, host, kind = time.monotonic(), peer.host, message["type"]
         peer.excused_s = 0.0
-        self._gang.members.hear(host, now)
+        self._gang.members.record_message(host, now)
         try:
             if kind == "beat":
                 is_current = self._gang.take_beat(host, message["attempt"], message["ranks"], now)
@@ -260,42 +267,42 @@ class Server:
             else:
                 self._gang.take_message(host, message, now)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._say(f"{peer.hello.name} sent an invalid message: {str(error)[:200]}")
+            self._say(f"{peer.hello.description} sent an invalid message: {str(error)[:200]}")
             link.close()
-            self._lost(peer, link, "it sent an invalid message")
+            self._drop_peer(peer, link, "it sent an invalid message")
         if self._gang.actions:
-            self._act()
+            self._perform_actions()
 
-    def _lost(self, peer: Peer, link: Link, reason: str) -> None:
+    def _drop_peer(self, peer: Peer, link: Link, reason: str) -> None:
         if self._peers.get(peer.host) is not peer:
             return
         del self._peers[peer.host]
-        self._gang.host_lost(peer.host, reason, time.monotonic())
-        self._act()
+        self._gang.on_host_lost(peer.host, reason, time.monotonic())
+        self._perform_actions()
 
     # --- actions ------------------------------------------------------------------------------------------------------
 
-    def _act(self) -> None:
+    def _perform_actions(self) -> None:
         """Perform the actions of the gang. Events meanwhile, such as a lost connection, add to them."""
         if self._is_acting:
             return
         self._is_acting = True
         try:
             while self._gang.actions:
-                self._perform(self._gang.actions.pop(0))
+                self._perform_action(self._gang.actions.pop(0))
         finally:
             self._is_acting = False
         now = time.monotonic()
-        if self._end is not None and not self._reporter.is_busy(now):
-            self._finish(self._end.verdict, self._end.is_alone)
+        if self._finish_action is not None and not self._reporter.is_busy(now):
+            self._finish(self._finish_action.verdict, self._finish_action.is_alone)
 
-    def _perform(self, action: Action) -> None:
+    def _perform_action(self, action: Action) -> None:
         now, reporter = time.monotonic(), self._reporter
         match action:
             case actions.Say(text):
                 self._say(text)
             case actions.Send(hosts, kind, fields):
-                self._send(hosts, kind, **fields)
+                self._send_message(hosts, kind, **fields)
             case actions.SendStart(hosts):
                 self._send_start(hosts)
             case actions.Disconnect(host):
@@ -303,23 +310,23 @@ class Server:
             case actions.StartAttempt(follows_lost_attempt):
                 self._start_attempt(follows_lost_attempt, now)
             case actions.JudgeAttempt(verdict):
-                reporter.judge(verdict, now)
+                reporter.report_verdict(verdict, now)
             case actions.RecordAttempt(verdict):
-                self._gang.attempt_recorded(reporter.record(verdict, now), now)
+                self._gang.on_attempt_recorded(reporter.record_attempt(verdict, now), now)
             case actions.AwaitHosts():
                 reporter.await_hosts(now)
             case actions.WriteEnd(verdict, is_alone):
                 reporter.write_end(verdict, is_alone=is_alone)
                 if not is_alone:
-                    self._send(list(self._peers), "ping", gang=reporter.state.gang_state(time.monotonic()))
-                self._gang.end_written(time.monotonic())
+                    self._send_message(list(self._peers), "ping", gang=reporter.state.gang_state(time.monotonic()))
+                self._gang.on_end_written(time.monotonic())
             case actions.PublishEnd(verdict, is_alone):
                 reporter.publish_end(verdict, is_alone=is_alone)
             case actions.Finish():
-                self._end = action
+                self._finish_action = action
 
-    def _send(self, hosts: Iterable[int], kind: str, **fields: Any) -> None:
-        message = encoded(kind, **fields)
+    def _send_message(self, hosts: Iterable[int], kind: str, **fields: Any) -> None:
+        message = encode_message(kind, **fields)
         for host in hosts:
             # A host may have been lost since the gang decided this.
             if (peer := self._peers.get(host)) is not None:
@@ -333,13 +340,13 @@ class Server:
         if self._has_new_host or self._gang.members.table != self._listed_table:
             self._has_new_host = False
             self._list_agents()
-        self._coordinator = f"{bracketed(self._config.leader[0])}:{free_port()}"
+        self._coordinator = f"{bracket_ipv6(self._config.leader_address[0])}:{choose_free_port()}"
         self._reporter.start_attempt(now)
 
     def _send_start(self, hosts: Iterable[int]) -> None:
-        number, members = self._gang.number, self._gang.members.table.to_wire()
+        number, members = self._gang.attempt_number, self._gang.members.table.to_wire()
         attempt = {"attempt": number, "coordinator": self._coordinator, "members": members}
-        self._send(hosts, "start", **attempt, **self._reporter.state.start_fields())
+        self._send_message(hosts, "start", **attempt, **self._reporter.state.start_fields())
 
     def _list_agents(self) -> None:
         self._has_late_host, self._listed_table = False, self._gang.members.table
@@ -347,37 +354,39 @@ class Server:
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def _tick(self) -> None:
+    def _on_tick(self) -> None:
         now = time.monotonic()
-        away_s, self._ticked_at = now - self._ticked_at, now
-        if away_s > SILENCE_S / 2:
+        stalled_s, self._ticked_at = now - self._ticked_at, now
+        if stalled_s > SILENCE_TIMEOUT_S / 2:
             for peer in self._peers.values():
-                peer.excused_s += away_s
-        self._gate.tick(now)
+                peer.excused_s += stalled_s
+        self._gate.close_late_connections(now)
         self._close_silent(now)
         self._send_state(now)
         if self._has_late_host and self._turn == 0:
             # Thousands may have joined, and one write lists all of them.
             self._list_agents()
-        self._reporter.look(now)
-        self._gang.tick(now)
-        self._act()
-        self._reporter.keep(now)
+        self._reporter.report_progress(now)
+        self._gang.on_tick(now)
+        self._perform_actions()
+        self._reporter.save_state(now)
 
     def _close_silent(self, now: float) -> None:
         last_message_at = self._gang.members.last_message_at
-        silent = list(itertools.takewhile(lambda host: now - last_message_at[host] > SILENCE_S, last_message_at))
-        for host in silent:
+        silent_hosts = list(
+            itertools.takewhile(lambda host: now - last_message_at[host] > SILENCE_TIMEOUT_S, last_message_at)
+        )
+        for host in silent_hosts:
             peer = self._peers.get(host)
-            if peer is not None and now - last_message_at[host] - peer.excused_s > SILENCE_S:
+            if peer is not None and now - last_message_at[host] - peer.excused_s > SILENCE_TIMEOUT_S:
                 peer.link.close()
-                self._lost(peer, peer.link, f"no message for {SILENCE_S:.0f} s")
+                self._drop_peer(peer, peer.link, f"no message for {SILENCE_TIMEOUT_S:.0f} s")
 
     def _send_state(self, now: float) -> None:
         """Send the state of the gang to some hosts: sending it to all at once would delay urgent messages."""
         hosts = self._config.hosts
-        turns = round((STATE_S if hosts < MANY_HOSTS else STATE_TO_MANY_S) / TICK_S)
-        turn = [host for host in range(self._turn, hosts, turns) if host in self._peers]
+        turns = round((STATE_INTERVAL_S if hosts < MANY_HOSTS else MANY_HOSTS_STATE_INTERVAL_S) / TICK_INTERVAL_S)
+        turn_hosts = [host for host in range(self._turn, hosts, turns) if host in self._peers]
         self._turn = (self._turn + 1) % turns
-        if turn:
-            self._send(turn, "ping", gang=self._reporter.state.gang_state(now))
+        if turn_hosts:
+            self._send_message(turn_hosts, "ping", gang=self._reporter.state.gang_state(now))

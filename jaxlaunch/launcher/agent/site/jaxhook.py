@@ -16,7 +16,7 @@ import os
 import sys
 
 # Process 0 gets this long to open its port, since its imports may take longer than those of the others.
-LISTENS_S = 30.0
+LISTEN_TIMEOUT_S = 30.0
 
 # Importing `typing` for this constant would slow down every Python below the agent.
 TYPE_CHECKING = False
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class JaxFinder:
     """Finds `jax` on the usual path, and calls a function with the module once it is imported."""
 
-    def __init__(self, after: Any) -> None:
-        self._after = after
+    def __init__(self, on_import: Any) -> None:
+        self._on_import = on_import
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the usual spec of `jax` with a loader that calls the function, or None for any other module."""
@@ -41,7 +41,7 @@ class JaxFinder:
 
             def exec_module(module: Any) -> None:
                 original(module)
-                self._after(module)
+                self._on_import(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -50,15 +50,15 @@ class JaxFinder:
 def install(contract: Any, reporter: Any) -> None:
     """Hook the first import of JAX. With `reporter=None` nothing is reported."""
 
-    def after(jax: Any) -> None:
+    def set_up_jax(jax: Any) -> None:
         if not isinstance(getattr(jax, "__version__", None), str):
             # The program has a `jax.py` of its own.
             return
         try:
             # On TPU, JAX reads the variables of Google Cloud.
-            if _platform(contract) != "tpu":
+            if _job_platform(contract) != "tpu":
                 _register_cluster(contract)
-            _fill_arguments(jax, contract)
+            _wrap_initialize(jax, contract)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             if reporter is not None:
                 reporter.note(
@@ -71,14 +71,14 @@ def install(contract: Any, reporter: Any) -> None:
             # Registered after JAX's handlers, it runs before them at exit.
             atexit.register(reporter.leave)
 
-    sys.meta_path.insert(0, JaxFinder(after))
+    sys.meta_path.insert(0, JaxFinder(set_up_jax))
 
 
-def _platform(contract: Any) -> str:
+def _job_platform(contract: Any) -> str:
     return str(json.loads(os.environ.get(contract.JOB, "{}")).get("platform", "cpu"))
 
 
-def _connect_cpus(jax: Any, contract: Any, coordinator: str) -> None:
+def _connect_cpus_on_loopback(jax: Any, contract: Any, coordinator: str) -> None:
     """Make Gloo connect the CPU devices of this machine on loopback instead of the address of the host name.
 
     The host name of a laptop or a container often has no address.
@@ -86,7 +86,7 @@ def _connect_cpus(jax: Any, contract: Any, coordinator: str) -> None:
     Raises:
         RuntimeError: Other machines take part, and the host name has no address.
     """
-    if getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo" or _platform(contract) != "cpu":
+    if getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo" or _job_platform(contract) != "cpu":
         return
     if (fault := contract.own_name_fault(coordinator)) is not None:
         raise RuntimeError(fault)
@@ -96,9 +96,9 @@ def _connect_cpus(jax: Any, contract: Any, coordinator: str) -> None:
 
     # Without this private name, Gloo uses the address of the host name, as JAX does by default.
     library: Any = getattr(xla_bridge, "_jax", None)
-    made, host = getattr(library, "make_gloo_tcp_collectives", None), contract.loopback(coordinator)
-    if made is not None and host is not None:
-        library.make_gloo_tcp_collectives = functools.partial(made, hostname=host)
+    make_collectives, host = getattr(library, "make_gloo_tcp_collectives", None), contract.loopback(coordinator)
+    if make_collectives is not None and host is not None:
+        library.make_gloo_tcp_collectives = functools.partial(make_collectives, hostname=host)
 
 
 def _register_cluster(contract: Any) -> None:
@@ -136,7 +136,7 @@ def _register_cluster(contract: Any) -> None:
     types.insert(0, Gang)
 
 
-def until_it_listens(coordinator: str, limit_s: float) -> None:
+def wait_for_listener(coordinator: str, limit_s: float) -> None:
     """Wait until process 0 listens at `coordinator` (host:port), for `limit_s` seconds at most.
 
     JAX's own client would retry only after a second, and then with growing delays. If nothing listens in time, JAX
@@ -148,8 +148,8 @@ def until_it_listens(coordinator: str, limit_s: float) -> None:
     host, _, port = coordinator.rpartition(":")
     if not port.isdigit():
         return
-    end, pause_s = time.monotonic() + limit_s, 0.005
-    while (left_s := end - time.monotonic()) > 0:
+    deadline, pause_s = time.monotonic() + limit_s, 0.005
+    while (left_s := deadline - time.monotonic()) > 0:
         try:
             return socket.create_connection((host.strip("[]"), int(port)), timeout=left_s).close()
         except OSError:
@@ -158,7 +158,7 @@ def until_it_listens(coordinator: str, limit_s: float) -> None:
             pause_s = min(1.5 * pause_s, 0.25)
 
 
-def _fill_arguments(jax: Any, contract: Any) -> None:
+def _wrap_initialize(jax: Any, contract: Any) -> None:
     """Wrap `initialize` so that it waits for process 0 and uses the timeouts of the gang by default.
 
     With a coordinator address of the caller, the coordinator listens on its port on every interface: JAX would take the
@@ -172,7 +172,7 @@ def _fill_arguments(jax: Any, contract: Any) -> None:
 
     original = private.initialize
     signature = inspect.signature(original)
-    ours: dict[str, Any] = {
+    gang_defaults: dict[str, Any] = {
         "initialization_timeout": int(float(os.environ.get(contract.TIMEOUT, "300"))),
         "heartbeat_timeout_seconds": contract.HEARTBEAT_TIMEOUT_S,
         "shutdown_timeout_seconds": contract.SHUTDOWN_TIMEOUT_S,
@@ -180,8 +180,8 @@ def _fill_arguments(jax: Any, contract: Any) -> None:
 
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> Any:
-        given, joined = signature.bind(*args, **kwargs).arguments, private.global_state
-        address, fill = given.get("coordinator_address"), {**ours}
+        arguments, joined = signature.bind(*args, **kwargs).arguments, private.global_state
+        address, defaults = arguments.get("coordinator_address"), {**gang_defaults}
         # The trainer has joined already, or a notebook cell runs again.
         if joined.client is not None:
             if address in (None, joined.coordinator_address):
@@ -190,15 +190,17 @@ def _fill_arguments(jax: Any, contract: Any) -> None:
                 f"jax.distributed.initialize({address!r}): this process has joined {joined.coordinator_address}; "
                 "leave this call out, or its arguments"
             )
-        _connect_cpus(jax, contract, address or os.environ.get(contract.COORDINATOR, ""))
-        process = given.get("process_id", os.environ.get(contract.PROCESS_ID))
-        if address is None and _platform(contract) != "tpu":
+        _connect_cpus_on_loopback(jax, contract, address or os.environ.get(contract.COORDINATOR, ""))
+        process = arguments.get("process_id", os.environ.get(contract.PROCESS_ID))
+        if address is None and _job_platform(contract) != "tpu":
             address = os.environ.get(contract.COORDINATOR)
         if address is not None and process is not None and int(process) != 0:
-            until_it_listens(address, LISTENS_S)
+            wait_for_listener(address, LISTEN_TIMEOUT_S)
         if address is not None and address != os.environ.get(contract.COORDINATOR):
-            fill["coordinator_bind_address"] = "[::]:" + address.rpartition(":")[2]
-        kwargs |= {name: value for name, value in fill.items() if name in signature.parameters and name not in given}
+            defaults["coordinator_bind_address"] = "[::]:" + address.rpartition(":")[2]
+        kwargs |= {
+            name: value for name, value in defaults.items() if name in signature.parameters and name not in arguments
+        }
         return original(*args, **kwargs)
 
     private.initialize = jax.distributed.initialize = initialize

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # jaxlaunch.isolated sets the variable for our trainer, where no file on the path shadows the standard library.
-KEEPS = "JAXLAUNCH_BEHIND" in os.environ
+KEEPS_MODULES = "JAXLAUNCH_BEHIND" in os.environ
 
 
-def _of_the_interpreter() -> "list[str]":
+def _interpreter_path() -> "list[str]":
     """Return the entries of sys.path that belong to the standard library."""
     library, archive = os.path.dirname(os.__file__), "python{}{}.zip".format(*sys.version_info)
     return [entry for entry in sys.path if entry == library or os.path.basename(entry) in ("lib-dynload", archive)]
@@ -33,24 +33,24 @@ def _is_elsewhere(module: "Any", folders: "list[str]") -> bool:
     return isinstance(file, str) and not any(file.startswith(folder + os.sep) for folder in folders)
 
 
-def _can_be_the_programs(name: str, module: "Any") -> bool:
+def _may_shadow(name: str, module: "Any") -> bool:
     """Return whether the program may have a file of its own for a module that the hook has imported."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     return origin not in ("built-in", "frozen") and not name.startswith("_jaxlaunch")
 
 
-class TheInterpreters:
+class InterpreterModules:
     """Context in which imports find only the standard library; afterwards `sys.modules` is as before.
 
     With `keeps`, neither the path nor `sys.modules` is changed.
     """
 
     def __init__(self, keeps: bool) -> None:
-        self._keeps = keeps
+        self._keeps_modules = keeps
 
     def __enter__(self) -> None:
         self._path, self._modules = sys.path[:], dict(sys.modules)
-        if (folders := _of_the_interpreter()) and not self._keeps:
+        if (folders := _interpreter_path()) and not self._keeps_modules:
             sys.path[:] = folders
             for name in [name for name, module in self._modules.items() if _is_elsewhere(module, folders)]:
                 if name.partition(".")[0] in getattr(sys, "stdlib_module_names", ()):
@@ -58,13 +58,13 @@ class TheInterpreters:
 
     def __exit__(self, *_: object) -> None:
         sys.path[:] = self._path
-        if not self._keeps:
-            new = {name: module for name, module in sys.modules.items() if name not in self._modules}
-            gone = {name for name, module in new.items() if _can_be_the_programs(name, module)}
-            for name in new:
+        if not self._keeps_modules:
+            new_modules = {name: module for name, module in sys.modules.items() if name not in self._modules}
+            removed = {name for name, module in new_modules.items() if _may_shadow(name, module)}
+            for name in new_modules:
                 # A package is removed with all its modules: a module that stayed would be no attribute of the package
                 # that the program imports. An example is importlib, a file, with importlib.machinery, which is frozen.
-                if name in gone or name.partition(".")[0] in gone:
+                if name in removed or name.partition(".")[0] in removed:
                     del sys.modules[name]
             sys.modules.update(self._modules)
 
@@ -93,7 +93,7 @@ class Reporter:
         """Print and report the traceback, and exit at once, because JAX's atexit barrier would wait for the peers."""
         self._excepthook(kind, error, trace)
         if os.getpid() == self._pid:
-            self._raised(error)
+            self._report_error(error)
 
     def leave(self) -> None:
         """Report at exit, before JAX's handler, that the program ends and whether JAX's barrier follows."""
@@ -103,16 +103,16 @@ class Reporter:
         error = getattr(sys, "last_value", None)
         # An excepthook of the program has printed the error.
         if error is not None:
-            self._raised(error)
+            self._report_error(error)
         self._send({"atexit": True, "waits": _is_distributed()})
 
-    def _raised(self, error: BaseException) -> None:
+    def _report_error(self, error: BaseException) -> None:
         reporting: Any = sys.modules.get("jaxlaunch.reporting")
         if reporting is not None:
             # os._exit does not run the handlers of atexit.
             reporting._leave(self._pid)
         # `traceback` imports more modules while it formats.
-        with TheInterpreters(KEEPS):
+        with InterpreterModules(KEEPS_MODULES):
             self._send(contract.error_line(error, code=None))
         for stream in (sys.stdout, sys.stderr):
             # The stream may be closed or None.
@@ -130,7 +130,7 @@ def _is_distributed() -> bool:
     return module is not None and module.global_state.client is not None
 
 
-def _load(name: str, path: str) -> "Any":
+def _load_file(name: str, path: str) -> "Any":
     """Import a file under a private name, so that it does not shadow a module of the program."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "the agent wrote this file"
@@ -141,7 +141,7 @@ def _load(name: str, path: str) -> "Any":
     return module
 
 
-def _claim() -> "Reporter | None":
+def _claim_reporter() -> "Reporter | None":
     """Return the reporter if this process is the first Python of its rank, also after it has called `exec`.
 
     Python processes that the program starts inherit the environment, but the descriptor may be another file by then.
@@ -160,7 +160,7 @@ def _claim() -> "Reporter | None":
     return Reporter(fd)
 
 
-def _print_whole_lines() -> None:
+def _enable_line_buffering() -> None:
     """Write stdout line by line, so that lines are neither delayed nor mixed with those of other writers.
 
     With PYTHONUNBUFFERED, a text and its newline would be two writes.
@@ -178,7 +178,7 @@ def _dump_stacks_on_signal() -> None:
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)
 
 
-def _import_without_collecting() -> None:
+def _disable_garbage_collection() -> None:
     """Disable garbage collection in our trainer, which enables it again after its imports.
 
     Imported modules are never garbage, and looking for it takes a quarter of the processor time of the imports.
@@ -187,7 +187,7 @@ def _import_without_collecting() -> None:
         gc.disable()
 
 
-def _run_the_next() -> None:
+def _run_next_sitecustomize() -> None:
     """Run the sitecustomize that ours shadows, and remove our folder from sys.path.
 
     The fallback for `jaxlaunch.report`, which the image may lack, is added at the end of sys.path.
@@ -201,7 +201,7 @@ def _run_the_next() -> None:
         spec.loader.exec_module(module)
 
 
-with TheInterpreters(KEEPS):
+with InterpreterModules(KEEPS_MODULES):
     import atexit
     import contextlib
     import faulthandler
@@ -213,13 +213,13 @@ with TheInterpreters(KEEPS):
     import stat
 
     if not TYPE_CHECKING:
-        contract = _load("_jaxlaunch_contract", os.path.join(HERE, "contract.py"))
-    reporter = _claim()
+        contract = _load_file("_jaxlaunch_contract", os.path.join(HERE, "contract.py"))
+    reporter = _claim_reporter()
     if reporter is not None:
-        _print_whole_lines()
+        _enable_line_buffering()
         _dump_stacks_on_signal()
         # The agent may send SIGUSR1 after this message, so the handler must be installed before.
         reporter.hello()
-        _import_without_collecting()
-    _load("_jaxlaunch_jaxhook", os.path.join(HERE, "jaxhook.py")).install(contract, reporter)
-_run_the_next()
+        _disable_garbage_collection()
+    _load_file("_jaxlaunch_jaxhook", os.path.join(HERE, "jaxhook.py")).install(contract, reporter)
+_run_next_sitecustomize()

@@ -12,15 +12,15 @@ import runpy
 import sys
 import threading
 
-NICE = 10
+NICE_VALUE = 10
 
 
-def warm(module: str) -> None:
+def import_trainer(module: str) -> None:
     """Import the main file of a module at low priority, and call its `get_ready` if it has one.
 
     This runs in its own thread: on Linux, a nice value belongs to a thread and cannot be lowered again.
     """
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE_VALUE)
     main_file = importlib.import_module(f"{module}.__main__")
     getattr(main_file, "get_ready", lambda environ: None)(os.environ)
 
@@ -30,7 +30,7 @@ def main() -> None:
     fd, module = int(sys.argv[1]), sys.argv[2]
     # The site hook does the same in a process that is a rank from the start.
     gc.disable()
-    importer = threading.Thread(target=warm, args=(module,), name="warm")
+    importer = threading.Thread(target=import_trainer, args=(module,), name="warm")
     importer.start()
     importer.join()
     with open(fd) as control:

@@ -15,7 +15,16 @@ from typing import NamedTuple
 
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.diagnose.doctor import controllers, namespace, nodes
-from jaxlaunch.launcher.diagnose.doctor.finding import Finding, Findings, Obj, Target, fail, fail_admin, ok, unknown
+from jaxlaunch.launcher.diagnose.doctor.finding import (
+    Finding,
+    Findings,
+    Obj,
+    Target,
+    admin_failure,
+    ok_finding,
+    unknown_finding,
+    user_failure,
+)
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
 from jaxlaunch.launcher.kubernetes import kinds, labels
@@ -32,20 +41,20 @@ _SERVER_SECTION = "access-to-the-cluster"
 def check_server(cluster: Cluster) -> list[Finding]:
     """Return the findings about the API server. If they have a failure, nothing else can be checked."""
 
-    def check() -> Findings:
+    def read_server() -> Findings:
         version = cluster.server_version()
-        yield controllers.judge_server(version, cluster.server, cluster.ready())
+        yield controllers.judge_server(version, cluster.server, cluster.is_ready())
 
-    return list(_guard(SERVER, check))
+    return list(_run_check(SERVER, read_server))
 
 
 def check_job(target: Target) -> Findings:
     """Yield the findings of every other check, in order."""
     for name, check in CHECKS.items():
-        yield from _guard(name, partial(check.judge, target))
+        yield from _run_check(name, partial(check.judge, target))
 
 
-def _guard(name: str, check: Callable[[], Findings]) -> Findings:
+def _run_check(name: str, check: Callable[[], Findings]) -> Findings:
     """Yield the findings of a check under its name. An error of the cluster is also a finding."""
     try:
         yield from (dataclasses.replace(finding, check=name) for finding in check())
@@ -53,16 +62,16 @@ def _guard(name: str, check: Callable[[], Findings]) -> Findings:
         fields = {"name": name, "message": error.message}
         match error.status if isinstance(error, ApiError) else None:
             case 401:
-                what = "the API server does not accept your credentials"
-                finding = fail_admin(what, "{message}", "log in again.", **fields)
+                summary = "the API server does not accept your credentials"
+                finding = admin_failure(summary, "{message}", "log in again.", **fields)
             case 403:
-                finding = unknown("{name}: you have no permission to read this", "{message}", **fields)
+                finding = unknown_finding("{name}: you have no permission to read this", "{message}", **fields)
             case None:
                 hint = error.hint or Text("try again.")
-                finding = fail_admin("{name}: {message}", "it cannot be checked.", "{hint}", **fields, hint=hint)
+                finding = admin_failure("{name}: {message}", "it cannot be checked.", "{hint}", **fields, hint=hint)
             case _:
-                what, fix = "{name}: the API server fails", "ask the cluster administrator."
-                finding = fail_admin(what, "{message}", fix, **fields)
+                summary, fix = "{name}: the API server fails", "ask the cluster administrator."
+                finding = admin_failure(summary, "{message}", fix, **fields)
         yield dataclasses.replace(finding, check=name)
 
 
@@ -88,36 +97,36 @@ def check_submission(
         ClusterError: The same, where an administrator must fix some of it.
     """
     target = Target(cluster, str(manifests[0]["metadata"]["namespace"]), manifests)
-    jobset = controllers.judge_served(JOBSETS, "JobSet", cluster.served(JOBSETS.group))
+    jobset = controllers.judge_served(JOBSETS, "JobSet", cluster.served_versions(JOBSETS.group))
     if jobset.level == "fail":
-        raise ClusterError(f"Cluster of context {cluster.context}: {jobset.what}.", jobset.fix)
+        raise ClusterError(f"Cluster of context {cluster.context}: {jobset.summary_text}.", jobset.remedy_text)
     findings = list(check_allocation(target))
     # Few users may read namespaces.
     with ignore_forbidden():
-        exists, *security = _namespace(target)
+        exists, *security = _check_namespace(target)
         findings.append(exists)
         for level in (level for level in security if level.level == "fail"):
             forced = dataclasses.replace(level, remedy=level.remedy + " --force submits it.")
             findings.append(_as_note(level) if force else forced)
-    has = _permissions(target, submit_rights(manifests, replace=replace, watch=watch))
+    has = _ask_permissions(target, submit_rights(manifests, replace=replace, watch=watch))
     if missing := [str(right) for right, is_granted in has.items() if not is_granted]:
-        what = "missing RBAC permissions in namespace {namespace}"
+        summary = "missing RBAC permissions in namespace {namespace}"
         fix = namespace.ASK_FOR_ROLE + "; `launcher doctor` lists the permissions of all commands."
-        findings.append(fail_admin(what, "{missing}.", fix, namespace=target.namespace, missing=missing))
+        findings.append(admin_failure(summary, "{missing}.", fix, namespace=target.namespace, missing=missing))
     if target.queue is not None:
         # In a queue that does not exist, a job would wait forever.
-        kueue = controllers.judge_kueue(cluster.served(LOCAL_QUEUES.group), target.queue)
+        kueue = controllers.judge_kueue(cluster.served_versions(LOCAL_QUEUES.group), target.queue)
         findings.append(kueue)
         if kueue.level != "fail":
-            finding, queue = _local_queue(target, target.queue)
+            finding, queue = _judge_local_queue(target, target.queue)
             # A stopped queue may be resumed while the job waits.
             findings.append(_as_note(finding) if finding.level == "fail" and queue is not None else finding)
-    findings += _priority(target)
-    if unrequested := target.unrequested:
-        findings.append(nodes.judge_unrequested(unrequested, is_known=target.defaulted is not None))
+    findings += _check_priority(target)
+    if unrequested := target.unrequested_resources:
+        findings.append(nodes.judge_unrequested(unrequested, is_known=target.defaulted_resources is not None))
     errors = [
         (ClusterError if finding.whose == "cluster" else UserError)(
-            f"{finding.what[0].upper()}{finding.what[1:]}: {finding.why}", finding.fix
+            f"{finding.summary_text[0].upper()}{finding.summary_text[1:]}: {finding.reason_text}", finding.remedy_text
         )
         for finding in findings
         if finding.level == "fail"
@@ -127,7 +136,7 @@ def check_submission(
     if errors:
         kind = ClusterError if any(isinstance(error, ClusterError) for error in errors) else UserError
         raise kind("\n".join(map(str, errors)))
-    return [f"{finding.what}: {finding.why}" for finding in findings if finding.level != "ok"]
+    return [f"{finding.summary_text}: {finding.reason_text}" for finding in findings if finding.level != "ok"]
 
 
 def _as_note(finding: Finding) -> Finding:
@@ -144,78 +153,82 @@ def submit_rights(manifests: Sequence[Obj], *, replace: bool, watch: bool) -> li
 # --- the cluster ------------------------------------------------------------------------------------------------------
 
 
-def _clock(target: Target) -> Findings:
-    before = datetime.datetime.now(datetime.UTC)
-    there = target.cluster.server_time()
-    yield controllers.judge_clock(before, there, datetime.datetime.now(datetime.UTC))
+def _check_clock(target: Target) -> Findings:
+    sent_at = datetime.datetime.now(datetime.UTC)
+    server_time = target.cluster.server_time()
+    yield controllers.judge_clock(sent_at, server_time, datetime.datetime.now(datetime.UTC))
 
 
-def _jobset(target: Target) -> Findings:
-    yield controllers.judge_served(JOBSETS, "JobSet", target.cluster.served(JOBSETS.group))
-    yield from controllers.judge_crd(target.find(kinds.CRDS, JOBSETS.resource))
-    deployment, configs = _controller(target, controllers.JOBSET, controllers.JOBSET_CONFIG)
-    yield controllers.judge_controller("JobSet", deployment, controllers.JOBSET)
+def _check_jobset(target: Target) -> Findings:
+    yield controllers.judge_served(JOBSETS, "JobSet", target.cluster.served_versions(JOBSETS.group))
+    yield from controllers.judge_crd(target.find_object(kinds.CRDS, JOBSETS.resource))
+    deployment, configs = _read_controller(target, controllers.JOBSET_DEPLOYMENT, controllers.JOBSET_CONFIG)
+    yield controllers.judge_controller("JobSet", deployment, controllers.JOBSET_DEPLOYMENT)
     yield from controllers.describe_features("JobSet", deployment, configs)
 
 
-def _kueue(target: Target) -> Findings:
-    versions = target.cluster.served(LOCAL_QUEUES.group)
+def _check_kueue(target: Target) -> Findings:
+    versions = target.cluster.served_versions(LOCAL_QUEUES.group)
     yield controllers.judge_kueue(versions, target.queue)
     if versions:
-        deployment, configs = _controller(target, controllers.KUEUE, controllers.KUEUE_CONFIG)
-        yield controllers.judge_controller("Kueue", deployment, controllers.KUEUE)
+        deployment, configs = _read_controller(target, controllers.KUEUE_DEPLOYMENT, controllers.KUEUE_CONFIG)
+        yield controllers.judge_controller("Kueue", deployment, controllers.KUEUE_DEPLOYMENT)
         yield from controllers.describe_features("Kueue", deployment, configs)
         for text in configs:
             yield from controllers.judge_kueue_config(text, target.queue)
 
 
-def _controller(target: Target, place: tuple[str, str], config: str) -> tuple[Obj | None, list[str]]:
+def _read_controller(target: Target, place: tuple[str, str], config: str) -> tuple[Obj | None, list[str]]:
     """Return the Deployment of a controller and the files of its ConfigMap."""
     place_namespace, name = place
-    files = (target.find(kinds.CONFIGMAPS, config, place_namespace) or {}).get("data", {}).values()
-    return target.find(kinds.DEPLOYMENTS, name, place_namespace), list(files)
+    files = (target.find_object(kinds.CONFIGMAPS, config, place_namespace) or {}).get("data", {}).values()
+    return target.find_object(kinds.DEPLOYMENTS, name, place_namespace), list(files)
 
 
-def _webhooks(target: Target) -> Findings:
+def _check_webhooks(target: Target) -> Findings:
     listed = [*target.cluster.list(kinds.MUTATING_WEBHOOKS), *target.cluster.list(kinds.VALIDATING_WEBHOOKS)]
-    webhooks = controllers.blocking_webhooks(listed, target.labels)
+    webhooks = controllers.blocking_webhooks(listed, target.namespace_labels)
     services = {hook.service for hook in webhooks if hook.service is not None}
-    yield from controllers.judge_webhooks(webhooks, {place: _ready_endpoints(target, *place) for place in services})
+    yield from controllers.judge_webhooks(
+        webhooks, {place: _count_ready_endpoints(target, *place) for place in services}
+    )
 
 
-def _ready_endpoints(target: Target, service_namespace: str, service: str) -> int:
+def _count_ready_endpoints(target: Target, service_namespace: str, service: str) -> int:
     selector = f"kubernetes.io/service-name={service}"
     slices = target.cluster.list(kinds.ENDPOINT_SLICES, service_namespace, labels=selector)
     return controllers.count_ready_endpoints(slices)
 
 
-def _dns(target: Target) -> Findings:
+def _check_dns(target: Target) -> Findings:
     services = target.cluster.list(kinds.SERVICES, "kube-system", labels="k8s-app=kube-dns")
-    ready = _ready_endpoints(target, "kube-system", services[0]["metadata"]["name"]) if services else 0
+    ready = _count_ready_endpoints(target, "kube-system", services[0]["metadata"]["name"]) if services else 0
     yield from nodes.judge_dns(services, ready)
 
 
 # --- the namespace ----------------------------------------------------------------------------------------------------
 
 
-def _namespace(target: Target) -> Findings:
-    found = target.cluster.get(kinds.NAMESPACES, target.namespace)
-    yield namespace.judge_namespace(target.namespace, found)
-    if found is not None and "deletionTimestamp" not in found["metadata"]:
-        yield namespace.judge_pod_security(target.namespace, found["metadata"].get("labels") or {}, target.template)
+def _check_namespace(target: Target) -> Findings:
+    namespace_object = target.cluster.get(kinds.NAMESPACES, target.namespace)
+    yield namespace.judge_namespace(target.namespace, namespace_object)
+    if namespace_object is not None and "deletionTimestamp" not in namespace_object["metadata"]:
+        yield namespace.judge_pod_security(
+            target.namespace, namespace_object["metadata"].get("labels") or {}, target.template
+        )
 
 
-def _rights(target: Target) -> Findings:
-    own = (KINDS[manifest["kind"]] for manifest in target.manifests)
-    needed = namespace.command_rights((*namespace.USUAL_KINDS, *own), has_queue=target.queue is not None)
-    has = _permissions(target, (right for rights in needed.values() for right in rights))
+def _check_rights(target: Target) -> Findings:
+    own_kinds = (KINDS[manifest["kind"]] for manifest in target.manifests)
+    needed = namespace.command_rights((*namespace.USUAL_KINDS, *own_kinds), has_queue=target.queue is not None)
+    has = _ask_permissions(target, (right for rights in needed.values() for right in rights))
     yield from namespace.judge_rights(has, needed)
 
 
-def _permissions(target: Target, rights: Iterable[Right]) -> dict[Right, bool]:
+def _ask_permissions(target: Target, rights: Iterable[Right]) -> dict[Right, bool]:
     """Ask the API server for each permission whether the user has it."""
     return {
-        right: target.cluster.may(right.verb, right.kind, target.namespace, subresource=right.subresource)
+        right: target.cluster.is_allowed(right.verb, right.kind, target.namespace, subresource=right.subresource)
         for right in dict.fromkeys(rights)
     }
 
@@ -223,38 +236,44 @@ def _permissions(target: Target, rights: Iterable[Right]) -> dict[Right, bool]:
 def check_allocation(target: Target) -> Findings:
     """Check whether the cluster serves the kinds by which the job claims devices."""
     for kind in dict.fromkeys(KINDS[manifest["kind"]] for manifest in target.manifests[1:]):
-        if kind in kinds.ALLOCATED:
-            yield controllers.judge_served(kind, kinds.ALLOCATED[kind], target.cluster.served(kind.group))
+        if kind in kinds.ALLOCATION_PROJECTS:
+            yield controllers.judge_served(
+                kind, kinds.ALLOCATION_PROJECTS[kind], target.cluster.served_versions(kind.group)
+            )
 
 
-def _network(target: Target) -> Findings:
+def _check_network(target: Target) -> Findings:
     # Policies matter neither to a single host nor in the host's network.
-    if target.pods < 2 or target.template["spec"].get("hostNetwork"):
+    if target.pod_count < 2 or target.template["spec"].get("hostNetwork"):
         return
-    own = [manifest for manifest in target.manifests if manifest["kind"] == kinds.NETWORK_POLICIES.kind]
+    own_policies = [manifest for manifest in target.manifests if manifest["kind"] == kinds.NETWORK_POLICIES.kind]
     try:
         listed = target.cluster.list(kinds.NETWORK_POLICIES, target.namespace)
     except ApiError as error:
         if error.status != 403:
             raise
-        what = "whether NetworkPolicies let the hosts connect to each other"
+        summary = "whether NetworkPolicies let the hosts connect to each other"
         right = str(Right("list", kinds.NETWORK_POLICIES))
-        yield unknown(what, "you have no permission to {right}: {message}", right=right, message=error.message)
+        yield unknown_finding(
+            summary, "you have no permission to {right}: {message}", right=right, message=error.message
+        )
         return
-    others = [policy for policy in listed if policy["metadata"]["name"] != target.name or not own]
+    other_policies = [policy for policy in listed if policy["metadata"]["name"] != target.name or not own_policies]
     pod_labels = {**(target.template.get("metadata") or {}).get("labels", {}), labels.NAME_LABEL: target.name}
-    yield from namespace.judge_network([*others, *own], pod_labels, target.labels, has_own=bool(own))
+    yield from namespace.judge_network(
+        [*other_policies, *own_policies], pod_labels, target.namespace_labels, has_own=bool(own_policies)
+    )
 
 
-def _quota(target: Target) -> Findings:
+def _check_quotas(target: Target) -> Findings:
     quotas = target.cluster.list(kinds.RESOURCE_QUOTAS, target.namespace)
-    yield from namespace.judge_quotas(quotas, target.admitted)
+    yield from namespace.judge_quotas(quotas, target.admitted_jobset)
 
 
-def _queue(target: Target) -> Findings:
+def _check_queue(target: Target) -> Findings:
     if target.queue is None:
         return
-    finding, queue = _local_queue(target, target.queue)
+    finding, queue = _judge_local_queue(target, target.queue)
     yield finding
     if queue is None:
         return
@@ -265,25 +284,25 @@ def _queue(target: Target) -> Findings:
         if error.status != 403:
             raise
         why = "you have no permission to read ClusterQueues."
-        yield unknown("the quota of ClusterQueue {name} is not known", why, name=name)
+        yield unknown_finding("the quota of ClusterQueue {name} is not known", why, name=name)
         return
-    requests = job_requests(target.admitted)
-    yield from namespace.judge_cluster_queue(name, cluster_queue, target.labels, requests, target.pods)
+    requests = job_requests(target.admitted_jobset)
+    yield from namespace.judge_cluster_queue(name, cluster_queue, target.namespace_labels, requests, target.pod_count)
 
 
-def _local_queue(target: Target, name: str) -> tuple[Finding, Obj | None]:
+def _judge_local_queue(target: Target, name: str) -> tuple[Finding, Obj | None]:
     queue = target.cluster.get(LOCAL_QUEUES, name, target.namespace)
-    others = [] if queue else target.names(LOCAL_QUEUES, target.namespace)
-    return namespace.judge_local_queue(name, target.namespace, queue, others), queue
+    queue_names = [] if queue else target.list_names(LOCAL_QUEUES, target.namespace)
+    return namespace.judge_local_queue(name, target.namespace, queue, queue_names), queue
 
 
-def _priority(target: Target) -> Findings:
+def _check_priority(target: Target) -> Findings:
     """Check the job's priority classes: Kueue's for its position in the queue, Kubernetes' for its pods."""
-    named = {
-        kinds.WORKLOAD_PRIORITY_CLASSES: target.jobset["metadata"]["labels"].get(labels.PRIORITY),
+    names_by_kind = {
+        kinds.WORKLOAD_PRIORITY_CLASSES: target.jobset["metadata"]["labels"].get(labels.PRIORITY_LABEL),
         kinds.PRIORITY_CLASSES: target.template["spec"].get("priorityClassName"),
     }
-    for kind, name in named.items():
+    for kind, name in names_by_kind.items():
         if name is None:
             continue
         try:
@@ -291,76 +310,81 @@ def _priority(target: Target) -> Findings:
         except ApiError as error:
             if error.status != 403:
                 raise
-            what, why = "whether {kind} {name} exists is not known", "you have no permission to read it."
-            yield unknown(what, why, kind=kind.kind, name=name)
+            summary, why = "whether {kind} {name} exists is not known", "you have no permission to read it."
+            yield unknown_finding(summary, why, kind=kind.kind, name=name)
             continue
-        others = [] if priority_class else target.names(kind)
-        yield namespace.judge_priority(kind, name, priority_class, others)
+        class_names = [] if priority_class else target.list_names(kind)
+        yield namespace.judge_priority(kind, name, priority_class, class_names)
 
 
 # --- the job ----------------------------------------------------------------------------------------------------------
 
 
-def _dry_run(target: Target) -> Findings:
+def _check_dry_run(target: Target) -> Findings:
     """Send the JobSet and one of its pods, because pods are admitted only after the JobSet is accepted."""
     jobset = {**target.jobset, "metadata": {**target.jobset["metadata"], "namespace": target.namespace}}
     # The pod is the one that its Job would create, without the labels by which JobSet's webhook would check it.
     metadata = target.template.get("metadata") or {}
     pod_labels = metadata.get("labels") or {}
-    kept = {key: pod_labels[key] for key in pod_labels if key not in (labels.NAME_LABEL, labels.OWN_LABEL)}
-    own = {"name": f"{target.name}-dry-run", "namespace": target.namespace, "labels": kept}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, **own}, "spec": target.template["spec"]}
-    for kind, manifest, what in ((JOBSETS, jobset, "the JobSet"), (kinds.PODS, pod, "a pod of the job")):
+    dry_run_labels = {key: pod_labels[key] for key in pod_labels if key not in (labels.NAME_LABEL, labels.JOB_LABEL)}
+    dry_run_metadata = {"name": f"{target.name}-dry-run", "namespace": target.namespace, "labels": dry_run_labels}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**metadata, **dry_run_metadata},
+        "spec": target.template["spec"],
+    }
+    for kind, manifest, subject in ((JOBSETS, jobset, "the JobSet"), (kinds.PODS, pod, "a pod of the job")):
         try:
             target.cluster.create(kind, manifest, dry_run=True)
-            yield controllers.judge_dry_run(None, what)
+            yield controllers.judge_dry_run(None, subject)
         except ApiError as error:
-            yield controllers.judge_dry_run(error, what)
+            yield controllers.judge_dry_run(error, subject)
 
 
-def _nodes(target: Target) -> Findings:
+def _check_nodes(target: Target) -> Findings:
     listed = target.cluster.list(kinds.NODES, keep=trim_node)
     yield nodes.count_accelerators(listed)
-    if missing := target.unrequested:
-        yield nodes.judge_unrequested(missing, is_known=target.defaulted is not None)
-    spec = pod_template(target.admitted)["spec"]
+    if missing := target.unrequested_resources:
+        yield nodes.judge_unrequested(missing, is_known=target.defaulted_resources is not None)
+    spec = pod_template(target.admitted_jobset)["spec"]
     if pod_requests(spec):
         # An autoscaler may add nodes. Without the permission to look for one, it is assumed to exist.
-        grows = bool(target.cluster.served("karpenter.sh"))
+        grows = bool(target.cluster.served_versions("karpenter.sh"))
         if not grows:
             grows = True
             with ignore_forbidden():
                 status = target.cluster.get(kinds.CONFIGMAPS, "cluster-autoscaler-status", "kube-system")
                 grows = status is not None
-        yield nodes.judge_room(listed, spec, target.pods, grows=grows)
+        yield nodes.judge_room(listed, spec, target.pod_count, grows=grows)
         yield from nodes.judge_drivers(listed, spec)
     yield from nodes.judge_device_access(spec)
     yield from nodes.judge_nccl(spec)
 
 
-def _volumes(target: Target) -> Findings:
+def _check_volumes(target: Target) -> Findings:
     for name, is_read in namespace.mounted_claims(target.template["spec"]).items():
         claim = target.cluster.get(kinds.CLAIMS, name, target.namespace)
-        yield namespace.judge_claim(name, claim, hosts=target.pods, is_read=is_read)
+        yield namespace.judge_claim(name, claim, hosts=target.pod_count, is_read=is_read)
     try:
         needed = target.checkpoints()
     except UserError as error:
         # The trainer rejects the configuration.
-        yield unknown("volumes: how large a checkpoint of this job is", "{message}", message=error.message)
+        yield unknown_finding("volumes: how large a checkpoint of this job is", "{message}", message=error.message)
         return
     if needed is not None:
         claim = target.cluster.get(kinds.CLAIMS, needed.claim, target.namespace)
         yield from namespace.judge_checkpoint_room(needed, claim)
 
 
-def _secrets(target: Target) -> Findings:
+def _check_secrets(target: Target) -> Findings:
     for secret in target.template["spec"].get("imagePullSecrets") or []:
         name = secret["name"]
         yield namespace.judge_pull_secret(name, target.cluster.get(kinds.SECRETS, name, target.namespace))
-    yield from _references(target, kinds.SECRETS)
+    yield from _check_references(target, kinds.SECRETS)
 
 
-def _references(target: Target, kind: kinds.Kind) -> Findings:
+def _check_references(target: Target, kind: kinds.Kind) -> Findings:
     """Check the objects of a kind that pods refer to and that are not among the job's manifests."""
     for reference in namespace.find_references(target.template["spec"], kind):
         if reference.name not in target.own_names(kind):
@@ -368,13 +392,13 @@ def _references(target: Target, kind: kinds.Kind) -> Findings:
             yield namespace.judge_reference(kind.kind, reference, obj)
 
 
-def _service_account(target: Target) -> Findings:
+def _check_service_account(target: Target) -> Findings:
     if name := target.template["spec"].get("serviceAccountName"):
         if target.cluster.get(kinds.SERVICE_ACCOUNTS, name, target.namespace) is None:
-            what, why = "service account {name} does not exist", "the API server rejects pods that name it."
-            yield fail(what, why, "create it, or set another.", name=name)
+            summary, why = "service account {name} does not exist", "the API server rejects pods that name it."
+            yield user_failure(summary, why, "create it, or set another.", name=name)
         else:
-            yield ok("service account {name} exists", name=name)
+            yield ok_finding("service account {name} exists", name=name)
 
 
 class Check(NamedTuple):
@@ -385,28 +409,28 @@ class Check(NamedTuple):
 
 
 CHECKS: Mapping[str, Check] = {
-    "clock": Check(_clock),
-    "jobset": Check(_jobset, "rejected-requests"),
-    "kueue": Check(_kueue, "queues"),
-    "webhooks": Check(_webhooks, "rejected-requests"),
-    "dns": Check(_dns, "rendezvous-and-lost-hosts"),
-    "namespace": Check(_namespace, "rejected-requests"),
-    "rights": Check(_rights, "access-to-the-cluster"),
+    "clock": Check(_check_clock),
+    "jobset": Check(_check_jobset, "rejected-requests"),
+    "kueue": Check(_check_kueue, "queues"),
+    "webhooks": Check(_check_webhooks, "rejected-requests"),
+    "dns": Check(_check_dns, "rendezvous-and-lost-hosts"),
+    "namespace": Check(_check_namespace, "rejected-requests"),
+    "rights": Check(_check_rights, "access-to-the-cluster"),
     "claims": Check(check_allocation),
-    "network": Check(_network, "rendezvous-and-lost-hosts"),
-    "quota": Check(_quota, "rejected-requests"),
-    "queue": Check(_queue, "queues"),
-    "priority": Check(_priority, "rejected-requests"),
-    "dry run": Check(_dry_run, "rejected-requests"),
-    "nodes": Check(_nodes, "pending-pods"),
-    "volumes": Check(_volumes, "volumes-secrets-and-configmaps"),
-    "secrets": Check(_secrets, "volumes-secrets-and-configmaps"),
-    "configmaps": Check(lambda target: _references(target, kinds.CONFIGMAPS), "volumes-secrets-and-configmaps"),
-    "service account": Check(_service_account, "rejected-requests"),
+    "network": Check(_check_network, "rendezvous-and-lost-hosts"),
+    "quota": Check(_check_quotas, "rejected-requests"),
+    "queue": Check(_check_queue, "queues"),
+    "priority": Check(_check_priority, "rejected-requests"),
+    "dry run": Check(_check_dry_run, "rejected-requests"),
+    "nodes": Check(_check_nodes, "pending-pods"),
+    "volumes": Check(_check_volumes, "volumes-secrets-and-configmaps"),
+    "secrets": Check(_check_secrets, "volumes-secrets-and-configmaps"),
+    "configmaps": Check(lambda target: _check_references(target, kinds.CONFIGMAPS), "volumes-secrets-and-configmaps"),
+    "service account": Check(_check_service_account, "rejected-requests"),
 }
 
 
-def see(name: str) -> str | None:
+def section_link(name: str) -> str | None:
     """Return the documentation link for a failed check, or None if it has no section."""
     section = _SERVER_SECTION if name == SERVER else CHECKS[name].section
-    return None if section is None else troubleshooting.section(section)
+    return None if section is None else troubleshooting.section_command(section)

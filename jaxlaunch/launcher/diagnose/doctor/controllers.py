@@ -9,16 +9,25 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from jaxlaunch.launcher.diagnose.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
+from jaxlaunch.launcher.diagnose.doctor.finding import (
+    ASK_ADMIN,
+    Finding,
+    Findings,
+    admin_failure,
+    ok_finding,
+    unknown_finding,
+    user_failure,
+    warning_finding,
+)
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.errors import ApiError
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, LOCAL_QUEUES, Kind
-from jaxlaunch.launcher.kubernetes.objects import SKEW_S, Obj, ahead_s
-from jaxlaunch.launcher.wording import either
+from jaxlaunch.launcher.kubernetes.objects import MAX_SKEW_S, Obj, clock_skew_s
+from jaxlaunch.launcher.wording import join_choices
 
 # Namespace and name of each controller in its project's own manifests.
-JOBSET = ("jobset-system", "jobset-controller-manager")
-KUEUE = ("kueue-system", "kueue-controller-manager")
+JOBSET_DEPLOYMENT = ("jobset-system", "jobset-controller-manager")
+KUEUE_DEPLOYMENT = ("kueue-system", "kueue-controller-manager")
 # The newest field of the rendered failure policy. A JobSet with this field has all others.
 _NEWEST_FIELD = "spec.failurePolicy.rules[].onJobFailureMessagePatterns"
 JOBSET_CONFIG, KUEUE_CONFIG = "jobset-manager-config", "kueue-manager-config"
@@ -30,12 +39,12 @@ _FEATURES: Mapping[str, Mapping[str, bool]] = {
     "JobSet": {"RestartJob": False, "ElasticJobSet": False},
     "Kueue": {"PartialAdmission": True, "ElasticJobsViaWorkloadSlices": False},
 }
-_WITHOUT = {
+_WITHOUT_FEATURES = {
     "JobSet": "launcher needs neither: it replaces lost hosts, and has ranks move, by itself",
     "Kueue": "neither is for JobSets: a job is admitted whole, with its spares",
 }
 # Resources that are created for a job, by API group. A webhook on any of them can keep its pods from running.
-_CREATED: Mapping[str, tuple[str, ...]] = {
+_CREATED_RESOURCES: Mapping[str, tuple[str, ...]] = {
     "jobset.x-k8s.io": ("jobsets",),
     "batch": ("jobs",),
     "": ("pods", "services", "configmaps"),
@@ -43,40 +52,44 @@ _CREATED: Mapping[str, tuple[str, ...]] = {
     "kueue.x-k8s.io": ("workloads",),
 }
 # With a larger skew, tokens and certificates count as expired or not yet valid.
-TOKENS_S = 300
-_BLOCKS = "the API server rejects what this webhook must admit until it answers."
+MAX_TOKEN_SKEW_S = 300
+_WEBHOOK_BLOCKS = "the API server rejects what this webhook must admit until it answers."
 
 
 def judge_server(version: str, server: str, is_ready: bool) -> Finding:
     """Judge the API server by its answer to /readyz."""
     if is_ready:
-        return ok("Kubernetes {version} at {server}", version=version, server=server)
+        return ok_finding("Kubernetes {version} at {server}", version=version, server=server)
     fix = f"{ASK_ADMIN} check /readyz?verbose."
-    what = "the API server (Kubernetes {version}) is not ready"
-    return fail_admin(what, "requests may fail.", fix, version=version)
+    summary = "the API server (Kubernetes {version}) is not ready"
+    return admin_failure(summary, "requests may fail.", fix, version=version)
 
 
-def judge_clock(before: datetime, there: datetime, after: datetime) -> Finding:
+def judge_clock(sent_at: datetime, server_time: datetime, received_at: datetime) -> Finding:
     """Compare the server's time with this machine's time before and after the request."""
-    skew_s = abs(ahead_s(before, there, after))
-    if skew_s <= SKEW_S:
-        return ok("this machine's clock and the server's agree")
-    why = "tokens and certificates may be rejected." if skew_s > TOKENS_S else "ages of objects and events are wrong."
-    what = "this machine's clock and the server's are {skew:.0f} s apart"
-    return warn(what, why, "set the clock: timedatectl set-ntp true", skew=float(skew_s))
+    skew_s = abs(clock_skew_s(sent_at, server_time, received_at))
+    if skew_s <= MAX_SKEW_S:
+        return ok_finding("this machine's clock and the server's agree")
+    why = (
+        "tokens and certificates may be rejected."
+        if skew_s > MAX_TOKEN_SKEW_S
+        else "ages of objects and events are wrong."
+    )
+    summary = "this machine's clock and the server's are {skew:.0f} s apart"
+    return warning_finding(summary, why, "set the clock: timedatectl set-ntp true", skew=float(skew_s))
 
 
 def judge_served(kind: Kind, project: str, versions: Sequence[str]) -> Finding:
     """Judge whether the API server serves a kind at the version that launcher uses."""
     fields = {"project": project, "kind": kind}
     if kind.version in versions:
-        return ok("{project}: {kind.group} {versions} is served", **fields, versions=list(versions))
+        return ok_finding("{project}: {kind.group} {versions} is served", **fields, versions=list(versions))
     if versions:
-        what = "{project}: {kind.group} is served as {versions}, not as {kind.version}"
+        summary = "{project}: {kind.group} is served as {versions}, not as {kind.version}"
         why, fix = "the job needs a {kind.kind} of {kind.version}.", ASK_ADMIN + " update {project}."
-        return fail_admin(what, why, fix, **fields, versions=either(versions))
+        return admin_failure(summary, why, fix, **fields, versions=join_choices(versions))
     fix = ASK_ADMIN + " install {project}."
-    return fail_admin("{project} is not installed", "the job needs a {kind.kind}.", fix, **fields)
+    return admin_failure("{project} is not installed", "the job needs a {kind.kind}.", fix, **fields)
 
 
 def judge_crd(crd: Obj | None) -> Findings:
@@ -89,40 +102,40 @@ def judge_crd(crd: Obj | None) -> Findings:
         schema = (schema.get("properties") or {}).get(step.removesuffix("[]")) or {}
         schema = schema.get("items", {}) if step.endswith("[]") else schema
     if schema:
-        yield ok("JobSet has the failure policy's message patterns (0.10.1)")
+        yield ok_finding("JobSet has the failure policy's message patterns (0.10.1)")
     else:
         why = "its failure policy cannot tell exit codes apart, so every eviction would count as a crash."
-        yield fail_admin("JobSet is older than 0.10.1: it has no {field}", why, _INSTALL, field=_NEWEST_FIELD)
+        yield admin_failure("JobSet is older than 0.10.1: it has no {field}", why, _INSTALL, field=_NEWEST_FIELD)
 
 
 def judge_controller(project: str, deployment: Obj | None, place: tuple[str, str]) -> Finding:
     """Judge a controller's readiness, and report its image and feature gates."""
     namespace, name = place
     if deployment is None:
-        what = "version and feature gates of {project} are not known"
+        summary = "version and feature gates of {project} are not known"
         why = "no Deployment {name} is visible in namespace {namespace}: it has another name, or RBAC hides it."
-        return unknown(what, why, project=project, name=name, namespace=namespace)
-    gates, image = _feature_gates(deployment), _container(deployment).get("image")
+        return unknown_finding(summary, why, project=project, name=name, namespace=namespace)
+    gates, image = _feature_gates(deployment), _first_container(deployment).get("image")
     image_text = Text("no image" if image is None else "{image}", image=image)
     version = Text("{image}, gates {gates}" if gates else "{image}, default gates", image=image_text, gates=gates)
     fields = {"project": project, "version": version}
     if not deployment.get("status", {}).get("availableReplicas"):
-        what, why = (
+        summary, why = (
             "{project}'s controller is down: {version}",
             "its webhooks reject every job, and it creates no pods.",
         )
         fix = "kubectl -n {namespace} describe deploy {name}"
-        return fail_admin(what, why, fix, **fields, namespace=namespace, name=name)
-    return ok("{project}'s controller is up: {version}", **fields)
+        return admin_failure(summary, why, fix, **fields, namespace=namespace, name=name)
+    return ok_finding("{project}'s controller is up: {version}", **fields)
 
 
-def _container(deployment: Obj) -> Obj:
+def _first_container(deployment: Obj) -> Obj:
     return next(iter(deployment["spec"]["template"]["spec"]["containers"]), {})
 
 
 def _feature_gates(deployment: Obj) -> list[str]:
     """Return the feature gates among the arguments of a controller, as `A=true,B=false`."""
-    arguments = _container(deployment).get("args") or []
+    arguments = _first_container(deployment).get("args") or []
     return [text.partition("=")[2] for text in arguments if text.startswith("--feature-gates=")]
 
 
@@ -138,7 +151,7 @@ def describe_features(project: str, deployment: Obj | None, configs: Sequence[st
         Text("{name} is on" if gates.get(name, gates.get("AllAlpha", False) or usual) else "{name} is off", name=name)
         for name, usual in _FEATURES[project].items()
     ]
-    yield ok("{project}'s {states: and }; " + _WITHOUT[project], project=project, states=states)
+    yield ok_finding("{project}'s {states: and }; " + _WITHOUT_FEATURES[project], project=project, states=states)
 
 
 # --- webhooks ---------------------------------------------------------------------------------------------------------
@@ -167,9 +180,13 @@ def blocking_webhooks(configurations: Sequence[Obj], namespace_labels: Mapping[s
 
 def _covers_jobs(rule: Obj) -> bool:
     creates = not {"*", "CREATE"}.isdisjoint(rule.get("operations") or [])
-    groups = _CREATED if "*" in rule["apiGroups"] else [group for group in rule["apiGroups"] if group in _CREATED]
+    groups = (
+        _CREATED_RESOURCES
+        if "*" in rule["apiGroups"]
+        else [group for group in rule["apiGroups"] if group in _CREATED_RESOURCES]
+    )
     resources = {resource.partition("/")[0] for resource in rule["resources"]}
-    return creates and any("*" in resources or not resources.isdisjoint(_CREATED[group]) for group in groups)
+    return creates and any("*" in resources or not resources.isdisjoint(_CREATED_RESOURCES[group]) for group in groups)
 
 
 def selector_matches(selector: Obj, labels: Mapping[str, str]) -> bool:
@@ -195,11 +212,11 @@ def judge_webhooks(webhooks: Sequence[Webhook], ready: Mapping[tuple[str, str], 
     """Judge webhooks by the number of `ready` endpoints of each service."""
     down = [(hook.name, hook.service) for hook in webhooks if hook.service is not None and not ready.get(hook.service)]
     for name, service in down:
-        what = "webhook {name}: service {service} has no ready endpoint"
+        summary = "webhook {name}: service {service} has no ready endpoint"
         fix = "kubectl -n {namespace} get pods; delete the webhook configuration if it was left behind."
-        yield fail_admin(what, _BLOCKS, fix, name=name, service="/".join(service), namespace=service[0])
+        yield admin_failure(summary, _WEBHOOK_BLOCKS, fix, name=name, service="/".join(service), namespace=service[0])
     if not down:
-        yield ok("{hooks:webhook} for a job's objects, each with a ready endpoint", hooks=len(webhooks))
+        yield ok_finding("{hooks:webhook} for a job's objects, each with a ready endpoint", hooks=len(webhooks))
 
 
 def count_ready_endpoints(slices: Sequence[Obj]) -> int:
@@ -208,33 +225,33 @@ def count_ready_endpoints(slices: Sequence[Obj]) -> int:
     return sum((endpoint.get("conditions") or {}).get("ready") is not False for endpoint in endpoints)
 
 
-def judge_dry_run(error: ApiError | None, what: str) -> Finding:
+def judge_dry_run(error: ApiError | None, subject: str) -> Finding:
     """Judge the API server's answer to a dry run of a JobSet or a pod."""
     if error is None or error.reason == "AlreadyExists":
-        return ok("the API server accepts {subject} (dry run: schema, webhooks, admission)", subject=what)
-    message, fields = error.message, {"subject": what, "message": error.message}
+        return ok_finding("the API server accepts {subject} (dry run: schema, webhooks, admission)", subject=subject)
+    message, fields = error.message, {"subject": subject, "message": error.message}
     if match := re.search(r'failed calling webhook "([^"]+)"', message):
         fix = f"{ASK_ADMIN} start its server, or to delete the webhook configuration if it was left behind."
-        why = _BLOCKS + " {message}"
-        return fail_admin("webhook {webhook} does not answer", why, fix, webhook=match[1], **fields)
+        why = _WEBHOOK_BLOCKS + " {message}"
+        return admin_failure("webhook {webhook} does not answer", why, fix, webhook=match[1], **fields)
     if error.status == 403 and "cannot create resource" in message:
-        return unknown("whether the API server accepts {subject} is not known", "{message}", **fields)
+        return unknown_finding("whether the API server accepts {subject} is not known", "{message}", **fields)
     if "unknown field" in message:
-        return fail_admin("the API server does not know a field of {subject}", "{message}", _INSTALL, **fields)
+        return admin_failure("the API server does not know a field of {subject}", "{message}", _INSTALL, **fields)
     if "exceeded quota" in message or "failed quota" in message:
         fix = f"request less, or {ASK_ADMIN} raise the quota."
-        return fail_admin("a ResourceQuota rejects {subject}", "{message}", fix, **fields)
+        return admin_failure("a ResourceQuota rejects {subject}", "{message}", fix, **fields)
     if match := re.search(r"(?s)ValidatingAdmissionPolicy '([^']+)'.* denied request: (.*)", message):
         template, fix = (
             "ValidatingAdmissionPolicy {policy} rejects {subject}",
             "change that, or ask the cluster administrator.",
         )
-        return fail(template, "{denial}", fix, policy=match[1], denial=match[2], subject=what)
+        return user_failure(template, "{denial}", fix, policy=match[1], denial=match[2], subject=subject)
     if "violates PodSecurity" in message:
         fix = "see `launcher plan`, or use another namespace."
-        return fail("Pod Security rejects {subject}", "{message}", fix, **fields)
+        return user_failure("Pod Security rejects {subject}", "{message}", fix, **fields)
     fix = "change what it names, or ask the cluster administrator."
-    return fail("the API server rejects {subject}", "{message}", fix, **fields)
+    return user_failure("the API server rejects {subject}", "{message}", fix, **fields)
 
 
 # --- Kueue ------------------------------------------------------------------------------------------------------------
@@ -244,8 +261,12 @@ def judge_kueue(versions: Sequence[str], queue: str | None) -> Finding:
     """Judge whether Kueue is installed, which only a job with a queue needs."""
     if queue is not None:
         return judge_served(LOCAL_QUEUES, "Kueue", versions)
-    what = "Kueue is served as {versions}; the job names no queue"
-    return ok(what, versions=either(versions)) if versions else ok("Kueue is not installed; the job names no queue")
+    summary = "Kueue is served as {versions}; the job names no queue"
+    return (
+        ok_finding(summary, versions=join_choices(versions))
+        if versions
+        else ok_finding("Kueue is not installed; the job names no queue")
+    )
 
 
 def judge_kueue_config(text: str, queue: str | None) -> Findings:
@@ -253,14 +274,16 @@ def judge_kueue_config(text: str, queue: str | None) -> Findings:
     config = _parse_config(text)
     if queue is None and config.get("manageJobsWithoutQueueName"):
         why = "with manageJobsWithoutQueueName, Kueue keeps jobs without a queue suspended forever."
-        yield fail("the job names no queue, and Kueue requires one", why, "set --queue, or queue: in job.yaml.")
+        yield user_failure("the job names no queue, and Kueue requires one", why, "set --queue, or queue: in job.yaml.")
     frameworks = (config.get("integrations") or {}).get("frameworks")
     if queue is not None and frameworks is not None and _INTEGRATION not in frameworks:
-        what = "Kueue does not manage JobSets: its integrations are {frameworks}"
+        summary = "Kueue does not manage JobSets: its integrations are {frameworks}"
         why, fix = "the queue is ignored, and the job starts at once.", f"{ASK_ADMIN} add {_INTEGRATION}."
-        yield fail_admin(what, why, fix, frameworks=list(frameworks) or Text("none"))
+        yield admin_failure(summary, why, fix, frameworks=list(frameworks) or Text("none"))
     if gates := config.get("featureGates"):
-        yield ok("Kueue's feature gates: {gates}", gates=[f"{name}={str(on).lower()}" for name, on in gates.items()])
+        yield ok_finding(
+            "Kueue's feature gates: {gates}", gates=[f"{name}={str(on).lower()}" for name, on in gates.items()]
+        )
 
 
 def _parse_config(text: str) -> dict[str, Any]:

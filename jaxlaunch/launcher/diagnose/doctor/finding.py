@@ -24,7 +24,7 @@ Whose = Literal["yours", "cluster"]
 Obj = dict[str, Any]
 
 # Exit codes, the same for all commands.
-USER, ADMIN = 2, 3
+USER_EXIT_CODE, ADMIN_EXIT_CODE = 2, 3
 # Beginning of a remedy that only an administrator can carry out.
 ASK_ADMIN = "ask the cluster administrator to"
 
@@ -52,26 +52,32 @@ class Finding:
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def what(self) -> str:
+    def summary_text(self) -> str:
         """The summary as text."""
-        return self._render(self.summary)
+        return self._render_template(self.summary)
 
     @property
-    def why(self) -> str:
+    def reason_text(self) -> str:
         """The reason as text."""
-        return self._render(self.reason)
+        return self._render_template(self.reason)
 
     @property
-    def fix(self) -> str:
+    def remedy_text(self) -> str:
         """The remedy as text."""
-        return self._render(self.remedy)
+        return self._render_template(self.remedy)
 
-    def _render(self, template: str) -> str:
+    def _render_template(self, template: str) -> str:
         return Renderer(is_whole=True).render(Text(template, **self.fields)) if template else ""
 
     def to_json(self) -> dict[str, str]:
         """Return the texts as JSON. Only a failure has the field `whose`."""
-        texts = {"check": self.check, "level": self.level, "what": self.what, "why": self.why, "fix": self.fix}
+        texts = {
+            "check": self.check,
+            "level": self.level,
+            "what": self.summary_text,
+            "why": self.reason_text,
+            "fix": self.remedy_text,
+        }
         texts |= {"whose": self.whose} if self.level == "fail" else {}
         return {name: text for name, text in texts.items() if text or name == "check"}
 
@@ -79,35 +85,35 @@ class Finding:
 Findings = Iterator[Finding]
 
 
-def ok(what: str, /, **fields: Any) -> Finding:
+def ok_finding(summary: str, /, **fields: Any) -> Finding:
     """Return the finding that something is correct."""
-    return Finding("ok", what, fields=fields)
+    return Finding("ok", summary, fields=fields)
 
 
-def warn(what: str, why: str, fix: str, /, **fields: Any) -> Finding:
+def warning_finding(summary: str, reason: str, remedy: str, /, **fields: Any) -> Finding:
     """Return the finding of a problem with which the job may still run."""
-    return Finding("warn", what, why, fix, fields=fields)
+    return Finding("warn", summary, reason, remedy, fields=fields)
 
 
-def fail(what: str, why: str, fix: str, /, **fields: Any) -> Finding:
+def user_failure(summary: str, reason: str, remedy: str, /, **fields: Any) -> Finding:
     """Return the finding of a problem that keeps the job from running and that the user can fix."""
-    return Finding("fail", what, why, fix, fields=fields)
+    return Finding("fail", summary, reason, remedy, fields=fields)
 
 
-def fail_admin(what: str, why: str, fix: str, /, **fields: Any) -> Finding:
+def admin_failure(summary: str, reason: str, remedy: str, /, **fields: Any) -> Finding:
     """Return the finding of a problem that keeps the job from running and that an administrator can fix."""
-    return Finding("fail", what, why, fix, "cluster", fields=fields)
+    return Finding("fail", summary, reason, remedy, "cluster", fields=fields)
 
 
-def unknown(what: str, why: str, fix: str = "", /, **fields: Any) -> Finding:
+def unknown_finding(summary: str, reason: str, remedy: str = "", /, **fields: Any) -> Finding:
     """Return the finding that something cannot be checked."""
-    return Finding("unknown", what, why, fix, fields=fields)
+    return Finding("unknown", summary, reason, remedy, fields=fields)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """Return 0 without failures, 3 if an administrator must fix one of them, and else 2."""
     failing = {finding.whose for finding in findings if finding.level == "fail"}
-    return ADMIN if "cluster" in failing else USER if failing else 0
+    return ADMIN_EXIT_CODE if "cluster" in failing else USER_EXIT_CODE if failing else 0
 
 
 # --- the target of the checks -----------------------------------------------------------------------------------------
@@ -118,7 +124,7 @@ class Checkpoints:
     """Storage of a job's checkpoints on a PersistentVolumeClaim, including the one that is being written."""
 
     claim: str
-    kept: int
+    kept_count: int
     bytes: int
 
 
@@ -153,10 +159,10 @@ class Target:
         return pod_template(self.jobset)
 
     @cached_property
-    def admitted(self) -> Obj:
+    def admitted_jobset(self) -> Obj:
         """The job's JobSet with the overhead, node labels and tolerations that its RuntimeClass adds."""
         name = self.template["spec"].get("runtimeClassName")
-        runtime_class = self.find(kinds.RUNTIME_CLASSES, name) if name else None
+        runtime_class = self.find_object(kinds.RUNTIME_CLASSES, name) if name else None
         if runtime_class is None:
             return self.jobset
         jobset = copy.deepcopy(self.jobset)
@@ -167,25 +173,25 @@ class Target:
         return jobset
 
     @cached_property
-    def pods(self) -> int:
+    def pod_count(self) -> int:
         """Number of pods of the job."""
         return count_pods(self.jobset)
 
     @property
     def queue(self) -> str | None:
         """The LocalQueue that the job names."""
-        name: str | None = self.jobset["metadata"]["labels"].get(labels.QUEUE)
+        name: str | None = self.jobset["metadata"]["labels"].get(labels.QUEUE_LABEL)
         return name
 
     @property
-    def unrequested(self) -> list[str]:
+    def unrequested_resources(self) -> list[str]:
         """The resources, of cpu and memory, that the pods do not request and no readable LimitRange sets."""
-        requests = pod_requests(pod_template(self.admitted)["spec"])
+        requests = pod_requests(pod_template(self.admitted_jobset)["spec"])
         missing = [name for name in ("cpu", "memory") if name not in requests]
-        return [name for name in missing if not self.is_example and name not in (self.defaulted or ())]
+        return [name for name in missing if not self.is_example and name not in (self.defaulted_resources or ())]
 
     @cached_property
-    def defaulted(self) -> set[str] | None:
+    def defaulted_resources(self) -> set[str] | None:
         """Resources for which LimitRanges of the namespace set defaults, or None if they may not be read."""
         with ignore_forbidden():
             ranges = self.cluster.list(kinds.LIMIT_RANGES, self.namespace)
@@ -200,22 +206,22 @@ class Target:
         return None
 
     @cached_property
-    def labels(self) -> Mapping[str, str] | None:
+    def namespace_labels(self) -> Mapping[str, str] | None:
         """The namespace's labels, or None if it does not exist or may not be read."""
-        namespace = self.find(kinds.NAMESPACES, self.namespace)
+        namespace = self.find_object(kinds.NAMESPACES, self.namespace)
         return None if namespace is None else namespace["metadata"].get("labels") or {}
 
     def own_names(self, kind: Kind) -> set[str]:
         """Return the names of the job's own objects of a kind, other than the JobSet."""
         return {manifest["metadata"]["name"] for manifest in self.manifests[1:] if manifest["kind"] == kind.kind}
 
-    def find(self, kind: Kind, name: str, namespace: str | None = None) -> Obj | None:
+    def find_object(self, kind: Kind, name: str, namespace: str | None = None) -> Obj | None:
         """Return an object, or None if it does not exist or the user may not read it."""
         with ignore_forbidden():
             return self.cluster.get(kind, name, namespace)
         return None
 
-    def names(self, kind: Kind, namespace: str | None = None) -> list[str]:
+    def list_names(self, kind: Kind, namespace: str | None = None) -> list[str]:
         """Return the names of all objects of a kind, or nothing if the user may not list them."""
         with ignore_forbidden():
             return [obj["metadata"]["name"] for obj in self.cluster.list(kind, namespace)]

@@ -16,11 +16,11 @@ from jaxlaunch.launcher.diagnose.doctor.finding import (
     Checkpoints,
     Finding,
     Findings,
-    fail,
-    fail_admin,
-    ok,
-    unknown,
-    warn,
+    admin_failure,
+    ok_finding,
+    unknown_finding,
+    user_failure,
+    warning_finding,
 )
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.jobs.status.hosts import agent_job
@@ -33,37 +33,37 @@ from jaxlaunch.launcher.kubernetes.objects import (
     inactive_state,
     queue_quotas,
 )
-from jaxlaunch.launcher.kubernetes.pod_rules import ENFORCE, LEVELS, find_violations, strictest_level
+from jaxlaunch.launcher.kubernetes.pod_rules import ENFORCE_LABEL, LEVELS, find_violations, strictest_level
 from jaxlaunch.launcher.kubernetes.resources import format_quantity, parse_quantity
 from jaxlaunch.launcher.platforms.runtime import DEVICE_OWNERSHIP, TPU_DEVICES
-from jaxlaunch.launcher.wording import either, size
+from jaxlaunch.launcher.wording import format_size, join_choices
 
 
 def judge_namespace(name: str, namespace: Obj | None) -> Finding:
     """Judge whether objects can be created in the namespace."""
     if namespace is None:
         fix = "create it, or use another: -n NAMESPACE."
-        return fail("namespace {name} does not exist", "nothing can be created in it.", fix, name=name)
+        return user_failure("namespace {name} does not exist", "nothing can be created in it.", fix, name=name)
     if "deletionTimestamp" in namespace["metadata"]:
-        what, why = "namespace {name} is being deleted", "nothing new can be created in it."
-        return fail(what, why, "use another: -n NAMESPACE.", name=name)
-    return ok("namespace {name} exists", name=name)
+        summary, why = "namespace {name} is being deleted", "nothing new can be created in it."
+        return user_failure(summary, why, "use another: -n NAMESPACE.", name=name)
+    return ok_finding("namespace {name} exists", name=name)
 
 
 def judge_pod_security(name: str, labels: Mapping[str, str], template: Obj) -> Finding:
     """Judge whether the namespace admits the pods. Otherwise the JobSet is accepted and waits."""
-    enforced, met = labels.get(ENFORCE), strictest_level(template)
+    enforced, met = labels.get(ENFORCE_LABEL), strictest_level(template)
     fields = {"name": name, "enforced": enforced, "met": met}
     if enforced is None:
         why = "the cluster's own default applies, which cannot be read; the pods meet {met}."
-        return ok("namespace {name} enforces no Pod Security level of its own: " + why, **fields)
+        return ok_finding("namespace {name} enforces no Pod Security level of its own: " + why, **fields)
     level = next((level for level in LEVELS if level == enforced), None)
     if level is None:
-        what = "namespace {name} enforces Pod Security level {enforced}"
-        return unknown(what, "Kubernetes has no such level.", **fields)
+        summary = "namespace {name} enforces Pod Security level {enforced}"
+        return unknown_finding(summary, "Kubernetes has no such level.", **fields)
     violations = list(map(str, find_violations(template, level)))
     if not violations:
-        return ok("namespace {name} enforces Pod Security level {enforced}, which the pods meet", **fields)
+        return ok_finding("namespace {name} enforces Pod Security level {enforced}, which the pods meet", **fields)
     fix = "use a namespace that enforces {met}, or a network and volumes that {enforced} allows."
     job = agent_job(template["spec"])
     # Pods on TPUs run as root by default. With another user they would be admitted too.
@@ -74,9 +74,9 @@ def judge_pod_security(name: str, labels: Mapping[str, str], template: Obj) -> F
         )
         tpu = {"devices": TPU_DEVICES.value, "setting": DEVICE_OWNERSHIP.value, "accelerator": job.accelerator}
         fields |= tpu
-    what = "namespace {name} enforces Pod Security level {enforced}, and the pods meet only {met}"
+    summary = "namespace {name} enforces Pod Security level {enforced}, and the pods meet only {met}"
     why = "the API server accepts the JobSet and rejects its pods: {broken:; }"
-    return fail(what, why, fix, **fields, broken=violations)
+    return user_failure(summary, why, fix, **fields, broken=violations)
 
 
 # --- quotas -----------------------------------------------------------------------------------------------------------
@@ -94,20 +94,20 @@ def judge_quotas(quotas: Sequence[Obj], jobset: Obj) -> Findings:
             plain = resource.removeprefix("requests.").removeprefix("limits.")
             fields = {"quota": quota["metadata"]["name"], "resource": resource, "limit": limit}
             fields |= {"need": format_quantity(plain, need), "left": format_quantity(plain, max(free, Decimal(0)))}
-            what = "ResourceQuota {quota} allows {resource} {limit}"
+            summary = "ResourceQuota {quota} allows {resource} {limit}"
             if need > most:
                 is_tight = True
                 why = "some of its pods are never created."
                 fix = "request less, or ask the namespace's administrator to raise the quota."
-                yield fail_admin(f"{what}, and the job requests {{need}}", why, fix, **fields)
+                yield admin_failure(f"{summary}, and the job requests {{need}}", why, fix, **fields)
             elif need > free:
                 is_tight = True
-                what += ", of which {left} is left, and the job requests {need}"
+                summary += ", of which {left} is left, and the job requests {need}"
                 why = "pods are rejected until others end; the gang waits for all of its hosts."
-                yield warn(what, why, "wait, or request less.", **fields)
+                yield warning_finding(summary, why, "wait, or request less.", **fields)
     if not is_tight:
-        what = "{quotas:ResourceQuota} in the namespace" + (", with room for the job" if quotas else "")
-        yield ok(what, quotas=len(quotas))
+        summary = "{quotas:ResourceQuota} in the namespace" + (", with room for the job" if quotas else "")
+        yield ok_finding(summary, quotas=len(quotas))
 
 
 def _quota_requests(jobset: Obj) -> dict[str, Decimal]:
@@ -119,9 +119,9 @@ def _quota_requests(jobset: Obj) -> dict[str, Decimal]:
     slices = Decimal(sum(int(job.get("replicas", 1)) for job in jobset["spec"]["replicatedJobs"]))
     objects = {"pods": pods, "count/pods": pods, "count/jobs.batch": slices}
     # The Service gives the hosts their names.
-    one = ("services", "count/services", f"count/{JOBSETS.resource}")
+    service_names = ("services", "count/services", f"count/{JOBSETS.resource}")
     prefixed = {f"requests.{name}": much for name, much in requests.items()}
-    return prefixed | plain | limits | objects | dict.fromkeys(one, Decimal(1))
+    return prefixed | plain | limits | objects | dict.fromkeys(service_names, Decimal(1))
 
 
 # --- rights -----------------------------------------------------------------------------------------------------------
@@ -143,29 +143,29 @@ USUAL_KINDS = (JOBSETS, kinds.NETWORK_POLICIES, kinds.CONFIGMAPS)
 def command_rights(job_kinds: Iterable[Kind] = USUAL_KINDS, *, has_queue: bool = False) -> dict[str, list[Right]]:
     """Return the permissions that each command needs for a job with objects of these kinds."""
 
-    def rights(verbs: str, kind: Kind) -> list[Right]:
+    def list_rights(verbs: str, kind: Kind) -> list[Right]:
         return [Right(verb, kind) for verb in verbs.split()]
 
-    read_logs = [*rights("list watch", PODS), Right("get", PODS, "log")]
+    read_logs = [*list_rights("list watch", PODS), Right("get", PODS, "log")]
     read_job = ("get", JOBSETS), *(("list", kind) for kind in (kinds.JOBS, PODS, kinds.EVENTS, kinds.RESOURCE_QUOTAS))
     return {
         "submit": [
-            *(right for kind in dict.fromkeys(job_kinds) for right in rights(_SUBMIT_VERBS[kind], kind)),
-            *(rights("get", kinds.LOCAL_QUEUES) if has_queue else ()),
+            *(right for kind in dict.fromkeys(job_kinds) for right in list_rights(_SUBMIT_VERBS[kind], kind)),
+            *(list_rights("get", kinds.LOCAL_QUEUES) if has_queue else ()),
         ],
-        "submit --wait": [*rights("list watch", JOBSETS), *read_logs],
-        "list": rights("list", JOBSETS),
+        "submit --wait": [*list_rights("list watch", JOBSETS), *read_logs],
+        "list": list_rights("list", JOBSETS),
         "status and explain": [
             *(Right(verb, kind) for verb, kind in read_job),
-            *(rights("list", WORKLOADS) if has_queue else ()),
+            *(list_rights("list", WORKLOADS) if has_queue else ()),
         ],
         "logs": read_logs,
         "stop": [
-            *rights("get patch", JOBSETS),
-            *rights("list watch", PODS),
-            *(rights("list patch", WORKLOADS) if has_queue else ()),
+            *list_rights("get patch", JOBSETS),
+            *list_rights("list watch", PODS),
+            *(list_rights("list patch", WORKLOADS) if has_queue else ()),
         ],
-        "delete": rights("get delete", JOBSETS),
+        "delete": list_rights("get delete", JOBSETS),
     }
 
 
@@ -173,26 +173,28 @@ def judge_rights(has: Mapping[Right, bool], needed: Mapping[str, Sequence[Right]
     """Report the permissions that each command lacks. Only those of submit are required."""
     for command, rights in needed.items():
         if missing := [str(right) for right in rights if not has[right]]:
-            what, why = "missing RBAC permissions: {missing}", "needed by launcher {command}."
-            judge = fail_admin if command == "submit" else warn
-            yield judge(what, why, ASK_FOR_ROLE + ".", missing=missing, command=command)
+            summary, why = "missing RBAC permissions: {missing}", "needed by launcher {command}."
+            judge = admin_failure if command == "submit" else warning_finding
+            yield judge(summary, why, ASK_FOR_ROLE + ".", missing=missing, command=command)
     if all(has.values()):
-        yield ok("all {number} RBAC permissions that the commands need", number=len(has))
+        yield ok_finding("all {number} RBAC permissions that the commands need", number=len(has))
 
 
 # --- queues -----------------------------------------------------------------------------------------------------------
 
 
-def judge_local_queue(name: str, namespace: str, queue: Obj | None, others: Sequence[str]) -> Finding:
-    """Judge whether the LocalQueue exists and is active. `others` names the namespace's LocalQueues."""
+def judge_local_queue(name: str, namespace: str, queue: Obj | None, queue_names: Sequence[str]) -> Finding:
+    """Judge whether the LocalQueue exists and is active. `queue_names` names the namespace's LocalQueues."""
     if queue is None:
-        what = "LocalQueue {name} does not exist in namespace {namespace}"
+        summary = "LocalQueue {name} does not exist in namespace {namespace}"
         why = "Kueue never starts a job of a queue that does not exist."
-        fix = "use {others}." if others else f"{ASK_ADMIN} create a LocalQueue in this namespace."
-        return fail(what, why, fix, name=name, namespace=namespace, others=either(others) if others else "")
-    behind = cluster_queue_name(queue)
-    return _judge_inactive(f"LocalQueue {name}", queue) or ok(
-        "LocalQueue {name} is active, on ClusterQueue {behind}", name=name, behind=behind
+        fix = "use {others}." if queue_names else f"{ASK_ADMIN} create a LocalQueue in this namespace."
+        return user_failure(
+            summary, why, fix, name=name, namespace=namespace, others=join_choices(queue_names) if queue_names else ""
+        )
+    cluster_queue = cluster_queue_name(queue)
+    return _judge_inactive(f"LocalQueue {name}", queue) or ok_finding(
+        "LocalQueue {name} is active, on ClusterQueue {behind}", name=name, behind=cluster_queue
     )
 
 
@@ -201,11 +203,11 @@ def _judge_inactive(name: str, queue: Obj) -> Finding | None:
     if state is None:
         return None
     if state.stop_policy is not None:
-        what, fix = "{name} is stopped (stopPolicy: {policy})", f"{ASK_ADMIN} resume it."
-        return fail_admin(what, "Kueue admits nothing from it.", fix, name=name, policy=state.stop_policy)
+        summary, fix = "{name} is stopped (stopPolicy: {policy})", f"{ASK_ADMIN} resume it."
+        return admin_failure(summary, "Kueue admits nothing from it.", fix, name=name, policy=state.stop_policy)
     reason = state.message or state.reason or Text("no reason is given")
-    what, why = "{name} is inactive", "Kueue admits nothing from it: {reason}"
-    return fail_admin(what, why, f"{ASK_ADMIN} fix what the message names.", name=name, reason=reason)
+    summary, why = "{name} is inactive", "Kueue admits nothing from it: {reason}"
+    return admin_failure(summary, why, f"{ASK_ADMIN} fix what the message names.", name=name, reason=reason)
 
 
 def judge_cluster_queue(
@@ -218,19 +220,19 @@ def judge_cluster_queue(
     """Judge the ClusterQueue: active, open to the namespace, and with enough quota of each resource."""
     if queue is None:
         fix = f"{ASK_ADMIN} create it."
-        yield fail_admin("ClusterQueue {name} does not exist", "the job's LocalQueue points to it.", fix, name=name)
+        yield admin_failure("ClusterQueue {name} does not exist", "the job's LocalQueue points to it.", fix, name=name)
         return
     if (inactive := _judge_inactive(f"ClusterQueue {name}", queue)) is not None:
         yield inactive
     selector = queue["spec"].get("namespaceSelector")
     if selector is None or (namespace_labels is not None and not selector_matches(selector, namespace_labels)):
-        what = "ClusterQueue {name} does not accept this namespace"
+        summary = "ClusterQueue {name} does not accept this namespace"
         why = "its namespaceSelector does not match, so Kueue admits nothing from here."
-        yield fail_admin(what, why, f"{ASK_ADMIN} extend namespaceSelector.", name=name)
+        yield admin_failure(summary, why, f"{ASK_ADMIN} extend namespaceSelector.", name=name)
     covered = covered_resources(queue)
     missing = [resource for resource in requests if resource not in covered]
     for resource in missing:
-        yield fail_admin(
+        yield admin_failure(
             "ClusterQueue {name} does not cover {resource}, of which the job requests {requested}",
             "Kueue never admits the job.",
             ASK_ADMIN + " add it to coveredResources ({covered}).",
@@ -250,10 +252,10 @@ def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Findi
     largest = dict.fromkeys(covered, Decimal(0))
     for quota in queue_quotas(queue):
         largest[quota.resource] = max(largest[quota.resource], parse_quantity(quota.nominal))
-    over = {resource: most for resource, most in largest.items() if requests.get(resource, 0) > most}
-    if not over:
-        what = "ClusterQueue {name} covers {covered}" + (", all that the job requests" if requests else "")
-        return ok(what, name=name, covered=list(covered) or Text("nothing"))
+    exceeded = {resource: most for resource, most in largest.items() if requests.get(resource, 0) > most}
+    if not exceeded:
+        summary = "ClusterQueue {name} covers {covered}" + (", all that the job requests" if requests else "")
+        return ok_finding(summary, name=name, covered=list(covered) or Text("nothing"))
     lacking = [
         Text(
             "{requested} of {resource} (quota {quota})",
@@ -261,25 +263,27 @@ def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Findi
             resource=resource,
             quota=format_quantity(resource, most),
         )
-        for resource, most in over.items()
+        for resource, most in exceeded.items()
     ]
-    what, fields = "ClusterQueue {name} is too small: the job requests {lacking}", {"name": name, "lacking": lacking}
+    summary, fields = "ClusterQueue {name} is too small: the job requests {lacking}", {"name": name, "lacking": lacking}
     if queue["spec"].get("cohortName") or queue["spec"].get("cohort"):
         why = "the rest must be borrowed from its cohort."
-        return warn(what, why, "request less, or wait until the cohort has enough.", **fields)
-    return fail_admin(what, "the job would wait forever.", f"request less, or {ASK_ADMIN} raise the quota.", **fields)
+        return warning_finding(summary, why, "request less, or wait until the cohort has enough.", **fields)
+    return admin_failure(
+        summary, "the job would wait forever.", f"request less, or {ASK_ADMIN} raise the quota.", **fields
+    )
 
 
-def judge_priority(kind: Kind, name: str, priority_class: Obj | None, others: Sequence[str]) -> Finding:
-    """Judge whether the priority class exists. `others` names those of the cluster."""
+def judge_priority(kind: Kind, name: str, priority_class: Obj | None, class_names: Sequence[str]) -> Finding:
+    """Judge whether the priority class exists. `class_names` names those of the cluster."""
     if priority_class is not None:
         value = priority_class.get("value")
-        return ok("{kind} {name} exists, value {value}", kind=kind.kind, name=name, value=value)
-    fix = "use priority: {others}." if others else f"{ASK_ADMIN} create it."
+        return ok_finding("{kind} {name} exists, value {value}", kind=kind.kind, name=name, value=value)
+    fix = "use priority: {others}." if class_names else f"{ASK_ADMIN} create it."
     is_kueue = kind is kinds.WORKLOAD_PRIORITY_CLASSES
     why = "Kueue does not admit a job that names it." if is_kueue else "pods that name it are rejected."
-    listed = either(others) if others else ""
-    return fail("{kind} {name} does not exist", why, fix, kind=kind.kind, name=name, others=listed)
+    listed = join_choices(class_names) if class_names else ""
+    return user_failure("{kind} {name} does not exist", why, fix, kind=kind.kind, name=name, others=listed)
 
 
 # --- network policies -------------------------------------------------------------------------------------------------
@@ -299,7 +303,7 @@ def judge_network(
     that the job has a policy.
     """
 
-    def is_own(peer: Obj) -> bool:
+    def is_own_peer(peer: Obj) -> bool:
         # The pods' addresses are not known yet, so an address block is assumed to contain them.
         if "ipBlock" in peer:
             return True
@@ -320,7 +324,7 @@ def judge_network(
             bool(rule.get("ports"))
             for policy in barring
             for rule in policy["spec"].get(word) or ()
-            if not rule.get(key) or any(map(is_own, rule[key]))
+            if not rule.get(key) or any(map(is_own_peer, rule[key]))
         ]
         if not barring or (limited and not all(limited)):
             continue
@@ -328,16 +332,16 @@ def judge_network(
         names = ", ".join(sorted(policy["metadata"]["name"] for policy in barring))
         if limited:
             why = "JAX's coordinator listens on another port in each attempt."
-            yield unknown("NetworkPolicy {names} limits the ports between the job's hosts", why, names=names)
+            yield unknown_finding("NetworkPolicy {names} limits the ports between the job's hosts", why, names=names)
             continue
-        what = "NetworkPolicy {names} denies {word} of the job's pods, and " + lacking
+        summary = "NetworkPolicy {names} denies {word} of the job's pods, and " + lacking
         why = "the hosts wait for each other at the rendezvous until it times out."
         fix = "add a NetworkPolicy that allows it between pods of one JobSet, or ask the namespace's administrator."
         if direction == "Ingress" and not has_own:
             fix = "leave out `network_policy: false`: the job's own policy admits its hosts."
-        yield fail(what, why, fix, names=names, word=word)
+        yield user_failure(summary, why, fix, names=names, word=word)
     if is_open:
-        yield ok("no NetworkPolicy of the namespace keeps the hosts from each other")
+        yield ok_finding("no NetworkPolicy of the namespace keeps the hosts from each other")
 
 
 def _policy_types(spec: Obj) -> Sequence[str]:
@@ -348,7 +352,7 @@ def _policy_types(spec: Obj) -> Sequence[str]:
 # --- objects that pods refer to ---------------------------------------------------------------------------------------
 
 _PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
-_WAITS = "pods wait in ContainerCreating until it exists."
+_WAITS_UNTIL_CREATED = "pods wait in ContainerCreating until it exists."
 
 
 class Reference(NamedTuple):
@@ -394,23 +398,25 @@ def find_references(spec: Obj, kind: Kind) -> list[Reference]:
 def judge_claim(name: str, claim: Obj | None, *, hosts: int, is_read: bool) -> Finding:
     """Judge a PersistentVolumeClaim that `hosts` pods mount at once."""
     if claim is None:
-        what = "PersistentVolumeClaim {name} does not exist"
-        return fail(what, "pods stay Pending until it does.", "create it in the job's namespace.", name=name)
+        summary = "PersistentVolumeClaim {name} does not exist"
+        return user_failure(summary, "pods stay Pending until it does.", "create it in the job's namespace.", name=name)
     modes = claim["spec"].get("accessModes") or []
     if hosts > 1 and "ReadWriteMany" not in modes and not (is_read and "ReadOnlyMany" in modes):
-        what = "PersistentVolumeClaim {name} is {modes}, and {hosts} hosts mount it"
+        summary = "PersistentVolumeClaim {name} is {modes}, and {hosts} hosts mount it"
         why = "it can be attached to one node only: the pods on other nodes wait."
         fix = "use a ReadWriteMany claim (NFS, Filestore, FSx, CephFS), or a bucket's URL."
-        return fail(what, why, fix, name=name, modes=list(modes), hosts=hosts)
+        return user_failure(summary, why, fix, name=name, modes=list(modes), hosts=hosts)
     phase = claim.get("status", {}).get("phase", "Pending")
     if phase == "Lost":
-        what = "PersistentVolumeClaim {name} is Lost: its volume no longer exists"
-        return fail_admin(what, "pods cannot mount it.", "restore the volume, or create another claim.", name=name)
+        summary = "PersistentVolumeClaim {name} is Lost: its volume no longer exists"
+        return admin_failure(
+            summary, "pods cannot mount it.", "restore the volume, or create another claim.", name=name
+        )
     if phase != "Bound":
         why = "pods wait until it is bound; with WaitForFirstConsumer that is when the first pod is scheduled."
-        what = "PersistentVolumeClaim {name} is {phase}"
-        return warn(what, why, "kubectl describe pvc {name}", name=name, phase=phase)
-    return ok("PersistentVolumeClaim {name} is Bound, {modes}", name=name, modes=list(modes))
+        summary = "PersistentVolumeClaim {name} is {phase}"
+        return warning_finding(summary, why, "kubectl describe pvc {name}", name=name, phase=phase)
+    return ok_finding("PersistentVolumeClaim {name} is Bound, {modes}", name=name, modes=list(modes))
 
 
 def judge_checkpoint_room(needed: Checkpoints, claim: Obj | None) -> Findings:
@@ -419,14 +425,18 @@ def judge_checkpoint_room(needed: Checkpoints, claim: Obj | None) -> Findings:
     has = (status.get("capacity") or (spec.get("resources") or {}).get("requests") or {}).get("storage")
     if has is None:
         return
-    takes = Text("{size} of checkpoints, {kept} kept and one being written", size=size(needed.bytes), kept=needed.kept)
+    takes = Text(
+        "{size} of checkpoints, {kept} kept and one being written",
+        size=format_size(needed.bytes),
+        kept=needed.kept_count,
+    )
     fields = {"claim": needed.claim, "has": has, "takes": takes}
     if needed.bytes <= parse_quantity(has):
-        yield ok("PersistentVolumeClaim {claim} of {has} has room for {takes}", **fields)
+        yield ok_finding("PersistentVolumeClaim {claim} of {has} has room for {takes}", **fields)
         return
     # EFS, NFS and hostPath enforce no size.
     full = "a save that finds the disk full ends the run with exit code 84."
-    yield warn(
+    yield warning_finding(
         "PersistentVolumeClaim {claim} of {has} has no room for {takes}",
         "the claim says {has}; if its storage enforces that, " + full,
         "enlarge the claim, or lower train.checkpoint.keep.",
@@ -439,21 +449,28 @@ def judge_pull_secret(name: str, secret: Obj | None) -> Finding:
     if secret is None:
         why = "images are pulled without credentials, which fails where the registry requires them."
         fix = "kubectl create secret docker-registry {name} …"
-        return fail("image pull secret {name} does not exist", why, fix, name=name)
-    what, fields = "image pull secret {name} is of type {type}", {"name": name, "type": secret.get("type")}
+        return user_failure("image pull secret {name} does not exist", why, fix, name=name)
+    summary, fields = "image pull secret {name} is of type {type}", {"name": name, "type": secret.get("type")}
     if secret.get("type") not in _PULL_TYPES:
         fix = "create it with `kubectl create secret docker-registry`."
-        return fail(what, f"the kubelet needs {_PULL_TYPES[0]}.", fix, **fields)
-    return ok(what, **fields)
+        return user_failure(summary, f"the kubelet needs {_PULL_TYPES[0]}.", fix, **fields)
+    return ok_finding(summary, **fields)
 
 
 def judge_reference(kind: str, reference: Reference, obj: Obj | None) -> Finding:
     """Judge a Secret or ConfigMap and the keys that pods use."""
     fields = {"kind": kind, "name": reference.name, "keys": reference.keys}
     if obj is None:
-        return fail("{kind} {name} does not exist", _WAITS, f"create it, or remove it from {kind.lower()}s.", **fields)
+        return user_failure(
+            "{kind} {name} does not exist",
+            _WAITS_UNTIL_CREATED,
+            f"create it, or remove it from {kind.lower()}s.",
+            **fields,
+        )
     present = {**(obj.get("data") or {}), **(obj.get("binaryData") or {})}.keys()
     if missing := [key for key in reference.keys if key not in present]:
-        what = "{kind} {name} has no key {missing}"
-        return fail(what, _WAITS, "it has {present}.", **fields, missing=missing, present=sorted(present))
-    return ok("{kind} {name} exists, with {keys}" if reference.keys else "{kind} {name} exists", **fields)
+        summary = "{kind} {name} has no key {missing}"
+        return user_failure(
+            summary, _WAITS_UNTIL_CREATED, "it has {present}.", **fields, missing=missing, present=sorted(present)
+        )
+    return ok_finding("{kind} {name} exists, with {keys}" if reference.keys else "{kind} {name} exists", **fields)

@@ -8,23 +8,32 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
-from jaxlaunch.launcher.diagnose.doctor.finding import ASK_ADMIN, Finding, Findings, fail, fail_admin, ok, unknown, warn
+from jaxlaunch.launcher.diagnose.doctor.finding import (
+    ASK_ADMIN,
+    Finding,
+    Findings,
+    admin_failure,
+    ok_finding,
+    unknown_finding,
+    user_failure,
+    warning_finding,
+)
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.jobs.status.hosts import agent_job, main_container
 from jaxlaunch.launcher.kubernetes.objects import Obj
-from jaxlaunch.launcher.kubernetes.resources import NodeFit, allocatable, fit_nodes, pod_requests
+from jaxlaunch.launcher.kubernetes.resources import NodeFit, allocatable_quantity, fit_nodes, pod_requests
 from jaxlaunch.launcher.platforms import gke
 from jaxlaunch.launcher.platforms.facts import AMD_PRODUCT, GKE_GPU, GKE_TPU, GPU_PRODUCT, INSTANCE
 from jaxlaunch.launcher.platforms.generic import DRIVER_LABEL
 from jaxlaunch.launcher.platforms.runtime import DEVICE_OWNERSHIP, PINNING_CAPABILITY, PINNING_LIMIT, TPU_DEVICES
 from jaxlaunch.launcher.platforms.table import RESOURCE
-from jaxlaunch.launcher.wording import either
+from jaxlaunch.launcher.wording import join_choices
 
 # The CUDA version in an image's name or tag. Tags of release images end with their extra.
-_CUDA = re.compile(r"cuda-?(\d+)")
-_LOOK = f"{ASK_ADMIN} look: kubectl debug node/NODE -it --image=busybox --"
+_CUDA_VERSION = re.compile(r"cuda-?(\d+)")
+_INSPECT_NODE = f"{ASK_ADMIN} look: kubectl debug node/NODE -it --image=busybox --"
 # Labels with the type of the accelerator, most specific first.
-_KINDS = (GKE_TPU, GKE_GPU, GPU_PRODUCT, AMD_PRODUCT, INSTANCE)
+_TYPE_LABELS = (GKE_TPU, GKE_GPU, GPU_PRODUCT, AMD_PRODUCT, INSTANCE)
 
 
 def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Finding:
@@ -35,25 +44,27 @@ def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Fi
     affine = [node for node in nodes if _is_in_affinity(spec, node)]
     fit = fit_nodes(spec, affine)
     if not fit.large:
-        what, fields = "none of {nodes:node} fits a pod of the job: {unmet}", {"nodes": len(nodes)}
+        summary, fields = "none of {nodes:node} fits a pod of the job: {unmet}", {"nodes": len(nodes)}
         unmet = _first_unmet(fit, nodes, affine, spec)
         if grows:
             why = "pods stay Pending until the autoscaler adds such nodes."
-            return warn(what, why, "check that a node pool can provide them.", **fields, unmet=unmet)
+            return warning_finding(summary, why, "check that a node pool can provide them.", **fields, unmet=unmet)
         why = "pods stay Pending, and no autoscaler was found."
         fix = "check accelerator, node_selector and tolerations, or ask for such nodes."
-        return fail(what, why, fix, **fields, unmet=unmet)
+        return user_failure(summary, why, fix, **fields, unmet=unmet)
     requests = {name: quantity for name, quantity in pod_requests(spec).items() if quantity}
     room = 0
     for node in (node for node in affine if fit_nodes(spec, [node]).large):
-        rooms = [allocatable(node, name) // quantity for name, quantity in requests.items()]
-        room += int(min(allocatable(node, "pods", "110"), *rooms))
+        rooms = [allocatable_quantity(node, name) // quantity for name, quantity in requests.items()]
+        room += int(min(allocatable_quantity(node, "pods", "110"), *rooms))
     fields = {"room": room, "pods": pods, "nodes": fit.large}
     if room >= pods:
-        return ok("room for the job's {pods:pod} on {nodes:node}, if nothing else ran there", **fields)
-    what = "room for {room} of the job's {pods:pod} on {nodes:node}, even if nothing else ran"
+        return ok_finding("room for the job's {pods:pod} on {nodes:node}, if nothing else ran there", **fields)
+    summary = "room for {room} of the job's {pods:pod} on {nodes:node}, even if nothing else ran"
     why = "a gang starts with all of its hosts or not at all."
-    return (warn if grows else fail)(what, why, "use fewer hosts, or ask for more nodes.", **fields)
+    return (warning_finding if grows else user_failure)(
+        summary, why, "use fewer hosts, or ask for more nodes.", **fields
+    )
 
 
 def _first_unmet(fit: NodeFit, nodes: Sequence[Obj], affine: Sequence[Obj], spec: Obj) -> Text:
@@ -65,18 +76,20 @@ def _first_unmet(fit: NodeFit, nodes: Sequence[Obj], affine: Sequence[Obj], spec
         ]
         return Text("no node has {terms: or }", terms=terms)
     if not fit.selected:
-        absent = [f"{key}={value}" for key, value in fit.absent.items()]
+        absent = [f"{key}={value}" for key, value in fit.missing_labels.items()]
         missing = Text("no node has {absent: and }", absent=absent or Text("all of its labels"))
         offered = [
-            Text("nodes have {key}={values}", key=key, values=either(values))
-            for key, values in fit.offered.items()
+            Text("nodes have {key}={values}", key=key, values=join_choices(values))
+            for key, values in fit.offered_values.items()
             if values
         ]
         return Text("{parts:; }", parts=[missing, *offered])
     if not fit.tolerated:
-        return Text("untolerated taints: {taints}", taints=list(fit.taints))
+        return Text("untolerated taints: {taints}", taints=list(fit.untolerated_taints))
     template = "a pod requests {name} {requested}, the largest node has {most}"
-    short = [Text(template, name=name, requested=requested, most=most) for name, (requested, most) in fit.short.items()]
+    short = [
+        Text(template, name=name, requested=requested, most=most) for name, (requested, most) in fit.shortages.items()
+    ]
     return Text("{short}", short=short)
 
 
@@ -99,13 +112,13 @@ def judge_unrequested(names: Sequence[str], *, is_known: bool) -> Finding:
     """
     if not is_known:
         why = "the job requests no {names}, and you have no permission to list LimitRanges, which may set it."
-        return unknown("whether the pods request {names}", why, names=either(names))
+        return unknown_finding("whether the pods request {names}", why, names=join_choices(names))
     why = (
         "the scheduler counts none for them and may choose nodes that are full, where they are slow; under memory "
         "pressure they are the first to be evicted."
     )
     fix = "resources: {{cpu: …, memory: …}}, of one host."
-    return warn("the pods request no {names}", why, fix, names=either(names))
+    return warning_finding("the pods request no {names}", why, fix, names=join_choices(names))
 
 
 def count_accelerators(nodes: Sequence[Obj]) -> Finding:
@@ -113,12 +126,12 @@ def count_accelerators(nodes: Sequence[Obj]) -> Finding:
     counts: dict[str, Decimal] = defaultdict(Decimal)
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
-        kind = next((labels[key] for key in _KINDS if key in labels), "of a type that no label names")
+        kind = next((labels[key] for key in _TYPE_LABELS if key in labels), "of a type that no label names")
         for fact in RESOURCE.values():
-            if quantity := allocatable(node, fact.value):
+            if quantity := allocatable_quantity(node, fact.value):
                 counts[f"{fact.value} {kind}"] += quantity
     listed = [f"{quantity:f} {kind}" for kind, quantity in sorted(counts.items())] or Text("no accelerators")
-    return ok("{nodes:node} with {listed}", nodes=len(nodes), listed=listed)
+    return ok_finding("{nodes:node} with {listed}", nodes=len(nodes), listed=listed)
 
 
 def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
@@ -140,16 +153,18 @@ def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
         return
     image = str(spec["containers"][0].get("image", "")).rpartition("/")[2]
     listed = [Text("{major} ({number:node})", major=major, number=number) for major, number in sorted(counts.items())]
-    cuda = next((int(text) for text in _CUDA.findall(image)), 0)
+    cuda = next((int(text) for text in _CUDA_VERSION.findall(image)), 0)
     needed = OLDEST_DRIVER.get(cuda)
     old = [major for major in counts if needed is not None and major < needed]
     if not old:
-        minimums = either([f"{oldest} for CUDA {version}" for version, oldest in OLDEST_DRIVER.items()])
-        yield ok("NVIDIA drivers {listed}; an image needs at least {minimums}", listed=listed, minimums=minimums)
+        minimums = join_choices([f"{oldest} for CUDA {version}" for version, oldest in OLDEST_DRIVER.items()])
+        yield ok_finding(
+            "NVIDIA drivers {listed}; an image needs at least {minimums}", listed=listed, minimums=minimums
+        )
         return
     runs = [version for version, oldest in OLDEST_DRIVER.items() if oldest <= min(old)]
     other = "use an image with CUDA {newest} (EXTRA=cuda{newest}), or " if runs else ""
-    yield warn(
+    yield warning_finding(
         "NVIDIA drivers {listed}: {oldest} is too old for CUDA {cuda} of image {image}, which needs {needed}",
         "JAX finds no GPU there, and the job ends at its start.",
         f"{other}{ASK_ADMIN} update the driver.",
@@ -172,22 +187,26 @@ def judge_device_access(spec: Obj) -> Findings:
     fields = {"accelerator": job.accelerator, "user": user, "devices": TPU_DEVICES.value, "network": job.pinning}
     added = (security.get("capabilities") or {}).get("add") or []
     if job.platform == "tpu" and user == 0:
-        what = "the pods run as root with {added}, so that they can open {devices}"
-        yield ok(what, added=list(added) or ["no capability"], **fields)
+        summary = "the pods run as root with {added}, so that they can open {devices}"
+        yield ok_finding(summary, added=list(added) or ["no capability"], **fields)
     if job.platform == "tpu" and user != 0:
-        yield unknown(
+        yield unknown_finding(
             "whether user {user} of the pods may open {devices} on the nodes",
             "device files are root's unless containerd gives them to the pods' user; if that user may not open "
             "them, the job fails at its start with exit code 64.",
-            _LOOK + " grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or " + root + ".",
+            _INSPECT_NODE
+            + " grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or "
+            + root
+            + ".",
             **fields,
             setting=DEVICE_OWNERSHIP.value,
         )
     if job.pinning is not None and (user != 0 or PINNING_CAPABILITY.value not in added):
-        yield unknown(
+        yield unknown_finding(
             "how much memory user {user} of the pods may pin on the nodes for network {network}",
             "it is the limit of their containerd; if it is too small, the job fails at its start with exit code 64.",
-            _LOOK + " sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by {setting} in its "
+            _INSPECT_NODE
+            + " sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by {setting} in its "
             "unit); or " + root + ".",
             **fields,
             setting=PINNING_LIMIT.value,
@@ -202,13 +221,13 @@ def judge_nccl(spec: Obj) -> Findings:
     if job is None or not str(job.pinning).startswith("gpudirect"):
         return
     if job.pinning != "gpudirect-tcpxo":
-        what = "gIB works with NCCL {oldest} or newer, and an image of jaxlaunch has {pinned}"
-        yield ok(what, oldest=gke.GIB_OLDEST_NCCL.value, pinned=PINNED_NCCL)
+        summary = "gIB works with NCCL {oldest} or newer, and an image of jaxlaunch has {pinned}"
+        yield ok_finding(summary, oldest=gke.GIB_OLDEST_NCCL.value, pinned=PINNED_NCCL)
     elif library in env.get("LD_PRELOAD", ""):
-        what = "NCCL {nccl} of the nodes' GPUDirect-TCPXO is loaded instead of the image's"
-        yield ok(what, nccl=gke.TCPXO_NCCL.value)
+        summary = "NCCL {nccl} of the nodes' GPUDirect-TCPXO is loaded instead of the image's"
+        yield ok_finding(summary, nccl=gke.TCPXO_NCCL.value)
     else:
-        yield warn(
+        yield warning_finding(
             "GPUDirect-TCPXO is qualified with NCCL {nccl}, and the program loads its image's: {pinned} in one of "
             "jaxlaunch",
             "hosts may fail to connect, or communicate slowly.",
@@ -223,12 +242,12 @@ def judge_dns(services: Sequence[Obj], ready: int) -> Findings:
     """Judge the cluster's DNS, which hosts need to find host 0."""
     if not services:
         why = "no Service labelled k8s-app=kube-dns is in namespace kube-system; it may have another name."
-        yield unknown("whether the cluster's DNS works is not known", why)
+        yield unknown_finding("whether the cluster's DNS works is not known", why)
     elif not ready:
         name = services[0]["metadata"]["name"]
         why = "no host can resolve host 0, and the rendezvous never ends."
-        what = "the cluster's DNS {name} has no ready endpoint"
-        yield fail_admin(what, why, "kubectl -n kube-system get pods", name=name)
+        summary = "the cluster's DNS {name} has no ready endpoint"
+        yield admin_failure(summary, why, "kubectl -n kube-system get pods", name=name)
     else:
-        what = "the cluster's DNS has {ready:ready endpoint}; whether pods reach it, only a pod can show"
-        yield ok(what, ready=ready)
+        summary = "the cluster's DNS has {ready:ready endpoint}; whether pods reach it, only a pod can show"
+        yield ok_finding(summary, ready=ready)

@@ -6,25 +6,25 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxlaunch.launcher.diagnose.explain.answer import Answer, unread_reason, waits
-from jaxlaunch.launcher.diagnose.explain.ended import KUBE_CONTROLLERS, terminating_namespace
-from jaxlaunch.launcher.diagnose.text import NextStep, Text, change, describe_event, kubectl
-from jaxlaunch.launcher.jobs.status.job_status import OVER, State, state_of
+from jaxlaunch.launcher.diagnose.explain.answer import Answer, unread_answer, waiting_answer
+from jaxlaunch.launcher.diagnose.explain.termination import KUBE_CONTROLLERS, terminating_namespace
+from jaxlaunch.launcher.diagnose.text import NextStep, Text, advise_change, describe_event, kubectl_command
+from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, State, derive_state
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.labels import GENERATION_LABEL, JOBSET_CONTROLLER
-from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_true, seconds_since
+from jaxlaunch.launcher.kubernetes.objects import Obj, find_condition, is_condition_true, seconds_since
 
 # The JobSet controller acts within this time on a new JobSet.
 _QUIET_S = 30.0
 # A controller acts within this time on the end of a pod or a Job.
-_ACTS_S = 60.0
+_CONTROLLER_DELAY_S = 60.0
 # The controller retries at growing intervals. On a busy server the second attempt is a minute later.
-_UNSEEN_S = 120.0
+_RETRY_DELAY_S = 120.0
 
-_JOBSET_CONTROLLER = change(
+_JOBSET_CONTROLLER = advise_change(
     "check that the controller runs: {pods}; `launcher doctor` checks it too.",
-    pods=kubectl("-n", "jobset-system", "get", "pods", is_namespaced=False),
+    pods=kubectl_command("-n", "jobset-system", "get", "pods", is_namespaced=False),
 )
 _SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b")
 
@@ -47,21 +47,23 @@ _REJECTIONS = (
         ),
         "resource-quota",
         "ResourceQuota {quota} is exceeded: requested {requested}, used {used}, limited {limited}",
-        change("request less, delete something else in the namespace, or ask its administrator to raise the quota."),
+        advise_change(
+            "request less, delete something else in the namespace, or ask its administrator to raise the quota."
+        ),
     ),
     _Rejection(
         re.compile(r"failed quota: (?P<quota>[^:]+): must specify (?P<what>.+)"),
         "resource-quota",
         "ResourceQuota {quota} requires every pod to specify {what}",
-        change("set resources: in job.yaml, and under pod: what resources: has no key for."),
+        advise_change("set resources: in job.yaml, and under pod: what resources: has no key for."),
     ),
     _Rejection(
         re.compile(r"in namespace (?P<namespace>\S+) because it is being terminated"),
         "namespace-terminating",
         "namespace {namespace} is being deleted and accepts no new objects",
-        lambda namespace: change(
+        lambda namespace: advise_change(
             "use another namespace: -n NAMESPACE. `{get}` shows what blocks it.",
-            get=kubectl("get", "namespace", namespace, "-o", "yaml", is_namespaced=False),
+            get=kubectl_command("get", "namespace", namespace, "-o", "yaml", is_namespaced=False),
         ),
     ),
     _Rejection(
@@ -76,7 +78,7 @@ _REJECTIONS = (
         ),
         "admission",
         "ValidatingAdmissionPolicy {policy} denied the request: {what}",
-        change("change what the message names, or ask the policy's owner."),
+        advise_change("change what the message names, or ask the policy's owner."),
     ),
     _Rejection(
         re.compile(r"follower pod node selector|leader pod not yet scheduled"),
@@ -87,15 +89,15 @@ _REJECTIONS = (
         re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<what>.+)', re.DOTALL),
         "admission",
         "webhook {webhook} denied the request: {what}",
-        change("change what the message names, or ask the webhook's owner."),
+        advise_change("change what the message names, or ask the webhook's owner."),
     ),
     _Rejection(
         re.compile(r'serviceaccount "(?P<account>[^"]+)" not found'),
         "service-account",
         "service account {account} does not exist",
-        lambda account: change(
+        lambda account: advise_change(
             "{create}, or set another as service_account: in job.yaml.",
-            create=kubectl("create", "serviceaccount", account),
+            create=kubectl_command("create", "serviceaccount", account),
         ),
     ),
     _Rejection(
@@ -114,19 +116,19 @@ _REJECTIONS = (
         "a LimitRange of the namespace forbids it: {what}",
     ),
 )
-_DOWN = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
+_WEBHOOK_DOWN = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
 
 
-def jobs_not_created(snapshot: Snapshot) -> Answer | None:
+def explain_missing_jobs(snapshot: Snapshot) -> Answer | None:
     """Explain Jobs that the JobSet controller cannot create, or a JobSet on which it has not acted."""
     if snapshot.jobs:
-        return _late_controller(snapshot)
-    if snapshot.is_suspended or "jobs" in snapshot.not_read:
+        return _explain_late_controller(snapshot)
+    if snapshot.is_suspended or "jobs" in snapshot.unread_reasons:
         return None
-    event = snapshot.event(*_NOT_CREATED, kind="JobSet")
+    event = snapshot.find_event(*_NOT_CREATED, kind="JobSet")
     if event is None:
-        return _unattended(snapshot)
-    if _is_unseen(snapshot, event):
+        return _explain_unattended(snapshot)
+    if _is_jobset_unseen(snapshot, event):
         return None
     rejection = explain_rejection(event["message"])
     evidence = (*describe_event(event), *terminating_namespace(snapshot.ending_namespace))
@@ -141,47 +143,51 @@ _NOT_CREATED = {
 }
 
 
-def _is_unseen(snapshot: Snapshot, event: Obj) -> bool:
+def _is_jobset_unseen(snapshot: Snapshot, event: Obj) -> bool:
     """Return whether a webhook denied a Job because it had not seen the new JobSet. The controller retries."""
-    age_s = seconds_since(snapshot.created, snapshot.now)
-    is_new = age_s is not None and age_s < _UNSEEN_S
+    age_s = seconds_since(snapshot.created_at, snapshot.now)
+    is_new = age_s is not None and age_s < _RETRY_DELAY_S
     return is_new and f'{JOBSETS.kind}.{JOBSETS.group} "{snapshot.name}" not found' in event["message"]
 
 
-def _unattended(snapshot: Snapshot) -> Answer | None:
-    age_s = seconds_since(snapshot.created, snapshot.now)
+def _explain_unattended(snapshot: Snapshot) -> Answer | None:
+    age_s = seconds_since(snapshot.created_at, snapshot.now)
     # A JobSet also has no Jobs between two generations.
     if age_s is None or age_s < _QUIET_S or snapshot.pods or snapshot.restarts:
         return None
     headline = Text("has no Jobs {age:age} after it was created", age=age_s)
-    if "events" in snapshot.not_read:
-        return unread_reason(snapshot, "events", headline)
+    if "events" in snapshot.unread_reasons:
+        return unread_answer(snapshot, "events", headline)
     if (other := snapshot.jobset["spec"].get("managedBy", JOBSET_CONTROLLER)) != JOBSET_CONTROLLER:
         headline += Text(": controller {other} (spec.managedBy) has not acted on it", other=other)
-        step = change(
+        step = advise_change(
             "check that it runs; without spec.managedBy the JobSet would be {controller}'s.",
             controller=JOBSET_CONTROLLER,
         )
         return Answer("unattended", headline, next_step=step)
     headline += Text(": the JobSet controller has not acted on it")
-    return Answer("unattended", headline, describe_event(snapshot.warning), _JOBSET_CONTROLLER)
+    return Answer("unattended", headline, describe_event(snapshot.newest_warning), _JOBSET_CONTROLLER)
 
 
-def _late_controller(snapshot: Snapshot) -> Answer | None:
+def _explain_late_controller(snapshot: Snapshot) -> Answer | None:
     """Explain that a controller has not reacted to an earlier change by another controller or a kubelet."""
-    if snapshot.is_suspended or "events" in snapshot.not_read or state_of(snapshot) in (*OVER, State.DELETING):
+    if (
+        snapshot.is_suspended
+        or "events" in snapshot.unread_reasons
+        or derive_state(snapshot) in (*FINAL_STATES, State.DELETING)
+    ):
         return None
     if (headline := _late_job_controller(snapshot)) is not None:
-        return Answer("unattended", headline, describe_event(snapshot.warning), KUBE_CONTROLLERS)
+        return Answer("unattended", headline, describe_event(snapshot.newest_warning), KUBE_CONTROLLERS)
     if (headline := _late_jobset_controller(snapshot)) is not None:
-        return Answer("unattended", headline, describe_event(snapshot.warning), _JOBSET_CONTROLLER)
+        return Answer("unattended", headline, describe_event(snapshot.newest_warning), _JOBSET_CONTROLLER)
     return None
 
 
 def _late_job_controller(snapshot: Snapshot) -> Text | None:
     """Return the headline if the Job controller has not created a Job's pods or noticed a failed pod."""
     suspended = [job for job in snapshot.jobs if job.get("spec", {}).get("suspend")]
-    if not snapshot.pods and not suspended and snapshot.event("FailedCreate", kind="Job") is None:
+    if not snapshot.pods and not suspended and snapshot.find_event("FailedCreate", kind="Job") is None:
         new = [job for job in snapshot.jobs if "startTime" not in job.get("status", {})]
         ages = [
             (seconds_since(job["metadata"].get("creationTimestamp"), snapshot.now) or 0.0, job["metadata"]["name"])
@@ -194,12 +200,14 @@ def _late_job_controller(snapshot: Snapshot) -> Text | None:
                 age=age_s,
                 name=name,
             )
-    is_noticed = any(is_true(job, kind) for job in snapshot.jobs for kind in ("Failed", "FailureTarget", "Complete"))
-    failed = [host for host in snapshot.hosts if host.phase == "Failed" and host.ended.get("finishedAt")]
+    is_noticed = any(
+        is_condition_true(job, kind) for job in snapshot.jobs for kind in ("Failed", "FailureTarget", "Complete")
+    )
+    failed = [host for host in snapshot.hosts if host.phase == "Failed" and host.terminated.get("finishedAt")]
     if is_noticed or not failed or not snapshot.is_ours or failed[0].generation != snapshot.restarts:
         return None
-    late_s = seconds_since(failed[0].ended["finishedAt"], snapshot.now) or 0.0
-    if late_s < _ACTS_S:
+    late_s = seconds_since(failed[0].terminated["finishedAt"], snapshot.now) or 0.0
+    if late_s < _CONTROLLER_DELAY_S:
         return None
     return Text(
         "waits: {host} failed {late:age} ago, and the Job controller has not acted on that",
@@ -210,29 +218,29 @@ def _late_job_controller(snapshot: Snapshot) -> Text | None:
 
 def _late_jobset_controller(snapshot: Snapshot) -> Text | None:
     """Return the headline if the JobSet controller has not reacted to the end of its Jobs."""
-    jobs = [job for job in snapshot.jobs if _generation(job) == snapshot.restarts]
-    failed = [job for job in jobs if is_true(job, "Failed")]
-    is_done = bool(jobs) and all(is_true(job, "Complete") for job in jobs)
+    jobs = [job for job in snapshot.jobs if _job_generation(job) == snapshot.restarts]
+    failed = [job for job in jobs if is_condition_true(job, "Failed")]
+    is_done = bool(jobs) and all(is_condition_true(job, "Complete") for job in jobs)
     if not failed and not is_done:
         return None
-    ends = [condition(job, "Failed" if failed else "Complete").get("lastTransitionTime") for job in failed or jobs]
+    ends = [find_condition(job, "Failed" if failed else "Complete").get("lastTransitionTime") for job in failed or jobs]
     late_s = min((seconds_since(at, snapshot.now) or 0.0 for at in ends), default=0.0)
-    if late_s < _ACTS_S:
+    if late_s < _CONTROLLER_DELAY_S:
         return None
     verb = Text("failed" if failed else "completed")
     template = "waits: its Jobs {verb} {late:age} ago, and the JobSet controller has not acted on that"
     return Text(template, verb=verb, late=late_s)
 
 
-def _generation(job: Obj) -> int:
+def _job_generation(job: Obj) -> int:
     return int(job["metadata"].get("labels", {}).get(GENERATION_LABEL, 0))
 
 
-def pods_not_created(snapshot: Snapshot) -> Answer | None:
+def explain_missing_pods(snapshot: Snapshot) -> Answer | None:
     """Explain pods that the Job controller cannot create."""
     hosts = [host for host in snapshot.hosts if not host.is_leaving]
-    event = snapshot.event("FailedCreate", kind="Job")
-    has_jobs = bool(snapshot.jobs) or "jobs" in snapshot.not_read
+    event = snapshot.find_event("FailedCreate", kind="Job")
+    has_jobs = bool(snapshot.jobs) or "jobs" in snapshot.unread_reasons
     if event is None or snapshot.is_suspended or not has_jobs or len(hosts) >= snapshot.expected_hosts:
         return None
     if any(host.has_ended for host in hosts) and not _is_newer(event, snapshot):
@@ -249,7 +257,7 @@ def pods_not_created(snapshot: Snapshot) -> Answer | None:
         why=rejection.headline,
     )
     evidence = (*describe_event(event), *terminating_namespace(snapshot.ending_namespace))
-    return waits(rejection.situation, headline, evidence, rejection.next_step)
+    return waiting_answer(rejection.situation, headline, evidence, rejection.next_step)
 
 
 def _is_newer(event: Obj, snapshot: Snapshot) -> bool:
@@ -259,16 +267,16 @@ def _is_newer(event: Obj, snapshot: Snapshot) -> bool:
 
 def explain_rejection(message: str) -> Answer:
     """Return why the API server rejected an object. The headline is only the reason."""
-    if (match := _DOWN.search(message)) is not None:
+    if (match := _WEBHOOK_DOWN.search(message)) is not None:
         error = match.string[match.end() :].strip(": ")
         service = _SERVICE.search(error)
         template = "webhook {webhook} ({service} in {namespace}) does not answer: {why}"
         if service is None:
             template = "webhook {webhook} does not answer: {why}"
         name, namespace = service.groups() if service else ("", "")
-        why = error.rpartition(": ")[2] or error
+        reason = error.rpartition(": ")[2] or error
         return Answer(
-            "webhook-down", Text(template, webhook=match["webhook"], service=name, namespace=namespace, why=why)
+            "webhook-down", Text(template, webhook=match["webhook"], service=name, namespace=namespace, why=reason)
         )
     for rule in _REJECTIONS:
         if (match := rule.pattern.search(message)) is not None:

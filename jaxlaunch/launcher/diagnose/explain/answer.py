@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from jaxlaunch.launcher.diagnose.text import NOTHING, NextStep, Text, describe_event
+from jaxlaunch.launcher.diagnose.text import EMPTY_TEXT, NextStep, Text, describe_event
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import Obj
 
 # Beginning of the message of a kubelet's event Unhealthy.
-LIVENESS = "Liveness probe failed"
+LIVENESS_PREFIX = "Liveness probe failed"
 
 # A string is a line of external text, such as a traceback.
 Evidence = tuple[Text | str, ...]
@@ -37,13 +37,13 @@ class Answer:
     next_step: NextStep | None = None
     clause: Text | None = None
 
-    def extended(self, end: Text) -> Answer:
+    def append_headline(self, end: Text) -> Answer:
         """Return the answer with `end` at the end of its headline."""
         clause = None if self.clause is None else self.clause + end
         return dataclasses.replace(self, headline=self.headline + end, clause=clause)
 
 
-def waits(situation: str, reason: Text, evidence: Evidence = (), next_step: NextStep | None = None) -> Answer:
+def waiting_answer(situation: str, reason: Text, evidence: Evidence = (), next_step: NextStep | None = None) -> Answer:
     """Return an answer that the job waits for this reason."""
     return Answer(situation, Text("waits: {reason}", reason=reason), evidence, next_step, reason)
 
@@ -57,28 +57,28 @@ def first_answer(causes: Iterable[Cause], snapshot: Snapshot) -> Answer | None:
     return next((answer for cause in causes if (answer := cause(snapshot)) is not None), None)
 
 
-def is_liveness(event: Obj) -> bool:
+def is_liveness_failure(event: Obj) -> bool:
     """Return whether an event is about a failed liveness probe, after which the kubelet stops the container."""
-    return bool(event["reason"] == "Unhealthy" and event["message"].startswith(LIVENESS))
+    return bool(event["reason"] == "Unhealthy" and event["message"].startswith(LIVENESS_PREFIX))
 
 
 # --- unread objects ---------------------------------------------------------------------------------------------------
 
 
-def unread_pods(snapshot: Snapshot) -> Answer | None:
+def explain_unread_pods(snapshot: Snapshot) -> Answer | None:
     """Explain that the pods, which show the progress of the job, could not be read."""
-    if (why := snapshot.not_read.get("pods")) is None:
+    if (why := snapshot.unread_reasons.get("pods")) is None:
         return None
-    event = snapshot.event("FailedCreate", "FailedScheduling", "BackOff", "Failed", "FailedMount")
+    event = snapshot.find_event("FailedCreate", "FailedScheduling", "BackOff", "Failed", "FailedMount")
     return Answer("unread", Text("is in an unknown state: {why}", why=why), describe_event(event))
 
 
-def unread_reason(snapshot: Snapshot, kind: str, headline: Text) -> Answer:
+def unread_answer(snapshot: Snapshot, kind: str, headline: Text) -> Answer:
     """Return an answer for a missing object if the objects with the reason could not be read."""
     return Answer("unread", headline + unknown_reason(snapshot, kind))
 
 
 def unknown_reason(snapshot: Snapshot, *kinds: str) -> Text:
     """Return the end of a headline that says why a reason is unknown, empty if these kinds were read."""
-    why = next((snapshot.not_read[kind] for kind in kinds if kind in snapshot.not_read), None)
-    return NOTHING if why is None else Text("; why is unknown: {why}", why=why)
+    why = next((snapshot.unread_reasons[kind] for kind in kinds if kind in snapshot.unread_reasons), None)
+    return EMPTY_TEXT if why is None else Text("; why is unknown: {why}", why=why)

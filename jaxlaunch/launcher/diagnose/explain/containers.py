@@ -12,21 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence, unknown_reason, waits
+from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence, unknown_reason, waiting_answer
 from jaxlaunch.launcher.diagnose.text import (
-    NAME,
+    JOB_NAME,
     SUBMIT_AGAIN,
     HostGroup,
     NextStep,
     Text,
-    ask,
-    change,
+    advise_ask,
+    advise_change,
+    advise_resubmit,
+    advise_run,
+    advise_wait,
     describe_event,
-    kubectl,
-    launcher,
-    resubmit,
-    run,
-    wait,
+    kubectl_command,
+    launcher_command,
 )
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Container, Host
@@ -36,7 +36,7 @@ from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 
 # --- images -----------------------------------------------------------------------------------------------------------
 
-_PULLING = (
+_PULL_FAILURES = (
     "ErrImagePull",
     "ImagePullBackOff",
     "ErrImageNeverPull",
@@ -51,60 +51,60 @@ _PULL_ERRORS = (
     (
         re.compile(r"unauthorized|authentication required|denied|forbidden|\b40[13]\b", re.I),
         "the registry requires credentials, or the image does not exist",
-        change("check the name, and image_pull_secrets: in job.yaml."),
+        advise_change("check the name, and image_pull_secrets: in job.yaml."),
     ),
     (
         re.compile(r"no match for platform|exec format", re.I),
         "the image is not built for the node's CPU architecture",
-        change("build it for that architecture."),
+        advise_change("build it for that architecture."),
     ),
     (
         re.compile(r"not found|manifest unknown|does not exist|no such image|\b404\b", re.I),
         "the image does not exist",
-        change("check its name and tag, and that it was pushed."),
+        advise_change("check its name and tag, and that it was pushed."),
     ),
     (
         re.compile(r"toomanyrequests|rate limit|\b429\b", re.I),
         "the registry's rate limit is reached",
-        wait("wait, or mirror the image."),
+        advise_wait("wait, or mirror the image."),
     ),
     (
         re.compile(r"x509|certificate", re.I),
         "the node does not trust the registry's certificate",
-        ask("ask the cluster administrator to install the certificate on the nodes."),
+        advise_ask("ask the cluster administrator to install the certificate on the nodes."),
     ),
     (
         re.compile(r"no such host|dial tcp|i/o timeout|connection refused|deadline exceeded|EOF", re.I),
         "the node cannot reach the registry",
-        change("check the registry's name and the nodes' network."),
+        advise_change("check the registry's name and the nodes' network."),
     ),
     (
         re.compile(r"no space left", re.I),
         "the node's disk is full",
-        change("use a smaller image, or ask the cluster administrator to free disk space."),
+        advise_change("use a smaller image, or ask the cluster administrator to free disk space."),
     ),
 )
 _PULL_REASONS = {
-    "InvalidImageName": ("that is not a valid image name", change("write it as REGISTRY/NAME:TAG in job.yaml.")),
+    "InvalidImageName": ("that is not a valid image name", advise_change("write it as REGISTRY/NAME:TAG in job.yaml.")),
     "ErrImageNeverPull": (
         "the node does not have it, and imagePullPolicy is Never",
-        change("load it onto the node, or set another policy."),
+        advise_change("load it onto the node, or set another policy."),
     ),
 }
 
 
-def image_not_pulled(snapshot: Snapshot) -> Answer | None:
+def explain_image_pull(snapshot: Snapshot) -> Answer | None:
     """Explain containers that wait for an image that cannot be pulled."""
-    waiting = [host for host in snapshot.hosts if host.waiting.get("reason") in _PULLING and not host.is_leaving]
+    waiting = [host for host in snapshot.hosts if host.waiting.get("reason") in _PULL_FAILURES and not host.is_leaving]
     if not waiting:
         return None
     host, reason, message = waiting[0], waiting[0].waiting["reason"], waiting[0].waiting.get("message", "")
-    event = snapshot.event("Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", of=waiting)
+    event = snapshot.find_event("Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", on_hosts=waiting)
     why = message if reason != "ImagePullBackOff" or event is None else event["message"]
     meaning, step = _missing_pull_secret(snapshot, waiting) or _pull_error(reason, f"{why} {message}")
     headline = Text(
         "{hosts} cannot pull image {image}: {meaning}",
-        hosts=HostGroup.of(waiting, snapshot.expected_hosts),
+        hosts=HostGroup.from_hosts(waiting, snapshot.expected_hosts),
         image=host.image,
         meaning=meaning,
     )
@@ -112,17 +112,17 @@ def image_not_pulled(snapshot: Snapshot) -> Answer | None:
         Text("Pod {pod}: {reason}: {message}", pod=host.pod, reason=reason, message=message),
         *describe_event(event),
     )
-    return waits("image", headline, evidence, step)
+    return waiting_answer("image", headline, evidence, step)
 
 
 def _missing_pull_secret(snapshot: Snapshot, waiting: Sequence[Host]) -> tuple[Text, NextStep] | None:
     """Explain that the kubelet did not find an image pull secret, so that it asks without credentials."""
-    event = snapshot.event("FailedToRetrieveImagePullSecret", kind="Pod", of=waiting)
+    event = snapshot.find_event("FailedToRetrieveImagePullSecret", kind="Pod", on_hosts=waiting)
     match = None if event is None else _PULL_SECRETS.search(event["message"])
     if match is None:
         return None
-    create = kubectl("create", "secret", "docker-registry", match[1], "--docker-server=REGISTRY")
-    step = change("create it in the job's namespace: {create} …", create=create)
+    create = kubectl_command("create", "secret", "docker-registry", match[1], "--docker-server=REGISTRY")
+    step = advise_change("create it in the job's namespace: {create} …", create=create)
     return Text("Secret {name} of image_pull_secrets does not exist", name=match[1]), step
 
 
@@ -131,44 +131,55 @@ def _pull_error(reason: str, message: str) -> tuple[Text, NextStep]:
     row = _PULL_REASONS.get(reason) or next(rows, None)
     if row is not None:
         return Text(row[0]), row[1]
-    return Text("{message}", message=message if message.strip() else reason), change("see the registry's message.")
+    return Text("{message}", message=message if message.strip() else reason), advise_change(
+        "see the registry's message."
+    )
 
 
 # --- containers that do not start -------------------------------------------------------------------------------------
 
-_CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError")
-_START = ("StartError", "ContainerCannotRun")
-_SANDBOX = ("FailedCreatePodSandBox", "FailedPodSandBoxStatus", "NetworkNotReady")
-_MOUNT = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError")
+_START_REASONS = ("StartError", "ContainerCannotRun")
+_SANDBOX_EVENTS = ("FailedCreatePodSandBox", "FailedPodSandBoxStatus", "NetworkNotReady")
+_MOUNT_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 # A temporary error: the kubelet retries with success.
 _SLOW_KUBELET = re.compile(r"failed to sync (configmap|secret) cache")
 # A longer creation of a container is reported with its duration.
 _SLOW_S = 20.0
 
-_MISSING = re.compile(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', re.I)
+_MISSING_OBJECT = re.compile(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', re.I)
 # Name of the ConfigMap with the code, as in launcher/manifests/code.
-_BUNDLE = re.compile(r"jaxlaunch-[0-9a-f]{12}")
-_KEY = re.compile(r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) \S+?/(?P<name>\S+)")
-_REFERENCED = re.compile(r"references non-existent (?P<kind>secret|config) key: (?P<key>\S+)")
-_OF_VOLUME = re.compile(r'for volume "(?P<name>[^"]+)"')
-_ROOT = re.compile(r"image will run as root|non-numeric user|runAsNonRoot")
-_AGENTLESS = re.compile(r"No module named '?jaxlaunch\b")
-_OF_COMMAND = re.compile(r"\bexec\b|no such file|permission denied|executable file|chdir|command", re.I)
+_BUNDLE_NAME = re.compile(r"jaxlaunch-[0-9a-f]{12}")
+_MISSING_KEY = re.compile(r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) \S+?/(?P<name>\S+)")
+_MISSING_REFERENCE = re.compile(r"references non-existent (?P<kind>secret|config) key: (?P<key>\S+)")
+_VOLUME_NAME = re.compile(r'for volume "(?P<name>[^"]+)"')
+_RUNS_AS_ROOT = re.compile(r"image will run as root|non-numeric user|runAsNonRoot")
+_MISSING_AGENT = re.compile(r"No module named '?jaxlaunch\b")
+_COMMAND_ERROR = re.compile(r"\bexec\b|no such file|permission denied|executable file|chdir|command", re.I)
 # runc and the process that it starts need 6 to 12 MiB of the container's limit.
-_LEAST_MEMORY = parse_quantity("16Mi")
-_COMMAND = re.compile(r'exec: "(?P<command>[^"]+)": (?P<what>[^:\n]+)')
+_MIN_MEMORY = parse_quantity("16Mi")
+_EXEC_ERROR = re.compile(r'exec: "(?P<command>[^"]+)": (?P<what>[^:\n]+)')
 
 
-def not_started(snapshot: Snapshot) -> Answer | None:
+def explain_not_started(snapshot: Snapshot) -> Answer | None:
     """Explain containers that the kubelet cannot create or start."""
     present = [host for host in snapshot.hosts if not host.is_leaving]
-    causes = (_config_error, _unstartable, _agentless, _init_failed, _mounting, _sandbox, _init_runs, _slow)
+    causes = (
+        _explain_config_error,
+        _explain_start_error,
+        _explain_missing_agent,
+        _explain_init_failure,
+        _explain_mount,
+        _explain_sandbox,
+        _explain_init_run,
+        _explain_slow_start,
+    )
     return next((answer for cause in causes if (answer := cause(snapshot, present)) is not None), None)
 
 
-def never_ran(snapshot: Snapshot) -> Answer | None:
+def explain_never_ran(snapshot: Snapshot) -> Answer | None:
     """Explain pods that ended before their program was started."""
-    causes = (_unstartable, _agentless, _init_failed)
+    causes = (_explain_start_error, _explain_missing_agent, _explain_init_failure)
     return next((answer for cause in causes if (answer := cause(snapshot, snapshot.hosts)) is not None), None)
 
 
@@ -180,72 +191,75 @@ def _pod_evidence(host: Host, state: Mapping[str, Any]) -> Evidence:
     return (Text(template, pod=host.pod, **{"message": "", **state}),)
 
 
-def _config_error(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_config_error(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     """Explain a wrong Secret, ConfigMap or user. The kubelet keeps retrying."""
-    waiting = [host for host in present if host.waiting.get("reason") in _CONFIG]
+    waiting = [host for host in present if host.waiting.get("reason") in _CONFIG_REASONS]
     if not waiting:
         return None
-    host, group = waiting[0], HostGroup.of(waiting, snapshot.expected_hosts)
+    host, group = waiting[0], HostGroup.from_hosts(waiting, snapshot.expected_hosts)
     message, evidence = host.waiting.get("message", ""), _pod_evidence(host, host.waiting)
-    if (answer := _reference(snapshot, message, group, evidence)) is not None:
+    if (answer := _explain_reference(snapshot, message, group, evidence)) is not None:
         return answer
-    if _ROOT.search(message):
+    if _RUNS_AS_ROOT.search(message):
         reason = Text("image {image} runs as root, and the pod has runAsNonRoot", image=host.image)
-        step = change("set a numeric USER in the image, or user: in the cluster defaults.")
-        return waits("runs-as-root", _cannot_start(group, reason), evidence, step)
-    if (match := _COMMAND.search(message)) is not None:
+        step = advise_change("set a numeric USER in the image, or user: in the cluster defaults.")
+        return waiting_answer("runs-as-root", _cannot_start(group, reason), evidence, step)
+    if (match := _EXEC_ERROR.search(message)) is not None:
         return _bad_command(match["command"], match["what"], group, evidence)
     reason = Text("{message}", message=message if message.strip() else host.waiting["reason"])
-    step = change("fix what the kubelet's message names; `launcher render` shows the pod.")
-    return waits("container", _cannot_start(group, reason), evidence, step)
+    step = advise_change("fix what the kubelet's message names; `launcher render` shows the pod.")
+    return waiting_answer("container", _cannot_start(group, reason), evidence, step)
 
 
 def _cannot_start(group: HostGroup, reason: Text) -> Text:
     return Text("{hosts} cannot start: {reason}", hosts=group, reason=reason)
 
 
-def _reference(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer | None:
+def _explain_reference(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer | None:
     """Explain a missing Secret or ConfigMap, or a missing key."""
-    if (match := _KEY.search(message)) is not None:
+    if (match := _MISSING_KEY.search(message)) is not None:
         kind, name = match["kind"], match["name"]
         reason = Text("{kind} {name} has no key {key}", **match.groupdict())
-        step = change("add the key to {name}, or use another in job.yaml.", name=name)
-    elif (match := _MISSING.search(message)) is not None:
+        step = advise_change("add the key to {name}, or use another in job.yaml.", name=name)
+    elif (match := _MISSING_OBJECT.search(message)) is not None:
         kind, name = {"secret": "Secret", "configmap": "ConfigMap"}[match["kind"].lower()], match["name"]
-        reason, step = Text("{kind} {name} does not exist", kind=kind, name=name), _create(snapshot, kind, name)
-    elif (match := _REFERENCED.search(message)) is not None:
+        reason, step = (
+            Text("{kind} {name} does not exist", kind=kind, name=name),
+            _advise_creation(snapshot, kind, name),
+        )
+    elif (match := _MISSING_REFERENCE.search(message)) is not None:
         kind = {"secret": "Secret", "config": "ConfigMap"}[match["kind"]]
-        mounted = _mounted(snapshot, message, kind)
+        mounted = _mounted_object(snapshot, message, kind)
         template = "its {kind} has no key {key}" if mounted is None else "{kind} {name} has no key {key}"
         reason = Text(template, kind=kind, name=mounted, key=match["key"])
         template = "add the key{to_name}, or use another in job.yaml."
-        step = change(template, to_name=Text("" if mounted is None else " to {name}", name=mounted))
+        step = advise_change(template, to_name=Text("" if mounted is None else " to {name}", name=mounted))
     else:
         return None
-    return waits(f"{kind.lower()}-missing", _cannot_start(group, reason), evidence, step)
+    return waiting_answer(f"{kind.lower()}-missing", _cannot_start(group, reason), evidence, step)
 
 
-def _create(snapshot: Snapshot, kind: str, name: str) -> NextStep:
+def _advise_creation(snapshot: Snapshot, kind: str, name: str) -> NextStep:
     """Return what to do about a missing Secret or ConfigMap."""
     if name == f"{snapshot.jobset['metadata']['name']}-gang":
         # The running hosts have the certificates of the old Secret.
-        return resubmit(
+        return advise_resubmit(
             "`{again}` makes one for all hosts: they trust no other than that they began with", again=SUBMIT_AGAIN
         )
-    if kind == "ConfigMap" and _BUNDLE.fullmatch(name):
+    if kind == "ConfigMap" and _BUNDLE_NAME.fullmatch(name):
         # Its name is a digest of its contents, so no other ConfigMap would do.
-        return change(
+        return advise_change(
             "`{submit}` of the same job creates it: it holds the code and the agent that the job brings.",
-            submit=launcher("submit", is_namespaced=False),
+            submit=launcher_command("submit", is_namespaced=False),
         )
     words = ("secret", "generic") if kind == "Secret" else ("configmap",)
-    create = kubectl("create", *words, name, "--from-literal=KEY=VALUE")
-    return change("create it in the job's namespace: {create}", create=create)
+    create = kubectl_command("create", *words, name, "--from-literal=KEY=VALUE")
+    return advise_change("create it in the job's namespace: {create}", create=create)
 
 
-def _mounted(snapshot: Snapshot, message: str, kind: str) -> str | None:
+def _mounted_object(snapshot: Snapshot, message: str, kind: str) -> str | None:
     """Return the Secret or ConfigMap of the volume in a message, or None if the volume has several."""
-    match = _OF_VOLUME.search(message)
+    match = _VOLUME_NAME.search(message)
     volumes = pod_template(snapshot.jobset).get("spec", {}).get("volumes") or ()
     volume: Obj = next((volume for volume in volumes if match is not None and volume.get("name") == match["name"]), {})
     source, key = ("secret", "secretName") if kind == "Secret" else ("configMap", "name")
@@ -253,51 +267,51 @@ def _mounted(snapshot: Snapshot, message: str, kind: str) -> str | None:
     return name
 
 
-def _bad_command(command: str, what: str, group: HostGroup, evidence: Evidence) -> Answer:
-    headline = Text("cannot start on {hosts}: command {command}: {what}", hosts=group, command=command, what=what)
-    step = change(
+def _bad_command(command: str, problem: str, group: HostGroup, evidence: Evidence) -> Answer:
+    headline = Text("cannot start on {hosts}: command {command}: {what}", hosts=group, command=command, what=problem)
+    step = advise_change(
         "check that the image has the command; one without jaxlaunch needs agent: inject, and every one needs python."
     )
     return Answer("command", headline, evidence, step)
 
 
-def _unstartable(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_start_error(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     """Explain that the container runtime could not start the command, which ends the pod (restartPolicy Never)."""
-    ended = [host for host in present if host.ended.get("reason") in _START]
-    if not ended:
+    terminated_hosts = [host for host in present if host.terminated.get("reason") in _START_REASONS]
+    if not terminated_hosts:
         return None
-    host, group = ended[0], HostGroup.of(ended, snapshot.expected_hosts)
-    message, evidence = host.ended.get("message", ""), _pod_evidence(host, host.ended)
-    if (match := _COMMAND.search(message)) is not None:
+    host, group = terminated_hosts[0], HostGroup.from_hosts(terminated_hosts, snapshot.expected_hosts)
+    message, evidence = host.terminated.get("message", ""), _pod_evidence(host, host.terminated)
+    if (match := _EXEC_ERROR.search(message)) is not None:
         return _bad_command(match["command"], match["what"], group, evidence)
-    if _OF_COMMAND.search(message):
+    if _COMMAND_ERROR.search(message):
         return _bad_command(" ".join(_main_container(snapshot).get("command", ())[:1]), message, group, evidence)
     # The container runtime failed before it started the command, most often for lack of memory.
-    if host.memory_limit is not None and parse_quantity(host.memory_limit) < _LEAST_MEMORY:
+    if host.memory_limit is not None and parse_quantity(host.memory_limit) < _MIN_MEMORY:
         template = (
             "cannot start on {hosts}: its memory limit of {limit} is too low for the container runtime to start it"
         )
         return Answer("oom", Text(template, hosts=group, limit=host.memory_limit), evidence)
     headline = Text("cannot start on {hosts}: the container runtime failed: {message}", hosts=group, message=message)
-    step = ask("ask the cluster administrator: the message is of the node's container runtime.")
+    step = advise_ask("ask the cluster administrator: the message is of the node's container runtime.")
     return Answer("container", headline, evidence, step)
 
 
-def _agentless(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_missing_agent(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     """Explain that the image does not contain the agent."""
-    ended = [host for host in present if _AGENTLESS.search(host.ended.get("message", ""))]
-    if not ended:
+    terminated_hosts = [host for host in present if _MISSING_AGENT.search(host.terminated.get("message", ""))]
+    if not terminated_hosts:
         return None
-    host = ended[0]
+    host = terminated_hosts[0]
     headline = Text(
         "cannot start on {hosts}: image {image} does not contain jaxlaunch",
-        hosts=HostGroup.of(ended, snapshot.expected_hosts),
-        image=host.image or _image(snapshot),
+        hosts=HostGroup.from_hosts(terminated_hosts, snapshot.expected_hosts),
+        image=host.image or _main_image(snapshot),
     )
-    return Answer("agent", headline, (Text("Pod {pod}: {message}", pod=host.pod, message=host.ended["message"]),))
+    return Answer("agent", headline, (Text("Pod {pod}: {message}", pod=host.pod, message=host.terminated["message"]),))
 
 
-def _init_failed(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_init_failure(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     """Explain a failed init container, or a sidecar that fails after each restart by the kubelet."""
     failed = [host for host in present if host.is_init and not host.running and host.last_end.get("exitCode")]
     if not failed:
@@ -306,94 +320,104 @@ def _init_failed(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     message = host.last_end.get("message", "")
     headline = Text(
         "cannot start on {hosts}: init container {container} {end}",
-        hosts=HostGroup.of(failed, snapshot.expected_hosts),
+        hosts=HostGroup.from_hosts(failed, snapshot.expected_hosts),
         container=host.container,
         end=describe_end(host.last_end, host.memory_limit, limitless=""),
     )
     evidence = (Text("Pod {pod}: {message}", pod=host.pod, message=message),) if message else ()
-    return Answer("init", headline, evidence, run(command=kubectl("logs", host.pod, "-c", host.container)))
+    return Answer(
+        "init", headline, evidence, advise_run(command=kubectl_command("logs", host.pod, "-c", host.container))
+    )
 
 
-def _mounting(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_mount(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     """Explain volumes that the kubelet cannot mount. It keeps retrying, and only events have the reason."""
     waiting = [host for host in present if _is_being_created(host)]
-    event = snapshot.event(*_MOUNT, kind="Pod", of=waiting)
+    event = snapshot.find_event(*_MOUNT_EVENTS, kind="Pod", on_hosts=waiting)
     if not waiting or event is None or _SLOW_KUBELET.search(event["message"]):
         return None
-    group, message, evidence = HostGroup.of(waiting, snapshot.expected_hosts), event["message"], describe_event(event)
-    if (answer := _reference(snapshot, message, group, evidence)) is not None:
+    group, message, evidence = (
+        HostGroup.from_hosts(waiting, snapshot.expected_hosts),
+        event["message"],
+        describe_event(event),
+    )
+    if (answer := _explain_reference(snapshot, message, group, evidence)) is not None:
         return answer
-    return waits("mount", Text("{hosts} cannot mount a volume: {why}", hosts=group, why=message), evidence)
+    return waiting_answer("mount", Text("{hosts} cannot mount a volume: {why}", hosts=group, why=message), evidence)
 
 
 def _is_being_created(host: Host) -> bool:
     return host.node is not None and not host.has_started and not host.has_ended and not host.running
 
 
-def _sandbox(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_sandbox(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     waiting = [host for host in present if _is_being_created(host)]
-    event = snapshot.event(*_SANDBOX, kind="Pod", of=waiting)
+    event = snapshot.find_event(*_SANDBOX_EVENTS, kind="Pod", on_hosts=waiting)
     if not waiting or event is None:
         return None
     headline = Text(
         "the node cannot create the pod sandbox of {hosts}: {message}",
-        hosts=HostGroup.of(waiting, snapshot.expected_hosts),
+        hosts=HostGroup.from_hosts(waiting, snapshot.expected_hosts),
         message=event["message"],
     )
-    return waits("sandbox", headline, describe_event(event))
+    return waiting_answer("sandbox", headline, describe_event(event))
 
 
-def _init_runs(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_init_run(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     """Explain a running init container, after which the program starts, or once a sidecar is ready."""
     waiting = [host for host in present if host.is_init and host.running]
     if not waiting:
         return None
     host = waiting[0]
     same = [other for other in waiting if other.container == host.container]
-    what = Text(
+    activity = Text(
         "sidecar {name} has not been ready for {spent:age}"
         if host.is_sidecar
         else "init container {name} has run for {spent:age}",
         name=host.container,
         spent=seconds_since(host.running.get("startedAt"), snapshot.now) or 0.0,
     )
-    event = snapshot.event("Unhealthy", kind="Pod", of=waiting) if host.is_sidecar else None
-    step = wait("wait; {logs} shows it.", logs=kubectl("logs", host.pod, "-c", host.container))
-    return _starting("init-runs", HostGroup.of(same, snapshot.expected_hosts), what, describe_event(event), step)
+    event = snapshot.find_event("Unhealthy", kind="Pod", on_hosts=waiting) if host.is_sidecar else None
+    step = advise_wait("wait; {logs} shows it.", logs=kubectl_command("logs", host.pod, "-c", host.container))
+    return _starting_answer(
+        "init-runs", HostGroup.from_hosts(same, snapshot.expected_hosts), activity, describe_event(event), step
+    )
 
 
-def _starting(
-    situation: str, group: HostGroup, what: Text, evidence: Evidence, next_step: NextStep | None = None
+def _starting_answer(
+    situation: str, group: HostGroup, activity: Text, evidence: Evidence, next_step: NextStep | None = None
 ) -> Answer:
-    headline = Text("is starting: {hosts}: {what}", hosts=group, what=what)
-    clause = Text("{hosts} is starting: {what}", hosts=group, what=what)
+    headline = Text("is starting: {hosts}: {what}", hosts=group, what=activity)
+    clause = Text("{hosts} is starting: {what}", hosts=group, what=activity)
     return Answer(situation, headline, evidence, next_step, clause if len(group) == 1 < group.expected else None)
 
 
-def _slow(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_slow_start(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     """Explain that images and volumes take time, and nothing has failed."""
     waiting = [host for host in present if _is_being_created(host)]
     if not waiting:
         return None
-    group, host = HostGroup.of(waiting, snapshot.expected_hosts), waiting[0]
-    spent_s = seconds_since(min(other.created for other in waiting), snapshot.now) or 0.0
-    pulling = snapshot.event("Pulling", kind="Pod", of=waiting)
+    group, host = HostGroup.from_hosts(waiting, snapshot.expected_hosts), waiting[0]
+    spent_s = seconds_since(min(other.created_at for other in waiting), snapshot.now) or 0.0
+    pulling = snapshot.find_event("Pulling", kind="Pod", on_hosts=waiting)
     if spent_s >= _SLOW_S and not host.seen_by_kubelet:
-        what = Text("the kubelet of node {node} has not begun with it in {spent:age}", node=host.node, spent=spent_s)
-        step = wait(
-            "wait, or ask the cluster administrator whether the kubelet runs: {describe}",
-            describe=kubectl("describe", "node", host.node or "", is_namespaced=False),
+        activity = Text(
+            "the kubelet of node {node} has not begun with it in {spent:age}", node=host.node, spent=spent_s
         )
-        return _starting("starting", group, what, describe_event(snapshot.warning), step)
-    what = Text("creating volumes and containers")
+        step = advise_wait(
+            "wait, or ask the cluster administrator whether the kubelet runs: {describe}",
+            describe=kubectl_command("describe", "node", host.node or "", is_namespaced=False),
+        )
+        return _starting_answer("starting", group, activity, describe_event(snapshot.newest_warning), step)
+    activity = Text("creating volumes and containers")
     if pulling is not None:
-        what = Text("pulling image {image}", image=host.image or _image(snapshot))
+        activity = Text("pulling image {image}", image=host.image or _main_image(snapshot))
     if spent_s >= _SLOW_S:
-        what += Text(" for {spent:age}", spent=spent_s) + unknown_reason(snapshot, "events")
-    return _starting("starting", group, what, describe_event(pulling))
+        activity += Text(" for {spent:age}", spent=spent_s) + unknown_reason(snapshot, "events")
+    return _starting_answer("starting", group, activity, describe_event(pulling))
 
 
-def _image(snapshot: Snapshot) -> str:
+def _main_image(snapshot: Snapshot) -> str:
     return str(_main_container(snapshot).get("image", ""))
 
 
@@ -404,74 +428,85 @@ def _main_container(snapshot: Snapshot) -> Obj:
 # --- containers next to the program, which `pod:` or a webhook adds ---------------------------------------------------
 
 # The other containers of a pod may run for this long after the program.
-_ENDING_S = 15.0
-_NATIVE = Text("make it an init container with restartPolicy: Always (a native sidecar)")
+_SIDECAR_GRACE_S = 15.0
+_NATIVE_SIDECAR = Text("make it an init container with restartPolicy: Always (a native sidecar)")
 
 
-def sidecar_failed(snapshot: Snapshot) -> Answer | None:
+def explain_sidecar_failure(snapshot: Snapshot) -> Answer | None:
     """Explain that a container other than the program's ended the job."""
-    verdict = snapshot.report.verdict
-    has_program_failed = any(host.ended.get("exitCode") for host in snapshot.hosts)
+    verdict = snapshot.report.attempt_end
+    has_program_failed = any(host.terminated.get("exitCode") for host in snapshot.hosts)
     if (verdict is not None and verdict.verdict.code != contract.DONE) or has_program_failed:
         return None
-    if (pair := _with_container(snapshot.hosts, lambda container: bool(container.ended.get("exitCode")))) is None:
+    if (pair := _find_container(snapshot.hosts, lambda container: bool(container.terminated.get("exitCode")))) is None:
         return None
     present, container = pair
     headline = Text(
         "{container} {end}; the program itself finished",
-        container=_container_of(pair, snapshot),
-        end=describe_end(container.ended, container.memory_limit),
+        container=_describe_container(pair, snapshot),
+        end=describe_end(container.terminated, container.memory_limit),
     )
-    message = container.ended.get("message")
+    message = container.terminated.get("message")
     evidence = (Text("{name}: {message}", name=container.name, message=message),) if message else ()
-    logs = kubectl("logs", present[0].pod, "-c", container.name)
-    return Answer("sidecar", headline, evidence, run("{logs}; if it may fail, {native}.", logs=logs, native=_NATIVE))
+    logs = kubectl_command("logs", present[0].pod, "-c", container.name)
+    return Answer(
+        "sidecar",
+        headline,
+        evidence,
+        advise_run("{logs}; if it may fail, {native}.", logs=logs, native=_NATIVE_SIDECAR),
+    )
 
 
-def sidecar_outlives(snapshot: Snapshot) -> Answer | None:
+def explain_outliving_sidecar(snapshot: Snapshot) -> Answer | None:
     """Explain that the program has ended, and another container keeps its pod running."""
-    late = [host for host in snapshot.hosts if host.ended and not (host.is_init or host.has_ended or host.is_leaving)]
-    if (pair := _with_container(late, lambda container: bool(container.running))) is None:
+    late = [
+        host for host in snapshot.hosts if host.terminated and not (host.is_init or host.has_ended or host.is_leaving)
+    ]
+    if (pair := _find_container(late, lambda container: bool(container.running))) is None:
         return None
-    end = pair[0][0].ended
+    end = pair[0][0].terminated
     spent_s = seconds_since(end.get("finishedAt"), snapshot.now)
-    if spent_s is not None and spent_s < _ENDING_S:
+    if spent_s is not None and spent_s < _SIDECAR_GRACE_S:
         return None
     since = "" if spent_s is None else " {spent:age} ago"
     headline = Text(
         f"does not end: its program ended{since} (exit {{code}}), but {{container}} still runs",
         spent=spent_s,
         code=end.get("exitCode", 0),
-        container=_container_of(pair, snapshot),
+        container=_describe_container(pair, snapshot),
     )
-    step = run(
+    step = advise_run(
         "`{stop}` ends it; to have container {container} end with the program, {native}.",
-        stop=launcher("stop", NAME),
+        stop=launcher_command("stop", JOB_NAME),
         container=pair[1].name,
-        native=_NATIVE,
+        native=_NATIVE_SIDECAR,
     )
     return Answer("sidecar", headline, next_step=step)
 
 
-def sidecar_failing(snapshot: Snapshot) -> Answer | None:
+def explain_failing_sidecar(snapshot: Snapshot) -> Answer | None:
     """Explain that the program runs, and another container has failed, so that the job will fail."""
-    pair = _with_container(snapshot.hosts, lambda container: bool(container.ended.get("exitCode")))
+    pair = _find_container(snapshot.hosts, lambda container: bool(container.terminated.get("exitCode")))
     if pair is None:
-        return _sidecar_restarting(snapshot)
+        return _explain_sidecar_restarts(snapshot)
     present, container = pair
     headline = Text(
         "runs, but {container} {end}: the job fails when its program ends",
-        container=_container_of(pair, snapshot),
-        end=describe_end(container.ended, container.memory_limit),
+        container=_describe_container(pair, snapshot),
+        end=describe_end(container.terminated, container.memory_limit),
     )
-    return Answer("sidecar", headline, next_step=run(command=kubectl("logs", present[0].pod, "-c", container.name)))
+    return Answer(
+        "sidecar", headline, next_step=advise_run(command=kubectl_command("logs", present[0].pod, "-c", container.name))
+    )
 
 
-def _sidecar_restarting(snapshot: Snapshot) -> Answer | None:
+def _explain_sidecar_restarts(snapshot: Snapshot) -> Answer | None:
     """Explain a native sidecar that the kubelet restarts again and again. A Job does not count its failures."""
-    pair = _with_container(
+    pair = _find_container(
         snapshot.hosts,
-        lambda container: container.is_sidecar and not container.running and bool(container.ended or container.before),
+        lambda container: (
+            container.is_sidecar and not container.running and bool(container.terminated or container.last_terminated)
+        ),
         is_init=True,
     )
     if pair is None:
@@ -480,11 +515,11 @@ def _sidecar_restarting(snapshot: Snapshot) -> Answer | None:
     headline = Text(
         "runs, but sidecar {name} of {hosts} ends again and again: exit code {code}",
         name=container.name,
-        hosts=HostGroup.of(present, snapshot.expected_hosts),
-        code=(container.ended or container.before).get("exitCode"),
+        hosts=HostGroup.from_hosts(present, snapshot.expected_hosts),
+        code=(container.terminated or container.last_terminated).get("exitCode"),
     )
-    step = run(command=kubectl("logs", present[0].pod, "-c", container.name, "--previous"))
-    return Answer("sidecar", headline, describe_event(snapshot.event("BackOff", kind="Pod")), step)
+    step = advise_run(command=kubectl_command("logs", present[0].pod, "-c", container.name, "--previous"))
+    return Answer("sidecar", headline, describe_event(snapshot.find_event("BackOff", kind="Pod")), step)
 
 
 def describe_end(end: Mapping[str, Any], memory_limit: str | None, limitless: str = "; it has no memory limit") -> Text:
@@ -495,14 +530,14 @@ def describe_end(end: Mapping[str, Any], memory_limit: str | None, limitless: st
     return Text("was OOMKilled" + limit, limit=memory_limit)
 
 
-def _with_container(
+def _find_container(
     candidates: Sequence[Host], is_wanted: Callable[[Container], bool], *, is_init: bool = False
 ) -> tuple[list[Host], Container] | None:
     """Return the first matching container, and all hosts with a matching container of its name."""
     pairs = [
         (host, container)
         for host in candidates
-        for container in host.beside
+        for container in host.other_containers
         if container.is_init == is_init and is_wanted(container)
     ]
     if not pairs:
@@ -511,7 +546,7 @@ def _with_container(
     return [host for host, other in pairs if other.name == container.name], container
 
 
-def _container_of(pair: tuple[list[Host], Container], snapshot: Snapshot) -> Text:
+def _describe_container(pair: tuple[list[Host], Container], snapshot: Snapshot) -> Text:
     present, container = pair
-    group = HostGroup.of(present, snapshot.expected_hosts)
+    group = HostGroup.from_hosts(present, snapshot.expected_hosts)
     return Text("container {name} of {hosts}", name=container.name, hosts=group)

@@ -11,61 +11,61 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from jaxlaunch.launcher.diagnose.explain import admission, containers, ended, failed, gang, queue, scheduling
+from jaxlaunch.launcher.diagnose.explain import admission, containers, failures, gang, queue, scheduling, termination
 from jaxlaunch.launcher.diagnose.explain.answer import (
     Answer,
     Cause,
     Evidence,
+    explain_unread_pods,
     first_answer,
-    unread_pods,
-    unread_reason,
+    unread_answer,
 )
-from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, see
+from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, section_link
 from jaxlaunch.launcher.diagnose.text import (
-    NOTHING,
+    EMPTY_TEXT,
     SUBMIT_AGAIN,
     Action,
     Command,
     NextStep,
     Renderer,
     Text,
-    change,
+    advise_change,
+    advise_run,
     describe_event,
-    launcher,
-    run,
+    launcher_command,
 )
-from jaxlaunch.launcher.jobs.status.job_status import OVER, JobStatus, describe_as_of, status_of
+from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, derive_status, describe_as_of
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
-from jaxlaunch.records.verdict import names
-from jaxlaunch.spelling import in_full, nearest
+from jaxlaunch.records.verdict import render_numbers
+from jaxlaunch.spelling import find_completions, find_nearest
 
 MAX_EVIDENCE = 24
 
 CAUSES: tuple[Cause, ...] = (
-    ended.over,
-    failed.failed,
-    queue.suspended_by_queue,
-    unread_pods,
-    ended.kept_in_namespace,
-    gang.kept_from_done,
-    gang.lost_host,
-    admission.jobs_not_created,
-    admission.pods_not_created,
-    scheduling.unscheduled,
-    gang.silent_node,
-    gang.deleted_node,
-    containers.image_not_pulled,
-    containers.not_started,
-    containers.sidecar_outlives,
-    gang.node_lost,
-    gang.unhealthy,
-    gang.disrupted,
-    gang.crash_loop,
-    gang.restarting,
-    gang.hanging,
-    containers.sidecar_failing,
-    gang.gathering,
-    gang.running,
+    termination.explain_finished,
+    failures.explain_failure,
+    queue.explain_queue,
+    explain_unread_pods,
+    termination.explain_ending_namespace,
+    gang.explain_blocked_completion,
+    gang.explain_lost_host,
+    admission.explain_missing_jobs,
+    admission.explain_missing_pods,
+    scheduling.explain_unscheduled,
+    gang.explain_silent_node,
+    gang.explain_deleted_node,
+    containers.explain_image_pull,
+    containers.explain_not_started,
+    containers.explain_outliving_sidecar,
+    gang.explain_node_lost,
+    gang.explain_unhealthy,
+    gang.explain_disruption,
+    gang.explain_crash_loop,
+    gang.explain_restart,
+    gang.explain_hang,
+    containers.explain_failing_sidecar,
+    gang.explain_rendezvous,
+    gang.explain_running,
 )
 
 
@@ -115,11 +115,11 @@ class Diagnosis:
     facts: Evidence
     next_step: NextStep | None = None
     code: int | None = None
-    again: Command = SUBMIT_AGAIN
+    resubmit_command: Command = SUBMIT_AGAIN
 
     def render(self) -> Explanation:
         """Return the texts."""
-        renderer = Renderer(self.name, self.namespace, again=self.again)
+        renderer = Renderer(self.name, self.namespace, resubmit_command=self.resubmit_command)
         template = "job {name} {what}" if self.answer.situation == "unknown" else "{name} {what}"
         step = self.next_step
         return Explanation(
@@ -127,46 +127,46 @@ class Diagnosis:
             self.namespace,
             self.answer.situation,
             renderer.render(Text(template, name=self.name, what=self.answer.headline)),
-            tuple(dict.fromkeys(_lines(renderer, self.answer.evidence)))[:MAX_EVIDENCE],
-            tuple(_lines(renderer, self.facts)),
-            None if step is None else renderer.render(step.sentence()),
-            see(self.answer.situation, self.code),
+            tuple(dict.fromkeys(_render_lines(renderer, self.answer.evidence)))[:MAX_EVIDENCE],
+            tuple(_render_lines(renderer, self.facts)),
+            None if step is None else renderer.render(step.full_text()),
+            section_link(self.answer.situation, self.code),
             None if step is None else step.action.value,
-            () if step is None else tuple(tuple(renderer.words(command)) for command in step.commands()),
+            () if step is None else tuple(tuple(renderer.command_words(command)) for command in step.list_commands()),
         )
 
 
-def _lines(renderer: Renderer, texts: Iterable[Text | str]) -> Iterable[str]:
+def _render_lines(renderer: Renderer, texts: Iterable[Text | str]) -> Iterable[str]:
     return (text if isinstance(text, str) else renderer.render(text) for text in texts)
 
 
-def explain(job: Snapshot | NoSuchJob) -> Explanation:
+def explain_job(job: Snapshot | NoSuchJob) -> Explanation:
     """Return the rendered explanation of a job."""
-    return diagnose(job).render()
+    return diagnose_job(job).render()
 
 
-def diagnose(job: Snapshot | NoSuchJob) -> Diagnosis:
+def diagnose_job(job: Snapshot | NoSuchJob) -> Diagnosis:
     """Return the answer of the first cause that applies to the job, with facts and the next step."""
     if isinstance(job, NoSuchJob):
-        unknown = _unknown(job)
+        unknown = _explain_unknown_job(job)
         return Diagnosis(job.name, job.namespace, unknown, job.unread, unknown.next_step)
-    answer = first_answer(CAUSES, job) or _being_created(job)
-    last, status = job.report.verdict, status_of(job)
-    facts = (*_facts(status, job.now), *_limits(job))
+    answer = first_answer(CAUSES, job) or _explain_creation(job)
+    last, status = job.report.attempt_end, derive_status(job)
+    facts = (*_list_facts(status, job.now), *_list_limits(job))
     step = answer.next_step or SITUATIONS[answer.situation].next_step
-    if status.state not in OVER and (step is None or step.action is Action.WAIT):
+    if status.state not in FINAL_STATES and (step is None or step.action is Action.WAIT):
         # Advice to wait comes with the newest warning.
-        answer = dataclasses.replace(answer, evidence=(*answer.evidence, *describe_event(job.warning)))
+        answer = dataclasses.replace(answer, evidence=(*answer.evidence, *describe_event(job.newest_warning)))
     return Diagnosis(job.name, job.namespace, answer, facts, step, None if last is None else last.verdict.code)
 
 
-def _unknown(job: NoSuchJob) -> Answer:
+def _explain_unknown_job(job: NoSuchJob) -> Answer:
     """Explain that no JobSet has that name."""
-    if near := nearest(job.name, job.other_jobs, 3) or in_full(job.name, job.other_jobs, 3):
-        step = change("did you mean {names: or }?", names=near)
+    if near := find_nearest(job.name, job.other_jobs, 3) or find_completions(job.name, job.other_jobs, 3):
+        step = advise_change("did you mean {names: or }?", names=near)
     else:
         template = "`{jobs}` shows the jobs of the namespace; -n NAMESPACE selects another."
-        step = run(template, jobs=launcher("list"))
+        step = advise_run(template, jobs=launcher_command("list"))
     evidence: Evidence = tuple(
         Text(
             "{kind} {object}: {reason}: {text}",
@@ -177,35 +177,35 @@ def _unknown(job: NoSuchJob) -> Answer:
     headline = Text("not found in namespace {namespace}", namespace=job.namespace)
     if job.ending_namespace is not None:
         headline += Text(", which is being deleted")
-        evidence += ended.terminating_namespace(job.ending_namespace)
+        evidence += termination.terminating_namespace(job.ending_namespace)
     completed = next((event for event in job.events if event["reason"] == "AllJobsCompleted"), None)
-    if (stuck := ended.first_stuck(job.left, job.now)) is not None:
-        headline += Text(": it is deleted, and {what}", what=stuck.what)
+    if (stuck := termination.first_stuck(job.leftovers, job.now)) is not None:
+        headline += Text(": it is deleted, and {what}", what=stuck.description)
     elif completed is not None:
         template = ": it completed at {at}, and was deleted since (by its ttl, or by hand)"
         headline += Text(template, at=completed["last"])
     return Answer("unknown", headline, evidence, step)
 
 
-def _being_created(snapshot: Snapshot) -> Answer:
+def _explain_creation(snapshot: Snapshot) -> Answer:
     """Explain that the controllers have not created all objects yet, and nothing blocks them."""
     headline = Text(
         "is being created: {pods} of {expected} pods exist", pods=len(snapshot.hosts), expected=snapshot.expected_hosts
     )
     # Events about the JobSet have their own causes.
-    if (warning := snapshot.warning) is not None and warning["kind"] != "JobSet":
+    if (warning := snapshot.newest_warning) is not None and warning["kind"] != "JobSet":
         headline += Text("; the newest warning: {reason}: {message}", **warning)
-    if unread := {"events", "jobs"} & snapshot.not_read.keys():
-        return unread_reason(snapshot, min(unread), headline)
+    if unread := {"events", "jobs"} & snapshot.unread_reasons.keys():
+        return unread_answer(snapshot, min(unread), headline)
     return Answer("creating", headline)
 
 
-def _facts(status: JobStatus, now: datetime) -> list[Text]:
+def _list_facts(status: JobStatus, now: datetime) -> list[Text]:
     """Return restarts by cause, ranks, the last checkpoint, and the time of recorded numbers."""
     facts = []
     if status.restarts.total or status.restarts.by_cause:
         facts.append(Text("restarts: {restarts}", restarts=describe_restarts(status)))
-    if status.members is not None and status.state not in OVER:
+    if status.members is not None and status.state not in FINAL_STATES:
         facts.append(Text("ranks {ranks}", ranks=describe_ranks(status)))
     saved = Text("last good checkpoint: step {step}", step=status.committed)
     if status.as_of is not None:
@@ -224,10 +224,12 @@ def _facts(status: JobStatus, now: datetime) -> list[Text]:
 def describe_ranks(status: JobStatus) -> Text:
     """Return "on hosts 0, 3, 2; spare: host 1" for a job whose ranks may move, and nothing for others."""
     if status.members is None:
-        return NOTHING
-    where = "on host {members}; " if status.members.isdecimal() else "on hosts {members}; "
+        return EMPTY_TEXT
+    hosts_template = "on host {members}; " if status.members.isdecimal() else "on hosts {members}; "
     spares = "spare: {spares}" if status.spares else "no spare is ready"
-    return Text(where + spares, members=status.members.replace(",", ", "), spares=names(status.spares))
+    return Text(
+        hosts_template + spares, members=status.members.replace(",", ", "), spares=render_numbers(status.spares)
+    )
 
 
 def describe_restarts(status: JobStatus) -> Text:
@@ -250,11 +252,11 @@ def describe_restarts(status: JobStatus) -> Text:
     return text
 
 
-def _limits(snapshot: Snapshot) -> Evidence:
+def _list_limits(snapshot: Snapshot) -> Evidence:
     """Return the limits of the answer: the objects that could not be read."""
     limits: list[Text | str] = []
     if not snapshot.is_ours:
         limits.append(Text("this JobSet was not submitted by launcher: its steps and checkpoints are not known"))
-    if snapshot.report.unknown:
-        limits.append(Text("earlier attempts are not known: {why}", why=snapshot.report.unknown))
+    if snapshot.report.unknown_reason:
+        limits.append(Text("earlier attempts are not known: {why}", why=snapshot.report.unknown_reason))
     return (*limits, *snapshot.unread)

@@ -8,109 +8,113 @@ import re
 from jaxlaunch import contract
 from jaxlaunch.launcher.diagnose.explain import admission, containers, scheduling
 from jaxlaunch.launcher.diagnose.explain.answer import (
-    LIVENESS,
+    LIVENESS_PREFIX,
     Answer,
     Cause,
     Evidence,
     first_answer,
-    is_liveness,
-    unread_reason,
+    is_liveness_failure,
+    unread_answer,
 )
-from jaxlaunch.launcher.diagnose.explain.ended import (
-    Stuck,
+from jaxlaunch.launcher.diagnose.explain.failures import (
+    describe_earlier_excess,
+    describe_full_shm,
+    describe_oom,
+    explain_excess_eviction,
+    is_oom,
+)
+from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
+from jaxlaunch.launcher.diagnose.explain.termination import (
+    StuckObject,
     describe_deletion,
     describe_silence,
     find_stuck,
     wait_for_collection,
 )
-from jaxlaunch.launcher.diagnose.explain.failed import (
-    describe_earlier_excess,
-    describe_full_shm,
-    describe_oom,
-    evicted_for_excess,
-    is_oom,
-)
-from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
 from jaxlaunch.launcher.diagnose.text import (
-    NAME,
-    NOTHING,
+    EMPTY_TEXT,
+    JOB_NAME,
     HostGroup,
     NextStep,
     Text,
-    ask,
-    change,
+    advise_ask,
+    advise_change,
+    advise_run,
+    advise_wait,
     describe_event,
-    kubectl,
-    launcher,
-    run,
-    wait,
+    kubectl_command,
+    launcher_command,
 )
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
-from jaxlaunch.launcher.jobs.status.job_status import JobStatus, State, state_of, status_of
+from jaxlaunch.launcher.jobs.status.job_status import JobStatus, State, derive_state, derive_status
 from jaxlaunch.launcher.jobs.status.snapshot import (
     Snapshot,
-    away_hosts,
     cut_off_hosts,
     has_begun,
-    heard_hosts,
     is_gang_done,
-    mute_hosts,
+    missing_hosts,
+    reachable_hosts,
     spare_hosts,
+    unresponsive_hosts,
 )
 from jaxlaunch.launcher.kubernetes.objects import pod_template, seconds_since
-from jaxlaunch.records.verdict import names
+from jaxlaunch.records.verdict import render_numbers
 
 # So many charged restarts without a committed step make a crash loop.
-_LOOPS = 2
+_CRASH_LOOP_RESTARTS = 2
 # A probe that failed within this time is said to fail.
 _RECENT_S = 60.0
 # The taint of a node that does not answer, and for how long pods tolerate it that say nothing of it.
 _UNREACHABLE = "node.kubernetes.io/unreachable"
-_USUAL_S = 300.0
+_DEFAULT_TOLERATION_S = 300.0
 # A rendezvous that takes longer than this is said to take long.
 _LATE_S = 15.0
-_KUBERNETES = Text("wait: Kubernetes")
+_KUBERNETES_LEAD = Text("wait: Kubernetes")
 
 
 # --- disruptions and restarts -----------------------------------------------------------------------------------------
 
 
-def disrupted(snapshot: Snapshot) -> Answer | None:
+def explain_disruption(snapshot: Snapshot) -> Answer | None:
     """Explain pods that were removed from outside: eviction, drain, preemption, a lost node, or their own excess."""
-    if (excess := evicted_for_excess(snapshot)) is not None:
+    if (excess := explain_excess_eviction(snapshot)) is not None:
         template = "is restarting: {why}; that counts against the limit of restarts.crash"
         headline = Text(template, why=excess.headline)
-        return Answer(excess.situation, headline, (*excess.evidence, *_last_ends(snapshot)), excess.next_step)
-    taken = [host for host in snapshot.hosts if host.disruption or host.reason in ("Evicted", "NodeLost", "Preempting")]
-    gave_up = [host for host in snapshot.hosts if host.ends_gang and host.ended.get("exitCode") == contract.LOST]
+        return Answer(excess.situation, headline, (*excess.evidence, *_describe_last_ends(snapshot)), excess.next_step)
+    removed_hosts = [
+        host for host in snapshot.hosts if host.disruption or host.reason in ("Evicted", "NodeLost", "Preempting")
+    ]
+    surrendered_hosts = [
+        host for host in snapshot.hosts if host.ends_gang and host.terminated.get("exitCode") == contract.LOST
+    ]
     # A gang that waited in vain for the pod that takes the place of a lost one was not disrupted: that counts.
-    if not taken or (hosts.are_replaced(snapshot.jobset) and gave_up):
+    if not removed_hosts or (hosts.has_pod_replacement(snapshot.jobset) and surrendered_hosts):
         return None
-    host = taken[0]
+    host = removed_hosts[0]
     reason = host.disruption.get("reason") or host.reason
     message = host.disruption.get("message") or host.message
-    why, step = _pressure(host, message) or (
+    why, step = _describe_pressure(host, message) or (
         Text(_DISRUPTIONS.get(reason, "disrupted ({reason})"), node=host.node, reason=reason),
         None,
     )
-    group = HostGroup.of(taken, snapshot.expected_hosts)
+    group = HostGroup.from_hosts(removed_hosts, snapshot.expected_hosts)
     headline = Text("was interrupted: {hosts} {hosts:was|were} {why}", hosts=group, why=why)
     evidence = (
         Text("Pod {pod}: {reason}: {message}", pod=host.pod, reason=reason, message=message),
-        *_last_ends(snapshot),
+        *_describe_last_ends(snapshot),
     )
     if (stuck := find_stuck(snapshot)) is not None:
-        return Answer("stuck", headline + Text("; {what}", what=stuck.what), evidence, stuck.next_step)
-    if (stuck := _cannot_end(snapshot, taken)) is not None:
-        return Answer("disrupted", headline + Text("; {what}", what=stuck.what), evidence, stuck.next_step)
-    again = "{hosts:that pod is|those pods are} made again" if snapshot.waits_for_pods else "it restarts"
-    headline += Text("; " + again + ", which does not count against the restart limits", hosts=group)
+        return Answer("stuck", headline + Text("; {what}", what=stuck.description), evidence, stuck.next_step)
+    if (stuck := _find_unending(snapshot, removed_hosts)) is not None:
+        return Answer("disrupted", headline + Text("; {what}", what=stuck.description), evidence, stuck.next_step)
+    restart_text = "{hosts:that pod is|those pods are} made again" if snapshot.waits_for_pods else "it restarts"
+    headline += Text("; " + restart_text + ", which does not count against the restart limits", hosts=group)
     return Answer("disrupted", headline, evidence, step)
 
 
-_LOW = re.compile(r"The node was low on resource: (?P<what>[\w-]+)\.")
-_USED = re.compile(r"Container (?P<name>\S+) was using (?P<used>\w+), request is (?P<request>\w+),")
+_LOW_RESOURCE = re.compile(r"The node was low on resource: (?P<what>[\w-]+)\.")
+_USED_RESOURCE = re.compile(r"Container (?P<name>\S+) was using (?P<used>\w+), request is (?P<request>\w+),")
 _DISRUPTIONS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
     "EvictionByEvictionAPI": "evicted (kubectl drain, or another use of the eviction API)",
@@ -122,88 +126,92 @@ _DISRUPTIONS = {
 }
 
 
-def _pressure(host: Host, message: str) -> tuple[Text, NextStep | None] | None:
+def _describe_pressure(host: Host, message: str) -> tuple[Text, NextStep | None] | None:
     """Return of which resource the kubelet of the node had too little, and what helps, by the kubelet's message."""
-    low, used = _LOW.search(message), _USED.search(message)
+    low, used = _LOW_RESOURCE.search(message), _USED_RESOURCE.search(message)
     if low is None:
         return None
     why = Text("evicted by the kubelet of node {node}, which was low on {what}", node=host.node, what=low["what"])
     if used is None:
         return why, None
-    step = wait(
+    step = advise_wait(
         "wait; the kubelet evicts first what uses more than it requests: request under resources: in job.yaml what it "
         "uses."
     )
     return why + Text("; it used {used}, and requests {request}", **used.groupdict()), step
 
 
-def _cannot_end(snapshot: Snapshot, taken: list[Host]) -> Stuck | None:
+def _find_unending(snapshot: Snapshot, removed_hosts: list[Host]) -> StuckObject | None:
     """Return the pods that were deleted on a node that does not answer, by the node or by what events say."""
-    event, node = snapshot.event("NodeNotReady", kind="Pod", of=taken), snapshot.silent_node
-    cut_off = [host for host in taken if host.is_leaving and host.running and not host.is_ready]
+    event, node = snapshot.find_event("NodeNotReady", kind="Pod", on_hosts=removed_hosts), snapshot.silent_node
+    cut_off = [host for host in removed_hosts if host.is_leaving and host.running and not host.is_ready]
     if not cut_off or not (event or snapshot.is_on_silent_node(cut_off[0])):
         return None
     name = cut_off[0].node or ""
     why = Text("node {node} is NotReady", node=name) if node is None else describe_silence(node, snapshot.now)
-    what = Text("{pods:that pod|those pods} cannot end, since {why}", pods=cut_off, why=why)
-    return Stuck(what, _wait_for_node(name, _KUBERNETES))
+    description = Text("{pods:that pod|those pods} cannot end, since {why}", pods=cut_off, why=why)
+    return StuckObject(description, _wait_for_node(name, _KUBERNETES_LEAD))
 
 
 def _wait_for_node(node: str, lead: Text, pods: str = "them") -> NextStep:
     """Return what becomes of pods on a node that does not answer."""
-    return wait(
+    return advise_wait(
         "{lead} makes {pods} again elsewhere only when the node is back or deleted; if it is gone for good: {delete}",
         lead=lead,
         pods=Text(pods),
-        delete=kubectl("delete", "node", node, is_namespaced=False),
+        delete=kubectl_command("delete", "node", node, is_namespaced=False),
     )
 
 
-def unhealthy(snapshot: Snapshot) -> Answer | None:
+def explain_unhealthy(snapshot: Snapshot) -> Answer | None:
     """Explain a container that the kubelet stops again and again, for a probe or a hook of the job or of a webhook."""
-    event = snapshot.event("Unhealthy", "FailedPostStartHook", kind="Pod")
+    event = snapshot.find_event("Unhealthy", "FailedPostStartHook", kind="Pod")
     if event is None or not snapshot.restarts or (seconds_since(event["last"], snapshot.now) or 0.0) > _RECENT_S:
         return None
-    if event["reason"] == "Unhealthy" and not is_liveness(event):
+    if event["reason"] == "Unhealthy" and not is_liveness_failure(event):
         return None
-    what = Text("liveness probe" if event["reason"] == "Unhealthy" else "postStart hook")
-    headline = Text("is restarted again and again: its {what} fails", what=what)
-    if message := event["message"].removeprefix(LIVENESS).lstrip(": "):
+    cause = Text("liveness probe" if event["reason"] == "Unhealthy" else "postStart hook")
+    headline = Text("is restarted again and again: its {what} fails", what=cause)
+    if message := event["message"].removeprefix(LIVENESS_PREFIX).lstrip(": "):
         headline += Text(": {message}", message=message)
-    step = change("fix or remove the {what}; jobs need none.", what=what)
-    return Answer("unhealthy", headline, (*describe_event(event), *_last_ends(snapshot)), step)
+    step = advise_change("fix or remove the {what}; jobs need none.", what=cause)
+    return Answer("unhealthy", headline, (*describe_event(event), *_describe_last_ends(snapshot)), step)
 
 
-def restarting(snapshot: Snapshot) -> Answer | None:
+def explain_restart(snapshot: Snapshot) -> Answer | None:
     """Explain that a generation ended, and the pods of the next do not exist yet."""
-    if status_of(snapshot).state is not State.RESTARTING:
+    if derive_status(snapshot).state is not State.RESTARTING:
         return None
-    left = [host for host in snapshot.hosts if not host.has_ended]
-    last, why = snapshot.report.verdict, NOTHING
-    failed = next((host for host in snapshot.hosts if host.ended.get("exitCode")), None)
+    remaining = [host for host in snapshot.hosts if not host.has_ended]
+    last, why = snapshot.report.attempt_end, EMPTY_TEXT
+    failed = next((host for host in snapshot.hosts if host.terminated.get("exitCode")), None)
     if is_oom(snapshot):
         why = Text(": {oom}", oom=describe_oom(snapshot))
     elif last is not None:
         why = Text(" after {result}: {message}", result=last.result, message=last.verdict.message)
     elif failed is not None:
-        why = Text(": {host} ended with exit code {code}", host=failed.name, code=failed.ended["exitCode"])
+        why = Text(": {host} ended with exit code {code}", host=failed.name, code=failed.terminated["exitCode"])
     headline = Text("is restarting{why}", why=why)
-    if left:
-        headline += Text("; {pods:pod} still terminating", pods=len(left))
-    event = snapshot.event("BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded", kind="Job")
-    evidence = (*_last_ends(snapshot), *describe_event(event))
+    if remaining:
+        headline += Text("; {pods:pod} still terminating", pods=len(remaining))
+    event = snapshot.find_event("BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded", kind="Job")
+    evidence = (*_describe_last_ends(snapshot), *describe_event(event))
     cut_off = [host for host in cut_off_hosts(snapshot) if host.is_leaving]
-    stuck = find_stuck(snapshot) or (_on_lost_node(snapshot, cut_off[0]) if cut_off else None)
+    stuck = find_stuck(snapshot) or (_stuck_on_lost_node(snapshot, cut_off[0]) if cut_off else None)
     if stuck is not None:
-        return Answer("stuck", headline + Text(": {what}", what=stuck.what), evidence, stuck.next_step)
+        return Answer("stuck", headline + Text(": {what}", what=stuck.description), evidence, stuck.next_step)
     situation = "oom" if is_oom(snapshot) else "restarting"
     return Answer(situation, headline, evidence, SITUATIONS["restarting"].next_step)
 
 
-def crash_loop(snapshot: Snapshot) -> Answer | None:
+def explain_crash_loop(snapshot: Snapshot) -> Answer | None:
     """Explain a job that was restarted several times, and never got further."""
-    status, last = status_of(snapshot), snapshot.report.last
-    if status.restarts.charged < _LOOPS or "log" in snapshot.not_read or snapshot.report.committed is not None:
+    status, last = derive_status(snapshot), snapshot.report.last_end
+    if (
+        status.restarts.charged < _CRASH_LOOP_RESTARTS
+        or "log" in snapshot.unread_reasons
+        or snapshot.report.committed_step is not None
+    ):
         return None
     last_step = None if last is None else last.verdict.step
     is_running = status.state is State.RUNNING and status.step is not None
@@ -220,37 +228,37 @@ def crash_loop(snapshot: Snapshot) -> Answer | None:
         limit = limit or describe_full_shm(snapshot, last.verdict)
     if limit is not None:
         headline += Text("; {limit}", limit=limit)
-    event = snapshot.event("BackoffLimitExceeded", "PodFailurePolicy", kind="Job")
-    return Answer("crash-loop", headline, (*_last_ends(snapshot), *describe_event(event)))
+    event = snapshot.find_event("BackoffLimitExceeded", "PodFailurePolicy", kind="Job")
+    return Answer("crash-loop", headline, (*_describe_last_ends(snapshot), *describe_event(event)))
 
 
 # --- lost nodes -------------------------------------------------------------------------------------------------------
 
 
-def node_lost(snapshot: Snapshot) -> Answer | None:
+def explain_node_lost(snapshot: Snapshot) -> Answer | None:
     """Explain a node that does not answer: its pods stay until it comes back or is deleted."""
-    event = snapshot.event("NodeNotReady", kind="Pod")
+    event = snapshot.find_event("NodeNotReady", kind="Pod")
     unready = [host for host in snapshot.hosts if host.running and not host.is_ready and not host.is_leaving]
     if event is None:
         # Where events could not be read, no more is known of a lost node.
-        if "events" not in snapshot.not_read or not unready:
+        if "events" not in snapshot.unread_reasons or not unready:
             return None
-        group = HostGroup.of(unready, snapshot.expected_hosts)
-        return unread_reason(snapshot, "events", Text("runs, but {hosts} {hosts:is|are} not ready", hosts=group))
+        group = HostGroup.from_hosts(unready, snapshot.expected_hosts)
+        return unread_answer(snapshot, "events", Text("runs, but {hosts} {hosts:is|are} not ready", hosts=group))
     lost = [host for host in unready if host.pod in event["names"]]
     if not lost:
         return None
     headline = Text(
         "waits: {nodes:node|nodes} {nodes} {nodes:is|are} NotReady, with {hosts} on {nodes:it|them}",
         nodes=list(dict.fromkeys(host.node or "" for host in lost)),
-        hosts=HostGroup.of(lost, snapshot.expected_hosts),
+        hosts=HostGroup.from_hosts(lost, snapshot.expected_hosts),
     )
     return Answer("node-lost", headline, describe_event(event))
 
 
-def silent_node(snapshot: Snapshot) -> Answer | None:
+def explain_silent_node(snapshot: Snapshot) -> Answer | None:
     """Explain a node that does not answer by what the node itself reports, where it could be read."""
-    node, stranded = snapshot.silent_node, _stranded(snapshot)
+    node, stranded = snapshot.silent_node, _stranded_hosts(snapshot)
     if node is None or not stranded:
         return None
     tolerated_s = min(
@@ -260,24 +268,24 @@ def silent_node(snapshot: Snapshot) -> Answer | None:
             if toleration.get("key") in (None, _UNREACHABLE) and toleration.get("effect") in (None, "NoExecute")
             if "tolerationSeconds" in toleration
         ),
-        default=_USUAL_S,
+        default=_DEFAULT_TOLERATION_S,
     )
     lead = Text("wait: Kubernetes evicts its pods after {tolerated:age}, but", tolerated=tolerated_s)
     step = _wait_for_node(node["metadata"]["name"], lead)
-    evidence = describe_event(snapshot.event("NodeNotReady", kind="Pod"))
+    evidence = describe_event(snapshot.find_event("NodeNotReady", kind="Pod"))
     return _waits_for_node(describe_silence(node, snapshot.now), stranded, snapshot, evidence, step)
 
 
-def deleted_node(snapshot: Snapshot) -> Answer | None:
+def explain_deleted_node(snapshot: Snapshot) -> Answer | None:
     """Explain pods that read as running on a node that is no more: nobody reports of them until they are deleted."""
-    node, stranded = snapshot.deleted_node, _stranded(snapshot)
+    node, stranded = snapshot.deleted_node, _stranded_hosts(snapshot)
     if node is None or not stranded:
         return None
     step = wait_for_collection(stranded[0].pod)
     return _waits_for_node(describe_deletion(node, snapshot.now), stranded, snapshot, (), step)
 
 
-def _stranded(snapshot: Snapshot) -> list[Host]:
+def _stranded_hosts(snapshot: Snapshot) -> list[Host]:
     """Return the hosts on the node that does not answer or is deleted, but for those that are deleted themselves."""
     return [host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving]
 
@@ -285,7 +293,7 @@ def _stranded(snapshot: Snapshot) -> list[Host]:
 def _waits_for_node(
     node: Text, stranded: list[Host], snapshot: Snapshot, evidence: Evidence, next_step: NextStep
 ) -> Answer:
-    group = HostGroup.of(stranded, snapshot.expected_hosts)
+    group = HostGroup.from_hosts(stranded, snapshot.expected_hosts)
     headline = Text("waits: {node}; {hosts} {hosts:is|are} on it", node=node, hosts=group)
     return Answer("node-lost", headline, evidence, next_step)
 
@@ -293,115 +301,121 @@ def _waits_for_node(
 # --- lost hosts, of a gang whose processes have run in these pods -----------------------------------------------------
 
 # What may hold up the pod that takes the place of a lost one.
-_HELD_UP: tuple[Cause, ...] = (
-    admission.pods_not_created,
-    scheduling.unscheduled,
-    containers.image_not_pulled,
-    containers.not_started,
+_POD_CAUSES: tuple[Cause, ...] = (
+    admission.explain_missing_pods,
+    scheduling.explain_unscheduled,
+    containers.explain_image_pull,
+    containers.explain_not_started,
 )
 
 
-def lost_host(snapshot: Snapshot) -> Answer | None:
+def explain_lost_host(snapshot: Snapshot) -> Answer | None:
     """Explain that a pod is missing, or a host holds no rank yet."""
-    state = state_of(snapshot)
+    state = derive_state(snapshot)
     if state not in (State.RUNNING, State.GATHERING) or not has_begun(snapshot):
         return None
-    away = away_hosts(snapshot)
+    away = missing_hosts(snapshot)
     if state is State.RUNNING:
-        return None if snapshot.report.is_judged else _runs_without(snapshot, away)
-    return _waits_for_hosts(snapshot, away) if away else None
+        return None if snapshot.report.is_judged else _explain_partial_run(snapshot, away)
+    return _explain_missing_hosts(snapshot, away) if away else None
 
 
-def kept_from_done(snapshot: Snapshot) -> Answer | None:
+def explain_blocked_completion(snapshot: Snapshot) -> Answer | None:
     """Explain that all ranks are done, and a host on a node that does not answer keeps the Job from being complete."""
     cut_off = cut_off_hosts(snapshot)
     if not cut_off or not snapshot.waits_for_pods or not is_gang_done(snapshot):
         return None
-    stuck = find_stuck(snapshot) or _on_lost_node(snapshot, cut_off[0])
+    stuck = find_stuck(snapshot) or _stuck_on_lost_node(snapshot, cut_off[0])
     template = "has finished, but its Job is not complete before pod {pod} has ended: {what}"
-    return Answer("stuck", Text(template, pod=cut_off[0].pod, what=stuck.what), _last_ends(snapshot), stuck.next_step)
+    return Answer(
+        "stuck",
+        Text(template, pod=cut_off[0].pod, what=stuck.description),
+        _describe_last_ends(snapshot),
+        stuck.next_step,
+    )
 
 
-def _waits_for_hosts(snapshot: Snapshot, away: list[int]) -> Answer:
+def _explain_missing_hosts(snapshot: Snapshot, away: list[int]) -> Answer:
     """Explain that the hosts that are there keep their pods."""
     needed = [host for host in away if host in snapshot.members] or away
     spares = spare_hosts(snapshot)
     if 0 not in needed and len(spares) >= len(needed):
         # For the seconds until the processes start again, the gang waits for no pod.
-        last, spares = snapshot.report.last, spares[: len(needed)]
+        last, spares = snapshot.report.last_end, spares[: len(needed)]
         headline = Text(
             "is about to start again without {needed}: {names} {spares:takes its ranks|take their ranks}",
-            needed=names(needed),
-            names=names(spares),
+            needed=render_numbers(needed),
+            names=render_numbers(spares),
             spares=spares,
         )
-        return Answer("spare-used", headline, () if last is None else (Text("{end}", end=last.title),))
-    held = _held_up(snapshot, needed)
+        return Answer("spare-used", headline, () if last is None else (Text("{end}", end=last.description),))
+    blocker = _explain_pod_blocker(snapshot, needed)
     present = snapshot.expected_hosts - len(away)
     headline = Text(
         "waits for {needed}{leads} to come back: {why}; the other {present:host} "
         "{present:keeps its pod|keep their pods}",
-        needed=names(needed),
+        needed=render_numbers(needed),
         leads=Text(", which leads," if needed == [0] else ""),
-        why=held.headline,
+        why=blocker.headline,
         present=present,
     )
-    if hosts.moves(snapshot.jobset) and 0 not in needed and not spares:
+    if hosts.can_move_ranks(snapshot.jobset) and 0 not in needed and not spares:
         headline += Text("; no spare is left")
-    return dataclasses.replace(held, headline=headline)
+    return dataclasses.replace(blocker, headline=headline)
 
 
-def _runs_without(snapshot: Snapshot, away: list[int]) -> Answer | None:
+def _explain_partial_run(snapshot: Snapshot, away: list[int]) -> Answer | None:
     """Explain that it runs without the hosts that are away, or although the node of one does not answer."""
-    if heard := heard_hosts(snapshot):
-        return _without_kubelet(snapshot, heard)
-    members, most, spares = snapshot.members, hosts.table(snapshot.jobset), spare_hosts(snapshot)
-    doing = describe_phase(status_of(snapshot))
+    if heard := reachable_hosts(snapshot):
+        return _explain_lost_kubelet(snapshot, heard)
+    members, most, spares = snapshot.members, hosts.initial_members(snapshot.jobset), spare_hosts(snapshot)
+    doing = describe_phase(derive_status(snapshot))
     if len(members) < len(most):
         template = "runs with {members} of {most:host}: {doing}"
         headline = Text(template, members=len(members), most=len(most), doing=doing)
         if not away:
             return Answer(
-                "shrunk", headline + Text("; {spares} will hold ranks after the next save", spares=names(spares))
+                "shrunk",
+                headline + Text("; {spares} will hold ranks after the next save", spares=render_numbers(spares)),
             )
-        held = _held_up(snapshot, away)
-        headline += Text("; it waits for {away} to grow again: {why}", away=names(away), why=held.headline)
-        return dataclasses.replace(held, situation="shrunk", headline=headline)
+        blocker = _explain_pod_blocker(snapshot, away)
+        headline += Text("; it waits for {away} to grow again: {why}", away=render_numbers(away), why=blocker.headline)
+        return dataclasses.replace(blocker, situation="shrunk", headline=headline)
     if not away:
         return None
-    held = _held_up(snapshot, away)
-    left = "{names} {spares:is a spare|are spares}" if spares else "no spare is ready"
+    blocker = _explain_pod_blocker(snapshot, away)
+    spares_template = "{names} {spares:is a spare|are spares}" if spares else "no spare is ready"
     headline = Text(
         "runs: {doing}, with its ranks on {members}; {left}, since {away} {numbers:is|are} missing: {why}",
         doing=doing,
-        members=names(members.hosts),
-        left=Text(left, names=names(spares), spares=spares),
-        away=names(away),
+        members=render_numbers(members.hosts),
+        left=Text(spares_template, names=render_numbers(spares), spares=spares),
+        away=render_numbers(away),
         numbers=away,
-        why=held.headline,
+        why=blocker.headline,
     )
-    return dataclasses.replace(held, situation="spare-used", headline=headline)
+    return dataclasses.replace(blocker, situation="spare-used", headline=headline)
 
 
-def _without_kubelet(snapshot: Snapshot, heard: list[Host]) -> Answer:
+def _explain_lost_kubelet(snapshot: Snapshot, heard: list[Host]) -> Answer:
     """Explain that only the kubelet of a node is gone: nothing is lost before it is back."""
-    status, node = status_of(snapshot), heard[0].node or ""
-    group = HostGroup.of([host for host in heard if host.node == node], snapshot.expected_hosts)
+    status, node = derive_status(snapshot), heard[0].node or ""
+    group = HostGroup.from_hosts([host for host in heard if host.node == node], snapshot.expected_hosts)
     headline = Text(
         "runs{step}: {silence}, but {hosts:the agent|the agents} of {hosts} on it {hosts:does|do}",
-        step=NOTHING if status.step is None else Text(", at {step}", step=_step(status)),
-        silence=_silence(snapshot, node),
+        step=EMPTY_TEXT if status.step is None else Text(", at {step}", step=_describe_step(status)),
+        silence=_describe_silent_node(snapshot, node),
         hosts=group,
     )
-    step = ask(
+    step = advise_ask(
         "have the kubelet of node {node} started again: it then ends the pods that Kubernetes has evicted meanwhile, "
         "as a drain does.",
         node=node,
     )
-    return Answer("node-lost", headline, describe_event(snapshot.event("NodeNotReady", kind="Pod")), step)
+    return Answer("node-lost", headline, describe_event(snapshot.find_event("NodeNotReady", kind="Pod")), step)
 
 
-def _silence(snapshot: Snapshot, name: str) -> Text:
+def _describe_silent_node(snapshot: Snapshot, name: str) -> Text:
     """Return what is known of a node that does not answer."""
     node = snapshot.silent_node
     if node is not None and node["metadata"]["name"] == name:
@@ -409,52 +423,54 @@ def _silence(snapshot: Snapshot, name: str) -> Text:
     return Text("node {name} is NotReady", name=name)
 
 
-def _held_up(snapshot: Snapshot, away: list[int]) -> Answer:
+def _explain_pod_blocker(snapshot: Snapshot, away: list[int]) -> Answer:
     """Explain what holds up the pods of hosts that are away; the headline is a clause.
 
     The evidence begins with how the last attempt ended.
     """
-    last = snapshot.report.last
-    ended: Evidence = () if last is None else (Text("{end}", end=last.title),)
-    if (answer := first_answer(_HELD_UP, snapshot)) is not None:
-        return Answer("host-lost", answer.clause or answer.headline, (*ended, *answer.evidence), answer.next_step)
+    last = snapshot.report.last_end
+    end_lines: Evidence = () if last is None else (Text("{end}", end=last.description),)
+    if (answer := first_answer(_POD_CAUSES, snapshot)) is not None:
+        return Answer("host-lost", answer.clause or answer.headline, (*end_lines, *answer.evidence), answer.next_step)
     present = [host for host in snapshot.hosts if host.number in away and host.phase != "Failed"]
     if cut_off := [host for host in cut_off_hosts(snapshot) if host in present]:
-        stuck = find_stuck(snapshot) or _on_lost_node(snapshot, cut_off[0])
-        evidence = (*ended, *describe_event(snapshot.event("NodeNotReady", kind="Pod")))
-        return Answer("host-lost", stuck.what, evidence, stuck.next_step)
-    if mute := [host for host in mute_hosts(snapshot) if host in present]:
+        stuck = find_stuck(snapshot) or _stuck_on_lost_node(snapshot, cut_off[0])
+        evidence = (*end_lines, *describe_event(snapshot.find_event("NodeNotReady", kind="Pod")))
+        return Answer("host-lost", stuck.description, evidence, stuck.next_step)
+    if mute := [host for host in unresponsive_hosts(snapshot) if host in present]:
         template = "its agent does not answer, and pod {host.pod} still reads as running on node {host.node}"
-        step = wait(
+        step = advise_wait(
             "wait: Kubernetes notices within about a minute that a node is gone; if the node is well, {delete} has the "
             "Job make another pod.",
-            delete=kubectl("delete", "pod", mute[0].pod),
+            delete=kubectl_command("delete", "pod", mute[0].pod),
         )
-        return Answer("host-lost", Text(template, host=mute[0]), ended, step)
+        return Answer("host-lost", Text(template, host=mute[0]), end_lines, step)
     if present:
-        return Answer("host-lost", Text("{host} is starting", host=present[0].name), ended)
+        return Answer("host-lost", Text("{host} is starting", host=present[0].name), end_lines)
     template = "{away:its pod does|their pods do} not exist yet, since Kubernetes makes it again 10 s after it failed"
-    return Answer("host-lost", Text(template, away=away), ended)
+    return Answer("host-lost", Text(template, away=away), end_lines)
 
 
-def _on_lost_node(snapshot: Snapshot, host: Host) -> Stuck:
+def _stuck_on_lost_node(snapshot: Snapshot, host: Host) -> StuckObject:
     """Return what is known of the node of a pod that reads as running, and can neither run nor end."""
     node = snapshot.deleted_node
     if node is not None and node.name == host.node:
-        return Stuck(describe_deletion(node, snapshot.now), wait_for_collection(host.pod))
-    what = Text("{silence}, with pod {pod} on it", silence=_silence(snapshot, host.node or ""), pod=host.pod)
-    return Stuck(what, _wait_for_node(host.node or "", _KUBERNETES, "that pod"))
+        return StuckObject(describe_deletion(node, snapshot.now), wait_for_collection(host.pod))
+    description = Text(
+        "{silence}, with pod {pod} on it", silence=_describe_silent_node(snapshot, host.node or ""), pod=host.pod
+    )
+    return StuckObject(description, _wait_for_node(host.node or "", _KUBERNETES_LEAD, "that pod"))
 
 
 # --- running pods -----------------------------------------------------------------------------------------------------
 
 
-def gathering(snapshot: Snapshot) -> Answer | None:
+def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
     """Explain that the agents wait for each other."""
     report, beat = snapshot.report, snapshot.report.heartbeat
     if report.stage != "gather" or beat is None:
         return None
-    missing, total = report.missing, beat.missing_count or len(report.missing)
+    missing, total = report.missing_hosts, beat.missing_count or len(report.missing_hosts)
     refused = tuple(Text("{line}", line=line) for line in beat.refused)
     if not missing:
         return Answer("gathering", Text("is about to start: all hosts are connected"), refused)
@@ -462,20 +478,20 @@ def gathering(snapshot: Snapshot) -> Answer | None:
     waited_s = seconds_since(began, snapshot.now) or 0.0
     headline = Text(
         "waits at rendezvous{span}: {missing}{more} of {expected} missing",
-        span=NOTHING if waited_s < _LATE_S else Text(" for {waited:age}", waited=waited_s),
-        missing=names(missing),
-        more=NOTHING if total == len(missing) else Text(" and {more} more", more=total - len(missing)),
+        span=EMPTY_TEXT if waited_s < _LATE_S else Text(" for {waited:age}", waited=waited_s),
+        missing=render_numbers(missing),
+        more=EMPTY_TEXT if total == len(missing) else Text(" and {more} more", more=total - len(missing)),
         expected=snapshot.expected_hosts,
     )
     pods = [host for host in snapshot.hosts if host.number in missing][:8]
-    evidence = (*map(_pod_line, pods), *refused)
+    evidence = (*map(_describe_pod, pods), *refused)
     # Host 0 leads, and so it runs.
     is_nameless = 0 in missing and waited_s >= _LATE_S
     if is_nameless:
         headline += Text(
             "; not even host 0 reaches itself by the name that all hosts use: most likely DNS does not answer"
         )
-    event = snapshot.event("HeadlessServiceCreationFailed", kind="JobSet")
+    event = snapshot.find_event("HeadlessServiceCreationFailed", kind="JobSet")
     if event is not None:
         rejection = admission.explain_rejection(event["message"])
         template = "; its headless Service, which names the hosts, is gone, and rejected: {why}"
@@ -485,78 +501,82 @@ def gathering(snapshot: Snapshot) -> Answer | None:
             "rendezvous", headline, evidence, rejection.next_step or SITUATIONS[rejection.situation].next_step
         )
     if is_nameless:
-        step = run(
+        step = advise_run(
             "{logs}; ask the cluster administrator whether the cluster's DNS (CoreDNS) runs.",
-            logs=launcher("logs", NAME),
+            logs=launcher_command("logs", JOB_NAME),
         )
     elif pods:
-        step = run(
+        step = advise_run(
             "{logs}; can it resolve and reach host 0? `launcher doctor` checks the cluster's DNS.",
-            logs=kubectl("logs", pods[0].pod),
+            logs=kubectl_command("logs", pods[0].pod),
         )
     else:
-        step = wait("their pods do not exist yet: wait.")
+        step = advise_wait("their pods do not exist yet: wait.")
     return Answer("rendezvous", headline, evidence, step)
 
 
-def _pod_line(host: Host) -> Text:
+def _describe_pod(host: Host) -> Text:
     """Return the phase, reason and node of the pod of a host."""
-    reason = (host.waiting or host.ended).get("reason")
+    reason = (host.waiting or host.terminated).get("reason")
     line = "{host.name}: {host.phase}" + (", {reason}" if reason else "") + (" on {host.node}" if host.node else "")
     return Text(line, host=host, reason=reason)
 
 
-def hanging(snapshot: Snapshot) -> Answer | None:
+def explain_hang(snapshot: Snapshot) -> Answer | None:
     """Explain that a rank exceeded one of its timeouts."""
     beat = snapshot.report.heartbeat
-    if snapshot.report.verdict is not None or beat is None or not beat.overdue:
+    if snapshot.report.attempt_end is not None or beat is None or not beat.overdue:
         return None
-    return Answer("hang", Text("hangs: {overdue}", overdue=beat.overdue), _ranks_by_phase(snapshot))
+    return Answer("hang", Text("hangs: {overdue}", overdue=beat.overdue), _describe_phases(snapshot))
 
 
-def running(snapshot: Snapshot) -> Answer | None:
+def explain_running(snapshot: Snapshot) -> Answer | None:
     """Explain that it runs; an earlier failure is part of the answer."""
-    status, report = status_of(snapshot), snapshot.report
+    status, report = derive_status(snapshot), snapshot.report
     if status.state is not State.RUNNING:
         return None
     if report.heartbeat is None:
-        headline = Text("runs: {ready}", ready=_ready(snapshot, status))
-        if (why := snapshot.not_read.get("log")) is not None:
+        headline = Text("runs: {ready}", ready=_describe_ready(snapshot, status))
+        if (why := snapshot.unread_reasons.get("log")) is not None:
             headline += Text("; what they do is unknown: {why}", why=why)
         return Answer("running", headline)
-    last = report.last
+    last = report.last_end
     if last is not None and report.is_judged:
         template = "has ended attempt {last.attempt}: {last.result}: {last.verdict.message}"
         situation = "running" if last.verdict.code == contract.DONE else "restarting"
         step = SITUATIONS["restarting"].next_step
-        return Answer(situation, Text(template, last=last), _last_ends(snapshot), step)
+        return Answer(situation, Text(template, last=last), _describe_last_ends(snapshot), step)
     is_again = last is not None and last.attempt + 1 == report.heartbeat.attempt
-    again = NOTHING
+    again_text = EMPTY_TEXT
     if last is not None and is_again:
-        again = Text(" again after {result}: {message}", result=last.result, message=last.verdict.message[:200])
-    ended = _some_ended(snapshot)
+        again_text = Text(" again after {result}: {message}", result=last.result, message=last.verdict.message[:200])
+    ended_text = _describe_ended_ranks(snapshot)
     is_short = status.phase is None and status.ready is not None and status.ready < status.hosts
-    what = _ready(snapshot, status) if is_short else describe_phase(status, is_partly=ended is not NOTHING)
-    headline = Text("runs{again}: {what}{ended}", again=again, what=what, ended=ended)
-    evidence = (*_last_ends(snapshot), *_ranks_by_phase(snapshot))
-    step = PREPARING if status.phase == "prepare" else None
+    activity = (
+        _describe_ready(snapshot, status)
+        if is_short
+        else describe_phase(status, is_partly=ended_text is not EMPTY_TEXT)
+    )
+    headline = Text("runs{again}: {what}{ended}", again=again_text, what=activity, ended=ended_text)
+    evidence = (*_describe_last_ends(snapshot), *_describe_phases(snapshot))
+    step = PREPARING_STEP if status.phase == "prepare" else None
     return Answer("restarted" if is_again else "running", headline, evidence, step)
 
 
-PREPARING = wait(
+PREPARING_STEP = advise_wait(
     "wait: its text is tokenized and packed, once; of hosts that share data.data_dir one works, and its log says how "
     "far it is. `launcher prepare` does it beforehand."
 )
 
 
-def _ready(snapshot: Snapshot, status: JobStatus) -> Text:
+def _describe_ready(snapshot: Snapshot, status: JobStatus) -> Text:
     """Return "1 of 2 hosts ready; host 1 (pod …): containers with unready status: [main]"."""
     text = Text("{ready} of {hosts:host} ready", ready=status.ready, hosts=status.hosts)
-    late = next((host for host in snapshot.hosts if host.unready), None)
-    return text if late is None else text + Text("; {host}: {why}", host=late.name, why=late.unready)
+    late = next((host for host in snapshot.hosts if host.unready_reason), None)
+    return text if late is None else text + Text("; {host}: {why}", host=late.name, why=late.unready_reason)
 
 
-def _step(status: JobStatus) -> Text:
+def _describe_step(status: JobStatus) -> Text:
     return Text("step {status.step} of {status.steps}" if status.steps else "step {status.step}", status=status)
 
 
@@ -567,8 +587,8 @@ def describe_phase(status: JobStatus, *, is_partly: bool = False) -> Text:
         status: Status of a job that runs.
         is_partly: Whether some of its ranks have ended, and others have not.
     """
-    at = NOTHING if status.step is None else Text(" at {step}", step=_step(status))
-    spent = NOTHING if status.phase_s is None else Text(" for {spent:age}", spent=status.phase_s)
+    at = EMPTY_TEXT if status.step is None else Text(" at {step}", step=_describe_step(status))
+    spent = EMPTY_TEXT if status.phase_s is None else Text(" for {spent:age}", spent=status.phase_s)
     match status.phase:
         case "step":
             template = "training{at}"
@@ -586,26 +606,26 @@ def describe_phase(status: JobStatus, *, is_partly: bool = False) -> Text:
     return Text(template, phase=status.phase, at=at, spent=spent)
 
 
-def _some_ended(snapshot: Snapshot) -> Text:
+def _describe_ended_ranks(snapshot: Snapshot) -> Text:
     """Return "; rank 1 has ended, rank 0 still runs"."""
     beat = snapshot.report.heartbeat
     total = 0 if beat is None else sum(beat.counts.values())
     if beat is None or not 0 < (number := beat.counts.get("ended", 0)) < total:
-        return NOTHING
-    left = [rank for phase, ranks in beat.phases.items() if phase != "ended" for rank in ranks]
-    ended = list(beat.phases.get("ended", ()))
-    if len(ended) < number or len(left) < total - number:
+        return EMPTY_TEXT
+    running_ranks = [rank for phase, ranks in beat.phases.items() if phase != "ended" for rank in ranks]
+    ended_ranks = list(beat.phases.get("ended", ()))
+    if len(ended_ranks) < number or len(running_ranks) < total - number:
         return Text("; {number:rank} of {total} have ended", number=number, total=total)
     return Text(
         "; {ended_names} {ended:has|have} ended, {left_names} still {left:runs|run}",
-        ended_names=names(ended, "rank"),
-        left_names=names(left, "rank"),
-        ended=ended,
-        left=left,
+        ended_names=render_numbers(ended_ranks, "rank"),
+        left_names=render_numbers(running_ranks, "rank"),
+        ended=ended_ranks,
+        left=running_ranks,
     )
 
 
-def _ranks_by_phase(snapshot: Snapshot) -> Evidence:
+def _describe_phases(snapshot: Snapshot) -> Evidence:
     """Return how many ranks are in which phase, where they differ."""
     beat = snapshot.report.heartbeat
     if beat is None or len(beat.counts) < 2:
@@ -623,7 +643,7 @@ def _ranks_by_phase(snapshot: Snapshot) -> Evidence:
     return (Text("{parts:; }", parts=parts),)
 
 
-def _last_ends(snapshot: Snapshot) -> Evidence:
+def _describe_last_ends(snapshot: Snapshot) -> Evidence:
     """Return the last verdicts, the newest first."""
-    ends = [*snapshot.report.earlier, *([snapshot.report.verdict] if snapshot.report.verdict else [])]
-    return tuple(Text("{end}", end=end.title) for end in reversed(ends[-3:]))
+    ends = [*snapshot.report.earlier_ends, *([snapshot.report.attempt_end] if snapshot.report.attempt_end else [])]
+    return tuple(Text("{end}", end=end.description) for end in reversed(ends[-3:]))

@@ -7,155 +7,170 @@ from collections.abc import Mapping
 
 from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
-from jaxlaunch.launcher.diagnose.text import NOTHING, NextStep, Text, ask, change, describe_event, kubectl, wait
+from jaxlaunch.launcher.diagnose.text import (
+    EMPTY_TEXT,
+    NextStep,
+    Text,
+    advise_ask,
+    advise_change,
+    advise_wait,
+    describe_event,
+    kubectl_command,
+)
 from jaxlaunch.launcher.jobs.status.job_status import is_stopped_in_queue
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes import objects
-from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_true, parse_time, seconds_since
+from jaxlaunch.launcher.kubernetes.objects import Obj, find_condition, is_condition_true, parse_time, seconds_since
 
-_UNUSED = re.compile(
+_QUOTA_IN_USE = re.compile(
     r"insufficient unused quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), (?P<more>\S+) more needed"
 )
-_NEVER = re.compile(
+_QUOTA_TOO_SMALL = re.compile(
     r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), previously considered podsets requests "
     r"\((?P<before>[^)]*)\) \+ current podset request \((?P<requested>[^)]*)\) > maximum capacity \((?P<most>[^)]*)\)"
 )
-_CLOSED = "namespace doesn't match ClusterQueue selector"
-_UNCOVERED = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
-_WAIT = SITUATIONS["quota"].next_step
-_RESUME = ask("ask the queue's administrator to resume it.")
-_QUEUES = kubectl("get", "localqueues")
+_CLOSED_TEXT = "namespace doesn't match ClusterQueue selector"
+_UNCOVERED_RESOURCE = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
+_QUOTA_STEP = SITUATIONS["quota"].next_step
+_RESUME_STEP = advise_ask("ask the queue's administrator to resume it.")
+_LIST_QUEUES = kubectl_command("get", "localqueues")
 # Kueue creates a Workload within a second.
 _QUIET_S = 10.0
 
 
-def suspended_by_queue(snapshot: Snapshot) -> Answer | None:
+def explain_queue(snapshot: Snapshot) -> Answer | None:
     """Explain a JobSet with a queue that is not admitted."""
     if snapshot.queue is None or is_stopped_in_queue(snapshot) or not snapshot.is_suspended:
         return None
     if snapshot.workload is None:
-        return _no_workload(snapshot)
-    message = condition(snapshot.workload, "QuotaReserved").get("message", "")
+        return _explain_missing_workload(snapshot)
+    message = find_condition(snapshot.workload, "QuotaReserved").get("message", "")
     return (
-        _still_saving(snapshot)
-        or _inactive(snapshot, message)
-        or _backing_off(snapshot)
-        or _admission_checks(snapshot, snapshot.workload)
-        or _no_quota(snapshot, message)
+        _explain_eviction(snapshot)
+        or _explain_inactive(snapshot, message)
+        or _explain_backoff(snapshot)
+        or _explain_admission_checks(snapshot, snapshot.workload)
+        or _explain_quota(snapshot, message)
     )
 
 
-def _no_workload(snapshot: Snapshot) -> Answer:
+def _explain_missing_workload(snapshot: Snapshot) -> Answer:
     queue = snapshot.queue
-    if (why := snapshot.not_read.get("workloads")) is not None:
+    if (why := snapshot.unread_reasons.get("workloads")) is not None:
         return Answer(
             "unread", Text("is suspended, by queue {queue} or by `launcher stop`: {why}", queue=queue, why=why)
         )
-    if (seconds_since(snapshot.created, snapshot.now) or 0.0) < _QUIET_S:
+    if (seconds_since(snapshot.created_at, snapshot.now) or 0.0) < _QUIET_S:
         headline = Text("was just submitted to queue {queue}: Kueue has not created its Workload yet", queue=queue)
         return Answer("queued", headline)
     headline = Text("is suspended, and Kueue has created no Workload for it in queue {queue}", queue=queue)
-    event = snapshot.event("CreateWorkloadFailed", "ErrWorkloadCompose", kind="JobSet")
+    event = snapshot.find_event("CreateWorkloadFailed", "ErrWorkloadCompose", kind="JobSet")
     return Answer("queue-silent", headline, describe_event(event))
 
 
-def _inactive(snapshot: Snapshot, message: str) -> Answer | None:
+def _explain_inactive(snapshot: Snapshot, message: str) -> Answer | None:
     """Explain a LocalQueue or a ClusterQueue that is missing, stopped or inactive."""
     if (match := re.fullmatch(r"(LocalQueue|ClusterQueue) (\S+) doesn't exist", message)) is not None:
-        step = change("set one of `{queues}` as queue: in job.yaml.", queues=_QUEUES)
+        step = advise_change("set one of `{queues}` as queue: in job.yaml.", queues=_LIST_QUEUES)
         if match[1] == "ClusterQueue":
-            step = ask("ask the cluster administrator: LocalQueue {queue} points to it.", queue=snapshot.queue)
+            step = advise_ask("ask the cluster administrator: LocalQueue {queue} points to it.", queue=snapshot.queue)
         headline = Text("waits: {kind} {queue} does not exist", kind=match[1], queue=match[2])
-        return Answer("queue-missing", headline, _conditions(snapshot), step)
+        return Answer("queue-missing", headline, _describe_conditions(snapshot), step)
     for queue, kind in ((snapshot.cluster_queue, "ClusterQueue"), (snapshot.local_queue, "LocalQueue")):
         if queue is not None and (state := objects.inactive_state(queue)) is not None:
-            return _not_active(snapshot, f"{kind} {queue['metadata']['name']}", state)
+            return _inactive_answer(snapshot, f"{kind} {queue['metadata']['name']}", state)
     if re.search(r"is (inactive|stopped)$", message):
-        return Answer("queue-stopped", Text("waits: {message}", message=message), _conditions(snapshot), _RESUME)
+        return Answer(
+            "queue-stopped", Text("waits: {message}", message=message), _describe_conditions(snapshot), _RESUME_STEP
+        )
     return None
 
 
-def _not_active(snapshot: Snapshot, queue: str, state: objects.InactiveQueue) -> Answer:
+def _inactive_answer(snapshot: Snapshot, queue: str, state: objects.InactiveQueue) -> Answer:
     states: list[Text] = []
     if state.stop_policy is not None:
         headline = Text("{queue} is stopped (stopPolicy: {policy})", queue=queue, policy=state.stop_policy)
-        step = _RESUME
+        step = _RESUME_STEP
         states.append(Text("stopPolicy: {policy}", policy=state.stop_policy))
     else:
         headline = Text("{queue} is inactive: {reason}", queue=queue, reason=state.reason)
-        step = ask("ask the cluster administrator to fix what the message names.")
+        step = advise_ask("ask the cluster administrator to fix what the message names.")
     if state.message or not states:
         states.append(Text("Active=False: {message}", message=state.message))
-    evidence = (Text("{queue}: {states}", queue=queue, states=states), *_conditions(snapshot))
-    return Answer("queue-stopped", _lead(snapshot) + headline, evidence, step)
+    evidence = (Text("{queue}: {states}", queue=queue, states=states), *_describe_conditions(snapshot))
+    return Answer("queue-stopped", _headline_start(snapshot) + headline, evidence, step)
 
 
-def _still_saving(snapshot: Snapshot) -> Answer | None:
+def _explain_eviction(snapshot: Snapshot) -> Answer | None:
     """Explain a job that was evicted, and whose pods still save."""
-    left = [host for host in snapshot.hosts if not host.has_ended]
-    if not left or not is_true(snapshot.workload or {}, "Evicted"):
+    remaining = [host for host in snapshot.hosts if not host.has_ended]
+    if not remaining or not is_condition_true(snapshot.workload or {}, "Evicted"):
         return None
-    headline = _evicted(snapshot) + Text("; {pods:pod} still saving", pods=len(left))
-    return Answer("preempted", headline, _conditions(snapshot))
+    headline = _describe_eviction(snapshot) + Text("; {pods:pod} still saving", pods=len(remaining))
+    return Answer("preempted", headline, _describe_conditions(snapshot))
 
 
-def _backing_off(snapshot: Snapshot) -> Answer | None:
+def _explain_backoff(snapshot: Snapshot) -> Answer | None:
     """Explain a job whose pods were not ready, and which Kueue puts back into the queue after a while."""
     requeue = (snapshot.workload or {}).get("status", {}).get("requeueState") or {}
     at = parse_time(requeue.get("requeueAt"))
-    if at is None or at <= snapshot.now or not is_true(snapshot.workload or {}, "Evicted"):
+    if at is None or at <= snapshot.now or not is_condition_true(snapshot.workload or {}, "Evicted"):
         return None
-    headline = _evicted(snapshot)
+    headline = _describe_eviction(snapshot)
     if requeue.get("count", 1) > 1:
         headline += Text(", {count} times by now", count=requeue["count"])
     left_s = (at - snapshot.now).total_seconds()
     headline += Text("; Kueue puts it back into queue {queue} in {left:age}", queue=snapshot.queue, left=left_s)
-    return Answer("backing-off", headline, _conditions(snapshot))
+    return Answer("backing-off", headline, _describe_conditions(snapshot))
 
 
-def _admission_checks(snapshot: Snapshot, workload: Obj) -> Answer | None:
+def _explain_admission_checks(snapshot: Snapshot, workload: Obj) -> Answer | None:
     """Explain a job whose quota is reserved, and whose admission checks, such as new nodes, have not passed."""
-    if not is_true(workload, "QuotaReserved"):
+    if not is_condition_true(workload, "QuotaReserved"):
         return None
     checks = workload.get("status", {}).get("admissionChecks") or ()
     pending = [check for check in checks if check.get("state") != "Ready"]
     if not pending:
         headline = Text("is admitted by queue {queue} and about to start", queue=snapshot.queue)
-        return Answer("queued", headline, _conditions(snapshot))
+        return Answer("queued", headline, _describe_conditions(snapshot))
     evidence = tuple(Text("{name}: {state}: {message}", **{"state": None, "message": ""} | check) for check in pending)
     message = next((check["message"] for check in pending if check.get("message")), None)
     headline = Text(
         "waits: quota is reserved in queue {queue}, but admission check {checks} has not passed",
         queue=snapshot.queue,
         checks=[check["name"] for check in pending],
-    ) + (NOTHING if message is None else Text(": {message}", message=message))
+    ) + (EMPTY_TEXT if message is None else Text(": {message}", message=message))
     return Answer("admission-check", headline, evidence)
 
 
-def _no_quota(snapshot: Snapshot, message: str) -> Answer:
+def _explain_quota(snapshot: Snapshot, message: str) -> Answer:
     """Explain a job that the quota does not allow now, or never will."""
-    lead, evidence = _lead(snapshot), (*_conditions(snapshot), *_amounts(snapshot))
-    behind = objects.cluster_queue_name(snapshot.local_queue)
+    lead, evidence = _headline_start(snapshot), (*_describe_conditions(snapshot), *_describe_quotas(snapshot))
+    cluster_queue = objects.cluster_queue_name(snapshot.local_queue)
     queue = Text(
-        "queue {queue} (ClusterQueue {behind})" if behind else "queue {queue}", queue=snapshot.queue, behind=behind
+        "queue {queue} (ClusterQueue {behind})" if cluster_queue else "queue {queue}",
+        queue=snapshot.queue,
+        behind=cluster_queue,
     )
-    if (match := _NEVER.search(message)) is not None:
+    if (match := _QUOTA_TOO_SMALL.search(message)) is not None:
         headline = Text(
             "{queue} can never admit it: it requests {requested} {resource}, flavor {flavor} has {most} in total",
             queue=queue,
             **match.groupdict(),
         )
         return Answer("quota-never", lead + headline, evidence)
-    if (match := _UNUSED.search(message)) is not None:
+    if (match := _QUOTA_IN_USE.search(message)) is not None:
         headline = Text(
             "{queue} is full: {more} more {resource} is needed in flavor {flavor}", queue=queue, **match.groupdict()
         )
-        return Answer("quota", lead + headline + _usage(snapshot, match["flavor"], match["resource"]), evidence)
-    if _CLOSED in message:
-        step = change(
+        return Answer(
+            "quota", lead + headline + _describe_usage(snapshot, match["flavor"], match["resource"]), evidence
+        )
+    if _CLOSED_TEXT in message:
+        step = advise_change(
             "set another of `{queues}` as queue: in job.yaml, or ask the cluster administrator to label the namespace "
             "as the ClusterQueue's namespaceSelector requires.",
-            queues=_QUEUES,
+            queues=_LIST_QUEUES,
         )
         headline = Text(
             "{queue} is closed to namespace {namespace}: its namespaceSelector does not match",
@@ -163,35 +178,35 @@ def _no_quota(snapshot: Snapshot, message: str) -> Answer:
             namespace=snapshot.namespace,
         )
         return Answer("queue-closed", lead + headline, evidence, step)
-    if (match := _UNCOVERED.search(message)) is not None:
+    if (match := _UNCOVERED_RESOURCE.search(message)) is not None:
         headline = Text("{queue} does not cover {resource}", queue=queue, resource=match["resource"])
         return Answer("quota-uncovered", lead + headline, evidence)
     if message:
-        reason = str(condition(snapshot.workload or {}, "QuotaReserved").get("reason", ""))
-        what, situation, unadmitted_step = _UNADMITTED.get(reason, ("{queue}", "queued", _WAIT))
-        headline = Text(what + ": {message}", queue=queue, message=message)
+        reason = str(find_condition(snapshot.workload or {}, "QuotaReserved").get("reason", ""))
+        template, situation, unadmitted_step = _UNADMITTED_REASONS.get(reason, ("{queue}", "queued", _QUOTA_STEP))
+        headline = Text(template + ": {message}", queue=queue, message=message)
         return Answer(situation, lead + headline, evidence, unadmitted_step)
-    return Answer("queued", lead + Text("its turn in {queue} has not come", queue=queue), evidence, _WAIT)
+    return Answer("queued", lead + Text("its turn in {queue} has not come", queue=queue), evidence, _QUOTA_STEP)
 
 
-_FIX_OR_ASK = change("fix what the message names, or ask the cluster administrator.")
+_FIX_OR_ASK = advise_change("fix what the message names, or ask the cluster administrator.")
 # Reasons for which Kueue 0.19 and newer does not reserve quota (KEP 10852, read in November 2026), the situation of
 # each, and what to do. Before it, and where its feature gate is off, all are Pending or Inadmissible.
-_UNADMITTED: Mapping[str, tuple[str, str, NextStep | None]] = {
+_UNADMITTED_REASONS: Mapping[str, tuple[str, str, NextStep | None]] = {
     "Misconfigured": ("{queue} or the job is misconfigured (Misconfigured)", "queue-missing", _FIX_OR_ASK),
     "ExceedsMaxQuota": ("{queue} can never admit it (ExceedsMaxQuota)", "quota-never", None),
-    "Suspended": ("{queue} is stopped by its administrator (Suspended)", "queue-stopped", _RESUME),
+    "Suspended": ("{queue} is stopped by its administrator (Suspended)", "queue-stopped", _RESUME_STEP),
     "AdmissionGated": (
         "{queue} does not admit it yet (AdmissionGated)",
         "gated",
-        ask("the owner of the gate must remove it; the JobSet's annotations name it."),
+        advise_ask("the owner of the gate must remove it; the JobSet's annotations name it."),
     ),
-    "WaitingForPodsReady": ("{queue} admits one job after the other (WaitingForPodsReady)", "queued", _WAIT),
-    "WaitingForQuota": ("{queue} is full (WaitingForQuota)", "quota", _WAIT),
+    "WaitingForPodsReady": ("{queue} admits one job after the other (WaitingForPodsReady)", "queued", _QUOTA_STEP),
+    "WaitingForQuota": ("{queue} is full (WaitingForQuota)", "quota", _QUOTA_STEP),
     "TopologyPlacementFailed": (
         "{queue} has no room in one topology domain (TopologyPlacementFailed)",
         "quota",
-        wait("wait, request fewer hosts, or a wider level under placement: in job.yaml."),
+        advise_wait("wait, request fewer hosts, or a wider level under placement: in job.yaml."),
     ),
     "DRAResourcesUnresolved": (
         "{queue} cannot resolve its resource claims (DRAResourcesUnresolved)",
@@ -201,22 +216,22 @@ _UNADMITTED: Mapping[str, tuple[str, str, NextStep | None]] = {
 }
 
 
-def _lead(snapshot: Snapshot) -> Text:
+def _headline_start(snapshot: Snapshot) -> Text:
     """Return how the headline begins: with why the job was evicted, if it was."""
-    if is_true(snapshot.workload or {}, "Evicted"):
-        return _evicted(snapshot) + Text(" and waits: ")
+    if is_condition_true(snapshot.workload or {}, "Evicted"):
+        return _describe_eviction(snapshot) + Text(" and waits: ")
     return Text("waits: ")
 
 
-def _evicted(snapshot: Snapshot) -> Text:
-    reason = condition(snapshot.workload or {}, "Evicted").get("reason", "")
+def _describe_eviction(snapshot: Snapshot) -> Text:
+    reason = find_condition(snapshot.workload or {}, "Evicted").get("reason", "")
     if reason == "Preempted":
         by = snapshot.preempted_by
         return Text("was preempted by another job" if by is None else "was preempted by job {by}", by=by)
-    return Text(_EVICTED.get(reason, "was evicted from the queue ({reason})"), reason=reason)
+    return Text(_EVICTION_TEXTS.get(reason, "was evicted from the queue ({reason})"), reason=reason)
 
 
-_EVICTED: Mapping[str, str] = {
+_EVICTION_TEXTS: Mapping[str, str] = {
     "PodsReadyTimeout": "was evicted because its pods were not ready in time ({reason})",
     "ClusterQueueStopped": "was evicted because the ClusterQueue was stopped (stopPolicy: HoldAndDrain)",
     "LocalQueueStopped": "was evicted because the LocalQueue was stopped (stopPolicy: HoldAndDrain)",
@@ -227,10 +242,10 @@ _EVICTED: Mapping[str, str] = {
 }
 
 
-def _conditions(snapshot: Snapshot) -> Evidence:
+def _describe_conditions(snapshot: Snapshot) -> Evidence:
     """Return the conditions of the Workload that keep it from being admitted."""
     workload = snapshot.workload or {}
-    conditions = [condition(workload, kind) for kind in ("QuotaReserved", "Evicted", "Requeued")]
+    conditions = [find_condition(workload, kind) for kind in ("QuotaReserved", "Evicted", "Requeued")]
     return tuple(
         Text("Workload {workload}: {type}={status}: {message}", workload=workload["metadata"]["name"], **state)
         for state in conditions
@@ -239,7 +254,7 @@ def _conditions(snapshot: Snapshot) -> Evidence:
     )
 
 
-def _amounts(snapshot: Snapshot) -> Evidence:
+def _describe_quotas(snapshot: Snapshot) -> Evidence:
     """Return the quota of each resource, how much of it is reserved, and how many jobs wait for it."""
     if snapshot.cluster_queue is None:
         return ()
@@ -251,8 +266,8 @@ def _amounts(snapshot: Snapshot) -> Evidence:
     return tuple(lines)
 
 
-def _usage(snapshot: Snapshot, flavor: str, resource: str) -> Text:
+def _describe_usage(snapshot: Snapshot, flavor: str, resource: str) -> Text:
     """Return "; 900m of 1 is used", where the ClusterQueue could be read."""
     quotas = () if snapshot.cluster_queue is None else objects.queue_quotas(snapshot.cluster_queue)
     quota = next((quota for quota in quotas if (quota.flavor, quota.resource) == (flavor, resource)), None)
-    return NOTHING if quota is None else Text("; {reserved} of {nominal} is used", **quota._asdict())
+    return EMPTY_TEXT if quota is None else Text("; {reserved} of {nominal} is used", **quota._asdict())

@@ -5,73 +5,84 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence, waits
-from jaxlaunch.launcher.diagnose.text import HostGroup, Text, change, describe_event, kubectl, wait
+from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence, waiting_answer
+from jaxlaunch.launcher.diagnose.text import (
+    HostGroup,
+    Text,
+    advise_change,
+    advise_wait,
+    describe_event,
+    kubectl_command,
+)
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import Obj, pod_template, seconds_since
 from jaxlaunch.launcher.kubernetes.resources import NodeFit, fit_nodes
-from jaxlaunch.launcher.wording import cut
+from jaxlaunch.launcher.wording import shorten_text
 
-_CLAIM = re.compile(
+_CLAIM_ERROR = re.compile(
     r'persistentvolumeclaim "(?P<claim>[^"]+)" '
     r"(?:(?P<missing>not found)|(?P<deleted>is being deleted)|bound to non-existent \S+ (?P<volume>\S+))"
 )
-_UNBOUND = "unbound immediate PersistentVolumeClaims"
-_SINGLE = "ReadWriteOncePod access mode"
+_UNBOUND_TEXT = "unbound immediate PersistentVolumeClaims"
+_SINGLE_POD_TEXT = "ReadWriteOncePod access mode"
 # A scheduler that works on many pods may be behind.
 _QUIET_S = 15.0
-_RESOURCE = re.compile(r"(\d+) Insufficient ([^,.\s]+(?:\.[^,.\s]+)*)")
-_AFFINITY = re.compile(r"node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node affinity)")
+_INSUFFICIENT = re.compile(r"(\d+) Insufficient ([^,.\s]+(?:\.[^,.\s]+)*)")
+_VOLUME_AFFINITY = re.compile(
+    r"node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node affinity)"
+)
 
 # Events of the Cluster Autoscaler, of Karpenter, and of ProvisioningRequests.
-_GROWS = ("TriggeredScaleUp", "Nominated", "ProvisioningRequestAccepted")
-_CANNOT = ("NotTriggerScaleUp", "FailedScaleUp", "ScaleUpFailed", "NoCompatibleInstanceTypes")
+_SCALE_UP_EVENTS = ("TriggeredScaleUp", "Nominated", "ProvisioningRequestAccepted")
+_NO_SCALE_UP_EVENTS = ("NotTriggerScaleUp", "FailedScaleUp", "ScaleUpFailed", "NoCompatibleInstanceTypes")
 
-_NODES = change("request what the cluster's nodes have, or ask the cluster administrator to add nodes.")
-_LABELS = change("check accelerator, capacity and node_selector: in job.yaml.")
+_NODES_STEP = advise_change("request what the cluster's nodes have, or ask the cluster administrator to add nodes.")
+_LABELS_STEP = advise_change("check accelerator, capacity and node_selector: in job.yaml.")
 
 
-def unscheduled(snapshot: Snapshot) -> Answer | None:
+def explain_unscheduled(snapshot: Snapshot) -> Answer | None:
     """Explain pods that are Pending without a node."""
     waiting = [host for host in snapshot.hosts if host.unscheduled and not host.is_leaving]
     if not waiting:
-        return _ignored_by_scheduler(snapshot)
-    message, group = waiting[0].unscheduled.get("message", ""), HostGroup.of(waiting, snapshot.expected_hosts)
-    evidence = describe_event(snapshot.event(*_GROWS, *_CANNOT))
+        return _explain_ignored_pods(snapshot)
+    message, group = waiting[0].unscheduled.get("message", ""), HostGroup.from_hosts(waiting, snapshot.expected_hosts)
+    evidence = describe_event(snapshot.find_event(*_SCALE_UP_EVENTS, *_NO_SCALE_UP_EVENTS))
     if message:
         evidence = (Text("Pod {pod}: {message}", pod=waiting[0].pod, message=message), *evidence)
     if all(host.unscheduled.get("reason") == "SchedulingGated" for host in waiting):
         headline = Text("{hosts} cannot be scheduled yet: the pod has a scheduling gate", hosts=group)
-        return waits("gated", headline, evidence)
+        return waiting_answer("gated", headline, evidence)
     return (
-        _claims(snapshot, message, group, evidence)
-        or _growing(snapshot, group, evidence)
-        or _with_autoscaler(snapshot, _no_node(snapshot, message, group, evidence))
+        _explain_claims(snapshot, message, group, evidence)
+        or _explain_scale_up(snapshot, group, evidence)
+        or _add_autoscaler_reason(snapshot, _explain_no_node(snapshot, message, group, evidence))
     )
 
 
-def _ignored_by_scheduler(snapshot: Snapshot) -> Answer | None:
+def _explain_ignored_pods(snapshot: Snapshot) -> Answer | None:
     """Explain pods at which no scheduler has looked."""
     waiting = [host for host in snapshot.hosts if host.node is None and not host.is_leaving and not host.has_ended]
-    waited_s = min((seconds_since(host.created, snapshot.now) or 0.0 for host in waiting), default=0.0)
+    waited_s = min((seconds_since(host.created_at, snapshot.now) or 0.0 for host in waiting), default=0.0)
     if waited_s < _QUIET_S:
         return None
-    group = HostGroup.of(waiting, snapshot.expected_hosts)
-    if (warning := snapshot.warning) is not None and warning["kind"] == "Pod":
+    group = HostGroup.from_hosts(waiting, snapshot.expected_hosts)
+    if (warning := snapshot.newest_warning) is not None and warning["kind"] == "Pod":
         headline = Text("{hosts} cannot be scheduled: {reason}: {message}", **{**warning, "hosts": group})
-        return waits("unschedulable", headline, describe_event(warning), change("fix what the message names."))
+        return waiting_answer(
+            "unschedulable", headline, describe_event(warning), advise_change("fix what the message names.")
+        )
     name = pod_template(snapshot.jobset).get("spec", {}).get("schedulerName", "default-scheduler")
     headline = Text(
         "scheduler {name} has not looked at {hosts} in {waited:age}", name=name, hosts=group, waited=waited_s
     )
-    step = change("check that a scheduler of that name runs; schedulerName under pod: selects another.")
-    return waits("unschedulable", headline, next_step=step)
+    step = advise_change("check that a scheduler of that name runs; schedulerName under pod: selects another.")
+    return waiting_answer("unschedulable", headline, next_step=step)
 
 
-def _claims(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer | None:
+def _explain_claims(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer | None:
     """Explain a PersistentVolumeClaim that does not exist, is not bound, or cannot be mounted."""
-    if (match := _CLAIM.search(message)) is not None:
+    if (match := _CLAIM_ERROR.search(message)) is not None:
         claim = match["claim"]
         if match["volume"]:
             headline = Text(
@@ -79,46 +90,48 @@ def _claims(snapshot: Snapshot, message: str, group: HostGroup, evidence: Eviden
                 volume=match["volume"].strip('".'),
                 claim=claim,
             )
-            return waits("volume-missing", headline, evidence)
-        step = change(
+            return waiting_answer("volume-missing", headline, evidence)
+        step = advise_change(
             "create the claim {claim} (ReadWriteMany for more than one host), or use another under volumes:.",
             claim=claim,
         )
-        what = Text("does not exist" if match["missing"] else "is being deleted")
-        headline = Text("PersistentVolumeClaim {claim} {what}", claim=claim, what=what)
-        return waits("claim-missing", headline, evidence, step)
-    if _UNBOUND in message:
-        event = snapshot.event("FailedBinding", "ProvisioningFailed", "WaitForFirstConsumer", "ExternalProvisioning")
-        claim = ", ".join(hosts.claims(snapshot.jobset)) or "a claim"
+        problem = Text("does not exist" if match["missing"] else "is being deleted")
+        headline = Text("PersistentVolumeClaim {claim} {what}", claim=claim, what=problem)
+        return waiting_answer("claim-missing", headline, evidence, step)
+    if _UNBOUND_TEXT in message:
+        event = snapshot.find_event(
+            "FailedBinding", "ProvisioningFailed", "WaitForFirstConsumer", "ExternalProvisioning"
+        )
+        claim = ", ".join(hosts.claim_names(snapshot.jobset)) or "a claim"
         headline = Text("PersistentVolumeClaim {claim} is not bound", claim=claim)
         if event is not None:
             claim = event["names"][0]
             headline = Text("PersistentVolumeClaim {claim} is not bound: {why}", claim=claim, why=event["message"])
-        step = change(
+        step = advise_change(
             "{describe}: it needs a StorageClass that provisions, or a matching PersistentVolume.",
-            describe=kubectl("describe", "pvc", claim),
+            describe=kubectl_command("describe", "pvc", claim),
         )
-        return waits("claim-unbound", headline, (*evidence, *describe_event(event)), step)
-    if _SINGLE in message:
+        return waiting_answer("claim-unbound", headline, (*evidence, *describe_event(event)), step)
+    if _SINGLE_POD_TEXT in message:
         headline = Text(
             "PersistentVolumeClaim {claims} is ReadWriteOncePod, and another pod uses it",
-            claims=hosts.claims(snapshot.jobset),
+            claims=hosts.claim_names(snapshot.jobset),
         )
-        return waits("claim-in-use", headline, evidence)
-    if _AFFINITY.search(message):
+        return waiting_answer("claim-in-use", headline, evidence)
+    if _VOLUME_AFFINITY.search(message):
         reason = Text("volume node affinity conflict: no free node can mount the volume")
-        return waits("volume-affinity", _unschedulable(group, reason), evidence)
+        return waiting_answer("volume-affinity", _unschedulable_text(group, reason), evidence)
     return None
 
 
-def _unschedulable(group: HostGroup, reason: Text) -> Text:
+def _unschedulable_text(group: HostGroup, reason: Text) -> Text:
     return Text("{hosts} {hosts:is|are} unschedulable: {reason}", hosts=group, reason=reason)
 
 
-def _growing(snapshot: Snapshot, group: HostGroup, evidence: Evidence) -> Answer | None:
+def _explain_scale_up(snapshot: Snapshot, group: HostGroup, evidence: Evidence) -> Answer | None:
     """Explain that an autoscaler adds nodes, where no later event says that it cannot."""
-    event = snapshot.event(*_GROWS, *_CANNOT)
-    if event is None or event["reason"] not in _GROWS:
+    event = snapshot.find_event(*_SCALE_UP_EVENTS, *_NO_SCALE_UP_EVENTS)
+    if event is None or event["reason"] not in _SCALE_UP_EVENTS:
         return None
     headline = Text(
         "waits for the autoscaler to add nodes: {hosts} {hosts:is|are} pending; {message}",
@@ -128,26 +141,26 @@ def _growing(snapshot: Snapshot, group: HostGroup, evidence: Evidence) -> Answer
     return Answer("scaling-up", headline, evidence)
 
 
-def _with_autoscaler(snapshot: Snapshot, answer: Answer) -> Answer:
+def _add_autoscaler_reason(snapshot: Snapshot, answer: Answer) -> Answer:
     """Return the answer with why the autoscaler adds no node, where an event says so."""
     # Events of Karpenter have the reason of the scheduler's.
     of_karpenter = (
         event for event in snapshot.events if event["reason"] == "FailedScheduling" and event["by"] == "karpenter"
     )
-    event = snapshot.event(*_GROWS, *_CANNOT) or next(of_karpenter, None)
+    event = snapshot.find_event(*_SCALE_UP_EVENTS, *_NO_SCALE_UP_EVENTS) or next(of_karpenter, None)
     if event is None:
         return answer
-    return answer.extended(Text("; the autoscaler adds no node: {message}", message=event["message"]))
+    return answer.append_headline(Text("; the autoscaler adds no node: {message}", message=event["message"]))
 
 
-def _no_node(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer:
+def _explain_no_node(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer:
     """Explain that no node fits, by the first requirement that rules out every node."""
     pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
     waiting = next(pods[host.pod]["spec"] for host in snapshot.hosts if host.unscheduled and not host.is_leaving)
     # As admission made it, where that is known.
     spec = {**pod_template(snapshot.jobset).get("spec", {}), **waiting}
     if snapshot.nodes is None:
-        return _by_message(message, group, evidence)
+        return _explain_by_message(message, group, evidence)
     nodes = fit_nodes(spec, snapshot.nodes)
     counts = Text(
         "{total:node} in the cluster: {selected} with its labels, {tolerated} of these without an untolerated taint, "
@@ -159,49 +172,55 @@ def _no_node(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evide
     )
     lines = (*evidence, counts)
     if nodes.total == 0:
-        return waits("no-nodes", _unschedulable(group, Text("the cluster has no nodes")), lines, _NODES)
+        return waiting_answer(
+            "no-nodes", _unschedulable_text(group, Text("the cluster has no nodes")), lines, _NODES_STEP
+        )
     if nodes.selected == 0:
-        return waits("node-selector", _unschedulable(group, _missing_label(nodes, spec)), lines, _LABELS)
+        return waiting_answer(
+            "node-selector", _unschedulable_text(group, _describe_missing_label(nodes, spec)), lines, _LABELS_STEP
+        )
     if nodes.tolerated == 0:
-        return _tainted(nodes, snapshot.nodes, group, lines)
+        return _explain_taint(nodes, snapshot.nodes, group, lines)
     if nodes.large == 0:
         parts = [
             Text("{requested} {name}, the largest node has {most}", requested=requested, name=name, most=most)
-            for name, (requested, most) in nodes.short.items()
+            for name, (requested, most) in nodes.shortages.items()
         ]
         reason = Text("each host requests {parts:; }", parts=parts or [Text("more than any single node has")])
-        return waits("resource", _unschedulable(group, reason), lines, _NODES)
-    return _full(nodes, message, group, lines)
+        return waiting_answer("resource", _unschedulable_text(group, reason), lines, _NODES_STEP)
+    return _explain_full_nodes(nodes, message, group, lines)
 
 
-def _missing_label(nodes: NodeFit, spec: Obj) -> Text:
-    for key, value in nodes.absent.items():
+def _describe_missing_label(nodes: NodeFit, spec: Obj) -> Text:
+    for key, value in nodes.missing_labels.items():
         template = "no node has label {key}={value}; no node has a label {key}"
-        if offered := [cut(label) for label in nodes.offered[key][:5]]:
+        if offered := [shorten_text(label) for label in nodes.offered_values[key][:5]]:
             template = "no node has label {key}={value}; nodes have {key}={offered}"
         return Text(template, key=key, value=value, offered=offered)
     labels = [f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items()]
     return Text("no node has all of the labels {labels}", labels=labels)
 
 
-def _tainted(fitting: NodeFit, nodes: Sequence[Obj], group: HostGroup, lines: Evidence) -> Answer:
-    taint, number = max(fitting.taints.items(), key=lambda item: item[1])
+def _explain_taint(fitting: NodeFit, nodes: Sequence[Obj], group: HostGroup, lines: Evidence) -> Answer:
+    taint, number = max(fitting.untolerated_taints.items(), key=lambda item: item[1])
     template = "untolerated taint {taint} on {number} of {nodes:node}"
-    if len(fitting.taints) > 1:
+    if len(fitting.untolerated_taints) > 1:
         template = "untolerated taint {taint} (and {more} more) on {number} of {nodes:node}"
-    reason = Text(template, taint=taint, more=len(fitting.taints) - 1, number=number, nodes=fitting.selected)
+    reason = Text(
+        template, taint=taint, more=len(fitting.untolerated_taints) - 1, number=number, nodes=fitting.selected
+    )
     key = taint.partition(":")[0]
-    step = change("add a toleration (tolerations: in job.yaml), or select other nodes.")
+    step = advise_change("add a toleration (tolerations: in job.yaml), or select other nodes.")
     if taint.startswith("node.kubernetes.io/unschedulable"):
-        step = change("nodes are cordoned: kubectl uncordon them, or wait.")
+        step = advise_change("nodes are cordoned: kubectl uncordon them, or wait.")
     elif key in _CONDITIONS:
-        name, message = next(_unwell(nodes, _CONDITIONS[key]), ("", ""))
+        name, message = next(_unhealthy_nodes(nodes, _CONDITIONS[key]), ("", ""))
         reason += Text(": {name}: {message}", name=name, message=message) if message else Text("")
-        step = wait(
+        step = advise_wait(
             "wait until such nodes are well, or ask the cluster administrator: {describe}",
-            describe=kubectl("describe", "node", *([name] if name else []), is_namespaced=False),
+            describe=kubectl_command("describe", "node", *([name] if name else []), is_namespaced=False),
         )
-    return waits("taint", _unschedulable(group, reason), lines, step)
+    return waiting_answer("taint", _unschedulable_text(group, reason), lines, step)
 
 
 # Taints that Kubernetes itself sets for a condition of the node, by that condition: no toleration makes it well.
@@ -215,7 +234,7 @@ _CONDITIONS = {
 }
 
 
-def _unwell(nodes: Sequence[Obj], kind: str) -> Iterator[tuple[str, str]]:
+def _unhealthy_nodes(nodes: Sequence[Obj], kind: str) -> Iterator[tuple[str, str]]:
     """Yield the nodes with a condition of this kind, and its message."""
     for node in nodes:
         for state in node.get("status", {}).get("conditions", ()):
@@ -223,17 +242,17 @@ def _unwell(nodes: Sequence[Obj], kind: str) -> Iterator[tuple[str, str]]:
                 yield node["metadata"]["name"], state.get("message") or state.get("reason") or ""
 
 
-def _full(nodes: NodeFit, message: str, group: HostGroup, lines: Evidence) -> Answer:
+def _explain_full_nodes(nodes: NodeFit, message: str, group: HostGroup, lines: Evidence) -> Answer:
     """Explain that nodes which would fit exist, but other pods use them."""
-    short = list(dict.fromkeys(name for _, name in _RESOURCE.findall(message)))
+    short = list(dict.fromkeys(name for _, name in _INSUFFICIENT.findall(message)))
     fitting = Text("; {nodes:node} would fit a host when empty", nodes=nodes.large)
     if short:
         reason = Text("insufficient free {short: and }", short=short)
-        step = wait("wait until other pods end, request less, or add nodes.")
-        return waits("resource", _unschedulable(group, reason) + fitting, lines, step)
+        step = advise_wait("wait until other pods end, request less, or add nodes.")
+        return waiting_answer("resource", _unschedulable_text(group, reason) + fitting, lines, step)
     if rules := [text for text in _counted_reasons(message) if _RULED_OUT.search(text)]:
-        return waits("spread", _unschedulable(group, Text("{rules}", rules=rules)) + fitting, lines)
-    return _by_message(message, group, lines).extended(fitting)
+        return waiting_answer("spread", _unschedulable_text(group, Text("{rules}", rules=rules)) + fitting, lines)
+    return _explain_by_message(message, group, lines).append_headline(fitting)
 
 
 # The reasons by which the scheduler counts nodes, and the situation of each. Kubernetes 1.28 to 1.35.
@@ -249,12 +268,14 @@ _REASONS = (
 )
 
 
-def _by_message(message: str, group: HostGroup, evidence: Evidence) -> Answer:
+def _explain_by_message(message: str, group: HostGroup, evidence: Evidence) -> Answer:
     """Explain by the scheduler's own message, where the nodes are not known or do not explain it."""
     situation = next((name for pattern, name in _REASONS if pattern.search(message)), "unschedulable")
     message = _ABOUT_PREEMPTION.split(message)[0]
     reason = Text("{message}", message=message) if message.strip() else Text("the scheduler has not reported why yet")
-    return waits(situation, _unschedulable(group, reason), evidence, None if situation == "spread" else _NODES)
+    return waiting_answer(
+        situation, _unschedulable_text(group, reason), evidence, None if situation == "spread" else _NODES_STEP
+    )
 
 
 def _counted_reasons(message: str) -> list[str]:

@@ -12,17 +12,17 @@ from typing import NamedTuple
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.diagnose.text import (
-    NAME,
+    JOB_NAME,
     SUBMIT_AGAIN,
     NextStep,
     Renderer,
-    ask,
-    change,
-    kubectl,
-    launcher,
-    resubmit,
-    run,
-    wait,
+    advise_ask,
+    advise_change,
+    advise_resubmit,
+    advise_run,
+    advise_wait,
+    kubectl_command,
+    launcher_command,
 )
 
 
@@ -40,46 +40,58 @@ class Situation(NamedTuple):
     next_step: NextStep | None = None
 
 
-_LESS_MEMORY = change("raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat.")
-_PREVIOUS_LOGS = run("{logs} shows how it ended.", logs=launcher("logs", NAME, "--previous"))
+_MEMORY_STEP = advise_change(
+    "raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat."
+)
+_PREVIOUS_LOGS = advise_run("{logs} shows how it ended.", logs=launcher_command("logs", JOB_NAME, "--previous"))
 
 SITUATIONS: Mapping[str, Situation] = {
     "unknown": Situation("there is no job of that name", "access-to-the-cluster"),
     "unread": Situation(
         "the objects that show its state could not be read",
         "access-to-the-cluster",
-        ask("ask the namespace's administrator for the right; `launcher doctor` lists what each command needs."),
+        advise_ask("ask the namespace's administrator for the right; `launcher doctor` lists what each command needs."),
     ),
     # over, or ending
     "done": Situation(
         "all processes finished",
         None,
-        run("{logs}; then {delete}", logs=launcher("logs", NAME), delete=launcher("delete", NAME)),
+        advise_run(
+            "{logs}; then {delete}",
+            logs=launcher_command("logs", JOB_NAME),
+            delete=launcher_command("delete", JOB_NAME),
+        ),
     ),
     "failed": Situation(
         "it failed for good; the headline has the cause and the exit code",
         "exit-codes",
-        resubmit("see `{logs}`; then `{again}`", logs=launcher("logs", NAME, "--previous"), again=SUBMIT_AGAIN),
+        advise_resubmit(
+            "see `{logs}`; then `{again}`", logs=launcher_command("logs", JOB_NAME, "--previous"), again=SUBMIT_AGAIN
+        ),
     ),
     "deadline": Situation(
         "its deadline was exceeded",
         "restarts-and-evictions",
-        resubmit("raise deadline: in job.yaml, or submit it again"),
+        advise_resubmit("raise deadline: in job.yaml, or submit it again"),
     ),
-    "killed": Situation("a container was killed by SIGKILL, probably out of memory", "out-of-memory", _LESS_MEMORY),
-    "oom": Situation("a container or a process ran out of memory (OOMKilled)", "out-of-memory", _LESS_MEMORY),
+    "killed": Situation("a container was killed by SIGKILL, probably out of memory", "out-of-memory", _MEMORY_STEP),
+    "oom": Situation("a container or a process ran out of memory (OOMKilled)", "out-of-memory", _MEMORY_STEP),
     "ephemeral-storage": Situation(
         "a pod was evicted because it used more ephemeral storage than its own limit", "restarts-and-evictions"
     ),
-    "stopping": Situation("it is being stopped, and saves a checkpoint", None, wait()),
+    "stopping": Situation("it is being stopped, and saves a checkpoint", None, advise_wait()),
     "stopped": Situation(
         "it was stopped; submitting it again resumes it",
         None,
-        resubmit("`{submit}` of the same job resumes it", submit=launcher("submit", is_namespaced=False)),
+        advise_resubmit(
+            "`{submit}` of the same job resumes it", submit=launcher_command("submit", is_namespaced=False)
+        ),
     ),
-    "given-up": Situation("Kueue deactivated its Workload", "queues", resubmit("fix that, then submit it again")),
+    "given-up": Situation(
+        "Kueue deactivated its Workload", "queues", advise_resubmit("fix that, then submit it again")
+    ),
     "deleting": Situation(
-        "it is being deleted", None, wait("wait; every pod has its grace period to save a checkpoint.")
+        "it is being deleted", None, advise_wait("wait; every pod has its grace period to save a checkpoint.")
     ),
     "stuck": Situation("a finalizer or an unresponsive node blocks a deletion", "deletion"),
     # held back by Kueue
@@ -87,37 +99,37 @@ SITUATIONS: Mapping[str, Situation] = {
     "queue-silent": Situation(
         "Kueue has created no Workload for it",
         "queues",
-        change("check that Kueue runs and has JobSet among its integrations: `launcher doctor` checks both."),
+        advise_change("check that Kueue runs and has JobSet among its integrations: `launcher doctor` checks both."),
     ),
     "queue-missing": Situation("the LocalQueue or its ClusterQueue does not exist", "queues"),
     "queue-stopped": Situation("the LocalQueue or its ClusterQueue is stopped or inactive", "queues"),
     "quota": Situation(
         "other jobs use the quota",
         "queues",
-        wait("wait for its turn, or request less; jobs of higher priority go first."),
+        advise_wait("wait for its turn, or request less; jobs of higher priority go first."),
     ),
     "quota-never": Situation(
-        "it requests more than the whole quota", "queues", change("request less, or use another queue.")
+        "it requests more than the whole quota", "queues", advise_change("request less, or use another queue.")
     ),
     "quota-uncovered": Situation(
         "the ClusterQueue has no quota of a resource that it requests",
         "queues",
-        ask("ask the cluster administrator to add the resource to the ClusterQueue, or request none of it."),
+        advise_ask("ask the cluster administrator to add the resource to the ClusterQueue, or request none of it."),
     ),
     "queue-closed": Situation("the ClusterQueue does not admit jobs of the namespace", "queues"),
     "backing-off": Situation(
         "Kueue evicted it because its pods were not ready in time, and puts it back into the queue after a pause",
         "queues",
-        run(
+        advise_run(
             "find out what kept its pods from being ready, an image or a volume for one: `{explain}` says it while "
             "they are there.",
-            explain=launcher("explain", NAME),
+            explain=launcher_command("explain", JOB_NAME),
         ),
     ),
     "admission-check": Situation(
         "quota is reserved, but an admission check has not passed",
         "queues",
-        wait("the check's message says what it waits for, often new nodes."),
+        advise_wait("the check's message says what it waits for, often new nodes."),
     ),
     "preempted": Situation("it was preempted or evicted, and its pods still save", "queues"),
     # rejected by the API server
@@ -128,13 +140,13 @@ SITUATIONS: Mapping[str, Situation] = {
     "limit-range": Situation(
         "a LimitRange forbids what it requests",
         "rejected-requests",
-        change("change resources: in job.yaml to be within the LimitRange."),
+        advise_change("change resources: in job.yaml to be within the LimitRange."),
     ),
     "namespace-terminating": Situation("its namespace is being deleted", "rejected-requests"),
     "pod-security": Situation(
         "the namespace enforces a stricter Pod Security level",
         "rejected-requests",
-        change(
+        advise_change(
             "remove what the message names (`launcher plan` shows the level that a job needs), or use another "
             "namespace."
         ),
@@ -143,32 +155,33 @@ SITUATIONS: Mapping[str, Situation] = {
     "webhook-down": Situation(
         "an admission webhook does not answer",
         "rejected-requests",
-        ask("ask the administrator to fix the webhook's server; the job then continues by itself."),
+        advise_ask("ask the administrator to fix the webhook's server; the job then continues by itself."),
     ),
     "service-account": Situation("its service account does not exist", "rejected-requests"),
     "priority": Situation(
         "its PriorityClass does not exist",
         "rejected-requests",
-        change(
-            "set one of `{get}` as priority: in job.yaml.", get=kubectl("get", "priorityclasses", is_namespaced=False)
+        advise_change(
+            "set one of `{get}` as priority: in job.yaml.",
+            get=kubectl_command("get", "priorityclasses", is_namespaced=False),
         ),
     ),
     "runtime-class": Situation(
         "its RuntimeClass does not exist",
         "rejected-requests",
-        change("use one of `{get}`.", get=kubectl("get", "runtimeclasses", is_namespaced=False)),
+        advise_change("use one of `{get}`.", get=kubectl_command("get", "runtimeclasses", is_namespaced=False)),
     ),
     "exclusive-placement": Situation(
         "the pods of a slice wait until its leader pod has a node",
         "rejected-requests",
-        wait("wait; if the leader pod stays Pending, {describe} it.", describe=kubectl("describe")),
+        advise_wait("wait; if the leader pod stays Pending, {describe} it.", describe=kubectl_command("describe")),
     ),
     "refused": Situation(
         "its pods are rejected for another reason",
         "rejected-requests",
-        change("change what the message names, in job.yaml or in the namespace."),
+        advise_change("change what the message names, in job.yaml or in the namespace."),
     ),
-    "creating": Situation("its pods are being created", None, wait("wait a moment.")),
+    "creating": Situation("its pods are being created", None, advise_wait("wait a moment.")),
     # Pending, without a node
     "resource": Situation("no node has enough of a resource, or enough of it free", "pending-pods"),
     "taint": Situation("every node that matches its node selector has an untolerated taint", "pending-pods"),
@@ -178,34 +191,34 @@ SITUATIONS: Mapping[str, Situation] = {
     "volume-missing": Situation(
         "the PersistentVolume of a claim no longer exists",
         "volumes-secrets-and-configmaps",
-        ask("ask the cluster administrator to restore the volume, or use another claim under volumes:."),
+        advise_ask("ask the cluster administrator to restore the volume, or use another claim under volumes:."),
     ),
     "claim-missing": Situation("a PersistentVolumeClaim does not exist", "volumes-secrets-and-configmaps"),
     "claim-unbound": Situation("a PersistentVolumeClaim is not bound", "volumes-secrets-and-configmaps"),
     "claim-in-use": Situation(
         "a PersistentVolumeClaim is in use by another pod or on another node",
         "volumes-secrets-and-configmaps",
-        wait("wait until that pod has ended, or use a ReadWriteMany claim."),
+        advise_wait("wait until that pod has ended, or use a ReadWriteMany claim."),
     ),
     "volume-affinity": Situation(
         "no free node can mount its volume (volume node affinity conflict)",
         "volumes-secrets-and-configmaps",
-        change("use a volume that all zones can mount, or fewer hosts."),
+        advise_change("use a volume that all zones can mount, or fewer hosts."),
     ),
     "spread": Situation(
         "its topology spread constraints, affinity or anti-affinity leave no node",
         "pending-pods",
-        change("change these under pod: in job.yaml, wait until other pods end, or use other nodes."),
+        advise_change("change these under pod: in job.yaml, wait until other pods end, or use other nodes."),
     ),
     "gated": Situation(
         "its pods have a scheduling gate",
         "pending-pods",
-        ask("its owner must remove the gate; Kueue does so when it admits the job."),
+        advise_ask("its owner must remove the gate; Kueue does so when it admits the job."),
     ),
     "scaling-up": Situation(
         "the autoscaler adds nodes for it",
         None,
-        wait("wait: new nodes take minutes; if none come, check the autoscaler."),
+        advise_wait("wait: new nodes take minutes; if none come, check the autoscaler."),
     ),
     "unschedulable": Situation("its pods are unschedulable for another reason", "pending-pods"),
     # on its nodes, not started
@@ -218,24 +231,24 @@ SITUATIONS: Mapping[str, Situation] = {
     "agent": Situation(
         "the image does not contain jaxlaunch",
         "container-start",
-        change("set agent: inject to add the agent; a train: block needs an image with jaxlaunch installed."),
+        advise_change("set agent: inject to add the agent; a train: block needs an image with jaxlaunch installed."),
     ),
     "init": Situation("an init container failed", "container-start"),
     "init-runs": Situation("an init container runs, and the program starts after it", None),
     "mount": Situation(
         "a volume cannot be mounted",
         "volumes-secrets-and-configmaps",
-        change("check volumes: in job.yaml, and what the message names."),
+        advise_change("check volumes: in job.yaml, and what the message names."),
     ),
     "sandbox": Situation(
         "the node cannot create the pod sandbox",
         "container-start",
-        ask("ask the cluster administrator: the node's container runtime or its network (CNI) fails."),
+        advise_ask("ask the cluster administrator: the node's container runtime or its network (CNI) fails."),
     ),
     "starting": Situation(
         "images are being pulled, or volumes and containers created",
         None,
-        wait("wait; a large image takes minutes on a new node."),
+        advise_wait("wait; a large image takes minutes on a new node."),
     ),
     # started
     "gathering": Situation("all hosts are connected, and it is about to start"),
@@ -245,7 +258,7 @@ SITUATIONS: Mapping[str, Situation] = {
     "host-lost": Situation(
         "a host was lost: the others keep their pods and wait for its replacement",
         "rendezvous-and-lost-hosts",
-        wait("wait: after timeouts.replace it continues with fewer hosts, or all pods are replaced."),
+        advise_wait("wait: after timeouts.replace it continues with fewer hosts, or all pods are replaced."),
     ),
     "shrunk": Situation(
         "it runs with fewer hosts for a while, and uses more again when they are back", "rendezvous-and-lost-hosts"
@@ -259,18 +272,18 @@ SITUATIONS: Mapping[str, Situation] = {
     "hang": Situation(
         "a rank exceeded one of its timeouts",
         "hangs-and-timeouts",
-        wait("wait: the attempt is ended and restarted; its job result has the ranks' stacks."),
+        advise_wait("wait: the attempt is ended and restarted; its job result has the ranks' stacks."),
     ),
     "restarting": Situation(
         "an attempt ended, and the next one is starting, in these pods or in new ones", None, _PREVIOUS_LOGS
     ),
     "disrupted": Situation(
-        "pods were removed: a drain, an eviction, a preemption, a lost node", "restarts-and-evictions", wait()
+        "pods were removed: a drain, an eviction, a preemption, a lost node", "restarts-and-evictions", advise_wait()
     ),
     "node-lost": Situation(
         "a node is NotReady, or its object was deleted",
         "restarts-and-evictions",
-        wait(
+        advise_wait(
             "wait: Kubernetes evicts the node's pods, but makes them again elsewhere only when it is back or deleted."
         ),
     ),
@@ -284,24 +297,24 @@ SITUATIONS: Mapping[str, Situation] = {
 }
 
 STEPS_BY_CODE: Mapping[int, NextStep] = {
-    code: resubmit(step, again=SUBMIT_AGAIN) if "{again}" in step else change(step)
+    code: advise_resubmit(step, again=SUBMIT_AGAIN) if "{again}" in step else advise_change(step)
     for code, step in contract.NEXT_STEPS.items()
 }
 
 
-def see(situation: str, code: int | None = None) -> str | None:
+def section_link(situation: str, code: int | None = None) -> str | None:
     """Return the documentation link of a situation, or of a failed job's exit code. None if nothing is wrong."""
     if situation == "failed" and code is not None:
-        return troubleshooting.of_code(code)
+        return troubleshooting.command_for_code(code)
     section = SITUATIONS[situation].section
-    return None if section is None else troubleshooting.section(section)
+    return None if section is None else troubleshooting.section_command(section)
 
 
-def page(text: str) -> str:
+def render_page(text: str) -> str:
     """Return docs/explain.md with the table in `text` replaced by that of the rows."""
     table = "| situation | what it means | what to do next | see |\n|---|---|---|---|\n"
     for key, row in SITUATIONS.items():
-        step = "`explain` says what to do" if row.next_step is None else Renderer().render(row.next_step.sentence())
+        step = "`explain` says what to do" if row.next_step is None else Renderer().render(row.next_step.full_text())
         link = "" if row.section is None else f"[{row.section}](troubleshooting.md#{row.section})"
         table += f"| `{key}` | {row.meaning} | {step} | {link} |\n"
     return re.sub(r"\| situation \|.*\n(?:\|.*\n)+", lambda _: table, text, count=1)

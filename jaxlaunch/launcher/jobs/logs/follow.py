@@ -15,24 +15,24 @@ from typing import Any
 
 from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
 from jaxlaunch.launcher.jobs.logs import lines as logs
-from jaxlaunch.launcher.jobs.logs.lines import EVERYTHING, STREAMS, Line, Select, Source, Window
+from jaxlaunch.launcher.jobs.logs.lines import FULL_WINDOW, MAX_STREAMS, Line, LogSource, LogWindow, Selection
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS, Kind
 from jaxlaunch.launcher.kubernetes.labels import NAME_LABEL
 from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, terminal_state
-from jaxlaunch.launcher.kubernetes.watch import Outage, may_pass
+from jaxlaunch.launcher.kubernetes.watch import Outage, is_transient
 
-TICK_S = 1.0
+POLL_PERIOD_S = 1.0
 # Pause before a broken stream is opened again.
-REATTACH_S = 1.0
+RECONNECT_PAUSE_S = 1.0
 # Logs of ended pods are abandoned after this long without a line.
-DRAIN_S = 10.0
+DRAIN_TIMEOUT_S = 10.0
 # Status of a log whose pod no longer exists.
-GONE = 404
+NOT_FOUND_STATUS = 404
 # A slow terminal may be this many lines behind.
-MAX_QUEUED = 10_000
+MAX_QUEUED_LINES = 10_000
 
 Show = Callable[[Line], None]
 Say = Callable[[str], None]
@@ -40,16 +40,16 @@ Say = Callable[[str], None]
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
-def follow(
+def follow_logs(
     cluster: Cluster,
     namespace: str,
     name: str,
     *,
-    select: Select,
+    select: Selection,
     show: Show,
     say: Say,
-    window: Window = EVERYTHING,
-    until: Callable[[], bool] = lambda: False,
+    window: LogWindow = FULL_WINDOW,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Show the selected lines of a job as they are written, until its JobSet ends or is deleted.
 
@@ -64,13 +64,13 @@ def follow(
         show: Called with each line, on the calling thread.
         say: Called with messages about generations, outages and logs that were not read to the end.
         window: How far back to begin.
-        until: Called once a second. The function returns early if it returns True.
+        should_stop: Called once a second. The function returns early if it returns True.
 
     Raises:
         ClusterError: If the cluster rejects a request or cannot be reached.
         UserError: If too many pods are selected at once.
     """
-    _Follower(cluster, namespace, name, select, show, say, window).run(until)
+    _Follower(cluster, namespace, name, select, show, say, window).run(should_stop)
 
 
 class Notices:
@@ -81,7 +81,7 @@ class Notices:
         self._ended: set[int] = set()
         self._is_suspended = False
 
-    def of_host(self, host: Host) -> Iterator[str]:
+    def host_notices(self, host: Host) -> Iterator[str]:
         """Yield a message when a generation begins, and one when it has ended, each once."""
         if self._generation is None or host.generation > self._generation:
             if host.generation > 0:
@@ -91,14 +91,14 @@ class Notices:
             self._ended.add(host.generation)
             yield f"generation {host.generation} ended: {host.termination_report.verdict.message}"
 
-    def of_jobset(self, jobset: Obj) -> Iterator[str]:
+    def jobset_notices(self, jobset: Obj) -> Iterator[str]:
         """Yield a message each time that the JobSet is suspended."""
         if is_suspended(jobset) and not self._is_suspended:
             yield "suspended: no pods until it is resumed"
         self._is_suspended = is_suspended(jobset)
 
 
-class Shown:
+class ShownLines:
     """Lines of one log that were shown. A reopened stream repeats the lines of its last second."""
 
     def __init__(self) -> None:
@@ -107,21 +107,21 @@ class Shown:
         # Lines with that timestamp. The pieces of one long line share it.
         self._count = 0
         # Lines with that timestamp that the stream will repeat, or None if nothing is repeated.
-        self._left: int | None = None
+        self._repeated_count: int | None = None
 
-    def begin_again(self) -> None:
+    def restart_stream(self) -> None:
         """Prepare for a reopened stream, which begins at the newest line or before it."""
-        self._left = self._count if self.newest else None
+        self._repeated_count = self._count if self.newest else None
 
     def is_new(self, line: Line) -> bool:
         """Return whether a line is new, and count it as shown."""
-        if self._left is not None:
+        if self._repeated_count is not None:
             if line.at < self.newest:
                 return False
-            if line.at == self.newest and self._left:
-                self._left -= 1
+            if line.at == self.newest and self._repeated_count:
+                self._repeated_count -= 1
                 return False
-            self._left = None
+            self._repeated_count = None
         if line.at > self.newest:
             self.newest, self._count = line.at, 0
         self._count += line.at == self.newest
@@ -130,59 +130,61 @@ class Shown:
 
 class _Follower:
     def __init__(
-        self, cluster: Cluster, namespace: str, name: str, select: Select, show: Show, say: Say, window: Window
+        self, cluster: Cluster, namespace: str, name: str, select: Selection, show: Show, say: Say, window: LogWindow
     ) -> None:
         self._cluster, self._namespace, self._name = cluster, namespace, name
         self._select, self._show, self._say, self._window = select, show, say, window
         self._outage = Outage(cluster, say)
-        self._inbox: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED)
+        self._inbox: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED_LINES)
         self._notices = Notices()
         self._jobset: Obj = {}
         # Names of pods, including pods that have ended.
-        self._attached: set[str] = set()
-        self._open: set[str] = set()
+        self._attached_pods: set[str] = set()
+        self._open_pods: set[str] = set()
         # Set when nothing more is expected.
         self._is_over = False
         # Set when the JobSet itself has ended, so its pods write no more.
         self._has_ended = False
 
-    def run(self, until: Callable[[], bool]) -> None:
+    def run(self, should_stop: Callable[[], bool]) -> None:
         """Show lines until the JobSet ends or the callback returns True."""
-        jobset = self._outage.ride(partial(self._cluster.get, JOBSETS, self._name, self._namespace))
+        jobset = self._outage.call_with_retries(partial(self._cluster.get, JOBSETS, self._name, self._namespace))
         if jobset is None:
             return
         self._jobset = jobset
-        self._start(self._watch, JOBSETS, "", f"metadata.name={self._name}", self._on_jobset)
-        self._start(self._watch, PODS, f"{NAME_LABEL}={self._name}", "", self._on_pod)
+        self._start_thread(self._watch_objects, JOBSETS, "", f"metadata.name={self._name}", self._on_jobset)
+        self._start_thread(self._watch_objects, PODS, f"{NAME_LABEL}={self._name}", "", self._on_pod)
         checked_at = time.monotonic()
         while not self._is_over:
-            self._take(TICK_S)
-            if time.monotonic() - checked_at >= TICK_S:
-                self._outage.tell()
-                self._is_over, checked_at = self._is_over or until(), time.monotonic()
-        self._drain()
+            self._handle_next(POLL_PERIOD_S)
+            if time.monotonic() - checked_at >= POLL_PERIOD_S:
+                self._outage.report_outage()
+                self._is_over, checked_at = self._is_over or should_stop(), time.monotonic()
+        self._drain_logs()
 
-    def _drain(self) -> None:
+    def _drain_logs(self) -> None:
         """Read the rest of the logs. The pods are listed again, because their watch may lag behind the JobSet's."""
-        labels, end = f"{NAME_LABEL}={self._name}", time.monotonic() + DRAIN_S
+        labels, deadline = f"{NAME_LABEL}={self._name}", time.monotonic() + DRAIN_TIMEOUT_S
         try:
-            pods = self._outage.ride(partial(self._cluster.list, PODS, self._namespace, labels=labels), end)
+            pods = self._outage.call_with_retries(
+                partial(self._cluster.list, PODS, self._namespace, labels=labels), deadline
+            )
         except TimeoutError:
             pods = []
         for pod in pods:
             self._on_pod("MODIFIED", pod)
         # The log of a pod that still runs has no end.
-        present = [host for pod in pods for host in hosts.newest(self._jobset, [pod])]
-        running = {host.pod for host in present if not (host.has_ended or host.is_leaving)}
-        end = time.monotonic() + DRAIN_S
-        while time.monotonic() < end and self._open - (set() if self._has_ended else running):
-            if self._take(0.1) and self._has_ended:
-                end = time.monotonic() + DRAIN_S
-        if left := self._open - (set() if self._has_ended else running):
-            again = f"`launcher logs -n {self._namespace} {self._name}` reads them again"
-            self._say(f"not read to the end: {', '.join(sorted(left))}; {again}")
+        current_hosts = [host for pod in pods for host in hosts.newest_hosts(self._jobset, [pod])]
+        running = {host.pod for host in current_hosts if not (host.has_ended or host.is_leaving)}
+        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        while time.monotonic() < deadline and self._open_pods - (set() if self._has_ended else running):
+            if self._handle_next(0.1) and self._has_ended:
+                deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        if unfinished := self._open_pods - (set() if self._has_ended else running):
+            hint = f"`launcher logs -n {self._namespace} {self._name}` reads them again"
+            self._say(f"not read to the end: {', '.join(sorted(unfinished))}; {hint}")
 
-    def _take(self, seconds: float) -> bool:
+    def _handle_next(self, seconds: float) -> bool:
         """Handle the next item of the queue. Return False if there is none within this time."""
         try:
             act = self._inbox.get(timeout=seconds)
@@ -197,49 +199,49 @@ class _Follower:
         if event == "DELETED" or terminal_state(jobset) is not None:
             self._is_over = self._has_ended = True
         else:
-            for text in self._notices.of_jobset(jobset):
+            for text in self._notices.jobset_notices(jobset):
                 self._say(text)
 
     def _on_pod(self, event: str, pod: dict[str, Any]) -> None:
         if "spec" not in pod:
             # The pod was deleted while the watch was interrupted, so only its name is known.
             return
-        for host in hosts.newest(self._jobset, [pod]):
-            for text in self._notices.of_host(host):
+        for host in hosts.newest_hosts(self._jobset, [pod]):
+            for text in self._notices.host_notices(host):
                 self._say(text)
             source = logs.log_source(self._jobset, host)
-            if not host.has_started or host.pod in self._attached or not source.may_have(self._select):
+            if not host.has_started or host.pod in self._attached_pods or not source.may_match(self._select):
                 continue
-            if len(self._open) >= STREAMS:
+            if len(self._open_pods) >= MAX_STREAMS:
                 raise UserError(
-                    f"--follow reads at most {STREAMS} pods at once, and more are selected.",
-                    f"select ranks: --rank 0-{STREAMS - 1}.",
+                    f"--follow reads at most {MAX_STREAMS} pods at once, and more are selected.",
+                    f"select ranks: --rank 0-{MAX_STREAMS - 1}.",
                 )
-            self._attached.add(source.pod)
-            self._open.add(source.pod)
-            self._start(self._read, source)
+            self._attached_pods.add(source.pod)
+            self._open_pods.add(source.pod)
+            self._start_thread(self._read_log, source)
 
     # --- threads ------------------------------------------------------------------------------------------------------
 
-    def _start(self, body: Callable[..., None], *args: Any) -> None:
+    def _start_thread(self, body: Callable[..., None], *args: Any) -> None:
         """Run `body` in a daemon thread, because a stream without new lines cannot be stopped."""
 
-        def guarded() -> None:
+        def run_guarded() -> None:
             try:
                 body(*args)
             except Exception as error:
                 # The main thread raises it again in run().
-                self._inbox.put(partial(_raise, error))
+                self._inbox.put(partial(_raise_error, error))
 
-        threading.Thread(target=guarded, name=f"follow {body.__name__}", daemon=True).start()
+        threading.Thread(target=run_guarded, name=f"follow {body.__name__}", daemon=True).start()
 
-    def _watch(self, kind: Kind, labels: str, fields: str, on_event: OnEvent) -> None:
+    def _watch_objects(self, kind: Kind, labels: str, fields: str, on_event: OnEvent) -> None:
         for event, obj in self._cluster.watch(kind, self._namespace, labels=labels, fields=fields):
             self._inbox.put(partial(on_event, event, obj))
 
-    def _read(self, source: Source) -> None:
+    def _read_log(self, source: LogSource) -> None:
         """Read one pod's log to its end. A broken stream is continued after the last line."""
-        shown, window = Shown(), self._window
+        shown, window = ShownLines(), self._window
         while True:
             try:
                 for line in logs.read_pod_log(
@@ -252,16 +254,16 @@ class _Follower:
                 pass
             except ApiError as error:
                 # A node that does not answer may come back.
-                if not may_pass(error):
-                    if error.status != GONE:
+                if not is_transient(error):
+                    if error.status != NOT_FOUND_STATUS:
                         message = logs.describe_unreadable(source.pod, error, source.node)
                         self._inbox.put(partial(self._say, message))
                     break
-            time.sleep(REATTACH_S)
-            window = Window(since=shown.newest) if shown.newest else window
-            shown.begin_again()
-        self._inbox.put(partial(self._open.discard, source.pod))
+            time.sleep(RECONNECT_PAUSE_S)
+            window = LogWindow(since=shown.newest) if shown.newest else window
+            shown.restart_stream()
+        self._inbox.put(partial(self._open_pods.discard, source.pod))
 
 
-def _raise(error: Exception) -> None:
+def _raise_error(error: Exception) -> None:
     raise error

@@ -13,21 +13,21 @@ from datetime import UTC, datetime
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable, UserError
 from jaxlaunch.launcher.jobs.status import hosts
-from jaxlaunch.launcher.jobs.status.collect import why_unread
+from jaxlaunch.launcher.jobs.status.collect import explain_unread
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.kubernetes.objects import Obj
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import CONTINUED, Tail
+from jaxlaunch.records.log_lines import CONTINUATION_MARK, TailLine
 from jaxlaunch.records.members import Members
 
 _RANKED = re.compile(r"\[(\d+)\] ?(.*)", re.DOTALL)
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)"
 _STAMPED = re.compile(rf"({_TIME})(?: (.*))?", re.DOTALL)
-_EARLIEST = datetime.min.replace(tzinfo=UTC)
+_EARLIEST_TIME = datetime.min.replace(tzinfo=UTC)
 # All ranks of a gang up to this size are shown by default.
-_MANY = 16
+_SMALL_GANG_SIZE = 16
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 
 
@@ -42,7 +42,7 @@ class Line:
     at: str = ""
     generation: int = 0
 
-    def prefixed(self) -> str:
+    def text_with_rank(self) -> str:
         """Return the line in the agent's format: `[RANK] text`."""
         return self.text if self.rank is None else f"[{self.rank}] {self.text}"
 
@@ -53,17 +53,17 @@ def parse_line(host: int, text: str) -> Line:
     return Line(host, int(match[1]), match[2]) if match else Line(host, None, text)
 
 
-def parse_stamped_line(host: int, generation: int, text: str, before: Line | None = None) -> Line:
+def parse_stamped_line(host: int, generation: int, text: str, previous: Line | None = None) -> Line:
     """Parse a line of a pod's log, which begins with the kubelet's timestamp.
 
-    A continuation of a long line has no timestamp and takes the time and rank of the line `before` it. Any other line
+    A continuation of a long line has no timestamp and takes the time and rank of the line `previous` it. Any other line
     without a timestamp is a message of the kubelet.
     """
     match = _STAMPED.fullmatch(text)
-    if match is None and before is not None and text.startswith(CONTINUED):
-        return dataclasses.replace(before, text=text)
-    at, rest = (match[1], match[2] or "") if match else ("", text)
-    return dataclasses.replace(parse_line(host, rest), at=at, generation=generation)
+    if match is None and previous is not None and text.startswith(CONTINUATION_MARK):
+        return dataclasses.replace(previous, text=text)
+    at, line_text = (match[1], match[2] or "") if match else ("", text)
+    return dataclasses.replace(parse_line(host, line_text), at=at, generation=generation)
 
 
 def merge_lines(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
@@ -74,7 +74,7 @@ def merge_lines(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
             return datetime.fromisoformat(line.at)
         except ValueError:
             # A message of the kubelet, such as one about a missing log, has no time and comes first.
-            return _EARLIEST
+            return _EARLIEST_TIME
 
     return heapq.merge(*streams, key=time_written)
 
@@ -83,26 +83,26 @@ def merge_lines(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Select:
+class Selection:
     """Selection of lines by rank and pattern, by default all lines."""
 
     ranks: frozenset[int] | None = None
     pattern: re.Pattern[str] | None = None
 
-    def wants(self, line: Line, ranks: range) -> bool:
+    def matches(self, line: Line, ranks: range) -> bool:
         """Return whether a line of the host with these `ranks` is selected. An agent's own line belongs to each."""
         owners = ranks if line.rank is None else (line.rank,)
-        return self.wants_any(owners) and (self.pattern is None or self.pattern.search(line.text) is not None)
+        return self.matches_any_rank(owners) and (self.pattern is None or self.pattern.search(line.text) is not None)
 
-    def wants_any(self, ranks: Iterable[int]) -> bool:
+    def matches_any_rank(self, ranks: Iterable[int]) -> bool:
         """Return whether lines of at least one of these ranks are selected."""
         return self.ranks is None or not self.ranks.isdisjoint(ranks)
 
 
-def parse_selection(ranks: str | None, pattern: str | None) -> Select:
+def parse_selection(ranks: str | None, pattern: str | None) -> Selection:
     """Parse `--rank` and `--grep`. Raises UserError when either cannot be parsed."""
     try:
-        return Select(_parse_ranks(ranks), None if pattern is None else re.compile(pattern))
+        return Selection(_parse_ranks(ranks), None if pattern is None else re.compile(pattern))
     except re.error as error:
         raise UserError(f"--grep {pattern} is not a regular expression: {error}.") from None
 
@@ -119,7 +119,7 @@ def _parse_ranks(text: str | None) -> frozenset[int] | None:
     return frozenset(ranks)
 
 
-def require_ranks(select: Select, processes: int) -> None:
+def check_ranks_exist(select: Selection, processes: int) -> None:
     """Raise UserError if a selected rank does not exist."""
     missing = sorted(rank for rank in select.ranks or () if rank >= processes)
     if missing:
@@ -127,26 +127,26 @@ def require_ranks(select: Select, processes: int) -> None:
         raise UserError(f"--rank {missing[0]} does not exist: {hint}.")
 
 
-def default_selection(processes: int, failing: int | None = None) -> Select:
+def default_selection(processes: int, failing: int | None = None) -> Selection:
     """Return the default selection: all ranks of a small gang, or rank 0 and the failing rank of a large one."""
-    return Select(None if processes <= _MANY else frozenset({0, failing or 0}))
+    return Selection(None if processes <= _SMALL_GANG_SIZE else frozenset({0, failing or 0}))
 
 
 # --- the logs of pods -------------------------------------------------------------------------------------------------
 
 # Pods that are read at once, line by line.
-STREAMS = 64
+MAX_STREAMS = 64
 # Concurrent requests for a larger number of pods.
-READERS = 16
+MAX_READERS = 16
 # Limit for a kubelet that does not answer, unless the log is followed.
-PATIENCE_S = 20.0
+LOG_TIMEOUT_S = 20.0
 # Lines of each pod of a larger number of pods without `--tail`.
-MANY_TAIL = 1000
+DEFAULT_TAIL_LINES = 1000
 _REQUEST = b"GET /output HTTP/1.1\r\nHost: agent\r\n\r\n"
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class LogSource:
     """Log of one host in one generation."""
 
     pod: str
@@ -156,17 +156,17 @@ class Source:
     ranks: range
     node: str | None = None
     # Ranks move between hosts, so the log may have lines of other ranks.
-    may_hold_others: bool = False
+    has_moved_ranks: bool = False
     # Port at which a running agent serves the last lines.
     agent_port: int | None = None
 
-    def may_have(self, select: Select) -> bool:
+    def may_match(self, select: Selection) -> bool:
         """Return whether the log may contain selected lines."""
-        return self.may_hold_others or select.wants_any(self.ranks)
+        return self.has_moved_ranks or select.matches_any_rank(self.ranks)
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
+class LogWindow:
     """Start of the lines to read: some seconds ago, the last `tail` selected lines, or a time in RFC 3339."""
 
     seconds: int | None = None
@@ -174,29 +174,29 @@ class Window:
     since: str = ""
 
 
-EVERYTHING = Window()
+FULL_WINDOW = LogWindow()
 
 
-def log_source(jobset: Obj, host: Host, members: Members | None = None) -> Source:
+def log_source(jobset: Obj, host: Host, members: Members | None = None) -> LogSource:
     """Return the log of one host, with its ranks according to `members` or to the start of the gang.
 
     If ranks can move between hosts, any pod may have lines of any rank. In a large gang only the pods that hold a rank
     now are read.
     """
-    ranks = (members or hosts.table(jobset)).ranks(host.number)
-    may_hold_others = hosts.moves(jobset) and hosts.expected(jobset) <= STREAMS
+    ranks = (members or hosts.initial_members(jobset)).ranks_of(host.number)
+    may_hold_others = hosts.can_move_ranks(jobset) and hosts.count_hosts(jobset) <= MAX_STREAMS
     port = hosts.metrics_port(jobset) if host.running and host.has_started else None
-    return Source(host.pod, host.number, host.generation, ranks, host.node, may_hold_others, port)
+    return LogSource(host.pod, host.number, host.generation, ranks, host.node, may_hold_others, port)
 
 
 def read_logs(
     cluster: Cluster,
     namespace: str,
-    sources: Sequence[Source],
-    select: Select,
-    window: Window = EVERYTHING,
+    sources: Sequence[LogSource],
+    select: Selection,
+    window: LogWindow = FULL_WINDOW,
     *,
-    unread: Callable[[str], None],
+    report_unread: Callable[[str], None],
     say: Callable[[str], None],
 ) -> Iterator[Line]:
     """Yield the selected lines of all sources in order of time.
@@ -210,70 +210,70 @@ def read_logs(
         sources: Logs to read.
         select: Lines to select.
         window: How far back to read.
-        unread: Called with a message for each log that cannot be read, for example because its node is gone.
+        report_unread: Called with a message for each log that cannot be read, for example because its node is gone.
         say: Called when lines come from an agent.
     """
-    is_many = len(sources) > STREAMS
+    is_many = len(sources) > MAX_STREAMS
     if is_many and window.tail is None:
-        window = dataclasses.replace(window, tail=MANY_TAIL)
+        window = dataclasses.replace(window, tail=DEFAULT_TAIL_LINES)
 
-    def read_log(source: Source) -> Iterator[Line]:
+    def read_log(source: LogSource) -> Iterator[Line]:
         try:
             lines = read_pod_log(cluster, namespace, source, select, window)
             if is_many or window.seconds is not None:
                 yield from lines
                 return
             # Without a tail, one line of a process is enough to know that the kubelet has its log.
-            first, count, wanted = list[Line](), 0, 1 if window.tail is None else window.tail
+            first_lines, count, needed_count = list[Line](), 0, 1 if window.tail is None else window.tail
             for line in lines:
-                first.append(line)
+                first_lines.append(line)
                 count += line.rank is not None
                 if count and window.tail is None:
                     break
-            more = read_from_agent(source) if count < wanted else []
-            if len(more) > count:
+            agent_lines = read_from_agent(source) if count < needed_count else []
+            if len(agent_lines) > count:
                 say(
                     f"the kubelet of pod {source.pod} has rotated its log: the last lines are shown as its agent has "
                     "them, without times"
                 )
-                first = [*more, *(line for line in first if line.rank is None)]
-            yield from first
+                first_lines = [*agent_lines, *(line for line in first_lines if line.rank is None)]
+            yield from first_lines
             yield from lines
         except (ApiError, Unreachable) as error:
-            if isinstance(error, Unreachable) and not error.sent:
+            if isinstance(error, Unreachable) and not error.was_sent:
                 raise
-            unread(describe_unreadable(source.pod, error, source.node))
+            report_unread(describe_unreadable(source.pod, error, source.node))
 
-    def read_from_agent(source: Source) -> list[Line]:
+    def read_from_agent(source: LogSource) -> list[Line]:
         if source.agent_port is None:
             return []
         chosen = list[Line]()
-        for rank, texts in last_lines(cluster, namespace, source.pod, source.agent_port).items():
+        for rank, texts in read_agent_lines(cluster, namespace, source.pod, source.agent_port).items():
             lines = [Line(source.host, rank, text, generation=source.generation) for text in texts]
-            wanted = [line for line in lines if select.wants(line, source.ranks)]
-            chosen += wanted[-(window.tail or len(wanted)) :]
+            matching = [line for line in lines if select.matches(line, source.ranks)]
+            chosen += matching[-(window.tail or len(matching)) :]
         return chosen
 
-    def start(source: Source) -> Iterator[Line]:
+    def start_reading(source: LogSource) -> Iterator[Line]:
         # The first line is read here, so that the logs are opened concurrently.
         lines = read_log(source)
         return itertools.chain(list(itertools.islice(lines, None if is_many else 1)), lines)
 
-    with ThreadPoolExecutor(READERS) as pool:
-        return merge_lines(list(pool.map(start, sources)))
+    with ThreadPoolExecutor(MAX_READERS) as pool:
+        return merge_lines(list(pool.map(start_reading, sources)))
 
 
 def describe_unreadable(pod: str, error: ClusterError, node: str | None) -> str:
     """Return a message about a pod whose log cannot be read."""
-    return f"the log of pod {pod} cannot be read: {why_unread(error, node)}"
+    return f"the log of pod {pod} cannot be read: {explain_unread(error, node)}"
 
 
 def read_pod_log(
     cluster: Cluster,
     namespace: str,
-    source: Source,
-    select: Select,
-    window: Window = EVERYTHING,
+    source: LogSource,
+    select: Selection,
+    window: LogWindow = FULL_WINDOW,
     *,
     follow: bool = False,
 ) -> Iterator[Line]:
@@ -287,25 +287,25 @@ def read_pod_log(
         since=window.since,
         tail=None if window.tail is None else _tail_length(cluster, namespace, source, select, window),
         timestamps=True,
-        patience_s=None if follow else PATIENCE_S,
+        timeout_s=None if follow else LOG_TIMEOUT_S,
     )
     return _select_lines(texts, source, select)
 
 
-def _select_lines(texts: Iterable[str], source: Source, select: Select) -> Iterator[Line]:
+def _select_lines(texts: Iterable[str], source: LogSource, select: Selection) -> Iterator[Line]:
     line: Line | None = None
     for text in texts:
         line = parse_stamped_line(source.host, source.generation, text, line)
         is_record = line.rank is None and log_lines.is_for_programs(line.text)
-        if not is_record and select.wants(line, source.ranks):
+        if not is_record and select.matches(line, source.ranks):
             yield line
 
 
-def _tail_length(cluster: Cluster, namespace: str, source: Source, select: Select, window: Window) -> int:
+def _tail_length(cluster: Cluster, namespace: str, source: LogSource, select: Selection, window: LogWindow) -> int:
     """Return the number of lines at the end of a log that contain its last `window.tail` selected lines."""
-    wanted = window.tail or 0
+    line_count = window.tail or 0
     for power in itertools.count(1):
-        length = wanted * 4**power
+        length = line_count * 4**power
         texts = cluster.log(
             namespace,
             source.pod,
@@ -313,18 +313,18 @@ def _tail_length(cluster: Cluster, namespace: str, source: Source, select: Selec
             since_s=window.seconds,
             tail=length,
             timestamps=True,
-            patience_s=PATIENCE_S,
+            timeout_s=LOG_TIMEOUT_S,
         )
         flags = [any(_select_lines([text], source, select)) for text in texts]
-        places = [place for place, is_wanted in enumerate(reversed(flags), 1) if is_wanted]
-        if len(places) >= wanted:
-            return places[wanted - 1] if wanted else 0
+        positions = [place for place, is_wanted in enumerate(reversed(flags), 1) if is_wanted]
+        if len(positions) >= line_count:
+            return positions[line_count - 1] if line_count else 0
         if len(flags) < length:
             return len(flags)
     raise AssertionError("a log ends")
 
 
-def last_lines(cluster: Cluster, namespace: str, pod: str, port: int) -> Mapping[int, Sequence[str]]:
+def read_agent_lines(cluster: Cluster, namespace: str, pod: str, port: int) -> Mapping[int, Sequence[str]]:
     """Return the last lines of each process of a pod from its agent, by rank.
 
     A kubelet returns only the newest file of a log, which is empty after a rotation. The result is empty if the agent
@@ -345,10 +345,10 @@ def previous_lines(records: Iterable[log_lines.Line], members: Members) -> Itera
     The pods of that generation are gone, so the next leader repeats their lines in its log. The lines are of the newest
     attempt. The host is the one that held the rank then or, if the leader does not say it, the one in `members`.
     """
-    tails = [record for record in records if isinstance(record, Tail)]
-    newest = max((tail.attempt for tail in tails), default=0)
+    tails = [record for record in records if isinstance(record, TailLine)]
+    newest_attempt = max((tail.attempt for tail in tails), default=0)
     for tail in tails:
-        if tail.attempt == newest:
-            host = members.host(tail.rank) if tail.host is None else tail.host
+        if tail.attempt == newest_attempt:
+            host = members.host_of(tail.rank) if tail.host is None else tail.host
             for text in tail.lines:
                 yield Line(host, tail.rank, text, generation=tail.generation)

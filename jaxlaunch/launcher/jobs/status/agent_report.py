@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.hosts import Host
-from jaxlaunch.records.log_lines import Beat, Judged, Line, Past, Recorded
-from jaxlaunch.records.summary import ratio
+from jaxlaunch.records.log_lines import BeatLine, Line, PastLine, ProgressAnnotation, VerdictLine
+from jaxlaunch.records.summary import goodput_ratio
 from jaxlaunch.records.verdict import Verdict
 
 
@@ -23,7 +23,7 @@ class AttemptEnd:
     at: float | None = None  # Unix time
 
     @property
-    def title(self) -> str:
+    def description(self) -> str:
         """Description of the end: "attempt 3 of generation 1: hang (82): rank 1 …"."""
         return f"attempt {self.attempt} of generation {self.generation}: {self.result}: {self.verdict.message}"
 
@@ -38,27 +38,27 @@ class AgentReport:
     """Merged report of all agents. A field is None or empty if no agent reported it or it could not be read."""
 
     # Newest heartbeat of these pods.
-    heartbeat: Beat | None = None
+    heartbeat: BeatLine | None = None
     # End of the current pods, if they have ended or are about to.
-    verdict: AttemptEnd | None = None
+    attempt_end: AttemptEnd | None = None
     # Earlier attempts as far as they are known, oldest first.
-    earlier: tuple[AttemptEnd, ...] = ()
+    earlier_ends: tuple[AttemptEnd, ...] = ()
     # Number of restarts by the cause that ended the attempt before.
     ends_by_cause: Mapping[str, int] | None = None
     # Why earlier attempts are not known, as a clause.
-    unknown: str | None = None
+    unknown_reason: str | None = None
     # Source of the heartbeat if no leader's log has one.
-    recorded: Recorded | None = None
+    recorded: ProgressAnnotation | None = None
 
     @property
-    def last(self) -> AttemptEnd | None:
+    def last_end(self) -> AttemptEnd | None:
         """End of the last attempt that has ended."""
-        return self.verdict or (self.earlier[-1] if self.earlier else None)
+        return self.attempt_end or (self.earlier_ends[-1] if self.earlier_ends else None)
 
     @property
     def is_judged(self) -> bool:
         """Whether the attempt of the newest heartbeat has ended, so that its phase is outdated."""
-        last, beat = self.last, self.heartbeat
+        last, beat = self.last_end, self.heartbeat
         if last is None or beat is None or beat.stage == "gather" or beat.generation != last.generation:
             return False
         return last.attempt >= beat.attempt
@@ -66,22 +66,22 @@ class AgentReport:
     @property
     def stage(self) -> str | None:
         """Stage of the current attempt, one of jaxlaunch.records.log_lines.STAGES."""
-        return None if self.heartbeat is None or self.verdict is not None else self.heartbeat.stage
+        return None if self.heartbeat is None or self.attempt_end is not None else self.heartbeat.stage
 
     @property
-    def missing(self) -> list[int]:
+    def missing_hosts(self) -> list[int]:
         """The first of the hosts that the leader waits for."""
         return list(self.heartbeat.missing) if self.heartbeat is not None and self.stage == "gather" else []
 
     @property
     def step(self) -> int | None:
         """Number of steps that are complete on every rank."""
-        if self.verdict is not None and self.verdict.verdict.step is not None:
-            return self.verdict.verdict.step
+        if self.attempt_end is not None and self.attempt_end.verdict.step is not None:
+            return self.attempt_end.verdict.step
         return None if self.heartbeat is None else self.heartbeat.step
 
     @property
-    def committed(self) -> int | None:
+    def committed_step(self) -> int | None:
         """Newest step with a complete checkpoint on storage."""
         return None if self.heartbeat is None else self.heartbeat.committed
 
@@ -96,11 +96,11 @@ class AgentReport:
         """Share of all seconds that was spent on steps that count, from 0 to 1."""
         if self.recorded is not None:
             return self.recorded.goodput
-        return None if self.heartbeat is None else ratio(self.heartbeat.seconds)
+        return None if self.heartbeat is None else goodput_ratio(self.heartbeat.seconds)
 
 
-def merge(
-    records: Sequence[Line], hosts: Sequence[Host], recorded: Recorded | None = None, *, is_over: bool = False
+def merge_reports(
+    records: Sequence[Line], hosts: Sequence[Host], recorded: ProgressAnnotation | None = None, *, is_over: bool = False
 ) -> AgentReport:
     """Merge the leader's records and the termination messages of all pods into one report.
 
@@ -122,14 +122,14 @@ def merge(
     is_of_last = recorded.is_end and not hosts and not (is_over and recorded.when == "stopped")
     return dataclasses.replace(
         report,
-        heartbeat=Beat(
+        heartbeat=BeatLine(
             attempt=recorded.attempt,
             generation=recorded.generation,
             step=recorded.step,
             committed=recorded.committed,
         ),
-        verdict=report.verdict or (last if is_of_last else None),
-        earlier=report.earlier or (() if is_of_last or last is None else (last,)),
+        attempt_end=report.attempt_end or (last if is_of_last else None),
+        earlier_ends=report.earlier_ends or (() if is_of_last or last is None else (last,)),
         ends_by_cause=report.ends_by_cause or ends,
         recorded=recorded,
     )
@@ -141,9 +141,9 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
     heartbeat = _newest_heartbeat([record for record in records if record.generation == generation])
     ends = []
     for record in records:
-        if isinstance(record, Judged):
+        if isinstance(record, VerdictLine):
             ends.append(AttemptEnd(record.verdict, record.attempt, record.generation, record.at))
-        elif isinstance(record, Past) and record.verdict is not None:
+        elif isinstance(record, PastLine) and record.verdict is not None:
             at = record.at if record.ended is None else record.ended
             ends.append(AttemptEnd(record.verdict, record.attempt, record.generation, at))
     # Host 0's agent decides the verdict that ends these pods. An agent that lost its leader knows less.
@@ -151,7 +151,7 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
     terminations = [
         AttemptEnd(report.verdict, report.attempt, report.generation)
         for host in hosts
-        if not host.left_alone and (report := host.termination_report) is not None
+        if not host.has_left_gang and (report := host.termination_report) is not None
     ]
     current = [end for end in ends if end.generation == generation]
     if terminations:
@@ -162,8 +162,8 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
     earlier = {end.attempt: end for end in ends if verdict is None or end.attempt < verdict.attempt}
     # Number of ended attempts by cause, or why it is unknown. A heartbeat includes the counts of the first record.
     newest_first = records[::-1]
-    past = next((record for record in newest_first if isinstance(record, Past) and record.verdict is None), None)
-    beat = next((record for record in newest_first if isinstance(record, Beat)), None)
+    past = next((record for record in newest_first if isinstance(record, PastLine) and record.verdict is None), None)
+    beat = next((record for record in newest_first if isinstance(record, BeatLine)), None)
     by_cause = None if past is None else past.ends
     if beat is not None and beat.restarts is not None:
         by_cause = beat.restarts
@@ -176,11 +176,11 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
     )
 
 
-def _newest_heartbeat(records: Sequence[Line]) -> Beat | None:
+def _newest_heartbeat(records: Sequence[Line]) -> BeatLine | None:
     """Return the last heartbeat, updated with the step and the commit of a later verdict."""
-    newest = next((record for record in reversed(records) if isinstance(record, Beat)), None)
+    newest = next((record for record in reversed(records) if isinstance(record, BeatLine)), None)
     for record in records:
-        if newest is not None and isinstance(record, Judged) and record.at >= newest.at:
+        if newest is not None and isinstance(record, VerdictLine) and record.at >= newest.at:
             step = newest.step if record.step is None else record.step
             committed = newest.committed if record.committed is None else record.committed
             newest = dataclasses.replace(newest, step=step, committed=committed)

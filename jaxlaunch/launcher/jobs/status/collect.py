@@ -33,15 +33,15 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     WORKLOADS,
     Kind,
 )
-from jaxlaunch.launcher.kubernetes.labels import JOB_UID, NAME_LABEL, OWN_LABEL, QUEUE, REPLICATED_JOB
+from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL, JOB_UID, NAME_LABEL, QUEUE_LABEL, REPLICATED_JOB
 from jaxlaunch.launcher.kubernetes.objects import (
     QUIET_EVENTS,
     Obj,
     cluster_queue_name,
-    condition,
+    find_condition,
     fold_events,
+    is_condition_true,
     is_suspended,
-    is_true,
     replicated_jobs,
     seconds_since,
     trim_event,
@@ -49,7 +49,7 @@ from jaxlaunch.launcher.kubernetes.objects import (
     trim_pod,
 )
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import Line, Past, Tail
+from jaxlaunch.records.log_lines import Line, PastLine, TailLine
 
 MAX_PAGES_OF_EVENTS = 10
 # A list of all jobs reads the logs of this many leaders, for their current step.
@@ -57,10 +57,10 @@ MAX_LOGS = 16
 # Timeout for each of these logs.
 LIST_TIMEOUT_S = 2.0
 # A pod that is this late to start or end may be on a faulty node.
-_LATE_S = 10.0
-_MAX_MESSAGE = 240  # characters of a refusal
+_LATE_POD_S = 10.0
+_MAX_MESSAGE_CHARS = 240  # characters of a refusal
 # Events about rejected objects say this when the namespace is being deleted.
-_TERMINATING = "because it is being terminated"
+_TERMINATING_TEXT = "because it is being terminated"
 # Kueue's message about a preemption names the job by its uid.
 _JOB_UID = re.compile(r"\bJobUID: ([0-9a-f-]{8,})")
 
@@ -70,9 +70,9 @@ _Place = tuple[str, str]  # namespace, name
 # --- one job ----------------------------------------------------------------------------------------------------------
 
 
-def snapshot(cluster: Cluster, namespace: str, name: str) -> Snapshot | NoSuchJob:
+def read_snapshot(cluster: Cluster, namespace: str, name: str) -> Snapshot | NoSuchJob:
     """Read one job. Raises ClusterError if its JobSet cannot be read."""
-    return _Reader(cluster, namespace, name).snapshot()
+    return _Reader(cluster, namespace, name).read_snapshot()
 
 
 class _Reader:
@@ -87,62 +87,62 @@ class _Reader:
         # Set if the leader's log could not be read although the user may read it.
         self._has_lost_log = False
 
-    def snapshot(self) -> Snapshot | NoSuchJob:
+    def read_snapshot(self) -> Snapshot | NoSuchJob:
         jobset = self._cluster.get(JOBSETS, self._name, self._namespace)
-        now = self._cluster.now()
-        events = self._events(jobset)
+        now = self._cluster.current_time()
+        events = self._read_events(jobset)
         if jobset is None:
             return self._no_such_job(now, events)
-        pods = self._list(PODS, self._labels, keep=trim_pod)
-        newest = hosts.newest(jobset, pods)
-        workload = self._workload(jobset)
-        is_held = is_suspended(jobset) and workload is not None and not is_true(workload, "Admitted")
+        pods = self._list_objects(PODS, self._labels, keep=trim_pod)
+        newest = hosts.newest_hosts(jobset, pods)
+        workload = self._find_workload(jobset)
+        is_held = is_suspended(jobset) and workload is not None and not is_condition_true(workload, "Admitted")
         local_queue = cluster_queue = None
         if is_held:
-            local_queue = self._get(LOCAL_QUEUES, jobset["metadata"]["labels"][QUEUE])
+            local_queue = self._get_object(LOCAL_QUEUES, jobset["metadata"]["labels"][QUEUE_LABEL])
             # Often only administrators may read it.
             if (queue_name := cluster_queue_name(local_queue)) is not None:
-                cluster_queue = self._get(CLUSTER_QUEUES, queue_name)
-        records = tuple(self._records(jobset, newest, is_queued=local_queue is not None))
-        silent, deleted = self._unwell_node(newest, records, now)
+                cluster_queue = self._get_object(CLUSTER_QUEUES, queue_name)
+        records = tuple(self._read_records(jobset, newest, is_queued=local_queue is not None))
+        silent, deleted = self._find_unhealthy_node(newest, records, now)
         return Snapshot(
             namespace=self._namespace,
             name=self._name,
             now=now,
             jobset=jobset,
-            jobs=tuple(self._list(JOBS, self._labels)),
+            jobs=tuple(self._list_objects(JOBS, self._labels)),
             pods=tuple(pods),
             events=tuple(events),
             workload=workload,
-            ending_namespace=self._ending_namespace() if _may_end(jobset, events, newest) else None,
-            preempted_by=self._preemptor(workload) if is_held else None,
+            ending_namespace=self._ending_namespace() if _may_be_terminating(jobset, events, newest) else None,
+            preempted_by=self._find_preemptor(workload) if is_held else None,
             local_queue=local_queue,
             cluster_queue=cluster_queue,
-            nodes=self._nodes() if local_queue is None and any(host.unscheduled for host in newest) else None,
+            nodes=self._list_nodes() if local_queue is None and any(host.unscheduled for host in newest) else None,
             silent_node=silent,
             deleted_node=deleted,
             records=records,
             unread=tuple(self._unread),
-            not_read=self._not_read,
+            unread_reasons=self._not_read,
             forbidden=frozenset(self._forbidden),
         )
 
-    def _list(self, kind: Kind, labels: str, **how: object) -> list[Obj]:
+    def _list_objects(self, kind: Kind, labels: str, **how: object) -> list[Obj]:
         try:
             return list(self._cluster.list(kind, self._namespace, labels=labels, **how))  # type: ignore[arg-type]
         except ApiError as error:
             self._add_unread(kind.plural, error, kind.plural)
             return []
 
-    def _get(self, kind: Kind, name: str) -> Obj | None:
+    def _get_object(self, kind: Kind, name: str) -> Obj | None:
         try:
             return self._cluster.get(kind, name, self._namespace)
         except ApiError as error:
             self._add_unread(f"{kind.kind} {name}", error, kind.plural)
             return None
 
-    def _add_unread(self, what: str, error: ClusterError, kind: str, node: str | None = None) -> None:
-        self._unread.append(_describe_unread(what, error, node))
+    def _add_unread(self, subject: str, error: ClusterError, kind: str, node: str | None = None) -> None:
+        self._unread.append(_describe_unread(subject, error, node))
         # A kind that is not served has no objects.
         if not (isinstance(error, ApiError) and error.status == 404):
             self._not_read.setdefault(kind, self._unread[-1])
@@ -156,13 +156,13 @@ class _Reader:
             names = tuple(jobset["metadata"]["name"] for jobset in _list_jobsets(self._cluster, self._namespace))
         except ApiError as error:
             self._add_unread("the names of other jobs", error, JOBSETS.plural)
-        left = [("pod", pod) for pod in self._list(PODS, self._labels, keep=trim_pod)]
-        left += [("Job", job) for job in self._list(JOBS, self._labels)]
+        leftovers = [("pod", pod) for pod in self._list_objects(PODS, self._labels, keep=trim_pod)]
+        leftovers += [("Job", job) for job in self._list_objects(JOBS, self._labels)]
         ending = self._ending_namespace()
         unread = tuple(self._unread)
-        return NoSuchJob(self._namespace, self._name, tuple(events), names, ending, unread, now, tuple(left))
+        return NoSuchJob(self._namespace, self._name, tuple(events), names, ending, unread, now, tuple(leftovers))
 
-    def _events(self, jobset: Obj | None) -> list[Obj]:
+    def _read_events(self, jobset: Obj | None) -> list[Obj]:
         """Return the events about this job and its objects since its creation."""
         fields = ",".join(f"reason!={reason}" for reason in QUIET_EVENTS)
         try:
@@ -186,34 +186,34 @@ class _Reader:
             return None
         return namespace if namespace is not None and "deletionTimestamp" in namespace["metadata"] else None
 
-    def _workload(self, jobset: Obj) -> Obj | None:
-        if QUEUE not in jobset["metadata"].get("labels", {}):
+    def _find_workload(self, jobset: Obj) -> Obj | None:
+        if QUEUE_LABEL not in jobset["metadata"].get("labels", {}):
             return None
-        workloads = self._list(WORKLOADS, f"{JOB_UID}={jobset['metadata']['uid']}")
+        workloads = self._list_objects(WORKLOADS, f"{JOB_UID}={jobset['metadata']['uid']}")
         return max(workloads, key=lambda item: item["metadata"].get("creationTimestamp", ""), default=None)
 
-    def _preemptor(self, workload: Obj | None) -> str | None:
+    def _find_preemptor(self, workload: Obj | None) -> str | None:
         """Return the name of the JobSet that preempted the job. Kueue gives its uid."""
-        messages = [condition(workload or {}, kind).get("message", "") for kind in ("Preempted", "Evicted")]
+        messages = [find_condition(workload or {}, kind).get("message", "") for kind in ("Preempted", "Evicted")]
         uid = next((match[1] for text in messages if (match := _JOB_UID.search(text))), None)
-        jobsets = [] if uid is None else self._list(JOBSETS, "")
+        jobsets = [] if uid is None else self._list_objects(JOBSETS, "")
         return next((jobset["metadata"]["name"] for jobset in jobsets if jobset["metadata"].get("uid") == uid), None)
 
-    def _nodes(self) -> tuple[Obj, ...] | None:
+    def _list_nodes(self) -> tuple[Obj, ...] | None:
         try:
             return tuple(self._cluster.list(NODES, keep=trim_node))
         except ApiError as error:
             self._add_unread("nodes", error, "nodes")
             return None
 
-    def _unwell_node(
+    def _find_unhealthy_node(
         self, newest: Sequence[Host], records: Sequence[Line], now: datetime
     ) -> tuple[Obj | None, DeletedNode | None]:
         """Return the node of the first suspect host if it is not Ready, or its name and time if it was deleted.
 
         Few users may read nodes. An error is ignored.
         """
-        missing = agent_report.merge(records, newest).missing
+        missing = agent_report.merge_reports(records, newest).missing_hosts
         suspects = (host for host in newest if host.number in missing or self._may_be_lost(host, now))
         name = next((host.node for host in suspects if host.node is not None and not host.has_ended), None)
         if name is None:
@@ -223,7 +223,7 @@ class _Reader:
         except ClusterError:
             return None, None
         if node is not None:
-            return (None, None) if is_true(node, "Ready") else (node, None)
+            return (None, None) if is_condition_true(node, "Ready") else (node, None)
         # An event of the node controller has the time of the deletion. Few users may read it.
         fields, events = f"involvedObject.kind=Node,involvedObject.name={name},reason=RemovingNode", list[Obj]()
         with contextlib.suppress(ClusterError):
@@ -232,13 +232,13 @@ class _Reader:
 
     def _may_be_lost(self, host: Host, now: datetime) -> bool:
         """Return whether a host's state suggests that its node does not work."""
-        if host.is_leaving and (seconds_since(host.ends_at, now) or 0.0) > _LATE_S:
+        if host.is_leaving and (seconds_since(host.ends_at, now) or 0.0) > _LATE_POD_S:
             return True
         if host.running:
-            return (self._has_lost_log and host.number == 0) or not (host.is_ready or host.ended)
-        return (seconds_since(host.created, now) or 0.0) > _LATE_S
+            return (self._has_lost_log and host.number == 0) or not (host.is_ready or host.terminated)
+        return (seconds_since(host.created_at, now) or 0.0) > _LATE_POD_S
 
-    def _records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Line]:
+    def _read_records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Line]:
         """Return the leader's records. To save a call, those of earlier attempts are skipped if queues were read."""
         leader = next((host for host in newest if host.number == 0 and host.has_started), None)
         if leader is None or not hosts.is_ours(jobset):
@@ -252,17 +252,17 @@ class _Reader:
             return []
 
 
-def _may_end(jobset: Obj, events: Iterable[Obj], newest: Iterable[Host]) -> bool:
+def _may_be_terminating(jobset: Obj, events: Iterable[Obj], newest: Iterable[Host]) -> bool:
     """Return whether the namespace may be being deleted: its pods go first, and new objects are rejected."""
     if "deletionTimestamp" in jobset["metadata"] or any(host.is_leaving and host.has_ended for host in newest):
         return True
-    return any(_TERMINATING in event["message"] for event in events)
+    return any(_TERMINATING_TEXT in event["message"] for event in events)
 
 
-def _describe_unread(what: str, error: ClusterError, node: str | None = None) -> str:
+def _describe_unread(subject: str, error: ClusterError, node: str | None = None) -> str:
     """Return the message about an unread object. `node` is given for the log of a pod."""
-    why = error.message if node is None else why_unread(error, node)
-    return f"{what} could not be read: {why[:_MAX_MESSAGE]}"
+    reason = error.message if node is None else explain_unread(error, node)
+    return f"{subject} could not be read: {reason[:_MAX_MESSAGE_CHARS]}"
 
 
 def job_events(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None) -> Iterator[Mapping[str, Any]]:
@@ -271,7 +271,7 @@ def job_events(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | Non
     Events before the creation of an existing JobSet are left out, since they are about an earlier one of the same name.
     """
     since = "" if jobset is None else jobset["metadata"].get("creationTimestamp", "")
-    claims = () if jobset is None else hosts.claims(jobset)
+    claims = () if jobset is None else hosts.claim_names(jobset)
     parts = "|".join(re.escape(part["name"]) for part in replicated_jobs(jobset or {})) or REPLICATED_JOB
     job = rf"{re.escape(name)}-(?:{parts})-\d+"
     patterns = {
@@ -290,24 +290,24 @@ def job_events(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | Non
 # --- all jobs ---------------------------------------------------------------------------------------------------------
 
 
-def snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
+def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
     """Read all of launcher's jobs in one or all namespaces, sorted by namespace and name.
 
     Raises ClusterError if the JobSets cannot be read.
     """
     unread = dict[str, str]()
     jobsets = [jobset for jobset in _list_jobsets(cluster, namespace) if hosts.is_ours(jobset)]
-    now = cluster.now()
+    now = cluster.current_time()
     pods: dict[_Place, list[Obj]] = defaultdict(list)
     workloads: dict[str, Obj] = {}
     try:
-        for pod in cluster.list(PODS, namespace, labels=f"{OWN_LABEL},{NAME_LABEL}", keep=trim_pod):
+        for pod in cluster.list(PODS, namespace, labels=f"{JOB_LABEL},{NAME_LABEL}", keep=trim_pod):
             pods[pod["metadata"]["namespace"], pod["metadata"]["labels"][NAME_LABEL]].append(pod)
     except ApiError as error:
         unread["pods"] = _describe_unread("pods", error)
     try:
         # Not needed if no job has a queue.
-        if any(QUEUE in jobset["metadata"].get("labels", {}) for jobset in jobsets):
+        if any(QUEUE_LABEL in jobset["metadata"].get("labels", {}) for jobset in jobsets):
             listed = cluster.list(WORKLOADS, namespace, labels=JOB_UID)
             workloads = {workload["metadata"]["labels"][JOB_UID]: workload for workload in listed}
     except ApiError as error:
@@ -322,16 +322,16 @@ def snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
             pods=tuple(pods.get(place, ())),
             workload=workloads.get(by_place[place]["metadata"]["uid"]),
             unread=tuple(unread.values()),
-            not_read=unread,
+            unread_reasons=unread,
         )
         for place in sorted(by_place)
     ]
-    return _with_records(cluster, jobs)
+    return _add_records(cluster, jobs)
 
 
-def _with_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
+def _add_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
     """Add the newest records to the first running jobs. Each costs a call."""
-    read, calls = [], 0
+    results, calls = [], 0
     # Logs that fail with the same error share the message of the first.
     unread = dict[str, str]()
     for job in jobs:
@@ -343,11 +343,13 @@ def _with_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
                 job = dataclasses.replace(job, records=tuple(records))
             except ClusterError as error:
                 # The step of this job is unknown.
-                alike = f"{job.namespace} {error.message.replace(leader.pod, '')}"
-                why = unread.setdefault(alike, _describe_unread(f"the log of {leader.pod}", error, leader.node))
-                job = dataclasses.replace(job, unread=(*job.unread, why), not_read={**job.not_read, "log": why})
-        read.append(job)
-    return read
+                error_key = f"{job.namespace} {error.message.replace(leader.pod, '')}"
+                why = unread.setdefault(error_key, _describe_unread(f"the log of {leader.pod}", error, leader.node))
+                job = dataclasses.replace(
+                    job, unread=(*job.unread, why), unread_reasons={**job.unread_reasons, "log": why}
+                )
+        results.append(job)
+    return results
 
 
 def _list_jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
@@ -368,36 +370,36 @@ def _list_jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
 _RECENT_S = 45
 # Lines of a running leader's log that are read first. A program may write so much that they have no record, and then
 # eight times as many are read.
-_MANY = 4_000
+_FIRST_TAIL_LINES = 4_000
 # Lines that are read of an ended leader's log.
-_TAIL = 400
+_ENDED_TAIL_LINES = 400
 # The rest of the snapshot must not wait for a node that does not answer.
-TIMEOUT_S = 8.0
+LOG_TIMEOUT_S = 8.0
 # The API server's message if a node's kubelet did not return a log.
-_KUBELET = re.compile(r'"https://[^/"]+/containerLogs/[^"]*": (?P<why>.+?)(?: \(GET \S+\))?$')
+_KUBELET_ERROR = re.compile(r'"https://[^/"]+/containerLogs/[^"]*": (?P<why>.+?)(?: \(GET \S+\))?$')
 # The leader writes at the start of its log how earlier attempts ended.
 _HEAD_BYTES = 256 * 1024
 
 
-def why_unread(error: ClusterError, node: str | None) -> str:
+def explain_unread(error: ClusterError, node: str | None) -> str:
     """Return why a log could not be read. The API server fetches it from the kubelet of the pod's node."""
-    match = _KUBELET.search(error.message) if isinstance(error, ApiError) else None
+    match = _KUBELET_ERROR.search(error.message) if isinstance(error, ApiError) else None
     if match is not None:
         says = "is not trusted by" if match["why"].startswith("tls: ") else "does not answer"
         return f"the kubelet of node {node} {says} the API server: {match['why']}"
-    if isinstance(error, Unreachable) and error.sent:
+    if isinstance(error, Unreachable) and error.was_sent:
         return f"the kubelet of node {node} has not sent it to the API server in time"
     return error.message
 
 
-def read_recent_records(cluster: Cluster, namespace: str, leader: Host, timeout_s: float = TIMEOUT_S) -> list[Line]:
+def read_recent_records(cluster: Cluster, namespace: str, leader: Host, timeout_s: float = LOG_TIMEOUT_S) -> list[Line]:
     """Return the leader's newest heartbeats or its verdict. Raises ClusterError if its log cannot be read."""
-    if leader.ended:
-        return _read_part(cluster, namespace, leader, timeout_s, tail=_TAIL)[0]
+    if leader.terminated:
+        return _read_part(cluster, namespace, leader, timeout_s, tail=_ENDED_TAIL_LINES)[0]
     for power in itertools.count():
-        most = _MANY * 8**power
-        records, lines = _read_part(cluster, namespace, leader, timeout_s, since_s=_RECENT_S, tail=most)
-        if records or lines < most:
+        max_lines = _FIRST_TAIL_LINES * 8**power
+        records, lines = _read_part(cluster, namespace, leader, timeout_s, since_s=_RECENT_S, tail=max_lines)
+        if records or lines < max_lines:
             return records
     raise AssertionError("a log ends")
 
@@ -405,9 +407,9 @@ def read_recent_records(cluster: Cluster, namespace: str, leader: Host, timeout_
 def read_all_records(cluster: Cluster, namespace: str, leader: Host) -> list[Line]:
     """Return the recent records after those of earlier attempts. A long log takes two calls."""
     records = read_recent_records(cluster, namespace, leader)
-    if any(isinstance(record, Past) for record in records):
+    if any(isinstance(record, PastLine) for record in records):
         return records
-    return [*_read_part(cluster, namespace, leader, TIMEOUT_S, limit_bytes=_HEAD_BYTES)[0], *records]
+    return [*_read_part(cluster, namespace, leader, LOG_TIMEOUT_S, limit_bytes=_HEAD_BYTES)[0], *records]
 
 
 def follow_records(cluster: Cluster, namespace: str, leader: Host) -> Iterator[Line]:
@@ -417,7 +419,7 @@ def follow_records(cluster: Cluster, namespace: str, leader: Host) -> Iterator[L
 
 def _read_part(cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **part: int) -> tuple[list[Line], int]:
     """Return the records in a part of the leader's log, and the number of lines of that part."""
-    lines = cluster.log(namespace, leader.pod, container=leader.container, patience_s=timeout_s, **part)  # type: ignore[arg-type]
+    lines = cluster.log(namespace, leader.pod, container=leader.container, timeout_s=timeout_s, **part)  # type: ignore[arg-type]
     counter = itertools.count()
     records = list(_parse_records(line for line in lines if next(counter) >= 0))
     return records, next(counter)
@@ -425,7 +427,7 @@ def _read_part(cluster: Cluster, namespace: str, leader: Host, timeout_s: float,
 
 def _parse_records(lines: Iterable[str]) -> Iterator[Line]:
     for line in lines:
-        record = log_lines.parse(line)
+        record = log_lines.parse_line(line)
         # The repeated end of an older log can be as long as a log.
-        if record is not None and not isinstance(record, Tail):
+        if record is not None and not isinstance(record, TailLine):
             yield record

@@ -13,14 +13,14 @@ from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.kubernetes.labels import (
     GENERATION_LABEL,
     INDEX_LABEL,
+    JOB_LABEL,
     MAIN_CONTAINER,
-    OWN_LABEL,
     REPLICATED_LABEL,
     SLICE_LABEL,
 )
-from jaxlaunch.launcher.kubernetes.objects import Obj, condition, is_true, pod_template, replicated_jobs
-from jaxlaunch.records import checked, log_lines
-from jaxlaunch.records.log_lines import Termination
+from jaxlaunch.launcher.kubernetes.objects import Obj, find_condition, is_condition_true, pod_template, replicated_jobs
+from jaxlaunch.records import codec, log_lines
+from jaxlaunch.records.log_lines import TerminationMessage
 from jaxlaunch.records.members import Members
 
 # Name of the port of the main container.
@@ -37,9 +37,9 @@ class Container:
     # An init container with restartPolicy Always, which runs next to the main one.
     is_sidecar: bool
     running: Mapping[str, Any]
-    ended: Mapping[str, Any]
+    terminated: Mapping[str, Any]
     # Terminated state of an earlier start.
-    before: Mapping[str, Any]
+    last_terminated: Mapping[str, Any]
     memory_limit: str | None
 
 
@@ -53,7 +53,7 @@ class Host:
     node: str | None
     is_ready: bool
     # Message of the condition Ready while it is not True.
-    unready: str
+    unready_reason: str
     # Whether the pod is being deleted.
     is_leaving: bool
     # Phase of the pod: Pending, Running, Succeeded or Failed.
@@ -69,7 +69,7 @@ class Host:
     # Only startedAt.
     running: Mapping[str, Any]
     # Reason, exitCode, message and finishedAt.
-    ended: Mapping[str, Any]
+    terminated: Mapping[str, Any]
     # Condition PodScheduled while it is not True: reason and message.
     unscheduled: Mapping[str, Any]
     # Condition DisruptionTarget: reason and message.
@@ -78,10 +78,10 @@ class Host:
     reason: str
     message: str
     # Terminated state of an earlier start of the container.
-    before: Mapping[str, Any]
+    last_terminated: Mapping[str, Any]
     # Message of the main container's terminated state.
     termination_message: str
-    created: str
+    created_at: str
     # Whether the kubelet has started to work on the pod.
     seen_by_kubelet: bool
     # End of the grace period while the pod is being deleted.
@@ -89,12 +89,12 @@ class Host:
     # Memory limit of `container`.
     memory_limit: str | None
     # All other containers of the pod.
-    beside: tuple[Container, ...]
+    other_containers: tuple[Container, ...]
 
     @property
     def has_started(self) -> bool:
         """Whether the main container has started, so that it has a log."""
-        return not self.is_init and bool(self.running or self.ended)
+        return not self.is_init and bool(self.running or self.terminated)
 
     @property
     def has_ended(self) -> bool:
@@ -104,21 +104,23 @@ class Host:
     @property
     def last_end(self) -> Mapping[str, Any]:
         """Terminated state of this or an earlier start of the container, empty if there is none."""
-        return self.ended or self.before
+        return self.terminated or self.last_terminated
 
     @property
-    def left_alone(self) -> bool:
+    def has_left_gang(self) -> bool:
         """Whether its agent was told to stop and left, while the gang waits for a replacement pod."""
-        return self.ended.get("exitCode") == contract.LEFT
+        return self.terminated.get("exitCode") == contract.LEFT
 
     @property
     def ends_gang(self) -> bool:
         """Whether its failure ends the whole gang, in a job whose lost pods are otherwise replaced one by one."""
-        code = self.ended.get("exitCode", 0)
-        return self.phase == "Failed" and contract.DONE < code < contract.OF_THE_KERNEL and code in contract.OUTCOMES
+        code = self.terminated.get("exitCode", 0)
+        return (
+            self.phase == "Failed" and contract.DONE < code < contract.FIRST_SIGNAL_CODE and code in contract.OUTCOMES
+        )
 
     @property
-    def termination_report(self) -> Termination | None:
+    def termination_report(self) -> TerminationMessage | None:
         """The agent's termination message, parsed."""
         return log_lines.parse_termination_message(self.termination_message)
 
@@ -133,7 +135,7 @@ def _hosts_per_job(job: Obj) -> int:
     return int(spec.get("parallelism") or spec.get("completions") or 1)
 
 
-def expected(jobset: Obj) -> int:
+def count_hosts(jobset: Obj) -> int:
     """Return the number of hosts that the JobSet requests."""
     return sum(int(job.get("replicas", 1)) * _hosts_per_job(job) for job in replicated_jobs(jobset))
 
@@ -153,21 +155,21 @@ def agent_job(spec: Obj) -> AgentJob | None:
     """Return the agents' job settings in a pod spec, or None if it has no agent."""
     variables = main_container(spec).get("env") or ()
     text = next((variable.get("value") for variable in variables if variable["name"] == contract.JOB), None)
-    return checked.read(AgentJob, checked.decode_record(text.replace("$$", "$"))) if text else None
+    return codec.read_record(AgentJob, codec.parse_record(text.replace("$$", "$"))) if text else None
 
 
-def table(jobset: Obj) -> Members:
+def initial_members(jobset: Obj) -> Members:
     """Return the hosts that hold ranks at the start of the gang. In another tool's JobSet each holds one."""
     job = _agent_job_or_default(jobset)
-    return Members(range(job.sizes[-1] if job.sizes else expected(jobset)), job.processes_per_host)
+    return Members(range(job.sizes[-1] if job.sizes else count_hosts(jobset)), job.processes_per_host)
 
 
-def moves(jobset: Obj) -> bool:
+def can_move_ranks(jobset: Obj) -> bool:
     """Return whether ranks may move between hosts, because the job has spares or may shrink."""
     return bool(_agent_job_or_default(jobset).sizes)
 
 
-def are_replaced(jobset: Obj) -> bool:
+def has_pod_replacement(jobset: Obj) -> bool:
     """Return whether a lost pod is replaced alone, while the other pods wait for it."""
     return _agent_job_or_default(jobset).replaces
 
@@ -185,14 +187,14 @@ def metrics_port(jobset: Obj) -> int | None:
     return next((int(port["containerPort"]) for port in ports if port.get("name") == METRICS_PORT), None)
 
 
-def claims(jobset: Obj) -> list[str]:
+def claim_names(jobset: Obj) -> list[str]:
     """Return the names of the PersistentVolumeClaims that the pods mount."""
     volumes = pod_template(jobset).get("spec", {}).get("volumes") or ()
     sources = [volume["persistentVolumeClaim"] for volume in volumes if "persistentVolumeClaim" in volume]
     return [source["claimName"] for source in sources]
 
 
-def environment(jobset: Obj) -> dict[str, str]:
+def read_environment(jobset: Obj) -> dict[str, str]:
     """Return the environment variables of the main container that the JobSet sets by value."""
     variables = main_container_of(jobset).get("env") or ()
     return {variable["name"]: variable.get("value", "") for variable in variables if "valueFrom" not in variable}
@@ -205,11 +207,11 @@ def is_ours(jobset: Obj) -> bool:
     allow changes of the environment.
     """
     metadata = jobset["metadata"]
-    is_labelled = (metadata.get("labels") or {}).get(OWN_LABEL) == metadata["name"]
-    return is_labelled or contract.JOB in environment(jobset)
+    is_labelled = (metadata.get("labels") or {}).get(JOB_LABEL) == metadata["name"]
+    return is_labelled or contract.JOB in read_environment(jobset)
 
 
-def newest(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
+def newest_hosts(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
     """Return the hosts of the last generation that has pods, with the newer pod of a replaced host.
 
     A pod with labels that are not numbers was not created by JobSet and is ignored: anyone may set the job's label.
@@ -225,7 +227,9 @@ def newest(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
         if all(_NUMBER.fullmatch(labels.get(name, "0")) for name in (SLICE_LABEL, INDEX_LABEL, GENERATION_LABEL)):
             hosts.append(_read_host(pod, offsets, main))
     last = max((host.generation for host in hosts), default=0)
-    by_number = {host.number: host for host in sorted(hosts, key=lambda host: host.created) if host.generation == last}
+    by_number = {
+        host.number: host for host in sorted(hosts, key=lambda host: host.created_at) if host.generation == last
+    }
     return [by_number[number] for number in sorted(by_number)]
 
 
@@ -237,7 +241,7 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
     main_status: Obj = next(
         (container for container in status.get("containerStatuses") or () if container["name"] == main), {}
     )
-    container, is_init = _telling_container(status, main_status)
+    container, is_init = _deciding_container(status, main_status)
     name, state = container.get("name", main), container.get("state") or {}
     init_containers = spec.get("initContainers") or ()
     sidecars = {item["name"] for item in init_containers if item.get("restartPolicy") == "Always"}
@@ -252,22 +256,22 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
             is_init=kind == "initContainerStatuses",
             is_sidecar=other["name"] in sidecars,
             running=(other.get("state") or {}).get("running") or {},
-            ended=(other.get("state") or {}).get("terminated") or {},
-            before=(other.get("lastState") or {}).get("terminated") or {},
+            terminated=(other.get("state") or {}).get("terminated") or {},
+            last_terminated=(other.get("lastState") or {}).get("terminated") or {},
             memory_limit=memory_limits.get(other["name"]),
         )
         for kind in ("initContainerStatuses", "containerStatuses")
         for other in status.get(kind) or ()
         if other["name"] != name
     ]
-    scheduled, disruption = condition(pod, "PodScheduled"), condition(pod, "DisruptionTarget")
+    scheduled, disruption = find_condition(pod, "PodScheduled"), find_condition(pod, "DisruptionTarget")
     return Host(
         number=offset + int(labels.get(SLICE_LABEL, 0)) * per_job + int(labels.get(INDEX_LABEL, 0)),
         pod=metadata["name"],
         generation=int(labels.get(GENERATION_LABEL, 0)),
         node=spec.get("nodeName"),
-        is_ready=is_true(pod, "Ready"),
-        unready="" if is_true(pod, "Ready") else condition(pod, "Ready").get("message", ""),
+        is_ready=is_condition_true(pod, "Ready"),
+        unready_reason="" if is_condition_true(pod, "Ready") else find_condition(pod, "Ready").get("message", ""),
         is_leaving="deletionTimestamp" in metadata,
         phase=status.get("phase", "Pending"),
         container=name,
@@ -276,22 +280,22 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
         image=container.get("image", ""),
         waiting=state.get("waiting") or {},
         running=state.get("running") or {},
-        ended=state.get("terminated") or {},
+        terminated=state.get("terminated") or {},
         unscheduled=scheduled if scheduled.get("status") == "False" else {},
         disruption=disruption if disruption.get("status") == "True" else {},
         reason=status.get("reason", ""),
         message=status.get("message", ""),
-        before=(container.get("lastState") or {}).get("terminated") or {},
+        last_terminated=(container.get("lastState") or {}).get("terminated") or {},
         termination_message=((main_status.get("state") or {}).get("terminated") or {}).get("message", ""),
-        created=metadata.get("creationTimestamp", ""),
+        created_at=metadata.get("creationTimestamp", ""),
         seen_by_kubelet="startTime" in status or bool(status.get("containerStatuses")),
         ends_at=metadata.get("deletionTimestamp", ""),
         memory_limit=memory_limits.get(name),
-        beside=tuple(beside),
+        other_containers=tuple(beside),
     )
 
 
-def _telling_container(status: Obj, main: Obj) -> tuple[Obj, bool]:
+def _deciding_container(status: Obj, main: Obj) -> tuple[Obj, bool]:
     """Return the container whose state shows the progress of the pod, and whether it is an init container.
 
     This is the main container once it has started. An init container that still runs is then a sidecar.
@@ -300,7 +304,7 @@ def _telling_container(status: Obj, main: Obj) -> tuple[Obj, bool]:
     if state.get("running") is not None or state.get("terminated") is not None:
         return main, False
     for container in status.get("initContainerStatuses") or ():
-        ended = container.get("state", {}).get("terminated")
-        if ended is None and not container.get("ready") or ended is not None and ended.get("exitCode"):
+        terminated = container.get("state", {}).get("terminated")
+        if terminated is None and not container.get("ready") or terminated is not None and terminated.get("exitCode"):
             return container, True
     return main, False

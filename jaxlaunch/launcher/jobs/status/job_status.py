@@ -13,15 +13,15 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot, are_members_lost, has_begun, is_table_known, spare_hosts
 from jaxlaunch.launcher.kubernetes.objects import (
-    condition,
+    find_condition,
     format_age,
-    is_true,
+    is_condition_true,
     parse_time,
     seconds_since,
     terminal_state,
 )
-from jaxlaunch.records import checked
-from jaxlaunch.records.log_lines import WHEN, Beat
+from jaxlaunch.records import codec
+from jaxlaunch.records.log_lines import ANNOTATION_MOMENTS, BeatLine
 from jaxlaunch.runs import history
 
 # A Job's pod failure policy writes this into its condition.
@@ -56,7 +56,7 @@ class State(enum.StrEnum):
     UNKNOWN = "Unknown"
 
 
-OVER = (State.DONE, State.FAILED, State.STOPPED)
+FINAL_STATES = (State.DONE, State.FAILED, State.STOPPED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,10 +109,10 @@ class JobStatus:
         return dataclasses.asdict(self) | {"state": self.state.value}
 
 
-def status_of(snapshot: Snapshot) -> JobStatus:
+def derive_status(snapshot: Snapshot) -> JobStatus:
     """Return the status of one job."""
-    report, beat, now = snapshot.report, snapshot.report.heartbeat or Beat(), snapshot.now
-    state = state_of(snapshot)
+    report, beat, now = snapshot.report, snapshot.report.heartbeat or BeatLine(), snapshot.now
+    state = derive_state(snapshot)
     # If a host is being deleted or its node does not answer, the agents' last report is outdated.
     is_any_lost = any(
         host.is_leaving or host.disruption or (host.running and not host.is_ready) or snapshot.is_on_silent_node(host)
@@ -122,8 +122,8 @@ def status_of(snapshot: Snapshot) -> JobStatus:
     is_live = state in (State.RUNNING, State.GATHERING) and not is_any_lost and not report.is_judged
     ready = [host for host in snapshot.hosts if host.is_ready and not host.is_leaving]
     reached = [host for host in ready if not snapshot.is_on_silent_node(host)]
-    has_table = hosts.moves(snapshot.jobset) and is_table_known(snapshot)
-    last = report.last
+    has_table = hosts.can_move_ranks(snapshot.jobset) and is_table_known(snapshot)
+    last = report.last_end
     # The relevant verdict is that of the end or of the previous attempt.
     is_resumed = last is not None and state is State.RUNNING and last.verdict.code == contract.PREEMPTED
     return JobStatus(
@@ -133,47 +133,49 @@ def status_of(snapshot: Snapshot) -> JobStatus:
         is_ours=snapshot.is_ours,
         queue=snapshot.queue,
         hosts=snapshot.expected_hosts,
-        ready=None if "pods" in snapshot.not_read else len(reached),
+        ready=None if "pods" in snapshot.unread_reasons else len(reached),
         generation=snapshot.restarts,
-        attempt=beat.attempt or (report.verdict.attempt if report.verdict else None),
+        attempt=beat.attempt or (report.attempt_end.attempt if report.attempt_end else None),
         # The phase of most ranks, or rendezvous before they start.
         phase=("rendezvous" if report.stage == "gather" else beat.phase) if is_live else None,
-        phase_s=_age(datetime.fromtimestamp(beat.since, UTC), now) if is_live and beat.since is not None else None,
-        missing=tuple(report.missing),
+        phase_s=_seconds_between(datetime.fromtimestamp(beat.since, UTC), now)
+        if is_live and beat.since is not None
+        else None,
+        missing=tuple(report.missing_hosts),
         members=snapshot.members.to_wire() if has_table else None,
         spares=tuple(spare_hosts(snapshot)),
         step=report.step,
         # The last step of the run, if the job has a `train:` block.
-        steps=checked.number_in(_variable(snapshot, contract.TRAIN_SPEC), "steps"),
-        committed=report.committed,
-        committed_age_s=None if report.committed_at is None else _age(report.committed_at, now),
+        steps=codec.read_number(_read_variable(snapshot, contract.TRAIN_SPEC), "steps"),
+        committed=report.committed_step,
+        committed_age_s=None if report.committed_at is None else _seconds_between(report.committed_at, now),
         goodput=report.goodput,
-        as_of=_as_of(snapshot),
-        restarts=_restarts(snapshot),
+        as_of=_read_as_of(snapshot),
+        restarts=_read_restarts(snapshot),
         verdict=None if last is None or is_resumed else last.verdict.to_json(),
         code=exit_code(snapshot, state),
         nodes=tuple(dict.fromkeys(host.node for host in snapshot.hosts if host.node)),
-        age_s=seconds_since(snapshot.created, now) or 0.0,
+        age_s=seconds_since(snapshot.created_at, now) or 0.0,
         lasted_s=_duration_s(snapshot, state),
         restart_seconds=beat.restart,
     )
 
 
-def state_of(snapshot: Snapshot) -> State:
+def derive_state(snapshot: Snapshot) -> State:
     """Return the job's state, which is that of its slowest host while it starts."""
-    ended = {"Completed": State.DONE, "Failed": State.FAILED}.get(terminal_state(snapshot.jobset) or "")
+    final_state = {"Completed": State.DONE, "Failed": State.FAILED}.get(terminal_state(snapshot.jobset) or "")
     if "deletionTimestamp" in snapshot.jobset["metadata"]:
         return State.DELETING
-    if ended is not None:
-        return ended
+    if final_state is not None:
+        return final_state
     if snapshot.is_suspended or is_stopped_in_queue(snapshot):
         return _suspended_state(snapshot)
-    if "pods" in snapshot.not_read:
+    if "pods" in snapshot.unread_reasons:
         return State.UNKNOWN
     if _is_restarting(snapshot):
         return State.RESTARTING
     if has_begun(snapshot):
-        waits = snapshot.report.stage in (None, "gather") and snapshot.report.verdict is None
+        waits = snapshot.report.stage in (None, "gather") and snapshot.report.attempt_end is None
         return State.GATHERING if waits or are_members_lost(snapshot) else State.RUNNING
     # The slowest host decides.
     if len(snapshot.hosts) < snapshot.expected_hosts:
@@ -193,8 +195,8 @@ def is_stopped_in_queue(snapshot: Snapshot) -> bool:
 def _suspended_state(snapshot: Snapshot) -> State:
     """Return the state of a job that a user or Kueue has suspended."""
     if snapshot.queue is not None and not is_stopped_in_queue(snapshot):
-        return State.SUSPENDED if "workloads" in snapshot.not_read else State.QUEUED
-    if "pods" not in snapshot.not_read:
+        return State.SUSPENDED if "workloads" in snapshot.unread_reasons else State.QUEUED
+    if "pods" not in snapshot.unread_reasons:
         are_left = any(not host.has_ended for host in snapshot.hosts)
     elif snapshot.jobs:
         # If the pods could not be read, the Jobs' counts are used.
@@ -220,11 +222,14 @@ def _is_restarting(snapshot: Snapshot) -> bool:
     return all(host.is_leaving or host.has_ended for host in snapshot.hosts) and not is_done
 
 
-def _as_of(snapshot: Snapshot) -> Mapping[str, str] | None:
+def _read_as_of(snapshot: Snapshot) -> Mapping[str, str] | None:
     recorded = snapshot.report.recorded
     if recorded is None:
         return None
-    return {"at": datetime.fromtimestamp(recorded.at, UTC).isoformat(timespec="seconds"), "when": WHEN[recorded.when]}
+    return {
+        "at": datetime.fromtimestamp(recorded.at, UTC).isoformat(timespec="seconds"),
+        "when": ANNOTATION_MOMENTS[recorded.when],
+    }
 
 
 def describe_as_of(status: JobStatus, now: datetime) -> str:
@@ -233,19 +238,19 @@ def describe_as_of(status: JobStatus, now: datetime) -> str:
         return ""
     at = datetime.fromisoformat(status.as_of["at"])
     day = "" if at.date() == now.astimezone(UTC).date() else f"{at:%Y-%m-%d} "
-    return f"{day}{at:%H:%M:%S} UTC ({format_age(_age(at, now))} ago), {status.as_of['when']}"
+    return f"{day}{at:%H:%M:%S} UTC ({format_age(_seconds_between(at, now))} ago), {status.as_of['when']}"
 
 
-def _age(at: datetime, now: datetime) -> float:
+def _seconds_between(at: datetime, now: datetime) -> float:
     """Return the seconds between two times, at least 0 whatever the skew of the clocks."""
     return max(0.0, (now - at).total_seconds())
 
 
-def _variable(snapshot: Snapshot, name: str) -> str:
-    return hosts.environment(snapshot.jobset).get(name, "")
+def _read_variable(snapshot: Snapshot, name: str) -> str:
+    return hosts.read_environment(snapshot.jobset).get(name, "")
 
 
-def _restarts(snapshot: Snapshot) -> Restarts:
+def _read_restarts(snapshot: Snapshot) -> Restarts:
     policy = snapshot.jobset.get("spec", {}).get("failurePolicy") or {}
     charged = int(snapshot.jobset.get("status", {}).get("restartsCountTowardsMax", 0))
     causes, beat = snapshot.report.ends_by_cause, snapshot.report.heartbeat
@@ -254,7 +259,7 @@ def _restarts(snapshot: Snapshot) -> Restarts:
     preempted = None if beat is None else beat.preempted
     if preempted is None and not snapshot.restarts:
         preempted = 0
-    limit = checked.number_in(_variable(snapshot, contract.JOB), "preempted_limit")
+    limit = codec.read_number(_read_variable(snapshot, contract.JOB), "preempted_limit")
     total = history.restart_count(snapshot.restarts, causes)
     return Restarts(total, charged, int(policy.get("maxRestarts", 0)), causes, preempted, limit)
 
@@ -265,12 +270,12 @@ def exit_code(snapshot: Snapshot, state: State) -> int | None:
         return contract.DONE
     if state is not State.FAILED:
         return None
-    if snapshot.report.verdict is not None and snapshot.report.verdict.verdict.code != contract.DONE:
-        return snapshot.report.verdict.verdict.code
-    ends = [host.ended for host in snapshot.hosts]
-    ends += [container.ended for host in snapshot.hosts for container in host.beside]
+    if snapshot.report.attempt_end is not None and snapshot.report.attempt_end.verdict.code != contract.DONE:
+        return snapshot.report.attempt_end.verdict.code
+    ends = [host.terminated for host in snapshot.hosts]
+    ends += [container.terminated for host in snapshot.hosts for container in host.other_containers]
     codes = [end["exitCode"] for end in ends if end.get("exitCode")]
-    messages = [condition(obj, "Failed").get("message", "") for obj in (*snapshot.jobs, snapshot.jobset)]
+    messages = [find_condition(obj, "Failed").get("message", "") for obj in (*snapshot.jobs, snapshot.jobset)]
     codes += [int(match[1]) for text in messages if (match := _EXIT_CODE.search(text))]
     return codes[0] if codes else 1
 
@@ -278,8 +283,8 @@ def exit_code(snapshot: Snapshot, state: State) -> int | None:
 def _duration_s(snapshot: Snapshot, state: State) -> float | None:
     """Return the seconds between the JobSet's creation and its end."""
     kind = {State.DONE: "Completed", State.FAILED: "Failed"}.get(state)
-    if kind is None or not is_true(snapshot.jobset, kind):
+    if kind is None or not is_condition_true(snapshot.jobset, kind):
         return None
-    ended = parse_time(condition(snapshot.jobset, kind).get("lastTransitionTime"))
-    began = parse_time(snapshot.created)
-    return None if ended is None or began is None else _age(began, ended)
+    ended_at = parse_time(find_condition(snapshot.jobset, kind).get("lastTransitionTime"))
+    began_at = parse_time(snapshot.created_at)
+    return None if ended_at is None or began_at is None else _seconds_between(began_at, ended_at)

@@ -27,36 +27,36 @@ WIDTH = 8000
 # In bytes. A summary may hold the stacks of thousands of ranks.
 MAX_SUMMARY, MAX_ATTEMPTS = 1 << 25, 1 << 18
 # The first line of a file that is not the first of its log, as launcher/agent/io/output writes it.
-ROTATED = re.compile(rb"\((\d{1,18}) bytes of this log are before this file; [^\n]{1,80}\)")
-NAME = re.compile(r"rank-(\d{1,7})\.log")
+ROTATION_LINE = re.compile(rb"\((\d{1,18}) bytes of this log are before this file; [^\n]{1,80}\)")
+LOG_NAME = re.compile(r"rank-(\d{1,7})\.log")
 
 
-def opened(path: str, below: str) -> BinaryIO | None:
+def open_below(path: str, below: str) -> BinaryIO | None:
     """Open a regular file below a folder, or return None. A pipe would block, and a link may lead anywhere."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     *between, name = os.path.relpath(path, below).split(os.sep)
-    at = -1
+    folder_fd = -1
     try:
-        at = os.open(below, os.O_RDONLY | os.O_DIRECTORY)
-        for each in between:
-            inner = os.open(each, flags | os.O_DIRECTORY, dir_fd=at)
-            os.close(at)
-            at = inner
-        fd = os.open(name, flags, dir_fd=at)
+        folder_fd = os.open(below, os.O_RDONLY | os.O_DIRECTORY)
+        for part in between:
+            inner = os.open(part, flags | os.O_DIRECTORY, dir_fd=folder_fd)
+            os.close(folder_fd)
+            folder_fd = inner
+        fd = os.open(name, flags, dir_fd=folder_fd)
     except OSError:
         return None
     finally:
-        if at >= 0:
-            os.close(at)
+        if folder_fd >= 0:
+            os.close(folder_fd)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         return None
     return os.fdopen(fd, "rb")
 
 
-def end(path: str, size: int) -> str | None:
+def read_end(path: str, size: int) -> str | None:
     """Return the last `size` bytes of a file as text, or None if it cannot be read."""
-    file = opened(path, os.path.dirname(path))
+    file = open_below(path, os.path.dirname(path))
     if file is None:
         return None
     with file:
@@ -64,9 +64,9 @@ def end(path: str, size: int) -> str | None:
         return file.read(size).decode(errors="replace")
 
 
-def summary(path: str) -> str | None:
+def read_summary(path: str) -> str | None:
     """Return summary.json without stacks and NCCL's text, or None if it cannot be read."""
-    file = opened(path, os.path.dirname(path))
+    file = open_below(path, os.path.dirname(path))
     if file is None:
         return None
     with file:
@@ -80,15 +80,15 @@ def summary(path: str) -> str | None:
     return json.dumps({name: value for name, value in fields.items() if name not in ("stacks", "nccl")})
 
 
-def newest(folder: str) -> str:
+def find_newest_start(folder: str) -> str:
     """Return the folder of the newest start that has logs, or the run's own folder."""
     starts = os.path.join(folder, "starts")
     try:
         numbers = sorted((int(name) for name in os.listdir(starts) if name.isdecimal()), reverse=True)
     except OSError:
         return folder
-    found = (os.path.join(starts, str(number)) for number in numbers)
-    return next((start for start in found if os.path.isdir(os.path.join(start, "logs"))), folder)
+    folders = (os.path.join(starts, str(number)) for number in numbers)
+    return next((start for start in folders if os.path.isdir(os.path.join(start, "logs"))), folder)
 
 
 def log_path(folder: str, rank: int) -> str:
@@ -96,7 +96,7 @@ def log_path(folder: str, rank: int) -> str:
     return os.path.join(folder, "logs", f"rank-{rank}.log")
 
 
-def log(
+def read_log(
     run: str, folder: str, rank: int, pattern: re.Pattern[str] | None, tail: int | None, size: int
 ) -> dict[str, Any]:
     """Return the last selected lines of a rank, at most `size` bytes, and the number of omitted bytes before them.
@@ -110,18 +110,18 @@ def log(
         size: Largest number of bytes.
     """
     path = log_path(folder, rank)
-    files = [file for file in (opened(path + ".1", run), opened(path, run)) if file is not None]
+    files = [file for file in (open_below(path + ".1", run), open_below(path, run)) if file is not None]
     sizes = [os.fstat(file.fileno()).st_size for file in files]
     # Without a pattern only the end of the log is read.
     skip = max(0, sum(sizes) - size) if pattern is None else 0
-    kept, held, left_out = collections.deque[bytes](), 0, 0
-    for place, (file, length) in enumerate(zip(files, sizes, strict=True)):
+    lines, held_bytes, left_out = collections.deque[bytes](), 0, 0
+    for position, (file, length) in enumerate(zip(files, sizes, strict=True)):
         with file:
-            first = file.readline(200).rstrip(b"\n")
-            rotated = ROTATED.fullmatch(first)
+            first_line = file.readline(200).rstrip(b"\n")
+            rotated = ROTATION_LINE.fullmatch(first_line)
             if rotated is None:
                 file.seek(0)
-            elif place == 0:
+            elif position == 0:
                 left_out += int(rotated[1])
             begin = file.tell()
             if skip >= length:
@@ -136,35 +136,38 @@ def log(
             for line in file:
                 if pattern is not None and pattern.search(line.decode(errors="replace")) is None:
                     continue
-                kept.append(line)
-                held += len(line)
-                while held > size or (tail is not None and len(kept) > tail):
-                    gone = len(kept.popleft())
-                    held, left_out = held - gone, left_out + gone
-    return {"rank": rank, "text": b"".join(kept).decode(errors="replace"), "left_out": left_out}
+                lines.append(line)
+                held_bytes += len(line)
+                while held_bytes > size or (tail is not None and len(lines) > tail):
+                    dropped_bytes = len(lines.popleft())
+                    held_bytes, left_out = held_bytes - dropped_bytes, left_out + dropped_bytes
+    return {"rank": rank, "text": b"".join(lines).decode(errors="replace"), "left_out": left_out}
 
 
-def found(folder: str, ranks: Iterable[int] | None) -> list[int]:
+def find_ranks(folder: str, ranks: Iterable[int] | None) -> list[int]:
     """Return the requested ranks that have a log."""
     try:
         names = os.listdir(os.path.join(folder, "logs"))
     except OSError:
         return []
-    here = {int(match[1]) for match in map(NAME.fullmatch, names) if match}
-    return sorted(here if ranks is None else here & set(ranks))
+    present = {int(match[1]) for match in map(LOG_NAME.fullmatch, names) if match}
+    return sorted(present if ranks is None else present & set(ranks))
 
 
 def main() -> None:
     """Answer the request in the only argument."""
-    asked = json.loads(sys.argv[1])
-    folder, pattern = asked["folder"], asked["pattern"]
-    logs = newest(folder)
-    ranks = found(logs, asked["ranks"])
-    matches = None if pattern is None else re.compile(pattern)
+    request = json.loads(sys.argv[1])
+    folder, pattern = request["folder"], request["pattern"]
+    start_folder = find_newest_start(folder)
+    ranks = find_ranks(start_folder, request["ranks"])
+    compiled_pattern = None if pattern is None else re.compile(pattern)
     answer = {
-        "summary": summary(os.path.join(folder, "summary.json")),
-        "attempts": end(os.path.join(folder, "attempts.jsonl"), MAX_ATTEMPTS),
-        "logs": [log(folder, logs, rank, matches, asked["tail"], asked["bytes"] // len(ranks)) for rank in ranks],
+        "summary": read_summary(os.path.join(folder, "summary.json")),
+        "attempts": read_end(os.path.join(folder, "attempts.jsonl"), MAX_ATTEMPTS),
+        "logs": [
+            read_log(folder, start_folder, rank, compiled_pattern, request["tail"], request["bytes"] // len(ranks))
+            for rank in ranks
+        ],
     }
     packed = zlib.compress(json.dumps(answer).encode())
     text = base64.b64encode(packed).decode()

@@ -12,10 +12,10 @@ from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.jobs.status import agent_report, hosts
 from jaxlaunch.launcher.jobs.status.agent_report import AgentReport
 from jaxlaunch.launcher.jobs.status.hosts import Host
-from jaxlaunch.launcher.kubernetes.labels import QUEUE
-from jaxlaunch.launcher.kubernetes.objects import MAX_NAMED, Obj, is_suspended, parse_time, terminal_state
+from jaxlaunch.launcher.kubernetes.labels import QUEUE_LABEL
+from jaxlaunch.launcher.kubernetes.objects import MAX_EVENT_NAMES, Obj, is_suspended, parse_time, terminal_state
 from jaxlaunch.records import members
-from jaxlaunch.records.log_lines import Line, Recorded
+from jaxlaunch.records.log_lines import Line, ProgressAnnotation
 from jaxlaunch.records.members import Members
 
 # Warnings about a pod that no longer apply once it has a node, or once its container runs.
@@ -50,7 +50,7 @@ class NoSuchJob:
     unread: tuple[str, ...] = ()
     now: datetime = datetime.max.replace(tzinfo=UTC)
     # Pods and Jobs of an earlier job of that name, each with its kind.
-    left: tuple[tuple[str, Obj], ...] = ()
+    leftovers: tuple[tuple[str, Obj], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,41 +81,43 @@ class Snapshot:
     # What could not be read, and why.
     unread: tuple[str, ...] = ()
     # Why a kind could not be read, such as pods; log is the leader's. Empty is unknown then.
-    not_read: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unread_reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # The unread kinds that the user has no permission to read.
     forbidden: frozenset[str] = frozenset()
     # Progress according to the run folder, if it was read.
-    on_volume: Recorded | None = None
+    volume_progress: ProgressAnnotation | None = None
 
     @cached_property
     def hosts(self) -> list[Host]:
         """Hosts of the last generation that has pods."""
-        return hosts.newest(self.jobset, self.pods)
+        return hosts.newest_hosts(self.jobset, self.pods)
 
     @cached_property
     def report(self) -> AgentReport:
         """Report of the agents from the leader's log and the termination messages."""
-        recorded = self.on_volume or self.recorded
-        return agent_report.merge(self.records, self.hosts, recorded, is_over=terminal_state(self.jobset) is not None)
+        recorded = self.volume_progress or self.recorded_progress
+        return agent_report.merge_reports(
+            self.records, self.hosts, recorded, is_over=terminal_state(self.jobset) is not None
+        )
 
     @cached_property
     def members(self) -> Members:
         """Hosts that hold ranks according to the leader's log, or those of the start of the gang."""
-        table, beat = hosts.table(self.jobset), self.report.heartbeat
+        table, beat = hosts.initial_members(self.jobset), self.report.heartbeat
         if beat is None or beat.members is None:
             return table
-        return members.from_wire(beat.members, table.each, self.expected_hosts)
+        return members.parse_members(beat.members, table.ranks_per_host, self.expected_hosts)
 
     @cached_property
     def waits_for_pods(self) -> bool:
         """Whether a failed pod is replaced alone, and the gang has not ended."""
-        are_replaced = self.is_ours and hosts.are_replaced(self.jobset)
+        are_replaced = self.is_ours and hosts.has_pod_replacement(self.jobset)
         return are_replaced and not any(host.ends_gang for host in self.hosts)
 
     @property
     def expected_hosts(self) -> int:
         """Number of hosts that the JobSet requests."""
-        return hosts.expected(self.jobset)
+        return hosts.count_hosts(self.jobset)
 
     @property
     def is_ours(self) -> bool:
@@ -125,7 +127,7 @@ class Snapshot:
     @property
     def queue(self) -> str | None:
         """Name of the job's LocalQueue."""
-        name: str | None = (self.jobset["metadata"].get("labels") or {}).get(QUEUE)
+        name: str | None = (self.jobset["metadata"].get("labels") or {}).get(QUEUE_LABEL)
         return name
 
     @property
@@ -139,13 +141,15 @@ class Snapshot:
         return is_suspended(self.jobset)
 
     @property
-    def recorded(self) -> Recorded | None:
+    def recorded_progress(self) -> ProgressAnnotation | None:
         """Progress that `launcher stop`, `submit --wait` or the leader recorded on the JobSet."""
         metadata = self.jobset["metadata"]
-        return Recorded.from_json(metadata.get("annotations", {}).get(ANNOTATION, ""), metadata.get("uid", ""))
+        return ProgressAnnotation.from_json(
+            metadata.get("annotations", {}).get(ANNOTATION, ""), metadata.get("uid", "")
+        )
 
     @property
-    def created(self) -> str | None:
+    def created_at(self) -> str | None:
         """Creation time of the JobSet in the format of the API."""
         timestamp: str | None = self.jobset["metadata"].get("creationTimestamp")
         return timestamp
@@ -159,9 +163,9 @@ class Snapshot:
     # --- events -------------------------------------------------------------------------------------------------------
 
     @property
-    def warning(self) -> Obj | None:
+    def newest_warning(self) -> Obj | None:
         """Newest Warning event that still applies to a current pod or another object of the job."""
-        since = min((host.created for host in self.hosts), default=self.created or "")
+        since = min((host.created_at for host in self.hosts), default=self.created_at or "")
         warnings = (event for event in self.events if event["type"] == "Warning" and event["last"] >= since)
         return next(filter(self._is_current, warnings), None)
 
@@ -178,15 +182,15 @@ class Snapshot:
             hosts = [host for host in hosts if not host.running]
         return _is_about(event, hosts)
 
-    def event(self, *reasons: str, kind: str = "", of: Collection[Host] | None = None) -> Obj | None:
+    def find_event(self, *reasons: str, kind: str = "", on_hosts: Collection[Host] | None = None) -> Obj | None:
         """Return the newest event with one of the reasons, about objects of a kind or about pods of some hosts."""
         matching = (event for event in self.events if event["reason"] in reasons and kind in ("", event["kind"]))
-        return next((event for event in matching if of is None or _is_about(event, of)), None)
+        return next((event for event in matching if on_hosts is None or _is_about(event, on_hosts)), None)
 
 
 def _is_about(event: Obj, hosts: Collection[Host]) -> bool:
     """Return whether an event is about a pod of these hosts. An event about many pods names only some of them."""
-    return bool(hosts) and (len(event["names"]) >= MAX_NAMED or any(host.pod in event["names"] for host in hosts))
+    return bool(hosts) and (len(event["names"]) >= MAX_EVENT_NAMES or any(host.pod in event["names"] for host in hosts))
 
 
 # --- lost hosts of a gang whose other pods stay, and the hosts that hold ranks ----------------------------------------
@@ -201,14 +205,14 @@ def has_begun(snapshot: Snapshot) -> bool:
         return False
     beat, generation = snapshot.report.heartbeat, snapshot.hosts[0].generation
     if beat is not None and beat.stage is not None:
-        return beat.stage != "gather" or any(end.generation == generation for end in snapshot.report.earlier)
-    others = [host for host in snapshot.hosts if host.number != 0]
+        return beat.stage != "gather" or any(end.generation == generation for end in snapshot.report.earlier_ends)
+    followers = [host for host in snapshot.hosts if host.number != 0]
     leader = snapshot.hosts[0] if snapshot.hosts[0].number == 0 else None
-    if not any(host.has_started for host in others):
+    if not any(host.has_started for host in followers):
         return False
-    if leader is None or leader.left_alone:
+    if leader is None or leader.has_left_gang:
         return True
-    return not leader.has_started and leader.created > min(host.created for host in others)
+    return not leader.has_started and leader.created_at > min(host.created_at for host in followers)
 
 
 def is_table_known(snapshot: Snapshot) -> bool:
@@ -235,12 +239,12 @@ def are_members_lost(snapshot: Snapshot) -> bool:
     return any(number in snapshot.members for number in lost_hosts(snapshot))
 
 
-def away_hosts(snapshot: Snapshot) -> list[int]:
+def missing_hosts(snapshot: Snapshot) -> list[int]:
     """Return the hosts that are lost, whose new pod has not started, or whose agent does not answer."""
     late = [host.number for host in snapshot.hosts if not host.has_started]
     if snapshot.report.stage == "gather":
-        suspects = (*cut_off_hosts(snapshot), *mute_hosts(snapshot))
-        unheard = [host.number for host in suspects if host.number in snapshot.report.missing]
+        suspects = (*cut_off_hosts(snapshot), *unresponsive_hosts(snapshot))
+        unheard = [host.number for host in suspects if host.number in snapshot.report.missing_hosts]
     else:
         unheard = [host.number for host in cut_off_hosts(snapshot) if host.number not in snapshot.members]
     return sorted({*lost_hosts(snapshot), *late, *unheard})
@@ -255,11 +259,11 @@ def cut_off_hosts(snapshot: Snapshot) -> list[Host]:
     return [
         host
         for host in snapshot.hosts
-        if snapshot.is_on_silent_node(host) or (host.running and not host.is_ready and not host.unready)
+        if snapshot.is_on_silent_node(host) or (host.running and not host.is_ready and not host.unready_reason)
     ]
 
 
-def heard_hosts(snapshot: Snapshot) -> list[Host]:
+def reachable_hosts(snapshot: Snapshot) -> list[Host]:
     """Return the hosts with ranks whose agents answer although their node does not.
 
     Their attempt runs, and the leader notices a lost agent sooner than Kubernetes notices a lost node.
@@ -272,28 +276,30 @@ def heard_hosts(snapshot: Snapshot) -> list[Host]:
         for host in cut_off_hosts(snapshot)
         if host.number in snapshot.members
         and host.node != deleted
-        and (snapshot.is_on_silent_node(host) or snapshot.event("NodeNotReady", kind="Pod", of=[host]))
+        and (snapshot.is_on_silent_node(host) or snapshot.find_event("NodeNotReady", kind="Pod", on_hosts=[host]))
     ]
 
 
-def mute_hosts(snapshot: Snapshot) -> list[Host]:
+def unresponsive_hosts(snapshot: Snapshot) -> list[Host]:
     """Return the hosts for which the leader waits although they were running before the last attempt ended."""
-    last, missing = snapshot.report.last, snapshot.report.missing
+    last, missing = snapshot.report.last_end, snapshot.report.missing_hosts
     if last is None or last.at is None:
         return []
-    ended = datetime.fromtimestamp(last.at, UTC)
-    present = [host for host in snapshot.hosts if host.number in missing and host.has_started and not host.has_ended]
-    starts = [(host, parse_time(host.running.get("startedAt"))) for host in present]
-    return [host for host, began in starts if began is not None and began < ended]
+    ended_at = datetime.fromtimestamp(last.at, UTC)
+    waiting_hosts = [
+        host for host in snapshot.hosts if host.number in missing and host.has_started and not host.has_ended
+    ]
+    starts = [(host, parse_time(host.running.get("startedAt"))) for host in waiting_hosts]
+    return [host for host, began in starts if began is not None and began < ended_at]
 
 
 def spare_hosts(snapshot: Snapshot) -> list[int]:
     """Return the running hosts without ranks in a job whose ranks may move, or nothing if they are unknown."""
-    if not hosts.moves(snapshot.jobset) or not is_table_known(snapshot):
+    if not hosts.can_move_ranks(snapshot.jobset) or not is_table_known(snapshot):
         return []
-    held = {host.number for host in cut_off_hosts(snapshot)} | set(snapshot.members.hosts)
+    unavailable = {host.number for host in cut_off_hosts(snapshot)} | set(snapshot.members.hosts)
     return [
         host.number
         for host in snapshot.hosts
-        if host.has_started and not host.has_ended and not host.is_leaving and host.number not in held
+        if host.has_started and not host.has_ended and not host.is_leaving and host.number not in unavailable
     ]

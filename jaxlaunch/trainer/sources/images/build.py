@@ -267,7 +267,7 @@ def open_tar(path: str) -> Iterator[tarfile.TarFile]:
             yield tar
     except (tarfile.TarError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise faults.unreadable(f"{printable(path)} cannot be read", error) from error
+            raise faults.read_error(f"{printable(path)} cannot be read", error) from error
         raise DataError(f"{printable(path)} is not a tar, or is truncated or damaged: {error}") from None
 
 
@@ -436,7 +436,7 @@ def _copy_members(path: str, batches: Iterator[Any], columns: tuple[str, str], c
     members: list[Member] = []
     at = 0
     try:
-        with atomic_file.draft(copy) as draft, draft.open("wb") as file:
+        with atomic_file.open_draft(copy) as draft, draft.open("wb") as file:
             for batch in batches:
                 image, labels = _read_batch(path, len(members), batch, columns)
                 for value, label in zip(image, labels, strict=True):

@@ -235,7 +235,7 @@ def cached_index(key: Any, marks: Callable[[], Any], make: Callable[[Path], Inde
     """
     text = json.dumps([VERSION, key], sort_keys=True)
     address = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:24]
-    folder = user_cache.home("images") / address
+    folder = user_cache.cache_folder("images") / address
     mark = hashlib.sha256(json.dumps(marks(), sort_keys=True).encode(errors="surrogatepass")).hexdigest()
     if not _has_mark(folder, mark):
         try:
@@ -254,9 +254,9 @@ def cached_index(key: Any, marks: Callable[[], Any], make: Callable[[Path], Inde
                 fields = dataclasses.asdict(index).items()
                 about = {key: value for key, value in fields if key not in (*_ARRAYS, "names")}
                 arrays = {key: array for key in _ARRAYS if (array := getattr(index, key)) is not None}
-                with atomic_file.draft(folder / "index.npz") as draft, draft.open("wb") as file:
+                with atomic_file.open_draft(folder / "index.npz") as draft, draft.open("wb") as file:
                     np.savez(file, names=np.frombuffer(index.names, np.uint8), **arrays)
-                atomic_file.write(folder / "index.json", json.dumps({"mark": mark, "index": about}).encode())
+                atomic_file.write_file(folder / "index.json", json.dumps({"mark": mark, "index": about}).encode())
     return _load(folder, mark)
 
 

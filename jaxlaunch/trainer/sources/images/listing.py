@@ -89,8 +89,8 @@ def is_folder(path: str) -> bool:
     """Return whether a path or a URL is a folder."""
     if not remote.is_remote(path):
         return os.path.isdir(path)
-    remote.check("train.data.path", path)
-    return not re.search(r"[*?\[]", path) and file_kind(path) == "other" and bool(remote.entries(path))
+    remote.check_url("train.data.path", path)
+    return not re.search(r"[*?\[]", path) and file_kind(path) == "other" and bool(remote.list_entries(path))
 
 
 def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
@@ -117,8 +117,8 @@ def _split_word(name: str) -> str | None:
 def walk_files(folder: str) -> Iterator[str]:
     """Yield the relative names of all visible files below a folder; a loop of links is walked once."""
     if remote.is_remote(folder):
-        with remote.storage(f"listing {folder}"):
-            yield from remote.names(folder)
+        with remote.convert_errors(f"listing {folder}"):
+            yield from remote.list_names(folder)
         return
     yield from _walk(folder, "", {_identity(folder)})
 

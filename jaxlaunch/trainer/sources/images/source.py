@@ -198,7 +198,7 @@ class Examples(Mixture):
 
 def open_mixture(data: Mixed, split: Split, open_block: Open) -> Examples | None:
     """Open the parts that have examples of a split. Raises DataError naming the part."""
-    blocks = {name: block for name, block in data.blocks().items() if isinstance(block, Block)}
+    blocks = {name: block for name, block in data.part_sources().items() if isinstance(block, Block)}
     weights = {name: part.weight for name, part in data.parts.items()}
     classes = _check_classes(data, blocks, open_block)
     parts: dict[str, DataSource] = {}

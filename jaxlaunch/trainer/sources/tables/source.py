@@ -483,7 +483,7 @@ def _open_mixture_splits(block: str, target: Target) -> dict[Split, Tables | Non
     data = Mixed.model_validate_json(block)
     weights = {name: part.weight for name, part in data.parts.items()}
     parts: dict[str, _Part] = {}
-    for name, table_block in data.blocks().items():
+    for name, table_block in data.part_sources().items():
         if isinstance(table_block, Table):
             try:
                 parts[name] = _open_part(table_block, target, is_trained=weights[name] > 0)

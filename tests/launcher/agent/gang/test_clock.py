@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from jaxlaunch.launcher.agent.gang.clock import Clock, RestartClock
-from jaxlaunch.records.summary import ratio
+from jaxlaunch.records.summary import goodput_ratio
 
 
 def test_every_second_has_one_cause_and_uncommitted_steps_are_lost_when_an_attempt_dies() -> None:
     clock = Clock(0.0)
-    clock.enter("init", 10.0)
-    clock.enter("step", 15.0)
+    clock.enter_cause("init", 10.0)
+    clock.enter_cause("step", 15.0)
     for step in range(1, 11):
-        clock.reached(step, 15.0 + step)
-    clock.committed(6)
-    clock.enter("data", 25.0)
-    clock.died(27.0)
-    seconds = clock.seconds(30.0)
+        clock.record_step(step, 15.0 + step)
+    clock.record_commit(6)
+    clock.enter_cause("data", 25.0)
+    clock.end_failed_attempt(27.0)
+    seconds = clock.seconds_by_cause(30.0)
     assert sum(seconds.values()) == pytest.approx(30.0)
     assert (seconds["rendezvous"], seconds["init"], seconds["data"], seconds["down"]) == (10.0, 5.0, 2.0, 3.0)
     assert (seconds["step"], seconds["lost_work"]) == (6.0, 4.0)
@@ -25,38 +25,38 @@ def test_every_second_has_one_cause_and_uncommitted_steps_are_lost_when_an_attem
 
 def test_what_earlier_generations_committed_is_not_lost_again() -> None:
     clock = Clock(0.0)
-    clock.carry({"step": 100.0, "down": 7.0})
-    clock.enter("step", 1.0)
-    clock.died(3.0)
-    seconds = clock.seconds(3.0)
+    clock.add_earlier_seconds({"step": 100.0, "down": 7.0})
+    clock.enter_cause("step", 1.0)
+    clock.end_failed_attempt(3.0)
+    seconds = clock.seconds_by_cause(3.0)
     assert (seconds["step"], seconds["lost_work"], seconds["down"]) == (100.0, 2.0, 7.0)
 
 
 def test_a_finished_attempt_loses_nothing() -> None:
     clock = Clock(0.0)
-    clock.enter("step", 0.0)
-    clock.enter("done", 5.0)
-    clock.ended(5.0)
-    assert clock.seconds(5.0)["lost_work"] == 0.0
-    assert ratio(clock.seconds(5.0)) == 1.0
+    clock.enter_cause("step", 0.0)
+    clock.enter_cause("done", 5.0)
+    clock.end_finished_attempt(5.0)
+    assert clock.seconds_by_cause(5.0)["lost_work"] == 0.0
+    assert goodput_ratio(clock.seconds_by_cause(5.0)) == 1.0
 
 
 def test_without_a_step_there_is_no_goodput() -> None:
-    assert ratio(Clock(0.0).seconds(9.0)) is None
+    assert goodput_ratio(Clock(0.0).seconds_by_cause(9.0)) is None
 
 
 def test_every_second_from_the_last_sign_of_life_to_the_first_step_has_one_cause() -> None:
     clock = RestartClock()
-    clock.enter("start", 100.0)
+    clock.enter_cause("start", 100.0)
     for cause, at in (("import", 100.5), ("rendezvous", 102.0), ("step", 102.5), ("first_step", 103.0)):
-        clock.enter(cause, at)
-    clock.stepped(104.0)
-    clock.enter("data", 105.0)  # of the loop: the start is over
+        clock.enter_cause(cause, at)
+    clock.complete_first_step(104.0)
+    clock.enter_cause("data", 105.0)  # of the loop: the start is over
     first = {"start": 0.5, "import": 1.5, "rendezvous": 1.0, "first_step": 1.0}
-    assert clock.seconds(200.0) == first
+    assert clock.seconds_by_cause(200.0) == first
     clock.begin("decide", 210.0, 10.0, 210.5)
-    assert clock.last == first
+    assert clock.last_seconds == first
     for cause, at in (("replace", 211.0), ("start", 215.0), ("data", 216.0), ("first_step", 216.5)):
-        clock.enter(cause, at)
+        clock.enter_cause(cause, at)
     again = {"detect": 10.0, "decide": 0.5, "end": 0.5, "replace": 4.0, "start": 1.0, "data": 0.5, "first_step": 3.5}
-    assert clock.seconds(220.0) == again and list(clock.seconds(220.0)) == list(again)
+    assert clock.seconds_by_cause(220.0) == again and list(clock.seconds_by_cause(220.0)) == list(again)

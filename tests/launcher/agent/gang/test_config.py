@@ -20,11 +20,11 @@ ENVIRON = {
 
 
 def test_the_key_is_the_run_s_uid_or_its_secret_and_the_uid(tmp_path: Path) -> None:
-    assert config.read(ENVIRON).key == b"a-uid"
+    assert config.read_config(ENVIRON).handshake_key == b"a-uid"
     secret = tmp_path / "key"
     secret.write_bytes(bytes(range(32)))
-    found = config.read(ENVIRON | {contract.GANG_SECRET: str(secret)})
-    assert found.key == bytes(range(32)) + b"a-uid" and "key=" not in repr(found)
+    found = config.read_config(ENVIRON | {contract.GANG_SECRET: str(secret)})
+    assert found.handshake_key == bytes(range(32)) + b"a-uid" and "key=" not in repr(found)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_key_is_the_run_s_uid_or_its_secret_and_the_uid(tmp_path: Path) -> N
 )
 def test_agents_without_a_key_do_not_start(changes: dict[str, str], words: str) -> None:
     with pytest.raises(config.ConfigError, match=words):
-        config.read(ENVIRON | changes)
+        config.read_config(ENVIRON | changes)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_agents_without_a_key_do_not_start(changes: dict[str, str], words: str) 
 def test_the_leader_listens_on_its_pod_s_address_and_in_a_local_run_on_loopback(
     changes: dict[str, str], address: str
 ) -> None:
-    assert config.read(ENVIRON | changes).address == address
+    assert config.read_config(ENVIRON | changes).listen_address == address
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_the_leader_listens_on_its_pod_s_address_and_in_a_local_run_on_loopback(
     ids=["none", "folder", "bucket"],
 )
 def test_a_job_keeps_its_run_in_a_folder_or_in_a_bucket(changes: dict[str, str], keeps_run: bool) -> None:
-    assert config.read(ENVIRON | changes).keeps_run is keeps_run
+    assert config.read_config(ENVIRON | changes).has_run_folder is keeps_run

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.protocol import HostSide, LeaderSide, NotProven
+from jaxlaunch.launcher.agent.gang.protocol import HandshakeError, HostHandshake, LeaderHandshake
 
 KEY = b"the-uid"
 FIELDS = {"host": 1, "hostname": "caf\udce9", "fault": None}
 
 
-def hello(leader: LeaderSide, host: HostSide) -> dict[str, Any]:
-    return over_the_wire("hello", host.hello({"type": "challenge", **leader.challenge()}, FIELDS))
+def hello(leader: LeaderHandshake, host: HostHandshake) -> dict[str, Any]:
+    return over_the_wire("hello", host.answer_challenge({"type": "challenge", **leader.challenge_fields()}, FIELDS))
 
 
 def over_the_wire(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -23,12 +23,12 @@ def over_the_wire(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_both_sides_know_each_other_by_a_key_that_is_in_no_message() -> None:
-    leader, host = LeaderSide(KEY), HostSide(KEY)
+    leader, host = LeaderHandshake(KEY), HostHandshake(KEY)
     said = hello(leader, host)
-    assert leader.opened(said) == FIELDS | {"hostname": "caf\\udce9"}
-    answer = over_the_wire("welcome", leader.sealed("welcome", epoch="e"))
-    assert host.opened(answer) == {"epoch": "e"}
-    assert KEY.decode() not in json.dumps([leader.challenge(), said, answer])
+    assert leader.open_hello(said) == FIELDS | {"hostname": "caf\\udce9"}
+    answer = over_the_wire("welcome", leader.seal_answer("welcome", epoch="e"))
+    assert host.open_answer(answer) == {"epoch": "e"}
+    assert KEY.decode() not in json.dumps([leader.challenge_fields(), said, answer])
 
 
 @pytest.mark.parametrize(
@@ -49,38 +49,38 @@ def test_both_sides_know_each_other_by_a_key_that_is_in_no_message() -> None:
     ids=str,
 )
 def test_a_hello_that_was_changed_is_not_believed(change: dict[str, Any]) -> None:
-    leader = LeaderSide(KEY)
-    with pytest.raises(NotProven):
-        leader.opened(hello(leader, HostSide(KEY)) | change)
+    leader = LeaderHandshake(KEY)
+    with pytest.raises(HandshakeError):
+        leader.open_hello(hello(leader, HostHandshake(KEY)) | change)
 
 
 def test_neither_side_believes_one_with_another_key() -> None:
-    leader, host = LeaderSide(KEY), HostSide(b"another")
-    with pytest.raises(NotProven, match="key"):
-        leader.opened(hello(leader, host))
+    leader, host = LeaderHandshake(KEY), HostHandshake(b"another")
+    with pytest.raises(HandshakeError, match="key"):
+        leader.open_hello(hello(leader, host))
     for kind in ("welcome", "refused"):
-        with pytest.raises(NotProven, match="key"):
-            host.opened(over_the_wire(kind, leader.sealed(kind, epoch="e")))
+        with pytest.raises(HandshakeError, match="key"):
+            host.open_answer(over_the_wire(kind, leader.seal_answer(kind, epoch="e")))
 
 
 def test_what_one_side_sent_is_not_believed_from_the_other_or_on_another_connection() -> None:
-    leader, host = LeaderSide(KEY), HostSide(KEY)
+    leader, host = LeaderHandshake(KEY), HostHandshake(KEY)
     said = hello(leader, host)
-    leader.opened(said)
-    answer = over_the_wire("welcome", leader.sealed("welcome", epoch="e"))
+    leader.open_hello(said)
+    answer = over_the_wire("welcome", leader.seal_answer("welcome", epoch="e"))
     for message in (said, said | {"type": "welcome"}, answer | {"type": "refused"}, {"type": "start"}):
-        with pytest.raises(NotProven):
-            host.opened(message)
-    later = HostSide(KEY)
-    hello(LeaderSide(KEY), later)
-    with pytest.raises(NotProven):
-        later.opened(answer)
-    with pytest.raises(NotProven):
-        LeaderSide(KEY).opened(said)
+        with pytest.raises(HandshakeError):
+            host.open_answer(message)
+    later = HostHandshake(KEY)
+    hello(LeaderHandshake(KEY), later)
+    with pytest.raises(HandshakeError):
+        later.open_answer(answer)
+    with pytest.raises(HandshakeError):
+        LeaderHandshake(KEY).open_hello(said)
 
 
 def test_a_host_answers_one_challenge_alone() -> None:
-    leader, host = LeaderSide(KEY), HostSide(KEY)
+    leader, host = LeaderHandshake(KEY), HostHandshake(KEY)
     hello(leader, host)
-    with pytest.raises(NotProven):
+    with pytest.raises(HandshakeError):
         hello(leader, host)

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxlaunch.launcher.agent.gang.progress import Progress, phase_timeouts
+from jaxlaunch.launcher.agent.gang.progress import RankProgress, phase_timeouts
 
 DEFAULTS = phase_timeouts({})
 
 
-def progress(*lines: tuple[float, dict[str, Any]], phase: str | None = None) -> Progress:
-    made = Progress(0.0, phase)
+def progress(*lines: tuple[float, dict[str, Any]], phase: str | None = None) -> RankProgress:
+    made = RankProgress(0.0, phase)
     for now, line in lines:
-        made.take(line, now)
+        made.take_message(line, now)
     return made
 
 
 def test_a_program_that_never_reports_never_hangs() -> None:
-    assert not progress().overdue(DEFAULTS, 1e9)
-    assert not progress((1.0, {"hello": "site"})).overdue(DEFAULTS, 1e9)
+    assert not progress().is_overdue(DEFAULTS, 1e9)
+    assert not progress((1.0, {"hello": "site"})).is_overdue(DEFAULTS, 1e9)
 
 
 def test_a_phase_has_its_timeout_and_a_job_may_set_it() -> None:
     reading = progress((10.0, {"phase": "data", "step": 3}))
-    assert not reading.overdue(DEFAULTS, 609.0) and reading.overdue(DEFAULTS, 611.0)
-    assert reading.overdue(phase_timeouts({"data": 5.0}), 16.0)
-    assert not reading.overdue(phase_timeouts({"data": None}), 1e9)
+    assert not reading.is_overdue(DEFAULTS, 609.0) and reading.is_overdue(DEFAULTS, 611.0)
+    assert reading.is_overdue(phase_timeouts({"data": 5.0}), 16.0)
+    assert not reading.is_overdue(phase_timeouts({"data": None}), 1e9)
 
 
 def test_the_step_timeout_is_learned_and_never_below_a_minute() -> None:
@@ -40,9 +40,9 @@ def test_the_step_timeout_is_learned_and_never_below_a_minute() -> None:
 
 def test_a_program_that_is_done_may_go_on_and_the_trainer_must_leave() -> None:
     done = (1.0, {"phase": "done", "step": 9})
-    assert not progress(done).overdue(DEFAULTS, 1e9)
-    assert progress(done).overdue(phase_timeouts({"done": 5.0}), 7.0)
-    assert progress(done, phase="init").overdue(DEFAULTS, 302.0)
+    assert not progress(done).is_overdue(DEFAULTS, 1e9)
+    assert progress(done).is_overdue(phase_timeouts({"done": 5.0}), 7.0)
+    assert progress(done, phase="init").is_overdue(DEFAULTS, 302.0)
 
 
 def test_the_first_steps_may_take_as_long_as_a_compile() -> None:
@@ -57,7 +57,7 @@ def test_a_save_between_two_steps_is_no_steps_time() -> None:
 
 def test_a_repeated_line_is_no_progress() -> None:
     stuck = progress(*((float(second), {"phase": "data", "step": 3}) for second in range(700)))
-    assert stuck.overdue(DEFAULTS, 700.0)
+    assert stuck.is_overdue(DEFAULTS, 700.0)
 
 
 def test_committed_steps_only_grow() -> None:
@@ -102,11 +102,11 @@ def test_an_evaluation_or_a_save_after_every_step_does_not_keep_it_from_being_le
 
 
 def test_what_was_restored_is_saved_but_not_committed_by_this_attempt() -> None:
-    progress = Progress(0.0)
-    progress.take({"found": 40}, 1.0)
+    progress = RankProgress(0.0)
+    progress.take_message({"found": 40}, 1.0)
     assert (progress.status.committed, progress.status.first_step) == (40, None)
-    progress.take({"restored": 40}, 1.0)
+    progress.take_message({"restored": 40}, 1.0)
     assert (progress.status.committed, progress.status.first_committed) == (40, None)
-    progress.take({"committed": 60}, 2.0)
-    progress.take({"committed": 80}, 3.0)
+    progress.take_message({"committed": 60}, 2.0)
+    progress.take_message({"committed": 80}, 3.0)
     assert (progress.status.committed, progress.status.first_committed) == (80, 60)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.gang.protocol import Hello, refusal
-from jaxlaunch.records.checked import Malformed
-from jaxlaunch.records.verdict import names
+from jaxlaunch.launcher.agent.gang.protocol import Hello, find_refusal
+from jaxlaunch.records.codec import Malformed
+from jaxlaunch.records.verdict import render_numbers
 
 LEADER = Hello(0, 2, "pod-0", "a", "node-7", {"python": "3.11.7", "jax": "0.10.2", "agent": "1"}, "f" * 64, 1, 9400)
 
@@ -40,20 +40,20 @@ def test_who_does_not_belong_is_refused_by_name_and_value(
     comes: Hello, words: str, ends_gang: bool, may_retry: bool
 ) -> None:
     present = {2: dataclasses.replace(hello(2), pod="pod-old", hostname="old")}
-    why = refusal(comes, LEADER, present, hosts=4)
+    why = find_refusal(comes, LEADER, present, hosts=4)
     assert why is not None and words in why.message and f"host {comes.host}" in why.message
     assert (why.ends_gang, why.may_retry) == (ends_gang, may_retry)
-    assert why.code == (contract.BAD_SPEC if ends_gang else contract.LOST)
+    assert why.exit_code == (contract.BAD_SPEC if ends_gang else contract.LOST)
 
 
 def test_the_same_pod_may_say_hello_again() -> None:
-    assert refusal(hello(2), LEADER, {2: hello(2)}, hosts=4) is None
+    assert find_refusal(hello(2), LEADER, {2: hello(2)}, hosts=4) is None
 
 
 def test_missing_hosts_are_named_and_a_long_list_is_cut() -> None:
-    assert names([3]) == "host 3"
-    assert names([2, 5]) == "hosts 2, 5"
-    assert names(list(range(30))).endswith("19 and 10 more")
+    assert render_numbers([3]) == "host 3"
+    assert render_numbers([2, 5]) == "hosts 2, 5"
+    assert render_numbers(list(range(30))).endswith("19 and 10 more")
 
 
 @pytest.mark.parametrize(

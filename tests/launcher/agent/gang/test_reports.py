@@ -9,9 +9,9 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang import progress
-from jaxlaunch.launcher.agent.gang.progress import Progress, Status
-from jaxlaunch.launcher.agent.gang.root_cause import Event, Kind, decide, verdict_of
-from jaxlaunch.records import checked
+from jaxlaunch.launcher.agent.gang.progress import RankProgress, Status
+from jaxlaunch.launcher.agent.gang.root_cause import Event, EventKind, find_root_cause, verdict_for_event
+from jaxlaunch.records import codec
 
 VALUES: list[Any] = [None, True, 0, -1, 2**70, 1.5, "boom", "\udce9", [], ["x"], {}, {"step": "x"}, {"type": [{}]}]
 KEYS = [
@@ -25,14 +25,14 @@ KEYS = [
 def test_a_value_of_any_form_reaches_a_verdict_or_a_note(key: str, value: Any) -> None:
     for line in ({key: value}, {"phase": "step", "step": 3, key: value}):
         message = progress.read_line(json.dumps(line).encode(), 4)
-        process = Progress(0.0)
-        process.take(message, 1.0)
+        process = RankProgress(0.0)
+        process.take_message(message, 1.0)
         assert Status.from_wire(json.loads(json.dumps(process.status.to_wire()))) == process.status
         assert key in message or "rank 4 wrote `" in message["note"]
         assert isinstance(message.get("note", ""), str)
         if "error" in message:
-            found = decide([Event(Kind.ERROR, 0, 4, process.status, error=message["error"])])
-            assert found is not None and verdict_of(found[0]).message.startswith("rank 4 raised")
+            found = find_root_cause([Event(EventKind.ERROR, 0, 4, process.status, error=message["error"])])
+            assert found is not None and verdict_for_event(found[0]).message.startswith("rank 4 raised")
         json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -69,13 +69,13 @@ def test_an_exception_whose_text_cannot_be_made_is_reported_all_the_same() -> No
 
 def test_a_line_of_many_begins_is_tried_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    decoded = checked.decode_line
+    decoded = codec.parse_json
 
     def counted(line: bytes) -> Any:
         tried.append(len(line))
         return decoded(line)
 
-    monkeypatch.setattr(checked, "decode_line", counted)
+    monkeypatch.setattr(codec, "parse_json", counted)
     for line in (b'{"note":' * 8000, b'{"note":""' * 6000, b'{"phase":["' * 6000):
         tried.clear()
         progress.read_line(line, 0)

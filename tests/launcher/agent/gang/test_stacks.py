@@ -6,7 +6,7 @@ import pytest
 
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.leader import hang
-from jaxlaunch.launcher.agent.leader.hang import Stacks
+from jaxlaunch.launcher.agent.leader.hang import RankStacks
 
 DUMP = """Thread 0x00007f01 (most recent call first):
   File "/lib/python3/threading.py", line 320 in wait
@@ -19,16 +19,16 @@ Current thread 0x00007f02 (most recent call first):
 
 
 def test_a_rank_is_where_the_innermost_frame_of_its_main_thread_is() -> None:
-    assert Stacks({0: Status()}, {0: DUMP}).describe(0) == "rank 0 in read (tasks.py:12)"
-    assert Stacks({0: Status(), 1: Status()}, {0: ""}).describe(0) == "2 ranks without a stack"
+    assert RankStacks({0: Status()}, {0: DUMP}).describe_places(0) == "rank 0 in read (tasks.py:12)"
+    assert RankStacks({0: Status(), 1: Status()}, {0: ""}).describe_places(0) == "2 ranks without a stack"
 
 
 def test_of_ranks_in_many_places_the_largest_groups_are_told_and_that_of_the_suspect() -> None:
     of = {rank: dump((f"/me/{rank // 2}.py", "f")) for rank in range(41)}
-    found = Stacks(dict.fromkeys(of, Status()), of)
-    assert found.suspect(first=0) == 40
+    found = RankStacks(dict.fromkeys(of, Status()), of)
+    assert found.find_suspect(first_overdue_rank=0) == 40
     groups = ", ".join(f"2 ranks in f ({place}.py:1)" for place in range(8))
-    assert found.describe(40) == f"{groups}, rank 40 in f (20.py:1), 24 ranks elsewhere"
+    assert found.describe_places(40) == f"{groups}, rank 40 in f (20.py:1), 24 ranks elsewhere"
 
 
 def dump(*frames: tuple[str, str]) -> str:
@@ -51,7 +51,7 @@ IN_JAX = ("/lib/jax/_src/array.py", "_value")
 )
 def test_the_suspect_is_the_rank_that_the_others_wait_for(of: dict[int, str], culprit: int) -> None:
     statuses = dict.fromkeys(of, Status(phase="step", step=5, stepped=True))
-    assert Stacks(statuses, of).suspect(first=0) == culprit
+    assert RankStacks(statuses, of).find_suspect(first_overdue_rank=0) == culprit
 
 
 PYTHON = "/usr/lib/python3.11"
@@ -97,11 +97,13 @@ def test_whoever_has_not_come_to_where_the_others_wait_is_suspected(
 ) -> None:
     of = {0: works, 1: waits}
     if is_cut:
-        of = {number: hang.cut(text) for number, text in of.items()}
-    found = Stacks(dict.fromkeys(of, Status(phase=phase)), of)
-    assert (found.suspect(first=1), found.waiting) == (0, [1])
+        of = {number: hang.shorten_stacks(text) for number, text in of.items()}
+    found = RankStacks(dict.fromkeys(of, Status(phase=phase)), of)
+    assert (found.find_suspect(first_overdue_rank=1), found.waiting_ranks) == (0, [1])
 
 
 def test_the_rank_furthest_behind_is_suspected_when_the_stacks_tell_nothing() -> None:
     ahead, behind = (Status(phase="step", step=step, stepped=True) for step in (6, 5))
-    assert Stacks({0: ahead, 1: behind}, dict.fromkeys((0, 1), dump(IN_JAX))).suspect(first=0) == 1
+    assert (
+        RankStacks({0: ahead, 1: behind}, dict.fromkeys((0, 1), dump(IN_JAX))).find_suspect(first_overdue_rank=0) == 1
+    )

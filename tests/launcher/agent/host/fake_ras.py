@@ -31,7 +31,7 @@ def server(act: Callable[[socket.socket], None]) -> Iterator[str]:
 
         def serve() -> None:
             with contextlib.suppress(OSError), listener.accept()[0] as peer:
-                assert peer.recv(1000) == nccl.QUESTION
+                assert peer.recv(1000) == nccl.RAS_QUERY
                 act(peer)
 
         threading.Thread(target=serve, daemon=True).start()

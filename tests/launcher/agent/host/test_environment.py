@@ -40,7 +40,7 @@ def config(**fields: Any) -> Config:
 def test_a_rank_finds_its_place_in_its_environment(
     fields: dict[str, Any], rank: int, expected: dict[str, str | None]
 ) -> None:
-    found = environment.of_rank(config(**fields), {"PYTHONPATH": "/code"}, rank, "/site")
+    found = environment.rank_variables(config(**fields), {"PYTHONPATH": "/code"}, rank, "/site")
     assert {name: found.get(name) for name in expected} == expected
 
 
@@ -53,7 +53,7 @@ def test_a_rank_finds_its_place_in_its_environment(
 )
 def test_the_driver_is_found_before_what_the_image_searches(own: dict[str, str], found: tuple[str, str]) -> None:
     paths = {"LD_LIBRARY_PATH": "/driver/lib", "PATH": "/driver/bin"}
-    environ = environment.of_rank(config(search_paths=paths), own, 0, "/site")
+    environ = environment.rank_variables(config(search_paths=paths), own, 0, "/site")
     assert (environ["LD_LIBRARY_PATH"], environ["PATH"]) == found
 
 
@@ -70,7 +70,9 @@ def test_the_driver_is_found_before_what_the_image_searches(own: dict[str, str],
 def test_xla_gets_the_optimization_level_of_the_accelerator_with_a_train_block(
     platform: str, base: dict[str, str], level: str | None
 ) -> None:
-    assert environment.of_rank(config(platform=platform), base, 0, "/site").get("JAX_OPTIMIZATION_LEVEL") == level
+    assert (
+        environment.rank_variables(config(platform=platform), base, 0, "/site").get("JAX_OPTIMIZATION_LEVEL") == level
+    )
 
 
 FAULTS = """
@@ -86,7 +88,7 @@ print(min(-faults() + faults() for _ in range(4)))
 
 def test_the_memory_of_a_step_on_cpu_devices_is_kept_for_the_next_one() -> None:
     def faults(base: dict[str, str]) -> int:
-        environ = environment.of_rank(config(), {**os.environ, **base}, 0, "/site")
+        environ = environment.rank_variables(config(), {**os.environ, **base}, 0, "/site")
         return int(subprocess.check_output([sys.executable, "-c", FAULTS], env=environ))
 
     assert faults({contract.TRAIN_SPEC: "{}"}) < 0.1 * faults({})
@@ -94,7 +96,7 @@ def test_the_memory_of_a_step_on_cpu_devices_is_kept_for_the_next_one() -> None:
 
 @pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
 def test_a_share_of_the_memory_that_the_job_sets_is_the_only_one(name: str) -> None:
-    found = environment.of_rank(config(platform="cuda"), {contract.TRAIN_SPEC: "{}", name: "0.5"}, 0, "/site")
+    found = environment.rank_variables(config(platform="cuda"), {contract.TRAIN_SPEC: "{}", name: "0.5"}, 0, "/site")
     assert {key: value for key, value in found.items() if key.endswith("MEM_FRACTION")} == {name: "0.5"}
 
 
@@ -110,19 +112,19 @@ def test_a_share_of_the_memory_that_the_job_sets_is_the_only_one(name: str) -> N
 def test_jaxs_coordinator_listens_at_the_address_of_host_0_alone(
     coordinator: str, listens: str | None, expected: str | None
 ) -> None:
-    found = environment.of_attempt(3, coordinator, listens)
+    found = environment.attempt_variables(3, coordinator, listens)
     assert (found["JAX_COORDINATOR_ADDRESS"], found.get("JAX_COORDINATOR_BIND_ADDRESS")) == (coordinator, expected)
 
 
 def test_what_the_job_sets_for_jaxs_devices_wins() -> None:
     base = {"JAX_PLATFORMS": "cuda", "JAX_NUM_CPU_DEVICES": "1"}
-    found = environment.of_rank(config(devices_per_process=4), base, 1, "/site")
+    found = environment.rank_variables(config(devices_per_process=4), base, 1, "/site")
     assert found.items() >= base.items()
 
 
 @pytest.mark.parametrize("saved", [None, 0, 40])
 def test_a_process_knows_what_earlier_attempts_saved(saved: int | None) -> None:
-    found = environment.of_attempt(3, "127.0.0.1:20001", None, saved)
+    found = environment.attempt_variables(3, "127.0.0.1:20001", None, saved)
     assert found.get("JAXLAUNCH_SAVED") == (None if saved is None else str(saved))
 
 
@@ -130,5 +132,5 @@ def test_a_process_knows_what_earlier_attempts_saved(saved: int | None) -> None:
     ("timeouts", "wait"), [({}, "30"), ({"init": 20.0}, "10"), ({"init": None, "restore": 9.0}, "4.5")]
 )
 def test_storage_is_waited_for_within_the_timeouts_of_a_start(timeouts: dict[str, float | None], wait: str) -> None:
-    found = environment.of_rank(config(timeouts_s=timeouts), {}, 0, "/site")
+    found = environment.rank_variables(config(timeouts_s=timeouts), {}, 0, "/site")
     assert found["JAXLAUNCH_STORAGE_WAIT"] == wait

@@ -55,7 +55,7 @@ def test_what_is_mounted_below_a_folder_or_linked_from_it_is_counted_once(tmp_pa
 def test_a_folder_that_is_not_there_or_is_huge_delays_no_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resources.find_excess(AgentJob("t", scratch={str(tmp_path / "none"): 1}), 0) is None
     fill(tmp_path / "tmp", MIB)
-    monkeypatch.setattr(resources, "MEASURE_S", -1.0)  # the time is up
+    monkeypatch.setattr(resources, "MEASURE_TIMEOUT_S", -1.0)  # the time is up
     assert resources.find_excess(AgentJob("t", scratch={str(tmp_path / "tmp"): 1}), 0) is None
 
 
@@ -67,7 +67,7 @@ def test_one_folder_with_very_many_files_is_counted_only_until_the_time_is_up(
     job, seconds = AgentJob("t", scratch={str(tmp_path): MIB}), itertools.count()
     assert resources.find_excess(job, 0) is not None
     monkeypatch.setattr(resources, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    monkeypatch.setattr(resources, "MEASURE_S", 5.0)  # each look at the clock takes a second
+    monkeypatch.setattr(resources, "MEASURE_TIMEOUT_S", 5.0)  # each look at the clock takes a second
     assert resources.find_excess(job, 0) is None
 
 

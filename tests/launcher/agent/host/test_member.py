@@ -15,10 +15,10 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
-from jaxlaunch.launcher.agent.gang.progress import Progress
-from jaxlaunch.launcher.agent.gang.protocol import Hello, LeaderSide
-from jaxlaunch.launcher.agent.gang.root_cause import Kind
-from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_S, RETRY_REFUSED_S
+from jaxlaunch.launcher.agent.gang.progress import RankProgress
+from jaxlaunch.launcher.agent.gang.protocol import Hello, LeaderHandshake
+from jaxlaunch.launcher.agent.gang.root_cause import EventKind
+from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_TIMEOUT_S, RETRY_REFUSED_S
 from jaxlaunch.launcher.agent.host.member import Member
 from jaxlaunch.launcher.agent.io import link
 
@@ -28,11 +28,11 @@ def member() -> tuple[Member, MagicMock]:
     """Host 1 and its loop, which only notes what it is asked for."""
     job = AgentJob("t", ("true",))
     environ = {contract.LEADER: "127.0.0.1:1", contract.HOSTS: "2", contract.INDEX: "1", contract.UID: "u"}
-    place = config.read(environ | {contract.JOB: job.to_json()})
+    place = config.read_config(environ | {contract.JOB: job.to_json()})
     loop, quiet = MagicMock(), MagicMock()
-    hello = Hello.of(place, 9400)
+    hello = Hello.from_config(place, 9400)
     return Member(
-        place, loop, quiet, hello, quiet, None, say=quiet, finish=MagicMock(), orphaned=quiet, take=quiet
+        place, loop, quiet, hello, quiet, None, say=quiet, finish=MagicMock(), on_orphaned=quiet, take_ranks=quiet
     ), loop
 
 
@@ -47,10 +47,10 @@ def test_a_connection_that_the_leader_reset_at_once_is_dialled_again(
         sock = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
     monkeypatch.setattr(link.Link, "__init__", refuse)
-    of.leader._connected(sock)
+    of.leader._on_connected(sock)
     other.close()
     assert sock.fileno() == -1
-    assert loop.after.call_args_list[-1].args[1] == of.leader._dialer._resolve
+    assert loop.after.call_args_list[-1].args[1] == of.leader._dialer._resolve_address
 
 
 def connection() -> tuple[socket.socket, socket.socket]:
@@ -68,12 +68,12 @@ def stranger(member: tuple[Member, MagicMock]) -> Iterator[Callable[..., bytes]]
     of, _ = member
     ours, theirs = connection()
     theirs.settimeout(0.0)
-    of.leader._connected(ours)
+    of.leader._on_connected(ours)
 
     def send(kind: str, /, **fields: Any) -> bytes:
         theirs.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
         assert of.leader._link is not None
-        of.leader._link._read()
+        of.leader._link._receive_lines()
         try:
             return theirs.recv(65536)
         except BlockingIOError:
@@ -116,7 +116,7 @@ def test_a_host_obeys_nobody_who_has_not_proven_the_key_and_dials_again(
     stranger(kind, **fields)
     assert of.leader._link is None and not of.state.has_started and of.state.verdict is None
     assert not of._finish.called  # type: ignore[attr-defined]
-    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve)
+    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve_address)
     assert "host 0 did not admit this host: " in of._say.call_args.args[0]  # type: ignore[attr-defined]
 
 
@@ -125,18 +125,18 @@ def leader(member: tuple[Member, MagicMock]) -> Iterator[Callable[..., None]]:
     """Sends a message to the member as the leader that has admitted it."""
     of, _ = member
     ours, theirs = connection()
-    of.leader._connected(ours)
-    side = LeaderSide(of._config.key)
+    of.leader._on_connected(ours)
+    side = LeaderHandshake(of._config.handshake_key)
     numbers = itertools.count()
 
     def put(fields: dict[str, Any]) -> None:
         theirs.sendall(json.dumps(fields).encode() + b"\n")
         if of.leader._link is not None:
-            of.leader._link._read()
+            of.leader._link._receive_lines()
 
-    put({"type": "challenge", **side.challenge()})
-    side.opened(json.loads(theirs.recv(65536)))
-    put({"type": "welcome", **side.sealed("welcome", epoch="e")})
+    put({"type": "challenge", **side.challenge_fields()})
+    side.open_hello(json.loads(theirs.recv(65536)))
+    put({"type": "welcome", **side.seal_answer("welcome", epoch="e")})
     yield lambda kind, **fields: put({"type": kind, **fields, "epoch": "e", "n": next(numbers)})
     ours.close()
     theirs.close()
@@ -192,14 +192,14 @@ def test_a_leader_that_proves_the_key_and_answers_nonsense_is_dialled_again(memb
     of, loop = member
     for kind, fields in (("welcome", {"epoch": 3}), ("welcome", {}), ("refused", {"message": "x", "code": "64"})):
         ours, theirs = connection()
-        of.leader._connected(ours)
-        side = LeaderSide(of._config.key)
-        theirs.sendall(json.dumps({"type": "challenge", **side.challenge()}).encode() + b"\n")
+        of.leader._on_connected(ours)
+        side = LeaderHandshake(of._config.handshake_key)
+        theirs.sendall(json.dumps({"type": "challenge", **side.challenge_fields()}).encode() + b"\n")
         assert of.leader._link is not None
-        of.leader._link._read()
-        side.opened(json.loads(theirs.recv(65536)))
-        theirs.sendall(json.dumps({"type": kind, **side.sealed(kind, **fields)}).encode() + b"\n")
-        of.leader._link._read()
+        of.leader._link._receive_lines()
+        side.open_hello(json.loads(theirs.recv(65536)))
+        theirs.sendall(json.dumps({"type": kind, **side.seal_answer(kind, **fields)}).encode() + b"\n")
+        of.leader._link._receive_lines()
         theirs.close()
         assert of.leader._link is None and not of._finish.called  # type: ignore[attr-defined]
         assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve)
@@ -210,10 +210,10 @@ def test_a_leader_that_says_nothing_is_left_and_dialled_again(
 ) -> None:
     of, loop = member
     of.leader._ticked_at = time.monotonic()
-    of.leader.last_message_at -= CHALLENGE_S + 1.0
-    of._tick()
+    of.leader.last_message_at -= CHALLENGE_TIMEOUT_S + 1.0
+    of._on_tick()
     assert of.leader._link is None
-    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve)
+    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve_address)
 
 
 def test_a_host_waits_longer_for_the_challenge_of_a_busy_leader_than_for_what_follows(
@@ -221,12 +221,12 @@ def test_a_host_waits_longer_for_the_challenge_of_a_busy_leader_than_for_what_fo
 ) -> None:
     of, _ = member
     of.leader._ticked_at = time.monotonic()
-    of.leader.last_message_at -= link.SILENCE_S + 1.0
-    of._tick()
+    of.leader.last_message_at -= link.SILENCE_TIMEOUT_S + 1.0
+    of._on_tick()
     assert of.leader._link is not None
     stranger("challenge", nonce="1" * 32)
-    of.leader.last_message_at -= link.SILENCE_S + 1.0
-    of._tick()
+    of.leader.last_message_at -= link.SILENCE_TIMEOUT_S + 1.0
+    of._on_tick()
     assert of.leader._link is None
     said = of._say.call_args.args[0]  # type: ignore[attr-defined]
     assert "did not admit this host: no message for 10 s" in said
@@ -236,10 +236,10 @@ def test_a_leader_that_closes_again_and_again_is_reported_once(member: tuple[Mem
     of, _ = member
     for _ in range(3):
         ours, theirs = connection()
-        of.leader._connected(ours)
+        of.leader._on_connected(ours)
         theirs.close()
         assert of.leader._link is not None
-        of.leader._link._read()
+        of.leader._link._receive_lines()
     said = [call.args[0] for call in of._say.call_args_list]  # type: ignore[attr-defined]
     assert said == [
         "host 0 did not admit this host: connection closed; it may belong to another run, or have another gang_secret"
@@ -251,11 +251,11 @@ def test_a_wrapper_that_ends_with_a_code_of_its_own_passes_the_exception_on(
     member: tuple[Member, MagicMock], monkeypatch: pytest.MonkeyPatch, code: int, passes_it_on: bool
 ) -> None:
     of, _ = member
-    sent: list[Kind] = []
+    sent: list[EventKind] = []
     monkeypatch.setattr(of.reports, "send_event", lambda kind, child, **fields: sent.append(kind))
     child = MagicMock(rank=1, handled={"type": "ValueError"}, tail_text="")
-    of._child_ended(child, code)
-    assert (Kind.ERROR in sent) is passes_it_on
+    of._on_child_end(child, code)
+    assert (EventKind.ERROR in sent) is passes_it_on
 
 
 def test_the_stacks_of_a_process_are_read_until_they_are_sent_and_not_after(
@@ -263,7 +263,7 @@ def test_the_stacks_of_a_process_are_read_until_they_are_sent_and_not_after(
 ) -> None:
     of, _ = member
     reads: list[str] = []
-    child = MagicMock(rank=1, progress=Progress(0.0))
+    child = MagicMock(rank=1, progress=RankProgress(0.0))
     type(child).stacks = PropertyMock(side_effect=lambda: reads.append("read") or "T")
     of.processes.children[1] = child
     leader("stacks")

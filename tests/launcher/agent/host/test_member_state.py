@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.host.leader_connection import ONE_PRESS_S, MemberState, Press, WhenIdle
+from jaxlaunch.launcher.agent.host.leader_connection import SAME_SIGNAL_S, IdleAction, MemberState, StopRequest
 from jaxlaunch.records.verdict import verdict_for_code
 
 
@@ -19,16 +19,16 @@ def state(*, replaces: bool = True, is_leader: bool = False) -> MemberState:
 
 def test_signals_close_together_are_one_and_a_later_one_kills() -> None:
     host = state()
-    assert host.take_signal(0.0) is Press.STOP
-    assert host.take_signal(ONE_PRESS_S / 2) is Press.REPEATED
-    assert host.take_signal(ONE_PRESS_S + 0.1) is Press.KILL
+    assert host.take_signal(0.0) is StopRequest.STOP
+    assert host.take_signal(SAME_SIGNAL_S / 2) is StopRequest.REPEATED
+    assert host.take_signal(SAME_SIGNAL_S + 0.1) is StopRequest.KILL
 
 
 def test_a_leader_may_start_again_only_before_the_first_attempt() -> None:
     host = state()
     assert host.awaits_first_start
-    host.start(1)
-    assert not host.awaits_first_start and host.when_idle(has_leader=True) is None
+    host.start_attempt(1)
+    assert not host.awaits_first_start and host.idle_action(has_leader=True) is None
     host.end(1, verdict_for_code(contract.CRASH, "it broke"))
     host.start(2)
     assert (host.attempt, host.verdict, host.is_stopping) == (2, None, False)
@@ -37,21 +37,21 @@ def test_a_leader_may_start_again_only_before_the_first_attempt() -> None:
 @pytest.mark.parametrize(
     ("code", "facts", "is_signalled", "has_leader", "step"),
     [
-        (contract.CRASH, {}, False, True, WhenIdle.REPORT),
-        (contract.CRASH, {}, False, False, WhenIdle.WAIT_FOR_LEADER),
-        (contract.PREEMPTED, {}, False, False, WhenIdle.WAIT_FOR_LEADER),
-        (contract.PREEMPTED, {}, True, False, WhenIdle.FINISH),
-        (contract.BAD_DATA, {}, False, False, WhenIdle.FINISH),
-        (contract.CRASH, {"replaces": False}, False, False, WhenIdle.FINISH),
-        (contract.CRASH, {"is_leader": True}, False, False, WhenIdle.FINISH),
+        (contract.CRASH, {}, False, True, IdleAction.REPORT),
+        (contract.CRASH, {}, False, False, IdleAction.WAIT_FOR_LEADER),
+        (contract.PREEMPTED, {}, False, False, IdleAction.WAIT_FOR_LEADER),
+        (contract.PREEMPTED, {}, True, False, IdleAction.FINISH),
+        (contract.BAD_DATA, {}, False, False, IdleAction.FINISH),
+        (contract.CRASH, {"replaces": False}, False, False, IdleAction.FINISH),
+        (contract.CRASH, {"is_leader": True}, False, False, IdleAction.FINISH),
     ],
 )
 def test_a_host_without_processes_reports_waits_or_ends(
-    code: int, facts: dict[str, bool], is_signalled: bool, has_leader: bool, step: WhenIdle
+    code: int, facts: dict[str, bool], is_signalled: bool, has_leader: bool, step: IdleAction
 ) -> None:
     host = state(**facts)
-    host.start(1)
-    host.end(1, verdict_for_code(code, "it ended"))
+    host.start_attempt(1)
+    host.end_attempt(1, verdict_for_code(code, "it ended"))
     if is_signalled:
         host.take_signal(1.0)
-    assert host.when_idle(has_leader=has_leader) is step
+    assert host.idle_action(has_leader=has_leader) is step

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.agent.gang import nccl
-from jaxlaunch.launcher.agent.gang.nccl import describe
+from jaxlaunch.launcher.agent.gang.nccl import describe_faults
 from tests.launcher.agent.host.fake_ras import play, server
 
 HEAD = """NCCL version 2.29.1+cuda13.0 compiled with CUDA 13.0
@@ -183,30 +183,30 @@ def test_what_nccl_says_of_a_hang_is_named_kept_and_never_waited_for(case: str) 
     limit_s = 1.0 if case in ("silent", "slow") else 60.0  # the others end without it
     began = time.monotonic()
     with server(act) as address:
-        text = nccl.status({nccl.ADDRESS: address}, began + limit_s)
+        text = nccl.query_ras({nccl.ADDRESS_VARIABLE: address}, began + limit_s)
     assert time.monotonic() - began < 3 * limit_s
-    assert len(text) <= nccl.MAX_TEXT and text.isascii() and "\x1b" not in text and "SERVER" not in text
-    assert describe(text) == said
+    assert len(text) <= nccl.MAX_ANSWER_BYTES and text.isascii() and "\x1b" not in text and "SERVER" not in text
+    assert describe_faults(text) == said
     assert bool(text) == ("Communicators" in text), "what is not RAS's is not kept"
 
 
 def test_a_closed_port_a_wrong_address_and_ras_that_is_off_are_no_answer() -> None:
     with server(whole(DEAD)) as address:
-        assert nccl.status({nccl.ADDRESS: address, nccl.ENABLE: "0"}, time.monotonic() + 1) == ""
+        assert nccl.query_ras({nccl.ADDRESS_VARIABLE: address, nccl.ENABLE_VARIABLE: "0"}, time.monotonic() + 1) == ""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert nccl.status({nccl.ADDRESS: address}, time.monotonic() - 1) == "", "it is too late to ask"
+        assert nccl.query_ras({nccl.ADDRESS_VARIABLE: address}, time.monotonic() - 1) == "", "it is too late to ask"
     with socket.socket() as closed:  # it holds the port, and does not listen
         closed.bind(("127.0.0.1", 0))
         for named in (f"127.0.0.1:{closed.getsockname()[1]}", "no-port", "host:port", "127.0.0.1:99999", "[::1"):
-            assert nccl.status({nccl.ADDRESS: named}, time.monotonic() + 1) == ""
+            assert nccl.query_ras({nccl.ADDRESS_VARIABLE: named}, time.monotonic() + 1) == ""
 
 
 def test_a_question_never_holds_up_who_asks(monkeypatch) -> None:
-    monkeypatch.setattr(nccl, "ASKED_S", 600.0)
+    monkeypatch.setattr(nccl, "QUERY_TIMEOUT_S", 600.0)
     closes = threading.Event()
     with server(lambda _: closes.wait()) as address:
-        question = nccl.Question({nccl.ADDRESS: address})
+        question = nccl.NcclQuery({nccl.ADDRESS_VARIABLE: address})
         assert question.answer is None
         closes.set()
         while question.answer is None:
@@ -215,9 +215,9 @@ def test_a_question_never_holds_up_who_asks(monkeypatch) -> None:
 
 
 def test_a_question_without_an_answer_ends(monkeypatch) -> None:
-    monkeypatch.setattr(nccl, "ASKED_S", 0.2)
+    monkeypatch.setattr(nccl, "QUERY_TIMEOUT_S", 0.2)
     with server(silent) as address:
-        question = nccl.Question({nccl.ADDRESS: address})
+        question = nccl.NcclQuery({nccl.ADDRESS_VARIABLE: address})
         while question.answer is None:
             time.sleep(0.01)
         assert question.answer == ""
@@ -228,5 +228,5 @@ def test_the_kernel_s_messages_of_gpus_are_read_where_they_can_be(tmp_path: Path
     lost = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
     old, other = f"3,1,{now - int(3601e6)},-;NVRM: Xid (PCI:0000:3b:00): 13, old", f"6,3,{now},-;eth0: link up"
     (tmp_path / "kmsg").write_text(f"{old}\n3,2,{now},-;{lost}\n SUBSYSTEM=pci\n{other}\n")
-    assert nccl.xids(str(tmp_path / "kmsg")) == lost
-    assert nccl.xids(str(tmp_path / "none")) == ""
+    assert nccl.read_xids(str(tmp_path / "kmsg")) == lost
+    assert nccl.read_xids(str(tmp_path / "none")) == ""

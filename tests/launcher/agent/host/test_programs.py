@@ -21,7 +21,7 @@ def running(*command: str) -> Iterator[int]:
         try:
             yield process.pid
         finally:
-            for pid in [*process_tree.below(process.pid, signal.SIGTERM), process.pid]:
+            for pid in [*process_tree.find_targets_below(process.pid, signal.SIGTERM), process.pid]:
                 process_tree.send_signal(pid, signal.SIGKILL)
 
 
@@ -40,7 +40,7 @@ def test_a_signal_to_a_shell_is_meant_for_what_it_runs_and_for_itself_where_it_h
 ) -> None:
     def names(pid: int) -> list[str]:
         found = []
-        for each in process_tree.below(pid, signal.SIGTERM):
+        for each in process_tree.find_targets_below(pid, signal.SIGTERM):
             with open(f"/proc/{each}/comm") as comm:
                 found.append(comm.read().strip())
         return found
@@ -52,12 +52,12 @@ def test_a_signal_to_a_shell_is_meant_for_what_it_runs_and_for_itself_where_it_h
 def test_a_program_with_workers_gets_its_signal_itself() -> None:
     text = "import subprocess, time; subprocess.Popen(['sleep', '60']); print('ready', flush=True); time.sleep(60)"
     with running("python3", "-c", text) as pid:
-        assert list(process_tree.below(pid, signal.SIGTERM)) == [pid] and process_tree.children(pid)
-        for child in process_tree.children(pid):
+        assert list(process_tree.find_targets_below(pid, signal.SIGTERM)) == [pid] and process_tree.find_children(pid)
+        for child in process_tree.find_children(pid):
             process_tree.send_signal(child, signal.SIGKILL)
 
 
 def test_a_handler_is_seen_and_its_absence() -> None:
     text = "import signal, time; signal.signal(10, print); print('ready', flush=True); time.sleep(60)"
     with running("python3", "-c", text) as pid:
-        assert process_tree.catches(pid, signal.SIGUSR1) and not process_tree.catches(pid, signal.SIGUSR2)
+        assert process_tree.has_handler(pid, signal.SIGUSR1) and not process_tree.has_handler(pid, signal.SIGUSR2)

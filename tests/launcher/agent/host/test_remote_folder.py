@@ -27,7 +27,7 @@ def copier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         script.chmod(0o755)
         monkeypatch.setattr(folders, "sys", SimpleNamespace(executable=str(script)))
         environ = {contract.LEADER: "127.0.0.1:1", contract.HOSTS: "1", contract.INDEX: "0", contract.UID: "u"}
-        place = config.read(environ | {contract.JOB: AgentJob("t", ("true",)).to_json()})
+        place = config.read_config(environ | {contract.JOB: AgentJob("t", ("true",)).to_json()})
         return RemoteFolder("gs://team-b/r", place)
 
     return start
@@ -45,7 +45,7 @@ def test_a_copier_is_told_which_ranks_the_host_has_now_and_none_is_waited_for_wi
     copied.take(range(1))  # those that it began with
     copied.take(range(2, 3))
     assert copied.close() is True, "what it repeats is read before its last word"
-    monkeypatch.setattr(folders, "MOVE_S", 0.1)
+    monkeypatch.setattr(folders, "MOVE_TIMEOUT_S", 0.1)
     silent = copier("cat > /dev/null; echo done")
     silent.take(range(2, 3))
     assert silent.close() is True
@@ -62,8 +62,8 @@ def test_a_copier_that_the_loop_reaped_was_not_whole_and_is_reported(copier) -> 
         loop.stop()
 
     try:
-        loop.on_child(lambda pid: None, lambda pid, code: None)
-        loop.on_end_of(copied.pid, ended)
+        loop.on_child_exit(lambda pid: None, lambda pid, code: None)
+        loop.on_exit_of(copied.pid, ended)
         os.kill(copied.pid, signal.SIGKILL)
         loop.run()
     finally:

@@ -22,7 +22,7 @@ def port() -> Iterator[int]:
     loop, is_over = Loop(), threading.Event()
     profiles = Profiles(True, list)
     served = MetricsServer(loop, "127.0.0.1", 0, list, lambda texts: "x" * 100 + "\n", {"/profile": profiles.reply})
-    loop.every(0.01, lambda: loop.stop() if is_over.is_set() else None)
+    loop.call_every(0.01, lambda: loop.stop() if is_over.is_set() else None)
     thread = threading.Thread(target=loop.run)
     thread.start()
     yield served.port

@@ -77,4 +77,4 @@ def test_the_count_of_the_oom_killer_is_read_where_there_is_one(
     if text is not None:
         (tmp_path / "count").write_text(text)
     monkeypatch.setattr(resources, "OOM_COUNTERS", (str(tmp_path / "absent"), str(tmp_path / "count")))
-    assert resources.oom_kills() == kills
+    assert resources.count_oom_kills() == kills

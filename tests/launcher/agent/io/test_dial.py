@@ -24,17 +24,17 @@ def test_a_name_server_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(socket, "getaddrinfo", asked)
     loop, said = Loop(), list[str]()
-    dialer = Dialer(loop, ("lm-w-0-0.lm", 9401), say=said.append, connected=lambda sock: None)
+    dialer = Dialer(loop, ("lm-w-0-0.lm", 9401), say=said.append, on_connected=lambda sock: None)
     dialer.dial()
 
     def look() -> None:
-        said.append(dialer.reason)
+        said.append(dialer.failure_text)
         if len(said) == 1:
             is_over.set()
         elif said[-1].startswith("name not resolved"):
             loop.stop()
 
-    loop.every(0.05, look)
+    loop.call_every(0.05, look)
     loop.run()
     dialer.stop()
     signal.set_wakeup_fd(-1)

@@ -36,7 +36,7 @@ def test_an_event_of_a_descriptor_that_was_closed_meanwhile_is_not_taken_for_one
         os.dup2(idle.fileno(), late)  # closes it, and gives its number to another
         loop.watch(late, READ, lambda mask: seen.append("successor"))
         seen.append("first")
-        loop.after(0.0, loop.stop)
+        loop.call_later(0.0, loop.stop)
 
     for own, peer in pairs:
         loop.watch(own.fileno(), READ, partial(first, own.fileno()))
@@ -55,7 +55,7 @@ def test_whoever_watches_a_connection_that_breaks_is_called_for_what_it_watches(
     reset(peer)
     masks: list[int] = []
     loop.watch(own.fileno(), watched, masks.append)
-    loop.after(0.0, loop.stop)
+    loop.call_later(0.0, loop.stop)
     loop.run()
     assert masks == [watched]
     own.close()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.loop import Loop, Ready, Timer
-from jaxlaunch.launcher.agent.io.output import LAST_BYTES, MAX_QUEUED, OutputStream, RankLog
+from jaxlaunch.launcher.agent.io.loop import Loop, ReadyCallback, Timer
+from jaxlaunch.launcher.agent.io.output import FINAL_BYTES, MAX_QUEUED_BYTES, OutputStream, RankLog
 from jaxlaunch.runs.layout import log_path
 
 LINES, WIDTH = 40_000, 257  # of a fast writer: 10 MB, more than are kept
@@ -26,11 +26,11 @@ class Idle(Loop):
     def __init__(self) -> None:
         self.due: list[Callable[[], None]] = []
 
-    def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         self.due.append(callback)
         return Timer(callback)
 
-    def watch(self, fd: int, mask: int, ready: Ready) -> None:
+    def watch(self, fd: int, mask: int, ready: ReadyCallback) -> None:
         pass
 
     def unwatch(self, fd: int) -> None:
@@ -84,36 +84,36 @@ def numbers(lines: list[str]) -> tuple[list[int], int]:
 def test_of_too_much_output_the_oldest_lines_go_and_are_counted(pipe: Pipe) -> None:
     stream = OutputStream(Idle(), pipe.write_end)
     for number in range(LINES):
-        stream.line(written(number))
+        stream.write_line(written(number))
     pipe.read()
     stream.flush(60.0)
     came, dropped = numbers(pipe.close())
     assert came[-1] == LINES - 1 and came == sorted(came)
     assert dropped > 0 and dropped + len(came) == LINES
-    assert (LINES - dropped) * WIDTH > MAX_QUEUED - 2 * WIDTH
+    assert (LINES - dropped) * WIDTH > MAX_QUEUED_BYTES - 2 * WIDTH
 
 
 def test_a_reader_that_is_late_at_the_end_gets_the_count_and_the_last_lines(pipe: Pipe) -> None:
     stream = OutputStream(Idle(), pipe.write_end)
     for number in range(1000):
-        stream.line(written(number))
+        stream.write_line(written(number))
     stream.flush(0.0)  # its time is over
     pipe.read()
     stream.flush(60.0)
     came, dropped = numbers(pipe.close())
     assert came[-1] == 999 and dropped > 0 and dropped + len(came) == 1000
-    assert len(came) * WIDTH < 4 * LAST_BYTES
+    assert len(came) * WIDTH < 4 * FINAL_BYTES
 
 
 def test_a_patient_stream_is_behind_until_its_reader_has_caught_up_and_drops_nothing(pipe: Pipe) -> None:
-    stream, room = OutputStream(Idle(), pipe.write_end, patience=math.inf), threading.Event()
+    stream, room = OutputStream(Idle(), pipe.write_end, patience_s=math.inf), threading.Event()
     stream.on_room = room.set
     lines = iter(range(LINES))
     while not stream.is_behind:
-        stream.line(written(next(lines)))
+        stream.write_line(written(next(lines)))
     room.clear()
     for number in lines:
-        stream.line(written(number))
+        stream.write_line(written(number))
     assert not room.is_set()
     pipe.read()
     stream.flush(0.0)
@@ -122,9 +122,9 @@ def test_a_patient_stream_is_behind_until_its_reader_has_caught_up_and_drops_not
 
 def test_patience_with_a_reader_who_takes_nothing_ends_and_comes_back_with_the_reader(pipe: Pipe) -> None:
     loop, room = Idle(), threading.Event()
-    stream, lines = OutputStream(loop, pipe.write_end, patience=1.0), iter(range(LINES))
+    stream, lines = OutputStream(loop, pipe.write_end, patience_s=1.0), iter(range(LINES))
     while not stream.is_behind:
-        stream.line(written(next(lines)))
+        stream.write_line(written(next(lines)))
     stream.on_room = room.set
     while stream.is_behind:
         time.sleep(0.01)
@@ -141,9 +141,9 @@ def test_patience_with_a_reader_who_takes_nothing_ends_and_comes_back_with_the_r
 
 def test_a_line_that_is_half_written_is_never_dropped(pipe: Pipe) -> None:
     stream = OutputStream(Idle(), pipe.write_end)
-    stream.line(b"0 " + b"y" * (1 << 20))  # the pipe takes some of it
+    stream.write_line(b"0 " + b"y" * (1 << 20))  # the pipe takes some of it
     for number in range(1, LINES):
-        stream.line(written(number))
+        stream.write_line(written(number))
     pipe.read()
     stream.flush(60.0)
     came, dropped = numbers(pipe.close())
@@ -162,8 +162,8 @@ def test_a_fifo_in_the_place_of_a_log_is_an_error_and_does_not_hold_the_agent_up
     monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("a FIFO is opened to be read"))
     faults: list[OSError] = []
     log = RankLog(tmp_path, 0, 1 << 20, faults.append)
-    log.line(b"a")
-    log.line(b"b")
+    log.write_line(b"a")
+    log.write_line(b"b")
     assert [fault.errno for fault in faults] == [number]
     if has_reader:
         os.close(reader)

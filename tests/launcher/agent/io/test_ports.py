@@ -6,12 +6,12 @@ import socket
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.link import listen
+from jaxlaunch.launcher.agent.io.link import open_listener
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "localhost"])
 def test_a_socket_listens_on_the_address_that_it_is_given_alone(host: str) -> None:
-    with listen(host, 0) as listener:
+    with open_listener(host, 0) as listener:
         address, port = listener.getsockname()
         socket.create_connection((host, port)).close()
         assert address == socket.gethostbyname(host)
@@ -20,7 +20,7 @@ def test_a_socket_listens_on_the_address_that_it_is_given_alone(host: str) -> No
 
 
 def test_a_socket_without_an_address_listens_on_every_one() -> None:
-    with listen("", 0) as listener:
+    with open_listener("", 0) as listener:
         port = listener.getsockname()[1]
         for address in ("127.0.0.1", "127.0.0.9"):
             socket.create_connection((address, port)).close()

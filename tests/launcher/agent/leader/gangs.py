@@ -20,7 +20,7 @@ from jaxlaunch.launcher.agent.gang import config
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.gang.protocol import Hello, HostSide
+from jaxlaunch.launcher.agent.gang.protocol import Hello, HostHandshake
 from jaxlaunch.launcher.agent.io.loop import Timer
 from jaxlaunch.launcher.agent.leader.publishers import PodLog
 from jaxlaunch.launcher.agent.leader.server import Server
@@ -46,13 +46,13 @@ class Turns:
     def unwatch(self, fd: int) -> None:
         self.ready.pop(fd, None)
 
-    def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         return Timer(callback)
 
-    def every(self, seconds: float, callback: Callable[[], None]) -> None:
+    def call_every(self, seconds: float, callback: Callable[[], None]) -> None:
         self.ticks.append(callback)
 
-    def pause_between(self, seconds: float) -> None:
+    def pause_between_polls(self, seconds: float) -> None:
         pass
 
 
@@ -71,11 +71,11 @@ class Gang:
         job = job or AgentJob("t", ("true",), processes_per_host=RANKS, in_place_limit=0)
         environ = {contract.LEADER: "127.0.0.1:0", contract.HOSTS: str(hosts), contract.INDEX: "0"}
         environ |= {contract.JOB: job.to_json(), contract.UID: UID, **(variables or {})}
-        self.place: Config = config.read(environ)
+        self.place: Config = config.read_config(environ)
         self.loop = Turns()
         self.said: list[str] = []
         self.ended: list[Verdict] = []
-        self.hello = Hello.of(self.place, 9400)
+        self.hello = Hello.from_config(self.place, 9400)
         self.leader = Server(
             self.place,
             self.loop,  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ class Gang:
             say=self.said.append,
             finish=lambda verdict, alone: self.ended.append(verdict),
         )
-        self.leader.begin()
+        self.leader.start_waiting()
         (self.listener,) = self.loop.ready
         with socket.socket(fileno=os.dup(self.listener)) as listening:
             self.address = listening.getsockname()
@@ -99,16 +99,16 @@ class Gang:
 
     def join(self, host: int, key: bytes = UID.encode(), **changes: Any) -> int:
         """Connects a host and answers the challenge; returns the opcodes that the leader ran for the hello."""
-        side = HostSide(key)
+        side = HostHandshake(key)
         cost = self.raw(host, self.greeting(side, host, self.connect(host), **changes))
         if not self.epoch:
-            self.epoch = side.opened(json.loads(self.hosts[host][0].recv(65536).splitlines()[0]))["epoch"]
+            self.epoch = side.open_answer(json.loads(self.hosts[host][0].recv(65536).splitlines()[0]))["epoch"]
         return cost
 
-    def greeting(self, side: HostSide, host: int, challenge: dict[str, Any], **changes: Any) -> bytes:
+    def greeting(self, side: HostHandshake, host: int, challenge: dict[str, Any], **changes: Any) -> bytes:
         """The line of a host's hello."""
         hello = dataclasses.replace(self.hello, host=host, pod=f"pod-{host}").to_wire()
-        return json.dumps({"type": "hello", **side.hello(challenge, hello | changes)}).encode() + b"\n"
+        return json.dumps({"type": "hello", **side.answer_challenge(challenge, hello | changes)}).encode() + b"\n"
 
     def connect(self, host: int) -> dict[str, Any]:
         """Connects a host; returns the leader's challenge."""
@@ -138,12 +138,12 @@ class Gang:
         return opcodes(lambda: self.loop.ready[fd](1))
 
     def beat(self, host: int, **changes: Any) -> int:
-        ranks = self.place.ranks(host)
+        ranks = self.place.host_ranks(host)
         fields = {key: value for key, value in STEPPING.to_wire().items()} | changes
         return self.send(host, "beat", ranks={f"{ranks[0]}-{ranks[-1]}": fields}, metrics=None)
 
     def event(self, host: int, kind: str, /, **fields: Any) -> int:
-        rank = self.place.ranks(host)[0]
+        rank = self.place.host_ranks(host)[0]
         return self.send(host, "event", kind=kind, rank=rank, status=STEPPING.to_wire(), **fields)
 
     def close(self, host: int) -> int:

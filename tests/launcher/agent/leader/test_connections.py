@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.protocol import HostSide
-from jaxlaunch.launcher.agent.io.link import MAX_FIRST
+from jaxlaunch.launcher.agent.gang.protocol import HostHandshake
+from jaxlaunch.launcher.agent.io.link import MAX_GREETING_BYTES
 from jaxlaunch.launcher.agent.leader.membership import MAX_REFUSALS
-from jaxlaunch.launcher.agent.leader.server import HELLO_S, LOG_S
+from jaxlaunch.launcher.agent.leader.server import HELLO_TIMEOUT_S, LOG_INTERVAL_S
 from tests.launcher.agent.leader.gangs import PATIENCE_S, UID, Gang
 
 STRANGE = [
@@ -29,7 +29,7 @@ STRANGE = [
     b'{"type": "stop"}\n{"type": "kill"}\n',
     b"GET /metrics HTTP/1.1\r\n\r\n",
     b"\xff\n",
-    b"x" * (MAX_FIRST + 1),
+    b"x" * (MAX_GREETING_BYTES + 1),
 ]
 
 
@@ -71,14 +71,14 @@ def test_without_the_key_no_hello_is_accepted_and_nothing_is_told(gang: Callable
     of = gang(3, joined=2)
     of.join(2, key, fault="the gang must end")
     assert received(of.hosts[2][0]) == b""
-    assert of.leader._gang.verdict is None and 2 not in of.leader._gang.gathering.arrived and not of.said
+    assert of.leader._gang.verdict is None and 2 not in of.leader._gang.gathering.arrived_hosts and not of.said
     of.join(2)
     assert any("starting attempt 1" in text for text in of.said)
 
 
 def test_a_hello_that_was_recorded_is_not_accepted_again(gang: Callable[..., Gang]) -> None:
     of = gang(3, joined=1)
-    recorded = of.greeting(HostSide(UID.encode()), 1, of.connect(1))
+    recorded = of.greeting(HostHandshake(UID.encode()), 1, of.connect(1))
     of.raw(1, recorded)
     assert 1 in of.leader._peers
     of.connect(2)
@@ -88,9 +88,9 @@ def test_a_hello_that_was_recorded_is_not_accepted_again(gang: Callable[..., Gan
 
 def test_the_uid_is_in_no_message(gang: Callable[..., Gang]) -> None:
     of = gang(2)
-    assert UID.encode() not in of.greeting(HostSide(UID.encode()), 1, {"type": "challenge", "nonce": "0" * 32})
+    assert UID.encode() not in of.greeting(HostHandshake(UID.encode()), 1, {"type": "challenge", "nonce": "0" * 32})
     of.join(2)  # is refused: there are two hosts
-    of.leader._tick()
+    of.leader._on_tick()
     of.event(1, "error", error={"type": "ValueError", "message": "boom"})
     for host in (0, 1):
         of.send(host, "gone")
@@ -121,11 +121,11 @@ def test_thousands_of_strangers_leave_two_lines_in_the_log_and_no_host_out(gang:
         of.connect(silent)
     assert len(of.leader._gate._waiting) <= 3 + 16
     now = time.monotonic()
-    of.leader._gate.tick(now)
+    of.leader._gate.close_late_connections(now)
     for late in range(5):
-        of.leader._gate.tick(now + HELLO_S + late + 1)
+        of.leader._gate.close_late_connections(now + HELLO_TIMEOUT_S + late + 1)
     assert not of.leader._gate._waiting
-    of.leader._gate.tick(now + LOG_S)
+    of.leader._gate.close_late_connections(now + LOG_INTERVAL_S)
     said = of_gang(of)
     assert len(said) == 2 and all(len(line) < 200 for line in said), said
     assert said[0] == "closed 331 connections, the last from 127.0.0.1: it sent no hello before many others came"
@@ -138,13 +138,13 @@ def test_a_hello_that_came_while_the_leader_was_busy_for_long_is_read_before_its
     gang: Callable[..., Gang],
 ) -> None:
     of = gang(3, joined=2)
-    side = HostSide(UID.encode())
+    side = HostHandshake(UID.encode())
     hello = of.greeting(side, 2, of.connect(2))
     sock, fd = of.hosts[2]
     sock.sendall(hello)
-    of.leader._gate.tick(time.monotonic() + 3 * HELLO_S)
+    of.leader._gate.close_late_connections(time.monotonic() + 3 * HELLO_TIMEOUT_S)
     of.read(fd)
-    of.leader._gate.tick(time.monotonic() + 3 * HELLO_S)
+    of.leader._gate.close_late_connections(time.monotonic() + 3 * HELLO_TIMEOUT_S)
     assert any("starting attempt 1" in text for text in of.said), of.said
 
 
@@ -165,7 +165,7 @@ def test_hosts_that_connect_at_once_are_accepted_in_one_turn_and_none_is_turned_
     of = gang(hosts, joined=0)
     of.sockets += [socket.create_connection(of.address) for _ in range(60)]
     of.read(of.listener)
-    of.leader._gate.tick(time.monotonic())
+    of.leader._gate.close_late_connections(time.monotonic())
     assert len(of.leader._gate._waiting) == accepted and not of.said
 
 
@@ -184,5 +184,5 @@ def test_a_host_whose_hello_has_another_form_is_named_by_its_address(gang: Calla
     of = gang(3, joined=2)
     of.join(2, spec=3)
     assert received(of.hosts[2][0]) == b""
-    of.leader._gate.tick(time.monotonic())
+    of.leader._gate.close_late_connections(time.monotonic())
     assert of.said == ["closed a connection from 127.0.0.1: its hello is invalid: spec must be a string, not 3"]

@@ -19,8 +19,8 @@ from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.protocol import Hello
 from jaxlaunch.launcher.agent.leader import gang as actions
-from jaxlaunch.launcher.agent.leader.gang import KILL_S, Action, Gang, Stage
-from jaxlaunch.records.summary import Record
+from jaxlaunch.launcher.agent.leader.gang import KILL_TIMEOUT_S, Action, Gang, Stage
+from jaxlaunch.records.summary import AttemptRecord
 from jaxlaunch.records.verdict import Verdict
 
 RANKS = 2
@@ -31,7 +31,7 @@ TIMEOUTS = {"rendezvous": 60.0, "replace": 30.0, "save": 20.0}
 def read_config(hosts: int, **fields: Any) -> Config:
     job = AgentJob("t", ("true",), processes_per_host=RANKS, timeouts_s=TIMEOUTS, **fields)
     environ = {contract.LEADER: "127.0.0.1:0", contract.HOSTS: str(hosts), contract.INDEX: "0"}
-    return config.read({**environ, contract.JOB: job.to_json(), contract.UID: "uid"})
+    return config.read_config({**environ, contract.JOB: job.to_json(), contract.UID: "uid"})
 
 
 CONFIGS = [
@@ -42,7 +42,7 @@ CONFIGS = [
     read_config(4, in_place_limit=3, replaces=True, sizes=(3,)),
     read_config(4, in_place_limit=2, replaces=True, sizes=(2, 3, 4)),
 ]
-HELLO = Hello.of(CONFIGS[0], 9400)
+HELLO = Hello.from_config(CONFIGS[0], 9400)
 STATUSES = [
     dataclasses.replace(STEPPING, step=4),
     dataclasses.replace(STEPPING, step=9, committed=9, first_committed=6),
@@ -91,23 +91,23 @@ class Simulation:
         hello = dataclasses.replace(HELLO, **{"host": host, "pod": f"pod {host}-{self.pods[host]}", **changes})
         reason = self.gang.check_hello(hello)
         if reason is not None:
-            self.gang.host_refused(hello, reason, self.now)
+            self.gang.on_host_refused(hello, reason, self.now)
         else:
             self.forget(host)
-            self.gang.host_joined(hello, self.now)
+            self.gang.on_host_joined(hello, self.now)
             self.told[host] = "nothing"
         self.act()
 
     def lose(self, host: int) -> None:
         if host in self.told:
             self.forget(host)
-            self.gang.host_lost(host, "connection closed", self.now)
+            self.gang.on_host_lost(host, "connection closed", self.now)
             self.act()
 
     def send(self, host: int, kind: str, /, **fields: Any) -> None:
         if host in self.told:
-            self.gang.members.hear(host, self.now)
-            self.gang.take_message(host, {"type": kind, "attempt": self.gang.number, **fields}, self.now)
+            self.gang.members.record_message(host, self.now)
+            self.gang.take_message(host, {"type": kind, "attempt": self.gang.attempt_number, **fields}, self.now)
             self.act()
 
     def report_gone(self, host: int) -> None:
@@ -117,20 +117,20 @@ class Simulation:
 
     def beat(self, host: int, status: Status) -> None:
         ranks = self.gang.attempt.ranks.ranks_by_host.get(host)
-        if host in self.told and self.gang.attempt.number == self.gang.number:
-            self.gang.members.hear(host, self.now)
+        if host in self.told and self.gang.attempt.number == self.gang.attempt_number:
+            self.gang.members.record_message(host, self.now)
             changes = {} if ranks is None else {f"{ranks[0]}-{ranks[-1]}": status.to_wire()}
-            self.gang.take_beat(host, self.gang.number, changes, self.now)
+            self.gang.take_beat(host, self.gang.attempt_number, changes, self.now)
             self.act()
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        self.gang.tick(self.now)
+        self.gang.on_tick(self.now)
         self.act()
 
     def apply(self, choice: str, host: int, variant: int) -> None:
         """Apply a random event, if the host can send it now."""
-        ranks = self.gang.members.table.ranks(host)
+        ranks = self.gang.members.table.ranks_of(host)
         if choice in ("join", "rejoin", "misfit"):
             # A pod that was lost is followed by another; so is one that is still connected, if it "rejoins".
             self.pods[host] += host not in self.told or (choice == "rejoin" and variant % 2)
@@ -184,27 +184,31 @@ class Simulation:
             for host in action.hosts:
                 self.tell(host, "start")
                 self.running |= {host} & set(gang.members.table.hosts)
-            table = self.tables.setdefault(gang.number, gang.members.table.to_wire())
+            table = self.tables.setdefault(gang.attempt_number, gang.members.table.to_wire())
             assert table == gang.members.table.to_wire(), "the hosts of one attempt know different tables"
         elif isinstance(action, actions.Disconnect):
             self.forget(action.host)
         elif isinstance(action, actions.StartAttempt):
-            assert gang.stage is Stage.RUN and gang.members.size >= len(gang.members.table)
-            assert set(gang.members.table.hosts) <= set(gang.members.present), "an absent host holds ranks"
-            assert 0 in gang.members.table and len(gang.members.table) in self.place.sizes
-            assert not self.running or self.now > self.judged_at + KILL_S, "processes of two attempts run at once"
+            assert gang.stage is Stage.RUN and gang.members.next_size >= len(gang.members.table)
+            assert set(gang.members.table.hosts) <= set(gang.members.present_hosts), "an absent host holds ranks"
+            assert 0 in gang.members.table and len(gang.members.table) in self.place.gang_sizes
+            assert not self.running or self.now > self.judged_at + KILL_TIMEOUT_S, (
+                "processes of two attempts run at once"
+            )
             assert all(number in self.verdicts for number in self.tables), "an attempt has no verdict"
             self.running.clear()
         elif isinstance(action, actions.JudgeAttempt):
             self.judged_at = self.now
-            self.verdicts.setdefault(gang.number, []).append(action.verdict)
-            assert len(self.verdicts[gang.number]) == 1, "an attempt has two verdicts"
+            self.verdicts.setdefault(gang.attempt_number, []).append(action.verdict)
+            assert len(self.verdicts[gang.attempt_number]) == 1, "an attempt has two verdicts"
         elif isinstance(action, actions.RecordAttempt):
-            assert [action.verdict] == self.verdicts[gang.number]
-            assert gang.number not in [record.attempt for record in gang.records], "an attempt is recorded twice"
-            gang.attempt_recorded(self.record(action.verdict), self.now)
+            assert [action.verdict] == self.verdicts[gang.attempt_number]
+            assert gang.attempt_number not in [record.attempt for record in gang.records], (
+                "an attempt is recorded twice"
+            )
+            gang.on_attempt_recorded(self.record(action.verdict), self.now)
         elif isinstance(action, actions.WriteEnd):
-            gang.end_written(self.now)
+            gang.on_end_written(self.now)
         elif isinstance(action, actions.Finish):
             self.end = action
             if not action.is_alone:
@@ -220,11 +224,13 @@ class Simulation:
         self.told.pop(host, None)
         self.running.discard(host)
 
-    def record(self, verdict: Verdict) -> Record:
+    def record(self, verdict: Verdict) -> AttemptRecord:
         gang, ranks = self.gang, self.gang.attempt.ranks
         steps = ranks.first_committed, gang.attempt.last_committed
         seconds = {"step": 1.0} if ranks.by_rank else {"rendezvous": 1.0}
-        return Record("uid", 0, gang.number, verdict.cause, verdict.rank, *steps, seconds, verdict, 1.0, self.now)
+        return AttemptRecord(
+            "uid", 0, gang.attempt_number, verdict.cause, verdict.rank, *steps, seconds, verdict, 1.0, self.now
+        )
 
     def settle(self) -> None:
         """Let all deadlines pass while nobody answers. Nobody may wait for ever then."""
@@ -233,7 +239,7 @@ class Simulation:
             self.tick(15.0)
         gang = self.gang
         if gang.stage is Stage.RUN:
-            assert set(gang.members.present) <= {host for host, kind in self.told.items() if kind == "start"}
+            assert set(gang.members.present_hosts) <= {host for host, kind in self.told.items() if kind == "start"}
         else:
             assert self.end is not None, f"the gang stays in {gang.stage.name}"
         for number, messages in self.messages.items():

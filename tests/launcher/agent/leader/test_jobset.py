@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.leader.publishers import JobSet, has_token
-from jaxlaunch.records.log_lines import Recorded
+from jaxlaunch.launcher.agent.leader.publishers import JobSetAnnotator, has_token
+from jaxlaunch.records.log_lines import ProgressAnnotation
 
-KNOWN = Recorded("1234", 1.0, "running", 1, 0, step=7)
+KNOWN = ProgressAnnotation("1234", 1.0, "running", 1, 0, step=7)
 
 
 @pytest.fixture
@@ -20,20 +20,20 @@ def said() -> list[str]:
     return []
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, said: list[str], *answers: Any) -> tuple[JobSet, list[bytes]]:
+def answering(monkeypatch: pytest.MonkeyPatch, said: list[str], *answers: Any) -> tuple[JobSetAnnotator, list[bytes]]:
     """A JobSet whose server answers like this, and what was sent."""
     sent: list[bytes] = []
     waiting: Iterator[Any] = iter(answers)
 
-    def patch(self: JobSet, body: bytes) -> tuple[int, str]:
+    def patch(self: JobSetAnnotator, body: bytes) -> tuple[int, str]:
         sent.append(body)
         answer = next(waiting)
         if isinstance(answer, Exception):
             raise answer
         return answer, "patch is forbidden" if answer == 403 else ""
 
-    monkeypatch.setattr(JobSet, "_patch", patch)
-    return JobSet("lm", said.append), sent
+    monkeypatch.setattr(JobSetAnnotator, "_send_patch", patch)
+    return JobSetAnnotator("lm", said.append), sent
 
 
 def test_a_server_that_fails_is_tried_again_and_the_first_failure_is_said(

@@ -15,15 +15,15 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
-from jaxlaunch.launcher.agent.gang.protocol import HostSide
+from jaxlaunch.launcher.agent.gang.protocol import HostHandshake
 from jaxlaunch.launcher.agent.leader import reporter, server
 from jaxlaunch.launcher.agent.leader.attempt import Attempt
-from jaxlaunch.launcher.agent.leader.gang import CLOSE_S
-from jaxlaunch.records.log_lines import Recorded
-from jaxlaunch.records.summary import Record, Summary
+from jaxlaunch.launcher.agent.leader.gang import CLOSE_TIMEOUT_S
+from jaxlaunch.records.log_lines import ProgressAnnotation
+from jaxlaunch.records.summary import AttemptRecord, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import AGENTS
-from jaxlaunch.runs.run_folder import RunFolder, Starts
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
 
 ECHO = {"type": "ValueError", "message": "Gloo: Connection closed by peer", "traceback": "T", "code": None}
@@ -80,8 +80,10 @@ def test_a_beat_asks_for_no_verdict_until_something_has_come_that_one_could_be_o
     gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
-    decide = Attempt.verdict
-    monkeypatch.setattr(Attempt, "verdict", lambda self, now, heard: asked.append(now) or decide(self, now, heard))
+    decide = Attempt.decide_verdict
+    monkeypatch.setattr(
+        Attempt, "decide_verdict", lambda self, now, heard: asked.append(now) or decide(self, now, heard)
+    )
     of = gang(3)
     for host in of.hosts:
         of.beat(host)
@@ -95,7 +97,7 @@ def test_a_beat_asks_for_no_verdict_until_something_has_come_that_one_could_be_o
 def test_each_of_many_hosts_is_told_the_state_of_all_once_in_two_seconds(gang: Callable[..., Gang]) -> None:
     of = gang(server.MANY_HOSTS)
     (tick,) = of.loop.ticks
-    for _ in range(round(2.0 / server.TICK_S)):
+    for _ in range(round(2.0 / server.TICK_INTERVAL_S)):
         tick()
     told = [[json.loads(line)["type"] for line in sock.recv(65536).splitlines()] for sock, _ in of.hosts.values()]
     assert all(kinds.count("ping") == 1 for kinds in told[1:])  # of host 0 the first lines were read when it joined
@@ -105,15 +107,17 @@ def test_hosts_that_come_late_together_are_listed_by_one_write(
     gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Any] = []
-    write = RunFolder.write
-    monkeypatch.setattr(RunFolder, "write", lambda self, name, of: written.append((name, of)) or write(self, name, of))
+    write = RunFolder.write_json
+    monkeypatch.setattr(
+        RunFolder, "write_json", lambda self, name, of: written.append((name, of)) or write(self, name, of)
+    )
     job = AgentJob("t", ("true",), processes_per_host=1, in_place_limit=0, replaces=True, sizes=(2,))
     of = gang(40, joined=2, job=job)
     (tick,) = of.loop.ticks
     for host in range(2, 40):
         of.join(host)
     before = len([of for name, of in written if name == AGENTS])
-    for _ in range(2 * round(server.STATE_S / server.TICK_S)):
+    for _ in range(2 * round(server.STATE_INTERVAL_S / server.TICK_INTERVAL_S)):
         tick()
     listed = [of for name, of in written if name == AGENTS]
     assert (before, len(listed)) == (1, 2)
@@ -135,20 +139,20 @@ def test_hosts_are_listed_with_the_ranks_that_they_hold_after_each_start(
     (tick,) = of.loop.ticks
     tick()
     of.join(2)
-    for _ in range(round(server.STATE_S / server.TICK_S)):
+    for _ in range(round(server.STATE_INTERVAL_S / server.TICK_INTERVAL_S)):
         tick()
     assert ranks() == {0: [0], 1: [1], 2: []}
     of.event(1, "error", error={"type": "ValueError", "message": "boom"})
     for host in range(3):
         of.send(host, "gone")
-    assert of.leader._gang.number == 2
+    assert of.leader._gang.attempt_number == 2
     assert ranks() == {0: [0], 1: [1], 2: [2]}
     of.event(0, "error", attempt=2, error={"type": "ValueError", "message": "another"})
     for host in (0, 2):
         of.send(host, "gone", attempt=2)
     of.close(1)
     tick()
-    assert of.leader._gang.number == 3
+    assert of.leader._gang.attempt_number == 3
     assert ranks() == {0: [0], 2: [1]}
 
 
@@ -223,7 +227,7 @@ def test_a_connection_that_is_reset_before_it_is_accepted_does_not_end_the_leade
 
 def test_a_host_that_is_killed_after_its_hello_has_not_joined(gang: Callable[..., Gang]) -> None:
     of = gang(3, joined=2)
-    greeting = of.greeting(HostSide(UID.encode()), 2, of.connect(2))
+    greeting = of.greeting(HostHandshake(UID.encode()), 2, of.connect(2))
     sock, fd = of.hosts[2]
     sock.sendall(greeting)
     reset(sock)
@@ -245,7 +249,7 @@ def test_a_host_that_is_lost_while_another_is_refused_does_not_end_the_leader(ga
 def test_a_verdict_is_in_the_summary_before_any_host_is_told(gang: Callable[..., Gang], tmp_path: Path) -> None:
     of = gang(3)
     of.event(2, "error", error={"type": "ValueError", "message": "boom"})
-    found = RunFolder(tmp_path / "0", of.said.append).summary(UID)
+    found = RunFolder(tmp_path / "0", of.said.append).read_summary(UID)
     assert found is not None and found.of is not None and found.of.judged is not None
     assert "boom" in found.of.judged.message and found.of.attempt == 1
 
@@ -255,15 +259,15 @@ def test_a_disk_that_takes_seconds_to_sync_does_not_stop_the_leader_each_second(
 ) -> None:
     of = gang(3)
     own, waits = of.leader._reporter, list[float]()
-    own.keep(time.monotonic())
+    own.save_state(time.monotonic())
     writer = SimpleNamespace(keep=lambda summary, wait_s: waits.append(wait_s))
     monkeypatch.setattr(own, "_summary_writer", writer)
     for second in range(1, 4):
-        own.keep(time.monotonic() + 2 * second)
+        own.save_state(time.monotonic() + 2 * second)
     assert waits == [0.0, 0.0, 0.0]
     own._written = None
-    own.keep(time.monotonic())
-    assert waits[3:] == [reporter.WRITE_LOCAL_S]
+    own.save_state(time.monotonic())
+    assert waits[3:] == [reporter.LOCAL_WRITE_INTERVAL_S]
 
 
 def test_a_report_to_the_hosts_says_what_the_attempt_itself_has_spent(gang: Callable[..., Gang]) -> None:
@@ -280,7 +284,7 @@ def test_a_deadline_that_passes_when_the_run_has_ended_stops_nothing(gang: Calla
     said, machine = list(of.said), of.leader._gang
     machine._config = dataclasses.replace(of.place, job=dataclasses.replace(of.place.job, deadline_s=0.001))
     machine._deadline_at = 0.001
-    machine.tick(1e9)
+    machine.on_tick(1e9)
     assert of.said == said
 
 
@@ -300,12 +304,12 @@ def test_every_host_may_leave_before_the_end_is_written_on_the_jobset(
 ) -> None:
     of = gang(3)
     order: list[str] = []
-    send = of.leader._send
+    send = of.leader._send_message
     monkeypatch.setattr(
         of.leader._reporter, "_annotator", SimpleNamespace(keep=lambda known: order.append(known.when), is_busy=False)
     )
     monkeypatch.setattr(
-        of.leader, "_send", lambda hosts, kind, **fields: (order.append(kind), send(hosts, kind, **fields))
+        of.leader, "_send_message", lambda hosts, kind, **fields: (order.append(kind), send(hosts, kind, **fields))
     )
     of.event(2, "error", error={"type": "ValueError", "message": "boom"})
     for host in range(3):
@@ -337,24 +341,24 @@ def test_the_time_for_hosts_to_leave_begins_when_the_end_is_on_storage(
 ) -> None:
     of = gang(3)
     written: list[float] = []
-    write = Starts.write
+    write = RunStarts.write_summary
 
-    def slowly(starts: Starts, summary: Summary) -> None:
+    def slowly(starts: RunStarts, summary: Summary) -> None:
         write(starts, summary)
         written.append(time.monotonic())
 
-    monkeypatch.setattr(Starts, "write", slowly)
+    monkeypatch.setattr(RunStarts, "write_summary", slowly)
     of.event(2, "error", error={"type": "ValueError", "message": "boom"})
     for host in range(3):
         of.send(host, "gone")
-    assert of.leader._gang._stage_deadline >= written[-1] + CLOSE_S
+    assert of.leader._gang._stage_deadline >= written[-1] + CLOSE_TIMEOUT_S
 
 
 def test_what_is_written_on_the_jobset_when_pods_leave_counts_the_restart_that_follows(
     gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = gang(1)
-    written: list[Recorded] = []
+    written: list[ProgressAnnotation] = []
     monkeypatch.setattr(of.leader._reporter, "_annotator", SimpleNamespace(keep=written.append, is_busy=False))
     of.event(0, "error", error={"type": "ValueError", "message": "boom"})
     of.send(0, "gone")
@@ -366,10 +370,10 @@ def test_an_attempt_that_host_1_has_ended_while_the_leader_stood_still_keeps_tha
 ) -> None:
     of, folder = gang(2), RunFolder(tmp_path / "0", pytest.fail)
     lost = verdict_for_code(contract.LOST, "host 0 was lost: no message for 10 s", rank=0, host=0)
-    theirs = Record(UID, 0, 1, "lost", 0, None, None, {}, lost, 1.0, 2.0)
-    folder.append(theirs)
+    theirs = AttemptRecord(UID, 0, 1, "lost", 0, None, None, {}, lost, 1.0, 2.0)
+    folder.append_record(theirs)
     ours = verdict_for_code(contract.LOST, "host 1 (ranks 2 to 3) was lost: connection closed", rank=2)
-    assert of.leader._reporter.record(ours, 1.0) == theirs and folder.records(UID) == [theirs]
+    assert of.leader._reporter.record_attempt(ours, 1.0) == theirs and folder.read_records(UID) == [theirs]
 
 
 def test_a_gang_with_a_spare_starts_when_the_host_that_leads_is_there(gang: Callable[..., Gang]) -> None:
@@ -411,9 +415,9 @@ def test_a_restart_is_at_the_step_that_is_saved_until_it_trains_one(gang: Callab
     of.send(0, "gone")
     assert of.said[-1].startswith("starting attempt 2")
     of.send(0, "beat", ranks={"0": {"phase": "init", "step": 0}}, metrics=None, attempt=2)
-    assert of.leader._reporter.state.view().step == 20
+    assert of.leader._reporter.state.build_view().step == 20
     of.send(0, "beat", ranks={"0": {"phase": "step", "step": 21}}, metrics=None, attempt=2)
-    assert of.leader._reporter.state.view().step == 21
+    assert of.leader._reporter.state.build_view().step == 21
 
 
 def test_a_spare_with_another_job_is_refused_and_the_gang_continues(gang: Callable[..., Gang]) -> None:

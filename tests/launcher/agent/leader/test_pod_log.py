@@ -10,10 +10,10 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
-from jaxlaunch.launcher.agent.leader.publishers import PodLog, View
+from jaxlaunch.launcher.agent.leader.publishers import GangView, PodLog
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import Beat, Tail
-from jaxlaunch.records.summary import Record
+from jaxlaunch.records.log_lines import BeatLine, TailLine
+from jaxlaunch.records.summary import AttemptRecord
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.run_folder import RunFolder
 
@@ -39,11 +39,11 @@ class Recorded:
             "statuses": statuses,
             **changes,
         }
-        self.pod_log.look(lambda: View(**given), at)  # type: ignore[arg-type]
+        self.pod_log.write_beat(lambda: GangView(**given), at)  # type: ignore[arg-type]
 
     @property
-    def beats(self) -> list[Beat]:
-        return [beat for beat in map(log_lines.parse, self.lines) if isinstance(beat, Beat)]
+    def beats(self) -> list[BeatLine]:
+        return [beat for beat in map(log_lines.parse_line, self.lines) if isinstance(beat, BeatLine)]
 
 
 def test_a_change_of_phase_is_written_and_the_loop_of_training_is_not() -> None:
@@ -91,8 +91,8 @@ def test_every_field_of_a_beat_is_read_only_in_its_form() -> None:
     recorded.look(0.0)
     (beat,) = recorded.beats
     names = [field.name for field in dataclasses.fields(beat)]
-    wrong = {name: log_lines.line(dataclasses.replace(beat, **{name: True})) for name in names}
-    unchecked = [name for name, line in wrong.items() if log_lines.parse(line) is not None]
+    wrong = {name: log_lines.format_line(dataclasses.replace(beat, **{name: True})) for name in names}
+    unchecked = [name for name, line in wrong.items() if log_lines.parse_line(line) is not None]
     assert not unchecked
 
 
@@ -100,10 +100,10 @@ def test_the_end_of_a_log_comes_with_the_host_that_held_the_rank(tmp_path: Path)
     (tmp_path / "starts" / "1" / "logs").mkdir(parents=True)
     (tmp_path / "starts" / "1" / "logs" / "rank-1.log").write_text("step 7\n")
     lost = verdict_for_code(contract.LOST, "host 1 was lost", rank=1, host=1)
-    usual = Record("uid", 0, 1, "lost", 1, None, None, {}, lost, 1.0, 2.0)
+    usual = AttemptRecord("uid", 0, 1, "lost", 1, None, None, {}, lost, 1.0, 2.0)
     for members, host in (("0,3,2", 3), (None, None)):
         lines: list[str] = []
         folder = RunFolder(tmp_path, pytest.fail)
-        PodLog(1, lines.append).begin([dataclasses.replace(usual, members=members)], folder, 1, 1, 3)
-        (tail,) = [one for one in map(log_lines.parse, lines) if isinstance(one, Tail)]
+        PodLog(1, lines.append).write_past([dataclasses.replace(usual, members=members)], folder, 1, 1, 3)
+        (tail,) = [one for one in map(log_lines.parse_line, lines) if isinstance(one, TailLine)]
         assert (tail.rank, list(tail.lines), tail.host) == (1, ["step 7"], host)

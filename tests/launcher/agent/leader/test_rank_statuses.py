@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from jaxlaunch.launcher.agent.gang.progress import Changes, Status
+from jaxlaunch.launcher.agent.gang.progress import Status, StatusChanges
 from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
 
 RANKS = 24
@@ -40,7 +40,7 @@ def test_the_counts_are_those_of_a_look_at_every_rank() -> None:
         steps = [status.step for status in statuses if status.step is not None]
         assert counts.alive == sum(status.exit is None for status in statuses)
         assert counts.staying == sum(not status.left and status.exit is None for status in statuses)
-        assert counts.unclean == sum(not status.ended_clean for status in statuses)
+        assert counts.unclean == sum(not status.has_ended_cleanly for status in statuses)
         assert set(counts.versions) == {status.jax for status in statuses} - {None}
         assert (counts.first_step, counts.last_step) == (min(steps, default=None), max(steps, default=None))
         assert counts.committed == max(committed, default=None)
@@ -48,7 +48,7 @@ def test_the_counts_are_those_of_a_look_at_every_rank() -> None:
 
 def test_what_changed_makes_of_a_leaders_statuses_those_of_the_host() -> None:
     chance = random.Random(8)
-    statuses, changes = RankStatuses({0: range(4), 1: range(4, 12)}), Changes()
+    statuses, changes = RankStatuses({0: range(4), 1: range(4, 12)}), StatusChanges()
     own = {rank: Status() for rank in range(4, 12)}
     for turn in range(500):
         if turn % 3:
@@ -58,11 +58,11 @@ def test_what_changed_makes_of_a_leaders_statuses_those_of_the_host() -> None:
             rank = chance.choice(sorted(own))
             own[rank] = some_status(chance, own[rank])
         if turn % 5 == 0:  # an event carries the whole status of its rank, outside of a beat
-            changes.told(7, own[7])
+            changes.mark_sent(7, own[7])
             statuses.update({7: own[7]})
-        statuses.merge(1, changes.take(own))
+        statuses.merge_changes(1, changes.take_changes(own))
         assert {rank: statuses.by_rank[rank] for rank in own} == own
-        assert changes.take(own) == {}
+        assert changes.take_changes(own) == {}
 
 
 def test_ranks_of_many_hosts_that_change_alike_share_one_status_and_none_is_made_for_each(
@@ -71,14 +71,14 @@ def test_ranks_of_many_hosts_that_change_alike_share_one_status_and_none_is_made
     hosts = 50
     statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(hosts)})
     made: list[Status] = []
-    change = Status.changed
-    monkeypatch.setattr(Status, "changed", lambda self, fields: made.append(self) or change(self, fields))
+    change = Status.with_changes
+    monkeypatch.setattr(Status, "with_changes", lambda self, fields: made.append(self) or change(self, fields))
     for step in range(1, 101):
         for host in range(hosts):
-            statuses.merge(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
+            statuses.merge_changes(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
     assert len(made) == 100 and len({id(status) for status in statuses.by_rank}) == 1
     with pytest.raises(ValueError, match="step must be"):
-        statuses.merge(0, {"0-3": {"step": "x"}})
+        statuses.merge_changes(0, {"0-3": {"step": "x"}})
     assert {status.step for status in statuses.by_rank} == {100}
 
 
@@ -86,20 +86,20 @@ def test_hosts_that_beat_at_different_steps_share_what_they_come_to(monkeypatch:
     hosts, chance = 50, random.Random(3)
     statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(hosts)})
     made: list[Status] = []
-    change = Status.changed
-    monkeypatch.setattr(Status, "changed", lambda self, fields: made.append(self) or change(self, fields))
+    change = Status.with_changes
+    monkeypatch.setattr(Status, "with_changes", lambda self, fields: made.append(self) or change(self, fields))
     for beat in range(1, 101):
         for host in chance.sample(range(hosts), hosts):
             step = 20 * beat + chance.randrange(4)
-            statuses.merge(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
+            statuses.merge_changes(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
     assert len({id(status) for status in statuses.by_rank}) == len({status.step for status in statuses.by_rank})
     assert len(made) <= 100 * 4 * 4  # from each of four steps to each of four, of 5,000 beats
 
 
 def test_ranks_that_change_alike_are_one_entry() -> None:
-    changes = Changes()
+    changes = StatusChanges()
     own = dict.fromkeys(range(8, 16), Status(phase="step", step=1, stepped=True))
-    changes.take(own)
+    changes.take_changes(own)
     stepped = {rank: dataclasses.replace(status, step=2) for rank, status in own.items()}
-    assert changes.take(stepped) == {"8-15": {"step": 2}}
-    assert changes.take(stepped | {11: dataclasses.replace(stepped[11], step=3)}) == {"11": {"step": 3}}
+    assert changes.take_changes(stepped) == {"8-15": {"step": 2}}
+    assert changes.take_changes(stepped | {11: dataclasses.replace(stepped[11], step=3)}) == {"11": {"step": 3}}

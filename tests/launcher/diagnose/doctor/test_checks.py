@@ -41,9 +41,9 @@ def levels(found: Any) -> list[str]:
     ("found", "code"),
     [
         ([], 0),
-        ([finding.ok("a"), finding.warn("b", "", ""), finding.unknown("c", "")], 0),
-        ([finding.fail("a", "", "")], 2),
-        ([finding.fail("a", "", ""), finding.fail_admin("b", "", "")], 3),
+        ([finding.ok_finding("a"), finding.warning_finding("b", "", ""), finding.unknown_finding("c", "")], 0),
+        ([finding.user_failure("a", "", "")], 2),
+        ([finding.user_failure("a", "", ""), finding.admin_failure("b", "", "")], 3),
     ],
 )
 def test_the_exit_code_says_who_must_fix_what_fails(found: list[Finding], code: int) -> None:
@@ -107,7 +107,7 @@ def test_clocks_may_differ_by_half_a_minute(off_s: int, level: str, why: str) ->
     found = controllers.judge_clock(
         NOON, NOON + datetime.timedelta(seconds=off_s), NOON + datetime.timedelta(milliseconds=300)
     )
-    assert found.level == level and why in found.why
+    assert found.level == level and why in found.reason_text
 
 
 def test_a_server_that_is_not_ready_is_for_the_administrator_to_fix() -> None:
@@ -131,8 +131,8 @@ def test_a_jobset_too_old_to_tell_exit_codes_apart_is_found_by_its_schema() -> N
 
 def test_versions_that_are_served_are_compared_with_ours() -> None:
     assert controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1alpha2"]).level == "ok"
-    assert "not as v1alpha2" in controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1"]).what
-    assert controllers.judge_served(kinds.JOBSETS, "JobSet", []).what == "JobSet is not installed"
+    assert "not as v1alpha2" in controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1"]).summary_text
+    assert controllers.judge_served(kinds.JOBSETS, "JobSet", []).summary_text == "JobSet is not installed"
     assert controllers.judge_kueue([], None).level == "ok" and controllers.judge_kueue([], "research").level == "fail"
 
 
@@ -143,11 +143,13 @@ def deployment(available: int, *args: str) -> dict[str, Any]:
 
 
 def test_a_controller_is_named_with_its_image_and_gates() -> None:
-    up = controllers.judge_controller("JobSet", deployment(1, "--feature-gates=A=true,B=false"), controllers.JOBSET)
-    assert up.level == "ok" and up.what.endswith("jobset:v0.12.0, gates A=true,B=false")
-    down = controllers.judge_controller("JobSet", deployment(0), controllers.JOBSET)
-    assert down.level == "fail" and "default gates" in down.what
-    assert controllers.judge_controller("JobSet", None, controllers.JOBSET).level == "unknown"
+    up = controllers.judge_controller(
+        "JobSet", deployment(1, "--feature-gates=A=true,B=false"), controllers.JOBSET_DEPLOYMENT
+    )
+    assert up.level == "ok" and up.summary_text.endswith("jobset:v0.12.0, gates A=true,B=false")
+    down = controllers.judge_controller("JobSet", deployment(0), controllers.JOBSET_DEPLOYMENT)
+    assert down.level == "fail" and "default gates" in down.summary_text
+    assert controllers.judge_controller("JobSet", None, controllers.JOBSET_DEPLOYMENT).level == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_a_project_s_own_ways_to_deal_with_lost_hosts_are_told(
 ) -> None:
     of = deployment(1, *([f"--feature-gates={gates}"] if gates else []))
     (found,) = controllers.describe_features(project, of, [config])
-    assert found.level == "ok" and found.what.startswith(f"{project}'s {expected}")
+    assert found.level == "ok" and found.summary_text.startswith(f"{project}'s {expected}")
     assert not list(controllers.describe_features(project, None, [config]))
 
 
@@ -190,7 +192,7 @@ def test_a_project_s_own_ways_to_deal_with_lost_hosts_are_told(
 def test_kueues_own_configuration_says_what_becomes_of_a_job(
     config: str, queue: str | None, expected: list[str]
 ) -> None:
-    found = [f"{each.level}: {each.what}" for each in controllers.judge_kueue_config(config, queue)]
+    found = [f"{each.level}: {each.summary_text}" for each in controllers.judge_kueue_config(config, queue)]
     assert len(found) == len(expected) and all(map(str.startswith, found, expected))
 
 
@@ -217,7 +219,7 @@ def test_only_webhooks_that_judge_what_a_job_makes_here_count() -> None:
     assert [each.name for each in found] == ["jobs", "all", "scale", "url"]
     assert [each.name for each in controllers.blocking_webhooks([configuration], None)][-2:] == ["elsewhere", "url"]
     down = list(controllers.judge_webhooks(found, {("system", "jobs"): 1, ("system", "scale"): 2}))
-    assert [each.what for each in down] == ["webhook all: service system/all has no ready endpoint"]
+    assert [each.summary_text for each in down] == ["webhook all: service system/all has no ready endpoint"]
 
 
 @pytest.mark.parametrize(
@@ -264,15 +266,15 @@ def test_a_rejection_is_read_for_who_must_fix_it(
 ) -> None:
     found = controllers.judge_dry_run(ApiError(message, None, status), "the JobSet")
     assert (found.level, found.whose) == (level, whose)
-    assert expected in found.what and message in found.why
+    assert expected in found.summary_text and message in found.reason_text
 
 
 def test_a_rejection_by_an_admission_policy_is_told_in_its_words() -> None:
     told = "JobSet a: hostPID: true is not allowed in namespace team-a. Leave it out."
     message = f"jobsets \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: {told}"
     found = controllers.judge_dry_run(ApiError(message, None, 422), "the JobSet")
-    assert (found.level, found.what) == ("fail", "ValidatingAdmissionPolicy p rejects the JobSet")
-    assert found.why == told
+    assert (found.level, found.summary_text) == ("fail", "ValidatingAdmissionPolicy p rejects the JobSet")
+    assert found.reason_text == told
 
 
 def test_a_job_of_that_name_that_is_there_passed_all_admission() -> None:
@@ -307,7 +309,7 @@ REQUESTED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
 )  # fmt: skip
 def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(found: Any, expected: list[str]) -> None:
     judged = [
-        f"{each.level}: {each.what.removeprefix('ClusterQueue ')}"
+        f"{each.level}: {each.summary_text.removeprefix('ClusterQueue ')}"
         for each in namespace.judge_cluster_queue("whole", found, {}, REQUESTED, 2)
     ]
     assert len(judged) == len(expected), judged
@@ -315,10 +317,13 @@ def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(found: Any, 
 
 
 def test_a_local_queue_that_is_missing_names_those_that_exist() -> None:
-    assert namespace.judge_local_queue("nope", "team-a", None, ["research", "spare"]).fix == "use research or spare."
+    assert (
+        namespace.judge_local_queue("nope", "team-a", None, ["research", "spare"]).remedy_text
+        == "use research or spare."
+    )
     condition = {"type": "Active", "status": "False", "message": "Can't submit new workloads to clusterQueue"}
     idle = {"spec": {"clusterQueue": "c"}, "status": {"conditions": [condition]}}
-    assert "Can't submit new workloads" in namespace.judge_local_queue("q", "team-a", idle, []).why
+    assert "Can't submit new workloads" in namespace.judge_local_queue("q", "team-a", idle, []).reason_text
 
 
 # --- the namespace ----------------------------------------------------------------------------------------------------
@@ -348,7 +353,7 @@ JOBSET: dict[str, Any] = {
 def test_quotas_are_compared_with_the_whole_job(hard: dict[str, str], used: dict[str, str], expected: str) -> None:
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"used": used}}
     (found,) = namespace.judge_quotas([quota], JOBSET)
-    assert found.level == "ok" if expected == "ok" else expected in found.what
+    assert found.level == "ok" if expected == "ok" else expected in found.summary_text
 
 
 @pytest.mark.parametrize(
@@ -364,7 +369,7 @@ def test_the_level_of_the_namespace_is_compared_with_that_of_the_pods(
     labels: dict[str, str], level: str, expected: str
 ) -> None:
     found = namespace.judge_pod_security("team-a", labels, TEMPLATE)
-    assert found.level == level and expected in found.what
+    assert found.level == level and expected in found.summary_text
 
 
 def test_a_right_that_is_missing_names_the_commands_that_need_it() -> None:
@@ -372,7 +377,7 @@ def test_a_right_that_is_missing_names_the_commands_that_need_it() -> None:
     granted = {right: True for rights in needed.values() for right in rights}
     assert levels(namespace.judge_rights(granted, needed)) == ["ok"]
     less = {**granted, Right("patch", kinds.JOBSETS): False, Right("create", kinds.JOBSETS): False}
-    missing = {each.why: (each.level, each.what) for each in namespace.judge_rights(less, needed)}
+    missing = {each.reason_text: (each.level, each.summary_text) for each in namespace.judge_rights(less, needed)}
     assert missing == {
         "needed by launcher submit.": ("fail", "missing RBAC permissions: create jobsets.jobset.x-k8s.io"),
         "needed by launcher stop.": ("warn", "missing RBAC permissions: patch jobsets.jobset.x-k8s.io"),
@@ -384,8 +389,8 @@ def test_the_right_to_create_secrets_is_needed_by_jobs_with_a_gang_s_secret_alon
     assert not any(right.kind is kinds.SECRETS for right in granted)
     needed = namespace.command_rights((*namespace.USUAL_KINDS, kinds.SECRETS))
     (found,) = namespace.judge_rights({**granted, Right("create", kinds.SECRETS): False}, needed)
-    assert (found.level, found.what) == ("fail", "missing RBAC permissions: create secrets")
-    assert found.why == "needed by launcher submit."
+    assert (found.level, found.summary_text) == ("fail", "missing RBAC permissions: create secrets")
+    assert found.reason_text == "needed by launcher submit."
 
 
 def test_a_namespace_on_its_way_out_is_no_place_for_a_job() -> None:
@@ -427,7 +432,7 @@ def test_nodes_are_compared_with_the_labels_taints_and_sizes_of_the_pods(
     all_nodes: list[dict[str, Any]], pods: int, level: str, expected: str
 ) -> None:
     found = nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, grows=False)
-    assert found.level == level and expected in found.what
+    assert found.level == level and expected in found.summary_text
     if level == "fail":
         assert nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, grows=True).level == "warn"
 
@@ -435,9 +440,9 @@ def test_nodes_are_compared_with_the_labels_taints_and_sizes_of_the_pods(
 def test_accelerators_are_counted_by_the_label_that_names_them() -> None:
     product = {"nvidia.com_gpu.product": "NVIDIA-L4"}
     found = nodes.count_accelerators([node(BIG, **product), node(BIG, **product), node({"cpu": "4"})])
-    assert found.what == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
+    assert found.summary_text == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
     amd = node({"cpu": "4", "amd.com/gpu": "8"}, **{"amd.com_gpu.product-name": "AMD_Instinct_MI300X_OAM"})
-    assert nodes.count_accelerators([amd]).what == "1 node with 8 amd.com/gpu AMD_Instinct_MI300X_OAM"
+    assert nodes.count_accelerators([amd]).summary_text == "1 node with 8 amd.com/gpu AMD_Instinct_MI300X_OAM"
 
 
 def driver(major: str, product: str = "A") -> dict[str, Any]:
@@ -461,13 +466,13 @@ def test_a_driver_that_is_too_old_for_the_cuda_of_the_image_is_named(
     spec = gpu_pod("A", "B")
     spec["containers"][0]["image"] = image
     (found,) = nodes.judge_drivers(all_nodes, spec)
-    assert found.level == level and expected in found.what
+    assert found.level == level and expected in found.summary_text
     if level == "warn":
-        assert ("EXTRA=cuda12" in found.fix) == (image.endswith("cuda13"))
+        assert ("EXTRA=cuda12" in found.remedy_text) == (image.endswith("cuda13"))
 
 
 def pod_of(more: str, users: dict[Any, Any]) -> dict[str, Any]:
-    spec = load.parse(f"name: a\nimage: i\nplatform: gke\ncommand: [a]\n{more}")
+    spec = load.parse_job(f"name: a\nimage: i\nplatform: gke\ncommand: [a]\n{more}")
     made = jobset.render(resolve(spec, ClusterDefaults(Defaults(users=users))))[0]
     return dict(pod_template(made)["spec"])
 
@@ -492,16 +497,24 @@ def test_what_the_nodes_must_give_the_pods_user_is_unknown_and_how_to_see_it_is_
     found = list(nodes.judge_device_access(pod_of(more, users)))
     assert [one.level for one in found] == ([] if what is None else ["unknown"])
     for one in found:
-        assert one.what.startswith(str(what)) and fix in one.fix and "kubectl debug node/NODE" in one.fix
+        assert (
+            one.summary_text.startswith(str(what))
+            and fix in one.remedy_text
+            and "kubectl debug node/NODE" in one.remedy_text
+        )
 
 
 def test_pods_on_tpus_are_root_by_default_and_a_restricted_namespace_says_what_to_do() -> None:
     for users, rights in ({}, "no capability"), ({"v5e": "root"}, "DAC_OVERRIDE"):
         (found,) = nodes.judge_device_access(pod_of(V5E, users))
-        assert found.level == "ok" and f"root with {rights}, so that they can open /dev/vfio/0" in found.what
+        assert found.level == "ok" and f"root with {rights}, so that they can open /dev/vfio/0" in found.summary_text
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     refused = namespace.judge_pod_security("team", labels, {"spec": pod_of(V5E, {})})
-    assert refused.level == "fail" and "pods on TPUs are root" in refused.fix and "users: {v5e: 1000}" in refused.fix
+    assert (
+        refused.level == "fail"
+        and "pods on TPUs are root" in refused.remedy_text
+        and "users: {v5e: 1000}" in refused.remedy_text
+    )
     assert namespace.judge_pod_security("team", labels, {"spec": pod_of(V5E, {"v5e": 1000})}).level == "ok"
 
 
@@ -519,7 +532,7 @@ def test_the_nccl_of_a_network_s_plugins_is_compared_with_the_one_that_is_loaded
 ) -> None:
     found = list(nodes.judge_nccl(pod_of(f"accelerator: {more}", {})))
     assert [one.level for one in found] == ([] if level is None else [level])
-    assert all(words in one.what for one in found)
+    assert all(words in one.summary_text for one in found)
 
 
 def test_the_nccl_of_the_images_is_the_one_that_is_pinned() -> None:
@@ -591,10 +604,10 @@ def sized(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
     ],
 )
 def test_a_claim_must_have_room_for_the_checkpoints(found: Any, levels: list[str], words: str) -> None:
-    told = list(namespace.judge_checkpoint_room(Checkpoints("ckpt", kept=3, bytes=12 * 1024**3), found))
+    told = list(namespace.judge_checkpoint_room(Checkpoints("ckpt", kept_count=3, bytes=12 * 1024**3), found))
     assert [one.level for one in told] == levels
-    assert all(words in one.what for one in told)
-    assert all("; if its storage enforces that, " in one.why for one in told if one.level == "warn")
+    assert all(words in one.summary_text for one in told)
+    assert all("; if its storage enforces that, " in one.reason_text for one in told if one.level == "warn")
 
 
 def test_a_job_whose_checkpoints_cannot_be_traced_here_is_not_known_to_fit() -> None:
@@ -603,7 +616,7 @@ def test_a_job_whose_checkpoints_cannot_be_traced_here_is_not_known_to_fit() -> 
 
     jobset = {"spec": {"replicatedJobs": [{"template": {"spec": {"template": {"spec": {"containers": []}}}}}]}}
     told = list(CHECKS["volumes"].judge(Target(cast(Cluster, None), "team", [jobset], refuses)))
-    assert [(one.level, one.why) for one in told] == [("unknown", "trainer: importing mine failed")]
+    assert [(one.level, one.reason_text) for one in told] == [("unknown", "trainer: importing mine failed")]
 
 
 def test_what_pods_name_is_found_wherever_they_name_it() -> None:
@@ -628,7 +641,7 @@ def test_a_missing_key_names_those_that_exist_and_no_value() -> None:
     found = namespace.judge_reference(
         "Secret", namespace.Reference("s", ("token",)), {"data": {"password": "aHVudGVyMg=="}}
     )
-    assert found.level == "fail" and "it has password" in found.fix and "aHVudGVyMg" not in str(found)
+    assert found.level == "fail" and "it has password" in found.remedy_text and "aHVudGVyMg" not in str(found)
 
 
 def test_a_pull_secret_must_be_of_the_kubelets_type() -> None:

@@ -66,7 +66,7 @@ def findings(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, **ke
     server.put(NAMESPACES.path(None, "team"), {})
     server.put(NETWORK_POLICIES.path("team", "default-deny"), {"spec": DENIES})
     job = {"name": "lm", "image": "i", "accelerator": {"type": "cpu"}, "command": ["true"], "agent": "image", **keys}
-    manifests = render(resolve(load.parse(json.dumps(job)), ClusterDefaults()))
+    manifests = render(resolve(load.parse_job(json.dumps(job)), ClusterDefaults()))
     return list(CHECKS["network"].judge(Target(Cluster.connect(), "team", manifests)))
 
 
@@ -74,8 +74,8 @@ def test_a_job_without_its_policy_under_a_default_deny_is_told_before_it_waits_f
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (found,) = findings(server, tmp_path, monkeypatch, hosts=2, network_policy=False)
-    assert found.level == "fail" and "NetworkPolicy default-deny denies ingress" in found.what
-    assert "`network_policy: false`" in found.fix
+    assert found.level == "fail" and "NetworkPolicy default-deny denies ingress" in found.summary_text
+    assert "`network_policy: false`" in found.remedy_text
     (found,) = findings(server, tmp_path, monkeypatch, hosts=2)
     assert found.level == "ok"
 
@@ -93,7 +93,7 @@ def test_a_check_of_policies_that_may_not_be_listed_names_the_right(
     server.on("GET", "networkpolicies", apiserver.refuse(403))
     (found,) = findings(server, tmp_path, monkeypatch, hosts=2)
     assert found.level == "unknown"
-    assert "you have no permission to list networkpolicies.networking.k8s.io: " in found.why
+    assert "you have no permission to list networkpolicies.networking.k8s.io: " in found.reason_text
 
 
 def test_a_runtime_class_adds_its_overhead_and_its_nodes_to_what_doctor_counts(
@@ -105,10 +105,10 @@ def test_a_runtime_class_adds_its_overhead_and_its_nodes_to_what_doctor_counts(
     server.put("/apis/node.k8s.io/v1/runtimeclasses/kata", {"overhead": overhead, "scheduling": scheduling})
     job = {"name": "lm", "image": "i", "accelerator": {"type": "cpu"}, "command": ["true"], "hosts": 2}
     pod = {"spec": {"runtimeClassName": "kata"}}
-    read = load.parse(json.dumps({**job, "agent": "image", "pod": pod, "resources": {"cpu": 1, "memory": "30Gi"}}))
+    read = load.parse_job(json.dumps({**job, "agent": "image", "pod": pod, "resources": {"cpu": 1, "memory": "30Gi"}}))
     target = Target(Cluster.connect(), "team", render(resolve(read, ClusterDefaults())))
-    assert {name: str(each) for name, each in job_requests(target.admitted).items()} == {
+    assert {name: str(each) for name, each in job_requests(target.admitted_jobset).items()} == {
         "cpu": "2.500",
         "memory": str(64 * 1024**3),
     }
-    assert pod_template(target.admitted)["spec"]["nodeSelector"] == {"kata": "yes"}
+    assert pod_template(target.admitted_jobset)["spec"]["nodeSelector"] == {"kata": "yes"}

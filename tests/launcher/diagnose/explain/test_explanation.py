@@ -13,12 +13,12 @@ import pytest
 from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.diagnose import text
 from jaxlaunch.launcher.diagnose.explain import situations
-from jaxlaunch.launcher.diagnose.explain.explanation import MAX_EVIDENCE, diagnose, explain
+from jaxlaunch.launcher.diagnose.explain.explanation import MAX_EVIDENCE, diagnose_job, explain_job
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.objects import fold_events, trim_event, trim_node
 from jaxlaunch.launcher.manifests import nodes
-from jaxlaunch.records.log_lines import Past, Recorded
+from jaxlaunch.records.log_lines import PastLine, ProgressAnnotation
 from jaxlaunch.records.verdict import ExceptionFacts, Failure, FailureKind, Numbers, RendezvousFacts, verdict_for_code
 from tests.found import shows
 from tests.launcher import objects
@@ -114,7 +114,7 @@ def unscheduled(message: str, *nodes: dict[str, Any], events: tuple[dict[str, An
 def recorded(job: dict[str, Any], when: str = "stopped", **known: Any) -> dict[str, Any]:
     """The JobSet, with how far its job was seven minutes ago."""
     at = (objects.NOW - timedelta(minutes=7)).timestamp()
-    text = Recorded("1234", at, when, 3, 0, **known).to_json()
+    text = ProgressAnnotation("1234", at, when, 3, 0, **known).to_json()
     metadata = job["metadata"]
     return job | {"metadata": {**metadata, "annotations": {**metadata["annotations"], ANNOTATION: text}}}
 
@@ -1576,15 +1576,15 @@ CASES: dict[str, tuple[Snapshot, str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_first_line_names_the_situation(case: str) -> None:
     job, expected = CASES[case]
-    assert re.search(expected, explain(job).headline), explain(job).headline
+    assert re.search(expected, explain_job(job).headline), explain_job(job).headline
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_decision_depends_on_the_words_of_a_text(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = CASES[case]
-    english = explain(job)
+    english = explain_job(job)
     monkeypatch.setattr(text, "localize", other_words)
-    other = explain(job)
+    other = explain_job(job)
     for field in ("situation", "action", "commands", "see"):
         assert getattr(other, field) == getattr(english, field)
     assert other.headline != english.headline and len(other.evidence) == len(english.evidence)
@@ -1596,17 +1596,17 @@ def test_the_words_of_a_text_are_not_written_before_the_answer_is_known(monkeypa
         raise AssertionError("a text was rendered")
 
     monkeypatch.setattr(text.Renderer, "render", refuse)
-    assert all(diagnose(job).answer.situation in SITUATIONS for job, _ in CASES.values())
+    assert all(diagnose_job(job).answer.situation in SITUATIONS for job, _ in CASES.values())
 
 
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        (text.launcher("logs", text.NAME, "--previous"), "launcher logs -n team lm --previous"),
-        (text.launcher("list"), "launcher list -n team"),
+        (text.launcher_command("logs", text.JOB_NAME, "--previous"), "launcher logs -n team lm --previous"),
+        (text.launcher_command("list"), "launcher list -n team"),
         (text.SUBMIT_AGAIN, "launcher submit -n team --replace"),
-        (text.kubectl("describe", "pod", "lm-w-0-0"), "kubectl -n team describe pod lm-w-0-0"),
-        (text.kubectl("uncordon", "node-1", is_namespaced=False), "kubectl uncordon node-1"),
+        (text.kubectl_command("describe", "pod", "lm-w-0-0"), "kubectl -n team describe pod lm-w-0-0"),
+        (text.kubectl_command("uncordon", "node-1", is_namespaced=False), "kubectl uncordon node-1"),
     ],
 )
 def test_a_command_about_an_object_of_a_namespace_names_it(command: text.Command, line: str) -> None:
@@ -1617,7 +1617,7 @@ def test_a_command_about_an_object_of_a_namespace_names_it(command: text.Command
 
 def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
     for case, (job, _) in CASES.items():
-        found = explain(job)
+        found = explain_job(job)
         assert found.next_move or re.search(r"\bruns\b|about to start|preempted|is admitted", found.headline), case
 
 
@@ -1632,7 +1632,7 @@ def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
 def test_what_the_system_says_of_a_file_has_a_next_move_of_its_own(error: int, move: str) -> None:
     raised = Failure(FailureKind.EXCEPTION, rank=0, exception=ExceptionFacts("OSError", "no", errno=error))
     failed = over(0, 83, message=farewell(83, raised))
-    found = explain(snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed)).next_move or ""
+    found = explain_job(snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed)).next_move or ""
     assert found.startswith(move) and "`launcher submit -n team --replace`" in found
 
 
@@ -1651,15 +1651,15 @@ def test_a_key_that_a_volume_lacks_is_told_with_the_object_of_the_volume(
     job, waits = jobset(1), waiting(0, "ContainerCreating")
     pods = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     pods["volumes"] = [*pods.get("volumes", ()), {"name": "part", **volume}]
-    found = explain(snapshot(job, waits, events=(event("Pod", waits["metadata"]["name"], "FailedMount", message),)))
+    found = explain_job(snapshot(job, waits, events=(event("Pod", waits["metadata"]["name"], "FailedMount", message),)))
     assert found.headline == f"lm waits: its host cannot start: {named} has no key none"
 
 
 @pytest.mark.parametrize(
     ("tolerations", "said"),
     [
-        (nodes.GONE_NODE, "30s"),
-        ((*nodes.GONE_NODE, {"operator": "Exists", "tolerationSeconds": 5}), "5s"),
+        (nodes.LOST_NODE_TOLERATIONS, "30s"),
+        ((*nodes.LOST_NODE_TOLERATIONS, {"operator": "Exists", "tolerationSeconds": 5}), "5s"),
         (({"key": "a.io/b", "effect": "NoExecute", "tolerationSeconds": 5},), "5m"),
         ((), "5m"),
     ],
@@ -1667,7 +1667,7 @@ def test_a_key_that_a_volume_lacks_is_told_with_the_object_of_the_volume(
 def test_the_wait_for_a_silent_node_is_what_the_pods_tolerate(tolerations: tuple[object, ...], said: str) -> None:
     job = jobset(2)
     job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["tolerations"] = [*tolerations]
-    found = explain(snapshot(job, pod(0), pod(1, node="node-2"), silent_node=silent("node-2")))
+    found = explain_job(snapshot(job, pod(0), pod(1, node="node-2"), silent_node=silent("node-2")))
     assert found.situation == "node-lost"
     assert (found.next_move or "").startswith(f"wait: Kubernetes evicts its pods after {said}, but makes them again")
 
@@ -1678,7 +1678,7 @@ def test_the_wait_for_a_silent_node_is_what_the_pods_tolerate(tolerations: tuple
 def test_only_where_a_step_is_saved_is_it_said_that_the_job_resumes_from_it(saved: int | None, move: str) -> None:
     failed = over(0, 71, message=farewell(71, "the loss is nan"))
     job = snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed, records=(beat(committed=saved),))
-    found = explain(job).next_move or ""
+    found = explain_job(job).next_move or ""
     assert found.endswith(move) and ("resumes" in found) is bool(move)
 
 
@@ -1695,8 +1695,8 @@ def test_a_warning_is_evidence_as_long_as_it_may_be_true(reason: str, of: str, i
     made = {"pending": pending(1, NOTHING_FITS), "creating": waiting(1, "ContainerCreating"), "runs": pod(1)}[of]
     warning = event("Pod", "lm-w-0-1-abcd1", reason, "a warning", last=ago(seconds=1))
     found = snapshot(jobset(2), pod(0), made, events=(warning,), records=(beat(),))
-    assert (found.warning is not None) is is_of_now
-    assert not any("a warning" in line for line in explain(found).evidence) or is_of_now
+    assert (found.newest_warning is not None) is is_of_now
+    assert not any("a warning" in line for line in explain_job(found).evidence) or is_of_now
 
 
 def test_evidence_is_bounded_however_many_events_there_are() -> None:
@@ -1707,7 +1707,7 @@ def test_evidence_is_bounded_however_many_events_there_are() -> None:
         over(0, 70, message=farewell(70, "x" * 9_000, traceback=lines)),
         events=texts,
     )
-    found = explain(job)
+    found = explain_job(job)
     assert len(found.evidence) <= MAX_EVIDENCE
     assert len(json.dumps(found.to_json())) < 20_000
 
@@ -1717,12 +1717,12 @@ def test_the_tail_of_the_traceback_is_the_first_evidence_of_a_failure() -> None:
     job = snapshot(
         jobset(1, status=objects.ended("Failed")), over(0, 70, message=farewell(70, "raised", traceback=text))
     )
-    assert explain(job).evidence[:3] == tuple(text.splitlines())
+    assert explain_job(job).evidence[:3] == tuple(text.splitlines())
 
 
 def test_an_agent_s_report_is_no_evidence_of_a_hook_that_failed() -> None:
     assert not [
-        line for line in explain(CASES["a hook, and an agent that was stopped for it"][0]).evidence if "{" in line
+        line for line in explain_job(CASES["a hook, and an agent that was stopped for it"][0]).evidence if "{" in line
     ]
 
 
@@ -1741,7 +1741,7 @@ def test_restarts_by_cause_and_the_age_of_the_last_good_checkpoint_are_always_sh
             ),
         ),
     )
-    assert explain(job).facts == (
+    assert explain_job(job).facts == (
         "restarts: 3, of which 1 counts against the limit of 5; attempts ended by crash 1, preempted 2; "
         "2 of 20 preemptions in a row without a newly saved step",
         "last good checkpoint: step 120, 90s ago",
@@ -1751,7 +1751,7 @@ def test_restarts_by_cause_and_the_age_of_the_last_good_checkpoint_are_always_sh
 def test_numbers_that_outlived_the_pods_come_with_their_time() -> None:
     queued = jobset(1, **QUEUED, status={"restarts": 1})
     known = {"step": 40, "committed": 37, "goodput": 0.81, "ends": {"preempted": 2}}
-    found = explain(snapshot(recorded(queued, "queued", **known), workload=workload()))
+    found = explain_job(snapshot(recorded(queued, "queued", **known), workload=workload()))
     assert found.facts == (
         "restarts: 2, of which 0 count against the limit of 5; attempts ended by preempted 2",
         "as of 11:53:00 UTC (7m ago), when its queue suspended it: step 40, last good checkpoint: step 37, "
@@ -1760,46 +1760,46 @@ def test_numbers_that_outlived_the_pods_come_with_their_time() -> None:
 
 
 def test_what_is_not_known_is_named() -> None:
-    summary = Past(attempt=1, unknown="no shared folder")
+    summary = PastLine(attempt=1, unknown="no shared folder")
     job = snapshot(jobset(1), pod(0), records=(summary, beat()), unread=("nodes could not be read: forbidden",))
-    assert explain(job).facts == (
+    assert explain_job(job).facts == (
         "earlier attempts are not known: no shared folder",
         "nodes could not be read: forbidden",
     )
 
 
 def test_a_jobset_of_another_tool_is_explained_without_its_steps() -> None:
-    found = explain(snapshot(objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))))
+    found = explain_job(snapshot(objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))))
     assert "not submitted by launcher" in " ".join(found.facts)
 
 
 def test_a_terminating_namespace_is_said_by_its_own_status() -> None:
     leaving = jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=10)}}
-    found = explain(snapshot(leaving, pod(0, is_leaving=True), ending_namespace=ENDING))
+    found = explain_job(snapshot(leaving, pod(0, is_leaving=True), ending_namespace=ENDING))
     assert found.situation == "namespace-terminating" and "-n NAMESPACE" in (found.next_move or "")
     left = "Namespace team is Terminating: pods. has 1 resource", "Namespace team is Terminating: a.io/b in 1 resource"
     assert [line.removesuffix(" instances") for line in found.evidence] == list(left)
-    gone = explain(NoSuchJob("team", "lm", ending_namespace=ENDING))
+    gone = explain_job(NoSuchJob("team", "lm", ending_namespace=ENDING))
     assert gone.headline == "job lm not found in namespace team, which is being deleted"
     assert "pods. has 1 resource instances" in gone.evidence[0]
 
 
 def test_a_name_that_does_not_exist_suggests_similar_ones() -> None:
     job = NoSuchJob("team", "lm-smal", other_jobs=("lm-small", "other"))
-    assert explain(job).headline == "job lm-smal not found in namespace team"
-    shows("job … not found in namespace", explain(job).headline)
-    assert explain(job).next_move == "did you mean lm-small?"
+    assert explain_job(job).headline == "job lm-smal not found in namespace team"
+    shows("job … not found in namespace", explain_job(job).headline)
+    assert explain_job(job).next_move == "did you mean lm-small?"
 
 
 def test_a_job_that_is_gone_is_told_by_what_is_left_of_it() -> None:
     done = fold_events([trim_event(event("JobSet", "lm", "AllJobsCompleted", "jobset completed", last=ago(minutes=5)))])
-    assert explain(NoSuchJob("team", "lm", tuple(done), now=objects.NOW)).headline == (
+    assert explain_job(NoSuchJob("team", "lm", tuple(done), now=objects.NOW)).headline == (
         f"job lm not found in namespace team: it completed at {ago(minutes=5)}, and was deleted since "
         "(by its ttl, or by hand)"
     )
     held = {**pod(0)["metadata"], "deletionTimestamp": ago(minutes=5), "finalizers": ["their.test/keep"]}
     left = (("pod", {**pod(0), "metadata": held}),)
-    assert explain(NoSuchJob("team", "lm", now=objects.NOW, left=left)).headline == (
+    assert explain_job(NoSuchJob("team", "lm", now=objects.NOW, leftovers=left)).headline == (
         "job lm not found in namespace team: it is deleted, and finalizer their.test/keep has kept pod lm-w-0-0-abcd0 "
         "for 5m"
     )
@@ -1830,28 +1830,28 @@ def test_the_newest_verdict_is_the_leaders_not_that_of_a_host_that_lost_it() -> 
         over(0, 83, message=farewell(83, "rank 0 raised: X")),
         over(1, 81, message=farewell(81, "the leader is gone")),
     )
-    assert explain(job).headline == "lm failed: crash (exit 83): rank 0 raised: X"
+    assert explain_job(job).headline == "lm failed: crash (exit 83): rank 0 raised: X"
 
 
 def test_a_verdict_of_the_attempt_before_is_not_that_of_the_one_that_runs() -> None:
     job = snapshot(jobset(1), pod(0), records=(beat(-30), judged(82, "rank 1 in data", at=-20), beat(-5, attempt=2)))
-    assert job.report.verdict is None
-    assert [one.attempt for one in job.report.earlier] == [1]
+    assert job.report.attempt_end is None
+    assert [one.attempt for one in job.report.earlier_ends] == [1]
 
 
 def test_every_situation_has_a_meaning_and_is_documented() -> None:
     sources = (ROOT / "jaxlaunch" / "launcher" / "diagnose" / "explain").glob("*.py")
     code = "".join(path.read_text() for path in sources if path.name != "situations.py")
     assert set(re.findall(r'(?:Answer|waits)\(\s*"([a-z-]+)"', code)) <= SITUATIONS.keys()
-    assert {explain(job).situation for job, _ in CASES.values()} <= SITUATIONS.keys()
+    assert {explain_job(job).situation for job, _ in CASES.values()} <= SITUATIONS.keys()
     page = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
-    assert situations.page(page) == page
+    assert situations.render_page(page) == page
 
 
 def test_nobody_is_told_to_make_a_configmap_that_only_launcher_can_fill() -> None:
     message = 'MountVolume.SetUp failed for volume "code" : configmap "jaxlaunch-029450a6a2bf" not found'
     waits = waiting(0, "ContainerCreating")
-    found = explain(
+    found = explain_job(
         snapshot(jobset(1), waits, events=(event("Pod", waits["metadata"]["name"], "FailedMount", message),))
     )
     assert found.situation == "configmap-missing"
@@ -1862,6 +1862,6 @@ def test_nobody_is_told_to_make_the_secret_of_a_gang_that_runs() -> None:
     message = 'MountVolume.SetUp failed for volume "gang-secret" : secret "lm-gang" not found'
     waits = waiting(1, "ContainerCreating")
     seen = (event("Pod", waits["metadata"]["name"], "FailedMount", message),)
-    found = explain(snapshot(jobset(2), pod(0), waits, events=seen))
+    found = explain_job(snapshot(jobset(2), pod(0), waits, events=seen))
     assert found.headline.endswith("host 1 cannot start: Secret lm-gang does not exist")
     assert (found.next_move or "").startswith("`launcher submit -n team --replace` makes one for all hosts")

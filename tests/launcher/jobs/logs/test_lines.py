@@ -5,19 +5,19 @@ import pytest
 
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.jobs.logs import lines
-from jaxlaunch.launcher.jobs.logs.follow import Notices, Shown
+from jaxlaunch.launcher.jobs.logs.follow import Notices, ShownLines
 from jaxlaunch.launcher.jobs.logs.lines import (
     Line,
+    check_ranks_exist,
     log_source,
     merge_lines,
     parse_line,
     parse_selection,
     parse_stamped_line,
-    require_ranks,
 )
-from jaxlaunch.launcher.jobs.status.hosts import Host, newest
+from jaxlaunch.launcher.jobs.status.hosts import Host, newest_hosts
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import CONTINUED, Lines, Past, Tail, Termination
+from jaxlaunch.records.log_lines import CONTINUATION_MARK, LineSplitter, PastLine, TailLine, TerminationMessage
 from jaxlaunch.records.members import Members
 from jaxlaunch.records.verdict import verdict_for_code
 from tests.launcher import objects
@@ -31,35 +31,35 @@ def test_a_ranked_line_is_a_process_s_and_every_other_the_agent_s() -> None:
 
 
 def test_a_prefix_survives_the_way_there_and_back() -> None:
-    assert parse_line(0, Line(0, 12, "[not a rank] text").prefixed()) == Line(0, 12, "[not a rank] text")
+    assert parse_line(0, Line(0, 12, "[not a rank] text").text_with_rank()) == Line(0, 12, "[not a rank] text")
 
 
 def test_lines_are_whole_however_the_bytes_come() -> None:
-    lines = Lines()
+    lines = LineSplitter()
     text = "one\ntwo ünd\n\nlast".encode()
-    found = [line for byte in text for line in lines.feed(bytes([byte]))] + lines.end()
+    found = [line for byte in text for line in lines.feed(bytes([byte]))] + lines.finish()
     assert [line.decode() for line in found] == ["one", "two ünd", "", "last"]
-    assert lines.end() == []
+    assert lines.finish() == []
 
 
 def test_a_line_that_is_too_long_comes_in_marked_pieces_that_cut_no_character() -> None:
     text = ("ab" + "é" * 14 + "\nshort\n" + "x" * 10 + "\n").encode()
     for size in (1, 3, len(text)):
-        lines = Lines(limit=10)
+        lines = LineSplitter(limit=10)
         fed = [lines.feed(text[at : at + size]) for at in range(0, len(text), size)]
         assert [piece.decode() for found in fed for piece in found] == [
             "abéééé",
-            f"{CONTINUED}ééééé",
-            f"{CONTINUED}ééééé",
+            f"{CONTINUATION_MARK}ééééé",
+            f"{CONTINUATION_MARK}ééééé",
             "short",
             "x" * 10,
         ]
 
 
 def test_a_line_that_never_ends_takes_bounded_memory() -> None:
-    lines = Lines(limit=10)
-    assert lines.feed(b"\x80" * 25) == [b"\x80" * 10, CONTINUED.encode() + b"\x80" * 10]
-    assert lines.end() == [CONTINUED.encode() + b"\x80" * 5]
+    lines = LineSplitter(limit=10)
+    assert lines.feed(b"\x80" * 25) == [b"\x80" * 10, CONTINUATION_MARK.encode() + b"\x80" * 10]
+    assert lines.finish() == [CONTINUATION_MARK.encode() + b"\x80" * 5]
 
 
 def at(second: int, text: str) -> str:
@@ -91,14 +91,14 @@ def host(number: int = 0, generation: int = 0, state: dict | None = None) -> Hos
         "spec": {},
         "status": {"phase": "Pending", "containerStatuses": statuses},
     }
-    (found,) = newest(jobset(), [pod])
+    (found,) = newest_hosts(jobset(), [pod])
     return found
 
 
 def ended(text: str, code: int = 83, rank: int = 0, host: int = 0, generation: int = 0) -> dict:
     """The state of a container whose agent left a verdict."""
     verdict = verdict_for_code(code, text, rank=rank, host=rank)
-    message = log_lines.termination_message(Termination(verdict, host, generation, 1))
+    message = log_lines.format_termination_message(TerminationMessage(verdict, host, generation, 1))
     return {"terminated": {"exitCode": code, "message": message}}
 
 
@@ -128,10 +128,10 @@ def test_what_the_kubelet_says_without_a_time_comes_first(words: str) -> None:
 
 
 def test_a_stream_that_is_taken_up_again_shows_each_line_once() -> None:
-    shown = Shown()
+    shown = ShownLines()
     first = [parse_stamped_line(0, 0, at(second, text)) for second, text in ((1, "a"), (3, "b"), (2, "late"), (3, "c"))]
     assert all(map(shown.is_new, first))
-    shown.begin_again()
+    shown.restart_stream()
     again = [
         parse_stamped_line(0, 0, at(second, text))
         for second, text in ((2, "late"), (3, "b"), (3, "c"), (3, "d"), (4, "e"))
@@ -158,17 +158,17 @@ def test_times_of_nodes_in_other_zones_are_compared_as_times() -> None:
 )
 def test_ranks_are_selected_one_by_one_or_in_ranges(text: str | None, expected: set[int]) -> None:
     chosen = parse_selection(text, None)
-    assert {rank for rank in range(4) if chosen.wants(Line(rank, rank, "x"), range(rank, rank + 1))} == expected
+    assert {rank for rank in range(4) if chosen.matches(Line(rank, rank, "x"), range(rank, rank + 1))} == expected
 
 
 def test_an_agent_s_own_line_comes_with_any_of_its_ranks() -> None:
-    assert parse_selection("5", None).wants(Line(1, None, "agent 1: talk"), range(4, 8))
-    assert not parse_selection("5", None).wants(Line(0, None, "agent 0: talk"), range(4))
+    assert parse_selection("5", None).matches(Line(1, None, "agent 1: talk"), range(4, 8))
+    assert not parse_selection("5", None).matches(Line(0, None, "agent 0: talk"), range(4))
 
 
 def test_a_pattern_is_searched_for_in_the_text() -> None:
-    assert parse_selection(None, r"loss [0-9.]+").wants(Line(0, 0, "step 2 loss 0.5"), range(1))
-    assert not parse_selection(None, "^2").wants(Line(2, 2, "step 2"), range(2, 3))
+    assert parse_selection(None, r"loss [0-9.]+").matches(Line(0, 0, "step 2 loss 0.5"), range(1))
+    assert not parse_selection(None, "^2").matches(Line(2, 2, "step 2"), range(2, 3))
 
 
 @pytest.mark.parametrize(("rank", "pattern", "expected"), [("1-", None, "--rank 1-"), (None, "(", "--grep (")])
@@ -185,15 +185,15 @@ def test_a_source_knows_the_ranks_of_its_host() -> None:
 
 def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> None:
     ends = {3: ["ValueError: x", "[0] odd"], 0: ["step 7"]}
-    tails = [Tail(at=1.0, attempt=1, generation=0, rank=rank, lines=lines) for rank, lines in ends.items()]
-    found = list(lines.previous_lines([*tails, Past(attempt=1)], Members(range(2), 2)))
-    assert [line.prefixed() for line in found] == ["[3] ValueError: x", "[3] [0] odd", "[0] step 7"]
+    tails = [TailLine(at=1.0, attempt=1, generation=0, rank=rank, lines=lines) for rank, lines in ends.items()]
+    found = list(lines.previous_lines([*tails, PastLine(attempt=1)], Members(range(2), 2)))
+    assert [line.text_with_rank() for line in found] == ["[3] ValueError: x", "[3] [0] odd", "[0] step 7"]
     assert [(line.host, line.generation) for line in found] == [(1, 0), (1, 0), (0, 0)]
 
 
 def test_the_end_of_a_log_is_of_the_host_that_held_the_rank_then() -> None:
     """Host 3 holds the rank now, whose last attempt was on host 1."""
-    tails = [Tail(attempt=1, generation=0, rank=1, lines=["step 7"], host=1)]
+    tails = [TailLine(attempt=1, generation=0, rank=1, lines=["step 7"], host=1)]
     (line,) = lines.previous_lines(tails, Members([0, 3], 1))
     assert line.host == 1
 
@@ -207,7 +207,7 @@ def test_each_generation_s_begin_and_end_is_shown_once() -> None:
         host(0, 1),
         host(1, 1, {"running": {}}),
     ]
-    assert [text for one in found for text in notices.of_host(one)] == [
+    assert [text for one in found for text in notices.host_notices(one)] == [
         "generation 0 ended: rank 1 raised",
         "generation 1 begins",
     ]
@@ -215,13 +215,13 @@ def test_each_generation_s_begin_and_end_is_shown_once() -> None:
 
 def test_a_suspension_is_shown_when_it_begins() -> None:
     notices = Notices()
-    shown = [list(notices.of_jobset({"spec": {"suspend": value}})) for value in (False, True, True, False, True)]
+    shown = [list(notices.jobset_notices({"spec": {"suspend": value}})) for value in (False, True, True, False, True)]
     assert [len(texts) for texts in shown] == [0, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize(("processes", "known"), [(1, "the only rank is 0"), (2, "ranks are 0–1")])
 def test_a_rank_that_no_process_has_is_refused_with_those_that_exist(processes: int, known: str) -> None:
-    require_ranks(parse_selection("0", None), processes)
-    require_ranks(parse_selection(None, None), processes)
+    check_ranks_exist(parse_selection("0", None), processes)
+    check_ranks_exist(parse_selection(None, None), processes)
     with pytest.raises(UserError, match=f"--rank 7 does not exist: {known}"):
-        require_ranks(parse_selection("0,7-9", None), processes)
+        check_ranks_exist(parse_selection("0,7-9", None), processes)

@@ -13,7 +13,7 @@ from jaxlaunch.launcher.jobs.status.hosts import main_container
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import CONTINUED
+from jaxlaunch.records.log_lines import CONTINUATION_MARK
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server
 from tests.launcher.invoke import Left, launcher
@@ -53,7 +53,7 @@ def test_a_long_line_of_one_of_two_hosts_is_shown_to_its_end(server: Server, log
     lines = left.out.splitlines()
     assert [line for line in lines if len(line) < 10] == ["[0] a", "[1] c", "[1] d", "[0] b", "[1] e"]
     long = [line for line in lines if len(line) >= 10]
-    assert all(line.startswith(f"[0] {CONTINUED}") for line in long[1:])
+    assert all(line.startswith(f"[0] {CONTINUATION_MARK}") for line in long[1:])
     assert sum(line.count("x") for line in long) == length
 
 
@@ -154,7 +154,7 @@ def test_the_lines_of_a_rank_that_moved_come_from_the_hosts_that_held_it(
     server.put(JOBSETS.path("team", "lm"), objects.jobset(spares=1))
     spare = objects.pod(2)
     server.put(PODS.path("team", spare["metadata"]["name"]), spare)
-    beat = f"-{log_lines.line(objects.beat(attempt=2, members='0,2'))}"
+    beat = f"-{log_lines.format_line(objects.beat(attempt=2, members='0,2'))}"
     write(server, 0, "agent 0: leads", "[0] a", beat)
     write(server, 1, "agent 1: was lost for a while", "[1] old")
     write(server, 2, "agent 2: was a spare", "[1] new")

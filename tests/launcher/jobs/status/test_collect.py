@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.diagnose.explain.explanation import explain
+from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
 from jaxlaunch.launcher.jobs.status import collect
-from jaxlaunch.launcher.jobs.status.job_status import State, status_of
+from jaxlaunch.launcher.jobs.status.job_status import State, derive_status
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes import kinds, labels
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS, Kind
-from jaxlaunch.launcher.kubernetes.labels import OWN_LABEL
+from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL
 from jaxlaunch.records import log_lines
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, refuse
@@ -34,7 +34,7 @@ def put(server: Server, kind: Kind, *found: objects.Object) -> None:
 
 
 def write_log(server: Server, host: objects.Object, *records: log_lines.Line) -> None:
-    lines = [log_lines.line(record) for record in records]
+    lines = [log_lines.format_line(record) for record in records]
     server.put(PODS.path("team", host["metadata"]["name"], "log"), {"text": "\n".join(["[0] hello", *lines, ""])})
 
 
@@ -46,8 +46,8 @@ def test_a_job_that_runs_is_read_with_the_records_of_its_leader(server: Server, 
     put(server, JOBSETS, jobset(1))
     put(server, PODS, host := pod(0))
     write_log(server, host, objects.past(83, "rank 0 raised: X"), objects.beat(attempt=2))
-    job = collect.snapshot(cluster, "team", "lm")
-    assert (status_of(job).step, job.report.earlier[0].verdict.code) == (40, 83)
+    job = collect.read_snapshot(cluster, "team", "lm")
+    assert (derive_status(job).step, job.report.earlier_ends[0].verdict.code) == (40, 83)
     assert calls(server) == 5
 
 
@@ -55,7 +55,7 @@ def test_the_start_of_a_long_log_is_read_for_what_was_before(server: Server, clu
     put(server, JOBSETS, jobset(1))
     put(server, PODS, host := pod(0))
     write_log(server, host, objects.beat())
-    collect.snapshot(cluster, "team", "lm")
+    collect.read_snapshot(cluster, "team", "lm")
     queries = [query for _, at, query in server.requests if at.endswith("/log")]
     assert ["sinceSeconds" in query for query in queries] == [True, False]
     assert "limitBytes" in queries[1]
@@ -67,7 +67,7 @@ def test_of_a_program_that_floods_the_log_its_end_is_read_until_it_has_a_record(
     put(server, JOBSETS, jobset(1))
     put(server, PODS, host := pod(0))
     server.put(PODS.path("team", host["metadata"]["name"], "log"), {"text": "[0] x\n" * 5_000})
-    collect.snapshot(cluster, "team", "lm")
+    collect.read_snapshot(cluster, "team", "lm")
     queries = [query for _, at, query in server.requests if at.endswith("/log")]
     assert [query.get("tailLines") for query in queries] == ["4000", "32000", None]
 
@@ -79,9 +79,9 @@ def test_queues_are_read_only_while_they_hold_the_job_back(server: Server, clust
     put(server, kinds.WORKLOADS, held)
     put(server, kinds.LOCAL_QUEUES, local_queue())
     server.put(kinds.CLUSTER_QUEUES.path(None, "shared"), cluster_queue())
-    job = collect.snapshot(cluster, "team", "lm")
+    job = collect.read_snapshot(cluster, "team", "lm")
     assert job.cluster_queue is not None and job.nodes is None
-    assert explain(job).headline == "lm waits: queue research (ClusterQueue shared): later"
+    assert explain_job(job).headline == "lm waits: queue research (ClusterQueue shared): later"
     assert calls(server) <= 8
 
 
@@ -93,8 +93,8 @@ def test_the_job_that_took_its_place_is_found_by_the_uid_that_kueue_names(server
     held = workload(objects.condition("Evicted", reason="Preempted", message=message))
     held["metadata"]["labels"] = {labels.JOB_UID: made["metadata"]["uid"]}
     put(server, kinds.WORKLOADS, held)
-    job = collect.snapshot(cluster, "team", "lm")
-    assert explain(job).headline.startswith("lm was preempted by job urgent and waits")
+    job = collect.read_snapshot(cluster, "team", "lm")
+    assert explain_job(job).headline.startswith("lm was preempted by job urgent and waits")
     assert calls(server) <= 8
 
 
@@ -102,14 +102,16 @@ def test_the_namespace_is_read_only_where_the_job_is_deleted_or_refused(server: 
     ending = {"metadata": {"name": "team", "deletionTimestamp": objects.ago(minutes=1)}}
     server.put(kinds.NAMESPACES.path(None, "team"), ending)
     put(server, JOBSETS, jobset(1))
-    assert collect.snapshot(cluster, "team", "lm").ending_namespace is None
+    assert collect.read_snapshot(cluster, "team", "lm").ending_namespace is None
     leaving = {"metadata": {"deletionTimestamp": objects.ago(minutes=1)}}
     put(server, JOBSETS, apiserver.merged(jobset(1), leaving))
-    assert explain(collect.snapshot(cluster, "team", "lm")).headline.startswith(
+    assert explain_job(collect.read_snapshot(cluster, "team", "lm")).headline.startswith(
         "lm is being deleted with its namespace"
     )
     server.on("GET", "/namespaces/team", *[lambda handler: refuse_namespace(handler)] * 20)
-    assert explain(collect.snapshot(cluster, "team", "lm")).headline == "lm is being deleted: its pods have ended"
+    assert (
+        explain_job(collect.read_snapshot(cluster, "team", "lm")).headline == "lm is being deleted: its pods have ended"
+    )
 
 
 def refuse_namespace(handler: Handler) -> bool:
@@ -124,7 +126,7 @@ def test_nodes_are_read_only_while_pods_have_none_and_in_pages(server: Server, c
     put(server, PODS, pending(0, "0/600 nodes are available"))
     for number in range(600):
         server.put(kinds.NODES.path(None, f"node-{number}"), node(f"node-{number}"))
-    job = collect.snapshot(cluster, "team", "lm")
+    job = collect.read_snapshot(cluster, "team", "lm")
     assert job.nodes is not None and len(job.nodes) == 600
     assert calls(server) <= 8
 
@@ -134,7 +136,7 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_used(server: Server, clus
     put(server, JOBSETS, jobset(1))
     put(server, PODS, pending(0, "0/3 nodes are available: 3 Insufficient cpu."))
     server.on("GET", part, refuse(403))
-    found = explain(collect.snapshot(cluster, "team", "lm"))
+    found = explain_job(collect.read_snapshot(cluster, "team", "lm"))
     assert found.headline.startswith("lm waits: its host is unschedulable: ")
     assert "could not be read: a fault of the test: 403" in found.facts[0]
 
@@ -145,7 +147,7 @@ def test_a_node_that_fails_to_give_a_log_is_called_once(server: Server, cluster:
     ready = {"status": {"conditions": [objects.condition("Ready")]}}
     server.put(kinds.NODES.path(None, "node-1"), node("node-1") | ready)
     server.on("GET", "/log", *[refuse(500)] * 5)
-    found = explain(collect.snapshot(cluster, "team", "lm"))
+    found = explain_job(collect.read_snapshot(cluster, "team", "lm"))
     assert found.headline.startswith("lm runs: 1 of 1 host ready; what they do is unknown: the log of lm-w-0-0-")
     assert sum(at.endswith("/log") for _, at, _ in server.requests) == 1
 
@@ -170,7 +172,7 @@ HUNG = (
     ],
 )
 def test_a_log_that_a_kubelet_does_not_give_is_no_fault_of_the_api_server(error: ClusterError, why: str) -> None:
-    assert collect.why_unread(error, "n-1").startswith(why)
+    assert collect.explain_unread(error, "n-1").startswith(why)
 
 
 def test_the_node_of_a_host_that_may_be_lost_is_read_and_named(server: Server, cluster: Cluster) -> None:
@@ -179,11 +181,11 @@ def test_the_node_of_a_host_that_may_be_lost_is_read_and_named(server: Server, c
     put(server, PODS, pod(0))
     server.put(kinds.NODES.path(None, "node-1"), node("node-1") | {"status": {"conditions": [ready]}})
     server.on("GET", "/log", refuse(500))
-    job = collect.snapshot(cluster, "team", "lm")
-    assert explain(job).headline == (
+    job = collect.read_snapshot(cluster, "team", "lm")
+    assert explain_job(job).headline == (
         "lm waits: node node-1 has not answered: Kubelet stopped posting node status; its host is on it"
     )
-    assert isinstance(job, Snapshot) and status_of(job).ready == 0
+    assert isinstance(job, Snapshot) and derive_status(job).ready == 0
     assert calls(server) <= 8
 
 
@@ -205,15 +207,15 @@ def test_a_node_that_is_deleted_is_named_while_its_pods_read_as_running(
     server.put(kinds.EVENTS.path("default", "removed"), removed)
     if "events" in which:
         server.on("GET", "/namespaces/default/events", refuse(403))
-    job = collect.snapshot(cluster, "team", "lm")
+    job = collect.read_snapshot(cluster, "team", "lm")
     assert isinstance(job, Snapshot)
-    found = explain(dataclasses.replace(job, now=objects.NOW))
+    found = explain_job(dataclasses.replace(job, now=objects.NOW))
     when = "" if "events" in which else " at 11:59:30 UTC (30s ago)"
     assert found.headline == (
         f"lm waits: node {gone} no longer exists: its object was deleted{when}; host {number} is on it"
     )
     assert found.next_move is not None and found.next_move.endswith(f"delete pod lm-w-0-{number}-abcd{number} --force")
-    assert (status_of(job).ready, status_of(job).phase) == (1, None)
+    assert (derive_status(job).ready, derive_status(job).phase) == (1, None)
 
 
 def no_node(name: str) -> Fault:
@@ -228,21 +230,21 @@ def no_node(name: str) -> Fault:
 
 def test_a_job_whose_label_was_taken_away_is_still_listed(server: Server, cluster: Cluster) -> None:
     disowned = jobset(1)
-    del disowned["metadata"]["labels"][OWN_LABEL]
+    del disowned["metadata"]["labels"][JOB_LABEL]
     put(server, JOBSETS, disowned, objects.foreign("theirs"))
-    assert [(one.name, one.is_ours) for one in collect.snapshots(cluster, "team")] == [("lm", True)]
+    assert [(one.name, one.is_ours) for one in collect.read_snapshots(cluster, "team")] == [("lm", True)]
 
 
 def test_a_server_without_jobset_differs_from_a_job_that_does_not_exist(server: Server, cluster: Cluster) -> None:
     put(server, JOBSETS, jobset(1))
-    found = collect.snapshot(cluster, "team", "ml")
+    found = collect.read_snapshot(cluster, "team", "ml")
     assert isinstance(found, NoSuchJob) and found.other_jobs == ("lm",)
     gone = unknown_path()
     server.on("GET", "/jobsets", *[gone] * 3)
     with pytest.raises(ClusterError, match="JobSet .* is not installed"):
-        collect.snapshot(cluster, "team", "ml")
+        collect.read_snapshot(cluster, "team", "ml")
     with pytest.raises(ClusterError, match="JobSet .* is not installed"):
-        collect.snapshots(cluster, "team")
+        collect.read_snapshots(cluster, "team")
 
 
 def unknown_path() -> Fault:
@@ -256,7 +258,7 @@ def unknown_path() -> Fault:
 def test_no_right_to_jobsets_is_an_error_and_not_an_absent_job(server: Server, cluster: Cluster) -> None:
     server.on("GET", "/jobsets", refuse(403))
     with pytest.raises(ApiError):
-        collect.snapshot(cluster, "team", "lm")
+        collect.read_snapshot(cluster, "team", "lm")
 
 
 def test_a_list_tells_jobs_of_several_namespaces_apart(server: Server, cluster: Cluster) -> None:
@@ -264,11 +266,11 @@ def test_a_list_tells_jobs_of_several_namespaces_apart(server: Server, cluster: 
         made = jobset(1)
         made["metadata"] |= {"namespace": namespace, "uid": namespace}
         host = pod(0) if namespace == "team" else pending(0)
-        host["metadata"] |= {"namespace": namespace, "labels": {**host["metadata"]["labels"], OWN_LABEL: "lm"}}
+        host["metadata"] |= {"namespace": namespace, "labels": {**host["metadata"]["labels"], JOB_LABEL: "lm"}}
         server.put(JOBSETS.path(namespace, "lm"), made)
         server.put(PODS.path(namespace, host["metadata"]["name"]), host)
-    assert [status_of(one).state for one in collect.snapshots(cluster, "team")] == [State.RUNNING]
-    assert [status_of(one).state for one in collect.snapshots(cluster, "other")] == [State.PENDING]
+    assert [derive_status(one).state for one in collect.read_snapshots(cluster, "team")] == [State.RUNNING]
+    assert [derive_status(one).state for one in collect.read_snapshots(cluster, "other")] == [State.PENDING]
 
 
 def test_a_list_reads_the_logs_of_the_first_jobs_only(server: Server, cluster: Cluster) -> None:
@@ -285,5 +287,5 @@ def test_a_list_reads_the_logs_of_the_first_jobs_only(server: Server, cluster: C
         put(server, JOBSETS, made)
         put(server, PODS, host)
         write_log(server, host, objects.beat())
-    found = [status_of(one).step for one in collect.snapshots(cluster, "team")]
+    found = [derive_status(one).step for one in collect.read_snapshots(cluster, "team")]
     assert found == [40] * collect.MAX_LOGS + [None] * (20 - collect.MAX_LOGS)

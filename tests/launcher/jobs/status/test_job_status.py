@@ -13,9 +13,9 @@ from jaxlaunch.launcher.cli.job_view import ClusterView
 from jaxlaunch.launcher.cli.list import format_table
 from jaxlaunch.launcher.cli.status import describe_job
 from jaxlaunch.launcher.jobs.status import hosts
-from jaxlaunch.launcher.jobs.status.job_status import State, status_of
+from jaxlaunch.launcher.jobs.status.job_status import State, derive_status
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import condition as read_condition
+from jaxlaunch.launcher.kubernetes.objects import find_condition as read_condition
 from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.kubernetes.resources import fit_nodes
 from tests.launcher import objects
@@ -109,7 +109,7 @@ STATES: dict[str, tuple[Snapshot, State]] = {
 @pytest.mark.parametrize("case", STATES)
 def test_a_job_is_in_one_state(case: str) -> None:
     job, state = STATES[case]
-    assert status_of(job).state is state
+    assert derive_status(job).state is state
 
 
 def everything() -> Snapshot:
@@ -135,7 +135,7 @@ def everything() -> Snapshot:
 
 
 def test_the_status_holds_everything_that_is_known() -> None:
-    status = status_of(everything())
+    status = derive_status(everything())
     assert (status.hosts, status.ready, status.generation, status.attempt) == (2, 2, 2, 3)
     assert (status.phase, status.step, status.committed, status.committed_age_s) == ("step", 130, 120, 30.0)
     assert status.goodput == 0.75
@@ -180,8 +180,8 @@ def test_a_container_that_was_killed_for_memory_is_named_where_its_peer_only_say
 
 def test_the_table_is_laid_out_as_kubectl_does() -> None:
     jobs = [
-        status_of(everything()),
-        status_of(
+        derive_status(everything()),
+        derive_status(
             snapshot(
                 jobset(
                     2,
@@ -217,7 +217,7 @@ def test_the_last_step_of_the_run_is_what_its_train_block_says() -> None:
     job = snapshot(
         jobset(1, train=train, command=None, volumes=[{"claim": "c", "path": "/ckpt"}]), pod(0), records=(beat(),)
     )
-    assert status_of(job).steps == 9
+    assert derive_status(job).steps == 9
 
 
 LOSSES: dict[str, Snapshot] = {
@@ -241,20 +241,20 @@ LOSSES: dict[str, Snapshot] = {
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_stale_phase_is_never_shown_beside_a_fresh_loss(loss: str) -> None:
     seen = LOSSES[loss]
-    status = status_of(seen)
+    status = derive_status(seen)
     assert (status.phase, status.phase_s) == (None, None)
     assert not any("compile" in line for line in describe_job(ClusterView(seen)))
 
 
 def test_the_phase_of_the_attempt_after_a_loss_is_shown() -> None:
     records = judged(81, "host 1 was lost"), beat(attempt=2, phase="compile")
-    assert status_of(snapshot(jobset(1), pod(0), records=records)).phase == "compile"
+    assert derive_status(snapshot(jobset(1), pod(0), records=records)).phase == "compile"
     gathering = past(81, "host 1 was lost"), beat(attempt=1, generation=0, stage="gather")
-    assert status_of(snapshot(jobset(1), pod(0), records=gathering)).phase == "rendezvous"
+    assert derive_status(snapshot(jobset(1), pod(0), records=gathering)).phase == "rendezvous"
 
 
 def test_json_has_every_field_and_no_object_of_ours() -> None:
-    found = json.loads(json.dumps(status_of(everything()).to_json()))
+    found = json.loads(json.dumps(derive_status(everything()).to_json()))
     assert found["state"] == "Running"
     assert found["restarts"] == {"total": 2, "charged": 1, "limit": 5, "by_cause": {"preempted": 1, "hang": 1}} | {
         "preempted": 1,
@@ -273,12 +273,12 @@ def test_json_has_every_field_and_no_object_of_ours() -> None:
     ],
 )
 def test_a_failed_job_has_the_code_of_its_verdict_or_of_its_container(pods: tuple[Any, ...], code: int) -> None:
-    assert status_of(snapshot(jobset(2, status=objects.ended("Failed")), *pods)).code == code
+    assert derive_status(snapshot(jobset(2, status=objects.ended("Failed")), *pods)).code == code
 
 
 def test_a_job_that_is_done_has_code_0_and_one_that_runs_none() -> None:
-    assert status_of(snapshot(jobset(1, status=objects.ended("Completed")))).code == 0
-    assert status_of(snapshot(jobset(1), pod(0))).code is None
+    assert derive_status(snapshot(jobset(1, status=objects.ended("Completed")))).code == 0
+    assert derive_status(snapshot(jobset(1), pod(0))).code is None
 
 
 def test_what_a_verdict_says_of_the_last_commit_is_newer_than_the_beat_before_it() -> None:
@@ -288,25 +288,25 @@ def test_what_a_verdict_says_of_the_last_commit_is_newer_than_the_beat_before_it
         over(0, 80, message=farewell(80)),
         records=(beat(committed=100), end),
     )
-    assert status_of(job).committed == 130
+    assert derive_status(job).committed == 130
 
 
 def test_restarts_of_unknown_cause_are_counted() -> None:
-    status = status_of(snapshot(jobset(1, status={"restarts": 2}), pod(0, generation=2)))
+    status = derive_status(snapshot(jobset(1, status={"restarts": 2}), pod(0, generation=2)))
     assert (status.restarts.total, status.restarts.by_cause) == (2, None)
 
 
 def test_hosts_are_numbered_over_slices() -> None:
     made = jobset(2, slices=3)
     pods = [pod(host, slice=part) for part in range(3) for host in range(2)]
-    assert hosts.expected(made) == 6
-    assert [host.number for host in hosts.newest(made, pods)] == [0, 1, 2, 3, 4, 5]
+    assert hosts.count_hosts(made) == 6
+    assert [host.number for host in hosts.newest_hosts(made, pods)] == [0, 1, 2, 3, 4, 5]
 
 
 def test_of_a_host_that_was_replaced_the_newer_pod_counts() -> None:
     old, new = pod(0), pod(0)
     new["metadata"] |= {"name": "lm-w-0-0-newer", "creationTimestamp": objects.ago(seconds=1)}
-    assert [host.pod for host in hosts.newest(jobset(1), [new, old])] == ["lm-w-0-0-newer"]
+    assert [host.pod for host in hosts.newest_hosts(jobset(1), [new, old])] == ["lm-w-0-0-newer"]
 
 
 @pytest.mark.parametrize(
@@ -318,8 +318,8 @@ def test_variables_of_a_jobset_that_another_made_are_no_job_s(text: str) -> None
         "env", []
     )
     env[:] = [{"name": name, "value": text} for name in (contract.TRAIN_SPEC, contract.JOB)]
-    assert status_of(snapshot(made)).steps is None
-    assert hosts.table(made).each == 1
+    assert derive_status(snapshot(made)).steps is None
+    assert hosts.initial_members(made).ranks_per_host == 1
 
 
 @pytest.mark.parametrize("label", ["restart-attempt", "job-index"])
@@ -328,12 +328,12 @@ def test_a_pod_that_a_stranger_gave_the_job_s_label_is_none_of_its_hosts(label: 
     stranger["metadata"]["labels"][f"jobset.sigs.k8s.io/{label}"] = "x"
     seen = snapshot(jobset(1), pod(0), stranger)
     assert [host.number for host in seen.hosts] == [0]
-    assert status_of(seen).ready == 1
+    assert derive_status(seen).ready == 1
 
 
 def test_an_init_container_that_has_not_ended_holds_the_host_up() -> None:
     init = [{"name": "fetch", "ready": False, "state": {"running": {}}}]
-    (host,) = hosts.newest(
+    (host,) = hosts.newest_hosts(
         jobset(1), [pod(0, state={"waiting": {"reason": "PodInitializing"}}, initContainerStatuses=init)]
     )
     assert (host.container, host.is_init, host.has_started) == ("fetch", True, False)
@@ -381,7 +381,7 @@ def test_nodes_are_checked_for_labels_then_taints_then_size() -> None:
         ],
     )
     assert (found.total, found.selected, found.tolerated, found.large) == (4, 3, 2, 1)
-    assert found.taints == {"team=you:NoSchedule": 1}
+    assert found.untolerated_taints == {"team=you:NoSchedule": 1}
 
 
 def test_a_condition_that_was_never_set_is_empty() -> None:
@@ -390,15 +390,17 @@ def test_a_condition_that_was_never_set_is_empty() -> None:
 
 def test_the_verdict_is_read_from_the_main_container_whatever_a_sidecar_does() -> None:
     sidecar = [{"name": "proxy", "ready": False, "state": {"running": {}}}]
-    (host,) = hosts.newest(jobset(1), [over(0, 83, message=farewell(83, "it ended"), initContainerStatuses=sidecar)])
+    (host,) = hosts.newest_hosts(
+        jobset(1), [over(0, 83, message=farewell(83, "it ended"), initContainerStatuses=sidecar)]
+    )
     assert host.termination_report is not None and host.termination_report.verdict.code == 83
 
 
 @pytest.mark.parametrize("state", [{"running": {}}, {"terminated": {"exitCode": 137}}])
 def test_a_sidecar_does_not_hide_how_the_main_container_ended(state: dict[str, Any]) -> None:
     sidecar = [{"name": "proxy", "ready": False, "state": state}]
-    (host,) = hosts.newest(jobset(1), [over(0, 83, initContainerStatuses=sidecar)])
-    assert not host.is_init and host.has_started and host.ended["exitCode"] == 83
+    (host,) = hosts.newest_hosts(jobset(1), [over(0, 83, initContainerStatuses=sidecar)])
+    assert not host.is_init and host.has_started and host.terminated["exitCode"] == 83
 
 
 @pytest.mark.parametrize(("end", "expected"), [("Completed", "2, done"), ("Failed", "2, failed")])
@@ -409,6 +411,6 @@ def test_a_job_that_is_over_does_not_read_as_one_that_is_not_ready(end: str, exp
 
 @pytest.mark.parametrize("status", ["Completed", "Failed"])
 def test_a_list_names_no_host_of_a_job_that_is_over_as_missing(status: str) -> None:
-    job = status_of(snapshot(jobset(2, status=objects.ended(status))))
+    job = derive_status(snapshot(jobset(2, status=objects.ended(status))))
     _, row = format_table([(job.name, [job])], False, False)
     assert row.split()[2] == "2"

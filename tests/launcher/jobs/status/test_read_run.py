@@ -18,10 +18,10 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.jobs import volume
 from jaxlaunch.launcher.jobs.status import read_run
 from jaxlaunch.launcher.jobs.volume import RunFiles
-from jaxlaunch.records.summary import Of, Record, Summary
+from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import ATTEMPTS, SUMMARY, log_path, start_folder
-from jaxlaunch.runs.run_folder import RunFolder, Starts
+from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
 KEPT = 4_000  # bytes of each rank's log
 
@@ -40,19 +40,19 @@ def read(folder: Path, **asked: Any) -> RunFiles:
 def write(folder: Path, rank: int, lines: Iterable[str], kept: int = KEPT) -> None:
     log = RankLog(start_folder(folder, 1), rank, kept, pytest.fail)
     for line in lines:
-        log.line(line.encode())
+        log.write_line(line.encode())
     if log._file is not None:  # as the end of an agent closes it
         log._file.close()
 
 
 def told(folder: Path) -> Path:
     """A run of two attempts, the last of which was stopped at step 40."""
-    record = Record("1234", 0, 1, "crash", 1, 10, 20, {}, verdict_for_code(83, "rank 1 raised: X"), 1.0, 2.0)
-    RunFolder(folder, pytest.fail).append(record)
-    of = Of("1234", 1, 2, started=3.0, at=1_795_000_000.0)
+    record = AttemptRecord("1234", 0, 1, "crash", 1, 10, 20, {}, verdict_for_code(83, "rank 1 raised: X"), 1.0, 2.0)
+    RunFolder(folder, pytest.fail).append_record(record)
+    of = AttemptProgress("1234", 1, 2, started=3.0, at=1_795_000_000.0)
     seconds, restarts = {"init": 1.0, "step": 3.0}, {"crash": 1}
     summary = Summary(verdict_for_code(80, "saved at step 40"), 40, seconds, restarts, saved=40, of=of)
-    Starts(RunFolder(folder, pytest.fail), "1234").write(summary)
+    RunStarts(RunFolder(folder, pytest.fail), "1234").write_summary(summary)
     write(folder, 0, ["one", "two"])
     return folder
 
@@ -63,15 +63,15 @@ def test_the_summary_the_attempts_and_the_logs_come_back(tmp_path: Path) -> None
     assert (found.recorded.step, found.recorded.committed, found.recorded.goodput) == (40, 40, 0.75)
     assert (found.recorded.at, found.recorded.ends) == (1_795_000_000.0, {"crash": 1})
     assert found.recorded.verdict == verdict_for_code(80, "saved at step 40")
-    assert [one.title for one in found.attempts] == ["attempt 1 of generation 0: crash (83): rank 1 raised: X"]
+    assert [one.description for one in found.attempts] == ["attempt 1 of generation 0: crash (83): rank 1 raised: X"]
     assert [(one.rank, one.lines, one.left_out) for one in found.logs] == [(0, ("one", "two"), 0)]
 
 
 def test_the_stacks_of_many_ranks_keep_nothing_of_a_summary_from_being_read(tmp_path: Path) -> None:
     stacks = {rank: "x" * 15_000 for rank in range(200)}
-    of = Of("1234", 1, 2, started=3.0, at=1_795_000_000.0)
+    of = AttemptProgress("1234", 1, 2, started=3.0, at=1_795_000_000.0)
     hung = Summary(verdict_for_code(82, "rank 1 hangs"), 40, {"step": 3.0}, {"hang": 1}, saved=37, of=of, stacks=stacks)
-    Starts(RunFolder(tmp_path, pytest.fail), "1234").write(hung)
+    RunStarts(RunFolder(tmp_path, pytest.fail), "1234").write_summary(hung)
     assert (tmp_path / SUMMARY).stat().st_size > 2_000_000
     found = read(tmp_path).recorded
     assert found is not None and (found.step, found.committed, found.verdict) == (40, 37, hung.verdict)
@@ -134,4 +134,4 @@ def test_an_answer_that_is_not_whole_is_refused_and_other_lines_are_passed_over(
 def test_the_reader_knows_the_line_that_a_rotation_writes(tmp_path: Path) -> None:
     write(tmp_path, 0, ["x" * 99] * 100, kept=1_000)
     first = log_path(start_folder(tmp_path, 1), 0).read_bytes().splitlines()[0]
-    assert read_run.ROTATED.fullmatch(first), first
+    assert read_run.ROTATION_LINE.fullmatch(first), first

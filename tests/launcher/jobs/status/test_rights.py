@@ -22,7 +22,7 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     WORKLOADS,
     Kind,
 )
-from jaxlaunch.launcher.kubernetes.labels import OWN_LABEL
+from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL
 from jaxlaunch.records import log_lines
 from tests.found import shows
 from tests.launcher import apiserver, objects
@@ -71,7 +71,7 @@ def event(kind: str, name: str, reason: str, message: str) -> tuple[kinds.Kind, 
 
 def leader(**fields: Any) -> tuple[kinds.Kind, objects.Object]:
     """What host 0's log says, in place of training at step 40."""
-    return LOG, {"text": log_lines.line(objects.beat(**fields))}
+    return LOG, {"text": log_lines.format_line(objects.beat(**fields))}
 
 
 # What there is of a job, in each of several situations. Its queue is called research, the ClusterQueue shared.
@@ -187,13 +187,13 @@ def call(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
 def put(server: Server, situation: str) -> None:
     """What there is of the job, and the log of its leader where it runs."""
     things = SITUATIONS[situation]
-    records = next((one["text"] for kind, one in things if kind is LOG), log_lines.line(objects.beat()))
+    records = next((one["text"] for kind, one in things if kind is LOG), log_lines.format_line(objects.beat()))
     for kind, one in things:
         if kind is LOG:
             continue
         obj = apiserver.merged(one, {"metadata": {"namespace": "team"}})
         if kind not in (LOCAL_QUEUES, CLUSTER_QUEUES):
-            obj = apiserver.merged(obj, {"metadata": {"labels": {OWN_LABEL: "lm"}}})
+            obj = apiserver.merged(obj, {"metadata": {"labels": {JOB_LABEL: "lm"}}})
         if kind is JOBS:
             obj["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] = "lm"
         place = "team" if kind.namespaced else None
@@ -322,9 +322,9 @@ def test_a_log_is_followed_although_the_server_fails_once(
 ) -> None:
     put(server, "runs")
     followed: list[str] = []
-    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.TRIES", 1)
+    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.MAX_TRIES", 1)
     monkeypatch.setattr(
-        "jaxlaunch.launcher.jobs.logs.follow.follow", lambda cluster, namespace, name, **_: followed.append(name)
+        "jaxlaunch.launcher.jobs.logs.follow.follow_logs", lambda cluster, namespace, name, **_: followed.append(name)
     )
 
     def broken(code: int) -> None:

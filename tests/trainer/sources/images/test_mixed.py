@@ -17,7 +17,7 @@ from pyarrow import parquet
 from jaxlaunch.trainer.data import order, workers
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.inspect_data import mixed as looked
+from jaxlaunch.trainer.inspect_data import inspect_mixture as looked
 from jaxlaunch.trainer.prepare import pack
 from jaxlaunch.trainer.sources.mixture import Mixture
 from jaxlaunch.trainer.sources.open import open_source
@@ -51,7 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         about = {"huggingface": json.dumps({"info": {"features": features}})}
         parquet.write_table(table.replace_schema_metadata(about), root / "hub" / "train-00000-of-00001.parquet")
         block = {"source": "images", "path": str(made_images.folders(root / "raw"))}
-        pack.packed(TrainSpec.model_validate({"task": "classify", "data": block}), root / "packed")
+        pack.pack_data(TrainSpec.model_validate({"task": "classify", "data": block}), root / "packed")
         yield root
 
 

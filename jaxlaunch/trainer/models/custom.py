@@ -2,8 +2,7 @@
 
 Linen and Haiku separate a model from its arrays: one function creates them for a sample of the inputs, another applies
 them. Here the arrays are nnx variables under the library's own names (`params.Dense_0.kernel`,
-`batch_stats.BatchNorm_0.mean`), so that the trainer shards, saves, averages and freezes them like any others.
-"""
+`batch_stats.BatchNorm_0.mean`), so that the trainer shards, saves, averages and freezes them like any others."""
 
 from __future__ import annotations
 
@@ -20,16 +19,16 @@ from jax import Array
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.spec import CustomModel, Loss, TrainSpec
-from jaxlaunch.trainer.user_code import kind
+from jaxlaunch.trainer.user_code import describe_kind
 
 # Inputs of a model for a batch of one example.
 Sample = Callable[[], tuple[Array, ...]]
 # Linen's default collection of `sow`.
-SOWN = "intermediates"
+SOWN_COLLECTION = "intermediates"
 
 # Names of a call's argument that tells whether the model trains -> its value in training. A model whose call takes one
 # gets it unless the caller passes it.
-MODES: Mapping[str, bool] = {
+MODE_VALUES: Mapping[str, bool] = {
     "train": True,
     "training": True,
     "is_training": True,
@@ -40,7 +39,7 @@ MODES: Mapping[str, bool] = {
 NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
-def build(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample | None = None) -> nnx.Module:
+def build_model(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample | None = None) -> nnx.Module:
     """Return the model `Name(**other keys, rngs=rngs)`; of linen and Haiku, without rngs and made for `sample`.
 
     Raises SpecError for keys it does not take, and for remat and loss.
@@ -54,29 +53,29 @@ def build(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample |
             f"train.remat = {spec.remat}: {config.kind} is not a built-in model and rematerializes by itself; "
             "leave remat out"
         )
-    make, keys = user_code.load(config.kind), config.model_extra or {}
+    make, keys = user_code.load_object(config.kind), config.model_extra or {}
 
-    def inputs() -> tuple[Array, ...]:
+    def sample_inputs() -> tuple[Array, ...]:
         if sample is None:
             raise SpecError(
                 f"train.model.kind = {config.kind} is made for a sample of its inputs, which custom.build was not given"
             )
         return sample()
 
-    with user_code.placed(make):
+    with user_code.append_place(make):
         if user_code.is_haiku(make):
-            return Haiku(_transform(make, keys), *inputs(), rngs=rngs)
+            return Haiku(_transform_haiku(make, keys), *sample_inputs(), rngs=rngs)
         is_linen = user_code.is_linen(make)
         if not isinstance(make, type) and (is_linen or isinstance(make, nnx.Module)):
-            what = f"train.model: {config.kind} is an object, {kind(make)}"
-            raise SpecError(f"{what}; name its class, or a function that returns one")
+            subject = f"train.model: {config.kind} is an object, {describe_kind(make)}"
+            raise SpecError(f"{subject}; name its class, or a function that returns one")
         arguments = {**keys, "rngs": rngs} if not is_linen and _takes_rngs(make) else dict(keys)
         try:
             model = make(**arguments)
         except TypeError as error:
             raise SpecError(f"train.model: {config.kind}({', '.join(arguments)}) failed: {error}") from error
         if user_code.is_linen(model):
-            return Linen(model, *inputs(), rngs=rngs)
+            return Linen(model, *sample_inputs(), rngs=rngs)
         if not isinstance(model, nnx.Module):
             raise SpecError(
                 f"train.model: {config.kind} makes a {type(model).__name__}, not a flax.nnx.Module, a "
@@ -130,11 +129,11 @@ class Linen(nnx.Module):
     def __init__(self, module: Any, *sample: Any, rngs: nnx.Rngs, **keywords: Any) -> None:
         self.module = module
         self.deterministic = False  # which nnx's train() and eval() set
-        self.modes = _modes(type(module).__call__)
+        self.modes = _mode_arguments(type(module).__call__)
         self.streams = nnx.Rngs(dropout=rngs.dropout())
         keys = {"params": rngs.params(), "dropout": self.streams.dropout()}
-        init = lambda: module.init(keys, *sample, **_flags(self.modes, False), **keywords)  # noqa: E731
-        collections = _initialize(module, init, sample)
+        init = lambda: module.init(keys, *sample, **_mode_flags(self.modes, False), **keywords)  # noqa: E731
+        collections = _initialize_arrays(module, init, sample)
         self.collections = tuple(name for name, tree in collections.items() if not _is_sown(name, tree))
         variables = {"params": nnx.Param, "batch_stats": nnx.BatchStat}
         for name in self.collections:
@@ -142,24 +141,24 @@ class Linen(nnx.Module):
 
     def __call__(self, *args: Any, method: str | Callable[..., Any] | None = None, **keywords: Any) -> Any:
         """Return what the module returns, or another `method` of it."""
-        stored = {name: _values(getattr(self, name)) for name in self.collections}
-        kept = [] if self.deterministic else [name for name in self.collections if name != "params"]
-        flags = {} if method is not None else _flags(self.modes, not self.deterministic)
+        stored = {name: _variable_values(getattr(self, name)) for name in self.collections}
+        updated = [] if self.deterministic else [name for name in self.collections if name != "params"]
+        flags = {} if method is not None else _mode_flags(self.modes, not self.deterministic)
         key = self.streams.dropout()  # a stream without a key of its own takes that of params
         outputs, updates = self.module.apply(
             stored,
             *args,
             rngs={"params": key, "dropout": key},
             method=method,
-            mutable=DenyList(tuple(name for name in self.collections if name not in kept)),
+            mutable=DenyList(tuple(name for name in self.collections if name not in updated)),
             **(flags | keywords),
         )
-        for name in kept:
-            _store(f"{kind(self.module)}: {name}", getattr(self, name), updates[name])
-        self.last_sown = nnx.Intermediate({name: tree for name, tree in updates.items() if name not in kept})
+        for name in updated:
+            _store_values(f"{describe_kind(self.module)}: {name}", getattr(self, name), updates[name])
+        self.last_sown = nnx.Intermediate({name: tree for name, tree in updates.items() if name not in updated})
         return outputs
 
-    def sown(self, collection: str = SOWN) -> Any:
+    def sown(self, collection: str = SOWN_COLLECTION) -> Any:
         """Return what the last call sowed into a collection, a tree of tuples of arrays; `{}` if it sowed nothing."""
         return {} if self.last_sown is None else self.last_sown.get_value().get(collection, {})
 
@@ -198,30 +197,30 @@ class Haiku(nnx.Module):
         self.deterministic = False
         self.has_state = type(transformed).__name__ == "TransformedWithState"
         # Haiku keeps the function that was transformed in an attribute of the one that it returns.
-        self.modes = _modes(getattr(transformed.apply, "_original_fn", transformed.apply))
+        self.modes = _mode_arguments(getattr(transformed.apply, "_original_fn", transformed.apply))
         self.streams = nnx.Rngs(dropout=rngs.dropout())
-        flags, key = _flags(self.modes, True), rngs.params()
-        arrays = _initialize(transformed, lambda: transformed.init(key, *sample, **flags, **keywords), sample)
+        flags, key = _mode_flags(self.modes, True), rngs.params()
+        arrays = _initialize_arrays(transformed, lambda: transformed.init(key, *sample, **flags, **keywords), sample)
         params, state = arrays if self.has_state else (arrays, {})
-        self.params = nnx.data(_to_variables(_dotted(params), nnx.Param))
-        self.state = nnx.data(_to_variables(_dotted(state), nnx.BatchStat))
+        self.params = nnx.data(_to_variables(_dotted_names(params), nnx.Param))
+        self.state = nnx.data(_to_variables(_dotted_names(state), nnx.BatchStat))
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         params, state = (
-            {name.replace(".", "/"): value for name, value in _values(tree).items()}
+            {name.replace(".", "/"): value for name, value in _variable_values(tree).items()}
             for tree in (self.params, self.state)
         )
         arguments = (self.streams.dropout(), *args)
-        flags = _flags(self.modes, not self.deterministic) | keywords
+        flags = _mode_flags(self.modes, not self.deterministic) | keywords
         if not self.has_state:
             return self.transformed.apply(params, *arguments, **flags)
         outputs, new = self.transformed.apply(params, state, *arguments, **flags)
         if not self.deterministic:
-            _store("the state of the Haiku model", self.state, _dotted(new))
+            _store_values("the state of the Haiku model", self.state, _dotted_names(new))
         return outputs
 
 
-def _transform(make: Any, keys: Mapping[str, Any]) -> Any:
+def _transform_haiku(make: Any, keys: Mapping[str, Any]) -> Any:
     """Return the transformed function of an hk.Module class called with `keys`. Transformed functions are unchanged."""
     import haiku  # of an extra: only for models that use it
 
@@ -229,7 +228,7 @@ def _transform(make: Any, keys: Mapping[str, Any]) -> Any:
         if keys:
             raise SpecError(f"a transformed function of Haiku takes no arguments; leave out {', '.join(keys)}")
         return make
-    modes = _modes(make.__call__)
+    modes = _mode_arguments(make.__call__)
 
     def forward(*args: Any, **flags: Any) -> Any:
         return make(**keys)(*args, **flags)
@@ -240,72 +239,76 @@ def _transform(make: Any, keys: Mapping[str, Any]) -> Any:
     return haiku.transform_with_state(forward)
 
 
-def _modes(call: Callable[..., Any]) -> tuple[str, ...]:
+def _mode_arguments(call: Callable[..., Any]) -> tuple[str, ...]:
     """Return the parameters of `call` that say whether it trains."""
     try:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):  # some callables have no signature
         return ()
-    return tuple(name for name in MODES if name in parameters)
+    return tuple(name for name in MODE_VALUES if name in parameters)
 
 
-def _flags(modes: tuple[str, ...], is_training: bool) -> dict[str, bool]:
-    return {name: MODES[name] is is_training for name in modes}
+def _mode_flags(modes: tuple[str, ...], is_training: bool) -> dict[str, bool]:
+    return {name: MODE_VALUES[name] is is_training for name in modes}
 
 
-def _initialize(model: Any, init: Callable[[], Any], sample: tuple[Any, ...]) -> Any:
+def _initialize_arrays(model: Any, init: Callable[[], Any], sample: tuple[Any, ...]) -> Any:
     """Call `init`. Raises SpecError if the model does not accept the sample."""
     try:
         with jax.sharding.use_abstract_mesh(NO_MESH):  # linen would place what is annotated by the mesh's own names
             return init()
     except (TypeError, ValueError) as error:
         inputs = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(sample))
-        raise SpecError(f"{kind(model)} cannot be called with {inputs}: {type(error).__name__}: {error}") from error
+        raise SpecError(
+            f"{describe_kind(model)} cannot be called with {inputs}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _is_sown(name: str, tree: Any) -> bool:
     """Return whether a collection holds the tuples of `sow` rather than state."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda value: isinstance(value, tuple))
-    return name == SOWN or any(isinstance(leaf, tuple) for leaf in leaves)
+    return name == SOWN_COLLECTION or any(isinstance(leaf, tuple) for leaf in leaves)
 
 
 def _to_variables(tree: Mapping[str, Any], variable: type[nnx.Variable[Any]]) -> dict[str, Any]:
     """Return the arrays of a tree as variables, those that linen annotates with the names of their axes."""
 
-    def convert(value: Any) -> Any:
+    def convert_value(value: Any) -> Any:
         if isinstance(value, Mapping):
             return _to_variables(value, variable)
         if isinstance(value, AxisMetadata):
-            return variable(_unboxed(value), axes=tuple(value.names) if isinstance(value, Partitioned) else ())
+            return variable(_unbox(value), axes=tuple(value.names) if isinstance(value, Partitioned) else ())
         return variable(value)
 
-    return {name: convert(value) for name, value in tree.items()}
+    return {name: convert_value(value) for name, value in tree.items()}
 
 
-def _values(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _variable_values(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: value.get_value() if isinstance(value, nnx.Variable) else _values(value) for name, value in tree.items()
+        name: value.get_value() if isinstance(value, nnx.Variable) else _variable_values(value)
+        for name, value in tree.items()
     }
 
 
-def _store(what: str, tree: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _store_values(subject: str, tree: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Replace the arrays of `tree` by `new`. Raises SpecError if a call created other variables than init."""
     if tree.keys() != new.keys():
         raise SpecError(
-            f"{what}: a call in training has {', '.join(new)}, init had {', '.join(tree)}; make every variable in init"
+            f"{subject}: a call in training has {', '.join(new)}, init had {', '.join(tree)}; make "
+            "every variable in init"
         )
     for name, value in new.items():
         if isinstance(value, Mapping):
-            _store(f"{what}.{name}", tree[name], value)
+            _store_values(f"{subject}.{name}", tree[name], value)
         else:
-            tree[name].set_value(_unboxed(value) if isinstance(value, AxisMetadata) else value)
+            tree[name].set_value(_unbox(value) if isinstance(value, AxisMetadata) else value)
 
 
-def _unboxed(value: AxisMetadata[Any]) -> Any:
+def _unbox(value: AxisMetadata[Any]) -> Any:
     """Return the array of a variable with named axes, which the trainer places itself."""
     return value.unbox(apply_constraint=False) if isinstance(value, Partitioned) else value.unbox()
 
 
-def _dotted(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _dotted_names(tree: Mapping[str, Any]) -> dict[str, Any]:
     # Haiku's `mlp/~/linear_0` as `mlp.~.linear_0`: a slash would be a folder where names are paths.
     return {name.replace("/", "."): value for name, value in tree.items()}

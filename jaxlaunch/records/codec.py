@@ -4,8 +4,7 @@ A program next to the agent, anyone who shares the storage, and anyone who may c
 is read here. Decoding therefore raises only ValueError, and its result can be encoded again: the nesting is limited,
 numbers are finite, and text is UTF-8. Python's own decoder passes on lone surrogates, which strict encoders reject;
 `os.listdir` returns them for file names in Latin-1. A field with a default may be missing, and unknown fields are
-ignored because newer versions may add some.
-"""
+ignored because newer versions may add some."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ from functools import partial
 from typing import Annotated, Any, TypeVar
 
 # In bytes. Our own longest texts are cut to some thousands of characters.
-MAX_RECORD = 256 * 1024
+MAX_RECORD_BYTES = 256 * 1024
 # The largest step or exit code, which also fits into a float and into the readers of metrics.
 MAX_NUMBER = 2**63 - 1
 # As Unix time this is the year 3871. There is no datetime beyond the year 9999.
-FAR_S = 60_000_000_000
+MAX_TIME_S = 60_000_000_000
 # In error messages, a wrong value is cut to this many characters.
-MAX_SHOWN = 200
+MAX_REPR_CHARS = 200
 # The limit for nested lists and objects. `json` itself fails at a depth of about a thousand.
 MAX_DEPTH = 32
 
@@ -53,71 +52,73 @@ class Malformed(ValueError):
         self.needed, self.value, self.field = needed, value, field
 
     def __str__(self) -> str:
-        return f"{self.field or 'it'} must be {self.needed}, not {shown(self.value)}"
+        return f"{self.field or 'it'} must be {self.needed}, not {truncate_repr(self.value)}"
 
 
-def shown(value: Any) -> str:
+def truncate_repr(value: Any) -> str:
     """Return the representation of a wrong value, cut to a length that fits into a message."""
-    return repr(value)[:MAX_SHOWN]
+    return repr(value)[:MAX_REPR_CHARS]
 
 
 # --- restrictions in annotations: Annotated[int, within(0, 255)] ------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class within:
+class Bounds:
     """Restricts a number to a range, which excludes NaN."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
-    def reader(self, kind: type, read_plain: Reader) -> Reader:
+    def make_reader(self, kind: type, read_plain: Reader) -> Reader:
         """Return a reader for such numbers. It makes one call per value, since a large folder of runs has a million."""
-        kinds, least, most = (int,) if kind is int else (int, float), self.least, self.most
+        kinds, minimum, maximum = (int,) if kind is int else (int, float), self.minimum, self.maximum
 
         def read_number(value: Any) -> Any:
-            if type(value) in kinds and least <= value <= most:
+            if type(value) in kinds and minimum <= value <= maximum:
                 return value
-            raise Malformed(f"a number from {least} {'on' if most == MAX_NUMBER else f'to {most}'}", read_plain(value))
+            raise Malformed(
+                f"a number from {minimum} {'on' if maximum == MAX_NUMBER else f'to {maximum}'}", read_plain(value)
+            )
 
         return read_number
 
 
-def at_most(count: int) -> Reader:
+def max_length(count: int) -> Reader:
     """Accept texts of at most `count` characters and objects of at most `count` values."""
     return _require(lambda value: len(value) <= count, f"no longer than {count}")
 
 
-def like(pattern: str) -> Reader:
+def matches(pattern: str) -> Reader:
     """Accept texts that match a regular expression completely."""
     return _require(lambda value: re.fullmatch(pattern, value) is not None, f"a text like {pattern}")
 
 
-def cut(chars: int) -> Reader:
+def truncate_to(chars: int) -> Reader:
     """Keep the first `chars` characters of a text, or the last ones if the number is negative."""
     return lambda text: text[:chars] if chars >= 0 else text[chars:]
 
 
-def _require(is_right: Callable[[Any], bool], needed: str) -> Reader:
-    def check(value: Any) -> Any:
-        if is_right(value):
+def _require(is_valid: Callable[[Any], bool], needed: str) -> Reader:
+    def check_value(value: Any) -> Any:
+        if is_valid(value):
             return value
         raise Malformed(needed, value)
 
-    return check
+    return check_value
 
 
 # A step, attempt, rank or host.
-Whole = Annotated[int, within(0, MAX_NUMBER)]
+NonNegativeInt = Annotated[int, Bounds(0, MAX_NUMBER)]
 # An exit code, or the negative number of a signal.
-Exit = Annotated[int, within(-127, 255)]
-ExitCode = Annotated[int, within(0, 255)]
+ExitStatus = Annotated[int, Bounds(-127, 255)]
+ExitCode = Annotated[int, Bounds(0, 255)]
 # A duration.
-Seconds = Annotated[float, within(-FAR_S, FAR_S)]
+Seconds = Annotated[float, Bounds(-MAX_TIME_S, MAX_TIME_S)]
 # Unix time.
-Time = Annotated[float, within(0, FAR_S)]
+UnixTime = Annotated[float, Bounds(0, MAX_TIME_S)]
 # A cause in contract.OUTCOMES of this or a newer version.
-Cause = Annotated[str, like("[a-z_]{1,32}")]
+Cause = Annotated[str, matches("[a-z_]{1,32}")]
 
 
 class Sparse:
@@ -127,36 +128,38 @@ class Sparse:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def number_in(data: str, key: str) -> int | None:
+def read_number(data: str, key: str) -> int | None:
     """Return the whole number under a key of a JSON object, or None."""
     try:
-        number: int = reader(Whole)(decode_record(data).get(key))
+        number: int = reader_for(NonNegativeInt)(parse_record(data).get(key))
     except (ValueError, AttributeError):
         return None
     return number
 
 
-def read(record: type[R], fields: Any) -> R:
+def read_record(record: type[R], fields: Any) -> R:
     """Return the record with these fields, or raise Malformed for the first wrong field."""
-    values = read_some(record, fields)
+    values = read_partial(record, fields)
     for name in _required_fields(record):  # type: ignore[arg-type]  # mypy holds that a class has no hash
         if name not in values:
             raise Malformed("given", None, name)
     return record(**values)
 
 
-def read_some(record: type, fields: Any) -> dict[str, Any]:
+def read_partial(record: type, fields: Any) -> dict[str, Any]:
     """Return the values of those fields of the record that are present, or raise Malformed."""
-    known, given = readers(record), _object(fields)
+    field_reader, values = field_readers(record), _require_object(fields)
     try:
         # Without `_read_field` there is one call less per value: a folder of ten thousand runs has a million values.
-        return {name: known[name](value) for name, value in given.items() if name in known}
+        return {name: field_reader[name](value) for name, value in values.items() if name in field_reader}
     except Malformed:
         # A second pass finds the name of the field.
-        return {name: _read_field(name, known[name], value) for name, value in given.items() if name in known}
+        return {
+            name: _read_field(name, field_reader[name], value) for name, value in values.items() if name in field_reader
+        }
 
 
-def fields_of(record: Any) -> dict[str, Any]:
+def present_fields(record: Any) -> dict[str, Any]:
     """Return the fields of a record as JSON values, without those that are None."""
     return {name: value for name, value in to_json(record).items() if value is not None}
 
@@ -178,13 +181,13 @@ def to_json(value: Any) -> Any:
     record: Any = type(value)
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(record)}
     if issubclass(record, Sparse):
-        defaults = _defaults(record)
+        defaults = _field_defaults(record)
         fields = {name: item for name, item in fields.items() if item != defaults[name]}
     return {name: to_json(item) for name, item in fields.items()}
 
 
 @functools.cache
-def _defaults(record: Any) -> Mapping[str, Any]:
+def _field_defaults(record: Any) -> Mapping[str, Any]:
     """Return the default of each field, or MISSING."""
     missing = dataclasses.MISSING
     return {
@@ -195,37 +198,39 @@ def _defaults(record: Any) -> Mapping[str, Any]:
 
 @functools.cache
 def _required_fields(record: Any) -> list[str]:
-    return [name for name, default in _defaults(record).items() if default is dataclasses.MISSING]
+    return [name for name, default in _field_defaults(record).items() if default is dataclasses.MISSING]
 
 
 @functools.cache
-def readers(record: type) -> Mapping[str, Reader]:
+def field_readers(record: type) -> Mapping[str, Reader]:
     """Return the reader of each field of a record."""
     hints = typing.get_type_hints(record, include_extras=True)
-    return {field.name: reader(hints[field.name]) for field in dataclasses.fields(record)}
+    return {field.name: reader_for(hints[field.name]) for field in dataclasses.fields(record)}
 
 
 @functools.cache
-def reader(hint: Any) -> Reader:
+def reader_for(hint: Any) -> Reader:
     """Return the reader for values of an annotation."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return lambda value: value
     if origin is Annotated:
-        read_plain, bound = reader(inner[0]), inner[1]
-        if isinstance(bound, within):
-            return bound.reader(inner[0], read_plain)
+        read_plain, bound = reader_for(inner[0]), inner[1]
+        if isinstance(bound, Bounds):
+            return bound.make_reader(inner[0], read_plain)
         return lambda value: bound(read_plain(value))
     if origin in (typing.Union, types.UnionType):
-        return partial(_read_optional, reader(next(kind for kind in inner if kind is not type(None))))
+        return partial(_read_optional, reader_for(next(kind for kind in inner if kind is not type(None))))
     if origin is collections.abc.Mapping:
-        return partial(_read_mapping, _read_number_key if inner[0] is int else reader(inner[0]), reader(inner[1]))
+        return partial(
+            _read_mapping, _read_number_key if inner[0] is int else reader_for(inner[0]), reader_for(inner[1])
+        )
     if origin in (collections.abc.Sequence, tuple):
-        read_item, read_list = reader(inner[0]), _require(lambda value: isinstance(value, list), "a list")
+        read_item, read_list = reader_for(inner[0]), _require(lambda value: isinstance(value, list), "a list")
         kind = tuple if origin is tuple else list
         return lambda value: kind(read_item(item) for item in read_list(value))
     if dataclasses.is_dataclass(hint):
-        return partial(read, hint)  # type: ignore[arg-type]
+        return partial(read_record, hint)  # type: ignore[arg-type]
     return partial(_read_member, hint) if issubclass(hint, enum.Enum) else _PLAIN[hint]
 
 
@@ -246,12 +251,15 @@ def _read_optional(read_value: Reader, value: Any) -> Any:
 
 
 def _read_mapping(read_key: Reader, read_value: Reader, value: Any) -> Any:
-    fields = _object(value).items()
+    fields = _require_object(value).items()
     try:
         return {read_key(key): read_value(item) for key, item in fields}
     except Malformed:
         # A second pass finds the name of the key.
-        return {_read_field("a key", read_key, key): _read_field(shown(key), read_value, item) for key, item in fields}
+        return {
+            _read_field("a key", read_key, key): _read_field(truncate_repr(key), read_value, item)
+            for key, item in fields
+        }
 
 
 def _read_number_key(key: str) -> int:
@@ -267,7 +275,7 @@ def _read_member(kind: Any, value: Any) -> Any:
         raise Malformed(f"one of {', '.join(member.value for member in kind)}", value) from None
 
 
-_object = _require(lambda value: isinstance(value, dict), "an object")
+_require_object = _require(lambda value: isinstance(value, dict), "an object")
 # The type must be exact, since a bool is an int but not a number in JSON.
 _PLAIN: Mapping[Any, Reader] = {
     str: _require(lambda value: type(value) is str, "a string"),
@@ -280,69 +288,69 @@ _PLAIN: Mapping[Any, Reader] = {
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _finite(text: str) -> float | None:
+def _parse_finite(text: str) -> float | None:
     number = float(text)
     return number if math.isfinite(number) else None
 
 
 # NaN and infinities are not valid JSON and become None. The second decoder avoids a call per number, of which tables
 # read a million.
-_STRICT = json.JSONDecoder(parse_float=_finite, parse_constant=lambda name: None)
-_FAST = json.JSONDecoder(parse_constant=lambda name: None)
-_ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
+_STRICT = json.JSONDecoder(parse_float=_parse_finite, parse_constant=lambda name: None)
+_LENIENT = json.JSONDecoder(parse_constant=lambda name: None)
+_DIGIT_TABLE = bytes.maketrans(b"123456789E", b"000000000e")
 
 
-def decode_record(data: bytes | str) -> Any:
+def parse_record(data: bytes | str) -> Any:
     """Return the value of a JSON text, or raise ValueError if it is invalid or longer than MAX_RECORD."""
-    if len(data) > MAX_RECORD:
-        raise ValueError(f"it is longer than {MAX_RECORD} bytes")
-    return decode_line(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
+    if len(data) > MAX_RECORD_BYTES:
+        raise ValueError(f"it is longer than {MAX_RECORD_BYTES} bytes")
+    return parse_json(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
-def decode_line(line: bytes) -> Any:
+def parse_json(line: bytes) -> Any:
     """Return the value of a line of JSON, or raise ValueError if it is invalid or nested deeper than MAX_DEPTH."""
     # `json` recurses, so the depth is checked first.
-    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and max(_depths(line)) > MAX_DEPTH:
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and max(_nesting_depths(line)) > MAX_DEPTH:
         raise ValueError("it nests too deep")
-    text = line.decode("utf-8", "replace").strip()
+    stripped = line.decode("utf-8", "replace").strip()
     # A number can overflow only if its exponent has three digits or it has very many digits itself. To look for such
     # numbers with a regular expression would take four times as long as the decoder.
-    digits = line.translate(_ALIKE)
+    digits = line.translate(_DIGIT_TABLE)
     has_large_exponent = b"0e" in digits and (b"0e000" in digits or b"0e+000" in digits)
-    value, end = (_STRICT if has_large_exponent or b"0" * 200 in digits else _FAST).raw_decode(text)
-    if end != len(text):
+    value, end = (_STRICT if has_large_exponent or b"0" * 200 in digits else _LENIENT).raw_decode(stripped)
+    if end != len(stripped):
         raise ValueError("there is more than one value in it")
-    return _encodable(value) if b"\\" in line and (b"\\ud" in line or b"\\uD" in line) else value
+    return _escape_surrogates(value) if b"\\" in line and (b"\\ud" in line or b"\\uD" in line) else value
 
 
 # A string, or one that the end of the line cuts off. This alternative always matches, which makes the time linear.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
-_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_DEPTH_CHANGES = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NOT_QUOTES, _NOT_BRACKETS = (bytes(set(range(256)) - set(characters)) for characters in (b'[]{}"', b"[]{}"))
 
 
-def _depths(line: bytes) -> Iterator[int]:
+def _nesting_depths(line: bytes) -> Iterator[int]:
     """Yield the nesting depth before the first bracket and after each bracket."""
     # With a backslash in the line, a quote may be part of a string.
     if b"\\" in line:
         brackets = _STRING.sub(b"", line).translate(None, _NOT_BRACKETS)
     else:
         brackets = b"".join(line.translate(None, _NOT_QUOTES).split(b'"')[::2])
-    return itertools.accumulate((_STEPS[bracket] for bracket in brackets), initial=0)
+    return itertools.accumulate((_DEPTH_CHANGES[bracket] for bracket in brackets), initial=0)
 
 
-def is_cut(line: bytes) -> bool:
+def is_truncated(line: bytes) -> bool:
     """Return whether the line ends inside a string, a list or an object."""
-    *_, depth = _depths(line)
+    *_, depth = _nesting_depths(line)
     return depth > 0 or any(not match[1].endswith(b'"') for match in _STRING.finditer(line))
 
 
-def _encodable(value: Any) -> Any:
+def _escape_surrogates(value: Any) -> Any:
     r"""Return the value with lone surrogates, which UTF-8 cannot encode, written as `\udce9`."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list):
-        return [_encodable(item) for item in value]
+        return [_escape_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {_encodable(key): _encodable(item) for key, item in value.items()}
+        return {_escape_surrogates(key): _escape_surrogates(item) for key, item in value.items()}
     return value

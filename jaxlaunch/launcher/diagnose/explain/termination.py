@@ -7,18 +7,28 @@ from datetime import datetime
 from typing import NamedTuple
 
 from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence
-from jaxlaunch.launcher.diagnose.text import NAME, NOTHING, NextStep, Text, ask, kubectl, launcher, run, wait
-from jaxlaunch.launcher.jobs.status.job_status import State, is_stopped_in_queue, status_of
+from jaxlaunch.launcher.diagnose.text import (
+    EMPTY_TEXT,
+    JOB_NAME,
+    NextStep,
+    Text,
+    advise_ask,
+    advise_run,
+    advise_wait,
+    kubectl_command,
+    launcher_command,
+)
+from jaxlaunch.launcher.jobs.status.job_status import State, derive_status, is_stopped_in_queue
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, Snapshot
-from jaxlaunch.launcher.kubernetes.labels import TRACKED
-from jaxlaunch.launcher.kubernetes.objects import Obj, condition, parse_time, seconds_since
+from jaxlaunch.launcher.kubernetes.labels import JOB_TRACKING
+from jaxlaunch.launcher.kubernetes.objects import Obj, find_condition, parse_time, seconds_since
 
 # Controllers remove their own finalizers within seconds.
 _STUCK_S = 30.0
 _UNCOLLECTED_S = 60.0
 # Kubernetes' own finalizers, with which it waits for the objects that an object owns.
-_WAITS = ("foregroundDeletion", "orphan")
-KUBE_CONTROLLERS = ask(
+_OWN_FINALIZERS = ("foregroundDeletion", "orphan")
+KUBE_CONTROLLERS = advise_ask(
     "ask the cluster administrator whether kube-controller-manager, which has the Job controller, runs, and what its "
     "log says of the Job."
 )
@@ -30,22 +40,22 @@ _DEACTIVATED = {
 }
 
 
-def over(snapshot: Snapshot) -> Answer | None:
+def explain_finished(snapshot: Snapshot) -> Answer | None:
     """Explain a job that is done, deleted or stopped."""
-    status = status_of(snapshot)
+    status = derive_status(snapshot)
     if status.state is State.DELETING:
-        return _deleting(snapshot)
+        return _explain_deleting(snapshot)
     if status.state is State.DONE:
-        return _done(snapshot)
+        return _explain_done(snapshot)
     if status.state in (State.STOPPING, State.STOPPED):
-        return _stopped(snapshot, status.state)
-    if status.state is State.SUSPENDED and (why := snapshot.not_read.get("pods")) is not None:
+        return _explain_stopped(snapshot, status.state)
+    if status.state is State.SUSPENDED and (why := snapshot.unread_reasons.get("pods")) is not None:
         return Answer("unread", Text("is stopped; whether its pods have ended is unknown: {why}", why=why))
     return None
 
 
-def _done(snapshot: Snapshot) -> Answer:
-    status, beat = status_of(snapshot), snapshot.report.heartbeat
+def _explain_done(snapshot: Snapshot) -> Answer:
+    status, beat = derive_status(snapshot), snapshot.report.heartbeat
     parts = [Text("is done: all of {hosts:host}" if status.hosts > 1 else "is done", hosts=status.hosts)]
     if status.step is not None:
         parts.append(Text("step {step}", step=status.step))
@@ -56,65 +66,67 @@ def _done(snapshot: Snapshot) -> Answer:
     return Answer("done", Text("{parts}", parts=parts), (", ".join(numbers),) if numbers else ())
 
 
-def _stopped(snapshot: Snapshot, state: State) -> Answer:
+def _explain_stopped(snapshot: Snapshot, state: State) -> Answer:
     """Explain a stopped job, which only another submission resumes."""
-    verdict = snapshot.report.verdict
-    saved = () if verdict is None else (verdict.title,)
+    verdict = snapshot.report.attempt_end
+    saved = () if verdict is None else (verdict.description,)
     if state is State.STOPPING:
-        return Answer("stopping", Text("is stopping: {pods}", pods=_pods_left(snapshot, "still saving")), saved)
-    evicted = condition(snapshot.workload or {}, "Evicted")
+        return Answer("stopping", Text("is stopping: {pods}", pods=_count_pods_left(snapshot, "still saving")), saved)
+    evicted = find_condition(snapshot.workload or {}, "Evicted")
     if is_stopped_in_queue(snapshot) and (why := _DEACTIVATED.get(evicted.get("reason", ""))) is not None:
         evidence = (*saved, Text("Workload: {message}", message=evicted.get("message", "")))
         return Answer("given-up", Text("was deactivated by Kueue: {why}", why=why), evidence)
     headline = Text("is stopped")
-    if snapshot.report.committed is not None:
-        headline += Text("; step {step} is saved", step=snapshot.report.committed)
+    if snapshot.report.committed_step is not None:
+        headline += Text("; step {step} is saved", step=snapshot.report.committed_step)
     elif verdict is not None:
         headline += Text("; {message}", message=verdict.verdict.message)
     return Answer("stopped", headline, saved)
 
 
-def _pods_left(snapshot: Snapshot, doing: str) -> Text:
-    if (why := snapshot.not_read.get("pods")) is not None:
+def _count_pods_left(snapshot: Snapshot, doing: str) -> Text:
+    if (why := snapshot.unread_reasons.get("pods")) is not None:
         return Text("{why}", why=why)
-    left = [host for host in snapshot.hosts if not host.has_ended]
-    return Text("{pods:pod} " + doing, pods=len(left))
+    remaining = [host for host in snapshot.hosts if not host.has_ended]
+    return Text("{pods:pod} " + doing, pods=len(remaining))
 
 
-def _deleting(snapshot: Snapshot) -> Answer:
+def _explain_deleting(snapshot: Snapshot) -> Answer:
     finalizers = snapshot.jobset["metadata"].get("finalizers") or ()
-    own = (Text("finalizers: {finalizers}", finalizers=list(finalizers)),) if finalizers else ()
-    evidence = (*own, *terminating_namespace(snapshot.ending_namespace))
+    finalizer_lines = (Text("finalizers: {finalizers}", finalizers=list(finalizers)),) if finalizers else ()
+    evidence = (*finalizer_lines, *terminating_namespace(snapshot.ending_namespace))
     headline = Text("is being deleted")
     if snapshot.ending_namespace is not None:
         headline += Text(" with its namespace {namespace}", namespace=snapshot.namespace)
     if (stuck := find_stuck(snapshot)) is not None:
-        return Answer("stuck", headline + Text(", but is blocked: {what}", what=stuck.what), evidence, stuck.next_step)
-    pods = _pods_left(snapshot, "still terminating")
-    if "pods" not in snapshot.not_read and all(host.has_ended for host in snapshot.hosts):
+        return Answer(
+            "stuck", headline + Text(", but is blocked: {what}", what=stuck.description), evidence, stuck.next_step
+        )
+    pods = _count_pods_left(snapshot, "still terminating")
+    if "pods" not in snapshot.unread_reasons and all(host.has_ended for host in snapshot.hosts):
         pods = Text("its pods have ended")
     headline += Text(": {pods}", pods=pods)
     if snapshot.ending_namespace is None:
         return Answer("deleting", headline, evidence)
-    step = wait("wait, and submit it to another namespace: -n NAMESPACE.")
+    step = advise_wait("wait, and submit it to another namespace: -n NAMESPACE.")
     return Answer("namespace-terminating", headline, evidence, step)
 
 
-def kept_in_namespace(snapshot: Snapshot) -> Answer | None:
+def explain_ending_namespace(snapshot: Snapshot) -> Answer | None:
     """Explain a job in a namespace that is being deleted, in which pods go before Jobs.
 
     The Job keeps ended pods until it has replaced them, which is impossible in that namespace.
     """
-    left = [host for host in snapshot.hosts if host.is_leaving and host.has_ended]
-    if snapshot.ending_namespace is None or not left:
+    kept_hosts = [host for host in snapshot.hosts if host.is_leaving and host.has_ended]
+    if snapshot.ending_namespace is None or not kept_hosts:
         return None
     headline = Text(
         "is being deleted with its namespace {namespace}, but is blocked: its Job keeps {pods:pod} that ended, since "
         "it cannot make them again there",
         namespace=snapshot.namespace,
-        pods=len(left),
+        pods=len(kept_hosts),
     )
-    step = run("{delete}; the rest of the namespace goes then.", delete=launcher("delete", NAME))
+    step = advise_run("{delete}; the rest of the namespace goes then.", delete=launcher_command("delete", JOB_NAME))
     return Answer("stuck", headline, terminating_namespace(snapshot.ending_namespace), step)
 
 
@@ -132,14 +144,14 @@ def terminating_namespace(namespace: Obj | None) -> Evidence:
 # --- blocked deletions ------------------------------------------------------------------------------------------------
 
 
-class Stuck(NamedTuple):
+class StuckObject(NamedTuple):
     """An object whose deletion is blocked, and what to do about it."""
 
-    what: Text
+    description: Text
     next_step: NextStep
 
 
-def find_stuck(snapshot: Snapshot) -> Stuck | None:
+def find_stuck(snapshot: Snapshot) -> StuckObject | None:
     """Return the job's first object whose deletion is blocked by a finalizer or by a silent node."""
     objects = [
         *(("pod", pod) for pod in snapshot.pods),
@@ -147,7 +159,7 @@ def find_stuck(snapshot: Snapshot) -> Stuck | None:
         ("JobSet", snapshot.jobset),
     ]
     stuck = first_stuck(objects, snapshot.now, snapshot.silent_node, snapshot.deleted_node)
-    return stuck or _uncollected(snapshot)
+    return stuck or _find_uncollected(snapshot)
 
 
 def first_stuck(
@@ -155,7 +167,7 @@ def first_stuck(
     now: datetime,
     silent_node: Obj | None = None,
     deleted_node: DeletedNode | None = None,
-) -> Stuck | None:
+) -> StuckObject | None:
     """Return the first of these objects, each with its kind, whose deletion is blocked."""
     for kind, obj in objects:
         metadata = obj["metadata"]
@@ -167,64 +179,68 @@ def first_stuck(
         is_running_pod = kind == "pod" and obj["status"].get("phase") not in ("Succeeded", "Failed")
         node = obj["spec"].get("nodeName") if is_running_pod else None
         if node is not None and silent_node is not None and silent_node["metadata"]["name"] == node:
-            return _on_its_node(name, node, late_s, describe_silence(silent_node, now))
+            return _stuck_on_node(name, node, late_s, describe_silence(silent_node, now))
         if node is not None and deleted_node is not None and deleted_node.name == node:
-            return Stuck(_late(name, late_s, describe_deletion(deleted_node, now)), wait_for_collection(name))
-        if blocking := [text for text in finalizers if text not in (*_WAITS, TRACKED)]:
+            return StuckObject(
+                _describe_late_pod(name, late_s, describe_deletion(deleted_node, now)), wait_for_collection(name)
+            )
+        if blocking := [text for text in finalizers if text not in (*_OWN_FINALIZERS, JOB_TRACKING)]:
             template = "finalizer {finalizers} has kept {kind} {name} for {late:age}"
-            what = Text(template, finalizers=blocking, kind=kind, name=name, late=late_s)
-            describe = kubectl("describe", kind.lower(), name)
-            return Stuck(what, ask("its owner must remove it: {describe}", describe=describe))
+            description = Text(template, finalizers=blocking, kind=kind, name=name, late=late_s)
+            describe = kubectl_command("describe", kind.lower(), name)
+            return StuckObject(description, advise_ask("its owner must remove it: {describe}", describe=describe))
         if node is not None:
-            return _on_its_node(name, node, late_s, Text("node {node} does not report that it has", node=node))
-        if TRACKED in finalizers:
+            return _stuck_on_node(name, node, late_s, Text("node {node} does not report that it has", node=node))
+        if JOB_TRACKING in finalizers:
             template = "pod {name} has ended, and the Job controller has not counted it for {late:age}"
-            return Stuck(Text(template, name=name, late=late_s), KUBE_CONTROLLERS)
+            return StuckObject(Text(template, name=name, late=late_s), KUBE_CONTROLLERS)
     return None
 
 
-def _late(pod: str, late_s: float, why: Text) -> Text:
+def _describe_late_pod(pod: str, late_s: float, why: Text) -> Text:
     return Text("pod {pod} should have ended {late:age} ago, and {why}", pod=pod, late=late_s, why=why)
 
 
-def _on_its_node(pod: str, node: str, late_s: float, why: Text) -> Stuck:
+def _stuck_on_node(pod: str, node: str, late_s: float, why: Text) -> StuckObject:
     # Only the kubelet of its node reports that a pod has ended. Nothing else removes the pod.
-    step = run(
+    step = advise_run(
         "if node {node} is gone for good: {delete_node}, or {delete_pod}; then its pods are made again on other nodes. "
         "If it comes back, it ends the pod itself.",
         node=node,
-        delete_node=kubectl("delete", "node", node, is_namespaced=False),
-        delete_pod=kubectl("delete", "pod", pod, "--force"),
+        delete_node=kubectl_command("delete", "node", node, is_namespaced=False),
+        delete_pod=kubectl_command("delete", "pod", pod, "--force"),
     )
-    return Stuck(_late(pod, late_s, why), step)
+    return StuckObject(_describe_late_pod(pod, late_s, why), step)
 
 
 def describe_silence(node: Obj, now: datetime) -> Text:
     """Return "node a-1 has not answered since 12:03:11 UTC (2m ago): Kubelet stopped posting node status."."""
-    ready = condition(node, "Ready")
+    ready = find_condition(node, "Ready")
     why = (ready.get("message") or ready.get("reason") or "").rstrip(". \n")
     template = (
         "node {name} has not answered{since}"
         if ready.get("status") == "Unknown"
         else ("node {name} has been NotReady{since}")
     )
-    since = _when("since", ready.get("lastTransitionTime"), now)
+    since = _describe_time("since", ready.get("lastTransitionTime"), now)
     text = Text(template, name=node["metadata"]["name"], since=since)
-    return text + (Text(": {why}", why=why) if why else NOTHING)
+    return text + (Text(": {why}", why=why) if why else EMPTY_TEXT)
 
 
 def describe_deletion(node: DeletedNode, now: datetime) -> Text:
     """Return "node a-1 no longer exists: its object was deleted at 12:03:11 UTC (2m ago)"."""
     template = "node {name} no longer exists: its object was deleted{when}"
-    return Text(template, name=node.name, when=_when("at", node.since, now))
+    return Text(template, name=node.name, when=_describe_time("at", node.since, now))
 
 
-def _when(preposition: str, timestamp: str | None, now: datetime) -> Text:
-    at = parse_time(timestamp)
-    if at is None:
-        return NOTHING
+def _describe_time(preposition: str, timestamp: str | None, now: datetime) -> Text:
+    parsed_time = parse_time(timestamp)
+    if parsed_time is None:
+        return EMPTY_TEXT
     return Text(
-        f" {preposition} {{at:%H:%M:%S}} UTC ({{ago:age}} ago)", at=at, ago=seconds_since(timestamp, now) or 0.0
+        f" {preposition} {{at:%H:%M:%S}} UTC ({{ago:age}} ago)",
+        at=parsed_time,
+        ago=seconds_since(timestamp, now) or 0.0,
     )
 
 
@@ -233,18 +249,18 @@ def wait_for_collection(pod: str) -> NextStep:
 
     The pod garbage collector looks every 20 s for nodes that have been missing for 40 s (podgc of Kubernetes 1.35).
     """
-    return wait(
+    return advise_wait(
         "wait: Kubernetes' pod garbage collector deletes the pods of a node that does not exist within about a minute, "
         "and they are made again on other nodes; sooner: {delete}",
-        delete=kubectl("delete", "pod", pod, "--force"),
+        delete=kubectl_command("delete", "pod", pod, "--force"),
     )
 
 
-def _uncollected(snapshot: Snapshot) -> Stuck | None:
+def _find_uncollected(snapshot: Snapshot) -> StuckObject | None:
     """Return the deleted JobSet if the garbage collector has not begun to delete its Jobs."""
     late_s = seconds_since(snapshot.jobset["metadata"].get("deletionTimestamp"), snapshot.now) or 0.0
     alive = [job["metadata"]["name"] for job in snapshot.jobs if "deletionTimestamp" not in job["metadata"]]
-    if late_s < _UNCOLLECTED_S or not alive or "pods" in snapshot.not_read:
+    if late_s < _UNCOLLECTED_S or not alive or "pods" in snapshot.unread_reasons:
         return None
     template = "the garbage collector has not deleted its Job {name} in {late:age}"
-    return Stuck(Text(template, name=alive[0], late=late_s), KUBE_CONTROLLERS)
+    return StuckObject(Text(template, name=alive[0], late=late_s), KUBE_CONTROLLERS)

@@ -1,8 +1,7 @@
 """Start and end of the program that sends a run's metrics to a tracker during the training.
 
 The program is a separate process that follows the journals of the run folder, so that no step waits for a tracker that
-blocks, fails or needs much memory.
-"""
+blocks, fails or needs much memory."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from collections.abc import Mapping
 from jaxlaunch import contract, isolated
 
 # Output of the tracker's program, in the run folder.
-LOG = "tracker.log"
+LOG_FILE = "tracker.log"
 # Exit codes of the program (EX_UNAVAILABLE, EX_TEMPFAIL): the tracker does not open, or does not return.
-UNOPENED, LATE = 69, 75
+NOT_OPENED_CODE, LATE_CODE = 69, 75
 # Time after the training for a tracker to open. Importing it takes minutes on a busy machine.
 OPENS_S = 120.0
 # Time after the training, and after the tracker has opened, to send the remaining lines.
@@ -25,9 +24,9 @@ ENDS_S = 30.0
 # Additional time for a tracker that is told to close before it has every line.
 CLOSES_S = 10.0
 # A stop waits only briefly, because the hosts are to be released.
-STOPS_S = 5.0
+STOP_WAIT_S = 5.0
 # After this time, the end of a training prints what it waits for.
-SAYS_S = 3.0
+NOTICE_AFTER_S = 3.0
 
 # Variables of a rank that the program does not inherit. A tracker that imports JAX must neither take a device nor join
 # the other processes. Without the run's uid, the program is not killed with the leftovers of a killed rank, whose last
@@ -42,16 +41,16 @@ _RANK_VARIABLES = (
 )
 
 
-class Feed:
+class TrackerFeed:
     """The running program. Raises OSError if it cannot be started."""
 
     def __init__(self, folder: str, job: str) -> None:
-        self._folder, self._job, self._log = folder, job, os.path.join(folder, LOG)
+        self._folder, self._job, self._log = folder, job, os.path.join(folder, LOG_FILE)
         with open(self._log, "wb"):
             pass
-        self._process = self._start()
+        self._process = self._start_process()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start_process(self) -> subprocess.Popen[bytes]:
         settings = {
             "folder": self._folder,
             "uid": os.environ.get(contract.UID, self._folder),
@@ -60,11 +59,11 @@ class Feed:
             "closes_s": CLOSES_S,
             **json.loads(self._job),
         }
-        inherited = isolated.inherited(os.environ)
+        inherited = isolated.inherited_environ(os.environ)
         environ = {name: value for name, value in inherited.items() if not name.startswith(_RANK_VARIABLES)}
         with open(self._log, "ab") as log:
             return subprocess.Popen(
-                isolated.command("jaxlaunch.trainer.tracking", json.dumps(settings)),
+                isolated.build_command("jaxlaunch.trainer.tracking", json.dumps(settings)),
                 env=environ | {"JAX_PLATFORMS": "cpu"},
                 # The pipe closes with this process, however it ends.
                 stdin=subprocess.PIPE,
@@ -80,29 +79,33 @@ class Feed:
         If it failed or was killed during the training, it is started again, since the cause may be gone.
         """
         if self._process.poll() is not None:
-            self._end(0.0)
+            self._end_process(0.0)
             # If it does not start, the end of the first process is reported.
             with contextlib.suppress(OSError):
-                self._process = self._start()
-        code = self._end(SAYS_S)
+                self._process = self._start_process()
+        code = self._end_process(NOTICE_AFTER_S)
         if code is None:
             print(f"the training has ended; its tracker has {OPENS_S:g} s to open and {ENDS_S:g} s more", flush=True)
-            code = self._end(longest_s() - SAYS_S)
+            code = self._end_process(max_wait_s() - NOTICE_AFTER_S)
         if code is None:
             # Such a tracker even keeps its own deadline from running.
             self._process.kill()
             self._process.wait()
         busy = f"was still busy {ENDS_S:g} s after the training"
-        return self._explain(code, {None: busy, LATE: busy, UNOPENED: f"was not open {OPENS_S:g} s after the training"})
+        return self._explain_exit(
+            code, {None: busy, LATE_CODE: busy, NOT_OPENED_CODE: f"was not open {OPENS_S:g} s after the training"}
+        )
 
-    def leave(self) -> str | None:
+    def close_at_stop(self) -> str | None:
         """Do the same at a stop, but wait only briefly.
 
         After that the program sends the remaining lines on its own, if the machine keeps running.
         """
-        return self._explain(self._end(STOPS_S), {None: f"was still busy {STOPS_S:g} s after the stop"})
+        return self._explain_exit(
+            self._end_process(STOP_WAIT_S), {None: f"was still busy {STOP_WAIT_S:g} s after the stop"}
+        )
 
-    def _end(self, timeout_s: float) -> int | None:
+    def _end_process(self, timeout_s: float) -> int | None:
         """Tell the program that the training has ended; return its exit code, or None at the timeout."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
@@ -112,30 +115,30 @@ class Feed:
         except subprocess.TimeoutExpired:
             return None
 
-    def _explain(self, code: int | None, reasons: Mapping[int | None, str]) -> str | None:
+    def _explain_exit(self, code: int | None, reasons: Mapping[int | None, str]) -> str | None:
         """Return a sentence about an exit code; None if the tracker has every point."""
         if code == 0:
             return None
         reason = reasons.get(code, f"failed (exit {code})")
-        rest = "the run folder has every point, and the next `launcher run` of the job hands over the rest"
-        return f"the tracker {reason}: {self._log} has its words; {rest}"
+        advice = "the run folder has every point, and the next `launcher run` of the job hands over the rest"
+        return f"the tracker {reason}: {self._log} has its words; {advice}"
 
 
-def longest_s() -> float:
+def max_wait_s() -> float:
     """Return the longest time that the end of a training waits for its tracker."""
-    return OPENS_S + ENDS_S + CLOSES_S + STOPS_S
+    return OPENS_S + ENDS_S + CLOSES_S + STOP_WAIT_S
 
 
-def is_asked() -> bool:
+def has_tracker() -> bool:
     """Return whether the job names a tracker."""
     return contract.TRACKER in os.environ
 
 
 def writes_events() -> bool:
     """Return whether the tracker writes TensorBoard's event files, which nothing else must write then."""
-    return is_asked() and json.loads(os.environ[contract.TRACKER])["tracker"] == "tensorboard"
+    return has_tracker() and json.loads(os.environ[contract.TRACKER])["tracker"] == "tensorboard"
 
 
-def start(folder: str) -> Feed | None:
+def start_feed(folder: str) -> TrackerFeed | None:
     """Start the feed of the job's tracker, if it has one."""
-    return Feed(folder, os.environ[contract.TRACKER]) if is_asked() else None
+    return TrackerFeed(folder, os.environ[contract.TRACKER]) if has_tracker() else None

@@ -1,7 +1,6 @@
 """A trained language model, loaded from a checkpoint or a Hugging Face folder.
 
-The module also samples the prompts of `eval.samples` at each evaluation of a training.
-"""
+The module also samples the prompts of `eval.samples` at each evaluation of a training."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from etils import epath
 from jax import Array
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.adapters.base import MergingParameters, merge_stored
+from jaxlaunch.trainer.adapters.frozen_base import MergingParameters, merge_stored
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.errors import SpecError
@@ -66,12 +65,12 @@ class TextModel:
     @property
     def params(self) -> dict[str, Array]:
         """A copy of the parameters by name, with the layers stacked as `[layers, …]`; each access makes a new one."""
-        return self._generator.network.stack(self._generator.weights)
+        return self._generator.network.stack_params(self._generator.weights)
 
     @property
     def model(self) -> LanguageModel:
         """A flax.nnx module with a copy of the parameters, from tokens `[B, L]` to logits `[B, L, V]`."""
-        return self._generator.network.model(self.params)
+        return self._generator.network.build_model(self.params)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], *, stop: Sequence[str] = (), **how: Unpack[SamplingOptions]
@@ -132,7 +131,7 @@ class TextModel:
 
     def scored(self, rows: Prompt | Sequence[Prompt]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The same, and whether each token was the likeliest, bool `[L - 1]`."""
-        return self._generator.logprobs(self.rows(rows))
+        return self._generator.compute_logprobs(self.rows(rows))
 
     def text(self, sample: Sample) -> str | None:
         """A sample as text; `None` without a tokenizer."""
@@ -148,10 +147,11 @@ class TextModel:
         is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], numbers.Integral))
         rows: Any = [prompts] if is_single else prompts
         return [
-            self._encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt] for prompt in rows
+            self._encode_prompt(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+            for prompt in rows
         ]
 
-    def _encode(self, prompt: str) -> Ids:
+    def _encode_prompt(self, prompt: str) -> Ids:
         if self.tokenizer is None:
             raise SpecError(
                 f"the prompt is text, and the model's {self.config.vocab} tokens have no tokenizer here: give token ids"
@@ -162,7 +162,7 @@ class TextModel:
             raise SpecError(f"the prompt {prompt!r} is not UTF-8 text") from None
 
 
-def end_also(model: TextModel, ids: Sequence[int]) -> None:
+def add_end_tokens(model: TextModel, ids: Sequence[int]) -> None:
     """Add tokens that end a text of the model."""
     generator = model._generator
     generator.ends = tuple({*generator.ends, *ids})
@@ -177,7 +177,7 @@ def _cut_at_stop(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]]
     return next(ids[:count] for count in range(len(ids), -1, -1) if len(decode(ids[:count])) <= min(places))
 
 
-def load(
+def load_text_model(
     folder: str,
     *,
     step: int | Literal["best"] | None = None,
@@ -202,8 +202,8 @@ def load(
     """
     path = epath.Path(folder)
     if is_remote := remote.is_remote(folder):
-        remote.check("the folder of weights", folder)
-    with remote.storage(f"reading {folder}", SpecError) if is_remote else contextlib.nullcontext():
+        remote.check_url("the folder of weights", folder)
+    with remote.convert_errors(f"reading {folder}", SpecError) if is_remote else contextlib.nullcontext():
         is_published = (path / "config.json").exists()
     if is_published:
         if step is not None or ema:
@@ -213,21 +213,21 @@ def load(
         params, loaded_step = published.load_parameters(config, network.abstract), None
         data, files, ends_from = None, saved_files.read_tokenizer(path), folder
     else:
-        stored = reader.find(folder, step, note)
-        config, recorded, loaded_step = reader.model(stored), stored.meta.get("train", {}), stored.step
+        stored = reader.find_step(folder, step, note)
+        config, recorded, loaded_step = reader.recorded_model(stored), stored.meta.get("train", {}), stored.step
         saved_as = stored.meta.get("precision", "fp32")
         dtypes: Any = precision or pydantic.TypeAdapter(spec.Precision).validate_python(saved_as)
         network = Network(config, _choose_mesh(mesh, recorded.get("mesh")), dtypes)
-        arrays: Mapping[str, Any] = reader.parameters(stored, ema)
-        if (lora := reader.lora(stored)) is not None:
+        arrays: Mapping[str, Any] = reader.evaluated_parameters(stored, ema)
+        if (lora := reader.recorded_lora(stored)) is not None:
             owner = f"step {stored.step} of {folder}"
             arrays = merge_stored(network.config, lora, stored.meta.get("base"), arrays, owner)
         params = _StoredParameters(network, arrays)
-        data, files, ends_from = recorded.get("data"), saved_files.saved_tokenizer(folder), config.init_from
+        data, files, ends_from = recorded.get("data"), saved_files.read_saved_tokenizer(folder), config.init_from
     tokenizer = tokenizers.find_tokenizer(network.config.vocab, data, files, folder)
     # Both the folder and the tokenizer name tokens that end a text.
     ends = {*(folders.end_tokens(ends_from) if ends_from else ()), *(tokenizer.ends if tokenizer else ())}
-    return TextModel(Generator(network, network.unstack(params), tuple(ends)), tokenizer, loaded_step)
+    return TextModel(Generator(network, network.unstack_params(params), tuple(ends)), tokenizer, loaded_step)
 
 
 class _StoredParameters(dict[str, Any]):
@@ -253,12 +253,12 @@ class _StoredParameters(dict[str, Any]):
 def _choose_mesh(mesh: AnyMesh, recorded: Mapping[str, Any] | None) -> jax.sharding.Mesh:
     """Return the requested mesh, or else that of the training if it fits, or else all devices as fsdp."""
     if mesh is not None:
-        return meshes.asked(mesh)
+        return meshes.resolve_mesh(mesh)
     devices = jax.devices()
     sizes = {axis: size for axis, size in (recorded or {}).items() if isinstance(size, int)}
     if recorded and -1 not in sizes.values() and math.prod(sizes.values()) == len(devices):
-        return meshes.build(spec.Mesh.model_validate(recorded))
-    return meshes.build(spec.Mesh(fsdp=len(devices)))
+        return meshes.build_mesh(spec.Mesh.model_validate(recorded))
+    return meshes.build_mesh(spec.Mesh(fsdp=len(devices)))
 
 
 # --- samples of a training --------------------------------------------------------------------------------------------
@@ -286,20 +286,22 @@ class TrainingSamples:
                 network.config.vocab, train.data.model_dump(), files, "train.data.tokenizer"
             )
             self._sampling = Sampling(max_tokens=samples.max_tokens, temperature=samples.temperature, seed=train.seed)
-            self._rows = [self._encode(prompt) if isinstance(prompt, str) else prompt for prompt in samples.prompts]
+            self._rows = [
+                self._encode_prompt(prompt) if isinstance(prompt, str) else prompt for prompt in samples.prompts
+            ]
             check_prompts(network.config, self._rows, samples.max_tokens)
         except SpecError as error:
             raise SpecError(f"train.eval.samples: {error}") from None
         self._generator = Generator(network, Weights({}, ()), self._tokenizer.ends if self._tokenizer else ())
 
-    def take(self, params: Mapping[str, Array]) -> list[dict[str, Any]]:
+    def take_samples(self, params: Mapping[str, Array]) -> list[dict[str, Any]]:
         """Return a sample of each prompt as JSON, with the stacked parameters of the training.
 
         Every process takes part. During sampling the devices hold a copy of the parameters in the compute dtype, with
         merged adapters.
         """
         network, decode = self._generator.network, self._tokenizer.decode if self._tokenizer else None
-        self._generator.weights = network.unstack(MergingParameters(params, network.config, self._lora))
+        self._generator.weights = network.unstack_params(MergingParameters(params, network.config, self._lora))
         groups = self._generator.generate(self._rows, self._sampling)
         self._generator.weights = Weights({}, ())
         return [
@@ -307,7 +309,7 @@ class TrainingSamples:
             for prompt, (sample,) in zip(self._prompts, groups, strict=True)
         ]
 
-    def _encode(self, prompt: str) -> Ids:
+    def _encode_prompt(self, prompt: str) -> Ids:
         if self._tokenizer is None:
             raise SpecError(f"{prompt!r} is text, and train.data has no tokenizer; give token ids")
         return self._tokenizer.encode(prompt)

@@ -1,8 +1,7 @@
 """Execution of a sweep on this machine: several runs at a time, each a `launcher run` of its own.
 
 The folder of a run has its state: a sweep that was killed finds there which of its runs have ended and which still
-train, and goes on.
-"""
+train, and goes on."""
 
 from __future__ import annotations
 
@@ -20,16 +19,16 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders, status
 from jaxlaunch.launcher.report.run import RunReader
-from jaxlaunch.launcher.sweep.table import Member, RunState, Table, count_decided, worse_half
+from jaxlaunch.launcher.sweep.table import Member, RunState, SweepTable, count_decided, find_worse_half
 from jaxlaunch.runs.layout import Holder, Lock, find_holder
 
 POLL_S = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_ENDED = (RunState.DONE, RunState.FAILED, RunState.CUT)
+_END_STATES = (RunState.DONE, RunState.FAILED, RunState.CUT)
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """Settings of a sweep."""
 
     parallel: int
@@ -43,30 +42,32 @@ class Plan:
     command: Callable[[Member], Sequence[str]]
 
 
-class Leader:
+class SweepRunner:
     """Starts the runs, follows them and stops the worse ones early."""
 
-    def __init__(self, table: Table, members: Sequence[Member], plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, table: SweepTable, members: Sequence[Member], plan: SweepPlan, say: Callable[[str], None]
+    ) -> None:
         self._table, self._members, self._plan, self._say = table, members, plan, say
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._running: set[str] = set()
         # Runs that this process has asked to stop.
-        self._asked: set[str] = set()
+        self._stop_requested: set[str] = set()
         self._readers: dict[str, RunReader] = {}
-        self._signals = self._passed_on = 0
+        self._signals = self._forwarded_signals = 0
 
-    def run(self, lock: Lock) -> None:
+    def run_members(self, lock: Lock) -> None:
         """Run until every run has ended, or a signal makes them save and end. A second signal kills them."""
 
-        def handle(number: int, frame: types.FrameType | None) -> None:
+        def handle_signal(number: int, frame: types.FrameType | None) -> None:
             self._signals += 1
             if self._signals == 1:
                 lock.note_stopping()
 
-        handlers = {number: signal.signal(number, handle) for number in _SIGNALS}
+        handlers = {number: signal.signal(number, handle_signal) for number in _SIGNALS}
         try:
             self._find_running()
-            while self._step():
+            while self._advance():
                 time.sleep(POLL_S)
         finally:
             for number, handler in handlers.items():
@@ -77,24 +78,26 @@ class Leader:
         """Whether a signal ended it."""
         return self._signals > 0
 
-    def _step(self) -> bool:
+    def _advance(self) -> bool:
         """Do everything that is due now. Return False when nothing is left to do."""
         for member in self._members:
             if member.name in self._running and not self._is_alive(member):
-                self._end(member)
+                self._record_end(member)
         if self._signals:
             # The first signal has the runs save and end, another kills them.
-            while self._passed_on < min(self._signals, 2):
-                self._passed_on += 1
+            while self._forwarded_signals < min(self._signals, 2):
+                self._forwarded_signals += 1
                 for member in self._members:
-                    if member.name in self._running and (self._passed_on > 1 or member.name not in self._asked):
-                        self._signal(member)
+                    if member.name in self._running and (
+                        self._forwarded_signals > 1 or member.name not in self._stop_requested
+                    ):
+                        self._send_stop(member)
             return bool(self._running)
-        decided = self._judge() if self._plan.rungs else 0
+        decided = self._decide_rungs() if self._plan.rungs else 0
         candidates = [member for member in self._members if self._may_start(member, decided)]
         candidates.sort(key=lambda member: member.state is RunState.PAUSED)
         for member in candidates[: max(0, self._plan.parallel - len(self._running))]:
-            self._start(member)
+            self._start_run(member)
         return bool(self._running or candidates)
 
     # --- one run ------------------------------------------------------------------------------------------------------
@@ -104,14 +107,14 @@ class Leader:
         for member in self._members:
             if _find_holder(member) is not None:
                 self._running.add(member.name)
-                if member.standing.cut is not None:
-                    self._ask(member)
+                if member.standing.cut_rung is not None:
+                    self._request_stop(member)
                 else:
-                    self._note(member, RunState.RUNNING, "an earlier command started it")
-            elif member.state in _ENDED:
+                    self._record_state(member, RunState.RUNNING, "an earlier command started it")
+            elif member.state in _END_STATES:
                 member.standing.is_over = True
             elif member.folder.is_dir():
-                self._end(member)
+                self._record_end(member)
                 # This command continues the run.
                 if member.state is RunState.STOPPED:
                     member.standing.is_over, member.state = False, RunState.WAITING
@@ -126,52 +129,52 @@ class Leader:
         is_ready = member.name not in self._running and member.state in (RunState.WAITING, RunState.PAUSED)
         return is_ready and len(member.standing.values) <= decided
 
-    def _start(self, member: Member) -> None:
+    def _start_run(self, member: Member) -> None:
         try:
             command = self._plan.command(member)
         except UserError as error:
             member.standing.is_over = True
-            return self._note(member, RunState.FAILED, error.message)
+            return self._record_state(member, RunState.FAILED, error.message)
         with open(member.folder.with_suffix(".log"), "ab") as log:
             self._children[member.name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self._running.add(member.name)
-        self._note(member, RunState.RUNNING, " ".join(member.changes))
+        self._record_state(member, RunState.RUNNING, " ".join(member.changes))
 
-    def _end(self, member: Member) -> None:
+    def _record_end(self, member: Member) -> None:
         """Record how a run ended."""
         self._running.discard(member.name)
         child = self._children.pop(member.name, None)
-        is_cut = member.standing.cut is not None
-        is_pause = member.name in self._asked and not is_cut and not self._signals
-        self._asked.discard(member.name)
+        is_cut = member.standing.cut_rung is not None
+        is_pause = member.name in self._stop_requested and not is_cut and not self._signals
+        self._stop_requested.discard(member.name)
         if self._plan.rungs:
             self._read_values(member)
         code, message = _read_end(member, None if child is None else child.returncode)
         if is_pause and code == contract.PREEMPTED:
-            return self._note(member, RunState.PAUSED, "waits for the others")
+            return self._record_state(member, RunState.PAUSED, "waits for the others")
         member.standing.is_over = True
         if code == contract.DONE:
             value = newest_value(member, self._plan.metric)
-            self._note(member, RunState.DONE, "" if value is None else f"{self._plan.metric} {value:.4g}")
+            self._record_state(member, RunState.DONE, "" if value is None else f"{self._plan.metric} {value:.4g}")
         elif is_cut:
             return
         elif (
             code in (contract.PREEMPTED, contract.LOST, contract.KILLED) or code < 0
             # The run was stopped from outside, or killed.
         ):
-            self._note(member, RunState.STOPPED, "the same command continues it")
+            self._record_state(member, RunState.STOPPED, "the same command continues it")
         else:
-            self._note(member, RunState.FAILED, f"exit {code}: {message}")
+            self._record_state(member, RunState.FAILED, f"exit {code}: {message}")
 
-    def _note(self, member: Member, state: RunState, note: str = "", **more: object) -> None:
-        self._table.note(member, state, note, **more)
+    def _record_state(self, member: Member, state: RunState, note: str = "", **fields: object) -> None:
+        self._table.record_state(member, state, note, **fields)
         self._say(f"{member.name}: {state}{f', {note}' if note else ''}")
 
     # --- stopping early -----------------------------------------------------------------------------------------------
 
-    def _judge(self) -> int:
+    def _decide_rungs(self) -> int:
         """Stop the worse half at each decided rung, and pause runs that wait at a rung to make room for others.
 
         Returns the number of rungs that are decided.
@@ -181,13 +184,15 @@ class Leader:
                 self._read_values(member)
         standings = {member.name: member.standing for member in self._members}
         for rung in range(count_decided(standings, len(self._plan.rungs))):
-            names = worse_half(standings, rung, is_higher_better=self._plan.is_higher_better)
+            names = find_worse_half(standings, rung, is_higher_better=self._plan.is_higher_better)
             for member in self._members:
-                if member.name in names and member.standing.cut is None and member.state is not RunState.DONE:
+                if member.name in names and member.standing.cut_rung is None and member.state is not RunState.DONE:
                     value = f"{self._plan.metric} {member.standing.values[rung]:.4g}"
-                    self._note(member, RunState.CUT, f"{value} is in the worse half at rung {rung + 1}", rung=rung)
+                    self._record_state(
+                        member, RunState.CUT, f"{value} is in the worse half at rung {rung + 1}", rung=rung
+                    )
                     member.standing.is_over = True
-                    self._ask(member)
+                    self._request_stop(member)
         # Count again without the runs that were just stopped.
         decided = count_decided(standings, len(self._plan.rungs))
         waiting = sum(self._may_start(member, decided) for member in self._members)
@@ -195,7 +200,7 @@ class Leader:
         for member in self._members:
             if self._plan.may_pause and waiting > free:
                 if member.name in self._running and len(member.standing.values) > decided:
-                    free += self._ask(member)
+                    free += self._request_stop(member)
         return decided
 
     def _read_values(self, member: Member) -> None:
@@ -203,28 +208,28 @@ class Leader:
         values = member.standing.values
         if len(values) == len(self._plan.rungs):
             return
-        report = self._readers.setdefault(member.name, RunReader(member.folder)).read()
-        curve, steps = report.curves().get(self._plan.metric), report.steps()
+        report = self._readers.setdefault(member.name, RunReader(member.folder)).read_report()
+        curve, steps = report.named_curves().get(self._plan.metric), report.total_steps()
         for number in range(len(values), len(self._plan.rungs)):
             rung = self._plan.rungs[number]
             from_step = rung if rung >= 1 else math.inf if steps is None else rung * steps
             point = next((point for point in curve.points if point[0] >= from_step), None) if curve else None
             if point is None:
                 return
-            self._table.note(member, member.state, rung=number, step=int(point[0]), value=point[2])
+            self._table.record_state(member, member.state, rung=number, step=int(point[0]), value=point[2])
 
-    def _ask(self, member: Member) -> bool:
+    def _request_stop(self, member: Member) -> bool:
         """Make a run save and end. Return False if it was asked before."""
-        if member.name in self._asked or member.name not in self._running:
+        if member.name in self._stop_requested or member.name not in self._running:
             return False
-        self._asked.add(member.name)
-        self._signal(member)
+        self._stop_requested.add(member.name)
+        self._send_stop(member)
         return True
 
-    def _signal(self, member: Member) -> None:
+    def _send_stop(self, member: Member) -> None:
         """Ask a run to stop as `launcher stop` does, unless it has not begun; a second time it is killed."""
         child = self._children.get(member.name)
-        if child is not None and (self._passed_on > 1 or _find_holder(member) is None):
+        if child is not None and (self._forwarded_signals > 1 or _find_holder(member) is None):
             return child.send_signal(signal.SIGTERM)
         # The run has ended.
         with contextlib.suppress(UserError):
@@ -233,11 +238,11 @@ class Leader:
 
 def newest_value(member: Member, metric: str) -> float | None:
     """Return the newest value of a metric of a run."""
-    curve = RunReader(member.folder).read().curves().get(metric)
+    curve = RunReader(member.folder).read_report().named_curves().get(metric)
     return curve.points[-1][2] if curve is not None and curve.points else None
 
 
-def fitting_runs(processes: int, platform: str) -> int:
+def count_fitting_runs(processes: int, platform: str) -> int:
     """Return how many runs fit this machine by its CPUs, or 1 if they need GPUs or TPUs."""
     return 1 if platform != "cpu" else max(1, len(os.sched_getaffinity(0)) // processes)
 
@@ -251,7 +256,7 @@ def _find_holder(member: Member) -> Holder | None:
 
 def _read_end(member: Member, exit_code: int | None) -> tuple[int, str]:
     """Return the code and the reason of a run that ended, from its folder, or from its command as a fallback."""
-    verdict = status.verdict_of(run_folders.open_run(member.folder)) if member.folder.is_dir() else None
+    verdict = status.run_verdict(run_folders.open_run(member.folder)) if member.folder.is_dir() else None
     if exit_code is None:
         exit_code = contract.LOST if verdict is None else verdict.code
     if verdict is not None and verdict.code == exit_code:

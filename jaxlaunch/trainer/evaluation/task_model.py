@@ -1,8 +1,7 @@
 """A trained model of any task and its evaluation, for `jaxlaunch.load` and `launcher eval`.
 
 An evaluation reproduces the numbers that the training logged, because it uses the same step, task, held-out data,
-batches and weights. Only the mesh may differ.
-"""
+batches and weights. Only the mesh may differ."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.data.pipeline import Evaluation
-from jaxlaunch.trainer.errors import SpecError, said
+from jaxlaunch.trainer.errors import SpecError, pydantic_message
 from jaxlaunch.trainer.huggingface import folder as folders
-from jaxlaunch.trainer.metrics.means import Means
+from jaxlaunch.trainer.metrics.means import EvaluationMeans
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.step.state import Named
+from jaxlaunch.trainer.step.state import NamedArrays
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.tasks.classification import Classification
@@ -57,17 +56,23 @@ class TaskModel:
     """
 
     def __init__(
-        self, spec: TrainSpec, task: Task, compiled: Step, step: int | None, params: Named, rest: Named
+        self,
+        spec: TrainSpec,
+        task: Task,
+        compiled: Step,
+        step: int | None,
+        params: NamedArrays,
+        other_arrays: NamedArrays,
     ) -> None:
-        self.spec, self.step, self.params, self.rest = spec, step, params, rest
+        self.spec, self.step, self.params, self.rest = spec, step, params, other_arrays
         self._task, self._step = task, compiled
         self._predict: Any = None
 
     @property
     def model(self) -> nnx.Module:
         """The `flax.nnx` module with these parameters, in evaluation mode: without dropout."""
-        with self._step.builder.context():
-            model: nnx.Module = self._step.loss.model(self.params, self.rest)
+        with self._step.builder.trace_context():
+            model: nnx.Module = self._step.loss.evaluation_model(self.params, self.rest)
             return model
 
     def predict(self, inputs: Any) -> Any:
@@ -87,24 +92,28 @@ class TaskModel:
 
         [`TrainerError`](#trainererror) if the arrays have different numbers of rows.
         """
-        named = inputs if isinstance(inputs, Mapping) else {"image": inputs}
-        arrays = {name: np.asarray(array) for name, array in named.items()}
+        inputs_by_name = inputs if isinstance(inputs, Mapping) else {"image": inputs}
+        arrays = {name: np.asarray(array) for name, array in inputs_by_name.items()}
         counts = {len(array) if array.ndim else 0 for array in arrays.values()}
         if len(counts) != 1 or 0 in counts:
             shapes = ", ".join(f"{name} of shape {list(array.shape)}" for name, array in arrays.items())
             raise SpecError(f"predict takes arrays of one number of rows, [N, ...], not {shapes or 'none'}")
         if self._predict is None:
             self._predict = jax.jit(
-                lambda params, rest, batch: self._task.predict(self._step.loss.model(params, rest), batch)
+                lambda params, rest, batch: self._task.predict(self._step.loss.evaluation_model(params, rest), batch)
             )
-        count, shards, split = counts.pop(), meshes.shards(self._step.mesh), meshes.batch_sharding(self._step.mesh)
+        count, shards, split = (
+            counts.pop(),
+            meshes.count_shards(self._step.mesh),
+            meshes.batch_sharding(self._step.mesh),
+        )
         size = min(self.spec.batch, -(-count // shards) * shards)
         parts = []
         for start in range(0, count, size):
             # The last batch is filled up with the first rows.
             rows = np.arange(start, start + size) % count
             batch = {name: jax.device_put(array[rows], split) for name, array in arrays.items()}
-            with self._step.builder.context():
+            with self._step.builder.trace_context():
                 parts.append(jax.device_get(self._predict(self.params, self.rest, batch)))
         return jax.tree.map(lambda *outputs: np.concatenate(outputs)[:count], *parts)
 
@@ -124,7 +133,7 @@ class TaskModel:
 
         [`TrainerError`](#trainererror) where no data is held out.
         """
-        for batch in self._evaluation(data):
+        for batch in self._open_evaluation(data):
             yield dict(batch)
 
     def evaluate(self, data: Mapping[str, Any] | None = None) -> dict[str, float]:
@@ -139,7 +148,7 @@ class TaskModel:
         The means of the loss and the metrics by name, and the number of `examples`: what the training logs at this
         step.
         """
-        return self._means(self._evaluation(data), None, None)
+        return self._evaluate_means(self._open_evaluation(data), None, None)
 
     def report(self) -> tuple[dict[str, float], dict[str, Any] | None]:
         """Evaluates the held-out data, each example once, and reports on the classes of a classification.
@@ -153,44 +162,44 @@ class TaskModel:
 
         [`TrainerError`](#trainererror) where no data is held out.
         """
-        evaluation, task = self._evaluation(None), self._task
-        if not isinstance(task, Classify) or not task.tells_classes(self.spec):
-            return self._means(evaluation, None, None), None
+        evaluation, task = self._open_evaluation(None), self._task
+        if not isinstance(task, Classify) or not task.reports_classes(self.spec):
+            return self._evaluate_means(evaluation, None, None), None
         reports: list[Classification] = []
 
-        def add(number: int, outputs: Any) -> None:
+        def add_batch(number: int, outputs: Any) -> None:
             # The classes are only known after the loss has been traced.
             if not reports:
-                reports.append(task.classification())
-            seen, weight_B = jax.device_get(outputs)
-            reports[0].add(seen, weight_B, evaluation.indexes(number))
+                reports.append(task.start_classification())
+            predictions, weight_B = jax.device_get(outputs)
+            reports[0].add_batch(predictions, weight_B, evaluation.indexes(number))
 
-        means = self._means(evaluation, task.seen, add)
-        return means, reports[0].record(task.names, evaluation.source.where)
+        means = self._evaluate_means(evaluation, task.score_batch, add_batch)
+        return means, reports[0].to_record(task.class_names, evaluation.source.where)
 
-    def _means(
+    def _evaluate_means(
         self,
         evaluation: Evaluation,
-        also: Callable[..., Any] | None,
-        add: Callable[[int, Any], None] | None,
+        extra_outputs: Callable[..., Any] | None,
+        on_batch: Callable[[int, Any], None] | None,
     ) -> dict[str, float]:
         """Return the means of one pass over the held-out data.
 
         Args:
             evaluation: The held-out data.
-            also: Function whose outputs are computed for each batch in addition, if any.
-            add: Called with the number and these outputs of each batch, if any.
+            extra_outputs: Function whose outputs are computed for each batch in addition, if any.
+            on_batch: Called with the number and these outputs of each batch, if any.
         """
-        means, compiled = Means(self._task.derived), None
-        for number, batch in enumerate(evaluation.iterate(self._step.put)):
-            compiled = compiled or self._step.evaluator(batch, also)
+        means, compiled = EvaluationMeans(self._task.derived), None
+        for number, batch in enumerate(evaluation.iterate(self._step.put_batch)):
+            compiled = compiled or self._step.compile_evaluator(batch, extra_outputs)
             sums, outputs = compiled(self.params, self.rest, batch)
             means.add(evaluation.parts[number], jax.device_get(sums))
-            if add is not None:
-                add(number, outputs)
-        return means.all()
+            if on_batch is not None:
+                on_batch(number, outputs)
+        return means.compute_means()
 
-    def _evaluation(self, data: Mapping[str, Any] | None) -> Evaluation:
+    def _open_evaluation(self, data: Mapping[str, Any] | None) -> Evaluation:
         spec = self.spec
         if data is not None:
             keys = spec.data.model_dump(exclude_unset=True) | dict(data)
@@ -198,7 +207,7 @@ class TaskModel:
                 spec = spec.model_copy(update={"data": type(spec.data).model_validate(keys)})
             except pydantic.ValidationError as error:
                 fault = error.errors()[0]
-                raise SpecError(f"train.data.{'.'.join(map(str, fault['loc']))}: {said(fault)}") from None
+                raise SpecError(f"train.data.{'.'.join(map(str, fault['loc']))}: {pydantic_message(fault)}") from None
         source = checked_source(spec, self._task.source(spec, "eval"))
         if source is None or len(source) == 0:
             raise SpecError("train.data has no held-out examples; name some, as eval_split or eval_path")
@@ -206,7 +215,7 @@ class TaskModel:
             source,
             self._task.example,
             batch=spec.batch,
-            rows=meshes.rows(self._step.mesh, spec.batch),
+            rows=meshes.process_rows(self._step.mesh, spec.batch),
             batches=spec.eval.batches,
             threads=spec.data.threads,
             seed=spec.seed,
@@ -215,7 +224,7 @@ class TaskModel:
         )
 
 
-def load(
+def load_task_model(
     folder: str,
     train: str,
     *,
@@ -239,9 +248,9 @@ def load(
         TrainerError: A CheckpointError, DataError, SpecError or StorageError.
     """
     if remote.is_remote(folder):
-        remote.check("the folder of checkpoints", folder)
+        remote.check_url("the folder of checkpoints", folder)
     spec, task = read_spec({contract.TRAIN_SPEC: train})
-    stored = reader.find(folder, step, note)
+    stored = reader.find_step(folder, step, note)
     if "loop" in stored.meta:
         raise SpecError(
             f"step {stored.step} of {folder} was saved by a program with its own step; jaxlaunch.run returns its state"
@@ -249,27 +258,27 @@ def load(
     inputs = saved_files.read_inputs(folder)
     if inputs is not None and isinstance(task, Classify):
         task.use_inputs(inputs)
-    if spec.lora is None and isinstance(spec.model, specs.Published) and spec.model.init_from is not None:
+    if spec.lora is None and isinstance(spec.model, specs.PublishedModel) and spec.model.init_from is not None:
         # The checkpoint records the sizes of the model, because the folder that it started from may be gone.
-        model: Any = reader.model(stored).model_copy(update={"init_from": None})
+        model: Any = reader.recorded_model(stored).model_copy(update={"init_from": None})
         spec = spec.model_copy(update={"model": model})
     else:
         spec = folders.resolve_spec(spec)
-    spec = peft.resolved(spec).model_copy(update={"accumulate": 1, "attention": "xla"})
-    compiled = Step(task, spec, mesh_for(spec, mesh), int(stored.meta.get("total_steps", 1)))
-    if not ema and stored.part("ema"):
+    spec = peft.resolve_lora(spec).model_copy(update={"accumulate": 1, "attention": "xla"})
+    compiled = Step(task, spec, choose_mesh(spec, mesh), int(stored.meta.get("total_steps", 1)))
+    if not ema and stored.part_arrays("ema"):
         note(f"step {stored.step} has a moving average, which its training evaluates: take it with ema")
-    rest = _read_arrays(reader.rest(stored, ema), compiled.abstract.rest)
-    saved: Mapping[str, Any] = reader.parameters(stored, ema)
-    wanted = compiled.builder.to_tree(compiled.abstract)["params"]
-    if odd := sorted(saved.keys() ^ wanted.keys()):
+    other_arrays = _read_arrays(reader.evaluated_buffers(stored, ema), compiled.abstract.buffers)
+    saved: Mapping[str, Any] = reader.evaluated_parameters(stored, ema)
+    abstract_params = compiled.builder.to_tree(compiled.abstract)["params"]
+    if odd := sorted(saved.keys() ^ abstract_params.keys()):
         raise SpecError(f"step {stored.step} holds other parameters than the model of the job: {', '.join(odd[:5])}")
     with compiled.builder.checks_base(stored.meta.get("base"), f"step {stored.step}"):
-        params = compiled.builder.with_base(_read_arrays(saved, wanted))
-    return TaskModel(spec, task, compiled, stored.step, params, rest)
+        params = compiled.builder.add_base(_read_arrays(saved, abstract_params))
+    return TaskModel(spec, task, compiled, stored.step, params, other_arrays)
 
 
-def _read_arrays(stored: Mapping[str, Any], like: Named) -> Named:
+def _read_arrays(stored: Mapping[str, Any], like: NamedArrays) -> NamedArrays:
     """Read stored arrays onto the devices, one complete array at a time. Raises SpecError, StorageError."""
     arrays: dict[str, Array] = {}
     for name, leaf in like.items():
@@ -284,12 +293,14 @@ def _read_arrays(stored: Mapping[str, Any], like: Named) -> Named:
     return arrays
 
 
-def mesh_for(spec: TrainSpec, asked: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None) -> jax.sharding.Mesh:
+def choose_mesh(
+    spec: TrainSpec, requested: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None
+) -> jax.sharding.Mesh:
     """Return the requested mesh, or else the training's if it fits, all devices if they divide the batch, or one."""
-    if asked is not None:
-        return meshes.asked(asked)
+    if requested is not None:
+        return meshes.resolve_mesh(requested)
     count = jax.device_count()
     with contextlib.suppress(ValueError, SpecError):
         spec.mesh.resolve(count)
-        return meshes.build(spec.mesh)
-    return meshes.build(specs.Mesh(dp=-1), jax.devices() if spec.batch % count == 0 else jax.devices()[:1])
+        return meshes.build_mesh(spec.mesh)
+    return meshes.build_mesh(specs.Mesh(dp=-1), jax.devices() if spec.batch % count == 0 else jax.devices()[:1])

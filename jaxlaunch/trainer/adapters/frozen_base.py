@@ -1,8 +1,7 @@
 """The frozen base of adapters, or the reference of preferences, which is read from its folder.
 
 A checkpoint does not hold the frozen weights, only their digest, so that a resumed run can check that it reads the same
-ones. For an export, adapters are merged into the base one tensor at a time: kernel + scaling × A · B.
-"""
+ones. For an export, adapters are merged into the base one tensor at a time: kernel + scaling × A · B."""
 
 from __future__ import annotations
 
@@ -21,55 +20,57 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlaunch.trainer.adapters import peft
-from jaxlaunch.trainer.adapters.lora import REFERENCE_PREFIX, dequantize, quantize
+from jaxlaunch.trainer.adapters.lora import REFERENCE_PREFIX, dequantize_kernel, quantize_kernel
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.huggingface.load import KEY, Files
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
-from jaxlaunch.trainer.spec import Lora, Published
+from jaxlaunch.trainer.spec import Lora, PublishedModel
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 # What a checkpoint holds, followed by the name of the base in messages.
-ADAPTERS, COMPARED = "adapters of", "a model compared with"
+ADAPTERS_OF, REFERENCE_OF = "adapters of", "a model compared with"
 
 
-def read_base(model: Published, wanted: Shapes) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_base(model: PublishedModel, abstract_params: Shapes) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the frozen parameters from the model's folder; return them and their record in a checkpoint.
 
     Parameters are read one at a time in the folder's dtype, and cast or quantized afterwards. The digest therefore does
     not depend on the dtype in which the base is kept. Raises SpecError as load.iterate_parameters does.
     """
     inputs = {kernel.name: len(kernel.inputs) for kernel in peft.find_kernels(model)}
-    stored = {name: like for name, like in wanted.items() if not name.endswith(peft.SCALE)}
+    stored = {name: like for name, like in abstract_params.items() if not name.endswith(peft.SCALE_SUFFIX)}
     params: dict[str, Any] = {}
 
-    def keep(name: str, array: Array) -> None:
-        if (scale := name + peft.SCALE) in wanted:
-            shardings = wanted[name].sharding, wanted[scale].sharding
-            quantized = jax.jit(partial(quantize, inputs=inputs[name]), out_shardings=shardings)(array)
+    def store_parameter(name: str, array: Array) -> None:
+        if (scale := name + peft.SCALE_SUFFIX) in abstract_params:
+            shardings = abstract_params[name].sharding, abstract_params[scale].sharding
+            quantized = jax.jit(partial(quantize_kernel, inputs=inputs[name]), out_shardings=shardings)(array)
             params[name], params[scale] = quantized
         else:
-            params[name] = array.astype(wanted[name].dtype)
+            params[name] = array.astype(abstract_params[name].dtype)
 
-    digest = _digest(model, stored, keep)
+    digest = _compute_digest(model, stored, store_parameter)
     shapes = {name: list(like.shape) for name, like in stored.items()}
     return params, {"init_from": model.init_from, "shapes": shapes, "digest": digest}
 
 
-def record_base(model: Published, recorded: Mapping[str, Any]) -> dict[str, Any]:
+def record_base(model: PublishedModel, recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of the base in the folder of `model`, which this process reads completely."""
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    wanted = {
+    abstract_params = {
         name: jax.ShapeDtypeStruct(tuple(shape), jnp.float32, sharding=device)
         for name, shape in recorded["shapes"].items()
     }
-    digest = _digest(model, wanted, lambda name, array: None)
+    digest = _compute_digest(model, abstract_params, lambda name, array: None)
     return {**recorded, "init_from": model.init_from, "digest": digest}
 
 
-def check_origin(recorded: Mapping[str, Any] | None, model: Published, owner: str, holds: str = ADAPTERS) -> None:
+def check_origin(
+    recorded: Mapping[str, Any] | None, model: PublishedModel, owner: str, holds: str = ADAPTERS_OF
+) -> None:
     """Raise CheckpointError if only one of the bases of a checkpoint and of `model` was read from a folder.
 
     Reads no files.
@@ -93,7 +94,7 @@ def check_origin(recorded: Mapping[str, Any] | None, model: Published, owner: st
 
 
 def check_digest(
-    recorded: Mapping[str, Any], current: Mapping[str, Any], owner: str, key: str = KEY, holds: str = ADAPTERS
+    recorded: Mapping[str, Any], current: Mapping[str, Any], owner: str, key: str = KEY, holds: str = ADAPTERS_OF
 ) -> None:
     """Raise CheckpointError if the current base differs from that of the checkpoint; `key` names its folder."""
     if recorded["digest"] != current["digest"]:
@@ -103,16 +104,16 @@ def check_digest(
         )
 
 
-def _digest(model: Published, wanted: Shapes, keep: Any) -> str:
-    """Return a digest of all parameters that does not depend on the mesh; `keep` is called with each of them."""
+def _compute_digest(model: PublishedModel, abstract_params: Shapes, on_parameter: Any) -> str:
+    """Return a digest of all parameters that does not depend on the mesh; call `on_parameter` with each of them."""
     sums = {}
-    for name, array in load.iterate_parameters(model, wanted, is_cast=False):
+    for name, array in load.iterate_parameters(model, abstract_params, is_cast=False):
         # Each device sums its own part.
-        everywhere = None
+        replicated = None
         if isinstance(array.sharding, NamedSharding):
-            everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
-        sums[name] = jax.jit(_sum_bits, out_shardings=everywhere)(array)
-        keep(name, array)
+            replicated = NamedSharding(array.sharding.mesh, PartitionSpec())
+        sums[name] = jax.jit(_sum_bits, out_shardings=replicated)(array)
+        on_parameter(name, array)
         # The array must be freed before the next one is read.
         del array
     text = json.dumps({name: np.asarray(pair).tolist() for name, pair in sums.items()}, sort_keys=True)
@@ -125,11 +126,11 @@ def _sum_bits(array: Array) -> Array:
     place = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
         place = place * jnp.uint32(size % 2**32) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
-    mixed = _mix(bits ^ _mix(place))
-    return jnp.stack([mixed.sum(dtype=jnp.uint32), _mix(mixed ^ jnp.uint32(0x9E3779B9)).sum(dtype=jnp.uint32)])
+    mixed = _mix_bits(bits ^ _mix_bits(place))
+    return jnp.stack([mixed.sum(dtype=jnp.uint32), _mix_bits(mixed ^ jnp.uint32(0x9E3779B9)).sum(dtype=jnp.uint32)])
 
 
-def _mix(bits: Array) -> Array:
+def _mix_bits(bits: Array) -> Array:
     """Mix every bit into all 32 bits, with the finalizer of MurmurHash3 (Appleby 2011)."""
     bits = (bits ^ (bits >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     bits = (bits ^ (bits >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
@@ -152,9 +153,9 @@ class MergedParameter:
     a: Parameter | None  # [layers, inputs ..., rank]
     b: Parameter | None  # [layers, rank, outputs ...]
 
-    def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
+    def __getitem__(self, key: Any) -> np.ndarray[Any, Any]:
         """Read one layer of a stacked parameter, by (int, slice, ...) over whole axes, or all of another parameter."""
-        indices = where if isinstance(where, tuple) else (where,)
+        indices = key if isinstance(key, tuple) else (key,)
         spans = tuple(
             slice(index, index + 1) if isinstance(index, int) else slice(*index.indices(size)[:2])
             for index, size in zip(indices, self.shape, strict=True)
@@ -172,7 +173,7 @@ class MergedParameter:
 
 
 def merge_stored(
-    model: Published, lora: Lora, recorded: Mapping[str, Any] | None, adapters: Mapping[str, Parameter], owner: str
+    model: PublishedModel, lora: Lora, recorded: Mapping[str, Any] | None, adapters: Mapping[str, Parameter], owner: str
 ) -> dict[str, Parameter]:
     """Return every parameter of the merged model by name. `recorded` is the checkpoint's record of its base.
 
@@ -190,7 +191,7 @@ def merge_stored(
     leaves, adapted = load.folder_leaves(model, files), {kernel.name for kernel in peft.select_kernels(model, lora)}
     merged: dict[str, Parameter] = {}
     for name, sizes in recorded["shapes"].items():
-        a, b = (adapters[name + end] if name in adapted else None for end in (peft.A, peft.B))
+        a, b = (adapters[name + end] if name in adapted else None for end in (peft.A_SUFFIX, peft.B_SUFFIX))
         shape, leaf = tuple(sizes), leaves[name]
         dtype = files.dtype(next(leaf.tensors(shape))[0])
         merged[name] = MergedParameter(shape, dtype, leaf, files, lora.scaling, a, b)
@@ -200,9 +201,9 @@ def merge_stored(
 class MergingParameters(dict[str, Array]):
     """The parameters of a training as those of a model without adapters. Each is merged when it is popped."""
 
-    def __init__(self, params: Mapping[str, Array], model: Published, lora: Lora | None) -> None:
+    def __init__(self, params: Mapping[str, Array], model: PublishedModel, lora: Lora | None) -> None:
         """Take all parameters of the training: the adapters, the base, and the frozen reference if there is one."""
-        ends = (peft.A, peft.B, peft.SCALE)
+        ends = (peft.A_SUFFIX, peft.B_SUFFIX, peft.SCALE_SUFFIX)
         names = [name for name in params if not name.startswith(REFERENCE_PREFIX) and not name.endswith(ends)]
         super().__init__({name: params[name] for name in names})
         self._params, self._scaling = params, 0.0 if lora is None else lora.scaling
@@ -212,7 +213,7 @@ class MergingParameters(dict[str, Array]):
     def pop(self, name: str, *default: Array) -> Array:  # type: ignore[override]
         """Return the parameter; a kernel is merged with its adapter in float32."""
         kernel = super().pop(name, *default)
-        scale, a, b = (self._params.get(name + end) for end in (peft.SCALE, peft.A, peft.B))
+        scale, a, b = (self._params.get(name + end) for end in (peft.SCALE_SUFFIX, peft.A_SUFFIX, peft.B_SUFFIX))
         if name not in self._inputs or (scale is None and a is None):
             return kernel
         merged: Array = _merge_kernel(kernel, scale, a, b, self._inputs[name], self._scaling)
@@ -224,7 +225,7 @@ def _merge_kernel(
     kernel: Array, scale: Array | None, a: Array | None, b: Array | None, inputs: int, scaling: float
 ) -> Array:
     """Return kernel + scaling × A · B for every layer, [layers, I, O]; A [layers, I, R], B [layers, R, O]."""
-    whole = kernel.astype(jnp.float32) if scale is None else dequantize(kernel, scale, inputs)
+    whole = kernel.astype(jnp.float32) if scale is None else dequantize_kernel(kernel, scale, inputs)
     if a is None or b is None:
         return whole
     added = jax.vmap(partial(jnp.tensordot, axes=1))(a.astype(jnp.float32), b.astype(jnp.float32))

@@ -1,0 +1,212 @@
+"""Pictures and texts of a run: a file for each step in the run folder.
+
+A thread writes them and no step waits for it: if storage is too slow, the oldest step that waits is dropped. A run that
+resumes writes the files of its steps again. The agent brings this file into images that hold nothing else of ours:
+standard library only, Python >= 3.10; only a program that reports a picture, and so has an array, needs numpy.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+import os
+import re
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxlaunch import atomic_file
+
+# A folder in the run folder. STEP.json in it is an object with `step`, `time` and `samples`.
+FOLDER = "reported"
+# Pictures, and as many texts, of one report.
+MAX_ITEMS = 8
+# Longer names and texts are cut.
+MAX_NAME_CHARS, MAX_TEXT_CHARS = 100, 10_000
+# Pixels. Of a larger picture every second pixel is kept, or every third, and so on.
+MAX_SIDE = 1024
+# A picture with more bytes is halved until it fits.
+MAX_PNG_BYTES = 1 << 18
+# The number of newest steps that are kept.
+MAX_STEPS = 100
+# Steps that have not been written yet.
+MAX_WAITING = 16
+# Seconds for which a process that ends waits until everything is written.
+EXIT_WAIT_S = 2.0
+
+_STEP_FILE = re.compile(r"([0-9]{1,15})\.json")
+# Channels -> the colour type of PNG.
+_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
+_PICTURE_FORMAT = "an array [H, W] or [H, W, C] with 1, 3 or 4 channels, uint8 from 0 to 255 or floats from 0 to 1"
+
+# "image" or "text", its name, and a contiguous uint8 [H, W, C] or the text.
+Item = tuple[str, str, Any]
+
+
+def check_items(image: Any, text: Any, *, is_kept: bool) -> list[Item]:
+    """Return what `report(image=…, text=…)` was given, copied where `is_kept`. Raises TypeError, ValueError."""
+    items: list[Item] = [
+        ("image", name, _check_pixels(name, value, is_kept)) for name, value in _name_items("image", image)
+    ]
+    for name, value in _name_items("text", text):
+        if not isinstance(value, str):
+            raise TypeError(f"report({_format_argument('text', name)}): a text, not {type(value).__name__}")
+        items.append(("text", name, value[:MAX_TEXT_CHARS]))
+    return items
+
+
+def _name_items(kind: str, value: Any) -> list[tuple[str, Any]]:
+    if value is None:
+        return []
+    if not isinstance(value, Mapping):
+        return [("", value)]
+    if len(value) > MAX_ITEMS:
+        raise ValueError(f"report({kind}=…): {len(value)} of them, and one step shows at most {MAX_ITEMS}")
+    if wrong := [name for name in value if not isinstance(name, str)]:
+        raise TypeError(f"report({kind}=…): a name is text, not {type(wrong[0]).__name__}")
+    return [(name[:MAX_NAME_CHARS], item) for name, item in value.items()]
+
+
+def _format_argument(kind: str, name: str) -> str:
+    return f"{kind}={{{name!r}: …}}" if name else f"{kind}=…"
+
+
+def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
+    """Return the picture as uint8 [H, W, C], a copy; of one that is not kept only type and shape are checked."""
+    # A program that has an array has imported numpy already.
+    import numpy as np
+
+    call = f"report({_format_argument('image', name)})"
+    if not is_kept and hasattr(value, "shape") and hasattr(value, "dtype"):
+        _check_array(call, tuple(value.shape), str(value.dtype))
+        return None
+    try:
+        pixels = np.asarray(value)
+    except Exception as error:
+        # Any error: the array may be of another library.
+        raise TypeError(f"{call}: {_PICTURE_FORMAT}; {type(value).__name__} cannot be read as one ({error})") from None
+    _check_array(call, pixels.shape, str(pixels.dtype))
+    stride = -(-max(pixels.shape[:2]) // MAX_SIDE)
+    pixels = pixels[::stride, ::stride]
+    if pixels.dtype == np.bool_:
+        pixels = pixels.astype(np.uint8) * 255
+    if pixels.dtype != np.uint8:
+        numbers = np.nan_to_num(pixels.astype(np.float32), nan=0.0, posinf=1.0, neginf=0.0)
+        pixels = np.rint(np.clip(numbers, 0, 1) * 255)
+    # A copy: the program goes on with its own.
+    return np.array(pixels, np.uint8, order="C").reshape(*pixels.shape[:2], -1)
+
+
+def _check_array(call: str, shape: tuple[int, ...], dtype: str) -> None:
+    is_picture = len(shape) in (2, 3) and min(shape) > 0 and (len(shape) == 2 or shape[2] in _COLOUR_TYPES)
+    if not is_picture:
+        raise ValueError(f"{call}: {_PICTURE_FORMAT}; this one is {list(shape)}")
+    if dtype not in ("uint8", "bool") and not dtype.startswith(("float", "bfloat")):
+        raise TypeError(f"{call}: {_PICTURE_FORMAT}; this one has {dtype}")
+
+
+def encode_png(pixels: Any) -> bytes:
+    """Return a picture, uint8 [H, W, C], as the bytes of a PNG file, halved until it has at most MAX_PNG_BYTES."""
+    while True:
+        height, width, channels = pixels.shape
+        rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+        header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
+        png = b"\x89PNG\r\n\x1a\n"
+        for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 6)), (b"IEND", b"")):
+            png += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        if len(png) <= MAX_PNG_BYTES:
+            return png
+        pixels = pixels[::2, ::2]
+
+
+class SampleWriter:
+    """Writes pictures and texts into `folder`, in a thread that starts with the first.
+
+    `note` gets the reason why one could not be written, once.
+    """
+
+    def __init__(self, folder: str, note: Callable[[str], object]) -> None:
+        self._folder, self._note = folder, note
+        self._waiting: dict[int, list[Item]] = {}
+        self._is_writing = self._has_failed = False
+        # A signal handler may report, too.
+        self._changed = threading.Condition(threading.RLock())
+        self._thread: threading.Thread | None = None
+        # The step that was written last, and its items.
+        self._newest: tuple[float, list[Item]] = math.inf, []
+
+    def add_items(self, step: int, items: list[Item]) -> None:
+        """Add items to a step; of two with one name the later one is kept."""
+        with self._changed:
+            self._waiting[step] = _merge_items(self._waiting.get(step, []), items)
+            while len(self._waiting) > MAX_WAITING:
+                del self._waiting[next(iter(self._waiting))]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_waiting, name="jaxlaunch-samples", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until everything is written, for at most LEAVE_S."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._is_writing, EXIT_WAIT_S)
+
+    def _write_waiting(self) -> None:
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: bool(self._waiting))
+                step = next(iter(self._waiting))
+                items, self._is_writing = self._waiting.pop(step), True
+            try:
+                self._write_step(step, items)
+            except Exception as error:
+                # Any error: a picture that cannot be kept must not end the training.
+                if not self._has_failed:
+                    self._has_failed = True
+                    reason = str(error.strerror if isinstance(error, OSError) else error).lower()
+                    self._note(f"what the program reported at step {step} is not kept in {self._folder}: {reason}")
+
+    def _write_step(self, step: int, items: list[Item]) -> None:
+        newest, newest_items = self._newest
+        # The run has gone back to an earlier step: later steps will be reported again.
+        if step < newest:
+            self._remove_steps(lambda written: written > step)
+        items = _merge_items(newest_items, items) if step == newest else items
+        samples = []
+        for kind, name, value in items:
+            if kind == "image":
+                value = "data:image/png;base64," + base64.b64encode(encode_png(value)).decode()
+            samples.append({"name": name, kind: value})
+        row = {"step": step, "time": time.time(), "samples": samples}
+        os.makedirs(self._folder, exist_ok=True)
+        atomic_file.write_file(Path(self._folder, f"{step}.json"), json.dumps(row).encode())
+        self._newest = step, items
+        oldest = list_steps(self._folder)[:MAX_STEPS][-1]
+        self._remove_steps(lambda written: written < oldest)
+
+    def _remove_steps(self, should_remove: Callable[[int], bool]) -> None:
+        for step in list_steps(self._folder):
+            if should_remove(step):
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(os.path.join(self._folder, f"{step}.json"))
+
+
+def _merge_items(earlier: list[Item], later: list[Item]) -> list[Item]:
+    return list({item[:2]: item for item in [*earlier, *later]}.values())[: 2 * MAX_ITEMS]
+
+
+def list_steps(folder: str | os.PathLike[str]) -> list[int]:
+    """Return the steps that have a file in `folder`, the newest first."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted((int(match[1]) for match in map(_STEP_FILE.fullmatch, names) if match), reverse=True)
