@@ -59,7 +59,7 @@ class Speed:
         assert source is not None, "synthetic data has training examples"
         self.spec, self.task, self.source = spec, task, source
         self.step = Step(task, spec, mesh.build_mesh(spec.mesh, jax.devices()[:1]), 1000)
-        self.first = self.step.put_batch(self.pipeline(source).batch(0))
+        self.first = self.step.put_batch(self.pipeline(source).read_batch(0))
         self.step.compile_train(self.first)
 
     def pipeline(self, source: Source) -> Pipeline:

@@ -63,7 +63,7 @@ class Probe:
     def _tight(self, training: Training[TrainState], steps: int) -> list[float]:
         assert isinstance(training, BuiltInTraining)
         if self._state is None:
-            self._state, self._batch = training.init_state(), training.step.put_batch(training.pipeline.batch(0))
+            self._state, self._batch = training.init_state(), training.step.put_batch(training.pipeline.read_batch(0))
         self._state, stamps = tight(training.step, self._state, self._batch, steps)
         return stamps
 

@@ -31,7 +31,7 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.examples import Batch
 from jaxlaunch.trainer.data.pipeline import Pipeline
-from jaxlaunch.trainer.sources.text import Packed, unpack_row
+from jaxlaunch.trainer.sources.text import PackedRows, unpack_row
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 
@@ -92,7 +92,7 @@ def launched(command: str, folder: Path, job: Mapping[str, Any]) -> None:
 
 def parsed(record: bytes, length: int) -> dict[str, Any]:
     """The example of a record, by the functions that make it in a run."""
-    return TASK.example(unpack_row(records.decode(record), length))
+    return TASK.example(unpack_row(records.decode_record(record), length))
 
 
 class Parse(grain.transforms.Map):
@@ -108,7 +108,7 @@ class Parse(grain.transforms.Map):
 
 def ours(prepared: Path, spec: TrainSpec, seed: int) -> Iterator[Batch]:
     """Every row once, but what is left of the last batch, as a run reads them."""
-    rows = Packed(prepared, "train")
+    rows = PackedRows(prepared, "train")
     pipeline = Pipeline(
         rows,
         TASK.example,

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from jaxlaunch.trainer.data.augment import Transform
-from jaxlaunch.trainer.sources.images.picture import Broken, Picture
+from jaxlaunch.trainer.sources.images.picture import BrokenImage, Picture
 
 SIDES = ((1, 1), (5, 7), (16, 16), (40, 23), (64, 96), (1, 300), (120, 90))
 HARD = (0, 1, 7, 20_000, 65_535, 2**31 - 1)  # sides of an image that has none of them
@@ -126,8 +126,8 @@ def wrong(kind: str, way: str, data: bytes, exact: np.ndarray | None, draw: rand
     channels, is_whole = draw.choice((3, 3, 3, 1)), draw.random() < 0.5
     try:
         picture = Picture(data, channels)
-        pixels = picture.pixels() if is_whole else Transform(None, SEEN, "eval")(picture)
-    except Broken as error:
+        pixels = picture.read_pixels() if is_whole else Transform(None, SEEN, "eval")(picture)
+    except BrokenImage as error:
         said = str(error)
         if not said.isprintable() or len(said) > 300:
             return "named", f"the message {said!r}"

@@ -93,7 +93,7 @@ def export(
     if isinstance(model, ImageModel) and (lora is None or merged):
         extra_files |= _render_preprocessor(model, inputs or {}, notes.append)
     if lora is None or merged:
-        files = save.save_model(to, model, params, beside=extra_files, classes=(inputs or {}).get("classes", ()))
+        files = save.save_model(to, model, params, extra_files=extra_files, classes=(inputs or {}).get("classes", ()))
     else:
         files = peft.write_adapters(to, model, lora, params, extra_files)
         architecture = f"adapters of {architecture}"

@@ -25,8 +25,8 @@ from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources import mixture as sources
 from jaxlaunch.trainer.sources.images import build, listing, picture
 from jaxlaunch.trainer.sources.images.index import Index, join_path
-from jaxlaunch.trainer.sources.images.picture import Broken, Picture
-from jaxlaunch.trainer.sources.images.source import SMALL, index_images
+from jaxlaunch.trainer.sources.images.picture import BrokenImage, Picture
+from jaxlaunch.trainer.sources.images.source import CHECK_SIZE, index_images
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables import files as of_tables
 from jaxlaunch.trainer.sources.tables import source
@@ -47,7 +47,7 @@ def inspect_mixture(spec: TrainSpec) -> dict[str, Any]:
     train, held_out = open_source(spec, "train"), open_source(spec, "eval")
     assert isinstance(train, sources.Mixture), "a part has a weight"
     counts = {"train": train.evaluated_parts, "eval": {} if held_out is None else held_out.evaluated_parts}
-    epochs, total = train.epochs(len(train)), sum(part.weight for part in spec.data.parts.values())
+    epochs, total = train.epochs_by_part(len(train)), sum(part.weight for part in spec.data.parts.values())
     parts = {
         name: {
             "source": part.source,
@@ -134,7 +134,7 @@ def inspect_images(path: str, place: str, label: str | None, pictures: str | Non
     inspected = [
         (index, number, image) for index in splits.values() for number, image in enumerate(_read_images(index))
     ]
-    broken = [f"{index.where(number)} {image.wrong}" for index, number, image in inspected if image.wrong]
+    broken = [f"{index.locate_image(number)} {image.wrong}" for index, number, image in inspected if image.wrong]
     sizes = np.array([image.size for *_, image in inspected if image.size])
     duplicates = _duplicate_images(inspected)
     spread: dict[str, list[int]] = {}
@@ -174,17 +174,17 @@ def _read_images(index: Index) -> Iterator[InspectedImage]:
     def read_image(number: int) -> InspectedImage:
         """Read and decode one image, at an eighth of its size if its format allows."""
         try:
-            data = index.read(number)
-        except Broken as error:
+            data = index.read_image(number)
+        except BrokenImage as error:
             return InspectedImage(str(error), None, "", b"")
         except (FileNotFoundError, PermissionError) as error:
             return InspectedImage(f"cannot be read: {error.strerror}", None, "", b"")
         digest = hashlib.sha256(data).digest()[:16]
         try:
             picture = Picture(data)
-            size, form = picture.size, " ".join(picture.about)
-            picture.pixels(None, SMALL)
-        except Broken as error:
+            size, form = picture.size, " ".join(picture.format_and_mode)
+            picture.read_pixels(None, CHECK_SIZE)
+        except BrokenImage as error:
             return InspectedImage(str(error), None, "", digest)
         return InspectedImage(None, size, form, digest)
 
@@ -199,7 +199,7 @@ def _duplicate_images(inspected: list[tuple[Index, int, InspectedImage]]) -> lis
         if image.digest and not image.wrong:
             other, at = first.setdefault(image.digest, (index, number))
             if other is not index or at != number:
-                duplicates.append(f"{index.where(number)} is {other.where(at)}")
+                duplicates.append(f"{index.locate_image(number)} is {other.locate_image(at)}")
     return duplicates
 
 
@@ -216,7 +216,7 @@ def inspect_table(path: str, place: str, label: str | None, pictures: str | None
     if has_splits and (held_out_paths := of_tables.find_tables(place, "eval", "path")[0]):
         splits["eval"] = len(of_tables.read_tables(held_out_paths))
     columns = {name: _describe_column(table, name) for name in [*table.values, *table.unusable]}
-    label = label or next((name for name in build.LABEL if name in table.values), None) or [*table.values][-1]
+    label = label or next((name for name in build.LABEL_NAMES if name in table.values), None) or [*table.values][-1]
     if label not in table.values:
         raise DataError(f"{path} has no column {label!r} of numbers or texts; it has {', '.join(table.values)}")
     block: dict[str, Any] = {"source": "table", "path": path, "label": label}
@@ -253,7 +253,7 @@ def _describe_column(table: Columns, name: str) -> dict[str, Any]:
         counts = collections.Counter("" if value is None else str(value) for value in table.values[name])
         missing = counts.pop("", 0)
         about: dict[str, Any] = {"kind": "texts", "missing": missing, "different": len(counts)}
-        if len(counts) > source.MOST_VALUES:
+        if len(counts) > source.MAX_TEXT_VALUES:
             return about | {"refused": f"has {len(counts)} different texts"}
         return about | {"values": dict(counts.most_common(SHOWN_VALUES))}
     finite_numbers = numbers[np.isfinite(numbers)]
@@ -313,14 +313,14 @@ def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
         ):
             place = (GAP + column * (IMAGE_SIDE + GAP), number * row + TEXT_HEIGHT + GAP)
             try:
-                picture = Picture(index.read(image))
+                picture = Picture(index.read_image(image))
                 scale = IMAGE_SIDE / max(picture.size)
                 height, width = (max(1, round(side * scale)) for side in picture.size)
-                small = Image.fromarray(picture.pixels(None, (height, width)))
+                small = Image.fromarray(picture.read_pixels(None, (height, width)))
                 sheet.paste(
                     small, (place[0] + (IMAGE_SIDE - small.width) // 2, place[1] + (IMAGE_SIDE - small.height) // 2)
                 )
-            except (Broken, OSError):
+            except (BrokenImage, OSError):
                 draw.rectangle((*place, place[0] + IMAGE_SIDE - 1, place[1] + IMAGE_SIDE - 1), outline=TEXT_COLOR)
                 _draw_text(draw, (place[0] + GAP, place[1] + IMAGE_SIDE // 2), "broken")
     _save_picture(sheet, path)

@@ -21,7 +21,7 @@ from jaxlaunch.trainer.aot.chips import Chips
 from jaxlaunch.trainer.aot.compile import AheadOfTimeCompiler, limit_compilation
 from jaxlaunch.trainer.attention import availability
 from jaxlaunch.trainer.attention.availability import Accelerator
-from jaxlaunch.trainer.data.examples import NARROW, Examples
+from jaxlaunch.trainer.data.examples import NARROWED_DTYPES, Examples
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate.text_model import sampling_bytes_per_device
@@ -30,7 +30,7 @@ from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.numerics.memory import Range
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import GPT2, ConvNeXt, Decoder, Remat, ResNet, Synthetic, TrainSpec, ViT, model_sizes
-from jaxlaunch.trainer.spec.data import ImageSource
+from jaxlaunch.trainer.spec.data import ImageData
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.step.state import Batch
 from jaxlaunch.trainer.step.train_step import Step
@@ -68,7 +68,7 @@ def main() -> int:
 def read_job() -> tuple[TrainSpec, Task]:
     """Read the training of TRAIN_SPEC for a plan: with synthetic data, and without its compilation cache."""
     spec, task = read_spec(os.environ)
-    spec = peft.resolve_lora(folder.resolve_spec(spec, is_here=False), is_here=False)
+    spec = peft.resolve_lora(folder.resolve_spec(spec, must_exist=False), is_here=False)
     # The cache of the job is on the cluster.
     jax.config.update("jax_compilation_cache_dir", None)
     return with_synthetic_data(spec, task), task
@@ -82,7 +82,7 @@ def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:
         case ViT() as model if isinstance(task, Classify):
             synthetic = Synthetic(source="synthetic", shape=[*model.image, model.channels])
         case ResNet() | ConvNeXt() as model if isinstance(task, Classify):
-            size = spec.data.shape if isinstance(spec.data, ImageSource) else None
+            size = spec.data.shape if isinstance(spec.data, ImageData) else None
             synthetic = Synthetic(
                 source="synthetic", shape=[*(size or (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE)), model.channels]
             )
@@ -216,8 +216,11 @@ def _abstract_batch(example: Mapping[str, jax.ShapeDtypeStruct], rows: int) -> B
 
 
 def _abstract_example(task: Task, source: Source) -> Mapping[str, jax.ShapeDtypeStruct]:
-    forms = Examples(source, task.example).forms
-    return {key: jax.ShapeDtypeStruct(form.shape, NARROW.get(form.dtype, form.dtype)) for key, form in forms.items()}
+    forms = Examples(source, task.example).array_specs
+    return {
+        key: jax.ShapeDtypeStruct(form.shape, NARROWED_DTYPES.get(form.dtype, form.dtype))
+        for key, form in forms.items()
+    }
 
 
 def _describe_sharding(name: str, step: Step) -> dict[str, Any]:

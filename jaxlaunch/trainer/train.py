@@ -28,7 +28,7 @@ from jaxlaunch.trainer.metrics.means import EvaluationMeans
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.sources.open import baselines, tokenizer_files
+from jaxlaunch.trainer.sources.open import baseline_metrics, tokenizer_files
 from jaxlaunch.trainer.spec import AUTO, TrainSpec
 from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
@@ -86,7 +86,7 @@ class HeldOut:
             batch = next(batches)
         if self._spec.checkpoint.best is not None or self._spec.stop_early is not None:
             metrics = set(self._step.evaluated_metrics(batch)) - {Key.EXAMPLES}
-            parts = {part for part in self.batches.parts if part is not None}
+            parts = {part for part in self.batches.batch_parts if part is not None}
             preflight.check_watched(self._spec, metrics | {f"{name}/{part}" for name in metrics for part in parts})
         return batch
 
@@ -109,16 +109,16 @@ class HeldOut:
         means, classes = EvaluationMeans(self._task.derived), None
         if self._classify is not None and self._run_dir is not None and jax.process_index() == 0:
             classes = self._classify.start_classification()
-        batches = zip(self.batches.parts, self.batches.iterate(self._step.put_batch), strict=True)
+        batches = zip(self.batches.batch_parts, self.batches.iterate(self._step.put_batch), strict=True)
         for number, (part, batch) in enumerate(batches):
             between()
             sums, outputs_and_weights = self._step.evaluate(state, batch)
             means.add(part, jax.device_get(sums))
             if classes is not None:
                 outputs, weight_B = jax.device_get(outputs_and_weights)
-                classes.add_batch(outputs, weight_B, self.batches.indexes(number))
+                classes.add_batch(outputs, weight_B, self.batches.example_indexes(number))
         if classes is not None and self._run_dir is not None:
-            record = classes.to_record((self.inputs or {}).get("classes", ()), self.batches.source.where)
+            record = classes.to_record((self.inputs or {}).get("classes", ()), self.batches.source.locate_example)
             about = {"step": int(state.step), "ema": self._spec.optimizer.ema is not None}
             path = Path(self._run_dir) / contract.CLASSIFICATION
             try:
@@ -202,11 +202,11 @@ class BuiltInTraining(Training[TrainState]):
         total_steps = spec.total_steps(len(train_set))
         preflight.check_profile(spec, total_steps)
         self.step = Step(task, spec, devices, total_steps)
-        self.step.check_loss(self.pipeline.like())
+        self.step.check_loss(self.pipeline.batch_specs())
         for note in (*self.step.notes, self.pipeline.note if spec.data.threads > 1 else None):
             if note is not None:
                 self.note(note)
-        means = baselines(spec, train_set, eval_set) if jax.process_index() == 0 else {}
+        means = baseline_metrics(spec, train_set, eval_set) if jax.process_index() == 0 else {}
         self.held_out = HeldOut(spec, task, self.step, evaluation, place, means)
         self.has_evaluation = self.held_out.has_work
         self.settings = self._build_settings(total_steps)
@@ -263,12 +263,17 @@ class BuiltInTraining(Training[TrainState]):
         )
 
     def _build_metrics(self, train_set: DataSource) -> Metrics:
-        has_tokens = reads_tokens(self.spec, self.pipeline.like())
+        has_tokens = reads_tokens(self.spec, self.pipeline.batch_specs())
         # Otherwise the loss is not a sum over the targets of a row.
-        has_token_rows = has_tokens and len(self.pipeline.forms["tokens"].shape) == 1
+        has_token_rows = has_tokens and len(self.pipeline.array_specs["tokens"].shape) == 1
         return Metrics(
             Workload(
-                self.settings.steps, self.spec.batch, has_tokens, has_token_rows, len(train_set), train_set.epochs
+                self.settings.steps,
+                self.spec.batch,
+                has_tokens,
+                has_token_rows,
+                len(train_set),
+                train_set.epochs_by_part,
             ),
             rank=jax.process_index(),
             run_dir=self.place.run_dir,
@@ -327,14 +332,14 @@ class BuiltInTraining(Training[TrainState]):
         If that fails, `compile` tries again and raises the error.
         """
         if self.step.builder.is_builtin:
-            train = {count: self.pipeline.like(count) for count in self._dispatch_sizes}
-            held_out = None if self.held_out.batches is None else self.held_out.batches.like()
+            train = {count: self.pipeline.batch_specs(count) for count in self._dispatch_sizes}
+            held_out = None if self.held_out.batches is None else self.held_out.batches.batch_specs()
             self._compilation = ThreadPoolExecutor(1, "compile").submit(self._compile_steps, train, held_out)
 
     def compile(self, start: int) -> float | None:
         """Compile all steps for batches like the first and return the FLOPs of a train step."""
         self.report.report_phase("data", start)
-        train = {count: self.step.put_batch(self.pipeline.batch(start, count)) for count in self._dispatch_sizes}
+        train = {count: self.step.put_batch(self.pipeline.read_batch(start, count)) for count in self._dispatch_sizes}
         held_out = self.held_out.first_batch()
         self.report.report_phase("compile", start)
         # `exception` waits until the thread has ended.
@@ -369,7 +374,7 @@ class BuiltInTraining(Training[TrainState]):
         """Dispatch the steps, after their examples have been logged if the job requests it."""
         if self._trace is not None:
             for step in span:
-                self._trace.write(step, self.pipeline.ids(step))
+                self._trace.write_step(step, self.pipeline.example_ids(step))
         return self.step.train(state, batch, len(span))
 
     def not_finite_error(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
@@ -384,7 +389,7 @@ class BuiltInTraining(Training[TrainState]):
         )
 
     def _find_wrong_batch(self, number: int) -> str | None:
-        return self.pipeline.not_finite(number)
+        return self.pipeline.describe_not_finite(number)
 
     def hlo_texts(self) -> list[str]:
         """Return the HLO texts of the compiled steps."""

@@ -24,7 +24,7 @@ from jaxlaunch.trainer.adapters.lora import REFERENCE_PREFIX, dequantize_kernel,
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.huggingface import load
-from jaxlaunch.trainer.huggingface.load import KEY, Files
+from jaxlaunch.trainer.huggingface.load import DEFAULT_KEY, TensorFiles
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.spec import Lora, PublishedModel
@@ -84,17 +84,22 @@ def check_origin(
     if recorded is not None and model.init_from is None:
         raise CheckpointError(
             f"{owner} holds {holds} the weights of {recorded['init_from']} with digest {recorded['digest']}; without "
-            f"{KEY} the weights are drawn from train.seed: name the folder that they were trained on as {KEY}"
+            f"{DEFAULT_KEY} the weights are drawn from train.seed: name the folder that they were "
+            f"trained on as {DEFAULT_KEY}"
         )
     if recorded is None and model.init_from is not None:
         raise CheckpointError(
-            f"{owner} holds {holds} weights that were drawn from train.seed, not those of {KEY} = "
+            f"{owner} holds {holds} weights that were drawn from train.seed, not those of {DEFAULT_KEY} = "
             f"{model.init_from}: leave it out, or start a new run from the folder"
         )
 
 
 def check_digest(
-    recorded: Mapping[str, Any], current: Mapping[str, Any], owner: str, key: str = KEY, holds: str = ADAPTERS_OF
+    recorded: Mapping[str, Any],
+    current: Mapping[str, Any],
+    owner: str,
+    key: str = DEFAULT_KEY,
+    holds: str = ADAPTERS_OF,
 ) -> None:
     """Raise CheckpointError if the current base differs from that of the checkpoint; `key` names its folder."""
     if recorded["digest"] != current["digest"]:
@@ -148,7 +153,7 @@ class MergedParameter:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     leaf: Leaf
-    files: Files
+    files: TensorFiles
     scaling: float
     a: Parameter | None  # [layers, inputs ..., rank]
     b: Parameter | None  # [layers, rank, outputs ...]
@@ -187,13 +192,13 @@ def merge_stored(
             "here: name the one that they are in now as --base of launcher export"
         )
     check_digest(recorded, record_base(model, recorded), owner, "--base of launcher export")
-    files = Files(model.init_from)
+    files = TensorFiles(model.init_from)
     leaves, adapted = load.folder_leaves(model, files), {kernel.name for kernel in peft.select_kernels(model, lora)}
     merged: dict[str, Parameter] = {}
     for name, sizes in recorded["shapes"].items():
         a, b = (adapters[name + end] if name in adapted else None for end in (peft.A_SUFFIX, peft.B_SUFFIX))
         shape, leaf = tuple(sizes), leaves[name]
-        dtype = files.dtype(next(leaf.tensors(shape))[0])
+        dtype = files.tensor_dtype(next(leaf.tensor_shapes(shape))[0])
         merged[name] = MergedParameter(shape, dtype, leaf, files, lora.scaling, a, b)
     return merged
 

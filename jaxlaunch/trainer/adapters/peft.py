@@ -21,7 +21,7 @@ from jax import Array
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, pydantic_message
 from jaxlaunch.trainer.huggingface import load, names, save
-from jaxlaunch.trainer.huggingface.load import Files
+from jaxlaunch.trainer.huggingface.load import TensorFiles
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.spec import GPT2, Decoder, Lora, PublishedModel, TrainSpec
@@ -80,7 +80,7 @@ def find_kernels(model: PublishedModel) -> list[Kernel]:
     """Return every kernel of the model that can have an adapter. The products of experts cannot."""
     kernels = []
     for name, leaf in names.parameter_leaves(model).items():
-        if leaf.stacked == "l" and name.rpartition(".")[2] in PRODUCTS:
+        if leaf.stacked_axes == "l" and name.rpartition(".")[2] in PRODUCTS:
             first, last = leaf.theirs.split()
             inputs, outputs = (first, last) if isinstance(model, GPT2) else (last, first)
             kernels.append(Kernel(name, leaf.name.removesuffix(".weight").partition("{l}.")[2], leaf, inputs, outputs))
@@ -291,7 +291,7 @@ def read_adapters(
     Raises SpecError if a tensor is missing, unexpected or of another shape.
     """
     folder, leaves = lora.init_from or "", adapter_leaves(kernels)
-    files = Files(folder, KEY)
+    files = TensorFiles(folder, KEY)
     load.check_tensors(folder, "train.lora", leaves, abstract_params, files)
     return {name: load.read_parameter(leaves[name], like, files) for name, like in abstract_params.items()}
 

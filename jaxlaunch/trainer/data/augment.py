@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
-from jaxlaunch.trainer.data.examples import Unusable
-from jaxlaunch.trainer.data.source import DataSource, Source, as_data_source, name_of
+from jaxlaunch.trainer.data.examples import UnusableExample
+from jaxlaunch.trainer.data.source import DataSource, Source, as_data_source, source_name
 from jaxlaunch.trainer.spec.augment import Augment, AugMix, Jitter, RandAugment
 
 Pixels = npt.NDArray[np.uint8]
@@ -27,19 +27,19 @@ Box = tuple[float, float, float, float]  # top, left, height and width
 Picture = Image.Image
 Operation = Callable[[Picture, float], Picture]
 
-PLAIN = Augment()
+NO_AUGMENT = Augment()
 # Number of times that a rectangle is drawn before the fallback is taken.
-TRIES = 10
+MAX_TRIES = 10
 # Number of discrete strengths, as in torchvision.
-BINS, AUGMIX_BINS = 31, 10
+RANDAUGMENT_BINS, AUGMIX_BINS = 31, 10
 
 
-class Readable(Protocol):
+class ReadableImage(Protocol):
     """An image that may not be decoded yet, and whose parts can be read at a requested size."""
 
     size: Size
 
-    def pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
+    def read_pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
         """Return the part in `box`, or all of it, resized to `size`, left and right swapped: [H, W, C]."""
         ...
 
@@ -51,18 +51,20 @@ class Transform:
     """
 
     def __init__(self, augment: Augment | None, size: Size | None, split: Literal["train", "eval"]) -> None:
-        self._augment, self._size = augment or PLAIN, size
-        recipe = self._augment.model_copy(update={"eval_crop": 1.0, "preset": None, "ratio": PLAIN.ratio})
-        self.draws = split == "train" and recipe != PLAIN
+        self._augment, self._size = augment or NO_AUGMENT, size
+        recipe = self._augment.model_copy(update={"eval_crop": 1.0, "preset": None, "ratio": NO_AUGMENT.ratio})
+        self.needs_rng = split == "train" and recipe != NO_AUGMENT
         self._share = self._augment.eval_crop if split == "eval" else 1.0
 
-    def __call__(self, picture: Readable, rng: np.random.Generator | None = None) -> Pixels:
+    def __call__(self, picture: ReadableImage, rng: np.random.Generator | None = None) -> Pixels:
         """Return the pixels [H, W, C], as a copy if they are modified."""
         size, share = self._size or picture.size, self._share
-        if rng is None or not self.draws:
+        if rng is None or not self.needs_rng:
             is_whole = share == 1.0 and size == picture.size
-            return picture.pixels() if is_whole else picture.pixels(center_box(picture.size, size, share), size)
-        image = self._crop(picture, size, rng)
+            return (
+                picture.read_pixels() if is_whole else picture.read_pixels(center_box(picture.size, size, share), size)
+            )
+        image = self._crop_image(picture, size, rng)
         augment = self._augment
         if augment.flip_vertical and rng.random() < augment.flip_vertical:
             image = image[::-1]
@@ -82,15 +84,17 @@ class Transform:
             image[random_hole((image.shape[0], image.shape[1]), rng)] = np.round(image.mean((0, 1))).astype(np.uint8)
         return image
 
-    def _crop(self, picture: Readable, size: Size, rng: np.random.Generator) -> Pixels:
+    def _crop_image(self, picture: ReadableImage, size: Size, rng: np.random.Generator) -> Pixels:
         if self._augment.crop is not None:
             box = random_box(picture.size, self._augment.crop, self._augment.ratio, rng)
-            return picture.pixels(box, size, self._draw_flip(rng))
-        image = picture.pixels() if size == picture.size else picture.pixels(center_box(picture.size, size), size)
-        if most := self._augment.shift:
-            down, right = rng.integers(-most, most + 1, size=2).tolist()
-            image = shift(image, down, right)
-        return mirror(image) if self._draw_flip(rng) else image
+            return picture.read_pixels(box, size, self._draw_flip(rng))
+        image = (
+            picture.read_pixels() if size == picture.size else picture.read_pixels(center_box(picture.size, size), size)
+        )
+        if max_shift := self._augment.shift:
+            down, right = rng.integers(-max_shift, max_shift + 1, size=2).tolist()
+            image = shift_image(image, down, right)
+        return mirror_image(image) if self._draw_flip(rng) else image
 
     def _draw_flip(self, rng: np.random.Generator) -> bool:
         return bool(self._augment.flip and rng.random() < self._augment.flip)
@@ -103,18 +107,18 @@ class ArrayImage:
         array = np.asarray(image)
         array = array[..., None] if array.ndim == 2 else array
         if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] not in (1, 3):
-            raise Unusable(
+            raise UnusableExample(
                 f"an image of {array.dtype}{list(array.shape)}; data.augment and data.size take uint8 [H, W, C] of one "
                 "channel or three"
             )
         self._image: Pixels = array
         self.size: Size = (array.shape[0], array.shape[1])
 
-    def pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
+    def read_pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
         """Return the part in `box`, or all of it, resized to `size` (bilinear, antialiased), and mirrored."""
         top, left, height, width = (0, 0, *self.size) if box is None else box
         if size is None or (top, left, height, width) == (0, 0, *size):
-            return mirror(self._image) if mirrored else self._image
+            return mirror_image(self._image) if mirrored else self._image
         picture = Image.fromarray(self._image[..., 0] if self._image.shape[-1] == 1 else self._image)
         edges = (left, top, left + width, top + height)
         resized = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
@@ -128,8 +132,8 @@ class AugmentedSource(DataSource):
 
     def __init__(self, source: Source, transform: Transform) -> None:
         self._source, self._transform = as_data_source(source), transform
-        self.name = name_of(source)
-        self.may_draw = self.takes_rng = transform.draws
+        self.name = source_name(source)
+        self.may_draw = self.takes_rng = transform.needs_rng
 
     def __len__(self) -> int:
         return len(self._source)
@@ -137,14 +141,14 @@ class AugmentedSource(DataSource):
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         raw = self._source[index]
         if "image" not in raw:
-            raise Unusable(f"no image, which data.augment and data.size are of; it has {', '.join(sorted(raw))}")
+            raise UnusableExample(f"no image, which data.augment and data.size are of; it has {', '.join(sorted(raw))}")
         image = self._transform(ArrayImage(raw["image"]), rng)
         return {**raw, "image": image if np.ndim(raw["image"]) == 3 else image[..., 0]}
 
     @property
-    def about(self) -> Mapping[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """The metadata of the wrapped source."""
-        return self._source.about
+        return self._source.metadata
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the wrapped source.
@@ -157,15 +161,15 @@ class AugmentedSource(DataSource):
 # --- boxes and positions ----------------------------------------------------------------------------------------------
 
 
-def random_box(whole: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator) -> Box:
+def random_box(image_size: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator) -> Box:
     """Draw a box with a share of the area from `area` and a width / height from `ratio`, anywhere in the image.
 
     If no drawn box fits, return the largest centered box whose ratio is allowed (Szegedy et al. 2015, as in
     torchvision).
     """
-    image_height, image_width = whole
-    for _ in range(TRIES):
-        height, width = _draw_sides(whole, area, ratio, rng)
+    image_height, image_width = image_size
+    for _ in range(MAX_TRIES):
+        height, width = _draw_sides(image_size, area, ratio, rng)
         if 0 < width <= image_width and 0 < height <= image_height:
             top, left = int(rng.integers(image_height - height + 1)), int(rng.integers(image_width - width + 1))
             return top, left, height, width
@@ -176,34 +180,34 @@ def random_box(whole: Size, area: Sequence[float], ratio: Sequence[float], rng: 
 
 
 def random_hole(
-    whole: Size,
+    image_size: Size,
     rng: np.random.Generator,
     area: Sequence[float] = (0.02, 0.33),
     ratio: Sequence[float] = (0.3, 3.3),
 ) -> tuple[slice, slice]:
     """Draw the rows and columns to erase, or empty slices if no drawn hole fits (Zhong et al. 2020)."""
-    for _ in range(TRIES):
-        height, width = _draw_sides(whole, area, ratio, rng)
-        if height < whole[0] and width < whole[1]:
-            top, left = int(rng.integers(whole[0] - height + 1)), int(rng.integers(whole[1] - width + 1))
+    for _ in range(MAX_TRIES):
+        height, width = _draw_sides(image_size, area, ratio, rng)
+        if height < image_size[0] and width < image_size[1]:
+            top, left = int(rng.integers(image_size[0] - height + 1)), int(rng.integers(image_size[1] - width + 1))
             return slice(top, top + height), slice(left, left + width)
     return slice(0), slice(0)
 
 
-def _draw_sides(whole: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator) -> Size:
-    pixels = whole[0] * whole[1] * rng.uniform(area[0], area[1])
+def _draw_sides(image_size: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator) -> Size:
+    pixels = image_size[0] * image_size[1] * rng.uniform(area[0], area[1])
     shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
     return round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
 
 
-def center_box(whole: Size, size: Size, share: float = 1.0) -> Box:
-    """Return the largest centered box of `whole` with the proportions of `size`, scaled by `share`."""
-    scale = share * min(whole[0] / size[0], whole[1] / size[1])
+def center_box(image_size: Size, size: Size, share: float = 1.0) -> Box:
+    """Return the largest centered box of `image_size` with the proportions of `size`, scaled by `share`."""
+    scale = share * min(image_size[0] / size[0], image_size[1] / size[1])
     height, width = size[0] * scale, size[1] * scale
-    return (whole[0] - height) / 2, (whole[1] - width) / 2, height, width
+    return (image_size[0] - height) / 2, (image_size[1] - width) / 2, height, width
 
 
-def shift(image: Pixels, down: int, right: int) -> Pixels:
+def shift_image(image: Pixels, down: int, right: int) -> Pixels:
     """Shift the image by a number of pixels, which may be negative, and fill with zeros.
 
     This is a crop from an image that was padded with zeros.
@@ -215,7 +219,7 @@ def shift(image: Pixels, down: int, right: int) -> Pixels:
     return moved
 
 
-def mirror(image: Pixels) -> Pixels:
+def mirror_image(image: Pixels) -> Pixels:
     """Return a mirrored copy of an image [H, W, C]."""
     # NumPy is fastest if it copies one channel at a time.
     swapped = np.empty_like(image)
@@ -227,16 +231,16 @@ def mirror(image: Pixels) -> Pixels:
 # --- operations on pixels ---------------------------------------------------------------------------------------------
 
 
-def hue(image: Picture, turn: float) -> Picture:
+def shift_hue(image: Picture, turn: float) -> Picture:
     """Rotate the hue by a share of the color circle; grey images are unchanged."""
     if image.mode == "L":
         return image
-    tone, *rest = image.convert("HSV").split()
-    turned = Image.fromarray(np.asarray(tone) + np.uint8(int(turn * 255) % 256))
-    return Image.merge("HSV", (turned, *rest)).convert("RGB")
+    hue_channel, *other_channels = image.convert("HSV").split()
+    turned = Image.fromarray(np.asarray(hue_channel) + np.uint8(int(turn * 255) % 256))
+    return Image.merge("HSV", (turned, *other_channels)).convert("RGB")
 
 
-def affine(image: Picture, *matrix: float) -> Picture:
+def transform_affine(image: Picture, *matrix: float) -> Picture:
     """Map each output pixel (x, y) to the nearest input pixel of (ax + by + c, dx + ey + f), black outside."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
 
@@ -244,10 +248,10 @@ def affine(image: Picture, *matrix: float) -> Picture:
 # Operations by name. The strength is a slope, pixels, degrees, a factor less 1, bits or a threshold.
 OPERATIONS: Mapping[str, Operation] = {
     "identity": lambda image, _: image,
-    "shear_x": lambda image, slope: affine(image, 1.0, slope, 0.0, 0.0, 1.0, 0.0),
-    "shear_y": lambda image, slope: affine(image, 1.0, 0.0, 0.0, slope, 1.0, 0.0),
-    "translate_x": lambda image, pixels: affine(image, 1.0, 0.0, -int(pixels), 0.0, 1.0, 0.0),
-    "translate_y": lambda image, pixels: affine(image, 1.0, 0.0, 0.0, 0.0, 1.0, -int(pixels)),
+    "shear_x": lambda image, slope: transform_affine(image, 1.0, slope, 0.0, 0.0, 1.0, 0.0),
+    "shear_y": lambda image, slope: transform_affine(image, 1.0, 0.0, 0.0, slope, 1.0, 0.0),
+    "translate_x": lambda image, pixels: transform_affine(image, 1.0, 0.0, -int(pixels), 0.0, 1.0, 0.0),
+    "translate_y": lambda image, pixels: transform_affine(image, 1.0, 0.0, 0.0, 0.0, 1.0, -int(pixels)),
     "rotate": lambda image, degrees: image.rotate(degrees),
     "brightness": lambda image, more: ImageEnhance.Brightness(image).enhance(1.0 + more),
     "saturation": lambda image, more: ImageEnhance.Color(image).enhance(1.0 + more),
@@ -269,31 +273,40 @@ UNSIGNED = ("identity", "posterize", "solarize", "autocontrast", "equalize")
 def apply_jitter(image: Picture, jitter: Jitter, rng: np.random.Generator) -> Picture:
     """Apply the configured operations in a random order, each with a random factor."""
     draws = [
-        (name, rng.uniform(max(0.0, 1.0 - most), 1.0 + most)) for name in ENHANCERS if (most := getattr(jitter, name))
+        (name, rng.uniform(max(0.0, 1.0 - strength), 1.0 + strength))
+        for name in ENHANCERS
+        if (strength := getattr(jitter, name))
     ]
     if jitter.hue:
         draws.append(("hue", rng.uniform(-jitter.hue, jitter.hue)))
     for number in rng.permutation(len(draws)):
         name, factor = draws[number]
-        image = hue(image, factor) if name == "hue" else ENHANCERS[name](image).enhance(factor)
+        image = shift_hue(image, factor) if name == "hue" else ENHANCERS[name](image).enhance(factor)
     return image
 
 
-def operation_strength(name: str, step: int, bins: int, reach: tuple[float, float], bits: int) -> float:
+def operation_strength(name: str, step: int, bins: int, max_translation: tuple[float, float], max_bits: int) -> float:
     """Return the strength of an operation at a step of `bins`.
 
-    `reach` is the largest translation to the right and down in pixels, `bits` the largest number of bits of posterize.
+    `max_translation` is the largest translation to the right and down in pixels, `max_bits` the largest
+    number of bits of posterize.
     """
     share = step / (bins - 1)
-    most = {"shear_x": 0.3, "shear_y": 0.3, "translate_x": reach[0], "translate_y": reach[1], "rotate": 30.0}
+    max_strengths = {
+        "shear_x": 0.3,
+        "shear_y": 0.3,
+        "translate_x": max_translation[0],
+        "translate_y": max_translation[1],
+        "rotate": 30.0,
+    }
     match name:
         case "posterize":
-            return bits - round(step / ((bins - 1) / 4))
+            return max_bits - round(step / ((bins - 1) / 4))
         case "solarize":
             return 255.0 * (1.0 - share)
         case "identity" | "autocontrast" | "equalize":
             return 0.0
-    return share * most.get(name, 0.9)
+    return share * max_strengths.get(name, 0.9)
 
 
 def _apply_operation(image: Picture, name: str, strength: float, rng: np.random.Generator) -> Picture:
@@ -303,24 +316,26 @@ def _apply_operation(image: Picture, name: str, strength: float, rng: np.random.
 
 def apply_randaugment(image: Picture, options: RandAugment, rng: np.random.Generator) -> Picture:
     """Apply `count` operations, drawn with replacement, with random signs of their strengths."""
-    reach = 150.0 / 331.0 * image.width, 150.0 / 331.0 * image.height
+    max_translation = 150.0 / 331.0 * image.width, 150.0 / 331.0 * image.height
     for number in rng.integers(len(OPERATIONS), size=options.count):
         name = list(OPERATIONS)[number]
-        image = _apply_operation(image, name, operation_strength(name, options.magnitude, BINS, reach, 8), rng)
+        image = _apply_operation(
+            image, name, operation_strength(name, options.magnitude, RANDAUGMENT_BINS, max_translation, 8), rng
+        )
     return image
 
 
 def apply_augmix(image: Picture, options: AugMix, rng: np.random.Generator) -> Picture:
     """Return a weighted sum of the image and `width` chains of operations on it."""
     names = [name for name in OPERATIONS if name != "identity"]
-    reach = image.width / 3.0, image.height / 3.0
-    own_share, chain_share = rng.dirichlet([options.alpha] * 2)
-    mixed = own_share * np.asarray(image, np.float64)
+    max_translation = image.width / 3.0, image.height / 3.0
+    image_share, chain_share = rng.dirichlet([options.alpha] * 2)
+    mixed = image_share * np.asarray(image, np.float64)
     for share in rng.dirichlet([options.alpha] * options.width) * chain_share:
         chain = image
         for _ in range(options.depth or int(rng.integers(1, 4))):
             name = names[rng.integers(len(names))]
-            strength = operation_strength(name, int(rng.integers(options.severity)), AUGMIX_BINS, reach, 4)
+            strength = operation_strength(name, int(rng.integers(options.severity)), AUGMIX_BINS, max_translation, 4)
             chain = _apply_operation(chain, name, strength, rng)
         mixed += share * np.asarray(chain, np.float64)
     return Image.fromarray(np.clip(mixed, 0.0, 255.0).astype(np.uint8))

@@ -14,8 +14,14 @@ import numpy.typing as npt
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.data import order, workers
 from jaxlaunch.trainer.data.order import Indices
-from jaxlaunch.trainer.data.source import Source, as_data_source, describe_place, name_of, unreadable_example
-from jaxlaunch.trainer.data.workers import Draws, Item, Request
+from jaxlaunch.trainer.data.source import (
+    Source,
+    as_data_source,
+    describe_definition,
+    source_name,
+    unreadable_example_error,
+)
+from jaxlaunch.trainer.data.workers import Item, RandomPolicy, Request
 from jaxlaunch.trainer.errors import DataError, TrainerError
 
 Array = npt.NDArray[Any]
@@ -25,25 +31,25 @@ Example = Callable[..., Mapping[str, Any]]
 # Checks a batch without its weights, which it may correct. Returns the row of a bad example and the problem, or None.
 Check = Callable[[Batch], tuple[int, str] | None]
 
-BY_NAME = "the task's example() must return a dict of arrays by name"
+RETURN_TYPE_RULE = "the task's example() must return a dict of arrays by name"
 # A deterministic set that is not larger than this is decoded once and cached.
-CACHE_BYTES = 64 * 2**20
+MAX_CACHE_BYTES = 64 * 2**20
 # JAX narrows 64-bit dtypes on a device. Narrowing them here halves the bytes that are copied there.
-NARROW = {np.dtype(wide): np.dtype(wide.replace("64", "32")) for wide in ("int64", "uint64", "float64")}
+NARROWED_DTYPES = {np.dtype(wide): np.dtype(wide.replace("64", "32")) for wide in ("int64", "uint64", "float64")}
 
 
-class Unusable(ValueError):
+class UnusableExample(ValueError):
     """A record that `example()` cannot use. The message continues "example 7 has": "label 3.7, not a whole number"."""
 
 
-class Form(NamedTuple):
+class ArraySpec(NamedTuple):
     """Shape and dtype that every example has under one key."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
-class Reading(NamedTuple):
+class ReadSettings(NamedTuple):
     """Settings for reading the examples of a run."""
 
     seed: int = 0
@@ -53,20 +59,20 @@ class Reading(NamedTuple):
     check: Check | None = None
 
 
-DEFAULT = Reading()
-Method = TypeVar("Method", bound=Callable[..., Any])
+DEFAULT_SETTINGS = ReadSettings()
+ExampleMethod = TypeVar("ExampleMethod", bound=Callable[..., Any])
 # Functions that make many examples at once, by the method that makes one.
-_MANY: dict[Callable[..., Any], Callable[[Any, Batch], Batch]] = {}
+_BATCH_FUNCTIONS: dict[Callable[..., Any], Callable[[Any, Batch], Batch]] = {}
 
 
-def many_by(many: Callable[[Any, Batch], Batch]) -> Callable[[Method], Method]:
+def register_batch_function(batch_function: Callable[[Any, Batch], Batch]) -> Callable[[ExampleMethod], ExampleMethod]:
     """Register, for a task's `example`, a function of the task and of records [B, ...] that makes B examples at once.
 
     If the function cannot use a record, `example` is called for each record to report the index.
     """
 
-    def register(example: Method) -> Method:
-        _MANY[example] = many
+    def register(example: ExampleMethod) -> ExampleMethod:
+        _BATCH_FUNCTIONS[example] = batch_function
         return example
 
     return register
@@ -79,42 +85,50 @@ class Examples:
     their positions (trainer/data/order).
     """
 
-    def __init__(self, source: Source, example: Example, reading: Reading = DEFAULT) -> None:
-        self._source, self._example, self._reading = as_data_source(source), example, reading
+    def __init__(self, source: Source, example: Example, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
+        self._source, self._example, self._settings = as_data_source(source), example, settings
         source = self._source
         self._length = len(source)
         if not self._length:
-            raise DataError(f"{name_of(source)} has no examples")
+            raise DataError(f"{source_name(source)} has no examples")
         self._takes_rng = source.takes_rng, order.takes_rng(example)
-        is_ours = not source.may_draw, str(example.__module__).startswith("jaxlaunch.trainer.")
-        is_known = all(is_ours) if reading.deterministic is None else reading.deterministic
-        self._is_drawn = not is_known
-        is_seeded = [self._is_drawn and not (is_ours[part] or self._takes_rng[part]) for part in (0, 1)]
-        self._is_seeded = any(is_seeded)
-        self._draws = Draws(reading.seed, reading.purpose, self._is_seeded, is_seeded[1] or self._takes_rng[1])
-        self.forms = self._read_forms()
-        self._many: Callable[[Batch], Batch] | None = None
-        if isinstance(example, types.MethodType) and is_known and source.has_rows and example.__func__ in _MANY:
-            self._many = partial(_MANY[example.__func__], example.__self__)
-        size_bytes = self._length * sum(
-            int(np.prod(form.shape, dtype=np.int64)) * narrow(form.dtype).itemsize for form in self.forms.values()
+        are_deterministic = not source.may_draw, str(example.__module__).startswith("jaxlaunch.trainer.")
+        is_deterministic = all(are_deterministic) if settings.deterministic is None else settings.deterministic
+        self._is_random = not is_deterministic
+        needs_seeding = [self._is_random and not (are_deterministic[part] or self._takes_rng[part]) for part in (0, 1)]
+        self._is_seeded = any(needs_seeding)
+        self._draws = RandomPolicy(
+            settings.seed, settings.purpose, self._is_seeded, needs_seeding[1] or self._takes_rng[1]
         )
-        is_cached = is_known and self._many is None and size_bytes <= CACHE_BYTES
-        self._cache = self._allocate(self._length) if is_cached else None
+        self.array_specs = self._read_array_specs()
+        self._batch_function: Callable[[Batch], Batch] | None = None
+        if (
+            isinstance(example, types.MethodType)
+            and is_deterministic
+            and source.has_rows
+            and example.__func__ in _BATCH_FUNCTIONS
+        ):
+            self._batch_function = partial(_BATCH_FUNCTIONS[example.__func__], example.__self__)
+        size_bytes = self._length * sum(
+            int(np.prod(form.shape, dtype=np.int64)) * narrow_dtype(form.dtype).itemsize
+            for form in self.array_specs.values()
+        )
+        is_cached = is_deterministic and self._batch_function is None and size_bytes <= MAX_CACHE_BYTES
+        self._cache = self._allocate_batch(self._length) if is_cached else None
         self._is_cached = np.zeros(self._length, bool)
 
     def __len__(self) -> int:
         return self._length
 
-    def threads(self, most: int) -> int:
-        """Return the number of threads to read with, at most `most` unless worker processes read.
+    def reader_threads(self, max_threads: int) -> int:
+        """Return the number of threads to read with, at most `max_threads` unless worker processes read.
 
         Each worker process needs a thread. One thread is used with a cache, with seeded global generators, and for
         light sources: threads that only run Python code would wait for each other.
         """
         if self._source.workers:
             return self._source.workers
-        return most if self._cache is None and not self._is_seeded and not self._source.is_light else 1
+        return max_threads if self._cache is None and not self._is_seeded and not self._source.is_light else 1
 
     @property
     def note(self) -> str | None:
@@ -122,99 +136,108 @@ class Examples:
         if not self._is_seeded or self._source.workers:
             return None
         return (
-            f"{name_of(self._source)} may use random numbers, so its examples are read one at a time, each with "
+            f"{source_name(self._source)} may use random numbers, so its examples are read one at a time, each with "
             "seeded generators. To read them with data.threads in parallel, set data.deterministic: true if it uses "
             "none, or give it a parameter rng, which gets a numpy Generator, or set data.workers"
         )
 
     def read(self, index_B: Indices, position_B: Indices) -> Batch:
         """Return the examples with these indexes, drawn as at these positions: key -> [B, ...]."""
-        batch = self._read(index_B, position_B)
-        self._check(batch, index_B)
+        batch = self._read_batch(index_B, position_B)
+        self._check_values(batch, index_B)
         return batch
 
-    def not_finite(self, index_B: Indices, position_B: Indices) -> str | None:
+    def describe_not_finite(self, index_B: Indices, position_B: Indices) -> str | None:
         """Describe the first of these examples with a non-finite number, or return None."""
-        batch = self._read(index_B, position_B)
+        batch = self._read_batch(index_B, position_B)
         faults = [(*fault, key) for key, array in batch.items() if (fault := first_not_finite(array)) is not None]
         if not faults:
             return None
         row, value, key = min(faults, key=lambda fault: fault[0])
         position, index = int(position_B[row]), int(index_B[row])
-        return f"{name_of(self._source)}: example {index}, at position {position}, has {key} {value}{self._place()}"
+        return (
+            f"{source_name(self._source)}: example {index}, at position {position}, has {key} "
+            f"{value}{self._describe_location()}"
+        )
 
-    def _read(self, index_B: Indices, position_B: Indices) -> Batch:
-        if self._many is not None:
+    def _read_batch(self, index_B: Indices, position_B: Indices) -> Batch:
+        if self._batch_function is not None:
             # If this fails, examples are made one by one below, so that the error names the bad one.
-            with contextlib.suppress(Unusable):
-                batch = self._many(self._source.rows(index_B))
-                forms = {key: Form(array.shape[1:], array.dtype) for key, array in batch.items()}
-                if forms == self.forms and not any(form.dtype in NARROW for form in forms.values()):
+            with contextlib.suppress(UnusableExample):
+                batch = self._batch_function(self._source.read_rows(index_B))
+                specs = {key: ArraySpec(array.shape[1:], array.dtype) for key, array in batch.items()}
+                if specs == self.array_specs and not any(form.dtype in NARROWED_DTYPES for form in specs.values()):
                     return batch
         if self._cache is None:
-            batch = self._allocate(len(index_B))
-            self._fill(batch, range(len(index_B)), index_B.tolist(), position_B.tolist())
+            batch = self._allocate_batch(len(index_B))
+            self._fill_rows(batch, range(len(index_B)), index_B.tolist(), position_B.tolist())
             return batch
         # Two threads may make the same example and write the same bytes. It counts as cached once it is complete.
         missing = np.unique(index_B[~self._is_cached[index_B]])
-        self._fill(self._cache, missing.tolist(), missing.tolist(), missing.tolist())
+        self._fill_rows(self._cache, missing.tolist(), missing.tolist(), missing.tolist())
         self._is_cached[missing] = True
         return {key: array[index_B] for key, array in self._cache.items()}
 
-    def _check(self, batch: Batch, index_B: Indices) -> None:
-        if self._reading.check is not None and (fault := self._reading.check(batch)) is not None:
-            row, what = fault
-            raise self._fault(int(index_B[row]), what)
+    def _check_values(self, batch: Batch, index_B: Indices) -> None:
+        if self._settings.check is not None and (fault := self._settings.check(batch)) is not None:
+            row, problem = fault
+            raise self._data_error(int(index_B[row]), problem)
 
-    def _fill(self, target: Batch, slots: Sequence[int], indexes: list[int], positions: list[int]) -> None:
+    def _fill_rows(self, target: Batch, slots: Sequence[int], indexes: list[int], positions: list[int]) -> None:
         items: Sequence[Item | None] = [None] * len(indexes)
         if self._source.workers:
             request = Request(*self._source.opener, self._draws, indexes, positions)
-            items = workers.shared(self._source.workers).items(request)
+            items = workers.shared_workers(self._source.workers).read_items(request)
         for slot, index, position, item in zip(slots, indexes, positions, items, strict=True):
-            example = self._make(index, position, item)
-            self._check_forms(index, example)
+            example = self._make_example(index, position, item)
+            self._check_array_specs(index, example)
             for key, value in example.items():
                 target[key][slot] = value
-                if value.dtype.kind in "iu" and value.dtype in NARROW and not np.array_equal(target[key][slot], value):
-                    raise self._fault(index, f"{key} {value.max()}, too large for the {target[key].dtype} it becomes")
+                if (
+                    value.dtype.kind in "iu"
+                    and value.dtype in NARROWED_DTYPES
+                    and not np.array_equal(target[key][slot], value)
+                ):
+                    raise self._data_error(
+                        index, f"{key} {value.max()}, too large for the {target[key].dtype} it becomes"
+                    )
 
-    def _check_forms(self, index: int, example: Batch) -> None:
-        if example.keys() != self.forms.keys():
-            keys, first_keys = ("{" + ", ".join(sorted(keys)) + "}" for keys in (example, self.forms))
-            raise self._fault(index, f"the keys {keys}, the first {first_keys}")
+    def _check_array_specs(self, index: int, example: Batch) -> None:
+        if example.keys() != self.array_specs.keys():
+            keys, first_keys = ("{" + ", ".join(sorted(keys)) + "}" for keys in (example, self.array_specs))
+            raise self._data_error(index, f"the keys {keys}, the first {first_keys}")
         for key, value in example.items():
-            shape, dtype = self.forms[key]
+            shape, dtype = self.array_specs[key]
             if value.shape != shape:
                 hint = "pad to one shape in the task's example()"
                 hint = f"set data.size of a source of images, or {hint}" if key == "image" else hint
-                raise self._fault(index, f"{key} {value.shape}, the first {shape}; {hint}")
+                raise self._data_error(index, f"{key} {value.shape}, the first {shape}; {hint}")
             if value.dtype != dtype:
-                raise self._fault(index, f"{key} of {value.dtype}, the first of {dtype}")
+                raise self._data_error(index, f"{key} of {value.dtype}, the first of {dtype}")
 
-    def _make(self, index: int, position: int, item: Item | None = None) -> Batch:
+    def _make_example(self, index: int, position: int, item: Item | None = None) -> Batch:
         try:
             # A source or task with a parameter `rng` always gets a generator, even if it draws nothing.
-            if item is None and not self._is_drawn and not any(self._takes_rng):
+            if item is None and not self._is_random and not any(self._takes_rng):
                 example = self._example(self._source[index])
             else:
-                example = self._draw(index, position, item)
+                example = self._draw_example(index, position, item)
             if not isinstance(example, Mapping):
-                raise Unusable(f"become {user_code.describe_kind(example)}; {BY_NAME}")
+                raise UnusableExample(f"become {user_code.describe_kind(example)}; {RETURN_TYPE_RULE}")
             return {key: np.asarray(value) for key, value in example.items()}
         except TrainerError:
             raise
-        except Unusable as error:
-            raise self._fault(index, str(error)) from error
+        except UnusableExample as error:
+            raise self._data_error(index, str(error)) from error
         except (Exception, SystemExit) as error:
-            raise unreadable_example(self._source, index, error, self._place()) from error
+            raise unreadable_example_error(self._source, index, error, self._describe_location()) from error
 
-    def _draw(self, index: int, position: int, item: Item | None) -> Mapping[str, Any]:
+    def _draw_example(self, index: int, position: int, item: Item | None) -> Mapping[str, Any]:
         """Make an example with the random numbers of its position, continuing the generators of a worker's item."""
-        start = order.example_entropy(self._reading.seed, self._reading.purpose, position)
-        rng = np.random.default_rng(start) if any(self._takes_rng) else None
+        entropy = order.example_entropy(self._settings.seed, self._settings.purpose, position)
+        rng = np.random.default_rng(entropy) if any(self._takes_rng) else None
         if item is None:
-            generators = order.seed_generators(start) if self._is_seeded else contextlib.nullcontext()
+            generators = order.seed_generators(entropy) if self._is_seeded else contextlib.nullcontext()
         else:
             rng = rng if item.rng is None else item.rng
             generators = contextlib.nullcontext() if item.state is None else order.restore_generators(item.state)
@@ -222,44 +245,46 @@ class Examples:
         with generators:
             return self._example(self._source.read_example(index, rng) if item is None else item.value, **keywords)
 
-    def _read_forms(self) -> dict[str, Form]:
-        first = self._make(0, 0)
-        if not first or (odd := [key for key in first if not isinstance(key, str)]):
-            what = f"the key {odd[0]!r}, not text" if first else "no arrays"
-            raise self._fault(0, f"{what}; {BY_NAME}")
-        forms = {key: Form(value.shape, value.dtype) for key, value in first.items()}
-        for key, form in forms.items():
+    def _read_array_specs(self) -> dict[str, ArraySpec]:
+        first_example = self._make_example(0, 0)
+        if not first_example or (invalid_keys := [key for key in first_example if not isinstance(key, str)]):
+            problem = f"the key {invalid_keys[0]!r}, not text" if first_example else "no arrays"
+            raise self._data_error(0, f"{problem}; {RETURN_TYPE_RULE}")
+        specs = {key: ArraySpec(value.shape, value.dtype) for key, value in first_example.items()}
+        for key, form in specs.items():
             if form.dtype.kind in "OSUMm":
-                raise self._fault(0, f"{key} of {form.dtype}; the task's example() must return numbers")
-        if "weight" in forms:
-            raise self._fault(0, "a key weight, which the batch reserves for the weight of each example; rename it")
-        self._check({key: value[None].copy() for key, value in first.items()}, np.zeros(1, np.int64))
-        return forms
+                raise self._data_error(0, f"{key} of {form.dtype}; the task's example() must return numbers")
+        if "weight" in specs:
+            raise self._data_error(
+                0, "a key weight, which the batch reserves for the weight of each example; rename it"
+            )
+        self._check_values({key: value[None].copy() for key, value in first_example.items()}, np.zeros(1, np.int64))
+        return specs
 
-    def _fault(self, index: int, what: str) -> DataError:
-        return DataError(f"{name_of(self._source)}: example {index} has {what}{self._place()}")
+    def _data_error(self, index: int, problem: str) -> DataError:
+        return DataError(f"{source_name(self._source)}: example {index} has {problem}{self._describe_location()}")
 
-    def _place(self) -> str:
+    def _describe_location(self) -> str:
         """Return the place of the user's task, or else of the dataset, as a suffix of a message."""
-        where = user_code.find_place(self._example)
-        return f" ({where})" if where else describe_place(self._source)
+        location = user_code.find_place(self._example)
+        return f" ({location})" if location else describe_definition(self._source)
 
-    def _allocate(self, rows: int) -> Batch:
-        return {key: np.empty((rows, *form.shape), narrow(form.dtype)) for key, form in self.forms.items()}
+    def _allocate_batch(self, rows: int) -> Batch:
+        return {key: np.empty((rows, *form.shape), narrow_dtype(form.dtype)) for key, form in self.array_specs.items()}
 
 
 def first_not_finite(array: Array) -> tuple[int, Any] | None:
     """Return the first row with a non-finite number, and that number, or None."""
     try:
-        wrong = np.argwhere(~np.isfinite(array))
+        positions = np.argwhere(~np.isfinite(array))
     except TypeError:
         # A dtype of another library may have no such numbers.
         return None
-    if not len(wrong):
+    if not len(positions):
         return None
-    return (int(wrong[0][0]) if array.ndim else 0), array[tuple(wrong[0])]
+    return (int(positions[0][0]) if array.ndim else 0), array[tuple(positions[0])]
 
 
-def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def narrow_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype with which an array is copied to a device."""
-    return NARROW.get(dtype, dtype)
+    return NARROWED_DTYPES.get(dtype, dtype)

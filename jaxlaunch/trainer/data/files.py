@@ -26,19 +26,19 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import DataError, StorageError
 
 # The standard library of the running interpreter is text that exists on every machine.
-STDLIB = "stdlib://"
+STDLIB_SCHEME = "stdlib://"
 # These folders are installed next to the standard library and are not part of it.
-FOREIGN = ("site-packages", "dist-packages")
-WILD = re.compile(r"[*?\[]")
+SITE_FOLDERS = ("site-packages", "dist-packages")
+WILDCARD = re.compile(r"[*?\[]")
 
 # Number of samples in a digest, whatever the amount of data.
-SAMPLES = 64
+DIGEST_SAMPLES = 64
 SAMPLE_BYTES = 4096
 
 # A request of an object store takes as long as the transfer of a few blocks.
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 # Share of the disk that the copies leave free.
-FREE_SHARE = 0.1
+MIN_FREE_SHARE = 0.1
 
 
 def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
@@ -51,24 +51,24 @@ def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
     """
     paths: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        if pattern.startswith(STDLIB):
+        if pattern.startswith(STDLIB_SCHEME):
             root = sysconfig.get_path("stdlib")
-            matches = _glob(os.path.join(glob.escape(root), pattern.removeprefix(STDLIB)))
-            matches = [path for path in matches if os.path.relpath(path, root).split(os.sep)[0] not in FOREIGN]
+            matches = _glob_files(os.path.join(glob.escape(root), pattern.removeprefix(STDLIB_SCHEME)))
+            matches = [path for path in matches if os.path.relpath(path, root).split(os.sep)[0] not in SITE_FOLDERS]
         elif remote.is_remote(pattern):
-            if WILD.search(pattern.partition("://")[2].split("/")[0]):
+            if WILDCARD.search(pattern.partition("://")[2].split("/")[0]):
                 raise DataError(f"data.path {pattern!r} matches no file; the name of a bucket is written in full")
             remote.check_url("train.data.path", pattern)
             matches = remote.match_urls(pattern)
         else:
-            matches = _glob(pattern)
+            matches = _glob_files(pattern)
         if not matches:
             raise DataError(f"data.{key} {pattern!r} matches no file; {_describe_folder(pattern)}")
         paths.update(matches)
     return sorted(paths)
 
 
-def _glob(pattern: str) -> list[str]:
+def _glob_files(pattern: str) -> list[str]:
     if os.path.isfile(pattern):
         # The name of an existing file may contain brackets.
         return [pattern]
@@ -76,14 +76,14 @@ def _glob(pattern: str) -> list[str]:
 
 
 def _describe_folder(pattern: str) -> str:
-    if remote.is_remote(pattern) and not pattern.startswith(STDLIB):
-        scheme, _, place = pattern.partition("://")
-        bucket, *folders = WILD.split(place)[0].split("/")
+    if remote.is_remote(pattern) and not pattern.startswith(STDLIB_SCHEME):
+        scheme, _, location = pattern.partition("://")
+        bucket, *folders = WILDCARD.split(location)[0].split("/")
         folder = f"{scheme}://{'/'.join([bucket, *folders[:-1]])}"
         entries = remote.list_entries(folder)
     else:
-        if pattern.startswith(STDLIB):
-            pattern = os.path.join(sysconfig.get_path("stdlib"), pattern.removeprefix(STDLIB))
+        if pattern.startswith(STDLIB_SCHEME):
+            pattern = os.path.join(sysconfig.get_path("stdlib"), pattern.removeprefix(STDLIB_SCHEME))
         folder = os.path.abspath(pattern)
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
@@ -128,8 +128,8 @@ def sample_digest(paths: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for path, name in zip(paths, relative_names(paths), strict=True):
         digest.update(f"{name} {file_size(path)}\n".encode(errors="backslashreplace"))
-    for path in paths[:: -(-len(paths) // SAMPLES)]:
-        for offset in range(0, file_size(path), max(SAMPLE_BYTES, -(-file_size(path) * len(paths) // SAMPLES))):
+    for path in paths[:: -(-len(paths) // DIGEST_SAMPLES)]:
+        for offset in range(0, file_size(path), max(SAMPLE_BYTES, -(-file_size(path) * len(paths) // DIGEST_SAMPLES))):
             digest.update(read_bytes(path, offset, SAMPLE_BYTES))
     return digest.hexdigest()[:12]
 
@@ -147,21 +147,21 @@ def relative_names(paths: Sequence[str]) -> list[str]:
 # --- Arrow ------------------------------------------------------------------------------------------------------------
 
 
-def arrow_batches(mapped: Any) -> tuple[Any, Iterator[Any]]:
+def arrow_batches(memory_map: Any) -> tuple[Any, Iterator[Any]]:
     """Return the schema and the batches of a file in Arrow's file format or in the streaming format of `datasets`.
 
-    `mapped` is a memory map of pyarrow, so that skipped batches are not read. Raises the errors of pyarrow, OSError
+    `memory_map` is a memory map of pyarrow, so that skipped batches are not read. Raises the errors of pyarrow, OSError
     and ValueError.
     """
     import pyarrow.ipc
 
-    mapped.seek(0)
-    is_file = mapped.read(6) == b"ARROW1"
-    mapped.seek(0)
+    memory_map.seek(0)
+    is_file = memory_map.read(6) == b"ARROW1"
+    memory_map.seek(0)
     if is_file:
-        table = pyarrow.ipc.open_file(mapped)
+        table = pyarrow.ipc.open_file(memory_map)
         return table.schema, (table.get_batch(number) for number in range(table.num_record_batches))
-    stream = pyarrow.ipc.open_stream(mapped)
+    stream = pyarrow.ipc.open_stream(memory_map)
     return stream.schema, iter(stream)
 
 
@@ -201,8 +201,8 @@ def cache_folder() -> Path:
 def read_object(url: str, offset: int, count: int) -> bytes:
     """Read up to `count` bytes of an object from `offset`. Raises StorageError."""
     end = min(offset + count, stat_object(url).size)
-    starts = range(offset - offset % BLOCK, end, BLOCK) if end > offset else ()
-    return b"".join(_read_copy(url, start, max(offset, start), min(end, start + BLOCK)) for start in starts)
+    starts = range(offset - offset % BLOCK_BYTES, end, BLOCK_BYTES) if end > offset else ()
+    return b"".join(_read_copy(url, start, max(offset, start), min(end, start + BLOCK_BYTES)) for start in starts)
 
 
 def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
@@ -211,8 +211,8 @@ def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
     Only these bytes of the copy are read, because windows are far smaller than a block.
     """
     try:
-        with (_copy_folder(url) / f"{start // BLOCK}").open("rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size == min(start + BLOCK, stat_object(url).size) - start:
+        with (_copy_folder(url) / f"{start // BLOCK_BYTES}").open("rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size == min(start + BLOCK_BYTES, stat_object(url).size) - start:
                 return os.pread(file.fileno(), high - low, low - start)
     except OSError:
         # There is no readable copy, so the object itself is read.
@@ -223,37 +223,40 @@ def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
 # If the disk has no room, windows in any order are mostly in one of these blocks.
 @functools.lru_cache(maxsize=64)
 def _read_block(url: str, start: int) -> bytes:
-    data = _fetch(url, start, min(start + BLOCK, stat_object(url).size))
-    if _fits(len(data)):
-        _write_copy(_copy_folder(url) / f"{start // BLOCK}", [data])
+    data = _fetch_range(url, start, min(start + BLOCK_BYTES, stat_object(url).size))
+    if _has_room(len(data)):
+        _write_copy(_copy_folder(url) / f"{start // BLOCK_BYTES}", [data])
     return data
 
 
 def copy_object(url: str) -> str:
     """Copy an object to the local disk and return the path. Raises StorageError if the store or the disk fails."""
-    copy, size = _copy_folder(url) / "whole", stat_object(url).size
+    copy_path, size = _copy_folder(url) / "whole", stat_object(url).size
     fault = f"{url} cannot be copied to {cache_folder()}; set XDG_CACHE_HOME to a folder to write in"
     try:
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        lock = (copy.parent / "lock").open("a")
+        copy_path.parent.mkdir(parents=True, exist_ok=True)
+        lock = (copy_path.parent / "lock").open("a")
     except OSError as error:
         raise StorageError(f"{fault} ({error})") from error
     with lock:
         # One process of the host copies while the others wait.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (copy.is_file() and copy.stat().st_size == size):
-            if not _fits(size):
+        if not (copy_path.is_file() and copy_path.stat().st_size == size):
+            if not _has_room(size):
                 raise StorageError(
                     f"{url} has {size} bytes, for which {cache_folder()} has no room; set XDG_CACHE_HOME to a larger "
                     "disk"
                 )
-            step = 16 * BLOCK
-            if not _write_copy(copy, (_fetch(url, start, min(start + step, size)) for start in range(0, size, step))):
+            chunk_bytes = 16 * BLOCK_BYTES
+            if not _write_copy(
+                copy_path,
+                (_fetch_range(url, start, min(start + chunk_bytes, size)) for start in range(0, size, chunk_bytes)),
+            ):
                 raise StorageError(fault)
-    return str(copy)
+    return str(copy_path)
 
 
-def _fetch(url: str, start: int, end: int) -> bytes:
+def _fetch_range(url: str, start: int, end: int) -> bytes:
     try:
         with remote.convert_errors(f"reading {url}"):
             data: bytes = remote.open_filesystem(url).cat_file(url, start=start, end=end)
@@ -270,13 +273,13 @@ def _copy_folder(url: str) -> Path:
     return cache_folder() / hashlib.sha256(f"{url} {stat_object(url)}".encode()).hexdigest()[:24]
 
 
-def _fits(size: int) -> bool:
+def _has_room(size: int) -> bool:
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(cache_folder())
     except OSError:
         return False
-    return disk.free - size > FREE_SHARE * disk.total
+    return disk.free - size > MIN_FREE_SHARE * disk.total
 
 
 def _write_copy(path: Path, parts: Iterable[bytes]) -> bool:

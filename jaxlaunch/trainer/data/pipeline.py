@@ -27,7 +27,7 @@ from absl import flags
 
 from jaxlaunch import regular_files
 from jaxlaunch.trainer.data import order
-from jaxlaunch.trainer.data.examples import Batch, Check, Example, Examples, Form, Reading, narrow
+from jaxlaunch.trainer.data.examples import ArraySpec, Batch, Check, Example, Examples, ReadSettings, narrow_dtype
 from jaxlaunch.trainer.data.order import Indices
 from jaxlaunch.trainer.data.source import Source, as_data_source
 
@@ -58,44 +58,44 @@ class Pipeline:
         check: Check | None = None,
     ) -> None:
         self._source = as_data_source(source)
-        self._examples = Examples(self._source, example, Reading(seed, order.TRAIN, deterministic, check))
-        self._batch, self._rows = batch, _contiguous(rows, batch)
+        self._examples = Examples(self._source, example, ReadSettings(seed, order.TRAIN, deterministic, check))
+        self._batch, self._rows = batch, _check_contiguous(rows, batch)
         self._seed, self._shuffle = seed, shuffle
-        self._prefetch, self._threads = prefetch, self._examples.threads(threads)
+        self._prefetch, self._threads = prefetch, self._examples.reader_threads(threads)
 
     @property
-    def forms(self) -> Mapping[str, Form]:
+    def array_specs(self) -> Mapping[str, ArraySpec]:
         """Shape and dtype of every example by key, as `example` makes them."""
-        return self._examples.forms
+        return self._examples.array_specs
 
-    def like(self, count: int = 1) -> Mapping[str, Form]:
+    def batch_specs(self, count: int = 1) -> Mapping[str, ArraySpec]:
         """Return shape and dtype of a global batch of `count` steps by key, its `weight` included."""
-        return _batch_forms(self.forms, (self._batch,) if count == 1 else (self._batch, count))
+        return _batch_specs(self.array_specs, (self._batch,) if count == 1 else (self._batch, count))
 
     @property
     def note(self) -> str | None:
         """A hint for the user on how the examples are read, or None."""
         return self._examples.note
 
-    def batch(self, step: int, count: int = 1) -> Batch:
+    def read_batch(self, step: int, count: int = 1) -> Batch:
         """Return the rows of `count` steps from `step` on, shaped as by `iterate`, with a `weight` of float32 ones."""
         steps = [range(step, step + count)]
-        batches = iterate_batches(self._read, steps, self._rows, threads=self._threads)
+        batches = iterate_batches(self._read_rows, steps, self._rows, threads=self._threads)
         with contextlib.closing(batches):
             batch: Batch = next(batches)
         return batch
 
-    def not_finite(self, step: int) -> str | None:
+    def describe_not_finite(self, step: int) -> str | None:
         """Describe the first non-finite example of `step`, in this process's rows or else in all rows."""
         for rows in (self._rows, range(self._batch)):
             position_B = np.arange(rows.start, rows.stop) + step * self._batch
-            if (fault := self._examples.not_finite(self._indexes(step, rows), position_B)) is not None:
+            if (fault := self._examples.describe_not_finite(self._row_indexes(step, rows), position_B)) is not None:
                 return fault
         return None
 
-    def ids(self, step: int) -> list[int]:
+    def example_ids(self, step: int) -> list[int]:
         """Return the source indexes of the rows of `step`, in order."""
-        ids: list[int] = self._indexes(step, self._rows).tolist()
+        ids: list[int] = self._row_indexes(step, self._rows).tolist()
         return ids
 
     @overload
@@ -108,11 +108,11 @@ class Pipeline:
         The batch of a single step is key -> [rows, ...], that of several steps key -> [rows, steps, ...]. `put` is
         called on each batch in the prefetching thread, to send it to the device.
         """
-        batches = iterate_batches(self._read, spans, self._rows, threads=self._threads, put=put)
+        batches = iterate_batches(self._read_rows, spans, self._rows, threads=self._threads, put=put)
         return Prefetcher(batches, ahead=self._prefetch)
 
-    def _read(self, steps: range, rows: range) -> Batch:
-        index_BK = np.stack([self._indexes(step, rows) for step in steps], axis=1)
+    def _read_rows(self, steps: range, rows: range) -> Batch:
+        index_BK = np.stack([self._row_indexes(step, rows) for step in steps], axis=1)
         position_BK = np.stack([np.arange(rows.start, rows.stop) + step * self._batch for step in steps], axis=1)
         batch = self._examples.read(index_BK.reshape(-1), position_BK.reshape(-1))
         batch["weight"] = np.ones(index_BK.size, np.float32)
@@ -120,9 +120,9 @@ class Pipeline:
             return batch
         return {key: array.reshape(*index_BK.shape, *array.shape[1:]) for key, array in batch.items()}
 
-    def _indexes(self, step: int, rows: range) -> Indices:
+    def _row_indexes(self, step: int, rows: range) -> Indices:
         start, stop = (step * self._batch + row for row in (rows.start, rows.stop))
-        return self._source.indexes(start, stop, seed=self._seed, shuffle=self._shuffle)
+        return self._source.example_indexes(start, stop, seed=self._seed, shuffle=self._shuffle)
 
 
 class Evaluation:
@@ -147,13 +147,13 @@ class Evaluation:
         check: Check | None = None,
     ) -> None:
         self.source = as_data_source(source)
-        self._examples = Examples(self.source, example, Reading(seed, order.EVAL, deterministic, check))
-        self._batch, self._rows = batch, _contiguous(rows, batch)
-        self._threads = self._examples.threads(threads)
+        self._examples = Examples(self.source, example, ReadSettings(seed, order.EVAL, deterministic, check))
+        self._batch, self._rows = batch, _check_contiguous(rows, batch)
+        self._threads = self._examples.reader_threads(threads)
         parts: Mapping[Any, range] = self.source.evaluated_parts or {None: range(len(self._examples))}
         counts = [-(-len(part) // batch) for part in parts.values()]
         if batches is not None:
-            counts = _share_batches(batches, counts)
+            counts = _divide_batches(batches, counts)
         # The part of each batch, and the number of the batch in its part.
         self._batches = [
             (name, part, number)
@@ -166,7 +166,7 @@ class Evaluation:
         return len(self._batches)
 
     @property
-    def parts(self) -> list[str | None]:
+    def batch_parts(self) -> list[str | None]:
         """The part of each batch, None for a set without parts."""
         return [name for name, _, _ in self._batches]
 
@@ -179,48 +179,50 @@ class Evaluation:
     def iterate(self, put: Callable[[Batch], T]) -> Prefetcher[T]: ...
     def iterate(self, put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
         """Prefetch one pass, with `put` as in Pipeline.iterate."""
-        batches = iterate_batches(self._read, range(len(self)), self._rows, threads=self._threads, put=put)
+        batches = iterate_batches(self._read_rows, range(len(self)), self._rows, threads=self._threads, put=put)
         return Prefetcher(batches, ahead=1)
 
-    def like(self) -> Mapping[str, Form]:
+    def batch_specs(self) -> Mapping[str, ArraySpec]:
         """Return shape and dtype of a global batch by key, its `weight` included."""
-        return _batch_forms(self._examples.forms, (self._batch,))
+        return _batch_specs(self._examples.array_specs, (self._batch,))
 
-    def indexes(self, number: int) -> Indices:
+    def example_indexes(self, number: int) -> Indices:
         """Return the indexes in the set of all examples of a batch, [B], including those that fill it up."""
-        return self._locate(number, range(self._batch))[1]
+        return self._locate_rows(number, range(self._batch))[1]
 
-    def _locate(self, number: int, rows: range) -> tuple[range, Indices, Indices]:
+    def _locate_rows(self, number: int, rows: range) -> tuple[range, Indices, Indices]:
         """Return the part of a batch, and the indexes and unwrapped positions of some of its rows."""
         _, part, batch_number = self._batches[number]
         position_B = batch_number * self._batch + np.arange(rows.start, rows.stop)
         # Fill up with real examples, because a model may produce NaN for zeros, and 0 × NaN is NaN.
         return part, part.start + position_B % len(part), position_B
 
-    def _read(self, number: int, rows: range) -> Batch:
-        part, index_B, position_B = self._locate(number, rows)
+    def _read_rows(self, number: int, rows: range) -> Batch:
+        part, index_B, position_B = self._locate_rows(number, rows)
         # Examples are drawn by index, so that every evaluation sees the same ones.
         batch = self._examples.read(index_B, index_B)
         batch["weight"] = (position_B < len(part)).astype(np.float32)
         return batch
 
 
-def _batch_forms(forms: Mapping[str, Form], batch: tuple[int, ...]) -> Mapping[str, Form]:
-    batch_forms = {key: Form((*batch, *form.shape), narrow(form.dtype)) for key, form in forms.items()}
-    return batch_forms | {"weight": Form(batch, np.dtype(np.float32))}
+def _batch_specs(example_specs: Mapping[str, ArraySpec], batch_shape: tuple[int, ...]) -> Mapping[str, ArraySpec]:
+    specs = {
+        key: ArraySpec((*batch_shape, *form.shape), narrow_dtype(form.dtype)) for key, form in example_specs.items()
+    }
+    return specs | {"weight": ArraySpec(batch_shape, np.dtype(np.float32))}
 
 
-def _share_batches(batches: int, most: Sequence[int]) -> list[int]:
+def _divide_batches(batches: int, capacities: Sequence[int]) -> list[int]:
     """Divide batches among parts with these maximums: one batch each, and the others in proportion."""
-    rest, others = max(0, batches - len(most)), max(1, sum(most) - len(most))
-    counts = [min(count, 1 + rest * (count - 1) // others) for count in most]
-    for part in sorted(range(len(most)), key=lambda part: -most[part]):
+    extra_batches, extra_capacity = max(0, batches - len(capacities)), max(1, sum(capacities) - len(capacities))
+    counts = [min(count, 1 + extra_batches * (count - 1) // extra_capacity) for count in capacities]
+    for part in sorted(range(len(capacities)), key=lambda part: -capacities[part]):
         # Give the batches that rounding left over to the largest parts first.
-        counts[part] += min(most[part] - counts[part], max(0, batches - sum(counts)))
+        counts[part] += min(capacities[part] - counts[part], max(0, batches - sum(counts)))
     return counts
 
 
-def _contiguous(rows: range, batch: int) -> range:
+def _check_contiguous(rows: range, batch: int) -> range:
     if rows.step != 1 or not 0 <= rows.start < rows.stop <= batch:
         raise ValueError(f"rows {rows} are not a contiguous part of a batch of {batch}")
     return rows
@@ -242,14 +244,14 @@ def iterate_batches(
     `put` runs in the consuming thread. With several threads the next batch is started while one is consumed; with one,
     the consuming thread itself reads. The exceptions of `read` are raised unchanged where the batch is consumed.
     """
-    count = min(threads, len(rows))
-    edges = [rows.start + len(rows) * part // count for part in range(count + 1)]
+    part_count = min(threads, len(rows))
+    edges = [rows.start + len(rows) * part // part_count for part in range(part_count + 1)]
     parts = [range(start, stop) for start, stop in itertools.pairwise(edges)]
-    ahead = count if count > 1 else 0
-    options = grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead)
-    batches = grain.MapDataset.source(_Parts(read, steps, parts)).to_iter_dataset(options)
-    if ahead:
-        batches = batches.batch(count, batch_fn=_join_parts)
+    prefetched = part_count if part_count > 1 else 0
+    options = grain.ReadOptions(num_threads=prefetched, prefetch_buffer_size=prefetched)
+    batches = grain.MapDataset.source(_BatchParts(read, steps, parts)).to_iter_dataset(options)
+    if prefetched:
+        batches = batches.batch(part_count, batch_fn=_join_parts)
     return iter(batches if put is None else batches.map(put))
 
 
@@ -257,7 +259,7 @@ def _join_parts(parts: Sequence[Batch]) -> Batch:
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-class _Parts(Generic[Steps]):
+class _BatchParts(Generic[Steps]):
     """The dataset that grain reads: element s × parts + k is the k-th part of the batch of the s-th step."""
 
     def __init__(self, read: Callable[[Steps, range], Batch], steps: Sequence[Steps], parts: list[range]) -> None:
@@ -283,21 +285,21 @@ class Prefetcher(Iterator[T]):
         self._batches, self._ahead = batches, ahead
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="data-prefetch")
         self._futures: deque[Future[T]] = deque()
-        self._draw(ahead)
+        self._submit_reads(ahead)
 
     def get(self, timeout_s: float | None = None) -> T | None:
         """Return the next batch, or None if it is not ready within `timeout_s`; the next call returns the same one.
 
         Raises StopIteration after the last batch, and the exceptions of reading.
         """
-        self._draw(max(self._ahead, 1))
-        first = self._futures[0]
-        if not first.done() and wait([first], timeout_s).not_done:
+        self._submit_reads(max(self._ahead, 1))
+        future = self._futures[0]
+        if not future.done() and wait([future], timeout_s).not_done:
             return None
         # A future that raises stays in front, so that the next call raises again.
-        batch = first.result()
+        batch = future.result()
         self._futures.popleft()
-        self._draw(self._ahead)
+        self._submit_reads(self._ahead)
         return batch
 
     def __next__(self) -> T:
@@ -310,7 +312,7 @@ class Prefetcher(Iterator[T]):
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._batches.close()
 
-    def _draw(self, count: int) -> None:
+    def _submit_reads(self, count: int) -> None:
         while len(self._futures) < count:
             self._futures.append(self._thread.submit(next, self._batches))
 
@@ -330,13 +332,13 @@ class ExampleLog:
         path.touch()
         _drop_steps(path, start_step)
         if process == 0:
-            for other in folder.glob("process-*.jsonl"):
-                number = re.fullmatch(r"process-(\d+)\.jsonl", other.name)
-                if number and int(number[1]) >= processes:
-                    _drop_steps(other, start_step)
+            for other_path in folder.glob("process-*.jsonl"):
+                match = re.fullmatch(r"process-(\d+)\.jsonl", other_path.name)
+                if match and int(match[1]) >= processes:
+                    _drop_steps(other_path, start_step)
         self._file = open(path, "a", encoding="ascii", opener=regular_files.open_regular)
 
-    def write(self, step: int, ids: list[int]) -> None:
+    def write_step(self, step: int, ids: list[int]) -> None:
         """Append the ids of `step` and flush, so that a killed process leaves whole lines."""
         self._file.write(json.dumps({"step": step, "ids": ids}) + "\n")
         self._file.flush()

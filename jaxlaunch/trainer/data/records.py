@@ -23,9 +23,9 @@ import numpy as np
 from jaxlaunch import atomic_file
 
 # Strings of numpy may contain lone surrogates.
-ANY_TEXT = "surrogatepass"
+SURROGATE_ERRORS = "surrogatepass"
 # The feature with the dtype and shape of each array.
-ARRAYS = "jaxlaunch/arrays"
+ARRAYS_FEATURE = "jaxlaunch/arrays"
 
 
 def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -> int:
@@ -64,7 +64,7 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
         writer = array_record_module.ArrayRecordWriter(str(draft), "group_size:1")
         try:
             for example in examples:
-                writer.write(encode(example))
+                writer.write(encode_example(example))
                 count += 1
         finally:
             writer.close()
@@ -83,7 +83,7 @@ def _example_module() -> Any:
     return tf_example_pb2
 
 
-def encode(example: Mapping[str, Any]) -> bytes:
+def encode_example(example: Mapping[str, Any]) -> bytes:
     """Return one record, a serialized tf.train.Example.
 
     Raises:
@@ -92,9 +92,9 @@ def encode(example: Mapping[str, Any]) -> bytes:
     """
     record = _example_module().Example()
     features = record.features.feature
-    if ARRAYS in example:
-        raise ValueError(f"the key {ARRAYS} describes the other keys of a record; rename it")
-    forms = {}
+    if ARRAYS_FEATURE in example:
+        raise ValueError(f"the key {ARRAYS_FEATURE} describes the other keys of a record; rename it")
+    array_forms = {}
     for key, value in example.items():
         array = np.asarray(value)
         kind, is_scalar, feature = array.dtype.kind, array.ndim == 0, features[key]
@@ -103,19 +103,21 @@ def encode(example: Mapping[str, Any]) -> bytes:
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if kind in "SU":
             texts = array.ravel().tolist()
-            feature.bytes_list.value.extend(text if kind == "S" else text.encode(errors=ANY_TEXT) for text in texts)
+            feature.bytes_list.value.extend(
+                text if kind == "S" else text.encode(errors=SURROGATE_ERRORS) for text in texts
+            )
         elif is_scalar and (kind in "bi" or (kind == "u" and array.itemsize < 8)):
             feature.int64_list.value.append(int(array))
         elif is_scalar and array.dtype == np.float32:
             feature.float_list.value.append(float(array))
         else:
             feature.bytes_list.value.append(array.tobytes())
-        forms[key] = [array.dtype.str, array.shape]
-    features[ARRAYS].bytes_list.value.append(json.dumps(forms).encode())
+        array_forms[key] = [array.dtype.str, array.shape]
+    features[ARRAYS_FEATURE].bytes_list.value.append(json.dumps(array_forms).encode())
     return bytes(record.SerializeToString(deterministic=True))
 
 
-def decode(record: bytes) -> dict[str, Any]:
+def decode_record(record: bytes) -> dict[str, Any]:
     """Return the values of one record by key, as arrays of their original shapes and dtypes, in any order.
 
     The records of other writers contain int64 or float32, a scalar for one number and else a vector, and bytes for one
@@ -128,12 +130,12 @@ def decode(record: bytes) -> dict[str, Any]:
         raise ValueError(f"not a tf.train.Example, or not complete: {error}") from None
     if not features:
         raise ValueError("not a tf.train.Example: it has no features")
-    if ARRAYS in features:
-        forms = _parse_forms(features[ARRAYS].bytes_list.value[0])
+    if ARRAYS_FEATURE in features:
+        forms = _parse_forms(features[ARRAYS_FEATURE].bytes_list.value[0])
         return {key: _decode_array(key, features[key], dtype, shape) for key, dtype, shape in forms}
     example: dict[str, Any] = {}
     for key, feature in features.items():
-        values = _values(feature)
+        values = _feature_values(feature)
         value = values[0] if len(values) == 1 else values
         dtype = {"int64_list": np.int64, "float_list": np.float32}.get(feature.WhichOneof("kind"))
         example[key] = value if dtype is None else np.array(value, dtype)
@@ -150,16 +152,16 @@ def _decode_array(key: str, feature: Any, dtype: np.dtype[Any], shape: tuple[int
     """Return the array of a feature, read-only if it is a view of the record's bytes."""
     if dtype.kind in "SU":
         texts = feature.bytes_list.value
-        array = np.array([text.decode(errors=ANY_TEXT) if dtype.kind == "U" else text for text in texts], dtype)
+        array = np.array([text.decode(errors=SURROGATE_ERRORS) if dtype.kind == "U" else text for text in texts], dtype)
     elif feature.WhichOneof("kind") == "bytes_list":
         array = np.frombuffer(feature.bytes_list.value[0], dtype)
     else:
-        array = np.array(_values(feature), dtype)
+        array = np.array(_feature_values(feature), dtype)
     if array.size != math.prod(shape):
         raise ValueError(f"{key} holds {array.size} values, but its shape is {list(shape)}")
     return array.reshape(shape)
 
 
-def _values(feature: Any) -> list[Any]:
+def _feature_values(feature: Any) -> list[Any]:
     kind = feature.WhichOneof("kind")
     return [] if kind is None else list(getattr(feature, kind).value)

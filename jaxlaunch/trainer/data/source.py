@@ -23,7 +23,7 @@ from jaxlaunch.trainer.errors import DataError, StorageError
 
 # Number of hexadecimal digits of the digest of an argument.
 DIGEST_DIGITS = 12
-_MARK = "args sha256 "
+_ARGUMENTS_MARK = "args sha256 "
 
 
 class Source:
@@ -102,15 +102,15 @@ class DataSource(Source):
         example: dict[str, Any] = self.__getitem__(index, rng=rng)  # type: ignore[call-arg]
         return example
 
-    def rows(self, index_B: Indices) -> dict[str, npt.NDArray[Any]]:
+    def read_rows(self, index_B: Indices) -> dict[str, npt.NDArray[Any]]:
         """Return the stacked values of `self[index]` for these indexes by key, [B, ...], as a copy."""
         raise NotImplementedError
 
-    def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
+    def example_indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
         """Return the indexes at positions `start` to `stop - 1` of the endless sequence, for a seed."""
         return example_indices(start, stop, length=len(self), seed=seed, shuffle=shuffle)
 
-    def epochs(self, positions: int) -> dict[str, float]:
+    def epochs_by_part(self, positions: int) -> dict[str, float]:
         """Return the number of passes over each part in the first `positions` of the sequence, by name."""
         return {}
 
@@ -120,22 +120,22 @@ class DataSource(Source):
         return {}
 
     @property
-    def about(self) -> Mapping[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """Metadata that `launcher prepare` stored with the data, such as the names of the classes."""
         return {}
 
-    def where(self, index: int) -> str | None:
+    def locate_example(self, index: int) -> str | None:
         """Return the file of an example and the place in it, or None if the source does not know."""
         return None
 
 
 @runtime_checkable
-class _Named(Protocol):
+class _HasName(Protocol):
     name: Any
 
 
 @runtime_checkable
-class _Light(Protocol):
+class _HasIsLight(Protocol):
     is_light: Any
 
 
@@ -155,8 +155,8 @@ class _UserSource(DataSource):
 
     def __init__(self, source: _WithSourceMethods) -> None:
         self._source = source
-        self.name = str(isinstance(source, _Named) and source.name or type(source).__name__)
-        self.is_light = isinstance(source, _Light) and bool(source.is_light)
+        self.name = str(isinstance(source, _HasName) and source.name or type(source).__name__)
+        self.is_light = isinstance(source, _HasIsLight) and bool(source.is_light)
         self.takes_rng = order.takes_rng(source.__getitem__)
         # The length is read once: it determines the order of a run on every process, and a user's __len__ may be slow
         # or change.
@@ -185,26 +185,26 @@ def as_data_source(source: Source) -> DataSource:
     return source if isinstance(source, DataSource) else _UserSource(source)
 
 
-def name_of(source: Source) -> str:
+def source_name(source: Source) -> str:
     """Return the name of a source in error messages."""
     return str(source.name or type(source).__name__)
 
 
-def describe_place(source: DataSource) -> str:
+def describe_definition(source: DataSource) -> str:
     """Return the place of a user's dataset as a suffix of a message, empty for sources of this package."""
     return f" ({source.place})" if source.place else ""
 
 
-def unreadable_example(
+def unreadable_example_error(
     source: DataSource, index: int, error: BaseException, place: str = ""
 ) -> DataError | StorageError:
     """Return the error of a run in which example `index` raised `error`, with the place in the user's files.
 
     `place` is used if the traceback contains none of them; it defaults to that of the dataset.
     """
-    fault = faults.read_error(f"{name_of(source)}: example {index} cannot be read", error)
-    where = user_code.raised_at(error)
-    fault.args = (f"{fault}{f' ({where})' if where else place or describe_place(source)}",)
+    fault = faults.read_error(f"{source_name(source)}: example {index} cannot be read", error)
+    location = user_code.raised_at(error)
+    fault.args = (f"{fault}{f' ({location})' if location else place or describe_definition(source)}",)
     return fault
 
 
@@ -216,18 +216,20 @@ def unreadable_example(
 
 def fingerprint_arguments(args: Mapping[str, Any]) -> str:
     """Return a text that is equal if all arguments are equal, without their values."""
-    return f"{_MARK}{json.dumps(dict(_digest_arguments(args)), sort_keys=True)}" if args else "args {}"
+    return f"{_ARGUMENTS_MARK}{json.dumps(dict(_digest_arguments(args)), sort_keys=True)}" if args else "args {}"
 
 
-def changed_arguments(then: Any, now: Any) -> list[str]:
+def changed_arguments(old_fingerprint: Any, new_fingerprint: Any) -> list[str]:
     """Return the keys whose values differ between two fingerprints, with dots for nested keys."""
-    before, after = (
+    old_digests, new_digests = (
         json.loads(match[1])
-        if isinstance(fingerprint, str) and (match := re.search(rf"{_MARK}(\{{[^{{}}]*\}})", fingerprint))
+        if isinstance(fingerprint, str) and (match := re.search(rf"{_ARGUMENTS_MARK}(\{{[^{{}}]*\}})", fingerprint))
         else {}
-        for fingerprint in (then, now)
+        for fingerprint in (old_fingerprint, new_fingerprint)
     )
-    return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    return sorted(
+        key for key in old_digests.keys() | new_digests.keys() if old_digests.get(key) != new_digests.get(key)
+    )
 
 
 def _digest_arguments(args: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -20,37 +20,39 @@ from typing import NoReturn
 import numpy as np
 
 from jaxlaunch.trainer.data import order, workers
-from jaxlaunch.trainer.data.source import DataSource, unreadable_example
-from jaxlaunch.trainer.data.workers import Draws, Item, Request
+from jaxlaunch.trainer.data.source import DataSource, unreadable_example_error
+from jaxlaunch.trainer.data.workers import Item, RandomPolicy, Request
 from jaxlaunch.trainer.errors import DataError, TrainerError
 from jaxlaunch.trainer.user_code import load_object
 
 # Exceptions that pickle raises for objects that it does not support.
-UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)
+PICKLE_ERRORS = (pickle.PicklingError, TypeError, AttributeError)
 
 
 def main() -> NoReturn:
     """Answer requests until the trainer exits; the first message is the trainer's sys.path."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
         # These signals reach the whole process group; the trainer decides when to end.
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal_number, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
+    threading.Thread(target=_exit_on_close, args=(channel,), daemon=True).start()
     sources: dict[str, DataSource] = {}
     try:
-        sys.path[:] = workers.receive(channel)
+        sys.path[:] = workers.receive_message(channel)
         while True:
-            request: Request = workers.receive(channel)
+            request: Request = workers.receive_message(channel)
             answer = read_items(request, sources)
             try:
-                workers.send(channel, answer)
-            except UNPICKLABLE as error:
+                workers.send_message(channel, answer)
+            except PICKLE_ERRORS as error:
                 items = [] if isinstance(answer, TrainerError) else answer
-                numbered = zip(request.index_B, items, strict=False)
-                index = next((index for index, item in numbered if not _is_picklable(item)), None)
-                what = "what reading raised" if index is None else f"example {index}"
-                fault = f"train.data.workers: {what} cannot leave its process: {error}; return arrays and numbers"
-                workers.send(channel, DataError(fault))
+                indexed_items = zip(request.index_B, items, strict=False)
+                index = next((index for index, item in indexed_items if not _is_picklable(item)), None)
+                description = "what reading raised" if index is None else f"example {index}"
+                fault = (
+                    f"train.data.workers: {description} cannot leave its process: {error}; return arrays and numbers"
+                )
+                workers.send_message(channel, DataError(fault))
     except (EOFError, ConnectionError):
         os._exit(0)
 
@@ -69,30 +71,30 @@ def read_items(request: Request, sources: dict[str, DataSource]) -> list[Item] |
         return error
 
 
-def _read_item(source: DataSource, index: int, position: int, draws: Draws) -> Item:
-    start = order.example_entropy(draws.seed, draws.purpose, position)
-    rng = np.random.default_rng(start) if source.takes_rng else None
+def _read_item(source: DataSource, index: int, position: int, draws: RandomPolicy) -> Item:
+    entropy = order.example_entropy(draws.seed, draws.purpose, position)
+    rng = np.random.default_rng(entropy) if source.takes_rng else None
     try:
-        with order.seed_generators(start) if draws.is_seeded else contextlib.nullcontext():
+        with order.seed_generators(entropy) if draws.is_seeded else contextlib.nullcontext():
             value = source.read_example(index, rng)
-            if not draws.goes_on:
+            if not draws.returns_state:
                 return Item(value)
             return Item(value, copy.deepcopy(rng), order.generator_states() if draws.is_seeded else None)
     except TrainerError:
         raise
     except (Exception, SystemExit) as error:
-        raise unreadable_example(source, index, error) from error
+        raise unreadable_example_error(source, index, error) from error
 
 
 def _is_picklable(item: Item) -> bool:
     try:
         pickle.dumps(item)
-    except UNPICKLABLE:
+    except PICKLE_ERRORS:
         return False
     return True
 
 
-def _end_with(channel: socket.socket) -> NoReturn:
+def _exit_on_close(channel: socket.socket) -> NoReturn:
     """Exit when the other side of `channel` closes, also while an item is being read."""
     poll = select.poll()
     poll.register(channel, select.POLLRDHUP)

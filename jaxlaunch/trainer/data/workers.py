@@ -28,15 +28,15 @@ from jaxlaunch import isolated
 from jaxlaunch.trainer.errors import DataError, TrainerError
 
 # Number of processes that may be killed while they read one example before the run ends.
-TRIES = 3
+MAX_TRIES = 3
 # A worker uses one core, and no accelerator even if the user's module imports jax.
 ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 # Arrays of at least this size are sent outside the pickle.
 LARGE_BYTES = 4096
-COUNT = struct.Struct("<Q")
+COUNT_FORMAT = struct.Struct("<Q")
 
 
-class Draws(NamedTuple):
+class RandomPolicy(NamedTuple):
     """How the examples of a set get their random numbers (trainer/data/order)."""
 
     seed: int
@@ -44,7 +44,7 @@ class Draws(NamedTuple):
     # Whether the global generators are seeded for each example.
     is_seeded: bool
     # Whether the task draws after the dataset, so that the states of the generators are returned.
-    goes_on: bool
+    returns_state: bool
 
 
 class Request(NamedTuple):
@@ -52,7 +52,7 @@ class Request(NamedTuple):
 
     opener: str
     args: tuple[Any, ...]
-    draws: Draws
+    draws: RandomPolicy
     index_B: list[int]
     position_B: list[int]
 
@@ -65,7 +65,7 @@ class Item(NamedTuple):
     state: Any = None
 
 
-def send(channel: socket.socket, message: Any) -> None:
+def send_message(channel: socket.socket, message: Any) -> None:
     """Send a message. Raises pickle's errors before anything is sent, and OSError if the other side is gone."""
     large: list[memoryview] = []
 
@@ -76,32 +76,32 @@ def send(channel: socket.socket, message: Any) -> None:
         return raw.nbytes < LARGE_BYTES
 
     parts = [memoryview(pickle.dumps(message, protocol=5, buffer_callback=is_small)), *large]
-    channel.sendall(COUNT.pack(len(parts)) + struct.pack(f"<{len(parts)}Q", *(part.nbytes for part in parts)))
+    channel.sendall(COUNT_FORMAT.pack(len(parts)) + struct.pack(f"<{len(parts)}Q", *(part.nbytes for part in parts)))
     for part in parts:
         channel.sendall(part)
 
 
-def receive(channel: socket.socket) -> Any:
+def receive_message(channel: socket.socket) -> Any:
     """Return the next message, with writable arrays. Raises EOFError or OSError if the other side is gone."""
-    (count,) = COUNT.unpack(_read(channel, COUNT.size))
-    sizes = struct.unpack(f"<{count}Q", _read(channel, count * COUNT.size))
-    body, *large = (_read(channel, size) for size in sizes)
+    (count,) = COUNT_FORMAT.unpack(_read_bytes(channel, COUNT_FORMAT.size))
+    sizes = struct.unpack(f"<{count}Q", _read_bytes(channel, count * COUNT_FORMAT.size))
+    body, *large = (_read_bytes(channel, size) for size in sizes)
     return pickle.loads(body, buffers=large)
 
 
-def _read(channel: socket.socket, size: int) -> memoryview:
+def _read_bytes(channel: socket.socket, size: int) -> memoryview:
     # np.empty avoids filling the memory first.
     view = np.empty(size, np.uint8).data
-    done = 0
-    while done < size:
-        received = channel.recv_into(view[done:])
+    filled = 0
+    while filled < size:
+        received = channel.recv_into(view[filled:])
         if not received:
             raise EOFError("the other side has closed")
-        done += received
+        filled += received
     return view
 
 
-class Died(Exception):
+class WorkerDied(Exception):
     """A process ended in the middle of a request; the message is a predicate such as `was killed by SIGKILL`."""
 
 
@@ -119,7 +119,7 @@ class Workers:
         """The ids of the running processes."""
         return [worker.process.pid for worker in self._all if worker.process is not None]
 
-    def items(self, request: Request) -> list[Item]:
+    def read_items(self, request: Request) -> list[Item]:
         """Return the items of a request, which is repeated if a process is killed.
 
         Raises the error of reading, and DataError naming the example at which several processes were killed.
@@ -127,9 +127,9 @@ class Workers:
         worker = self._free.get()
         try:
             try:
-                return worker.ask(request)
-            except Died as died:
-                _report(worker, request, died)
+                return worker.request_items(request)
+            except WorkerDied as died:
+                _report_restart(worker, request, died)
             # Read one by one, so that the example that kills a process can be named.
             return [
                 _read_item(worker, request._replace(index_B=[index], position_B=[position]))
@@ -141,7 +141,7 @@ class Workers:
     def close(self) -> None:
         """Stop the idle processes and wait for them."""
         for worker in self._all:
-            worker.end()
+            worker.stop()
 
 
 class _Worker:
@@ -152,23 +152,23 @@ class _Worker:
         self.process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
 
-    def ask(self, request: Request) -> list[Item]:
+    def request_items(self, request: Request) -> list[Item]:
         """Return the answer to a request, starting a process if none runs.
 
         Raises WorkerDied, and the TrainerError of the answer.
         """
         try:
             if self._channel is None:
-                self._channel = self._start()
-            send(self._channel, request)
-            answer: list[Item] | TrainerError = receive(self._channel)
+                self._channel = self._start_process()
+            send_message(self._channel, request)
+            answer: list[Item] | TrainerError = receive_message(self._channel)
         except (EOFError, ConnectionError):
-            raise Died(self.end()) from None
+            raise WorkerDied(self.stop()) from None
         if isinstance(answer, TrainerError):
             raise answer
         return answer
 
-    def end(self) -> str:
+    def stop(self) -> str:
         """Close the socket, so that the process exits, and return how it ended as a predicate."""
         if self.process is None or self._channel is None:
             return "was never started"
@@ -177,7 +177,7 @@ class _Worker:
         self.process = self._channel = None
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
 
-    def _start(self) -> socket.socket:
+    def _start_process(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -187,32 +187,35 @@ class _Worker:
                 env={**ENVIRONMENT, **isolated.inherited_environ(os.environ), "JAX_PLATFORMS": "cpu"},
             )
         self._channel = ours
-        send(ours, sys.path)
+        send_message(ours, sys.path)
         return ours
 
 
 def _read_item(worker: _Worker, request: Request) -> Item:
-    for attempt in range(1, TRIES + 1):
+    for attempt in range(1, MAX_TRIES + 1):
         try:
-            return worker.ask(request)[0]
-        except Died as died:
-            if attempt == TRIES:
+            return worker.request_items(request)[0]
+        except WorkerDied as died:
+            if attempt == MAX_TRIES:
                 raise DataError(
-                    f"train.data.workers: {TRIES} processes in turn that read example {request.index_B[0]} ended: the "
+                    f"train.data.workers: {MAX_TRIES} processes in turn that read example "
+                    f"{request.index_B[0]} ended: the "
                     f"last {died}. Read it with train.data.workers=0 to see why; SIGKILL is often too little memory"
                 ) from None
-            _report(worker, request, died)
+            _report_restart(worker, request, died)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _report(worker: _Worker, request: Request, died: Died) -> None:
+def _report_restart(worker: _Worker, request: Request, error: WorkerDied) -> None:
     first, count = request.index_B[0], len(request.index_B)
-    what = f"example {first}" if count == 1 else f"{count} examples, the first {first}"
-    message = f"train.data.workers: process {worker.number} {died} while it read {what}; another process reads again"
+    description = f"example {first}" if count == 1 else f"{count} examples, the first {first}"
+    message = (
+        f"train.data.workers: process {worker.number} {error} while it read {description}; another process reads again"
+    )
     print(message, file=sys.stderr, flush=True)
 
 
 @functools.cache
-def shared(count: int) -> Workers:
+def shared_workers(count: int) -> Workers:
     """Return the pool of `count` processes, which training and evaluation share."""
     return Workers(count)

@@ -37,8 +37,8 @@ from jaxlaunch.trainer.evaluation.task_model import TaskModel
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.sources.images import build, index, listing, picture
-from jaxlaunch.trainer.sources.images.index import join_path, printable
-from jaxlaunch.trainer.sources.images.picture import Broken, Picture
+from jaxlaunch.trainer.sources.images.index import join_path, printable_path
+from jaxlaunch.trainer.sources.images.picture import BrokenImage, Picture
 from jaxlaunch.trainer.sources.tables import files as tables
 from jaxlaunch.trainer.sources.tables.source import Features
 from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec
@@ -115,12 +115,12 @@ def _list_files(names: Sequence[str], kind: str, skip: Skip) -> list[str]:
                 readable = [member for member in members if listing.file_kind(member) == "files"]
                 readable = readable or [member for member in members if listing.file_kind(member) in ("tar", "table")]
             if not readable:
-                raise DataError(f"{printable(name)} holds none of {', '.join(endings)}, which the model reads")
+                raise DataError(f"{printable_path(name)} holds none of {', '.join(endings)}, which the model reads")
             paths += [join_path(name, member) for member in readable]
         elif remote.is_remote(name) or os.path.lexists(name):
             paths.append(name)
         else:
-            skip(f"{printable(name)} does not exist")
+            skip(f"{printable_path(name)} does not exist")
     return paths
 
 
@@ -192,7 +192,7 @@ def _read_images(paths: Sequence[str], inputs: Mapping[str, Any], size: int, ski
         """Return the pixels of an image, or a description of its fault."""
         try:
             return transform(Picture(item.read(), channels)).reshape(shape)
-        except Broken as error:
+        except BrokenImage as error:
             return f"{item.name} {error}"
         except OSError as error:
             return f"{item.name} cannot be read: {error.strerror or error}"
@@ -218,7 +218,7 @@ def _skip_unreadable(path: str, skip: Skip) -> Iterator[None]:
     except DataError as error:
         skip(str(error))
     except OSError as error:
-        skip(f"{printable(path)} cannot be read: {error.strerror or error}")
+        skip(f"{printable_path(path)} cannot be read: {error.strerror or error}")
 
 
 def _find_items(path: str) -> Iterator[Item]:
@@ -228,13 +228,13 @@ def _find_items(path: str) -> Iterator[Item]:
     """
     kind = listing.file_kind(path)
     if kind not in ("tar", "table"):
-        yield Item(printable(path), partial(index.read_file, path))
+        yield Item(printable_path(path), partial(index.read_file, path))
         return
     item: Item | None = None
     for item in _tar_items(path) if kind == "tar" else _table_items(path):
         yield item
     if item is None:
-        raise DataError(f"{printable(path)} holds no image")
+        raise DataError(f"{printable_path(path)} holds no image")
 
 
 def _tar_items(path: str) -> Iterator[Item]:
@@ -244,9 +244,11 @@ def _tar_items(path: str) -> Iterator[Item]:
             name = os.path.basename(member.name)
             if member.isreg() and not name.startswith(".") and name.lower().endswith(picture.ENDINGS):
                 if member.offset_data + member.size > size_bytes:
-                    raise DataError(f"{printable(path)} is truncated: it ends within {printable(member.name)}")
+                    raise DataError(
+                        f"{printable_path(path)} is truncated: it ends within {printable_path(member.name)}"
+                    )
                 read = partial(data_files.read_bytes, path, member.offset_data, member.size)
-                yield Item(f"{printable(path)}, {printable(member.name)}", read)
+                yield Item(f"{printable_path(path)}, {printable_path(member.name)}", read)
 
 
 def _table_items(path: str) -> Iterator[Item]:
@@ -271,31 +273,33 @@ def _table_items(path: str) -> Iterator[Item]:
                 column = column.flatten()[column.type.get_field_index("bytes")]
             for value in column:
                 row += 1
-                yield Item(f"{printable(path)}, row {row}", partial(bytes, value.as_py() or b""))
+                yield Item(f"{printable_path(path)}, row {row}", partial(bytes, value.as_py() or b""))
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:
             # Errors with an errno come from the file system.
             raise
-        raise DataError(f"{printable(path)} is truncated or damaged: {error}") from None
+        raise DataError(f"{printable_path(path)} is truncated or damaged: {error}") from None
 
 
 def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[ExampleBatch]:
     """Yield batches of up to `size` rows as `features`, float32 [N, F]. Rows are numbered from 1 in each file."""
-    features = Features.of(inputs)
+    features = Features.from_json(inputs)
     for path in paths:
         contents = None
         with _skip_unreadable(path, skip):
-            table = tables.read_tables([path], features.texts)
-            contents = table, *features.read(table)
+            table = tables.read_tables([path], features.text_columns)
+            contents = table, *features.read_features(table)
         if contents is None:
             continue
         table, x_NF, faults = contents
         for row in sorted(faults):
-            skip(f"{table.where(row)}: {faults[row]}")
+            skip(f"{table.locate_row(row)}: {faults[row]}")
         valid = [row for row in range(len(table)) if row not in faults]
         for start in range(0, len(valid), size):
             rows = valid[start : start + size]
-            yield ExampleBatch([{"file": printable(path), "row": row + 1} for row in rows], {"features": x_NF[rows]})
+            yield ExampleBatch(
+                [{"file": printable_path(path), "row": row + 1} for row in rows], {"features": x_NF[rows]}
+            )
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

@@ -172,10 +172,10 @@ class TaskModel:
             if not reports:
                 reports.append(task.start_classification())
             predictions, weight_B = jax.device_get(outputs)
-            reports[0].add_batch(predictions, weight_B, evaluation.indexes(number))
+            reports[0].add_batch(predictions, weight_B, evaluation.example_indexes(number))
 
         means = self._evaluate_means(evaluation, task.score_batch, add_batch)
-        return means, reports[0].to_record(task.class_names, evaluation.source.where)
+        return means, reports[0].to_record(task.class_names, evaluation.source.locate_example)
 
     def _evaluate_means(
         self,
@@ -194,7 +194,7 @@ class TaskModel:
         for number, batch in enumerate(evaluation.iterate(self._step.put_batch)):
             compiled = compiled or self._step.compile_evaluator(batch, extra_outputs)
             sums, outputs = compiled(self.params, self.rest, batch)
-            means.add(evaluation.parts[number], jax.device_get(sums))
+            means.add(evaluation.batch_parts[number], jax.device_get(sums))
             if on_batch is not None:
                 on_batch(number, outputs)
         return means.compute_means()

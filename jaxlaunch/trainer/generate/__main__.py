@@ -20,8 +20,8 @@ from jaxlaunch.trainer.generate.decoding import SamplingOptions
 from jaxlaunch.trainer.generate.generator import Ids, Sample
 from jaxlaunch.trainer.generate.text_model import Prompt, TextModel, add_end_tokens, load_text_model
 from jaxlaunch.trainer.start.process import print_result
-from jaxlaunch.trainer.text.chats import ASSISTANT, Chats
-from jaxlaunch.trainer.text.documents import Unfit
+from jaxlaunch.trainer.text.chats import ASSISTANT, ChatTemplates
+from jaxlaunch.trainer.text.documents import UnfitRow
 
 # Default length of an answer.
 CHAT_MAX_TOKENS = 512
@@ -91,7 +91,7 @@ class Chat:
             raise SpecError("--chat needs a model with a tokenizer, whose chat template says how turns are written")
         self._model, self._tokenizer = model, model.tokenizer
         try:
-            self._chats = Chats(model.tokenizer)
+            self._chats = ChatTemplates(model.tokenizer)
         except SpecError as error:
             raise SpecError(f"--chat needs the chat template of the model's tokenizer: {error}") from None
         self._how: SamplingOptions = {"max_tokens": CHAT_MAX_TOKENS, **how}
@@ -106,8 +106,8 @@ class Chat:
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
-            (prompt,) = self._tokenizer.encode_batch([self._chats.asked(messages)])
-        except Unfit as error:
+            (prompt,) = self._tokenizer.encode_batch([self._chats.render_prompt(messages)])
+        except UnfitRow as error:
             raise SpecError(str(error)) from None
         sample = _stream_sample(self._model, prompt, self._how, emit)
         self.messages = [*messages, {"role": ASSISTANT, "content": self._tokenizer.decode(sample.ids)}]
@@ -120,8 +120,8 @@ class Chat:
         refuses the trial messages. An answer then ends only with the end-of-text tokens.
         """
         try:
-            turn_suffix = self._chats.after_an_answer()
-        except Unfit:
+            turn_suffix = self._chats.answer_suffix()
+        except UnfitRow:
             return ()
         first = self._tokenizer.encode_batch([turn_suffix.lstrip()])[0][:1]
         return tuple(first) if first and not self._tokenizer.decode(first) else ()

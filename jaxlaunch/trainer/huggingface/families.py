@@ -251,10 +251,10 @@ FAMILIES: Mapping[str, Family] = {
 
 # Theirs -> ours.
 ACTIVATIONS: Keys = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-LOOKS: Keys = {"sliding_attention": "window", "full_attention": "full"}
+LAYER_KINDS: Keys = {"sliding_attention": "window", "full_attention": "full"}
 
 # Keys that change what a model computes, with the only value that is supported unless the family reads the key.
-UNSUPPORTED: Values = {
+SUPPORTED_VALUES: Values = {
     "add_cross_attention": False,
     "attn_logit_softcapping": None,
     "is_causal": True,
@@ -268,7 +268,7 @@ UNSUPPORTED: Values = {
     "use_bidirectional_attention": False,
 }
 # Effects of other values of these keys and of a family's constants, for messages.
-DOES: Keys = {
+EFFECTS: Keys = {
     "activation_function": "computes another function in each layer",
     "add_cross_attention": "adds attention to an encoder",
     "attn_logit_softcapping": "caps attention scores, which transformers 4 does in gemma2 alone",
@@ -289,7 +289,7 @@ DOES: Keys = {
     "use_bidirectional_attention": "lets a token see those after it",
 }
 # Keys that do not change what a model computes, such as those that transformers writes for every model.
-SAYING_NOTHING = frozenset(
+IGNORED_KEYS = frozenset(
     "_attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path _num_labels "
     "architectures attention_dropout attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id "
     "cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size "
@@ -319,12 +319,12 @@ WINDOW_KEYS: Mapping[str | None, frozenset[str]] = {
     "switched": frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}),
     "layers": frozenset({"sliding_window", "layer_types", "sliding_window_pattern"}),
 }
-BOOLEANS = frozenset(
+BOOLEAN_KEYS = frozenset(
     "attention_bias mlp_bias norm_topk_prob output_router_logits tie_word_embeddings use_sliding_window".split()
 )
 
 
-def read_keys(name: str, family: Family) -> frozenset[str]:
+def model_keys(name: str, family: Family) -> frozenset[str]:
     """Return the keys of config.json that define a model of the family."""
     keys = {*family.keys, *family.constant, family.activation}
     if family.kind == "decoder":
@@ -338,17 +338,19 @@ def read_keys(name: str, family: Family) -> frozenset[str]:
 
 def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each key of a config.json that is unknown or has an unsupported value."""
-    known, plain = read_keys(name, family), {**UNSUPPORTED, **family.constant}
+    known_keys, supported_values = model_keys(name, family), {**SUPPORTED_VALUES, **family.constant}
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
     head_size = width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else None
     for key, value in config.items():
         fault = f"{key} is {json.dumps(value)}"
-        if key in family.constant or (key in UNSUPPORTED and key not in known):
-            if value != plain[key] and (value is not None or plain[key]):
-                only = json.dumps(plain[key])
-                yield f"{fault}, which {DOES[key]}: only {only} is supported; start from weights that have it so"
-        elif key in known:
-            if key in BOOLEANS and value is not None and not isinstance(value, bool):
+        if key in family.constant or (key in SUPPORTED_VALUES and key not in known_keys):
+            if value != supported_values[key] and (value is not None or supported_values[key]):
+                supported = json.dumps(supported_values[key])
+                yield (
+                    f"{fault}, which {EFFECTS[key]}: only {supported} is supported; start from weights that have it so"
+                )
+        elif key in known_keys:
+            if key in BOOLEAN_KEYS and value is not None and not isinstance(value, bool):
                 yield f"{fault}, not true or false"
             # transformers fails on such a null.
             is_count = family.keys.get(key) in ("experts", "experts_per_token", "expert_hidden", "head_size")
@@ -357,7 +359,7 @@ def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator
         # In a family without this key, heads have this size anyway.
         elif key == "head_dim" and value == head_size:
             continue
-        elif key not in SAYING_NOTHING and key not in family.silent and value not in (None, False, "", [], {}):
+        elif key not in IGNORED_KEYS and key not in family.silent and value not in (None, False, "", [], {}):
             yield (
                 f"{fault}, and {name} has no such key: what it changes is not known here; remove it if the weights "
                 "were trained without it"

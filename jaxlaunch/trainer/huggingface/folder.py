@@ -24,35 +24,39 @@ from jaxlaunch.trainer.spec import Decoder, ImageModel, PublishedModel, TrainSpe
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # The number of bilinear resampling in Pillow.
 BILINEAR = 2
-FACTOR = 1 / 255
-GENERATION = "generation_config.json"
+RESCALE_FACTOR = 1 / 255
+GENERATION_FILE = "generation_config.json"
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def resolve_spec(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
+def resolve_spec(train: TrainSpec, *, must_exist: bool = True) -> TrainSpec:
     """Return the spec with the model of its `init_from` folder, or unchanged if it has none.
 
-    If `is_here` is False, the folder may be missing as long as the job defines every size. Raises SpecError if
+    If `must_exist` is False, the folder may be missing as long as the job defines every size. Raises SpecError if
     config.json cannot be read, is not supported, or does not agree with the job.
     """
     model = train.model
     if not isinstance(model, PublishedModel) or model.init_from is None:
         return train
     folder = model.init_from
-    if not is_here:
+    if not must_exist:
         sizes = {"layers", "width", "heads", "vocab", "length", "image", "patch", "classes", "depths", "widths"}
         # The other models derive it as 4 × width.
         sizes |= {"hidden"} if isinstance(model, Decoder) else set()
         has_every_size = sizes & type(model).model_fields.keys() <= model.model_fields_set
         if has_every_size and (remote.is_remote(folder) or not _config_path(folder).exists()):
             return train
-    given = {key: getattr(model, key) for key in model.model_fields_set}
-    theirs = read_model(folder)
-    check_model(model, theirs, folder, set(given))
-    own = {key: value for key, value in given.items() if key in config_json.OWN and key in type(theirs).model_fields}
+    job_keys = {key: getattr(model, key) for key in model.model_fields_set}
+    folder_model = read_model(folder)
+    check_model(model, folder_model, folder, set(job_keys))
+    kept_keys = {
+        key: value
+        for key, value in job_keys.items()
+        if key in config_json.UNCOMPARED_KEYS and key in type(folder_model).model_fields
+    }
     keys = {key: getattr(train, key) for key in train.model_fields_set}
     try:
-        keys["model"] = type(theirs).model_validate({**theirs.model_dump(), **own})
+        keys["model"] = type(folder_model).model_validate({**folder_model.model_dump(), **kept_keys})
     except pydantic.ValidationError as error:
         raise SpecError(f"train.model: {pydantic_message(error.errors()[0])}") from None
     try:
@@ -66,7 +70,7 @@ def _config_path(folder: str) -> epath.Path:
     return epath.Path(folder) / "config.json"
 
 
-def _storage(folder: str) -> contextlib.AbstractContextManager[None]:
+def _translate_errors(folder: str) -> contextlib.AbstractContextManager[None]:
     """Translate the errors of an object store within the block to SpecError or StorageError."""
     if remote.is_remote(folder):
         return remote.convert_errors(f"reading train.model.init_from = {folder}", SpecError)
@@ -82,7 +86,7 @@ def read_model(folder: str) -> PublishedModel:
     try:
         if remote.is_remote(folder):
             remote.check_url("train.model.init_from", folder)
-        with _storage(folder):
+        with _translate_errors(folder):
             config = json.loads(path.read_text())
         if not isinstance(config, dict):
             raise SpecError(f"{path} is not a block of keys, as transformers writes it")
@@ -91,19 +95,21 @@ def read_model(folder: str) -> PublishedModel:
         except SpecError as error:
             raise SpecError(f"{path}: {error}") from None
         name = PREPROCESSOR_FILE
-        with _storage(folder):
+        with _translate_errors(folder):
             preprocessor = epath.Path(folder) / name
             text = preprocessor.read_text() if isinstance(model, ImageModel) and preprocessor.exists() else None
     except (OSError, ValueError) as error:
         raise SpecError(f"train.model.init_from = {folder}: {name} cannot be read: {error}") from None
     if text is None or not isinstance(model, ImageModel):
         return model
-    return with_pixels(model, parse_pixels(text, str(preprocessor)))
+    return with_pixel_statistics(model, parse_pixel_statistics(text, str(preprocessor)))
 
 
-def check_model(mine: PublishedModel, theirs: PublishedModel, folder: str, keys: set[str] | None = None) -> None:
+def check_model(
+    job_model: PublishedModel, folder_model: PublishedModel, folder: str, keys: set[str] | None = None
+) -> None:
     """Raise SpecError if keys of the job's model, by default all, differ from the model of the folder."""
-    differences = config_json.differences(mine, theirs, keys)
+    differences = config_json.find_differences(job_model, folder_model, keys)
     if differences:
         raise SpecError(f"{_config_path(folder)} describes another model than train.model: {'; '.join(differences)}")
 
@@ -111,47 +117,49 @@ def check_model(mine: PublishedModel, theirs: PublishedModel, folder: str, keys:
 # --- preprocessor_config.json -----------------------------------------------------------------------------------------
 
 
-def parse_pixels(text: str, where: str) -> dict[str, list[float]]:
+def parse_pixel_statistics(text: str, path: str) -> dict[str, list[float]]:
     """Parse `pixel_mean` and `pixel_std`, an empty dict if the file has none. Raises SpecError."""
     try:
-        given = json.loads(text)
-        if not isinstance(given, dict):
+        preprocessor = json.loads(text)
+        if not isinstance(preprocessor, dict):
             raise ValueError("it is not a block of keys, as transformers writes it")
-        factor = float(given.get("rescale_factor", FACTOR)) if given.get("do_rescale", True) else 1.0
-        if not given.get("do_normalize", True):
-            given |= {"image_mean": [0.0], "image_std": [1.0]}
-        if given.get("image_mean") is None or given.get("image_std") is None:
+        factor = (
+            float(preprocessor.get("rescale_factor", RESCALE_FACTOR)) if preprocessor.get("do_rescale", True) else 1.0
+        )
+        if not preprocessor.get("do_normalize", True):
+            preprocessor |= {"image_mean": [0.0], "image_std": [1.0]}
+        if preprocessor.get("image_mean") is None or preprocessor.get("image_std") is None:
             return {}
         pixels: dict[str, list[float]] = {}
         for ours, theirs in (("pixel_mean", "image_mean"), ("pixel_std", "image_std")):
-            values = given[theirs]
+            values = preprocessor[theirs]
             pixels[ours] = [float(value) for value in (values if isinstance(values, list) else [values])]
             if not pixels[ours] or not all(map(math.isfinite, pixels[ours])):
                 raise ValueError(f"{values} is not a number for each channel")
         if factor <= 0 or min(pixels["pixel_std"]) <= 0:
             raise ValueError("its rescale_factor and image_std must be above 0")
     except (ValueError, TypeError) as error:
-        raise SpecError(f"{where} cannot be read: {error}") from None
+        raise SpecError(f"{path} cannot be read: {error}") from None
     return {key: [value / factor for value in values] for key, values in pixels.items()}
 
 
-def with_pixels(model: ImageModel, pixels: Mapping[str, list[float]]) -> ImageModel:
+def with_pixel_statistics(model: ImageModel, pixels: Mapping[str, list[float]]) -> ImageModel:
     """Return the model with these means and deviations; a single number applies to all channels."""
     update = {key: values * (model.channels if len(values) == 1 else 1) for key, values in pixels.items()}
     return model.model_copy(update=update)
 
 
-def render_preprocessor(model: ImageModel, size: Sequence[int] | None, share: float) -> dict[str, Any] | None:
+def render_preprocessor(model: ImageModel, size: Sequence[int] | None, crop_share: float) -> dict[str, Any] | None:
     """Return the preprocessing of an evaluation in transformers' keys.
 
-    The center crop has `share` of a side and is resized to `size`, height and width. Returns None if each image is
+    The center crop has `crop_share` of a side and is resized to `size`, height and width. Returns None if each image is
     standardized by itself, which transformers does not support.
     """
     if model.pixel_mean is None or model.pixel_std is None:
         return None
-    keys: dict[str, Any] = {"do_rescale": True, "rescale_factor": FACTOR, "do_normalize": True}
-    keys |= {"image_mean": [mean * FACTOR for mean in model.pixel_mean]}
-    keys |= {"image_std": [deviation * FACTOR for deviation in model.pixel_std]}
+    keys: dict[str, Any] = {"do_rescale": True, "rescale_factor": RESCALE_FACTOR, "do_normalize": True}
+    keys |= {"image_mean": [mean * RESCALE_FACTOR for mean in model.pixel_mean]}
+    keys |= {"image_std": [deviation * RESCALE_FACTOR for deviation in model.pixel_std]}
     keys |= {"do_resize": size is not None, "resample": BILINEAR}
     if size is None:
         return {"image_processor_type": "ViTImageProcessor", **keys}
@@ -159,14 +167,14 @@ def render_preprocessor(model: ImageModel, size: Sequence[int] | None, share: fl
     if size[0] != size[1]:
         # BitImageProcessor cannot crop to the proportions of a size.
         return {"image_processor_type": "ViTImageProcessor", **keys, "size": sides}
-    keys |= {"size": {"shortest_edge": round(size[0] / share)}, "do_center_crop": True, "crop_size": sides}
+    keys |= {"size": {"shortest_edge": round(size[0] / crop_share)}, "do_center_crop": True, "crop_size": sides}
     return {"image_processor_type": "BitImageProcessor", "do_convert_rgb": model.channels == 3, **keys}
 
 
 # --- special tokens ---------------------------------------------------------------------------------------------------
 
 
-def read_generation(folder: str | None) -> dict[str, Any]:
+def read_generation_config(folder: str | None) -> dict[str, Any]:
     """Read generation_config.json of a folder, with the special tokens of config.json as defaults.
 
     Returns an empty dict without a folder, and if the files do not exist or cannot be read.
@@ -175,13 +183,13 @@ def read_generation(folder: str | None) -> dict[str, Any]:
         return {}
     config = _read_keys(folder, "config.json")
     tokens = {key: config[key] for key in TOKEN_KEYS if config.get(key) is not None}
-    return {**tokens, **_read_keys(folder, GENERATION)}
+    return {**tokens, **_read_keys(folder, GENERATION_FILE)}
 
 
 def _read_keys(folder: str, name: str) -> dict[str, Any]:
     path = epath.Path(folder) / name
     try:
-        with _storage(folder):
+        with _translate_errors(folder):
             keys = json.loads(path.read_text()) if path.exists() else {}
     except (OSError, ValueError, SpecError, StorageError):
         # The model is complete without this file.
@@ -191,7 +199,7 @@ def _read_keys(folder: str, name: str) -> dict[str, Any]:
 
 def end_tokens(folder: str) -> tuple[int, ...]:
     """Return the tokens that end a text."""
-    ends = read_generation(folder).get("eos_token_id")
+    ends = read_generation_config(folder).get("eos_token_id")
     return tuple(ends) if isinstance(ends, list) else () if ends is None else (int(ends),)
 
 
@@ -205,12 +213,12 @@ def special_token_ids(files: Mapping[str, bytes]) -> dict[str, int]:
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         # The newer file comes last and takes precedence.
         names |= {key: token for key, token in _parse_keys(files.get(file, b"")).items() if token is not None}
-    main = _parse_keys(files.get("tokenizer.json", b""))
-    vocab = main.get("model", {}).get("vocab")
+    tokenizer = _parse_keys(files.get("tokenizer.json", b""))
+    vocab = tokenizer.get("model", {}).get("vocab")
     ids: dict[str, int] = dict(vocab) if isinstance(vocab, dict) else {}
-    ids |= {token["content"]: token["id"] for token in main.get("added_tokens", [])}
-    named = {key: names.get(key.removesuffix("_id")) for key in TOKEN_KEYS}
-    tokens = {key: token.get("content") if isinstance(token, dict) else token for key, token in named.items()}
+    ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
+    token_names = {key: names.get(key.removesuffix("_id")) for key in TOKEN_KEYS}
+    tokens = {key: token.get("content") if isinstance(token, dict) else token for key, token in token_names.items()}
     return {key: ids[token] for key, token in tokens.items() if token in ids}
 
 

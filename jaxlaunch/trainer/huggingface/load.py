@@ -30,66 +30,66 @@ from jaxlaunch.trainer.huggingface import folder, names
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.spec import PublishedModel, ViT
 
-INDEX = "model.safetensors.index.json"
-KEY = "train.model.init_from"
+INDEX_FILE = "model.safetensors.index.json"
+DEFAULT_KEY = "train.model.init_from"
 DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "F64": np.float64}
 # Size of the field that holds the length of the header.
 LENGTH_BYTES = 8
 # Coefficient of the cubic kernel, as in PyTorch.
-CURVE = -0.75
+CUBIC_COEFFICIENT = -0.75
 
 Slices = tuple[slice, ...]
 Grid = tuple[int, int]  # rows and columns of patches
 
 
-def load_parameters(model: PublishedModel, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
-    """Load the parameters of `model` from its folder, with the shapes, dtypes and shardings of `wanted`, by name.
+def load_parameters(model: PublishedModel, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
+    """Load the parameters of `model` from its folder, with the shapes, dtypes and shardings of `targets`, by name.
 
     Raises SpecError if config.json describes another model, or a tensor is missing, unexpected or of another shape.
     """
-    return dict(iterate_parameters(model, wanted))
+    return dict(iterate_parameters(model, targets))
 
 
 def iterate_parameters(
-    model: PublishedModel, wanted: Mapping[str, jax.ShapeDtypeStruct], *, is_cast: bool = True
+    model: PublishedModel, targets: Mapping[str, jax.ShapeDtypeStruct], *, is_cast: bool = True
 ) -> Iterator[tuple[str, Array]]:
     """Yield the parameters of `load_parameters` one by one, so that the caller can release them.
 
     Unless `is_cast`, each has the smallest dtype that holds all of its tensors in the folder, float32 for a double.
     """
     path = model.init_from or ""
-    theirs = folder.read_model(path)
-    folder.check_model(model, theirs, path)
-    files = Files(path)
-    leaves, new = folder_leaves(model, files), names.new_parameters(model)
-    wanted = {name: like for name, like in wanted.items() if name not in new}
-    stored = dict(wanted)
-    if isinstance(model, ViT) and isinstance(theirs, ViT) and "positions" in wanted:
-        like = wanted["positions"]
-        count = like.shape[0] - model.patch_count + theirs.patch_count
+    folder_model = folder.read_model(path)
+    folder.check_model(model, folder_model, path)
+    files = TensorFiles(path)
+    leaves, new_names = folder_leaves(model, files), names.new_parameters(model)
+    targets = {name: like for name, like in targets.items() if name not in new_names}
+    stored = dict(targets)
+    if isinstance(model, ViT) and isinstance(folder_model, ViT) and "positions" in targets:
+        like = targets["positions"]
+        count = like.shape[0] - model.patch_count + folder_model.patch_count
         stored["positions"] = jax.ShapeDtypeStruct((count, *like.shape[1:]), like.dtype)
     check_tensors(path, "train.model", leaves, stored, files, names.unread_suffixes(model))
-    for name, like in wanted.items():
+    for name, like in targets.items():
         leaf, shape, dtype = leaves[name], stored[name].shape, like.dtype
         if not is_cast:
-            dtype = jnp.result_type(*{files.dtype(tensor) for tensor, _ in leaf.tensors(like.shape)})
+            dtype = jnp.result_type(*{files.tensor_dtype(tensor) for tensor, _ in leaf.tensor_shapes(like.shape)})
         cast = jax.ShapeDtypeStruct(like.shape, dtype, sharding=like.sharding)
         if like.shape == shape:
             yield name, read_parameter(leaf, cast, files)
             continue
         # The grid of patches differs from the folder's: each process reads all positions and interpolates them.
-        assert isinstance(model, ViT) and isinstance(theirs, ViT), "no other model has a grid"
+        assert isinstance(model, ViT) and isinstance(folder_model, ViT), "no other model has a grid"
         assert cast.sharding is not None, "the train step gives every parameter a sharding"
         spans = tuple(slice(0, size) for size in shape)
-        whole = read_part(leaf, spans, jax.ShapeDtypeStruct(shape, jnp.float32), files)
+        stored_ND = read_part(leaf, spans, jax.ShapeDtypeStruct(shape, jnp.float32), files)
         files.close()
-        positions = interpolate_positions(whole, theirs.patch_grid, model.patch_grid).astype(dtype)
+        positions = interpolate_positions(stored_ND, folder_model.patch_grid, model.patch_grid).astype(dtype)
         yield name, jax.make_array_from_callback(cast.shape, cast.sharding, positions.__getitem__)
 
 
-def folder_leaves(model: PublishedModel, files: Files) -> dict[str, Leaf]:
+def folder_leaves(model: PublishedModel, files: TensorFiles) -> dict[str, Leaf]:
     """Return the leaves with the names of this folder: files of a model without its head have no prefix."""
-    leaves, prefix = names.parameter_leaves(model), names.PREFIX[model.kind]
+    leaves, prefix = names.parameter_leaves(model), names.NAME_PREFIXES[model.kind]
     if any(name.startswith(prefix) for name in files):
         return leaves
     return {ours: dataclasses.replace(leaf, name=leaf.name.removeprefix(prefix)) for ours, leaf in leaves.items()}
@@ -99,18 +99,18 @@ def check_tensors(
     path: str,
     key: str,
     leaves: Mapping[str, Leaf],
-    wanted: Mapping[str, jax.ShapeDtypeStruct],
-    files: Files,
+    targets: Mapping[str, jax.ShapeDtypeStruct],
+    files: TensorFiles,
     unread: tuple[str, ...] = (),
 ) -> None:
     """Raise SpecError if the folder `path` does not hold exactly the tensors that the block `key` needs.
 
     Tensors whose names end with one of `unread` are allowed.
     """
-    unknown = [name for name in wanted if name not in leaves]
+    unknown = [name for name in targets if name not in leaves]
     if unknown:
         raise SpecError(f"{key}.init_from: Hugging Face has no counterpart of {', '.join(unknown)}")
-    shapes = {name: shape for ours, like in wanted.items() for name, shape in leaves[ours].tensors(like.shape)}
+    shapes = {name: shape for ours, like in targets.items() for name, shape in leaves[ours].tensor_shapes(like.shape)}
     faults = [f"{name} is missing" for name in shapes if name not in files]
     for name, shape in shapes.items():
         if name in files and tuple(files[name].get_shape()) != shape:
@@ -122,7 +122,7 @@ def check_tensors(
         raise SpecError(f"{path} does not match {key}: {'; '.join(faults[:5])}{more}")
 
 
-def read_parameter(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> Array:
+def read_parameter(leaf: Leaf, like: jax.ShapeDtypeStruct, files: TensorFiles) -> Array:
     """Read a parameter, one part for each device; replicas are read once."""
     parts: dict[str, np.ndarray[Any, Any]] = {}
 
@@ -139,17 +139,17 @@ def read_parameter(leaf: Leaf, like: jax.ShapeDtypeStruct, files: Files) -> Arra
     return array
 
 
-def read_part(leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: Files) -> np.ndarray[Any, Any]:
+def read_part(leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: TensorFiles) -> np.ndarray[Any, Any]:
     """Read `parameter[spans]`, assembled tensor by tensor in the dtype it will have."""
     sizes, span = dict(zip(leaf.ours, like.shape, strict=True)), dict(zip(leaf.ours, spans, strict=True))
     cuts = [_cut_axis(group.strip("1"), sizes, span) for group in leaf.theirs.split()]
     shape = [size for cut in cuts for size in cut.shape]
     inside = tuple(inner for cut in cuts for inner in cut.inside)
     part: np.ndarray[Any, Any] = np.empty([extent.stop - extent.start for extent in spans], like.dtype)
-    for places in leaf.places(span):
-        tensor = files[leaf.tensor(places)][tuple(cut.read for cut in cuts)]
-        where = tuple(places[axis] - span[axis].start if axis in places else slice(None) for axis in leaf.ours)
-        part[where] = tensor.reshape(shape)[inside].transpose(leaf.order)
+    for places in leaf.stacked_indexes(span):
+        tensor = files[leaf.tensor_name(places)][tuple(cut.read for cut in cuts)]
+        destination = tuple(places[axis] - span[axis].start if axis in places else slice(None) for axis in leaf.ours)
+        part[destination] = tensor.reshape(shape)[inside].transpose(leaf.axis_order)
     return part
 
 
@@ -163,45 +163,45 @@ class _Cut(NamedTuple):
 
 def _cut_axis(letters: str, sizes: Mapping[str, int], span: Mapping[str, slice]) -> _Cut:
     """Return the slice of a tensor's axis that covers `span` of these axes, or all of it if not contiguous."""
-    whole = [sizes[axis] for axis in letters]
+    axis_sizes = [sizes[axis] for axis in letters]
     if not letters:
         return _Cut(slice(0, 1), [], [])
     if all(span[axis] == slice(0, sizes[axis]) for axis in letters[1:]):
-        first, step = span[letters[0]], math.prod(whole[1:])
-        shape = [first.stop - first.start, *whole[1:]]
-        return _Cut(slice(first.start * step, first.stop * step), shape, [slice(None)] * len(whole))
-    return _Cut(slice(0, math.prod(whole)), whole, [span[axis] for axis in letters])
+        first, step = span[letters[0]], math.prod(axis_sizes[1:])
+        shape = [first.stop - first.start, *axis_sizes[1:]]
+        return _Cut(slice(first.start * step, first.stop * step), shape, [slice(None)] * len(axis_sizes))
+    return _Cut(slice(0, math.prod(axis_sizes)), axis_sizes, [span[axis] for axis in letters])
 
 
-def interpolate_positions(positions_ND: NDArray[np.float32], given: Grid, wanted: Grid) -> NDArray[np.float32]:
+def interpolate_positions(positions_ND: NDArray[np.float32], old_grid: Grid, new_grid: Grid) -> NDArray[np.float32]:
     """Interpolate the positions of a grid of patches bicubically, keeping that of the class token."""
-    patches_YXD = positions_ND[1:].reshape(*given, -1).astype(np.float64)
-    rows, columns = (_bicubic_weights(*sizes) for sizes in zip(given, wanted, strict=True))
+    patches_YXD = positions_ND[1:].reshape(*old_grid, -1).astype(np.float64)
+    rows, columns = (_bicubic_weights(*sizes) for sizes in zip(old_grid, new_grid, strict=True))
     patches_YXD = np.einsum("ry,cx,yxd->rcd", rows, columns, patches_YXD, optimize=True)
-    return np.concatenate([positions_ND[:1], patches_YXD.reshape(wanted[0] * wanted[1], -1)]).astype(np.float32)
+    return np.concatenate([positions_ND[:1], patches_YXD.reshape(new_grid[0] * new_grid[1], -1)]).astype(np.float32)
 
 
-def _bicubic_weights(given: int, wanted: int) -> NDArray[np.float64]:
+def _bicubic_weights(old_size: int, new_size: int) -> NDArray[np.float64]:
     """Return the weights [new, old] of bicubic interpolation, with edge padding."""
-    matrix = np.zeros((wanted, given))
-    places = (np.arange(wanted) + 0.5) * given / wanted - 0.5
+    matrix = np.zeros((new_size, old_size))
+    places = (np.arange(new_size) + 0.5) * old_size / new_size - 0.5
     for offset in range(-1, 3):
         neighbors = np.floor(places) + offset
         distance = np.abs(places - neighbors)
-        near = ((CURVE + 2) * distance - (CURVE + 3)) * distance**2 + 1
-        far = CURVE * (((distance - 5) * distance + 8) * distance - 4)
-        columns = np.clip(neighbors, 0, given - 1).astype(int)
-        np.add.at(matrix, (np.arange(wanted), columns), np.where(distance <= 1, near, far))
+        near = ((CUBIC_COEFFICIENT + 2) * distance - (CUBIC_COEFFICIENT + 3)) * distance**2 + 1
+        far = CUBIC_COEFFICIENT * (((distance - 5) * distance + 8) * distance - 4)
+        columns = np.clip(neighbors, 0, old_size - 1).astype(int)
+        np.add.at(matrix, (np.arange(new_size), columns), np.where(distance <= 1, near, far))
     return matrix
 
 
 # --- tensors by name --------------------------------------------------------------------------------------------------
 
 
-class Files:
+class TensorFiles:
     """The tensors of a folder by name. Raises SpecError if there are none, or a file cannot be read."""
 
-    def __init__(self, folder: str, key: str = KEY) -> None:
+    def __init__(self, folder: str, key: str = DEFAULT_KEY) -> None:
         self._key = key
         storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if remote.is_remote(folder):
@@ -227,7 +227,7 @@ class Files:
         except (OSError, SafetensorError) as error:
             raise SpecError(f"{self._key}: {path} cannot be read: {error}") from None
 
-    def dtype(self, name: str) -> np.dtype[Any]:
+    def tensor_dtype(self, name: str) -> np.dtype[Any]:
         """Return the stored dtype of a tensor. Raises SpecError if it is not floating-point."""
         stored = self[name].get_dtype()
         if stored not in DTYPES:
@@ -248,8 +248,8 @@ def _tensor_paths(folder: str, key: str) -> dict[str, str]:
     """Return the file of each tensor, opening all safetensors files of the folder if there is no index."""
     root = epath.Path(folder)
     try:
-        if (root / INDEX).exists():
-            weights = json.loads((root / INDEX).read_text())["weight_map"]
+        if (root / INDEX_FILE).exists():
+            weights = json.loads((root / INDEX_FILE).read_text())["weight_map"]
             return {name: str(root / file) for name, file in weights.items()}
         paths: dict[str, str] = {}
         for path in sorted(map(str, root.glob("*.safetensors"))):
@@ -267,16 +267,16 @@ class RemoteFile:
     Raises SpecError for an invalid or truncated file, and StorageError.
     """
 
-    def __init__(self, url: str, key: str = KEY) -> None:
+    def __init__(self, url: str, key: str = DEFAULT_KEY) -> None:
         self._url, self._key = url, key
         with remote.convert_errors(f"reading {url}", SpecError):
             size = int(remote.open_filesystem(url).size(url))
         self._start = LENGTH_BYTES
         if size > LENGTH_BYTES:
-            self._start += int.from_bytes(self.read(0, LENGTH_BYTES), "little")
+            self._start += int.from_bytes(self.read_range(0, LENGTH_BYTES), "little")
         try:
             is_complete = LENGTH_BYTES < self._start <= size
-            header = json.loads(self.read(LENGTH_BYTES, self._start)) if is_complete else {}
+            header = json.loads(self.read_range(LENGTH_BYTES, self._start)) if is_complete else {}
             self._header = {name: about for name, about in header.items() if name != "__metadata__"}
             end = self._start + max(about["data_offsets"][1] for about in self._header.values())
         except (ValueError, TypeError, LookupError, AttributeError):
@@ -293,7 +293,7 @@ class RemoteFile:
     def get_slice(self, name: str) -> RemoteTensor:
         """Return a lazy tensor. Raises SpecError if it is not in the file or not floating-point."""
         if name not in self._header:
-            raise SpecError(f"{self._key}: {name} is not in {self._url}, where {INDEX} says it is")
+            raise SpecError(f"{self._key}: {name} is not in {self._url}, where {INDEX_FILE} says it is")
         about = self._header[name]
         if about["dtype"] not in DTYPES:
             raise SpecError(
@@ -301,7 +301,7 @@ class RemoteFile:
             )
         return RemoteTensor(self, about["shape"], about["dtype"], self._start + about["data_offsets"][0])
 
-    def read(self, start: int, end: int) -> bytes:
+    def read_range(self, start: int, end: int) -> bytes:
         """Read the bytes from `start` to `end`. Raises SpecError, StorageError."""
         with remote.convert_errors(f"reading {self._url}", SpecError):
             data: bytes = remote.open_filesystem(self._url).cat_file(self._url, start=start, end=end)
@@ -325,9 +325,9 @@ class RemoteTensor:
         """Return the dtype as named by safetensors."""
         return self.dtype
 
-    def __getitem__(self, where: Slices) -> np.ndarray[Any, Any]:
-        dtype, rows = np.dtype(DTYPES[self.dtype]), range(*where[0].indices(self.shape[0]))
+    def __getitem__(self, slices: Slices) -> np.ndarray[Any, Any]:
+        dtype, rows = np.dtype(DTYPES[self.dtype]), range(*slices[0].indices(self.shape[0]))
         row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
-        data = self.file.read(self.start + rows.start * row_bytes, self.start + rows.stop * row_bytes)
+        data = self.file.read_range(self.start + rows.start * row_bytes, self.start + rows.stop * row_bytes)
         array: np.ndarray[Any, Any] = np.frombuffer(data, dtype).reshape(len(rows), *self.shape[1:])
-        return array[(slice(None), *where[1:])]
+        return array[(slice(None), *slices[1:])]

@@ -33,32 +33,32 @@ class Leaf:
     layers: tuple[int, ...] | None = None
 
     @property
-    def stacked(self) -> str:
+    def stacked_axes(self) -> str:
         """The axes of ours along which each index is a tensor of its own."""
         return "".join(letter for letter in self.ours if "{" + letter + "}" in self.name)
 
     @property
-    def order(self) -> list[int]:
+    def axis_order(self) -> list[int]:
         """The transposition of a tensor from their axes to ours, without the stacked axes."""
-        letters, stacked = "".join(self.theirs.split()).replace("1", ""), self.stacked
+        letters, stacked = "".join(self.theirs.split()).replace("1", ""), self.stacked_axes
         return [letters.index(axis) for axis in self.ours if axis not in stacked]
 
-    def places(self, span: Mapping[str, slice]) -> Iterator[dict[str, int]]:
+    def stacked_indexes(self, span: Mapping[str, slice]) -> Iterator[dict[str, int]]:
         """Yield the indexes along the stacked axes within `span` by axis, one dict for each tensor."""
-        ranges = [range(span[axis].start, span[axis].stop) for axis in self.stacked]
-        return (dict(zip(self.stacked, places, strict=True)) for places in itertools.product(*ranges))
+        ranges = [range(span[axis].start, span[axis].stop) for axis in self.stacked_axes]
+        return (dict(zip(self.stacked_axes, places, strict=True)) for places in itertools.product(*ranges))
 
-    def whole(self, shape: tuple[int, ...]) -> dict[str, slice]:
+    def full_span(self, shape: tuple[int, ...]) -> dict[str, slice]:
         """Return the span of a whole parameter of this shape."""
         return {axis: slice(0, size) for axis, size in zip(self.ours, shape, strict=True)}
 
-    def tensors(self, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def tensor_shapes(self, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the names and shapes of the tensors of a parameter with this shape."""
         sizes = dict(zip(self.ours, shape, strict=True))
         theirs = tuple(math.prod(sizes[axis] for axis in group.strip("1")) for group in self.theirs.split())
-        return ((self.tensor(places), theirs) for places in self.places(self.whole(shape)))
+        return ((self.tensor_name(places), theirs) for places in self.stacked_indexes(self.full_span(shape)))
 
-    def tensor(self, places: Mapping[str, int]) -> str:
+    def tensor_name(self, places: Mapping[str, int]) -> str:
         """Return the name of the tensor at these indexes of the stacked axes."""
         names: dict[str, str | int] = dict(places)
         if "l" in places and self.layers is not None:
@@ -69,7 +69,7 @@ class Leaf:
 
 
 # Their names of a layer's norms by the position of ours. The same name means another norm in another family.
-NORMS: Mapping[str, Mapping[str, str]] = {
+NORM_NAMES: Mapping[str, Mapping[str, str]] = {
     "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     "after": {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
     "both": {
@@ -81,19 +81,19 @@ NORMS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def _decoder(model: spec.Decoder, layer: str = "model.layers.{l}.") -> Iterator[tuple[str, Leaf]]:
+def _decoder_leaves(model: spec.Decoder, layer: str = "model.layers.{l}.") -> Iterator[tuple[str, Leaf]]:
     yield "embedding", Leaf("vd", "v d", "model.embed_tokens.weight")
     yield "norm.scale", Leaf("d", "d", "model.norm.weight")
     if not model.tied:
         yield "head", Leaf("dv", "v d", "lm_head.weight")
     for stack, numbers in model.layer_stacks.items():
-        mlp = _experts if stack == "blocks" and model.experts else _mlp
-        for ours, leaf in (*_attention(model, layer), *mlp(model, layer)):
+        mlp = _expert_leaves if stack == "blocks" and model.experts else _mlp_leaves
+        for ours, leaf in (*_attention_leaves(model, layer), *mlp(model, layer)):
             yield ours.replace("blocks", stack, 1), dataclasses.replace(leaf, layers=numbers)
 
 
-def _attention(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
-    for ours, theirs in NORMS[model.norms].items():
+def _attention_leaves(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
+    for ours, theirs in NORM_NAMES[model.norms].items():
         yield f"blocks.{ours}.scale", Leaf("ld", "d", f"{layer}{theirs}.weight")
     for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
         yield f"blocks.attention.{ours}", Leaf("ldhk", "hk d", f"{layer}self_attn.{theirs}.weight")
@@ -107,7 +107,7 @@ def _attention(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
         yield f"blocks.attention.{ours}.scale", Leaf(*axes, f"{layer}self_attn.{theirs}.weight")
 
 
-def _mlp(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
+def _mlp_leaves(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
     for ours, axes in (("gate", ("ldf", "f d")), ("up", ("ldf", "f d")), ("down", ("lfd", "d f"))):
         yield f"blocks.mlp.{ours}", Leaf(*axes, f"{layer}mlp.{ours}_proj.weight")
         if "mlp" in model.biases:
@@ -115,7 +115,7 @@ def _mlp(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
             yield f"blocks.mlp.{ours}_bias", Leaf("l" + out, out, f"{layer}mlp.{ours}_proj.bias")
 
 
-def _experts(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
+def _expert_leaves(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
     # Mixtral's names, or those of Qwen 3, which has norms of queries and keys.
     is_mixtral = model.family == "mixtral" or (model.family is None and model.qk_norm is None)
     layer += "block_sparse_moe." if is_mixtral else "mlp."
@@ -126,24 +126,24 @@ def _experts(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Leaf]]:
         yield f"blocks.mlp.{ours}", Leaf(*axes, f"{layer}experts.{{e}}.{name}.weight")
 
 
-def _gpt2(layer: str = "transformer.h.{l}.") -> Iterator[tuple[str, Leaf]]:
+def _gpt2_leaves(layer: str = "transformer.h.{l}.") -> Iterator[tuple[str, Leaf]]:
     yield "embedding", Leaf("vd", "v d", "transformer.wte.weight")
     yield "positions", Leaf("nd", "n d", "transformer.wpe.weight")
-    yield from _norm("norm", "transformer.ln_f", "")
-    yield from _norm("blocks.attention_norm", layer + "ln_1", "l")
-    yield from _norm("blocks.mlp_norm", layer + "ln_2", "l")
+    yield from _norm_leaves("norm", "transformer.ln_f", "")
+    yield from _norm_leaves("blocks.attention_norm", layer + "ln_1", "l")
+    yield from _norm_leaves("blocks.mlp_norm", layer + "ln_2", "l")
     yield from _block_kernels(layer, ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), "thk", is_torch=False)
 
 
-def _vit(layer: str = "vit.encoder.layer.{l}.") -> Iterator[tuple[str, Leaf]]:
+def _vit_leaves(layer: str = "vit.encoder.layer.{l}.") -> Iterator[tuple[str, Leaf]]:
     yield "patches", Leaf("yxcd", "d c y x", "vit.embeddings.patch_embeddings.projection.weight")
     yield "patches_bias", Leaf("d", "d", "vit.embeddings.patch_embeddings.projection.bias")
     yield "cls", Leaf("d", "1 1 d", "vit.embeddings.cls_token")
     yield "positions", Leaf("nd", "1 n d", "vit.embeddings.position_embeddings")
-    yield from _norm("norm", "vit.layernorm", "")
-    yield from _head("classifier")
-    yield from _norm("blocks.attention_norm", layer + "layernorm_before", "l")
-    yield from _norm("blocks.mlp_norm", layer + "layernorm_after", "l")
+    yield from _norm_leaves("norm", "vit.layernorm", "")
+    yield from _head_leaves("classifier")
+    yield from _norm_leaves("blocks.attention_norm", layer + "layernorm_before", "l")
+    yield from _norm_leaves("blocks.mlp_norm", layer + "layernorm_after", "l")
     theirs = ("attention.attention.{t}", "attention.output.dense", "intermediate.dense", "output.dense")
     yield from _block_kernels(layer, theirs, "hk", is_torch=True)
 
@@ -164,74 +164,74 @@ def _block_kernels(
         yield f"blocks.{ours}_bias", Leaf(f"l{outputs}", word, f"{layer}{name}.bias")
 
 
-def _resnet(model: spec.ResNet) -> Iterator[tuple[str, Leaf]]:
+def _resnet_leaves(model: spec.ResNet) -> Iterator[tuple[str, Leaf]]:
     for ours, theirs in _normalized_convolutions(model):
         yield f"{ours}.convolution.kernel", Leaf("yxio", "o i y x", f"{theirs}.convolution.weight")
-        yield from _norm(f"{ours}.norm", f"{theirs}.normalization", "")
+        yield from _norm_leaves(f"{ours}.norm", f"{theirs}.normalization", "")
         yield f"{ours}.norm.mean", Leaf("d", "d", f"{theirs}.normalization.running_mean")
         yield f"{ours}.norm.variance", Leaf("d", "d", f"{theirs}.normalization.running_var")
-    yield from _head("classifier.1")
+    yield from _head_leaves("classifier.1")
 
 
 def _normalized_convolutions(model: spec.ResNet) -> Iterator[tuple[str, str]]:
     """Yield the convolutions of a ResNet that have a batch normalization, as ours and theirs name them."""
     yield "stem", "resnet.embedder.embedder"
-    before = model.stem_width
+    input_width = model.stem_width
     for stage, (depth, width) in enumerate(zip(model.depths, model.widths, strict=True)):
-        for at in range(depth):
-            ours, theirs = f"stages.{stage}.{at}", f"resnet.encoder.stages.{stage}.layers.{at}"
+        for block_number in range(depth):
+            ours, theirs = f"stages.{stage}.{block_number}", f"resnet.encoder.stages.{stage}.layers.{block_number}"
             for number in range(2 if model.block == "basic" else 3):
                 yield f"{ours}.branch.{number}", f"{theirs}.layer.{number}"
-            if at == 0 and (stage or before != width):
+            if block_number == 0 and (stage or input_width != width):
                 yield f"{ours}.shortcut", f"{theirs}.shortcut"
-        before = width
+        input_width = width
 
 
-def _convnext(model: spec.ConvNeXt) -> Iterator[tuple[str, Leaf]]:
-    yield from _convolution("patches", "convnext.embeddings.patch_embeddings")
-    yield from _norm("patches_norm", "convnext.embeddings.layernorm", "")
+def _convnext_leaves(model: spec.ConvNeXt) -> Iterator[tuple[str, Leaf]]:
+    yield from _convolution_leaves("patches", "convnext.embeddings.patch_embeddings")
+    yield from _norm_leaves("patches_norm", "convnext.embeddings.layernorm", "")
     for stage, depth in enumerate(model.depths):
         theirs = f"convnext.encoder.stages.{stage}."
         if stage:
-            yield from _norm(f"stages.{stage}.norm", theirs + "downsampling_layer.0", "")
-            yield from _convolution(f"stages.{stage}.half", theirs + "downsampling_layer.1")
-        for at in range(depth):
-            ours, block = f"stages.{stage}.blocks.{at}", f"{theirs}layers.{at}."
-            yield from _convolution(ours, block + "dwconv")
-            yield from _norm(f"{ours}.norm", block + "layernorm", "")
+            yield from _norm_leaves(f"stages.{stage}.norm", theirs + "downsampling_layer.0", "")
+            yield from _convolution_leaves(f"stages.{stage}.half", theirs + "downsampling_layer.1")
+        for block_number in range(depth):
+            ours, block = f"stages.{stage}.blocks.{block_number}", f"{theirs}layers.{block_number}."
+            yield from _convolution_leaves(ours, block + "dwconv")
+            yield from _norm_leaves(f"{ours}.norm", block + "layernorm", "")
             yield f"{ours}.up", Leaf("df", "f d", block + "pwconv1.weight")
             yield f"{ours}.up_bias", Leaf("f", "f", block + "pwconv1.bias")
             yield f"{ours}.down", Leaf("fd", "d f", block + "pwconv2.weight")
             yield f"{ours}.down_bias", Leaf("d", "d", block + "pwconv2.bias")
             yield f"{ours}.layer_scale", Leaf("d", "d", block + "layer_scale_parameter")
-    yield from _norm("norm", "convnext.layernorm", "")
-    yield from _head("classifier")
+    yield from _norm_leaves("norm", "convnext.layernorm", "")
+    yield from _head_leaves("classifier")
 
 
-def _convolution(ours: str, theirs: str) -> Iterator[tuple[str, Leaf]]:
+def _convolution_leaves(ours: str, theirs: str) -> Iterator[tuple[str, Leaf]]:
     yield f"{ours}.kernel", Leaf("yxio", "o i y x", f"{theirs}.weight")
     yield f"{ours}.bias", Leaf("o", "o", f"{theirs}.bias")
 
 
-def _head(theirs: str) -> Iterator[tuple[str, Leaf]]:
+def _head_leaves(theirs: str) -> Iterator[tuple[str, Leaf]]:
     yield "head", Leaf("dv", "v d", f"{theirs}.weight")
     yield "head_bias", Leaf("v", "v", f"{theirs}.bias")
 
 
-def _norm(ours: str, theirs: str, stacked: str) -> Iterator[tuple[str, Leaf]]:
+def _norm_leaves(ours: str, theirs: str, stacked: str) -> Iterator[tuple[str, Leaf]]:
     yield f"{ours}.scale", Leaf(stacked + "d", "d", f"{theirs}.weight")
     yield f"{ours}.bias", Leaf(stacked + "d", "d", f"{theirs}.bias")
 
 
 # Suffixes of tensors that are not parameters, and the prefix that names lack in files without the head.
-_UNREAD: Mapping[str, tuple[str, ...]] = {
+_UNREAD_SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "decoder": ("rotary_emb.inv_freq",),
     "gpt2": (".attn.bias", ".attn.masked_bias", "lm_head.weight"),
     "vit": ("pooler.dense.weight", "pooler.dense.bias"),
     "resnet": (".num_batches_tracked",),
     "convnext": (),
 }
-PREFIX: Mapping[str, str] = {
+NAME_PREFIXES: Mapping[str, str] = {
     "decoder": "model.",
     "gpt2": "transformer.",
     "vit": "vit.",
@@ -239,20 +239,20 @@ PREFIX: Mapping[str, str] = {
     "convnext": "convnext.",
 }
 # The parameters of the head of an image model.
-HEAD = ("head", "head_bias")
+HEAD_PARAMETERS = ("head", "head_bias")
 
 
 def unread_suffixes(model: spec.PublishedModel) -> tuple[str, ...]:
     """Return the suffixes of tensors that this model's files may contain and that are not read."""
     if isinstance(model, spec.Decoder) and model.tied:  # some publish the embedding under the head's name as well
         # Some repositories also publish the embedding under the name of the head.
-        return (*_UNREAD[model.kind], "lm_head.weight")
-    return (*_UNREAD[model.kind], *(parameter_leaves(model)[name].name for name in new_parameters(model)))
+        return (*_UNREAD_SUFFIXES[model.kind], "lm_head.weight")
+    return (*_UNREAD_SUFFIXES[model.kind], *(parameter_leaves(model)[name].name for name in new_parameters(model)))
 
 
 def new_parameters(model: spec.PublishedModel) -> tuple[str, ...]:
     """Return the parameters of a new head, which are initialized at random instead of loaded."""
-    return HEAD if isinstance(model, spec.ImageModel) and model.new_head else ()
+    return HEAD_PARAMETERS if isinstance(model, spec.ImageModel) and model.new_head else ()
 
 
 def batch_counts(model: spec.PublishedModel) -> dict[str, Leaf]:
@@ -276,11 +276,11 @@ def parameter_leaves(model: spec.PublishedModel) -> dict[str, Leaf]:
                 raise SpecError(f"train.model.stem = {model.stem}: Hugging Face's ResNet knows only imagenet")
             if model.norm_eps != 1e-5:
                 raise SpecError(f"train.model.norm_eps = {model.norm_eps:g}: Hugging Face's ResNet knows only 1e-05")
-            return dict(_resnet(model))
+            return dict(_resnet_leaves(model))
         case spec.ConvNeXt():
-            return dict(_convnext(model))
+            return dict(_convnext_leaves(model))
         case spec.Decoder():
-            return dict(_decoder(model))
+            return dict(_decoder_leaves(model))
         case spec.ViT() if model.pool != "cls":
             raise SpecError(f"train.model.pool = {model.pool}: Hugging Face's ViT knows only cls")
-    return dict(_gpt2() if isinstance(model, spec.GPT2) else _vit())
+    return dict(_gpt2_leaves() if isinstance(model, spec.GPT2) else _vit_leaves())

@@ -26,13 +26,13 @@ from jax import Array
 
 from jaxlaunch.trainer.errors import SpecError, pydantic_message
 from jaxlaunch.trainer.huggingface import config_json, load, names
-from jaxlaunch.trainer.huggingface.folder import GENERATION, TOKEN_KEYS, read_generation, special_token_ids
-from jaxlaunch.trainer.huggingface.load import INDEX, Files
+from jaxlaunch.trainer.huggingface.folder import GENERATION_FILE, TOKEN_KEYS, read_generation_config, special_token_ids
+from jaxlaunch.trainer.huggingface.load import INDEX_FILE, TensorFiles
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.spec import GPT2, MLP, ImageModel, PublishedModel
 
 # Maximum size of one safetensors file.
-FILE_BYTES = 2 * 2**30
+MAX_FILE_BYTES = 2 * 2**30
 # Names of the dtypes in safetensors.
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
 MLP_TYPE = "jaxlaunch_mlp"
@@ -50,15 +50,15 @@ class Parameter(Protocol):
     def dtype(self) -> Any:
         """A dtype of numpy or JAX: float32, float16 or bfloat16."""
 
-    def __getitem__(self, where: Any, /) -> Any: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 def save_model(
-    to: str,
+    target: str,
     model: PublishedModel,
     params: Mapping[str, Parameter],
-    file_bytes: int = FILE_BYTES,
-    beside: Mapping[str, bytes] = MappingProxyType({}),
+    file_bytes: int = MAX_FILE_BYTES,
+    extra_files: Mapping[str, bytes] = MappingProxyType({}),
     classes: Sequence[str] = (),
 ) -> list[str]:
     """Write the parameters of `model` as a folder, and return the names of its safetensors.
@@ -67,24 +67,25 @@ def save_model(
     all of them.
 
     Args:
-        to: A folder that is new or empty.
+        target: A folder that is new or empty.
         model: The model, which may have an `init_from` with special tokens of its own.
         params: The parameters by name.
         file_bytes: Maximum size of a file, which has at least one tensor.
-        beside: Files of the tokenizer by name, which define special tokens that `model.init_from` does not.
+        extra_files: Files of the tokenizer by name, which define special tokens that `model.init_from` does not.
         classes: The names of its labels, if they have names.
 
     Raises:
-        SpecError: Hugging Face has no counterpart of a parameter, or `to` is not empty.
+        SpecError: Hugging Face has no counterpart of a parameter, or `target` is not empty.
     """
     leaves, counts = names.parameter_leaves(model), names.batch_counts(model)
     if unknown := [name for name in params if name not in leaves]:
         raise SpecError(f"train.model: Hugging Face has no counterpart of {', '.join(unknown)}")
-    if absent := [name for name in leaves if name not in params]:
+    if missing := [name for name in leaves if name not in params]:
         raise SpecError(
-            f"train.model: Hugging Face's {model.kind} also needs parameters that it does not have: {', '.join(absent)}"
+            f"train.model: Hugging Face's {model.kind} also needs parameters that it does not have: "
+            f"{', '.join(missing)}"
         )
-    generation = {**special_token_ids(beside), **read_generation(model.init_from)}
+    generation = {**special_token_ids(extra_files), **read_generation_config(model.init_from)}
     dtype = next(iter(params.values())).dtype.name
     config = config_json.render_config(model)
     files: dict[str, Mapping[str, Any] | bytes] = {}
@@ -93,55 +94,55 @@ def save_model(
             config |= {"id2label": dict(enumerate(classes)), "label2id": {name: at for at, name in enumerate(classes)}}
     else:
         # Unknown tokens are null. If they were missing, transformers would use the defaults of its own vocabulary.
-        if not (isinstance(model, GPT2) and model.vocab > config_json.GPT2_END):
+        if not (isinstance(model, GPT2) and model.vocab > config_json.GPT2_END_TOKEN):
             config |= dict.fromkeys(TOKEN_KEYS)
         config |= {key: generation[key] for key in TOKEN_KEYS if key in generation}
-        files[GENERATION] = generation
+        files[GENERATION_FILE] = generation
     # Batch counters are required and not used, because the norms have a momentum.
     arrays = {**params, **{name: np.zeros((), np.int64) for name in counts}} if counts else params
-    files = {"config.json": config | {"dtype": dtype}, **files, **beside}
-    return write_folder(to, leaves | counts, arrays, files, file_bytes=file_bytes)
+    files = {"config.json": config | {"dtype": dtype}, **files, **extra_files}
+    return write_folder(target, leaves | counts, arrays, files, file_bytes=file_bytes)
 
 
 def write_folder(
-    to: str,
+    target: str,
     leaves: Mapping[str, Leaf],
     params: Mapping[str, Parameter],
     files: Mapping[str, Mapping[str, Any] | bytes],
     *,
     stem: str = "model",
-    file_bytes: int = FILE_BYTES,
+    file_bytes: int = MAX_FILE_BYTES,
 ) -> list[str]:
     """Write parameters in the layout of `leaves` and other files as a folder, and return its safetensors.
 
-    The names of the weight files begin with `stem`. Raises SpecError if `to` is not empty.
+    The names of the weight files begin with `stem`. Raises SpecError if `target` is not empty.
     """
-    with _complete_folder(check_target(to)) as folder:
+    with _complete_folder(check_target(target)) as folder:
         groups = list(_group_tensors(_list_tensors(leaves, params), file_bytes))
         if len(groups) == 1:
             weights = {f"{stem}.safetensors": groups[0]}
         else:
             weights = {f"{stem}-{at:05}-of-{len(groups):05}.safetensors": group for at, group in enumerate(groups, 1)}
         for name, group in weights.items():
-            with _synced(folder / name) as file:
+            with _open_synced(folder / name) as file:
                 _write_tensors(file, group, leaves, params)
         if len(weights) > 1:
             total = sum(tensor.nbytes for tensor in itertools.chain.from_iterable(groups))
-            places = {tensor.name: name for name, group in weights.items() for tensor in group}
-            files = {INDEX: {"metadata": {"total_size": total}, "weight_map": places}, **files}
+            file_names = {tensor.name: name for name, group in weights.items() for tensor in group}
+            files = {INDEX_FILE: {"metadata": {"total_size": total}, "weight_map": file_names}, **files}
         for name, content in files.items():
             # Chat templates are in a subfolder.
             (folder / name).parent.mkdir(exist_ok=True)
-            with _synced(folder / name) as file:
+            with _open_synced(folder / name) as file:
                 file.write(content if isinstance(content, bytes) else encode_json(content))
     return list(weights)
 
 
-def check_target(to: str) -> Path:
+def check_target(target: str) -> Path:
     """Return the absolute path of the folder to write. Raises SpecError if it cannot be replaced by a new folder."""
-    if "://" in to:
-        raise SpecError(f"{to} is not a local folder; write to a local one, and copy it from there")
-    folder = Path(to).absolute()
+    if "://" in target:
+        raise SpecError(f"{target} is not a local folder; write to a local one, and copy it from there")
+    folder = Path(target).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError(f"{folder} already exists; name a new folder or an empty one")
     if folder.is_symlink() or folder.is_mount():
@@ -164,7 +165,7 @@ def _complete_folder(target: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _synced(path: Path) -> Iterator[IO[bytes]]:
+def _open_synced(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file and sync it at the end, so that the renamed folder is complete after a power failure."""
     with open(path, "xb") as file:
         yield file
@@ -183,7 +184,7 @@ class _Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     parameter: str
-    where: tuple[int | slice, ...]
+    slices: tuple[int | slice, ...]
     dtype: np.dtype[Any]
 
     @property
@@ -195,10 +196,10 @@ class _Tensor(NamedTuple):
 def _list_tensors(leaves: Mapping[str, Leaf], params: Mapping[str, Parameter]) -> Iterator[_Tensor]:
     for parameter, array in params.items():
         leaf = leaves[parameter]
-        places = leaf.places(leaf.whole(array.shape))
-        for at, (name, shape) in zip(places, leaf.tensors(array.shape), strict=True):
-            where = tuple(at.get(axis, slice(None)) for axis in leaf.ours)
-            yield _Tensor(name, shape, parameter, where, np.dtype(array.dtype))
+        places = leaf.stacked_indexes(leaf.full_span(array.shape))
+        for place, (name, shape) in zip(places, leaf.tensor_shapes(array.shape), strict=True):
+            slices = tuple(place.get(axis, slice(None)) for axis in leaf.ours)
+            yield _Tensor(name, shape, parameter, slices, np.dtype(array.dtype))
 
 
 def _group_tensors(tensors: Iterable[_Tensor], file_bytes: int) -> Iterator[list[_Tensor]]:
@@ -218,8 +219,8 @@ def _write_tensors(
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for tensor in tensors:
-        place = [start, start := start + tensor.nbytes]
-        header[tensor.name] = {"dtype": DTYPES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": place}
+        offsets = [start, start := start + tensor.nbytes]
+        header[tensor.name] = {"dtype": DTYPES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     # Pad the header so that the tensors begin aligned.
     text += b" " * (-len(text) % 8)
@@ -230,18 +231,18 @@ def _write_tensors(
 
 
 def _read_tensor(leaf: Leaf, parameter: Parameter, tensor: _Tensor) -> np.ndarray[Any, Any]:
-    back = np.argsort(leaf.order)
-    return np.ascontiguousarray(np.asarray(parameter[tensor.where]).transpose(back).reshape(tensor.shape))
+    inverse_order = np.argsort(leaf.axis_order)
+    return np.ascontiguousarray(np.asarray(parameter[tensor.slices]).transpose(inverse_order).reshape(tensor.shape))
 
 
 # --- the MLP of a table -----------------------------------------------------------------------------------------------
 
 
-def save_mlp(to: str, model: MLP, params: Mapping[str, Parameter], beside: Mapping[str, bytes]) -> list[str]:
-    """Write the folder atomically and return its safetensors. Raises SpecError if `to` is not empty."""
+def save_mlp(target: str, model: MLP, params: Mapping[str, Parameter], extra_files: Mapping[str, bytes]) -> list[str]:
+    """Write the folder atomically and return its safetensors. Raises SpecError if `target` is not empty."""
     config = {"model_type": MLP_TYPE, **{key: getattr(model, key) for key in MLP_SIZES}}
     leaves = {name: _mlp_leaf(name, len(array.shape)) for name, array in params.items()}
-    return write_folder(to, leaves, params, {"config.json": config, **beside})
+    return write_folder(target, leaves, params, {"config.json": config, **extra_files})
 
 
 def read_mlp_model(folder: str) -> MLP | None:
@@ -252,18 +253,18 @@ def read_mlp_model(folder: str) -> MLP | None:
             return None
         return MLP.model_validate({"kind": "mlp", **{key: config.get(key) for key in MLP_SIZES}})
     except pydantic.ValidationError as error:
-        wrong = error.errors()[0]
-        raise SpecError(f"{folder}: config.json: {wrong['loc'][0]} {pydantic_message(wrong)}") from None
+        fault = error.errors()[0]
+        raise SpecError(f"{folder}: config.json: {fault['loc'][0]} {pydantic_message(fault)}") from None
     except ValueError as error:
         raise SpecError(f"{folder}: config.json cannot be read: {error}") from None
 
 
-def load_mlp(folder: str, wanted: Mapping[str, Any]) -> dict[str, Array]:
-    """Load the parameters with the shapes and shardings of `wanted`. Raises SpecError for those of another model."""
-    files = Files(folder, "the export")
-    leaves = {name: _mlp_leaf(name, len(like.shape)) for name, like in wanted.items()}
-    load.check_tensors(folder, "its config.json", leaves, wanted, files)
-    return {name: load.read_parameter(leaves[name], like, files) for name, like in wanted.items()}
+def load_mlp(folder: str, targets: Mapping[str, Any]) -> dict[str, Array]:
+    """Load the parameters with the shapes and shardings of `targets`. Raises SpecError for those of another model."""
+    files = TensorFiles(folder, "the export")
+    leaves = {name: _mlp_leaf(name, len(like.shape)) for name, like in targets.items()}
+    load.check_tensors(folder, "its config.json", leaves, targets, files)
+    return {name: load.read_parameter(leaves[name], like, files) for name, like in targets.items()}
 
 
 def _mlp_leaf(name: str, axes: int) -> Leaf:

@@ -30,7 +30,7 @@ from jaxlaunch.trainer.data.pipeline import Pipeline, Prefetcher
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
-from jaxlaunch.trainer.sources.torch import MapStyle
+from jaxlaunch.trainer.sources.torch import MapDataset
 from jaxlaunch.trainer.step.executable import Executable, setup_compiler_options
 
 Tree = Any
@@ -310,7 +310,7 @@ class ProgramBatches:
     def describe_not_finite(self, step: int) -> str | None:
         """Describe the first number in the batch of a step that is not finite; None if all are."""
         if self._pipeline is not None:
-            return self._pipeline.not_finite(step)
+            return self._pipeline.describe_not_finite(step)
         for name, leaf in name_leaves(self._first_batch if step == 0 else self._global_batch(step)).items():
             if (fault := first_not_finite(leaf)) is not None:
                 row = f" in row {fault[0]}" if leaf.ndim else ""
@@ -330,7 +330,7 @@ class ProgramBatches:
     def _local_rows(self, step: int) -> Tree:
         """Return this process's rows of the batch of a step."""
         if self._pipeline is not None:
-            return _without_weight(self._pipeline.batch(step))
+            return _without_weight(self._pipeline.read_batch(step))
         batch, rows = (
             self._first_batch if step == 0 else self._global_batch(step),
             slice(self._rows.start, self._rows.stop),
@@ -377,7 +377,7 @@ class _BatchMaker(Protocol):
     def batch(self, step: int, /) -> Any: ...
 
 
-class _ProgramDataset(MapStyle):
+class _ProgramDataset(MapDataset):
     """A dataset that the program created."""
 
     def __init__(self, dataset: Any) -> None:

@@ -28,10 +28,10 @@ from jaxlaunch import atomic_file
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.augment import ArrayImage
-from jaxlaunch.trainer.data.source import DataSource, name_of
+from jaxlaunch.trainer.data.source import DataSource, source_name
 from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError
-from jaxlaunch.trainer.sources.array_record import ABOUT
-from jaxlaunch.trainer.sources.images.source import Pictures
+from jaxlaunch.trainer.sources.array_record import NOTES_FILE
+from jaxlaunch.trainer.sources.images.source import ImageSource
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables.source import Rows
 from jaxlaunch.trainer.spec import Images, Table, TrainSpec
@@ -69,8 +69,8 @@ def pack_data(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopp
                     for split, source in sources.items()
                     for name, about in _write_shards(folder, split, source, is_stopped)
                 }
-                shards.write_json(folder / ABOUT, recipe | {"files": files})
-        description: dict[str, Any] = json.loads((folder / ABOUT).read_text())
+                shards.write_json(folder / NOTES_FILE, recipe | {"files": files})
+        description: dict[str, Any] = json.loads((folder / NOTES_FILE).read_text())
         for name, about in description["files"].items():
             path = folder / name
             if not path.exists() or path.stat().st_size != about["size"] or shards.file_digest(path) != about["sha256"]:
@@ -105,7 +105,7 @@ class _ReducedImages(DataSource):
 
     def __init__(self, source: DataSource, side: int) -> None:
         self._source, self._side = source, side
-        self.name = name_of(source)
+        self.name = source_name(source)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -117,7 +117,7 @@ class _ReducedImages(DataSource):
         if shorter_side <= self._side:
             return example
         height, width = (max(1, round(length * self._side / shorter_side)) for length in image.size)
-        return {**example, "image": image.pixels(None, (height, width))}
+        return {**example, "image": image.read_pixels(None, (height, width))}
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the images."""
@@ -127,8 +127,8 @@ class _ReducedImages(DataSource):
 def _describe_source(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
     inner = source._source if isinstance(source, _ReducedImages) else source
     if isinstance(inner, Rows):
-        return {"kind": "table", "target": spec.loss.target, **inner.described}
-    assert isinstance(inner, Pictures), "of images"
+        return {"kind": "table", "target": spec.loss.target, **inner.encoding}
+    assert isinstance(inner, ImageSource), "of images"
     return {"kind": "images", "target": "class", "classes": list(inner.index.classes)}
 
 
@@ -136,8 +136,8 @@ def _describe_source(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
 def _lock_folder(folder: Path, recipe: Mapping[str, Any]) -> Iterator[bool]:
     """Lock the folder and yield whether there is something to write. Raises DataError for a foreign folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    _check_recipe(folder, ABOUT, recipe)
-    if (folder / ABOUT).exists():
+    _check_recipe(folder, NOTES_FILE, recipe)
+    if (folder / NOTES_FILE).exists():
         # A process that was killed at the end has left this file.
         (folder / IN_PROGRESS_FILE).unlink(missing_ok=True)
         yield False
@@ -152,7 +152,7 @@ def _lock_folder(folder: Path, recipe: Mapping[str, Any]) -> Iterator[bool]:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         _check_recipe(folder, IN_PROGRESS_FILE, recipe)
-        if is_begun := not (folder / ABOUT).exists():
+        if is_begun := not (folder / NOTES_FILE).exists():
             file.truncate(0)
             json.dump(recipe, file)
             file.flush()
@@ -213,7 +213,7 @@ def _read_examples(source: DataSource, indexes: range, is_stopped: StopCheck, fo
             try:
                 example = pending.popleft().result()
             except OSError as error:
-                raise faults.read_error(f"an example of {name_of(source)} cannot be read", error) from error
+                raise faults.read_error(f"an example of {source_name(source)} cannot be read", error) from error
             yield example
             pending.extend(pool.submit(source.__getitem__, index) for index in itertools.islice(remaining, 1))
 

@@ -91,9 +91,9 @@ def _prepare_corpus(
     if sizes.length is None:
         raise SpecError("data.source = text needs train.model.length, the tokens of an example")
     if sizes.vocab is not None:
-        tokenizer.check_vocab(tokenizer.load(data.tokenizer), sizes.vocab)
+        tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), sizes.vocab)
     corpus_recipe = recipe.make_recipe(data, sizes.length, held_out=held_out, is_stopped=is_stopped)
-    folder_path = sources.prepare_rows(data, corpus_recipe, whole=whole, is_stopped=is_stopped)
+    folder_path = sources.prepare_rows(data, corpus_recipe, verify=whole, is_stopped=is_stopped)
     index = build.read_index(folder_path)
     del index["files"]
     return {

@@ -16,19 +16,19 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 
 from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.data import files, records
-from jaxlaunch.trainer.data.order import Share
+from jaxlaunch.trainer.data.order import HeldOutShare
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import ArrayRecord
 
 # Read one record in the calling thread: handing it to array_record's own threads takes longer than reading it.
-READER = "readahead_buffer_size:0,max_parallelism:0"
+READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 # Buffer size of one file; array_record's own default is 1 MiB.
 READ_BYTES = 1 << 15
 # `launcher prepare` writes this file next to the files that it packs.
-ABOUT = "jaxlaunch.json"
+NOTES_FILE = "jaxlaunch.json"
 # A process may often open 1,024 files. With more files than this, each has one reader.
-OPEN_FILES = 256
+MAX_OPEN_FILES = 256
 
 
 def open_source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSource | None:
@@ -37,13 +37,13 @@ def open_source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSourc
         return Records(files.match_files(data.eval_path, "eval_path"))
     if data.eval_path is not None or not data.eval_split:
         return Records(files.match_files(data.path)) if split == "train" else None
-    whole = Records(files.match_files(data.path))
-    share = Share(data.eval_split, len(whole))
-    if not share.kept:
-        raise DataError(f"data.eval_split = {data.eval_split} of {len(whole)} records leaves none to train on")
+    all_records = Records(files.match_files(data.path))
+    share = HeldOutShare(data.eval_split, len(all_records))
+    if not share.kept_count:
+        raise DataError(f"data.eval_split = {data.eval_split} of {len(all_records)} records leaves none to train on")
     if split == "eval":
-        return _Part(whole, share.held_out_index, share.held_out, f"held out {data.eval_split}")
-    return _Part(whole, share.kept_index, share.kept, f"all but {data.eval_split}")
+        return _Part(all_records, share.held_out_index, share.held_out_count, f"held out {data.eval_split}")
+    return _Part(all_records, share.kept_index, share.kept_count, f"all but {data.eval_split}")
 
 
 class Records(DataSource):
@@ -52,7 +52,7 @@ class Records(DataSource):
     def __init__(self, paths: list[str]) -> None:
         self.name = f"array_record {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
         self._paths = paths
-        idle = max(1, OPEN_FILES // len(paths))
+        idle = max(1, MAX_OPEN_FILES // len(paths))
         self._files = [RecordFile(path, idle) for path in paths]
         self._ends = list(itertools.accumulate(file.count for file in self._files))
 
@@ -63,14 +63,14 @@ class Records(DataSource):
         number = bisect.bisect_right(self._ends, index)
         record = index - (self._ends[number - 1] if number else 0)
         try:
-            return records.decode(self._files[number].read(record))
+            return records.decode_record(self._files[number].read_record(record))
         except Exception as error:  # array_record raises what its C++ raises, a RuntimeError or an IndexError
             # array_record raises the exceptions of its C++ code, RuntimeError or IndexError.
             kind = faults.error_kind(error)
             raise kind(f"example {index}, record {record} of {self._paths[number]}, cannot be read: {error}") from error
 
     @property
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Metadata that `launcher prepare` stored, such as the names of the classes; empty for other files."""
         return read_notes(tuple(self._paths))
 
@@ -94,9 +94,9 @@ class _Part(DataSource):
         return self._whole[self._index(index)]
 
     @property
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """The metadata of the whole."""
-        return self._whole.about
+        return self._whole.metadata
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the whole and the label of this part."""
@@ -107,8 +107,8 @@ class _Part(DataSource):
 def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
     """Read the metadata of these files, empty if their folder has none. Raises DataError if it is damaged."""
     folder = os.path.dirname(paths[0])
-    path = os.path.join(folder, ABOUT)
-    if not (ABOUT in remote.list_entries(folder) if remote.is_remote(path) else os.path.exists(path)):
+    path = os.path.join(folder, NOTES_FILE)
+    if not (NOTES_FILE in remote.list_entries(folder) if remote.is_remote(path) else os.path.exists(path)):
         return {}
     try:
         notes = json.loads(files.read_bytes(path, 0, files.file_size(path)))
@@ -136,13 +136,13 @@ class RecordFile:
         # Readers that no thread uses. Each has its own position and an open file.
         self._idle: deque[Any] = deque(maxlen=idle)
 
-    def read(self, number: int) -> bytes:
+    def read_record(self, number: int) -> bytes:
         """Read a record. Raises RuntimeError or IndexError from array_record."""
         try:
             reader = self._idle.pop()
         except IndexError:
             reader = array_record_module.ArrayRecordReader(
-                self._path, options=READER, file_reader_buffer_size=READ_BYTES
+                self._path, options=READER_OPTIONS, file_reader_buffer_size=READ_BYTES
             )
         reader.seek(number)
         record: bytes = reader.read()

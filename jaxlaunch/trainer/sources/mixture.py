@@ -23,9 +23,9 @@ from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import SpecError
 
 # Lengths of a block, in positions, that are tried in order.
-BLOCKS = (1000, 10_000, 100_000)
+BLOCK_LENGTHS = (1000, 10_000, 100_000)
 # A weight is rounded by at most this share of itself if a larger block allows it.
-ROUNDED = 0.01
+MAX_ROUNDING = 0.01
 
 
 class Mixture(DataSource):
@@ -42,9 +42,9 @@ class Mixture(DataSource):
         self._ends = list(itertools.accumulate(len(part) for part in self._parts))
         # Use the first length that rounds every weight accurately enough, or else the last one.
         share_S = np.array([weights[name] for name in parts]) / sum(weights[name] for name in parts)
-        for block in BLOCKS:
-            count_S = counts([weights[name] for name in parts], block)
-            if np.all(np.abs(count_S - share_S * block) <= ROUNDED * share_S * block):
+        for block in BLOCK_LENGTHS:
+            count_S = block_counts([weights[name] for name in parts], block)
+            if np.all(np.abs(count_S - share_S * block) <= MAX_ROUNDING * share_S * block):
                 break
         self._block, self._count_S = block, count_S
         for name, count in zip(parts, count_S.tolist(), strict=True):
@@ -62,13 +62,13 @@ class Mixture(DataSource):
         return self._ends[-1]
 
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        part, within = self._at(index)
-        return part.read_example(within, rng)
+        part, part_index = self._locate_part(index)
+        return part.read_example(part_index, rng)
 
-    def where(self, index: int) -> str | None:
+    def locate_example(self, index: int) -> str | None:
         """Return the file of an example and the place in it, or None if its part does not know."""
-        part, within = self._at(index)
-        return part.where(within)
+        part, part_index = self._locate_part(index)
+        return part.locate_example(part_index)
 
     def fingerprint(self) -> str:
         """Return the fingerprint and the number of examples in a block of each part."""
@@ -83,39 +83,41 @@ class Mixture(DataSource):
         starts = [0, *self._ends]
         return {name: range(first, last) for name, first, last in zip(self._names, starts, self._ends, strict=False)}
 
-    def indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
+    def example_indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
         """Return the indexes of the examples at positions `start` … `stop` − 1."""
         part_P = self._part_P[np.arange(start, stop) % self._block]
         index_P = np.empty(stop - start, np.int64)
         for number, part in enumerate(self._parts):
-            here_P = part_P == number
-            first = self._before(number, start)
-            last = first + int(here_P.sum())
+            is_part_P = part_P == number
+            first = self._count_before(number, start)
+            last = first + int(is_part_P.sum())
             if last > first:
-                within = example_indices(first, last, length=len(part), seed=seed * 2**16 + number, shuffle=shuffle)
-                index_P[here_P] = within + (self._ends[number - 1] if number else 0)
+                part_index_P = example_indices(
+                    first, last, length=len(part), seed=seed * 2**16 + number, shuffle=shuffle
+                )
+                index_P[is_part_P] = part_index_P + (self._ends[number - 1] if number else 0)
         return index_P
 
-    def epochs(self, positions: int) -> dict[str, float]:
+    def epochs_by_part(self, positions: int) -> dict[str, float]:
         """Return the epochs of each part in the first `positions`, by name."""
         return {
-            name: self._before(number, positions) / len(part)
+            name: self._count_before(number, positions) / len(part)
             for number, (name, part) in enumerate(zip(self._names, self._parts, strict=True))
         }
 
-    def _at(self, index: int) -> tuple[DataSource, int]:
+    def _locate_part(self, index: int) -> tuple[DataSource, int]:
         number = bisect.bisect_right(self._ends, index)
         return self._parts[number], index - (self._ends[number - 1] if number else 0)
 
-    def _before(self, part: int, position: int) -> int:
-        blocks, rest = divmod(position, self._block)
-        return blocks * int(self._count_S[part]) + int((self._part_P[:rest] == part).sum())
+    def _count_before(self, part: int, position: int) -> int:
+        blocks, remainder = divmod(position, self._block)
+        return blocks * int(self._count_S[part]) + int((self._part_P[:remainder] == part).sum())
 
 
-def counts(weights: list[float], block: int) -> npt.NDArray[np.int64]:
+def block_counts(weights: list[float], block: int) -> npt.NDArray[np.int64]:
     """Return the number of examples of each part in a block, [S], by the method of largest remainders."""
     exact_S = np.array(weights) / sum(weights) * block
     count_S = np.floor(exact_S).astype(np.int64)
-    up = np.argsort(count_S - exact_S, kind="stable")[: block - int(count_S.sum())]
-    count_S[up] += 1
+    rounded_up = np.argsort(count_S - exact_S, kind="stable")[: block - int(count_S.sum())]
+    count_S[rounded_up] += 1
     return count_S

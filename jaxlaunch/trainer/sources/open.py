@@ -22,7 +22,7 @@ from jaxlaunch.trainer.spec import (
     model_sizes,
 )
 
-BYTES = 256
+BYTE_VOCAB = 256
 Split = Literal["train", "eval"]
 Opener = Callable[[TrainSpec, Split], DataSource | None]
 
@@ -54,7 +54,7 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
     ```
     """
     try:
-        source = _opener(spec.data)(spec, split)
+        source = _find_opener(spec.data)(spec, split)
     except OSError as error:
         raise faults.read_error(
             f"train.data: the {split} split of {spec.data.source} cannot be opened", error
@@ -66,15 +66,15 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
 
 def import_modules(data: Data) -> None:
     """Import the modules that opening `data` needs, without those of the user."""
-    _opener(data)
+    _find_opener(data)
 
 
-def baselines(spec: TrainSpec, train: DataSource, held_out: DataSource | None) -> dict[str, float]:
+def baseline_metrics(spec: TrainSpec, train: DataSource, held_out: DataSource | None) -> dict[str, float]:
     """Return the metrics of baseline models on the held-out data, which are reported with the evaluation."""
     if isinstance(spec.data, Text) and spec.data.bigram:
         from jaxlaunch.trainer.sources import text
 
-        if isinstance(train, text.Stream) and isinstance(held_out, text.Stream):
+        if isinstance(train, text.TextStream) and isinstance(held_out, text.TextStream):
             return {"bigram_bits_per_byte": text.bigram_bits_per_byte(train, held_out)}
     return {}
 
@@ -83,7 +83,7 @@ def tokenizer_files(data: Data) -> Mapping[str, bytes]:
     """Return the tokenizer files that checkpoints contain by name, none for bytes and for other data."""
     from jaxlaunch.trainer.text import tokenizer
 
-    return tokenizer.load(data.tokenizer).files if isinstance(data, Text | Mixture) else {}
+    return tokenizer.load_tokenizer(data.tokenizer).files if isinstance(data, Text | Mixture) else {}
 
 
 def open_mixture(block: str, split: Split) -> DataSource:
@@ -95,7 +95,7 @@ def open_mixture(block: str, split: Split) -> DataSource:
     return source
 
 
-def _opener(data: Data) -> Opener:
+def _find_opener(data: Data) -> Opener:
     """Return the function that opens `data`.
 
     Modules are imported here, because importing tensorflow-datasets takes a quarter of a second.
@@ -149,18 +149,18 @@ def _examples_opener(data: Images | ArrayRecord | Tfds) -> Callable[[Split], Dat
         case Tfds():
             from jaxlaunch.trainer.sources import tfds
 
-            return lambda split: _augment(tfds.open_source(data, split), data, split)
+            return lambda split: _apply_augmentation(tfds.open_source(data, split), data, split)
         case ArrayRecord():
             from jaxlaunch.trainer.sources import array_record
 
-            return lambda split: _augment(array_record.open_source(data, split), data, split)
+            return lambda split: _apply_augmentation(array_record.open_source(data, split), data, split)
         case Images():
             from jaxlaunch.trainer.sources.images import source as images
 
             return lambda split: images.open_source(data, split)
 
 
-def _augment(source: DataSource | None, data: Tfds | ArrayRecord, split: Split) -> DataSource | None:
+def _apply_augmentation(source: DataSource | None, data: Tfds | ArrayRecord, split: Split) -> DataSource | None:
     if source is None or (data.augment is None and data.size is None):
         return source
     from jaxlaunch.trainer.data.augment import AugmentedSource, Transform
@@ -174,7 +174,7 @@ def _text_opener() -> Callable[[TrainSpec, Text, Split], DataSource | None]:
 
     def open_text(spec: TrainSpec, data: Text, split: Split) -> DataSource | None:
         length, vocab = _text_sizes(spec)
-        tokenizer.check_vocab(tokenizer.load(data.tokenizer), vocab)
+        tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
         if data.format == "preference":
             return preferences.open_source(data, length, split)
         return text.open_rows(data, length, split) if data.is_prepared else text.open_stream(data, length, split)
@@ -210,4 +210,4 @@ def _text_sizes(spec: TrainSpec) -> tuple[int, int]:
     sizes = model_sizes(spec.model)
     if sizes.length is None or sizes.length < 1:
         raise SpecError(f"data.source = {spec.data.source} needs train.model.length, the tokens of an example")
-    return sizes.length, BYTES if sizes.vocab is None else sizes.vocab
+    return sizes.length, BYTE_VOCAB if sizes.vocab is None else sizes.vocab

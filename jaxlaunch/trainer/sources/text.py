@@ -23,25 +23,27 @@ import numpy.typing as npt
 
 from jaxlaunch import isolated
 from jaxlaunch.trainer.data import files
-from jaxlaunch.trainer.data.order import Share
+from jaxlaunch.trainer.data.order import HeldOutShare
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError, TrainerError
 from jaxlaunch.trainer.sources.array_record import Records
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import build, documents, recipe, shards
-from jaxlaunch.trainer.text.recipe import INDEX, Recipe
+from jaxlaunch.trainer.text.recipe import INDEX_FILE, Recipe
 
-VOCAB = 256
+BYTE_VOCAB = 256
 # Number of bytes that are counted at once.
-CHUNK = 16 * 2**20
-KINDS: dict[int, type[TrainerError]] = {kind.code: kind for kind in (SpecError, DataError, StorageError, Stopped)}
+CHUNK_BYTES = 16 * 2**20
+ERRORS_BY_CODE: dict[int, type[TrainerError]] = {
+    kind.code: kind for kind in (SpecError, DataError, StorageError, Stopped)
+}
 POLL_S = 0.2
 
 Split = Literal["train", "eval"]
 Piece = tuple[str, int, int]  # path, first byte, after the last
 
 
-def open_stream(data: Text, length: int, split: Split) -> Stream | None:
+def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
     """Open the files of `split`, None if none are held out. The end of a single file is held out."""
     pieces = [(path, 0, files.file_size(path)) for path in files.match_files(data.path)]
     for path, _, _ in pieces:
@@ -54,24 +56,24 @@ def open_stream(data: Text, length: int, split: Split) -> Stream | None:
     if not pieces:
         raise DataError(f"data.path {data.path!r}: every file that matches is empty")
     if not data.eval_split:
-        return Stream(pieces, length, "all", data.apart) if split == "train" else None
+        return TextStream(pieces, length, "all", data.apart) if split == "train" else None
     if len(pieces) == 1:
         path, _, size = pieces[0]
         middle = size - int(size * data.eval_split)
         train, held_out = [(path, 0, middle)], [(path, middle, size)]
     else:
-        share = Share(data.eval_split, len(pieces))
-        train = [pieces[share.kept_index(j)] for j in range(share.kept)]
-        held_out = [pieces[share.held_out_index(k)] for k in range(share.held_out)]
+        share = HeldOutShare(data.eval_split, len(pieces))
+        train = [pieces[share.kept_index(j)] for j in range(share.kept_count)]
+        held_out = [pieces[share.held_out_index(k)] for k in range(share.held_out_count)]
     if not train:
         raise DataError(f"data.eval_split = {data.eval_split} of {len(pieces)} files leaves none to train on")
     try:
-        return Stream(train if split == "train" else held_out, length, split, data.apart)
+        return TextStream(train if split == "train" else held_out, length, split, data.apart)
     except DataError as error:
         raise DataError(f"{error}; data.eval_split = {data.eval_split} says how much either split has") from None
 
 
-class Stream(DataSource):
+class TextStream(DataSource):
     """Windows of a stream: `tokens` int32 [L + 1]; `mask` float32 [L], 1 where tokens[1:] is a target.
 
     Only the last window may be short: it is padded with zeros, which the mask excludes. If files are kept `apart`,
@@ -92,7 +94,7 @@ class Stream(DataSource):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         first = index * self._window
-        window = self.read(first, min(first + self._window + 1, self.bytes))
+        window = self.read_stream(first, min(first + self._window + 1, self.bytes))
         tokens_T, mask_L = np.zeros(self._window + 1, np.int32), np.zeros(self._window, np.float32)
         tokens_T[: len(window)] = window
         mask_L[: len(window) - 1] = 1.0
@@ -104,20 +106,20 @@ class Stream(DataSource):
             example["segments"] = np.where(places < self.bytes, number_T, 0).astype(np.int32)
         return example
 
-    def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    def read_stream(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Read bytes start … stop − 1 of the stream. Raises DataError if a file has become shorter."""
         parts = []
         number = bisect.bisect_right(self._ends, start)
         while start < stop:
             path, first, last = self._pieces[number]
             offset = first + start - (self._ends[number] - (last - first))
-            until = min(stop, self._ends[number])
-            part = files.read_bytes(path, offset, until - start)
-            if len(part) < until - start:
-                end = offset + until - start
+            piece_end = min(stop, self._ends[number])
+            part = files.read_bytes(path, offset, piece_end - start)
+            if len(part) < piece_end - start:
+                end = offset + piece_end - start
                 raise DataError(f"{path} ends at byte {files.file_size(path)}; at the start of the run it had {end}")
             parts.append(part)
-            start, number = until, number + 1
+            start, number = piece_end, number + 1
         return np.frombuffer(b"".join(parts), np.uint8)
 
     def fingerprint(self) -> str:
@@ -129,64 +131,68 @@ class Stream(DataSource):
         )
 
 
-def bigram_bits_per_byte(train: Stream, held_out: Stream) -> float:
+def bigram_bits_per_byte(train: TextStream, held_out: TextStream) -> float:
     """Return the bits per byte of a bigram model of `train` on `held_out`, without the first byte.
 
     Smoothing is interpolated Witten-Bell: p(b|a) = (c(ab) + t(a) p(b)) / (c(a) + t(a)), where t(a) is how many
     different bytes follow a, over an add-one unigram p(b). Witten and Bell 1991; Chen and Goodman 1998, section 2.5.
     """
     count_VV = _count_pairs(train)
-    unigram_V = (count_VV.sum(0) + 1.0) / (count_VV.sum() + VOCAB)
+    unigram_V = (count_VV.sum(0) + 1.0) / (count_VV.sum() + BYTE_VOCAB)
     # A byte that training never saw is predicted by the unigram alone.
     follow_V1 = np.maximum((count_VV > 0).sum(1, keepdims=True), 1)
     bigram_VV = (count_VV + follow_V1 * unigram_V) / (count_VV.sum(1, keepdims=True) + follow_V1)
-    seen_VV = _count_pairs(held_out)
-    return float(-(seen_VV * np.log2(bigram_VV)).sum() / seen_VV.sum())
+    pair_count_VV = _count_pairs(held_out)
+    return float(-(pair_count_VV * np.log2(bigram_VV)).sum() / pair_count_VV.sum())
 
 
-def _count_pairs(stream: Stream) -> npt.NDArray[np.int64]:
+def _count_pairs(stream: TextStream) -> npt.NDArray[np.int64]:
     """Count how often each byte (column) follows each (row) in the stream."""
-    count = np.zeros(VOCAB * VOCAB, np.int64)
-    for start in range(0, stream.bytes - 1, CHUNK):
-        chunk = stream.read(start, min(start + CHUNK + 1, stream.bytes))
-        count += np.bincount(chunk[:-1].astype(np.int64) * VOCAB + chunk[1:], minlength=VOCAB * VOCAB)
-    return count.reshape(VOCAB, VOCAB)
+    count = np.zeros(BYTE_VOCAB * BYTE_VOCAB, np.int64)
+    for start in range(0, stream.bytes - 1, CHUNK_BYTES):
+        chunk = stream.read_stream(start, min(start + CHUNK_BYTES + 1, stream.bytes))
+        count += np.bincount(chunk[:-1].astype(np.int64) * BYTE_VOCAB + chunk[1:], minlength=BYTE_VOCAB * BYTE_VOCAB)
+    return count.reshape(BYTE_VOCAB, BYTE_VOCAB)
 
 
 # --- prepared rows ----------------------------------------------------------------------------------------------------
 
 
-def open_rows(data: Text, length: int, split: Split) -> Packed | None:
+def open_rows(data: Text, length: int, split: Split) -> PackedRows | None:
     """Open the rows of a split, preparing them if necessary; None if nothing is held out."""
     if split == "eval" and data.eval_path is not None:
-        return Packed(prepare_rows(data, recipe.make_recipe(data, length, held_out=True)), "train")
-    made = recipe.make_recipe(data, length)
-    return Packed(prepare_rows(data, made), split) if split == "train" or made.eval_split else None
+        return PackedRows(prepare_rows(data, recipe.make_recipe(data, length, held_out=True)), "train")
+    row_recipe = recipe.make_recipe(data, length)
+    return PackedRows(prepare_rows(data, row_recipe), split) if split == "train" or row_recipe.eval_split else None
 
 
 def prepare_rows(
-    data: Text, made: Recipe, *, whole: bool = False, is_stopped: Callable[[], bool] = lambda: False
+    data: Text, row_recipe: Recipe, *, verify: bool = False, is_stopped: Callable[[], bool] = lambda: False
 ) -> Path:
-    """Prepare the rows of a recipe if necessary, and return the folder, verified to the byte if `whole`.
+    """Prepare the rows of a recipe if necessary, and return the folder, verified to the byte if `verify`.
 
     Raises the errors of preparation, and Stopped once `is_stopped`, which is polled.
     """
-    folder = Path(recipe.prepared_root(data)).absolute() / made.address
-    if not (folder / INDEX).exists():
-        _build(made, folder, is_stopped)
-    elif (folder / build.MAKING).exists():
+    folder = Path(recipe.prepared_root(data)).absolute() / row_recipe.address
+    if not (folder / INDEX_FILE).exists():
+        _run_build(row_recipe, folder, is_stopped)
+    elif (folder / build.PARTS_FOLDER).exists():
         # A process was killed after it wrote the index.
-        build.tidy(folder)
-    build.check_folder(folder, whole=whole)
+        build.remove_leftovers(folder)
+    build.check_folder(folder, verify=verify)
     return folder
 
 
-def _build(made: Recipe, folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> None:
+def _run_build(row_recipe: Recipe, folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> None:
     """Build in a separate process, because the workers do not need jax."""
-    print(f"preparing text: {made.tokenizer}, packing {made.packing}, in {folder}", file=sys.stderr, flush=True)
+    print(
+        f"preparing text: {row_recipe.tokenizer}, packing {row_recipe.packing}, in {folder}",
+        file=sys.stderr,
+        flush=True,
+    )
     command = isolated.build_command("jaxlaunch.trainer.text.build", str(folder), str(os.getpid()))
     pipe = subprocess.PIPE
-    recipe_text: str | None = made.to_json()
+    recipe_text: str | None = row_recipe.to_json()
     output: str | None = None
     with subprocess.Popen(
         command, env=isolated.inherited_environ(os.environ), stdin=pipe, stdout=pipe, text=True
@@ -202,8 +208,8 @@ def _build(made: Recipe, folder: Path, is_stopped: Callable[[], bool] = lambda: 
     code = child.returncode
     if code and is_stopped():
         raise Stopped(build.STOPPED.format(folder))
-    if code in KINDS and output:
-        raise KINDS[code](json.loads(output.splitlines()[-1])["message"])
+    if code in ERRORS_BY_CODE and output:
+        raise ERRORS_BY_CODE[code](json.loads(output.splitlines()[-1])["message"])
     if code < 0:
         raise StorageError(
             f"preparing the text in {folder} was killed ({signal.Signals(-code).name}), as the system does where "
@@ -213,7 +219,7 @@ def _build(made: Recipe, folder: Path, is_stopped: Callable[[], bool] = lambda: 
         raise RuntimeError(f"jaxlaunch.trainer.text.build ended with {code}; its output is above")
 
 
-class Packed(DataSource):
+class PackedRows(DataSource):
     """Rows: `tokens` int32 [L + 1], `segments` int32 [L + 1], `mask` float32 [L], `text_bytes` float32."""
 
     # Reading a row takes 0.2 ms, most of it in Python: one thread reads twice as fast as four.
@@ -229,7 +235,7 @@ class Packed(DataSource):
                 "it none; change data.eval_split, or name data.eval_path"
             )
         self._records = Records([str(folder / name) for name in names])
-        digest = shards.file_digest(folder / INDEX)[:12]
+        digest = shards.file_digest(folder / INDEX_FILE)[:12]
         self._fingerprint = (
             f"text {split}, {len(self)} rows of {self._length}, tokenizer {index['tokenizer']}, prepared as "
             f"{index['address']}, sha256 {digest}"

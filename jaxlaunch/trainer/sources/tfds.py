@@ -37,27 +37,27 @@ from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Tfds
 
 # Number of examples in the fingerprint.
-SAMPLES = 16
+DIGEST_SAMPLES = 16
 # Random access needs array_record; the builders' default, TFRecord, has none.
-FORMAT = "array_record"
+FILE_FORMAT = "array_record"
 # Our builder, which is not in the list of tensorflow-datasets.
-OURS = "digits"
+OWN_BUILDER = "digits"
 
 # These are logged for every dataset that is prepared, and for every first image (Pillow is used on purpose).
-NOISE = re.compile(r"Variant folder .* has no dataset_info.json|OpenCV is not installed")
-logging.getLogger("absl").addFilter(lambda record: not NOISE.match(record.getMessage()))
+IGNORED_LOGS = re.compile(r"Variant folder .* has no dataset_info.json|OpenCV is not installed")
+logging.getLogger("absl").addFilter(lambda record: not IGNORED_LOGS.match(record.getMessage()))
 
 
-def open_source(data: Tfds, split: Literal["train", "eval"]) -> Split | None:
+def open_source(data: Tfds, split: Literal["train", "eval"]) -> TfdsSplit | None:
     """Open the split for training or evaluation, preparing the dataset if necessary; None if the job has none.
 
     Slices such as `train[:90%]` work. Raises DataError for an unknown split, and if the preparation fails.
     """
     name = data.split if split == "train" else data.eval_split
-    return None if name is None else Split(data.name, name, data.data_dir or str(user_cache.cache_folder("tfds")))
+    return None if name is None else TfdsSplit(data.name, name, data.data_dir or str(user_cache.cache_folder("tfds")))
 
 
-class Split(DataSource):
+class TfdsSplit(DataSource):
     """The examples as the builder's features decode them: images as uint8 arrays, labels as integers."""
 
     def __init__(self, dataset: str, split: str, folder: str) -> None:
@@ -67,9 +67,9 @@ class Split(DataSource):
         try:
             self._data = builder.as_data_source(split=split)
         except ValueError as error:
-            known = ", ".join(sorted(builder.info.splits))
+            split_names = ", ".join(sorted(builder.info.splits))
             raise DataError(
-                f"{dataset} has no split {split!r}; it has {known}, and slices such as train[:90%]"
+                f"{dataset} has no split {split!r}; it has {split_names}, and slices such as train[:90%]"
             ) from error
         except NotImplementedError as error:
             raise DataError(
@@ -88,7 +88,7 @@ class Split(DataSource):
         """Return dataset, version and split, number of examples, and a digest of SAMPLES decoded ones."""
         # Hash decoded examples, because files may differ: another version of zlib compresses a PNG differently.
         digest = hashlib.sha256()
-        for index in np.linspace(0, len(self) - 1, min(SAMPLES, len(self)), dtype=int):
+        for index in np.linspace(0, len(self) - 1, min(DIGEST_SAMPLES, len(self)), dtype=int):
             _update_digest(digest, self[int(index)])
         return f"{self._title}, {len(self)} examples, sha256 {digest.hexdigest()[:12]}"
 
@@ -114,34 +114,36 @@ def prepare_dataset(name: str, folder: str) -> Any:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.open("a")
     except OSError as error:
-        why = f"{name} is not prepared in {folder}, which cannot be written ({error}); set data.data_dir"
-        raise DataError(why) from error
+        message = f"{name} is not prepared in {folder}, which cannot be written ({error}); set data.data_dir"
+        raise DataError(message) from error
     with lock:
         # The kernel releases the lock when its holder dies.
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Another process may have prepared the dataset in the meantime.
         builder = _make_builder(name, folder)
         if not builder.is_prepared():
-            _prepare(builder, name, folder)
+            _prepare_builder(builder, name, folder)
             builder = _make_builder(name, folder)
     return builder
 
 
 def _make_builder(name: str, folder: str) -> Any:
-    if name == OURS:
+    if name == OWN_BUILDER:
         from jaxlaunch.trainer.sources.digits.digits_dataset_builder import Builder
 
         return Builder(data_dir=folder)
     try:
         return tfds.builder(name, data_dir=folder)
     except tfds.core.registered.DatasetNotFoundError as error:
-        near = find_nearest(name, [OURS, *tfds.list_builders(with_community_datasets=False)], 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "name one of tensorflow-datasets, or digits"
+        suggestions = find_nearest(name, [OWN_BUILDER, *tfds.list_builders(with_community_datasets=False)], 3)
+        hint = (
+            f"did you mean {' or '.join(suggestions)}?" if suggestions else "name one of tensorflow-datasets, or digits"
+        )
         raise DataError(f"data.name = {name} is not a dataset; {hint}") from error
 
 
-def _prepare(builder: Any, name: str, folder: str) -> None:
-    if name == OURS and importlib.util.find_spec("sklearn") is None:
+def _prepare_builder(builder: Any, name: str, folder: str) -> None:
+    if name == OWN_BUILDER and importlib.util.find_spec("sklearn") is None:
         raise DataError(
             f"data.name = digits needs scikit-learn, which has the images: {installation.install_hint('train')}"
         )
@@ -155,7 +157,7 @@ def _prepare(builder: Any, name: str, folder: str) -> None:
         output = io.StringIO()
     try:
         with without_tensorflow(builder), contextlib.redirect_stdout(output):
-            builder.download_and_prepare(file_format=FORMAT)
+            builder.download_and_prepare(file_format=FILE_FORMAT)
     except Exception as error:  # any builder's own code runs in there
         # The code of any builder runs here.
         raise faults.error_kind(error)(
@@ -181,7 +183,7 @@ def _require_network(builder: Any, name: str, folder: str) -> None:
 
 
 # Replaces the name `tf` in the modules that only open files with it.
-FILES_ONLY = types.SimpleNamespace(
+TENSORFLOW_STAND_IN = types.SimpleNamespace(
     compat=types.SimpleNamespace(as_text=os.fsdecode),
     io=types.SimpleNamespace(gfile=types.SimpleNamespace(GFile=open)),
 )
@@ -208,10 +210,10 @@ def without_tensorflow(builder: Any) -> Iterator[None]:
 
     builder._generate_examples = generate_encoded
     modules = [module for module in (extractor, sys.modules[type(builder).__module__]) if hasattr(module, "tf")]
-    with contextlib.ExitStack() as restored:
+    with contextlib.ExitStack() as stack:
         for module in modules:
-            restored.callback(setattr, module, "tf", module.tf)
-            setattr(module, "tf", FILES_ONLY)  # noqa: B010  # as an attribute mypy would know its type
+            stack.callback(setattr, module, "tf", module.tf)
+            setattr(module, "tf", TENSORFLOW_STAND_IN)  # noqa: B010  # as an attribute mypy would know its type
         yield
 
 

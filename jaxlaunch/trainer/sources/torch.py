@@ -11,11 +11,11 @@ import numpy as np
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data import order
-from jaxlaunch.trainer.data.source import DataSource, describe_place, fingerprint_arguments
+from jaxlaunch.trainer.data.source import DataSource, describe_definition, fingerprint_arguments
 from jaxlaunch.trainer.errors import DataError, SpecError
 
 
-def open_source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0) -> MapStyle:
+def open_source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0) -> MapDataset:
     """Open the dataset `path`, a `module:name` of a class to call with `args`, an object, or a DataLoader.
 
     `workers` processes read it, or as many as the DataLoader has if that is None. Raises SpecError for other objects,
@@ -23,11 +23,11 @@ def open_source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, wo
     """
     target = user_code.load_object(path)
     with user_code.append_place(target):
-        built = _build(path, target, args)
+        built = _build_dataset(path, target, args)
         dataset = _find_dataset(path, built)
         if hasattr(dataset, "__getitem__"):
             count = getattr(built, "num_workers", 0) if workers is None and dataset is not built else workers
-            return MapStyle(path, args, dataset, user_code.find_place(target), count or 0)
+            return MapDataset(path, args, dataset, user_code.find_place(target), count or 0)
         if workers:
             raise SpecError(
                 f"{path} is iterable: no example can be read without those before it, so {workers} processes would "
@@ -39,10 +39,10 @@ def open_source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, wo
                 "Set data.shuffle: false to have it in that order; each process then reads all of it and keeps its own "
                 "rows, and a run that resumes reads what it has seen again to skip it"
             )
-        return Stream(path, args, dataset, user_code.find_place(target))
+        return IterableDataset(path, args, dataset, user_code.find_place(target))
 
 
-def _build(path: str, target: Any, args: Mapping[str, Any]) -> Any:
+def _build_dataset(path: str, target: Any, args: Mapping[str, Any]) -> Any:
     """Call a class or function with `args`, or return an object unchanged."""
     if not (isinstance(target, type) or callable(target) and not hasattr(target, "__len__")):
         if args:
@@ -66,13 +66,13 @@ def _find_dataset(path: str, built: Any) -> Any:
         if not str(built.collate_fn.__module__).startswith("torch."):
             raise SpecError(f"{path} has a collate_fn of its own; make each example whole in its dataset's __getitem__")
         built = built.dataset
-    read = "__getitem__" if hasattr(built, "__getitem__") or not hasattr(built, "__iter__") else "__iter__"
-    if missing := [method for method in ("__len__", read) if not hasattr(built, method)]:
+    reader = "__getitem__" if hasattr(built, "__getitem__") or not hasattr(built, "__iter__") else "__iter__"
+    if missing := [method for method in ("__len__", reader) if not hasattr(built, method)]:
         raise SpecError(f"{path} has no {' and no '.join(missing)}; a map-style dataset has both")
     return built
 
 
-class MapStyle(DataSource):
+class MapDataset(DataSource):
     """A map-style dataset, whose items are mappings, or pairs that become `image` and `label`.
 
     A dataset may draw from the global generators, or from the numpy Generator that a parameter `rng` of its
@@ -96,7 +96,8 @@ class MapStyle(DataSource):
             except (TypeError, ValueError) as error:
                 # Python raises these for a length that is negative or not an integer.
                 raise DataError(
-                    f"{self.name}: its __len__ must return the number of its examples: {error}{describe_place(self)}"
+                    f"{self.name}: its __len__ must return the number of its examples: "
+                    f"{error}{describe_definition(self)}"
                 ) from error
         return self._length
 
@@ -109,7 +110,7 @@ class MapStyle(DataSource):
         return f"{self.name}, {len(self)} examples, {fingerprint_arguments(self._args)}"
 
 
-class Stream(MapStyle):
+class IterableDataset(MapDataset):
     """An iterable dataset with a length, read in its own order; reading an earlier example restarts the iteration."""
 
     def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str) -> None:

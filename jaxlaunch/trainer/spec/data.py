@@ -104,7 +104,7 @@ def _check_size(size: Any) -> Any:
     return size
 
 
-class ImageSource(Source):
+class ImageData(Source):
     """Keys of the sources of images."""
 
     size: Annotated[
@@ -124,7 +124,7 @@ class ImageSource(Source):
         return None if self.size is None else (self.size[0], self.size[1])
 
 
-class Tfds(ImageSource):
+class Tfds(ImageData):
     """A tensorflow-datasets builder, read without TensorFlow; `digits` is built in and needs no network.
 
     ```yaml
@@ -141,7 +141,7 @@ class Tfds(ImageSource):
     data_dir: _PreparedFolder = None
 
 
-class ArrayRecord(ImageSource):
+class ArrayRecord(ImageData):
     """Files of array_record; a record is a tf.train.Example, as written by `jaxlaunch.write_records`.
 
     ```yaml
@@ -275,7 +275,7 @@ def _check_evaluation(data: Any) -> None:
         raise ValueError("eval_path and eval_split are both given; keep one")
 
 
-class Images(ImageSource):
+class Images(ImageData):
     """Image files, read in place: folders by class, lists of paths and labels, WebDataset tars, Parquet and Arrow.
 
     ```yaml
@@ -470,7 +470,7 @@ else:
     _Parts = functools.reduce(operator.or_, map(_make_part_model, _BLOCKS))
 
 
-class Mixture(ImageSource):
+class Mixture(ImageData):
     """Several sets of examples in fixed proportions: the position of an example determines its set.
 
     ```yaml

@@ -18,17 +18,17 @@ from flax import nnx
 from jax import Array
 
 from jaxlaunch.trainer import spec as specs
-from jaxlaunch.trainer.data.examples import Batch, Examples, many_by
+from jaxlaunch.trainer.data.examples import Batch, Examples, register_batch_function
 from jaxlaunch.trainer.data.source import Source, as_data_source
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.classifiers import MLP, Classifier, ConvNeXt, ResNet, ViT
 from jaxlaunch.trainer.models.layers import ModelOptions
-from jaxlaunch.trainer.sources.images.source import Pictures
+from jaxlaunch.trainer.sources.images.source import ImageSource
 from jaxlaunch.trainer.sources.open import open_source
-from jaxlaunch.trainer.sources.tables.source import DESCRIBED, Rows, Scale, Tables
+from jaxlaunch.trainer.sources.tables.source import ENCODING_KEYS, Rows, Scale, TableMixture
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.spec.data import ImageSource
+from jaxlaunch.trainer.spec.data import ImageData
 from jaxlaunch.trainer.task import Loss, Split, Task, checked_logits
 from jaxlaunch.trainer.tasks import losses, ranges
 from jaxlaunch.trainer.tasks.classification import Classification, ExampleScores, score_examples
@@ -103,7 +103,7 @@ class Classify(Task):
         images = self._model_inputs(model, batch)
         label_B, weight_B = batch["label"], batch["weight"]
         if self._scale is not None:
-            label_B = self._scale.within(label_B)
+            label_B = self._scale.normalize(label_B)
         is_ours = isinstance(model, Classifier)
         block = model.loss if is_ours else specs.Loss()
         is_training = is_ours and not model.deterministic
@@ -120,7 +120,7 @@ class Classify(Task):
                 logits_BV = checked_logits(model, logits_BV, label_B)
             loss = losses.target_loss(logits_BV, label_B, weight_B, extras)
         self._classes = logits_BV.shape[-1]
-        if self._scale is not None and (unit := self._scale.unit) is not None:
+        if self._scale is not None and (unit := self._scale.shared_deviation) is not None:
             total, weight = loss.metrics["mae"]
             loss = loss._replace(metrics={**loss.metrics, "mae": (total * unit, weight)})
         return loss
@@ -128,7 +128,7 @@ class Classify(Task):
     def predict(self, model: Any, batch: dict[str, Array]) -> Array:
         """Return logits_BV, or the numbers in the unit of a table's label, of `image` [B, ...] or `features` [B, F]."""
         logits_BV = model(self._model_inputs(model, batch))
-        return logits_BV if self._scale is None else self._scale.outside(logits_BV)
+        return logits_BV if self._scale is None else self._scale.denormalize(logits_BV)
 
     def reports_classes(self, spec: TrainSpec) -> bool:
         """Return whether an evaluation reports on classes: labels are classes, and the loss is of the logits."""
@@ -159,7 +159,7 @@ class Classify(Task):
         key, label_B = self._input_key(raw), ranges.get_value(raw, "label")
         return {key: ranges.get_value(raw, key), "label": ranges.read_labels(label_B, self._target)}
 
-    @many_by(_examples)
+    @register_batch_function(_examples)
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Return `image` as it is stored, and `label` int32: bytes are copied to the device and become floats there.
 
@@ -187,24 +187,24 @@ class Classify(Task):
         source = self.source(spec, "train")
         if source is None:
             return None
-        forms = Examples(source, self.example).forms
+        forms = Examples(source, self.example).array_specs
         form = forms[self._input_key(forms)]
         about = {"target": self._target, "shape": list(form.shape)}
-        packed: Mapping[str, Any] = as_data_source(source).about
-        if isinstance(source, Rows | Tables):
-            return {"kind": "table", **about, **source.described}
+        packed: Mapping[str, Any] = as_data_source(source).metadata
+        if isinstance(source, Rows | TableMixture):
+            return {"kind": "table", **about, **source.encoding}
         if packed.get("kind") == "table":
-            return {"kind": "table", **about, **{key: packed[key] for key in DESCRIBED}}
-        if not isinstance(spec.data, ImageSource) or form.dtype != np.uint8 or len(form.shape) not in (2, 3):
+            return {"kind": "table", **about, **{key: packed[key] for key in ENCODING_KEYS}}
+        if not isinstance(spec.data, ImageData) or form.dtype != np.uint8 or len(form.shape) not in (2, 3):
             return None
-        classes = list(source.index.classes) if isinstance(source, Pictures) else packed.get("classes", [])
+        classes = list(source.index.classes) if isinstance(source, ImageSource) else packed.get("classes", [])
         share = 1.0 if spec.data.augment is None else spec.data.augment.eval_crop
         return {"kind": "images", **about, "eval_crop": share, "classes": classes}
 
     def use_inputs(self, described: Mapping[str, Any]) -> None:
         """Take shape and scale from what `describe_inputs` returned: no data are opened for the model."""
         self._described, self._target = described, described["target"]
-        self._scale = Scale.of(described["scale"]) if described.get("scale") else None
+        self._scale = Scale.from_json(described["scale"]) if described.get("scale") else None
 
     def _model_inputs(self, model: Any, batch: dict[str, Array]) -> Array:
         """Return the input of the model: normalized images, or features, which the table has scaled."""
@@ -239,22 +239,22 @@ class Classify(Task):
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the images' shape from")
-        forms = Examples(source, self.example).forms  # which gives who takes a generator one
+        forms = Examples(source, self.example).array_specs  # which gives who takes a generator one
         return forms[self._input_key(forms)].shape
 
 
 def _read_scale(source: Source, target: str) -> Scale | None:
     """Return the scale of a table's numbers, for a packed table that of its packing. Raises SpecError."""
-    if isinstance(source, Rows | Tables):
+    if isinstance(source, Rows | TableMixture):
         return source.scale
-    packed: Mapping[str, Any] = as_data_source(source).about
+    packed: Mapping[str, Any] = as_data_source(source).metadata
     if (packed_target := packed.get("target", target)) != target:
         raise SpecError(
             f"train.loss.target = {target}, and the records of train.data.path were packed with "
             f"{packed_target}; pack them "
             f"again, or set it to {packed_target}"
         )
-    return Scale.of(packed["scale"]) if packed.get("scale") else None
+    return Scale.from_json(packed["scale"]) if packed.get("scale") else None
 
 
 def standardize_images(image: Array) -> Array:

@@ -19,7 +19,7 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.adapters.lora import evaluation_reference
 from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
-from jaxlaunch.trainer.data.examples import Batch, Unusable
+from jaxlaunch.trainer.data.examples import Batch, UnusableExample
 from jaxlaunch.trainer.data.source import DataSource, Source
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.language_model import LanguageModel
@@ -83,13 +83,13 @@ class Preference(Task):
         """Return `tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2]. Raises Unusable for others."""
         tokens_2T = ranges.read_integers("tokens", ranges.get_value(raw, "tokens"))
         if tokens_2T.ndim != 2 or len(tokens_2T) != 2 or tokens_2T.shape[1] < 2:
-            raise Unusable(f"tokens of shape {list(tokens_2T.shape)}, but a pair is two rows of at least 2")
+            raise UnusableExample(f"tokens of shape {list(tokens_2T.shape)}, but a pair is two rows of at least 2")
         width = tokens_2T.shape[1]
         length = ranges.read_integers("length", raw.get("length", [width, width]))
         mask = np.asarray(raw["mask"] if "mask" in raw else np.ones((2, width - 1)), np.float32)
         for key, array, expected_shape in (("mask", mask, (2, width - 1)), ("length", length, (2,))):
             if array.shape != expected_shape:
-                raise Unusable(
+                raise UnusableExample(
                     f"{key} of shape {list(array.shape)}, but a pair of {width} tokens has {list(expected_shape)}"
                 )
         return {"tokens": tokens_2T, "length": length, "mask": mask}

@@ -29,7 +29,7 @@ from jax import Array
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
-from jaxlaunch.trainer.data.examples import Batch, Examples, Unusable
+from jaxlaunch.trainer.data.examples import Batch, Examples, UnusableExample
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
@@ -117,7 +117,7 @@ class NextToken(Task):
         """
         tokens_T = ranges.read_integers("tokens", ranges.get_value(raw, "tokens"))
         if tokens_T.ndim != 1 or len(tokens_T) < 2:
-            raise Unusable(f"tokens of shape {list(tokens_T.shape)}, but an example is one row of at least 2")
+            raise UnusableExample(f"tokens of shape {list(tokens_T.shape)}, but an example is one row of at least 2")
         example = {"tokens": tokens_T}
         if "mask" in raw:
             example["mask"] = np.asarray(raw["mask"], np.float32)
@@ -127,7 +127,7 @@ class NextToken(Task):
         for key, value in example.items():
             expected_shape = () if key in ("length", TEXT_BYTES) else (len(tokens_T) - (key == "mask"),)
             if value.shape != expected_shape:
-                raise Unusable(
+                raise UnusableExample(
                     f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with {list(expected_shape)}"
                 )
         if "mask" not in example:
@@ -140,7 +140,7 @@ class NextToken(Task):
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the tokens' length from")
-        return jnp.zeros((1, Examples(source, self.example).forms["tokens"].shape[0] - 1), jnp.int32)
+        return jnp.zeros((1, Examples(source, self.example).array_specs["tokens"].shape[0] - 1), jnp.int32)
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return what follows from the means of an evaluation: the perplexity, e to the loss of a target."""

@@ -32,7 +32,7 @@ import numpy as np
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import DataError, Stopped, StorageError, TrainerError
 from jaxlaunch.trainer.text import documents, shards
-from jaxlaunch.trainer.text.recipe import INDEX, Recipe
+from jaxlaunch.trainer.text.recipe import INDEX_FILE, Recipe
 from jaxlaunch.trainer.text.shards import Corpus
 
 # Text that is packed at once. A byte of text takes up to 20 bytes of memory.
@@ -40,50 +40,50 @@ BUCKET_BYTES = 16 << 20
 # Approximate amount of text in a shard if there are few shards.
 SHARD_BYTES = 64 << 20
 # A reader has two files of each shard open.
-MOST_SHARDS = 256
+MAX_SHARDS = 256
 # Folder of the unfinished build.
-MAKING = "parts"
+PARTS_FOLDER = "parts"
 # A text needs two tokens for one prediction.
-LEAST = 2
+MIN_TOKENS = 2
 # Interval between two lines of progress.
 PROGRESS_S = 2.0
 PR_SET_PDEATHSIG = 1  # prctl(2)
 # Errors of flock on file systems that do not support it.
-NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
-RESUMES = "what is complete is kept, and the next start resumes from there"
-STOPPED = f"stopped while the text was prepared, in {{}}; {RESUMES}"
+NO_LOCK_ERRORS = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
+RESUME_HINT = "what is complete is kept, and the next start resumes from there"
+STOPPED = f"stopped while the text was prepared, in {{}}; {RESUME_HINT}"
 
 
-def build(recipe: Recipe, folder: Path, processes: int = 1) -> dict[str, Any]:
+def build_rows(recipe: Recipe, folder: Path, processes: int = 1) -> dict[str, Any]:
     """Build the folder of a recipe, or the missing parts of it, and return its index.
 
     Raises DataError, SpecError, StorageError.
     """
-    with _locked(folder):
+    with _lock_folder(folder):
         try:
-            if not (folder / INDEX).exists():
-                _make(recipe, folder, processes)
-            tidy(folder)
+            if not (folder / INDEX_FILE).exists():
+                _make_rows(recipe, folder, processes)
+            remove_leftovers(folder)
             return read_index(folder)
         except OSError as error:
-            if (folder / INDEX).exists():
+            if (folder / INDEX_FILE).exists():
                 # Without file locks, another process may have finished and removed the parts.
                 return read_index(folder)
             raise StorageError(_describe_failure(folder, error)) from error
 
 
 def _describe_failure(folder: Path, error: OSError) -> str:
-    why, hint = str(error), RESUMES
-    if error.errno == errno.ENOSPC or "No space left" in why:
+    message, hint = str(error), RESUME_HINT
+    if error.errno == errno.ENOSPC or "No space left" in message:
         with contextlib.suppress(OSError):
-            why += f", {shutil.disk_usage(folder).free >> 20} MiB free"
-        hint = f"make room or set data.data_dir; until it is done it takes about 6 bytes for a token; {RESUMES}"
-    return f"preparing the text in {folder} failed: {why}; {hint}"
+            message += f", {shutil.disk_usage(folder).free >> 20} MiB free"
+        hint = f"make room or set data.data_dir; until it is done it takes about 6 bytes for a token; {RESUME_HINT}"
+    return f"preparing the text in {folder} failed: {message}; {hint}"
 
 
-def tidy(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of a complete folder, also those of a killed process."""
-    shutil.rmtree(folder / MAKING, ignore_errors=True)
+    shutil.rmtree(folder / PARTS_FOLDER, ignore_errors=True)
     with contextlib.suppress(OSError):
         for draft in folder.glob("*.tmp"):
             draft.unlink(missing_ok=True)
@@ -91,41 +91,41 @@ def tidy(folder: Path) -> None:
 
 def read_index(folder: Path) -> dict[str, Any]:
     """Read the index of a complete folder."""
-    index: dict[str, Any] = json.loads((folder / INDEX).read_text())
+    index: dict[str, Any] = json.loads((folder / INDEX_FILE).read_text())
     return index
 
 
-def check_folder(folder: Path, *, whole: bool = False) -> None:
-    """Raise DataError unless all files have the recorded sizes and, if `whole`, digests."""
+def check_folder(folder: Path, *, verify: bool = False) -> None:
+    """Raise DataError unless all files have the recorded sizes and, if `verify`, digests."""
     for name, record in read_index(folder)["files"].items():
         path = folder / name
         size = path.stat().st_size if path.exists() else None
-        if size == record["size"] and not (whole and shards.file_digest(path) != record["sha256"]):
+        if size == record["size"] and not (verify and shards.file_digest(path) != record["sha256"]):
             continue
-        what = "is missing" if size is None else "is damaged"
+        problem = "is missing" if size is None else "is damaged"
         hint = "remove that folder, and it is prepared again"
-        raise DataError(f"{path} {what}: {size or 0} of {record['size']} bytes are there; {hint}")
+        raise DataError(f"{path} {problem}: {size or 0} of {record['size']} bytes are there; {hint}")
 
 
-def _make(recipe: Recipe, folder: Path, processes: int) -> None:
-    making = folder / MAKING
-    making.mkdir(parents=True, exist_ok=True)
+def _make_rows(recipe: Recipe, folder: Path, processes: int) -> None:
+    parts_folder = folder / PARTS_FOLDER
+    parts_folder.mkdir(parents=True, exist_ok=True)
     units = documents.split_units(recipe.paths)
     size = max(sum(part.size for unit in units for part in unit), 1)
     buckets = -(-size // BUCKET_BYTES)
     # There may be many paths, and the workers do not need them.
-    small = dataclasses.replace(recipe, paths=())
-    missing = [unit for unit in range(len(units)) if not shards.is_complete(making, unit)]
-    tasks = [(small, making, unit, units[unit], buckets) for unit in missing]
-    _run("tokenized", "parts", shards.write_part, tasks, processes, len(units))
-    count = min(buckets, MOST_SHARDS, -(-size // SHARD_BYTES))
-    corpus, report = _count_documents(recipe, making, len(units), count, buckets)
-    missing = [shard for shard in range(corpus.shards) if not shards.record_path(making, shard).exists()]
-    packed = [(small, folder, making, shard, corpus) for shard in missing]
-    _run("packed", "shards", shards.write_shard, packed, processes, corpus.shards)
+    worker_recipe = dataclasses.replace(recipe, paths=())
+    missing = [unit for unit in range(len(units)) if not shards.is_complete(parts_folder, unit)]
+    tasks = [(worker_recipe, parts_folder, unit, units[unit], buckets) for unit in missing]
+    _run_tasks("tokenized", "parts", shards.write_part, tasks, processes, len(units))
+    count = min(buckets, MAX_SHARDS, -(-size // SHARD_BYTES))
+    corpus, report = _count_documents(recipe, parts_folder, len(units), count, buckets)
+    missing = [shard for shard in range(corpus.shards) if not shards.record_path(parts_folder, shard).exists()]
+    packed = [(worker_recipe, folder, parts_folder, shard, corpus) for shard in missing]
+    _run_tasks("packed", "shards", shards.write_shard, packed, processes, corpus.shards)
     files: dict[str, Any] = {}
     for shard in range(corpus.shards):
-        files |= json.loads(shards.record_path(making, shard).read_text())
+        files |= json.loads(shards.record_path(parts_folder, shard).read_text())
     rows = {split: sum(file["rows"] for file in files.values() if file["split"] == split) for split in shards.SPLITS}
     if not sum(rows.values()):
         raise DataError(f"data.path: {recipe.paths[0]} and what else matches hold chats without a token to predict")
@@ -134,21 +134,21 @@ def _make(recipe: Recipe, folder: Path, processes: int) -> None:
     if recipe.template is not None:
         index["targets"] = sum(file["targets"] for file in files.values())
     index |= {"length": recipe.length, "rows": rows, "fill": fill, **report, "files": files}
-    shards.write_json(folder / INDEX, index)
+    shards.write_json(folder / INDEX_FILE, index)
 
 
 def _count_documents(
-    recipe: Recipe, making: Path, units: int, count: int, buckets: int
+    recipe: Recipe, parts_folder: Path, units: int, count: int, buckets: int
 ) -> tuple[Corpus, dict[str, Any]]:
     first_U: list[int] = []
     report = dict.fromkeys(("documents", "tokens", "bytes", "replaced", "empty"), 0)
     lengths = np.zeros(64, np.int64)
     for unit in range(units):
-        about, index_D = shards.read_part(making, unit)
+        part_counts, index_D = shards.read_part(parts_folder, unit)
         first_U.append(report["documents"])
         lengths += np.bincount(np.log2(np.maximum(index_D.length_D, 1)).astype(int), minlength=64)
         sums = int(index_D.length_D.sum()), int(index_D.bytes_D.sum())
-        counts = (about.documents, *sums, about.replaced, about.empty)
+        counts = (part_counts.documents, *sums, part_counts.replaced, part_counts.empty)
         report = {key: report[key] + number for key, number in zip(report, counts, strict=True)}
     if not report["documents"]:
         raise DataError(f"data.path: {recipe.paths[0]} and what else matches hold no document with a text in it")
@@ -156,13 +156,13 @@ def _count_documents(
     if recipe.eval_split and report["documents"] == 1:
         # The end of the only document is held out, in tokens.
         tokens = report["tokens"]
-        held_out = max(round(tokens * recipe.eval_split), LEAST)
-        if documents.file_kind(recipe.paths[0]) != "text" or tokens - held_out < LEAST:
+        held_out = max(round(tokens * recipe.eval_split), MIN_TOKENS)
+        if documents.file_kind(recipe.paths[0]) != "text" or tokens - held_out < MIN_TOKENS:
             raise DataError(
                 f"data.eval_split = {recipe.eval_split} of one document leaves none to train on; set it to 0, or name "
                 "data.eval_path"
             )
-        _say(
+        _print_message(
             f"data.eval_split = {recipe.eval_split} of one document, whose last {held_out} of {tokens} tokens are held "
             "out"
         )
@@ -171,14 +171,16 @@ def _count_documents(
     return corpus, {**report, "lengths": np.trim_zeros(lengths, "b").tolist()}
 
 
-def _say(message: str) -> None:
+def _print_message(message: str) -> None:
     print(f"preparing text: {message}", file=sys.stderr, flush=True)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def _run(verb: str, what: str, work: Callable[..., None], tasks: Sequence[Any], processes: int, total: int) -> None:
+def _run_tasks(
+    verb: str, unit_name: str, work: Callable[..., None], tasks: Sequence[Any], processes: int, total: int
+) -> None:
     """Call `work` with each of `tasks` in up to `processes` processes, and print the progress.
 
     If the system kills a process, usually for lack of memory, half as many continue with the remaining tasks.
@@ -191,7 +193,7 @@ def _run(verb: str, what: str, work: Callable[..., None], tasks: Sequence[Any], 
         del remaining[number]
         if time.monotonic() - printed_at >= PROGRESS_S:
             printed_at = time.monotonic()
-            print(f"{verb} {total - len(remaining)} of {total} {what}", file=sys.stderr, flush=True)
+            print(f"{verb} {total - len(remaining)} of {total} {unit_name}", file=sys.stderr, flush=True)
 
     processes = min(processes, len(tasks))
     while remaining and processes > 1:
@@ -199,7 +201,7 @@ def _run(verb: str, what: str, work: Callable[..., None], tasks: Sequence[Any], 
             _run_in_pool(work, remaining, processes, finish)
         except concurrent.futures.process.BrokenProcessPool:
             processes //= 2
-            _say(f"a process was killed, as the system does where memory is short; {processes} continue")
+            _print_message(f"a process was killed, as the system does where memory is short; {processes} continue")
     for number, task in list(remaining.items()):
         work(*task)
         finish(number)
@@ -244,7 +246,7 @@ def die_with_parent(parent: int) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Hold the lock of one folder; the kernel releases it when its holder dies. Raises DataError."""
     path = folder.with_name(f".{folder.name}.lock")
     try:
@@ -258,9 +260,9 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            if error.errno not in NO_LOCKS:
+            if error.errno not in NO_LOCK_ERRORS:
                 raise StorageError(f"{path} cannot be locked: {error}") from error
-            _say(f"{path.parent} has no file locks; others that prepare do the same work")
+            _print_message(f"{path.parent} has no file locks; others that prepare do the same work")
         yield
 
 
@@ -271,10 +273,10 @@ def main() -> NoReturn:
     # A worker would import from the user's folders before it receives this sys.path.
     os.environ.pop("PYTHONPATH", None)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+        signal.signal(number, _raise_stopped)
     code = contract.DONE
     try:
-        build(Recipe.from_json(sys.stdin.read()), folder, len(os.sched_getaffinity(0)))
+        build_rows(Recipe.from_json(sys.stdin.read()), folder, len(os.sched_getaffinity(0)))
     except TrainerError as error:
         message = STOPPED.format(folder) if isinstance(error, Stopped) else str(error)
         print(json.dumps({"message": message, "code": error.code}), flush=True)
@@ -288,7 +290,7 @@ def main() -> NoReturn:
         os._exit(code)
 
 
-def _stop(signum: int, frame: types.FrameType | None) -> None:
+def _raise_stopped(signum: int, frame: types.FrameType | None) -> None:
     raise Stopped(signal.Signals(signum).name)
 
 

@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # The date that Llama's own templates use if there is no clock.
-DAY = datetime.datetime(2024, 7, 26)
+FIXED_DATE = datetime.datetime(2024, 7, 26)
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -30,11 +30,11 @@ class Rendering(NamedTuple):
     spans: Spans
 
 
-class MarksError(Exception):
+class GenerationTagError(Exception):
     """A {% generation %} block whose place in the text is unknown."""
 
 
-class _Marks(Extension):
+class _GenerationTag(Extension):
     """The tag {% generation %} … {% endgeneration %}, which records the places of its blocks in the rendered text."""
 
     tags = {"generation"}
@@ -42,14 +42,14 @@ class _Marks(Extension):
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
         # Whether the template contains the tag; known after parsing.
-        self.are_there = False
+        self.is_used = False
         # Number of characters rendered so far.
         self.length = 0
         self.blocks: list[tuple[int, str]] = []
 
     def parse(self, parser: Parser) -> nodes.Node:
         """Return a call of `keep` with the block."""
-        self.are_there = True
+        self.is_used = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("keep"), [], [], body).set_lineno(line)
@@ -66,15 +66,15 @@ class Template:
 
     def __init__(self, source: str, tokens: Mapping[str, Any]) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": DAY.strftime}
-        marks = environment.extensions[_Marks.identifier]
-        assert isinstance(marks, _Marks)
+        environment.globals |= {"raise_exception": _raise_template_error, "strftime_now": FIXED_DATE.strftime}
+        marks = environment.extensions[_GenerationTag.identifier]
+        assert isinstance(marks, _GenerationTag)
         self._marks, self._tokens = marks, tokens
         self._template = environment.from_string(source)
-        self.has_marks = marks.are_there
+        self.has_marks = marks.is_used
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, *, prompt: bool = False) -> Rendering:
         """Render the chat in which `tools` may be called, followed by the start of an assistant's turn if `prompt`.
@@ -83,14 +83,16 @@ class Template:
         """
         self._marks.length, self._marks.blocks = 0, []
         pieces: list[str] = []
-        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
-        for piece in self._template.generate(**given, **self._tokens):
+        context = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
+        for piece in self._template.generate(**context, **self._tokens):
             pieces.append(piece)
             self._marks.length += len(piece)
         text = "".join(pieces)
         for start, block in self._marks.blocks:
             if not text.startswith(block, start):
-                raise MarksError("its {% generation %} is inside of a macro or a set block, where it marks no place")
+                raise GenerationTagError(
+                    "its {% generation %} is inside of a macro or a set block, where it marks no place"
+                )
         return Rendering(text, tuple((start, start + len(block)) for start, block in self._marks.blocks if block))
 
 
@@ -105,5 +107,5 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_template_error(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)

@@ -18,23 +18,23 @@ from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.text import documents
 from jaxlaunch.trainer.text import tokenizer as tokenizers
-from jaxlaunch.trainer.text.documents import Document, Unfit, describe_value
+from jaxlaunch.trainer.text.documents import Document, UnfitRow, describe_value
 from jaxlaunch.trainer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from jaxlaunch.trainer.text.chat_template import Rendering, Spans, Template
 
-FIELD = "messages"
+MESSAGES_FIELD = "messages"
 # Optional fields of a row: the tools that the assistant may call.
-ALSO = ("tools",)
+OPTIONAL_FIELDS = ("tools",)
 # This file takes precedence over chat_template in tokenizer_config.json.
-FILE = "chat_template.jinja"
+TEMPLATE_FILE = "chat_template.jinja"
 # Names of the default template and of the template for rows with tools.
-DEFAULT, TOOL_USE = "default", "tool_use"
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 ASSISTANT = "assistant"
 
 
-class Chats:
+class ChatTemplates:
     """The chat templates of a tokenizer. Raises SpecError if there are none, or they cannot be read."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -45,79 +45,83 @@ class Chats:
         for key, value in tokenizer.config.items():
             if key == "additional_special_tokens" and isinstance(value, list):
                 tokens[key] = [tokenizers.token_text(token) for token in value]
-            elif key in tokenizers.SPECIAL:
+            elif key in tokenizers.SPECIAL_TOKEN_KEYS:
                 tokens[key] = tokenizers.token_text(value)
-        self._templates = {name: self._compile(source, tokens) for name, source in sources.items()}
-        identity = [sources if TOOL_USE in sources else sources[DEFAULT], tokens]
+        self._templates = {name: self._compile_template(source, tokens) for name, source in sources.items()}
+        identity = [sources if TOOL_TEMPLATE in sources else sources[DEFAULT_TEMPLATE], tokens]
         self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
-    def of_row(self, field: str, values: documents.Values) -> Document:
+    def row_document(self, field: str, values: documents.Values) -> Document:
         """Render the chat of a row with its tools. Raises UnfitRow."""
         try:
-            return self.document(values[field], parse_tools(values.get(ALSO[0])))
-        except Unfit as error:
-            raise Unfit(f"its field {field!r}: {error}") from None
+            return self.render_document(values[field], parse_tools(values.get(OPTIONAL_FIELDS[0])))
+        except UnfitRow as error:
+            raise UnfitRow(f"its field {field!r}: {error}") from None
 
-    def document(self, messages: Any, tools: Sequence[Any] | None = None, given: int = 0) -> Document:
-        """Render messages, with the spans of the assistant after the first `given` messages. Raises UnfitRow."""
+    def render_document(self, messages: Any, tools: Sequence[Any] | None = None, skipped: int = 0) -> Document:
+        """Render messages, with the spans of the assistant after the first `skipped` messages. Raises UnfitRow."""
         check_messages(messages)
-        template = self._templates[TOOL_USE if tools is not None and TOOL_USE in self._templates else DEFAULT]
-        text, spans = self._render(template, messages, tools)
+        template = self._templates[
+            TOOL_TEMPLATE if tools is not None and TOOL_TEMPLATE in self._templates else DEFAULT_TEMPLATE
+        ]
+        text, spans = self._render_template(template, messages, tools)
         if not template.has_marks:
-            spans = self._turn_spans(template, messages, text, tools, given)
-        elif given:
-            spans = spans[len(self._render(template, messages[:given], tools).spans) :]
+            spans = self._turn_spans(template, messages, text, tools, skipped)
+        elif skipped:
+            spans = spans[len(self._render_template(template, messages[:skipped], tools).spans) :]
         if not spans:
-            roles = ", ".join(dict.fromkeys(message["role"] for message in messages[given:]))
-            raise Unfit(f"it has no words of the role {ASSISTANT!r}, which are the targets; its roles: {roles}")
+            roles = ", ".join(dict.fromkeys(message["role"] for message in messages[skipped:]))
+            raise UnfitRow(f"it has no words of the role {ASSISTANT!r}, which are the targets; its roles: {roles}")
         return Document(*documents.replace_surrogates(text), spans)
 
-    def asked(self, messages: Sequence[Any]) -> str:
+    def render_prompt(self, messages: Sequence[Any]) -> str:
         """Render messages and the beginning of the assistant's answer. Raises UnfitRow."""
-        return self._render(self._templates[DEFAULT], messages, None, prompt=True).text
+        return self._render_template(self._templates[DEFAULT_TEMPLATE], messages, None, prompt=True).text
 
-    def after_an_answer(self) -> str:
+    def answer_suffix(self) -> str:
         """Return the text that the template writes after the words of the assistant. Raises UnfitRow."""
         words = "an answer"
         turns = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": words}]
-        return self._render(self._templates[DEFAULT], turns, None).text.rpartition(words)[2]
+        return self._render_template(self._templates[DEFAULT_TEMPLATE], turns, None).text.rpartition(words)[2]
 
     def _turn_spans(
-        self, template: Template, messages: Sequence[Mapping[str, Any]], text: str, tools: Any, given: int
+        self, template: Template, messages: Sequence[Mapping[str, Any]], text: str, tools: Any, skipped: int
     ) -> Spans:
         spans = []
         for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT or number < given:
+            if message["role"] != ASSISTANT or number < skipped:
                 continue
-            through = self._render(template, messages[: number + 1], tools).text
-            before = self._render(template, messages[:number], tools, prompt=True).text
-            if not through.startswith(before):
+            turn_text = self._render_template(template, messages[: number + 1], tools).text
+            prompt_text = self._render_template(template, messages[:number], tools, prompt=True).text
+            if not turn_text.startswith(prompt_text):
                 # The template begins an assistant's turn differently when it asks for one.
-                before = self._render(template, messages[:number], tools).text
-            if not through.startswith(before) or not text.startswith(through):
-                raise Unfit(
+                prompt_text = self._render_template(template, messages[:number], tools).text
+            if not turn_text.startswith(prompt_text) or not text.startswith(turn_text):
+                raise UnfitRow(
                     f"the chat template of {self._name} renders message {number + 1} or those before it otherwise when "
                     "more follows, so whose words are whose is not known; mark the assistant's in the template by "
                     "{% generation %} and {% endgeneration %}"
                 )
-            if len(through) > len(before):
-                spans.append((len(before), len(through)))
+            if len(turn_text) > len(prompt_text):
+                spans.append((len(prompt_text), len(turn_text)))
         return tuple(spans)
 
-    def _render(self, template: Template, messages: Sequence[Any], tools: Any, *, prompt: bool = False) -> Rendering:
+    def _render_template(
+        self, template: Template, messages: Sequence[Any], tools: Any, *, prompt: bool = False
+    ) -> Rendering:
         import jinja2
 
         try:
             return template.render(messages, tools, prompt=prompt)
         except jinja2.TemplateError as error:
             # raise_exception in a template raises a TemplateError.
-            raise Unfit(f"the chat template of {self._name} refuses its messages: {error}") from None
+            raise UnfitRow(f"the chat template of {self._name} refuses its messages: {error}") from None
         except Exception as error:
             # The code of the template runs here.
-            what = f"{type(error).__name__}: {error}"
-            raise Unfit(f"the chat template of {self._name} fails on its messages: {what}") from None
+            message = f"{type(error).__name__}: {error}"
+            raise UnfitRow(f"the chat template of {self._name} fails on its messages: {message}") from None
 
-    def _compile(self, source: str, tokens: Mapping[str, Any]) -> Template:
+    def _compile_template(self, source: str, tokens: Mapping[str, Any]) -> Template:
         try:
             import jinja2
         except ImportError:
@@ -135,22 +139,22 @@ class Chats:
 
 
 @functools.lru_cache(maxsize=8)
-def load(name: str) -> Chats:
+def load_chats(name: str) -> ChatTemplates:
     """Load the chat templates of the tokenizer `name`. Raises SpecError, StorageError."""
-    return Chats(tokenizers.load(name))
+    return ChatTemplates(tokenizers.load_tokenizer(name))
 
 
 def check_messages(messages: Any) -> None:
     """Raise UnfitRow unless the value is a list of messages."""
     if not isinstance(messages, list):
-        raise Unfit(f"it is {describe_value(messages)}, not a list of messages")
+        raise UnfitRow(f"it is {describe_value(messages)}, not a list of messages")
     if not messages:
-        raise Unfit("it is an empty list, without a message")
+        raise UnfitRow("it is an empty list, without a message")
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
-            raise Unfit(f"its message {number} is {describe_value(message)}, not an object with a role")
+            raise UnfitRow(f"its message {number} is {describe_value(message)}, not an object with a role")
         if not isinstance(message.get("role"), str):
-            raise Unfit(f"its message {number} has no role; it has {', '.join(map(str, message)) or 'nothing'}")
+            raise UnfitRow(f"its message {number} has no role; it has {', '.join(map(str, message)) or 'nothing'}")
 
 
 def parse_tools(value: Any) -> list[Any] | None:
@@ -160,10 +164,10 @@ def parse_tools(value: Any) -> list[Any] | None:
         try:
             tools = json.loads(value)
         except ValueError as error:
-            raise Unfit(f"the row's tools are not JSON: {error}") from None
+            raise UnfitRow(f"the row's tools are not JSON: {error}") from None
     if tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         return tools
-    raise Unfit("the row's tools are not a list of objects, each the schema of a function")
+    raise UnfitRow("the row's tools are not a list of objects, each the schema of a function")
 
 
 def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
@@ -174,26 +178,27 @@ def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
         for name, text in tokenizer.files.items()
         if name.startswith(saved_files.TEMPLATES_FOLDER)
     }
-    if FILE in tokenizer.files:
-        sources[DEFAULT] = tokenizer.files[FILE].decode(errors="replace")
+    if TEMPLATE_FILE in tokenizer.files:
+        sources[DEFAULT_TEMPLATE] = tokenizer.files[TEMPLATE_FILE].decode(errors="replace")
     elif not sources:
         configured = tokenizer.config.get("chat_template")
         if configured is None:
             raise SpecError(
                 f"{fault} has no chat template, which messages need: no chat_template in tokenizer_config.json and no "
-                f"{FILE}; take the tokenizer of a model for chats, or put one there"
+                f"{TEMPLATE_FILE}; take the tokenizer of a model for chats, or put one there"
             )
-        sources = {DEFAULT: configured}
+        sources = {DEFAULT_TEMPLATE: configured}
         if isinstance(configured, list):
             # The configuration contains several named templates.
             sources = {str(entry.get("name")): entry.get("template") for entry in configured if isinstance(entry, dict)}
         for name, template in sources.items():
             if not isinstance(template, str):
-                which = "" if name == DEFAULT else f" named {name}"
-                raise SpecError(f"{fault}: its chat_template{which} is {describe_value(template)}, not a text")
-    if DEFAULT not in sources:
+                suffix = "" if name == DEFAULT_TEMPLATE else f" named {name}"
+                raise SpecError(f"{fault}: its chat_template{suffix} is {describe_value(template)}, not a text")
+    if DEFAULT_TEMPLATE not in sources:
         raise SpecError(
-            f"{fault} has chat templates named {', '.join(sources) or 'nothing'}, and none is named {DEFAULT}; name "
+            f"{fault} has chat templates named {', '.join(sources) or 'nothing'}, and none is named "
+            f"{DEFAULT_TEMPLATE}; name "
             "that to train with so"
         )
-    return {name: sources[name] for name in (DEFAULT, TOOL_USE) if name in sources}
+    return {name: sources[name] for name in (DEFAULT_TEMPLATE, TOOL_TEMPLATE) if name in sources}

@@ -26,26 +26,26 @@ from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError, TrainerError
 
 # Plain text is cut into documents of this size.
-PIECE = 1 << 20
+PIECE_BYTES = 1 << 20
 # Minimum amount that one process reads at a time.
-UNIT = 16 << 20
+UNIT_BYTES = 16 << 20
 # Approximate maximum for a corpus: every shard is made of some of each unit.
-MOST_UNITS = 4096
+MAX_UNITS = 4096
 # Size of a read.
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 # Rows of a table that are read at a time.
-ROWS = 1024
-PACKED = {".gz": "gzip", ".zst": "zstd"}
+BATCH_ROWS = 1024
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 KINDS = {".jsonl": "lines", ".ndjson": "lines", ".json": "lines", ".parquet": "parquet", ".arrow": "arrow"}
 # Formats that are recognized and not supported.
 ARCHIVES = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".zip", ".7z", ".rar", ".tar", ".tgz")
 # Files that `datasets` writes and that contain no rows.
-ABOUT = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
-IN_FOLDER = (".arrow", ".parquet", ".jsonl", ".ndjson", ".json", ".txt")
+DATASET_FILES = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+FOLDER_SUFFIXES = (".arrow", ".parquet", ".jsonl", ".ndjson", ".json", ".txt")
 # Assumed ratio of the size of a text to its compressed size.
-GROWTH = 4
-FIELD = "text"
-REPLACED = "\ufffd"
+COMPRESSION_RATIO = 4
+DEFAULT_FIELD = "text"
+REPLACEMENT = "\ufffd"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -72,22 +72,22 @@ class Document(NamedTuple):
     spans: tuple[tuple[int, int], ...] | None = None
 
 
-Made = TypeVar("Made")
+RowItem = TypeVar("RowItem")
 # Values of a row by field.
 Values = Mapping[str, Any]
 # The number of each row, its values, and how many of its characters replace invalid UTF-8.
 Rows = Iterator[tuple[int, Values, int]]
 
 
-class Unfit(Exception):
+class UnfitRow(Exception):
     """The reason why a row is not a document."""
 
 
 class _WrongRow(Exception):
     """A fault in row `row` of a part, counted from 0."""
 
-    def __init__(self, row: int, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(problem)
         self.row = row
 
 
@@ -118,7 +118,7 @@ def check_packing(path: str) -> None:
 
 def _folder_patterns(folder: str) -> list[str]:
     """Return the files of a folder: those that `datasets` lists in its state.json, or else those of one kind."""
-    names = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name not in ABOUT)
+    names = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name not in DATASET_FILES)
     # `save_to_disk` leaves caches, which repeat rows, next to the files that it lists. Other folders and those of older
     # versions have no list.
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
@@ -126,7 +126,7 @@ def _folder_patterns(folder: str) -> list[str]:
             names = [str(entry["filename"]) for entry in json.load(file)["_data_files"]] or names
     kinds: dict[str, list[str]] = {}
     for name in names:
-        if os.path.splitext(_unpacked_name(name))[1].lower() in IN_FOLDER:
+        if os.path.splitext(_unpacked_name(name))[1].lower() in FOLDER_SUFFIXES:
             kinds.setdefault(file_kind(name), []).append(name)
     if len(kinds) > 1:
         counts = ", ".join(f"{len(names)} of {kind} such as {names[0]}" for kind, names in kinds.items())
@@ -149,7 +149,7 @@ def is_table(path: str) -> bool:
 
 def _unpacked_name(path: str) -> str:
     stem, ending = os.path.splitext(path)
-    return stem if ending.lower() in PACKED else path
+    return stem if ending.lower() in COMPRESSIONS else path
 
 
 def _is_packed(path: str) -> bool:
@@ -162,11 +162,11 @@ def split_units(paths: Sequence[str]) -> list[list[Part]]:
     Raises DataError for an empty file of rows, and for an invalid Parquet or Arrow file.
     """
     parts = list(itertools.chain.from_iterable(map(_split_file, paths)))
-    most = max(UNIT, -(-sum(part.size for part in parts) // MOST_UNITS))
+    unit_bytes = max(UNIT_BYTES, -(-sum(part.size for part in parts) // MAX_UNITS))
     units: list[list[Part]] = []
     size = 0
     for part in parts:
-        if not units or size + part.size > most:
+        if not units or size + part.size > unit_bytes:
             units.append([])
             size = 0
         units[-1].append(part)
@@ -179,7 +179,7 @@ def _split_file(path: str) -> Iterator[Part]:
     if not size and (kind != "text" or _is_packed(path)):
         raise DataError(f"{path} is empty: it has no rows; leave it out, or write it again")
     if _is_packed(path):
-        yield Part(path, kind, 0, size, size * GROWTH)
+        yield Part(path, kind, 0, size, size * COMPRESSION_RATIO)
     elif kind == "parquet":
         metadata = _open_parquet(path).metadata
         for number in range(metadata.num_row_groups):
@@ -190,7 +190,7 @@ def _split_file(path: str) -> Iterator[Part]:
         try:
             for last, batch in enumerate(_open_arrow(path)[1], 1):
                 size += batch.nbytes
-                if size >= UNIT:
+                if size >= UNIT_BYTES:
                     yield Part(path, kind, first, last, size)
                     first, size = last, 0
         except _damage_errors() as error:
@@ -198,41 +198,44 @@ def _split_file(path: str) -> Iterator[Part]:
         if first < last or not last:
             yield Part(path, kind, first, last, size)
     else:
-        for first in range(0, size, UNIT):
-            last = min(first + UNIT, size)
+        for first in range(0, size, UNIT_BYTES):
+            last = min(first + UNIT_BYTES, size)
             yield Part(path, kind, first, last, last - first)
 
 
 def read_documents(
-    part: Part, field: str | None, make: Callable[[Values], Document] | None = None, also: Sequence[str] = ()
+    part: Part,
+    field: str | None,
+    make_document: Callable[[Values], Document] | None = None,
+    optional_fields: Sequence[str] = (),
 ) -> Iterator[Document]:
     """Yield the documents of a part in order, including empty ones. Raises DataError naming file and row.
 
-    `make` converts rows to documents; by default their text is in `field`. Plain text has no rows.
+    `make_document` converts rows to documents; by default their text is in `field`. Plain text has no rows.
     """
     if part.kind == "text":
         with _report_faults(part):
             yield from _read_pieces(part)
         return
-    field = field or FIELD
-    for document, replaced in read_rows(part, field, make or partial(_make_document, field), also):
+    field = field or DEFAULT_FIELD
+    for document, replaced in read_rows(part, field, make_document or partial(_make_document, field), optional_fields):
         yield document._replace(replaced=document.replaced + replaced) if replaced else document
 
 
 def read_rows(
-    part: Part, field: str, make: Callable[[Values], Made], also: Sequence[str] = ()
-) -> Iterator[tuple[Made, int]]:
-    """Yield the result of `make` for each row of a part, and how many characters replace invalid UTF-8.
+    part: Part, field: str, make_item: Callable[[Values], RowItem], optional_fields: Sequence[str] = ()
+) -> Iterator[tuple[RowItem, int]]:
+    """Yield the result of `make_item` for each row of a part, and how many characters replace invalid UTF-8.
 
-    A row has `field`, and the fields of `also` that exist. `make` may raise UnfitRow.
+    A row has `field`, and the fields of `optional_fields` that exist. `make_item` may raise UnfitRow.
     Raises DataError with file and row.
     """
     with _report_faults(part):
-        rows = _read_lines(part, field) if part.kind == "lines" else _read_table(part, field, also)
+        rows = _read_lines(part, field) if part.kind == "lines" else _read_table(part, field, optional_fields)
         for number, values, replaced in rows:
             try:
-                yield make(values), replaced
-            except Unfit as error:
+                yield make_item(values), replaced
+            except UnfitRow as error:
                 raise _WrongRow(number, str(error)) from None
 
 
@@ -242,8 +245,8 @@ def _report_faults(part: Part) -> Iterator[None]:
         yield
     except TrainerError:
         raise
-    except _WrongRow as wrong:
-        raise DataError(f"{part.path}, row {wrong.row + 1 + _count_rows_before(part)}: {wrong}") from None
+    except _WrongRow as row_error:
+        raise DataError(f"{part.path}, row {row_error.row + 1 + _count_rows_before(part)}: {row_error}") from None
     except _damage_errors() as error:
         packing = "truncated or damaged" if _is_packed(part.path) else "damaged"
         raise DataError(f"{part.path} is {packing}: {error}") from error
@@ -265,10 +268,10 @@ def _count_rows_before(part: Part) -> int:
     if part.kind != "lines" or not part.first:
         return 0
     # The line that contains the first byte of the part, or ends before it, began earlier.
-    count, at = 1, 0
+    count, offset = 1, 0
     with _open_stream(part.path) as file:
-        while at < part.first - 1 and (block := file.read(min(BLOCK, part.first - 1 - at))):
-            count, at = count + block.count(b"\n"), at + len(block)
+        while offset < part.first - 1 and (block := file.read(min(BLOCK_BYTES, part.first - 1 - offset))):
+            count, offset = count + block.count(b"\n"), offset + len(block)
     return count
 
 
@@ -277,13 +280,13 @@ def _make_document(field: str, values: Values) -> Document:
     if isinstance(value, bytes):
         return decode_text(value)
     if not isinstance(value, str):
-        raise Unfit(f"its field {field!r} is {describe_value(value)}, not a text")
+        raise UnfitRow(f"its field {field!r} is {describe_value(value)}, not a text")
     return Document(*replace_surrogates(value))
 
 
 def replace_surrogates(text: str) -> tuple[str, int]:
     """Replace lone surrogates, which JSON may contain, by U+FFFD, and return the text and their number."""
-    return (text, 0) if text.isascii() else _SURROGATE.subn(REPLACED, text)
+    return (text, 0) if text.isascii() else _SURROGATE.subn(REPLACEMENT, text)
 
 
 def decode_text(data: bytes) -> Document:
@@ -292,7 +295,7 @@ def decode_text(data: bytes) -> Document:
         return Document(data.decode(), 0)
     except UnicodeDecodeError:
         text = data.decode(errors="replace")
-        return Document(text, text.count(REPLACED) - data.count(REPLACED.encode()))
+        return Document(text, text.count(REPLACEMENT) - data.count(REPLACEMENT.encode()))
 
 
 def describe_value(value: Any) -> str:
@@ -305,7 +308,7 @@ def describe_value(value: Any) -> str:
 
 
 def _open_stream(path: str) -> BinaryIO:
-    packing = PACKED.get(os.path.splitext(path)[1].lower())
+    packing = COMPRESSIONS.get(os.path.splitext(path)[1].lower())
     if packing is None:
         return open(files.local_path(path), "rb", buffering=0)
     import pyarrow
@@ -316,20 +319,20 @@ def _open_stream(path: str) -> BinaryIO:
 
 def _read_pieces(part: Part) -> Iterator[Document]:
     """Yield pieces of up to 1 MiB, which end at the end of a line if there are lines."""
-    rest = b""
+    pending = b""
     for block in _whole_lines(part):
-        rest += block
-        while len(rest) > PIECE:
-            cut = rest.rfind(b"\n", 0, PIECE) + 1
+        pending += block
+        while len(pending) > PIECE_BYTES:
+            cut = pending.rfind(b"\n", 0, PIECE_BYTES) + 1
             if not cut:
                 # Do not cut within a character if the text has no lines.
-                cut = PIECE
-                while cut > PIECE - 4 and rest[cut] & 0xC0 == 0x80:
+                cut = PIECE_BYTES
+                while cut > PIECE_BYTES - 4 and pending[cut] & 0xC0 == 0x80:
                     cut -= 1
-            yield decode_text(rest[:cut])
-            rest = rest[cut:]
-    if rest:
-        yield decode_text(rest)
+            yield decode_text(pending[:cut])
+            pending = pending[cut:]
+    if pending:
+        yield decode_text(pending)
 
 
 def _read_lines(part: Part, field: str) -> Rows:
@@ -352,35 +355,35 @@ def _read_lines(part: Part, field: str) -> Rows:
 
 
 def _split_lines(part: Part) -> Iterator[bytes]:
-    rest = b""
+    pending = b""
     for block in _whole_lines(part):
-        *lines, rest = (rest + block).split(b"\n")
+        *lines, pending = (pending + block).split(b"\n")
         yield from lines
-    if rest:
-        yield rest
+    if pending:
+        yield pending
 
 
 def _whole_lines(part: Part) -> Iterator[bytes]:
     """Yield the bytes of the lines that begin in a part, in blocks."""
     first, last = (0, None) if _is_packed(part.path) else (part.first, part.last)
     with _open_stream(part.path) as file:
-        at = max(first - 1, 0)
+        offset = max(first - 1, 0)
         if first:
-            file.seek(at)
-        block = file.read(BLOCK)
-        while first and block and not (cut := block.find(b"\n") + 1):
-            at, block = at + len(block), file.read(BLOCK)
+            file.seek(offset)
+        block = file.read(BLOCK_BYTES)
+        while first and block and not (line_end := block.find(b"\n") + 1):
+            offset, block = offset + len(block), file.read(BLOCK_BYTES)
         if first and block:
-            at, block = at + cut, block[cut:] or file.read(BLOCK)
+            offset, block = offset + line_end, block[line_end:] or file.read(BLOCK_BYTES)
         # Whether the current line began before `last`.
         is_open = False
-        while block and (last is None or at < last or is_open):
-            is_last = last is not None and at + len(block) >= last
-            end = block.find(b"\n", max((last or 0) - 1 - at, 0)) + 1 if is_last else 0
+        while block and (last is None or offset < last or is_open):
+            is_last = last is not None and offset + len(block) >= last
+            end = block.find(b"\n", max((last or 0) - 1 - offset, 0)) + 1 if is_last else 0
             yield block[:end] if end else block
             if end:
                 return
-            at, is_open, block = at + len(block), True, file.read(BLOCK)
+            offset, is_open, block = offset + len(block), True, file.read(BLOCK_BYTES)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -406,36 +409,36 @@ def _open_arrow(path: str) -> tuple[Any, Iterator[Any]]:
     return files.arrow_batches(pyarrow.memory_map(files.local_path(path)))
 
 
-def _read_table(part: Part, field: str, also: Sequence[str]) -> Rows:
+def _read_table(part: Part, field: str, optional_fields: Sequence[str]) -> Rows:
     if part.kind == "parquet":
         file = _open_parquet(part.path)
-        columns = _choose_columns(part.path, file.schema_arrow, field, also)
-        batches = file.iter_batches(ROWS, row_groups=list(range(part.first, part.last)), columns=columns)
+        columns = _choose_columns(part.path, file.schema_arrow, field, optional_fields)
+        batches = file.iter_batches(BATCH_ROWS, row_groups=list(range(part.first, part.last)), columns=columns)
     else:
         schema, batches = _open_arrow(part.path)
-        columns = _choose_columns(part.path, schema, field, also)
+        columns = _choose_columns(part.path, schema, field, optional_fields)
         batches = itertools.islice(batches, part.first, part.last)
     first = 0
     for batch in batches:
-        read = [_column_values(batch.column(name)) for name in columns]
+        column_values = [_column_values(batch.column(name)) for name in columns]
         for number in range(batch.num_rows):
-            row = {name: values[number] for name, (values, _) in zip(columns, read, strict=True)}
-            yield first + number, row, sum(replaced[number] for _, replaced in read if replaced)
+            row = {name: values[number] for name, (values, _) in zip(columns, column_values, strict=True)}
+            yield first + number, row, sum(replaced[number] for _, replaced in column_values if replaced)
         first += batch.num_rows
 
 
-def _choose_columns(path: str, schema: Any, field: str, also: Sequence[str]) -> list[str]:
+def _choose_columns(path: str, schema: Any, field: str, optional_fields: Sequence[str]) -> list[str]:
     import pyarrow
 
     if field not in schema.names:
         raise DataError(f"{path} has no column {field!r}; it has {', '.join(schema.names)}")
-    columns = [field, *(name for name in also if name in schema.names and name != field)]
-    if twice := next((name for name in columns if schema.names.count(name) > 1), None):
-        raise DataError(f"{path} has {schema.names.count(twice)} columns {twice!r}; rename all but one")
+    columns = [field, *(name for name in optional_fields if name in schema.names and name != field)]
+    if duplicate := next((name for name in columns if schema.names.count(name) > 1), None):
+        raise DataError(f"{path} has {schema.names.count(duplicate)} columns {duplicate!r}; rename all but one")
     kind, types = schema.field(field).type, pyarrow.types
     # pandas writes categories as dictionary columns.
-    plain = kind.value_type if types.is_dictionary(kind) else kind
-    if any(is_of(plain) for is_of in (types.is_integer, types.is_floating, types.is_boolean, types.is_temporal)):
+    value_type = kind.value_type if types.is_dictionary(kind) else kind
+    if any(is_of(value_type) for is_of in (types.is_integer, types.is_floating, types.is_boolean, types.is_temporal)):
         raise DataError(f"{path}: its column {field!r} is of {kind}, not of text")
     return columns
 

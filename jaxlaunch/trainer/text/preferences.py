@@ -22,20 +22,20 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data.order import Share
+from jaxlaunch.trainer.data.order import HeldOutShare
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chats, documents, recipe, tokenizer
-from jaxlaunch.trainer.text.documents import Document, Unfit, Values, describe_value
+from jaxlaunch.trainer.text.documents import Document, UnfitRow, Values, describe_value
 from jaxlaunch.trainer.text.tokenizer import Encoding, Tokenizer
 
 CHOSEN, REJECTED = "chosen", "rejected"
 # A row may have either of these.
 PROMPTS = ("prompt", "messages")
-ALSO = (REJECTED, *PROMPTS, *chats.ALSO)
+ROW_FIELDS = (REJECTED, *PROMPTS, *chats.OPTIONAL_FIELDS)
 # Number of pairs that are tokenized at once.
-BATCH = 512
+BATCH_PAIRS = 512
 
 
 class Pair(NamedTuple):
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
     is_chat: bool
 
 
-class Held(NamedTuple):
+class TokenizedPairs(NamedTuple):
     """The pairs of some files: texts 2 p and 2 p + 1 are the chosen and the rejected one of pair p."""
 
     # Tokens of all texts, concatenated.
@@ -74,19 +74,22 @@ def open_source(data: Text, length: int, split: Literal["train", "eval"]) -> Pai
     else:
         paths = tuple(documents.find_files(data.path))
     digest = recipe.digest_files(paths, Path(recipe.prepared_root(data)))
-    held = _read_pairs(paths, digest, data.tokenizer, length)
-    count = len(held.ends) // 2
-    share = Share(0.0 if is_apart else data.eval_split, count)
+    tokenized = _read_pairs(paths, digest, data.tokenizer, length)
+    count = len(tokenized.ends) // 2
+    share = HeldOutShare(0.0 if is_apart else data.eval_split, count)
     is_held_out_P = share.is_held_out(np.arange(count))
     chosen_P = np.flatnonzero(is_held_out_P if split == "eval" and not is_apart else ~is_held_out_P)
     if not len(chosen_P):
         raise DataError(
             f"data.path: {paths[0]} and what else matches hold {count} pairs that fit into train.model.length = "
-            f"{length} ({held.too_long} are longer, {held.empty} have no token to predict), and data.eval_split = "
+            f"{length} ({tokenized.too_long} are longer, {tokenized.empty} have no token to predict), "
+            "and data.eval_split = "
             f"{data.eval_split} leaves the {split} split none of them"
         )
-    identity = f"{split}, {data.eval_split} of sha256 {digest}, tokenizer {tokenizer.load(data.tokenizer).digest}"
-    return Pairs(held, chosen_P, length, identity)
+    identity = (
+        f"{split}, {data.eval_split} of sha256 {digest}, tokenizer {tokenizer.load_tokenizer(data.tokenizer).digest}"
+    )
+    return Pairs(tokenized, chosen_P, length, identity)
 
 
 class Pairs(DataSource):
@@ -94,8 +97,8 @@ class Pairs(DataSource):
 
     name = "preferences"
 
-    def __init__(self, held: Held, chosen_P: npt.NDArray[np.int64], length: int, identity: str) -> None:
-        self._held, self._chosen_P, self._length, self._identity = held, chosen_P, length, identity
+    def __init__(self, tokenized: TokenizedPairs, chosen_P: npt.NDArray[np.int64], length: int, identity: str) -> None:
+        self._tokenized, self._chosen_P, self._length, self._identity = tokenized, chosen_P, length, identity
 
     def __len__(self) -> int:
         return len(self._chosen_P)
@@ -104,13 +107,13 @@ class Pairs(DataSource):
         tokens_2T = np.zeros((2, self._length + 1), np.int32)
         mask_2L = np.zeros((2, self._length), np.float32)
         first = 2 * int(self._chosen_P[index])
-        ends = self._held.ends
+        ends = self._tokenized.ends
         counts = []
         for row, text in enumerate((first, first + 1)):
-            whole = slice(ends[text - 1] if text else 0, ends[text])
-            tokens = self._held.tokens[whole]
+            span = slice(ends[text - 1] if text else 0, ends[text])
+            tokens = self._tokenized.tokens[span]
             tokens_2T[row, : len(tokens)] = tokens
-            mask_2L[row, : len(tokens) - 1] = self._held.is_target[whole][1:]
+            mask_2L[row, : len(tokens) - 1] = self._tokenized.is_target[span][1:]
             counts.append(len(tokens))
         return {"tokens": tokens_2T, "mask": mask_2L, "length": np.array(counts, np.int32)}
 
@@ -119,18 +122,18 @@ class Pairs(DataSource):
         return f"preferences {self._identity}, {len(self)} pairs of {self._length}"
 
 
-def parse_pair(load: Callable[[], chats.Chats], values: Values) -> Pair:
+def parse_pair(load_chats: Callable[[], chats.ChatTemplates], values: Values) -> Pair:
     """Parse the two texts of a row. Raises UnfitRow."""
     for field in (CHOSEN, REJECTED):
         if values.get(field) is None:
-            raise Unfit(f"it has no {field!r}; it has {', '.join(key for key in values if values[key] is not None)}")
+            raise UnfitRow(f"it has no {field!r}; it has {', '.join(key for key in values if values[key] is not None)}")
     prompts = [key for key in PROMPTS if values.get(key) is not None][:1]
     for field in (CHOSEN, REJECTED, *prompts):
         if not isinstance(values[field], str | list):
-            raise Unfit(f"its {field!r} is {describe_value(values[field])}, neither a text nor a list of messages")
+            raise UnfitRow(f"its {field!r} is {describe_value(values[field])}, neither a text nor a list of messages")
     prompt = values[prompts[0]] if prompts else None
     if any(isinstance(values[field], list) for field in (CHOSEN, REJECTED, *prompts)):
-        pair = _render_messages(load(), prompt, values)
+        pair = _render_messages(load_chats(), prompt, values)
     else:
         texts = [values[CHOSEN], values[REJECTED]]
         if prompt is None:
@@ -138,29 +141,37 @@ def parse_pair(load: Callable[[], chats.Chats], values: Values) -> Pair:
             texts = [text.removeprefix(prompt) for text in texts]
         pair = Pair(_join_texts(prompt, texts[0]), _join_texts(prompt, texts[1]), is_chat=False)
     if pair.chosen[:2] == pair.rejected[:2]:
-        raise Unfit("its 'chosen' and 'rejected' are the same text: neither can be the better one")
+        raise UnfitRow("its 'chosen' and 'rejected' are the same text: neither can be the better one")
     return pair
 
 
 def _join_texts(prompt: str, text: str) -> Document:
-    before, replaced = documents.replace_surrogates(prompt)
-    after, more = documents.replace_surrogates(text)
-    return Document(before + after, replaced + more, ((len(before), len(before) + len(after)),))
+    prompt_text, replaced = documents.replace_surrogates(prompt)
+    answer_text, answer_replaced = documents.replace_surrogates(text)
+    return Document(
+        prompt_text + answer_text,
+        replaced + answer_replaced,
+        ((len(prompt_text), len(prompt_text) + len(answer_text)),),
+    )
 
 
-def _render_messages(chat: chats.Chats, prompt: Any, values: Values) -> Pair:
-    begin = [] if prompt is None else _as_messages("user", prompt)
+def _render_messages(chat: chats.ChatTemplates, prompt: Any, values: Values) -> Pair:
+    prompt_messages = [] if prompt is None else _as_messages("user", prompt)
     answers = [_as_messages(chats.ASSISTANT, values[key]) for key in (CHOSEN, REJECTED)]
-    given = len(begin)
+    skipped = len(prompt_messages)
     if prompt is None:
-        alike = itertools.takewhile(lambda turns: turns[0] == turns[1], zip(*answers, strict=False))
-        given = sum(1 for _ in alike)
+        shared_turns = itertools.takewhile(lambda turns: turns[0] == turns[1], zip(*answers, strict=False))
+        skipped = sum(1 for _ in shared_turns)
     texts: list[Document] = []
     for field, messages in zip((CHOSEN, REJECTED), answers, strict=True):
         try:
-            texts.append(chat.document([*begin, *messages], chats.parse_tools(values.get(chats.ALSO[0])), given))
-        except Unfit as error:
-            raise Unfit(f"its {field!r}: {error}") from None
+            texts.append(
+                chat.render_document(
+                    [*prompt_messages, *messages], chats.parse_tools(values.get(chats.OPTIONAL_FIELDS[0])), skipped
+                )
+            )
+        except UnfitRow as error:
+            raise UnfitRow(f"its {field!r}: {error}") from None
     chosen, rejected = texts
     return Pair(chosen, rejected, is_chat=True)
 
@@ -171,47 +182,47 @@ def _as_messages(role: str, value: str | list[Any]) -> list[Any]:
 
 # Training and evaluation read the same files.
 @functools.lru_cache(maxsize=2)
-def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> Held:
+def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> TokenizedPairs:
     if (plain := next((path for path in paths if documents.file_kind(path) == "text"), None)) is not None:
         raise DataError(f"{plain} is plain text; preferences are rows of JSON lines (.jsonl), Parquet or Arrow")
-    make = partial(parse_pair, partial(chats.load, name))
+    make = partial(parse_pair, partial(chats.load_chats, name))
     parts = itertools.chain.from_iterable(documents.split_units(paths))
-    pairs = (pair for part in parts for pair, _ in documents.read_rows(part, CHOSEN, make, ALSO))
+    pairs = (pair for part in parts for pair, _ in documents.read_rows(part, CHOSEN, make, ROW_FIELDS))
     texts: list[Encoding] = []
     too_long = empty = 0
-    while lot := list(itertools.islice(pairs, BATCH)):
-        for both in _tokenize(lot, tokenizer.load(name)):
-            if max(len(ids) for ids, _ in both) > length + 1:
+    while batch := list(itertools.islice(pairs, BATCH_PAIRS)):
+        for pair_encodings in _tokenize_pairs(batch, tokenizer.load_tokenizer(name)):
+            if max(len(ids) for ids, _ in pair_encodings) > length + 1:
                 too_long += 1
-            elif not all(is_target[1:].any() for _, is_target in both):
+            elif not all(is_target[1:].any() for _, is_target in pair_encodings):
                 empty += 1
             else:
-                texts += both
+                texts += pair_encodings
     reasons = {"is longer than train.model.length + 1": too_long, "leaves no token to predict": empty}
     for reason, count in reasons.items():
         if count:
-            pairs_said = f"{count} of {too_long + empty + len(texts) // 2} pairs are left out"
-            print(f"preferences: {pairs_said}, one of whose texts {reason}", file=sys.stderr)
+            counts_text = f"{count} of {too_long + empty + len(texts) // 2} pairs are left out"
+            print(f"preferences: {counts_text}, one of whose texts {reason}", file=sys.stderr)
     ends = np.cumsum([len(ids) for ids, _ in texts], dtype=np.int64)
     tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in texts)])
     is_target = np.concatenate([np.zeros(0, np.bool_), *(targets for _, targets in texts)])
-    return Held(tokens, is_target, ends, too_long, empty)
+    return TokenizedPairs(tokens, is_target, ends, too_long, empty)
 
 
-def _tokenize(lot: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:
+def _tokenize_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:
     """Yield the tokens of each pair's two texts, and which tokens are predicted."""
-    texts = [text for pair in lot for text in pair[:2]]
+    texts = [text for pair in pairs for text in pair[:2]]
     encodings = tokenizer.encode_spans([text.text for text in texts], [text.spans or () for text in texts])
-    before, after = ([] if token is None else [token] for token in (tokenizer.bos, tokenizer.eos))
-    for number, pair in enumerate(lot):
-        both = encodings[2 * number : 2 * number + 2]
+    bos_ids, eos_ids = ([] if token is None else [token] for token in (tokenizer.bos, tokenizer.eos))
+    for number, pair in enumerate(pairs):
+        pair_encodings = encodings[2 * number : 2 * number + 2]
         if not pair.is_chat:
             # Plain texts get the bos and eos tokens, and the eos token is predicted too.
-            both = [
+            pair_encodings = [
                 (
-                    np.concatenate([before, ids_T, after]).astype(np.int32),
-                    np.concatenate([np.zeros(len(before)), is_target_T, np.ones(len(after))]).astype(np.bool_),
+                    np.concatenate([bos_ids, ids_T, eos_ids]).astype(np.int32),
+                    np.concatenate([np.zeros(len(bos_ids)), is_target_T, np.ones(len(eos_ids))]).astype(np.bool_),
                 )
-                for ids_T, is_target_T in both
+                for ids_T, is_target_T in pair_encodings
             ]
-        yield both
+        yield pair_encodings

@@ -30,10 +30,10 @@ from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chats, documents, tokenizer
 
 # Version of the shards. Increase it when the same recipe gives other bytes.
-FORMAT = 3
+FORMAT_VERSION = 3
 # This file is written last: a folder that contains it is complete.
-INDEX = "index.json"
-CHUNK = 1 << 20
+INDEX_FILE = "index.json"
+CHUNK_BYTES = 1 << 20
 # File systems such as FAT store times with a resolution of two seconds.
 SETTLED_S = 2.0
 STOPPED = "stopped while the files of the text were hashed"
@@ -41,7 +41,7 @@ STOPPED = "stopped while the files of the text were hashed"
 # Path -> size, time of change in nanoseconds, digest.
 Digests = dict[str, tuple[int, int, str]]
 # Digests of this process, used if the folder is not writable.
-_hashed: Digests = {}
+_process_digests: Digests = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Recipe:
         if self.template is None:
             # Texts keep the folders that they had before chats were supported.
             del keys["template"]
-        return hashlib.sha256(json.dumps([FORMAT, keys], sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([FORMAT_VERSION, keys], sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
         """Encode the recipe for `from_json`."""
@@ -104,13 +104,13 @@ def make_recipe(
         paths=tuple(paths),
         digest=digest_files(paths, Path(prepared_root(data)), is_stopped),
         tokenizer=data.tokenizer,
-        tokenizer_digest=tokenizer.load(data.tokenizer).digest,
-        field=data.field or (chats.FIELD if is_chat else None),
+        tokenizer_digest=tokenizer.load_tokenizer(data.tokenizer).digest,
+        field=data.field or (chats.MESSAGES_FIELD if is_chat else None),
         packing=data.packing or "concat",
         length=length,
         eval_split=0.0 if data.eval_path is not None else data.eval_split,
         seed=data.seed,
-        template=chats.load(data.tokenizer).digest if is_chat else None,
+        template=chats.load_chats(data.tokenizer).digest if is_chat else None,
     )
 
 
@@ -138,12 +138,14 @@ def _digest_contents(paths: Sequence[str], folder: Path, is_stopped: Callable[[]
         return {}
     absolute = {path: os.path.abspath(path) for path in paths}
     key = hashlib.sha256(json.dumps([absolute[path] for path in paths]).encode()).hexdigest()[:16]
-    kept = folder / "digests" / f"{key}.json"
-    known: Digests = {}
+    cache_path = folder / "digests" / f"{key}.json"
+    digests: Digests = {}
     with contextlib.suppress(OSError, ValueError, TypeError):
         # If the file does not exist or is truncated, all files are hashed again.
-        known = {name: (int(size), int(at), str(digest)) for name, (size, at, digest) in json.loads(kept.read_text())}
-    known |= _hashed
+        digests = {
+            name: (int(size), int(at), str(digest)) for name, (size, at, digest) in json.loads(cache_path.read_text())
+        }
+    digests |= _process_digests
     marks = {}
     for path in absolute.values():
         try:
@@ -151,27 +153,27 @@ def _digest_contents(paths: Sequence[str], folder: Path, is_stopped: Callable[[]
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error}") from None
         marks[path] = stat.st_size, stat.st_mtime_ns
-    missing = [path for path, mark in marks.items() if known.get(path, (0, 0, ""))[:2] != mark]
+    missing = [path for path, mark in marks.items() if digests.get(path, (0, 0, ""))[:2] != mark]
     # Threads are enough, because hashing releases the interpreter lock.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for path, digest in zip(missing, pool.map(lambda path: _hash(path, is_stopped), missing), strict=True):
-            known[path] = (*marks[path], digest)
+        for path, digest in zip(missing, pool.map(lambda path: _hash_file(path, is_stopped), missing), strict=True):
+            digests[path] = (*marks[path], digest)
     if missing:
         # Cache the digests of files that did not change recently, in this process if the folder is not writable.
         latest = time.time_ns() - int(SETTLED_S * 1e9)
-        settled = {path: known[path] for path in marks if known[path][1] < latest}
-        _hashed.update(settled)
+        settled = {path: digests[path] for path in marks if digests[path][1] < latest}
+        _process_digests.update(settled)
         with contextlib.suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            atomic_file.write_file(kept, json.dumps(list(settled.items())).encode())
-    return {path: known[absolute[path]][2] for path in paths}
+            cache_path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_file.write_file(cache_path, json.dumps(list(settled.items())).encode())
+    return {path: digests[absolute[path]][2] for path in paths}
 
 
-def _hash(path: str, is_stopped: Callable[[], bool]) -> str:
+def _hash_file(path: str, is_stopped: Callable[[], bool]) -> str:
     digest = hashlib.sha256()
     try:
         with open(path, "rb", buffering=0) as file:
-            while block := file.read(CHUNK):
+            while block := file.read(CHUNK_BYTES):
                 digest.update(block)
                 if is_stopped():
                     raise Stopped(STOPPED)

@@ -31,30 +31,30 @@ import numpy.typing as npt
 
 from jaxlaunch import atomic_file
 from jaxlaunch.trainer.data import records
-from jaxlaunch.trainer.data.order import Share, hash_uint64
+from jaxlaunch.trainer.data.order import HeldOutShare, hash_uint64
 from jaxlaunch.trainer.text import chats, documents
 from jaxlaunch.trainer.text.documents import Document
 from jaxlaunch.trainer.text.recipe import Recipe
-from jaxlaunch.trainer.text.tokenizer import HuggingFace, Tokenizer, load
+from jaxlaunch.trainer.text.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
 
 Ints = npt.NDArray[np.int64]
 
 # A batch is encoded when it has this many texts
-BATCH = 256
+BATCH_TEXTS = 256
 # or this many characters.
 BATCH_BYTES = 1 << 20
 # A lot is written when it has this many tokens.
-HELD = 4 << 20
+LOT_TOKENS = 4 << 20
 # The numbers at the beginning of an index: replaced, empty, lots, buckets, documents.
-HEADER = 5
+HEADER_NUMBERS = 5
 # The columns of an index: key, number, begin, length, bytes.
-COLUMNS = 5
+INDEX_COLUMNS = 5
 # The increment of splitmix64.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SPLITS = ("train", "eval")
 
 
-class Index(NamedTuple):
+class PartIndex(NamedTuple):
     """Documents of a part's file of tokens."""
 
     # Sort key of the documents of a bucket.
@@ -69,13 +69,13 @@ class Index(NamedTuple):
     bytes_D: Ints
 
     @classmethod
-    def from_rows(cls, rows_D5: Ints) -> Index:
+    def from_rows(cls, rows_D5: Ints) -> PartIndex:
         """Convert rows of an index."""
-        key_D, *others = np.ascontiguousarray(rows_D5.T)
-        return cls(key_D.view(np.uint64), *others)
+        key_D, *columns = np.ascontiguousarray(rows_D5.T)
+        return cls(key_D.view(np.uint64), *columns)
 
 
-class About(NamedTuple):
+class PartCounts(NamedTuple):
     """Counts of a part."""
 
     documents: int
@@ -98,7 +98,7 @@ def write_part(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Pa
     rows: list[Ints] = []
     replaced = empty = first = tokens = 0
     with atomic_file.open_draft(path.with_suffix(".tokens")) as draft, draft.open("wb") as file:
-        for lot in _tokenize(recipe, parts):
+        for lot in _tokenize_parts(recipe, parts):
             key_D = sort_keys(recipe.seed, unit, first + np.arange(len(lot.ids)))
             bucket_D = (key_D % np.uint64(buckets)).astype(np.int64)
             order_D = np.argsort(bucket_D, kind="stable")
@@ -124,39 +124,41 @@ def is_complete(folder: Path, unit: int) -> bool:
     if not path.exists():
         return False
     index = np.fromfile(path, np.int64)
-    if len(index) >= HEADER and tokens.exists():
-        _, _, lots, buckets, count = index[:HEADER].tolist()
-        rows = index[HEADER + lots * (buckets + 1) :]
-        if len(rows) == COLUMNS * count and tokens.stat().st_size == 4 * int(rows[3::COLUMNS].sum()):
+    if len(index) >= HEADER_NUMBERS and tokens.exists():
+        _, _, lots, buckets, count = index[:HEADER_NUMBERS].tolist()
+        rows = index[HEADER_NUMBERS + lots * (buckets + 1) :]
+        if len(rows) == INDEX_COLUMNS * count and tokens.stat().st_size == 4 * int(rows[3::INDEX_COLUMNS].sum()):
             return True
     path.unlink(missing_ok=True)
     tokens.unlink(missing_ok=True)
     return False
 
 
-def read_part(folder: Path, unit: int) -> tuple[About, Index]:
+def read_part(folder: Path, unit: int) -> tuple[PartCounts, PartIndex]:
     """Read the counts and the index of a complete part."""
     index = np.fromfile(part_path(folder, unit), np.int64)
-    replaced, empty, lots, buckets, count = index[:HEADER].tolist()
-    rows_D5 = index[HEADER + lots * (buckets + 1) :].reshape(count, COLUMNS)
-    return About(count, replaced, empty), Index.from_rows(rows_D5)
+    replaced, empty, lots, buckets, count = index[:HEADER_NUMBERS].tolist()
+    rows_D5 = index[HEADER_NUMBERS + lots * (buckets + 1) :].reshape(count, INDEX_COLUMNS)
+    return PartCounts(count, replaced, empty), PartIndex.from_rows(rows_D5)
 
 
-def read_bucket(folder: Path, unit: int, bucket: int) -> Iterator[tuple[Index, npt.NDArray[np.int32]]]:
+def read_bucket(folder: Path, unit: int, bucket: int) -> Iterator[tuple[PartIndex, npt.NDArray[np.int32]]]:
     """Yield the documents of a bucket in a part and their concatenated tokens, lot by lot."""
     path = part_path(folder, unit)
     with path.open("rb", buffering=0) as index, path.with_suffix(".tokens").open("rb", buffering=0) as tokens:
-        _, _, lots, buckets, _ = _read_numbers(index, 0, HEADER).tolist()
-        table = HEADER + lots * (buckets + 1)
+        _, _, lots, buckets, _ = _read_numbers(index, 0, HEADER_NUMBERS).tolist()
+        table = HEADER_NUMBERS + lots * (buckets + 1)
         for lot in range(lots):
-            low, high = _read_numbers(index, HEADER + lot * (buckets + 1) + bucket, 2).tolist()
+            low, high = _read_numbers(index, HEADER_NUMBERS + lot * (buckets + 1) + bucket, 2).tolist()
             if high == low:
                 continue
-            rows = _read_numbers(index, table + COLUMNS * low, COLUMNS * (high - low)).reshape(-1, COLUMNS)
-            found = Index.from_rows(rows)
-            first, last = int(found.begin_D[0]), int(found.begin_D[-1] + found.length_D[-1])
+            rows = _read_numbers(index, table + INDEX_COLUMNS * low, INDEX_COLUMNS * (high - low)).reshape(
+                -1, INDEX_COLUMNS
+            )
+            lot_index = PartIndex.from_rows(rows)
+            first, last = int(lot_index.begin_D[0]), int(lot_index.begin_D[-1] + lot_index.length_D[-1])
             tokens.seek(4 * first)
-            yield found, np.frombuffer(tokens.read(4 * (last - first)), np.int32)
+            yield lot_index, np.frombuffer(tokens.read(4 * (last - first)), np.int32)
 
 
 def _read_numbers(file: BinaryIO, first: int, count: int) -> Ints:
@@ -183,17 +185,17 @@ class _Lot:
         self.bytes: list[int] = []
         self.tokens = self.replaced = self.empty = 0
 
-    def add(self, batch: list[Document], tokenizer: Tokenizer) -> None:
+    def add_batch(self, batch: list[Document], tokenizer: Tokenizer) -> None:
         """Encode a batch; documents without tokens, such as spaces for some tokenizers, are only counted."""
         texts = [document for document in batch if document.text]
-        for document, ids in zip(texts, _encode(texts, tokenizer), strict=True):
+        for document, ids in zip(texts, _encode_documents(texts, tokenizer), strict=True):
             if not len(ids):
                 self.empty += 1
                 continue
             text_bytes = len(document.text.encode())
             if document.spans is not None:
                 # The names of special tokens that a chat template wrote do not count as text.
-                assert isinstance(tokenizer, HuggingFace)
+                assert isinstance(tokenizer, HuggingFaceTokenizer)
                 text_bytes -= int(tokenizer.special_bytes[token_ids(ids)].sum())
             self.ids.append(ids)
             self.bytes.append(text_bytes)
@@ -202,40 +204,40 @@ class _Lot:
         self.empty += len(batch) - len(texts)
 
 
-def _encode(texts: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.int32]]:
+def _encode_documents(texts: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.int32]]:
     """Yield the tokens of each document, with ~id for tokens that are not targets (see `token_ids`).
 
     Texts get bos and eos tokens; chats already have those of their template.
     """
-    words, spans = [text.text for text in texts], [text.spans for text in texts if text.spans is not None]
+    strings, spans = [text.text for text in texts], [text.spans for text in texts if text.spans is not None]
     if spans:
-        for ids_T, is_target_T in tokenizer.encode_spans(words, spans):
+        for ids_T, is_target_T in tokenizer.encode_spans(strings, spans):
             yield np.where(is_target_T, ids_T, ~ids_T)
         return
-    before = [] if tokenizer.bos is None else [tokenizer.bos]
-    after = [] if tokenizer.eos is None else [tokenizer.eos]
-    for ids in tokenizer.encode_batch(words):
-        yield np.array([*before, *ids, *after] if ids else [], np.int32)
+    bos_ids = [] if tokenizer.bos is None else [tokenizer.bos]
+    eos_ids = [] if tokenizer.eos is None else [tokenizer.eos]
+    for ids in tokenizer.encode_batch(strings):
+        yield np.array([*bos_ids, *ids, *eos_ids] if ids else [], np.int32)
 
 
-def _tokenize(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
+def _tokenize_parts(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
     """Yield the documents of a unit in lots of about 4 Mi tokens, at least one lot, which may be empty."""
-    tokenizer, lot, make = load(recipe.tokenizer), _Lot(), None
+    tokenizer, lot, make = load_tokenizer(recipe.tokenizer), _Lot(), None
     if recipe.template is not None:
-        make = partial(chats.load(recipe.tokenizer).of_row, recipe.field or chats.FIELD)
+        make = partial(chats.load_chats(recipe.tokenizer).row_document, recipe.field or chats.MESSAGES_FIELD)
     batch: list[Document] = []
     size = 0
     for part in parts:
-        for document in documents.read_documents(part, recipe.field, make, chats.ALSO):
+        for document in documents.read_documents(part, recipe.field, make, chats.OPTIONAL_FIELDS):
             batch.append(document)
             size += len(document.text)
-            if len(batch) == BATCH or size >= BATCH_BYTES:
-                lot.add(batch, tokenizer)
+            if len(batch) == BATCH_TEXTS or size >= BATCH_BYTES:
+                lot.add_batch(batch, tokenizer)
                 batch, size = [], 0
-                if lot.tokens >= HELD:
+                if lot.tokens >= LOT_TOKENS:
                     yield lot
                     lot = _Lot()
-    lot.add(batch, tokenizer)
+    lot.add_batch(batch, tokenizer)
     yield lot
 
 
@@ -297,7 +299,7 @@ def _shard_rows(
     """Yield the records of one file, bucket by bucket, and update the counts."""
     if split == "eval" and not recipe.eval_split:
         return
-    vocabulary = load(recipe.tokenizer)
+    vocabulary = load_tokenizer(recipe.tokenizer)
     dtype = np.uint16 if vocabulary.vocab <= 2**16 else np.int32
     first, last = (corpus.buckets * number // corpus.shards for number in (shard, shard + 1))
     for bucket in range(first, last):
@@ -325,14 +327,14 @@ def _shard_rows(
 
 def _read_documents(recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, split: str) -> _Documents:
     """Read the bucket's documents of a split in the order of their keys."""
-    share = Share(recipe.eval_split if corpus.cut is None else 0.0, corpus.documents)
+    share = HeldOutShare(recipe.eval_split if corpus.cut is None else 0.0, corpus.documents)
     texts: list[npt.NDArray[np.int32]] = []
     key_D: list[npt.NDArray[np.uint64]] = []
     bytes_D: list[Ints] = []
     for unit, first in enumerate(corpus.first_U):
         for index, tokens_T in read_bucket(folder, unit, bucket):
-            is_held_D = share.is_held_out(first + index.number_D)
-            is_chosen_D = is_held_D == (split == "eval") if corpus.cut is None else ~is_held_D
+            is_held_out_D = share.is_held_out(first + index.number_D)
+            is_chosen_D = is_held_out_D == (split == "eval") if corpus.cut is None else ~is_held_out_D
             ends_D = np.cumsum(index.length_D)
             begin_D = (ends_D - index.length_D)[is_chosen_D].tolist()
             texts += (tokens_T[low:high] for low, high in zip(begin_D, ends_D[is_chosen_D].tolist(), strict=True))
@@ -348,11 +350,11 @@ def _read_documents(recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, s
 
 def _cut_document(texts: _Documents, cut: int, split: str, counts: Ints) -> _Documents:
     """Return the beginning of the only document for training, or its end for evaluation."""
-    kept = slice(None, cut) if split == "train" else slice(cut, None)
-    share = counts[texts.tokens[kept]].sum() / max(counts[texts.tokens].sum(), 1)
+    span = slice(None, cut) if split == "train" else slice(cut, None)
+    share = counts[texts.tokens[span]].sum() / max(counts[texts.tokens].sum(), 1)
     bytes_D = np.round(texts.bytes * share).astype(np.int64)
-    tokens_T = texts.tokens[kept]
-    return _Documents(tokens_T, texts.is_target[kept], np.array([len(tokens_T)]), bytes_D)
+    tokens_T = texts.tokens[span]
+    return _Documents(tokens_T, texts.is_target[span], np.array([len(tokens_T)]), bytes_D)
 
 
 def _count_bytes(texts: _Documents, counts: Ints) -> npt.NDArray[np.float64]:
@@ -401,7 +403,7 @@ def pack_rows(packing: str, lengths_D: Ints, length: int, seed: int) -> Iterator
     `first-fit`.
     """
     if packing == "concat":
-        return _concatenate(lengths_D, length)
+        return _pack_concatenated(lengths_D, length)
     # Split documents into chunks of at most `length` + 1 tokens, which overlap by one token.
     parts_D = np.maximum(1, -(-(lengths_D - 1) // length))
     document_C = np.repeat(np.arange(len(lengths_D)), parts_D)
@@ -411,10 +413,10 @@ def pack_rows(packing: str, lengths_D: Ints, length: int, seed: int) -> Iterator
     chunks = Row(begin_D[document_C] + number_C * length, lengths_C)
     if packing == "none":
         return (Row(chunks.starts[at : at + 1], chunks.lengths[at : at + 1]) for at in range(len(chunks.starts)))
-    return _fit(chunks, length + 1, seed)
+    return _pack_first_fit(chunks, length + 1, seed)
 
 
-def _concatenate(lengths_D: Ints, length: int) -> Iterator[Row]:
+def _pack_concatenated(lengths_D: Ints, length: int) -> Iterator[Row]:
     ends_D = np.cumsum(lengths_D)
     total = int(ends_D[-1]) if len(ends_D) else 0
     for first in range(0, max(total - 1, min(total, 1)), length):
@@ -424,7 +426,7 @@ def _concatenate(lengths_D: Ints, length: int) -> Iterator[Row]:
         yield Row(edges[:-1], np.diff(edges))
 
 
-def _fit(chunks: Row, capacity: int, seed: int) -> Iterator[Row]:
+def _pack_first_fit(chunks: Row, capacity: int, seed: int) -> Iterator[Row]:
     """Pack by best fit decreasing, using a bit set to find the smallest sufficient room."""
     rows: list[list[int]] = []
     rows_by_room: dict[int, list[int]] = {}

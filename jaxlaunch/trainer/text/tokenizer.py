@@ -26,10 +26,10 @@ from jaxlaunch.trainer.checkpoint.saved_files import TOKENIZER_FILES as FILES
 from jaxlaunch.trainer.errors import SpecError
 
 # Name of the tokenizer whose tokens are bytes.
-BYTES = "bytes"
+BYTE_TOKENIZER = "bytes"
 # Keys of the special tokens in a tokenizer's configuration.
-SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-LOST = "\ufffd".encode()
+SPECIAL_TOKEN_KEYS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+REPLACEMENT_BYTES = "\ufffd".encode()
 
 # Ranges of characters in a text.
 Spans = Sequence[tuple[int, int]]
@@ -37,16 +37,16 @@ Spans = Sequence[tuple[int, int]]
 Encoding = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
 
 
-class Bytes:
+class ByteTokenizer:
     """A tokenizer whose tokens are the bytes of UTF-8."""
 
-    name = BYTES
+    name = BYTE_TOKENIZER
     vocab = 256
     bos: int | None = None
     eos: int | None = None
     ends: tuple[int, ...] = ()
     prefix: int | None = None
-    digest = BYTES
+    digest = BYTE_TOKENIZER
     files: Mapping[str, bytes] = {}
     config: Mapping[str, Any] = {}
 
@@ -70,7 +70,9 @@ class Bytes:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode bytes, with U+FFFD for invalid UTF-8 and for ids that are not bytes."""
-        return b"".join(bytes([token]) if token < self.vocab else LOST for token in ids).decode(errors="replace")
+        return b"".join(bytes([token]) if token < self.vocab else REPLACEMENT_BYTES for token in ids).decode(
+            errors="replace"
+        )
 
     @property
     def byte_counts(self) -> npt.NDArray[np.int64]:
@@ -78,7 +80,7 @@ class Bytes:
         return np.ones(self.vocab, np.int64)
 
 
-class HuggingFace:
+class HuggingFaceTokenizer:
     """The tokenizer of a folder or a tokenizer.json. Raises SpecError if it cannot be read."""
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
@@ -116,23 +118,23 @@ class HuggingFace:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts without special tokens around them."""
-        return [encoding.ids for encoding in self._encode(self._tokenizer.encode_batch_fast, texts)]
+        return [encoding.ids for encoding in self._encode_texts(self._tokenizer.encode_batch_fast, texts)]
 
     def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
         """Encode texts as `encode_batch` does, and return which tokens are in their spans, both [T]."""
         return [
             (np.array(encoding.ids, np.int32), _tokens_in_spans(encoding.offsets, text_spans))
-            for encoding, text_spans in zip(self._encode(self._tokenizer.encode_batch, texts), spans, strict=True)
+            for encoding, text_spans in zip(self._encode_texts(self._tokenizer.encode_batch, texts), spans, strict=True)
         ]
 
-    def _encode(self, encode: Callable[..., Sequence[Any]], texts: Sequence[str]) -> Sequence[Any]:
+    def _encode_texts(self, encode: Callable[..., Sequence[Any]], texts: Sequence[str]) -> Sequence[Any]:
         """Call `encode`. Raises SpecError if it fails, for example without an unknown token."""
         try:
             return encode(list(texts), add_special_tokens=False)
         except Exception as error:
             # The library raises a bare Exception for errors in Rust.
             if len(texts) > 1:
-                return [encoding for text in texts for encoding in self._encode(encode, [text])]
+                return [encoding for text in texts for encoding in self._encode_texts(encode, [text])]
             raise SpecError(
                 f"data.tokenizer = {self.name} has no token for a part of the text {texts[0][:40]!r}: {error}"
             ) from None
@@ -187,50 +189,50 @@ class HuggingFace:
             raise SpecError(f"data.tokenizer = {self.name}: its add_bos_token is {adds_bos!r}, not true or false")
         if self.bos is None or adds_bos is not None:
             return self.bos is not None and bool(adds_bos)
-        around: list[int] = self._tokenizer.encode("", add_special_tokens=True).ids
-        return around[:1] == [self.bos]
+        special_ids: list[int] = self._tokenizer.encode("", add_special_tokens=True).ids
+        return special_ids[:1] == [self.bos]
 
 
-Tokenizer = Bytes | HuggingFace
+Tokenizer = ByteTokenizer | HuggingFaceTokenizer
 
 
 @functools.lru_cache(maxsize=8)
-def load(name: str) -> Tokenizer:
+def load_tokenizer(name: str) -> Tokenizer:
     """Load a tokenizer: `bytes`, or a local or remote folder or file. Raises SpecError, StorageError."""
-    if name == BYTES:
-        return Bytes()
+    if name == BYTE_TOKENIZER:
+        return ByteTokenizer()
     storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if remote.is_remote(name):
         remote.check_url("train.data.tokenizer", name)
         storage = remote.convert_errors(f"reading train.data.tokenizer = {name}", SpecError)
     with storage:
-        place = epath.Path(name)
-        main = place / MAIN if place.is_dir() else place
-        if not main.exists():
+        location = epath.Path(name)
+        main_file = location / MAIN if location.is_dir() else location
+        if not main_file.exists():
             hint = "nothing of that name is there"
-            if place.is_dir():
-                hint = f"it holds {', '.join(sorted(path.name for path in place.iterdir())[:5]) or 'nothing'}"
+            if location.is_dir():
+                hint = f"it holds {', '.join(sorted(path.name for path in location.iterdir())[:5]) or 'nothing'}"
             raise SpecError(
                 f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; {hint}; transformers' "
                 f"save_pretrained of a fast tokenizer writes {MAIN}"
             )
-        files = {MAIN: bytes(main.read_bytes()), **saved_files.read_tokenizer(main.parent, FILES[1:])}
-    return HuggingFace(name, files)
+        files = {MAIN: bytes(main_file.read_bytes()), **saved_files.read_tokenizer(main_file.parent, FILES[1:])}
+    return HuggingFaceTokenizer(name, files)
 
 
 def find_tokenizer(
-    vocab: int, data: Mapping[str, Any] | None, files: Mapping[str, bytes], place: str
+    vocab: int, data: Mapping[str, Any] | None, files: Mapping[str, bytes], location: str
 ) -> Tokenizer | None:
-    """Return the tokenizer of `files` at `place`, or the byte tokenizer if `data` or `vocab` imply it.
+    """Return the tokenizer of `files` at `location`, or the byte tokenizer if `data` or `vocab` imply it.
 
     Returns None for unknown tokens, and if the package `tokenizers` is not installed. Raises SpecError for files that
     cannot be read.
     """
     if MAIN in files:
-        return HuggingFace(place, files) if importlib.util.find_spec("tokenizers") else None
+        return HuggingFaceTokenizer(location, files) if importlib.util.find_spec("tokenizers") else None
     if data is not None and data.get("tokenizer") is not None:
-        return Bytes() if data["tokenizer"] == BYTES else None
-    return Bytes() if vocab == Bytes.vocab else None
+        return ByteTokenizer() if data["tokenizer"] == BYTE_TOKENIZER else None
+    return ByteTokenizer() if vocab == ByteTokenizer.vocab else None
 
 
 def token_text(token: Any) -> Any:

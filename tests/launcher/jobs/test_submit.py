@@ -643,7 +643,7 @@ def test_a_server_that_never_answers_ends_it_within_bounds(
 def test_a_webhook_that_is_down_is_tried_for_a_while_and_named(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxlaunch.launcher.jobs.submit.GIVE_UP_S", 1.0)
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.submit.RETRY_TIMEOUT_S", 1.0)
 
     def down(handler: Handler) -> bool:
         handler.fail(500, "InternalError", 'Internal error occurred: failed calling webhook "mjobset.kb.io": refused')

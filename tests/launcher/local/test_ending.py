@@ -49,7 +49,7 @@ def write(folder: RunFolder, summary: Summary) -> None:
 
 def end(folder: Path, codes: list[int], generation: int = 0, **fields: Any) -> dict[str, Any]:
     """summary.json after the agents of a generation left with `codes`."""
-    known: dict[str, Any] = {"is_stopped": False, "started": time.time() - 60.0, **fields}
+    known: dict[str, Any] = {"is_stopped": False, "started_at": time.time() - 60.0, **fields}
     end_generation(RunFolder(folder, fail), "uid", generation, codes, folder / "checkpoints", **known)
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return found
@@ -204,14 +204,14 @@ def test_a_step_that_somebody_deleted_is_not_said_to_be_saved(tmp_path: Path, ke
         (tmp_path / "checkpoints" / str(kept)).mkdir(parents=True)
         (tmp_path / "checkpoints" / str(kept) / contract.MANIFEST).touch()
     write(RunFolder(tmp_path, fail), running())
-    found = end(tmp_path, [-9], is_stopped=True, trains=True)
+    found = end(tmp_path, [-9], is_stopped=True, has_train_block=True)
     assert (found["verdict"]["message"], found["saved"]) == (words, kept)
 
 
 def test_a_step_that_somebody_deleted_is_not_said_to_be_saved_by_agents_that_looked_before(tmp_path: Path) -> None:
     verdict = verdict_for_code(contract.PREEMPTED, NOT_SAVED, step=43)
     write(RunFolder(tmp_path, fail), dataclasses.replace(running(), verdict=verdict))
-    found = end(tmp_path, [80], is_stopped=True, trains=True)
+    found = end(tmp_path, [80], is_stopped=True, has_train_block=True)
     assert (found["saved"], found["verdict"]["message"]) == (
         None,
         verdict.message.replace("40 is saved", "40 was saved, and somebody deleted it"),
@@ -221,7 +221,7 @@ def test_a_step_that_somebody_deleted_is_not_said_to_be_saved_by_agents_that_loo
 def test_storage_that_does_not_answer_leaves_the_end_as_it_is_on_record(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to("x" * 300)  # an OSError for whoever looks there, root too
     write(RunFolder(tmp_path, fail), running())
-    found = end(tmp_path, [-9], trains=True)
+    found = end(tmp_path, [-9], has_train_block=True)
     assert (found["verdict"]["code"], found["saved"]) == (contract.LOST, 40)
 
 

@@ -154,7 +154,7 @@ class Kills:
             (Path, "write_bytes"),
             (Path, "replace"),
             (Path, "rename"),
-            (RunFolder, "append"),
+            (RunFolder, "append_record"),
         ):
             patch.setattr(owner, name, self._counted(getattr(owner, name)))
 

@@ -61,7 +61,7 @@ def test_the_first_signal_stops_and_the_second_kills(tmp_path: Path) -> None:
     sent: list[int] = []
 
     class Recorded:
-        def signal(self, number: int) -> None:
+        def send_signal(self, number: int) -> None:
             sent.append(number)
 
     with hold_lock(tmp_path) as lock, run.Signals(said.append, lock) as signals:

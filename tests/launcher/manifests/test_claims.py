@@ -110,6 +110,6 @@ def test_a_cluster_that_does_not_serve_what_is_claimed_is_told_before_submit(
     found: dict[str, list[str]], levels: list[str], words: str
 ) -> None:
     manifests = list(made("gb200", "compute_domain: true\nnetwork: gpudirect-rdma-dra\n", "platform: gke").values())
-    cluster = SimpleNamespace(served=lambda group: found.get(group, []))
+    cluster = SimpleNamespace(served_versions=lambda group: found.get(group, []))
     said = list(checks.check_allocation(Target(cast(Cluster, cluster), "team", manifests)))
     assert [one.level for one in said] == levels and words in " ".join(one.summary_text for one in said)

@@ -16,7 +16,7 @@ from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.generate.text_model import load_text_model
-from jaxlaunch.trainer.huggingface.load import Files
+from jaxlaunch.trainer.huggingface.load import TensorFiles
 from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.step.state import TrainState
@@ -109,8 +109,8 @@ def test_every_gradient_of_the_first_step_equals_peft_s(trained: Trained, tmp_pa
 def test_merged_weights_equal_peft_s_and_start_a_run(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files: list[Files] = []
-    monkeypatch.setattr(frozen_base, "Files", lambda folder: files.append(Files(folder)) or files[-1])
+    files: list[TensorFiles] = []
+    monkeypatch.setattr(frozen_base, "TensorFiles", lambda folder: files.append(TensorFiles(folder)) or files[-1])
     exported = export(trained.checkpoints, str(tmp_path / "merged"), merged=True)
     assert not files[0]._open  # what is open stays mapped, up to the whole base
     assert exported["architecture"] in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")

@@ -154,7 +154,7 @@ def test_a_model_with_experts_has_adapters_at_its_plain_products() -> None:
         2 * whole < (step.count_flops(rows) or 0) < 2.5 * whole
     )  # of routers and experts half of the backward pass, too
     stored = peft.adapter_leaves(peft.select_kernels(tiny.EXPERTS, spec.Lora(targets=["q", "gate"])))
-    names = {name for ours, leaf in stored.items() for name, _ in leaf.tensors(state.params[ours].shape)}
+    names = {name for ours, leaf in stored.items() for name, _ in leaf.tensor_shapes(state.params[ours].shape)}
     modules = ["0.mlp.gate_proj", *(f"{layer}.self_attn.q_proj" for layer in range(3))]
     stem = "base_model.model.model.layers"
     assert names == {f"{stem}.{module}.lora_{each}.weight" for module in modules for each in "AB"}

@@ -17,7 +17,7 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.sources.mixture import Mixture
-from jaxlaunch.trainer.sources.text import Packed, Stream
+from jaxlaunch.trainer.sources.text import PackedRows, TextStream
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.step.train_step import Step
@@ -59,20 +59,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def packed(folder: Path, name: str) -> Packed:
+def packed(folder: Path, name: str) -> PackedRows:
     keys: dict[str, Any] = {"path": f"{folder}/{name}.jsonl", "format": name, "packing": "first-fit"}
     data = specs.Text(source="text", tokenizer=f"{folder}/tokenizer", data_dir=f"{folder}/out", eval_split=0.0, **keys)
     made = recipe.make_recipe(data, LENGTH)
     place = Path(recipe.prepared_root(data)) / made.address
     if not place.exists():
-        build.build(made, place)
-    return Packed(place, "train")
+        build.build_rows(made, place)
+    return PackedRows(place, "train")
 
 
-def plain(folder: Path, *, apart: bool) -> Stream:
+def plain(folder: Path, *, apart: bool) -> TextStream:
     """Bytes of files, of which the last window is short."""
     path = str(folder / "bytes.txt")
-    return Stream([(path, 0, 50), (path, 50, 110)] * 2, LENGTH, "train", apart)
+    return TextStream([(path, 0, 50), (path, 50, 110)] * 2, LENGTH, "train", apart)
 
 
 def pairs(folder: Path) -> Rows:
@@ -85,7 +85,7 @@ def pairs(folder: Path) -> Rows:
 def first(source: Any, example: Callable[..., Any]) -> Rows:
     """The first batch that a run reads of a source."""
     how: dict[str, Any] = {"shuffle": False, "prefetch": 0, "threads": 1}
-    return Pipeline(source, example, batch=ROWS, rows=range(ROWS), seed=0, **how).batch(0)
+    return Pipeline(source, example, batch=ROWS, rows=range(ROWS), seed=0, **how).read_batch(0)
 
 
 def own(**keys: Any) -> Rows:

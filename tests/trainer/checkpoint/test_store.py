@@ -552,7 +552,7 @@ def test_a_bucket_that_is_away_is_storage_s_fault_in_every_call(tmp_path, monkey
         for name in ("iterdir", "write_bytes", "exists"):
             patch.setattr(type(epath.Path(tmp_path)), name, away)
         for module in (manifest, owner):
-            patch.setattr(module, "read_small", away)
+            patch.setattr(module, "read_small_file", away)
         calls = {"restore": ({},), "check_free": (lambda step: True,), "save": (1, {}, {})}
         getattr(store, act)(*calls.get(act, ()))
     store.close()
@@ -562,7 +562,7 @@ def test_who_renews_a_claim_goes_on_when_its_bucket_was_away(tmp_path, monkeypat
     own = Owner(epath.Path(tmp_path), "run-a")
     own.claim()
     with monkeypatch.context() as patch:
-        patch.setattr(owner, "read_small", away)
+        patch.setattr(owner, "read_small_file", away)
         assert own._renew_once()
     assert own._renew_once()
     own.release()

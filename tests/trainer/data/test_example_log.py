@@ -11,7 +11,7 @@ def lines(folder: Path, process: int) -> list[dict[str, object]]:
 def write(folder: Path, process: int, start: int, stop: int, *, processes: int = 1) -> None:
     trace = ExampleLog(folder, process, start, processes=processes)
     for step in range(start, stop):
-        trace.write(step, [step, process])
+        trace.write_step(step, [step, process])
     trace.close()
 
 
@@ -22,7 +22,7 @@ def test_one_line_holds_the_ids_of_one_step(tmp_path: Path) -> None:
 
 def test_lines_are_on_the_system_s_side_at_once(tmp_path: Path) -> None:
     trace = ExampleLog(tmp_path, 0, 0, processes=1)
-    trace.write(0, [3])
+    trace.write_step(0, [3])
     assert lines(tmp_path, 0) == [{"step": 0, "ids": [3]}]
     trace.close()
 

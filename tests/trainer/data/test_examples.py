@@ -9,8 +9,8 @@ import pytest
 import jaxlaunch
 from jaxlaunch.trainer.data import examples as module
 from jaxlaunch.trainer.data import order
-from jaxlaunch.trainer.data.examples import Examples, Reading, Unusable
-from jaxlaunch.trainer.data.source import as_data_source, name_of
+from jaxlaunch.trainer.data.examples import Examples, ReadSettings, UnusableExample
+from jaxlaunch.trainer.data.source import as_data_source, source_name
 from jaxlaunch.trainer.errors import DataError, StorageError
 from tests.found import shows
 
@@ -40,7 +40,7 @@ def as_is(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-KNOWN = Reading(deterministic=True)
+KNOWN = ReadSettings(deterministic=True)
 
 
 def read(items: list[Any], *, example: Any = as_is) -> dict[str, Any]:
@@ -52,9 +52,9 @@ def taken(examples: Examples, index_B: Any) -> dict[str, Any]:
     return examples.read(np.asarray(index_B), np.asarray(index_B))
 
 
-@pytest.fixture(params=[0, module.CACHE_BYTES], ids=["read each time", "kept"])
+@pytest.fixture(params=[0, module.MAX_CACHE_BYTES], ids=["read each time", "kept"])
 def keep_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(module, "CACHE_BYTES", request.param)
+    monkeypatch.setattr(module, "MAX_CACHE_BYTES", request.param)
     return int(request.param)
 
 
@@ -88,7 +88,7 @@ def test_what_is_not_known_to_be_deterministic_is_never_frozen_however_seldom_it
         return {"x": float(drawn[-1])}
 
     for seed in range(20):
-        examples = Examples(Listed([0.0] * 16), example, Reading(seed))
+        examples = Examples(Listed([0.0] * 16), example, ReadSettings(seed))
         before = len(drawn)
         for epoch in range(2):
             examples.read(np.arange(16), np.arange(16) + 16 * epoch)
@@ -107,7 +107,7 @@ def drawn_from(raw: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 @pytest.mark.parametrize("example", [drawn, drawn_from])
 def test_random_numbers_are_a_function_of_seed_and_position(example: Any) -> None:
     def made(seed: int, index: Any, position: Any, purpose: int = order.TRAIN) -> list[Any]:
-        examples = Examples(Listed([0.0] * 8), example, Reading(seed, purpose))
+        examples = Examples(Listed([0.0] * 8), example, ReadSettings(seed, purpose))
         return examples.read(np.array(index), np.array(position))["x"].tolist()
 
     whole = made(1, range(8), range(40, 48))
@@ -137,9 +137,9 @@ def test_who_takes_a_generator_is_read_by_several_threads_and_who_does_not_is_to
         Examples(Listed([0.0]), drawn_from),
         Examples(Drawing([0.0]), drawn),
     ):
-        assert seeded.threads(4) == 1 and "listed may use random numbers" in str(seeded.note)
+        assert seeded.reader_threads(4) == 1 and "listed may use random numbers" in str(seeded.note)
     taking = Examples(Drawing([0.0]), drawn_from)
-    assert taking.threads(4) == 4 and taking.note is None is Examples(Listed([0.0]), drawn, KNOWN).note
+    assert taking.reader_threads(4) == 4 and taking.note is None is Examples(Listed([0.0]), drawn, KNOWN).note
 
 
 class Drawing(Listed):
@@ -152,18 +152,18 @@ def test_a_batch_is_judged_before_it_is_handed_on_and_the_first_example_at_once(
         wrong = np.flatnonzero(batch["x"] > 2)
         return (int(wrong[0]), f"x {batch['x'][wrong[0]]}") if len(wrong) else None
 
-    examples = Examples(Listed([0, 1, 2, 3]), as_is, Reading(deterministic=True, check=check))
+    examples = Examples(Listed([0, 1, 2, 3]), as_is, ReadSettings(deterministic=True, check=check))
     assert taken(examples, [2, 0])["x"].tolist() == [2, 0]
     with pytest.raises(DataError, match=r"^listed: example 3 has x 3 \(.*tests/"):
         taken(examples, [1, 3])
     with pytest.raises(DataError, match=r"^listed: example 0 has x 5 \(.*tests/"):
-        Examples(Listed([5]), as_is, Reading(check=check))
+        Examples(Listed([5]), as_is, ReadSettings(check=check))
 
 
 def test_what_example_finds_wrong_with_a_record_follows_its_name() -> None:
     def example(raw: dict[str, Any]) -> dict[str, Any]:
         if raw["x"]:
-            raise Unusable("label 3.7, not a whole number")
+            raise UnusableExample("label 3.7, not a whole number")
         return raw
 
     with pytest.raises(DataError, match=r"^listed: example 1 has label 3.7, not a whole number \(.*tests/"):
@@ -271,12 +271,16 @@ class Drawn:
 
 def test_a_source_of_the_user_s_is_adapted_with_and_without_the_base_class() -> None:
     inherited, drawn = as_data_source(Inherited()), as_data_source(Drawn())
-    assert (name_of(inherited), name_of(drawn)) == ("Inherited", "drawn numbers")
+    assert (source_name(inherited), source_name(drawn)) == ("Inherited", "drawn numbers")
     assert (inherited.is_light, drawn.is_light) == (False, True)
     assert (inherited.takes_rng, drawn.takes_rng) == (False, True)
     assert all(source.may_draw and source.is_of_user and not source.workers for source in (inherited, drawn))
     assert as_data_source(drawn) is drawn
     assert drawn.read_example(0, np.random.default_rng(5)) == {"x": np.float32(np.random.default_rng(5).integers(100))}
     assert inherited.read_example(2, np.random.default_rng(5)) == {"x": np.float32(2)}
-    assert inherited.indexes(0, 6, seed=0, shuffle=False).tolist() == [0, 1, 2, 0, 1, 2]
-    assert (inherited.epochs(3), inherited.where(0), inherited.fingerprint()) == ({}, None, "3 numbers")
+    assert inherited.example_indexes(0, 6, seed=0, shuffle=False).tolist() == [0, 1, 2, 0, 1, 2]
+    assert (inherited.epochs_by_part(3), inherited.locate_example(0), inherited.fingerprint()) == (
+        {},
+        None,
+        "3 numbers",
+    )

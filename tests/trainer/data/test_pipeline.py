@@ -8,7 +8,7 @@ import pytest
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.loop.training import cut_spans
-from jaxlaunch.trainer.sources.torch import MapStyle
+from jaxlaunch.trainer.sources.torch import MapDataset
 
 
 class Numbers:
@@ -46,7 +46,7 @@ def parts(batch: int, processes: int) -> list[range]:
 @pytest.mark.parametrize(("length", "batch"), [(10, 4), (7, 3), (3, 8), (1, 4), (12, 4)])
 def test_each_example_comes_once_an_epoch_for_three_epochs(length: int, batch: int) -> None:
     data = pipeline(length, batch=batch)
-    used = [index for step in range(-(-3 * length // batch)) for index in data.ids(step)]
+    used = [index for step in range(-(-3 * length // batch)) for index in data.example_ids(step)]
     for epoch in range(3):
         assert sorted(used[epoch * length : (epoch + 1) * length]) == list(range(length))
 
@@ -54,8 +54,8 @@ def test_each_example_comes_once_an_epoch_for_three_epochs(length: int, batch: i
 def test_a_batch_holds_the_examples_that_its_ids_name_and_weighs_them_one() -> None:
     data = pipeline(10, batch=4)
     for step in (0, 2, 9):
-        batch = data.batch(step)
-        assert batch["x"].tolist() == data.ids(step)
+        batch = data.read_batch(step)
+        assert batch["x"].tolist() == data.example_ids(step)
         assert batch["weight"].dtype == np.float32 and batch["weight"].tolist() == [1.0] * 4
 
 
@@ -64,8 +64,10 @@ def test_the_examples_of_a_step_do_not_depend_on_the_number_of_processes() -> No
     for processes in (2, 1, 4):
         shares = [pipeline(37, batch=8, rows=rows) for rows in parts(8, processes)]
         for step in range(12):
-            assert sum((share.ids(step) for share in shares), []) == whole.ids(step)
-            assert np.array_equal(np.concatenate([s.batch(step)["x"] for s in shares]), whole.batch(step)["x"])
+            assert sum((share.example_ids(step) for share in shares), []) == whole.example_ids(step)
+            assert np.array_equal(
+                np.concatenate([s.read_batch(step)["x"] for s in shares]), whole.read_batch(step)["x"]
+            )
 
 
 def test_iterating_from_a_step_replays_what_came_before() -> None:
@@ -76,7 +78,7 @@ def test_iterating_from_a_step_replays_what_came_before() -> None:
     again = fresh.iterate(cut_spans(5, 9))
     assert [next(again)["x"].tolist() for _ in range(4)] == seen[5:]
     again.close()
-    assert fresh.batch(3)["x"].tolist() == seen[3]
+    assert fresh.read_batch(3)["x"].tolist() == seen[3]
 
 
 def test_several_steps_are_read_as_one_and_hold_the_same_examples() -> None:
@@ -84,14 +86,16 @@ def test_several_steps_are_read_as_one_and_hold_the_same_examples() -> None:
     batches = data.iterate(cut_spans(0, 8, 3, [7]))
     one, other, single, last = batches
     assert one["x"].shape == one["weight"].shape == (3, 3) and single["x"].shape == last["x"].shape == (3,)
-    assert [one["x"][:, step].tolist() for step in range(3)] == [data.batch(step)["x"].tolist() for step in range(3)]
-    assert other["x"][:, 1].tolist() == data.ids(4) and last["x"].tolist() == data.ids(7)
-    assert data.batch(3, 3)["x"].tolist() == other["x"].tolist()
+    assert [one["x"][:, step].tolist() for step in range(3)] == [
+        data.read_batch(step)["x"].tolist() for step in range(3)
+    ]
+    assert other["x"][:, 1].tolist() == data.example_ids(4) and last["x"].tolist() == data.example_ids(7)
+    assert data.read_batch(3, 3)["x"].tolist() == other["x"].tolist()
 
 
 def test_batches_are_put_where_they_are_read() -> None:
     batches = pipeline(10, batch=4).iterate(cut_spans(0, 9), lambda batch: int(batch["x"].sum()))
-    assert next(batches) == sum(pipeline(10, batch=4).ids(0))
+    assert next(batches) == sum(pipeline(10, batch=4).example_ids(0))
     batches.close()
 
 
@@ -114,15 +118,15 @@ def test_a_source_that_grows_while_it_is_read_keeps_its_order() -> None:
     growing = Numbers(10)
     user, torch = (
         Pipeline(found, dict, batch=2, rows=range(2), seed=0, shuffle=True, prefetch=1, threads=1)
-        for found in (growing, MapStyle("numbers", {}, growing, ""))
+        for found in (growing, MapDataset("numbers", {}, growing, ""))
     )
-    before = [each.ids(step) for each in (user, torch) for step in range(9)]
+    before = [each.example_ids(step) for each in (user, torch) for step in range(9)]
     growing.length = 11
-    assert [each.ids(step) for each in (user, torch) for step in range(9)] == before
+    assert [each.example_ids(step) for each in (user, torch) for step in range(9)] == before
 
 
 def test_without_shuffle_examples_come_in_order() -> None:
-    assert pipeline(5, batch=4, shuffle=False).ids(1) == [4, 0, 1, 2]
+    assert pipeline(5, batch=4, shuffle=False).example_ids(1) == [4, 0, 1, 2]
 
 
 def test_rows_that_are_no_part_of_the_batch_are_our_bug() -> None:
@@ -158,10 +162,10 @@ def test_the_first_example_that_is_not_finite_is_named_by_whoever_looks(rows: ra
     found = Pipeline(
         Numbers(7), example, batch=4, rows=rows, seed=0, shuffle=False, prefetch=1, threads=1, deterministic=True
     )
-    assert found.not_finite(0) is None
+    assert found.describe_not_finite(0) is None
     place = r"\(.*test_pipeline.py:\d+\)"
-    assert re.fullmatch(rf"\w+: example 4, at position 4, has x inf {place}", found.not_finite(1) or "")
-    assert re.fullmatch(rf"\w+: example 4, at position 11, has x inf {place}", found.not_finite(2) or "")
+    assert re.fullmatch(rf"\w+: example 4, at position 4, has x inf {place}", found.describe_not_finite(1) or "")
+    assert re.fullmatch(rf"\w+: example 4, at position 11, has x inf {place}", found.describe_not_finite(2) or "")
 
 
 def test_evaluation_may_be_limited_and_repeated() -> None:

@@ -26,7 +26,7 @@ from jaxlaunch.trainer.data import records
     ],
 )
 def test_a_record_gives_back_what_was_put_in(array: np.ndarray) -> None:
-    found = records.decode(records.encode({"x": array, "n": 7}))
+    found = records.decode_record(records.encode_example({"x": array, "n": 7}))
     assert found.keys() == {"x", "n"} and found["n"] == 7
     assert found["x"].shape == array.shape and found["x"].dtype == np.asarray(array).dtype.newbyteorder("<")
     assert np.array_equal(found["x"], array)
@@ -34,18 +34,18 @@ def test_a_record_gives_back_what_was_put_in(array: np.ndarray) -> None:
 
 def test_objects_are_refused() -> None:
     with pytest.raises(TypeError, match="x is of object"):
-        records.encode({"x": [1, "two", None, object()]})
+        records.encode_example({"x": [1, "two", None, object()]})
 
 
 def test_what_is_not_a_record_or_not_whole_is_refused() -> None:
-    whole = records.encode({"x": np.arange(4, dtype=np.int32)})
+    whole = records.encode_example({"x": np.arange(4, dtype=np.int32)})
     for broken in (b"", b"hello there", whole[:-1], whole + b"\0"):
         with pytest.raises(ValueError, match="not a tf.train.Example"):
-            records.decode(broken)
+            records.decode_record(broken)
 
 
 def test_a_record_is_an_example_that_other_readers_understand() -> None:
-    record = records.encode({"image": np.arange(6, dtype=np.uint8).reshape(2, 3), "label": 7, "text": "grün"})
+    record = records.encode_example({"image": np.arange(6, dtype=np.uint8).reshape(2, 3), "label": 7, "text": "grün"})
     features = tf_example_pb2.Example.FromString(record).features.feature
     assert features["image"].bytes_list.value == [bytes(range(6))]
     (arrays,) = features["jaxlaunch/arrays"].bytes_list.value
@@ -58,7 +58,7 @@ def test_an_example_of_another_writer_is_read() -> None:
     example.features.feature["label"].int64_list.value.append(5)
     example.features.feature["box"].float_list.value.extend([0.5, 1.5])
     example.features.feature["png"].bytes_list.value.append(b"\0png\0")
-    found = records.decode(example.SerializeToString())
+    found = records.decode_record(example.SerializeToString())
     assert found["label"].shape == () and found["label"] == 5 and found["label"].dtype == np.int64
     assert found["box"].tolist() == [0.5, 1.5] and found["box"].dtype == np.float32
     assert found["png"] == b"\0png\0"
@@ -66,18 +66,18 @@ def test_an_example_of_another_writer_is_read() -> None:
 
 def test_any_key_and_any_text_is_kept_but_the_one_that_describes_the_others() -> None:
     example = {"image": np.zeros((2, 2), np.uint8), "image/shape": np.array([2, 2]), "image/dtype": "uint8"}
-    found = records.decode(records.encode(example | {"text": "\ud800"}))
+    found = records.decode_record(records.encode_example(example | {"text": "\ud800"}))
     assert found["image/shape"].tolist() == [2, 2] and found["image/dtype"] == "uint8" and found["text"] == "\ud800"
-    assert records.decode(records.encode({})) == {}
+    assert records.decode_record(records.encode_example({})) == {}
     with pytest.raises(ValueError, match="the key jaxlaunch/arrays describes"):
-        records.encode({"jaxlaunch/arrays": 1})
+        records.encode_example({"jaxlaunch/arrays": 1})
 
 
 def test_a_file_holds_the_records_in_order(tmp_path: Path) -> None:
     path = tmp_path / "a.array_record"
     assert records.write(path, ({"x": np.int32(i)} for i in range(5))) == 5
     data = ArrayRecordDataSource(str(path))
-    assert [int(records.decode(data[i])["x"]) for i in range(5)] == list(range(5))
+    assert [int(records.decode_record(data[i])["x"]) for i in range(5)] == list(range(5))
 
 
 def test_a_file_that_could_not_be_finished_does_not_appear(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from jaxlaunch.trainer.data import workers
 from jaxlaunch.trainer.data.examples import Batch
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
-from jaxlaunch.trainer.sources.torch import MapStyle, open_source
+from jaxlaunch.trainer.sources.torch import MapDataset, open_source
 
 COUNT, BATCH, STEPS = 48, 16, 9  # three epochs
 
@@ -106,8 +106,8 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
     sys.path.remove(str(folder))
     for count in (2, 8):
-        workers.shared(count).close()
-    workers.shared.cache_clear()
+        workers.shared_workers(count).close()
+    workers.shared_workers.cache_clear()
 
 
 def draws_on(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -119,7 +119,7 @@ def with_rng(raw: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, A
     return {**raw, "noise": rng.random(4)}
 
 
-def pipeline(dataset: MapStyle, example: Any, rows: range = range(4, BATCH)) -> Pipeline:
+def pipeline(dataset: MapDataset, example: Any, rows: range = range(4, BATCH)) -> Pipeline:
     return Pipeline(dataset, example, batch=BATCH, rows=rows, seed=3, shuffle=True, prefetch=2, threads=4)
 
 
@@ -130,13 +130,13 @@ def hashed(batch: Batch) -> str:
     return digest.hexdigest()
 
 
-def hashes(dataset: MapStyle, example: Any, start: int = 0, killed: random.Random | None = None) -> list[str]:
+def hashes(dataset: MapDataset, example: Any, start: int = 0, killed: random.Random | None = None) -> list[str]:
     """The hash of each batch from a step on, while a process is killed now and then."""
     found = []
     drawn = pipeline(dataset, example).iterate([range(step, step + 1) for step in range(start, STEPS)])
     for batch in drawn:
         found.append(hashed(batch))
-        if killed is not None and (pids := workers.shared(dataset.workers).pids) and killed.random() < 0.5:
+        if killed is not None and (pids := workers.shared_workers(dataset.workers).pids) and killed.random() < 0.5:
             os.kill(killed.choice(pids), signal.SIGKILL)
     drawn.close()
     return found
@@ -154,7 +154,7 @@ def test_eight_processes_killed_at_random_deliver_the_batches_of_none_across_a_r
     assert fell == {5, 16, 27, 38}  # each killed its process once
     said = capfd.readouterr().err
     assert "was killed by SIGKILL while it read" in said and "another process reads again" in said
-    assert len(workers.shared(8).pids) <= 8
+    assert len(workers.shared_workers(8).pids) <= 8
 
 
 def test_a_generator_goes_on_in_the_task_where_the_dataset_left_it(theirs: Path) -> None:
@@ -203,9 +203,9 @@ def test_what_ends_a_read_is_told_with_the_example_and_how(
     broken = pipeline(open_source("their_items:Wrong", {"at": at}, workers=2), dict, range(BATCH))
     with pytest.raises(kind, match=says) as caught:
         for step in range(COUNT // BATCH):
-            broken.batch(step)
+            broken.read_batch(step)
     assert type(caught.value) is kind
-    assert len(pipeline(open_source("their_items:Wrong", {"at": -1}, workers=2), dict).batch(0)["x"]) == 12
+    assert len(pipeline(open_source("their_items:Wrong", {"at": -1}, workers=2), dict).read_batch(0)["x"]) == 12
 
 
 def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -> None:

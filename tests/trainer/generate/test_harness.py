@@ -18,7 +18,7 @@ import pytest
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.generate import harness
 from jaxlaunch.trainer.generate.text_model import TextModel
-from jaxlaunch.trainer.text.tokenizer import Bytes
+from jaxlaunch.trainer.text.tokenizer import ByteTokenizer
 from tests.trainer.generate.generators import bytes_model, generator
 from tests.trainer.tiny import DECODER
 
@@ -51,7 +51,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, module in {"lm_eval": types.ModuleType("lm_eval"), "lm_eval.api.model": stand_in}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "lm_eval.api", types.ModuleType("lm_eval.api"))
-    return harness.model(TextModel(bytes_model(), Bytes(), 3), batch=2)
+    return harness.model(TextModel(bytes_model(), ByteTokenizer(), 3), batch=2)
 
 
 QUESTIONS = [("two and two", " are four"), ("one ", "and one"), ("", "none")]
@@ -87,7 +87,7 @@ def test_nothing_is_certain_and_blanks_belong_to_what_follows_them(model: Any) -
 
 
 def test_a_text_stands_behind_the_token_that_begins_texts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bytes, "prefix", 0)
+    monkeypatch.setattr(ByteTokenizer, "prefix", 0)
     (score, _), (blank, _) = model.loglikelihood([Instance(("", "ab")), Instance((" ", "ab"))])
     assert score == pytest.approx(float(bytes_model().compute_logprobs([list(b"\0ab")])[0][0].sum()), abs=1e-4)
     assert blank == pytest.approx(float(bytes_model().compute_logprobs([list(b"\0 ab")])[0][0].sum()), abs=1e-4)
@@ -127,5 +127,5 @@ def test_without_the_harness_or_a_tokenizer_it_is_refused(model: Any, monkeypatc
         harness.model(TextModel(generator(DECODER), None, None))
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     with pytest.raises(SpecError, match="lm_eval is not installed; install it with pip install lm-eval"):
-        harness.model(TextModel(bytes_model(), Bytes(), 3))
+        harness.model(TextModel(bytes_model(), ByteTokenizer(), 3))
     assert np.isfinite(model.loglikelihood([Instance(("a", "b"))])[0][0])

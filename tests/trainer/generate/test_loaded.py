@@ -98,11 +98,11 @@ def test_all_devices_share_a_model_whose_mesh_is_not_here(exported: Path) -> Non
 def test_an_export_says_which_tokens_are_special(exported: Path, tmp_path: Path) -> None:
     config = json.loads((exported / "config.json").read_text())
     assert [config[key] for key in folder.TOKEN_KEYS] == [None] * 3
-    assert json.loads((exported / folder.GENERATION).read_text()) == {}
+    assert json.loads((exported / folder.GENERATION_FILE).read_text()) == {}
     assert (config["max_position_embeddings"], folder.end_tokens(str(exported))) == (64, ())
     (exported.parent / "source").mkdir()
     said = {"eos_token_id": [3, 4], "temperature": 0.6}
-    (exported.parent / "source" / folder.GENERATION).write_text(json.dumps(said))
+    (exported.parent / "source" / folder.GENERATION_FILE).write_text(json.dumps(said))
     (exported.parent / "source" / "config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 3}))
     source = str(exported.parent / "source")
     save.save_model(
@@ -110,14 +110,14 @@ def test_an_export_says_which_tokens_are_special(exported: Path, tmp_path: Path)
     )
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert [config[key] for key in folder.TOKEN_KEYS] == [1, [3, 4], None]
-    assert json.loads((tmp_path / "out" / folder.GENERATION).read_text()) == {"bos_token_id": 1, **said}
+    assert json.loads((tmp_path / "out" / folder.GENERATION_FILE).read_text()) == {"bos_token_id": 1, **said}
     assert folder.end_tokens(source) == (3, 4)
 
 
 def test_an_export_takes_special_tokens_of_the_tokenizer_that_it_carries(tmp_path: Path) -> None:
     files = saved_files.read_tokenizer(epath.Path(corpora.saved(tmp_path, bos_token=corpora.BEGIN)))
-    save.save_model(str(tmp_path / "out"), bytes_model().network.config, params(), beside=files)
-    for name in ("config.json", folder.GENERATION):
+    save.save_model(str(tmp_path / "out"), bytes_model().network.config, params(), extra_files=files)
+    for name in ("config.json", folder.GENERATION_FILE):
         found = json.loads((tmp_path / "out" / name).read_text())
         assert (found["bos_token_id"], found["eos_token_id"], found.get("pad_token_id")) == (1, 0, None), name
     assert folder.special_token_ids({"tokenizer.json": b"no JSON", "tokenizer_config.json": b"[]"}) == {}

@@ -39,7 +39,7 @@ def test_a_folder_alone_sets_every_size_and_is_written_as_it_was_read(case: str,
     assert [written.get(key, given[key]) for key in same if given[key] is not None] == [
         given[key] for key in same if given[key] is not None
     ]
-    assert config_json.differences(model, config_json.parse_model(written)) == []
+    assert config_json.find_differences(model, config_json.parse_model(written)) == []
 
 
 @pytest.mark.parametrize(("name", "sizes"), PRESETS.items(), ids=list(PRESETS))
@@ -47,7 +47,7 @@ def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[
     model: Any = TrainSpec(task="my:Task", model={"preset": name}).model
     written = config_json.render_config(model)
     assert written["model_type"] == sizes.get("family", sizes["kind"])
-    assert config_json.differences(model, config_json.parse_model(written)) == []
+    assert config_json.find_differences(model, config_json.parse_model(written)) == []
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_key_of_theirs_is_one_of_ours(given: dict[str, Any], says: dict[str, A
         assert (found.model_dump(exclude_defaults=True) | {"kind": found.kind} if key == "rope_scaling" else found) == (
             wanted
         ), key
-    assert config_json.differences(model, config_json.parse_model(config_json.render_config(model))) == []
+    assert config_json.find_differences(model, config_json.parse_model(config_json.render_config(model))) == []
 
 
 @pytest.mark.parametrize(
@@ -165,10 +165,10 @@ def test_what_the_job_says_besides_must_agree(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_here_is_forgiven_where_the_job_says_every_size(tmp_path: Path) -> None:
     away = str(tmp_path / "nowhere")
     whole = TrainSpec(task=LM, model={"preset": "llama-1b", "init_from": away})
-    assert resolve_spec(whole, is_here=False) == whole
+    assert resolve_spec(whole, must_exist=False) == whole
     for job, is_here in ((whole, True), (TrainSpec(task=LM, model={"init_from": away}), False)):
         with pytest.raises(SpecError, match=r"nowhere: config\.json cannot be read"):
-            resolve_spec(job, is_here=is_here)
+            resolve_spec(job, must_exist=is_here)
 
 
 def test_a_decoder_that_no_family_has_is_not_exported() -> None:
@@ -350,9 +350,9 @@ def test_a_folder_that_is_not_here_is_not_forgiven_where_a_size_is_missing(missi
     sizes = {"layers": 2, "width": 64, "heads": 4, "hidden": 160, "vocab": 97, "length": 32}
     model = {"kind": "decoder", "init_from": str(tmp_path / "nowhere"), **sizes}
     whole = TrainSpec(task=LM, model=model)
-    assert resolve_spec(whole, is_here=False) == whole
+    assert resolve_spec(whole, must_exist=False) == whole
     with pytest.raises(SpecError, match=r"nowhere: config\.json cannot be read"):
-        resolve_spec(TrainSpec(task=LM, model={k: v for k, v in model.items() if k != missing}), is_here=False)
+        resolve_spec(TrainSpec(task=LM, model={k: v for k, v in model.items() if k != missing}), must_exist=False)
 
 
 def test_a_vit_of_two_labels_names_none(tmp_path: Path) -> None:

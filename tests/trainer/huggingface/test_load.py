@@ -10,7 +10,7 @@ from safetensors.numpy import save as save_one
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import save
-from jaxlaunch.trainer.huggingface.load import INDEX, Files
+from jaxlaunch.trainer.huggingface.load import INDEX_FILE, TensorFiles
 from tests import bucket_server
 from tests.trainer import peaks, references
 from tests.trainer.references import folder, step, tensors, train_spec
@@ -173,12 +173,12 @@ def test_a_tied_head_that_is_stored_besides_is_not_read(tmp_path: Path) -> None:
 def test_a_broken_file_in_a_bucket_is_one_sentence(content: bytes, says: str) -> None:
     with bucket_server.served_here() as bucket:
         bucket.objects["weights/broken/x.safetensors"] = content
-        bucket.objects[f"weights/broken/{INDEX}"] = json.dumps({"weight_map": {"a": "x.safetensors"}}).encode()
+        bucket.objects[f"weights/broken/{INDEX_FILE}"] = json.dumps({"weight_map": {"a": "x.safetensors"}}).encode()
         with pytest.raises(SpecError, match=says):
-            Files("gs://weights/broken")["a"]
+            TensorFiles("gs://weights/broken")["a"]
         bucket.objects["weights/broken/x.safetensors"] = save_one({"b": np.ones(3, np.float32)})
         with pytest.raises(SpecError, match="a is not in gs://weights/broken/x.safetensors"):
-            Files("gs://weights/broken")["a"]
+            TensorFiles("gs://weights/broken")["a"]
 
 
 def test_a_folder_that_is_not_one_is_refused(tmp_path: Path) -> None:

@@ -67,14 +67,14 @@ def test_a_folder_s_pixels_are_those_of_its_preprocessor_unless_the_job_says_oth
 )
 def test_a_damaged_one_is_a_sentence(text: str, says: str) -> None:
     with pytest.raises(SpecError, match=f"x/preprocessor_config.json cannot be read: .*{says}|{says}"):
-        folder.parse_pixels(text, "x/preprocessor_config.json")
+        folder.parse_pixel_statistics(text, "x/preprocessor_config.json")
 
 
 def test_what_is_written_is_read_again_and_what_cannot_be_written_is_not() -> None:
     model = ResNet(pixel_mean=[120.0, 110.0, 100.0], pixel_std=[60.0, 61.0, 62.0])
     said = folder.render_preprocessor(model, (224, 224), 0.875)
     assert said is not None and said["size"] == {"shortest_edge": 256}
-    again = folder.parse_pixels(json.dumps(said), "")
+    again = folder.parse_pixel_statistics(json.dumps(said), "")
     assert again["pixel_mean"] == pytest.approx(model.pixel_mean) and again["pixel_std"] == pytest.approx(
         model.pixel_std
     )

@@ -9,7 +9,7 @@ import pytest
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json, save
-from jaxlaunch.trainer.huggingface.load import INDEX
+from jaxlaunch.trainer.huggingface.load import INDEX_FILE
 from tests.trainer import made_up, peaks
 from tests.trainer.huggingface.test_load import equal, written
 from tests.trainer.references import folder, step, tensors, train_spec
@@ -26,7 +26,7 @@ def test_large_models_are_written_in_many_files_with_an_index(params: dict[str, 
     names = save.save_model(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert files == names and len(files) > 5 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
-    index = json.loads((tmp_path / "out" / INDEX).read_text())
+    index = json.loads((tmp_path / "out" / INDEX_FILE).read_text())
     assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors("llama3_tiny", "weights").values())
     assert set(index["weight_map"].values()) == set(files)
     assert equal(written(tmp_path / "out"), tensors("llama3_tiny", "weights"))

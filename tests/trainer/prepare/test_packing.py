@@ -13,7 +13,7 @@ from PIL import Image
 
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.prepare import pack
-from jaxlaunch.trainer.sources.array_record import ABOUT
+from jaxlaunch.trainer.sources.array_record import NOTES_FILE
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.tasks.classify import Classify
 from tests.trainer.sources.images import made_images
@@ -79,7 +79,7 @@ def test_images_killed_three_times_on_the_way_are_packed_to_the_same_bytes_and_r
         command = [sys.executable, "-c", KILLED, spec.model_dump_json(), str(tmp_path / "killed"), str(most)]
         assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     began = held(tmp_path / "killed")
-    assert pack.IN_PROGRESS_FILE in began and ABOUT not in began
+    assert pack.IN_PROGRESS_FILE in began and NOTES_FILE not in began
     pack.pack_data(spec, tmp_path / "killed")
     assert held(tmp_path / "killed") == held(tmp_path / "whole")
     assert equal(read(of_records(tmp_path / "whole")), read(spec))

@@ -66,7 +66,7 @@ def test_a_file_of_another_kind_is_called_that_whatever_its_size(lines: int, tmp
 
 def test_a_record_that_does_not_decode_is_named_by_file_and_number(folder: Path) -> None:
     writer = array_record_module.ArrayRecordWriter(str(folder / "part-3.array_record"), "group_size:1")
-    writer.write(records.encode({"x": 10}))
+    writer.write(records.encode_example({"x": 10}))
     writer.write(b"a record of another kind")
     writer.close()
     source = opened("train", path=f"{folder}/*")

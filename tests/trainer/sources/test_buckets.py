@@ -62,7 +62,7 @@ def test_documents_and_a_tokenizer_in_a_bucket_are_prepared_as_those_on_the_disk
         for place in (url, str(tmp_path))
     ]
     assert made[0].address != made[1].address  # a store says what its objects are; files are hashed
-    there, here = (build.build(each, tmp_path / f"out{at}") for at, each in enumerate(made))
+    there, here = (build.build_rows(each, tmp_path / f"out{at}") for at, each in enumerate(made))
     assert there.pop("address") != here.pop("address")
     assert there == here and there["documents"] > 30
     with pytest.raises(SpecError, match="is neither bytes nor a folder or file of a tokenizer.json"):
@@ -93,12 +93,12 @@ def test_a_window_costs_a_range_once_and_then_nothing(bucket, url) -> None:
     put(bucket, url, "a.txt", WORDS)
     source = opened(url)
     window = source[3]["tokens"]
-    assert ranges(bucket) == [f"bytes=0-{files.BLOCK - 1}"]
+    assert ranges(bucket) == [f"bytes=0-{files.BLOCK_BYTES - 1}"]
     forget()
     np.testing.assert_array_equal(opened(url)[3]["tokens"], window)
     assert len(ranges(bucket)) == 1  # the other process found it on the disk
     source[len(source) - 1]
-    assert ranges(bucket)[1:] == [f"bytes={files.BLOCK}-{len(WORDS) - 1}"]
+    assert ranges(bucket)[1:] == [f"bytes={files.BLOCK_BYTES}-{len(WORDS) - 1}"]
 
 
 def test_a_window_of_a_block_on_the_disk_does_not_read_the_block(bucket, url, monkeypatch) -> None:
@@ -113,7 +113,7 @@ def test_a_window_of_a_block_on_the_disk_does_not_read_the_block(bucket, url, mo
 
     monkeypatch.setattr(os, "pread", counted)
     forget()
-    for offset in (7, files.BLOCK - 50):
+    for offset in (7, files.BLOCK_BYTES - 50):
         assert files.read_object(f"{url}/a.txt", offset, 100) == WORDS[offset : offset + 100]
     assert counts == [100, 50, 50]
 
@@ -174,7 +174,7 @@ def test_a_bucket_alone_is_bad_data_and_what_it_holds_is_said(bucket, url, end, 
 def test_a_full_disk_costs_time_and_not_the_run(bucket, url, monkeypatch) -> None:
     put(bucket, url, "a.txt", WORDS)
     put(bucket, url, "b.array_record", WORDS)
-    monkeypatch.setattr(files, "FREE_SHARE", 1.0)
+    monkeypatch.setattr(files, "MIN_FREE_SHARE", 1.0)
     source = opened(url)
     assert bytes(source[0]["tokens"].astype(np.uint8)) == WORDS[:101]
     assert not list(files.cache_folder().rglob("0"))

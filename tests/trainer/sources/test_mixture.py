@@ -11,13 +11,13 @@ from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.prepare import text as prepare
 from jaxlaunch.trainer.sources import mixture, text
-from jaxlaunch.trainer.sources.mixture import BLOCKS, Mixture
+from jaxlaunch.trainer.sources.mixture import BLOCK_LENGTHS, Mixture
 from jaxlaunch.trainer.sources.open import open_source, tokenizer_files
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.text import build
 from tests.trainer.text import corpora
 
-BLOCK = BLOCKS[0]
+BLOCK = BLOCK_LENGTHS[0]
 LENGTHS = {"code": 70, "web": 1000, "books": 13}
 WEIGHTS = {"code": 0.3, "web": 0.6, "books": 0.1}
 
@@ -56,7 +56,7 @@ def parts_of(found: list[int]) -> list[int]:
     "weights", [WEIGHTS, {"code": 1.0, "web": 1.0, "books": 1.0}, {"code": 2, "web": 5, "books": 4}]
 )
 def test_every_block_holds_each_part_by_its_weight_to_an_example(weights: dict[str, float]) -> None:
-    found = mixed(weights).indexes(0, 3 * BLOCK, seed=0, shuffle=True).tolist()
+    found = mixed(weights).example_indexes(0, 3 * BLOCK, seed=0, shuffle=True).tolist()
     for block in range(3):
         counted = Counter(parts_of(found[block * BLOCK : (block + 1) * BLOCK]))
         for number, weight in enumerate(weights.values()):
@@ -68,7 +68,7 @@ def test_every_block_holds_each_part_by_its_weight_to_an_example(weights: dict[s
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_an_example_comes_again_when_all_of_its_part_have_come(shuffle: bool) -> None:
-    found = mixed().indexes(0, 2500, seed=0, shuffle=shuffle)
+    found = mixed().example_indexes(0, 2500, seed=0, shuffle=shuffle)
     first = 0
     for length in LENGTHS.values():
         own = found[(found >= first) & (found < first + length)] - first
@@ -80,23 +80,23 @@ def test_an_example_comes_again_when_all_of_its_part_have_come(shuffle: bool) ->
 
 def test_the_same_examples_come_on_one_two_and_four_hosts_from_any_step() -> None:
     whole = pipeline(8, range(8))
-    wanted = [whole.ids(step) for step in range(300)]
+    wanted = [whole.example_ids(step) for step in range(300)]
     assert len(set(map(tuple, wanted))) == 300
     for hosts in (2, 1, 4):
         share = 8 // hosts
         each = [pipeline(8, range(host * share, (host + 1) * share)) for host in range(hosts)]
         for step in (0, 1, 124, 125, 126, 299, 17):  # a block ends within step 125
-            assert sum((one.ids(step) for one in each), []) == wanted[step]
-            together = np.concatenate([one.batch(step)["x"] for one in each])
-            assert together.tolist() == whole.batch(step)["x"].tolist()
+            assert sum((one.example_ids(step) for one in each), []) == wanted[step]
+            together = np.concatenate([one.read_batch(step)["x"] for one in each])
+            assert together.tolist() == whole.read_batch(step)["x"].tolist()
 
 
 def test_the_epochs_of_each_part_are_known_at_every_position() -> None:
     whole = mixed()
     for position in (0, 1, 999, 1000, 2345):
-        parts = Counter(parts_of(whole.indexes(0, position, seed=0, shuffle=True).tolist()))
+        parts = Counter(parts_of(whole.example_indexes(0, position, seed=0, shuffle=True).tolist()))
         wanted = {name: parts[at] / length for at, (name, length) in enumerate(LENGTHS.items())}
-        assert whole.epochs(position) == wanted
+        assert whole.epochs_by_part(position) == wanted
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -105,10 +105,10 @@ def test_an_evaluation_has_every_example_of_every_part_once_a_batch_of_one_part_
     for host in range(hosts):
         rows = range(host * share, (host + 1) * share)
         passes = Evaluation(mixed(), lambda raw: raw, batch=8, rows=rows, threads=1)
-        for part, batch in zip(passes.parts, passes, strict=True):
+        for part, batch in zip(passes.batch_parts, passes, strict=True):
             assert {list(LENGTHS)[int(x) // 10_000] for x in batch["x"]} == {part}
             seen.update(batch["x"][batch["weight"] > 0].tolist())
-        assert Counter(passes.parts) == {"code": 9, "web": 125, "books": 2}
+        assert Counter(passes.batch_parts) == {"code": 9, "web": 125, "books": 2}
     assert set(seen.values()) == {1} and len(seen) == sum(LENGTHS.values())
 
 
@@ -117,7 +117,7 @@ def test_an_evaluation_has_every_example_of_every_part_once_a_batch_of_one_part_
 )
 def test_a_short_evaluation_sees_all_parts(batches: int, wanted: tuple[int, ...]) -> None:
     passes = Evaluation(mixed(), lambda raw: raw, batch=8, rows=range(8), threads=1, batches=batches)
-    assert Counter(passes.parts) == dict(zip(LENGTHS, wanted, strict=True))
+    assert Counter(passes.batch_parts) == dict(zip(LENGTHS, wanted, strict=True))
     assert len(list(passes)) == sum(wanted)
 
 
@@ -129,14 +129,14 @@ def test_the_fingerprint_follows_weights_and_parts() -> None:
 def test_a_weight_of_less_than_one_in_a_block_is_refused() -> None:
     with pytest.raises(SpecError, match="parts.books.weight = 1e-06 is less than one example in 100000"):
         mixed({"code": 0.5, "web": 0.5, "books": 1e-6})
-    assert mixture.counts([1 / 3, 1 / 3, 1 / 3], BLOCK).tolist() == [334, 333, 333]
+    assert mixture.block_counts([1 / 3, 1 / 3, 1 / 3], BLOCK).tolist() == [334, 333, 333]
 
 
 def test_a_small_weight_is_held_to_a_hundredth_of_it() -> None:
     weights = {"code": 0.9854, "web": 0.014, "books": 0.0006}
-    found = mixed(weights).indexes(0, 10_000, seed=0, shuffle=True).tolist()
+    found = mixed(weights).example_indexes(0, 10_000, seed=0, shuffle=True).tolist()
     assert Counter(parts_of(found)) == {0: 9854, 1: 140, 2: 6}
-    assert mixed(weights).epochs(10_000)["books"] == 6 / 13
+    assert mixed(weights).epochs_by_part(10_000)["books"] == 6 / 13
     assert "mixture of 10000: code 9854" in mixed(weights).fingerprint() and "of 1000:" in mixed().fingerprint()
 
 
@@ -147,7 +147,7 @@ def job(folder: Path, parts: dict[str, Any], **keys: Any) -> TrainSpec:
 
 
 def test_a_mixture_of_texts_is_prepared_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(text, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
     corpora.saved(tmp_path / "tokenizer")
     for name, count in (("a", 40), ("b", 20), ("c", 5)):
         corpora.lines(tmp_path / f"{name}.jsonl", list(filter(None, corpora.texts(count, seed=count))))
@@ -161,8 +161,8 @@ def test_a_mixture_of_texts_is_prepared_part_by_part(tmp_path: Path, monkeypatch
     )
     train, held_out = open_source(spec, "train"), open_source(spec, "eval")
     assert isinstance(train, Mixture) and isinstance(held_out, Mixture)
-    assert set(train.epochs(0)) == {"a", "b"} and set(held_out.epochs(0)) == {"a", "c"}
-    found = train.indexes(0, BLOCK, seed=0, shuffle=True)
+    assert set(train.epochs_by_part(0)) == {"a", "b"} and set(held_out.epochs_by_part(0)) == {"a", "c"}
+    found = train.example_indexes(0, BLOCK, seed=0, shuffle=True)
     assert sum(int(index) < len(train._parts[0]) for index in found) == 750
     reports = prepare.prepare_text(spec)
     assert reports[2]["rows"]["eval"] == 0 and reports[2]["documents"] == 5  # all of it is evaluated on

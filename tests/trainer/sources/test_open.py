@@ -3,10 +3,10 @@ from typing import Any, get_args
 
 import pytest
 
-from jaxlaunch.trainer.data.source import Source, name_of
+from jaxlaunch.trainer.data.source import Source, source_name
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
 from jaxlaunch.trainer.sources import text
-from jaxlaunch.trainer.sources.open import baselines, import_modules, open_source
+from jaxlaunch.trainer.sources.open import baseline_metrics, import_modules, open_source
 from jaxlaunch.trainer.spec import Data, Text, TrainSpec
 
 
@@ -21,7 +21,7 @@ def test_text_is_cut_to_the_model_s_length(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(1000))
     source = open_source(spec({"source": "text", "path": f"{tmp_path}/*"}, DECODER), "train")
     assert source is not None and source[0]["tokens"].shape == (17,)
-    assert isinstance(source, Source) and "text" in name_of(source)
+    assert isinstance(source, Source) and "text" in source_name(source)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_bigram_baseline_is_counted_only_when_asked_for(tmp_path: Path) -> N
         job = spec({"source": "text", "path": f"{tmp_path}/*", "bigram": asked}, DECODER)
         train, held_out = open_source(job, "train"), open_source(job, "eval")
         assert train is not None
-        assert list(baselines(job, train, held_out)) == names
+        assert list(baseline_metrics(job, train, held_out)) == names
 
 
 def test_every_source_can_be_imported_before_it_is_opened() -> None:

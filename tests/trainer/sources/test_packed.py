@@ -34,7 +34,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for packing in ("concat", "first-fit", "none"):
         data = text(folder, packing=packing)
         made = recipe.make_recipe(data, LENGTH)
-        build.build(made, Path(recipe.prepared_root(data)) / made.address)
+        build.build_rows(made, Path(recipe.prepared_root(data)) / made.address)
     return folder
 
 
@@ -121,7 +121,7 @@ def test_a_job_s_text_is_prepared_at_its_first_start_and_found_at_the_next(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = []
-    monkeypatch.setattr(sources, "_build", lambda made, folder, *_: began.append(build.build(made, folder)))
+    monkeypatch.setattr(sources, "_run_build", lambda made, folder, *_: began.append(build.build_rows(made, folder)))
     spec = job(text(corpus, packing="concat", seed=7))
     for _ in range(2):
         train, held_out = open_source(spec, "train"), open_source(spec, "eval")
@@ -134,7 +134,7 @@ def test_a_job_s_text_is_prepared_at_its_first_start_and_found_at_the_next(
 
 
 def test_other_files_may_evaluate(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(sources, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
     corpora.lines(corpus / "held-out.jsonl", TEXTS[:7])
     spec = job(text(corpus, eval_path=f"{corpus}/held-out.jsonl", packing="none"))
     held_out = open_source(spec, "eval")

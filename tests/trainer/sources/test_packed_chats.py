@@ -29,7 +29,7 @@ def rows(folder: Path, found: list[Any], **keys: Any) -> list[dict[str, Any]]:
     given = {"path": path, "tokenizer": made_by, "data_dir": f"{folder}/out", "eval_split": 0.0}
     data = Text(source="text", format="chat", **(given | keys))
     made = recipe.make_recipe(data, LENGTH)
-    build.build(made, Path(recipe.prepared_root(data)) / made.address)
+    build.build_rows(made, Path(recipe.prepared_root(data)) / made.address)
     source = text.open_rows(data, LENGTH, "train")
     assert source is not None
     return [source[index] for index in range(len(source))]
@@ -105,4 +105,4 @@ def test_chats_without_a_token_to_predict_are_refused(tmp_path: Path) -> None:
     path = chat_corpora.lines(tmp_path / "a.jsonl", [[{"role": "assistant", "content": "a"}]])
     data = Text(source="text", format="chat", path=path, tokenizer=data_of, eval_split=0.0)
     with pytest.raises(DataError, match="a.jsonl and what else matches hold chats without a token to predict"):
-        build.build(recipe.make_recipe(data, LENGTH), tmp_path / "out")
+        build.build_rows(recipe.make_recipe(data, LENGTH), tmp_path / "out")

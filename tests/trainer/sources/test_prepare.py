@@ -13,7 +13,7 @@ from tensorflow_datasets.image_classification import mnist
 
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources import tfds
-from jaxlaunch.trainer.sources.tfds import Split
+from jaxlaunch.trainer.sources.tfds import TfdsSplit
 
 PREPARE = """
 import sys
@@ -57,17 +57,17 @@ def test_without_network_one_sentence_says_so(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(socket, "getaddrinfo", no_address)
     monkeypatch.setattr(tfds.urllib.request, "getproxies", dict)  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="^mnist is not prepared in .* and there is no network to download it"):
-        Split("mnist", "train", str(tmp_path))
+        TfdsSplit("mnist", "train", str(tmp_path))
 
 
 def test_a_name_that_is_none_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="data.name = mnits is not a dataset; did you mean mnist"):
-        Split("mnits", "train", str(tmp_path))
+        TfdsSplit("mnits", "train", str(tmp_path))
 
 
 def test_a_folder_that_cannot_be_written_is_named() -> None:
     with pytest.raises(DataError, match="digits is not prepared in /proc/none, which cannot be written"):
-        Split("digits", "train", "/proc/none")
+        TfdsSplit("digits", "train", "/proc/none")
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_what_reads_no_network_does_not_tell_of_a_download_of_unknown_size(
 
 
 def test_mnist_is_downloaded_and_prepared_without_tensorflow(tmp_path: Path, mirror: None) -> None:
-    train, test = (Split("mnist", split, str(tmp_path)) for split in ("train", "test"))
+    train, test = (TfdsSplit("mnist", split, str(tmp_path)) for split in ("train", "test"))
     assert (len(train), len(test)) == (12, 5)
     images = [train[i]["image"] for i in range(12)]
     assert images[0].shape == (28, 28, 1) and images[0].dtype == np.uint8

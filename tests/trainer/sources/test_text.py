@@ -115,7 +115,7 @@ def test_the_fingerprint_follows_split_length_content_and_whether_files_are_apar
 
 
 def test_the_bigram_model_equals_a_count_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "CHUNK", 3)
+    monkeypatch.setattr(text, "CHUNK_BYTES", 3)
     (tmp_path / "a.txt").write_bytes(b"abab")
     (tmp_path / "b.txt").write_bytes(b"acx")
     train, held_out = (opened("train", tmp_path / name, eval_split=0.0) for name in ("a.txt", "b.txt"))

@@ -19,7 +19,7 @@ def test_the_digits_are_scikit_learn_s_every_fifth_held_out(folder: str) -> None
     pixels = np.rint(digits.images * 255 / 16).astype(np.uint8)
     is_held_out = np.arange(1797) % 5 == 0
     for split, expected, count in (("train", ~is_held_out, 1437), ("test", is_held_out, 360)):
-        source = tfds.Split("digits", split, folder)
+        source = tfds.TfdsSplit("digits", split, folder)
         assert len(source) == count
         examples = [source[i] for i in range(count)]
         assert examples[0]["image"].shape == (8, 8, 1) and examples[0]["image"].dtype == np.uint8
@@ -39,22 +39,22 @@ def test_splits_are_opened_by_purpose_and_may_be_sliced(folder: str) -> None:
 
 def test_a_split_that_is_not_there_is_refused_with_those_that_are(folder: str) -> None:
     with pytest.raises(DataError, match="digits has no split 'val'; it has test, train"):
-        tfds.Split("digits", "val", folder)
+        tfds.TfdsSplit("digits", "val", folder)
 
 
 def test_the_fingerprint_is_the_same_wherever_it_was_prepared(folder: str, tmp_path: Path) -> None:
-    here = tfds.Split("digits", "test", folder).fingerprint()
-    assert tfds.Split("digits", "test", str(tmp_path)).fingerprint() == here
-    assert tfds.Split("digits", "test[:359]", folder).fingerprint() != here
+    here = tfds.TfdsSplit("digits", "test", folder).fingerprint()
+    assert tfds.TfdsSplit("digits", "test", str(tmp_path)).fingerprint() == here
+    assert tfds.TfdsSplit("digits", "test[:359]", folder).fingerprint() != here
 
 
 def test_a_format_without_random_access_is_refused(tmp_path: Path) -> None:
     from jaxlaunch.trainer.sources.digits.digits_dataset_builder import Builder
 
     folder = tmp_path / "digits" / "1.0.0"
-    tfds.Split("digits", "train", str(tmp_path))
+    tfds.TfdsSplit("digits", "train", str(tmp_path))
     info = folder / "dataset_info.json"
     info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
     assert Builder(data_dir=str(tmp_path)).info.file_format.value == "tfrecord"
     with pytest.raises(DataError, match="which has no random access"):
-        tfds.Split("digits", "train", str(tmp_path))
+        tfds.TfdsSplit("digits", "train", str(tmp_path))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxlaunch.trainer.data.examples import Examples, Reading
+from jaxlaunch.trainer.data.examples import Examples, ReadSettings
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
 from jaxlaunch.trainer.sources.torch import open_source
@@ -114,7 +114,7 @@ def test_a_class_that_cannot_be_built_is_bad_data(dataset: str) -> None:
 
 def test_a_dataset_that_takes_a_generator_gets_that_of_the_example(dataset: str) -> None:
     examples = Examples(
-        open_source("their_datasets:Drawing", {"items": [0] * 9}, shuffle=True), lambda raw, rng: raw, Reading(3)
+        open_source("their_datasets:Drawing", {"items": [0] * 9}, shuffle=True), lambda raw, rng: raw, ReadSettings(3)
     )
     whole = examples.read(np.arange(9), np.arange(9, 18))["x"]
     assert len(np.unique(whole, axis=0)) == 9
@@ -133,7 +133,7 @@ def test_a_dataset_is_read_anew_each_time_unless_the_job_says_that_it_need_not_b
     for deterministic, expected in ((None, 2 * 4), (False, 2 * 4), (True, 4)):
         items = Counted([{"x": 1.0}] * 4)
         examples = Examples(
-            open_source(dataset, {"items": items}, shuffle=True), lambda raw: raw, Reading(0, 0, deterministic)
+            open_source(dataset, {"items": items}, shuffle=True), lambda raw: raw, ReadSettings(0, 0, deterministic)
         )
         before = items.reads
         for _ in range(2):

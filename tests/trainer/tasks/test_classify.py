@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from jaxlaunch.trainer import spec as specs
-from jaxlaunch.trainer.data.examples import Examples, Reading
+from jaxlaunch.trainer.data.examples import Examples, ReadSettings
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models.classifiers import MLP
@@ -45,8 +45,10 @@ def test_the_shape_of_a_dataset_that_takes_a_generator_is_that_of_an_example_dra
         task = Classify()
         model = nnx.eval_shape(lambda: task.model(spec, nnx.Rngs(0)))  # noqa: B023 (called at once)
         assert model.layers[0].kernel.shape == (90, 8)  # type: ignore[attr-defined]
-        examples = Examples(task.source(spec, "train"), task.example, Reading(deterministic=spec.data.deterministic))
-        assert examples.forms["image"].shape == (6, 5, 3)
+        examples = Examples(
+            task.source(spec, "train"), task.example, ReadSettings(deterministic=spec.data.deterministic)
+        )
+        assert examples.array_specs["image"].shape == (6, 5, 3)
 
 
 def test_a_model_of_another_kind_is_an_error() -> None:
@@ -80,7 +82,7 @@ def batch(labels: list[Any], task: Any = None, model: Any = None) -> dict[str, A
     count = len(labels)
     read = {"rows": range(count), "seed": 0, "shuffle": False, "prefetch": 0, "threads": 1}
     check = partial(task.check_batch, spec)
-    return Pipeline(Listed(labels), task.example, batch=count, check=check, **read).batch(0)
+    return Pipeline(Listed(labels), task.example, batch=count, check=check, **read).read_batch(0)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def read(items: list[dict[str, Any]], model: Any = CONFIGS[0], task: Any = None)
     task = task or NextToken()
     how = {"rows": range(len(items)), "seed": 0, "shuffle": False, "prefetch": 0, "threads": 1}
     check = partial(task.check_batch, TrainSpec(task=NAME, model=model))
-    return Pipeline(Listed(items), task.example, batch=len(items), check=check, **how).batch(0)
+    return Pipeline(Listed(items), task.example, batch=len(items), check=check, **how).read_batch(0)
 
 
 FINE = {"tokens": [1, 2, 3, 4, 5, 6]}

@@ -102,9 +102,9 @@ def encoded(
 ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
     """The ids of each chat by the tokenizer of a folder, and which of them are the assistant's."""
     each = zip(found, tools or [None] * len(found), strict=True)
-    made = [templates.load(folder).document(*chat) for chat in each]
-    ours = tokenizer.load(folder)
-    assert isinstance(ours, tokenizer.HuggingFace)
+    made = [templates.load_chats(folder).render_document(*chat) for chat in each]
+    ours = tokenizer.load_tokenizer(folder)
+    assert isinstance(ours, tokenizer.HuggingFaceTokenizer)
     return ours.encode_spans([each.text for each in made], [each.spans or () for each in made])
 
 

@@ -40,11 +40,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many units and shards of a corpus of a few kilobytes."""
-    monkeypatch.setattr(documents, "UNIT", 4000)
+    monkeypatch.setattr(documents, "UNIT_BYTES", 4000)
     monkeypatch.setattr(build, "SHARD_BYTES", 8000)
     monkeypatch.setattr(build, "BUCKET_BYTES", 3000)
-    monkeypatch.setattr(shards, "BATCH", 8)
-    monkeypatch.setattr(shards, "HELD", 500)
+    monkeypatch.setattr(shards, "BATCH_TEXTS", 8)
+    monkeypatch.setattr(shards, "LOT_TOKENS", 500)
 
 
 def text(corpus: Path, to: Path, **keys: Any) -> Text:
@@ -55,7 +55,7 @@ def text(corpus: Path, to: Path, **keys: Any) -> Text:
 def built(data: Text, length: int = 32) -> Path:
     made = recipe.make_recipe(data, length)
     folder = Path(recipe.prepared_root(data)) / made.address
-    build.build(made, folder)
+    build.build_rows(made, folder)
     return folder
 
 
@@ -75,11 +75,11 @@ def segments(folder: Path, name: str) -> list[tuple[int, ...]]:
 
 def test_whole_documents_come_out_once_and_in_the_split_that_is_theirs(corpus: Path, tmp_path: Path) -> None:
     folder = built(text(corpus, tmp_path, packing="none"), 1000)
-    ours = tokenizer.load(f"{corpus}/tokenizer")
+    ours = tokenizer.load_tokenizer(f"{corpus}/tokenizer")
     wanted = Counter((*ids, ours.eos) for ids in ours.encode_batch(TEXTS))
     train, held_out = segments(folder, "train"), segments(folder, "eval")
     assert Counter(train) + Counter(held_out) == wanted and len(held_out) == 20
-    build.check_folder(folder, whole=True)
+    build.check_folder(folder, verify=True)
     index = build.read_index(folder)
     assert (index["documents"], index["tokens"]) == (200, sum(map(len, wanted.elements())))
     assert index["bytes"] == sum(len(text.encode()) for text in TEXTS)
@@ -89,7 +89,7 @@ def test_whole_documents_come_out_once_and_in_the_split_that_is_theirs(corpus: P
 @pytest.mark.parametrize("packing", ["concat", "first-fit"])
 def test_every_token_is_a_target_once_and_its_bytes_are_counted(corpus: Path, tmp_path: Path, packing: str) -> None:
     folder = built(text(corpus, tmp_path, packing=packing, eval_split=0.0))
-    ours = tokenizer.load(f"{corpus}/tokenizer")
+    ours = tokenizer.load_tokenizer(f"{corpus}/tokenizer")
     found = Counter(pair for segment in segments(folder, "train") for pair in zip(segment, segment[1:], strict=False))
     whole = [[*ids, ours.eos] for ids in ours.encode_batch(TEXTS)]
     assert found == Counter(pair for ids in whole for pair in zip(ids, ids[1:], strict=False))
@@ -102,7 +102,7 @@ def test_the_order_is_that_of_the_seed_and_of_no_process(corpus: Path, tmp_path:
     one = built(text(corpus, tmp_path / "one"))
     made = recipe.make_recipe(text(corpus, tmp_path / "two"), 32)
     again = tmp_path / "two" / made.address
-    build.build(made, again)
+    build.build_rows(made, again)
     assert content(one) == content(again) and not (one / "parts").exists()
     other = built(text(corpus, tmp_path / "one", seed=1))
     assert other != one and segments(other, "train") != segments(one, "train")
@@ -179,7 +179,7 @@ def test_a_damaged_and_a_missing_shard_are_found_by_name(corpus: Path, tmp_path:
     one.write_bytes(data)
     build.check_folder(folder)
     with pytest.raises(DataError, match=f"{one.name} is damaged"):
-        build.check_folder(folder, whole=True)
+        build.check_folder(folder, verify=True)
     one.write_bytes(data[:-1])
     with pytest.raises(DataError, match=f"{one.name} is damaged: .* bytes are there"):
         build.check_folder(folder)
@@ -196,7 +196,7 @@ def test_a_document_that_encodes_to_no_tokens_is_empty(tmp_path: Path, packing: 
     data = text(tmp_path, tmp_path, packing=packing, tokenizer=named, eval_split=0.0)
     folder = built(data, 64)
     assert (build.read_index(folder)["documents"], build.read_index(folder)["empty"]) == (2, 3)
-    ours = tokenizer.load(named)
+    ours = tokenizer.load_tokenizer(named)
     assert Counter(segments(folder, "train")) == Counter(map(tuple, ours.encode_batch(["quick fox", "lazy dog"])))
 
 
@@ -252,14 +252,14 @@ def test_a_file_is_hashed_once_while_size_and_time_are_the_same(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[str] = []
-    hash_, paths = recipe._hash, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    monkeypatch.setattr(recipe, "_hash", lambda path, *rest: hashed.append(Path(path).name) or hash_(path, *rest))
+    hash_, paths = recipe._hash_file, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    monkeypatch.setattr(recipe, "_hash_file", lambda path, *rest: hashed.append(Path(path).name) or hash_(path, *rest))
     for path in paths:
         path.write_text("one")
         os.utime(path, (1e9, 1e9))
 
     def found() -> str:
-        recipe._hashed.clear()
+        recipe._process_digests.clear()
         return recipe.digest_files([str(path) for path in paths], tmp_path / "out")
 
     first = found()
@@ -275,7 +275,7 @@ def test_a_file_is_hashed_once_while_size_and_time_are_the_same(
 def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "MOST_SHARDS", 2)
+    monkeypatch.setattr(build, "MAX_SHARDS", 2)
     sizes, read = [], []
     documents_, numbers = shards._read_documents, shards._read_numbers
 
@@ -291,7 +291,9 @@ def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
     index = build.read_index(folder)
     assert len(list(folder.glob("train-*"))) == 2  # a reader holds each open
     assert len(sizes) > 8 and max(sizes) < index["tokens"] / 4 and sum(sizes) == index["tokens"]
-    assert sum(count for first, count in read if first and count != 2) == shards.COLUMNS * 200  # and headers, tables
+    assert (
+        sum(count for first, count in read if first and count != 2) == shards.INDEX_COLUMNS * 200
+    )  # and headers, tables
 
 
 @pytest.mark.parametrize("blocks", [2, 80])  # of 512 bytes: a part's file, a shard's, which another library writes
@@ -311,7 +313,7 @@ def test_a_disk_that_is_full_is_said_in_a_sentence(corpus: Path, tmp_path: Path,
 
 def test_where_a_worker_is_killed_fewer_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = [(os.getpid(), tmp_path / str(number)) for number in range(3)]
-    build._run("packed", "shards", dying.in_a_worker, tasks, 2, 3)
+    build._run_tasks("packed", "shards", dying.in_a_worker, tasks, 2, 3)
     assert len(list(tmp_path.iterdir())) == 3
     assert (
         capsys.readouterr().err.count("a process was killed, as the system does where memory is short; 1 continue") == 1
@@ -322,13 +324,13 @@ def test_one_that_is_killed_or_stopped_says_so(corpus: Path, tmp_path: Path, mon
     made = recipe.make_recipe(text(corpus, tmp_path), 32)
     monkeypatch.setattr(sources, "POLL_S", 0.01)
     with pytest.raises(Stopped, match="what is complete is kept, and the next start resumes"):
-        sources._build(made, tmp_path / made.address, lambda: True)
+        sources._run_build(made, tmp_path / made.address, lambda: True)
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nkill -9 $$\n")
     program.chmod(0o755)
     monkeypatch.setattr(sources.sys, "executable", str(program))  # type: ignore[attr-defined]
     with pytest.raises(StorageError, match=r"was killed \(SIGKILL\), as the system does where memory is short"):
-        sources._build(made, tmp_path / made.address)
+        sources._run_build(made, tmp_path / made.address)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -368,7 +370,7 @@ def test_without_file_locks_two_do_the_same_work_and_both_succeed(
 
     def overtaken(*args: Any) -> None:
         monkeypatch.setattr(shards, "write_shard", write)
-        build.build(made, tmp_path / made.address)  # another host's, which is faster
+        build.build_rows(made, tmp_path / made.address)  # another host's, which is faster
         write(*args)
 
     monkeypatch.setattr(shards, "write_shard", overtaken)
@@ -379,7 +381,7 @@ def test_without_file_locks_two_do_the_same_work_and_both_succeed(
 def test_the_text_of_a_task_of_ours_is_prepared_before_the_processes_join(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(sources, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
     model = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 4, "vocab": 600, "length": 32}
     data = text(corpus, tmp_path).model_dump(exclude_unset=True)
     told: list[str] = []
@@ -393,7 +395,7 @@ def test_the_text_of_a_task_of_ours_is_prepared_before_the_processes_join(
     start(data={"source": "synthetic"})
     start(task="mine.tasks:Own")
     start(batch="wrong")
-    recipe._hashed.clear()
+    recipe._process_digests.clear()
     assert not told and not list(tmp_path.iterdir())
     with pytest.raises(Stopped, match="while the files of the text were hashed"):
         start(is_stopped=True)
@@ -408,7 +410,7 @@ def test_what_is_wrong_in_a_file_is_said_from_whatever_process(tmp_path: Path, p
     (tmp_path / "c.jsonl").write_text('{"text": 1}\n')
     made = recipe.make_recipe(Text(source="text", path=f"{tmp_path}/*.jsonl", packing="concat"), 32)
     with pytest.raises(DataError, match="c.jsonl, row 1: its field 'text' is the number 1"):
-        build.build(made, tmp_path / "out", processes)
+        build.build_rows(made, tmp_path / "out", processes)
 
 
 @pytest.mark.parametrize(
@@ -428,7 +430,7 @@ def test_a_corpus_that_leaves_nothing_is_refused(
     path = keys.get("path", "{}/*").format(tmp_path)
     with pytest.raises(DataError, match=words):
         made = recipe.make_recipe(Text(source="text", path=path, packing="concat"), 8)
-        build.build(made, tmp_path / "out" / "x")
+        build.build_rows(made, tmp_path / "out" / "x")
 
 
 def test_one_text_is_split_by_position_and_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -447,8 +449,10 @@ def test_the_process_that_prepares_hands_its_sentence_on(corpus: Path, tmp_path:
     corpora.lines(tmp_path / "a.jsonl", ["fine", "too"])
     (tmp_path / "b.jsonl").write_text('{"text": 1}')
     with pytest.raises(DataError, match="b.jsonl, row 1: its field 'text' is the number 1"):
-        sources._build(recipe.make_recipe(text(corpus, tmp_path, path=f"{tmp_path}/*.jsonl"), 32), tmp_path / "wrong")
+        sources._run_build(
+            recipe.make_recipe(text(corpus, tmp_path, path=f"{tmp_path}/*.jsonl"), 32), tmp_path / "wrong"
+        )
     gone = recipe.Recipe.from_json(json.dumps(json.loads(made.to_json()) | {"tokenizer": f"{tmp_path}/gone"}))
     with pytest.raises(SpecError, match="neither bytes nor a folder or file of a tokenizer.json"):
-        sources._build(gone, tmp_path / "out")
+        sources._run_build(gone, tmp_path / "out")
     assert shards.shard_name("train", 3, 12) == "train-00003-of-00012.array_record"

@@ -57,8 +57,8 @@ def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path
         ),
         "beside": chat_corpora.saved(tmp_path / "beside", None),
     }
-    (tmp_path / "chatml" / chats.FILE).write_text(CHATML)
-    (tmp_path / "beside" / chats.FILE).write_text(CHATML)
+    (tmp_path / "chatml" / chats.TEMPLATE_FILE).write_text(CHATML)
+    (tmp_path / "beside" / chats.TEMPLATE_FILE).write_text(CHATML)
     (tmp_path / "beside" / saved_files.TEMPLATES_FOLDER).mkdir()
     (tmp_path / "beside" / saved_files.TEMPLATES_FOLDER / "tool_use.jinja").write_text(CALLS + CHATML)
     tools = [chat_corpora.tools_of(number) for number in range(len(found))]
@@ -74,13 +74,13 @@ def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path
             assert encoded(chat_corpora.saved(tmp_path / "plain", llama(marked=False)), found) == (ids, masks)
         if name == "beside":  # as in one file, by name
             assert ours == encoded(folders["calls"], found, tools)
-            assert chats.load(folder).digest == chats.load(folders["calls"]).digest
-            saved_files.save_tokenizer(str(tmp_path / "run"), tokenizer.load(folder).files)
+            assert chats.load_chats(folder).digest == chats.load_chats(folders["calls"]).digest
+            saved_files.save_tokenizer(str(tmp_path / "run"), tokenizer.load_tokenizer(folder).files)
             assert saved_files.read_saved_tokenizer(str(tmp_path / "run")).keys() >= {
                 f"{saved_files.TEMPLATES_FOLDER}tool_use.jinja",
-                chats.FILE,
+                chats.TEMPLATE_FILE,
             }
-            saved_files.save_tokenizer(str(tmp_path / "run"), tokenizer.load(folders["calls"]).files)
+            saved_files.save_tokenizer(str(tmp_path / "run"), tokenizer.load_tokenizer(folders["calls"]).files)
             assert set(saved_files.read_saved_tokenizer(str(tmp_path / "run"))) == {
                 "tokenizer.json",
                 "tokenizer_config.json",
@@ -92,7 +92,7 @@ def _begins_with_a_letter(message: dict[str, Any]) -> bool:
 
 
 def test_the_tools_of_a_row_are_a_list_or_its_json(tmp_path: Path) -> None:
-    made = partial(chats.load(chat_corpora.saved(tmp_path, CALLS + CHATML)).of_row, "messages")
+    made = partial(chats.load_chats(chat_corpora.saved(tmp_path, CALLS + CHATML)).row_document, "messages")
     tools = chat_corpora.tools_of(0)
     one = made({"messages": FEW, "tools": tools})
     assert one == made({"messages": FEW, "tools": json.dumps(tools)}) and one.text.startswith('[\n  {\n    "type"')
@@ -102,7 +102,7 @@ def test_the_tools_of_a_row_are_a_list_or_its_json(tmp_path: Path) -> None:
         ({"a": 1}, "are not a list of objects"),
         (["f"], "are not a list of objects"),
     ):
-        with pytest.raises(documents.Unfit, match=f"its field 'messages': the row's tools {words}"):
+        with pytest.raises(documents.UnfitRow, match=f"its field 'messages': the row's tools {words}"):
             made({"messages": FEW, "tools": wrong})
 
 
@@ -119,13 +119,15 @@ def test_a_token_belongs_to_the_assistant_where_one_of_its_characters_does(tmp_p
 
 
 def test_half_a_pair_of_surrogates_is_replaced_and_counted(tmp_path: Path) -> None:
-    made = chats.load(chat_corpora.saved(tmp_path, CHATML)).document(FEW)
+    made = chats.load_chats(chat_corpora.saved(tmp_path, CHATML)).render_document(FEW)
     assert made.replaced == 1 and made.spans is not None
     assert [made.text[start:end] for start, end in made.spans] == ["hello \ufffd<|end|>"]
     row = json.dumps({"messages": [{"role": "assistant", "content": "caf?"}]}).encode().replace(b"?", b"\xe9")
     (tmp_path / "a.jsonl").write_bytes(row)
     ((part,),) = documents.split_units([f"{tmp_path}/a.jsonl"])
-    (bad,) = documents.read_documents(part, "messages", partial(chats.load(str(tmp_path)).of_row, "messages"))
+    (bad,) = documents.read_documents(
+        part, "messages", partial(chats.load_chats(str(tmp_path)).row_document, "messages")
+    )
     assert bad.replaced == 1 and "caf\ufffd" in bad.text
 
 
@@ -137,10 +139,10 @@ def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
     chat_corpora.lines(tmp_path / "a.jsonl", found, "turns")
-    made = partial(chats.load(folder).of_row, "turns")
+    made = partial(chats.load_chats(folder).row_document, "turns")
     for name in ("a.parquet", "a.arrow", "a.jsonl"):
         ((part,),) = documents.split_units([str(tmp_path / name)])
-        assert list(documents.read_documents(part, "turns", made, chats.ALSO)) == [
+        assert list(documents.read_documents(part, "turns", made, chats.OPTIONAL_FIELDS)) == [
             made({"turns": chat}) for chat in found
         ]
 
@@ -171,7 +173,7 @@ def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_that_is_no_chat_is_said_with_its_place(tmp_path: Path, template: str, row: Any, words: str) -> None:
-    made = partial(chats.load(chat_corpora.saved(tmp_path / "tokenizer", template)).of_row, "messages")
+    made = partial(chats.load_chats(chat_corpora.saved(tmp_path / "tokenizer", template)).row_document, "messages")
     good = "{{ messages" not in template and "macro" not in template
     path = chat_corpora.lines(tmp_path / "a.jsonl", [FEW, row] if good else [row])
     ((part,),) = documents.split_units([path])
@@ -222,7 +224,11 @@ def test_the_template_is_of_what_the_rows_are_made_of(tmp_path: Path) -> None:
 
 def test_a_template_s_day_is_the_same_on_every_day(tmp_path: Path) -> None:
     template = "{{ strftime_now('%d %b %Y') }}{% generation %}{{ messages[-1].content }}{% endgeneration %}"
-    assert chats.load(chat_corpora.saved(tmp_path, template)).document(FEW).text.startswith("26 Jul 2024hello")
+    assert (
+        chats.load_chats(chat_corpora.saved(tmp_path, template))
+        .render_document(FEW)
+        .text.startswith("26 Jul 2024hello")
+    )
 
 
 def chat(folder: Path, tokenizer: str, **keys: Any) -> Text:

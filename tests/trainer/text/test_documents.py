@@ -96,7 +96,7 @@ def test_a_file_that_is_packed_otherwise_is_refused_by_its_ending(tmp_path: Path
 def test_a_mark_at_the_beginning_of_lines_is_no_part_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "UNIT", 20)
+    monkeypatch.setattr(documents, "UNIT_BYTES", 20)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:5]), "utf-8-sig")
     assert read(tmp_path / "a.jsonl") == TEXTS[:5]
     packed(tmp_path / "b.jsonl.gz", (tmp_path / "a.jsonl").read_bytes())
@@ -116,8 +116,8 @@ def test_texts_are_read_however_arrow_stores_them(tmp_path: Path, kind: pa.DataT
 
 @pytest.mark.parametrize("unit", [1, 10, 97, 4096])
 def test_lines_are_read_once_wherever_a_file_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int) -> None:
-    monkeypatch.setattr(documents, "UNIT", unit)
-    monkeypatch.setattr(documents, "BLOCK", 13)
+    monkeypatch.setattr(documents, "UNIT_BYTES", unit)
+    monkeypatch.setattr(documents, "BLOCK_BYTES", 13)
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS[:20]) + "\n\n" + '{"text": "last"}')
     assert read(path) == [*TEXTS[:20], "last"]
@@ -129,7 +129,7 @@ def test_lines_are_read_once_wherever_a_file_is_cut(tmp_path: Path, monkeypatch:
 def test_a_file_of_text_is_one_document_and_a_long_one_is_cut_at_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "PIECE", 20)
+    monkeypatch.setattr(documents, "PIECE_BYTES", 20)
     (tmp_path / "a.txt").write_text("short")
     (tmp_path / "b.txt").write_text("one line\nanother line\na third\n")
     (tmp_path / "c.txt").write_text("é" * 25)
@@ -163,7 +163,7 @@ def test_a_long_text_is_cut_into_units_at_lines_and_read_once(
 def test_a_large_table_of_arrow_is_several_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
 ) -> None:
-    monkeypatch.setattr(documents, "UNIT", 2000)
+    monkeypatch.setattr(documents, "UNIT_BYTES", 2000)
     path = arrow(tmp_path / "a.arrow", {"text": [*TEXTS, None]}, is_stream=is_stream)
     assert len(documents.split_units([str(path)])) > 3
     with pytest.raises(DataError, match="a.arrow, row 301: its field 'text' is null"):
@@ -174,8 +174,8 @@ def test_a_large_table_of_arrow_is_several_units(
 
 
 def test_a_corpus_is_of_a_bounded_number_of_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "UNIT", 10)
-    monkeypatch.setattr(documents, "MOST_UNITS", 4)
+    monkeypatch.setattr(documents, "UNIT_BYTES", 10)
+    monkeypatch.setattr(documents, "MAX_UNITS", 4)
     corpora.lines(tmp_path / "a.jsonl", TEXTS)
     assert len(documents.split_units([f"{tmp_path}/a.jsonl"])) in (4, 5) and read(tmp_path / "a.jsonl") == TEXTS
 
@@ -205,7 +205,7 @@ def test_what_is_no_utf8_in_a_column_of_texts_is_replaced_and_counted(tmp_path: 
 
 
 def test_units_are_of_a_bounded_size_and_hold_many_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "UNIT", 100)
+    monkeypatch.setattr(documents, "UNIT_BYTES", 100)
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("x" * 30)
     sizes = [

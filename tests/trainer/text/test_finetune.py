@@ -131,7 +131,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
         "chat": job("chat", at),
     }
     with pytest.MonkeyPatch.context() as patched:  # a process of its own would take seconds
-        patched.setattr(text, "_build", lambda made, folder, *_: build.build(made, folder))
+        patched.setattr(text, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
         for name in jobs:
             (at / name).mkdir()
         return {name: trained(at / name, spec) for name, spec in jobs.items()}

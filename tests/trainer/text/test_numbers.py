@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.trainer.data.order import Share
+from jaxlaunch.trainer.data.order import HeldOutShare
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
@@ -38,9 +38,9 @@ def last(folder: Path, name: str) -> dict[str, Any]:
 
 def held_out(texts: list[str], place: str) -> tuple[int, int]:
     """Targets of what is held out, and bytes that they stand for: all tokens of a document but its first."""
-    of, share = tokenizer.load(place), Share(0.2, len(texts))
+    of, share = tokenizer.load_tokenizer(place), HeldOutShare(0.2, len(texts))
     targets = counted = 0
-    for at in range(share.held_out):
+    for at in range(share.held_out_count):
         (ids,) = of.encode_batch([texts[share.held_out_index(at)]])
         targets += len(ids)  # the end of a document is one
         counted += len(texts[share.held_out_index(at)].encode()) - int(of.byte_counts[ids[0]])
@@ -50,7 +50,7 @@ def held_out(texts: list[str], place: str) -> tuple[int, int]:
 def test_speeds_losses_and_bits_are_of_tokens_targets_bytes_and_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(text, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
     place = corpora.saved(tmp_path / "tokenizer")
     parts = {
         name: {"weight": 1, "path": corpora.lines(tmp_path / f"{name}.jsonl", texts), "eval_split": 0.2}
@@ -61,7 +61,7 @@ def test_speeds_losses_and_bits_are_of_tokens_targets_bytes_and_parts(
     keys = {"data": {**data, "parts": parts}, "model": model, "batch": BATCH, "steps": 5, "log_every": 1}
     spec = TrainSpec.model_validate({"task": LM, "checkpoint": {"every": None}, "eval": {"every": None}, **keys})
     training = BuiltInTraining(spec, NextToken(), RunContext(str(tmp_path)), Progress(None))
-    batch = training.pipeline.batch(4)
+    batch = training.pipeline.read_batch(4)
     targets, tokens = float(batch["mask"].sum()), float((batch["segments"] > 0).sum()) - BATCH
     Loop(training, RunContext(str(tmp_path)), Never(), Progress(None)).run()
     said = last(tmp_path, "metrics")

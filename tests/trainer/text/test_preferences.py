@@ -69,7 +69,7 @@ def test_of_a_tokenizer_a_plain_text_begins_and_ends_as_its_texts_do(tmp_path: P
     place = corpora.saved(tmp_path / "tokenizer", bos_token=corpora.BEGIN)
     row = {"prompt": "the quick", "chosen": " brown fox", "rejected": " lazy dog"}
     (made,) = rows(data(tmp_path, [row], tokenizer=place))
-    of = tokenizer.load(place)
+    of = tokenizer.load_tokenizer(place)
     for at, field in enumerate(("chosen", "rejected")):
         assert whole(made, at) == [of.bos, *of.encode_batch([row["prompt"] + row[field]])[0], of.eos]
         assert predicted(made, at)[-1] == of.eos and of.decode(predicted(made, at)) == row[field]
@@ -94,7 +94,7 @@ def test_messages_go_through_the_template_and_the_last_turn_alone_is_predicted(
     for at, last in enumerate((YES, NO)):
         ((ids, mask),) = chat_corpora.encoded(place, [given + last])
         assert whole(made, at) == ids.tolist()
-        assert tokenizer.load(place).decode(predicted(made, at)) == last[0]["content"]
+        assert tokenizer.load_tokenizer(place).decode(predicted(made, at)) == last[0]["content"]
         assert predicted(made, at) == ids[mask].tolist()[-len(predicted(made, at)) :]
 
 

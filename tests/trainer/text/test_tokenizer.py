@@ -20,7 +20,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", corpora.KINDS)
 def test_ids_and_texts_are_those_of_the_library_itself(folders: dict[str, str], kind: str) -> None:
-    ours, theirs = tokenizer.load(folders[kind]), Tokenizer.from_file(f"{folders[kind]}/tokenizer.json")
+    ours, theirs = tokenizer.load_tokenizer(folders[kind]), Tokenizer.from_file(f"{folders[kind]}/tokenizer.json")
     wanted = [encoding.ids for encoding in theirs.encode_batch(TEXTS, add_special_tokens=False)]
     found = ours.encode_batch(TEXTS)
     assert found == wanted
@@ -30,8 +30,8 @@ def test_ids_and_texts_are_those_of_the_library_itself(folders: dict[str, str], 
 
 
 def test_of_a_byte_level_tokenizer_every_token_s_bytes_are_known(folders: dict[str, str]) -> None:
-    counts = tokenizer.load(folders["bpe"]).byte_counts
-    for text, ids in zip(TEXTS, tokenizer.load(folders["bpe"]).encode_batch(TEXTS), strict=True):
+    counts = tokenizer.load_tokenizer(folders["bpe"]).byte_counts
+    for text, ids in zip(TEXTS, tokenizer.load_tokenizer(folders["bpe"]).encode_batch(TEXTS), strict=True):
         assert counts[ids].sum() == len(text.replace(END, "").encode())
 
 
@@ -43,7 +43,7 @@ def test_of_characters_a_token_s_bytes_are_those_of_its_piece() -> None:
 
 
 def test_bytes_are_their_own_ids() -> None:
-    ours = tokenizer.load("bytes")
+    ours = tokenizer.load_tokenizer("bytes")
     (ids,) = ours.encode_batch(["é👍"])
     assert bytes(ids).decode() == ours.decode(ids) == "é👍"
     assert (ours.vocab, ours.eos, ours.bos, dict(ours.files), ours.byte_counts.sum()) == (256, None, None, {}, 256)
@@ -51,18 +51,22 @@ def test_bytes_are_their_own_ids() -> None:
 
 def test_a_text_begins_with_bos_where_the_folder_or_its_post_processor_says_so(tmp_path: Path) -> None:
     named = {"bos_token": {"content": BEGIN}}
-    assert tokenizer.load(corpora.saved(tmp_path / "a")).bos is None
-    assert tokenizer.load(corpora.saved(tmp_path / "b", **named)).bos == 1
-    assert tokenizer.load(corpora.saved(tmp_path / "c", **named, add_bos_token=False)).bos is None
-    assert tokenizer.load(corpora.saved(tmp_path / "d", "unigram", bos_token=END)).bos is None
-    assert tokenizer.load(corpora.saved(tmp_path / "e", "unigram", bos_token=END, add_bos_token=True)).bos == 1
+    assert tokenizer.load_tokenizer(corpora.saved(tmp_path / "a")).bos is None
+    assert tokenizer.load_tokenizer(corpora.saved(tmp_path / "b", **named)).bos == 1
+    assert tokenizer.load_tokenizer(corpora.saved(tmp_path / "c", **named, add_bos_token=False)).bos is None
+    assert tokenizer.load_tokenizer(corpora.saved(tmp_path / "d", "unigram", bos_token=END)).bos is None
+    assert (
+        tokenizer.load_tokenizer(corpora.saved(tmp_path / "e", "unigram", bos_token=END, add_bos_token=True)).bos == 1
+    )
 
 
 def test_the_digest_is_of_what_makes_ids(tmp_path: Path) -> None:
-    same = [tokenizer.load(corpora.saved(tmp_path / name, chat_template=name)).digest for name in ("a", "b")]
-    assert same[0] == same[1] == tokenizer.load(f"{tmp_path}/a/tokenizer.json").digest
-    others = {tokenizer.load(corpora.saved(tmp_path / kind, kind)).digest for kind in ("unigram", "wordpiece")}
-    others.add(tokenizer.load(corpora.saved(tmp_path / "c", eos_token=BEGIN)).digest)
+    same = [tokenizer.load_tokenizer(corpora.saved(tmp_path / name, chat_template=name)).digest for name in ("a", "b")]
+    assert same[0] == same[1] == tokenizer.load_tokenizer(f"{tmp_path}/a/tokenizer.json").digest
+    others = {
+        tokenizer.load_tokenizer(corpora.saved(tmp_path / kind, kind)).digest for kind in ("unigram", "wordpiece")
+    }
+    others.add(tokenizer.load_tokenizer(corpora.saved(tmp_path / "c", eos_token=BEGIN)).digest)
     assert len(others | set(same)) == 4
 
 
@@ -83,19 +87,19 @@ def test_a_tokenizer_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         (config, "tokenizer_config.json is not a block of keys"),
     ):
         with pytest.raises(SpecError, match="data.tokenizer = ") as raised:
-            tokenizer.load(name)
+            tokenizer.load_tokenizer(name)
         assert words in str(raised.value)
 
 
 def test_a_model_with_fewer_tokens_than_the_tokenizer_is_refused_with_both(folders: dict[str, str]) -> None:
-    ours = tokenizer.load(folders["bpe"])
+    ours = tokenizer.load_tokenizer(folders["bpe"])
     tokenizer.check_vocab(ours, ours.vocab)
     with pytest.raises(SpecError, match=f"vocab = 499 is less than the {ours.vocab} of data.tokenizer = .*bpe"):
         tokenizer.check_vocab(ours, 499)
 
 
 def test_checkpoints_carry_the_files(tmp_path: Path, folders: dict[str, str]) -> None:
-    files = tokenizer.load(folders["bpe"]).files
+    files = tokenizer.load_tokenizer(folders["bpe"]).files
     assert saved_files.read_saved_tokenizer(str(tmp_path)) == {}
     for _ in range(2):
         (tmp_path / "tokenizer").mkdir(exist_ok=True)

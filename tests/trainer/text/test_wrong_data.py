@@ -50,7 +50,7 @@ def opened(block: dict[str, Any]) -> dict[str, Any]:
         source = task.source(spec, split)
         if source is not None:
             how = {"batch": 2, "rows": range(2), "seed": 0, "shuffle": False, "prefetch": 0, "threads": 1}
-            Pipeline(source, task.example, check=partial(task.check_batch, spec), **how).batch(0)
+            Pipeline(source, task.example, check=partial(task.check_batch, spec), **how).read_batch(0)
     return {"opened": True}
 
 
@@ -62,7 +62,7 @@ def test_there_are_sixty_cases_and_more() -> None:
 def test_wrong_data_is_a_sentence_with_a_code(
     case: Case, tmp_path: Path, usual: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(text, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(text, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
     code = process.print_result(lambda: opened(block(case, tmp_path, usual)))
     said = capfd.readouterr().err
     words = case.words.replace("PATH", str(tmp_path))
@@ -73,6 +73,6 @@ def test_wrong_data_is_a_sentence_with_a_code(
 def test_a_job_without_a_fault_is_opened(
     tmp_path: Path, usual: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(text, "_build", lambda made, folder, *_: build.build(made, folder))
+    monkeypatch.setattr(text, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
     assert process.print_result(lambda: opened(block(Case("none", 0, ""), tmp_path, usual))) == 0
     assert json.loads(capfd.readouterr().out) == {"opened": True}

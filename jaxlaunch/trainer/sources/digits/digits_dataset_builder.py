@@ -17,9 +17,9 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 # Every fifth image is held out.
-HELD_OUT = 5
+HELD_OUT_PERIOD = 5
 # Largest value in scikit-learn's copy.
-WHITE = 16
+MAX_VALUE = 16
 
 
 class Builder(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]  # untyped in tensorflow-datasets
@@ -50,13 +50,13 @@ class Builder(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]  # untyped
 
         digits = load_digits()
         for index, (image_HW, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-            if (index % HELD_OUT == 0) == is_test:
-                yield index, {"image": _png(image_HW), "label": int(label)}
+            if (index % HELD_OUT_PERIOD == 0) == is_test:
+                yield index, {"image": _encode_png(image_HW), "label": int(label)}
 
 
-def _png(image_HW: npt.NDArray[np.float64]) -> io.BytesIO:
+def _encode_png(image_HW: npt.NDArray[np.float64]) -> io.BytesIO:
     # tensorflow-datasets would need TensorFlow to encode an array.
     encoded = io.BytesIO()
-    Image.fromarray(np.rint(image_HW * (255 / WHITE)).astype(np.uint8)).save(encoded, "png")
+    Image.fromarray(np.rint(image_HW * (255 / MAX_VALUE)).astype(np.uint8)).save(encoded, "png")
     encoded.seek(0)
     return encoded

@@ -33,22 +33,22 @@ from jaxlaunch.trainer.sources.images.index import (
     join_path,
     number_labels,
     parse_label,
-    printable,
+    printable_path,
 )
-from jaxlaunch.trainer.sources.images.listing import Found
+from jaxlaunch.trainer.sources.images.listing import FileListing
 from jaxlaunch.trainer.sources.images.picture import ENDINGS
 from jaxlaunch.trainer.spec import Images
 
-IMAGE = ("image", "file_name", "filename", "file", "path", "image_path", "img", "image_id")
-LABEL = ("label", "labels", "class", "category", "target", "fine_label", "y")
+IMAGE_NAMES = ("image", "file_name", "filename", "file", "path", "image_path", "img", "image_id")
+LABEL_NAMES = ("label", "labels", "class", "category", "target", "fine_label", "y")
 # Members of a WebDataset that contain a label.
 LABEL_MEMBERS = (".cls", ".cls.txt", ".label", ".txt")
 # Fields of its JSON members that contain a label.
 LABEL_FIELDS = ("label", "cls", "class", "category")
 # Larger members are not read as labels.
-MOST_LABEL = 1 << 20
+MAX_LABEL_BYTES = 1 << 20
 # Rows of a Parquet file that are in memory at once.
-ROWS = 256
+BATCH_ROWS = 256
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "category", "target")
 _HINTS = {
     "tar": "a member of the same name with .cls or .json has it, or the folder that the image is in",
@@ -58,90 +58,94 @@ Classes = Sequence[Label] | None
 Row = Mapping[str, Any]
 
 
-def build_index(data: Images, found: Found, classes: Classes, folder: Path) -> Index:
+def build_index(data: Images, listing: FileListing, classes: Classes, folder: Path) -> Index:
     """Build the index of listed files; `classes` are those of training, or of the job. Raises DataError."""
-    if not found.names:
-        return index.make_index(found.root, [], [], ())
-    match found.kind:
+    if not listing.names:
+        return index.make_index(listing.root, [], [], ())
+    match listing.kind:
         case "folder" | "files":
-            built = _index_folders(found, classes)
+            image_index = _index_folders(listing, classes)
         case "list":
-            built = _index_lists(data, found, classes)
+            image_index = _index_lists(data, listing, classes)
         case _:
-            built = _index_containers(data, found, classes, folder)
-    return dataclasses.replace(built, has_splits=found.has_splits)
+            image_index = _index_containers(data, listing, classes, folder)
+    return dataclasses.replace(image_index, has_splits=listing.has_splits)
 
 
-def _index_folders(found: Found, classes: Classes) -> Index:
+def _index_folders(listing: FileListing, classes: Classes) -> Index:
     """Index images by the class folder below the set or its split; images of a glob by their own folder."""
-    depth = 1 if found.has_splits else 0
+    depth = 1 if listing.has_splits else 0
     labels: list[str] = []
-    for name in found.names:
+    for name in listing.names:
         parts = name.split("/")
         if len(parts) <= depth + 1:
             raise DataError(
-                f"{printable(join_path(found.root, name))} is in no folder of a class; the images of a class are in a "
+                f"{printable_path(join_path(listing.root, name))} is in no folder of a class; the "
+                "images of a class are in a "
                 "folder of its name, or a .csv has paths and labels"
             )
-        labels.append(parts[depth] if found.kind == "folder" else parts[-2])
-    if found.kind == "folder" and not remote.is_remote(found.root):
-        root = join_path(found.root, found.names[0].split("/")[0]) if depth else found.root
+        labels.append(parts[depth] if listing.kind == "folder" else parts[-2])
+    if listing.kind == "folder" and not remote.is_remote(listing.root):
+        root = join_path(listing.root, listing.names[0].split("/")[0]) if depth else listing.root
         with os.scandir(root) as entries:
             names = {entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()}
-        if empty := sorted(names - set(labels)):
+        if empty_folders := sorted(names - set(labels)):
             raise DataError(
-                f"{printable(root)}: the folder {empty[0]!r} has no image ({', '.join(ENDINGS)}); fill or remove it"
+                f"{printable_path(root)}: the folder {empty_folders[0]!r} has no image "
+                f"({', '.join(ENDINGS)}); fill or remove it"
             )
-    where = printable(found.root or os.path.dirname(found.names[0]))
-    label_N, class_names = number_labels(labels, classes, where)
-    return index.make_index(found.root, found.names, label_N, class_names, found.left_out)
+    location = printable_path(listing.root or os.path.dirname(listing.names[0]))
+    label_N, class_names = number_labels(labels, classes, location)
+    return index.make_index(listing.root, listing.names, label_N, class_names, listing.left_out)
 
 
 # --- lists of paths and labels ----------------------------------------------------------------------------------------
 
 
-def _index_lists(data: Images, found: Found, classes: Classes) -> Index:
+def _index_lists(data: Images, listing: FileListing, classes: Classes) -> Index:
     names: list[str] = []
     labels: list[Label] = []
     labels_by_name: dict[str, Label] = {}
-    paths = [join_path(found.root, name) for name in found.names]
+    paths = [join_path(listing.root, name) for name in listing.names]
     for path in paths:
         columns = None
         for number, row in read_rows(path):
             columns = columns or (
-                _find_column(path, data.image, "image", IMAGE, row),
-                _find_column(path, data.label, "label", LABEL, row),
+                _find_column(path, data.image, "image", IMAGE_NAMES, row),
+                _find_column(path, data.label, "label", LABEL_NAMES, row),
             )
             name, label = row.get(columns[0]), row.get(columns[1])
-            where = f"{printable(path)}, row {number}"
+            location = f"{printable_path(path)}, row {number}"
             if not isinstance(name, str) or not name:
-                raise DataError(f"{where}: its {columns[0]!r} names no file")
+                raise DataError(f"{location}: its {columns[0]!r} names no file")
             if label is None or label == "" or not isinstance(label, str | int):
-                raise DataError(f"{where}: its {columns[1]!r} is not a label, but {label!r}")
+                raise DataError(f"{location}: its {columns[1]!r} is not a label, but {label!r}")
             image = name if name.startswith("/") or "://" in name else join_path(os.path.dirname(path), name)
             label = parse_label(label)
-            if (other := labels_by_name.setdefault(image, label)) != label:
-                raise DataError(f"{where}: {printable(name)} is of class {label!r}, and of {other!r} above; keep one")
+            if (other_label := labels_by_name.setdefault(image, label)) != label:
+                raise DataError(
+                    f"{location}: {printable_path(name)} is of class {label!r}, and of {other_label!r} above; keep one"
+                )
             if data.on_broken == "stop" and not remote.is_remote(image) and not os.path.isfile(image):
-                what = "is a folder" if os.path.isdir(image) else "is not there"
-                raise DataError(f"{where}: the file {printable(image)} {what}; fix or remove the row")
+                problem = "is a folder" if os.path.isdir(image) else "is not there"
+                raise DataError(f"{location}: the file {printable_path(image)} {problem}; fix or remove the row")
             names.append(image)
             labels.append(label)
         if columns is None:
-            raise DataError(f"{printable(path)} has no rows")
+            raise DataError(f"{printable_path(path)} has no rows")
     if not all(isinstance(label, int) for label in labels):
         labels = [str(label) for label in labels]
-    label_N, class_names = number_labels(labels, classes, printable(paths[0]))
+    label_N, class_names = number_labels(labels, classes, printable_path(paths[0]))
     return index.make_index("", names, label_N, class_names)
 
 
-def _find_column(path: str, asked: str | None, key: str, usual: Sequence[str], row: Row) -> str:
+def _find_column(path: str, requested: str | None, key: str, usual_names: Sequence[str], row: Row) -> str:
     """Return the requested column, or else the first usual name that exists. Raises DataError."""
-    for name in usual if asked is None else [asked]:
+    for name in usual_names if requested is None else [requested]:
         if name in row:
             return name
-    what = f"no column {asked!r}" if asked else f"no column of the {key} by a usual name; set data.{key}"
-    raise DataError(f"{printable(path)} has {what}; it has {', '.join(map(str, row)) or 'none'}")
+    problem = f"no column {requested!r}" if requested else f"no column of the {key} by a usual name; set data.{key}"
+    raise DataError(f"{printable_path(path)} has {problem}; it has {', '.join(map(str, row)) or 'none'}")
 
 
 def read_rows(path: str) -> Iterator[tuple[int, Row]]:
@@ -151,76 +155,76 @@ def read_rows(path: str) -> Iterator[tuple[int, Row]]:
     try:
         yield from _read_json(path, text) if path.lower().endswith((".jsonl", ".ndjson")) else _read_csv(path, text)
     except UnicodeDecodeError as error:
-        raise DataError(f"{printable(path)} is not UTF-8: {error.reason}; save it as UTF-8") from None
+        raise DataError(f"{printable_path(path)} is not UTF-8: {error.reason}; save it as UTF-8") from None
 
 
 def _read_json(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
     for number, line in enumerate(text, 1):
         if line.strip():
-            where = f"{printable(path)}, row {number}"
+            location = f"{printable_path(path)}, row {number}"
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{where}: it is not JSON: {error}") from None
+                raise DataError(f"{location}: it is not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise DataError(f"{where}: it is not an object with fields by name")
+                raise DataError(f"{location}: it is not an object with fields by name")
             yield number, row
 
 
 def _read_csv(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
-    first = text.readline()
-    delimiter = "\t" if path.lower().endswith(".tsv") else ";" if ";" in first and "," not in first else ","
-    reader = csv.reader(itertools.chain([first], text), delimiter=delimiter, strict=True)
+    first_line = text.readline()
+    delimiter = "\t" if path.lower().endswith(".tsv") else ";" if ";" in first_line and "," not in first_line else ","
+    reader = csv.reader(itertools.chain([first_line], text), delimiter=delimiter, strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
-        if twice := next((name for name in header if header.count(name) > 1), None):
-            raise DataError(f"{printable(path)} has two columns {twice!r}; rename one")
+        if duplicate := next((name for name in header if header.count(name) > 1), None):
+            raise DataError(f"{printable_path(path)} has two columns {duplicate!r}; rename one")
         for number, values in enumerate(reader, 1):
             if values and len(values) != len(header):
                 counts = f"{len(values)} values, and the header has {len(header)}"
-                raise DataError(f"{printable(path)}, row {number}: {counts}")
+                raise DataError(f"{printable_path(path)}, row {number}: {counts}")
             if values:
                 yield number, dict(zip(header, values, strict=True))
     except csv.Error as error:
-        raise DataError(f"{printable(path)}, line {reader.line_num}: {error}") from None
+        raise DataError(f"{printable_path(path)}, line {reader.line_num}: {error}") from None
 
 
 # --- files that hold many images --------------------------------------------------------------------------------------
 
 
-def _index_containers(data: Images, found: Found, classes: Any, folder: Path) -> Index:
+def _index_containers(data: Images, listing: FileListing, classes: Any, folder: Path) -> Index:
     """Build the index of all members of the files. Raises DataError naming the file and the member or row."""
-    paths = [join_path(found.root, name) for name in found.names]
+    paths = [join_path(listing.root, name) for name in listing.names]
     sources: list[str] = []
     members: list[Member] = []
     counts: list[int] = []
     names: list[str] | None = None
     for number, path in enumerate(paths):
-        if found.kind == "tar":
-            source, part = path, list(_tar_members(path, data.label))
+        if listing.kind == "tar":
+            source, file_members = path, list(_tar_members(path, data.label))
         else:
-            source, part, part_names = column_members(data, path, folder / f"{number}.images")
-            names = part_names if names is None else names
-            if part_names != names:
-                raise DataError(f"{printable(path)} names other classes than {printable(paths[0])}")
-        if not part:
-            raise DataError(f"{printable(path)} holds no image")
+            source, file_members, file_classes = column_members(data, path, folder / f"{number}.images")
+            names = file_classes if names is None else names
+            if file_classes != names:
+                raise DataError(f"{printable_path(path)} names other classes than {printable_path(paths[0])}")
+        if not file_members:
+            raise DataError(f"{printable_path(path)} holds no image")
         sources.append(source)
-        members += part
-        counts.append(len(part))
+        members += file_members
+        counts.append(len(file_members))
     file_N = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     unlabeled = next((number for number, member in enumerate(members) if member.label is None), None)
     if unlabeled is not None:
         file = int(file_N[unlabeled])
         row = unlabeled - sum(counts[:file]) + 1
-        raise DataError(f"{printable(paths[file])}, image {row} has no label; {_HINTS[found.kind]}")
+        raise DataError(f"{printable_path(paths[file])}, image {row} has no label; {_HINTS[listing.kind]}")
     labels = [member.label for member in members if member.label is not None]
     if names is not None and all(isinstance(label, int) for label in labels):
         labels = [names[int(label)] if 0 <= int(label) < len(names) else label for label in labels]
         classes = classes or names
     elif not all(isinstance(label, int) for label in labels):
         labels = [str(label) for label in labels]
-    label_N, class_names = number_labels(labels, classes, printable(paths[0]))
+    label_N, class_names = number_labels(labels, classes, printable_path(paths[0]))
     whole_files = index.make_index("", sources, label_N, class_names)
     return Index(
         "",
@@ -240,7 +244,7 @@ class SourceFile(io.RawIOBase):
     """A local file or an object, read in place."""
 
     def __init__(self, path: str) -> None:
-        self._path, self._at, self._size = path, 0, files.file_size(path)
+        self._path, self._position, self._size = path, 0, files.file_size(path)
 
     def readable(self) -> bool:
         return True
@@ -249,13 +253,13 @@ class SourceFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        data = files.read_bytes(self._path, self._at, len(buffer))
+        data = files.read_bytes(self._path, self._position, len(buffer))
         buffer[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)
 
 
@@ -267,8 +271,8 @@ def open_tar(path: str) -> Iterator[tarfile.TarFile]:
             yield tar
     except (tarfile.TarError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise faults.read_error(f"{printable(path)} cannot be read", error) from error
-        raise DataError(f"{printable(path)} is not a tar, or is truncated or damaged: {error}") from None
+            raise faults.read_error(f"{printable_path(path)} cannot be read", error) from error
+        raise DataError(f"{printable_path(path)} is not a tar, or is truncated or damaged: {error}") from None
 
 
 def _tar_members(path: str, field: str | None) -> Iterator[Member]:
@@ -280,7 +284,7 @@ def _tar_members(path: str, field: str | None) -> Iterator[Member]:
             if not info.isreg() or os.path.basename(info.name).startswith("."):
                 continue
             if info.offset_data + info.size > size:
-                raise DataError(f"{printable(path)} is truncated: it ends within {printable(info.name)}")
+                raise DataError(f"{printable_path(path)} is truncated: it ends within {printable_path(info.name)}")
             folder, name = os.path.split(info.name)
             stem, _, ending = name.partition(".")
             ending = f".{ending}".lower()
@@ -290,7 +294,9 @@ def _tar_members(path: str, field: str | None) -> Iterator[Member]:
                 key, image, label = f"{folder}/{stem}", None, None
             if ending.endswith(ENDINGS):
                 if image is not None:
-                    raise DataError(f"{printable(path)}: {printable(key)} has two images; give each a name of its own")
+                    raise DataError(
+                        f"{printable_path(path)}: {printable_path(key)} has two images; give each a name of its own"
+                    )
                 image = Member(info.offset_data, info.size, os.path.basename(folder) or None)
             elif (member_label := _read_label(tar, info, ending, field, path)) is not None:
                 label = member_label
@@ -301,7 +307,7 @@ def _tar_members(path: str, field: str | None) -> Iterator[Member]:
 def _read_label(
     tar: tarfile.TarFile, member: tarfile.TarInfo, ending: str, field: str | None, path: str
 ) -> Label | None:
-    if ending not in (*LABEL_MEMBERS, ".json") or member.size > MOST_LABEL:
+    if ending not in (*LABEL_MEMBERS, ".json") or member.size > MAX_LABEL_BYTES:
         return None
     file = tar.extractfile(member)
     assert file is not None, "it is a regular file"
@@ -311,14 +317,14 @@ def _read_label(
             return parse_label(text) if field is None and text else None
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{printable(path)}: {printable(member.name)} cannot be read: {error}") from None
+        raise DataError(f"{printable_path(path)}: {printable_path(member.name)} cannot be read: {error}") from None
     if not isinstance(row, dict):
         return None
     value = next((row[key] for key in ([field] if field else LABEL_FIELDS) if key in row), None)
     return parse_label(value) if isinstance(value, str | int) else None
 
 
-def column_members(data: Images, path: str, copy: Path) -> tuple[str, list[Member], list[str] | None]:
+def column_members(data: Images, path: str, copy_path: Path) -> tuple[str, list[Member], list[str] | None]:
     """Return the file to read, its images with their labels, and the names of the classes.
 
     Raises DataError if the file is damaged or lacks a column.
@@ -326,27 +332,27 @@ def column_members(data: Images, path: str, copy: Path) -> tuple[str, list[Membe
     import pyarrow
     from pyarrow import parquet
 
-    here = files.local_path(path)
+    local_copy = files.local_path(path)
     try:
         if path.lower().endswith(".parquet"):
-            file = parquet.ParquetFile(here)
+            file = parquet.ParquetFile(local_copy)
             columns, names = _choose_columns(data, path, file.schema_arrow)
-            batches = file.iter_batches(ROWS, columns=list(columns))
+            batches = file.iter_batches(BATCH_ROWS, columns=list(columns))
         else:
-            mapped = pyarrow.memory_map(here)
-            schema, batches = files.arrow_batches(mapped)
+            memory_map = pyarrow.memory_map(local_copy)
+            schema, batches = files.arrow_batches(memory_map)
             columns, names = _choose_columns(data, path, schema)
-            members = _members_in_place(path, batches, columns, mapped)
+            members = _members_in_place(path, batches, columns, memory_map)
             if members is not None:
                 return path, members, names
             # The file is compressed, so its batches have to be read again and copied.
-            batches = files.arrow_batches(mapped)[1]
-        return str(copy), _copy_members(path, batches, columns, copy), names
+            batches = files.arrow_batches(memory_map)[1]
+        return str(copy_path), _copy_members(path, batches, columns, copy_path), names
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:
             # The error comes from the file system.
             raise
-        raise DataError(f"{printable(path)} is truncated or damaged: {error}") from None
+        raise DataError(f"{printable_path(path)} is truncated or damaged: {error}") from None
 
 
 def _choose_columns(data: Images, path: str, schema: Any) -> tuple[tuple[str, str], list[str] | None]:
@@ -360,26 +366,26 @@ def _choose_columns(data: Images, path: str, schema: Any) -> tuple[tuple[str, st
     return (image, label), [str(name) for name in names] if isinstance(names, list) else None
 
 
-def image_column(asked: str | None, path: str, schema: Any) -> str:
+def image_column(requested: str | None, path: str, schema: Any) -> str:
     """Return the requested image column, that of the schema of `datasets`, or the first of bytes. Raises DataError."""
     features = files.arrow_features(schema)
-    image = asked or next(
+    image = requested or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
         next((name for at, name in enumerate(schema.names) if holds_bytes(schema.field(at).type)), None),
     )
     image = _check_column(path, schema, "image", image)
     kind = schema.field(image).type
     if not holds_bytes(kind):
-        raise DataError(f"{printable(path)}: its column {image!r} is of {kind}, not bytes of images")
+        raise DataError(f"{printable_path(path)}: its column {image!r} is of {kind}, not bytes of images")
     return image
 
 
 def _check_column(path: str, schema: Any, key: str, name: str | None) -> str:
     if name is not None and schema.names.count(name) == 1:
         return name
-    what = f"no column {name!r}" if name else f"no column that is known for the {key}; set data.{key}"
-    what = f"several columns {name!r}" if name and schema.names.count(name) > 1 else what
-    raise DataError(f"{printable(path)} has {what}; it has {', '.join(schema.names)}")
+    problem = f"no column {name!r}" if name else f"no column that is known for the {key}; set data.{key}"
+    problem = f"several columns {name!r}" if name and schema.names.count(name) > 1 else problem
+    raise DataError(f"{printable_path(path)} has {problem}; it has {', '.join(schema.names)}")
 
 
 def holds_bytes(kind: Any) -> bool:
@@ -403,20 +409,22 @@ def _read_batch(path: str, first: int, batch: Any, columns: tuple[str, str]) -> 
         image = image.cast(pyarrow.large_binary())
     if image.null_count:
         row = first + image.is_null().to_pylist().index(True) + 1
-        raise DataError(f"{printable(path)}, row {row}: its {columns[0]!r} has no bytes")
+        raise DataError(f"{printable_path(path)}, row {row}: its {columns[0]!r} has no bytes")
     values = label.to_pylist()
     for row, value in enumerate(values, first + 1):
         if not isinstance(value, str | int) or isinstance(value, str) and not value:
-            raise DataError(f"{printable(path)}, row {row}: its {columns[1]!r} is not a label, but {value!r}")
+            raise DataError(f"{printable_path(path)}, row {row}: its {columns[1]!r} is not a label, but {value!r}")
     return image, [parse_label(int(value) if isinstance(value, bool) else value) for value in values]
 
 
-def _members_in_place(path: str, batches: Iterator[Any], columns: tuple[str, str], mapped: Any) -> list[Member] | None:
+def _members_in_place(
+    path: str, batches: Iterator[Any], columns: tuple[str, str], memory_map: Any
+) -> list[Member] | None:
     """Return the members of a mapped file, or None if its buffers are not part of the file."""
     from pyarrow import types
 
-    whole = mapped.read_at(mapped.size(), 0)
-    base, end = np.frombuffer(whole, np.uint8).ctypes.data, mapped.size()
+    buffer = memory_map.read_at(memory_map.size(), 0)
+    base, end = np.frombuffer(buffer, np.uint8).ctypes.data, memory_map.size()
     members: list[Member] = []
     for batch in batches:
         image, labels = _read_batch(path, len(members), batch, columns)
@@ -432,23 +440,24 @@ def _members_in_place(path: str, batches: Iterator[Any], columns: tuple[str, str
     return members
 
 
-def _copy_members(path: str, batches: Iterator[Any], columns: tuple[str, str], copy: Path) -> list[Member]:
+def _copy_members(path: str, batches: Iterator[Any], columns: tuple[str, str], copy_path: Path) -> list[Member]:
     members: list[Member] = []
-    at = 0
+    offset = 0
     try:
-        with atomic_file.open_draft(copy) as draft, draft.open("wb") as file:
+        with atomic_file.open_draft(copy_path) as draft, draft.open("wb") as file:
             for batch in batches:
                 image, labels = _read_batch(path, len(members), batch, columns)
                 for value, label in zip(image, labels, strict=True):
                     size = file.write(value.as_buffer())
-                    members.append(Member(at, size, label))
-                    at += size
+                    members.append(Member(offset, size, label))
+                    offset += size
     except OSError as error:
         if error.errno is None:
             # The error comes from pyarrow and means that the file is damaged.
             raise
         raise StorageError(
-            f"the images of {printable(path)} cannot be copied to {copy.parent} ({error}); set XDG_CACHE_HOME to a "
+            f"the images of {printable_path(path)} cannot be copied to {copy_path.parent} ({error}); "
+            "set XDG_CACHE_HOME to a "
             "folder with room"
         ) from error
     return members

@@ -28,16 +28,16 @@ from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources.images.picture import MOST_BYTES, Broken
+from jaxlaunch.trainer.sources.images.picture import MAX_FILE_BYTES, BrokenImage
 
 # Version of the cached index. Increase it when an index is built differently.
 VERSION = 1
 # Number of images whose bytes are part of the digest.
-SAMPLES = 64
+DIGEST_SAMPLES = 64
 SAMPLE_BYTES = 4096
 # Number of names in a message.
-MOST_SAID = 5
-MOST_CLASSES = 2**24
+MAX_LISTED_NAMES = 5
+MAX_CLASSES = 2**24
 Label = str | int
 
 
@@ -77,29 +77,29 @@ class Index:
     def __len__(self) -> int:
         return len(self.label_N)
 
-    def file(self, number: int) -> str:
+    def file_path(self, number: int) -> str:
         """Return the path or URL of a file by its number."""
         start = int(self.end_F[number - 1]) if number else 0
         name = os.fsdecode(self.names[start : int(self.end_F[number])])
         return name if name.startswith("/") or remote.is_remote(name) else join_path(self.root, name)
 
-    def where(self, image: int) -> str:
+    def locate_image(self, image: int) -> str:
         """Return the file of an image and the place in it, for a message."""
         number = self._file_number(image)
-        file = printable(self.printed[number] if self.printed else self.file(number))
+        file = printable_path(self.printed[number] if self.printed else self.file_path(number))
         if self.file_N is None or self.start_N is None:
             return file
         row = image - int(np.searchsorted(self.file_N, number)) + 1 if self.row_N is None else int(self.row_N[image])
         return f"{file}, image {row}"
 
-    def read(self, image: int) -> bytes:
+    def read_image(self, image: int) -> bytes:
         """Read the bytes of an image. Raises OSError, StorageError, and BrokenImage if the file is too large."""
-        path = self.file(self._file_number(image))
+        path = self.file_path(self._file_number(image))
         if self.start_N is None or self.size_N is None:
             return read_file(path)
         return files.read_bytes(path, int(self.start_N[image]), int(self.size_N[image]))
 
-    def only(self, chosen_N: npt.NDArray[np.bool_], broken: Sequence[str]) -> Index:
+    def select_images(self, chosen_N: npt.NDArray[np.bool_], broken: Sequence[str]) -> Index:
         """Return the index of some of the images; `broken` describes those that are left out."""
         file_N, row_N = self.file_N, self.row_N
         if file_N is None:
@@ -108,7 +108,7 @@ class Index:
             row_N = (np.arange(1, len(self) + 1) - np.searchsorted(file_N, file_N)).astype(np.int32)
         numbered = dataclasses.replace(self, file_N=file_N, row_N=row_N, broken=tuple(broken))
         arrays: dict[str, Any] = {
-            key: array[chosen_N] for key in _PER_IMAGE if (array := getattr(numbered, key)) is not None
+            key: array[chosen_N] for key in _IMAGE_ARRAYS if (array := getattr(numbered, key)) is not None
         }
         return dataclasses.replace(numbered, **arrays)
 
@@ -124,8 +124,8 @@ class Member(NamedTuple):
     label: Label | None
 
 
-_PER_IMAGE = ("label_N", "file_N", "start_N", "size_N", "row_N")
-_ARRAYS = ("end_F", *_PER_IMAGE)
+_IMAGE_ARRAYS = ("label_N", "file_N", "start_N", "size_N", "row_N")
+_ARRAYS = ("end_F", *_IMAGE_ARRAYS)
 
 
 def join_path(root: str, name: str) -> str:
@@ -133,7 +133,7 @@ def join_path(root: str, name: str) -> str:
     return f"{root.rstrip('/')}/{name}" if root else name
 
 
-def printable(path: str) -> str:
+def printable_path(path: str) -> str:
     """Escape a path for printing on one line, because names need not be UTF-8."""
     if path.isprintable():
         return path
@@ -160,10 +160,10 @@ def read_file(path: str) -> bytes:
     else:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            if size <= MOST_BYTES:
+            if size <= MAX_FILE_BYTES:
                 return file.readall()
-    if size > MOST_BYTES:
-        raise Broken(f"has {size >> 20} MiB, more than an image has")
+    if size > MAX_FILE_BYTES:
+        raise BrokenImage(f"has {size >> 20} MiB, more than an image has")
     return files.read_bytes(path, 0, size)
 
 
@@ -171,7 +171,7 @@ def read_file(path: str) -> bytes:
 
 
 def number_labels(
-    labels: Sequence[Label], classes: Sequence[Label] | None, where: str
+    labels: Sequence[Label], classes: Sequence[Label] | None, location: str
 ) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
     """Return the number of each label, and the names of the classes in order, none if the labels are numbers.
 
@@ -180,7 +180,7 @@ def number_labels(
     """
     distinct = set(labels)
     if classes is None and all(isinstance(label, int) for label in distinct):
-        _check_numbers({int(label) for label in distinct}, where)
+        _check_numbers({int(label) for label in distinct}, location)
         return np.asarray(labels, np.int32), ()
     if classes is None:
         classes = names = sorted(map(str, distinct))
@@ -189,26 +189,27 @@ def number_labels(
             other = by_fold.setdefault(" ".join(name.casefold().split()), name)
             if other != name:
                 raise DataError(
-                    f"{where}: the classes {other!r} and {name!r} differ only in case or spaces; use one name"
+                    f"{location}: the classes {other!r} and {name!r} differ only in case or spaces; use one name"
                 )
     numbers = {str(name): number for number, name in enumerate(classes)}
     unknown = sorted({str(label) for label in distinct} - numbers.keys())
     if unknown:
         subject, verb = ("the label", "is") if len(unknown) == 1 else ("the labels", "are")
         raise DataError(
-            f"{where}: {subject} {list_names(unknown)} {verb} not among the {len(numbers)} classes "
+            f"{location}: {subject} {list_names(unknown)} {verb} not among the {len(numbers)} classes "
             f"({list_names(list(numbers))}); leave those out, or name them in data.classes"
         )
     return np.fromiter((numbers[str(label)] for label in labels), np.int32, len(labels)), tuple(numbers)
 
 
-def _check_numbers(numbers: set[int], where: str) -> None:
-    least, most = min(numbers, default=0), max(numbers, default=0)
-    if least < 0 or most >= MOST_CLASSES:
-        raise DataError(f"{where}: the label {least if least < 0 else most} is not the number of a class")
-    if numbers and (missing := sorted(set(range(most + 1)) - numbers)[:MOST_SAID]):
+def _check_numbers(numbers: set[int], location: str) -> None:
+    lowest, highest = min(numbers, default=0), max(numbers, default=0)
+    if lowest < 0 or highest >= MAX_CLASSES:
+        raise DataError(f"{location}: the label {lowest if lowest < 0 else highest} is not the number of a class")
+    if numbers and (missing := sorted(set(range(highest + 1)) - numbers)[:MAX_LISTED_NAMES]):
         raise DataError(
-            f"{where}: the labels are whole numbers up to {most}, without {list_names(missing)}; number the classes "
+            f"{location}: the labels are whole numbers up to {highest}, without "
+            f"{list_names(missing)}; number the classes "
             "from 0, or list the labels in data.classes"
         )
 
@@ -221,43 +222,43 @@ def parse_label(label: Label) -> Label:
 
 def list_names(names: Sequence[Label]) -> str:
     """Return the first names as a list for a message."""
-    more = f" and {len(names) - MOST_SAID} more" if len(names) > MOST_SAID else ""
-    return ", ".join(map(repr, names[:MOST_SAID])) + more
+    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    return ", ".join(map(repr, names[:MAX_LISTED_NAMES])) + more
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
-def cached_index(key: Any, marks: Callable[[], Any], make: Callable[[Path], Index]) -> Index:
-    """Return the index for `key` from the cache if `marks` are unchanged, or else make and store it.
+def cached_index(key: Any, read_marks: Callable[[], Any], build_index: Callable[[Path], Index]) -> Index:
+    """Return the index for `key` from the cache if `read_marks` are unchanged, or else make and store it.
 
-    `make` may write files to the folder that it gets. The processes of a host take turns.
+    `build_index` may write files to the folder that it gets. The processes of a host take turns.
     """
     text = json.dumps([VERSION, key], sort_keys=True)
     address = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:24]
     folder = user_cache.cache_folder("images") / address
-    mark = hashlib.sha256(json.dumps(marks(), sort_keys=True).encode(errors="surrogatepass")).hexdigest()
+    mark = hashlib.sha256(json.dumps(read_marks(), sort_keys=True).encode(errors="surrogatepass")).hexdigest()
     if not _has_mark(folder, mark):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = (folder / "lock").open("a")
         except OSError:
             # The cache is not writable, so the index is built and not stored.
-            return _with_digest(make(folder))
+            return _with_digest(build_index(folder))
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _has_mark(folder, mark):
-                for old in folder.iterdir():
-                    if old.name != "lock":
-                        shutil.rmtree(old) if old.is_dir() else old.unlink()
-                index = _with_digest(make(folder))
+                for entry in folder.iterdir():
+                    if entry.name != "lock":
+                        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                index = _with_digest(build_index(folder))
                 fields = dataclasses.asdict(index).items()
-                about = {key: value for key, value in fields if key not in (*_ARRAYS, "names")}
+                scalars = {key: value for key, value in fields if key not in (*_ARRAYS, "names")}
                 arrays = {key: array for key in _ARRAYS if (array := getattr(index, key)) is not None}
                 with atomic_file.open_draft(folder / "index.npz") as draft, draft.open("wb") as file:
                     np.savez(file, names=np.frombuffer(index.names, np.uint8), **arrays)
-                atomic_file.write_file(folder / "index.json", json.dumps({"mark": mark, "index": about}).encode())
-    return _load(folder, mark)
+                atomic_file.write_file(folder / "index.json", json.dumps({"mark": mark, "index": scalars}).encode())
+    return _load_index(folder, mark)
 
 
 def _has_mark(folder: Path, mark: str) -> bool:
@@ -268,13 +269,13 @@ def _has_mark(folder: Path, mark: str) -> bool:
 
 
 @functools.lru_cache(maxsize=16)
-def _load(folder: Path, mark: str) -> Index:
-    about = json.loads((folder / "index.json").read_text())["index"]
+def _load_index(folder: Path, mark: str) -> Index:
+    scalars = json.loads((folder / "index.json").read_text())["index"]
     with np.load(folder / "index.npz") as arrays:
         loaded = {key: arrays[key] for key in _ARRAYS if key in arrays}
         names = arrays["names"].tobytes()
-    listed: dict[str, Any] = {key: tuple(about.pop(key, ())) for key in ("classes", "broken", "printed")}
-    return Index(names=names, **loaded, **listed, **about)
+    tuples: dict[str, Any] = {key: tuple(scalars.pop(key, ())) for key in ("classes", "broken", "printed")}
+    return Index(names=names, **loaded, **tuples, **scalars)
 
 
 def _with_digest(index: Index) -> Index:
@@ -287,7 +288,7 @@ def _with_digest(index: Index) -> Index:
     for key in ("label_N", "start_N", "size_N"):
         if (array := getattr(index, key)) is not None:
             digest.update(np.ascontiguousarray(array).tobytes())
-    for image in range(0, len(index), max(1, -(-len(index) // SAMPLES))):
-        with contextlib.suppress(Broken):
-            digest.update(index.read(image)[:SAMPLE_BYTES])
+    for image in range(0, len(index), max(1, -(-len(index) // DIGEST_SAMPLES))):
+        with contextlib.suppress(BrokenImage):
+            digest.update(index.read_image(image)[:SAMPLE_BYTES])
     return dataclasses.replace(index, digest=digest.hexdigest()[:12])

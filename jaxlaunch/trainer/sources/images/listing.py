@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources.images.index import printable
+from jaxlaunch.trainer.sources.images.index import printable_path
 from jaxlaunch.trainer.sources.images.picture import ENDINGS
 
 Split = Literal["train", "eval"]
@@ -27,13 +27,15 @@ TABLES = (".parquet", ".arrow")
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 KINDS = {"files": ENDINGS, "tar": (".tar",), "table": TABLES, "list": LISTS}
 # Hugging Face's image folders have these files next to the images.
-METADATA = tuple(f"metadata{ending}" for ending in LISTS)
-PACKED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz", ".zip")
-READABLE = "a folder, image files, .tar, .parquet, .arrow, or a .csv, .tsv or .jsonl of paths and labels can be read"
+METADATA_FILES = tuple(f"metadata{ending}" for ending in LISTS)
+COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz", ".zip")
+READABLE_HINT = (
+    "a folder, image files, .tar, .parquet, .arrow, or a .csv, .tsv or .jsonl of paths and labels can be read"
+)
 _SPLIT_NAME = re.compile(rf"({'|'.join((*TRAIN, *EVAL))})(?![a-z0-9])", re.IGNORECASE)
 
 
-class Found(NamedTuple):
+class FileListing(NamedTuple):
     """The files of a split: `kind` is folder, files, list, tar or table; the names are relative to `root`."""
 
     kind: str
@@ -45,38 +47,40 @@ class Found(NamedTuple):
     has_splits: bool = False
 
 
-def list_files(patterns: str | Sequence[str], split: Split, key: str = "path") -> Found:
+def list_files(patterns: str | Sequence[str], split: Split, key: str = "path") -> FileListing:
     """List the files of a folder, a file, or globs. Raises DataError if they contain no readable images."""
-    listed = [patterns] if isinstance(patterns, str) else list(patterns)
-    if len(listed) == 1 and is_folder(listed[0]):
-        return _list_folder(listed[0].rstrip("/") or "/", split, key)
-    matched = files.match_files(listed, key)
-    kinds = {file_kind(path): path for path in matched}
+    pattern_list = [patterns] if isinstance(patterns, str) else list(patterns)
+    if len(pattern_list) == 1 and is_folder(pattern_list[0]):
+        return _list_folder(pattern_list[0].rstrip("/") or "/", split, key)
+    paths = files.match_files(pattern_list, key)
+    kinds = {file_kind(path): path for path in paths}
     if len(kinds) > 1:
         first, second = list(kinds.values())[:2]
-        raise DataError(f"data.{key} names files of several kinds, such as {printable(first)} and {printable(second)}")
+        raise DataError(
+            f"data.{key} names files of several kinds, such as {printable_path(first)} and {printable_path(second)}"
+        )
     kind, path = next(iter(kinds.items()))
     if kind == "other":
-        hint = "unpack it, or pack it as .tar" if path.lower().endswith(PACKED) else READABLE
-        raise DataError(f"data.{key}: {printable(path)} holds no images that can be read; {hint}")
-    return Found(kind, "", tuple(matched))
+        hint = "unpack it, or pack it as .tar" if path.lower().endswith(COMPRESSED_SUFFIXES) else READABLE_HINT
+        raise DataError(f"data.{key}: {printable_path(path)} holds no images that can be read; {hint}")
+    return FileListing(kind, "", tuple(paths))
 
 
-def _list_folder(folder: str, split: Split, key: str) -> Found:
+def _list_folder(folder: str, split: Split, key: str) -> FileListing:
     names = sorted(walk_files(folder))
     by_kind: dict[str, list[str]] = {}
     for name in names:
         by_kind.setdefault(file_kind(name), []).append(name)
-    metadata = [name for name in by_kind.get("list", []) if os.path.basename(name) in METADATA]
+    metadata = [name for name in by_kind.get("list", []) if os.path.basename(name) in METADATA_FILES]
     kind = next((kind for kind in ("table", "tar") if kind in by_kind and "files" not in by_kind), "")
     chosen = metadata or by_kind.get(kind or "files", [])
     if not chosen:
-        raise DataError(f"data.{key} = {printable(folder)} holds no images; {READABLE}")
+        raise DataError(f"data.{key} = {printable_path(folder)} holds no images; {READABLE_HINT}")
     selected, has_splits = select_split(chosen, split)
     # save_to_disk of `datasets` leaves cache files next to the rows.
     selected = [name for name in selected if not os.path.basename(name).startswith("cache-")]
     kind = "list" if metadata else kind or "folder"
-    return Found(kind, folder, tuple(selected), len(names) - len(chosen), has_splits)
+    return FileListing(kind, folder, tuple(selected), len(names) - len(chosen), has_splits)
 
 
 def file_kind(path: str) -> str:
@@ -101,8 +105,8 @@ def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
     words = [_split_word(name) for name in names]
     if not any(word in TRAIN for word in words):
         return names, False
-    first = next((word for word in (TRAIN if split == "train" else EVAL) if word in words), None)
-    return [name for name, word in zip(names, words, strict=True) if word is not None and word == first], True
+    chosen_word = next((word for word in (TRAIN if split == "train" else EVAL) if word in words), None)
+    return [name for name, word in zip(names, words, strict=True) if word is not None and word == chosen_word], True
 
 
 def _split_word(name: str) -> str | None:
@@ -120,17 +124,17 @@ def walk_files(folder: str) -> Iterator[str]:
         with remote.convert_errors(f"listing {folder}"):
             yield from remote.list_names(folder)
         return
-    yield from _walk(folder, "", {_identity(folder)})
+    yield from _walk_folder(folder, "", {_folder_identity(folder)})
 
 
-def _walk(folder: str, prefix: str, ancestors: set[tuple[int, int]]) -> Iterator[str]:
+def _walk_folder(folder: str, prefix: str, ancestors: set[tuple[int, int]]) -> Iterator[str]:
     with os.scandir(folder) as entries:
         visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
     for entry in visible:
         if _is_kind(entry, os.DirEntry.is_file):
             yield prefix + entry.name
-        elif _is_kind(entry, os.DirEntry.is_dir) and (identity := _identity(entry.path)) not in ancestors:
-            yield from _walk(entry.path, f"{prefix}{entry.name}/", ancestors | {identity})
+        elif _is_kind(entry, os.DirEntry.is_dir) and (identity := _folder_identity(entry.path)) not in ancestors:
+            yield from _walk_folder(entry.path, f"{prefix}{entry.name}/", ancestors | {identity})
 
 
 def mark_files(patterns: Sequence[str], key: str) -> Any:
@@ -154,13 +158,13 @@ def mark_files(patterns: Sequence[str], key: str) -> Any:
 
 
 def _mark_folder(path: str) -> list[tuple[str, int, int]]:
-    remaining, marks, seen = [path], [], set()
+    remaining, marks, visited = [path], [], set()
     while remaining:
         folder = remaining.pop()
         stat = os.stat(folder)
-        if (stat.st_dev, stat.st_ino) in seen:
+        if (stat.st_dev, stat.st_ino) in visited:
             continue
-        seen.add((stat.st_dev, stat.st_ino))
+        visited.add((stat.st_dev, stat.st_ino))
         marks.append((folder, 0, stat.st_mtime_ns))
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -184,6 +188,6 @@ def _is_kind(entry: os.DirEntry[str], is_kind: Callable[[os.DirEntry[str]], bool
         raise
 
 
-def _identity(folder: str) -> tuple[int, int]:
+def _folder_identity(folder: str) -> tuple[int, int]:
     stat = os.stat(folder)
     return stat.st_dev, stat.st_ino

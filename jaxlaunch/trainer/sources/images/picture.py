@@ -19,11 +19,11 @@ from PIL.TiffImagePlugin import TiffImageFile
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 # Pillow's own threshold for a decompression bomb: 256 MiB of RGB.
-MOST_PIXELS = 89_478_485
+MAX_PIXELS = 89_478_485
 # Maximum size of an image file.
-MOST_BYTES = 1 << 30
+MAX_FILE_BYTES = 1 << 30
 # A JPEG can be decoded at 1/2, 1/4 and 1/8.
-REDUCED = 8
+MAX_REDUCTION = 8
 # EXIF tag of the orientation.
 ORIENTATION = 0x0112
 # Tags of TIFF. A photometric interpretation of 0 means that white is 0.
@@ -49,7 +49,7 @@ Box = tuple[float, float, float, float]  # top, left, height and width, in pixel
 Size = tuple[int, int]  # height and width
 
 
-class Broken(Exception):
+class BrokenImage(Exception):
     """An image that cannot be decoded. The message continues the name of the file."""
 
 
@@ -58,37 +58,37 @@ class Picture:
 
     def __init__(self, data: bytes, channels: int = 3) -> None:
         if not data:
-            raise Broken("is empty")
+            raise BrokenImage("is empty")
         self._mode, self._data = _MODES[channels], data
         try:
             self._image: Any = Image.open(io.BytesIO(data), formats=FORMATS)
-            self._orientation = _orientation(self._image)
+            self._orientation = _read_orientation(self._image)
             width, height = self._image.size
             if isinstance(self._image, TiffImageFile):
                 # Pillow's size of a rotated TIFF may already be that of the upright image.
                 width, height = (self._image.tag_v2[tag] for tag in (_WIDTH, _HEIGHT))
         except UnidentifiedImageError:
-            raise Broken("is not an image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
+            raise BrokenImage("is not an image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
         except Image.DecompressionBombError:
-            raise Broken(f"has more than {MOST_PIXELS:,} pixels") from None
+            raise BrokenImage(f"has more than {MAX_PIXELS:,} pixels") from None
         except MemoryError:
             raise
         except Exception as error:
             # Pillow's readers raise arbitrary exceptions for a damaged header.
-            raise Broken(f"is damaged: {error or type(error).__name__}") from None
-        if width * height > MOST_PIXELS:
-            raise Broken(f"has {width} × {height} pixels, more than {MOST_PIXELS:,}")
+            raise BrokenImage(f"is damaged: {error or type(error).__name__}") from None
+        if width * height > MAX_PIXELS:
+            raise BrokenImage(f"has {width} × {height} pixels, more than {MAX_PIXELS:,}")
         self.size: Size = (width, height) if self._orientation in _SIDEWAYS else (height, width)
         if self._image.format == "TIFF":
             # Pillow itself rotates a TIFF while it decodes.
             self._orientation = 1
 
     @property
-    def about(self) -> tuple[str, str]:
+    def format_and_mode(self) -> tuple[str, str]:
         """The format and mode of the file, as named by Pillow."""
         return str(self._image.format), self._image.mode
 
-    def pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
+    def read_pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
         """Return the part in `box`, or all of it, resized to `size` and mirrored: uint8 [H, W, C].
 
         A JPEG with at least twice the resolution of `size` is decoded at 1/2, 1/4 or 1/8, and the rows below the box
@@ -96,43 +96,45 @@ class Picture:
         Raises BrokenImage.
         """
         height, width = self.size
-        top, left, high, wide = box or (0, 0, height, width)
+        top, left, box_height, box_width = box or (0, 0, height, width)
         try:
             if size is not None and self._image.format in ("JPEG", "MPO"):
-                self._decode(min(high / size[0], wide / size[1]), top + high, max(1.0, high / size[0]))
-            image = _convert(self._image, self._mode)
-            if (turn := _UPRIGHT.get(self._orientation)) is not None:
-                image = image.transpose(turn)
+                self._decode_reduced(
+                    min(box_height / size[0], box_width / size[1]), top + box_height, max(1.0, box_height / size[0])
+                )
+            image = _convert_mode(self._image, self._mode)
+            if (transposition := _UPRIGHT.get(self._orientation)) is not None:
+                image = image.transpose(transposition)
             # Both are 1 unless the image was decoded at a reduced scale.
-            down, across = image.height / height, image.width / width
-            cut = (left * across, top * down, (left + wide) * across, (top + high) * down)
+            scale_y, scale_x = image.height / height, image.width / width
+            edges = (left * scale_x, top * scale_y, (left + box_width) * scale_x, (top + box_height) * scale_y)
             if size is not None:
-                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=cut)
+                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
             elif box is not None:
-                image = image.crop(tuple(round(edge) for edge in cut))  # type: ignore[arg-type]
+                image = image.crop(tuple(round(edge) for edge in edges))  # type: ignore[arg-type]
             if mirrored:
                 # Pillow's flip takes a tenth of the time of a copy by NumPy.
                 image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             pixels: Pixels = np.asarray(image)
-        except (MemoryError, Broken):
+        except (MemoryError, BrokenImage):
             raise
         except Exception as error:
             # Pillow's readers raise arbitrary exceptions for damaged data.
-            raise Broken(f"is truncated or damaged: {error or type(error).__name__}") from None
+            raise BrokenImage(f"is truncated or damaged: {error or type(error).__name__}") from None
         return pixels[..., None] if pixels.ndim == 2 else pixels
 
-    def _decode(self, factor: float, bottom: float, reach: float) -> None:
+    def _decode_reduced(self, factor: float, bottom: float, reach: float) -> None:
         """Decode a JPEG at a reduced scale and, if it is stored upright, only the rows that resizing reads.
 
         Those are the rows to `bottom`, and `reach` more for the support of the filter.
         """
-        self._reduce(factor)
+        self._set_scale(factor)
         # The data are in memory, so Pillow can decode them in one piece.
         self._image.decodermaxblock = len(self._data)
         scale = self._image.height / self.size[0]
         if self._orientation not in _UPRIGHT and not self._is_decoded(math.ceil((bottom + reach + 1) * scale) + 1):
             self._image = Image.open(io.BytesIO(self._data), formats=FORMATS)
-            self._reduce(factor)
+            self._set_scale(factor)
 
     def _is_decoded(self, stop: int) -> bool:
         """Decode the rows above `stop`, and return whether all of them are known to be intact.
@@ -150,15 +152,15 @@ class Picture:
                 return not image.tile and image.crop((0, stop - 1, image.width, stop)).getbbox() is not None
         return True
 
-    def _reduce(self, factor: float) -> None:
+    def _set_scale(self, factor: float) -> None:
         """Select the smallest scale of a JPEG for a reduction by up to `factor`."""
-        by = min(REDUCED, 2 ** int(math.log2(max(factor, 1.0))))
-        if by > 1:
+        divisor = min(MAX_REDUCTION, 2 ** int(math.log2(max(factor, 1.0))))
+        if divisor > 1:
             width, height = self._image.size
-            self._image.draft(self._mode, (width // by, height // by))
+            self._image.draft(self._mode, (width // divisor, height // divisor))
 
 
-def _orientation(image: Image.Image) -> int:
+def _read_orientation(image: Image.Image) -> int:
     """Return the EXIF orientation, upright if the EXIF block cannot be read."""
     try:
         return int(image.getexif().get(ORIENTATION, 1))
@@ -169,19 +171,19 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _convert(image: Image.Image, mode: str) -> Image.Image:
+def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
     """Convert the first frame to RGB or grey, dropping transparency as torchvision does."""
     if image.mode.startswith("I"):
         # Keep the upper 8 bits of 16-bit grey, or of the number of bits in the tags of a TIFF.
-        deep: npt.NDArray[Any] = np.asarray(image)
-        if deep.size and (deep.min() < 0 or deep.max() > 0xFFFF):
-            raise Broken(f"has pixels from {deep.min()} to {deep.max()}, more than 16 bits hold")
+        values: npt.NDArray[Any] = np.asarray(image)
+        if values.size and (values.min() < 0 or values.max() > 0xFFFF):
+            raise BrokenImage(f"has pixels from {values.min()} to {values.max()}, more than 16 bits hold")
         tags = getattr(image, "tag_v2", {})
         bits = min(16, int(tags.get(_BITS, (16,))[0]))
-        grey = (deep >> (bits - 8)).astype(np.uint8)
+        grey = (values >> (bits - 8)).astype(np.uint8)
         image = Image.fromarray(255 - grey if tags.get(_MEANING) == 0 else grey)
     if image.mode == "F":
-        raise Broken("has floating-point pixels, of which no range is known; save it with 8 or 16 bits")
+        raise BrokenImage("has floating-point pixels, of which no range is known; save it with 8 or 16 bits")
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)

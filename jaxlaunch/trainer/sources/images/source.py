@@ -16,95 +16,100 @@ import numpy as np
 
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data.augment import Transform
-from jaxlaunch.trainer.data.order import Share
+from jaxlaunch.trainer.data.order import HeldOutShare
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, index, listing
-from jaxlaunch.trainer.sources.images.index import MOST_SAID, Index, list_names
-from jaxlaunch.trainer.sources.images.picture import Broken, Picture
+from jaxlaunch.trainer.sources.images.index import MAX_LISTED_NAMES, Index, list_names
+from jaxlaunch.trainer.sources.images.picture import BrokenImage, Picture
 from jaxlaunch.trainer.sources.mixture import Mixture
 from jaxlaunch.trainer.spec import ArrayRecord, Images, Tfds
 from jaxlaunch.trainer.spec import Mixture as Mixed
 
 Split = Literal["train", "eval"]
 Block = Images | ArrayRecord | Tfds
-Open = Callable[[Block, Split], DataSource | None]
+OpenBlock = Callable[[Block, Split], DataSource | None]
 # A JPEG is decoded at an eighth of its size, which takes a third of the time and finds the same damage.
-SMALL = (8, 8)
+CHECK_SIZE = (8, 8)
 # Maximum number of faults that are printed.
-MOST_FAULTS = 10
+MAX_PRINTED_FAULTS = 10
 # Keys that must agree among packed tables.
-SCALED = ("columns", "missing", "label", "scale")
+SCALING_KEYS = ("columns", "missing", "label", "scale")
 
 
-def open_source(data: Images, split: Split) -> Pictures | None:
+def open_source(data: Images, split: Split) -> ImageSource | None:
     """Open the images of `split`, None if nothing is held out. Raises DataError."""
-    whole = index_images(data, data.path, "train", "path", data.classes)
-    if split == "train" and (data.eval_path is not None or whole.has_splits or not data.eval_split):
-        return Pictures(data, split, whole)
-    if split == "eval" and (data.eval_path is not None or whole.has_splits):
+    full_index = index_images(data, data.path, "train", "path", data.classes)
+    if split == "train" and (data.eval_path is not None or full_index.has_splits or not data.eval_split):
+        return ImageSource(data, split, full_index)
+    if split == "eval" and (data.eval_path is not None or full_index.has_splits):
         patterns, key = (data.path, "path") if data.eval_path is None else (data.eval_path, "eval_path")
         part: Split = "eval" if data.eval_path is None else "train"
-        held_out = index_images(data, patterns, part, key, data.classes or whole.classes or None)
+        held_out = index_images(data, patterns, part, key, data.classes or full_index.classes or None)
         if data.eval_path not in (None, data.path):
-            _check_apart(whole, held_out)
-        return Pictures(data, split, held_out) if len(held_out) or data.eval_path is not None else None
+            _check_disjoint(full_index, held_out)
+        return ImageSource(data, split, held_out) if len(held_out) or data.eval_path is not None else None
     if not data.eval_split:
         return None
-    share = Share(data.eval_split, len(whole))
-    if not share.kept:
-        raise DataError(f"data.eval_split = {data.eval_split} of {len(whole)} images leaves none to train on")
+    share = HeldOutShare(data.eval_split, len(full_index))
+    if not share.kept_count:
+        raise DataError(f"data.eval_split = {data.eval_split} of {len(full_index)} images leaves none to train on")
     if split == "eval":
-        return Pictures(data, split, whole, share.held_out_index, share.held_out, f"held out {data.eval_split}")
-    return Pictures(data, split, whole, share.kept_index, share.kept, f"all but {data.eval_split}")
+        return ImageSource(
+            data, split, full_index, share.held_out_index, share.held_out_count, f"held out {data.eval_split}"
+        )
+    return ImageSource(data, split, full_index, share.kept_index, share.kept_count, f"all but {data.eval_split}")
 
 
 def index_images(data: Images, patterns: str | list[str], split: Split, key: str, classes: build.Classes) -> Index:
     """Return the index of a split of the patterns, from the cache if possible. Raises DataError, StorageError."""
-    listed = [patterns] if isinstance(patterns, str) else patterns
-    absolute = [pattern if remote.is_remote(pattern) else os.path.abspath(pattern) for pattern in listed]
-    described = [absolute, split, key, classes, data.image, data.label, data.channels, data.on_broken]
+    pattern_list = [patterns] if isinstance(patterns, str) else patterns
+    absolute = [pattern if remote.is_remote(pattern) else os.path.abspath(pattern) for pattern in pattern_list]
+    cache_key = [absolute, split, key, classes, data.image, data.label, data.channels, data.on_broken]
 
-    def make(folder: Path) -> Index:
+    def build_now(folder: Path) -> Index:
         """Index the current files; `folder` may get files next to the index."""
-        whole = build.build_index(data, listing.list_files(absolute, split, key), classes, folder)
-        return whole if data.on_broken == "stop" else _without_broken(whole, data.channels, key)
+        full_index = build.build_index(data, listing.list_files(absolute, split, key), classes, folder)
+        return full_index if data.on_broken == "stop" else _drop_broken(full_index, data.channels, key)
 
-    return index.cached_index(described, lambda: listing.mark_files(absolute, key), make)
+    return index.cached_index(cache_key, lambda: listing.mark_files(absolute, key), build_now)
 
 
-def _check_apart(trained: Index, evaluated: Index) -> None:
+def _check_disjoint(train_index: Index, eval_index: Index) -> None:
     """Raise DataError if an image file is in both training and evaluation."""
-    if trained.file_N is None and evaluated.file_N is None:
-        trained_files = {trained.file(number) for number in range(len(trained))}
-        both = [name for number in range(len(evaluated)) if (name := evaluated.file(number)) in trained_files]
-        if both:
+    if train_index.file_N is None and eval_index.file_N is None:
+        trained_files = {train_index.file_path(number) for number in range(len(train_index))}
+        shared_files = [
+            name for number in range(len(eval_index)) if (name := eval_index.file_path(number)) in trained_files
+        ]
+        if shared_files:
             raise DataError(
-                f"data.path and data.eval_path both name {index.printable(both[0])}, one of {len(both)} images of the "
-                f"{len(evaluated)} that are evaluated; take them out of one, or set both to the same path"
+                f"data.path and data.eval_path both name {index.printable_path(shared_files[0])}, one "
+                f"of {len(shared_files)} images of the "
+                f"{len(eval_index)} that are evaluated; take them out of one, or set both to the same path"
             )
 
 
-class Pictures(DataSource):
+class ImageSource(DataSource):
     """`image` uint8 [H, W, C] and `label` int32; the k-th image is `pick(k)` of the index."""
 
     def __init__(
         self,
         data: Images,
         split: Split,
-        whole: Index,
+        full_index: Index,
         pick: Callable[[int], int] = int,
         length: int | None = None,
         label: str = "",
     ) -> None:
-        self.index, self.workers = whole, data.workers
+        self.index, self.workers = full_index, data.workers
         self.opener = f"{__name__}:{open_for_worker.__name__}", (data.model_dump_json(), split)
         self._data, self._pick, self._label = data, pick, label
-        self._length = len(whole) if length is None else length
+        self._length = len(full_index) if length is None else length
         self._transform = Transform(data.augment, data.shape, split)
-        self.takes_rng = self.may_draw = self._transform.draws
+        self.takes_rng = self.may_draw = self._transform.needs_rng
         first = data.path if isinstance(data.path, str) else data.path[0]
-        self.name = f"images of {index.printable(first)}{f', {label}' if label else ''}"
+        self.name = f"images of {index.printable_path(first)}{f', {label}' if label else ''}"
 
     def __len__(self) -> int:
         return self._length
@@ -112,17 +117,17 @@ class Pictures(DataSource):
     def __getitem__(self, number: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         image = self._pick(number)
         try:
-            pixels = self._transform(Picture(self.index.read(image), self._data.channels), rng)
-        except Broken as error:
+            pixels = self._transform(Picture(self.index.read_image(image), self._data.channels), rng)
+        except BrokenImage as error:
             raise DataError(
-                f"{self.name}: example {number}, {self.index.where(image)}, {error}; fix or remove it, or set "
+                f"{self.name}: example {number}, {self.index.locate_image(image)}, {error}; fix or remove it, or set "
                 "data.on_broken: skip"
             ) from None
         return {"image": pixels, "label": self.index.label_N[image]}
 
-    def where(self, number: int) -> str:
+    def locate_example(self, number: int) -> str:
         """Return the file of an example and the place in it."""
-        return self.index.where(self._pick(number))
+        return self.index.locate_image(self._pick(number))
 
     def fingerprint(self) -> str:
         """Return the number of images and classes, and a digest of names, labels and some of the bytes."""
@@ -131,43 +136,47 @@ class Pictures(DataSource):
         return f"{identity}, {self._label}" if self._label else identity
 
 
-def open_for_worker(data: str, split: Split) -> Pictures:
+def open_for_worker(data: str, split: Split) -> ImageSource:
     """Open the source of a JSON data block in a worker process."""
     source = open_source(Images.model_validate_json(data), split)
     assert source is not None, "the process that asks has it open"
     return source
 
 
-def _without_broken(whole: Index, channels: int, key: str) -> Index:
+def _drop_broken(full_index: Index, channels: int, key: str) -> Index:
     """Return the index of the intact images, and print the others. Raises DataError if there are none."""
-    broken = dict(faults(whole, channels))
-    for number, what in list(broken.items())[:MOST_FAULTS]:
-        print(f"left out: {whole.where(number)} {what}", file=sys.stderr)
+    broken = dict(find_faults(full_index, channels))
+    for number, problem in list(broken.items())[:MAX_PRINTED_FAULTS]:
+        print(f"left out: {full_index.locate_image(number)} {problem}", file=sys.stderr)
     if broken:
-        print(f"data.{key}: left out {len(broken)} of {len(whole)} images, which cannot be decoded", file=sys.stderr)
-    if len(broken) == len(whole):
-        raise DataError(f"data.{key}: none of the {len(whole)} images can be decoded")
-    is_whole_N = np.ones(len(whole), bool)
-    is_whole_N[list(broken)] = False
-    return whole.only(is_whole_N, [f"{whole.where(number)} {fault}" for number, fault in broken.items()])
+        print(
+            f"data.{key}: left out {len(broken)} of {len(full_index)} images, which cannot be decoded", file=sys.stderr
+        )
+    if len(broken) == len(full_index):
+        raise DataError(f"data.{key}: none of the {len(full_index)} images can be decoded")
+    is_intact_N = np.ones(len(full_index), bool)
+    is_intact_N[list(broken)] = False
+    return full_index.select_images(
+        is_intact_N, [f"{full_index.locate_image(number)} {fault}" for number, fault in broken.items()]
+    )
 
 
-def faults(whole: Index, channels: int = 3) -> Iterator[tuple[int, str]]:
+def find_faults(full_index: Index, channels: int = 3) -> Iterator[tuple[int, str]]:
     """Yield the number of each image that cannot be decoded, with the reason."""
 
     def find_fault(number: int) -> str | None:
         try:
-            Picture(whole.read(number), channels).pixels(None, SMALL)
-        except Broken as error:
+            Picture(full_index.read_image(number), channels).read_pixels(None, CHECK_SIZE)
+        except BrokenImage as error:
             return str(error)
         except (FileNotFoundError, PermissionError) as error:
             return f"cannot be read: {error.strerror}"
         return None
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for number, what in enumerate(threads.map(find_fault, range(len(whole)), chunksize=1)):
-            if what is not None:
-                yield number, what
+        for number, fault in enumerate(threads.map(find_fault, range(len(full_index)), chunksize=1)):
+            if fault is not None:
+                yield number, fault
 
 
 # --- mixtures ---------------------------------------------------------------------------------------------------------
@@ -182,21 +191,21 @@ class _Classes(NamedTuple):
     is_fixed: bool
 
 
-class Examples(Mixture):
+class ImageMixture(Mixture):
     """The examples of all parts, with the metadata that the packed parts share, such as classes and scales."""
 
-    about: Mapping[str, Any] = {}
+    metadata: Mapping[str, Any] = {}
 
     def __init__(
-        self, data: Mixed, split: Split, parts: Mapping[str, DataSource], weights: Mapping[str, float], about: Any
+        self, data: Mixed, split: Split, parts: Mapping[str, DataSource], weights: Mapping[str, float], metadata: Any
     ) -> None:
         super().__init__(parts, weights)
-        self.about = about
+        self.metadata = metadata
         self.workers = data.workers
         self.opener = "jaxlaunch.trainer.sources.open:open_mixture", (data.model_dump_json(), split)
 
 
-def open_mixture(data: Mixed, split: Split, open_block: Open) -> Examples | None:
+def open_mixture(data: Mixed, split: Split, open_block: OpenBlock) -> ImageMixture | None:
     """Open the parts that have examples of a split. Raises DataError naming the part."""
     blocks = {name: block for name, block in data.part_sources().items() if isinstance(block, Block)}
     weights = {name: part.weight for name, part in data.parts.items()}
@@ -218,11 +227,11 @@ def open_mixture(data: Mixed, split: Split, open_block: Open) -> Examples | None
     if not parts:
         return None
     _check_shapes(parts)
-    about = _common_notes(parts) | ({"classes": list(classes)} if classes else {})
-    return Examples(data, split, parts, weights if split == "train" else dict.fromkeys(parts, 1.0), about)
+    metadata = _common_metadata(parts) | ({"classes": list(classes)} if classes else {})
+    return ImageMixture(data, split, parts, weights if split == "train" else dict.fromkeys(parts, 1.0), metadata)
 
 
-def _open_part(name: str, block: Block, split: Split, open_block: Open) -> DataSource | None:
+def _open_part(name: str, block: Block, split: Split, open_block: OpenBlock) -> DataSource | None:
     try:
         source = open_block(block, split)
     except DataError as error:
@@ -232,7 +241,7 @@ def _open_part(name: str, block: Block, split: Split, open_block: Open) -> DataS
     return source
 
 
-def _check_classes(data: Mixed, blocks: Mapping[str, Block], open_block: Open) -> tuple[str, ...]:
+def _check_classes(data: Mixed, blocks: Mapping[str, Block], open_block: OpenBlock) -> tuple[str, ...]:
     """Return the class names in the common order, none if the classes are numbers. Raises DataError."""
     part_classes = {
         name: classes
@@ -242,35 +251,35 @@ def _check_classes(data: Mixed, blocks: Mapping[str, Block], open_block: Open) -
     if not part_classes:
         return tuple(map(str, data.classes or ()))
     first = min(part_classes, key=lambda name: not part_classes[name].is_fixed)
-    wanted = part_classes[first].names if data.classes is None else tuple(map(str, data.classes))
+    expected = part_classes[first].names if data.classes is None else tuple(map(str, data.classes))
     for name, classes in part_classes.items():
-        is_same = classes.names == wanted if classes.is_fixed else {*classes.names} == {*wanted}
+        is_same = classes.names == expected if classes.is_fixed else {*classes.names} == {*expected}
         if is_same or (data.classes is not None and not classes.is_fixed):
             # Opening the part reports unknown classes.
             continue
-        others = f"train.data.parts.{first}" if data.classes is None else "train.data.classes"
-        only = sorted({*classes.names} ^ {*wanted})[:MOST_SAID]
-        differ = f"of which only one has {list_names(only)}" if only else "in another order"
+        reference = f"train.data.parts.{first}" if data.classes is None else "train.data.classes"
+        differing = sorted({*classes.names} ^ {*expected})[:MAX_LISTED_NAMES]
+        difference = f"of which only one has {list_names(differing)}" if differing else "in another order"
         remedy = "pack it again with data.classes" if classes.is_fixed else "list the classes of both in data.classes"
         raise DataError(
             f"train.data.parts.{name} has the {len(classes.names)} classes {list_names(classes.names)}, and "
-            f"{others} the {len(wanted)} classes {list_names(wanted)}, {differ}; {remedy}"
+            f"{reference} the {len(expected)} classes {list_names(expected)}, {difference}; {remedy}"
         )
-    return wanted if data.classes is not None or part_classes[first].are_named else ()
+    return expected if data.classes is not None or part_classes[first].are_named else ()
 
 
-def _find_classes(name: str, block: Block, open_block: Open) -> _Classes | None:
+def _find_classes(name: str, block: Block, open_block: OpenBlock) -> _Classes | None:
     if isinstance(block, Images):
         try:
-            whole = index_images(block, block.path, "train", "path", block.classes)
+            full_index = index_images(block, block.path, "train", "path", block.classes)
         except DataError as error:
             raise DataError(f"train.data.parts.{name}: {error}") from error
-        numbers = range(int(whole.label_N.max(initial=-1)) + 1)
-        return _Classes(whole.classes or tuple(map(str, numbers)), bool(whole.classes), False)
+        numbers = range(int(full_index.label_N.max(initial=-1)) + 1)
+        return _Classes(full_index.classes or tuple(map(str, numbers)), bool(full_index.classes), False)
     if isinstance(block, Tfds):
         return None
     part = _open_part(name, block, "train", open_block)
-    names = None if part is None else part.about.get("classes")
+    names = None if part is None else part.metadata.get("classes")
     return _Classes(tuple(names), True, True) if names else None
 
 
@@ -281,23 +290,26 @@ def _check_shapes(parts: Mapping[str, DataSource]) -> None:
         if "image" not in example:
             continue
         image = np.asarray(example["image"])
-        form = f"{image.dtype}{list(image.shape)}"
-        if first is not None and form != first[1]:
+        image_form = f"{image.dtype}{list(image.shape)}"
+        if first is not None and image_form != first[1]:
             raise DataError(
-                f"train.data.parts.{first[0]} has images of {first[1]}, and train.data.parts.{name} of {form}; set "
+                f"train.data.parts.{first[0]} has images of {first[1]}, and train.data.parts.{name} "
+                f"of {image_form}; set "
                 "train.data.size, and pack grey images with data.channels: 3"
             )
-        first = first or (name, form)
+        first = first or (name, image_form)
 
 
-def _common_notes(parts: Mapping[str, DataSource]) -> dict[str, Any]:
+def _common_metadata(parts: Mapping[str, DataSource]) -> dict[str, Any]:
     """Return the metadata of packed tables, whose features are already scaled. Raises DataError if they differ."""
-    notes = {name: part.about for name, part in parts.items()}
+    notes = {name: part.metadata for name, part in parts.items()}
     first = next((name for name, about in notes.items() if about.get("kind") == "table"), None)
     if first is None:
         return {}
     for name, about in notes.items():
-        differ = next((key for key in ("kind", "target", *SCALED) if notes[first].get(key) != about.get(key)), None)
+        differ = next(
+            (key for key in ("kind", "target", *SCALING_KEYS) if notes[first].get(key) != about.get(key)), None
+        )
         if differ is not None:
             raise DataError(
                 f"train.data.parts.{first} and train.data.parts.{name} were packed with another {differ}, so a "

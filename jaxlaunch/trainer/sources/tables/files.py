@@ -21,23 +21,23 @@ import numpy.typing as npt
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, listing
-from jaxlaunch.trainer.sources.images.index import join_path, printable
+from jaxlaunch.trainer.sources.images.index import join_path, printable_path
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".npy", ".npz")
 DELIMITERS = ",;\t|"
 # Words that mean a missing number in a column of numbers, in any case.
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")
+MISSING_WORDS = ("", "na", "n/a", "nan", "null", "none", "?", "-")
 QUOTE = b'"'
 # Name of an index column that pandas writes to Parquet and Arrow.
-INDEX = r"__index_level_\d+__"
-OTHER_FILES = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "Parquet", b"\x28\xb5\x2f\xfd": "zstd"}
+PANDAS_INDEX = r"__index_level_\d+__"
+FOREIGN_MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "Parquet", b"\x28\xb5\x2f\xfd": "zstd"}
 # The messages of pyarrow may contain a whole row.
-MOST_SAID = 200
+MAX_ERROR_CHARACTERS = 200
 # As much of the world writes 1234.5, the thousands apart: 1 234.5, 1'234.5, 1.234,5.
-THOUSANDS = r"^\s*[+-]?\d{1,3}(([ \x{a0}\x{202f}'’]\d{3})+([.,]\d+)?|(\.\d{3})+,\d+)\s*$"
-NUMBER = r"\s*[+-]?\d+([.,]\d+)?\s*"
+THOUSANDS_PATTERN = r"^\s*[+-]?\d{1,3}(([ \x{a0}\x{202f}'’]\d{3})+([.,]\d+)?|(\.\d{3})+,\d+)\s*$"
+NUMBER_PATTERN = r"\s*[+-]?\d+([.,]\d+)?\s*"
 # A decimal comma, as in 0,5.
-COMMA = r"^\s*([+-]?\d+),(\d+)\s*$"
+DECIMAL_COMMA_PATTERN = r"^\s*([+-]?\d+),(\d+)\s*$"
 Column = npt.NDArray[Any]
 
 
@@ -60,26 +60,26 @@ class Columns:
     @property
     def name(self) -> str:
         """The first file, for messages."""
-        return printable(self.paths[0])
+        return printable_path(self.paths[0])
 
-    def where(self, row: int) -> str:
+    def locate_row(self, row: int) -> str:
         """Return the file of a row and its number there from 1, for messages."""
         file = int(np.searchsorted(self.ends_F, row, side="right"))
-        before = int(self.ends_F[file - 1]) if file else 0
-        return f"{printable(self.paths[file])}, row {row - before + 1}"
+        file_start = int(self.ends_F[file - 1]) if file else 0
+        return f"{printable_path(self.paths[file])}, row {row - file_start + 1}"
 
 
 def find_tables(patterns: str | Sequence[str], split: listing.Split, key: str) -> tuple[list[str], bool]:
     """Return the files of a split, and whether their names contain the split. Raises DataError if there are none."""
-    listed = [patterns] if isinstance(patterns, str) else list(patterns)
-    if len(listed) != 1 or is_table(listed[0]) or not listing.is_folder(listed[0]):
-        return files.match_files(listed, key), False
-    folder = listed[0].rstrip("/") or "/"
+    pattern_list = [patterns] if isinstance(patterns, str) else list(patterns)
+    if len(pattern_list) != 1 or is_table(pattern_list[0]) or not listing.is_folder(pattern_list[0]):
+        return files.match_files(pattern_list, key), False
+    folder = pattern_list[0].rstrip("/") or "/"
     names = [name for name in sorted(listing.walk_files(folder)) if is_table(name)]
     # save_to_disk of `datasets` leaves cache files next to the rows.
     names = [name for name in names if not os.path.basename(name).startswith("cache-")]
     if not names:
-        raise DataError(f"data.{key} = {printable(folder)} holds no table; {', '.join(ENDINGS)} can be read")
+        raise DataError(f"data.{key} = {printable_path(folder)} holds no table; {', '.join(ENDINGS)} can be read")
     chosen, has_splits = listing.select_split(names, split)
     return [join_path(folder, name) for name in chosen], has_splits
 
@@ -94,20 +94,22 @@ def read_tables(paths: Sequence[str], texts: Collection[str] = ()) -> Columns:
 
     `texts` are columns that are read as texts even if a file has only digits in them.
     """
-    return concatenate([_read_table(path, texts) for path in paths])
+    return concatenate_columns([_read_table(path, texts) for path in paths])
 
 
-def concatenate(parts: Sequence[Columns]) -> Columns:
+def concatenate_columns(parts: Sequence[Columns]) -> Columns:
     """Concatenate the rows of all parts. Raises DataError if their columns differ."""
     first, paths = parts[0], [path for part in parts for path in part.paths]
     for part in parts:
         names, other = {*first.values, *first.unusable}, {*part.values, *part.unusable}
-        if odd := sorted(names ^ other):
-            lacking, having = (part, first) if odd[0] in names else (first, part)
-            raise DataError(f"{lacking.name} has no column {odd[0]!r}, which {having.name} has")
-        if odd := [name for name in first.classes if part.classes.get(name, named := first.classes[name]) != named]:
+        if differing := sorted(names ^ other):
+            lacking, having = (part, first) if differing[0] in names else (first, part)
+            raise DataError(f"{lacking.name} has no column {differing[0]!r}, which {having.name} has")
+        if differing := [
+            name for name in first.classes if part.classes.get(name, class_names := first.classes[name]) != class_names
+        ]:
             raise DataError(
-                f"{part.name} has other names for the classes in {odd[0]!r} than {first.name}; "
+                f"{part.name} has other names for the classes in {differing[0]!r} than {first.name}; "
                 "read them as the parts of a mixture, or write the names in the column"
             )
     unusable = {name: reason for part in parts for name, reason in part.unusable.items()}
@@ -123,7 +125,7 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
 def _read_table(path: str, texts: Collection[str]) -> Columns:
     ending = os.path.splitext(path)[1].lower()
     if ending not in ENDINGS:
-        raise DataError(f"{printable(path)} is not a table by its name; {', '.join(ENDINGS)} can be read")
+        raise DataError(f"{printable_path(path)} is not a table by its name; {', '.join(ENDINGS)} can be read")
     classes: Mapping[str, tuple[str, ...]] = {}
     unusable: dict[str, str] = {}
     try:
@@ -142,27 +144,27 @@ def _read_table(path: str, texts: Collection[str]) -> Columns:
         if isinstance(error, OSError) and error.errno is not None:
             # The error comes from the file system.
             raise
-        raise DataError(f"{printable(path)} cannot be read: {error}") from None
+        raise DataError(f"{printable_path(path)} cannot be read: {error}") from None
     if len({len(column) for column in values.values()}) > 1:
         lengths = ", ".join(f"{name} {len(column)}" for name, column in list(values.items())[:4])
-        raise DataError(f"{printable(path)} has arrays of different lengths: {lengths}")
+        raise DataError(f"{printable_path(path)} has arrays of different lengths: {lengths}")
     count = len(next(iter(values.values()), ()))
     if not count:
-        raise DataError(f"{printable(path)} has no {'rows' if values or unusable else 'columns'}")
+        raise DataError(f"{printable_path(path)} has no {'rows' if values or unusable else 'columns'}")
     return Columns((path,), np.array([count]), values, classes, unusable)
 
 
 def _read_numpy(path: str) -> dict[str, Column]:
     with open(files.local_path(path), "rb") as file:
-        whole = np.load(file, allow_pickle=False)
-        if isinstance(whole, np.lib.npyio.NpzFile):
-            columns = {name: np.asarray(whole[name]) for name in whole.files}
-        elif whole.dtype.names:
-            columns = {name: whole[name] for name in whole.dtype.names}
-        elif whole.ndim == 2:
-            columns = {str(number): whole[:, number] for number in range(whole.shape[1])}
+        loaded = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.lib.npyio.NpzFile):
+            columns = {name: np.asarray(loaded[name]) for name in loaded.files}
+        elif loaded.dtype.names:
+            columns = {name: loaded[name] for name in loaded.dtype.names}
+        elif loaded.ndim == 2:
+            columns = {str(number): loaded[:, number] for number in range(loaded.shape[1])}
         else:
-            raise ValueError(f"an array of shape {list(whole.shape)}, and a table has rows and columns")
+            raise ValueError(f"an array of shape {list(loaded.shape)}, and a table has rows and columns")
     for name, array in columns.items():
         kind = array.dtype.kind
         if array.ndim < 1 or kind not in "biufUSMm":
@@ -192,13 +194,13 @@ def _find_invalid_utf8(values: Iterable[bytes | None]) -> int | None:
 
 def _convert_json(name: str, values: list[Any]) -> Column:
     """Convert JSON values to a column: lists of numbers of one shape become [N, …], other values stay objects."""
-    if (odd := next((row for row, value in enumerate(values, 1) if isinstance(value, dict)), None)) is not None:
-        raise ValueError(f"row {odd}: its {name!r} is an object, and a table has numbers and texts")
+    if (object_row := next((row for row, value in enumerate(values, 1) if isinstance(value, dict)), None)) is not None:
+        raise ValueError(f"row {object_row}: its {name!r} is an object, and a table has numbers and texts")
     if any(isinstance(value, list) for value in values):
         try:
             return np.array(values, np.float64)
         except (ValueError, TypeError):
-            shapes = [_shape(value) for value in values]
+            shapes = [_list_shape(value) for value in values]
             row = next((row for row, shape in enumerate(shapes, 1) if shape != shapes[0]), None)
             if row is not None:
                 raise ValueError(f"row {row}: its {name!r} has another shape than that of row 1") from None
@@ -207,7 +209,7 @@ def _convert_json(name: str, values: list[Any]) -> Column:
     return np.array([*values, None], object)[:-1]
 
 
-def _shape(value: Any) -> tuple[int, ...]:
+def _list_shape(value: Any) -> tuple[int, ...]:
     try:
         return np.shape(value)
     except ValueError:
@@ -224,29 +226,29 @@ def _read_arrow(
     import pyarrow
     from pyarrow import parquet
 
-    here = files.local_path(path)
+    local_copy = files.local_path(path)
     if ending == ".parquet":
-        table = parquet.ParquetFile(here).read()
+        table = parquet.ParquetFile(local_copy).read()
     elif ending == ".arrow":
-        schema, batches = files.arrow_batches(pyarrow.memory_map(here))
+        schema, batches = files.arrow_batches(pyarrow.memory_map(local_copy))
         table = pyarrow.Table.from_batches(list(batches), schema)
     else:
-        table = _read_csv(path, here, ending, texts)
+        table = _read_csv(path, local_copy, ending, texts)
     names = table.column_names
     # Skip the nameless columns that spreadsheets write at the end of each row, and the index of pandas.
-    left_out = [name for name in names if re.fullmatch(INDEX, name)] + [""] * (names.count("") > 1)
+    left_out = [name for name in names if re.fullmatch(PANDAS_INDEX, name)] + [""] * (names.count("") > 1)
     if left_out:
         table = table.select([at for at, name in enumerate(names) if name not in left_out])
         names = table.column_names
     if len({*names}) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{printable(path)} has two columns {twice!r}; rename one")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{printable_path(path)} has two columns {duplicate!r}; rename one")
     values: dict[str, Column] = {}
     unusable: dict[str, str] = {}
     for name in names:
         try:
             values[name] = _convert_column(table.column(name))
-        except _Unusable as error:
+        except _UnusableColumn as error:
             unusable[name] = str(error)
     features = files.arrow_features(table.schema)
     classes = {
@@ -255,7 +257,7 @@ def _read_arrow(
     return values, classes, unusable
 
 
-class _Unusable(Exception):
+class _UnusableColumn(Exception):
     """A column that is neither numbers nor texts. The message continues "its column 'a'"."""
 
 
@@ -269,7 +271,7 @@ def _convert_column(column: Any) -> Column:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         counts = compute.list_value_length(column).to_numpy()
         if column.null_count or len({*counts.tolist()}) > 1:
-            raise _Unusable("has lists of different lengths, which a table does not have")
+            raise _UnusableColumn("has lists of different lengths, which a table does not have")
         flat = _convert_column(compute.list_flatten(column))
         return flat.reshape(len(column), int(counts[0]) if len(counts) else 0, *flat.shape[1:])
     if types.is_string_view(kind) or types.is_binary_view(kind):
@@ -278,7 +280,7 @@ def _convert_column(column: Any) -> Column:
         return np.asarray(column.to_pylist() + [None], object)[:-1]
     if types.is_binary(kind) or types.is_large_binary(kind):
         row = _find_invalid_utf8(column.to_pylist())
-        raise _Unusable("has bytes, not numbers or texts" if row is None else f"is not UTF-8 in row {row}")
+        raise _UnusableColumn("has bytes, not numbers or texts" if row is None else f"is not UTF-8 in row {row}")
     if types.is_timestamp(kind) or types.is_date(kind):
         microseconds = column.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())
         return np.asarray(_convert_column(microseconds) / 1e6)
@@ -293,31 +295,31 @@ def _convert_column(column: Any) -> Column:
     elif types.is_decimal(kind):
         column = column.cast(pyarrow.float64())
     elif not (types.is_integer(kind) or types.is_floating(kind)):
-        raise _Unusable(f"is of {kind}, not numbers or texts")
+        raise _UnusableColumn(f"is of {kind}, not numbers or texts")
     array: Column = column.to_numpy()
     return array
 
 
-def _read_csv(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
+def _read_csv(path: str, local_copy: str, ending: str, texts: Collection[str]) -> Any:
     """Read a .csv or .tsv, taking the delimiter from the header: comma, semicolon, tab or bar."""
     import pyarrow
     from pyarrow import csv as tables
 
-    size = os.path.getsize(here)
-    with open(here, "rb") as file:
-        start = file.read(1 << 20)
-    if kind := next((kind for mark, kind in OTHER_FILES.items() if start.startswith(mark)), None):
-        raise DataError(f"{printable(path)} is not text, but {kind}; unpack or rename it")
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start.partition(b"\n")[0]:
-        raise DataError(f"{printable(path)} is not UTF-8, but UTF-16; save it as UTF-8")
-    line = start.removeprefix(b"\xef\xbb\xbf").decode(errors="replace").lstrip("\r\n").splitlines()[:1]
+    size = os.path.getsize(local_copy)
+    with open(local_copy, "rb") as file:
+        beginning = file.read(1 << 20)
+    if kind := next((kind for mark, kind in FOREIGN_MAGIC.items() if beginning.startswith(mark)), None):
+        raise DataError(f"{printable_path(path)} is not text, but {kind}; unpack or rename it")
+    if beginning[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in beginning.partition(b"\n")[0]:
+        raise DataError(f"{printable_path(path)} is not UTF-8, but UTF-16; save it as UTF-8")
+    line = beginning.removeprefix(b"\xef\xbb\xbf").decode(errors="replace").lstrip("\r\n").splitlines()[:1]
     delimiter = "\t"
     if ending != ".tsv":
         delimiter = max(DELIMITERS, key=lambda mark: len(next(csv.reader(line, delimiter=mark), [])))
-    words = {form for word in MISSING for form in (word, word.upper(), word.title())} | {"NaN"}
+    words = {form for word in MISSING_WORDS for form in (word, word.upper(), word.title())} | {"NaN"}
     try:
         table = tables.read_csv(
-            here,
+            local_copy,
             # A row must fit into one block.
             tables.ReadOptions(use_threads=False, block_size=min(max(size, 1 << 20), 1 << 28)),
             tables.ParseOptions(delimiter=delimiter, newlines_in_values=True),
@@ -325,24 +327,28 @@ def _read_csv(path: str, here: str, ending: str, texts: Collection[str]) -> Any:
         )
     except pyarrow.ArrowInvalid as error:
         # pyarrow counts the header as row 1.
-        head, is_row, rest = str(error).partition("Row #")
-        number, colon, what = rest.partition(":")
-        fault = f"row {int(number) - 1}:{what}" if is_row and colon and number.isdecimal() else head + is_row + rest
-        raise DataError(f"{printable(path)} cannot be read: {printable(fault)[:MOST_SAID]}") from None
-    _check_quotes(path, here, table)
+        head, is_row, row_text = str(error).partition("Row #")
+        number, colon, problem = row_text.partition(":")
+        fault = (
+            f"row {int(number) - 1}:{problem}" if is_row and colon and number.isdecimal() else head + is_row + row_text
+        )
+        raise DataError(
+            f"{printable_path(path)} cannot be read: {printable_path(fault)[:MAX_ERROR_CHARACTERS]}"
+        ) from None
+    _check_quotes(path, local_copy, table)
     return _convert_commas(path, table, delimiter)
 
 
-def _check_quotes(path: str, here: str, table: Any) -> None:
+def _check_quotes(path: str, local_copy: str, table: Any) -> None:
     """Raise DataError for a quote that is never closed, since it contains the rest of the file."""
     import pyarrow
 
-    with open(here, "rb") as file:
+    with open(local_copy, "rb") as file:
         if not sum(block.count(QUOTE) for block in iter(lambda: file.read(1 << 24), b"")) % 2:
             return
     for column in table.columns:
         if pyarrow.types.is_string(column.type) and len(column) and "\n" in (column[len(column) - 1].as_py() or ""):
-            raise DataError(f"{printable(path)}, row {len(column)}: a quote is opened and never closed")
+            raise DataError(f"{printable_path(path)}, row {len(column)}: a quote is opened and never closed")
 
 
 def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
@@ -353,26 +359,28 @@ def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
     import pyarrow
     from pyarrow import compute
 
-    for at, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+    for column_number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
         if not pyarrow.types.is_string(column.type):
             continue
-        is_apart = compute.match_substring_regex(column, THOUSANDS)
-        if compute.any(is_apart).as_py():
-            others = column.filter(compute.invert(compute.fill_null(is_apart, True))).to_pylist()
-            if all(re.fullmatch(NUMBER, value) for value in others if value):
-                row = is_apart.to_pylist().index(True)
+        has_thousands = compute.match_substring_regex(column, THOUSANDS_PATTERN)
+        if compute.any(has_thousands).as_py():
+            other_values = column.filter(compute.invert(compute.fill_null(has_thousands, True))).to_pylist()
+            if all(re.fullmatch(NUMBER_PATTERN, value) for value in other_values if value):
+                row = has_thousands.to_pylist().index(True)
                 raise DataError(
-                    f"{printable(path)}, row {row + 1}: its {name!r} is {column[row].as_py()!r}, with "
+                    f"{printable_path(path)}, row {row + 1}: its {name!r} is {column[row].as_py()!r}, with "
                     "thousands apart; write numbers without, or leave the column out of data.columns"
                 )
-        has_comma = compute.match_substring_regex(column, COMMA)
+        has_comma = compute.match_substring_regex(column, DECIMAL_COMMA_PATTERN)
         if not compute.any(has_comma).as_py():
             continue
         if delimiter == ",":
             row = has_comma.to_pylist().index(True)
             raise DataError(
-                f"{printable(path)}, row {row + 1}: its {name!r} is {column[row].as_py()!r}, where the "
+                f"{printable_path(path)}, row {row + 1}: its {name!r} is {column[row].as_py()!r}, where the "
                 "comma may stand before decimals or thousands; write numbers with a point, or columns with semicolons"
             )
-        table = table.set_column(at, name, compute.replace_substring_regex(column, COMMA, r"\1.\2"))
+        table = table.set_column(
+            column_number, name, compute.replace_substring_regex(column, DECIMAL_COMMA_PATTERN, r"\1.\2")
+        )
     return table

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data.order import Share
+from jaxlaunch.trainer.data.order import HeldOutShare
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build
@@ -31,11 +31,11 @@ from jaxlaunch.trainer.spec import Mixture as Mixed
 from jaxlaunch.trainer.spec import Table
 
 # Keys of the JSON form of a table's encoding.
-DESCRIBED = ("columns", "missing", "label", "classes", "scale")
+ENCODING_KEYS = ("columns", "missing", "label", "classes", "scale")
 # Maximum number of different values in a column of texts.
-MOST_VALUES = 100
+MAX_TEXT_VALUES = 100
 # Descriptions of a column in messages.
-EMPTY, NUMBERS = "no value", "numbers"
+NO_VALUES, NUMBERS = "no value", "numbers"
 Split = Literal["train", "eval"]
 Target = Literal["class", "multi_label", "regression"]
 Missing = Literal["stop", "mean"]
@@ -48,30 +48,30 @@ class Scale(NamedTuple):
     deviation: npt.NDArray[np.float32]
 
     @classmethod
-    def of(cls, described: Mapping[str, Any]) -> Scale:
+    def from_json(cls, encoded: Mapping[str, Any]) -> Scale:
         """Restore a scale from its JSON form."""
-        return cls(*(np.asarray(described[key], np.float32) for key in ("mean", "deviation")))
+        return cls(*(np.asarray(encoded[key], np.float32) for key in ("mean", "deviation")))
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the same as JSON, exact to the bit."""
         return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
 
     @property
-    def unit(self) -> float | None:
+    def shared_deviation(self) -> float | None:
         """The deviation shared by all labels, None if each has its own."""
         return float(self.deviation) if self.deviation.ndim == 0 else None
 
-    def within(self, label: Any) -> Any:
+    def normalize(self, label: Any) -> Any:
         """Normalize labels to the scale of the model."""
-        mean, deviation = self._broadcast(label)
+        mean, deviation = self._broadcast_to(label)
         return (label - mean) / deviation
 
-    def outside(self, prediction: Any) -> Any:
+    def denormalize(self, prediction: Any) -> Any:
         """Convert predictions of the model to the unit of the labels."""
-        mean, deviation = self._broadcast(prediction)
+        mean, deviation = self._broadcast_to(prediction)
         return prediction * deviation + mean
 
-    def _broadcast(self, numbers: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def _broadcast_to(self, numbers: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Return mean and deviation with as many axes as numbers [B, K], because runs forbid rank promotion."""
         if self.mean.ndim == 0:
             return self.mean, self.deviation
@@ -91,11 +91,11 @@ class Rows(DataSource):
         label_N: npt.NDArray[Any],
         classes: tuple[str, ...],
         scale: Scale | None,
-        described: Mapping[str, Any],
-        where: Callable[[int], str],
+        encoding: Mapping[str, Any],
+        locate_row: Callable[[int], str],
     ) -> None:
-        self._where = where
-        self.name, self.classes, self.scale, self.described = name, classes, scale, described
+        self._locate_row = locate_row
+        self.name, self.classes, self.scale, self.encoding = name, classes, scale, encoding
         self._x_NF, self.label_N = x_NF, label_N
 
     def __len__(self) -> int:
@@ -104,11 +104,11 @@ class Rows(DataSource):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"features": self._x_NF[index], "label": self.label_N[index]}
 
-    def where(self, index: int) -> str:
+    def locate_example(self, index: int) -> str:
         """Return the file of a row and its number there."""
-        return self._where(index)
+        return self._locate_row(index)
 
-    def rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    def read_rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         """Return many rows at once: `features` [B, F], and `label` [B] or [B, K]."""
         return {"features": self._x_NF.take(index_B, axis=0), "label": self.label_N.take(index_B, axis=0)}
 
@@ -131,18 +131,18 @@ def _open_splits(block: str, target: Target) -> dict[Split, Rows | None]:
     table, has_splits = read_training_table(data)
     coder = Coder(data, table, target)
     paths = held_out_paths(data, has_splits)
-    is_held_N = np.zeros(len(table), bool)
+    is_held_out_N = np.zeros(len(table), bool)
     if not paths and data.eval_split:
-        share = Share(data.eval_split, len(table))
-        if not share.kept:
+        share = HeldOutShare(data.eval_split, len(table))
+        if not share.kept_count:
             raise DataError(f"data.eval_split = {data.eval_split} of {len(table)} rows leaves none to train on")
-        is_held_N = share.is_held_out(np.arange(len(table)))
-    coder.fit(table, ~is_held_N)
-    held_out = coder.rows(table, is_held_N) if is_held_N.any() else None
+        is_held_out_N = share.is_held_out(np.arange(len(table)))
+    coder.fit(table, ~is_held_out_N)
+    held_out = coder.select_rows(table, is_held_out_N) if is_held_out_N.any() else None
     if paths:
-        evaluated = files.read_tables(paths, coder.texts)
-        held_out = coder.rows(evaluated, np.ones(len(evaluated), bool))
-    return {"train": coder.rows(table, ~is_held_N), "eval": held_out}
+        eval_table = files.read_tables(paths, coder.text_columns)
+        held_out = coder.select_rows(eval_table, np.ones(len(eval_table), bool))
+    return {"train": coder.select_rows(table, ~is_held_out_N), "eval": held_out}
 
 
 def read_training_table(data: Table) -> tuple[Columns, bool]:
@@ -165,7 +165,7 @@ class Coder:
         self._data, self._target = data, target
         label = [data.label] if isinstance(data.label, str) else data.label
         if label is None:
-            label = [name for name in build.LABEL if name in table.values or name in table.unusable][:1]
+            label = [name for name in build.LABEL_NAMES if name in table.values or name in table.unusable][:1]
             if not label:
                 raise DataError(
                     f"{table.name} has no column that is known for the label; set data.label; it has "
@@ -182,14 +182,14 @@ class Coder:
         self._scale: Scale | None = None
 
     @property
-    def texts(self) -> frozenset[str]:
+    def text_columns(self) -> frozenset[str]:
         """The columns that are texts in training."""
-        return frozenset() if self._features is None else self._features.texts
+        return frozenset() if self._features is None else self._features.text_columns
 
     def fit(self, table: Columns, is_train_N: npt.NDArray[np.bool_]) -> None:
         """Fit the encoding on these rows, and the classes on all rows. Raises DataError."""
         self._features = fit_features(table, self.names, is_train_N, self._data.missing)
-        label_N, self._classes = self._labels(table)
+        label_N, self._classes = self._read_labels(table)
         if self._target == "regression":
             train_N = label_N[is_train_N]
             with np.errstate(over="ignore", invalid="ignore"):
@@ -200,64 +200,65 @@ class Coder:
                 mean, deviation = wide_N.mean(0).astype(np.float32), wide_N.std(0).astype(np.float32)
             self._scale = Scale(mean, np.where(deviation > 0, deviation, np.float32(1)))
 
-    def classes(self, table: Columns) -> list[Label]:
+    def read_classes(self, table: Columns) -> list[Label]:
         """Return the classes of a table in the order of their numbers. Raises DataError."""
-        return [*(self._labels(table)[1] or ())]
+        return [*(self._read_labels(table)[1] or ())]
 
-    def rows(self, table: Columns, chosen_N: npt.NDArray[np.bool_]) -> Rows:
+    def select_rows(self, table: Columns, chosen_N: npt.NDArray[np.bool_]) -> Rows:
         """Encode these rows of a table. Raises DataError."""
         assert self._features is not None, "it is fitted"
         check_columns(table, [*self.label, *self.names])
-        label_N, classes = self._labels(table)
-        x_NF, names = self._features.of_all(table), tuple(map(str, classes or ()))
+        label_N, classes = self._read_labels(table)
+        x_NF, names = self._features.read_valid(table), tuple(map(str, classes or ()))
         row_N = np.flatnonzero(chosen_N)
-        scale = None if self._scale is None else self._scale.described()
-        described = {**self._features.described(), "label": self.label, "classes": list(names), "scale": scale}
+        scale = None if self._scale is None else self._scale.to_json()
+        encoding = {**self._features.to_json(), "label": self.label, "classes": list(names), "scale": scale}
         return Rows(
             f"table {table.name}",
             x_NF[chosen_N],
             label_N[chosen_N],
             names,
             self._scale,
-            described,
-            lambda number: table.where(int(row_N[number])),
+            encoding,
+            lambda number: table.locate_row(int(row_N[number])),
         )
 
-    def _labels(self, table: Columns) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
+    def _read_labels(self, table: Columns) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
         if self._target == "class":
             if len(self.label) > 1:
                 raise DataError(f"data.label names {len(self.label)} columns; loss.target = class takes one")
-            return self._class_labels(table, self.label[0])
+            return self._read_class_labels(table, self.label[0])
         numbers = [_number_label(table, name, self._target) for name in self.label]
         label_NK = np.concatenate(numbers, axis=1).astype(np.float32)
         return label_NK[:, 0] if label_NK.shape[1] == 1 and self._target == "regression" else label_NK, None
 
-    def _class_labels(self, table: Columns, name: str) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
-        where, label = f"{table.name}, {name!r}", f"its label {name!r}"
+    def _read_class_labels(self, table: Columns, name: str) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
+        location, label = f"{table.name}, {name!r}", f"its label {name!r}"
         numbers = column_numbers(table, name)
         if numbers is None:
             texts = table.values[name]
             empty = next((row for row, value in enumerate(texts) if value is None or value == ""), None)
             if empty is not None:
-                raise DataError(f"{table.where(empty)}: {label} is empty; remove the row")
-            return number_labels([str(value) for value in texts], self._classes, where)
+                raise DataError(f"{table.locate_row(empty)}: {label} is empty; remove the row")
+            return number_labels([str(value) for value in texts], self._classes, location)
         if numbers.shape[1] > 1:
             raise DataError(f"{table.name}: {label} is {numbers.shape[1]} numbers; a class is one")
         number_N = numbers[:, 0]
-        is_odd_N = np.asarray(~(np.isfinite(number_N) & (number_N == np.trunc(number_N)) & (abs(number_N) < 2**31)))
-        if is_odd_N.any():
-            row = int(is_odd_N.argmax())
+        is_invalid_N = np.asarray(~(np.isfinite(number_N) & (number_N == np.trunc(number_N)) & (abs(number_N) < 2**31)))
+        if is_invalid_N.any():
+            row = int(is_invalid_N.argmax())
             if np.isnan(number_N[row]):
-                raise DataError(f"{table.where(row)}: {label} is empty; remove the row")
+                raise DataError(f"{table.locate_row(row)}: {label} is empty; remove the row")
             raise DataError(
-                f"{table.where(row)}: {label} is {number_N[row]}, not the number of a class; numbers are predicted "
+                f"{table.locate_row(row)}: {label} is {number_N[row]}, not the number of a class; "
+                "numbers are predicted "
                 "with train.loss.target: regression"
             )
-        whole_N = number_N.astype(np.int64)
+        class_N = number_N.astype(np.int64)
         names = table.classes.get(name, ())
-        if len(names) and whole_N.min() >= 0 and whole_N.max() < len(names):
-            return number_labels([names[number] for number in whole_N], self._classes or names, where)
-        label_N, _ = number_labels(whole_N.tolist(), self._classes, where)
+        if len(names) and class_N.min() >= 0 and class_N.max() < len(names):
+            return number_labels([names[number] for number in class_N], self._classes or names, location)
+        label_N, _ = number_labels(class_N.tolist(), self._classes, location)
         return label_N, self._classes or tuple(range(int(label_N.max()) + 1))
 
 
@@ -267,12 +268,13 @@ def _number_label(table: Columns, name: str, target: Target) -> npt.NDArray[np.f
         raise DataError(f"{table.name}: {label} has texts; loss.target: {target} takes numbers")
     is_missing_N = ~np.isfinite(numbers).all(1)
     if is_missing_N.any():
-        raise DataError(f"{table.where(int(is_missing_N.argmax()))}: {label} is empty; remove the row")
+        raise DataError(f"{table.locate_row(int(is_missing_N.argmax()))}: {label} is empty; remove the row")
     is_large_N = (abs(numbers) > np.finfo(np.float32).max).any(1)
     if is_large_N.any():
         row = int(is_large_N.argmax())
         raise DataError(
-            f"{table.where(row)}: {label} is {abs(numbers[row]).max():g}, more than 32 bits hold; write it in a larger "
+            f"{table.locate_row(row)}: {label} is {abs(numbers[row]).max():g}, more than 32 bits "
+            "hold; write it in a larger "
             "unit"
         )
     return numbers
@@ -295,17 +297,17 @@ class Features:
         self._columns, self._missing = columns, missing
 
     @classmethod
-    def of(cls, described: Mapping[str, Any]) -> Features:
+    def from_json(cls, encoded: Mapping[str, Any]) -> Features:
         """Restore the features from their JSON form."""
         columns = {
             column["name"]: tuple(column["values"])
             if "values" in column
             else Numbers(np.array(column["mean"]), np.array(column["deviation"]))
-            for column in described["columns"]
+            for column in encoded["columns"]
         }
-        return cls(columns, described["missing"])
+        return cls(columns, encoded["missing"])
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the same as JSON, exact to the bit."""
         columns = [
             {"name": name, "mean": column.mean.tolist(), "deviation": column.deviation.tolist()}
@@ -316,35 +318,35 @@ class Features:
         return {"columns": columns, "missing": self._missing}
 
     @property
-    def texts(self) -> frozenset[str]:
+    def text_columns(self) -> frozenset[str]:
         """The columns of texts, which stay texts even if a file has only digits in them."""
         return frozenset(name for name, column in self._columns.items() if not isinstance(column, Numbers))
 
-    def read(self, table: Columns) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
+    def read_features(self, table: Columns) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
         """Return the features of every row, [N, F], and the faults of rows by their numbers from 0.
 
         Raises DataError for a column that is missing or of another kind.
         """
         check_columns(table, [*self._columns])
-        wrong: dict[int, str] = {}
-        parts = [self._read_column(table, name, wrong) for name in self._columns]
-        return np.concatenate(parts, axis=1), wrong
+        faults: dict[int, str] = {}
+        parts = [self._read_column(table, name, faults) for name in self._columns]
+        return np.concatenate(parts, axis=1), faults
 
-    def of_all(self, table: Columns) -> npt.NDArray[np.float32]:
+    def read_valid(self, table: Columns) -> npt.NDArray[np.float32]:
         """Return the features of every row, [N, F]. Raises DataError for the first row with a fault."""
-        x_NF, wrong = self.read(table)
-        if wrong:
-            row = min(wrong)
+        x_NF, faults = self.read_features(table)
+        if faults:
+            row = min(faults)
             hint = "fix the row"
             hint += "" if self._missing == "mean" else ", or set data.missing: mean where values are missing"
-            raise DataError(f"{table.where(row)}: {wrong[row]}; {hint}, or leave the column out of data.columns")
+            raise DataError(f"{table.locate_row(row)}: {faults[row]}; {hint}, or leave the column out of data.columns")
         return x_NF
 
-    def _read_column(self, table: Columns, name: str, wrong: dict[int, str]) -> npt.NDArray[np.float32]:
+    def _read_column(self, table: Columns, name: str, faults: dict[int, str]) -> npt.NDArray[np.float32]:
         column, values = self._columns[name], table.values[name]
         if not isinstance(column, Numbers):
             is_empty = [value in (None, "") or isinstance(value, float) and np.isnan(value) for value in values]
-            self._note_missing(name, np.array(is_empty), wrong)
+            self._note_missing(name, np.array(is_empty), faults)
             places = {value: place for place, value in enumerate(column)}
             place_N = np.array([places.get(str(value), -1) for value in values])
             return np.asarray(place_N[:, None] == np.arange(len(places)), np.float32)
@@ -354,19 +356,19 @@ class Features:
             parsed = [parse_number(value) for value in values]
             for row, (value, number) in enumerate(zip(values, parsed, strict=True)):
                 if number is None:
-                    wrong.setdefault(row, f"its {name!r} is {value!r}, and training has numbers there")
+                    faults.setdefault(row, f"its {name!r} is {value!r}, and training has numbers there")
             numbers = np.array([np.nan if number is None else number for number in parsed], np.float64)[:, None]
         if numbers.shape[1] != len(column.mean):
             raise DataError(f"{table.name}: its column {name!r} has {numbers.shape[1]} numbers, not {len(column.mean)}")
         is_missing = np.asarray(~np.isfinite(numbers))
-        self._note_missing(name, np.asarray(is_missing.any(1)), wrong)
+        self._note_missing(name, np.asarray(is_missing.any(1)), faults)
         scaled = (numbers - column.mean) / column.deviation
         return np.where(is_missing, 0.0, scaled).astype(np.float32)
 
-    def _note_missing(self, name: str, is_missing_N: npt.NDArray[np.bool_], wrong: dict[int, str]) -> None:
+    def _note_missing(self, name: str, is_missing_N: npt.NDArray[np.bool_], faults: dict[int, str]) -> None:
         if self._missing == "stop":
             for row in np.flatnonzero(is_missing_N).tolist():
-                wrong.setdefault(row, f"its {name!r} has no value")
+                faults.setdefault(row, f"its {name!r} has no value")
 
 
 def fit_features(table: Columns, names: Sequence[str], chosen_N: npt.NDArray[np.bool_], missing: Missing) -> Features:
@@ -376,9 +378,9 @@ def fit_features(table: Columns, names: Sequence[str], chosen_N: npt.NDArray[np.
         numbers = column_numbers(table, name)
         if numbers is None:
             texts = {str(value) for value in table.values[name][chosen_N] if value is not None and value != ""}
-            if len(texts) > MOST_VALUES:
+            if len(texts) > MAX_TEXT_VALUES:
                 raise DataError(
-                    f"{table.name}: its column {name!r} has {len(texts)} different texts, more than {MOST_VALUES}; "
+                    f"{table.name}: its column {name!r} has {len(texts)} different texts, more than {MAX_TEXT_VALUES}; "
                     "leave it out of data.columns"
                 )
             columns[name] = tuple(sorted(texts))
@@ -403,21 +405,22 @@ def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
     if values.dtype.kind != "O":
         return values.reshape(len(values), -1).astype(np.float64)
     numbers = [parse_number(value) for value in values]
-    wrong = [row for row, number in enumerate(numbers) if number is None]
-    if not wrong:
+    text_rows = [row for row, number in enumerate(numbers) if number is None]
+    if not text_rows:
         return np.array(numbers, np.float64)[:, None]
     count = sum(number is not None and np.isfinite(number) for number in numbers)
-    if count <= len(wrong):
+    if count <= len(text_rows):
         return None
     raise DataError(
-        f"{table.where(wrong[0])}: its {name!r} is {values[wrong[0]]!r}, where {count} of {len(numbers)} rows have a "
+        f"{table.locate_row(text_rows[0])}: its {name!r} is {values[text_rows[0]]!r}, where {count} "
+        f"of {len(numbers)} rows have a "
         "number; fix the row, or leave the column out of data.columns"
     )
 
 
 def parse_number(value: Any) -> float | None:
     """Parse a number, NaN if it is missing, or None if it is not a number."""
-    if value is None or isinstance(value, str) and value.strip().lower() in files.MISSING:
+    if value is None or isinstance(value, str) and value.strip().lower() in files.MISSING_WORDS:
         return np.nan
     try:
         return float(value) if isinstance(value, int | float) or (isinstance(value, str) and "_" not in value) else None
@@ -440,7 +443,7 @@ def check_columns(table: Columns, names: Sequence[str]) -> None:
 # --- mixtures ---------------------------------------------------------------------------------------------------------
 
 
-class Tables(Mixture):
+class TableMixture(Mixture):
     """The rows of all parts in memory, with the attributes of `Rows`."""
 
     has_rows = True
@@ -450,16 +453,16 @@ class Tables(Mixture):
         self._rows = list(parts.values())
         self._first_S = np.cumsum([0, *map(len, self._rows)])
         first = self._rows[0]
-        self.classes, self.scale, self.described = first.classes, first.scale, first.described
+        self.classes, self.scale, self.encoding = first.classes, first.scale, first.encoding
 
-    def rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    def read_rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         """Return many rows at once: `features` [B, F], and `label` [B] or [B, K]."""
         part_B = np.searchsorted(self._first_S, index_B, side="right") - 1
         batch: dict[str, npt.NDArray[Any]] = {}
         for number, part in enumerate(self._rows):
-            here_B = part_B == number
-            for key, values in part.rows(index_B[here_B] - self._first_S[number]).items():
-                batch.setdefault(key, np.empty((len(index_B), *values.shape[1:]), values.dtype))[here_B] = values
+            is_part_B = part_B == number
+            for key, values in part.read_rows(index_B[is_part_B] - self._first_S[number]).items():
+                batch.setdefault(key, np.empty((len(index_B), *values.shape[1:]), values.dtype))[is_part_B] = values
         return batch
 
 
@@ -468,18 +471,18 @@ class _Part(NamedTuple):
 
     block: Table
     table: Columns
-    is_held_N: npt.NDArray[np.bool_]
+    is_held_out_N: npt.NDArray[np.bool_]
     paths: list[str]
 
 
-def open_mixture(data: Mixed, split: Split, target: Target) -> Tables | None:
+def open_mixture(data: Mixed, split: Split, target: Target) -> TableMixture | None:
     """Open the rows of a split of all parts. Raises DataError naming the part, or file, row and column."""
     return _open_mixture_splits(data.model_dump_json(), target)[split]
 
 
 # The trainer opens both splits, and the task reads the shape.
 @functools.lru_cache(maxsize=2)
-def _open_mixture_splits(block: str, target: Target) -> dict[Split, Tables | None]:
+def _open_mixture_splits(block: str, target: Target) -> dict[Split, TableMixture | None]:
     data = Mixed.model_validate_json(block)
     weights = {name: part.weight for name, part in data.parts.items()}
     parts: dict[str, _Part] = {}
@@ -489,23 +492,23 @@ def _open_mixture_splits(block: str, target: Target) -> dict[Split, Tables | Non
                 parts[name] = _open_part(table_block, target, is_trained=weights[name] > 0)
             except DataError as error:
                 raise DataError(f"train.data.parts.{name}: {error}") from error
-    trained = {name: parts[name] for name in parts if weights[name]}
-    columns = _check_columns(trained)
-    classes = _check_classes(trained, target) if data.classes is None else data.classes
-    whole = files.concatenate([_select_columns(part.table, columns) for part in trained.values()])
-    coder = Coder(next(iter(trained.values())).block.model_copy(update={"classes": classes}), whole, target)
-    coder.fit(whole, np.concatenate([~part.is_held_N for part in trained.values()]))
-    train = {name: coder.rows(part.table, ~part.is_held_N) for name, part in trained.items()}
+    train_parts = {name: parts[name] for name in parts if weights[name]}
+    columns = _check_columns(train_parts)
+    classes = _check_classes(train_parts, target) if data.classes is None else data.classes
+    train_table = files.concatenate_columns([_select_columns(part.table, columns) for part in train_parts.values()])
+    coder = Coder(next(iter(train_parts.values())).block.model_copy(update={"classes": classes}), train_table, target)
+    coder.fit(train_table, np.concatenate([~part.is_held_out_N for part in train_parts.values()]))
+    train = {name: coder.select_rows(part.table, ~part.is_held_out_N) for name, part in train_parts.items()}
     held_out: dict[str, Rows] = {}
     for name, part in parts.items():
         if part.paths:
-            table = _name_classes(files.read_tables(part.paths, coder.texts), coder.label, target)
-            held_out[name] = coder.rows(table, np.ones(len(table), bool))
-        elif part.is_held_N.any():
-            held_out[name] = coder.rows(part.table, part.is_held_N)
+            table = _name_classes(files.read_tables(part.paths, coder.text_columns), coder.label, target)
+            held_out[name] = coder.select_rows(table, np.ones(len(table), bool))
+        elif part.is_held_out_N.any():
+            held_out[name] = coder.select_rows(part.table, part.is_held_out_N)
     return {
-        "train": Tables(train, weights),
-        "eval": Tables(held_out, dict.fromkeys(held_out, 1.0)) if held_out else None,
+        "train": TableMixture(train, weights),
+        "eval": TableMixture(held_out, dict.fromkeys(held_out, 1.0)) if held_out else None,
     }
 
 
@@ -519,8 +522,8 @@ def _open_part(block: Table, target: Target, *, is_trained: bool) -> _Part:
         return _Part(block, table, np.ones(len(table), bool), paths or table_paths)
     if paths or not block.eval_split:
         return _Part(block, table, np.zeros(len(table), bool), paths)
-    share = Share(block.eval_split, len(table))
-    if not share.kept:
+    share = HeldOutShare(block.eval_split, len(table))
+    if not share.kept_count:
         raise DataError(f"eval_split = {block.eval_split} of {len(table)} rows leaves none to train on")
     return _Part(block, table, share.is_held_out(np.arange(len(table))), paths)
 
@@ -546,11 +549,13 @@ def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
         coder = Coder(part.block, part.table, "class")
         names |= dict.fromkeys([*coder.label, *coder.names])
         for column in names:
-            here, there = _describe_column(part.table, column), _describe_column(first.table, column)
-            if here != there and {here, there} != {EMPTY, NUMBERS}:
+            description, first_description = _describe_column(part.table, column), _describe_column(first.table, column)
+            if description != first_description and {description, first_description} != {NO_VALUES, NUMBERS}:
                 raise DataError(
-                    f"train.data.parts.{name} has {here} in the column {column!r}, and train.data.parts.{first_name} "
-                    f"has {there} there; give all parts the same columns, or name those to read in train.data.columns"
+                    f"train.data.parts.{name} has {description} in the column {column!r}, and "
+                    f"train.data.parts.{first_name} "
+                    f"has {first_description} there; give all parts the same columns, or name those "
+                    "to read in train.data.columns"
                 )
     return [*names]
 
@@ -558,16 +563,19 @@ def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
 def _check_classes(parts: Mapping[str, _Part], target: Target) -> list[str | int] | None:
     if target != "class":
         return None
-    part_classes = {name: Coder(part.block, part.table, target).classes(part.table) for name, part in parts.items()}
-    first, wanted = next(iter(part_classes.items()))
+    part_classes = {
+        name: Coder(part.block, part.table, target).read_classes(part.table) for name, part in parts.items()
+    }
+    first, expected = next(iter(part_classes.items()))
     for name, classes in part_classes.items():
-        if {*map(str, classes)} != {*map(str, wanted)}:
+        if {*map(str, classes)} != {*map(str, expected)}:
             raise DataError(
                 f"train.data.parts.{name} has the {len(classes)} classes {list_names(classes)}, and "
-                f"train.data.parts.{first} the {len(wanted)} classes {list_names(wanted)}; list the classes of both "
+                f"train.data.parts.{first} the {len(expected)} classes {list_names(expected)}; list "
+                "the classes of both "
                 "in train.data.classes"
             )
-    return wanted
+    return expected
 
 
 def _describe_column(table: Columns, name: str) -> str:
@@ -577,7 +585,7 @@ def _describe_column(table: Columns, name: str) -> str:
     if numbers is None:
         return "texts"
     if not np.isfinite(numbers).any():
-        return EMPTY
+        return NO_VALUES
     return NUMBERS if numbers.shape[1] == 1 else f"{numbers.shape[1]} numbers"
 
 

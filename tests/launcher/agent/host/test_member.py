@@ -50,7 +50,7 @@ def test_a_connection_that_the_leader_reset_at_once_is_dialled_again(
     of.leader._on_connected(sock)
     other.close()
     assert sock.fileno() == -1
-    assert loop.after.call_args_list[-1].args[1] == of.leader._dialer._resolve_address
+    assert loop.call_later.call_args_list[-1].args[1] == of.leader._dialer._resolve_address
 
 
 def connection() -> tuple[socket.socket, socket.socket]:
@@ -116,7 +116,7 @@ def test_a_host_obeys_nobody_who_has_not_proven_the_key_and_dials_again(
     stranger(kind, **fields)
     assert of.leader._link is None and not of.state.has_started and of.state.verdict is None
     assert not of._finish.called  # type: ignore[attr-defined]
-    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve_address)
+    assert loop.call_later.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve_address)
     assert "host 0 did not admit this host: " in of._say.call_args.args[0]  # type: ignore[attr-defined]
 
 
@@ -202,7 +202,7 @@ def test_a_leader_that_proves_the_key_and_answers_nonsense_is_dialled_again(memb
         of.leader._link._receive_lines()
         theirs.close()
         assert of.leader._link is None and not of._finish.called  # type: ignore[attr-defined]
-        assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve)
+        assert loop.call_later.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve_address)
 
 
 def test_a_leader_that_says_nothing_is_left_and_dialled_again(
@@ -213,7 +213,7 @@ def test_a_leader_that_says_nothing_is_left_and_dialled_again(
     of.leader.last_message_at -= CHALLENGE_TIMEOUT_S + 1.0
     of._on_tick()
     assert of.leader._link is None
-    assert loop.after.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve_address)
+    assert loop.call_later.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve_address)
 
 
 def test_a_host_waits_longer_for_the_challenge_of_a_busy_leader_than_for_what_follows(
@@ -264,7 +264,7 @@ def test_the_stacks_of_a_process_are_read_until_they_are_sent_and_not_after(
     of, _ = member
     reads: list[str] = []
     child = MagicMock(rank=1, progress=RankProgress(0.0))
-    type(child).stacks = PropertyMock(side_effect=lambda: reads.append("read") or "T")
+    type(child).stacks_text = PropertyMock(side_effect=lambda: reads.append("read") or "T")
     of.processes.children[1] = child
     leader("stacks")
     for now in range(5):

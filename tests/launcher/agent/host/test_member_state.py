@@ -29,8 +29,8 @@ def test_a_leader_may_start_again_only_before_the_first_attempt() -> None:
     assert host.awaits_first_start
     host.start_attempt(1)
     assert not host.awaits_first_start and host.idle_action(has_leader=True) is None
-    host.end(1, verdict_for_code(contract.CRASH, "it broke"))
-    host.start(2)
+    host.end_attempt(1, verdict_for_code(contract.CRASH, "it broke"))
+    host.start_attempt(2)
     assert (host.attempt, host.verdict, host.is_stopping) == (2, None, False)
 
 

@@ -23,8 +23,8 @@ def test_a_refusal_is_in_the_log_and_shown_unless_launcher_run_says_it_at_the_en
     processes._config, processes._is_paused = SimpleNamespace(is_launched=is_launched), False
     processes._stdout, processes._logs = MagicMock(is_behind=False), {3: log}
     processes.children, processes._on_report = {3: child}, MagicMock()
-    processes._report(child, message)
-    log.line.assert_called_once_with(b"trainer: no data: in /d (exit 65)")
+    processes._take_report(child, message)
+    log.write_line.assert_called_once_with(b"trainer: no data: in /d (exit 65)")
     shown = [] if is_launched else [call(b"[3] trainer: no data: in /d (exit 65)")]
-    assert processes._stdout.line.mock_calls == shown
+    assert processes._stdout.write_line.mock_calls == shown
     processes._on_report.assert_called_once_with(child, message)

@@ -42,12 +42,12 @@ def test_a_copier_is_told_which_ranks_the_host_has_now_and_none_is_waited_for_wi
     copier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = copier("cat; echo done")
-    copied.take(range(1))  # those that it began with
-    copied.take(range(2, 3))
+    copied.take_ranks(range(1))  # those that it began with
+    copied.take_ranks(range(2, 3))
     assert copied.close() is True, "what it repeats is read before its last word"
     monkeypatch.setattr(folders, "MOVE_TIMEOUT_S", 0.1)
     silent = copier("cat > /dev/null; echo done")
-    silent.take(range(2, 3))
+    silent.take_ranks(range(2, 3))
     assert silent.close() is True
 
 

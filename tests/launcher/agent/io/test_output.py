@@ -132,7 +132,7 @@ def test_patience_with_a_reader_who_takes_nothing_ends_and_comes_back_with_the_r
     loop.due.pop()()
     assert room.is_set()
     for number in lines:
-        stream.line(written(number))
+        stream.write_line(written(number))
     pipe.read()
     stream.flush(0.0)
     came, dropped = numbers(pipe.close())

@@ -24,7 +24,7 @@ class FakeCluster:
         self._may = may
         self._labels = {"pod-security.kubernetes.io/enforce": enforced}
 
-    def served(self, group: str) -> list[str]:
+    def served_versions(self, group: str) -> list[str]:
         return ["v1alpha2", "v1beta1"]
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> dict[str, Any] | None:
@@ -35,7 +35,7 @@ class FakeCluster:
     def list(self, kind: Kind, namespace: str | None = None) -> list[dict[str, Any]]:
         return []
 
-    def may(self, *_: object, **__: object) -> bool:
+    def is_allowed(self, *_: object, **__: object) -> bool:
         return self._may
 
 

@@ -43,7 +43,7 @@ def hashes(folder: Path, processes: int = 1, start: int = 0, **keys: object) -> 
         pipeline = Pipeline(
             source, Classify().example, batch=BATCH, rows=rows, seed=3, shuffle=True, prefetch=1, threads=2
         )
-        parts.append([pipeline.batch(step)["image"] for step in range(start, STEPS)])
+        parts.append([pipeline.read_batch(step)["image"] for step in range(start, STEPS)])
     return [hashlib.sha256(np.concatenate(rows).tobytes()).hexdigest() for rows in zip(*parts, strict=True)]
 
 
@@ -58,8 +58,8 @@ def test_two_runs_a_resume_processes_and_workers_see_identical_pixels(folder: Pa
         try:
             assert hashes(folder, workers=count) == once
         finally:  # else a later module of this process gets them, with the import path of now
-            workers.shared(count).close()
-            workers.shared.cache_clear()
+            workers.shared_workers(count).close()
+            workers.shared_workers.cache_clear()
     assert hashes(folder, augment=None) != once
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.extended
 
 PROGRAM = Path(__file__).with_name("torchvision_says.py")
 SHAPE = 60, 80
-SPACES = {"rand": (augment.BINS, 9, 150 / 331, 8), "mix": (augment.AUGMIX_BINS, 2, 1 / 3, 4)}
+SPACES = {"rand": (augment.RANDAUGMENT_BINS, 9, 150 / 331, 8), "mix": (augment.AUGMIX_BINS, 2, 1 / 3, 4)}
 
 
 def picture() -> np.ndarray:
@@ -57,10 +57,10 @@ def test_every_operation_of_randaugment_and_augmix_equals_torchvision_s(theirs: 
 
 def test_hue_crops_and_the_middle_equal_torchvision_s(theirs: dict[str, np.ndarray]) -> None:
     for key in (key for key in theirs if key.startswith("hue/")):
-        found = np.asarray(augment.hue(Image.fromarray(picture()), float(key[4:])))
+        found = np.asarray(augment.shift_hue(Image.fromarray(picture()), float(key[4:])))
         assert np.abs(found.astype(int) - theirs[key]).mean() < 2.0, key  # Pillow's circle has 256 steps
     image = ArrayImage(picture())
-    cropped = image.pixels((7, 11, 30, 44), (24, 32)).astype(int)
+    cropped = image.read_pixels((7, 11, 30, 44), (24, 32)).astype(int)
     # Inside; at the border of the box Pillow blends with what lies beside it in the image.
     assert np.abs(cropped - theirs["resized_crop"])[1:-1, 1:-1].max() <= 1
     seen = Transform(Augment(eval_crop=24 / 27), (24, 32), "eval")(image).astype(int)

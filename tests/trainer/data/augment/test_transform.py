@@ -16,7 +16,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def seen(seed: int = 0, split: str = "train", size: tuple[int, int] | None = None, **keys: object) -> np.ndarray:
     made = Transform(Augment.model_validate(keys), size, split)  # type: ignore[arg-type]
-    return made(ArrayImage(IMAGE), rng(seed) if made.draws else None)
+    return made(ArrayImage(IMAGE), rng(seed) if made.needs_rng else None)
 
 
 def test_a_crop_is_the_first_box_that_fits_of_the_shares_and_shapes_that_are_drawn() -> None:
@@ -37,10 +37,10 @@ def test_a_shift_is_a_crop_out_of_a_border_of_zeros() -> None:
     border = np.pad(IMAGE, ((4, 4), (4, 4), (0, 0)))
     for down, right in ((0, 0), (4, -4), (-3, 2), (1, 4)):
         wanted = border[4 - down : 24 - down, 4 - right : 32 - right]
-        np.testing.assert_array_equal(augment.shift(IMAGE, down, right), wanted)
+        np.testing.assert_array_equal(augment.shift_image(IMAGE, down, right), wanted)
     draw = rng(3)
     down, right = draw.integers(-4, 5, size=2)
-    np.testing.assert_array_equal(seen(3, shift=4), augment.shift(IMAGE, int(down), int(right)))
+    np.testing.assert_array_equal(seen(3, shift=4), augment.shift_image(IMAGE, int(down), int(right)))
 
 
 def test_flips_mirror_and_erasing_fills_one_rectangle_with_the_mean() -> None:
@@ -95,7 +95,7 @@ def test_a_recipe_is_a_function_of_its_generator_and_an_evaluation_draws_nothing
     np.testing.assert_array_equal(once, again)
     assert (once != other).any()
     held_out = Transform(Augment.model_validate({"preset": preset}), (16, 16), "eval")
-    assert not held_out.draws
+    assert not held_out.needs_rng
     np.testing.assert_array_equal(held_out(ArrayImage(IMAGE)), seen(7, "eval", (16, 16), preset=preset))
 
 

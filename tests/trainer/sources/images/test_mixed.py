@@ -79,7 +79,7 @@ def test_the_examples_of_a_part_come_in_its_own_order_by_its_weight_with_one_num
         "hub": [made_images.encoded(name, 20 + at) for name, at in made_images.pairs()],
         "packed": [made_images.encoded(name, at) for name, at in made_images.pairs()],
     }
-    index_P = mixture.indexes(0, 1000, seed=SEED, shuffle=True)
+    index_P = mixture.example_indexes(0, 1000, seed=SEED, shuffle=True)
     seen = dict.fromkeys(SHARES, 0)
     for position, index in enumerate(index_P.tolist()):
         name = next(name for name, numbers in mixture.evaluated_parts.items() if index in numbers)
@@ -94,8 +94,8 @@ def test_the_examples_of_a_part_come_in_its_own_order_by_its_weight_with_one_num
             assert np.array_equal(example["image"], pixels)
             assert int(example["label"]) == (0 if at < len(own) // 2 else 1)  # cats come first in each
     assert seen == {"folder": 500, "hub": 375, "packed": 125}
-    assert mixture.epochs(1000) == {"folder": 500 / 12, "hub": 375 / 8, "packed": 125 / 8}
-    assert str(mixture.where(3)).endswith("folder/cat/3.png") and "image 2" in str(mixture.where(13))
+    assert mixture.epochs_by_part(1000) == {"folder": 500 / 12, "hub": 375 / 8, "packed": 125 / 8}
+    assert str(mixture.locate_example(3)).endswith("folder/cat/3.png") and "image 2" in str(mixture.locate_example(13))
     described = Classify().describe_inputs(spec(root))
     assert described is not None and described["classes"] == ["cat", "dog"] and described["shape"] == [16, 16, 3]
 
@@ -109,7 +109,7 @@ def hashes(root: Path, processes: int = 1, start: int = 0, **keys: Any) -> list[
         pipeline = Pipeline(
             source, Classify().example, batch=BATCH, rows=rows, seed=SEED, shuffle=True, prefetch=1, threads=2
         )
-        read.append([pipeline.batch(step) for step in range(start, STEPS)])
+        read.append([pipeline.read_batch(step) for step in range(start, STEPS)])
     whole = [
         [np.concatenate([part[key] for part in step]) for key in ("image", "label")] for step in zip(*read, strict=True)
     ]
@@ -126,8 +126,8 @@ def test_two_runs_a_resume_processes_and_workers_see_identical_batches(root: Pat
     try:
         assert hashes(root, workers=2, **keys) == once
     finally:  # else a later module of this process gets them, with the import path of now
-        workers.shared(2).close()
-        workers.shared.cache_clear()
+        workers.shared_workers(2).close()
+        workers.shared_workers.cache_clear()
     assert hashes(root) != once
 
 
@@ -140,7 +140,9 @@ def test_each_part_is_evaluated_by_itself_and_one_of_weight_0_as_a_whole(root: P
     held_out = opened(root, "eval", parts=parts, augment="imagenet-resnet")
     assert {name: len(numbers) for name, numbers in held_out.evaluated_parts.items()} == {"folder": 3, "held": 4}
     made = Evaluation(held_out, Classify().example, batch=2, rows=range(2), threads=1)
-    seen = [(part, batch["label"][batch["weight"] > 0].tolist()) for part, batch in zip(made.parts, made, strict=True)]
+    seen = [
+        (part, batch["label"][batch["weight"] > 0].tolist()) for part, batch in zip(made.batch_parts, made, strict=True)
+    ]
     assert seen == [("folder", [0, 0]), ("folder", [1]), ("held", [1, 1]), ("held", [1, 1])]
     train = opened(root, parts=parts)
     assert set(train.evaluated_parts) == {"folder", "hub"}

@@ -93,7 +93,7 @@ NAMED = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> images.Pictures:
+def found(tmp_path_factory: pytest.TempPathFactory) -> images.ImageSource:
     root = made_images.folders(tmp_path_factory.mktemp("odd"), each=1)
     for name, (data, _) in {**READ, **NAMED}.items():
         (root / "cat" / name).write_bytes(data)
@@ -110,12 +110,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> images.Pictures:
     return source
 
 
-def number(source: images.Pictures, name: str) -> int:
-    return next(at for at in range(len(source)) if Path(source.index.file(at)).name == name)
+def number(source: images.ImageSource, name: str) -> int:
+    return next(at for at in range(len(source)) if Path(source.index.file_path(at)).name == name)
 
 
 @pytest.mark.parametrize("name", READ)
-def test_an_odd_image_is_read_as_the_pixels_it_was_made_of(found: images.Pictures, name: str) -> None:
+def test_an_odd_image_is_read_as_the_pixels_it_was_made_of(found: images.ImageSource, name: str) -> None:
     np.testing.assert_array_equal(found[number(found, name)]["image"], READ[name][1])
 
 
@@ -123,11 +123,11 @@ def test_a_part_of_a_turned_tiff_is_that_of_the_upright_image() -> None:
     data = encoded(PLAIN, "TIFF", tiffinfo={274: 6})
     picture = Picture(data)
     assert picture.size == (7, 5)
-    np.testing.assert_array_equal(picture.pixels((2.0, 1.0, 4.0, 3.0)), np.rot90(RGB_HW, -1)[2:6, 1:4])
+    np.testing.assert_array_equal(picture.read_pixels((2.0, 1.0, 4.0, 3.0)), np.rot90(RGB_HW, -1)[2:6, 1:4])
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_file_that_cannot_be_read_is_named_in_one_line(found: images.Pictures, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_named_in_one_line(found: images.ImageSource, name: str) -> None:
     with pytest.raises(DataError, match=NAMED[name][1]) as error:
         found[number(found, name)]
     assert "\n" not in str(error.value)

@@ -11,11 +11,11 @@ from PIL import Image
 from pyarrow import parquet
 
 from jaxlaunch.trainer.data import workers
-from jaxlaunch.trainer.data.workers import Draws, Request
+from jaxlaunch.trainer.data.workers import RandomPolicy, Request
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import listing
 from jaxlaunch.trainer.sources.images import source as images
-from jaxlaunch.trainer.sources.images.picture import Broken, Picture
+from jaxlaunch.trainer.sources.images.picture import BrokenImage, Picture
 from jaxlaunch.trainer.spec import Images
 from tests.trainer.sources.images import made_images
 
@@ -131,7 +131,7 @@ def test_a_broken_image_of_parquet_is_named_by_the_file_and_the_row_that_it_has_
         read(tmp_path / "a.parquet")
     for _ in ("made", "from the cache"):
         found = images.open_source(block(tmp_path / "a.parquet", on_broken="skip"), "train")
-        assert len(found) == 2 and found.where(1).endswith("a.parquet, image 3")
+        assert len(found) == 2 and found.locate_example(1).endswith("a.parquet, image 3")
     assert "a.parquet, image 2 is empty" in capfd.readouterr().err
 
 
@@ -140,10 +140,12 @@ def test_workers_decode_what_the_process_itself_decodes(tmp_path) -> None:
     found = images.open_source(block(folder, size=8, workers=1), "train")
     try:
         name, arguments = found.opener
-        items = workers.shared(1).items(Request(name, arguments, Draws(0, 0, False, False), [5, 2], [0, 1]))
+        items = workers.shared_workers(1).read_items(
+            Request(name, arguments, RandomPolicy(0, 0, False, False), [5, 2], [0, 1])
+        )
     finally:
-        workers.shared(1).close()
-        workers.shared.cache_clear()
+        workers.shared_workers(1).close()
+        workers.shared_workers.cache_clear()
     assert [item.value["image"].tobytes() for item in items] == [
         found[5]["image"].tobytes(),
         found[2]["image"].tobytes(),
@@ -158,11 +160,11 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path) -> None:
     tall.rotate(90, expand=True).save(file, "JPEG", exif=exif, quality=95)
     picture = Picture(file.getvalue())
     assert picture.size == (640, 480)
-    small = picture.pixels(None, (64, 48))
+    small = picture.read_pixels(None, (64, 48))
     assert picture._image.size == (80, 60)  # an eighth, of which a tenth is wanted
     expected = np.asarray(tall.resize((48, 64), Image.Resampling.BILINEAR))
     assert np.abs(small.astype(int) - expected).max() < 12
-    whole = Picture(file.getvalue()).pixels((320.0, 0.0, 64.0, 48.0))
+    whole = Picture(file.getvalue()).read_pixels((320.0, 0.0, 64.0, 48.0))
     assert np.abs(whole.astype(int) - np.asarray(tall)[320:384, :48]).max() < 12
 
 
@@ -175,24 +177,24 @@ def test_a_jpeg_is_decoded_down_to_the_box_alone_to_the_same_pixels() -> None:
         image.convert(mode).save(file, "JPEG", quality=95, **kind)
         data = file.getvalue()
         decoded = Picture(data)
-        whole = Image.fromarray(decoded.pixels())  # decoded to its end
+        whole = Image.fromarray(decoded.read_pixels())  # decoded to its end
         cut = (box[1], box[0], box[1] + box[3], box[0] + box[2])
         wanted = np.asarray(whole.resize((30, 24), Image.Resampling.BILINEAR, box=cut))
         above = Picture(data)
-        found = above.pixels(box, size)
+        found = above.read_pixels(box, size)
         np.testing.assert_array_equal(found, wanted, str((mode, kind)))
-        np.testing.assert_array_equal(Picture(data).pixels(box, size, mirrored=True), wanted[:, ::-1])
+        np.testing.assert_array_equal(Picture(data).read_pixels(box, size, mirrored=True), wanted[:, ::-1])
         assert not np.asarray(above._image)[60:].any()  # was left out
-        with pytest.raises(Broken, match="truncated"):
-            Picture(data[: len(data) // 4]).pixels(box, size)
+        with pytest.raises(BrokenImage, match="truncated"):
+            Picture(data[: len(data) // 4]).read_pixels(box, size)
     dark = io.BytesIO()
     Image.new("RGB", (120, 90)).save(dark, "JPEG")
-    assert not Picture(dark.getvalue()).pixels(box, size).any()
+    assert not Picture(dark.getvalue()).read_pixels(box, size).any()
     progressive = io.BytesIO()
     image.save(progressive, "JPEG", progressive=True)
     head, table, rest = progressive.getvalue().rpartition(b"\xff\xc4")  # the last Huffman table: none of 250 codes
-    with pytest.raises(Broken, match="broken data stream"):
-        Picture(head + table + rest[:3] + b"\xff" * 9 + rest[12:]).pixels(box, size)
+    with pytest.raises(BrokenImage, match="broken data stream"):
+        Picture(head + table + rest[:3] + b"\xff" * 9 + rest[12:]).read_pixels(box, size)
 
 
 def of_list(rows: str):

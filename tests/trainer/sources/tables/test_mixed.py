@@ -12,7 +12,7 @@ from pyarrow import parquet
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.open import open_source
-from jaxlaunch.trainer.sources.tables.source import Tables
+from jaxlaunch.trainer.sources.tables.source import TableMixture
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.tasks.classify import Classify
 
@@ -41,7 +41,7 @@ def spec(root: Path, target: str = "class", **keys: Any) -> TrainSpec:
     return TrainSpec.model_validate({"task": "classify", "data": data, "loss": {"target": target}})
 
 
-def batches(task: Classify, source: Tables, processes: int, start: int = 0) -> list[bytes]:
+def batches(task: Classify, source: TableMixture, processes: int, start: int = 0) -> list[bytes]:
     """Features and labels of each step of the batches that so many processes read."""
     size, read = 8 // processes, []
     for process in range(processes):
@@ -49,7 +49,7 @@ def batches(task: Classify, source: Tables, processes: int, start: int = 0) -> l
         pipeline = Pipeline(
             source, task.example, batch=8, rows=rows, seed=3, shuffle=True, prefetch=1, threads=2, deterministic=True
         )
-        read.append([pipeline.batch(step) for step in range(start, 6)])
+        read.append([pipeline.read_batch(step) for step in range(start, 6)])
     return [
         b"".join(np.concatenate([part[key] for part in step]).tobytes() for key in ("features", "label"))
         for step in zip(*read, strict=True)
@@ -59,7 +59,7 @@ def batches(task: Classify, source: Tables, processes: int, start: int = 0) -> l
 def test_rows_are_scaled_by_those_that_all_parts_train_on_and_equal_for_any_number_of_processes(root: Path) -> None:
     task = Classify()
     train, held_out = task.source(spec(root), "train"), task.source(spec(root), "eval")
-    assert isinstance(train, Tables) and isinstance(held_out, Tables)
+    assert isinstance(train, TableMixture) and isinstance(held_out, TableMixture)
     kept = np.array([at for at in range(12) if at % 4], int)
     trained = np.concatenate([SIZES["ours"][kept], SIZES["theirs"]])
     labels = [*(kept % 2), *(np.arange(6) % 2)]  # q is 1 in both
@@ -70,11 +70,11 @@ def test_rows_are_scaled_by_those_that_all_parts_train_on_and_equal_for_any_numb
         assert int(train[at]["label"]) == label
     assert {name: len(rows) for name, rows in held_out.evaluated_parts.items()} == {"ours": 3}
     np.testing.assert_allclose(held_out[1]["features"][0], (6 - trained.mean()) / trained.std(), rtol=1e-5)
-    assert train.classes == ("p", "q") and str(train.where(10)).endswith("theirs.parquet, row 2")
+    assert train.classes == ("p", "q") and str(train.locate_example(10)).endswith("theirs.parquet, row 2")
     index_B = np.array([10, 0, 14, 3])
-    for key, array in train.rows(index_B).items():
+    for key, array in train.read_rows(index_B).items():
         assert np.array_equal(array, np.stack([train[index][key] for index in index_B]))
-    counted = train.indexes(0, 400, seed=3, shuffle=True) < 9
+    counted = train.example_indexes(0, 400, seed=3, shuffle=True) < 9
     assert all(abs(counted[:n].sum() - n * 0.75) <= 1 for n in range(1, 401))
     once = batches(task, train, 1)
     assert batches(task, train, 2) == once and batches(task, train, 4, start=2) == once[2:]
@@ -85,7 +85,7 @@ def test_rows_are_scaled_by_those_that_all_parts_train_on_and_equal_for_any_numb
 def test_a_number_is_in_one_unit_for_all_parts(root: Path) -> None:
     task = Classify()
     train = task.source(spec(root, "regression", label="size", columns=["kind"]), "train")
-    assert isinstance(train, Tables) and train.scale is not None
+    assert isinstance(train, TableMixture) and train.scale is not None
     trained = np.concatenate([SIZES["ours"][np.arange(12) % 4 > 0], SIZES["theirs"]])
     assert float(train.scale.mean) == pytest.approx(trained.mean()) and train[14]["label"] == 50
 

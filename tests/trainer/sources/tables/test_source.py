@@ -129,7 +129,7 @@ def test_the_rows_of_a_batch_are_made_at_once_and_equal_those_made_one_by_one(
             deterministic=True,
         )
         asked.clear()
-        made[type(task)] = [pipeline.batch(step) for step in (4, 1)]  # of a run that resumes at 4
+        made[type(task)] = [pipeline.read_batch(step) for step in (4, 1)]  # of a run that resumes at 4
         assert bool(asked) == (type(task) is Slowly)
     for at_once, one_by_one in zip(*made.values(), strict=True):
         for key, array in one_by_one.items():
@@ -180,9 +180,9 @@ def test_several_numbers_are_scaled_where_arrays_of_different_ranks_are_refused(
     assert scale is not None
     with jax.numpy_rank_promotion("raise"):
         label_BK = jnp.array([[10.0, 2.0], [60.0, 9.0]])
-        within_BK = scale.within(label_BK)
+        within_BK = scale.normalize(label_BK)
         np.testing.assert_allclose(within_BK[0], [-20 / scale.deviation[0], -3 / scale.deviation[1]], rtol=1e-6)
-        np.testing.assert_allclose(scale.outside(within_BK), label_BK, rtol=1e-6)
+        np.testing.assert_allclose(scale.denormalize(within_BK), label_BK, rtol=1e-6)
 
 
 def test_a_label_that_is_not_utf8_is_named(tmp_path: Path) -> None:
