@@ -96,7 +96,7 @@ def test_host_0_may_open_a_file_for_every_host_and_its_programs_keep_their_limit
     command = program(tmp_path, "import resource; print('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     lowered = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {})); "
-    script = lowered + "from jaxlaunch.launcher.agent.agent import start; sys.exit(start())"
+    script = lowered + "from jaxlaunch.launcher.agent.agent import run_agent; sys.exit(run_agent())"
     for most, warns in ((hard, False), (200, True)):
         folder = tmp_path / str(most)
         folder.mkdir()

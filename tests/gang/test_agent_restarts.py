@@ -160,7 +160,7 @@ if __name__ == "__main__":
 AGENT = """
 from jaxlaunch.launcher.agent import __main__
 from jaxlaunch.launcher.agent.host import processes
-processes.TRAINER = "stand_in"
+processes.TRAINER_MODULE = "stand_in"
 __main__.main()
 """
 ARGV = (sys.executable, "-c", AGENT)

@@ -33,10 +33,10 @@ ENDLESS = 1_000_000
 FILLS = """
 import time
 from jaxlaunch.launcher.agent.io import resources
-held, memory = [], resources.read()
+held, memory = [], resources.read_memory()
 while memory["in_use"] < 0.93 * memory["limit"]:
     held.append(bytearray(1 << 20))
-    memory = resources.read()
+    memory = resources.read_memory()
 time.sleep(3600)
 """
 

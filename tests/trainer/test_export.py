@@ -166,7 +166,7 @@ EXPORTER = """
 from jaxlaunch.trainer import export
 from jaxlaunch.trainer.checkpoint import reader
 source, to = sys.argv[1:]
-reader.find(source).part("params")["norm.scale"][:]  # what is imported late is imported
+reader.find_step(source).part_arrays("params")["norm.scale"][:]  # what is imported late is imported
 """
 
 

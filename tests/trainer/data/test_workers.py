@@ -211,11 +211,11 @@ def test_what_ends_a_read_is_told_with_the_example_and_how(
 def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from jaxlaunch.trainer.data.workers import Draws, Request\n"
+        "from jaxlaunch.trainer.data.workers import RandomPolicy, Request\n"
         "from jaxlaunch.trainer.data.workers import Workers\n"
         "opener = 'jaxlaunch.trainer.sources.torch:open_source'\n"
         "args = ('their_items:Hanging', {'at': 0})\n"
-        "Workers(1).items(Request(opener, args, Draws(0, 0, False, False), [0], [0]))\n"
+        "Workers(1).read_items(Request(opener, args, RandomPolicy(0, 0, False, False), [0], [0]))\n"
     )
     trainer = subprocess.Popen([sys.executable, "-c", program, str(theirs)], stdout=subprocess.PIPE)
     assert trainer.stdout is not None

@@ -70,14 +70,14 @@ from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.tasks.lm import NextToken
 model = spec.GPT2(**json.loads(sys.argv[1]) | {"init_from": sys.argv[2]})
 train = spec.TrainSpec(task="tests:Tiny", model=model, optimizer={"name": "sgd"})  # the state is the parameters
-step = Step(NextToken(), train, mesh.build(train.mesh, jax.devices()), 1)
+step = Step(NextToken(), train, mesh.build_mesh(train.mesh, jax.devices()), 1)
 """
 
 
 def test_a_model_is_never_in_memory_twice(tmp_path: Path) -> None:
     params = peaks.large()
     save.save_model(str(tmp_path / "hf"), peaks.LARGE, params)
-    peak = peaks.growth(STEP, "state = step.init()", peaks.LARGE.model_dump_json(), str(tmp_path / "hf"))
+    peak = peaks.growth(STEP, "state = step.init_state()", peaks.LARGE.model_dump_json(), str(tmp_path / "hf"))
     assert peak < 2 * sum(array.nbytes for array in params.values())  # 1.7 of it where this was written, state and all
 
 

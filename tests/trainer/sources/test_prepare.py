@@ -17,10 +17,10 @@ from jaxlaunch.trainer.sources.tfds import TfdsSplit
 
 PREPARE = """
 import sys
-from jaxlaunch.trainer.sources.tfds import Split
+from jaxlaunch.trainer.sources.tfds import TfdsSplit
 print("ready", flush=True)
 sys.stdin.readline()
-print(Split("digits", "train", sys.argv[1]).fingerprint())
+print(TfdsSplit("digits", "train", sys.argv[1]).fingerprint())
 """
 
 
