@@ -1,4 +1,4 @@
-"""Facts about accelerators that need no cluster: one row each, in KNOWN.
+"""Facts about accelerators that need no cluster: one row each, in ACCELERATORS.
 
 The keys of job.yaml, the chart's values, docs/platforms.md, the memory plan and the trainer's MFU are made from these
 rows. Node labels are in launcher/platforms. Machine types, prices and quotas are not here. The launcher

@@ -153,7 +153,7 @@ class SampleWriter:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until everything is written, for at most LEAVE_S."""
+        """Wait until everything is written, for at most EXIT_WAIT_S."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and not self._is_writing, EXIT_WAIT_S)
 

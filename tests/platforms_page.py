@@ -42,7 +42,7 @@ else is known about it, so there is no MFU, and memory is planned only with `acc
 | `type` | JAX's platform | devices per host | GiB per device | peak TFLOP/s | compute capability | source |
 |---|---|---|---|---|---|---|"""
 # Names of a platform's file whose facts have tables of their own.
-_TABLES = ("NODES", "CAPACITY", "IN_RESERVATION", "INSTANCES", "PLATFORM")
+_TABLES = ("NODES", "CAPACITY", "RESERVATION_PARTS", "INSTANCES", "PLATFORM")
 
 
 def module(where: str) -> ModuleType:
@@ -116,7 +116,7 @@ def _platform(row: PlatformFacts, module: ModuleType, numbers: Mapping[Source, i
     for provisioner, known in row.provisioners.items():
         yield from _table(f"capacity, `provisioner: {provisioner}`", known, numbers)
     if row.capacity:
-        parts = vars(module).get("IN_RESERVATION", {})
+        parts = vars(module).get("RESERVATION_PARTS", {})
         yield from _table("capacity", {**row.capacity, **_parts(parts)}, numbers)
     if row.instances:
         yield from _instances(row.instances, numbers)

@@ -301,7 +301,7 @@ _DIGIT_TABLE = bytes.maketrans(b"123456789E", b"000000000e")
 
 
 def parse_record(data: bytes | str) -> Any:
-    """Return the value of a JSON text, or raise ValueError if it is invalid or longer than MAX_RECORD."""
+    """Return the value of a JSON text, or raise ValueError if it is invalid or longer than MAX_RECORD_BYTES."""
     if len(data) > MAX_RECORD_BYTES:
         raise ValueError(f"it is longer than {MAX_RECORD_BYTES} bytes")
     return parse_json(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)

@@ -1,7 +1,7 @@
 """History of the phase and the lag of each rank, which the leader keeps in ranks.json.
 
 Every PERIOD_S a column is added with the phase of each rank and the number of steps that it is behind the foremost
-rank. When there are more than MOST_COLUMNS, pairs of columns are merged and the period is doubled, so that the file has
+rank. When there are more than MAX_COLUMNS, pairs of columns are merged and the period is doubled, so that the file has
 a bounded size for runs of any length. Columns are run-length encoded, so that the file is small if ranks move together.
 This module needs only the standard library and Python >= 3.10.
 """

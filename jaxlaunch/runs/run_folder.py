@@ -56,8 +56,8 @@ class RunFolder:
     def read_records(self, uid: str) -> list[AttemptRecord]:
         """Return the finished attempts of run `uid`, oldest first.
 
-        Only the last MAX_READ bytes are read, which hold thousands of attempts. Invalid and truncated lines and those
-        of other runs are skipped.
+        Only the last MAX_ATTEMPTS_BYTES are read, which hold thousands of attempts. Invalid and truncated lines and
+        those of other runs are skipped.
         """
         if self._folder is None:
             return []
@@ -148,7 +148,7 @@ class RunFolder:
             return None
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in a file, which is empty if there is no valid file of at most MAX_JSON bytes."""
+        """Return the JSON object in a file, empty if there is no valid file of at most MAX_JSON_BYTES."""
         if self._folder is None:
             return {}
         try:

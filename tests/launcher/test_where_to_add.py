@@ -18,7 +18,7 @@ PATCHES = {
     "a data source": "data_source",
     "an optimizer": "optimizer",
     "a metric": "metric",
-    "a cause of `explain`": "cause",
+    "a situation of `explain`": "cause",
 }
 TOP = ("docs", "examples", "helm", "jaxlaunch", "k8s", "tests", "pyproject.toml", "README.md")
 CHECKS = (

@@ -152,7 +152,7 @@ def progress_record(snapshot: Snapshot, when: str) -> ProgressAnnotation | None:
 
     Args:
         snapshot: The job.
-        when: State of the job, a key of WHEN.
+        when: State of the job, a key of ANNOTATION_MOMENTS.
     """
     report, earlier = agent_report.merge_reports(snapshot.records, snapshot.hosts), snapshot.recorded_progress
     newest = report.attempt_end if when in ("stopped", "ended") else report.last_end

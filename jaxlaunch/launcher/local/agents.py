@@ -87,7 +87,7 @@ def _is_mine(file: Path) -> bool:
 def _prune_packed(folder: Path) -> None:
     """Remove the files of other versions, and drafts of processes that were killed.
 
-    The last _KEPT_FILES that were used stay, and those of the last day: an agent has read all of its own by then.
+    The last _MAX_UNUSED_FILES that were used stay, and those of the last day: an agent has read all of its own by then.
     """
     files = [
         *folder.glob(PACKED_NAME.format("*")),

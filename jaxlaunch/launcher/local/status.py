@@ -130,7 +130,7 @@ def was_killed(run: Run) -> bool:
 
 
 def ask_agents(run: Run) -> LiveStatus | None:
-    """Return what the first MAX_ASKED agents of this machine report now, or None if no process runs it here."""
+    """Return what the first MAX_AGENTS agents of this machine report now, or None if no process runs it here."""
     if run.holder is None or not run.holder.is_here:
         return None
     try:

@@ -170,7 +170,7 @@ class RunCatalog:
         self._rows: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
     def read_table(self) -> dict[str, Any]:
-        """Return the rows of all runs; they are read again after LIST_S."""
+        """Return the rows of all runs; they are read again after LIST_PERIOD_S."""
         with self._lock:
             return self._list_runs()[1]
 

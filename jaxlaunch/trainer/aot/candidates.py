@@ -127,7 +127,7 @@ class TracedModel:
     """Sizes of a training that do not depend on its mesh. Bytes and FLOPs are for all devices together.
 
     Attributes:
-        type: Accelerator, a name in KNOWN.
+        type: Accelerator, a name in ACCELERATORS.
         slices: Number of slices.
         parameters: Number of parameters.
         state: Bytes of the parameters, the optimizer and the moving average.

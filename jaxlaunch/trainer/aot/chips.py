@@ -41,7 +41,7 @@ _MEGACORE = ("v4", "v5p")
 class Chips:
     """The devices of a job, as the launcher passes them to the planner."""
 
-    type: str  # a name in KNOWN
+    type: str  # a name in ACCELERATORS
     hosts: int
     per_host: int  # chips
     slices: int = 1

@@ -123,7 +123,7 @@ def read_manifest(folder: epath.Path) -> Manifest | None:
 
 
 def open_file(path: epath.Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError; on a file system NotAFile if it is not a regular file."""
+    """Open a file for reading. Raises OSError; on a file system NotAFileError if it is not a regular file."""
     if is_remote(path):
         return path.open("rb")
     # Without O_NONBLOCK a FIFO would wait for its writer.
@@ -138,7 +138,7 @@ def open_file(path: epath.Path) -> BinaryIO:
 
 
 def read_small_file(path: epath.Path) -> bytes:
-    """Read a small file of ours. Raises OSError, NotAFile if it has more than MAX_SMALL bytes."""
+    """Read a small file of ours. Raises OSError, NotAFileError if it has more than MAX_SMALL_BYTES bytes."""
     with open_file(path) as file:
         data = file.read(MAX_SMALL_BYTES + 1)
     if len(data) > MAX_SMALL_BYTES:

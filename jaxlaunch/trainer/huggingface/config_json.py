@@ -56,7 +56,12 @@ UNCOMPARED_KEYS |= {"balance", "router_z", "capacity"}
 REQUIRED_SIZES = ("layers", "width", "heads", "hidden", "vocab")
 FLOAT_KEYS = ("norm_eps", "query_scalar", "score_cap", "logit_cap", "rope_local_theta")
 # Properties with the effective values of keys that may be null.
-DEFAULT_PROPERTIES = {"kv_heads": "groups", "hidden": "units", "head_size": "size", "expert_hidden": "expert_units"}
+DEFAULT_PROPERTIES = {
+    "kv_heads": "kv_head_count",
+    "hidden": "mlp_units",
+    "head_size": "head_channels",
+    "expert_hidden": "expert_units",
+}
 # A null in the job means that the job does not set these keys.
 DERIVED_KEYS = {*DEFAULT_PROPERTIES, "query_scalar", "pattern"}
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0}

@@ -69,7 +69,7 @@ def test_what_was_saved_comes_back_and_rotation_leaves_nothing_of_the_oldest(
     store.wait()
     step, tree, meta = store.restore(abstract(mesh()))
     assert (step, meta, notes) == (3, {"at": 3}, []) and same(tree, 3)
-    assert store.steps() == [2, 3]
+    assert store.committed_steps() == [2, 3]
     assert {name.split("/")[0] for name in names(objects)} == {"2", "3", "jaxlaunch.owner.json"}
     assert not list(tmp_path.iterdir())  # no folder here that is named like the URL
 

@@ -96,7 +96,7 @@ def test_the_same_run_on_another_host_is_ours(folder, claimant):
 def test_the_same_run_alive_in_another_process_gives_way_and_that_is_said(folder, claimant, other):
     mine = claimant("run-other")
     assert mine.claim().endswith("of this run too, and still running")
-    mine.check()
+    mine.check_ownership()
 
 
 @pytest.mark.parametrize("elsewhere", [{"host": "pod-7"}, {"boot": "before"}, {"pids": "pid:[1]"}])
@@ -111,10 +111,10 @@ def test_a_process_that_cannot_be_looked_at_holds_until_it_is_stale(folder, clai
 def test_taking_over_by_force_stops_the_former_owner_before_it_writes(folder, claimant):
     former = claimant("run-a")
     former.claim()
-    former.check()
+    former.check_ownership()
     rewrite(folder, uid="run-b", host="pod-7")
     with pytest.raises(CheckpointError, match="taken over by run run-b, process .* on pod-7") as raised:
-        former.check()
+        former.check_ownership()
     shows("no longer belongs to run", str(raised.value))
     assert claimant("run-c").claim(take_over=True).endswith("--take-over was given")
 
@@ -174,7 +174,7 @@ def test_an_owner_file_that_is_a_fifo_or_a_device_is_refused_and_never_read(fold
 
 def test_after_each_renewal_who_waits_for_it_is_called(folder, claimant):
     called = threading.Event()
-    own = claimant("run-a", renew_s=0.01, renewed=called.set)
+    own = claimant("run-a", renew_s=0.01, on_renewed=called.set)
     own.claim()
     assert called.wait(60)
     own.release()

@@ -77,7 +77,9 @@ def test_a_step_that_goes_while_it_is_read_is_a_fault_of_storage(folder: Path) -
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
-@pytest.mark.parametrize("owner, call", [(manifest, "committed"), (manifest, "find_damage"), (arrays, "meta")])
+@pytest.mark.parametrize(
+    "owner, call", [(manifest, "committed_steps"), (manifest, "find_damage"), (arrays, "read_meta")]
+)
 def test_storage_that_fails_while_a_step_is_looked_for_is_one_sentence(
     folder: Path, monkeypatch: pytest.MonkeyPatch, owner: ModuleType, call: str, number: int
 ) -> None:

@@ -26,7 +26,7 @@ def test_the_average_and_the_best_step_are_read(tmp_path: Path) -> None:
         store.wait()
         wanted[number] = {name: np.array(leaf) for name, leaf in state.evaluated_params().items()}
     store.close()
-    assert reader.manifest.committed(store._folder.path) == [2, 3, 4]  # type: ignore[attr-defined]
+    assert reader.manifest.committed_steps(store._folder.path) == [2, 3, 4]  # type: ignore[attr-defined]
     for named, number in ((None, 4), ("best", 2)):
         found = reader.find_step(str(tmp_path), named)
         assert found.step == number

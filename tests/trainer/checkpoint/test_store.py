@@ -330,7 +330,8 @@ def test_a_step_without_a_manifest_is_used_where_the_others_are_damaged(folder):
 
 
 @pytest.mark.parametrize(
-    ("reader", "call"), [(CheckpointFolder, "survey"), (Restore, "_inspect"), (CheckpointFolder, "clear")]
+    ("reader", "call"),
+    [(CheckpointFolder, "list_steps"), (Restore, "_inspect_step"), (CheckpointFolder, "clear_unfinished")],
 )
 def test_storage_that_fails_for_a_moment_is_tried_again(folder, monkeypatch, reader, call):
     monkeypatch.setenv(contract.STORAGE_WAIT, "60")

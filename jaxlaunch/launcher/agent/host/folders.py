@@ -239,7 +239,7 @@ class RemoteFolder:
             return "the trainer, which copies it, is not in this image, or does not start"
 
     def take_ranks(self, ranks: range) -> None:
-        """Set the ranks of the next attempt, and download within MOVE_S the logs of ranks that another host had."""
+        """Set the ranks of the next attempt, and download the logs of ranks that another host had."""
         if ranks == self._ranks:
             return
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -253,7 +253,7 @@ class RemoteFolder:
         self._wait_for_line(order, deadline)
 
     def close(self) -> bool:
-        """Wait until all files are uploaded, for END_S at most, and remove the folder.
+        """Wait until all files are uploaded, for CLOSE_TIMEOUT_S at most, and remove the folder.
 
         The answer comes from the process itself, because the loop of the agent may have reaped its exit code.
 

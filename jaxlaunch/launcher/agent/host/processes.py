@@ -110,7 +110,7 @@ class Child:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last TAIL_LINES lines of output, cut to MAX_LAST bytes unless the last line alone is longer."""
+        """The last TAIL_LINES lines of output, cut to MAX_LAST_BYTES bytes unless the last line alone is longer."""
         lines, size = list[str](), 0
         for line in reversed(self.tail):
             size += len(line)
@@ -121,7 +121,7 @@ class Child:
 
     @property
     def stacks_text(self) -> str:
-        """The last MAX_STACKS bytes of the stacks that the process has written so far."""
+        """The last MAX_STACKS_BYTES bytes of the stacks that the process has written so far."""
         try:
             return regular_files.read_bounded(self.stacks_path, MAX_STACKS_BYTES, from_end=True).decode(
                 errors="replace"
@@ -295,7 +295,7 @@ class Processes:
             coordinator: Address of JAX's coordinator, as host:port.
             bind_address: Address of this host at which the coordinator listens. None if it runs on another host.
             start_number: Number of the start, whose folder gets the logs.
-            saved_step: Newest step that earlier attempts saved, as in `environment.of_attempt`.
+            saved_step: Newest step that earlier attempts saved, as in `environment.attempt_variables`.
         """
         run_dir, log_bytes = self._config.run_dir, self._config.job.log_bytes
         folder = None if run_dir is None else start_folder(run_dir, start_number)
