@@ -123,7 +123,7 @@ SAID: dict[str, tuple[int, str]] = {
     ),
     "adapters for images": (64, "train.lora: applies to a decoder or gpt2, and train.model.kind = mlp"),
     "a task of no module": (64, "No module named 'nowhere'. `code: .` in job.yaml ships and imports"),
-    "a task that the module lacks": (64, "has no 'Classifier'. It defines Classify"),
+    "a task that the module lacks": (64, "has no 'Clasify'. It defines Classify"),
     "a dataset of no module": (64, "importing no.where failed"),
     "a dataset that raises": (65, "cannot be built: KeyError: 'no such share'"),
     "a dataset with arguments it does not take": (65, "with args path cannot be built"),

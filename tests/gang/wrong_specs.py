@@ -92,7 +92,7 @@ FRESH: dict[str, dict[str, Any]] = {
     "adapters of nothing": {"task": LM, "model": GPT2, "data": {"source": "synthetic"}, "lora": {"targets": ["wq"]}},
     "adapters for images": {"lora": {}},
     "a task of no module": {"task": "nowhere:Task"},
-    "a task that the module lacks": {"task": "jaxlaunch.trainer.tasks.classify:Classifier"},
+    "a task that the module lacks": {"task": "jaxlaunch.trainer.tasks.classify:Clasify"},
     "a dataset of no module": {"data": {"source": "torch", "dataset": "no.where:Data"}},
     "a dataset that raises": torch("Absent"),
     "a dataset with arguments it does not take": torch("Set", args={"path": "/x"}),

@@ -21,6 +21,7 @@ from jax.extend.core import Jaxpr
 
 from jaxlaunch import reporting
 from jaxlaunch.contract import BATCH_AXES, Key
+from jaxlaunch.samples import check_items
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.attention import availability, padding
 from jaxlaunch.trainer.errors import SpecError, TrainerError, first_line
@@ -556,7 +557,7 @@ class TaskSamples:
         texts = {name: item for name, item in items.items() if isinstance(item, str)}
         images = {name: item for name, item in items.items() if name not in texts}
         try:
-            samples.check_items(images, texts, is_kept=False)
+            check_items(images, texts, is_kept=False)
         except (TypeError, ValueError) as error:
             raise SpecError(f"{self._name}: what it shows after an evaluation cannot be: {error}") from None
         return images, texts

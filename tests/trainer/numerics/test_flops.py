@@ -149,7 +149,7 @@ def test_a_window_counts_the_keys_that_are_in_it() -> None:
         config = spec.Decoder(layers=3, **sizes, **keys)  # type: ignore[arg-type]
         arrays = ModelArrays(nnx.eval_shape(lambda config=config: Decoder(config, nnx.Rngs(0))))
         tokens = jax.ShapeDtypeStruct((1, 16), jnp.int32)
-        traced = jax.make_jaxpr(lambda params, x, a=arrays: a.merge(params, {}, jax.random.key(0))(x))
+        traced = jax.make_jaxpr(lambda params, x, a=arrays: a.merge_model(params, {}, jax.random.key(0))(x))
         jaxpr = traced(arrays.params, tokens).jaxpr
         counted[name] = [flops.count_flops(jaxpr, causal) for causal in (1.0, 0.5)]
     layer = 2 * 2 * 16 * 16 * 32  # scores and mix of all pairs

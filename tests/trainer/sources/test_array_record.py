@@ -98,7 +98,7 @@ def test_records_are_read_after_one_that_is_damaged(tmp_path: Path) -> None:
 
 def test_a_record_that_storage_does_not_give_may_be_read_later(folder: Path) -> None:
     class Away:
-        def read(self, record: int) -> bytes:
+        def read_record(self, record: int) -> bytes:
             raise TimeoutError("the server does not answer")
 
     source = opened("train", path=f"{folder}/*")

@@ -149,7 +149,7 @@ def test_a_file_of_text_is_one_document_and_a_long_one_is_cut_at_lines(
 def test_a_long_text_is_cut_into_units_at_lines_and_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int
 ) -> None:
-    for name, value in (("UNIT", unit), ("PIECE", 25), ("BLOCK", 13)):
+    for name, value in (("UNIT_BYTES", unit), ("PIECE_BYTES", 25), ("BLOCK_BYTES", 13)):
         monkeypatch.setattr(documents, name, value)
     for lines in (["", "a", "", "second line, a longer one", "é" * 40, "x", "last"], ["one " * 30], ["\n\n"]):
         (tmp_path / "a.txt").write_text("\n".join(lines))
