@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import pkgutil
-import select
 import shutil
 import stat
 import subprocess
@@ -31,6 +30,7 @@ from pathlib import Path
 
 from jaxlaunch import isolated, regular_files
 from jaxlaunch.launcher.agent.gang.config import Config
+from jaxlaunch.launcher.agent.io.loop import READ, wait_until_ready
 
 FOLDER_PREFIX, LOCK_FILE = "jaxlaunch-", ".in-use"
 # The first entry that an agent creates in its folder.
@@ -227,8 +227,7 @@ class RemoteFolder:
 
     def _read_first_line(self) -> str:
         assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], START_TIMEOUT_S)
-        if not readable:
+        if not wait_until_ready(self._process.stdout.fileno(), READ, START_TIMEOUT_S):
             return f"it did not answer for {START_TIMEOUT_S:.0f} s"
         text = self._process.stdout.readline().decode(errors="backslashreplace").strip()
         if text == READY:
@@ -273,7 +272,8 @@ class RemoteFolder:
     def _wait_for_line(self, expected: str, deadline: float) -> bool:
         """Return whether the process writes this line before the deadline."""
         assert self._process.stdout is not None
-        while (left_s := deadline - time.monotonic()) > 0 and select.select([self._process.stdout], [], [], left_s)[0]:
+        fd = self._process.stdout.fileno()
+        while (left_s := deadline - time.monotonic()) > 0 and wait_until_ready(fd, READ, left_s):
             line = self._process.stdout.readline().decode(errors="replace")
             if not line or line.strip() == expected:
                 return bool(line)

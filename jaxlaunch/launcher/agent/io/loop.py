@@ -23,6 +23,14 @@ IDLE_S = 60.0
 ReadyCallback = Callable[[int], None]
 
 
+def wait_until_ready(fd: int, mask: int, timeout_s: float) -> bool:
+    """Return whether a descriptor becomes ready within `timeout_s` seconds; a closed pipe or terminal is ready."""
+    # poll and not select: select raises ValueError for a descriptor above 1,023, which the leader of a large gang has.
+    poll = select.poll()
+    poll.register(fd, mask)
+    return bool(poll.poll(1000 * timeout_s))
+
+
 class Timer:
     """Callback that is due later."""
 

@@ -10,7 +10,6 @@ import fcntl
 import math
 import os
 import re
-import select
 import termios
 import time
 from collections import deque
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
+from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer, wait_until_ready
 from jaxlaunch.records.log_lines import LineSplitter
 from jaxlaunch.runs.layout import log_path
 
@@ -95,7 +94,7 @@ class OutputStream:
 
     def _write_while(self, should_continue: Callable[[], bool]) -> None:
         while self._has_more() and should_continue():
-            select.select([], [self._fd], [], 0.05)
+            wait_until_ready(self._fd, WRITE, 0.05)
             self._write_queued()
 
     def _has_more(self) -> bool:
@@ -152,7 +151,7 @@ class OutputStream:
             self._buffer += line
 
     def _is_ready(self) -> bool:
-        return bool(select.select([], [self._fd], [], 0)[1])
+        return wait_until_ready(self._fd, WRITE, 0.0)
 
 
 class RankLog:

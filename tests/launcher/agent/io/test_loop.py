@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop
+from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, wait_until_ready
 from tests.launcher.agent.leader.gangs import reset
 
 
@@ -60,3 +61,15 @@ def test_whoever_watches_a_connection_that_breaks_is_called_for_what_it_watches(
     assert masks == [watched]
     own.close()
     listener.close()
+
+
+def test_a_descriptor_above_1023_is_awaited_as_any_other() -> None:
+    read_end, write_end = os.pipe()
+    high = fcntl.fcntl(read_end, fcntl.F_DUPFD, 1500)
+    try:
+        assert not wait_until_ready(high, READ, 0.0)
+        os.write(write_end, b"x")
+        assert wait_until_ready(high, READ, 0.0) and wait_until_ready(write_end, WRITE, 0.0)
+    finally:
+        for fd in (read_end, write_end, high):
+            os.close(fd)
