@@ -25,6 +25,7 @@ class Unsaved(Loop[TrainState]):
     """Only losses are compared: what a save compiles takes a fifth of such a run's time."""
 
     def _save(self, done: int, state: TrainState) -> None:
+        self._read_metrics()
         self.saved_step = done
 
 
