@@ -164,12 +164,7 @@ class Gang:
     """State machine of all hosts. Each event appends actions, which the server performs.
 
     Attributes:
-        actions: Actions for the server, in their order.
-        members: The hosts.
-        gathering: The wait for them.
         records: Finished attempts of this run, oldest first.
-        stage: Stage of the gang.
-        attempt_number: Number of the newest attempt.
         attempt: The newest attempt whose processes started.
         verdict: Verdict on the newest attempt in KILL, on the run in LEAVE. In GATHER, there will be no gang.
         stop_cause: Why the whole gang is being stopped.
@@ -185,12 +180,7 @@ class Gang:
     ) -> None:
         """Begin to wait for hosts, unless the attempts of earlier pods exhausted the restarts without progress.
 
-        Args:
-            config: Place of host 0, and the job.
-            hello: Hello of host 0 itself; the others must have equal versions.
-            records: Finished attempts of this run.
-            now: Monotonic seconds, as in all events.
-            deadline_at: Time at which the job's deadline stops the run.
+        `hello` is that of host 0 itself, whose versions the others must have; `now` is in monotonic seconds.
         """
         self._config, self._leader_hello, self._deadline_at = config, hello, deadline_at
         self.actions: list[Action] = []
@@ -292,11 +282,7 @@ class Gang:
         return True
 
     def take_message(self, host: int, message: Mapping[str, Any], now: float) -> None:
-        """Handle any other message of a host.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: The message is malformed.
-        """
+        """Handle any other message. A malformed one raises KeyError, TypeError, ValueError or AttributeError."""
         kind = message["type"]
         if kind == "stop":
             self._take_stop(host, codec.read_record(Stop, message).excess, now)
