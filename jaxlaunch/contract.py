@@ -131,7 +131,7 @@ class Outcome:
 
     @property
     def restarts_in_place(self) -> bool:
-        """Whether the same pods may try again in place."""
+        """Return whether the same pods may try again in place."""
         return self.action is Action.RESTART
 
 

@@ -273,7 +273,7 @@ class ProgressAnnotation:
 
     @property
     def is_end(self) -> bool:
-        """Whether the verdict is on the end of the last pods, rather than on an earlier attempt."""
+        """Return whether the verdict is on the end of the last pods, rather than on an earlier attempt."""
         return self.when in ("stopped", "ended", "left", "volume")
 
     def to_json(self) -> str:

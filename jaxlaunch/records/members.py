@@ -38,7 +38,7 @@ class Members:
 
     @property
     def has_moved_hosts(self) -> bool:
-        """Whether a host holds other ranks than those that its index implies."""
+        """Return whether a host holds other ranks than those that its index implies."""
         return any(place != host for place, host in enumerate(self.hosts))
 
     @property

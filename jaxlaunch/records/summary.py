@@ -118,7 +118,7 @@ class StartRecord:
 
     @property
     def has_trained(self) -> bool:
-        """Whether the start trained a step, or its program finished without reporting steps."""
+        """Return whether the start trained a step, or its program finished without reporting steps."""
         return self.first_step is not None or (self.code == contract.DONE and self.last_step is None)
 
     def with_summary(self, summary: Summary) -> StartRecord:

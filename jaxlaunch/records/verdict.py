@@ -265,7 +265,7 @@ class Failure(Sparse):
 
     @property
     def is_storage_full(self) -> bool:
-        """Whether storage was full, or a pod exceeded its limit of storage."""
+        """Return whether storage was full, or a pod exceeded its limit of storage."""
         return (
             (self.exception is not None and self.exception.is_storage_full)
             or (self.stop is not None and self.stop.reason is StopReason.DISK_EXCEEDED)
@@ -274,7 +274,7 @@ class Failure(Sparse):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the next attempt may succeed, as after all failures but exceptions and exit codes of the program."""
+        """Return whether the next attempt may succeed: after any failure but an exception or exit code."""
         if self.kind is FailureKind.EXCEPTION and self.exception is not None:
             return self.exception.may_pass
         return KINDS[self.kind].may_pass
@@ -349,7 +349,7 @@ class Verdict:
 
     @property
     def is_full_disk(self) -> bool:
-        """Whether the verdict is that storage is full, which the next attempt would find too."""
+        """Return whether the verdict is that storage is full, which the next attempt would find too."""
         return self.code == contract.STORAGE and self.failure.is_storage_full
 
     @property

@@ -153,7 +153,7 @@ class Lock:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the folder was deleted in the meantime."""
+        """Return whether the folder was deleted in the meantime."""
         return os.fstat(self.descriptor).st_nlink == 0
 
     def note_stopping(self) -> None:

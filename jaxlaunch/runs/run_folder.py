@@ -275,7 +275,7 @@ class RunStarts:
 
     @property
     def has_earlier_checkpoints(self) -> bool:
-        """Whether an earlier start trained and has its checkpoints in the same place as this one."""
+        """Return whether an earlier start trained and has its checkpoints in the same place as this one."""
         has_moved = any(key.startswith("train.checkpoint") for key in self._rows[-1].changed)
         return not has_moved and any(row.has_trained for row in self.earlier_starts)
 

@@ -273,7 +273,8 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
             raise SpecError(f"{name}: loss returned a tuple of {len(loss)}, not a scalar or a Loss; {hint}")
         _check_scalar(name, "loss returned", loss, "a bare loss is the mean over the batch; else return a Loss")
         _check_real(name, "loss returned", loss)
-        return loss
+        result: Loss | Array = loss
+        return result
     for part in ("sum", "weight"):
         _check_scalar(name, f"Loss.{part} is", getattr(loss, part), "it is the sum over the batch")
     _check_real(name, "Loss.sum is", loss.sum)
@@ -298,7 +299,8 @@ def checked_logits(model: Any, logits: Any, label: Array) -> Array:
     user_model = model.module if isinstance(model, Linen) else model
     is_array = _is_number(logits) and not isinstance(logits, int | float)
     if is_array and jnp.shape(logits)[:-1] == label.shape and jnp.issubdtype(logits.dtype, jnp.floating):
-        return logits
+        result: Array = logits
+        return result
     if isinstance(logits, tuple | list):
         description = f"a {type(logits).__name__} of {len(logits)}"
     else:

@@ -135,7 +135,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
 def format_lines(examples: Mapping[str, str]) -> list[str]:
     """Return one line for each example: the command, and its effect as a shell comment."""
     width = max(map(len, examples))
-    return [f"{command:<{width}}  # {what}" for command, what in examples.items()]
+    return [f"{command:<{width}}  # {effect}" for command, effect in examples.items()]
 
 
 def make_epilog(command: str) -> str | None:

@@ -107,7 +107,7 @@ def find_section(page: str, anchor: str) -> str | None:
 
 
 def list_headings(page: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the number of each heading's line, its level and its text; a comment in an example is none."""
+    """Yield the number of each heading's line, its level and its text. Comments in examples are skipped."""
     in_code_block = False
     for number, line in enumerate(page.splitlines()):
         in_code_block ^= line.lstrip().startswith("```")

@@ -269,7 +269,7 @@ def _describe_compiled(compiled: Data) -> Iterator[str]:
 
 
 def _describe_modelled(modelled: Data) -> Iterator[str]:
-    """Yield the results of the model in docs/plan.md, none of which was measured."""
+    """Yield the modelled step time, rates and price. None of them was measured."""
     low, high = modelled["seconds"]
     yield f"  step time, modelled: {low * 1000:.3g} to {high * 1000:.3g} ms"
     units = (("tokens_per_second", "tokens/s"), ("examples_per_second", "examples/s"))

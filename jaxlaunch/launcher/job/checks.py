@@ -308,7 +308,7 @@ def _reserved_domain_faults(block: KeyPath, keys: Iterable[Any]) -> Iterator[Fau
     """Refuse labels and annotations that control the launcher, JobSet or Kueue."""
     for key in map(str, keys):
         domain = key.partition("/")[0]
-        if "/" in key and any(domain == own or domain.endswith(f".{own}") for own in RESERVED_DOMAINS):
+        if "/" in key and any(domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED_DOMAINS):
             hint = "use queue:, priority: and placement:." if "kueue" in domain else "choose another domain."
             yield Fault(
                 (*block, key),

@@ -187,7 +187,7 @@ def _credential_faults(data: Any) -> Iterator[Fault]:
 
 
 def _variable_name(data: Any, path: KeyPath) -> str:
-    """Return the name of the environment variable whose value is at this path, empty if it is none."""
+    """Return the name of the environment variable whose value is at this path, or ""."""
     if path[0] == "env":
         return str(path[-1])
     sibling = messages.value_at(data, path[:-1]) if path[-1] == "value" else None

@@ -512,7 +512,7 @@ class JobSpec(Block):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job may continue with fewer hosts."""
+        """Return whether the job may continue with fewer hosts."""
         return self.min_hosts < self.hosts
 
     @property
@@ -581,7 +581,7 @@ class JobSpec(Block):
 
     @property
     def replaces_hosts(self) -> bool:
-        """Whether a lost host is replaced alone. A TPU slice is replaced as a whole."""
+        """Return whether a lost host is replaced alone. A TPU slice is replaced as a whole."""
         may_restart = self.restarts.crash > 0 and self.restarts.in_place > 0
         return may_restart and self.host_count > 1 and self.accelerator.platform != "tpu"
 

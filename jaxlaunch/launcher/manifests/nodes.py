@@ -192,7 +192,7 @@ def find_faults(nodes: JobNodes) -> Iterator[Fault]:
 def _device_faults(nodes: JobNodes) -> Iterator[Fault]:
     kind, per_host = nodes.job.accelerator.type, nodes.job.accelerator.per_host
     if nodes.accelerator is None:
-        platforms = [name for name, known in table.NODES.items() if kind in known]
+        platforms = [name for name, nodes_by_type in table.NODES.items() if kind in nodes_by_type]
         hint = (
             f"use platform: {join_choices(platforms)}, or name their labels under nodes.{kind} in the cluster defaults."
         )

@@ -47,7 +47,7 @@ class JobStorage:
 
     @property
     def has_own_scratch(self) -> bool:
-        """Whether the job mounts a volume in place of the default scratch space."""
+        """Return whether the job mounts a volume in place of the default scratch space."""
         return any(PurePosixPath(volume.path) == PurePosixPath(SCRATCH) for volume in self.volumes)
 
 

@@ -56,7 +56,9 @@ def _nvidia_nodes(accelerator: Accelerator) -> Nodes:
 
 NODES: Mapping[str, Nodes] = {
     "cpu": Nodes(source=DISCOVERY),
-    **{name: _nvidia_nodes(one) for name, one in ACCELERATORS.items() if one.platform == "cuda"},
+    **{
+        name: _nvidia_nodes(accelerator) for name, accelerator in ACCELERATORS.items() if accelerator.platform == "cuda"
+    },
     "mi300x": _amd_nodes("74a1", "74b5"),
     "mi325x": _amd_nodes("74a5", "74b9"),
 }

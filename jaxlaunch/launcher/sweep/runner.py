@@ -75,7 +75,7 @@ class SweepRunner:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal ended it."""
+        """Return whether a signal ended it."""
         return self._signals > 0
 
     def _advance(self) -> bool:

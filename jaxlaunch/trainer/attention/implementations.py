@@ -241,7 +241,8 @@ def fuse_attention(plain: Callable[..., Array]) -> Callable[..., Array]:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _fused_kernel(plain: Callable[..., Array], query: Array, key: Array, value: Array, arrays: list[Array]) -> Array:
-    return KERNEL.bind(query, key, value, *arrays, plain=plain)[0]
+    result: Array = KERNEL.bind(query, key, value, *arrays, plain=plain)[0]
+    return result
 
 
 def _fused_kernel_forward(

@@ -98,7 +98,7 @@ def _make_kernel(
     sizes = kernels.BlockSizes(
         block_q=side, block_kv=side, block_q_dkv=side, block_kv_dkv=side, block_q_dq=side, block_kv_dq=side
     )
-    return kernels.make_splash_mha(
+    result: kernels.SplashAttentionKernel = kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=sizes,
         head_shards=1,
@@ -107,3 +107,4 @@ def _make_kernel(
         attn_logits_soft_cap=scores.cap,
         interpret=interpret,
     )
+    return result

@@ -127,19 +127,22 @@ class _InPlaceFolder(_MarkedFolder, ocp.path.atomicity.CommitFileTemporaryPath):
 def read_shapes(folder: epath.Path) -> dict[str, Any]:
     """Read the metadata of the saved state's arrays as a nested dict. Raises the exceptions of Orbax."""
     enable_s3()
-    return ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
+    result: dict[str, Any] = ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
+    return result
 
 
 def read_meta(folder: epath.Path) -> dict[str, Any]:
     """Read the meta of a step. Raises the exceptions of Orbax."""
-    return ocp.JsonCheckpointHandler().restore(folder / META)
+    result: dict[str, Any] = ocp.JsonCheckpointHandler().restore(folder / META)
+    return result
 
 
 def load_array(folder: epath.Path, part: str, name: str) -> np.ndarray[Any, Any]:
     """Read only the array `name` of a part of the state to the host. Raises the exceptions of Orbax."""
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
     args = ocp.args.PyTreeRestore(item={part: {name: 0}}, restore_args={part: {name: as_numpy}}, partial_restore=True)
-    return ocp.PyTreeCheckpointHandler().restore(folder / STATE, args=args)[part][name]
+    result: np.ndarray[Any, Any] = ocp.PyTreeCheckpointHandler().restore(folder / STATE, args=args)[part][name]
+    return result
 
 
 def leaf_specs(tree: Any) -> dict[str, Leaf]:

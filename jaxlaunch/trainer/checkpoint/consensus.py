@@ -72,7 +72,8 @@ def run_on_primary(function: Callable[[], T]) -> T:
         raise CheckpointError(answer["checkpoint"])
     if "storage" in answer:
         raise StorageError(answer["storage"])
-    return answer["value"]
+    result: T = answer["value"]
+    return result
 
 
 def check_same_data(fingerprints: Mapping[str, str]) -> None:

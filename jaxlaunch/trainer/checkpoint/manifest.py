@@ -125,7 +125,8 @@ def read_manifest(folder: epath.Path) -> Manifest | None:
 def open_file(path: epath.Path) -> BinaryIO:
     """Open a file for reading. Raises OSError; on a file system NotAFileError if it is not a regular file."""
     if is_remote(path):
-        return path.open("rb")
+        result: BinaryIO = path.open("rb")
+        return result
     # Without O_NONBLOCK a FIFO would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode

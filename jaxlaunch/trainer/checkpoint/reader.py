@@ -129,7 +129,8 @@ class StoredArray:
     dtype: np.dtype[Any]
 
     def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
-        return self.step.read_array(self.key)[index]
+        result: np.ndarray[Any, Any] = self.step.read_array(self.key)[index]
+        return result
 
 
 # --- the training record of a step ------------------------------------------------------------------------------------
@@ -195,7 +196,8 @@ class AveragedArray:
             average -= (np.float32(1) - b1) * self.z[...]
             average /= b1
             self.cache[key] = average.astype(self.dtype)
-        return self.cache[key][index]
+        result: np.ndarray[Any, Any] = self.cache[key][index]
+        return result
 
 
 def average_parameters(

@@ -389,6 +389,7 @@ def _merge_entries(parts: list[dict[str, list[Any]]]) -> dict[str, FileDigest]:
 
 def _read_json(path: epath.Path) -> dict[str, list[Any]] | None:
     try:
-        return json.loads(path.read_bytes())
+        result: dict[str, list[Any]] | None = json.loads(path.read_bytes())
+        return result
     except FileNotFoundError:
         return None

@@ -323,7 +323,8 @@ class ProgramBatches:
 
         def put_leaf(leaf: np.ndarray[Any, Any]) -> jax.Array:
             shape = (self.size, *leaf.shape[1:]) if leaf.ndim else ()
-            return jax.make_array_from_process_local_data(rows if leaf.ndim else replicated, leaf, shape)
+            result: jax.Array = jax.make_array_from_process_local_data(rows if leaf.ndim else replicated, leaf, shape)
+            return result
 
         return jax.tree.map(put_leaf, local)
 

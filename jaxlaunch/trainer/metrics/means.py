@@ -104,7 +104,7 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run should end."""
+        """Return whether the run should end."""
         return self._stale >= self._rule.patience
 
     def describe_end(self) -> str:

@@ -75,7 +75,8 @@ class MLP(Classifier):
         self.head = Linear(config.width, config.classes, (_layer_axis(config.layers), "classes"), rngs)
 
         def apply_hidden(layer: Linear, x_BF: Array) -> Array:
-            return checkpoint_name(jax.nn.relu(layer(x_BF)), "hidden")
+            result: Array = checkpoint_name(jax.nn.relu(layer(x_BF)), "hidden")
+            return result
 
         self.apply = remat.remat_layer(apply_hidden, options.remat, ("hidden",), scanned=False)
 

@@ -64,7 +64,7 @@ class Mixture(NamedTuple):
 
     @property
     def is_penalized(self) -> bool:
-        """Whether the loss has a penalty."""
+        """Return whether the loss has a penalty."""
         return bool(self.balance or self.router_z)
 
     def compute_penalty(self, means: Mapping[str, Array]) -> Array:
@@ -163,7 +163,8 @@ class Experts(nnx.Module):
             in_specs=(rows, rows, rows, into, into, out),
             out_specs=(rows, rows),
         )
-        return on_each(*arrays)
+        result: tuple[Array, LayerCounts] = on_each(*arrays)
+        return result
 
     def _apply_part(
         self,
@@ -338,4 +339,5 @@ def _exclusive_cumsum(counts: Array) -> Array:
 
 def _exchange_parts(parts: Array) -> Array:
     """Send part w of each device to device w, in the order of the devices they came from: [W, ...] -> [W, ...]."""
-    return jax.lax.all_to_all(parts, EXPERT_AXIS, split_axis=0, concat_axis=0)
+    result: Array = jax.lax.all_to_all(parts, EXPERT_AXIS, split_axis=0, concat_axis=0)
+    return result

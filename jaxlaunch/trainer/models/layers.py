@@ -220,7 +220,8 @@ def _unscaled_share(scaling: RopeScaling, frequency_K: Frequencies, size: int, t
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
-    return 1.0 - np.clip((np.arange(size // 2) - first) / ((last - first) or 0.001), 0.0, 1.0)
+    result: Frequencies = 1.0 - np.clip((np.arange(size // 2) - first) / ((last - first) or 0.001), 0.0, 1.0)
+    return result
 
 
 class Drop(nnx.Module):

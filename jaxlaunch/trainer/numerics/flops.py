@@ -89,7 +89,8 @@ def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
     name, params = equation.primitive.name, equation.params
     if (summed := _contracted_sizes(equation)) is not None:
         # Two operations for each element of the result and each element of the contracted axes.
-        return 2.0 * math.prod(_aval(equation.outvars[0]).shape) * math.prod(summed)
+        result: float = 2.0 * math.prod(_aval(equation.outvars[0]).shape) * math.prod(summed)
+        return result
     inner = [count_flops(jaxpr, causal) for jaxpr in _inner_jaxprs(params)]
     if name == "cond":
         return max(inner)

@@ -41,7 +41,8 @@ def is_loop_faster(rows: int, room: int, shape: tuple[int, ...]) -> bool:
 def grouped_product(x_RI: Array, w_EIO: Array, counts_E: Array, rows: int) -> Array:
     """Return jax.lax.ragged_dot(x_RI, w_EIO, counts_E) [R, O], zero in unused rows; `rows` is their mean number."""
     x_RI, w_EIO = _as_varying(x_RI, w_EIO), _as_varying(w_EIO, x_RI)
-    return _jitted_product(x_RI, w_EIO, counts_E, share=rows / len(counts_E))
+    result: Array = _jitted_product(x_RI, w_EIO, counts_E, share=rows / len(counts_E))
+    return result
 
 
 def _as_varying(array: Array, other: Array) -> Array:
@@ -98,13 +99,15 @@ def _multiply_groups(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, shar
             return jax.lax.dynamic_update_slice_in_dim(made_RO, kept_MO, rows.block_start(turn), 0)
 
         with _turns_scope(_expected_turns(share, block)):
-            return jax.lax.fori_loop(0, rows.turns, multiply_block, made_RO)
+            result: Array = jax.lax.fori_loop(0, rows.turns, multiply_block, made_RO)
+            return result
 
     # The zeros depend on the arguments, although no count is below 0. Otherwise the compiler would share one buffer of
     # zeros between products, and copy it for each.
     zero = jnp.where(counts_E[0] < 0, w_EIO[0, 0, 0], jnp.zeros((), w_EIO.dtype))
     nothing_RO = jnp.broadcast_to(zero.astype(jnp.result_type(x_RI, w_EIO)), (room, w_EIO.shape[3 - over]))
-    return jax.lax.fori_loop(0, groups, multiply_group, nothing_RO)
+    result: Array = jax.lax.fori_loop(0, groups, multiply_group, nothing_RO)
+    return result
 
 
 def _sum_groups(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) -> Array:
@@ -134,7 +137,8 @@ def _sum_groups(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) 
             sum_IO: Array = jax.lax.fori_loop(1, rows.turns, lambda turn, sum_IO: sum_IO + sum_block(turn), first_IO)
         return sum_IO.astype(dtype)
 
-    return jax.lax.map(sum_group, (ends_E - counts_E, ends_E))
+    result: Array = jax.lax.map(sum_group, (ends_E - counts_E, ends_E))
+    return result
 
 
 class _GroupRows:

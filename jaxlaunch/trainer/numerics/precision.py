@@ -33,7 +33,7 @@ class Precision(NamedTuple):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the loss is scaled: in float16 gradients would underflow otherwise."""
+        """Return whether the loss is scaled: in float16 gradients would underflow otherwise."""
         return bool(self.compute == jnp.float16)
 
 

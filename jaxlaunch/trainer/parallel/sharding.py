@@ -84,7 +84,8 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         return x
     mesh_axes = [RULES[axis] if axis and not (_is_by_device.get() and axis == "batch") else () for axis in axes]
     entries = _keep_whole(x.shape, axes, mesh_axes, mesh)
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
+    result: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
+    return result
 
 
 def gather_weight(weight: jax.Array, *axes: str | None) -> jax.Array:
@@ -114,7 +115,8 @@ def _constrain_both(
     weight: jax.Array, weight_sharding: PartitionSpec | NamedSharding, gradient_sharding: PartitionSpec | None
 ) -> jax.Array:
     """Constrain `weight` to one sharding, and its gradient to another."""
-    return jax.lax.with_sharding_constraint(weight, weight_sharding)
+    result: jax.Array = jax.lax.with_sharding_constraint(weight, weight_sharding)
+    return result
 
 
 def _constrain_forward(

@@ -218,7 +218,7 @@ class Text(Source):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether documents are tokenized and packed once, unlike streams of bytes and pairs."""
+        """Return whether documents are tokenized and packed once, unlike streams of bytes and pairs."""
         if self.format == "preference":
             return False
         return self.tokenizer != "bytes" or self.field is not None or self.packing is not None

@@ -175,7 +175,7 @@ class PublishedModel(Block):
 
     @property
     def is_partial(self) -> bool:
-        """Whether the folder to start from sets sizes that the job does not."""
+        """Return whether the folder to start from sets sizes that the job does not."""
         return self.init_from is not None and not self.SIZES <= self.model_fields_set
 
     @model_validator(mode="before")

@@ -108,7 +108,7 @@ class Stop:
 
     @property
     def is_requested(self) -> bool:
-        """Whether this process got a SIGTERM before `initialize`; the others may not know yet."""
+        """Return whether this process got a SIGTERM before `initialize`; the others may not know yet."""
         return self._is_requested
 
     def forward_early_signal(self) -> None:

@@ -117,9 +117,10 @@ class Placement:
             buffers={name: by_name[name] for name in shapes.buffers},
             scale=jax.tree.map(lambda leaf: self.replicated, shapes.scale),
         )
-        return jax.tree.map(
-            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), shapes, shardings
+        result: TrainState = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
         )
+        return result
 
     def replicate(self, tree: Any) -> Any:
         """Constrain the arrays of a tree to be replicated on every device."""
@@ -136,11 +137,15 @@ class Placement:
     def split_devices(self, rows: Array) -> Array:
         """Turn [B, ...] into [devices, B / devices, ...]: the rows of each device."""
         parts = rows.reshape(meshes.count_shards(self.mesh), -1, *rows.shape[1:])
-        return jax.lax.with_sharding_constraint(parts, self.rows)
+        result: Array = jax.lax.with_sharding_constraint(parts, self.rows)
+        return result
 
     def _constrain_parts(self, parts: Array) -> Array:
         """Constrain [K, B, ...] to have B split over the devices as a batch is."""
-        return jax.lax.with_sharding_constraint(parts, NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES)))
+        result: Array = jax.lax.with_sharding_constraint(
+            parts, NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES))
+        )
+        return result
 
 
 class ModelArrays:
@@ -311,9 +316,10 @@ class StateBuilder:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
         options = setup_compiler_options(self._placement.mesh)
         with self.trace_context():
-            return jax.jit(self._initial_state, donate_argnums=0, out_shardings=shardings, compiler_options=options)(
-                loaded
-            )
+            result: TrainState = jax.jit(
+                self._initial_state, donate_argnums=0, out_shardings=shardings, compiler_options=options
+            )(loaded)
+            return result
 
     def _build_model(self) -> nnx.Module:
         candidate: Any = self._task.model(self._spec, nnx.Rngs(self.random_keys()[0]))
@@ -365,7 +371,8 @@ class StateBuilder:
                 out_shardings={name: leaf.sharding for name, leaf in abstract_params.items()},
                 compiler_options=setup_compiler_options(self._placement.mesh),
             )
-            return draw()
+            result: NamedArrays = draw()
+            return result
 
     # --- the state in a checkpoint --------------------------------------------------------------------------------
 

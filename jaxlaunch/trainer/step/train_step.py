@@ -193,7 +193,8 @@ class Step:
         are computed with the average of the parameters if there is one: the moving one, or schedule-free's.
         """
         assert self._evaluate is not None, "compile_eval comes before evaluate"
-        return self._evaluate(state, batch)
+        result: tuple[Any, Any] = self._evaluate(state, batch)
+        return result
 
     def make_samples(self, state: TrainState) -> Any:
         """Return the result of the task's `samples`, replicated on every process."""
@@ -219,7 +220,8 @@ class Step:
             plain = self._spec.model_copy(update={"attention": "xla"})
             step = Step(self._task, plain, self.mesh, self._total_steps)
         with step.builder.trace_context():
-            return jax.make_jaxpr(step.loss.training_loss)(*step._loss_arguments(batch)).jaxpr
+            result: Jaxpr = jax.make_jaxpr(step.loss.training_loss)(*step._loss_arguments(batch)).jaxpr
+            return result
 
     def residual_bytes(self, batch: Batch) -> int:
         """Return the bytes that the forward pass of a micro-batch keeps for its backward pass, on all devices."""

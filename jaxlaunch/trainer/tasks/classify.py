@@ -128,7 +128,8 @@ class Classify(Task):
     def predict(self, model: Any, batch: dict[str, Array]) -> Array:
         """Return logits_BV, or the numbers in the unit of a table's label, of `image` [B, ...] or `features` [B, F]."""
         logits_BV = model(self._model_inputs(model, batch))
-        return logits_BV if self._scale is None else self._scale.denormalize(logits_BV)
+        result: Array = logits_BV if self._scale is None else self._scale.denormalize(logits_BV)
+        return result
 
     def reports_classes(self, spec: TrainSpec) -> bool:
         """Return whether an evaluation reports on classes: labels are classes, and the loss is of the logits."""

@@ -220,7 +220,8 @@ def score_logits(
     project, size = partial(model.project, output=logits_dtype), jnp.dtype(logits_dtype or model.output).itemsize
     count, head_DV = _choose_chunks(model.loss.chunks, labels_BL.shape, model.head_DV, size), model.head_DV
     if count == 1:
-        return jax.checkpoint(score, prevent_cse=False)(project(x_BLD, head_DV), labels_BL, weight_BL)
+        result: losses.Summed = jax.checkpoint(score, prevent_cse=False)(project(x_BLD, head_DV), labels_BL, weight_BL)
+        return result
     return losses.sum_in_chunks(project, head_DV, x_BLD, labels_BL, weight_BL, count, score, at_once)
 
 

@@ -217,7 +217,8 @@ def sum_in_chunks(
 
     parts = tuple(map(split_chunks, (x_BLD, labels_BL, weight_BL)))
     sum_parts: Any = _sum_parts_at_once if at_once else _sum_parts
-    return sum_parts(part_sums, head_DV.astype(jnp.float32), parts)
+    result: Summed = sum_parts(part_sums, head_DV.astype(jnp.float32), parts)
+    return result
 
 
 def _sum_parts(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
@@ -229,7 +230,10 @@ def _sum_parts(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Ar
 
 def _zero_sums(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
     part = tuple(jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in parts)
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part_sums, wide_DV, part))
+    result: Summed = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part_sums, wide_DV, part)
+    )
+    return result
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -76,12 +76,12 @@ class Config:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is host 0, whose agent leads the gang."""
+        """Return whether this is host 0, whose agent leads the gang."""
         return self.host == 0
 
     @property
     def is_pod(self) -> bool:
-        """Whether this agent runs in a pod, where its log and its termination message are read."""
+        """Return whether this agent runs in a pod, where its log and its termination message are read."""
         return bool(self.node)
 
     @property
@@ -106,7 +106,7 @@ class Config:
 
     @property
     def is_local(self) -> bool:
-        """Whether the whole gang runs on this machine."""
+        """Return whether the whole gang runs on this machine."""
         return self.leader_address[0] in ("127.0.0.1", "::1", "localhost")
 
     def host_ranks(self, host: int | None = None) -> range:

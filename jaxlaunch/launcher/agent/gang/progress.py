@@ -113,7 +113,7 @@ class Status:
 
     @property
     def has_ended_cleanly(self) -> bool:
-        """Whether the process has ended without an error, or as the trainer does when it is stopped."""
+        """Return whether the process has ended without an error, or as the trainer does when it is stopped."""
         if self.exit == contract.PREEMPTED:
             return self.trainer
         return self.exit == contract.DONE and (self.done or not self.trainer)

@@ -61,7 +61,7 @@ class MemberState:
 
     @property
     def awaits_first_start(self) -> bool:
-        """Whether no attempt has started on this host, so that a lost leader may simply start again."""
+        """Return whether no attempt has started on this host, so that a lost leader may simply start again."""
         return self.verdict is None and not self.has_started
 
     def start_attempt(self, attempt: int) -> None:
@@ -250,7 +250,7 @@ class LeaderConnection:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether there is a connection to a leader that has admitted this host."""
+        """Return whether there is a connection to a leader that has admitted this host."""
         return self._link is not None and self._link.epoch is not None
 
     @property

@@ -224,7 +224,7 @@ class ProcessTree:
 
     @property
     def is_program(self) -> bool:
-        """Whether the started process is the one that reports, so that its exit is the exit of the program.
+        """Return whether the started process is the one that reports, so that its exit is the exit of the program.
 
         A wrapper (`sh -c "python a.py || python b.py"`) may handle the exit and continue with something else.
         """
@@ -232,7 +232,7 @@ class ProcessTree:
 
     @property
     def has_lost_reporter(self) -> bool:
-        """Whether a wrapper continues without the Python process that reported, so that its last phase is obsolete."""
+        """Return whether a wrapper outlived the Python process that reported, whose last phase is then obsolete."""
         return not self.is_program and self._has_met_reporter and not process_exists(self._reporter)
 
     def set_reporter(self, pid: int) -> None:

@@ -73,7 +73,7 @@ class OutputStream:
 
     @property
     def is_behind(self) -> bool:
-        """Whether writers must wait before they send more lines; never if lines may be dropped."""
+        """Return whether writers must wait before they send more lines; never if lines may be dropped."""
         return self._is_patient and not self._is_gone and self._queued_bytes > MAX_QUEUED_BYTES // 4
 
     @property

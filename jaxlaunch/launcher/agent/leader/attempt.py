@@ -150,7 +150,7 @@ class Attempt:
 
     @property
     def is_calm(self) -> bool:
-        """Whether no symptom has arrived. This is cheap, because it is called after every beat."""
+        """Return whether no symptom has arrived. This is cheap, because it is called after every beat."""
         ranks = self.ranks
         return self._stop is None and self._first_fault is None and ranks.unclean != 0 and len(ranks.versions) <= 1
 

@@ -438,7 +438,7 @@ class Gang:
 
     @property
     def _may_await_replacement(self) -> bool:
-        """Whether lost hosts are replaced now: once after each attempt whose processes started."""
+        """Return whether lost hosts are replaced now: once after each attempt whose processes started."""
         return self._config.job.replaces and self.attempt.number == self.attempt_number > 0
 
     def _wait_for_hosts(self, missing_hosts: Sequence[int], now: float) -> None:

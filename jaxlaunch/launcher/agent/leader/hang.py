@@ -75,26 +75,26 @@ class ThreadStack:
 
     @property
     def is_importing(self) -> bool:
-        """Whether the thread imports JAX, or is in the import system itself."""
+        """Return whether the thread imports JAX, or is in the import system itself."""
         _, module = self.frames[self._module_frame_index]
         is_of_jax = module.name == "<module>" and _JAX_FILE.search(module.file) is not None
         return is_of_jax or self.frames[0][1].file.startswith(_IMPORT_SYSTEM)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the thread waits for the device or for other ranks."""
+        """Return whether the thread waits for the device or for other ranks."""
         _, frame = self.frames[self._user_frame_index]
         is_in_jax = _JAX_FILE.search(frame.file) is not None and not frame.name.startswith(_COMPILE_FUNCTION)
         return self.is_coordinating or (is_in_jax and not self.is_importing)
 
     @property
     def is_coordinating(self) -> bool:
-        """Whether the thread waits for other ranks on the host, without their devices."""
+        """Return whether the thread waits for other ranks on the host, without their devices."""
         return _COORDINATION_FILE.search(self.frames[self._user_frame_index][1].file) is not None
 
     @property
     def is_idle(self) -> bool:
-        """Whether the thread is in the standard library, such as one that waits for another thread."""
+        """Return whether the thread is in the standard library, such as one that waits for another thread."""
         return _STANDARD_LIBRARY.search(self.frames[0][1].file) is not None and not self.is_importing
 
 
@@ -219,7 +219,7 @@ class Hang:
 
     @property
     def needs_stacks(self) -> bool:
-        """Whether a rank exceeded a timeout, or failed like ranks whose peer is stalled."""
+        """Return whether a rank exceeded a timeout, or failed like ranks whose peer is stalled."""
         return self._first_timeout is not None or bool(self._stall_check and self._stall_check[1])
 
     @property

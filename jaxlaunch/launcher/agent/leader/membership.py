@@ -78,12 +78,12 @@ class Membership:
 
     @property
     def can_start(self) -> bool:
-        """Whether there are as many hosts as the next attempt waits for."""
+        """Return whether there are as many hosts as the next attempt waits for."""
         return self.next_size >= self.min_hosts
 
     @property
     def have_others_left(self) -> bool:
-        """Whether every host but the leader's has disconnected."""
+        """Return whether every host but the leader's has disconnected."""
         return self.hellos.keys() <= {self._leader}
 
     def add_host(self, hello: Hello, now: float) -> None:

@@ -232,7 +232,7 @@ class LatestWriter(Generic[T]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a value is queued or being written."""
+        """Return whether a value is queued or being written."""
         with self._lock:
             return self._thread is not None
 

@@ -127,7 +127,7 @@ _DISRUPTIONS = {
 
 
 def _describe_pressure(host: Host, message: str) -> tuple[Text, NextStep | None] | None:
-    """Return of which resource the kubelet of the node had too little, and what helps, by the kubelet's message."""
+    """Return which resource the node ran out of, by the kubelet's message, and the next step."""
     low, used = _LOW_RESOURCE.search(message), _USED_RESOURCE.search(message)
     if low is None:
         return None

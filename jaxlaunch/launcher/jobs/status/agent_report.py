@@ -57,7 +57,7 @@ class AgentReport:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the attempt of the newest heartbeat has ended, so that its phase is outdated."""
+        """Return whether the attempt of the newest heartbeat has ended, so that its phase is outdated."""
         last, beat = self.last_end, self.heartbeat
         if last is None or beat is None or beat.stage == "gather" or beat.generation != last.generation:
             return False

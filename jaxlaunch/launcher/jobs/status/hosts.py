@@ -93,12 +93,12 @@ class Host:
 
     @property
     def has_started(self) -> bool:
-        """Whether the main container has started, so that it has a log."""
+        """Return whether the main container has started, so that it has a log."""
         return not self.is_init and bool(self.running or self.terminated)
 
     @property
     def has_ended(self) -> bool:
-        """Whether all containers of the pod have ended."""
+        """Return whether all containers of the pod have ended."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
@@ -108,12 +108,12 @@ class Host:
 
     @property
     def has_left_gang(self) -> bool:
-        """Whether its agent was told to stop and left, while the gang waits for a replacement pod."""
+        """Return whether its agent was told to stop and left, while the gang waits for a replacement pod."""
         return self.terminated.get("exitCode") == contract.LEFT
 
     @property
     def ends_gang(self) -> bool:
-        """Whether its failure ends the whole gang, in a job whose lost pods are otherwise replaced one by one."""
+        """Return whether its failure ends the whole gang, although lost pods are otherwise replaced one by one."""
         code = self.terminated.get("exitCode", 0)
         return (
             self.phase == "Failed" and contract.DONE < code < contract.FIRST_SIGNAL_CODE and code in contract.OUTCOMES

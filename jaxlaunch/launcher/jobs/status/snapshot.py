@@ -110,7 +110,7 @@ class Snapshot:
 
     @cached_property
     def waits_for_pods(self) -> bool:
-        """Whether a failed pod is replaced alone, and the gang has not ended."""
+        """Return whether a failed pod is replaced alone, and the gang has not ended."""
         are_replaced = self.is_ours and hosts.has_pod_replacement(self.jobset)
         return are_replaced and not any(host.ends_gang for host in self.hosts)
 
@@ -121,7 +121,7 @@ class Snapshot:
 
     @property
     def is_ours(self) -> bool:
-        """Whether `launcher submit` created the JobSet."""
+        """Return whether `launcher submit` created the JobSet."""
         return hosts.is_ours(self.jobset)
 
     @property
@@ -137,7 +137,7 @@ class Snapshot:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the JobSet is suspended, by Kueue or by `launcher stop`."""
+        """Return whether the JobSet is suspended, by Kueue or by `launcher stop`."""
         return is_suspended(self.jobset)
 
     @property
