@@ -56,7 +56,7 @@ def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[
         ({"attention_bias": True}, {"biases": ["qkv", "out"]}),
         ({"attention_bias": True, "mlp_bias": True}, {"biases": ["qkv", "out", "mlp"]}),
         ({"head_dim": 32}, {"head_size": 32}),
-        ({"num_key_value_heads": None}, {"kv_heads": None, "groups": 4}),
+        ({"num_key_value_heads": None}, {"kv_heads": None, "kv_head_count": 4}),
         ({"hidden_act": "gelu_new"}, {"activation": "gelu_tanh"}),
         ({"rope_scaling": {"type": "linear", "factor": 4}}, {"rope_scaling": {"kind": "linear", "factor": 4.0}}),
         (
@@ -74,12 +74,12 @@ def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[
                 "rope_scaling": {"kind": "yarn", "factor": 4.0, "attention_factor": 1.0, "original_length": 128},
             },
         ),
-        ({"model_type": "mistral", "sliding_window": 8}, {"looks": ("window",), "window": 8}),
-        ({"model_type": "mistral", "sliding_window": None}, {"looks": ("full",), "window": None}),
+        ({"model_type": "mistral", "sliding_window": 8}, {"attention_spans": ("window",), "window": 8}),
+        ({"model_type": "mistral", "sliding_window": None}, {"attention_spans": ("full",), "window": None}),
         ({"model_type": "qwen2", "sliding_window": 8}, {"window": None}),
         (
             {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
-            {"looks": ("full", "window"), "window": 8},
+            {"attention_spans": ("full", "window"), "window": 8},
         ),
         (
             {"model_type": "mixtral", "num_local_experts": 4, "sliding_window": 8, "router_aux_loss_coef": 0.5},
@@ -96,12 +96,12 @@ def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[
                 "output_router_logits": True,
                 "router_aux_loss_coef": 0.5,
             },
-            {"sparse_layers": (3,), "experts_normalized": False, "expert_units": 768, "units": 160, "balance": 0.5},
+            {"sparse_layers": (3,), "experts_normalized": False, "expert_units": 768, "mlp_units": 160, "balance": 0.5},
         ),
-        ({"model_type": "gemma2"}, {"looks": ("window", "full"), "window": 4096, "size": 256, "score_cap": 50.0}),
+        ({"model_type": "gemma2"}, {"attention_spans": ("window", "full"), "window": 4096, "head_channels": 256, "score_cap": 50.0}),
         (
             {"model_type": "gemma3_text", "num_hidden_layers": 8},
-            {"looks": ("window",) * 5 + ("full",), "rope_theta": 1e6, "rope_local_theta": 1e4, "tied": False},
+            {"attention_spans": ("window",) * 5 + ("full",), "rope_theta": 1e6, "rope_local_theta": 1e4, "tied": False},
         ),
     ],
     ids=str,
@@ -276,7 +276,7 @@ def test_a_key_that_says_nothing_changes_nothing(case: str, key: str, value: Any
 def test_a_window_that_is_turned_on_and_not_said_is_transformers_own(case: str) -> None:
     given = {key: value for key, value in config(case).items() if key not in ("sliding_window", "layer_types")}
     model: Any = config_json.parse_model(given | {"use_sliding_window": True, "max_window_layers": 1})
-    assert (model.window, model.looks) == (4096, ("full", "window"))
+    assert (model.window, model.attention_spans) == (4096, ("full", "window"))
 
 
 SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}
