@@ -1,6 +1,7 @@
 """`make bench`: every benchmark in a process of its own, one table. Exits 1 when a ratio is over its bound.
 
-`--record` also writes RESULTS.md beside this file, up to its sections: those are of benchmarks that run by themselves.
+`--record` also writes RESULTS.md beside this file, up to its sections: those are of benchmarks that
+run by themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import sys
 
 from benchmarks import table
 
-BENCHMARKS = ("cli", "loop", "loop --shared", "remat", "restart", "scale")  # others fetch gigabytes first
+BENCHMARKS = (
+    "cli",
+    "loop",
+    "loop --shared",
+    "remat",
+    "restart",
+    "scale",
+)  # others fetch gigabytes first
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 PREFACE = """# Benchmarks
 
@@ -41,7 +49,9 @@ def main() -> int:
     if "--record" in sys.argv[1:]:
         today = datetime.date.today().isoformat()
         _, heading, sections = RESULTS.read_text().partition("\n## ")
-        RESULTS.write_text(PREFACE.format(date=today, machine=table.machine(), table=text) + heading + sections)
+        RESULTS.write_text(
+            PREFACE.format(date=today, machine=table.machine(), table=text) + heading + sections
+        )
     return table.failed(rows)
 
 

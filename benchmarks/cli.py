@@ -40,8 +40,13 @@ def main() -> None:
             "launcher validate": [launcher, "validate", str(job)],
             "launcher render": [launcher, "render", str(job)],
         }
-        rounds = [{name: seconds(command) for name, command in commands.items()} for _ in range(1 + ROUNDS)]
-    taken = {name: [each[name] for each in rounds[1:]] for name in commands}  # the first round fills the disk's cache
+        rounds = [
+            {name: seconds(command) for name, command in commands.items()}
+            for _ in range(1 + ROUNDS)
+        ]
+    taken = {
+        name: [each[name] for each in rounds[1:]] for name in commands
+    }  # the first round fills the disk's cache
     baseline = median(taken.pop("python -I -c pass"))
     bounds = {"launcher --help": 12.0, "launcher validate": 25.0, "launcher render": 35.0}
     emit(

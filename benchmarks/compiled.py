@@ -1,8 +1,9 @@
 """What the accelerators' compilers say of five trainings: `python -m benchmarks.compiled [JOB…] [--on CHIPS…]`.
 
-No device is needed, but a compiler: the extra plan-tpu, or plan-cuda. Each training of benchmarks/jobs is compiled by
-`launcher plan --compile`, one after the other, at the lowest priority; the table grows as they end. What a machine
-does not compile, for want of memory or of a compiler, is a row that says why.
+No device is needed, but a compiler: the extra plan-tpu, or plan-cuda. Each training of
+benchmarks/jobs is compiled by `launcher plan --compile`, one after the other, at the lowest
+priority; the table grows as they end. What a machine does not compile, for want of memory or of a
+compiler, is a row that says why.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class Chips:
     @classmethod
     def tpu(cls, kind: str, topology: str, hosts: int, devices: int) -> Chips:
         """A TPU slice."""
-        return cls((f"accelerator.type={kind}", f"accelerator.topology={topology}", f"hosts={hosts}"), devices)
+        return cls(
+            (f"accelerator.type={kind}", f"accelerator.topology={topology}", f"hosts={hosts}"),
+            devices,
+        )
 
     @classmethod
     def gpu(cls, kind: str, hosts: int, per_host: int) -> Chips:
@@ -61,7 +65,8 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "llama3-70b": LARGE,
 }
 HEAD = (
-    "| job | on | peak GiB | computed again | sent GiB by axes | not hidden GiB | step ms, modelled | compiled in s |"
+    "| job | on | peak GiB | computed again | sent GiB by axes | not hidden GiB | step ms, "
+    "modelled | compiled in s |"
     "\n|---|---|---|---|---|---|---|---|"
 )
 
@@ -69,8 +74,12 @@ HEAD = (
 def main() -> int:
     """Prints the table; returns 1 where something could not be compiled."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__)
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(CASES)}; all by default")
-    parser.add_argument("--on", nargs="+", choices=ON, help="the chips; those of each job by default")
+    parser.add_argument(
+        "jobs", nargs="*", metavar="JOB", help=f"of {', '.join(CASES)}; all by default"
+    )
+    parser.add_argument(
+        "--on", nargs="+", choices=ON, help="the chips; those of each job by default"
+    )
     asked = parser.parse_args()
     print(HEAD, flush=True)
     failed = False
@@ -85,7 +94,14 @@ def main() -> int:
 def compiled(job: str, on: Chips) -> dict[str, Any]:
     """What `launcher plan --compile` says of a job on chips: `memory.compiled`, or `says` alone."""
     keys = [*on.keys, *_batch(job, on.devices)]
-    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "plan", str(JOBS / f"{job}.yaml"), *keys]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxlaunch.launcher.cli.main",
+        "plan",
+        str(JOBS / f"{job}.yaml"),
+        *keys,
+    ]
     with tempfile.TemporaryFile("w+") as errors:
         made = subprocess.run(
             [*command, "--compile", "-o", "json"],
@@ -115,11 +131,18 @@ def row(job: str, on: str, found: Mapping[str, Any]) -> str:
     sent = "; ".join(f"{axes} {size / GIB:.2f}" for axes, size in _sent(found).items()) or "none"
     exposed = sum(each["exposed"] for each in found.get("collectives", ()))
     modelled = found.get("modelled")
-    step = "" if modelled is None else " to ".join(f"{seconds * 1e3:.1f}" for seconds in modelled["seconds"])
+    step = (
+        ""
+        if modelled is None
+        else " to ".join(f"{seconds * 1e3:.1f}" for seconds in modelled["seconds"])
+    )
     again = found.get("recomputed")
     share = "" if again is None else f"{again:.0%}"
     peak = f"{found['peak'] / GIB:.2f}"
-    return f"| {job} | {on} | {peak} | {share} | {sent} | {exposed / GIB:.2f} | {step} | {found['seconds']:.0f} |"
+    return (
+        f"| {job} | {on} | {peak} | {share} | {sent} | {exposed / GIB:.2f} | {step} | "
+        f"{found['seconds']:.0f} |"
+    )
 
 
 def _sent(found: Mapping[str, Any]) -> dict[str, float]:

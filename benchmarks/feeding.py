@@ -1,14 +1,16 @@
 """Images and rows of tables a second, beside torch's DataLoader with torchvision and grain's DataLoader with PIL.
 
-`python -m benchmarks.feeding [--images 256] [--rows 100000] [--rounds 5] [--workers 2] [--only rows]`. Writes JPEGs
-of 500 × 375 into folders by class, packs them as array_record, and a table of numbers as .npz. Each side is a process
-of its own (torch in the environment of tests/environments.py) and reads every image once, shuffled, as a random-resized
-crop of 224 with flips, in batches of 64 of uint8; then the rows, in batches of 256: torch's by batch_size and shuffle,
-and once more by a BatchSampler, which asks its TensorDataset for a batch at once. Sides read in turn. Seconds of the
-processor are those of a side and of all its workers: they say most on a machine that others use, too.
+`python -m benchmarks.feeding [--images 256] [--rows 100000] [--rounds 5] [--workers 2] [--only
+rows]`. Writes JPEGs of 500 × 375 into folders by class, packs them as array_record, and a table of
+numbers as .npz. Each side is a process of its own (torch in the environment of
+tests/environments.py) and reads every image once, shuffled, as a random-resized crop of 224 with
+flips, in batches of 64 of uint8; then the rows, in batches of 256: torch's by batch_size and
+shuffle, and once more by a BatchSampler, which asks its TensorDataset for a batch at once. Sides
+read in turn. Seconds of the processor are those of a side and of all its workers: they say most on
+a machine that others use, too.
 
-`--index N` measures something else: how long a folder of N made files takes until its first batch, without and with the
-cached index, and the memory of reading a tenth of them.
+`--index N` measures something else: how long a folder of N made files takes until its first batch,
+without and with the cached index, and the memory of reading a tenth of them.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ TORCH_ALONE = ("sampled",)
 def jpeg(number: int, high: int = HIGH, wide: int = WIDE) -> bytes:
     """An image like a photo: large shapes, and detail that is not smooth."""
     rng = np.random.default_rng(number)
-    coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8)).resize((wide, high), Image.Resampling.BICUBIC)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8)).resize(
+        (wide, high), Image.Resampling.BICUBIC
+    )
     pixels = np.asarray(coarse, np.float32) + rng.normal(0, 14, (high, wide, 1))
     file = io.BytesIO()
     Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
@@ -74,20 +78,36 @@ def pack(folder: Path) -> None:
     job = {"name": "feeding", "accelerator": {"type": "cpu", "per_host": 1}, "train": train}
     (folder / "job.yaml").write_text(json.dumps(job))
     launcher = str(Path(sys.executable).with_name("launcher"))
-    command = [launcher, "prepare", str(folder / "job.yaml"), "--to", str(folder / "packed"), "--resize", "256"]
+    command = [
+        launcher,
+        "prepare",
+        str(folder / "job.yaml"),
+        "--to",
+        str(folder / "packed"),
+        "--resize",
+        "256",
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def asked(folder: Path, workers: int) -> dict[str, Any]:
     """What every side is told."""
-    return {"folder": str(folder), "size": SIZE, "batch": BATCH, "table_batch": TABLE_BATCH, "workers": workers}
+    return {
+        "folder": str(folder),
+        "size": SIZE,
+        "batch": BATCH,
+        "table_batch": TABLE_BATCH,
+        "workers": workers,
+    }
 
 
 def compared(folder: Path, workers: int, rounds: int, only: Sequence[str]) -> list[Row]:
     """Our cost of an example over that of each other side, of what `only` names of SAID."""
     given, ours = asked(folder, workers), sys.executable
     others = {
-        "torch's DataLoader": Reader(str(environments.python("torch")), "torch", given, torchvision()),
+        "torch's DataLoader": Reader(
+            str(environments.python("torch")), "torch", given, torchvision()
+        ),
         "grain's DataLoader": Reader(ours, "grain", given, {}),
     }
     mine = Reader(ours, "ours", given, {})
@@ -100,10 +120,15 @@ def compared(folder: Path, workers: int, rounds: int, only: Sequence[str]) -> li
                 of = THEIRS.get(what, what)
                 if of not in measured:
                     measured[of] = other.read(of, seed)
-                found.setdefault((what, name), []).append((mine.read(OURS.get(what, what), seed), measured[of]))
+                found.setdefault((what, name), []).append(
+                    (mine.read(OURS.get(what, what), seed), measured[of])
+                )
     for each in (mine, *others.values()):
         each.close()
-    return [row(f"{SAID[what]}: {name}", pairs[1:], BOUNDS.get(what)) for (what, name), pairs in found.items()]
+    return [
+        row(f"{SAID[what]}: {name}", pairs[1:], BOUNDS.get(what))
+        for (what, name), pairs in found.items()
+    ]
 
 
 def torchvision() -> dict[str, str]:
@@ -121,7 +146,7 @@ def row(what: str, pairs: list[tuple[Cost, Cost]], bound: float | None) -> Row:
     return paired_row(f"processor time of an example, {what}", pairs, counts.pop(), bound)
 
 
-# --- many files -------------------------------------------------------------------------------------------------------
+# --- many files -----------------------------------------------------------------------------------
 
 
 def index(folder: Path, count: int) -> list[Row]:
@@ -135,7 +160,13 @@ def index(folder: Path, count: int) -> list[Row]:
         else:  # a thousand images, under many names
             path.hardlink_to(folder / "photos" / path.parent.name / f"{number % 1000:07}.jpg")
     log(f"feeding: {count:,} files are made in {time.perf_counter() - began:.0f} s")
-    given = {"folder": str(folder), "size": 32, "batch": BATCH, "table_batch": TABLE_BATCH, "workers": 0}
+    given = {
+        "folder": str(folder),
+        "size": 32,
+        "batch": BATCH,
+        "table_batch": TABLE_BATCH,
+        "workers": 0,
+    }
     variables = {"XDG_CACHE_HOME": str(folder / "cache")}
     new = Reader(sys.executable, "ours", given, variables)
     built = new.read("first", 0)
@@ -144,7 +175,8 @@ def index(folder: Path, count: int) -> list[Row]:
     first, early, late = (side.read(what, 0) for what in ("first", "some", "more"))
     side.close()
     grown = (
-        f"{late.resident >> 20} MiB after {late.examples:,} images, {early.resident >> 20} MiB after {early.examples:,}"
+        f"{late.resident >> 20} MiB after {late.examples:,} images, {early.resident >> 20} MiB "
+        f"after {early.examples:,}"
     )
     return [
         seconds(f"the first batch of {count:,} files, no index", built, None),
@@ -160,12 +192,23 @@ def index(folder: Path, count: int) -> list[Row]:
 
 def seconds(what: str, cost: Cost, bound: float | None) -> Row:
     """Seconds of the processor, for which the machine's other work does not count."""
-    return Row(f"seconds of the processor until {what}", cost.cpu_seconds, bound, f"{cost.seconds:.1f} s by the clock")
+    return Row(
+        f"seconds of the processor until {what}",
+        cost.cpu_seconds,
+        bound,
+        f"{cost.seconds:.1f} s by the clock",
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    for key, value in (("images", 256), ("rows", 100_000), ("rounds", 5), ("workers", 2), ("index", 0)):
+    for key, value in (
+        ("images", 256),
+        ("rows", 100_000),
+        ("rounds", 5),
+        ("workers", 2),
+        ("index", 0),
+    ):
         parser.add_argument(f"--{key}", type=int, default=value)
     parser.add_argument("--only", nargs="+", choices=list(SAID), default=list(SAID))
     given = parser.parse_args()

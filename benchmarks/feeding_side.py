@@ -33,10 +33,20 @@ class Cost(NamedTuple):
 class Reader(Process):
     """A process that is asked to read a set."""
 
-    def __init__(self, python: str, name: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, python: str, name: str, given: Mapping[str, Any], environ: Mapping[str, str]
+    ) -> None:
         path = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
-        variables = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", **environ, "PYTHONPATH": path}
-        super().__init__([python, "-m", "benchmarks.feeding_side", name, json.dumps(given)], variables)
+        variables = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "OMP_NUM_THREADS": "1",
+            **environ,
+            "PYTHONPATH": path,
+        }
+        super().__init__(
+            [python, "-m", "benchmarks.feeding_side", name, json.dumps(given)], variables
+        )
 
     def read(self, what: str, seed: int) -> Cost:
         """The cost of reading a set once, in an order by the seed."""
@@ -79,7 +89,7 @@ def serve(versions: str, read: Callable[[str, int], Batches]) -> None:
         print(json.dumps(cost), file=answers, flush=True)
 
 
-# --- the sides --------------------------------------------------------------------------------------------------------
+# --- the sides ------------------------------------------------------------------------------------
 
 
 def ours(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
@@ -96,15 +106,26 @@ def ours(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
     seen = {"size": given["size"], "augment": augment, "threads": max(1, workers)}
     blocks = {
         "images": {"source": "images", "path": f"{folder}/photos", "workers": workers, **seen},
-        "packed": {"source": "array_record", "path": f"{folder}/packed/train-*.array_record", **seen},
-        "rows": {"source": "table", "path": f"{folder}/table.npz", "label": "y", "threads": max(1, workers)},
+        "packed": {
+            "source": "array_record",
+            "path": f"{folder}/packed/train-*.array_record",
+            **seen,
+        },
+        "rows": {
+            "source": "table",
+            "path": f"{folder}/table.npz",
+            "label": "y",
+            "threads": max(1, workers),
+        },
     }
     shares = {"first": 0.0, "some": 0.01, "more": 0.1}
 
     def read(what: str, seed: int) -> Batches:
         task = Classify()
         of = "images" if what in shares else what
-        spec = TrainSpec.model_validate({"task": "classify", "data": blocks[of], "batch": given["batch"]})
+        spec = TrainSpec.model_validate(
+            {"task": "classify", "data": blocks[of], "batch": given["batch"]}
+        )
         source = open_source(spec, "train")
         assert source is not None
         batch = given["table_batch" if of == "rows" else "batch"]
@@ -137,7 +158,9 @@ def torchs(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
     cut = v2.RandomResizedCrop(given["size"], scale=AREA, antialias=True)
     change = v2.Compose([cut, v2.RandomHorizontalFlip(FLIP), v2.PILToTensor()])
     with np.load(f"{given['folder']}/table.npz") as table:
-        rows = torch.utils.data.TensorDataset(torch.from_numpy(table["x"]), torch.from_numpy(table["y"]))
+        rows = torch.utils.data.TensorDataset(
+            torch.from_numpy(table["x"]), torch.from_numpy(table["y"])
+        )
     images = torchvision.datasets.ImageFolder(f"{given['folder']}/photos", change)
 
     def loader(dataset: Any, batch: int) -> Any:
@@ -158,7 +181,9 @@ def torchs(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
     loaders = {
         "images": loader(images, given["batch"]),
         "rows": loader(rows, given["table_batch"]),
-        "sampled": torch.utils.data.DataLoader(rows, batch_size=None, sampler=batches, num_workers=given["workers"]),
+        "sampled": torch.utils.data.DataLoader(
+            rows, batch_size=None, sampler=batches, num_workers=given["workers"]
+        ),
     }
 
     def read(what: str, seed: int) -> Batches:
@@ -185,7 +210,11 @@ def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
 
         def __init__(self) -> None:
             classes = sorted(pathlib.Path(given["folder"], "photos").iterdir())
-            self._pairs = [(str(path), label) for label, each in enumerate(classes) for path in sorted(each.iterdir())]
+            self._pairs = [
+                (str(path), label)
+                for label, each in enumerate(classes)
+                for path in sorted(each.iterdir())
+            ]
 
         def __len__(self) -> int:
             return len(self._pairs)
@@ -201,7 +230,9 @@ def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
             path, label = element
             with Image.open(path) as opened:
                 image = opened.convert("RGB")
-            top, left, high, wide = augment.random_box((image.height, image.width), AREA, (3 / 4, 4 / 3), rng)
+            top, left, high, wide = augment.random_box(
+                (image.height, image.width), AREA, (3 / 4, 4 / 3), rng
+            )
             box = (left, top, left + wide, top + high)
             image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
             if rng.random() < FLIP:
@@ -231,7 +262,9 @@ def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
             sampler=sampler,
             operations=[*steps, grain.transforms.Batch(batch, drop_remainder=True)],
             worker_count=given["workers"] if what == "images" else 0,
-            read_options=grain.ReadOptions(num_threads=max(1, given["workers"]), prefetch_buffer_size=2 * batch),
+            read_options=grain.ReadOptions(
+                num_threads=max(1, given["workers"]), prefetch_buffer_size=2 * batch
+            ),
         )
         for made in loader:
             yield len(made["label"])

@@ -1,8 +1,9 @@
 """Goodput of a run under SIGKILLs: `python -m benchmarks.goodput --minutes 15 --every 60 --seed 0`.
 
-A small decoder on 2 processes × 2 devices, whose ranks and agents are killed at random, one in so many seconds. Twice:
-with the compilation cache that a job has by default, and without one. Goodput is the share of the run's seconds that
-was stepping and was kept, by the run's own record. Each run has an empty cache folder at its start.
+A small decoder on 2 processes × 2 devices, whose ranks and agents are killed at random, one in so
+many seconds. Twice: with the compilation cache that a job has by default, and without one. Goodput
+is the share of the run's seconds that was stepping and was kept, by the run's own record. Each run
+has an empty cache folder at its start.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def document(compile_cache: str | None) -> dict[str, Any]:
 def victim(running: Running, choices: random.Random) -> tuple[str, int] | None:
     """What is killed: the process of a rank or an agent, by name and pid; None while there is none."""
     agents, environs = running.agents(), {pid: environ(pid) for pid in running.tree()}
-    ranks = {int(has[contract.PROCESS_ID]): pid for pid, has in environs.items() if contract.COORDINATOR in has}
+    ranks = {
+        int(has[contract.PROCESS_ID]): pid
+        for pid, has in environs.items()
+        if contract.COORDINATOR in has
+    }
     kind, found = ("agent", agents) if choices.random() < AGENTS else ("rank", ranks)
     if not found:
         return None
@@ -51,7 +56,9 @@ def victim(running: Running, choices: random.Random) -> tuple[str, int] | None:
     return f"{kind} {number}", found[number]
 
 
-def measure(folder: pathlib.Path, compile_cache: str | None, options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    folder: pathlib.Path, compile_cache: str | None, options: argparse.Namespace
+) -> dict[str, Any]:
     """The summary of one run. Three sets of pods without a newly saved step end it before its time."""
     choices = random.Random(options.seed)
     env = {**USUAL_COMPILES, **own_cache(folder / "cache")}
@@ -73,9 +80,14 @@ def row(what: str, summary: dict[str, Any]) -> Row:
     """The share of the seconds that were spent on steps which were kept, and what the others were spent on."""
     seconds = summary["goodput"]["seconds"]
     total = sum(seconds.values())
-    others = sorted((cause for cause in seconds if seconds[cause] >= 0.5), key=seconds.__getitem__, reverse=True)
+    others = sorted(
+        (cause for cause in seconds if seconds[cause] >= 0.5), key=seconds.__getitem__, reverse=True
+    )
     spent = ", ".join(f"{cause} {seconds[cause]:.0f}" for cause in others)
-    detail = f"step {summary['step']} after {total:.0f} s and {summary['kills']} kills ({summary['status']}): {spent}"
+    detail = (
+        f"step {summary['step']} after {total:.0f} s and {summary['kills']} kills "
+        f"({summary['status']}): {spent}"
+    )
     return Row(what, seconds.get("step", 0.0) / total, None, detail)
 
 
@@ -86,7 +98,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of who is killed")
     options = parser.parse_args()
     rows = []
-    for what, compile_cache in (("goodput, killed", "auto"), ("goodput, killed, without a compilation cache", None)):
+    for what, compile_cache in (
+        ("goodput, killed", "auto"),
+        ("goodput, killed, without a compilation cache", None),
+    ):
         log(f"goodput: {options.minutes:g} minutes, compile_cache {compile_cache}")
         with tempfile.TemporaryDirectory() as folder:
             rows.append(row(what, measure(pathlib.Path(folder), compile_cache, options)))

@@ -2,11 +2,12 @@
 
     python -m benchmarks.gpu [--beside PYTHON] [--small]
 
-bf16 and AdamW; one batch that stays on the device, synthetic batches, and batches that the trainer's own pipeline
-reads from a file. With the interpreter of an environment that has others' models of the same
-sizes, those run beside ours: PyTorch's with SDPA and bf16 autocast, compiled and eager, and Flax's ViT under a plain
-jitted step. Each is a process of its own, ours in the environment that the launcher gives a train block. `--small` runs
-the same code at sizes for a CPU. What our steps are made of goes to stderr.
+bf16 and AdamW; one batch that stays on the device, synthetic batches, and batches that the
+trainer's own pipeline reads from a file. With the interpreter of an environment that has others'
+models of the same sizes, those run beside ours: PyTorch's with SDPA and bf16 autocast, compiled and
+eager, and Flax's ViT under a plain jitted step. Each is a process of its own, ours in the
+environment that the launcher gives a train block. `--small` runs the same code at sizes for a CPU.
+What our steps are made of goes to stderr.
 """
 
 from __future__ import annotations
@@ -22,9 +23,23 @@ from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 
 OPTIMIZER = {"lr": 3e-4, "clip": 1.0}
 VIT = {"layers": 12, "width": 768, "heads": 12, "patch": 16, "image": [224, 224], "classes": 1000}
-DECODER = {"layers": 24, "width": 2048, "heads": 16, "hidden": 5504, "vocab": 32_000, "length": 2048}
+DECODER = {
+    "layers": 24,
+    "width": 2048,
+    "heads": 16,
+    "hidden": 5504,
+    "vocab": 32_000,
+    "length": 2048,
+}
 SMALL_VIT = VIT | {"layers": 2, "width": 32, "heads": 2, "image": [32, 32], "classes": 10}
-SMALL_DECODER = DECODER | {"layers": 2, "width": 32, "heads": 2, "hidden": 64, "vocab": 64, "length": 32}
+SMALL_DECODER = DECODER | {
+    "layers": 2,
+    "width": 32,
+    "heads": 2,
+    "hidden": 64,
+    "vocab": 64,
+    "length": 32,
+}
 
 
 class Model(NamedTuple):
@@ -57,7 +72,9 @@ def rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
     model = MODELS[kind]
     sizes, batch = (model.small, model.few) if small else (model.sizes, model.batch)
     given = {"kind": kind, "batch": batch, "small": small, **OPTIMIZER, **sizes}
-    ours = side.alone(sys.executable, "benchmarks.gpu_ours", given, {} if small else TRAINER_VARIABLES["cuda"])
+    ours = side.alone(
+        sys.executable, "benchmarks.gpu_ours", given, {} if small else TRAINER_VARIABLES["cuda"]
+    )
     if ours is None:
         raise SystemExit(f"ours fails for {kind}")
     others = {
@@ -69,8 +86,19 @@ def rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
     found = []
     for path, seconds in ours["seconds"].items():
         what, speed = f"{model.what}, {path}", pieces / seconds
-        used = "MFU not known" if ours["peak"] is None else f"MFU {ours['flops'] / seconds / ours['peak']:.1%}"
-        found.append(Row(what, None, None, f"{speed:,.0f} a second, {ms(seconds)} a step of batch {batch}, {used}"))
+        used = (
+            "MFU not known"
+            if ours["peak"] is None
+            else f"MFU {ours['flops'] / seconds / ours['peak']:.1%}"
+        )
+        found.append(
+            Row(
+                what,
+                None,
+                None,
+                f"{speed:,.0f} a second, {ms(seconds)} a step of batch {batch}, {used}",
+            )
+        )
         for name, its in others.items():
             if its is not None:
                 against = f"{ms(seconds)} over {ms(its)}, which is {pieces / its:,.0f} a second"
@@ -83,19 +111,33 @@ def rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
 def held(model: Model, what: str, speed: float) -> list[Row]:
     """Rows that compare the speed on an H200 with its floor and its goal."""
     return [
-        Row(f"the floor of {model.floor:,.0f} over {what}", model.floor / speed, 1.0, f"{speed:,.0f} a second"),
-        Row(f"the goal of {model.goal:,.0f} over {what}", model.goal / speed, None, f"{speed:,.0f} a second"),
+        Row(
+            f"the floor of {model.floor:,.0f} over {what}",
+            model.floor / speed,
+            1.0,
+            f"{speed:,.0f} a second",
+        ),
+        Row(
+            f"the goal of {model.goal:,.0f} over {what}",
+            model.goal / speed,
+            None,
+            f"{speed:,.0f} a second",
+        ),
     ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--beside", help="an interpreter with torch, jax, flax and transformers 4.57")
+    parser.add_argument(
+        "--beside", help="an interpreter with torch, jax, flax and transformers 4.57"
+    )
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     options = parser.parse_args()
     if options.beside is None:
         log(f"no --beside: {', '.join(OTHERS)} are left out")
-    return finish([row for kind in MODELS for row in rows(kind, small=options.small, python=options.beside)])
+    return finish(
+        [row for kind in MODELS for row in rows(kind, small=options.small, python=options.beside)]
+    )
 
 
 if __name__ == "__main__":

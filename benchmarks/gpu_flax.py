@@ -27,7 +27,9 @@ def main() -> None:
         num_labels=sizes["classes"],
     )
     model = transformers.FlaxViTForImageClassification(config, dtype=jnp.bfloat16)
-    optimizer = optax.chain(optax.clip_by_global_norm(sizes["clip"]), optax.adamw(sizes["lr"], weight_decay=0.0))
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(sizes["clip"]), optax.adamw(sizes["lr"], weight_decay=0.0)
+    )
     state = TrainState.create(apply_fn=model.__call__, params=model.params, tx=optimizer)
     pixels_key, labels_key = jax.random.split(jax.random.key(0))
     batch = {

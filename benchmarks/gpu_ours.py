@@ -89,7 +89,9 @@ class Speed:
     def by_path(self, folder: Path) -> dict[str, float]:
         """Seconds of a step, by where its batches come from; the file, just written, is in the system's cache."""
         records.write(folder / FILE, map(self.source.__getitem__, range(len(self.source))))
-        written = array_record.open_source(ArrayRecord(source="array_record", path=str(folder / FILE)), "train")
+        written = array_record.open_source(
+            ArrayRecord(source="array_record", path=str(folder / FILE)), "train"
+        )
         assert written is not None, "no part of it is held out"
         return {
             "a batch on the device": self.seconds(repeat(self.first)),

@@ -42,7 +42,10 @@ def batch_of(sizes: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
     rows = sizes["batch"]
     if sizes["kind"] == "vit":
         images = torch.randn(rows, 3, *sizes["image"], device=device)
-        return {"pixel_values": images, "labels": torch.randint(sizes["classes"], (rows,), device=device)}
+        return {
+            "pixel_values": images,
+            "labels": torch.randint(sizes["classes"], (rows,), device=device),
+        }
     tokens = torch.randint(sizes["vocab"], (rows, sizes["length"]), device=device)
     return {"input_ids": tokens, "labels": tokens}
 
@@ -51,7 +54,9 @@ def main() -> None:
     sizes = json.loads(sys.argv[1])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = model_of(sizes).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=sizes["lr"], weight_decay=0.0, fused=device == "cuda")
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=sizes["lr"], weight_decay=0.0, fused=device == "cuda"
+    )
     forward, batch = torch.compile(model) if sizes["compile"] else model, batch_of(sizes, device)
 
     def launch() -> torch.Tensor:

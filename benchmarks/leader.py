@@ -1,10 +1,11 @@
 """What thousands of hosts cost host 0's agent: its share of a core, its memory, and how soon each has the verdict.
 
-`python -m benchmarks.leader [--seconds 20] [HOSTSxRANKS ...]`. The leader is the product's, started as in a pod. The
-other hosts are made up: a few processes hold a connection for each, and speak the product's protocol over loopback.
-They dial as agents do: one that the leader turns away, or does not answer, connects again.
-Every host beats once in launcher/agent/io/link.py's BEAT_S, as agents do, and every rank is a step further in each
-beat. Then one rank raises; every host answers the verdict with the end of each of its processes, as agents do.
+`python -m benchmarks.leader [--seconds 20] [HOSTSxRANKS ...]`. The leader is the product's, started
+as in a pod. The other hosts are made up: a few processes hold a connection for each, and speak the
+product's protocol over loopback. They dial as agents do: one that the leader turns away, or does
+not answer, connects again. Every host beats once in launcher/agent/io/link.py's BEAT_S, as agents
+do, and every rank is a step further in each beat. Then one rank raises; every host answers the
+verdict with the end of each of its processes, as agents do.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import Status, StatusChanges
 from jaxlaunch.launcher.agent.gang.protocol import Hello, HostHandshake
 from jaxlaunch.launcher.agent.gang.root_cause import EventKind
-from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_TIMEOUT_S, RETRY_REFUSED_S, Dialer
+from jaxlaunch.launcher.agent.host.leader_connection import (
+    CHALLENGE_TIMEOUT_S,
+    RETRY_REFUSED_S,
+    Dialer,
+)
 from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.link import HEARTBEAT_S, Link, Message, choose_free_port
 from jaxlaunch.launcher.agent.io.loop import READ, Loop
@@ -51,7 +56,9 @@ class FakeHost:
 
     def __init__(self, fakes: Fakes, place: Config, hello: Hello, ranks: range) -> None:
         self._fakes, self._place, self._hello, self._ranks = fakes, place, hello, ranks
-        self._dialer = Dialer(fakes.loop, place.leader_address, say=lambda text: None, on_connected=self._connected)
+        self._dialer = Dialer(
+            fakes.loop, place.leader_address, say=lambda text: None, on_connected=self._connected
+        )
         self._status = Status(phase="init", jax="0.10.2")
         self._changes = StatusChanges()
         self._attempt = 0
@@ -77,7 +84,9 @@ class FakeHost:
             sock.close()
             return self._dialer.dial(RETRY_S)
         self._side = HostHandshake(self._place.handshake_key)
-        self._unanswered = self._fakes.loop.call_later(CHALLENGE_TIMEOUT_S, lambda: self._lost(link, "no challenge"))
+        self._unanswered = self._fakes.loop.call_later(
+            CHALLENGE_TIMEOUT_S, lambda: self._lost(link, "no challenge")
+        )
 
     def _message(self, link: Link, message: Message) -> None:
         kind = message["type"]
@@ -88,7 +97,8 @@ class FakeHost:
             link.epoch = self._side.open_answer(message)["epoch"]
             self._fakes.loop.call_later(random.uniform(0.0, HEARTBEAT_S), self._beat)
         elif kind == "start":
-            self._attempt, self._status = message["attempt"], dataclasses.replace(self._status, phase="step", step=0)
+            self._attempt = message["attempt"]
+            self._status = dataclasses.replace(self._status, phase="step", step=0)
             self._fakes.started()
         elif kind == "verdict":
             self.judged_at = time.monotonic()
@@ -99,7 +109,9 @@ class FakeHost:
 
     def _lost(self, link: Link, reason: str) -> None:
         self._unanswered.cancel()
-        if self.judged_at is not None:  # once all have ended, the leader gives up a host that does not read for long
+        if (
+            self.judged_at is not None
+        ):  # once all have ended, the leader gives up a host that does not read for long
             return self._fakes.left()
         if link.epoch is not None:
             raise SystemExit(f"{self._hello.description} lost the leader: {reason}")
@@ -110,7 +122,9 @@ class FakeHost:
     def _beat(self) -> None:
         if self._link.is_open and not self._fakes.has_judged:
             self._fakes.loop.call_later(HEARTBEAT_S, self._beat)
-            self._status = dataclasses.replace(self._status, step=(self._status.step or 0) + 1, stepped=True)
+            self._status = dataclasses.replace(
+                self._status, step=(self._status.step or 0) + 1, stepped=True
+            )
             self._report()
 
     def _report(self) -> None:
@@ -136,14 +150,20 @@ class Fakes:
     def __init__(self, hosts: range) -> None:
         self.loop = Loop()
         self.beats = self.turned_away = 0
-        self._place, self._started, self._judged, self._left = config.read_config(os.environ), 0, 0, 0
+        self._place = config.read_config(os.environ)
+        self._started = 0
+        self._judged = 0
+        self._left = 0
         self._dialed_at = 0.0
         self._failed_at: float | None = None
         resources.allow_connections(len(hosts))
         hello, members = Hello.from_config(self._place, 9400), self._place.members
         self._hosts = [
             FakeHost(
-                self, self._place, dataclasses.replace(hello, host=host, pod=f"pod-{host}"), members.ranks_of(host)
+                self,
+                self._place,
+                dataclasses.replace(hello, host=host, pod=f"pod-{host}"),
+                members.ranks_of(host),
             )
             for host in hosts
         ]
@@ -160,7 +180,9 @@ class Fakes:
         """Notes that a host was told to start."""
         self._started += 1
         if self._started == len(self._hosts):
-            say(dialed_at=self._dialed_at, started_at=time.monotonic(), turned_away=self.turned_away)
+            say(
+                dialed_at=self._dialed_at, started_at=time.monotonic(), turned_away=self.turned_away
+            )
 
     @property
     def has_judged(self) -> bool:
@@ -229,13 +251,34 @@ class Measured:
         """The rows of the table."""
         gang = f"leader, {self.hosts:,} hosts × {self.ranks}"
         bound = MOST_SHARE if (self.hosts, self.ranks) == SIZES[0] else None
-        beats = f"{self.beats_per_s:,.0f} beats per second, each host one per {HEARTBEAT_S:g} s (the default)"
-        joined = f"{self.join_s:.1f} s, from the first connection on; {self.turned_away} connections turned away"
+        beats = (
+            f"{self.beats_per_s:,.0f} beats per second, each host one per {HEARTBEAT_S:g} s "
+            "(the default)"
+        )
+        joined = (
+            f"{self.join_s:.1f} s, from the first connection on; {self.turned_away} "
+            "connections turned away"
+        )
         return [
             Row(f"{gang}: seconds until all have joined", self.join_s, None, joined),
-            Row(f"{gang}: share of a core", self.share, bound, f"{self.share:.1%} of a core; {beats}"),
-            Row(f"{gang}: seconds until all have the verdict", self.verdict_s, MOST_S, f"{self.verdict_s:.2f} s"),
-            Row(f"{gang}: memory over 200 MB", self.peak_mb / MOST_MB, 1.0, f"{self.peak_mb:.0f} MB at its peak"),
+            Row(
+                f"{gang}: share of a core",
+                self.share,
+                bound,
+                f"{self.share:.1%} of a core; {beats}",
+            ),
+            Row(
+                f"{gang}: seconds until all have the verdict",
+                self.verdict_s,
+                MOST_S,
+                f"{self.verdict_s:.2f} s",
+            ),
+            Row(
+                f"{gang}: memory over 200 MB",
+                self.peak_mb / MOST_MB,
+                1.0,
+                f"{self.peak_mb:.0f} MB at its peak",
+            ),
         ]
 
 
@@ -253,7 +296,10 @@ def measure(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Mea
     }
     with (folder / "leader.log").open("wb") as written:
         leader = subprocess.Popen(
-            [sys.executable, "-m", "jaxlaunch.launcher.agent"], env=environ, stdout=written, stderr=written
+            [sys.executable, "-m", "jaxlaunch.launcher.agent"],
+            env=environ,
+            stdout=written,
+            stderr=written,
         )
     share = [*range(1, hosts, max(1, -(-(hosts - 1) // FAKES))), hosts]
     fakes = [
@@ -280,7 +326,11 @@ def measure(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Mea
 
 
 def _measure(
-    leader: subprocess.Popen[bytes], fakes: Sequence[subprocess.Popen[str]], hosts: int, ranks: int, seconds: float
+    leader: subprocess.Popen[bytes],
+    fakes: Sequence[subprocess.Popen[str]],
+    hosts: int,
+    ranks: int,
+    seconds: float,
 ) -> Measured:
     starts = [_hear(fake) for fake in fakes]
     join_s = max(one["started_at"] for one in starts) - min(one["dialed_at"] for one in starts)
@@ -298,12 +348,16 @@ def _measure(
         raise SystemExit(f"the leader ended with {leader.returncode}, the hosts with {found}")
     verdict_s = max(one["judged_at"] for one in found) - found[0]["failed_at"]
     turned_away = sum(one["turned_away"] for one in starts)
-    return Measured(hosts, ranks, join_s, turned_away, spent / took, beats / took, verdict_s, peak_mb)
+    return Measured(
+        hosts, ranks, join_s, turned_away, spent / took, beats / took, verdict_s, peak_mb
+    )
 
 
 def _peak_mb(pid: int) -> float:
     """The most memory that a process had; 0 when it has ended. Its `ru_maxrss` would count who started it too."""
-    found = re.search(r"^VmHWM:\s*(\d+) kB", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    found = re.search(
+        r"^VmHWM:\s*(\d+) kB", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+    )
     return 0.0 if found is None else int(found[1]) * 1024 / 1e6
 
 

@@ -1,10 +1,12 @@
 """The training loop against the bare compiled step, in one process, interleaved.
 
-The loop polls a `Stop` between any two steps; here a replacement takes the time, and after every chunk calls the same
-executable in a tight loop, on a state of its own. What is compared is a chunk with the bare one right after it.
+The loop polls a `Stop` between any two steps; here a replacement takes the time, and after every
+chunk calls the same executable in a tight loop, on a state of its own. What is compared is a chunk
+with the bare one right after it.
 
-An accelerator computes beside its host. So that a CPU does too, XLA's threads get one core and everything else the
-others (`--shared`: all have all, and what the loop does takes its time from the step itself; reported, not bounded).
+An accelerator computes beside its host. So that a CPU does too, XLA's threads get one core and
+everything else the others (`--shared`: all have all, and what the loop does takes its time from the
+step itself; reported, not bounded).
 """
 
 from __future__ import annotations
@@ -32,9 +34,25 @@ from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.train import BuiltInTraining
 from jaxlaunch.trainer.user_code import load_object
 
-EVERY, SAVES, WINDOW = 100, 12, 25  # steps between two saves, how many are looked at, and the steps that feel one
+EVERY, SAVES, WINDOW = (
+    100,
+    12,
+    25,
+)  # steps between two saves, how many are looked at, and the steps that feel one
 SETTLE = 3  # steps at the start of a chunk that still feel the one before
-WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072)  # of the MLP: one is found that takes long enough
+WIDTHS = (
+    128,
+    192,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    1280,
+    1536,
+    2048,
+    3072,
+)  # of the MLP: one is found that takes long enough
 
 
 class Probe:
@@ -56,19 +74,24 @@ class Probe:
         self.stamps.append(time.perf_counter())
         if self._chunk is not None and len(self.stamps) == self._chunk + SETTLE:
             self.steps.append(median(_differences(self.stamps[SETTLE:])))
-            self.bare.append(median(_differences(self._tight(self.loop.training, self._chunk + SETTLE)[SETTLE:])))
+            self.bare.append(
+                median(_differences(self._tight(self.loop.training, self._chunk + SETTLE)[SETTLE:]))
+            )
             self.stamps = []
         return False
 
     def _tight(self, training: Training[TrainState], steps: int) -> list[float]:
         assert isinstance(training, BuiltInTraining)
         if self._state is None:
-            self._state, self._batch = training.init_state(), training.step.put_batch(training.pipeline.read_batch(0))
+            self._state = training.init_state()
+            self._batch = training.step.put_batch(training.pipeline.read_batch(0))
         self._state, stamps = tight(training.step, self._state, self._batch, steps)
         return stamps
 
 
-def tight(step: Step, state: TrainState, batch: dict[str, jax.Array], steps: int) -> tuple[TrainState, list[float]]:
+def tight(
+    step: Step, state: TrainState, batch: dict[str, jax.Array], steps: int
+) -> tuple[TrainState, list[float]]:
     """Stamps of bare steps: dispatch one, wait for the one before, as the loop does, and nothing else."""
     stamps: list[float] = []
     before = None
@@ -95,7 +118,10 @@ def place() -> Iterator[tuple[RunContext, Progress]]:
         reader = subprocess.Popen(["cat"], stdin=end, stdout=subprocess.DEVNULL)
         os.close(end)
         report = Progress(fd)
-        yield RunContext(run_dir=os.path.join(folder, "run"), socket=os.path.join(folder, "socket")), report
+        yield (
+            RunContext(run_dir=os.path.join(folder, "run"), socket=os.path.join(folder, "socket")),
+            report,
+        )
         report.close()
         os.close(fd)
         reader.wait()
@@ -106,7 +132,14 @@ def spec_of(batch: int, width: int, **keys: Any) -> TrainSpec:
     model = {"kind": "mlp", "layers": 2, "width": width}
     data = {"source": "synthetic", "examples": 512, "eval_examples": 0}
     return TrainSpec.model_validate(
-        {"task": CLASSIFY, "model": model, "data": data, "batch": batch, "eval": {"every": None}, **keys}
+        {
+            "task": CLASSIFY,
+            "model": model,
+            "data": data,
+            "batch": batch,
+            "eval": {"every": None},
+            **keys,
+        }
     )
 
 
@@ -114,10 +147,16 @@ def width_for(batch: int, target_s: float) -> int:
     """The first width whose bare step takes `target_s` here, or almost."""
     for width in WIDTHS:
         spec = spec_of(batch, width)
-        step = Step(load_object(TASKS.get(spec.task, spec.task))(), spec, mesh.build_mesh(spec.mesh), 1)
+        step = Step(
+            load_object(TASKS.get(spec.task, spec.task))(), spec, mesh.build_mesh(spec.mesh), 1
+        )
         images = np.zeros((batch, 28, 28), np.uint8)
         fed = step.put_batch(
-            {"image": images, "label": np.zeros(batch, np.int32), "weight": np.ones(batch, np.float32)}
+            {
+                "image": images,
+                "label": np.zeros(batch, np.int32),
+                "weight": np.ones(batch, np.float32),
+            }
         )
         step.compile_train(fed)
         _, stamps = tight(step, step.init_state(), fed, 30)
@@ -130,33 +169,46 @@ def train(spec: TrainSpec, chunk: int | None = None) -> tuple[Probe, Loop[TrainS
     """One run of the loop."""
     probe = Probe(chunk)
     with place() as (where, report), open(os.devnull, "w") as out, contextlib.redirect_stdout(out):
-        training = BuiltInTraining(spec, load_object(TASKS.get(spec.task, spec.task))(), where, report)
+        training = BuiltInTraining(
+            spec, load_object(TASKS.get(spec.task, spec.task))(), where, report
+        )
         probe.loop = Loop(training, where, probe, report)  # type: ignore[arg-type]
         probe.loop.run()
     return probe, probe.loop
 
 
-def overhead(name: str, batch: int, width: int, chunks: int, chunk: int, bound: float | None) -> Row:
+def overhead(
+    name: str, batch: int, width: int, chunks: int, chunk: int, bound: float | None
+) -> Row:
     """The loop's median step over the bare one's."""
-    probe, _ = train(spec_of(batch, width, steps=chunks * (chunk + SETTLE) + 1, checkpoint={"every": None}), chunk)
+    probe, _ = train(
+        spec_of(batch, width, steps=chunks * (chunk + SETTLE) + 1, checkpoint={"every": None}),
+        chunk,
+    )
     ratio = median([loop / bare for loop, bare in zip(probe.steps, probe.bare, strict=True)])
-    detail = f"loop {ms(median(probe.steps))}, bare {ms(median(probe.bare))}; median of {chunks} × {chunk} steps each"
+    detail = (
+        f"loop {ms(median(probe.steps))}, bare {ms(median(probe.bare))}; median of {chunks} × "
+        f"{chunk} steps each"
+    )
     return Row(f"loop over the bare step, {name}", ratio, bound, detail)
 
 
 def saving(batch: int, width: int) -> list[Row]:
     """What a save adds to the WINDOW steps from it on, against as many before and after, over a loop of EVERY steps.
 
-    The machine's own pace drifts by more in EVERY steps than a save costs, so the neighbours are what is compared with;
-    the background of a save has long ended when its window has.
+    The machine's own pace drifts by more in EVERY steps than a save costs, so the neighbours are
+    what is compared with; the background of a save has long ended when its window has.
     """
     steps = EVERY * (SAVES + 2)
     probe, loop = train(spec_of(batch, width, steps=steps, checkpoint={"every": EVERY}))
-    # took[n]: until the loop asked after n steps, the save at n steps included. The first time it asks is after one.
+    # took[n]: until the loop asked after n steps, the save at n steps included. The first time it
+    # asks is after one.
     took = [0.0, 0.0, *_differences(probe.stamps)]
     added, plain = [], []
     for at in range(EVERY, EVERY * (SAVES + 1), EVERY):
-        before, window, after = (sum(took[at + part * WINDOW : at + (part + 1) * WINDOW]) for part in (-1, 0, 1))
+        before, window, after = (
+            sum(took[at + part * WINDOW : at + (part + 1) * WINDOW]) for part in (-1, 0, 1)
+        )
         plain.append((before + after) / 2 / WINDOW)
         added.append((window - (before + after) / 2) / EVERY)
     ratio = median([1 + extra / step for extra, step in zip(added, plain, strict=True)])
@@ -164,7 +216,12 @@ def saving(batch: int, width: int) -> list[Row]:
     detail = f"{ms(median(added))} a step on top of {ms(median(plain))}; median of {SAVES} saves"
     return [
         Row(f"saving every {EVERY} steps over not saving", ratio, 1.02, detail),
-        Row("the blocking part of a save", None, None, f"{ms(blocked)}, {ms(blocked / EVERY)} a step"),
+        Row(
+            "the blocking part of a save",
+            None,
+            None,
+            f"{ms(blocked)}, {ms(blocked / EVERY)} a step",
+        ),
     ]
 
 
@@ -183,7 +240,13 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", 1)
     if "--shared" in sys.argv[1:] or not set_apart():
         log("loop: steps of about 2 ms, cores shared")
-        return emit([overhead("steps of about 2 ms, cores shared", 8, width_for(8, 0.002), 40, 50, bound=None)])
+        return emit(
+            [
+                overhead(
+                    "steps of about 2 ms, cores shared", 8, width_for(8, 0.002), 40, 50, bound=None
+                )
+            ]
+        )
     log("loop: steps of about 2 ms")
     short = overhead("steps of about 2 ms", 8, width_for(8, 0.002), 40, 50, bound=1.05)
     log("loop: steps of about 50 ms")

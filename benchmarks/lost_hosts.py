@@ -1,10 +1,11 @@
 """Seconds from the loss of a host to the next step, on the cluster of tests/cluster: `python -m benchmarks.lost_hosts`.
 
-Three hosts train the digits job and save every 10 steps. Each row is the median of `--rounds` losses: of a process,
-which starts again in its pod; of an agent, which ends its pod; of a pod that is deleted with force or evicted as by a
-drain, and replaced alone, by a spare or with its whole gang; of the Job. Each round has jobs of its own: Kubernetes
-makes a pod again 10 s after its host's first loss, and twice as long after each further one. Also seen: that the losses
-of every run are to the bit those of a run that lost nothing, and what JobSet counted. `--queued` submits all jobs
+Three hosts train the digits job and save every 10 steps. Each row is the median of `--rounds`
+losses: of a process, which starts again in its pod; of an agent, which ends its pod; of a pod that
+is deleted with force or evicted as by a drain, and replaced alone, by a spare or with its whole
+gang; of the Job. Each round has jobs of its own: Kubernetes makes a pod again 10 s after its host's
+first loss, and twice as long after each further one. Also seen: that the losses of every run are to
+the bit those of a run that lost nothing, and what JobSet counted. `--queued` submits all jobs
 through Kueue, `--only agent` measures the losses with that word alone.
 """
 
@@ -66,12 +67,17 @@ def job(here: Place, gang: Gang, pod: Any) -> None:
 
 Gangs = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Strike]]]
 
-# By job: its keys, and what it loses, one after the other. Each row's name is that of the loss and of the job.
+# By job: its keys, and what it loses, one after the other. Each row's name is that of the loss and
+# of the job.
 GANGS: Gangs = {
     "nothing": (WHOLE, {}),
     "alone": (
         ALONE,
-        {"process": Strike(process, 1), "pod deleted": Strike(deleted, 1), "drained": Strike(drained, 2)},
+        {
+            "process": Strike(process, 1),
+            "pod deleted": Strike(deleted, 1),
+            "drained": Strike(drained, 2),
+        },
     ),
     "alone, of a second job": (
         ALONE,
@@ -80,7 +86,11 @@ GANGS: Gangs = {
     "spare": (SPARE, {"pod deleted": Strike(deleted, 1), "drained": Strike(drained, 2)}),
     "whole gang": (
         WHOLE,
-        {"pod deleted": Strike(deleted, 1), "drained": Strike(drained, 2), "Job deleted": Strike(job, 0)},
+        {
+            "pod deleted": Strike(deleted, 1),
+            "drained": Strike(drained, 2),
+            "Job deleted": Strike(job, 0),
+        },
     ),
 }
 
@@ -102,8 +112,12 @@ class Run:
         strike.what(self._here, self.gang, pod)
         until(self._begun, lambda at: at > struck, "the next attempt has begun", 600)
         end = time.monotonic() + PATIENCE_S
-        while not (after := [at for at in self.times() if at > self._begun()]):  # the last one may train until it ends
-            assert time.monotonic() < end, f"{self.gang.name} trains no step after a loss: {self.gang.lines()}"
+        while not (
+            after := [at for at in self.times() if at > self._begun()]
+        ):  # the last one may train until it ends
+            assert time.monotonic() < end, (
+                f"{self.gang.name} trains no step after a loss: {self.gang.lines()}"
+            )
             time.sleep(0.02)
         self.hold()  # soon: its steps are few, for the losses that are still to come
         return after[0] - struck
@@ -130,14 +144,19 @@ class Run:
 
     def ready(self) -> Sequence[Any]:
         """The pods of hosts that hold ranks, by rank, once every host is there."""
-        pods = until(lambda: self.gang.pods, self._are_ready, f"all pods of {self.gang.name} are ready", 600)
+        pods = until(
+            lambda: self.gang.pods, self._are_ready, f"all pods of {self.gang.name} are ready", 600
+        )
         by_host = {index(pod): pod for pod in pods if is_alive(pod)}
         status = json.loads(self._here.launcher("status", self.gang.name, "-o", "json").stdout)
         hosts = range(HOSTS) if status["members"] is None else listed(status["members"])
         return [by_host[host] for host in hosts]
 
     def _are_ready(self, pods: Sequence[Any]) -> bool:
-        wanted = sum(one["template"]["spec"]["parallelism"] for one in self.gang.jobset["spec"]["replicatedJobs"])
+        wanted = sum(
+            one["template"]["spec"]["parallelism"]
+            for one in self.gang.jobset["spec"]["replicatedJobs"]
+        )
         return sum(map(is_alive, pods)) == wanted
 
     def _begun(self) -> float:
@@ -160,7 +179,10 @@ def index(pod: Any) -> int:
 
 
 def is_alive(pod: Any) -> bool:
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
+    ready = any(
+        one["type"] == "Ready" and one["status"] == "True"
+        for one in pod["status"].get("conditions", ())
+    )
     return ready and "deletionTimestamp" not in pod["metadata"]
 
 
@@ -180,22 +202,35 @@ def chosen(only: str) -> Gangs:
     return found
 
 
-def measure(here: Place, rounds: int, keys: Mapping[str, Any], gangs: Gangs) -> dict[str, list[float]]:
+def measure(
+    here: Place, rounds: int, keys: Mapping[str, Any], gangs: Gangs
+) -> dict[str, list[float]]:
     """The seconds of every loss, by what was lost and how it was replaced."""
-    folder, found = preparations.make_claim(here.access, here.namespace, size="10Gi"), dict[str, list[float]]()
+    folder = preparations.make_claim(here.access, here.namespace, size="10Gi")
+    found = dict[str, list[float]]()
     undisturbed: Mapping[int, float] = {}
     for number in range(rounds):
         for name, (job_keys, strikes) in gangs.items():
             if not strikes and number:
                 continue
-            run = Run(here, folder, f"{name.replace(',', '').replace(' ', '-')}-{number}", {**job_keys, **keys})
+            run = Run(
+                here,
+                folder,
+                f"{name.replace(',', '').replace(' ', '-')}-{number}",
+                {**job_keys, **keys},
+            )
             for what, strike in strikes.items():
                 found.setdefault(f"{what}, {name}", []).append(run.struck(strike))
-                log(f"{what}, {name}: {found[f'{what}, {name}'][-1]:.1f} s; restarts {run.gang.counters}")
+                log(
+                    f"{what}, {name}: {found[f'{what}, {name}'][-1]:.1f} s; restarts "
+                    f"{run.gang.counters}"
+                )
             run.release()
             assert run.gang.ended() == "Completed", run.gang.lines()
             undisturbed = undisturbed or losses(folder, run.folder.name)
-            assert losses(folder, run.folder.name) == undisturbed, f"{run.folder.name} has other losses"
+            assert losses(folder, run.folder.name) == undisturbed, (
+                f"{run.folder.name} has other losses"
+            )
             here.launcher("delete", run.folder.name, "--yes")
     return found
 
@@ -213,7 +248,9 @@ def opened() -> Iterator[Place]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", metavar="WORD", help="measure the losses whose name has this word")
+    parser.add_argument(
+        "--only", default="", metavar="WORD", help="measure the losses whose name has this word"
+    )
     parser.add_argument("--queued", action="store_true", help="submit all jobs through Kueue")
     given = parser.parse_args()
     with opened() as here:
@@ -224,7 +261,10 @@ def main() -> int:
         found = measure(here, given.rounds, keys, chosen(given.only))
     print("| lost, and replaced | seconds until the next step | all |\n|---|---|---|")
     for name, seconds in found.items():
-        print(f"| {name} | {median(seconds):.1f} | {' '.join(f'{one:.1f}' for one in sorted(seconds))} |")
+        print(
+            f"| {name} | {median(seconds):.1f} | "
+            f"{' '.join(f'{one:.1f}' for one in sorted(seconds))} |"
+        )
     return 0
 
 

@@ -1,12 +1,13 @@
 """What follows when a node of the cluster is lost, by the second: `python -m benchmarks.lost_nodes`.
 
-Three hosts train the digits job on two nodes, one of them on a node of its own (tests/cluster/harness/second_node), and
-save every 10 steps. That node loses its kubelet, which stops what Kubernetes knows of it and nothing that runs there;
-or it is gone: no packet leaves it, its kubelet, its containerd and its processes end, and its Node object is deleted
-once it is not ready, as a cloud's controller does. It is not ready after 50 s, Kubernetes' default. Each is seen alone
-and with a spare. For each the seconds from the loss to what followed: the gang's own end of the attempt, the node not
-ready, its pod deleted, the pod's object gone, another pod, the next step. The losses must be to the bit those of a run
-that lost nothing.
+Three hosts train the digits job on two nodes, one of them on a node of its own
+(tests/cluster/harness/second_node), and save every 10 steps. That node loses its kubelet, which
+stops what Kubernetes knows of it and nothing that runs there; or it is gone: no packet leaves it,
+its kubelet, its containerd and its processes end, and its Node object is deleted once it is not
+ready, as a cloud's controller does. It is not ready after 50 s, Kubernetes' default. Each is seen
+alone and with a spare. For each the seconds from the loss to what followed: the gang's own end of
+the attempt, the node not ready, its pod deleted, the pod's object gone, another pod, the next step.
+The losses must be to the bit those of a run that lost nothing.
 """
 
 from __future__ import annotations
@@ -52,10 +53,14 @@ class Watch:
         steps = [at for at in self.run.times() if ended and at > ended[0]["ended"]]
         found = {
             "attempt ended": ended[0]["ended"] - self.began if ended else None,
-            "node not ready": now if self.is_silent and second_node.condition() in ("Unknown", "False", "") else None,
+            "node not ready": now
+            if self.is_silent and second_node.condition() in ("Unknown", "False", "")
+            else None,
             "pod deleted": now if not own or "deletionTimestamp" in own[0]["metadata"] else None,
             "pod's object gone": now if not own else None,
-            "another pod": now if any(one["metadata"]["uid"] not in self._first for one in pods) else None,
+            "another pod": now
+            if any(one["metadata"]["uid"] not in self._first for one in pods)
+            else None,
             "next step": steps[0] - self.began if steps else None,
         }
         for what, at in found.items():
@@ -67,7 +72,8 @@ class Watch:
 
 def on_second(run: Run, *, spares: int) -> Any:
     """The pod on the second node, once the run has saved; None where it holds no rank, or leads and no spare can."""
-    run.hold_after_save()  # by then it is settled who holds ranks: a pod that came last may be the spare
+    # By then it is settled who holds ranks: a pod that came last may be the spare.
+    run.hold_after_save()
     held = run.ready()[1 if spares else 0 :]
     return next((pod for pod in held if pod["spec"]["nodeName"] == second_node.NODE), None)
 
@@ -86,7 +92,10 @@ def silent(here: Place, run: Run, pod: Any, home: Path) -> Seen:
     back = Watch(run, pod, is_silent=False)
     second_node.start_kubelet(home)
     until(back.look, lambda seen: "next step" in seen, "a next step", PATIENCE_S)
-    return {**watch.seen, **{f"{what}, from the kubelet's start on": at for what, at in back.seen.items()}}
+    return {
+        **watch.seen,
+        **{f"{what}, from the kubelet's start on": at for what, at in back.seen.items()},
+    }
 
 
 def gone(here: Place, run: Run, pod: Any, home: Path) -> Seen:
@@ -99,20 +108,28 @@ def gone(here: Place, run: Run, pod: Any, home: Path) -> Seen:
     wanted = {"next step", "another pod", "pod's object gone"}
 
     def is_whole(seen: Seen) -> bool:
-        return wanted <= seen.keys() or bool(run.gang.status.get("terminalState"))  # with a spare it may end before
+        return wanted <= seen.keys() or bool(
+            run.gang.status.get("terminalState")
+        )  # with a spare it may end before
 
     until(watch.look, is_whole, "the gang is whole", PATIENCE_S)
     return watch.seen
 
 
-LOSSES: Mapping[str, Callable[[Place, Run, Any, Path], Seen]] = {"kubelet stopped": silent, "node gone": gone}
+LOSSES: Mapping[str, Callable[[Place, Run, Any, Path], Seen]] = {
+    "kubelet stopped": silent,
+    "node gone": gone,
+}
 TOLERATES: Mapping[str, Any] = {"tolerations": [{"key": second_node.TAINT, "operator": "Exists"}]}
-# A rank that got its batch just before the others were held waits for them in its step, which is no hang.
+# A rank that got its batch just before the others were held waits for them in its step, which is no
+# hang.
 WAITS: Mapping[str, Any] = {**TOLERATES, "timeouts": {"step": "20m"}}
 JOBS: Mapping[str, Mapping[str, Any]] = {"alone": {**ALONE, **WAITS}, "spare": {**SPARE, **WAITS}}
 
 
-def measured(here: Place, volume: Path, home: Path, what: str, job: str, undisturbed: Mapping[int, float]) -> Seen:
+def measured(
+    here: Place, volume: Path, home: Path, what: str, job: str, undisturbed: Mapping[int, float]
+) -> Seen:
     """One loss of one job."""
     with second_node.joined(home, image.IMAGE, images.BASE):
         for number in itertools.count():

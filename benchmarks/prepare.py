@@ -1,10 +1,11 @@
 """`launcher prepare` of a generated corpus beside `tokenizers`' own encode_batch on as many cores, in one run.
 
-`python -m benchmarks.prepare [--mb 1000] [--kills 20] [--folder DIR]`. The corpus is JSON lines of words that are drawn
-as often as Zipf's law says; a BPE tokenizer is trained on a part of it. What is compared is the whole of `launcher
-prepare` (reading, tokenizing, shuffling, packing, writing) with `encode_batch` alone, over the same texts from memory.
-Memory is the sum over the whole tree of processes, the launcher's own among them. Then a corpus of a twentieth is
-prepared by a process that is killed at random moments, and once without.
+`python -m benchmarks.prepare [--mb 1000] [--kills 20] [--folder DIR]`. The corpus is JSON lines of
+words that are drawn as often as Zipf's law says; a BPE tokenizer is trained on a part of it. What
+is compared is the whole of `launcher prepare` (reading, tokenizing, shuffling, packing, writing)
+with `encode_batch` alone, over the same texts from memory. Memory is the sum over the whole tree of
+processes, the launcher's own among them. Then a corpus of a twentieth is prepared by a process that
+is killed at random moments, and once without.
 """
 
 from __future__ import annotations
@@ -36,8 +37,13 @@ SEED = 7
 def texts(size: int) -> Iterator[str]:
     """Documents of about 60 to 2,000 words, together about `size` bytes."""
     draw = np.random.default_rng(SEED)
-    letters = "".join(draw.choice(list("eeeetttaaooiinnsshhrrddlluccmmwffggyyppbbvk"), 20 * WORDS).tolist())
-    words = [letters[20 * at : 20 * at + length] for at, length in enumerate(draw.integers(2, 11, WORDS).tolist())]
+    letters = "".join(
+        draw.choice(list("eeeetttaaooiinnsshhrrddlluccmmwffggyyppbbvk"), 20 * WORDS).tolist()
+    )
+    words = [
+        letters[20 * at : 20 * at + length]
+        for at, length in enumerate(draw.integers(2, 11, WORDS).tolist())
+    ]
     share = 1 / np.arange(3, WORDS + 3)
     upto = np.cumsum(share / share.sum())
     while size > 0:
@@ -86,8 +92,20 @@ def train_tokenizer(folder: Path) -> None:
 
 def job(folder: Path, name: str, tokenizer: Path) -> Path:
     """A job that reads the files of a folder."""
-    data = {"source": "text", "path": f"{folder}/*.jsonl", "tokenizer": str(tokenizer), "eval_split": 0.01}
-    model = {"kind": "gpt2", "layers": 2, "width": 256, "heads": 4, "vocab": VOCAB, "length": LENGTH}
+    data = {
+        "source": "text",
+        "path": f"{folder}/*.jsonl",
+        "tokenizer": str(tokenizer),
+        "eval_split": 0.01,
+    }
+    model = {
+        "kind": "gpt2",
+        "layers": 2,
+        "width": 256,
+        "heads": 4,
+        "vocab": VOCAB,
+        "length": LENGTH,
+    }
     train = {"task": "lm", "model": model, "data": data | {"data_dir": str(folder / "out")}}
     path = folder / "job.yaml"
     path.write_text(json.dumps({"name": name, "accelerator": {"type": "cpu"}, "train": train}))
@@ -117,7 +135,9 @@ class Watch(threading.Thread):
             fields = (process / "stat").read_text().rpartition(")")[2].split()
         except OSError:  # it has ended
             return 0
-        return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if int(fields[3]) == self._session else 0
+        return (
+            int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if int(fields[3]) == self._session else 0
+        )
 
 
 def ours(path: Path) -> tuple[float, int, int]:
@@ -125,7 +145,9 @@ def ours(path: Path) -> tuple[float, int, int]:
     command = [str(Path(sys.executable).with_name("launcher")), "prepare", str(path), "-o", "json"]
     began = time.perf_counter()
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=null, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=null, text=True, start_new_session=True
+    ) as process:
         watch = Watch(process.pid)
         watch.start()
         assert process.stdout is not None
@@ -183,7 +205,9 @@ def killed(folder: Path, path: Path, kills: int) -> tuple[int, bool]:
                 os.killpg(process.pid, signal.SIGKILL)
                 count += 1
                 continue
-        if any((folder / "out").glob("*/index.json")):  # done too soon: all but what was there is begun again
+        if any(
+            (folder / "out").glob("*/index.json")
+        ):  # done too soon: all but what was there is begun again
             for each in (folder / "out").glob("*/*"):
                 each.unlink()
     subprocess.run(command, check=True, **run)
@@ -208,19 +232,28 @@ def main() -> None:
         log(f"prepare: {tokens} tokens in {seconds:.1f} s, {peak / 1e6:.0f} MB; encode_batch")
         their_s, their_tokens = theirs(root / "whole", root / "tokenizer")
         log(f"prepare: {their_tokens} tokens in {their_s:.1f} s; {given.kills} kills")
-        count, is_equal = killed(root / "killed", job(root / "killed", "killed", root / "tokenizer"), given.kills)
+        count, is_equal = killed(
+            root / "killed", job(root / "killed", "killed", root / "tokenizer"), given.kills
+        )
     cores = len(os.sched_getaffinity(0))
     # Documents end with a token of their own here.
     rate, their_rate = tokens / seconds, their_tokens / their_s
     emit(
         [
             Row(
-                f"encode_batch over launcher prepare, tokens per second, {given.mb} MB, {cores} cores",
+                f"encode_batch over launcher prepare, tokens per second, {given.mb} MB, "
+                f"{cores} cores",
                 their_rate / rate,
                 1 / 0.9,
-                f"{rate / 1e6:.2f} million a second in {seconds:.0f} s, encode_batch alone {their_rate / 1e6:.2f}",
+                f"{rate / 1e6:.2f} million a second in {seconds:.0f} s, encode_batch alone "
+                f"{their_rate / 1e6:.2f}",
             ),
-            Row("launcher prepare: memory of all its processes over 1 GB", peak / 1e9, 1.0, f"{peak / 1e6:.0f} MB"),
+            Row(
+                "launcher prepare: memory of all its processes over 1 GB",
+                peak / 1e9,
+                1.0,
+                f"{peak / 1e6:.0f} MB",
+            ),
             Row(
                 f"bytes that differ after {count} kills at random moments",
                 0.0 if is_equal else 1.0,

@@ -1,10 +1,11 @@
 """Prepared text as a run reads it, beside grain's own DataLoader on the same shards; and what a run waits for it.
 
-`python -m benchmarks.reading [--mb 26] [--pairs 5] [--steps 40]`. `launcher prepare` makes array_record shards of
-generated texts, more rows than a run holds in memory. Each side then reads every row once, shuffled, in batches of
-BATCH, from its first thread to its last batch, in turn: ours as a run does, the DataLoader with grain's
-ArrayRecordDataSource and IndexSampler, in this process, its records made arrays by the same functions (`parsed`). Ours
-also checks forms and tokens. Then `launcher run` trains a decoder of two million parameters on these rows, and its
+`python -m benchmarks.reading [--mb 26] [--pairs 5] [--steps 40]`. `launcher prepare` makes
+array_record shards of generated texts, more rows than a run holds in memory. Each side then reads
+every row once, shuffled, in batches of BATCH, from its first thread to its last batch, in turn:
+ours as a run does, the DataLoader with grain's ArrayRecordDataSource and IndexSampler, in this
+process, its records made arrays by the same functions (`parsed`). Ours also checks forms and
+tokens. Then `launcher run` trains a decoder of two million parameters on these rows, and its
 metrics.jsonl says for how much of a step the loop waited for data.
 """
 
@@ -37,7 +38,9 @@ from jaxlaunch.trainer.tasks.lm import NextToken
 
 BATCH, LENGTH = 16, 512
 WIDTH = 128  # with two layers and a vocabulary of 8,192: 2.5 million parameters
-LOADERS = {  # how the DataLoader may read in one process: as it does if not told, with our threads, and with none
+# How the DataLoader may read in one process: as it does if not told, with our threads, and with
+# none.
+LOADERS = {
     "16 threads, its default": grain.ReadOptions(),
     "4 threads": grain.ReadOptions(num_threads=4, prefetch_buffer_size=2 * BATCH),
     "no threads": grain.ReadOptions(num_threads=0, prefetch_buffer_size=0),
@@ -63,7 +66,12 @@ class Sizes(NamedTuple):
 
 def document(folder: Path, tokenizer: Path, sizes: Sizes, steps: int) -> dict[str, Any]:
     """A job that trains on the files of a folder, prepared in `out` there."""
-    data = {"source": "text", "path": f"{folder}/*.jsonl", "tokenizer": str(tokenizer), "packing": "first-fit"}
+    data = {
+        "source": "text",
+        "path": f"{folder}/*.jsonl",
+        "tokenizer": str(tokenizer),
+        "packing": "first-fit",
+    }
     size = {"width": sizes.width, "length": sizes.length, "vocab": prepare.VOCAB}
     train = {
         "task": "lm",
@@ -87,7 +95,7 @@ def launched(command: str, folder: Path, job: Mapping[str, Any]) -> None:
     subprocess.run(given, check=True, stdout=subprocess.DEVNULL)
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def parsed(record: bytes, length: int) -> dict[str, Any]:
@@ -123,13 +131,17 @@ def ours(prepared: Path, spec: TrainSpec, seed: int) -> Iterator[Batch]:
     return pipeline.iterate([range(step, step + 1) for step in range(len(rows) // spec.batch)])
 
 
-def theirs(shards: list[str], spec: TrainSpec, seed: int, options: grain.ReadOptions) -> Iterator[Batch]:
+def theirs(
+    shards: list[str], spec: TrainSpec, seed: int, options: grain.ReadOptions
+) -> Iterator[Batch]:
     """The same by grain's DataLoader."""
     source = grain.sources.ArrayRecordDataSource(shards)
     sampler = grain.samplers.IndexSampler(len(source), shuffle=True, num_epochs=1, seed=seed)
     assert isinstance(spec.model, specs.Decoder)
     steps = [Parse(spec.model.length), grain.transforms.Batch(spec.batch, drop_remainder=True)]
-    loader = grain.DataLoader(data_source=source, sampler=sampler, operations=steps, read_options=options)
+    loader = grain.DataLoader(
+        data_source=source, sampler=sampler, operations=steps, read_options=options
+    )
     return iter(loader)
 
 
@@ -161,7 +173,7 @@ def row(name: str, pairs: list[tuple[Cost, Cost]], length: int) -> Row:
     return paired_row(what, pairs, counts.pop() * length / 1e6, 1.0, "{:.2f} million tokens")
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 def waited(metrics: Path, tokens: int) -> Row:
@@ -170,8 +182,15 @@ def waited(metrics: Path, tokens: int) -> Row:
     data_s = sum(line[Key.PART_S.format(part="data")] for line in lines)
     wall_s = sum(line[Key.WALL_S] for line in lines)
     step_s = wall_s / (lines[-1][Key.STEP] - first[Key.STEP])
-    detail = f"{data_s:.3f} s of {wall_s:.1f} s; a step of {tokens:,} positions takes {step_s:.2f} s"
-    return Row("a run's wait for data over its step, 2 million parameters, 2 cores", data_s / wall_s, 0.02, detail)
+    detail = (
+        f"{data_s:.3f} s of {wall_s:.1f} s; a step of {tokens:,} positions takes {step_s:.2f} s"
+    )
+    return Row(
+        "a run's wait for data over its step, 2 million parameters, 2 cores",
+        data_s / wall_s,
+        0.02,
+        detail,
+    )
 
 
 def main() -> int:

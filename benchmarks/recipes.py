@@ -1,10 +1,11 @@
 """What the recipes for images are worth, on made folders of small images: accuracies of held-out images.
 
-`python -m benchmarks.recipes [--seeds 3] [--epochs 12] [--only digits]`. `digits` are scikit-learn's, enlarged from 8
-pixels a side to 16; `shapes` are circles, squares, triangles and crosses of any place, size and colour, with noise. On
-each, a small ResNet is trained with augmentation on all images, and on 50 of each class with it and without it. Then a
-small ViT learns the digits 0 to 4, is exported, and learns 5 to 9 from ten examples each, from these weights and from
-scratch. Every fifth image is held out; a seed draws the weights and the order.
+`python -m benchmarks.recipes [--seeds 3] [--epochs 12] [--only digits]`. `digits` are
+scikit-learn's, enlarged from 8 pixels a side to 16; `shapes` are circles, squares, triangles and
+crosses of any place, size and colour, with noise. On each, a small ResNet is trained with
+augmentation on all images, and on 50 of each class with it and without it. Then a small ViT learns
+the digits 0 to 4, is exported, and learns 5 to 9 from ten examples each, from these weights and
+from scratch. Every fifth image is held out; a seed draws the weights and the order.
 """
 
 from __future__ import annotations
@@ -33,9 +34,19 @@ from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.train import build_loop
 
 SIZE, FEW, FEWER = 16, 50, 10
-RESNET = {"kind": "resnet", "block": "basic", "stem": "small", "stem_width": 16, "depths": [1, 1], "widths": [16, 32]}
+RESNET = {
+    "kind": "resnet",
+    "block": "basic",
+    "stem": "small",
+    "stem_width": 16,
+    "depths": [1, 1],
+    "widths": [16, 32],
+}
 VIT = {"kind": "vit", "image": [SIZE, SIZE], "patch": 4, "layers": 2, "width": 64, "heads": 4}
-AUGMENT = {"digits": {"crop": [0.7, 1.0], "ratio": [0.9, 1.1]}, "shapes": {"crop": [0.7, 1.0], "flip": 0.5}}
+AUGMENT = {
+    "digits": {"crop": [0.7, 1.0], "ratio": [0.9, 1.1]},
+    "shapes": {"crop": [0.7, 1.0], "flip": 0.5},
+}
 Labelled = Iterator[tuple[str, Image.Image]]
 
 
@@ -69,7 +80,12 @@ def shapes(count: int = 1600) -> Labelled:
                 draw.rectangle((x - third, y - half, x + third, y + half), fill=ink)
                 draw.rectangle((x - half, y - third, x + half, y + third), fill=ink)
         small = np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BOX), np.float32)
-        yield name, Image.fromarray(np.clip(small + rng.normal(0, 45, small.shape), 0, 255).astype(np.uint8))
+        yield (
+            name,
+            Image.fromarray(
+                np.clip(small + rng.normal(0, 45, small.shape), 0, 255).astype(np.uint8)
+            ),
+        )
 
 
 def write(folder: Path, images: Labelled, most: int | None = None) -> str:
@@ -85,7 +101,9 @@ def write(folder: Path, images: Labelled, most: int | None = None) -> str:
     return str(folder)
 
 
-def trained(folder: Path, path: str, model: dict[str, Any], augment: Any, epochs: int, seed: int) -> float:
+def trained(
+    folder: Path, path: str, model: dict[str, Any], augment: Any, epochs: int, seed: int
+) -> float:
     """The accuracy of a run in `folder`."""
     train = {
         "task": "classify",
@@ -94,7 +112,12 @@ def trained(folder: Path, path: str, model: dict[str, Any], augment: Any, epochs
         "batch": 50,
         "epochs": epochs,
         "seed": seed,
-        "optimizer": {"name": "adamw", "lr": 3e-3, "weight_decay": 0.05, "schedule": {"name": "cosine", "warmup": 20}},
+        "optimizer": {
+            "name": "adamw",
+            "lr": 3e-3,
+            "weight_decay": 0.05,
+            "schedule": {"name": "cosine", "warmup": 20},
+        },
         "compile_cache": str(folder.parents[1] / "compiled"),
         "log_every": 10_000,
         "eval": {"every": None},
@@ -127,27 +150,52 @@ def augmented(home: Path, name: str, epochs: int, seeds: int) -> list[Row]:
         without.append(trained(folder / "few, plain", few, model, None, longer, seed))
     errors = f"{name}: errors of a small ResNet with the recipe over 0.02"
     fewer = f"{name}, {FEW} images a class: errors with augmentation over those without"
-    return [Row(errors, (1 - mean(best)) / 0.02, 1.0, f"{said(best)} right"), compared(fewer, with_it, without)]
+    return [
+        Row(errors, (1 - mean(best)) / 0.02, 1.0, f"{said(best)} right"),
+        compared(fewer, with_it, without),
+    ]
 
 
 def finetuned(home: Path, epochs: int, seeds: int) -> Row:
     """A ViT from weights of its own that learned other digits, and from scratch."""
     first = write(home / "first", ((name, image) for name, image in digits() if int(name) < 5))
-    then = write(home / "then", ((name, image) for name, image in digits() if int(name) >= 5), FEWER)
+    then = write(
+        home / "then", ((name, image) for name, image in digits() if int(name) >= 5), FEWER
+    )
     change, tuned, scratch = AUGMENT["digits"], [], []
     for seed in range(seeds):
         folder = home / f"ViT, seed {seed}"
         trained(folder / "0 to 4", first, {**VIT, "classes": 5}, change, epochs * 2, seed)
         export.export(str(folder / "0 to 4" / "checkpoints"), str(folder / "weights"))
         given = {**VIT, "init_from": str(folder / "weights"), "new_head": True, "classes": 5}
-        tuned.append(trained(folder / "5 to 9, from weights", then, given, change, epochs * 6, seed))
-        scratch.append(trained(folder / "5 to 9, from scratch", then, {**VIT, "classes": 5}, change, epochs * 6, seed))
-    return compared(f"a ViT on {FEWER} images a class: errors from weights over those from scratch", tuned, scratch)
+        tuned.append(
+            trained(folder / "5 to 9, from weights", then, given, change, epochs * 6, seed)
+        )
+        scratch.append(
+            trained(
+                folder / "5 to 9, from scratch",
+                then,
+                {**VIT, "classes": 5},
+                change,
+                epochs * 6,
+                seed,
+            )
+        )
+    return compared(
+        f"a ViT on {FEWER} images a class: errors from weights over those from scratch",
+        tuned,
+        scratch,
+    )
 
 
 def compared(what: str, one: list[float], other: list[float]) -> Row:
     """The errors of one over those of the other, each the mean over the seeds."""
-    return Row(what, (1 - mean(one)) / max(1 - mean(other), 1e-9), 1.0, f"{said(one)} right over {said(other)}")
+    return Row(
+        what,
+        (1 - mean(one)) / max(1 - mean(other), 1e-9),
+        1.0,
+        f"{said(one)} right over {said(other)}",
+    )
 
 
 def mean(accuracies: list[float]) -> float:

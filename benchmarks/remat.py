@@ -1,7 +1,8 @@
 """What each remat policy keeps: the temporary bytes of a decoder's compiled train step, over those of `none`.
 
-The losses of a few float32 steps must be those of `none` to the bit: memory is bought with arithmetic, not with a
-result. In bfloat16 they differ in the fifth digit: XLA keeps float32 inside what it fuses, and fuses otherwise.
+The losses of a few float32 steps must be those of `none` to the bit: memory is bought with
+arithmetic, not with a result. In bfloat16 they differ in the fifth digit: XLA keeps float32 inside
+what it fuses, and fuses otherwise.
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ POLICIES = ("none", "dots", "dots_no_batch", "full")  # each keeps less than the
 
 def step(remat: str, **sizes: int) -> tuple[Step, dict[str, np.ndarray[Any, Any]]]:
     """A compiled train step on one device, and its batch."""
-    train = TrainSpec(task=LM, model={"kind": "decoder", **SIZES, **sizes}, mesh={"dp": 1}, batch=8, remat=remat)
+    train = TrainSpec(
+        task=LM, model={"kind": "decoder", **SIZES, **sizes}, mesh={"dp": 1}, batch=8, remat=remat
+    )
     made = Step(load_object(LM)(), train, mesh.build_mesh(train.mesh, jax.devices()[:1]), STEPS)
     tokens = np.random.default_rng(0).integers(0, 256, (8, train.model.length + 1), np.int32)  # type: ignore[union-attr]
-    batch = {"tokens": tokens, "mask": np.ones((8, tokens.shape[1] - 1), np.float32), "weight": np.ones(8, np.float32)}
+    batch = {
+        "tokens": tokens,
+        "mask": np.ones((8, tokens.shape[1] - 1), np.float32),
+        "weight": np.ones(8, np.float32),
+    }
     made.compile_train(made.put_batch(batch))
     return made, batch
 
@@ -54,8 +61,13 @@ def rows(**sizes: int) -> list[Row]:
         if losses != expected:
             raise SystemExit(f"remat {remat}: losses {losses} are not those of none, {expected}")
         if kept > found[before][0] or kept == most:
-            raise SystemExit(f"remat {remat} keeps {kept:.0f} bytes, {before} {found[before][0]:.0f}")
-        detail = f"{kept / 2**20:.1f} MiB over {most / 2**20:.1f} MiB of temporary memory, losses equal to the bit"
+            raise SystemExit(
+                f"remat {remat} keeps {kept:.0f} bytes, {before} {found[before][0]:.0f}"
+            )
+        detail = (
+            f"{kept / 2**20:.1f} MiB over {most / 2**20:.1f} MiB of temporary memory, losses "
+            "equal to the bit"
+        )
         table.append(Row(f"remat {remat} over none", kept / most, 1.0, detail))
     return table
 

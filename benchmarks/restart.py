@@ -30,7 +30,9 @@ def child(running: Running, rank: int) -> int:
     environs = {pid: environ(pid) for pid in running.tree()}
     wanted = str(rank)
     return next(
-        pid for pid, has in environs.items() if contract.COORDINATOR in has and has[contract.PROCESS_ID] == wanted
+        pid
+        for pid, has in environs.items()
+        if contract.COORDINATOR in has and has[contract.PROCESS_ID] == wanted
     )
 
 
@@ -42,7 +44,9 @@ def measure(folder: pathlib.Path) -> tuple[float, float]:
     train = digits(steps=1_000_000, checkpoint={"every": 10})
     document = job(train, hosts=2, per_host=4, restarts={"in_place": 3})
     began = time.time()
-    with Running(folder, document, env={**USUAL_COMPILES, **own_cache(folder / "cache")}) as running:
+    with Running(
+        folder, document, env={**USUAL_COMPILES, **own_cache(folder / "cache")}
+    ) as running:
         cold = running.until("the first step", lambda: written_at(running, 1)) - began
         running.until_step(40)
         killed = time.time()
@@ -65,7 +69,9 @@ def main() -> None:
             cold, restart = measure(pathlib.Path(folder))
         colds.append(cold)
         restarts.append(restart)
-    detail = f"{median(restarts):.2f} s after a SIGKILL, {median(colds):.2f} s cold; medians of {ROUNDS}"
+    detail = (
+        f"{median(restarts):.2f} s after a SIGKILL, {median(colds):.2f} s cold; medians of {ROUNDS}"
+    )
     emit([Row("in-place restart over a cold run", median(restarts) / median(colds), 0.8, detail)])
 
 

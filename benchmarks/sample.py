@@ -20,7 +20,12 @@ from tests import environments
 
 PAIRS = 5
 SHAPES: Mapping[str, dict[str, Any]] = {
-    "GPT-2 124M, 1 row": {"model": {"kind": "gpt2", "preset": "gpt2-124m"}, "rows": 1, "prompt": 32, "tokens": 64},
+    "GPT-2 124M, 1 row": {
+        "model": {"kind": "gpt2", "preset": "gpt2-124m"},
+        "rows": 1,
+        "prompt": 32,
+        "tokens": 64,
+    },
     "Llama 8 × 512, 8 rows": {
         "model": {"kind": "decoder", "layers": 8, "width": 512, "heads": 8, "kv_heads": 4}
         | {"vocab": 8192, "length": 512},
@@ -35,20 +40,27 @@ def measured(sizes: Mapping[str, Any], pairs: int) -> Row:
     """The time of ours over that of transformers, for the shape of `sizes`. Raises SystemExit where tokens differ."""
     python, core = str(environments.python("torch")), min(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "benchmarks.sample_ours", folder, json.dumps(sizes)], check=True)
-        ours = Side(sys.executable, "benchmarks.sample_ours", [folder], core, TRAINER_VARIABLES["cpu"])
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.sample_ours", folder, json.dumps(sizes)], check=True
+        )
+        ours = Side(
+            sys.executable, "benchmarks.sample_ours", [folder], core, TRAINER_VARIABLES["cpu"]
+        )
         theirs = Side(python, "benchmarks.sample_torch", [folder], core, environments.LAZY)
         log(f"  {ours.versions}; {theirs.versions}")
         rounds = [(ours.step(), theirs.step()) for _ in range(1 + pairs)][1:]
         ours.close(), theirs.close()
     if any(one.loss != other.loss for one, other in rounds):
-        raise SystemExit(f"not the same tokens: their checksums are {rounds[0][0].loss} and {rounds[0][1].loss}")
+        raise SystemExit(
+            f"not the same tokens: their checksums are {rounds[0][0].loss} and {rounds[0][1].loss}"
+        )
     tokens = sizes["rows"] * sizes["tokens"]
     speeds = [tokens / median([pair[side].seconds for pair in rounds]) for side in (0, 1)]
     ratio = median([one.seconds / other.seconds for one, other in rounds])
     cpu = median([one.cpu_seconds / other.cpu_seconds for one, other in rounds])
     detail = (
-        f"{speeds[0]:.3g} tokens/s over {speeds[1]:.3g}, {1 / ratio:.2f} ×, by processor time {1 / cpu:.2f} ×; "
+        f"{speeds[0]:.3g} tokens/s over {speeds[1]:.3g}, {1 / ratio:.2f} ×, by processor time "
+        f"{1 / cpu:.2f} ×; "
         f"median of {pairs} pairs"
     )
     return Row("", ratio, 1.0, detail)
@@ -60,7 +72,14 @@ def main() -> int:
         if all(word in name for word in sys.argv[1:]):
             log(f"sample: {name}")
             row = measured(sizes, PAIRS)
-            rows.append(Row(f"our time of a token over transformers', {name}", row.ratio, row.bound, row.detail))
+            rows.append(
+                Row(
+                    f"our time of a token over transformers', {name}",
+                    row.ratio,
+                    row.bound,
+                    row.detail,
+                )
+            )
     return finish(rows)
 
 

@@ -25,12 +25,18 @@ WEIGHTS, ASKED = "weights", "asked.json"  # in the folder that the sides share
 def write(folder: pathlib.Path, sizes: dict[str, Any]) -> None:
     """Random weights as a Hugging Face folder, and prompts."""
     model: Any = pydantic.TypeAdapter(Model).validate_python(sizes["model"])
-    network, draw = Network(model, mesh.build_mesh(spec.Mesh(), jax.devices()[:1])), np.random.default_rng(0)
+    network = Network(model, mesh.build_mesh(spec.Mesh(), jax.devices()[:1]))
+    draw = np.random.default_rng(0)
     params = {
-        name: draw.normal(0.0, 0.05, like.shape).astype(np.float32) + ("norm" in name and "scale" in name)
+        name: draw.normal(0.0, 0.05, like.shape).astype(np.float32)
+        + ("norm" in name and "scale" in name)
         for name, like in network.abstract.items()
     }
-    save.save_model(str(folder / WEIGHTS), model, {name: each.astype(np.float32) for name, each in params.items()})
+    save.save_model(
+        str(folder / WEIGHTS),
+        model,
+        {name: each.astype(np.float32) for name, each in params.items()},
+    )
     prompts = draw.integers(0, model.vocab, (sizes["rows"], sizes["prompt"])).tolist()
     (folder / ASKED).write_text(json.dumps({"prompts": prompts, "tokens": sizes["tokens"]}))
 
@@ -43,7 +49,9 @@ def main() -> None:
 
     def step() -> float:
         found = loaded.generate(asked["prompts"], max_tokens=asked["tokens"])
-        return float(sum((at + 1) * token for (sample,) in found for at, token in enumerate(sample.ids)))
+        return float(
+            sum((at + 1) * token for (sample,) in found for at, token in enumerate(sample.ids))
+        )
 
     serve(f"jax {jax.__version__}", step)
 

@@ -1,6 +1,7 @@
 """What a thousand hosts cost the commands over a hundred, on a cluster whose nodes exist in name only.
 
-Needs what tests/cluster needs, and its programs built; elsewhere it prints that and measures nothing.
+Needs what tests/cluster needs, and its programs built; elsewhere it prints that and measures
+nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ def rows_of(access: Access, folder: pathlib.Path) -> list[Row]:
         texts = {FEW: sizes[FEW], MOST: Fleet(many, MOST, folder)}
         rows = [
             compared("render", repeated(texts, lambda one: one.costs("render", one.file))),
-            compared("submit --dry-run=server", repeated(texts, lambda one: one.costs("submit", one.file, DRY))),
-            compared("submit", {hosts: [one.costs("submit", one.file)] for hosts, one in sizes.items()}),
+            compared(
+                "submit --dry-run=server",
+                repeated(texts, lambda one: one.costs("submit", one.file, DRY)),
+            ),
+            compared(
+                "submit", {hosts: [one.costs("submit", one.file)] for hosts, one in sizes.items()}
+            ),
         ]
         for one in sizes.values():
             one.until("Running", WAIT_S)
@@ -50,14 +56,20 @@ def compared(command: str, costs: Mapping[int, list[Cost]]) -> Row:
     what = f"launcher {command}, {many:,} hosts over {few}"
     one = of_many[0]
     took = f"{seconds[many]:.2f} s over {seconds[few]:.2f} s"
-    size = f"{len(one.calls)} calls, {len(one.writes)} writes, {one.peak_mib:.0f} MiB over {of_few[0].peak_mib:.0f} MiB"
+    size = (
+        f"{len(one.calls)} calls, {len(one.writes)} writes, {one.peak_mib:.0f} MiB over "
+        f"{of_few[0].peak_mib:.0f} MiB"
+    )
     rounds = f"medians of {len(of_many)}" if len(of_many) > 1 else "one run"
     return Row(what, seconds[many] / seconds[few], None, f"{took}, {rounds}; {size}")
 
 
 def main() -> None:
     if machine.lacks() or not build.is_built():
-        log(f"scale: left out: {'; '.join(machine.lacks()) or 'the programs of tests/cluster are not built'}")
+        log(
+            "scale: left out: "
+            f"{'; '.join(machine.lacks()) or 'the programs of tests/cluster are not built'}"
+        )
         return emit([])
     log("scale: a hundred and a thousand hosts")
     with cluster.used(), tempfile.TemporaryDirectory() as folder:

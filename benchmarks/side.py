@@ -1,7 +1,8 @@
 """One side of a comparison: a process that runs steps and measures them.
 
-Either step by step in turn with others, each held to one core; or by itself, as fast as it can. Standard library
-only, and benchmarks.table of the same: the other sides have environments of their own.
+Either step by step in turn with others, each held to one core; or by itself, as fast as it can.
+Standard library only, and benchmarks.table of the same: the other sides have environments of their
+own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ T = TypeVar("T")
 WARM, STEPS = 5, 20  # of `paced`
 
 ROOT = pathlib.Path(__file__).parents[1]
-# JAX and torch read these: one thread each. What else a runtime starts shares the core the process is held to.
+# JAX and torch read these: one thread each. What else a runtime starts shares the core the process
+# is held to.
 ONE_THREAD = {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
@@ -43,7 +45,9 @@ class Process:
     """The parent's end: a process that answers with lines of JSON, first of all with the versions of its libraries.
     Raises SystemExit when it has ended."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], core: int | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], core: int | None = None
+    ) -> None:
         self._command = command
         self._process = subprocess.Popen(
             command,
@@ -69,7 +73,9 @@ class Process:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{' '.join(self._command[1:3])} ended with exit code {self._process.wait()}")
+            raise SystemExit(
+                f"{' '.join(self._command[1:3])} ended with exit code {self._process.wait()}"
+            )
         return json.loads(line)
 
 
@@ -77,7 +83,12 @@ class Side(Process):
     """A process that is asked for steps."""
 
     def __init__(
-        self, python: str, module: str, arguments: Sequence[str], core: int, environ: Mapping[str, str]
+        self,
+        python: str,
+        module: str,
+        arguments: Sequence[str],
+        core: int,
+        environ: Mapping[str, str],
     ) -> None:
         self.module = module
         environ = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), **environ}
@@ -96,7 +107,9 @@ def serve(versions: str, step: Callable[[], float]) -> None:
         began, began_cpu = time.perf_counter(), time.process_time()
         loss = step()
         print(
-            json.dumps([time.perf_counter() - began, time.process_time() - began_cpu, loss]), file=answers, flush=True
+            json.dumps([time.perf_counter() - began, time.process_time() - began_cpu, loss]),
+            file=answers,
+            flush=True,
         )
 
 
@@ -114,7 +127,9 @@ def paced(launch: Callable[[], T], wait: Callable[[T], object]) -> float:
 def alone(python: str, module: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
     """The JSON that the module prints in a process by itself; None, and a message on stderr, where it fails."""
     command, path = [python, "-m", module, json.dumps(given)], {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env={**os.environ, **path, **environ}, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, env={**os.environ, **path, **environ}, stdout=subprocess.PIPE, text=True
+    )
     if done.returncode:
         log(f"left out: {module} ended with exit code {done.returncode}")
         return None

@@ -29,7 +29,11 @@ class Row:
 
 
 def paired_row(
-    what: str, pairs: Sequence[tuple[Any, Any]], units: float, bound: float | None, form: str = "{:,.0f}"
+    what: str,
+    pairs: Sequence[tuple[Any, Any]],
+    units: float,
+    bound: float | None,
+    form: str = "{:,.0f}",
 ) -> Row:
     """Return the ratio of costs by processor time, since the machine may be shared; `units` are what one cost is of."""
     ratios, texts = [], []
@@ -38,7 +42,9 @@ def paired_row(
         ratios.append(median([ours / theirs for ours, theirs in zip(*costs, strict=True)]))
         speeds = [form.format(units / median(side)) for side in costs]
         texts.append(f"{speeds[0]}{unit} over {speeds[1]}, {1 / ratios[-1]:.2f} ×")
-    return Row(what, ratios[0], bound, f"{texts[0]}; by the clock {texts[1]}; median of {len(pairs)} pairs")
+    return Row(
+        what, ratios[0], bound, f"{texts[0]}; by the clock {texts[1]}; median of {len(pairs)} pairs"
+    )
 
 
 def emit(rows: Sequence[Row]) -> None:

@@ -1,9 +1,10 @@
 """Rows of tables: our MLP beside scikit-learn's, on the same training rows and the same held-out ones.
 
-`python -m benchmarks.tabular [--splits 4] [--seeds 5]`. Two of scikit-learn's bundled sets, breast cancer (classes)
-and diabetes (a number), are shuffled once for each split; every fifth row is held out. Ours trains as a run does, with
-the recipe of docs/tables.md. scikit-learn's MLPClassifier and MLPRegressor have their defaults, and what ours does by
-itself is done for them: features, and the number, less their mean over their deviation in the training rows.
+`python -m benchmarks.tabular [--splits 4] [--seeds 5]`. Two of scikit-learn's bundled sets, breast
+cancer (classes) and diabetes (a number), are shuffled once for each split; every fifth row is held
+out. Ours trains as a run does, with the recipe of docs/tables.md. scikit-learn's MLPClassifier and
+MLPRegressor have their defaults, and what ours does by itself is done for them: features, and the
+number, less their mean over their deviation in the training rows.
 """
 
 from __future__ import annotations
@@ -44,8 +45,18 @@ def ours(name: str, x_NF: Any, y_N: Any, seed: int, compiled: str) -> float:
     """The accuracy, or R², of a run of ours on its held-out rows; `compiled` keeps its programs for the next run."""
     with tempfile.TemporaryDirectory() as folder:
         np.savez(f"{folder}/rows.npz", x=x_NF, y=y_N)
-        data = {"source": "table", "path": f"{folder}/rows.npz", "label": "y", "eval_split": 1 / HELD}
-        every = {"eval": {"every": None}, "checkpoint": {"every": None}, "log_every": 10_000, "compile_cache": compiled}
+        data = {
+            "source": "table",
+            "path": f"{folder}/rows.npz",
+            "label": "y",
+            "eval_split": 1 / HELD,
+        }
+        every = {
+            "eval": {"every": None},
+            "checkpoint": {"every": None},
+            "log_every": 10_000,
+            "compile_cache": compiled,
+        }
         train = {"task": "classify", "data": data, "seed": seed, **every, **RECIPES[name]}
         found = run_training(Path(folder), train)
     if name != "diabetes":
@@ -76,10 +87,16 @@ def measured(name: str, splits: int, seeds: int, compiled: str) -> Row:
     scores: list[list[float]] = [[], []]
     for split in range(splits):
         count = len(rows.target)
-        order_N = np.arange(count) if split == 0 else np.random.default_rng(split).permutation(count)
+        order_N = (
+            np.arange(count) if split == 0 else np.random.default_rng(split).permutation(count)
+        )
         for seed in range(seeds):
             for side, each in enumerate((ours, theirs)):
-                scores[side].append(each(name, rows.data[order_N], rows.target[order_N].astype(float), seed, compiled))
+                scores[side].append(
+                    each(
+                        name, rows.data[order_N], rows.target[order_N].astype(float), seed, compiled
+                    )
+                )
         said = [f"{np.mean(each[-seeds:]):.4f} ± {np.std(each[-seeds:]):.4f}" for each in scores]
         log(f"tabular: {name}, split {split}: ours {said[0]}, scikit-learn {said[1]}")
     mine, other = (float(np.mean(each)) for each in scores)

@@ -2,12 +2,14 @@
 
     python -m benchmarks.vit [--pairs N] [WORD …]
 
-Only shapes whose names have every WORD. PyTorch is eager, compiled, and torch_xla where its environment has that.
+Only shapes whose names have every WORD. PyTorch is eager, compiled, and torch_xla where its
+environment has that.
 
-All start from the same weights and are given the same batch and AdamW, and must agree on the losses: in float32, and in
-bf16, where others have autocast. Each is a process of its own, held to one core; they take their steps in turn. Ours
-has the environment that the launcher gives a train block on CPU devices, the others what their users have; once more
-beside them, Flax has the launcher's too.
+All start from the same weights and are given the same batch and AdamW, and must agree on the
+losses: in float32, and in bf16, where others have autocast. Each is a process of its own, held to
+one core; they take their steps in turn. Ours has the environment that the launcher gives a train
+block on CPU devices, the others what their users have; once more beside them, Flax has the
+launcher's too.
 """
 
 from __future__ import annotations
@@ -29,22 +31,43 @@ from benchmarks.table import Row, finish, log, median, ms
 from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 
 PAIRS = 7
-# The last line of transformers with Flax, on the jax and optax of this environment; torch takes 5 GB.
+# The last line of transformers with Flax, on the jax and optax of this environment; torch takes 5
+# GB.
 SHARED = ("jax", "jaxlib", "flax", "optax", "numpy", "safetensors")
 REQUIREMENTS = ("transformers==4.57.6", "torch==2.15.0")
 OURS = TRAINER_VARIABLES["cpu"]
 FLAX = "Hugging Face Flax"
 XLA = "torch_xla"
-OTHERS: Mapping[str, tuple[str, Sequence[str], Mapping[str, str]]] = {  # module, its arguments and environment
+OTHERS: Mapping[
+    str, tuple[str, Sequence[str], Mapping[str, str]]
+] = {  # module, its arguments and environment
     FLAX: ("benchmarks.vit_flax", [], {}),
     f"{FLAX} in our environment": ("benchmarks.vit_flax", [], OURS),
     "PyTorch eager": ("benchmarks.vit_torch", ["eager"], {}),
     "PyTorch compile": ("benchmarks.vit_torch", ["compile"], {}),
     XLA: ("benchmarks.vit_torch", ["xla"], {"PJRT_DEVICE": "CPU"}),
 }
-S16 = {"layers": 12, "width": 384, "heads": 6, "image": [224, 224], "patch": 16, "classes": 1000, "batch": 8}
-SMALL = {"layers": 6, "width": 192, "heads": 3, "image": [32, 32], "patch": 4, "classes": 10, "batch": 64}
-SHAPES: Mapping[str, tuple[float | None, dict[str, Any]]] = {  # the bound of ours over Flax, and sizes
+S16 = {
+    "layers": 12,
+    "width": 384,
+    "heads": 6,
+    "image": [224, 224],
+    "patch": 16,
+    "classes": 1000,
+    "batch": 8,
+}
+SMALL = {
+    "layers": 6,
+    "width": 192,
+    "heads": 3,
+    "image": [32, 32],
+    "patch": 4,
+    "classes": 10,
+    "batch": 64,
+}
+SHAPES: Mapping[
+    str, tuple[float | None, dict[str, Any]]
+] = {  # the bound of ours over Flax, and sizes
     "ViT-S/16, 224 px, batch 8": (1.0, S16 | {"precision": "fp32"}),
     "ViT-S/16, 224 px, batch 8, bf16": (None, S16 | {"precision": "bf16"}),
     "ViT 6 × 192, 32 px, batch 64": (0.9, SMALL | {"precision": "fp32"}),
@@ -64,7 +87,9 @@ def build_environment() -> str:
     if not ready.exists():
         log(f"building {folder}: {', '.join(packages)}")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True, stdout=sys.stderr)
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", *packages], check=True, stdout=sys.stderr
+        )
         ready.touch()
     return python
 
@@ -105,7 +130,12 @@ def rows(name: str, bound: float | None, costs: Mapping[str, Sequence[Cost]]) ->
     return [
         Row(
             f"our train step over that of {other}, {name}",
-            median([ours.seconds / theirs.seconds for ours, theirs in zip(costs["ours"], costs[other], strict=True)]),
+            median(
+                [
+                    ours.seconds / theirs.seconds
+                    for ours, theirs in zip(costs["ours"], costs[other], strict=True)
+                ]
+            ),
             bound if other == FLAX else None,
             detail(costs["ours"], costs[other]),
         )
@@ -117,8 +147,13 @@ def rows(name: str, bound: float | None, costs: Mapping[str, Sequence[Cost]]) ->
 def detail(ours: Sequence[Cost], theirs: Sequence[Cost]) -> str:
     wall = [ms(median([cost.seconds for cost in costs])) for costs in (ours, theirs)]
     cpu = [ms(median([cost.cpu_seconds for cost in costs])) for costs in (ours, theirs)]
-    ratio = median([one.cpu_seconds / other.cpu_seconds for one, other in zip(ours, theirs, strict=True)])
-    return f"{wall[0]} over {wall[1]}; CPU time {cpu[0]} over {cpu[1]}, ratio {ratio:.3f}; median of {len(ours)} pairs"
+    ratio = median(
+        [one.cpu_seconds / other.cpu_seconds for one, other in zip(ours, theirs, strict=True)]
+    )
+    return (
+        f"{wall[0]} over {wall[1]}; CPU time {cpu[0]} over {cpu[1]}, ratio {ratio:.3f}; median "
+        f"of {len(ours)} pairs"
+    )
 
 
 def main() -> int:

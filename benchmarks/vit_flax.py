@@ -24,7 +24,9 @@ from benchmarks.side import serve
 @jax.jit
 def train_step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, Any]:
     def loss_fn(params: Any) -> Any:
-        logits = state.apply_fn(pixel_values=batch["pixel_values"], params=params, train=True).logits
+        logits = state.apply_fn(
+            pixel_values=batch["pixel_values"], params=params, train=True
+        ).logits
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
@@ -36,12 +38,17 @@ def main() -> None:
     sizes, read = json.loads((folder / "sizes.json").read_text()), np.load(folder / "batch.npz")
     side = sizes["image"][0]  # one number: its Flax model knows only squares
     dtype = jnp.bfloat16 if sizes["precision"] == "bf16" else jnp.float32
-    model = transformers.FlaxViTForImageClassification.from_pretrained(folder / "weights", image_size=side, dtype=dtype)
+    model = transformers.FlaxViTForImageClassification.from_pretrained(
+        folder / "weights", image_size=side, dtype=dtype
+    )
     state = TrainState.create(
         apply_fn=model.__call__, params=model.params, tx=optax.adamw(sizes["lr"], weight_decay=0.0)
     )
     pixels = (read["images"].astype(np.float32) - 128) / 64
-    batch = {"pixel_values": jnp.asarray(pixels.transpose(0, 3, 1, 2)), "labels": jnp.asarray(read["labels"])}
+    batch = {
+        "pixel_values": jnp.asarray(pixels.transpose(0, 3, 1, 2)),
+        "labels": jnp.asarray(read["labels"]),
+    }
 
     def step() -> float:
         nonlocal state
@@ -49,7 +56,10 @@ def main() -> None:
         jax.block_until_ready(state)
         return float(loss)
 
-    serve(f"transformers {transformers.__version__}, flax {flax.__version__}, jax {jax.__version__}", step)
+    serve(
+        f"transformers {transformers.__version__}, flax {flax.__version__}, jax {jax.__version__}",
+        step,
+    )
 
 
 if __name__ == "__main__":

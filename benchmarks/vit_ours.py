@@ -55,14 +55,18 @@ def write(sizes: dict[str, Any], folder: pathlib.Path) -> None:
     save.save_model(str(folder / WEIGHTS), model, made.init_state().params)
     rng, rows = np.random.default_rng(0), sizes["batch"]
     images = rng.integers(0, 256, (rows, *sizes["image"], 3), np.uint8)
-    np.savez(folder / BATCH, images=images, labels=rng.integers(0, sizes["classes"], rows, np.int32))
+    np.savez(
+        folder / BATCH, images=images, labels=rng.integers(0, sizes["classes"], rows, np.int32)
+    )
     (folder / SIZES).write_text(json.dumps(sizes))
 
 
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     if len(sys.argv) > 2:
-        return write(json.loads(sys.argv[2]), folder)  # not in the process that is measured: its memory would be used
+        return write(
+            json.loads(sys.argv[2]), folder
+        )  # not in the process that is measured: its memory would be used
     sizes = json.loads((folder / SIZES).read_text())
     made, _ = step_of(sizes, folder)
     read = np.load(folder / BATCH)

@@ -24,16 +24,28 @@ def main() -> None:
     sizes, read = json.loads((folder / "sizes.json").read_text()), np.load(folder / "batch.npz")
     xla = importlib.import_module("torch_xla") if mode == "xla" else None
     device = "cpu" if xla is None else xla.device()
-    model = transformers.ViTForImageClassification.from_pretrained(folder / "weights").to(device).train()
+    model = (
+        transformers.ViTForImageClassification.from_pretrained(folder / "weights")
+        .to(device)
+        .train()
+    )
     forward = torch.compile(model) if mode == "compile" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=sizes["lr"], weight_decay=0.0)
-    pixels = torch.from_numpy((read["images"].astype(np.float32) - 128) / 64).permute(0, 3, 1, 2).contiguous()
+    pixels = (
+        torch.from_numpy((read["images"].astype(np.float32) - 128) / 64)
+        .permute(0, 3, 1, 2)
+        .contiguous()
+    )
     pixels, labels = pixels.to(device), torch.from_numpy(read["labels"]).long().to(device)
     is_bf16 = sizes["precision"] == "bf16"
 
     def step() -> float:
         optimizer.zero_grad()
-        with torch.autocast(pixels.device.type, torch.bfloat16) if is_bf16 else contextlib.nullcontext():
+        with (
+            torch.autocast(pixels.device.type, torch.bfloat16)
+            if is_bf16
+            else contextlib.nullcontext()
+        ):
             loss = torch.nn.functional.cross_entropy(forward(pixels).logits, labels)
         loss.backward()
         optimizer.step()

@@ -1,14 +1,16 @@
 """A denoising diffusion model (Ho et al. 2020) of 8 × 8 digits, given their class.
 
-Why it needs more than a loss: the loss makes each training example from an image, a random time and random noise. `rng`
-is a function of the seed and the step, so a run that resumes draws the same numbers. The network predicts the noise,
-and the loss is its mean squared error. Samples are drawn with the moving average of the weights (`ema`), which
-evaluation uses by default, because the weights themselves still fluctuate. Sampling takes T consecutive steps in one
-lax.scan, which is compiled once; its carry is the image, and its inputs are the times and keys. A Python loop would
-compile T copies of the network. The noise follows the cosine schedule of Nichol and Dhariwal (2021), a table that NumPy
-computes once. Channels are normalized in groups, which does not mix examples as batch statistics would. After
-`launcher run examples/diffusion.yaml` and `launcher run examples/digits.yaml`, let the classifier of the second run
-count how many of 400 samples are digits: `python examples/diffusion.py runs/diffusion runs/digits`.
+Why it needs more than a loss: the loss makes each training example from an image, a random time and
+random noise. `rng` is a function of the seed and the step, so a run that resumes draws the same
+numbers. The network predicts the noise, and the loss is its mean squared error. Samples are drawn
+with the moving average of the weights (`ema`), which evaluation uses by default, because the
+weights themselves still fluctuate. Sampling takes T consecutive steps in one lax.scan, which is
+compiled once; its carry is the image, and its inputs are the times and keys. A Python loop would
+compile T copies of the network. The noise follows the cosine schedule of Nichol and Dhariwal
+(2021), a table that NumPy computes once. Channels are normalized in groups, which does not mix
+examples as batch statistics would. After `launcher run examples/diffusion.yaml` and `launcher run
+examples/digits.yaml`, let the classifier of the second run count how many of 400 samples are
+digits: `python examples/diffusion.py runs/diffusion runs/digits`.
 """
 
 import sys
@@ -37,7 +39,11 @@ class Conv(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         _, rows, columns, _ = x.shape
         around = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        shifted = [around[:, down : down + rows, right : right + columns] for down in range(3) for right in range(3)]
+        shifted = [
+            around[:, down : down + rows, right : right + columns]
+            for down in range(3)
+            for right in range(3)
+        ]
         return self.product(jnp.concatenate(shifted, -1))
 
 
@@ -45,7 +51,9 @@ class Block(nnx.Module):
     """Two convolutions with a residual connection; an offset of the channels tells them the time and the class."""
 
     def __init__(self, width: int, out: int, told: int, rngs: nnx.Rngs) -> None:
-        self.norms = nnx.List([nnx.GroupNorm(size, num_groups=4, rngs=rngs) for size in (width, out)])
+        self.norms = nnx.List(
+            [nnx.GroupNorm(size, num_groups=4, rngs=rngs) for size in (width, out)]
+        )
         self.convs = nnx.List([Conv(size, out, rngs) for size in (width, out)])
         self.offset = nnx.Linear(told, out, rngs=rngs)
         self.skip = nnx.Linear(width, out, rngs=rngs)
@@ -62,18 +70,28 @@ class UNet(nnx.Module):
     def __init__(self, width: int, rngs: nnx.Rngs) -> None:
         told = 4 * width
         self.time, self.label = nnx.Linear(32, told, rngs=rngs), nnx.Embed(10, told, rngs=rngs)
-        self.enter, self.leave = Conv(1, width, rngs), Conv(width, 1, rngs, kernel_init=nnx.initializers.zeros)
+        self.enter, self.leave = (
+            Conv(1, width, rngs),
+            Conv(width, 1, rngs, kernel_init=nnx.initializers.zeros),
+        )
         self.half = nnx.Linear(4 * width, 2 * width, rngs=rngs)
         self.double = nnx.Linear(2 * width, 4 * width, rngs=rngs)
-        self.down, self.middle = Block(width, width, told, rngs), Block(2 * width, 2 * width, told, rngs)
+        self.down, self.middle = (
+            Block(width, width, told, rngs),
+            Block(2 * width, 2 * width, told, rngs),
+        )
         self.up = Block(2 * width, width, told, rngs)
 
     def __call__(self, x: jax.Array, time_B: jax.Array, label_B: jax.Array) -> jax.Array:
         angles = time_B[:, None] * np.float32(T) ** -np.linspace(0, 1, 16, dtype=np.float32)
-        told = self.time(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)) + self.label(label_B)
+        told = self.time(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)) + self.label(
+            label_B
+        )
         told = jax.nn.silu(told)
         high = self.down(self.enter(x), told)
-        squares = high.reshape(len(x), 4, 2, 4, 2, -1).swapaxes(2, 3).reshape(len(x), 4, 4, -1)  # of 2 × 2 pixels
+        squares = (
+            high.reshape(len(x), 4, 2, 4, 2, -1).swapaxes(2, 3).reshape(len(x), 4, 4, -1)
+        )  # of 2 × 2 pixels
         low = self.double(self.middle(self.half(squares), told))
         back = low.reshape(len(x), 4, 4, 2, 2, -1).swapaxes(2, 3).reshape(high.shape)
         return self.leave(self.up(jnp.concatenate([high, back], -1), told))
@@ -109,7 +127,9 @@ def sample(model: UNet, label_B: jax.Array, key: jax.Array) -> jax.Array:
         before = jnp.where(time > 0, jnp.asarray(ALPHA)[time - 1], 1.0)
         noise = model(x, jnp.full(len(label_B), time), label_B)
         clean = jnp.clip((x - jnp.sqrt(1 - left) * noise) / jnp.sqrt(left), -1, 1)
-        mean = (jnp.sqrt(before) * beta * clean + jnp.sqrt(1 - beta) * (1 - before) * x) / (1 - left)
+        mean = (jnp.sqrt(before) * beta * clean + jnp.sqrt(1 - beta) * (1 - before) * x) / (
+            1 - left
+        )
         spread = jnp.sqrt(beta * (1 - before) / (1 - left))
         return mean + spread * jax.random.normal(key, x.shape), None
 
@@ -123,12 +143,20 @@ def judge(run: str, classifier: str, count: int = 400, sure: float = 0.9) -> Non
     label_B = np.arange(count) % 10
     images = np.asarray(nnx.jit(sample)(model, label_B, jax.random.key(0)))
     held_out = np.concatenate([each["image"][each["weight"] > 0] for each in judging.held_out()])
-    for name, each in (("held out", held_out), ("samples", images.reshape(count, *held_out.shape[1:]))):
+    for name, each in (
+        ("held out", held_out),
+        ("samples", images.reshape(count, *held_out.shape[1:])),
+    ):
         share_BV = jax.nn.softmax(judging.predict(each))
         is_sure = share_BV.max(1) >= sure
         found = np.bincount(share_BV.argmax(1)[is_sure], minlength=10)
-        print(f"{name}: {is_sure.mean():.1%} of {len(each)} are digits with confidence >= {sure}: {found} of 0 to 9")
-    print(f"samples: {(share_BV.argmax(1) == label_B).mean():.1%} are of the class that was asked for")
+        print(
+            f"{name}: {is_sure.mean():.1%} of {len(each)} are digits with confidence >= {sure}: "
+            f"{found} of 0 to 9"
+        )
+    print(
+        f"samples: {(share_BV.argmax(1) == label_B).mean():.1%} are of the class that was asked for"
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """An ensemble by vmap, per-example gradients, and Monte Carlo dropout.
 
-Why vmap: it turns code for one into code for many. The members of an ensemble are stored in one array with a leading
-axis, so four small products become one large product, and one job trains them all, without a loop or a second program.
-Over the examples instead of the members, the same call computes the gradient of each example, which a mean hides: an
-example with a large gradient is hard or mislabelled, and differential privacy clips each of them. Over random keys it
-draws several dropout masks of one network during evaluation; the more their answers differ, the less certain the
-network is (Gal and Ghahramani 2016). The three can be nested: each vmap adds an axis. in_axes=None marks the arguments
-that must not be mapped.
+Why vmap: it turns code for one into code for many. The members of an ensemble are stored in one
+array with a leading axis, so four small products become one large product, and one job trains them
+all, without a loop or a second program. Over the examples instead of the members, the same call
+computes the gradient of each example, which a mean hides: an example with a large gradient is hard
+or mislabelled, and differential privacy clips each of them. Over random keys it draws several
+dropout masks of one network during evaluation; the more their answers differ, the less certain the
+network is (Gal and Ghahramani 2016). The three can be nested: each vmap adds an axis. in_axes=None
+marks the arguments that must not be mapped.
 """
 
 from typing import Any
@@ -54,7 +55,11 @@ class Ensemble(Classify):
     def loss(self, model: Any, batch: Batch, rng: jax.Array) -> Loss:
         images_BP = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)
         images_BP = jax.nn.standardize(images_BP, epsilon=1e-6)
-        label_B, weight_B, weights = batch["label"], batch["weight"], (model.first[...], model.last[...])
+        label_B, weight_B, weights = (
+            batch["label"],
+            batch["weight"],
+            (model.first[...], model.last[...]),
+        )
         members = len(weights[0])
         keys_BM = jax.random.split(rng, (len(images_BP), members))
         of_members = jax.vmap(nats, (0, None, None, 0))
@@ -63,7 +68,9 @@ class Ensemble(Classify):
         metrics = self.uncertainty(jax.lax.stop_gradient(weights), images_BP, batch, rng)
         return Loss((nats_BM.sum(1) * weight_B).sum(), total, metrics)
 
-    def uncertainty(self, weights: Weights, images_BP: jax.Array, batch: Batch, rng: jax.Array) -> Any:
+    def uncertainty(
+        self, weights: Weights, images_BP: jax.Array, batch: Batch, rng: jax.Array
+    ) -> Any:
         """Sums and weights by name: accuracy of the mean, spread over masks and members, gradient norms."""
         label_B, weight_B = batch["label"], batch["weight"]
         by_mask = jax.vmap(predict, (None, None, 0))  # [S, 10] of one network and one image
@@ -79,4 +86,6 @@ class Ensemble(Classify):
             "spread": chance_BMSV.std((1, 2)).max(-1),
             "example_gradient": norm_B,
         }
-        return {name: ((value_B * weight_B).sum(), weight_B.sum()) for name, value_B in measured.items()}
+        return {
+            name: ((value_B * weight_B).sum(), weight_B.sum()) for name, value_B in measured.items()
+        }

@@ -1,17 +1,23 @@
 """A GAN on handwritten digits: two networks, two optimizers, one step of your own.
 
-Why this is not a `train:` job: the built-in step has one loss and one optimizer, but here two players take turns.
-Everything that is alternated, nested or unrolled (adversaries, actors and critics, meta-learning) needs a step like
-this one.
-- The state is everything that the next step needs: both networks, both optimizers, the random key. Anything that it did
-  not contain would be lost when a run resumes. All of it is saved, so a killed run continues bit for bit.
-- A function makes it under `jax.jit`, after the processes have joined, so no host ever holds the part of another.
-- A dataset with `batch=` yields each digit once per epoch, in an order that is a function of the seed and the step.
-- The step sees the global batch: its means are over all devices, and it never refers to a single device.
+Why this is not a `train:` job: the built-in step has one loss and one optimizer, but here two
+players take turns. Everything that is alternated, nested or unrolled (adversaries, actors and
+critics, meta-learning) needs a step like this one.
+- The state is everything that the next step needs: both networks, both optimizers, the random key.
+  Anything that it did not contain would be lost when a run resumes. All of it is saved, so a killed
+  run continues bit for bit.
+- A function makes it under `jax.jit`, after the processes have joined, so no host ever holds the
+  part of another.
+- A dataset with `batch=` yields each digit once per epoch, in an order that is a function of the
+  seed and the step.
+- The step sees the global batch: its means are over all devices, and it never refers to a single
+  device.
 - The program reports a picture of samples at each evaluation, which the page of the run shows.
-- Metrics whose names end in `loss` must be finite; otherwise the run ends with 76 and names the step. The others may
+- Metrics whose names end in `loss` must be finite; otherwise the run ends with 76 and names the
+  step. The others may
     have any value.
-`python examples/gan.py` trains here; `launcher run examples/gan.yaml` on two hosts, and the same file on a cluster.
+`python examples/gan.py` trains here; `launcher run examples/gan.yaml` on two hosts, and the same
+file on a cluster.
 """
 
 import sys
@@ -78,7 +84,11 @@ def step(state, batch):
     state["critic_optimizer"].update(critic, gradients)
     fooled, gradients = nnx.value_and_grad(generator_loss)(generator)
     state["generator_optimizer"].update(generator, gradients)
-    return {**state, "key": key}, {"critic_loss": lost, "generator_loss": fooled, "told_apart": share}
+    return {**state, "key": key}, {
+        "critic_loss": lost,
+        "generator_loss": fooled,
+        "told_apart": share,
+    }
 
 
 @jax.jit
@@ -88,7 +98,9 @@ def drawn(generator):  # 64 digits of the same noise each time, side by side in 
 
 
 def evaluate(state):
-    jaxlaunch.report(image={"samples": drawn(state["generator"])})  # on the page of `launcher report gan`
+    jaxlaunch.report(
+        image={"samples": drawn(state["generator"])}
+    )  # on the page of `launcher report gan`
     return {}
 
 

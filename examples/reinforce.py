@@ -1,15 +1,19 @@
 """REINFORCE on a cart-pole that is written in JAX: reinforcement learning without a dataset.
 
-Why this is not a `train:` job: there are no examples. A step plays the games that it learns from, and the next step
-continues them, so the positions and speeds of all carts belong to the state, like the policy.
-- Without `data` a step is `step(state)`. Its random numbers come from the key in the state, so a run that was killed
-  plays exactly the games that it would have played.
-- `sharding={"carts": ("batch", None)}` splits the carts over all devices, and each device plays its own carts; the
-  policy is copied to all devices, and its gradient is the mean over all carts.
-- The whole game is one `lax.scan` in the compiled step, without a call of the host between two moves. An environment in
-  Python would be called through `jax.pure_callback`, or run in `data`, a function of the step.
-- An exception in the environment ends all processes, with an error that names the rank, the step and the line.
-Williams 1992; the dynamics are those of Barto, Sutton and Anderson 1983. `python examples/reinforce.py` trains here.
+Why this is not a `train:` job: there are no examples. A step plays the games that it learns from,
+and the next step continues them, so the positions and speeds of all carts belong to the state, like
+the policy.
+- Without `data` a step is `step(state)`. Its random numbers come from the key in the state, so a
+  run that was killed plays exactly the games that it would have played.
+- `sharding={"carts": ("batch", None)}` splits the carts over all devices, and each device plays its
+  own carts; the policy is copied to all devices, and its gradient is the mean over all carts.
+- The whole game is one `lax.scan` in the compiled step, without a call of the host between two
+  moves. An environment in Python would be called through `jax.pure_callback`, or run in `data`, a
+  function of the step.
+- An exception in the environment ends all processes, with an error that names the rank, the step
+  and the line.
+Williams 1992; the dynamics are those of Barto, Sutton and Anderson 1983. `python
+examples/reinforce.py` trains here.
 """
 
 import sys
@@ -28,7 +32,12 @@ OPTIMIZER = optax.adam(1e-2)
 def make():
     keys = jax.random.split(jax.random.key(0), 3)
     policy = {"w1": 0.5 * jax.random.normal(keys[0], (4, 32)), "w2": jnp.zeros((32,))}
-    return {"policy": policy, "optimizer": OPTIMIZER.init(policy), "carts": fresh(keys[1]), "key": keys[2]}
+    return {
+        "policy": policy,
+        "optimizer": OPTIMIZER.init(policy),
+        "carts": fresh(keys[1]),
+        "key": keys[2],
+    }
 
 
 def fresh(key):  # [CARTS, 4]: place, speed, angle, its speed

@@ -1,12 +1,13 @@
 """A recurrent network that reads an image row by row.
 
-Why lax.scan: a Python loop over the rows would be unrolled, so the program and the time to compile it would grow with
-the length of the sequence. A scan compiles its body once, for any length, and its backward pass is a scan too. The
-carry is the state h; the body must return it with the same shape and dtype, or tracing fails. The gradient passes
-through every step, so the job clips it. Under jax.checkpoint the body keeps only the carries and computes the rest
-again, and here the carries are all that the backward pass needs. The weights of the body are read outside the scan and
-are the same in each step; nnx variables are not touched inside it. A batch with a different length would be compiled
-again, so rows of padding are masked and not cut off.
+Why lax.scan: a Python loop over the rows would be unrolled, so the program and the time to compile
+it would grow with the length of the sequence. A scan compiles its body once, for any length, and
+its backward pass is a scan too. The carry is the state h; the body must return it with the same
+shape and dtype, or tracing fails. The gradient passes through every step, so the job clips it.
+Under jax.checkpoint the body keeps only the carries and computes the rest again, and here the
+carries are all that the backward pass needs. The weights of the body are read outside the scan and
+are the same in each step; nnx variables are not touched inside it. A batch with a different length
+would be compiled again, so rows of padding are masked and not cut off.
 """
 
 import jax
@@ -24,7 +25,9 @@ class RNN(nnx.Module):
         self.out = nnx.Linear(width, 10, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        rows_TBF = self.read(images.reshape(*images.shape[:3])).swapaxes(0, 1)  # one product for all rows
+        rows_TBF = self.read(images.reshape(*images.shape[:3])).swapaxes(
+            0, 1
+        )  # one product for all rows
         weights = self.recur.kernel[...]
 
         @jax.checkpoint

@@ -1,8 +1,8 @@
 """The public API: the names of `__all__`, documented in docs/api.md. Everything below is private.
 
-The agent brings this file into images without our package, with the others of launcher/agent/host/folders.py:
-standard library only, Python >= 3.10. The module of a name is imported when the name is first used, so that
-`import jaxlaunch` costs nothing.
+The agent brings this file into images without our package, with the others of
+launcher/agent/host/folders.py: standard library only, Python >= 3.10. The module of a name is
+imported when the name is first used, so that `import jaxlaunch` costs nothing.
 """
 
 from __future__ import annotations
@@ -135,26 +135,30 @@ def load(
 
     **Arguments:**
 
-    - `run`: the name or folder of a run. For a language model it may also be a step in a folder of checkpoints
+    - `run`: the name or folder of a run. For a language model it may also be a step in a folder of
+      checkpoints
         (`runs/lm/checkpoints/35`), a folder or URL of checkpoints, or a Hugging Face folder.
     - `step`: the number of a saved step, or `"best"`; by default the newest undamaged one.
     - `ema`: whether to take the moving average of the weights.
-    - `precision`: the precision to compute in, for language models only; by default that of the training, and fp32 for
+    - `precision`: the precision to compute in, for language models only; by default that of the
+      training, and fp32 for
         a Hugging Face folder.
-    - `mesh`: devices per axis, such as `{"fsdp": -1}`, or a `jax.sharding.Mesh`; by default that of the training if it
+    - `mesh`: devices per axis, such as `{"fsdp": -1}`, or a `jax.sharding.Mesh`; by default that of
+      the training if it
         fits the devices of this machine.
     - `note`: a function that is called with remarks, one sentence each.
 
     **Returns:**
 
-    A [`TextModel`](#textmodel) for a language model, a [`TaskModel`](#taskmodel) for any other task. `isinstance`
-    distinguishes them, also for a type checker. A custom task is imported from the job's code, whose folder is added to
-    `sys.path`.
+    A [`TextModel`](#textmodel) for a language model, a [`TaskModel`](#taskmodel) for any other
+    task. `isinstance` distinguishes them, also for a type checker. A custom task is imported from
+    the job's code, whose folder is added to `sys.path`.
 
     **Raises:**
 
-    [`UserError`](#usererror) if there is no such run, [`TrainerError`](#trainererror) if its weights cannot be used,
-    `TypeError` if `precision` is given for another task, `ModuleNotFoundError` without the extra `[train]`.
+    [`UserError`](#usererror) if there is no such run, [`TrainerError`](#trainererror) if its
+    weights cannot be used, `TypeError` if `precision` is given for another task,
+    `ModuleNotFoundError` without the extra `[train]`.
 
     **Example:**
 
@@ -178,9 +182,14 @@ def load(
     if not trainer_process.generates_no_text(run):
         with _needed_for("load"):
             from jaxlaunch.trainer.generate import text_model
-        return text_model.load_text_model(folder, step=step, ema=ema, precision=precision, mesh=mesh, note=note)
+        return text_model.load_text_model(
+            folder, step=step, ema=ema, precision=precision, mesh=mesh, note=note
+        )
     if precision is not None:
-        raise TypeError("jaxlaunch.load(precision=…) is for language models; another task computes as it was trained")
+        raise TypeError(
+            "jaxlaunch.load(precision=…) is for language models; another task computes as it "
+            "was trained"
+        )
     with _needed_for("load"):
         from jaxlaunch.trainer.evaluation import task_model
     training = trainer_process.open_training(run)
@@ -209,44 +218,51 @@ def run(
     folder: str | os.PathLike[str] | None = None,
 ) -> State:
     """Call your step `steps` times on the whole mesh, with checkpoints, exact resume, a clean stop on SIGTERM,
-    metrics, job results and profiles. Use it in a program that `command:` starts, or without a job on the devices of
-    this machine: [your own loop](your-loop.md).
+    metrics, job results and profiles. Use it in a program that `command:` starts, or without a job
+    on the devices of this machine: [your own loop](your-loop.md).
 
     **Arguments:**
 
-    - `step`: `step(state, batch)`, or `step(state)` without `data`, returns `(state, metrics)`: a state of the same
-        arrays, and a dict of real scalars. It is compiled once for the whole mesh, with its state donated, and sees the
-        global batch. A metric named `loss`, or `…_loss`, must be finite.
-    - `state`: a function without arguments that makes the first state, called under `jax.jit`; or the state itself. It
-        may be any pytree of arrays, including random keys and `flax.nnx` modules. Whatever a step needs but the state
-        does not contain is lost when a run resumes.
-    - `data`: a function of the step's number, starting with `data(0)`, that returns the global batch, a pytree of
-        arrays `[B, …]`; or a dataset with `__len__` and `__getitem__`, whose items are batches or, if `batch` is given,
-        examples.
+    - `step`: `step(state, batch)`, or `step(state)` without `data`, returns `(state, metrics)`: a
+      state of the same
+        arrays, and a dict of real scalars. It is compiled once for the whole mesh, with its state
+        donated, and sees the global batch. A metric named `loss`, or `…_loss`, must be finite.
+    - `state`: a function without arguments that makes the first state, called under `jax.jit`; or
+      the state itself. It
+        may be any pytree of arrays, including random keys and `flax.nnx` modules. Whatever a step
+        needs but the state does not contain is lost when a run resumes.
+    - `data`: a function of the step's number, starting with `data(0)`, that returns the global
+      batch, a pytree of
+        arrays `[B, …]`; or a dataset with `__len__` and `__getitem__`, whose items are batches or,
+        if `batch` is given, examples.
     - `steps`: the number of steps of the whole run, including those before a restart.
-    - `every`: steps between two saves, and between two evaluations; with `None` there is one of each, at the end.
+    - `every`: steps between two saves, and between two evaluations; with `None` there is one of
+      each, at the end.
     - `log_every`: steps between two lines of metrics.
     - `keep`: how many of the newest checkpoints are kept.
-    - `batch`: the number of examples in a global batch, if the items of `data` are examples; each is read once per
+    - `batch`: the number of examples in a global batch, if the items of `data` are examples; each
+      is read once per
         epoch.
     - `shuffle`: whether the examples are read in a random order.
     - `seed`: the seed of that order.
     - `evaluate`: a function of the state that returns a dict of numbers.
     - `mesh`: devices per axis of `dp`, `fsdp`, `ep` and `mp`; by default `{"dp": -1}`, all of them.
-    - `sharding`: rules by the names of arrays, `{r".*kernel": ("embed", "hidden")}`. An array without a rule is copied
+    - `sharding`: rules by the names of arrays, `{r".*kernel": ("embed", "hidden")}`. An array
+      without a rule is copied
         to every device, unless `fsdp` splits it.
-    - `folder`: the folder of the checkpoints; by default that of the run, or `runs/SCRIPT/checkpoints` outside a job.
+    - `folder`: the folder of the checkpoints; by default that of the run, or
+      `runs/SCRIPT/checkpoints` outside a job.
 
     **Returns:**
 
-    The state after the last step. If it is called again, it resumes from the newest checkpoint, or returns the state
-    immediately if all steps are done.
+    The state after the last step. If it is called again, it resumes from the newest checkpoint, or
+    returns the state immediately if all steps are done.
 
     **Raises:**
 
-    [`TrainerError`](#trainererror) for errors that you can fix, anything that your functions raise, and
-    `ModuleNotFoundError` without the extra `[train]`. In a job the process ends instead, with one of the [exit
-    codes](exit-codes.md).
+    [`TrainerError`](#trainererror) for errors that you can fix, anything that your functions raise,
+    and `ModuleNotFoundError` without the extra `[train]`. In a job the process ends instead, with
+    one of the [exit codes](exit-codes.md).
 
     **Example:**
 

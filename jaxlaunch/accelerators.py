@@ -1,8 +1,8 @@
 """Facts about accelerators that need no cluster: one row each, in ACCELERATORS.
 
-The keys of job.yaml, the chart's values, docs/platforms.md, the memory plan and the trainer's MFU are made from these
-rows. Node labels are in launcher/platforms. Machine types, prices and quotas are not here. The launcher
-and the trainer both read this file, so it imports neither.
+The keys of job.yaml, the chart's values, docs/platforms.md, the memory plan and the trainer's MFU
+are made from these rows. Node labels are in launcher/platforms. Machine types, prices and quotas
+are not here. The launcher and the trainer both read this file, so it imports neither.
 """
 
 from __future__ import annotations
@@ -35,23 +35,35 @@ class Source:
 
 
 DRIVER = Source("NVIDIA's driver: name and memory of a GPU", "nvidia-smi")
-GUIDE = Source("NVIDIA: CUDA programming guide, compute capabilities", "docs.nvidia.com/cuda/cuda-c-programming-guide")
+GUIDE = Source(
+    "NVIDIA: CUDA programming guide, compute capabilities",
+    "docs.nvidia.com/cuda/cuda-c-programming-guide",
+)
 SHEETS = Source("NVIDIA: dense bf16 FLOP/s, without sparsity", "the data sheet of each GPU")
 AMD_DRIVER = Source("AMD's driver: memory of a GPU", "rocm-smi")
 GKE_TPUS = Source("GKE: Plan TPUs", "cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus")
 XPK = Source(
-    "xpk: system characteristics, largest slices", "github.com/AI-Hypercomputer/xpk, system_characteristics.py"
+    "xpk: system characteristics, largest slices",
+    "github.com/AI-Hypercomputer/xpk, system_characteristics.py",
 )
 TPU_PAGES = Source("Cloud TPU: v4 to TPU7x, peak of a chip", "cloud.google.com/tpu/docs")
-AUTOSCALER = Source("GKE's cluster autoscaler: hosts and topologies", "k8s.io/gke-autoscaling/cluster-autoscaler")
-TPU_INFO = Source("JAX: names and cores of TPUs", "github.com/jax-ml/jax, jax/_src/pallas/mosaic/tpu_info.py")
-GRANTED = Source("XLA for TPU: GiB that it lets a program use", "its error RESOURCE_EXHAUSTED: Used … of … hbm")
+AUTOSCALER = Source(
+    "GKE's cluster autoscaler: hosts and topologies", "k8s.io/gke-autoscaling/cluster-autoscaler"
+)
+TPU_INFO = Source(
+    "JAX: names and cores of TPUs", "github.com/jax-ml/jax, jax/_src/pallas/mosaic/tpu_info.py"
+)
+GRANTED = Source(
+    "XLA for TPU: GiB that it lets a program use", "its error RESOURCE_EXHAUSTED: Used … of … hbm"
+)
 COMPATIBILITY = Source(
-    "NVIDIA: CUDA compatibility, minor versions", "docs.nvidia.com/deploy/cuda-compatibility, table 1"
+    "NVIDIA: CUDA compatibility, minor versions",
+    "docs.nvidia.com/deploy/cuda-compatibility, table 1",
 )
 
 NAMES = Source(
-    "NVIDIA: names of GPUs by device id, Turing and newer", "github.com/NVIDIA/open-gpu-kernel-modules, README.md"
+    "NVIDIA: names of GPUs by device id, Turing and newer",
+    "github.com/NVIDIA/open-gpu-kernel-modules, README.md",
 )
 MEASURED = Source(
     "Modal: memory of T4, A10, L4, L40S, A100 and H100, as reported by nvidia-smi",
@@ -59,19 +71,29 @@ MEASURED = Source(
 )
 PRINTED = Source(
     "NVIDIA's data sheets of A10, A40, L40 and L40S, dense bf16 FLOP/s, as others print them",
-    "github.com/Lightning-AI/pytorch-lightning, lightning/fabric/utilities/throughput.py; for L40S mullet.se, L40/L40S",
+    "github.com/Lightning-AI/pytorch-lightning, lightning/fabric/utilities/throughput.py; for L40S "
+    "mullet.se, L40/L40S",
 )
 UNREAD_MEMORY = Source("NVIDIA: memory, not confirmed on a page or a device", "none", "not yet")
 UNREAD_PEAK = Source("NVIDIA: peak, not confirmed on a page", "none", "not yet")
-SCALING = Source("How to Scale Your Model: TPU specs, memory and links", "jax-ml.github.io/scaling-book/tpus")
-DERIVED = Source("Clock: peak FLOP/s over the multiply-adds of a cycle, v5e's 4 units of 128 x 128", "the row's peak")
-LINKS = Source("NVIDIA: memory, half of NVLink both ways, a 400 Gbit/s port for each GPU", "the data sheet of each GPU")
+SCALING = Source(
+    "How to Scale Your Model: TPU specs, memory and links", "jax-ml.github.io/scaling-book/tpus"
+)
+DERIVED = Source(
+    "Clock: peak FLOP/s over the multiply-adds of a cycle, v5e's 4 units of 128 x 128",
+    "the row's peak",
+)
+LINKS = Source(
+    "NVIDIA: memory, half of NVLink both ways, a 400 Gbit/s port for each GPU",
+    "the data sheet of each GPU",
+)
 _NVIDIA, _TPU = (DRIVER, GUIDE, SHEETS), (GKE_TPUS, XPK, TPU_PAGES, GRANTED, SCALING, DERIVED)
 # The oldest compute capability in NAMES.
 _TURING = 7.5
 
-# The oldest NVIDIA driver that runs programs of a major version of CUDA, and so the extras cuda12 and cuda13; and the
-# oldest compute capability that this version compiles for (COMPATIBILITY, GUIDE).
+# The oldest NVIDIA driver that runs programs of a major version of CUDA, and so the extras cuda12
+# and cuda13; and the oldest compute capability that this version compiles for (COMPATIBILITY,
+# GUIDE).
 OLDEST_DRIVER: Mapping[int, int] = {12: 525, 13: 580}
 OLDEST_CAPABILITY: Mapping[int, float] = {12: 5.0, 13: 7.5}
 # The NCCL version of both extras, which JAX loads by its path.
@@ -101,8 +123,8 @@ class DeviceModel:
     name: str
     # Memory of one JAX device, as much as a program may use.
     memory_gib: float
-    # Dense bf16 FLOP/s of one JAX device. A name that no row has (a MIG slice, a new chip) has no peak, rather than a
-    # wrong one, and so has a GPU that does not compute in bf16.
+    # Dense bf16 FLOP/s of one JAX device. A name that no row has (a MIG slice, a new chip) has no
+    # peak, rather than a wrong one, and so has a GPU that does not compute in bf16.
     peak_flops: float | None = None
 
 
@@ -126,8 +148,9 @@ class Accelerator:
     numa_nodes: int = 1
     # The compute capability of an NVIDIA GPU.
     capability: str | None = None
-    # Whether a gang may have several kinds of its nodes: their memory is equal, and they have no fast network or the
-    # same. An AMD GPU has one id on the machine, and another in a virtual machine.
+    # Whether a gang may have several kinds of its nodes: their memory is equal, and they have no
+    # fast network or the same. An AMD GPU has one id on the machine, and another in a virtual
+    # machine.
     may_mix_kinds: bool = False
     machine: MachineSpeed | None = None
     # Whether NVLink connects its GPUs across the hosts of a rack.
@@ -144,7 +167,9 @@ class Accelerator:
     @property
     def peak_flops(self) -> float | None:
         """Dense bf16 FLOP/s of one JAX device of the fastest model, or None if none is known."""
-        return max((make.peak_flops for make in self.models if make.peak_flops is not None), default=None)
+        return max(
+            (make.peak_flops for make in self.models if make.peak_flops is not None), default=None
+        )
 
     def listed_topologies(self) -> tuple[str, ...]:
         """Return the topologies that a message may offer."""
@@ -193,10 +218,8 @@ def _nvidia_gpu(
     machine: MachineSpeed | None = None,
 ) -> Accelerator:
     names = {make.name for make in makes}
-    memory, peak = (
-        MEASURED if names <= _MEASURED else UNREAD_MEMORY,
-        PRINTED if names <= _PRINTED_ELSEWHERE else UNREAD_PEAK,
-    )
+    memory = MEASURED if names <= _MEASURED else UNREAD_MEMORY
+    peak = PRINTED if names <= _PRINTED_ELSEWHERE else UNREAD_PEAK
     has_peak = any(make.peak_flops is not None for make in makes)
     sources = (*[NAMES] * (float(capability) >= _TURING), memory, *[peak] * has_peak)
     return Accelerator(
@@ -208,7 +231,10 @@ def _nvidia_gpu(
         joins_hosts=joins_hosts,
         is_arm=arm,
         machine=machine,
-        sources=(*(_NVIDIA if names & set(_VERIFIED) else sources), *[LINKS] * (machine is not None)),
+        sources=(
+            *(_NVIDIA if names & set(_VERIFIED) else sources),
+            *[LINKS] * (machine is not None),
+        ),
     )
 
 
@@ -290,19 +316,37 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         machine=MachineSpeed(None, 4.8e12, 4.5e11, 4.5e11, 5e10),
     ),
     "gh200": _nvidia_gpu("9.0", DeviceModel("NVIDIA GH200 480GB", 95.6, 989.4e12), arm=True),
-    "b200": _nvidia_gpu("10.0", DeviceModel("NVIDIA B200", 178.3, 2250e12), per_host=8, machine=_BLACKWELL),
+    "b200": _nvidia_gpu(
+        "10.0", DeviceModel("NVIDIA B200", 178.3, 2250e12), per_host=8, machine=_BLACKWELL
+    ),
     "b300": _nvidia_gpu("10.3", DeviceModel("NVIDIA B300 SXM6 AC", 268.6, 2250e12), per_host=8),
     "gb200": _nvidia_gpu(
-        "10.0", DeviceModel("NVIDIA GB200", 184.0, 2500e12), per_host=4, arm=True, joins_hosts=True, machine=_BLACKWELL
+        "10.0",
+        DeviceModel("NVIDIA GB200", 184.0, 2500e12),
+        per_host=4,
+        arm=True,
+        joins_hosts=True,
+        machine=_BLACKWELL,
     ),
-    "gb300": _nvidia_gpu("10.3", DeviceModel("NVIDIA GB300", 277.0, 2500e12), per_host=4, arm=True, joins_hosts=True),
+    "gb300": _nvidia_gpu(
+        "10.3", DeviceModel("NVIDIA GB300", 277.0, 2500e12), per_host=4, arm=True, joins_hosts=True
+    ),
     "mi300x": Accelerator(
-        "rocm", 8, (DeviceModel("AMD Instinct MI300X", 192.0),), may_mix_kinds=True, sources=(AMD_DRIVER,)
+        "rocm",
+        8,
+        (DeviceModel("AMD Instinct MI300X", 192.0),),
+        may_mix_kinds=True,
+        sources=(AMD_DRIVER,),
     ),
     "mi325x": Accelerator(
-        "rocm", 8, (DeviceModel("AMD Instinct MI325X", 256.0),), may_mix_kinds=True, sources=(AMD_DRIVER,)
+        "rocm",
+        8,
+        (DeviceModel("AMD Instinct MI325X", 256.0),),
+        may_mix_kinds=True,
+        sources=(AMD_DRIVER,),
     ),
-    # JAX joins the two cores of a v4 or v5p chip into one device (megacore), which costs v4 more of its 32 GiB.
+    # JAX joins the two cores of a v4 or v5p chip into one device (megacore), which costs v4 more of
+    # its 32 GiB.
     "v4": Accelerator(
         "tpu",
         CHIPS_PER_VM,
@@ -368,7 +412,9 @@ def describe_default_hosts() -> str:
             kinds.setdefault(accelerator.per_host, []).append(name)
     usual_number = max(kinds, key=lambda number: len(kinds[number]))
     other_defaults = [
-        f"{', '.join(names)} {number}" for number, names in sorted(kinds.items()) if number != usual_number
+        f"{', '.join(names)} {number}"
+        for number, names in sorted(kinds.items())
+        if number != usual_number
     ]
     return ", ".join([*other_defaults, f"cpu and other GPUs {usual_number}"])
 
@@ -387,4 +433,8 @@ def chips_per_host(kind: str, topology: str) -> tuple[int, ...]:
     """
     chips = math.prod(parse_topology(topology) or (1,))
     usual_chips = min(chips, CHIPS_PER_VM)
-    return (usual_chips, chips) if topology in ACCELERATORS[kind].whole_host_topologies else (usual_chips,)
+    return (
+        (usual_chips, chips)
+        if topology in ACCELERATORS[kind].whole_host_topologies
+        else (usual_chips,)
+    )

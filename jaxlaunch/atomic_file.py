@@ -1,7 +1,8 @@
 """Atomic replacement of files, for agents, launcher and trainer.
 
-The new content is written to a draft in the same folder, synced and renamed over the file, and the folder is synced.
-A reader sees the old content or the new one, never a part of it, and a machine that loses its power keeps one of them.
+The new content is written to a draft in the same folder, synced and renamed over the file, and the
+folder is synced. A reader sees the old content or the new one, never a part of it, and a machine
+that loses its power keeps one of them.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ def open_draft(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
 
     Args:
         path: The file.
-        is_synced: Without the syncs, which take milliseconds each, a loss of power may leave the file empty. That is
-            for files that are written very often, and that their reader can do without.
+        is_synced: Without the syncs, which take milliseconds each, a loss of power may leave the
+            file empty. That is for files that are written very often, and that their reader can do
+            without.
 
     Raises:
         OSError: The draft cannot be written, synced or renamed. The file is as it was then.
     """
-    # A random name: hosts that share the storage have equal process ids, in a pod every agent is process 1.
+    # A random name: hosts that share the storage have equal process ids, in a pod every agent is
+    # process 1.
     draft_path = path.with_name(f"{path.name}.{os.urandom(8).hex()}{DRAFT_SUFFIX}")
     try:
         yield draft_path
-        # Without this sync the rename can reach the disk before the data: the file would be empty after a power cut.
+        # Without this sync the rename can reach the disk before the data: the file would be empty
+        # after a power cut.
         if is_synced:
             _sync_path(draft_path)
         draft_path.replace(path)

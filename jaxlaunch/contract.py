@@ -1,6 +1,7 @@
 """The contract between launcher, agent and trainer: environment variables, exit codes, phases, metrics and messages.
 
-Standard library only and Python >= 3.10: the agent carries this file into images that hold nothing else of ours.
+Standard library only and Python >= 3.10: the agent carries this file into images that hold nothing
+else of ours.
 """
 
 from __future__ import annotations
@@ -26,38 +27,67 @@ UID = "JAXLAUNCH_UID"  # jobset, run -> agent, trainer: whose gang this is
 GENERATION = "JAXLAUNCH_GENERATION"  # jobset, run -> agent: which set of pods
 NODE = "JAXLAUNCH_NODE"  # jobset -> agent: where the pod runs, for messages
 POD_UID = "JAXLAUNCH_POD_UID"  # jobset, run -> agent: the UID of this pod
-POD_IP = "JAXLAUNCH_POD_IP"  # jobset -> agent: the pod's address, which it listens on; unset: on every interface
-GANG_SECRET = "JAXLAUNCH_GANG_SECRET"  # jobset -> agent: the file of the gang's secret; unset: UID alone is its key
-CERTIFICATE, CERTIFICATE_KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"  # files next to GANG_SECRET, of the gang's TLS
-PEER_URI = "jaxlaunch://job/"  # prefix of the name in a gang's certificate, which JAX's coordinator checks
+# Jobset -> agent: the pod's address, which it listens on; unset: on every interface.
+POD_IP = "JAXLAUNCH_POD_IP"
+# Jobset -> agent: the file of the gang's secret; unset: UID alone is its key.
+GANG_SECRET = "JAXLAUNCH_GANG_SECRET"
+CERTIFICATE, CERTIFICATE_KEY, AUTHORITY = (
+    "tls.crt",
+    "tls.key",
+    "ca.crt",
+)  # files next to GANG_SECRET, of the gang's TLS
+PEER_URI = (
+    "jaxlaunch://job/"  # prefix of the name in a gang's certificate, which JAX's coordinator checks
+)
 JOB = "JAXLAUNCH_JOB"  # jobset, run -> agent: AgentJob as JSON
 RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset: none
-RUN_URL = "JAXLAUNCH_RUN_URL"  # jobset -> agent: the bucket of the run folder; RUN_DIR is its local copy
+RUN_URL = (
+    "JAXLAUNCH_RUN_URL"  # jobset -> agent: the bucket of the run folder; RUN_DIR is its local copy
+)
 TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
-NOTIFY = "JAXLAUNCH_NOTIFY"  # jobset, run -> agent: `notify:` as JSON; its url names a variable; unset: nobody
-TRACKER = "JAXLAUNCH_TRACKER"  # jobset, run -> trainer: {"tracker": NAME, "name": the job's} as JSON; unset: none
-STARTED = "JAXLAUNCH_STARTED"  # run -> agent: Unix time at which the run started; unset: when the agent did
-PATIENCE = "JAXLAUNCH_OUTPUT_PATIENCE"  # run -> agent: seconds that programs wait for a reader who takes nothing; 0
-PARENT = "JAXLAUNCH_PARENT"  # run -> agent: a pid; an agent whose parent is gone stops as on SIGTERM
-CODE = "JAXLAUNCH_CODE"  # jobset -> agent: the archive of the job's code, unpacked before any process starts
-CODE_ROOT = "JAXLAUNCH_CODE_ROOT"  # jobset, run -> agent: the folder of the job's code, first on PYTHONPATH
+# Jobset, run -> agent: `notify:` as JSON; its url names a variable; unset: nobody.
+NOTIFY = "JAXLAUNCH_NOTIFY"
+# Jobset, run -> trainer: {"tracker": NAME, "name": the job's} as JSON; unset: none.
+TRACKER = "JAXLAUNCH_TRACKER"
+# Run -> agent: Unix time at which the run started; unset: when the agent did.
+STARTED = "JAXLAUNCH_STARTED"
+# Run -> agent: seconds that programs wait for a reader who takes nothing; 0.
+PATIENCE = "JAXLAUNCH_OUTPUT_PATIENCE"
+PARENT = (
+    "JAXLAUNCH_PARENT"  # run -> agent: a pid; an agent whose parent is gone stops as on SIGTERM
+)
+# Jobset -> agent: the archive of the job's code, unpacked before any process starts.
+CODE = "JAXLAUNCH_CODE"
+CODE_ROOT = (
+    "JAXLAUNCH_CODE_ROOT"  # jobset, run -> agent: the folder of the job's code, first on PYTHONPATH
+)
 TAKE_OVER = "JAXLAUNCH_TAKE_OVER"  # run -> trainer: "1" takes a checkpoint folder from its owner
 PROGRESS_FD = "JAXLAUNCH_PROGRESS_FD"  # agent -> child: where it reports, a non-blocking pipe
 METRICS = "JAXLAUNCH_METRICS"  # agent -> child: Unix socket path it serves its metrics text on
-PROFILE = "JAXLAUNCH_PROFILE"  # agent -> child: the file that requests a profile: {"id": 1, "steps": 5}
+PROFILE = (
+    "JAXLAUNCH_PROFILE"  # agent -> child: the file that requests a profile: {"id": 1, "steps": 5}
+)
 STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks are written to on SIGUSR1
-REPORTER = "JAXLAUNCH_REPORTER"  # site hook -> what the program starts: the pid that owns the progress pipe
-ATTEMPT = "JAXLAUNCH_ATTEMPT"  # agent -> child: which start of the children this is, across generations
+# Site hook -> what the program starts: the pid that owns the progress pipe.
+REPORTER = "JAXLAUNCH_REPORTER"
+ATTEMPT = (
+    "JAXLAUNCH_ATTEMPT"  # agent -> child: which start of the children this is, across generations
+)
 # agent -> child: the newest step of earlier attempts, 0: they saved none; unset: none trained
 SAVED = "JAXLAUNCH_SAVED"
-REFUSAL_FD = "JAXLAUNCH_REFUSAL_FD"  # launcher -> program of the trainer: a file that it writes its refusal to
-STORAGE_WAIT = "JAXLAUNCH_STORAGE_WAIT"  # agent -> child: seconds for which storage that fails is tried again
+# Launcher -> program of the trainer: a file that it writes its refusal to.
+REFUSAL_FD = "JAXLAUNCH_REFUSAL_FD"
+STORAGE_WAIT = (
+    "JAXLAUNCH_STORAGE_WAIT"  # agent -> child: seconds for which storage that fails is tried again
+)
 TIMEOUT = "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # agent -> child: fresh port per attempt
-BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # agent -> child of host 0: where JAX's coordinator listens; else everywhere
+# Agent -> child of host 0: where JAX's coordinator listens; else everywhere.
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 NUM_PROCESSES = "JAX_NUM_PROCESSES"  # agent -> child
 PROCESS_ID = "JAX_PROCESS_ID"  # agent -> child
-FULL = "JAXLAUNCH_FULL_PROCESSES"  # agent -> child of a job with `hosts: {min, max}`: the processes of `max` hosts
+# Agent -> child of a job with `hosts: {min, max}`: the processes of `max` hosts.
+FULL = "JAXLAUNCH_FULL_PROCESSES"
 LOCAL_DEVICE_IDS = "JAX_LOCAL_DEVICE_IDS"  # agent -> child, several processes per GPU host
 NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # agent -> child, virtual CPU devices
 
@@ -86,10 +116,22 @@ BATCH_AXES = MESH_AXES[:3]
 # Phases of a child, in the order of a run. Each has a timeout, except `done`.
 PHASES = ("prepare", "init", "restore", "compile", "step", "data", "eval", "save", "done")
 # Causes that the seconds of an attempt are counted to: the phases, and the time around them.
-CLOCK = ("rendezvous", "prepare", "init", "restore", "compile", "step", "data", "eval", "save", "lost_work", "down")
-# Causes of the seconds of a restart, in order, from the fault until the first new step. `save` belongs to a stop, and
-# `replace` is the wait for a lost host. From `start` on the seconds are those of rank 0, and a first attempt has only
-# these.
+CLOCK = (
+    "rendezvous",
+    "prepare",
+    "init",
+    "restore",
+    "compile",
+    "step",
+    "data",
+    "eval",
+    "save",
+    "lost_work",
+    "down",
+)
+# Causes of the seconds of a restart, in order, from the fault until the first new step. `save`
+# belongs to a stop, and `replace` is the wait for a lost host. From `start` on the seconds are
+# those of rank 0, and a first attempt has only these.
 RESTART = (
     "detect",
     "decide",
@@ -138,8 +180,8 @@ class Outcome:
 DONE, BAD_SPEC, BAD_DATA, STARTUP = 0, 64, 65, 70
 NOT_FINITE, DEADLINE, NO_CHECKPOINT, NO_PROGRESS, PREEMPTED = 76, 77, 78, 79, 80
 LOST, HANG, CRASH, STORAGE, KILLED = 81, 82, 83, 84, 137
-# Exit code of a single agent that was told to stop, while the others wait for the pod that replaces it. It is the
-# shell's code for SIGTERM. The Job creates that pod and does not count a failure.
+# Exit code of a single agent that was told to stop, while the others wait for the pod that replaces
+# it. It is the shell's code for SIGTERM. The Job creates that pod and does not count a failure.
 LEFT = 143
 # Codes from here on tell how a container died. No agent exits with one of them for its gang.
 FIRST_SIGNAL_CODE = 128
@@ -151,7 +193,9 @@ _TABLE = (
     Outcome(BAD_SPEC, "bad_spec", "the job's specification is wrong", Action.FAIL),
     Outcome(BAD_DATA, "bad_data", "the data is missing or wrong", Action.FAIL, "data-and-loss"),
     Outcome(STARTUP, "startup", "the program raised before its first step", Action.FAIL),
-    Outcome(NOT_FINITE, "not_finite", "loss or gradients are not finite", Action.FAIL, "data-and-loss"),
+    Outcome(
+        NOT_FINITE, "not_finite", "loss or gradients are not finite", Action.FAIL, "data-and-loss"
+    ),
     Outcome(DEADLINE, "deadline", "the job's deadline passed", Action.FAIL),
     Outcome(
         NO_CHECKPOINT,
@@ -162,15 +206,26 @@ _TABLE = (
     ),
     Outcome(NO_PROGRESS, "no_progress", "restarts without a new committed step", Action.FAIL),
     Outcome(PREEMPTED, "preempted", "stopped from outside", Action.RESTART_UNCHARGED, section=None),
-    Outcome(LOST, "lost", "an agent or its host was lost", Action.RESTART, "rendezvous-and-lost-hosts"),
-    Outcome(HANG, "hang", "a process stopped making progress", Action.RESTART, "hangs-and-timeouts"),
+    Outcome(
+        LOST, "lost", "an agent or its host was lost", Action.RESTART, "rendezvous-and-lost-hosts"
+    ),
+    Outcome(
+        HANG, "hang", "a process stopped making progress", Action.RESTART, "hangs-and-timeouts"
+    ),
     Outcome(CRASH, "crash", "a process crashed", Action.RESTART),
     Outcome(STORAGE, "storage", "storage failed", Action.RESTART, "checkpoints-and-storage"),
-    Outcome(KILLED, "killed", "a process was killed, by the kernel or a person", Action.RESTART, "out-of-memory"),
+    Outcome(
+        KILLED,
+        "killed",
+        "a process was killed, by the kernel or a person",
+        Action.RESTART,
+        "out-of-memory",
+    ),
 )
 OUTCOMES: Mapping[int, Outcome] = {row.code: row for row in _TABLE}
-# Advice after an end with this code, where it differs from the general advice; {again} is the command that submits
-# again. A code that JobSet restarts ends a job only when its restarts are used up.
+# Advice after an end with this code, where it differs from the general advice; {again} is the
+# command that submits again. A code that JobSet restarts ends a job only when its restarts are used
+# up.
 NEXT_STEPS: Mapping[int, str] = {
     BAD_SPEC: "fix what the message names in job.yaml, then `{again}`",
     BAD_DATA: "fix the data or its path, then `{again}`",
@@ -243,7 +298,11 @@ class AgentJob:
 
     def to_json(self) -> str:
         """Return the value of JAXLAUNCH_JOB. Equal jobs give equal text."""
-        fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "sizes" or value}
+        fields = {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name != "sizes" or value
+        }
         return json.dumps(fields, sort_keys=True)
 
 
@@ -252,11 +311,15 @@ class Key:
 
     STEP, EPOCH, STEP_S, PART_S = "step", "epoch", "step_s", "{part}_s"
     LOSS, GRAD_NORM, LEARNING_RATE, LOSS_SCALE = "loss", "grad_norm", "learning_rate", "loss_scale"
-    EXAMPLES_PER_S, TOKENS_PER_S, TARGETS_PER_S, MFU = "examples_per_s", "tokens_per_s", "targets_per_s", "mfu"
+    EXAMPLES_PER_S = "examples_per_s"
+    TOKENS_PER_S = "tokens_per_s"
+    TARGETS_PER_S = "targets_per_s"
+    MFU = "mfu"
     WALL_S, TIME, EXAMPLES = "wall_s", "time", "examples"
     # The step with the best evaluation so far. It is not written.
     BEST_STEP = "best_step"
-    # Keys of a step that are not written. Over all ranks: the weight of the loss, its targets, and the tokens read.
+    # Keys of a step that are not written. Over all ranks: the weight of the loss, its targets, and
+    # the tokens read.
     FINITE, SKIPPED, WEIGHT, TOKENS = "finite", "skipped", "weight", "real_tokens"
 
 
@@ -288,20 +351,35 @@ def _agent_metric(name: str, type: str, unit: str, help: str, *labels: str) -> M
     return Metric(name, type, unit, help, labels, "agent")
 
 
-def _trainer_metric(name: str, type: str, unit: str, help: str, *labels: str, key: str | None = None) -> Metric:
+def _trainer_metric(
+    name: str, type: str, unit: str, help: str, *labels: str, key: str | None = None
+) -> Metric:
     return Metric(name, type, unit, help, ("rank", *labels), "trainer", key)
 
 
-# All metrics of a scrape of an agent while the built-in trainer runs. A rank's rows come from its own process.
+# All metrics of a scrape of an agent while the built-in trainer runs. A rank's rows come from its
+# own process.
 PROMETHEUS: tuple[Metric, ...] = (
     _agent_metric(
-        "jaxlaunch_build_info", "gauge", "", "The value is always 1; the labels name what runs.", "version", "python"
+        "jaxlaunch_build_info",
+        "gauge",
+        "",
+        "The value is always 1; the labels name what runs.",
+        "version",
+        "python",
     ),
     _agent_metric(
-        "jaxlaunch_goodput_ratio", "gauge", "ratio", "Share of all seconds that was spent on steps that were kept."
+        "jaxlaunch_goodput_ratio",
+        "gauge",
+        "ratio",
+        "Share of all seconds that was spent on steps that were kept.",
     ),
     _agent_metric(
-        "jaxlaunch_clock_seconds", "gauge", "seconds", "Seconds of the run, by what they were spent on.", "cause"
+        "jaxlaunch_clock_seconds",
+        "gauge",
+        "seconds",
+        "Seconds of the run, by what they were spent on.",
+        "cause",
     ),
     _agent_metric(
         "jaxlaunch_restarts_total",
@@ -310,13 +388,28 @@ PROMETHEUS: tuple[Metric, ...] = (
         "Attempts that ended, by the cause of the job result.",
         "cause",
     ),
-    _agent_metric("jaxlaunch_restarts_left", "gauge", "restarts", "Restarts left before the run fails.", "limit"),
-    _agent_metric("jaxlaunch_last_verdict_code", "gauge", "exit code", "Exit code of the newest job result."),
-    _agent_metric("jaxlaunch_generation", "gauge", "", "Number of the set of pods that this one belongs to."),
     _agent_metric(
-        "jaxlaunch_attempt", "gauge", "", "Number of this start of the processes, counted across JobSet restarts."
+        "jaxlaunch_restarts_left",
+        "gauge",
+        "restarts",
+        "Restarts left before the run fails.",
+        "limit",
     ),
-    _agent_metric("jaxlaunch_children_up", "gauge", "processes", "Processes of this host that are alive."),
+    _agent_metric(
+        "jaxlaunch_last_verdict_code", "gauge", "exit code", "Exit code of the newest job result."
+    ),
+    _agent_metric(
+        "jaxlaunch_generation", "gauge", "", "Number of the set of pods that this one belongs to."
+    ),
+    _agent_metric(
+        "jaxlaunch_attempt",
+        "gauge",
+        "",
+        "Number of this start of the processes, counted across JobSet restarts.",
+    ),
+    _agent_metric(
+        "jaxlaunch_children_up", "gauge", "processes", "Processes of this host that are alive."
+    ),
     _agent_metric(
         "jaxlaunch_heartbeat_age_seconds",
         "gauge",
@@ -324,7 +417,11 @@ PROMETHEUS: tuple[Metric, ...] = (
         "Seconds since the last message of the agent that has been silent longest.",
     ),
     _agent_metric(
-        "jaxlaunch_host_memory_bytes", "gauge", "bytes", "Memory of this container, by kind: in_use or limit.", "kind"
+        "jaxlaunch_host_memory_bytes",
+        "gauge",
+        "bytes",
+        "Memory of this container, by kind: in_use or limit.",
+        "kind",
     ),
     _agent_metric(
         "jaxlaunch_phase",
@@ -335,9 +432,19 @@ PROMETHEUS: tuple[Metric, ...] = (
         "phase",
     ),
     _agent_metric(
-        "jaxlaunch_phase_timeout_left_seconds", "gauge", "seconds", "Seconds until a rank counts as hung.", "rank"
+        "jaxlaunch_phase_timeout_left_seconds",
+        "gauge",
+        "seconds",
+        "Seconds until a rank counts as hung.",
+        "rank",
     ),
-    _agent_metric("jaxlaunch_rank_step", "gauge", "steps", "Steps that a rank has reported as complete.", "rank"),
+    _agent_metric(
+        "jaxlaunch_rank_step",
+        "gauge",
+        "steps",
+        "Steps that a rank has reported as complete.",
+        "rank",
+    ),
     _agent_metric(
         "jaxlaunch_rank_lag_steps",
         "gauge",
@@ -346,10 +453,16 @@ PROMETHEUS: tuple[Metric, ...] = (
         "rank",
     ),
     _trainer_metric(
-        "jaxlaunch_step", "gauge", "steps", "Optimizer steps that are complete, including restored ones.", key=Key.STEP
+        "jaxlaunch_step",
+        "gauge",
+        "steps",
+        "Optimizer steps that are complete, including restored ones.",
+        key=Key.STEP,
     ),
     _trainer_metric("jaxlaunch_target_step", "gauge", "steps", "Optimizer steps of the whole run."),
-    _trainer_metric("jaxlaunch_steps_total", "counter", "steps", "Optimizer steps done by this process."),
+    _trainer_metric(
+        "jaxlaunch_steps_total", "counter", "steps", "Optimizer steps done by this process."
+    ),
     _trainer_metric(
         "jaxlaunch_step_seconds",
         "histogram",
@@ -365,10 +478,20 @@ PROMETHEUS: tuple[Metric, ...] = (
         "part",
         key=Key.PART_S,
     ),
-    _trainer_metric("jaxlaunch_examples_total", "counter", "examples", "Examples trained on, by all ranks together."),
-    _trainer_metric("jaxlaunch_tokens_total", "counter", "tokens", "Tokens read by all ranks, without padding."),
     _trainer_metric(
-        "jaxlaunch_targets_total", "counter", "targets", "Tokens that were predicted and have a weight, of all ranks."
+        "jaxlaunch_examples_total",
+        "counter",
+        "examples",
+        "Examples trained on, by all ranks together.",
+    ),
+    _trainer_metric(
+        "jaxlaunch_tokens_total", "counter", "tokens", "Tokens read by all ranks, without padding."
+    ),
+    _trainer_metric(
+        "jaxlaunch_targets_total",
+        "counter",
+        "targets",
+        "Tokens that were predicted and have a weight, of all ranks.",
     ),
     _trainer_metric(
         "jaxlaunch_examples_per_second",
@@ -398,7 +521,12 @@ PROMETHEUS: tuple[Metric, ...] = (
         "Passes over the data, including the fraction of the current one.",
         key=Key.EPOCH,
     ),
-    _trainer_metric("jaxlaunch_model_flops_per_step", "gauge", "FLOPs", "Floating-point operations of the model."),
+    _trainer_metric(
+        "jaxlaunch_model_flops_per_step",
+        "gauge",
+        "FLOPs",
+        "Floating-point operations of the model.",
+    ),
     _trainer_metric(
         "jaxlaunch_mfu_ratio",
         "gauge",
@@ -406,24 +534,49 @@ PROMETHEUS: tuple[Metric, ...] = (
         "Model FLOPs per second divided by the peak of all devices.",
         key=Key.MFU,
     ),
-    _trainer_metric("jaxlaunch_loss", "gauge", "", "Training loss at the last logged step.", key=Key.LOSS),
     _trainer_metric(
-        "jaxlaunch_grad_norm", "gauge", "", "Global norm of the gradients before clipping.", key=Key.GRAD_NORM
+        "jaxlaunch_loss", "gauge", "", "Training loss at the last logged step.", key=Key.LOSS
     ),
     _trainer_metric(
-        "jaxlaunch_learning_rate", "gauge", "", "Learning rate of the last logged step.", key=Key.LEARNING_RATE
-    ),
-    _trainer_metric("jaxlaunch_loss_scale", "gauge", "", "Loss scale of float16 training.", key=Key.LOSS_SCALE),
-    _trainer_metric(
-        "jaxlaunch_skipped_steps_total", "counter", "steps", "Steps that were skipped because float16 overflowed."
-    ),
-    _trainer_metric(
-        "jaxlaunch_empty_steps_total", "counter", "steps", "Steps whose batch had no target; they change nothing."
+        "jaxlaunch_grad_norm",
+        "gauge",
+        "",
+        "Global norm of the gradients before clipping.",
+        key=Key.GRAD_NORM,
     ),
     _trainer_metric(
-        "jaxlaunch_task_metric", "gauge", "", "Metrics of the task, including its loss.", "split", "metric"
+        "jaxlaunch_learning_rate",
+        "gauge",
+        "",
+        "Learning rate of the last logged step.",
+        key=Key.LEARNING_RATE,
     ),
-    _trainer_metric("jaxlaunch_resident_memory_bytes", "gauge", "bytes", "Host memory of the process."),
+    _trainer_metric(
+        "jaxlaunch_loss_scale", "gauge", "", "Loss scale of float16 training.", key=Key.LOSS_SCALE
+    ),
+    _trainer_metric(
+        "jaxlaunch_skipped_steps_total",
+        "counter",
+        "steps",
+        "Steps that were skipped because float16 overflowed.",
+    ),
+    _trainer_metric(
+        "jaxlaunch_empty_steps_total",
+        "counter",
+        "steps",
+        "Steps whose batch had no target; they change nothing.",
+    ),
+    _trainer_metric(
+        "jaxlaunch_task_metric",
+        "gauge",
+        "",
+        "Metrics of the task, including its loss.",
+        "split",
+        "metric",
+    ),
+    _trainer_metric(
+        "jaxlaunch_resident_memory_bytes", "gauge", "bytes", "Host memory of the process."
+    ),
     _trainer_metric(
         "jaxlaunch_device_memory_bytes",
         "gauge",
@@ -432,19 +585,29 @@ PROMETHEUS: tuple[Metric, ...] = (
         "device",
         "kind",
     ),
-    _trainer_metric("jaxlaunch_checkpoint_step", "gauge", "steps", "Newest step that is safe on storage."),
+    _trainer_metric(
+        "jaxlaunch_checkpoint_step", "gauge", "steps", "Newest step that is safe on storage."
+    ),
     _trainer_metric(
         "jaxlaunch_checkpoint_age_seconds",
         "gauge",
         "seconds",
         "Seconds since the newest commit, or since the start if there is none yet.",
     ),
-    _trainer_metric("jaxlaunch_checkpoint_saves_total", "counter", "saves", "Saves that this process began."),
     _trainer_metric(
-        "jaxlaunch_checkpoint_blocking_seconds_total", "counter", "seconds", "Seconds that the loop waited for saves."
+        "jaxlaunch_checkpoint_saves_total", "counter", "saves", "Saves that this process began."
     ),
     _trainer_metric(
-        "jaxlaunch_compile_cache_hits_total", "counter", "programs", "Programs that were found in the compile cache."
+        "jaxlaunch_checkpoint_blocking_seconds_total",
+        "counter",
+        "seconds",
+        "Seconds that the loop waited for saves.",
+    ),
+    _trainer_metric(
+        "jaxlaunch_compile_cache_hits_total",
+        "counter",
+        "programs",
+        "Programs that were found in the compile cache.",
     ),
     _trainer_metric(
         "jaxlaunch_compile_cache_misses_total",
@@ -454,7 +617,8 @@ PROMETHEUS: tuple[Metric, ...] = (
     ),
 )
 
-# Names that a metric of a task cannot have: the record of a step would hold only one of the two numbers.
+# Names that a metric of a task cannot have: the record of a step would hold only one of the two
+# numbers.
 RESERVED_METRICS = frozenset(
     {Key.WALL_S, Key.TIME, Key.EXAMPLES, Key.FINITE, Key.SKIPPED, Key.WEIGHT}
     | {row.key for row in PROMETHEUS if row.key is not None and row.key != Key.PART_S}
@@ -463,18 +627,19 @@ RESERVED_METRICS = frozenset(
 
 
 # The progress pipe: JSON lines, child -> agent. A line is one object with one of these keys:
-#   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}   who writes
-#   {"phase": "step", "step": 120}     what it is in; `step` counts the optimizer steps that are complete
-#   {"joined": true}                   rank 0 knows all others: what follows is its own
-#   {"restored": 80}                   training goes on from this step, which an earlier attempt committed
-#   {"committed": 120}                 this step is on storage, manifest and all
-#   {"metrics": {...}}                 the newest metrics, by process 0; the last line before the end is final
-#   {"stopped": {"step": 37, "saved": true, "note": "..."}}     how it ended on SIGTERM
-#   {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}     of the profile that PROFILE requested
-#   {"note": "..."}                    for a reader of the summary (a damaged checkpoint, a take-over)
-#   {"error": {"type", "message", "traceback", "code"}}         of error_line; `code` is null outside the trainer
-#   {"refusal": {"message", "code"}}   of refusal_record: the agent writes it into the rank's log
-#   {"atexit": true, "waits": true}    the interpreter is exiting; JAX's shutdown barrier comes next
+#   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}   who
+#   writes {"phase": "step", "step": 120}     what it is in; `step` counts the optimizer steps that
+#   are complete {"joined": true}                   rank 0 knows all others: what follows is its own
+#   {"restored": 80}                   training goes on from this step, which an earlier attempt
+#   committed {"committed": 120}                 this step is on storage, manifest and all
+#   {"metrics": {...}}                 the newest metrics, by process 0; the last line before the
+#   end is final {"stopped": {"step": 37, "saved": true, "note": "..."}}     how it ended on SIGTERM
+#   {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}     of the profile that
+#   PROFILE requested {"note": "..."}                    for a reader of the summary (a damaged
+#   checkpoint, a take-over) {"error": {"type", "message", "traceback", "code"}}         of
+#   error_line; `code` is null outside the trainer {"refusal": {"message", "code"}}   of
+#   refusal_record: the agent writes it into the rank's log {"atexit": true, "waits": true}    the
+#   interpreter is exiting; JAX's shutdown barrier comes next
 # A longer line is cut, so that a traceback cannot fill the agent's memory.
 MAX_LINE = 64 * 1024
 # At six bytes per character, as JSON escapes most, both fit into a line.
@@ -543,8 +708,9 @@ def _can_take_more(fd: int, wait_s: float = 1.0) -> bool:
 def send(fd: int, message: Mapping[str, Any]) -> bool:
     """Write one line to the progress pipe. Return False if the pipe is full or gone.
 
-    A line up to PIPE_BUF is written completely or not at all, and never blocks. A longer one (a traceback) may wait for
-    a second. The rest of it is then dropped, and the next line begins after a newline, so that the reader can parse it.
+    A line up to PIPE_BUF is written completely or not at all, and never blocks. A longer one (a
+    traceback) may wait for a second. The rest of it is then dropped, and the next line begins after
+    a newline, so that the reader can parse it.
     """
     line = json.dumps(message, separators=(",", ":"), default=str).encode()[: MAX_LINE - 1] + b"\n"
     whole = memoryview(b"\n" + line if fd in _torn else line)
@@ -571,8 +737,9 @@ def loopback(coordinator: str) -> str | None:
 def own_name_fault(coordinator: str) -> str | None:
     """Return why JAX cannot connect CPU devices of several machines, and the fix, or None if it can.
 
-    JAX connects them, even those of one process, at the address of this host's own name. If the name has no address,
-    JAX only reports that it found no such devices. On loopback the site hook makes it use the loopback address.
+    JAX connects them, even those of one process, at the address of this host's own name. If the
+    name has no address, JAX only reports that it found no such devices. On loopback the site hook
+    makes it use the loopback address.
     """
     # Imported here, because every Python process below the agent imports this file.
     import socket
@@ -581,7 +748,8 @@ def own_name_fault(coordinator: str) -> str | None:
         return None
     name = socket.gethostname()
     fix = (
-        f"and JAX connects CPU devices at its address: add the line `ADDRESS {name}` to /etc/hosts, with the address "
+        f"and JAX connects CPU devices at its address: add the line `ADDRESS {name}` to "
+        "/etc/hosts, with the address "
         "at which other hosts reach this one"
     )
     try:
@@ -593,5 +761,6 @@ def own_name_fault(coordinator: str) -> str | None:
             probe.bind(address)
             return None
     return (
-        f"this host's own name, {name}, resolves to {addresses[0][4][0]}, which is not an address of this host, {fix}"
+        f"this host's own name, {name}, resolves to {addresses[0][4][0]}, which is not an "
+        f"address of this host, {fix}"
     )

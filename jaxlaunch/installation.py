@@ -1,8 +1,9 @@
 """Installation of jaxlaunch on this machine, and the command that adds an extra to it.
 
-Until the package index has jaxlaunch under its name (ON_INDEX), no page and no message sends anyone there. A message
-names what was installed here (PEP 610's direct_url.json). The pages install from a clone: `make generated` writes their
-commands for the index once the release that uploads the package has set ON_INDEX.
+Until the package index has jaxlaunch under its name (ON_INDEX), no page and no message sends anyone
+there. A message names what was installed here (PEP 610's direct_url.json). The pages install from a
+clone: `make generated` writes their commands for the index once the release that uploads the
+package has set ON_INDEX.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ NAME = "jaxlaunch"
 ON_INDEX = False
 # Modules by extra. Without the extra, the first import of one of its modules fails.
 _MODULES_BY_EXTRA = {
-    "train": ("jax", "flax", "optax", "orbax", "grain", "etils", "array_record", "tensorflow_datasets", "sklearn")
+    "train": (
+        "jax",
+        "flax",
+        "optax",
+        "orbax",
+        "grain",
+        "etils",
+        "array_record",
+        "tensorflow_datasets",
+        "sklearn",
+    )
     + ("absl", "numpy", "PIL", "prometheus_client", "safetensors", "fsspec"),
     "text": ("tokenizers", "pyarrow", "jinja2"),
     "haiku": ("haiku",),
@@ -34,7 +45,11 @@ def missing_extra_message(error: BaseException) -> str | None:
     """Return the message for an import that fails because an extra is not installed, or None for other errors."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     extra = next((extra for extra, names in _MODULES_BY_EXTRA.items() if name in names), None)
-    return None if extra is None else f"the package {name} is not installed here: {install_hint(extra)}"
+    return (
+        None
+        if extra is None
+        else f"the package {name} is not installed here: {install_hint(extra)}"
+    )
 
 
 def install_hint(*extras: str) -> str:
@@ -84,9 +99,12 @@ def _installer_command() -> str:
         return "uv tool install"
     if (environment / "pipx_metadata.json").exists():
         return "pipx install --force"
-    # importlib.util would also ask the finder of setuptools, which removes distutils for pip and warns.
+    # importlib.util would also ask the finder of setuptools, which removes distutils for pip and
+    # warns.
     if PathFinder.find_spec("pip") is None:
         return f"uv pip install --python {shlex.quote(sys.executable)}"
     pip_path = shutil.which("pip")
-    is_same_environment = pip_path is not None and Path(pip_path).parent == Path(sys.executable).parent
+    is_same_environment = (
+        pip_path is not None and Path(pip_path).parent == Path(sys.executable).parent
+    )
     return "pip install" if is_same_environment else f"{shlex.quote(sys.executable)} -m pip install"

@@ -1,11 +1,12 @@
 """Start of our own programs such that no file of the user shadows a module that they import.
 
-`python isolated.py MODULE ARGUMENTS` runs MODULE as `python -m` does, but the working folder and the folders of
-PYTHONPATH come last on sys.path, after the standard library and all installed packages. The interpreter itself must
-not see them either, because it imports modules before any script runs: `environ` hides PYTHONPATH from it, and this
-script restores it.
+`python isolated.py MODULE ARGUMENTS` runs MODULE as `python -m` does, but the working folder and
+the folders of PYTHONPATH come last on sys.path, after the standard library and all installed
+packages. The interpreter itself must not see them either, because it imports modules before any
+script runs: `environ` hides PYTHONPATH from it, and this script restores it.
 
-Standard library only, Python >= 3.10: the agent brings this file into images that hold nothing else of ours.
+Standard library only, Python >= 3.10: the agent brings this file into images that hold nothing else
+of ours.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import sys
 # The folder of this script holds other files, or those that the agent brings for programs.
 if __name__ == "__main__":
     _here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [entry for entry in sys.path if entry and not os.path.abspath(entry).startswith(_here)]
+    sys.path[:] = [
+        entry for entry in sys.path if entry and not os.path.abspath(entry).startswith(_here)
+    ]
 
 # This replaces typing.TYPE_CHECKING: importing typing takes longer than all of this file.
 TYPE_CHECKING = False
@@ -34,12 +37,18 @@ _before: str | None = None
 _behind: str | None = None
 
 
-def build_command(module: str, *arguments: str, script: str = os.path.abspath(__file__)) -> list[str]:
+def build_command(
+    module: str, *arguments: str, script: str = os.path.abspath(__file__)
+) -> list[str]:
     """Return the command that runs a module of ours with `environ`; `script` is where this file is, or a copy."""
     # Processes that the program spawns do not import from its folder.
     safe_path_flags = ["-P"] if sys.version_info >= (3, 11) else []
-    # Executed under one name, wherever the copy is: JAX's compilation cache may have the files of a stack in its keys.
-    bootstrap = f"__file__ = {script!r}; exec(compile(open(__file__).read(), '<jaxlaunch.isolated>', 'exec'))"
+    # Executed under one name, wherever the copy is: JAX's compilation cache may have the files of a
+    # stack in its keys.
+    bootstrap = (
+        f"__file__ = {script!r}; exec(compile(open(__file__).read(), "
+        "'<jaxlaunch.isolated>', 'exec'))"
+    )
     return [sys.executable, *safe_path_flags, "-c", bootstrap, module, *arguments]
 
 
@@ -69,7 +78,9 @@ def make_environ(
     """
     hidden_path = base.get(_PYTHONPATH, "") if user_path is None else user_path
     variables = {name: value for name, value in base.items() if name != _PYTHONPATH}
-    return variables | {USER_PATH: hidden_path} | ({_PYTHONPATH: leading_path} if leading_path else {})
+    return (
+        variables | {USER_PATH: hidden_path} | ({_PYTHONPATH: leading_path} if leading_path else {})
+    )
 
 
 def inherited_environ(base: Mapping[str, str]) -> dict[str, str]:
@@ -80,7 +91,9 @@ def inherited_environ(base: Mapping[str, str]) -> dict[str, str]:
 def user_folders() -> list[str]:
     """Return the folders of the user's own modules in search order: the working folder, then PYTHONPATH."""
     working = [] if os.environ.get("PYTHONSAFEPATH") else [os.curdir]
-    return list(dict.fromkeys(os.path.realpath(folder) for folder in [*working, *_split_path(_behind)]))
+    return list(
+        dict.fromkeys(os.path.realpath(folder) for folder in [*working, *_split_path(_behind)])
+    )
 
 
 def _split_path(path: str | None) -> list[str]:
@@ -109,7 +122,10 @@ def run_sitecustomize() -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        print(f"Error in sitecustomize ({spec.origin}): {type(error).__name__}: {error}", file=sys.stderr)
+        print(
+            f"Error in sitecustomize ({spec.origin}): {type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
 
 
 def main(argv: list[str]) -> None:
@@ -147,7 +163,10 @@ def _import_installed() -> Any:
     try:
         from jaxlaunch import isolated
     except ImportError as error:
-        message = f"{sys.executable} has no jaxlaunch with its trainer ({error}): install it there with its extra train"
+        message = (
+            f"{sys.executable} has no jaxlaunch with its trainer ({error}): install it there "
+            "with its extra train"
+        )
         raise ModuleNotFoundError(message) from None
     return isolated
 

@@ -1,8 +1,8 @@
 """The options of the trainer's programs that read a trained model, each declared once.
 
-`launcher sample`, `eval`, `predict` and `export` have them as options of their own and hand them on as JSON. The
-programs behind them, `jaxlaunch.trainer.generate`, `evaluation`, `evaluation.predict` and `export`, also take them as
-arguments, for images and scripts.
+`launcher sample`, `eval`, `predict` and `export` have them as options of their own and hand them on
+as JSON. The programs behind them, `jaxlaunch.trainer.generate`, `evaluation`, `evaluation.predict`
+and `export`, also take them as arguments, for images and scripts.
 """
 
 from __future__ import annotations
@@ -65,27 +65,57 @@ class Sample:
 
     folder: str
     prompt: tuple[str, ...] = _declare_option((), "The text to continue; may be repeated.", "TEXT")
-    ids: tuple[str, ...] = _declare_option((), "A prompt as token ids, for a model without tokenizer.", "'1 2 3'")
-    chat: bool = _declare_option(False, "Chat with the model through its chat template; Ctrl-D ends the conversation.")
+    ids: tuple[str, ...] = _declare_option(
+        (), "A prompt as token ids, for a model without tokenizer.", "'1 2 3'"
+    )
+    chat: bool = _declare_option(
+        False, "Chat with the model through its chat template; Ctrl-D ends the conversation."
+    )
     system: str | None = _declare_option(None, "The system message of --chat.", "TEXT")
-    n: int | None = _declare_option(None, "Samples per prompt. [default: 1]", "N", type=int, least=1)
+    n: int | None = _declare_option(
+        None, "Samples per prompt. [default: 1]", "N", type=int, least=1
+    )
     max_tokens: int | None = _declare_option(
-        None, "Largest number of tokens of a sample. [default: 128, 512 with --chat]", "N", type=int, least=1
+        None,
+        "Largest number of tokens of a sample. [default: 128, 512 with --chat]",
+        "N",
+        type=int,
+        least=1,
     )
-    temperature: float | None = _declare_option(None, "Temperature; 0: greedy. [default: 0]", "T", type=float, least=0)
+    temperature: float | None = _declare_option(
+        None, "Temperature; 0: greedy. [default: 0]", "T", type=float, least=0
+    )
     top_p: float | None = _declare_option(
-        None, "Sample from the most likely tokens whose probabilities sum to P.", "P", type=float, above=0, most=1
+        None,
+        "Sample from the most likely tokens whose probabilities sum to P.",
+        "P",
+        type=float,
+        above=0,
+        most=1,
     )
-    top_k: int | None = _declare_option(None, "Sample only from the K most likely tokens.", "K", type=int, least=1)
+    top_k: int | None = _declare_option(
+        None, "Sample only from the K most likely tokens.", "K", type=int, least=1
+    )
     min_p: float | None = _declare_option(
-        None, "Sample only from tokens at least P times as likely as the most likely.", "P", type=float, above=0, most=1
+        None,
+        "Sample only from tokens at least P times as likely as the most likely.",
+        "P",
+        type=float,
+        above=0,
+        most=1,
     )
     beams: int | None = _declare_option(None, "Beam search with K beams.", "K", type=int, least=1)
-    seed: int | None = _declare_option(None, "Random seed. [default: 0]", "N", type=int, least=0, most=2**64 - 1)
-    step: Step | None = _declare_option(None, "The step to load. [default: the newest]", "N|best", type=parse_step)
+    seed: int | None = _declare_option(
+        None, "Random seed. [default: 0]", "N", type=int, least=0, most=2**64 - 1
+    )
+    step: Step | None = _declare_option(
+        None, "The step to load. [default: the newest]", "N|best", type=parse_step
+    )
     ema: bool = _declare_option(False, "Use the moving average instead of the weights.")
     precision: Literal["fp32", "tf32", "bf16"] | None = _declare_option(
-        None, "Numeric precision. [default: the training's, or fp32]", choices=("fp32", "tf32", "bf16")
+        None,
+        "Numeric precision. [default: the training's, or fp32]",
+        choices=("fp32", "tf32", "bf16"),
     )
 
     def sampling_options(self) -> dict[str, Any]:
@@ -99,7 +129,9 @@ class Evaluate:
     """The options of `jaxlaunch.trainer.evaluation`."""
 
     folder: str
-    step: Step | None = _declare_option(None, "The step to evaluate. [default: the newest]", "N|best", type=parse_step)
+    step: Step | None = _declare_option(
+        None, "The step to evaluate. [default: the newest]", "N|best", type=parse_step
+    )
     ema: bool = _declare_option(False, "Use the moving average instead of the weights.")
 
 
@@ -110,13 +142,20 @@ class Predict:
     folder: str
     files: tuple[str, ...]
     output: str | None = _declare_option(
-        None, "The table to write: .csv, .jsonl or .parquet. [default: the first rows are printed]", "FILE", short="-o"
+        None,
+        "The table to write: .csv, .jsonl or .parquet. [default: the first rows are printed]",
+        "FILE",
+        short="-o",
     )
     top: int = _declare_option(
         1, "Labels per image or row, with their probabilities. [default: 1]", "K", type=int, least=1
     )
-    skip_broken: bool = _declare_option(False, "Leave out files and rows that cannot be read, and list them.")
-    step: Step | None = _declare_option(None, "The step to load. [default: the newest]", "N|best", type=parse_step)
+    skip_broken: bool = _declare_option(
+        False, "Leave out files and rows that cannot be read, and list them."
+    )
+    step: Step | None = _declare_option(
+        None, "The step to load. [default: the newest]", "N|best", type=parse_step
+    )
     ema: bool = _declare_option(False, "Use the moving average instead of the weights.")
 
 
@@ -126,11 +165,15 @@ class Export:
 
     folder: str | None = None
     to: str = _declare_option(dataclasses.MISSING, "The folder to write.", "DIR")
-    step: Step | None = _declare_option(None, "The step to export. [default: the newest]", "N|best", type=parse_step)
+    step: Step | None = _declare_option(
+        None, "The step to export. [default: the newest]", "N|best", type=parse_step
+    )
     ema: bool = _declare_option(False, "Export the moving average instead of the weights.")
     merged: bool = _declare_option(False, "Export the model with the adapters merged into it.")
     base: str | None = _declare_option(
-        None, "The folder or URL of the base model. [default: the training's model.init_from]", "DIR"
+        None,
+        "The folder or URL of the base model. [default: the training's model.init_from]",
+        "DIR",
     )
 
 
@@ -142,7 +185,9 @@ def json_arguments(options: Sample | Evaluate | Predict | Export) -> tuple[str, 
     return JSON, json.dumps(dataclasses.asdict(options))
 
 
-def read_options(kind: type[ProgramOptions], program: str, description: str | None) -> ProgramOptions:
+def read_options(
+    kind: type[ProgramOptions], program: str, description: str | None
+) -> ProgramOptions:
     """Read the options from the arguments of this process, which are flags or JSON."""
     argv, values = sys.argv[1:], dict[str, Any]()
     if argv[:1] == [JSON]:
@@ -153,18 +198,28 @@ def read_options(kind: type[ProgramOptions], program: str, description: str | No
     return kind(**values)
 
 
-def _build_parser(kind: type[ProgramOptions], program: str, description: str | None) -> argparse.ArgumentParser:
+def _build_parser(
+    kind: type[ProgramOptions], program: str, description: str | None
+) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
     for field in dataclasses.fields(kind):
         option, is_required = field_option(field), field.default is dataclasses.MISSING
         if option is None:
             is_repeated = field.type == "tuple[str, ...]"
             help_text = "what to read" if is_repeated else "the folder to read, or its URL"
-            parser.add_argument(field.name, nargs="+" if is_repeated else None if is_required else "?", help=help_text)
+            parser.add_argument(
+                field.name,
+                nargs="+" if is_repeated else None if is_required else "?",
+                help=help_text,
+            )
         elif field.default is False:
-            parser.add_argument(*option_flags(field.name, option), action="store_true", help=option.help)
+            parser.add_argument(
+                *option_flags(field.name, option), action="store_true", help=option.help
+            )
         else:
-            settings: dict[str, Any] = {"action": "append"} if field.default == () else {"required": is_required}
+            settings: dict[str, Any] = (
+                {"action": "append"} if field.default == () else {"required": is_required}
+            )
             settings |= {
                 "default": [] if field.default == () else None if is_required else field.default,
                 "type": option.type,

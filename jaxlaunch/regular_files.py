@@ -1,6 +1,7 @@
 """Safe reads of files that others can replace: only regular files, and only up to a limit.
 
-A run folder is on storage that others may write. A FIFO in it would never end, nor would a link to /dev/zero.
+A run folder is on storage that others may write. A FIFO in it would never end, nor would a link to
+/dev/zero.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def open_regular(path: str, flags: int, dir_fd: int | None = None) -> int:
     """Return a descriptor of a regular file, as an opener for `open`.
 
-    Raises OSError for any other kind of file, without blocking. `path` may be relative to the open folder `dir_fd`.
+    Raises OSError for any other kind of file, without blocking. `path` may be relative to the open
+    folder `dir_fd`.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=dir_fd)
@@ -62,12 +64,16 @@ def make_opener(folder: Path) -> Callable[[str, int], int]:
     return open_beneath
 
 
-def read_bounded(path: Path | str, max_bytes: int, from_end: bool = False, below: Path | None = None) -> bytes:
+def read_bounded(
+    path: Path | str, max_bytes: int, from_end: bool = False, below: Path | None = None
+) -> bytes:
     """Return the first `max_bytes` bytes of a regular file, or the last ones.
 
     With `below`, no link in that folder is followed. Raises OSError, as `opener` does.
     """
-    descriptor = (open_regular if below is None else make_opener(below))(os.fspath(path), os.O_RDONLY)
+    descriptor = (open_regular if below is None else make_opener(below))(
+        os.fspath(path), os.O_RDONLY
+    )
     try:
         size = os.fstat(descriptor).st_size
         if from_end:

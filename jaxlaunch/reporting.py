@@ -1,9 +1,11 @@
 """`report`, with which a program tells its agent its progress, and shows pictures and texts.
 
-Progress goes to the agent through a pipe, pictures and texts into the run folder (samples). Outside a job, and in
-processes that the program itself starts, a call checks its arguments and does nothing.
+Progress goes to the agent through a pipe, pictures and texts into the run folder (samples). Outside
+a job, and in processes that the program itself starts, a call checks its arguments and does
+nothing.
 
-The agent brings this file into images that hold nothing else of ours: standard library only, Python >= 3.10.
+The agent brings this file into images that hold nothing else of ours: standard library only, Python
+>= 3.10.
 """
 
 from __future__ import annotations
@@ -44,25 +46,32 @@ def report(
     """Tell the agent how far your program is. Call it after every step: at most ten messages a second are sent, and
     always the newest. Outside a job it only checks its arguments.
 
-    From the first call on, the job's [timeouts](job-yaml.md#timeouts) apply to the program: a phase or a step that
-    lasts longer counts as a hang, and the job ends with the step and the stacks of every rank. A call counts as
-    progress if its phase or its step differs from the last one. `launcher status` and `summary.json` show the step and
-    the metrics.
+    From the first call on, the job's [timeouts](job-yaml.md#timeouts) apply to the program: a phase
+    or a step that lasts longer counts as a hang, and the job ends with the step and the stacks of
+    every rank. A call counts as progress if its phase or its step differs from the last one.
+    `launcher status` and `summary.json` show the step and the metrics.
 
     **Arguments:**
 
-    - `step`: how many steps are complete. Pictures and texts that are reported without it belong to the newest step.
-    - `phase`: what the program does now: `restore`, `compile`, `step`, `data`, `eval`, `save`, or `done`, which has no
+    - `step`: how many steps are complete. Pictures and texts that are reported without it belong to
+      the newest step.
+    - `phase`: what the program does now: `restore`, `compile`, `step`, `data`, `eval`, `save`, or
+      `done`, which has no
         time limit.
-    - `committed`: the step of the newest checkpoint that is complete on storage; lost work is counted from it.
-    - `image`: a picture, or up to 8 by name, which the [page of the run](seeing-runs.md) shows with the step: arrays
-        `[H, W]` or `[H, W, C]` with 1, 3 or 4 channels, uint8 from 0 to 255 or floats from 0 to 1. The call copies it,
-        after waiting for a device that is still computing it; a background thread writes it. Only the pictures of rank
-        0 and of the 100 newest steps are kept. A picture that is larger than 1,024 pixels on a side, or than 256 KiB as
-        PNG, is reduced by keeping every second pixel, or fewer.
+    - `committed`: the step of the newest checkpoint that is complete on storage; lost work is
+      counted from it.
+    - `image`: a picture, or up to 8 by name, which the [page of the run](seeing-runs.md) shows with
+      the step: arrays
+        `[H, W]` or `[H, W, C]` with 1, 3 or 4 channels, uint8 from 0 to 255 or floats from 0 to 1.
+        The call copies it, after waiting for a device that is still computing it; a background
+        thread writes it. Only the pictures of rank 0 and of the 100 newest steps are kept. A
+        picture that is larger than 1,024 pixels on a side, or than 256 KiB as PNG, is reduced by
+        keeping every second pixel, or fewer.
     - `text`: a text, or up to 8 by name, for the same page: at most 10,000 characters each.
-    - `metrics`: numbers by name, or arrays of one number. Those that rank 0 reports with a step are written to
-        `metrics.jsonl` and to the TensorBoard events of the run folder, as for `train:`; the newest are shown.
+    - `metrics`: numbers by name, or arrays of one number. Those that rank 0 reports with a step are
+      written to
+        `metrics.jsonl` and to the TensorBoard events of the run folder, as for `train:`; the newest
+        are shown.
 
     **Raises:**
 
@@ -77,7 +86,8 @@ def report(
         loss = 1 / step
         jaxlaunch.report(step=step, loss=loss)
         if step % 50 == 0:
-            jaxlaunch.report(step=step, image=[[0.0, loss], [loss, 1.0]], text={"so far": f"the loss is {loss}"})
+            jaxlaunch.report(step=step, image=[[0.0, loss], [loss, 1.0]], text={"so far": f"the loss
+            is {loss}"})
     jaxlaunch.report(phase="done")
     ```
     """
@@ -106,7 +116,9 @@ def _check_count(name: str, value: Any) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"report({name}={value!r}): a whole number, not {type(value).__name__}") from None
+        raise TypeError(
+            f"report({name}={value!r}): a whole number, not {type(value).__name__}"
+        ) from None
     if number < 0:
         raise ValueError(f"report({name}={value!r}): a number of steps, at least 0")
     return number
@@ -123,7 +135,7 @@ def _check_number(name: str, value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# --- the reports of this process --------------------------------------------------------------------------------------
+# --- the reports of this process ------------------------------------------------------------------
 
 # The process id, and the reports of that process.
 _of_process: tuple[int, Reports | None] | None = None
@@ -144,7 +156,9 @@ def _process_reports() -> Reports | None:
         return None
     fd = int(os.environ[contract.PROGRESS_FD])
     reports = Reports(lambda message: contract.send(fd, message))
-    if os.environ.get(contract.PROCESS_ID, "0") == "0" and (folder := os.environ.get(contract.RUN_DIR)):
+    if os.environ.get(contract.PROCESS_ID, "0") == "0" and (
+        folder := os.environ.get(contract.RUN_DIR)
+    ):
         folder = os.path.join(folder, samples.FOLDER)
         _writer = pid, SampleWriter(folder, lambda text: contract.send(fd, {"note": text}))
     atexit.register(_leave, pid)
@@ -171,7 +185,11 @@ def flush_samples() -> None:
 
 def _leave(pid: int) -> None:
     """Send pending reports when their process ends: by atexit, or by the site hook before os._exit."""
-    if _of_process is not None and _of_process[0] == pid == os.getpid() and _of_process[1] is not None:
+    if (
+        _of_process is not None
+        and _of_process[0] == pid == os.getpid()
+        and _of_process[1] is not None
+    ):
         _of_process[1].flush()
         flush_samples()
 
@@ -210,7 +228,9 @@ class Reports:
                 self._step = message.get("step", self._step)
                 # Metrics say which step they are of where it is not the newest.
                 is_of_newest = "of" in message and message["of"] in (None, self._step)
-                if not self._send({key: message[key] for key in message if key != "of" or not is_of_newest}):
+                if not self._send(
+                    {key: message[key] for key in message if key != "of" or not is_of_newest}
+                ):
                     self._newest[kind] = _merge_messages(message, self._newest.get(kind, {}))
 
     def _send_or_wait(self) -> None:
@@ -232,7 +252,10 @@ class Reports:
 
 
 def _merge_messages(earlier: Message, later: Message) -> dict[str, Any]:
-    merged = {**earlier, **{key: value for key, value in later.items() if key != "of" or value is not None}}
+    merged = {
+        **earlier,
+        **{key: value for key, value in later.items() if key != "of" or value is not None},
+    }
     if "metrics" in merged:
         merged["metrics"] = {**earlier.get("metrics", {}), **later.get("metrics", {})}
     return merged

@@ -1,8 +1,9 @@
 """Pictures and texts of a run: a file for each step in the run folder.
 
-A thread writes them and no step waits for it: if storage is too slow, the oldest step that waits is dropped. A run that
-resumes writes the files of its steps again. The agent brings this file into images that hold nothing else of ours:
-standard library only, Python >= 3.10; only a program that reports a picture, and so has an array, needs numpy.
+A thread writes them and no step waits for it: if storage is too slow, the oldest step that waits is
+dropped. A run that resumes writes the files of its steps again. The agent brings this file into
+images that hold nothing else of ours: standard library only, Python >= 3.10; only a program that
+reports a picture, and so has an array, needs numpy.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ EXIT_WAIT_S = 2.0
 _STEP_FILE = re.compile(r"([0-9]{1,15})\.json")
 # Channels -> the colour type of PNG.
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
-_PICTURE_FORMAT = "an array [H, W] or [H, W, C] with 1, 3 or 4 channels, uint8 from 0 to 255 or floats from 0 to 1"
+_PICTURE_FORMAT = (
+    "an array [H, W] or [H, W, C] with 1, 3 or 4 channels, uint8 from 0 to 255 or "
+    "floats from 0 to 1"
+)
 
 # "image" or "text", its name, and a contiguous uint8 [H, W, C] or the text.
 Item = tuple[str, str, Any]
@@ -52,11 +56,14 @@ Item = tuple[str, str, Any]
 def check_items(image: Any, text: Any, *, is_kept: bool) -> list[Item]:
     """Return what `report(image=…, text=…)` was given, copied where `is_kept`. Raises TypeError, ValueError."""
     items: list[Item] = [
-        ("image", name, _check_pixels(name, value, is_kept)) for name, value in _name_items("image", image)
+        ("image", name, _check_pixels(name, value, is_kept))
+        for name, value in _name_items("image", image)
     ]
     for name, value in _name_items("text", text):
         if not isinstance(value, str):
-            raise TypeError(f"report({_format_argument('text', name)}): a text, not {type(value).__name__}")
+            raise TypeError(
+                f"report({_format_argument('text', name)}): a text, not {type(value).__name__}"
+            )
         items.append(("text", name, value[:MAX_TEXT_CHARS]))
     return items
 
@@ -67,7 +74,9 @@ def _name_items(kind: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
         return [("", value)]
     if len(value) > MAX_ITEMS:
-        raise ValueError(f"report({kind}=…): {len(value)} of them, and one step shows at most {MAX_ITEMS}")
+        raise ValueError(
+            f"report({kind}=…): {len(value)} of them, and one step shows at most {MAX_ITEMS}"
+        )
     if wrong := [name for name in value if not isinstance(name, str)]:
         raise TypeError(f"report({kind}=…): a name is text, not {type(wrong[0]).__name__}")
     return [(name[:MAX_NAME_CHARS], item) for name, item in value.items()]
@@ -90,7 +99,9 @@ def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
         pixels = np.asarray(value)
     except Exception as error:
         # Any error: the array may be of another library.
-        raise TypeError(f"{call}: {_PICTURE_FORMAT}; {type(value).__name__} cannot be read as one ({error})") from None
+        raise TypeError(
+            f"{call}: {_PICTURE_FORMAT}; {type(value).__name__} cannot be read as one ({error})"
+        ) from None
     _check_array(call, pixels.shape, str(pixels.dtype))
     stride = -(-max(pixels.shape[:2]) // MAX_SIDE)
     pixels = pixels[::stride, ::stride]
@@ -104,7 +115,9 @@ def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
 
 
 def _check_array(call: str, shape: tuple[int, ...], dtype: str) -> None:
-    is_picture = len(shape) in (2, 3) and min(shape) > 0 and (len(shape) == 2 or shape[2] in _COLOUR_TYPES)
+    is_picture = (
+        len(shape) in (2, 3) and min(shape) > 0 and (len(shape) == 2 or shape[2] in _COLOUR_TYPES)
+    )
     if not is_picture:
         raise ValueError(f"{call}: {_PICTURE_FORMAT}; this one is {list(shape)}")
     if dtype not in ("uint8", "bool") and not dtype.startswith(("float", "bfloat")):
@@ -119,7 +132,12 @@ def encode_png(pixels: Any) -> bytes:
         header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
         png = b"\x89PNG\r\n\x1a\n"
         for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 6)), (b"IEND", b"")):
-            png += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+            png += (
+                struct.pack(">I", len(data))
+                + kind
+                + data
+                + struct.pack(">I", zlib.crc32(kind + data))
+            )
         if len(png) <= MAX_PNG_BYTES:
             return png
         pixels = pixels[::2, ::2]
@@ -148,7 +166,9 @@ class SampleWriter:
             while len(self._waiting) > MAX_WAITING:
                 del self._waiting[next(iter(self._waiting))]
             if self._thread is None:
-                self._thread = threading.Thread(target=self._write_waiting, name="jaxlaunch-samples", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._write_waiting, name="jaxlaunch-samples", daemon=True
+                )
                 self._thread.start()
             self._changed.notify_all()
 
@@ -172,7 +192,10 @@ class SampleWriter:
                 if not self._has_failed:
                     self._has_failed = True
                     reason = str(error.strerror if isinstance(error, OSError) else error).lower()
-                    self._note(f"what the program reported at step {step} is not kept in {self._folder}: {reason}")
+                    self._note(
+                        f"what the program reported at step {step} is not kept in "
+                        f"{self._folder}: {reason}"
+                    )
 
     def _write_step(self, step: int, items: list[Item]) -> None:
         newest, newest_items = self._newest
@@ -209,4 +232,6 @@ def list_steps(folder: str | os.PathLike[str]) -> list[int]:
         names = os.listdir(folder)
     except OSError:
         return []
-    return sorted((int(match[1]) for match in map(_STEP_FILE.fullmatch, names) if match), reverse=True)
+    return sorted(
+        (int(match[1]) for match in map(_STEP_FILE.fullmatch, names) if match), reverse=True
+    )

@@ -11,7 +11,11 @@ def find_nearest(word: str, options: Iterable[str], limit: int = 1) -> list[str]
     import difflib
 
     options_by_lower = {option.lower(): option for option in options}
-    if anagrams := [option for lower, option in options_by_lower.items() if sorted(lower) == sorted(word.lower())]:
+    if anagrams := [
+        option
+        for lower, option in options_by_lower.items()
+        if sorted(lower) == sorted(word.lower())
+    ]:
         return anagrams[:limit]
     matches = difflib.get_close_matches(word.lower(), options_by_lower, limit, cutoff=0.7)
     return [options_by_lower[match] for match in matches]
@@ -20,8 +24,12 @@ def find_nearest(word: str, options: Iterable[str], limit: int = 1) -> list[str]
 def find_completions(word: str, options: Iterable[str], limit: int = 1) -> list[str]:
     """Return the options that `word` abbreviates: a prefix, or some letters in order (bf16, bfloat16)."""
     prefix = word.lower()
-    completions = [option for option in options if len(prefix) > 1 and option.lower().startswith(prefix)]
-    return (completions or [option for option in options if _is_abbreviation(prefix, option.lower())])[:limit]
+    completions = [
+        option for option in options if len(prefix) > 1 and option.lower().startswith(prefix)
+    ]
+    return (
+        completions or [option for option in options if _is_abbreviation(prefix, option.lower())]
+    )[:limit]
 
 
 def _is_abbreviation(word: str, option: str) -> bool:

@@ -2,9 +2,9 @@
 
     python requirements/install.py [--python PYTHON] ARGUMENT...
 
-The arguments are those that `pip install` and `uv pip install` share. uv installs our lists in a tenth of the time that
-pip takes, but it has no wheel for some platforms, and it does not read pip's configuration: this passes on how packages
-are reached. If uv fails, pip tries.
+The arguments are those that `pip install` and `uv pip install` share. uv installs our lists in a
+tenth of the time that pip takes, but it has no wheel for some platforms, and it does not read pip's
+configuration: this passes on how packages are reached. If uv fails, pip tries.
 """
 
 import ast
@@ -52,7 +52,9 @@ def install(python: str, arguments: list[str]) -> int:
     pip = [sys.executable, "-m", "pip", "--python", python]
     uv = Path(sys.executable).with_name("uv")
     if uv.exists():
-        listing = subprocess.run([*pip[:3], "config", "list"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        listing = subprocess.run(
+            [*pip[:3], "config", "list"], stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
         environment = uv_environment(read_settings(listing))
         command = [str(uv), "pip", "install", "--quiet", "--python", python, *arguments]
         if subprocess.run(command, env=environment).returncode == 0:

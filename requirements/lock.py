@@ -1,8 +1,9 @@
 """Writes the lists of this folder: what each extra adds, every package by its version and by the hashes of its files.
 
-`make lock` keeps the versions that are there and fit pyproject.toml; `make lock UPGRADE=--upgrade` takes the newest of
-all, `UPGRADE='--upgrade-package jax'` of one. All extras are resolved together, for every platform and every Python
-that pyproject.toml accepts, so that one list can be installed beside any other.
+`make lock` keeps the versions that are there and fit pyproject.toml; `make lock UPGRADE=--upgrade`
+takes the newest of all, `UPGRADE='--upgrade-package jax'` of one. All extras are resolved together,
+for every platform and every Python that pyproject.toml accepts, so that one list can be installed
+beside any other.
 """
 
 import subprocess
@@ -13,7 +14,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PYPROJECT = HERE.parent / "pyproject.toml"
-SITE = HERE.parent / "tests" / "requirements" / "docs.txt"  # in an environment of its own: tests/environments.py
+SITE = (
+    HERE.parent / "tests" / "requirements" / "docs.txt"
+)  # in an environment of its own: tests/environments.py
 DOCUMENT = tomllib.loads(PYPROJECT.read_text())
 EVERYWHERE = "train"  # the extra that every image holds
 ADDED = [extra for extra in DOCUMENT["project"]["optional-dependencies"] if extra != EVERYWHERE]
@@ -22,8 +25,23 @@ ADDED = [extra for extra in DOCUMENT["project"]["optional-dependencies"] if extr
 def compiled(output: Path, *options: str | Path, wanted: str | None = None) -> dict[str, str]:
     """What uv writes to `output`, whose versions it keeps where they fit: an entry with its hashes for each package."""
     oldest = DOCUMENT["project"]["requires-python"].removeprefix(">=")
-    command: list[str | Path] = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", oldest]
-    command += ["--generate-hashes", "--no-annotate", "--no-header", *options, "--output-file", output]
+    command: list[str | Path] = [
+        "uv",
+        "pip",
+        "compile",
+        "--quiet",
+        "--universal",
+        "--python-version",
+        oldest,
+    ]
+    command += [
+        "--generate-hashes",
+        "--no-annotate",
+        "--no-header",
+        *options,
+        "--output-file",
+        output,
+    ]
     subprocess.run(command, input=wanted, text=True, check=True, stdout=subprocess.DEVNULL)
     return entries(output.read_text())
 
@@ -34,7 +52,9 @@ def entries(text: str) -> dict[str, str]:
     for line in text.splitlines(keepends=True):
         if not line.startswith((" ", "#")):
             name = line.partition("==")[0]
-            found.setdefault(name, "")  # one that has left a Python behind has an entry for each, with markers
+            found.setdefault(
+                name, ""
+            )  # one that has left a Python behind has an entry for each, with markers
         if not line.startswith("#"):
             found[name] += line
     return found
@@ -48,7 +68,11 @@ def write(path: Path, holds: str, listed: dict[str, str]) -> None:
 def main(upgrade: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder, "pins.txt")
-        pins.write_text("".join({text for path in HERE.glob("*.txt") for text in entries(path.read_text()).values()}))
+        pins.write_text(
+            "".join(
+                {text for path in HERE.glob("*.txt") for text in entries(path.read_text()).values()}
+            )
+        )
         compiled(pins, "--all-extras", *upgrade, PYPROJECT)
 
         def of(*extras: str) -> dict[str, str]:
@@ -56,18 +80,38 @@ def main(upgrade: list[str]) -> None:
             return compiled(Path(folder, "list.txt"), *named, "--constraints", pins, PYPROJECT)
 
         base = of()
-        write(HERE / "train.txt", "Every image holds these: the package's own requirements and [train].", base)
+        write(
+            HERE / "train.txt",
+            "Every image holds these: the package's own requirements and [train].",
+            base,
+        )
         for extra in ADDED:
             added = {name: entry for name, entry in of(extra).items() if name not in base}
             write(HERE / f"{extra}.txt", f"[{extra}] adds these to train.txt.", added)
     build = "\n".join(DOCUMENT["build-system"]["requires"])
     for path, wanted, holds in (
-        (HERE / "build.txt", build, "These build this package, and the packages that come as source alone."),
+        (
+            HERE / "build.txt",
+            build,
+            "These build this package, and the packages that come as source alone.",
+        ),
         (HERE / "tools.txt", "pip\nbuild", "These install the other lists, and build a release."),
-        (HERE / "uv.txt", "uv", "uv installs the other lists, where it has a wheel for the platform."),
-        (SITE.with_name("release.txt"), "cyclonedx-bom\ntwine", "These describe and check a release."),
+        (
+            HERE / "uv.txt",
+            "uv",
+            "uv installs the other lists, where it has a wheel for the platform.",
+        ),
+        (
+            SITE.with_name("release.txt"),
+            "cyclonedx-bom\ntwine",
+            "These describe and check a release.",
+        ),
         # pymdown-extensions 13 needs Python 3.11.5, and a list has one version of a package.
-        (SITE, "zensical\npymdown-extensions<13", "These build the documentation's site: `make docs`."),
+        (
+            SITE,
+            "zensical\npymdown-extensions<13",
+            "These build the documentation's site: `make docs`.",
+        ),
     ):
         write(path, holds, compiled(path, *upgrade, "-", wanted=wanted))
 

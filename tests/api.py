@@ -21,21 +21,45 @@ one is used. They are typed (`py.typed`). Any module below `jaxlaunch` is privat
 Docstrings and signatures are where this page is from: `python -m tests.api` prints it.
 """
 GROUPS = {
-    "In any program": ("report", "run", "load", "TextModel", "TaskModel", "Sample", "lm_eval_model"),
-    "A task of your own": ("Task", "Loss", "Batch", "Split", "TrainSpec", "Classify", "NextToken", "Preference"),
+    "In any program": (
+        "report",
+        "run",
+        "load",
+        "TextModel",
+        "TaskModel",
+        "Sample",
+        "lm_eval_model",
+    ),
+    "A task of your own": (
+        "Task",
+        "Loss",
+        "Batch",
+        "Split",
+        "TrainSpec",
+        "Classify",
+        "NextToken",
+        "Preference",
+    ),
     "Data": ("Source", "open_source", "write_records"),
     "Models of other libraries": ("Linen", "Haiku"),
     "Errors": ("TrainerError", "UserError"),
 }
 ALIASES = ("Batch", "Split")  # names for types: a line of code, and the string under it
-CALLED = ("Loss", "Sample", "Linen", "Haiku")  # classes that users make objects of; the others are given or inherited
+CALLED = (
+    "Loss",
+    "Sample",
+    "Linen",
+    "Haiku",
+)  # classes that users make objects of; the others are given or inherited
 AS_TASK = ("Classify", "NextToken", "Preference")  # whose methods are those of Task
 _EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def markdown() -> str:
     """The page: a table of all names, then each with its signature and docstring."""
-    table = "| | |\n|---|---|\n" + "".join(f"| {group} | {_linked(names)} |\n" for group, names in GROUPS.items())
+    table = "| | |\n|---|---|\n" + "".join(
+        f"| {group} | {_linked(names)} |\n" for group, names in GROUPS.items()
+    )
     sections = [part for names in GROUPS.values() for name in names for part in _section(name)]
     return "\n".join([_INTRODUCTION, table, *sections])
 
@@ -69,7 +93,9 @@ def _section(name: str) -> Iterator[str]:
         yield "Its fields are the keys of [train](job-yaml.md#train).\n"
     if inspect.isclass(found) and name not in (*ALIASES, *AS_TASK, "TrainSpec"):
         for member, value in vars(found).items():
-            if not member.startswith("_") or (member in ("__len__", "__getitem__") and name == "Source"):
+            if not member.startswith("_") or (
+                member in ("__len__", "__getitem__") and name == "Source"
+            ):
                 yield from _member(name, member, value)
 
 
@@ -83,7 +109,9 @@ def _member(name: str, member: str, value: Any) -> Iterator[str]:
 def _signature(name: str, found: Any) -> str:
     """As a call is written, on one line where it fits."""
     is_made = inspect.isclass(found)
-    signature = inspect.signature(found.__init__ if is_made and not issubclass(found, tuple) else found)
+    signature = inspect.signature(
+        found.__init__ if is_made and not issubclass(found, tuple) else found
+    )
     parts, is_keyword = [], False
     for parameter in signature.parameters.values():
         if parameter.name == "self":
@@ -96,7 +124,11 @@ def _signature(name: str, found: Any) -> str:
     returned = signature.return_annotation
     end = "" if returned in (signature.empty, "None") or is_made else f" -> {_written(returned)}"
     whole = f"{name}({', '.join(parts)}){end}"
-    return whole if len(whole) <= 88 else f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){end}"
+    return (
+        whole
+        if len(whole) <= 88
+        else f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){end}"
+    )
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
@@ -106,7 +138,11 @@ def _parameter(parameter: inspect.Parameter) -> str:
         text += f": {_written(parameter.annotation)}"
     if parameter.default is parameter.empty:
         return text
-    default = parameter.default.__name__ if inspect.isbuiltin(parameter.default) else repr(parameter.default)
+    default = (
+        parameter.default.__name__
+        if inspect.isbuiltin(parameter.default)
+        else repr(parameter.default)
+    )
     return f"{text} = {_written(default)}"
 
 
@@ -121,7 +157,9 @@ def _alias(name: str) -> tuple[str, str]:
     body = ast.parse(inspect.getsource(importlib.import_module(module))).body
     for assigned, below in zip(body, body[1:], strict=False):
         if isinstance(assigned, ast.Assign) and ast.unparse(assigned.targets[0]) == attribute:
-            assert isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant), f"{name} has no docstring"
+            assert isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant), (
+                f"{name} has no docstring"
+            )
             return _written(ast.unparse(assigned)), inspect.cleandoc(str(below.value.value))
     raise LookupError(name)
 

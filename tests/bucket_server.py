@@ -1,8 +1,9 @@
 """A local object store that speaks Google's JSON API and Amazon's REST API: one dict of objects, seen by both.
 
-As much of both as gcsfs, s3fs and tensorstore use. As in the real ones there are no folders and no rename, a put is
-whole or not there, every bucket name exists, and ranges are read alone. `requests` records what was asked for. While
-`fault` is set, what is asked of names that hold its second part fails as its first part says.
+As much of both as gcsfs, s3fs and tensorstore use. As in the real ones there are no folders and no
+rename, a put is whole or not there, every bucket name exists, and ranges are read alone. `requests`
+records what was asked for. While `fault` is set, what is asked of names that hold its second part
+fails as its first part says.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Bucket:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, str | None]] = []
-        self.fault: tuple[str, str] | None = None  # a status of HTTP, "cut" or "slow"; of which names
+        self.fault: tuple[str, str] | None = (
+            None  # a status of HTTP, "cut" or "slow"; of which names
+        )
         self.is_hit = threading.Event()  # set by the first request that it meets
         self.lock = threading.RLock()
         self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
@@ -51,7 +54,8 @@ class Bucket:
         """What a process needs in its environment to take this server for both clouds."""
         return {
             "STORAGE_EMULATOR_HOST": self.url,
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # which asks another service about each bucket
+            # Which asks another service about each bucket.
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
             "TENSORSTORE_GCS_HTTP_URL": self.url,
             "GOOGLE_AUTH_TOKEN_FOR_TESTING": "any",
             "AWS_ENDPOINT_URL": self.url,
@@ -60,7 +64,11 @@ class Bucket:
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
-        } | ({"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"} if urllib.request.getproxies() else {})
+        } | (
+            {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+            if urllib.request.getproxies()
+            else {}
+        )
 
     def below(self, prefix: str) -> dict[str, bytes]:
         """The objects whose `bucket/name` begins with `prefix`, as they are now."""
@@ -102,7 +110,9 @@ def served_here() -> Iterator[Bucket]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16  # head and body in one packet, or each answer waits 40 ms for an acknowledgement
+    wbufsize = (
+        1 << 16
+    )  # head and body in one packet, or each answer waits 40 ms for an acknowledgement
     store: Bucket
 
     def handle_expect_100(self) -> bool:
@@ -149,9 +159,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4096\r\n\r\nhalf of")
         elif "/storage/v1" in self.path:
-            self._json({"error": {"code": int(kind), "message": http.HTTPStatus(int(kind)).phrase}}, int(kind))
+            self._json(
+                {"error": {"code": int(kind), "message": http.HTTPStatus(int(kind)).phrase}},
+                int(kind),
+            )
         else:
-            self._error(int(kind), {"403": "AccessDenied", "503": "SlowDown"}.get(kind, "InternalError"))
+            self._error(
+                int(kind), {"403": "AccessDenied", "503": "SlowDown"}.get(kind, "InternalError")
+            )
         return kind == "slow"
 
     def _body(self) -> bytes:
@@ -177,7 +192,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     # Google.
 
-    def _google(self, method: str, path: str, query: dict[str, str], data: bytes, whole: str) -> None:
+    def _google(
+        self, method: str, path: str, query: dict[str, str], data: bytes, whole: str
+    ) -> None:
         if path in ("", "/") and whole.startswith("/batch"):
             return self._batch(data)
         bucket, _, name = path.removeprefix("/b/").partition("/o")
@@ -188,7 +205,9 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "PUT" and "upload_id" in query:
             return self._upload(bucket, query, data)
         if not name and "/o" not in path:
-            return self._json({"name": bucket, "id": bucket, "storageClass": "STANDARD", "location": "X"})
+            return self._json(
+                {"name": bucket, "id": bucket, "storageClass": "STANDARD", "location": "X"}
+            )
         if not name:
             return self._json(self._list(bucket, query))
         for verb in ("/moveTo/o/", "/copyTo/b/", "/rewriteTo/b/"):
@@ -207,7 +226,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _google_copy(self, bucket: str, name: str, verb: str) -> None:
         source, _, target = name.partition(verb)
         to_bucket, _, to_name = target.partition("/o/") if "/b/" in verb else (bucket, "", target)
-        old, new = (f"{to}/{urllib.parse.unquote(each)}" for to, each in ((bucket, source), (to_bucket, to_name)))
+        old, new = (
+            f"{to}/{urllib.parse.unquote(each)}"
+            for to, each in ((bucket, source), (to_bucket, to_name))
+        )
         if old not in self.store.objects:
             return self._json({"error": {"code": 404, "message": f"No such object: {old}"}}, 404)
         self.store.objects[new] = self.store.objects[old]
@@ -237,7 +259,9 @@ class _Handler(BaseHTTPRequestHandler):
             described, content = email.message_from_bytes(head + data).get_payload()  # type: ignore[misc]
             name = json.loads(described.get_payload())["name"]  # type: ignore[union-attr]
             mark = b"--" + self.headers["Content-Type"].split("boundary=")[1].strip("\"'").encode()
-            data = data.split(mark)[2].split(b"\n\n" if b"\r\n\r\n" not in data.split(mark)[2] else b"\r\n\r\n", 1)[1]
+            data = data.split(mark)[2].split(
+                b"\n\n" if b"\r\n\r\n" not in data.split(mark)[2] else b"\r\n\r\n", 1
+            )[1]
             data = data[: -2 if data.endswith(b"\r\n") else -1]
             assert content is not None
         key = f"{bucket}/{name}"
@@ -256,7 +280,10 @@ class _Handler(BaseHTTPRequestHandler):
                     bucket, _, name = path.partition("/o/")
                     gone = self.store.objects.pop(f"{bucket}/{urllib.parse.unquote(name)}", None)
                     status = "404 Not Found" if gone is None else "204 No Content"
-                    answers.append(f"--{mark}\r\nContent-Type: application/http\r\n\r\nHTTP/1.1 {status}\r\n\r\n\r\n")
+                    answers.append(
+                        f"--{mark}\r\nContent-Type: application/http\r\n\r\nHTTP/1.1 "
+                        f"{status}\r\n\r\n\r\n"
+                    )
         body = ("".join(answers) + f"--{mark}--\r\n").encode()
         self._send(200, body, {"Content-Type": f"multipart/mixed; boundary={mark}"})
 
@@ -264,16 +291,23 @@ class _Handler(BaseHTTPRequestHandler):
         start, end = query.get("startOffset", ""), query.get("endOffset", END)
         names, folders = self._found(bucket, query.get("prefix", ""), query.get("delimiter", ""))
         found = [name for name in names if start <= name < end]
-        listed: dict[str, Any] = {"kind": "storage#objects", "items": [self._describe(bucket, name) for name in found]}
+        listed: dict[str, Any] = {
+            "kind": "storage#objects",
+            "items": [self._describe(bucket, name) for name in found],
+        }
         return listed | ({"prefixes": folders} if folders else {})
 
     def _found(self, bucket: str, prefix: str, delimiter: str) -> tuple[list[str], list[str]]:
         """Names below a prefix, and with a delimiter the folders among them."""
-        every = sorted(key.partition("/")[2] for key in self.store.objects if key.startswith(f"{bucket}/"))
+        every = sorted(
+            key.partition("/")[2] for key in self.store.objects if key.startswith(f"{bucket}/")
+        )
         names, folders = [], set()
         for name in every:
             if name.startswith(prefix):
-                head, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
+                head, found, _ = (
+                    name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
+                )
                 if found:
                     folders.add(prefix + head + delimiter)
                 else:
@@ -330,10 +364,15 @@ class _Handler(BaseHTTPRequestHandler):
             if source not in objects:
                 return self._error(404, "NoSuchKey")
             objects[key] = objects[source]
-            return self._xml("CopyObjectResult", f"<ETag>{self._etag(key)}</ETag><LastModified>{TIME}</LastModified>")
+            return self._xml(
+                "CopyObjectResult",
+                f"<ETag>{self._etag(key)}</ETag><LastModified>{TIME}</LastModified>",
+            )
         if self.headers.get("If-None-Match") == "*" and key in objects:
             return self._error(412, "PreconditionFailed")
-        if (wanted := self.headers.get("If-Match")) and wanted != (self._etag(key) if key in objects else ""):
+        if (wanted := self.headers.get("If-Match")) and wanted != (
+            self._etag(key) if key in objects else ""
+        ):
             return self._error(412, "PreconditionFailed")
         objects[key] = data
         self._send(200, b"", {"ETag": self._etag(key)})
@@ -341,7 +380,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _amazon_bucket(self, method: str, bucket: str, query: dict[str, str], data: bytes) -> None:
         if "delete" in query:
             for found in data.decode().split("<Key>")[1:]:
-                self.store.objects.pop(f"{bucket}/{urllib.parse.unquote(found.split('</Key>')[0])}", None)
+                self.store.objects.pop(
+                    f"{bucket}/{urllib.parse.unquote(found.split('</Key>')[0])}", None
+                )
             return self._xml("DeleteResult", "")
         if method != "GET" or "location" in query:
             return self._send(200, b"", {"x-amz-bucket-region": "us-east-1"})
@@ -354,7 +395,9 @@ class _Handler(BaseHTTPRequestHandler):
             for name in names
             if name > after
         )
-        items += "".join(f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders)
+        items += "".join(
+            f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders
+        )
         head = f"<Name>{bucket}</Name><IsTruncated>false</IsTruncated><KeyCount>{len(names) + len(folders)}</KeyCount>"
         self._xml("ListBucketResult", head + items)
 
@@ -362,12 +405,17 @@ class _Handler(BaseHTTPRequestHandler):
         return f'"{hashlib.md5(self.store.objects[key]).hexdigest()}"'
 
     def _xml(self, name: str, inside: str) -> None:
-        text = f'<?xml version="1.0"?><{name} xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{inside}</{name}>'
+        text = (
+            f'<?xml version="1.0"?><{name} '
+            f'xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{inside}</{name}>'
+        )
         self._send(200, text.encode(), {"Content-Type": "application/xml"})
 
     def _error(self, status: int, code: str) -> None:
         body = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
-        self._send(status, body if self.command != "HEAD" else b"", {"Content-Type": "application/xml"})
+        self._send(
+            status, body if self.command != "HEAD" else b"", {"Content-Type": "application/xml"}
+        )
 
     # Answers.
 
@@ -376,7 +424,9 @@ class _Handler(BaseHTTPRequestHandler):
         status, asked, whole = 200, self.headers.get("Range"), len(data)
         if asked and method == "GET":
             begin, end = asked.removeprefix("bytes=").split("-")
-            first, last = (int(begin), int(end) + 1 if end else whole) if begin else (whole - int(end), whole)
+            first, last = (
+                (int(begin), int(end) + 1 if end else whole) if begin else (whole - int(end), whole)
+            )
             if first >= whole:
                 return self._send(416, b"", {})
             status, data = 206, data[first:last]

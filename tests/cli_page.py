@@ -51,8 +51,12 @@ def _section(name: str, parent: click.Context) -> Iterator[str]:
     yield f"## launcher {name}\n\n```\nlauncher {name} {usage}\n```\n"
     yield inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n"
     yield "```sh\n" + "\n".join(examples.format_lines(examples.EXAMPLES[name])) + "\n```\n"
-    records = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
-    if rows := [f"| `{_cell(options)}` | {_cell(text)} |" for options, text in filter(None, records)]:
+    records = [
+        one.get_help_record(context) for one in command.params if isinstance(one, click.Option)
+    ]
+    if rows := [
+        f"| `{_cell(options)}` | {_cell(text)} |" for options, text in filter(None, records)
+    ]:
         yield "| option | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 

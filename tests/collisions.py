@@ -1,6 +1,7 @@
 """Jobs in folders of files whose names something else has too: `python -m tests.collisions [NAME ...]` prints a table.
 
-Each name has a folder of its own there, and each way to run a job a run. The suite runs all names in one folder.
+Each name has a folder of its own there, and each way to run a job a run. The suite runs all names
+in one folder.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ MODULES = """
     sitecustomize usercustomize
     numpy jax jaxlib flax optax grain yaml click pydantic kubernetes etils absl safetensors
     """.split()
-PACKAGES = "trainer launcher jaxlaunch jax flax optax grain pydantic numpy tests utils models data".split()
+PACKAGES = (
+    "trainer launcher jaxlaunch jax flax optax grain pydantic numpy tests utils models data".split()
+)
 # Names that no installed package has: a task of the user's imports their files.
 OWN = "agent contract data isolated launcher models plugin task trainer utils".split()
 STEPS = 3
@@ -73,7 +76,11 @@ def make(folder: Path, modules: Iterable[str] = (), packages: Iterable[str] = ()
 
 def make_all(folder: Path) -> Path:
     """A folder with every one of the names, as a package where it may be either."""
-    packages = set(PACKAGES) - {"jax", "jaxlaunch", "pydantic"}  # both forms of a name are not possible
+    packages = set(PACKAGES) - {
+        "jax",
+        "jaxlaunch",
+        "pydantic",
+    }  # both forms of a name are not possible
     return make(folder, set(MODULES) - packages, packages)
 
 
@@ -93,7 +100,9 @@ def job(way: str, folder: Path) -> dict[str, Any]:
     if way.startswith("command"):
         base["command"] = ["python", str(folder / "program_of_mine.py")]
     else:
-        task = {"task": "task_of_mine:Mine"} if way != "train" and way != "train with workdir" else {}
+        task = (
+            {"task": "task_of_mine:Mine"} if way != "train" and way != "train with workdir" else {}
+        )
         base["train"] = BUILT_IN | task
     if way.endswith("with code"):
         base["code"] = folder.name
@@ -102,19 +111,25 @@ def job(way: str, folder: Path) -> dict[str, Any]:
     return base
 
 
-def run(way: str, folder: Path, document: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    way: str, folder: Path, document: Mapping[str, Any] | None = None
+) -> subprocess.CompletedProcess[str]:
     """The run of a job, started in the folder itself, or beside it where the job says which folder it is."""
     beside = way.endswith(("with workdir", "with code"))
     file = folder.parent / f"{way.replace(' ', '-')}.yaml"
     file.write_text(yaml.safe_dump(dict(document or job(way, folder))))
-    return launcher(folder.parent if beside else folder, "run", str(file), "--run-dir", f"{file}.run")
+    return launcher(
+        folder.parent if beside else folder, "run", str(file), "--run-dir", f"{file}.run"
+    )
 
 
 def launcher(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The installed command, in a folder."""
     command = [str(Path(sys.executable).parent / "launcher"), *arguments]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(command, cwd=cwd, env={**environ, **QUICK_COMPILES}, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=cwd, env={**environ, **QUICK_COMPILES}, capture_output=True, text=True
+    )
 
 
 def seen(text: str) -> list[str]:
@@ -140,13 +155,21 @@ def fault(way: str, folder: Path, names: Iterable[str]) -> str | None:
         has_own_task = "own task" in way or way.endswith("with code")
         wanted = [f"{name} mine" for name in own(names)] if has_own_task else []
         right = ended.returncode == 0 and f"step {STEPS}/{STEPS}" in ended.stdout and said == wanted
-    return None if right else f"exit {ended.returncode}, saw {said}\n{ended.stdout[-2000:]}{ended.stderr[-4000:]}"
+    return (
+        None
+        if right
+        else f"exit {ended.returncode}, saw {said}\n{ended.stdout[-2000:]}{ended.stderr[-4000:]}"
+    )
 
 
 def main(names: list[str]) -> int:
     """Prints a row for each name; returns how many runs went wrong."""
     wrong = 0
-    every = [(name, kind) for kind, named in (("module", MODULES), ("package", PACKAGES)) for name in named]
+    every = [
+        (name, kind)
+        for kind, named in (("module", MODULES), ("package", PACKAGES))
+        for name in named
+    ]
     for name, kind in every:
         if names and name not in names:
             continue

@@ -1,7 +1,8 @@
 """How tests compile: quickly, once for all processes of a gang, and into a folder of the user's cache directory.
 
-What is there was compiled from equal HLO by an equal JAX for an equal processor, with equal options: JAX's key and the
-folder's name hold them. Not where in a file an operation stands: a test that reads this compiles for itself.
+What is there was compiled from equal HLO by an equal JAX for an equal processor, with equal
+options: JAX's key and the folder's name hold them. Not where in a file an operation stands: a test
+that reads this compiles for itself.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from pathlib import Path
 
 from tests.site.jaxcache import BEFORE
 
-# XLA's options for what compiles far longer than it computes (jaxlib 0.10). LLVM IR of a fusion is written at once, not
-# by way of MLIR: less than half the processor time. A program's code is one module, not up to 32, each with a copy of
-# what they share: three quarters of the rest.
+# XLA's options for what compiles far longer than it computes (jaxlib 0.10). LLVM IR of a fusion is
+# written at once, not by way of MLIR: less than half the processor time. A program's code is one
+# module, not up to 32, each with a copy of what they share: three quarters of the rest.
 QUICK_OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 # The same as environment variables of a process; and LLVM does without most of its passes.
 QUICK_COMPILES = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "XLA_FLAGS": " ".join(f"--{name}={value}".lower() for name, value in QUICK_OPTIONS.items()),
 }
-# Of a gang, process 0 compiles for all: tests/site/sitecustomize.py, which must be on the path of each.
+# Of a gang, process 0 compiles for all: tests/site/sitecustomize.py, which must be on the path of
+# each.
 SITE = str(Path(__file__).parent / "site")
 NAME = "TEST_COMPILED"  # of the environment variable that holds the folder's path
 KEPT_S = 30 * 24 * 3600.0  # seconds since it was written; then a program is compiled anew
@@ -48,7 +50,9 @@ def make_folder() -> None:
     """Makes the folder for this process and those that it starts, and removes what is old in it."""
     if NAME in os.environ:
         return  # the first process of the test run has done so
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlaunch" / "compiled"
+    home = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlaunch" / "compiled"
+    )
     folder = home / hashlib.sha256(processor().encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     oldest = time.time() - KEPT_S
@@ -62,5 +66,13 @@ def make_folder() -> None:
 def processor() -> str:
     """What code for this machine's processor depends on."""
     with suppress(OSError):
-        return "\n".join(sorted(set(re.findall(r"^(?:model name|flags)\s.*", Path("/proc/cpuinfo").read_text(), re.M))))
+        return "\n".join(
+            sorted(
+                set(
+                    re.findall(
+                        r"^(?:model name|flags)\s.*", Path("/proc/cpuinfo").read_text(), re.M
+                    )
+                )
+            )
+        )
     return " ".join(os.uname())

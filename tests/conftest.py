@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 MOST_FILES = 16_384
 pytest_plugins = ["tests.failures"]
 os.environ["JAX_PLATFORMS"] = "cpu"
-# A shell lets what it starts in the background ignore Ctrl-C and Ctrl-\, and so would every process that a test starts.
+# A shell lets what it starts in the background ignore Ctrl-C and Ctrl-\, and so would every process
+# that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-# A command that runs in this process leaves its connections open, as it may where a process ends with it: thousands of
-# them are more files than an ordinary user has without asking for more.
+# A command that runs in this process leaves its connections open, as it may where a process ends
+# with it: thousands of them are more files than an ordinary user has without asking for more.
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
 resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
@@ -49,7 +50,9 @@ def stays_empty(empty_folder: Path) -> Iterator[None]:
     left = sorted(empty_folder.iterdir())
     for path in left:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert not left, f"left in the working folder: {', '.join(path.name for path in left)}; use tmp_path"
+    assert not left, (
+        f"left in the working folder: {', '.join(path.name for path in left)}; use tmp_path"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 """The drawings of the pages, as their site shows them without a network: `python -m tests.drawings` draws those anew
 whose source has changed.
 
-A page has a drawing as a block of Mermaid, which GitHub draws by itself. The site takes docs/drawings/PAGE.svg in its
-place: Mermaid's own output, drawn once by a headless Chromium, in the colours of the site's theme. It needs npm and
-chromium on PATH.
+A page has a drawing as a block of Mermaid, which GitHub draws by itself. The site takes
+docs/drawings/PAGE.svg in its place: Mermaid's own output, drawn once by a headless Chromium, in the
+colours of the site's theme. It needs npm and chromium on PATH.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.screenshots import CHROMIUM
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SCALE = 0.65  # a screen that is too narrow shows it so small, where its text can still be read, and scrolls
+# A screen that is too narrow shows it so small, where its text can still be read, and scrolls.
+SCALE = 0.65
 MERMAID = "mermaid@11.17.2"
 # The theme's variables have values for light and dark.
 STYLE = """
@@ -57,21 +58,34 @@ def sources() -> Iterator[tuple[Path, str]]:
 
 def is_current(page: Path, source: str) -> bool:
     """Whether the committed drawing was made from this source."""
-    return of(page).exists() and f'data-source="{digest(source)}"' in of(page).read_text(encoding="utf-8")
+    return of(page).exists() and f'data-source="{digest(source)}"' in of(page).read_text(
+        encoding="utf-8"
+    )
 
 
 def drawn(source: str, folder: Path) -> str:
     """The SVG of a source, by Mermaid's script in `folder`."""
     (folder / "page.html").write_text(
-        PAGE % (folder / "node_modules/mermaid/dist/mermaid.min.js", json.dumps(STYLE), json.dumps(source))
+        PAGE
+        % (
+            folder / "node_modules/mermaid/dist/mermaid.min.js",
+            json.dumps(STYLE),
+            json.dumps(source),
+        )
     )
     command = [*CHROMIUM, "--virtual-time-budget=20000", "--dump-dom", f"file://{folder}/page.html"]
-    dom = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    dom = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ).stdout
     (svg,) = re.findall(r"<svg .*</svg>", dom, re.DOTALL)
-    plain = re.sub(r'\s+|data-[\w-]+="[^"]*" ?', lambda found: " " if found[0].isspace() else "", svg)
+    plain = re.sub(
+        r'\s+|data-[\w-]+="[^"]*" ?', lambda found: " " if found[0].isspace() else "", svg
+    )
     short = re.sub(r"(\d+\.\d)\d+", r"\1", plain)
     sized = re.sub(
-        r"max-width: ([\d.]+)px;", lambda width: f"{width[0]} min-width: {SCALE * float(width[1]):.0f}px;", short
+        r"max-width: ([\d.]+)px;",
+        lambda width: f"{width[0]} min-width: {SCALE * float(width[1]):.0f}px;",
+        short,
     )
     return sized.replace("<svg ", f'<svg data-source="{digest(source)}" ', 1)
 
@@ -81,7 +95,16 @@ def main() -> None:
     stale = [(page, source) for page, source in sources() if not is_current(page, source)]
     with tempfile.TemporaryDirectory() as folder:
         if stale:
-            install = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", folder, MERMAID]
+            install = [
+                "npm",
+                "install",
+                "--no-audit",
+                "--no-fund",
+                "--ignore-scripts",
+                "--prefix",
+                folder,
+                MERMAID,
+            ]
             subprocess.run(install, check=True, stdout=sys.stderr)
         for page, source in stale:
             of(page).parent.mkdir(exist_ok=True)

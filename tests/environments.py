@@ -1,6 +1,7 @@
 """Other people's programs, each in an environment of its own that is built once into the user's cache directory.
 
-An environment is a list in tests/requirements; its folder's name holds a hash of the list and of this file.
+An environment is a list in tests/requirements; its folder's name holds a hash of the list and of
+this file.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pathlib import Path
 LISTS = Path(__file__).parent / "requirements"
 INSTALL = Path(__file__).parents[1] / "requirements" / "install.py"
 
-# torch's wheel for Linux is linked to 2 GB of libraries that only a GPU calls. Under their names stands one of its own
-# that holds nothing: symbols that nobody calls are never looked for, as long as they are bound when they are called.
+# torch's wheel for Linux is linked to 2 GB of libraries that only a GPU calls. Under their names
+# stands one of its own that holds nothing: symbols that nobody calls are never looked for, as long
+# as they are bound when they are called.
 GPU_ONLY = (
     "libcublas.so.13",
     "libcublasLt.so.13",
@@ -41,14 +43,20 @@ def folder(name: str) -> Path:
     """Where the environment `name` lies, built or not."""
     digest = hashlib.sha256(Path(__file__).read_bytes() + (LISTS / f"{name}.txt").read_bytes())
     digest.update(f"{sys.version_info[:2]}".encode())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlaunch" / "environments"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "jaxlaunch"
+        / "environments"
+    )
     return cache / f"{name}-{digest.hexdigest()[:16]}"
 
 
 def run(name: str, program: str, *arguments: str) -> str:
     """What a Python program prints in environment `name`. Raises CalledProcessError where it fails, and Missing."""
     command = [str(python(name)), "-I", program, *arguments]
-    return subprocess.run(command, env=os.environ | LAZY, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        command, env=os.environ | LAZY, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 def python(name: str) -> Path:
@@ -68,7 +76,9 @@ def _build(name: str, home: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", home], check=True)
     install = [sys.executable, str(INSTALL), "--python", str(home / "bin" / "python")]
     options = ["--no-deps", "--no-cache-dir", "--no-compile", "-r", str(LISTS / f"{name}.txt")]
-    done = subprocess.run([*install, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [*install, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     if done.returncode:
         raise Missing(f"environment {name} cannot be built: {' '.join(done.stderr.split()[-60:])}")
     for library in home.glob(f"lib/python3*/site-packages/torch/lib/{EMPTY}"):

@@ -58,7 +58,9 @@ def _append(line: str) -> None:
 
 def read(path: Path) -> list[Failure]:
     """What such a file names, each once."""
-    return list(dict.fromkeys(Failure(*fields) for kind, *fields in _lines(path) if kind == "FAILED"))
+    return list(
+        dict.fromkeys(Failure(*fields) for kind, *fields in _lines(path) if kind == "FAILED")
+    )
 
 
 def ran(path: Path) -> int:

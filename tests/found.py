@@ -1,7 +1,8 @@
 """Entries of docs/troubleshooting.md, as who has only a message finds them.
 
-`shows` is called where a test makes an error for real: tests/launcher/test_found.py reads those calls from the sources
-and knows so which entries have been produced. The others are in NOT_HERE, with what would be needed.
+`shows` is called where a test makes an error for real: tests/launcher/test_found.py reads those
+calls from the sources and knows so which entries have been produced. The others are in NOT_HERE,
+with what would be needed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from jaxlaunch.launcher import troubleshooting
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / troubleshooting.PAGE).read_text(encoding="utf-8")
-ROWS = [re.split(r"(?<!\\)\|", line)[1:-1] for line in PAGE.splitlines() if re.match(r"\| (?!---|on the screen)", line)]
+ROWS = [
+    re.split(r"(?<!\\)\|", line)[1:-1]
+    for line in PAGE.splitlines()
+    if re.match(r"\| (?!---|on the screen)", line)
+]
 
 
 def phrases(row: list[str]) -> list[str]:
@@ -59,7 +64,11 @@ def shown() -> Iterator[tuple[str, str]]:
     """The words that tests pass to `shows`, each beside the file: they are written out there."""
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and _name(node.func) == "shows" and isinstance(node.args[0], ast.Constant):
+            if (
+                isinstance(node, ast.Call)
+                and _name(node.func) == "shows"
+                and isinstance(node.args[0], ast.Constant)
+            ):
                 yield str(node.args[0].value), path.relative_to(ROOT).as_posix()
 
 

@@ -1,7 +1,7 @@
 """Writes what is made from the code: `python -m tests.generated`, or `make generated`. Read the diff afterwards.
 
-Pages and tables of docs/, the chart's README and schema, and the golden manifests. `make check` says where a page is
-not current.
+Pages and tables of docs/, the chart's README and schema, and the golden manifests. `make check`
+says where a page is not current.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def metrics(page: str) -> str:
     for row in PROMETHEUS:
         key = f"`{row.key}`" if row.key else ""
         rows += (
-            f"| `{row.name}` | {row.type} | {row.unit} | {', '.join(row.labels)} | {row.exporter} | {key} "
+            f"| `{row.name}` | {row.type} | {row.unit} | {', '.join(row.labels)} | "
+            f"{row.exporter} | {key} "
             f"| {row.help} |\n"
         )
     return re.sub(r"(?:\| `jaxlaunch_.*\n)+", lambda _: rows, page, count=1)
@@ -42,19 +43,29 @@ def badge(name: str, value: str) -> str:
     left, right = (16 + round(6.6 * len(text)) for text in (name, value))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
-        f'aria-label="{name}: {value}"><title>{name}: {value}</title><rect width="{left + right}" height="20" rx="4" '
-        f'fill="#0d1117"/><path d="M{left} 0h{right - 4}q4 0 4 4v12q0 4 -4 4h-{right - 4}z" fill="#1a7f37"/>'
-        '<g fill="#fff" font-size="11" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif">'
-        f'<text x="{left / 2:g}" y="14">{name}</text><text x="{left + right / 2:g}" y="14">{value}</text></g></svg>\n'
+        f'aria-label="{name}: {value}"><title>{name}: {value}</title><rect width="{left + right}" '
+        'height="20" rx="4" '
+        f'fill="#0d1117"/><path d="M{left} 0h{right - 4}q4 0 4 4v12q0 4 -4 4h-{right - 4}z" '
+        'fill="#1a7f37"/>'
+        '<g fill="#fff" font-size="11" text-anchor="middle" font-family="Verdana,DejaVu '
+        'Sans,sans-serif">'
+        f'<text x="{left / 2:g}" y="14">{name}</text><text x="{left + right / 2:g}" '
+        f'y="14">{value}</text></g></svg>\n'
     )
 
 
 def badges() -> Mapping[str, str]:
     """Path → the badge that says what pyproject.toml says."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pythons = [each.rpartition(" ")[2] for each in project["classifiers"] if re.search(r":: Python :: 3\.\d+$", each)]
+    pythons = [
+        each.rpartition(" ")[2]
+        for each in project["classifiers"]
+        if re.search(r":: Python :: 3\.\d+$", each)
+    ]
     found = {"license": project["license"], "Python": " | ".join(pythons)}
-    return {f"docs/pictures/{name.lower()}.svg": badge(name, value) for name, value in found.items()}
+    return {
+        f"docs/pictures/{name.lower()}.svg": badge(name, value) for name, value in found.items()
+    }
 
 
 def files() -> Mapping[str, Callable[[str], str]]:

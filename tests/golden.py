@@ -1,8 +1,9 @@
 """Golden files: what is rendered, whole, or as the difference from a whole one.
 
-A difference is a unified diff without line numbers, so that a change of the whole file alone changes no difference.
-Its first line names the whole file, each hunk begins with the path of its block, and applies at the first place below
-the hunk before it that has its unchanged and removed lines.
+A difference is a unified diff without line numbers, so that a change of the whole file alone
+changes no difference. Its first line names the whole file, each hunk begins with the path of its
+block, and applies at the first place below the hunk before it that has its unchanged and removed
+lines.
 
 After a change that is meant: GOLDEN=write pytest FILE, and read the diff.
 """
@@ -40,21 +41,30 @@ def compare(documents: Documents, golden: Path) -> None:
     assert text == golden.read_text(encoding="utf-8")
 
 
-def compare_difference(documents: Documents, golden: Path, wholes: Mapping[Path, Documents]) -> None:
+def compare_difference(
+    documents: Documents, golden: Path, wholes: Mapping[Path, Documents]
+) -> None:
     """Fails unless the documents are, as text, a whole golden file changed as `golden` says.
 
-    `wholes` are the whole golden files, and what is rendered to each; when written, the nearest is chosen.
+    `wholes` are the whole golden files, and what is rendered to each; when written, the nearest is
+    chosen.
     """
     name, text = _name(documents), _text(documents)
     if _IS_WRITING:
         for path in wholes.keys() - _WRITTEN.keys():
             _WRITTEN[path] = _text(wholes[path])
-        renamed = {path: _WRITTEN[path].replace(_name(whole), name) for path, whole in wholes.items()}
-        made = ([path.name, *difference(_lines(old), _lines(text))] for path, old in renamed.items())
+        renamed = {
+            path: _WRITTEN[path].replace(_name(whole), name) for path, whole in wholes.items()
+        }
+        made = (
+            [path.name, *difference(_lines(old), _lines(text))] for path, old in renamed.items()
+        )
         _write(golden, "".join(f"{line}\n" for line in min(made, key=len)))
     whole, *hunks = golden.read_text(encoding="utf-8").splitlines()
     (path,) = (path for path in wholes if path.name == whole)
-    old = path.read_text(encoding="utf-8").replace(_name(wholes[path]), name)  # its own is in a dozen places
+    old = path.read_text(encoding="utf-8").replace(
+        _name(wholes[path]), name
+    )  # its own is in a dozen places
     assert _lines(text) == patched(_lines(old), hunks)
 
 
@@ -93,7 +103,9 @@ def patched(lines: Lines, hunks: Lines) -> Lines:
 
 def _text(documents: Documents) -> str:
     text = writer.render_documents(documents)
-    assert list(yaml.load_all(text, yaml.CSafeLoader)) == documents  # by libyaml: a tenth of the time
+    assert (
+        list(yaml.load_all(text, yaml.CSafeLoader)) == documents
+    )  # by libyaml: a tenth of the time
     return text
 
 
@@ -108,7 +120,11 @@ def _write(golden: Path, text: str) -> None:
 
 def _lines(text: str) -> Lines:
     """The lines; JSON has a line for each of its keys."""
-    return [part for line in text.splitlines() for part in (_keys(line) if "value: '{" in line else [line])]
+    return [
+        part
+        for line in text.splitlines()
+        for part in (_keys(line) if "value: '{" in line else [line])
+    ]
 
 
 def _keys(line: str) -> Iterator[str]:
@@ -152,7 +168,10 @@ def _path(lines: Lines, place: int) -> str:
             if found := re.fullmatch(r" *(?:- name: (\S+)|([^ -][^:]*):.*)", line):
                 keys.append(found[1] or found[2])
     path = ".".join(reversed(keys))
-    return next((path.replace(long, short, 1) for long, short in _SHORT.items() if path.startswith(long)), path)
+    return next(
+        (path.replace(long, short, 1) for long, short in _SHORT.items() if path.startswith(long)),
+        path,
+    )
 
 
 def _depth(line: str) -> float:

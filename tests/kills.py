@@ -1,11 +1,12 @@
 """Kills and stops a training at random moments, and judges what it keeps: python -m tests.kills --seed 1 --count 200
 
-The events of one run folder follow each other: KILL, TERM, STOP, INT or SEGV for a process (`child`), the agent of
-another host (`agent`), host 0's (`leader`), all of them (`all`) or `launcher run` itself, at a step, in a save, in a
-stop, or while everything starts. Each start goes on from what the one before has left; the last one finishes, and the
-losses of all starts together are those of an undisturbed run, to the bit. What is true comes from the folder of
-checkpoints. One JSON line for each event: what was drawn, what was found, and what is `wrong`, which is empty when all
-is right. (`python -m tests.gang.kills` judges steps, seconds and restarts of SIGKILL alone.)
+The events of one run folder follow each other: KILL, TERM, STOP, INT or SEGV for a process
+(`child`), the agent of another host (`agent`), host 0's (`leader`), all of them (`all`) or
+`launcher run` itself, at a step, in a save, in a stop, or while everything starts. Each start goes
+on from what the one before has left; the last one finishes, and the losses of all starts together
+are those of an undisturbed run, to the bit. What is true comes from the folder of checkpoints. One
+JSON line for each event: what was drawn, what was found, and what is `wrong`, which is empty when
+all is right. (`python -m tests.gang.kills` judges steps, seconds and restarts of SIGKILL alone.)
 """
 
 from __future__ import annotations
@@ -96,7 +97,11 @@ def draw(seed: str, hosts: int) -> Event:
 def document(hosts: int) -> dict[str, Any]:
     """The job: each start is one attempt, so that its record is that of the event."""
     train = digits(steps=STEPS, checkpoint={"every": EVERY, "keep": 3})
-    limits = {"restarts": {"crash": 0, "in_place": 0}, "timeouts": {"step": "20s", "save": "1m"}, "grace": "60s"}
+    limits = {
+        "restarts": {"crash": 0, "in_place": 0},
+        "timeouts": {"step": "20s", "save": "1m"},
+        "grace": "60s",
+    }
     return job(train, hosts=hosts, per_host=2 // hosts, **limits)
 
 
@@ -121,13 +126,19 @@ class Series(RunFiles):
         verdict = {key: result.verdict[key] for key in ("cause", "code", "rank", "step", "message")}
         if not (pids or self.is_done(verdict)):
             wrong.append("the run ended before the event")
-        return {**dataclasses.asdict(event), "saved_then": saved, "found": found, "verdict": verdict, "wrong": wrong}
+        return {
+            **dataclasses.asdict(event),
+            "saved_then": saved,
+            "found": found,
+            "verdict": verdict,
+            "wrong": wrong,
+        }
 
     def is_done(self, verdict: Any) -> bool:
         """Whether the training has finished: before the event, or in its moment."""
         return verdict is not None and verdict["cause"] == "done" and self.newest() == STEPS
 
-    # --- the event ----------------------------------------------------------------------------------------------------
+    # --- the event --------------------------------------------------------------------------------
 
     def _strike(self, event: Event, running: Running) -> list[int]:
         """Waits for the moment and sends the signal; the pids of the run, none where it was over before."""
@@ -142,7 +153,12 @@ class Series(RunFiles):
             if is_whole and (event.moment == "start" or self.step() >= begun):
                 break
             time.sleep(0.02)
-        while event.moment == "save" and ended() is None and time.monotonic() < until and not self.saves():
+        while (
+            event.moment == "save"
+            and ended() is None
+            and time.monotonic() < until
+            and not self.saves()
+        ):
             time.sleep(0.002)
         if ended() is not None:
             return []
@@ -154,7 +170,10 @@ class Series(RunFiles):
             "child": [children[event.victim]],
             "agent": [agents[self.hosts - 1], *self._frozen(event, children, self.hosts - 1)],
             "leader": [agents[0], *self._frozen(event, children, 0)],
-            "all": [*agents.values(), *(children.values() if event.sends in ("KILL", "SEGV", "STOP") else ())],
+            "all": [
+                *agents.values(),
+                *(children.values() if event.sends in ("KILL", "SEGV", "STOP") else ()),
+            ],
             "launcher": [running.process.pid],
         }[event.target]
         _send(hit, event.number)
@@ -182,7 +201,7 @@ class Series(RunFiles):
         while alive(pids) and time.monotonic() < until:
             time.sleep(0.05)
 
-    # --- what was found -----------------------------------------------------------------------------------------------
+    # --- what was found ---------------------------------------------------------------------------
 
     def _judge(self, event: Event, result: Result, before: int, saved: int) -> list[str]:
         """What is wrong with the records of an event, in words."""
@@ -210,7 +229,9 @@ class Series(RunFiles):
         reached = summary["step"] if summary["step"] is not None else 0
         now = self._seen[-1][0]
         first = self._seen[0][1]  # of an earlier start
-        low = max((step for when, step in self._seen if when < now - LATE_S and step > first), default=0)
+        low = max(
+            (step for when, step in self._seen if when < now - LATE_S and step > first), default=0
+        )
         high = max(self.step(), newest) + 2
         if event.moment != "start" and not low <= reached <= high:
             wrong.append(f"the step is {reached}, not {low} to {high}")
@@ -229,7 +250,11 @@ class Series(RunFiles):
             return []
         if newest == 0 and ("nothing is saved" in message or "not saved" in message):
             return []
-        if "not saved" in message and "is saved" not in message and event.moment in ("stop", "start"):
+        if (
+            "not saved" in message
+            and "is saved" not in message
+            and event.moment in ("stop", "start")
+        ):
             return []  # it names what came between
         return [f"step {newest} is on disk, it says {message!r}"]
 
@@ -269,10 +294,14 @@ def compared(series: Series, undisturbed: dict[int, float]) -> list[str]:
     if result.code != 0:
         return [f"the last start ended with {result.code}: {result.verdict['message']}"]
     other = [step for step, loss in undisturbed.items() if result.losses.get(step) != loss]
-    return [f"the losses of {len(other)} steps differ, the first at step {other[0]}"] if other else []
+    return (
+        [f"the losses of {len(other)} steps differ, the first at step {other[0]}"] if other else []
+    )
 
 
-def run(seed: str, hosts: int, count: int, folder: Path, undisturbed: dict[int, float]) -> Iterator[dict[str, Any]]:
+def run(
+    seed: str, hosts: int, count: int, folder: Path, undisturbed: dict[int, float]
+) -> Iterator[dict[str, Any]]:
     """The lines of a series of `count` events, fewer where the training finishes, and of its end."""
     series = Series(folder, hosts)
     for number in range(count):
@@ -293,7 +322,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--hosts", type=int, choices=[1, 2], help="[default: in turn]")
-    parser.add_argument("--keep", type=Path, help="where the folders of series with something wrong are kept")
+    parser.add_argument(
+        "--keep", type=Path, help="where the folders of series with something wrong are kept"
+    )
     given = parser.parse_args(argv)
     found: Counter[str] = Counter()
     undisturbed: dict[int, dict[int, float]] = {}
@@ -307,7 +338,13 @@ def main(argv: Sequence[str]) -> int:
             if hosts not in undisturbed:
                 undisturbed[hosts] = launch(folder / "undisturbed", document(hosts)).losses
             lines = []
-            for line in run(f"{given.seed}:{number}", hosts, min(SERIES, left), folder / "series", undisturbed[hosts]):
+            for line in run(
+                f"{given.seed}:{number}",
+                hosts,
+                min(SERIES, left),
+                folder / "series",
+                undisturbed[hosts],
+            ):
                 print(json.dumps(line), flush=True)
                 lines.append(line)
             found["events"] += len(lines) - 1

@@ -1,8 +1,9 @@
 """Every text of the product that a user meets, read from its sources: `python -m tests.messages` prints all but
 the pages.
 
-Pages, comments of examples and of the chart's values, the help of each command, the schema, and all strings of the
-sources that read as text: errors, log lines, tables. tests/lint/words.py and tests/prose.py judge them.
+Pages, comments of examples and of the chart's values, the help of each command, the schema, and all
+strings of the sources that read as text: errors, log lines, tables. tests/lint/words.py and
+tests/prose.py judge them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ OF_CONTRIBUTORS = {"docs/architecture.md"}  # the code's own words, explained th
 
 def prose(page: str) -> str:
     """The text of a page without code and the targets of links; its lines stay where they are."""
-    page = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), page, flags=re.MULTILINE | re.DOTALL)
+    page = re.sub(
+        r"^```.*?^```",
+        lambda block: "\n" * block[0].count("\n"),
+        page,
+        flags=re.MULTILINE | re.DOTALL,
+    )
     return re.sub(r"`[^`\n]*`|\]\([^)]*\)", "·", page)
 
 
@@ -31,10 +37,15 @@ def texts() -> Iterator[tuple[str, str]]:
     they are words of the code too."""
     yield from _pages()
     yield from _comments()
-    yield from ((name, prose(text)) for name, text in helps(main.cli, "launcher", click.Context(main.cli)))
+    yield from (
+        (name, prose(text)) for name, text in helps(main.cli, "launcher", click.Context(main.cli))
+    )
     yield "launcher schema", prose(schema.job_page())
     for name, text in messages():
-        yield name, re.sub(r"\b(generation|verdict)\b|\{[^{}]*\}", "·", " ".join(prose(text).split()))
+        yield (
+            name,
+            re.sub(r"\b(generation|verdict)\b|\{[^{}]*\}", "·", " ".join(prose(text).split())),
+        )
 
 
 def _pages() -> Iterator[tuple[str, str]]:
@@ -56,7 +67,9 @@ def helps(command: click.Command, name: str, context: click.Context) -> Iterator
     """The help of a command, of its options, and of the commands below it."""
     yield (
         f"{name} --help",
-        "\n".join([command.help or "", *(getattr(each, "help", "") or "" for each in command.params)]),
+        "\n".join(
+            [command.help or "", *(getattr(each, "help", "") or "" for each in command.params)]
+        ),
     )
     if isinstance(command, click.Group):
         for each in command.list_commands(context):
@@ -97,5 +110,9 @@ def _part(value: ast.expr) -> str:
 
 
 if __name__ == "__main__":
-    for where, text in (*helps(main.cli, "launcher", click.Context(main.cli)), *_comments(), *messages()):
+    for where, text in (
+        *helps(main.cli, "launcher", click.Context(main.cli)),
+        *_comments(),
+        *messages(),
+    ):
         print(f"{where}: {' '.join(text.split())}")

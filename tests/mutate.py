@@ -7,13 +7,51 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# What breaks readers: nesting, numbers that are none, lone surrogates, bytes that are no UTF-8, controls.
+# What breaks readers: nesting, numbers that are none, lone surrogates, bytes that are no UTF-8,
+# controls.
 WORDS = (
-    *(b"[" * 5_000, b'{"a":' * 5_000, b"]", b"}", b"1" * 5_000, b"1e999", b"-1", b"NaN", b"null", b"true", b"1.5"),
-    *(b'"\\ud800"', b"\xff\xfe", b"\x00", b"\x1b]52;c;aGk=\x07", b"\xc2\x9b31m", b'"x"', b"{}", b"\r", b"\x85"),
+    *(
+        b"[" * 5_000,
+        b'{"a":' * 5_000,
+        b"]",
+        b"}",
+        b"1" * 5_000,
+        b"1e999",
+        b"-1",
+        b"NaN",
+        b"null",
+        b"true",
+        b"1.5",
+    ),
+    *(
+        b'"\\ud800"',
+        b"\xff\xfe",
+        b"\x00",
+        b"\x1b]52;c;aGk=\x07",
+        b"\xc2\x9b31m",
+        b'"x"',
+        b"{}",
+        b"\r",
+        b"\x85",
+    ),
 )
 VALUES: tuple[Any, ...] = (
-    *(None, True, -1, 0, 2**63, 2**64, 10**400, 1.5, 1e300, "", "x", "\udce9", "\x1b[2J", "x" * 100_000),
+    *(
+        None,
+        True,
+        -1,
+        0,
+        2**63,
+        2**64,
+        10**400,
+        1.5,
+        1e300,
+        "",
+        "x",
+        "\udce9",
+        "\x1b[2J",
+        "x" * 100_000,
+    ),
     *([], [[]], [None], {}, {"a": {}}, {"step": "x"}, [1, "x"]),
 )
 

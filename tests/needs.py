@@ -40,10 +40,13 @@ def packages(environment: str) -> Path:
 def arrays(path: Path) -> Path:
     """The same path: a file of tests/fixtures with numbers that another implementation computed.
 
-    Such files would be nine tenths of the source distribution, which therefore leaves them out (MANIFEST.in).
+    Such files would be nine tenths of the source distribution, which therefore leaves them out
+    (MANIFEST.in).
     """
     if not path.exists() and (ROOT / "PKG-INFO").exists():
-        absent(f"{path.relative_to(ROOT)} is not in the source distribution: run this test in a clone")
+        absent(
+            f"{path.relative_to(ROOT)} is not in the source distribution: run this test in a clone"
+        )
     return path
 
 

@@ -1,10 +1,10 @@
 """Thousands of odd images, each read or named: `python -m tests.odd_images --seed 1 --count 2600` (half a minute).
 
-Small images of twenty kinds (JPEG, PNG, WebP, GIF, BMP and TIFF: grey, palettes, alpha, CMYK, 16 bits, animations,
-orientations) as they are, cut, with bits flipped, bytes put in, taken out, repeated or zeroed, other sizes in the
-header, and other content. What is wrong: an exception that is not Broken, a message of several lines, an undamaged
-image that is refused or has other pixels, and one that takes more than two seconds of the processor. The suite has a
-chosen few.
+Small images of twenty kinds (JPEG, PNG, WebP, GIF, BMP and TIFF: grey, palettes, alpha, CMYK, 16
+bits, animations, orientations) as they are, cut, with bits flipped, bytes put in, taken out,
+repeated or zeroed, other sizes in the header, and other content. What is wrong: an exception that
+is not Broken, a message of several lines, an undamaged image that is refused or has other pixels,
+and one that takes more than two seconds of the processor. The suite has a chosen few.
 """
 
 from __future__ import annotations
@@ -27,7 +27,17 @@ from jaxlaunch.trainer.sources.images.picture import BrokenImage, Picture
 
 SIDES = ((1, 1), (5, 7), (16, 16), (40, 23), (64, 96), (1, 300), (120, 90))
 HARD = (0, 1, 7, 20_000, 65_535, 2**31 - 1)  # sides of an image that has none of them
-ALIEN = (b"", b"no image\n", b"\xff\xd8\xff", b"GIF89a", b"BM", b"II*\x00", b"%PDF-1.4", b"<svg></svg>", bytes(10_000))
+ALIEN = (
+    b"",
+    b"no image\n",
+    b"\xff\xd8\xff",
+    b"GIF89a",
+    b"BM",
+    b"II*\x00",
+    b"%PDF-1.4",
+    b"<svg></svg>",
+    bytes(10_000),
+)
 WAYS = (
     "as it is",
     "cut",
@@ -78,7 +88,11 @@ def made(draw: random.Random, rng: np.random.Generator) -> tuple[str, bytes, np.
         "moving webp": (image, "WEBP", {"save_all": True, "append_images": turned}),
         "moving gif": (few, "GIF", {"save_all": True, "append_images": [few.rotate(180)]}),
         "bmp": (image, "BMP", {}),
-        "tiff": (image, "TIFF", {"compression": draw.choice(("tiff_lzw", "tiff_deflate", "raw", "packbits"))}),
+        "tiff": (
+            image,
+            "TIFF",
+            {"compression": draw.choice(("tiff_lzw", "tiff_deflate", "raw", "packbits"))},
+        ),
         "deep tiff": (deep, "TIFF", {}),
         "turned tiff": (image, "TIFF", {"tiffinfo": {0x0112: exif[0x0112]}}),
         "CMYK tiff": (image.convert("CMYK"), "TIFF", {}),
@@ -121,7 +135,9 @@ def damaged(data: bytes, draw: random.Random) -> tuple[str, bytes]:
     return way, bytes(found)
 
 
-def wrong(kind: str, way: str, data: bytes, exact: np.ndarray | None, draw: random.Random) -> tuple[str, str | None]:
+def wrong(
+    kind: str, way: str, data: bytes, exact: np.ndarray | None, draw: random.Random
+) -> tuple[str, str | None]:
     """What became of a file, and what is wrong with that."""
     channels, is_whole = draw.choice((3, 3, 3, 1)), draw.random() < 0.5
     try:
@@ -170,7 +186,10 @@ def main() -> int:
             print(f"file {number}, {kind}, {way}: {fault}", flush=True)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     told = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
-    print(f"{given.count} files: {told}; {faults} wrong; at most {slowest:.2f} s each, {memory} MiB of memory")
+    print(
+        f"{given.count} files: {told}; {faults} wrong; at most {slowest:.2f} s each, {memory} "
+        "MiB of memory"
+    )
     return int(bool(faults))
 
 

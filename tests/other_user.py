@@ -57,7 +57,9 @@ class OtherUser:
         shutil.copy(Path(sys.executable).resolve(), executable)
         # Python finds the library next to its executable by these names.
         shutil.copytree(library, home / "lib" / library.name, ignore=LEFT_OUT)
-        shared = Path(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "")
+        shared = Path(
+            sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or ""
+        )
         if ".so" in shared.name and shared.is_file():
             shutil.copy(shared, home / "lib")
         packages = home / "packages"

@@ -73,7 +73,9 @@ def markdown() -> str:
     parts = [_INTRODUCTION, "\n".join(_accelerators())]
     for where, row in table.PLATFORMS.items():
         file = module(where)
-        numbers = {source: number for number, source in enumerate([*sources(file), table.PLUGINS], 1)}
+        numbers = {
+            source: number for number, source in enumerate([*sources(file), table.PLUGINS], 1)
+        }
         parts.append(f"## {where}\n\n" + "\n".join(_platform(row, file, numbers)))
     numbers = {source: number for number, source in enumerate(sources(runtime), 1)}
     parts.append("## The pods' user\n\n" + "\n".join(_users(numbers)))
@@ -87,11 +89,16 @@ def _accelerators() -> Iterator[str]:
     for name, one in ACCELERATORS.items():
         devices = "by the topology" if one.dimensions else str(one.per_host)
         devices += f", {one.devices_per_chip} a chip" if one.devices_per_chip > 1 else ""
-        memory = " or ".join(f"{size:g}" for size in one.memory_gib) or ("its host's" if name == "cpu" else "not known")
+        memory = " or ".join(f"{size:g}" for size in one.memory_gib) or (
+            "its host's" if name == "cpu" else "not known"
+        )
         known = [make.peak_flops / 1e12 for make in one.models if make.peak_flops is not None]
         peaks = " or ".join(dict.fromkeys(f"{peak:g}" for peak in known)) or "not known"
         read = ", ".join(str(numbers[source]) for source in one.sources) or "none"
-        yield f"| `{name}` | {one.platform} | {devices} | {memory} | {peaks} | {one.capability or 'none'} | {read} |"
+        yield (
+            f"| `{name}` | {one.platform} | {devices} | {memory} | {peaks} | "
+            f"{one.capability or 'none'} | {read} |"
+        )
     yield ""
     yield from _sources(numbers)
 
@@ -101,7 +108,9 @@ def _read_for(rows: Iterable[Accelerator]) -> Iterator[Source]:
 
 
 def _users(numbers: Mapping[Source, int]) -> Iterator[str]:
-    yield "On every platform, by `user` and `users` of the [defaults](kubernetes.md#the-pods-user).\n"
+    yield (
+        "On every platform, by `user` and `users` of the [defaults](kubernetes.md#the-pods-user).\n"
+    )
     yield "| job | user | Pod Security level | the nodes must have | source |"
     yield "|---|---|---|---|---|"
     for one in runtime.ACCESS:
@@ -111,7 +120,9 @@ def _users(numbers: Mapping[Source, int]) -> Iterator[str]:
     yield from _sources(numbers)
 
 
-def _platform(row: PlatformFacts, module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
+def _platform(
+    row: PlatformFacts, module: ModuleType, numbers: Mapping[Source, int]
+) -> Iterator[str]:
     yield from _table("accelerator", row.nodes, numbers)
     for provisioner, known in row.provisioners.items():
         yield from _table(f"capacity, `provisioner: {provisioner}`", known, numbers)
@@ -139,7 +150,10 @@ def _table(title: str, known: Mapping[str, Nodes], numbers: Mapping[Source, int]
     yield f"| {title} | labels of its nodes | taints tolerated | source |"
     yield "|---|---|---|---|"
     for name, nodes in known.items():
-        labels = "<br>".join(f"`{key}: {' or '.join(values)}`" for key, values in nodes.labels.items()) or "any"
+        labels = (
+            "<br>".join(f"`{key}: {' or '.join(values)}`" for key, values in nodes.labels.items())
+            or "any"
+        )
         taints = "<br>".join(f"`{one['key']}`" for one in nodes.tolerations) or "none"
         yield f"| `{name}` | {labels} | {taints} | {_number(nodes, numbers)} |"
     yield ""
@@ -186,7 +200,11 @@ def _written(value: Any) -> str:
 
 
 def _number(fact: _Known, numbers: Mapping[Source, int]) -> str:
-    (source,) = (value for field in dataclasses.fields(fact) if isinstance(value := getattr(fact, field.name), Source))
+    (source,) = (
+        value
+        for field in dataclasses.fields(fact)
+        if isinstance(value := getattr(fact, field.name), Source)
+    )
     return str(numbers[source])
 
 

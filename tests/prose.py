@@ -1,7 +1,7 @@
 """Lints all that users read with proselint: `python -m tests.prose`, part of `make check`.
 
-The texts are those of tests/messages.py: pages, help, the schema, comments of examples, messages in the
-sources. Code in them is left out.
+The texts are those of tests/messages.py: pages, help, the schema, comments of examples, messages in
+the sources. Code in them is left out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,22 @@ from proselint.tools import LintFile
 
 from tests.messages import texts
 
-# Not of technical text: curly quotes, accents of loanwords, advice on dates, legal and medical words.
-LEFT_OUT = ("typography", "needless_variants", "dates_times", "psychology", "restricted", "lexical_illusions")
+# Not of technical text: curly quotes, accents of loanwords, advice on dates, legal and medical
+# words.
+LEFT_OUT = (
+    "typography",
+    "needless_variants",
+    "dates_times",
+    "psychology",
+    "restricted",
+    "lexical_illusions",
+)
 # Kubernetes' "allocatable", found in "for every", found in "multiply-add"
 OURS = ("'allocable'", "'for ever'", "ending in -ly")
 _TWICE = re.compile(
-    r"\b(a|an|and|are|as|be|by|for|from|has|in|is|it|not|of|on|or|that|the|this|to|with)[ \t]*\n?[ \t]*\b\1\b", re.I
+    r"\b(a|an|and|are|as|be|by|for|from|has|in|is|it|not|of|on|or|that|the|this|to|with)[ "
+    r"\t]*\n?[ \t]*\b\1\b",
+    re.I,
 )
 
 
@@ -30,9 +40,15 @@ def faults(named: Iterable[tuple[str, str]]) -> Iterator[str]:
     """What proselint says of texts, and words that are written twice, as `NAME:LINE: …`. All in one: a pass is slow."""
     CheckRegistry().register_many(__register__)
     checks = {check: check not in LEFT_OUT for check in DEFAULT["checks"]}
-    lines = [(f"{name}:{at}", line) for name, text in named for at, line in enumerate((*text.splitlines(), ""), 1)]
+    lines = [
+        (f"{name}:{at}", line)
+        for name, text in named
+        for at, line in enumerate((*text.splitlines(), ""), 1)
+    ]
     whole = "\n".join(line for _, line in lines)
-    for result in LintFile("texts", whole).lint({**DEFAULT, "max_errors": sys.maxsize, "checks": checks}):
+    for result in LintFile("texts", whole).lint(
+        {**DEFAULT, "max_errors": sys.maxsize, "checks": checks}
+    ):
         if not any(term in result.check_result.message for term in OURS):
             yield f"{lines[result.pos[0] - 1][0]}: {result.check_result.message}"
     for found in _TWICE.finditer(whole):

@@ -1,9 +1,10 @@
 """Records what README shows: `python -m tests.recording` writes docs/pictures from a real run.
 
-Four hosts train on this machine. One of them is killed (SIGKILL of its agent, which takes its processes with it), the
-run names the host that was lost, and goes on from its newest checkpoint. lost-host.svg replays the lines of the
-terminal with the time between them, at most half a second of it; run.png is the page of that run, run-dark.png and
-run-narrow.png the same in dark and 400 px wide; they need chromium.
+Four hosts train on this machine. One of them is killed (SIGKILL of its agent, which takes its
+processes with it), the run names the host that was lost, and goes on from its newest checkpoint.
+lost-host.svg replays the lines of the terminal with the time between them, at most half a second of
+it; run.png is the page of that run, run-dark.png and run-narrow.png the same in dark and 400 px
+wide; they need chromium.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from tests.launcher.report import browser
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-JOB = ("name=digits", "hosts=4", "accelerator.per_host=2", "train.epochs=30", "train.checkpoint.every=50")
+JOB = (
+    "name=digits",
+    "hosts=4",
+    "accelerator.per_host=2",
+    "train.epochs=30",
+    "train.checkpoint.every=50",
+)
 COMMAND = "launcher run digits.yaml"
 KILLED = 2  # the host
 KILL_AT = "step 120/"
@@ -31,7 +38,9 @@ LAUNCHER = Path(sys.prefix) / "bin" / "launcher"
 COLUMNS, ROWS = 96, 17
 WIDTH, LINE, LEFT, TOP = 800, 19, 14, 44
 LONGEST_S, HELD_S = 0.5, 5.0
-HERE = re.compile(r"\(\S+, pod [0-9a-f-]{36}\)")  # names this machine: an agent that came too soon, and comes again
+HERE = re.compile(
+    r"\(\S+, pod [0-9a-f-]{36}\)"
+)  # names this machine: an agent that came too soon, and comes again
 LOUD = re.compile(r"lost|killed|restarting|another agent")
 
 
@@ -40,7 +49,9 @@ def run(folder: Path) -> list[tuple[float, str]]:
     command = [LAUNCHER, "run", ROOT / "examples" / "digits.yaml", *JOB]
     started = time.monotonic()
     lines = [(0.0, f"$ {COMMAND}")]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as running:
         assert running.stdout is not None
         for line in running.stdout:
             now = time.monotonic() - started
@@ -55,14 +66,17 @@ def run(folder: Path) -> list[tuple[float, str]]:
 def _agent(launcher: int) -> int:
     """The agent of the host to kill: they are children of the launcher, started in order."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    agents = [int(child) for child in children if b"agent" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    agents = [
+        int(child) for child in children if b"agent" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
     return agents[KILLED]
 
 
 def shown(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
     """The story: a few steps, the loss of a host with all that is said of it, a few steps more, and the end.
 
-    What a process prints when its neighbour is gone, a traceback, is one line with the number of its lines.
+    What a process prints when its neighbour is gone, a traceback, is one line with the number of
+    its lines.
     """
     kept: list[tuple[float, str]] = []
     at = next(number for number, (_, text) in enumerate(lines) if text.startswith("$ kill"))
@@ -85,9 +99,11 @@ def _line(number: int, appears: float, total: float, text: str) -> str:
     text = text if len(text) <= COLUMNS else text[: COLUMNS - 1] + "…"
     start = 100 * appears / total
     return (
-        f"<style>@keyframes l{number}{{0%,{start:.2f}%{{opacity:0}}{start + 0.01:.2f}%,100%{{opacity:1}}}}"
+        "<style>@keyframes "
+        f"l{number}{{0%,{start:.2f}%{{opacity:0}}{start + 0.01:.2f}%,100%{{opacity:1}}}}"
         f"#l{number}{{animation-name:l{number}}}</style>"
-        f'<text id="l{number}" class="{kind}" x="{LEFT}" y="{TOP + number * LINE}">{escape(text)}</text>'
+        f'<text id="l{number}" class="{kind}" x="{LEFT}" '
+        f'y="{TOP + number * LINE}">{escape(text)}</text>'
     )
 
 
@@ -99,7 +115,8 @@ def svg(lines: list[tuple[float, str]]) -> str:
         times.append(last)
     total = last + HELD_S
     drawn = "".join(
-        _line(number, when, total, text) for number, (when, (_, text)) in enumerate(zip(times, lines, strict=True))
+        _line(number, when, total, text)
+        for number, (when, (_, text)) in enumerate(zip(times, lines, strict=True))
     )
     moves = "".join(
         f"{100 * when / total:.2f}%{{transform:translateY({-max(0, number + 1 - ROWS) * LINE}px)}}"
@@ -107,18 +124,27 @@ def svg(lines: list[tuple[float, str]]) -> str:
     )
     end = -max(0, len(lines) - ROWS) * LINE
     height = TOP + ROWS * LINE
-    title = "A run on four hosts: host 2 is killed, the launcher names it, training resumes from its checkpoint"
+    title = (
+        "A run on four hosts: host 2 is killed, the launcher names it, training resumes from "
+        "its checkpoint"
+    )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
-        f"<title>{title}</title><style>@keyframes up{{{moves}100%{{transform:translateY({end}px)}}}}"
-        "text{font:13.4px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre;"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="{title}">'
+        f"<title>{title}</title><style>@keyframes "
+        f"up{{{moves}100%{{transform:translateY({end}px)}}}}"
+        "text{font:13.4px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans "
+        "Mono',monospace;white-space:pre;"
         "fill:#c9d1d9}.typed{fill:#7ee787}.loud{fill:#ffa657;font-weight:bold}"
-        f"g text{{animation:{total:.1f}s linear infinite}}g g{{animation:up {total:.1f}s steps(1) infinite}}"
+        f"g text{{animation:{total:.1f}s linear infinite}}g g{{animation:up {total:.1f}s "
+        "steps(1) infinite}"
         f"@media (prefers-reduced-motion){{g text,g g{{animation:none!important}}"
         f"g g{{transform:translateY({end}px)}}}}</style>"
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#0d1117"/><g fill="#6e7681">'
-        '<circle cx="18" cy="15" r="5"/><circle cx="36" cy="15" r="5"/><circle cx="54" cy="15" r="5"/></g>'
-        f'<clipPath id="c"><rect y="{TOP - LINE + 3}" width="{WIDTH}" height="{ROWS * LINE + 4}"/></clipPath>'
+        '<circle cx="18" cy="15" r="5"/><circle cx="36" cy="15" r="5"/><circle cx="54" cy="15" '
+        'r="5"/></g>'
+        f'<clipPath id="c"><rect y="{TOP - LINE + 3}" width="{WIDTH}" '
+        f'height="{ROWS * LINE + 4}"/></clipPath>'
         f'<g clip-path="url(#c)"><g>{drawn}</g></g></svg>\n'
     )
 
@@ -135,7 +161,11 @@ def main() -> None:
 
 def take(url: str, page: browser.Page) -> None:
     """The page of a run as README and docs/seeing-runs.md show it: in light, in dark, and 400 px wide."""
-    for name, width, is_dark in (("run", 1180, False), ("run-dark", 1180, True), ("run-narrow", 400, False)):
+    for name, width, is_dark in (
+        ("run", 1180, False),
+        ("run-dark", 1180, True),
+        ("run-narrow", 400, False),
+    ):
         page.open(url, width, is_dark)
         (PICTURES / f"{name}.png").write_bytes(page.picture(width, most=1150))
 

@@ -1,7 +1,7 @@
 """Pictures of the documentation's site, to be looked at: `make docs`, then `python -m tests.screenshots FOLDER`.
 
-Five pages, each in light and in dark on a wide screen, and in light on one of 400 px, as PNG files in FOLDER. It needs
-chromium on PATH, and no network.
+Five pages, each in light and in dark on a wide screen, and in light on one of 400 px, as PNG files
+in FOLDER. It needs chromium on PATH, and no network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ SITE = Path(__file__).parents[1] / "build" / "site"
 PAGES = ("index", "quickstart", "concepts", "troubleshooting", "job-yaml")
 CHROMIUM = ("chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
 # A window of Chromium is 500 px wide at least: the narrow page is in a frame.
-FRAME = '<body style="margin:0"><iframe src="%s" style="border:0;width:400px;height:%dpx"></iframe></body>'
+FRAME = (
+    '<body style="margin:0"><iframe src="%s" '
+    'style="border:0;width:400px;height:%dpx"></iframe></body>'
+)
 HEIGHT = 1800
 
 
@@ -32,7 +35,12 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 def take(url: str, to: Path, width: int, *options: str) -> None:
     """Writes a picture of the top of a page. Raises CalledProcessError where Chromium fails."""
     with tempfile.TemporaryDirectory() as profile:
-        command = [*CHROMIUM, f"--user-data-dir={profile}", f"--window-size={width},{HEIGHT}", *options]
+        command = [
+            *CHROMIUM,
+            f"--user-data-dir={profile}",
+            f"--window-size={width},{HEIGHT}",
+            *options,
+        ]
         command += ["--virtual-time-budget=5000", f"--screenshot={to}", url]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -40,7 +48,9 @@ def take(url: str, to: Path, width: int, *options: str) -> None:
 def main(folder: Path) -> None:
     """Takes all pictures."""
     folder.mkdir(parents=True, exist_ok=True)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=SITE))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=SITE)
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     for page in PAGES:

@@ -1,8 +1,9 @@
 """Storage that fails while a run starts, saves, restores and evaluates: `python -m tests.storage_faults [WORD …]`.
 
-Fifteen faults, of a disk (tests/fixtures/storage/faulty.c, which needs a C compiler) and of a bucket on `s3://` and on
-`gs://` (tests/bucket_server), each for five seconds and for ever, at four moments. Every run has to end as the table of
-docs/checkpoints.md says. Prints a line for each, and the table of what was seen; WORDs choose among them: `EIO save`, `gs://`.
+Fifteen faults, of a disk (tests/fixtures/storage/faulty.c, which needs a C compiler) and of a
+bucket on `s3://` and on `gs://` (tests/bucket_server), each for five seconds and for ever, at four
+moments. Every run has to end as the table of docs/checkpoints.md says. Prints a line for each, and
+the table of what was seen; WORDs choose among them: `EIO save`, `gs://`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class Case:
 
 PLACES = [("", kind) for kind in DISK] + [(scheme, kind) for scheme in BUCKETS for kind in BUCKET]
 CASES = [
-    Case(kind, moment, for_ever, scheme) for scheme, kind in PLACES for for_ever in (False, True) for moment in MOMENTS
+    Case(kind, moment, for_ever, scheme)
+    for scheme, kind in PLACES
+    for for_ever in (False, True)
+    for moment in MOMENTS
 ]
 
 
@@ -75,7 +79,9 @@ def table() -> dict[tuple[str, bool], Sequence[str]]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 2 + len(MOMENTS) and cells[1] in LENGTHS:
             kinds = re.findall(r"`([^`]+)`", cells[0]) or kinds  # an empty cell: as above
-            found |= {(kind, for_ever): cells[2:] for kind in kinds for for_ever in LENGTHS[cells[1]]}
+            found |= {
+                (kind, for_ever): cells[2:] for kind in kinds for for_ever in LENGTHS[cells[1]]
+            }
     return found
 
 
@@ -84,7 +90,9 @@ def shim(folder: Path) -> Path:
     path = folder / "faulty.so"
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler is not None, "no C compiler"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-w", "-o", path, SHIM, "-ldl"], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O2", "-w", "-o", path, SHIM, "-ldl"], check=True
+    )
     return path
 
 
@@ -128,7 +136,9 @@ class Store:
         self._server, self._team = Bucket(), f"{scheme}team/"
         self.checkpoints = f"{self._team}checkpoints"
         self.data = {split: f"{self._team}data/{split}" for split in ("train", "eval")}
-        self._server.objects.update({path.removeprefix(scheme): path.encode() for path in self.data.values()})
+        self._server.objects.update(
+            {path.removeprefix(scheme): path.encode() for path in self.data.values()}
+        )
         self.environ = self._server.environ() | {"XDG_CACHE_HOME": str(folder / "cache")}
 
     def fail(self, kind: str, where: str) -> None:
@@ -158,7 +168,13 @@ def document(storage: Disk | Store, for_ever: bool) -> dict[str, Any]:
         task="reads_files:ReadsFiles",
         batch=4,
         steps=40,
-        data={"source": "synthetic", "examples": 512, "eval_examples": 8, "shape": [8, 8], "threads": 1},
+        data={
+            "source": "synthetic",
+            "examples": 512,
+            "eval_examples": 8,
+            "shape": [8, 8],
+            "threads": 1,
+        },
         eval={"every": 20},
         checkpoint={"every": 10, "path": storage.checkpoints},
     )
@@ -228,7 +244,11 @@ def main(words: Sequence[str]) -> int:
             wrong = "; ".join(faults(case, result))
             failed += bool(wrong)
             message = result.verdict["message"] if "no summary" not in wrong else ""
-            print(f"{'WRONG ' if wrong else ''}{case}: {result.code} {message}{wrong and f' ({wrong})'}", flush=True)
+            print(
+                f"{'WRONG ' if wrong else ''}{case}: {result.code} "
+                f"{message}{wrong and f' ({wrong})'}",
+                flush=True,
+            )
             if wrong and "KEEP" in os.environ:
                 (Path(os.environ["KEEP"]) / case.name).write_text(result.stdout + result.stderr)
     print(f"{len(cases)} runs, {failed} wrong")

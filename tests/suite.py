@@ -1,17 +1,19 @@
 """Run the suite in two lanes: `make test` runs what every change needs, `make test-all` runs the rest.
 
-The marker `extended` is the only rule: it marks what a contributor need not run (checks of documentation, benchmarks,
-scale, compilers of other accelerators, comparisons with other libraries, long kills). A lane has the same parts as
-the other one. Tests that mostly wait run one pytest after the other in the background: those that start and stop
-clusters of their own, the others of tests/cluster in parallel on one cluster, and the gang tests with time limits
-(heartbeats, timeouts, alerts), two files at a time. Meanwhile the tests that compute, and have no time limits of
-their own, use what is left of the machine, at a lower priority. Their gangs come last, when nothing else runs, three
-files at a time: starts and stops of two gangs leave a sixth of two cores idle. The output of each pytest run is
-printed in one piece, and the names of all failed tests are printed at the end, because of a long log often only the
-end is kept.
+The marker `extended` is the only rule: it marks what a contributor need not run (checks of
+documentation, benchmarks, scale, compilers of other accelerators, comparisons with other libraries,
+long kills). A lane has the same parts as the other one. Tests that mostly wait run one pytest after
+the other in the background: those that start and stop clusters of their own, the others of
+tests/cluster in parallel on one cluster, and the gang tests with time limits (heartbeats, timeouts,
+alerts), two files at a time. Meanwhile the tests that compute, and have no time limits of their
+own, use what is left of the machine, at a lower priority. Their gangs come last, when nothing else
+runs, three files at a time: starts and stops of two gangs leave a sixth of two cores idle. The
+output of each pytest run is printed in one piece, and the names of all failed tests are printed at
+the end, because of a long log often only the end is kept.
 
-A few failed tests are run again when nothing else runs: on a shared machine, what they wait for may have been starved.
-Tests that pass only then are named, and they fail the suite if they are more than one in a thousand.
+A few failed tests are run again when nothing else runs: on a shared machine, what they wait for may
+have been starved. Tests that pass only then are named, and they fail the suite if they are more
+than one in a thousand.
 """
 
 from __future__ import annotations
@@ -51,25 +53,51 @@ def lane_parts(is_extended: bool) -> dict[str, tuple[Command, ...]]:
         (*PYTEST, "tests/cluster", "-m", f"before_the_cluster and {lane}"),
         (*PYTEST, "tests/cluster", "-m", f"not before_the_cluster and {lane}", "-n", "3"),
     )
-    wait = (*cluster, (*PYTEST, "tests/gang", "-m", f"not computes and {lane}", "-n", "2", *BY_FILE))
-    units = (*PYTEST, *SPLIT, "tests", "--ignore", "tests/cluster", "--ignore", "tests/gang", "-m", lane)
+    wait = (
+        *cluster,
+        (*PYTEST, "tests/gang", "-m", f"not computes and {lane}", "-n", "2", *BY_FILE),
+    )
+    units = (
+        *PYTEST,
+        *SPLIT,
+        "tests",
+        "--ignore",
+        "tests/cluster",
+        "--ignore",
+        "tests/gang",
+        "-m",
+        lane,
+    )
     gangs = (*PYTEST, "tests/gang", "-m", f"computes and {lane}", "-n", "3", *BY_FILE)
-    return {"cluster": cluster, "wait": wait, "compute": ((*LOW_PRIORITY, *units), (*LOW_PRIORITY, *gangs))}
+    return {
+        "cluster": cluster,
+        "wait": wait,
+        "compute": ((*LOW_PRIORITY, *units), (*LOW_PRIORITY, *gangs)),
+    }
 
 
 def main() -> int:
     """Run a lane and return 0 if all of it passed, else the greatest exit code of a pytest.
 
-    The arguments are `--extended` for the lane of `make test-all`, and the name of a part to run it alone.
+    The arguments are `--extended` for the lane of `make test-all`, and the name of a part to run it
+    alone.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes what it starts in the background ignore it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell makes what it starts in the background ignore it
     names = [name for name in sys.argv[1:] if name != "--extended"]
     is_extended = len(names) < len(sys.argv) - 1
     parts = lane_parts(is_extended)
     if names:
         return worst([in_turn(command) for command in parts[names[0]]])
-    background = (sys.executable, "-m", "tests.suite", *(["--extended"] if is_extended else []), "wait")
+    background = (
+        sys.executable,
+        "-m",
+        "tests.suite",
+        *(["--extended"] if is_extended else []),
+        "wait",
+    )
     return run(background, parts["compute"])
 
 
@@ -79,9 +107,16 @@ def run(waits: Command, compute: Sequence[Command]) -> int:
     An interrupt is passed on once to what runs, which cleans up before this returns.
     """
     began, codes = time.monotonic(), []
-    with tempfile.NamedTemporaryFile(prefix="pytest-") as log, tempfile.NamedTemporaryFile(prefix="failed-") as failed:
+    with (
+        tempfile.NamedTemporaryFile(prefix="pytest-") as log,
+        tempfile.NamedTemporaryFile(prefix="failed-") as failed,
+    ):
         os.environ[failures.FILE] = failed.name
-        title(f"in the background; its output follows that of the next ones, until then see {log.name}: ", waits)
+        title(
+            "in the background; its output follows that of the next ones, until then see "
+            f"{log.name}: ",
+            waits,
+        )
         background = start(waits, log)
         try:
             for command in compute:
@@ -93,14 +128,24 @@ def run(waits: Command, compute: Sequence[Command]) -> int:
             follow(background, log.name)
             raise
         found = failures.read(Path(failed.name))
-        names, causes = list(dict.fromkeys(failure.name for failure in found)), {failure.cause for failure in found}
+        names = list(dict.fromkeys(failure.name for failure in found))
+        causes = {failure.cause for failure in found}
         code = worst(codes)
         few = 0 < len(causes) <= MAX_AGAIN and time.monotonic() - began < AGAIN_WITHIN_S
         alone_passes = code == pytest.ExitCode.TESTS_FAILED and few and again(names)
         passes = alone_passes and len(causes) * A_THOUSAND <= failures.ran(Path(failed.name))
-        print(*(line for line in Path(failed.name).read_text().splitlines() if line.startswith("FAILED")), sep="\n")
+        print(
+            *(
+                line
+                for line in Path(failed.name).read_text().splitlines()
+                if line.startswith("FAILED")
+            ),
+            sep="\n",
+        )
     ends = ", ".join("passed" if code == 0 else f"exit {code}" for code in codes)
-    alone = f"; when run again, alone, what failed passed: {', '.join(names)}" if alone_passes else ""
+    alone = (
+        f"; when run again, alone, what failed passed: {', '.join(names)}" if alone_passes else ""
+    )
     alone += "" if passes or not alone_passes else f", more than one test in {A_THOUSAND:,}"
     print(f"===== {ends}: {(time.monotonic() - began) / 60:.1f} minutes{alone}", flush=True)
     return 0 if passes else code
@@ -130,7 +175,9 @@ def title(how: str, command: Command) -> None:
 def start(command: Command, log: BinaryIO | None = None) -> subprocess.Popen[bytes]:
     """In a process group of its own: a Ctrl-C reaches only us, and it must not interrupt the cleanup a second time."""
     output = None if log is None else log.fileno()
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0)
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
+    )
 
 
 def end(process: subprocess.Popen[bytes]) -> int:

@@ -23,11 +23,15 @@ class Step(NamedTuple):
 def steps(page: str, shell: str = "sh") -> list[Step]:
     """The steps of a page in their order, and of its commands those in blocks of language `shell`.
 
-    `sh` are those that any machine can run; `bash` (README: `sh cluster`) are for a cluster, or for reading alone.
-    A block without a language is the output of the commands above it in its section, whatever else is between them.
+    `sh` are those that any machine can run; `bash` (README: `sh cluster`) are for a cluster, or for
+    reading alone. A block without a language is the output of the commands above it in its section,
+    whatever else is between them.
     """
     done: list[Step] = []
-    paragraph, ran = 0, False  # where the text after the last block begins; whether this section has run a command
+    paragraph, ran = (
+        0,
+        False,
+    )  # where the text after the last block begins; whether this section has run a command
     for block in _BLOCK.finditer(page):
         language, text = block["language"], block["text"]
         between = page[paragraph : block.start("language")]

@@ -1,12 +1,14 @@
 """A program of your own in a gang, by `command:`: the trainer has no part in it.
 
-Why one would: the loop exists already, is not JAX's usual one, or is to stay free of everything but JAX. What it owes
-the gang is one line, `jax.distributed.initialize()`, which the agent has set the environment for; what it gets is two
-hosts that start, fail and end together. `jaxlaunch.report` is a line more. It is importable in every image, since the
-agent brings it, and tells how far the program is: a hang is then found within the timeout of its phase and named with
-its step, `launcher status` shows step and loss, and the work that a restart loses is counted. Without it the agent
-knows only that the processes live. Saving stays the program's own: `jaxlaunch.run` is a loop that has it, in gan.py.
-In this folder: `launcher run mine.yaml`. It is the program of docs/your-script.md, which also has it on a cluster.
+Why one would: the loop exists already, is not JAX's usual one, or is to stay free of everything but
+JAX. What it owes the gang is one line, `jax.distributed.initialize()`, which the agent has set the
+environment for; what it gets is two hosts that start, fail and end together. `jaxlaunch.report` is
+a line more. It is importable in every image, since the agent brings it, and tells how far the
+program is: a hang is then found within the timeout of its phase and named with its step, `launcher
+status` shows step and loss, and the work that a restart loses is counted. Without it the agent
+knows only that the processes live. Saving stays the program's own: `jaxlaunch.run` is a loop that
+has it, in gan.py. In this folder: `launcher run mine.yaml`. It is the program of
+docs/your-script.md, which also has it on a cluster.
 """
 
 import jax
@@ -24,7 +26,9 @@ rows = NamedSharding(mesh, PartitionSpec("dp"))
 def batch(step):  # each process makes its own part of one global batch
     rng = np.random.default_rng((step, jax.process_index()))
     x = rng.normal(size=(64 // jax.process_count(), 8)).astype(np.float32)
-    return jax.make_array_from_process_local_data(rows, x), jax.make_array_from_process_local_data(rows, x.sum(1))
+    return jax.make_array_from_process_local_data(rows, x), jax.make_array_from_process_local_data(
+        rows, x.sum(1)
+    )
 
 
 def loss(w, x, y):

@@ -1,7 +1,8 @@
 """Digits on eight devices as the tutorials have it: `pmap` over a leading axis of devices, gradients by `pmean`.
 
-Changed: `jax.distributed.initialize()` in front, `jaxlaunch.report`, and scikit-learn's digits, which need no network.
-With several processes each takes its own rows: `pmap` sees the devices of its process, `pmean` is over all of them.
+Changed: `jax.distributed.initialize()` in front, `jaxlaunch.report`, and scikit-learn's digits,
+which need no network. With several processes each takes its own rows: `pmap` sees the devices of
+its process, `pmean` is over all of them.
 """
 
 from functools import partial
@@ -45,7 +46,9 @@ params = {
     "b2": jnp.zeros(10),
 }
 one = (params, optimizer.init(params))
-params, state = jax.tree.map(lambda leaf: jnp.stack([leaf] * devices), one)  # a copy for every device
+params, state = jax.tree.map(
+    lambda leaf: jnp.stack([leaf] * devices), one
+)  # a copy for every device
 
 order = np.random.default_rng(0)
 for step in range(1, 101):
@@ -55,4 +58,7 @@ for step in range(1, 101):
     jaxlaunch.report(step=step, loss=float(value[0]))
 
 found = forward(jax.tree.map(lambda leaf: leaf[0], params), images[1500:]).argmax(-1)
-print(f"accuracy {(found == labels[1500:]).mean():.2f} of {len(found)} digits held out, on {devices} devices")
+print(
+    f"accuracy {(found == labels[1500:]).mean():.2f} of {len(found)} digits held out, on "
+    f"{devices} devices"
+)

@@ -1,9 +1,9 @@
 """The tutorial's program: Hugging Face's Flax ViT, a torch DataLoader, one jitted step, and the mean time of a step.
 
-It runs as it is typed, under `command:`, but for two changes. Worker processes are spawned: JAX has threads, which a
-fork does not copy, and the default of a DataLoader on Linux is to fork. That needs `main()` behind a guard. And
-`jaxlaunch.report` tells the agent the step, so that a hang is noticed. Sizes are arguments, to try it on a CPU.
-It needs transformers < 5, the last with Flax, and torch.
+It runs as it is typed, under `command:`, but for two changes. Worker processes are spawned: JAX has
+threads, which a fork does not copy, and the default of a DataLoader on Linux is to fork. That needs
+`main()` behind a guard. And `jaxlaunch.report` tells the agent the step, so that a hang is noticed.
+Sizes are arguments, to try it on a CPU. It needs transformers < 5, the last with Flax, and torch.
 """
 
 from __future__ import annotations
@@ -34,13 +34,23 @@ def train_step(state: TrainState, images: Any, labels: Any) -> tuple[TrainState,
 
 def main() -> None:
     sizes = argparse.ArgumentParser()
-    for name, value in {"steps": 50, "batch": 128, "workers": 8, "side": 224, "layers": 12, "width": 768}.items():
+    for name, value in {
+        "steps": 50,
+        "batch": 128,
+        "workers": 8,
+        "side": 224,
+        "layers": 12,
+        "width": 768,
+    }.items():
         sizes.add_argument(f"--{name}", type=int, default=value)
     given = sizes.parse_args()
 
     start = "spawn" if given.workers else None
     data = DataLoader(
-        FakeDataset(side=given.side), given.batch, num_workers=given.workers, multiprocessing_context=start
+        FakeDataset(side=given.side),
+        given.batch,
+        num_workers=given.workers,
+        multiprocessing_context=start,
     )
     config = ViTConfig(
         image_size=given.side,
@@ -63,7 +73,10 @@ def main() -> None:
         before = now
         if step == given.steps:
             break
-    print(f"step {step}: loss {loss:.4f}, {seconds / max(step - 2, 1) * 1e3:.0f} ms a step", flush=True)
+    print(
+        f"step {step}: loss {loss:.4f}, {seconds / max(step - 2, 1) * 1e3:.0f} ms a step",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

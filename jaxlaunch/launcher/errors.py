@@ -125,4 +125,6 @@ class JobFaults(UserError):
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(sorted(faults, key=lambda fault: fault.line))
         shown = [str(fault) for fault in self.faults[:MAX_SHOWN_FAULTS]]
-        super().__init__("\n".join([*shown, "… and more."] if len(self.faults) > MAX_SHOWN_FAULTS else shown))
+        super().__init__(
+            "\n".join([*shown, "… and more."] if len(self.faults) > MAX_SHOWN_FAULTS else shown)
+        )

@@ -9,10 +9,11 @@ from jaxlaunch.launcher.errors import KeyPath
 
 # The largest number of characters of a value or a key.
 MAX_SHOWN_CHARS = 60
-# Characters that a terminal obeys: C0, DEL and C1 except tab and newline. They can set the clipboard (OSC 52) or the
-# title, and clear the screen. And characters that are not visible as such: marks that change the direction of text,
-# have no width, or end a line or paragraph for some readers (Unicode's Cf, Zl and Zp), and surrogates, which stand for
-# bytes of a name that is not UTF-8.
+# Characters that a terminal obeys: C0, DEL and C1 except tab and newline. They can set the
+# clipboard (OSC 52) or the title, and clear the screen. And characters that are not visible as
+# such: marks that change the direction of text, have no width, or end a line or paragraph for some
+# readers (Unicode's Cf, Zl and Zp), and surrogates, which stand for bytes of a name that is not
+# UTF-8.
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"

@@ -1,10 +1,12 @@
 """Decodes untrusted JSON into records, which are dataclasses whose annotations restrict their values. Pure.
 
-A program next to the agent, anyone who shares the storage, and anyone who may change the JobSet can write the JSON that
-is read here. Decoding therefore raises only ValueError, and its result can be encoded again: the nesting is limited,
-numbers are finite, and text is UTF-8. Python's own decoder passes on lone surrogates, which strict encoders reject;
-`os.listdir` returns them for file names in Latin-1. A field with a default may be missing, and unknown fields are
-ignored because newer versions may add some."""
+A program next to the agent, anyone who shares the storage, and anyone who may change the JobSet can
+write the JSON that is read here. Decoding therefore raises only ValueError, and its result can be
+encoded again: the nesting is limited, numbers are finite, and text is UTF-8. Python's own decoder
+passes on lone surrogates, which strict encoders reject; `os.listdir` returns them for file names in
+Latin-1. A field with a default may be missing, and unknown fields are ignored because newer
+versions may add some.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def truncate_repr(value: Any) -> str:
     return repr(value)[:MAX_REPR_CHARS]
 
 
-# --- restrictions in annotations: Annotated[int, within(0, 255)] ------------------------------------------------------
+# --- restrictions in annotations: Annotated[int, within(0, 255)] ----------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +74,16 @@ class Bounds:
 
     def make_reader(self, kind: type, read_plain: Reader) -> Reader:
         """Return a reader for such numbers. It makes one call per value, since a large folder of runs has a million."""
-        kinds, minimum, maximum = (int,) if kind is int else (int, float), self.minimum, self.maximum
+        kinds = (int,) if kind is int else (int, float)
+        minimum = self.minimum
+        maximum = self.maximum
 
         def read_number(value: Any) -> Any:
             if type(value) in kinds and minimum <= value <= maximum:
                 return value
             raise Malformed(
-                f"a number from {minimum} {'on' if maximum == MAX_NUMBER else f'to {maximum}'}", read_plain(value)
+                f"a number from {minimum} {'on' if maximum == MAX_NUMBER else f'to {maximum}'}",
+                read_plain(value),
             )
 
         return read_number
@@ -91,7 +96,9 @@ def max_length(count: int) -> Reader:
 
 def matches(pattern: str) -> Reader:
     """Accept texts that match a regular expression completely."""
-    return _require(lambda value: re.fullmatch(pattern, value) is not None, f"a text like {pattern}")
+    return _require(
+        lambda value: re.fullmatch(pattern, value) is not None, f"a text like {pattern}"
+    )
 
 
 def truncate_to(chars: int) -> Reader:
@@ -125,7 +132,7 @@ class Sparse:
     """Base class of records whose JSON has only the fields that differ from their defaults."""
 
 
-# --- records ----------------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 def read_number(data: str, key: str) -> int | None:
@@ -150,12 +157,19 @@ def read_partial(record: type, fields: Any) -> dict[str, Any]:
     """Return the values of those fields of the record that are present, or raise Malformed."""
     field_reader, values = field_readers(record), _require_object(fields)
     try:
-        # Without `_read_field` there is one call less per value: a folder of ten thousand runs has a million values.
-        return {name: field_reader[name](value) for name, value in values.items() if name in field_reader}
+        # Without `_read_field` there is one call less per value: a folder of ten thousand runs has
+        # a million values.
+        return {
+            name: field_reader[name](value)
+            for name, value in values.items()
+            if name in field_reader
+        }
     except Malformed:
         # A second pass finds the name of the field.
         return {
-            name: _read_field(name, field_reader[name], value) for name, value in values.items() if name in field_reader
+            name: _read_field(name, field_reader[name], value)
+            for name, value in values.items()
+            if name in field_reader
         }
 
 
@@ -173,7 +187,9 @@ def to_json(value: Any) -> Any:
         return value.value
     if isinstance(value, Mapping):
         # Keys are text as in JSON, because a report is also read as a record without being encoded.
-        return {key if isinstance(key, str) else str(key): to_json(item) for key, item in value.items()}
+        return {
+            key if isinstance(key, str) else str(key): to_json(item) for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -198,7 +214,9 @@ def _field_defaults(record: Any) -> Mapping[str, Any]:
 
 @functools.cache
 def _required_fields(record: Any) -> list[str]:
-    return [name for name, default in _field_defaults(record).items() if default is dataclasses.MISSING]
+    return [
+        name for name, default in _field_defaults(record).items() if default is dataclasses.MISSING
+    ]
 
 
 @functools.cache
@@ -220,13 +238,18 @@ def reader_for(hint: Any) -> Reader:
             return bound.make_reader(inner[0], read_plain)
         return lambda value: bound(read_plain(value))
     if origin in (typing.Union, types.UnionType):
-        return partial(_read_optional, reader_for(next(kind for kind in inner if kind is not type(None))))
+        return partial(
+            _read_optional, reader_for(next(kind for kind in inner if kind is not type(None)))
+        )
     if origin is collections.abc.Mapping:
         return partial(
-            _read_mapping, _read_number_key if inner[0] is int else reader_for(inner[0]), reader_for(inner[1])
+            _read_mapping,
+            _read_number_key if inner[0] is int else reader_for(inner[0]),
+            reader_for(inner[1]),
         )
     if origin in (collections.abc.Sequence, tuple):
-        read_item, read_list = reader_for(inner[0]), _require(lambda value: isinstance(value, list), "a list")
+        read_item = reader_for(inner[0])
+        read_list = _require(lambda value: isinstance(value, list), "a list")
         kind = tuple if origin is tuple else list
         return lambda value: kind(read_item(item) for item in read_list(value))
     if dataclasses.is_dataclass(hint):
@@ -285,7 +308,7 @@ _PLAIN: Mapping[Any, Reader] = {
 }
 
 
-# --- JSON -------------------------------------------------------------------------------------------------------------
+# --- JSON -----------------------------------------------------------------------------------------
 
 
 def _parse_finite(text: str) -> float | None:
@@ -293,8 +316,8 @@ def _parse_finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# NaN and infinities are not valid JSON and become None. The second decoder avoids a call per number, of which tables
-# read a million.
+# NaN and infinities are not valid JSON and become None. The second decoder avoids a call per
+# number, of which tables read a million.
 _STRICT = json.JSONDecoder(parse_float=_parse_finite, parse_constant=lambda name: None)
 _LENIENT = json.JSONDecoder(parse_constant=lambda name: None)
 _DIGIT_TABLE = bytes.maketrans(b"123456789E", b"000000000e")
@@ -313,20 +336,30 @@ def parse_json(line: bytes) -> Any:
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and max(_nesting_depths(line)) > MAX_DEPTH:
         raise ValueError("it nests too deep")
     stripped = line.decode("utf-8", "replace").strip()
-    # A number can overflow only if its exponent has three digits or it has very many digits itself. To look for such
-    # numbers with a regular expression would take four times as long as the decoder.
+    # A number can overflow only if its exponent has three digits or it has very many digits itself.
+    # To look for such numbers with a regular expression would take four times as long as the
+    # decoder.
     digits = line.translate(_DIGIT_TABLE)
     has_large_exponent = b"0e" in digits and (b"0e000" in digits or b"0e+000" in digits)
-    value, end = (_STRICT if has_large_exponent or b"0" * 200 in digits else _LENIENT).raw_decode(stripped)
+    value, end = (_STRICT if has_large_exponent or b"0" * 200 in digits else _LENIENT).raw_decode(
+        stripped
+    )
     if end != len(stripped):
         raise ValueError("there is more than one value in it")
-    return _escape_surrogates(value) if b"\\" in line and (b"\\ud" in line or b"\\uD" in line) else value
+    return (
+        _escape_surrogates(value)
+        if b"\\" in line and (b"\\ud" in line or b"\\uD" in line)
+        else value
+    )
 
 
-# A string, or one that the end of the line cuts off. This alternative always matches, which makes the time linear.
+# A string, or one that the end of the line cuts off. This alternative always matches, which makes
+# the time linear.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
 _DEPTH_CHANGES = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_NOT_QUOTES, _NOT_BRACKETS = (bytes(set(range(256)) - set(characters)) for characters in (b'[]{}"', b"[]{}"))
+_NOT_QUOTES, _NOT_BRACKETS = (
+    bytes(set(range(256)) - set(characters)) for characters in (b'[]{}"', b"[]{}")
+)
 
 
 def _nesting_depths(line: bytes) -> Iterator[int]:

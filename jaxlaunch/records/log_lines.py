@@ -1,26 +1,29 @@
 """Formats for what leaves a pod without storage: log lines, the termination message and an annotation of the JobSet.
 
-This module has the writer and the parser of all three. Pure. Host 0 writes the annotation if the job has a service
-account, since other pods have no token. It tells the progress of a job that has no pods any more. Anyone who may change
-the JobSet may write the annotation too, so one wrong field invalidates all of it.
+This module has the writer and the parser of all three. Pure. Host 0 writes the annotation if the
+job has a service account, since other pods have no token. It tells the progress of a job that has
+no pods any more. Anyone who may change the JobSet may write the annotation too, so one wrong field
+invalidates all of it.
 
-A line of host 0's log for programs is `jaxlaunch: KIND JSON`; a program's own lines begin with `[rank] `, so that they
-cannot be mistaken for one. Each has `at` (Unix time), `attempt` and `generation`, and by its kind, where there is a
-value:
+A line of host 0's log for programs is `jaxlaunch: KIND JSON`; a program's own lines begin with
+`[rank] `, so that they cannot be mistaken for one. Each has `at` (Unix time), `attempt` and
+`generation`, and by its kind, where there is a value:
 
-past     at the start of a later generation. First one without `verdict`: `attempts` (how many there were), `ends` (how
-         many by cause), `unknown` (why that is not known). Then one for each of the last three: `verdict`,
-         `seconds`, `first_committed`, `last_committed`, `ended`; `attempt` and `generation` are then its own.
-tail     after these, the end of a rank's log of the generations before: `rank`, `lines`, `host` (that held the rank in
-         the last attempt, where that is known). The failing rank comes first;
-         ranks beyond jaxlaunch.runs.run_folder.TAIL_BYTES are left out.
-beat     `stage` (of STAGES), `members` (hosts that hold ranks, in the order of these: jaxlaunch/records/members),
-         `missing` (of these the hosts that have not joined, the first MAX_LISTED), `missing_count`, `refused`,
-         `step` (complete on every rank), `phase` (of most ranks) and its start `since`, `phases` ({phase: the first
-         MAX_LISTED ranks}), `counts` ({phase: ranks}), `committed`, `committed_at` (none: before these pods),
-         `seconds` and `restarts` (by cause), `restart` (seconds by cause until this attempt's first step),
-         `preempted` (preemptions in a row without a newly committed step; none: not known), `overdue` (which timeout
-         passed), `metrics` (rank 0's newest).
+past     at the start of a later generation. First one without `verdict`: `attempts` (how many there
+         were), `ends` (how many by cause), `unknown` (why that is not known). Then one for each of
+         the last three: `verdict`, `seconds`, `first_committed`, `last_committed`, `ended`;
+         `attempt` and `generation` are then its own.
+tail     after these, the end of a rank's log of the generations before: `rank`, `lines`, `host`
+         (that held the rank in the last attempt, where that is known). The failing rank comes
+         first; ranks beyond jaxlaunch.runs.run_folder.TAIL_BYTES are left out.
+beat     `stage` (of STAGES), `members` (hosts that hold ranks, in the order of these:
+         jaxlaunch/records/members), `missing` (of these the hosts that have not joined, the first
+         MAX_LISTED), `missing_count`, `refused`, `step` (complete on every rank), `phase` (of most
+         ranks) and its start `since`, `phases` ({phase: the first MAX_LISTED ranks}), `counts`
+         ({phase: ranks}), `committed`, `committed_at` (none: before these pods), `seconds` and
+         `restarts` (by cause), `restart` (seconds by cause until this attempt's first step),
+         `preempted` (preemptions in a row without a newly committed step; none: not known),
+         `overdue` (which timeout passed), `metrics` (rank 0's newest).
 verdict  `verdict`, of jaxlaunch/records/verdict. Another attempt may follow in these pods: the
          next beat has its number.
 """
@@ -34,7 +37,15 @@ from typing import Annotated, Any
 
 from jaxlaunch import contract
 from jaxlaunch.records import codec
-from jaxlaunch.records.codec import Bounds, Cause, NonNegativeInt, Seconds, UnixTime, matches, max_length
+from jaxlaunch.records.codec import (
+    Bounds,
+    Cause,
+    NonNegativeInt,
+    Seconds,
+    UnixTime,
+    matches,
+    max_length,
+)
 from jaxlaunch.records.members import HostRanges
 from jaxlaunch.records.verdict import Verdict
 
@@ -43,7 +54,7 @@ STAGES = ("gather", "run", "kill", "leave")
 # A beat lists at most this many hosts or ranks.
 MAX_LISTED = 16
 
-# --- the bytes of a stream --------------------------------------------------------------------------------------------
+# --- the bytes of a stream ------------------------------------------------------------------------
 
 # Precedes each further piece of a line that is too long.
 CONTINUATION_MARK = "… "
@@ -89,7 +100,7 @@ class LineSplitter:
         return _MARK + text if self._is_continued else bytes(text)
 
 
-# --- lines for programs -----------------------------------------------------------------------------------------------
+# --- lines for programs ---------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,7 +168,12 @@ class VerdictLine(_Line):
 
 
 Line = PastLine | TailLine | BeatLine | VerdictLine
-KINDS: Mapping[str, type[Line]] = {"past": PastLine, "tail": TailLine, "beat": BeatLine, "verdict": VerdictLine}
+KINDS: Mapping[str, type[Line]] = {
+    "past": PastLine,
+    "tail": TailLine,
+    "beat": BeatLine,
+    "verdict": VerdictLine,
+}
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 
 
@@ -186,7 +202,7 @@ def _dump_compact(value: Mapping[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), default=str)
 
 
-# --- the termination message ------------------------------------------------------------------------------------------
+# --- the termination message ----------------------------------------------------------------------
 
 # In bytes. The kubelet truncates a termination message to 4,096 bytes.
 MAX_MESSAGE_BYTES = 3_900
@@ -228,12 +244,16 @@ def parse_termination_message(message: str | None) -> TerminationMessage | None:
     """Return the termination message of an agent, or None for the end of a log or the message of another program."""
     try:
         fields = codec.parse_record(message or "")
-        return codec.read_record(TerminationMessage, fields) if fields["jaxlaunch"] == VERSION else None
+        return (
+            codec.read_record(TerminationMessage, fields)
+            if fields["jaxlaunch"] == VERSION
+            else None
+        )
     except (ValueError, KeyError, TypeError):
         return None
 
 
-# --- the annotation ---------------------------------------------------------------------------------------------------
+# --- the annotation -------------------------------------------------------------------------------
 
 MAX_ANNOTATION_BYTES = 2_000
 # The state of the job at the time of an annotation.
@@ -292,7 +312,11 @@ class ProgressAnnotation:
     def from_json(cls, text: str, uid: str) -> ProgressAnnotation | None:
         """Return the annotation that `to_json` wrote for this JobSet, or None for anything else."""
         try:
-            return cls.from_fields(codec.parse_record(text), uid) if len(text) <= MAX_ANNOTATION_BYTES else None
+            return (
+                cls.from_fields(codec.parse_record(text), uid)
+                if len(text) <= MAX_ANNOTATION_BYTES
+                else None
+            )
         except ValueError:
             return None
 
@@ -315,7 +339,11 @@ def shorten_verdict(verdict: Verdict) -> Verdict:
     def replace_unprintable(text: str) -> str:
         return "".join(letter if letter.isprintable() else " " for letter in text)
 
-    short = dataclasses.replace(verdict, traceback=None).truncate(_MAX_VERDICT_CHARS, _MAX_FACT_CHARS)
+    short = dataclasses.replace(verdict, traceback=None).truncate(
+        _MAX_VERDICT_CHARS, _MAX_FACT_CHARS
+    )
     return dataclasses.replace(
-        short, message=replace_unprintable(short.message), failure=short.failure.with_texts(replace_unprintable)
+        short,
+        message=replace_unprintable(short.message),
+        failure=short.failure.with_texts(replace_unprintable),
     )

@@ -1,8 +1,8 @@
 """The table of the hosts that hold ranks. Pure.
 
-The leader keeps the table, sends it to every agent at each start, and writes it to its log, where `status` and `logs`
-read it. A host is identified by its index; its ranks follow from its place in the table. A host that is not in the
-table is a spare, and takes a place when one is free.
+The leader keeps the table, sends it to every agent at each start, and writes it to its log, where
+`status` and `logs` read it. A host is identified by its index; its ranks follow from its place in
+the table. A host that is not in the table is a spare, and takes a place when one is free.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ class Members:
     def ranks_of(self, host: int) -> range:
         """Return the ranks of a host, which are none for a spare."""
         place = self._place_by_host.get(host)
-        return range(0) if place is None else range(place * self.ranks_per_host, (place + 1) * self.ranks_per_host)
+        return (
+            range(0)
+            if place is None
+            else range(place * self.ranks_per_host, (place + 1) * self.ranks_per_host)
+        )
 
     def host_of(self, rank: int) -> int:
         """Return the host that holds a rank. For a rank beyond the table, as of a larger gang, return its place."""
@@ -59,26 +63,32 @@ class Members:
     def regroup(self, present: Collection[int], size: int) -> Members:
         """Return a table with `size` of the hosts that are present.
 
-        If the size is unchanged, hosts keep their ranks, and spares take the ranks of lost hosts. Otherwise all ranks
-        are numbered by the indexes of the hosts.
+        If the size is unchanged, hosts keep their ranks, and spares take the ranks of lost hosts.
+        Otherwise all ranks are numbered by the indexes of the hosts.
         """
         free = (host for host in sorted(present) if host not in self)
         if size == len(self):
             hosts = [host if host in present else next(free) for host in self.hosts]
             return dataclasses.replace(self, hosts=hosts)
         remaining = [host for host in self.hosts if host in present]
-        return dataclasses.replace(self, hosts=sorted(itertools.islice(itertools.chain(remaining, free), size)))
+        return dataclasses.replace(
+            self, hosts=sorted(itertools.islice(itertools.chain(remaining, free), size))
+        )
 
     def to_wire(self) -> str:
         """Return the hosts as text, such as `0-2,5`."""
         ranges = _host_ranges(self.hosts)
-        return ",".join(str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in ranges)
+        return ",".join(
+            str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in ranges
+        )
 
 
 def parse_members(text: str, ranks_per_host: int, max_hosts: int) -> Members:
     """Return the table that `to_wire` wrote, with `max_hosts` hosts at most."""
     ranges = (part.partition("-") for part in text.split(","))
-    hosts = itertools.chain.from_iterable(range(int(first), int(last or first) + 1) for first, _, last in ranges)
+    hosts = itertools.chain.from_iterable(
+        range(int(first), int(last or first) + 1) for first, _, last in ranges
+    )
     return Members(tuple(itertools.islice(hosts, max_hosts)), ranks_per_host)
 
 

@@ -1,9 +1,10 @@
 """History of the phase and the lag of each rank, which the leader keeps in ranks.json.
 
-Every PERIOD_S a column is added with the phase of each rank and the number of steps that it is behind the foremost
-rank. When there are more than MAX_COLUMNS, pairs of columns are merged and the period is doubled, so that the file has
-a bounded size for runs of any length. Columns are run-length encoded, so that the file is small if ranks move together.
-This module needs only the standard library and Python >= 3.10.
+Every PERIOD_S a column is added with the phase of each rank and the number of steps that it is
+behind the foremost rank. When there are more than MAX_COLUMNS, pairs of columns are merged and the
+period is doubled, so that the file has a bounded size for runs of any length. Columns are
+run-length encoded, so that the file is small if ranks move together. This module needs only the
+standard library and Python >= 3.10.
 """
 
 from __future__ import annotations
@@ -60,19 +61,29 @@ class RankHistory:
         known_steps = list(itertools.islice(steps, MAX_RANKS))
         foremost = max((step for step in known_steps if step is not None), default=0)
         lags = [0 if step is None else foremost - step for step in known_steps]
-        self.columns.append((round(now, 1), _encode_letters(itertools.islice(letters, MAX_RANKS)), _encode_lags(lags)))
+        self.columns.append(
+            (
+                round(now, 1),
+                _encode_letters(itertools.islice(letters, MAX_RANKS)),
+                _encode_lags(lags),
+            )
+        )
         if len(self.columns) > MAX_COLUMNS:
             self._halve_columns()
 
     def _halve_columns(self) -> None:
         """Merge pairs of columns: keep the later phase and the larger lag."""
         pairs = itertools.zip_longest(*[iter(self.columns)] * 2)
-        self.columns = [first if second is None else _merge_columns(first, second) for first, second in pairs]
+        self.columns = [
+            first if second is None else _merge_columns(first, second) for first, second in pairs
+        ]
         self.period_s *= 2
 
     def to_json_bytes(self) -> bytes:
         """Return the content of the file."""
-        return json.dumps({"period_s": self.period_s, "columns": self.columns}, separators=(",", ":")).encode()
+        return json.dumps(
+            {"period_s": self.period_s, "columns": self.columns}, separators=(",", ":")
+        ).encode()
 
     @classmethod
     def from_json(cls, fields: Any) -> RankHistory:
@@ -100,12 +111,18 @@ def _is_column(column: Any) -> bool:
 
 def _encode_letters(letters: Iterable[str]) -> str:
     """Return `s31d` for 31 ranks in a step and one that waits for data."""
-    return "".join(f"{letter}{count if (count := len(list(run))) > 1 else ''}" for letter, run in _group_equal(letters))
+    return "".join(
+        f"{letter}{count if (count := len(list(run))) > 1 else ''}"
+        for letter, run in _group_equal(letters)
+    )
 
 
 def _encode_lags(lags: Iterable[int]) -> str:
     """Return `0x31,5,` for 31 ranks that are foremost and one that is 5 steps behind."""
-    return "".join(f"{lag}{f'x{count}' if (count := len(list(run))) > 1 else ''}," for lag, run in _group_equal(lags))
+    return "".join(
+        f"{lag}{f'x{count}' if (count := len(list(run))) > 1 else ''},"
+        for lag, run in _group_equal(lags)
+    )
 
 
 def _group_equal(values: Iterable[Any]) -> Iterator[tuple[Any, Iterator[Any]]]:
@@ -114,12 +131,16 @@ def _group_equal(values: Iterable[Any]) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 def decode_letters(column: Column) -> list[str]:
     """Return the letter of each rank."""
-    return [letter for letter, count in _PHASES.findall(column[1]) for _ in range(int(count or 1))][:MAX_RANKS]
+    return [letter for letter, count in _PHASES.findall(column[1]) for _ in range(int(count or 1))][
+        :MAX_RANKS
+    ]
 
 
 def decode_lags(column: Column) -> list[int]:
     """Return the number of steps that each rank is behind."""
-    return [int(lag) for lag, count in _LAGS.findall(column[2]) for _ in range(int(count or 1))][:MAX_RANKS]
+    return [int(lag) for lag, count in _LAGS.findall(column[2]) for _ in range(int(count or 1))][
+        :MAX_RANKS
+    ]
 
 
 def _merge_columns(first: Column, second: Column) -> Column:

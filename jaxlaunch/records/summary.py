@@ -1,8 +1,8 @@
 """Records of the run folder: summary.json with the state of the run, and the lines of attempts.jsonl. Pure.
 
-Only jaxlaunch/runs/run_folder writes them: in the agent of host 0, in the agent of host 1 if host 0 is lost, and in
-`launcher run` at the end. The first summary of an attempt also records its start. If the end of that attempt is not in
-attempts.jsonl, the attempt died with its agent.
+Only jaxlaunch/runs/run_folder writes them: in the agent of host 0, in the agent of host 1 if host 0
+is lost, and in `launcher run` at the end. The first summary of an attempt also records its start.
+If the end of that attempt is not in attempts.jsonl, the attempt died with its agent.
 """
 
 from __future__ import annotations
@@ -119,13 +119,17 @@ class StartRecord:
     @property
     def has_trained(self) -> bool:
         """Return whether the start trained a step, or its program finished without reporting steps."""
-        return self.first_step is not None or (self.code == contract.DONE and self.last_step is None)
+        return self.first_step is not None or (
+            self.code == contract.DONE and self.last_step is None
+        )
 
     def with_summary(self, summary: Summary) -> StartRecord:
         """Return the row with the progress in a summary of this start."""
         code = None if summary.verdict is None else summary.verdict.code
         first_step = None if summary.of is None else summary.of.first_step
-        has_stepped = first_step is not None and summary.step is not None and summary.step >= first_step
+        has_stepped = (
+            first_step is not None and summary.step is not None and summary.step >= first_step
+        )
         # Otherwise the start is still restoring a checkpoint of its own.
         is_known = has_stepped or self.first_step is None
         return dataclasses.replace(
@@ -174,7 +178,9 @@ class Summary:
         seconds = {cause: round(spent, 3) for cause, spent in self.seconds.items()}
         progress = None if self.of is None else codec.to_json(self.of)
         if progress is not None and self.verdict is not None:
-            progress = {name: value for name, value in progress.items() if name not in _DROPPED_AT_END}
+            progress = {
+                name: value for name, value in progress.items() if name not in _DROPPED_AT_END
+            }
         return {
             "status": self.status,
             "step": self.step,
@@ -185,7 +191,11 @@ class Summary:
             "restarts": dict(self.restarts),
             "restart_seconds": [dataclasses.asdict(row) for row in self.restart_seconds],
             "notes": list(self.notes),
-            **({"stacks": {str(rank): self.stacks[rank] for rank in sorted(self.stacks)}} if self.stacks else {}),
+            **(
+                {"stacks": {str(rank): self.stacks[rank] for rank in sorted(self.stacks)}}
+                if self.stacks
+                else {}
+            ),
             **({"nccl": self.nccl} if self.nccl else {}),
             "of": progress,
             **({"starts": [dataclasses.asdict(row) for row in self.starts]} if self.starts else {}),
@@ -208,13 +218,17 @@ class Summary:
         if isinstance(restarts := row.get("restart_seconds"), list):
             row["restart_seconds"] = restarts[-1:]
         if isinstance(progress := row.get("of"), dict):
-            row["of"] = {name: value for name, value in progress.items() if name not in _LONG_FIELDS}
+            row["of"] = {
+                name: value for name, value in progress.items() if name not in _LONG_FIELDS
+            }
         return cls.from_json(row)
 
     @classmethod
     def from_json(cls, fields: Any) -> Summary:
         """Return the summary that `to_json` wrote, or raise Malformed if a field is wrong."""
-        goodput = codec.read_record(_Goodput, fields.get("goodput") if isinstance(fields, dict) else None)
+        goodput = codec.read_record(
+            _Goodput, fields.get("goodput") if isinstance(fields, dict) else None
+        )
         return codec.read_record(cls, {**fields, "seconds": goodput.seconds})
 
 

@@ -1,7 +1,8 @@
 """The verdict on an attempt or a run: its end as typed facts, and as a sentence for people. Pure.
 
-`launcher/agent/gang/root_cause` decides the verdict. KINDS has a row for each kind of end. CATALOG has all words of a
-verdict. No decision may depend on these words, which a test ensures by replacing them.
+`launcher/agent/gang/root_cause` decides the verdict. KINDS has a row for each kind of end. CATALOG
+has all words of a verdict. No decision may depend on these words, which a test ensures by replacing
+them.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class StopOutcome(str, enum.Enum):
     NO_RANK = "no_rank"
 
 
-# --- facts ------------------------------------------------------------------------------------------------------------
+# --- facts ----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,11 +295,17 @@ class Failure(Sparse):
     def with_lost_hosts(self, change: Callable[[LostHost], LostHost]) -> Failure:
         """Return the failure with `change` applied to each lost host, also in its cause."""
         cause = None if self.cause is None else self.cause.with_lost_hosts(change)
-        return dataclasses.replace(self, lost_hosts=tuple(map(change, self.lost_hosts)), cause=cause)
+        return dataclasses.replace(
+            self, lost_hosts=tuple(map(change, self.lost_hosts)), cause=cause
+        )
 
     def with_stop(self, **changes: Any) -> Failure:
         """Return the failure with changes to the facts of its stop."""
-        return self if self.stop is None else dataclasses.replace(self, stop=dataclasses.replace(self.stop, **changes))
+        return (
+            self
+            if self.stop is None
+            else dataclasses.replace(self, stop=dataclasses.replace(self.stop, **changes))
+        )
 
     def without_refusals(self) -> Failure:
         """Return the failure without the lines on refused hosts, also in its cause."""
@@ -318,9 +325,14 @@ def _with_texts(value: _T, change: Callable[[str], str]) -> _T:
     elif isinstance(value, tuple):
         changed = tuple(_with_texts(item, change) for item in value)
     elif isinstance(value, Mapping):
-        changed = {_with_texts(key, change): _with_texts(item, change) for key, item in value.items()}
+        changed = {
+            _with_texts(key, change): _with_texts(item, change) for key, item in value.items()
+        }
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _with_texts(getattr(value, field.name), change) for field in dataclasses.fields(value)}
+        fields = {
+            field.name: _with_texts(getattr(value, field.name), change)
+            for field in dataclasses.fields(value)
+        }
         changed = type(value)(**fields)
     result: _T = changed
     return result
@@ -368,7 +380,8 @@ class Verdict:
         limit = chars if fact_chars is None else min(chars, fact_chars)
         failure = Failure(FailureKind.OTHER)
         if chars:
-            # There may be 50 refusals, which are also in the message. Together they would leave no space for it.
+            # There may be 50 refusals, which are also in the message. Together they would leave no
+            # space for it.
             failure = self.failure.without_refusals().with_texts(lambda text: text[:limit])
         return dataclasses.replace(self, message=self.message[:chars], failure=failure)
 
@@ -396,10 +409,12 @@ def verdict_for_code(
         message, failure = reason, Failure(FailureKind.OTHER)
     else:
         message, failure = render_failure(reason), reason
-    return Verdict(contract.outcome_for_code(code).cause, code, message, rank, host, step, traceback, failure)
+    return Verdict(
+        contract.outcome_for_code(code).cause, code, message, rank, host, step, traceback, failure
+    )
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 CATALOG: dict[str, str] = {
     # Parts of sentences.
@@ -430,12 +445,14 @@ CATALOG: dict[str, str] = {
     "heartbeats": "rank {rank} stopped sending heartbeats to JAX, which then aborted its peers",
     "versions": "rank {rank} imported jax {version}, rank {first_rank} imported {first_version}",
     # A hang.
-    "timeout": "the {phase} timeout of {limit_s:.0f} s passed first on rank {rank}, after {elapsed_s:.0f} s",
+    "timeout": "the {phase} timeout of {limit_s:.0f} s passed first on rank {rank}, after "
+    "{elapsed_s:.0f} s",
     "hang": "rank {rank} makes no progress{place} ({timeout}): {stacks}",
     "hang_wait_one": "; {waiting} waits for {late}",
     "hang_wait": "; {waiting} wait for {late}",
     "hang_nccl": "; NCCL: {faults}",
-    "stands_still": "rank {rank} makes no progress{place}: its process stands still, and its peers gave up: {cause}",
+    "stands_still": "rank {rank} makes no progress{place}: its process stands still, and its peers "
+    "gave up: {cause}",
     # A host.
     "host_with_rank": "host {host} (rank {first})",
     "host_with_ranks": "host {host} (ranks {first} to {last})",
@@ -452,7 +469,8 @@ CATALOG: dict[str, str] = {
     "agents_killed": "every agent was killed: host 0's was killed by {signal}{hint}",
     "unrecorded": "{meaning}; the agents could not write more about it into the run folder",
     "run_killed": (
-        "launcher and agents were killed together, or the machine was restarted, before they could write how it ended"
+        "launcher and agents were killed together, or the machine was restarted, before they could "
+        "write how it ended"
     ),
     # A stop.
     "stop_outside": "stopped from outside",
@@ -460,11 +478,13 @@ CATALOG: dict[str, str] = {
     "stop_growth": "stopped to continue with {hosts} hosts instead of {hosts_before}",
     "stop_deadline": "the job's deadline of {limit_s:g} s passed",
     "stop_disk": (
-        "host {host} uses {used} of ephemeral storage, over its limit of {limit} (resources.ephemeral), "
+        "host {host} uses {used} of ephemeral storage, over its limit of {limit} "
+        "(resources.ephemeral), "
         "for which its pod is evicted"
     ),
     "stop_volume": (
-        "host {host} has {used} in {folder}, over that volume's limit of {limit} of ephemeral storage "
+        "host {host} has {used} in {folder}, over that volume's limit of {limit} of "
+        "ephemeral storage "
         "(volumes: ephemeral), for which its pod is evicted"
     ),
     "stop_not_joined": "{reason} before every host had joined",
@@ -487,9 +507,11 @@ CATALOG: dict[str, str] = {
     "repeated": "{cause}; so did the attempt before, and neither made progress",
     "repeated_output": "{cause} ({detail}); so did the attempt before, and neither made progress",
     "no_progress": "no newly committed step in {count} sets of pods; the first error was: {cause}",
-    "preempted": "no newly committed step in {count} preemptions in a row, of {limit} (restarts.preempted): {cause}",
+    "preempted": "no newly committed step in {count} preemptions in a row, of {limit} "
+    "(restarts.preempted): {cause}",
     "preempted_unseen": (
-        "no newly committed step in at least {count} preemptions in a row, of {limit} (restarts.preempted): "
+        "no newly committed step in at least {count} preemptions in a row, of {limit} "
+        "(restarts.preempted): "
         "the job keeps no checkpoints"
     ),
 }
@@ -505,7 +527,10 @@ def render_failure(failure: Failure) -> str:
     sentence = KINDS[failure.kind].sentence
     text = _render_template(sentence, failure) if isinstance(sentence, str) else sentence(failure)
     rendezvous = failure.rendezvous
-    if rendezvous is not None and failure.kind not in (FailureKind.NOT_JOINED, FailureKind.CANNOT_JOIN):
+    if rendezvous is not None and failure.kind not in (
+        FailureKind.NOT_JOINED,
+        FailureKind.CANNOT_JOIN,
+    ):
         waited_s = float("inf") if rendezvous.waited_s is None else rendezvous.waited_s
         text += render_phrase("no_other_leader", waited_s=waited_s, timeout=rendezvous.timeout)
     return text
@@ -544,13 +569,20 @@ def render_numbers(numbers: Sequence[int] | Numbers, noun: str = "host") -> str:
 def render_timeout(hang: HangFacts) -> str:
     """Return the phrase for the timeout that passed."""
     return render_phrase(
-        "timeout", phase=hang.phase, limit_s=hang.limit_s, rank=hang.first_rank, elapsed_s=hang.elapsed_s
+        "timeout",
+        phase=hang.phase,
+        limit_s=hang.limit_s,
+        rank=hang.first_rank,
+        elapsed_s=hang.elapsed_s,
     )
 
 
 def render_excess(excess: DiskExcess) -> str:
     """Return the sentence for a limit of ephemeral storage that is exceeded."""
-    used, limit = (render_phrase("mebibytes", count=size / 2**20) for size in (excess.used_bytes, excess.limit_bytes))
+    used, limit = (
+        render_phrase("mebibytes", count=size / 2**20)
+        for size in (excess.used_bytes, excess.limit_bytes)
+    )
     name = "stop_volume" if excess.folder else "stop_disk"
     return render_phrase(name, host=excess.host, used=used, limit=limit, folder=excess.folder)
 
@@ -579,13 +611,19 @@ def _render_exception(failure: Failure) -> str:
     facts = failure.exception or ExceptionFacts()
     if failure.kind is FailureKind.TRAINER_ERROR:
         return _render_template("trainer_error", failure, exception=facts.message or facts.type)
-    text = render_phrase("exception", type=facts.type, message=facts.message) if facts.message else facts.type
+    text = (
+        render_phrase("exception", type=facts.type, message=facts.message)
+        if facts.message
+        else facts.type
+    )
     return _render_template("raised", failure, exception=text)
 
 
 def _render_versions(failure: Failure) -> str:
     (first_rank, first_version), (rank, version) = sorted(failure.versions.items())[:2]
-    return render_phrase("versions", rank=rank, version=version, first_rank=first_rank, first_version=first_version)
+    return render_phrase(
+        "versions", rank=rank, version=version, first_rank=first_rank, first_version=first_version
+    )
 
 
 def _render_hang(failure: Failure) -> str:
@@ -596,7 +634,9 @@ def _render_hang(failure: Failure) -> str:
     if hang.waiting.count:
         name = "hang_wait_one" if hang.waiting.count == 1 else "hang_wait"
         text += render_phrase(
-            name, waiting=render_numbers(hang.waiting, "rank"), late=render_numbers(hang.late, "rank")
+            name,
+            waiting=render_numbers(hang.waiting, "rank"),
+            late=render_numbers(hang.late, "rank"),
         )
     return text + (render_phrase("hang_nccl", faults=hang.nccl) if hang.nccl else "")
 
@@ -607,26 +647,43 @@ def _render_lost_host(lost: LostHost) -> str:
     else:
         name = "host_with_rank" if lost.first_rank == lost.last_rank else "host_with_ranks"
         host = render_phrase(name, host=lost.host, first=lost.first_rank, last=lost.last_rank)
-    agent = "" if lost.agent_signal is None else render_phrase("lost_agent", **_signal_values(lost.agent_signal))
-    return render_phrase("lost", host=host, reason=lost.reason or CATALOG["lost_unseen"], agent=agent)
+    agent = (
+        ""
+        if lost.agent_signal is None
+        else render_phrase("lost_agent", **_signal_values(lost.agent_signal))
+    )
+    return render_phrase(
+        "lost", host=host, reason=lost.reason or CATALOG["lost_unseen"], agent=agent
+    )
 
 
 def _render_not_joined(failure: Failure) -> str:
     wait = failure.rendezvous or RendezvousFacts()
     text = render_phrase(
-        "not_joined", hosts=render_numbers(wait.hosts), waited_s=wait.waited_s or 0.0, timeout=wait.timeout
+        "not_joined",
+        hosts=render_numbers(wait.hosts),
+        waited_s=wait.waited_s or 0.0,
+        timeout=wait.timeout,
     )
-    return text + (render_phrase("not_joined_refused", refused="; ".join(wait.refused)) if wait.refused else "")
+    return text + (
+        render_phrase("not_joined_refused", refused="; ".join(wait.refused)) if wait.refused else ""
+    )
 
 
 def _render_stop(failure: Failure) -> str:
     stop = failure.stop or StopFacts(StopReason.OUTSIDE)
     reason = render_stop_reason(stop)
     late = ", ".join(
-        render_phrase("late_in_phase", ranks=render_numbers(ranks, "rank"), phase=phase or CATALOG["its_program"])
+        render_phrase(
+            "late_in_phase",
+            ranks=render_numbers(ranks, "rank"),
+            phase=phase or CATALOG["its_program"],
+        )
         for phase, ranks in stop.late.items()
     )
-    committed = "" if stop.committed_step is None else render_phrase("is_saved", step=stop.committed_step)
+    committed = (
+        "" if stop.committed_step is None else render_phrase("is_saved", step=stop.committed_step)
+    )
     if stop.outcome is StopOutcome.NOT_JOINED:
         return render_phrase("stop_not_joined", reason=reason)
     if stop.outcome is StopOutcome.NO_RANK:
@@ -639,7 +696,11 @@ def _render_stop(failure: Failure) -> str:
         return text + (render_phrase("stop_late", late=late) if late else "")
     if stop.outcome is None:
         text = reason + (committed or CATALOG["nothing_saved"])
-        deleted = "" if stop.deleted_step is None else render_phrase("was_deleted_by_other", step=stop.deleted_step)
+        deleted = (
+            ""
+            if stop.deleted_step is None
+            else render_phrase("was_deleted_by_other", step=stop.deleted_step)
+        )
         return text + deleted
     if stop.outcome is StopOutcome.NOT_REPORTED:
         text = render_phrase("stop_not_reported", reason=reason)
@@ -652,11 +713,13 @@ def _render_stop(failure: Failure) -> str:
     else:
         text = render_phrase("stop_not_saved", reason=reason)
     killed = CATALOG["stop_not_saved_killed"] if stop.was_killed else ""
-    deleted = "" if stop.deleted_step is None else render_phrase("was_deleted", step=stop.deleted_step)
+    deleted = (
+        "" if stop.deleted_step is None else render_phrase("was_deleted", step=stop.deleted_step)
+    )
     return text + killed + committed + deleted
 
 
-# --- kinds ------------------------------------------------------------------------------------------------------------
+# --- kinds ----------------------------------------------------------------------------------------
 
 
 class KindRow(NamedTuple):
@@ -675,14 +738,18 @@ class KindRow(NamedTuple):
 
 KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.OTHER: KindRow(lambda failure: failure.detail),
-    FailureKind.DONE: KindRow(lambda failure: CATALOG["done_one" if failure.count == 1 else "done_all"], contract.DONE),
+    FailureKind.DONE: KindRow(
+        lambda failure: CATALOG["done_one" if failure.count == 1 else "done_all"], contract.DONE
+    ),
     FailureKind.EXCEPTION: KindRow(_render_exception, may_pass=False),
     FailureKind.TRAINER_ERROR: KindRow(_render_exception),
     FailureKind.EXIT_CODE: KindRow("exit_code", may_pass=False),
     FailureKind.SIGNAL: KindRow("killed"),
     FailureKind.OOM_KILLED: KindRow("oom_killed"),
     FailureKind.NOT_STARTED: KindRow(
-        lambda failure: _render_template("not_started" if failure.detail else "not_started_code", failure),
+        lambda failure: _render_template(
+            "not_started" if failure.detail else "not_started_code", failure
+        ),
         contract.STARTUP,
     ),
     FailureKind.NO_TRAINER: KindRow("no_trainer", may_pass=False),
@@ -698,7 +765,9 @@ KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.CANNOT_JOIN: KindRow("cannot_join", contract.LOST),
     FailureKind.REFUSED: KindRow(lambda failure: failure.detail),
     FailureKind.AGENT_ENDED: KindRow(
-        lambda failure: _render_template("agent_exited" if failure.signal is None else "agent_killed", failure),
+        lambda failure: _render_template(
+            "agent_exited" if failure.signal is None else "agent_killed", failure
+        ),
         contract.LOST,
     ),
     FailureKind.AGENTS_KILLED: KindRow("agents_killed", contract.LOST),
@@ -706,11 +775,16 @@ KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.RUN_KILLED: KindRow("run_killed", contract.LOST),
     FailureKind.STOPPED: KindRow(_render_stop),
     FailureKind.REPEATED: KindRow(
-        lambda failure: _render_template("repeated_output" if failure.detail else "repeated", failure), contract.STARTUP
+        lambda failure: _render_template(
+            "repeated_output" if failure.detail else "repeated", failure
+        ),
+        contract.STARTUP,
     ),
     FailureKind.NO_PROGRESS: KindRow("no_progress", contract.NO_PROGRESS),
     FailureKind.PREEMPTED_TOO_OFTEN: KindRow(
-        lambda failure: _render_template("preempted_unseen" if failure.cause is None else "preempted", failure),
+        lambda failure: _render_template(
+            "preempted_unseen" if failure.cause is None else "preempted", failure
+        ),
         contract.NO_PROGRESS,
     ),
 }

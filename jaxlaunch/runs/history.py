@@ -46,10 +46,13 @@ def made_progress(records: Sequence[AttemptRecord]) -> list[bool]:
     return result
 
 
-def decide_next(records: Sequence[AttemptRecord], in_place_limit: int, all_hosts_alive: bool) -> Decision:
+def decide_next(
+    records: Sequence[AttemptRecord], in_place_limit: int, all_hosts_alive: bool
+) -> Decision:
     """Decide what follows the last of `records`, which are all of one run.
 
-    The first error since the last progress is reported, unless the last error is the reason for giving up.
+    The first error since the last progress is reported, unless the last error is the reason for
+    giving up.
     """
     verdict = records[-1].verdict
     if not contract.outcome_for_code(verdict.code).restarts_in_place:
@@ -59,7 +62,10 @@ def decide_next(records: Sequence[AttemptRecord], in_place_limit: int, all_hosts
         # Both attempts failed early and in the same way, so a third one would fail too.
         output = "" if verdict.failure.kind is FailureKind.EXCEPTION else _last_line(verdict)[:300]
         facts = Failure(FailureKind.REPEATED, cause=verdict.facts, detail=output)
-        return Decision(False, verdict_for(facts, rank=verdict.rank, host=verdict.host, traceback=verdict.traceback))
+        return Decision(
+            False,
+            verdict_for(facts, rank=verdict.rank, host=verdict.host, traceback=verdict.traceback),
+        )
     if verdict.is_full_disk:
         # The full disk is what the user has to fix, whatever the earlier errors were.
         return Decision(False, verdict)
@@ -69,20 +75,24 @@ def decide_next(records: Sequence[AttemptRecord], in_place_limit: int, all_hosts
     count = generations_without_progress(records)
     if count >= MAX_GENERATIONS_WITHOUT_PROGRESS:
         facts = Failure(FailureKind.NO_PROGRESS, count=count, cause=first.facts)
-        first = verdict_for(facts, rank=first.rank, host=first.host, step=first.step, traceback=first.traceback)
+        first = verdict_for(
+            facts, rank=first.rank, host=first.host, step=first.step, traceback=first.traceback
+        )
     return Decision(False, first)
 
 
 def newest_saved_step(records: Sequence[AttemptRecord], generation: int = 0) -> int | None:
     """Return the newest step that these attempts saved, 0 if they trained and saved none, None if none trained.
 
-    If new pods have no record of earlier ones, the result is 0: an error before training does not lead to new pods, so
-    the earlier ones have trained.
+    If new pods have no record of earlier ones, the result is 0: an error before training does not
+    lead to new pods, so the earlier ones have trained.
     """
     if generation and not records:
         return 0
     steps = [record.last_committed for record in records if record.last_committed is not None]
-    has_trained = any(record.seconds.get(cause) for record in records for cause in ("step", "lost_work"))
+    has_trained = any(
+        record.seconds.get(cause) for record in records for cause in ("step", "lost_work")
+    )
     return max(steps, default=0 if has_trained else None)
 
 
@@ -113,7 +123,10 @@ def restarts_used(records: Sequence[AttemptRecord], generation: int) -> int:
 
     The restart after the last record is included. Restarts after a preemption are not counted.
     """
-    return sum(record.generation == generation and not _is_uncharged(record) for record in _since_progress(records))
+    return sum(
+        record.generation == generation and not _is_uncharged(record)
+        for record in _since_progress(records)
+    )
 
 
 def is_done(records: Sequence[AttemptRecord]) -> bool:
@@ -137,17 +150,25 @@ def first_error(records: Sequence[AttemptRecord]) -> Verdict:
 
 def generations_without_progress(records: Sequence[AttemptRecord]) -> int:
     """Count the last generations in a row that committed no new step, except those that were stopped."""
-    with_progress = {record.generation for record, ahead in zip(records, made_progress(records), strict=True) if ahead}
+    with_progress = {
+        record.generation
+        for record, ahead in zip(records, made_progress(records), strict=True)
+        if ahead
+    }
     last_records = {record.generation: record for record in records}
-    fruitless = itertools.takewhile(lambda number: number not in with_progress, sorted(last_records, reverse=True))
+    fruitless = itertools.takewhile(
+        lambda number: number not in with_progress, sorted(last_records, reverse=True)
+    )
     return sum(not _is_uncharged(last_records[number]) for number in fruitless)
 
 
-def give_up_verdict(records: Sequence[AttemptRecord], generation: int, preempted_limit: int | None) -> Verdict | None:
+def give_up_verdict(
+    records: Sequence[AttemptRecord], generation: int, preempted_limit: int | None
+) -> Verdict | None:
     """Return the verdict on pods of `generation` that have not started yet, or None if they may start.
 
-    Earlier attempts may have reached the limits without progress, which pods that were lost or preempted could not
-    report.
+    Earlier attempts may have reached the limits without progress, which pods that were lost or
+    preempted could not report.
     """
     if not records:
         return None
@@ -160,7 +181,9 @@ def give_up_verdict(records: Sequence[AttemptRecord], generation: int, preempted
     return verdict if verdict.code == contract.NO_PROGRESS else None
 
 
-def used_up_verdict(records: Sequence[AttemptRecord], generation: int, in_place_limit: int) -> Verdict | None:
+def used_up_verdict(
+    records: Sequence[AttemptRecord], generation: int, in_place_limit: int
+) -> Verdict | None:
     """Return the verdict on a gang that lost host 0 after it had used up its restarts in place, else None."""
     if (
         not records
@@ -172,10 +195,13 @@ def used_up_verdict(records: Sequence[AttemptRecord], generation: int, in_place_
     return None if decision.should_restart else decision.verdict
 
 
-def give_up_verdict_unrecorded(generation: int, crash_limit: int, preempted_limit: int | None) -> Verdict | None:
+def give_up_verdict_unrecorded(
+    generation: int, crash_limit: int, preempted_limit: int | None
+) -> Verdict | None:
     """Return the verdict on new pods of a job without checkpoints, which has no record of earlier pods.
 
-    Restarts beyond `crash_limit` that led to `generation` were not charged, so they followed preemptions.
+    Restarts beyond `crash_limit` that led to `generation` were not charged, so they followed
+    preemptions.
     """
     free_restarts = generation - crash_limit
     if preempted_limit is None or free_restarts < preempted_limit:
@@ -184,7 +210,9 @@ def give_up_verdict_unrecorded(generation: int, crash_limit: int, preempted_limi
 
 
 def _too_often_preempted(count: int, limit: int, last: Failure | None) -> Verdict:
-    return verdict_for(Failure(FailureKind.PREEMPTED_TOO_OFTEN, count=count, limit=limit, cause=last))
+    return verdict_for(
+        Failure(FailureKind.PREEMPTED_TOO_OFTEN, count=count, limit=limit, cause=last)
+    )
 
 
 def preemptions_without_progress(records: Sequence[AttemptRecord]) -> int:
@@ -205,16 +233,23 @@ def _may_have_progress(record: AttemptRecord) -> bool:
     return is_silent and not has_only_waited and record.ended - record.started > SILENT_PROGRESS_S
 
 
-def restarts_by_cause(records: Sequence[AttemptRecord], attempt: int | None = None) -> dict[str, int]:
+def restarts_by_cause(
+    records: Sequence[AttemptRecord], attempt: int | None = None
+) -> dict[str, int]:
     """Count the restarts, in place or with new pods, by the cause that ended the attempt before.
 
     Args:
         records: Attempts that ended, oldest first.
-        attempt: Number of the newest attempt, which runs or waits for its hosts. None: the last record is of it.
+        attempt: Number of the newest attempt, which runs or waits for its hosts. None: the last
+            record is of it.
     """
     if attempt is None and records:
         attempt = records[-1].attempt
-    return dict(Counter(record.cause for record in records if attempt is not None and record.attempt < attempt))
+    return dict(
+        Counter(
+            record.cause for record in records if attempt is not None and record.attempt < attempt
+        )
+    )
 
 
 def restart_count(generation: int, by_cause: Mapping[str, int] | None) -> int:
@@ -222,25 +257,30 @@ def restart_count(generation: int, by_cause: Mapping[str, int] | None) -> int:
 
     Args:
         generation: Number of the newest set of pods, from 0.
-        by_cause: Restarts on record. Sets of pods that were lost before they wrote anything are in `generation` alone.
+        by_cause: Restarts on record. Sets of pods that were lost before they wrote anything are in
+            `generation` alone.
     """
     return max(generation, sum((by_cause or {}).values()))
 
 
 def _since_progress(records: Sequence[AttemptRecord]) -> Sequence[AttemptRecord]:
     """Return the attempts since the last one that committed a new step, including that one."""
-    last = max((index for index, is_ahead in enumerate(made_progress(records)) if is_ahead), default=0)
+    last = max(
+        (index for index, is_ahead in enumerate(made_progress(records)) if is_ahead), default=0
+    )
     return records[last:]
 
 
-def sum_seconds(records: Sequence[AttemptRecord], now: float, started_at: float | None = None) -> dict[str, float]:
+def sum_seconds(
+    records: Sequence[AttemptRecord], now: float, started_at: float | None = None
+) -> dict[str, float]:
     """Return the seconds by cause from the start of the run until `now`, with the time between attempts as "down".
 
     Args:
         records: Attempts that ended, oldest first.
         now: Unix time.
-        started_at: Unix time of the start of the run. None: the run started with the first of these attempts, whose own
-            seconds may not be known.
+        started_at: Unix time of the start of the run. None: the run started with the first of these
+            attempts, whose own seconds may not be known.
     """
     total = dict.fromkeys(contract.CLOCK, 0.0)
     for record in records:
@@ -249,7 +289,9 @@ def sum_seconds(records: Sequence[AttemptRecord], now: float, started_at: float 
     if started_at is None and records:
         started_at = min(records[0].started, records[0].ended - sum(records[0].seconds.values()))
     if started_at is not None:
-        total["down" if records else "rendezvous"] += max(0.0, now - started_at - sum(total.values()))
+        total["down" if records else "rendezvous"] += max(
+            0.0, now - started_at - sum(total.values())
+        )
     return total
 
 
@@ -261,20 +303,35 @@ def restart_rows(
     seconds = {record.attempt: record.restart for record in records[-MAX_RESTART_ROWS:]}
     if not records or records[-1].attempt != present_attempt:
         seconds[present_attempt] = present_seconds
-    return [RestartRow(attempt, after.get(attempt), spent) for attempt, spent in seconds.items() if spent]
+    return [
+        RestartRow(attempt, after.get(attempt), spent)
+        for attempt, spent in seconds.items()
+        if spent
+    ]
 
 
-def metric_counters(records: Sequence[AttemptRecord], generation: int, job: AgentJob) -> dict[str, Any]:
+def metric_counters(
+    records: Sequence[AttemptRecord], generation: int, job: AgentJob
+) -> dict[str, Any]:
     """Return the counters for the metrics of every agent: ends by cause, restarts left, and the newest exit code.
 
     Unlike the restarts, the ends include the end of the run, because there are alerts for it.
     """
-    last_codes = {record.generation: record.verdict.code for record in records if record.generation != generation}
+    last_codes = {
+        record.generation: record.verdict.code
+        for record in records
+        if record.generation != generation
+    }
     charged = sum(contract.outcome_for_code(code).restarts_in_place for code in last_codes.values())
     used_in_place = restarts_used(records, generation)
-    restarts_left = {"crash": max(0, job.crash_limit - charged), "in_place": max(0, job.in_place_limit - used_in_place)}
+    restarts_left = {
+        "crash": max(0, job.crash_limit - charged),
+        "in_place": max(0, job.in_place_limit - used_in_place),
+    }
     if job.preempted_limit is not None:
-        restarts_left["preempted"] = max(0, job.preempted_limit - preemptions_without_progress(records))
+        restarts_left["preempted"] = max(
+            0, job.preempted_limit - preemptions_without_progress(records)
+        )
     return {
         "ended": dict(Counter(record.cause for record in records)),
         "left": restarts_left,

@@ -25,7 +25,8 @@ MAX_LINE_CHARS = 1024 * 1024
 def replace_non_finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values with None for floats that are not finite, since JSON has no such numbers."""
     return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
     }
 
 
@@ -80,7 +81,8 @@ def _read_lines(path: str) -> Iterator[tuple[int, str]]:
 class TensorBoard:
     """Writes scalars as TensorBoard events, one unbuffered record per call.
 
-    An event is a message of event.proto with the fields time (1), step (2), version (3), summary (5) and session (7).
+    An event is a message of event.proto with the fields time (1), step (2), version (3), summary
+    (5) and session (7).
     """
 
     def __init__(self, folder: str, start: int) -> None:
@@ -89,13 +91,19 @@ class TensorBoard:
         self._file = open(os.path.join(folder, name), "ab", buffering=0)
         self._write_event(_encode_time() + _encode_bytes(3, b"brain.Event:2"))
         # The start of a session (SessionLog.START) hides later steps of earlier attempts.
-        self._write_event(_encode_time() + _encode_number(2, start + 1) + _encode_bytes(7, _encode_number(1, 1)))
+        self._write_event(
+            _encode_time() + _encode_number(2, start + 1) + _encode_bytes(7, _encode_number(1, 1))
+        )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Write one event with all values that are numbers."""
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         summary = b"".join(
-            _encode_bytes(1, _encode_bytes(1, name.encode()) + struct.pack("<Bf", 2 << 3 | 5, _clamp_float32(value)))
+            _encode_bytes(
+                1,
+                _encode_bytes(1, name.encode())
+                + struct.pack("<Bf", 2 << 3 | 5, _clamp_float32(value)),
+            )
             for name, value in numbers.items()
         )
         self._write_event(_encode_time() + _encode_number(2, step) + _encode_bytes(5, summary))
@@ -110,7 +118,7 @@ class TensorBoard:
         self._file.write(size + checksums[0] + event + checksums[1])
 
 
-# --- protocol buffers -------------------------------------------------------------------------------------------------
+# --- protocol buffers -----------------------------------------------------------------------------
 
 
 def _encode_varint(value: int) -> bytes:
@@ -135,7 +143,11 @@ def _encode_time() -> bytes:
 
 def _clamp_float32(value: float) -> float:
     """Return the value as `struct` can pack it into 32 bits, which means infinity beyond their range."""
-    return float(value) if abs(value) <= 3.4028235e38 or value != value else math.copysign(math.inf, value)
+    return (
+        float(value)
+        if abs(value) <= 3.4028235e38 or value != value
+        else math.copysign(math.inf, value)
+    )
 
 
 def _crc_table() -> Iterator[int]:

@@ -1,7 +1,7 @@
 """Layout of the run folder: the names of its files, the search for runs, and the lock that allows one writer at a time.
 
-The program that reads the folder in a pod (launcher/jobs/status/read_run.py) cannot import this package and repeats the
-names that it needs. Its tests write folders with this package.
+The program that reads the folder in a pod (launcher/jobs/status/read_run.py) cannot import this
+package and repeats the names that it needs. Its tests write folders with this package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import TextIO
 
 from jaxlaunch import regular_files
 
-# State of the run, and a line for each attempt that ended, written by the leader: records/summary.py.
+# State of the run, and a line for each attempt that ended, written by the leader:
+# records/summary.py.
 SUMMARY = "summary.json"
 ATTEMPTS = "attempts.jsonl"
 # Where each rank stood over time, written by the leader: records/rank_history.py.
@@ -58,7 +59,7 @@ def log_path(start: Path, rank: int) -> Path:
     return start / LOGS / f"rank-{rank}.log"
 
 
-# --- search for runs --------------------------------------------------------------------------------------------------
+# --- search for runs ------------------------------------------------------------------------------
 
 
 def is_run(folder: Path) -> bool:
@@ -120,7 +121,7 @@ def user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-# --- the lock ---------------------------------------------------------------------------------------------------------
+# --- the lock -------------------------------------------------------------------------------------
 
 # This many bytes of the lock file are read: its holder, and whether that is stopping.
 MAX_HOLDER_BYTES = 256
@@ -131,7 +132,8 @@ EMPTY_LOCK_S = 0.2
 _STOPPING = "stopping"
 # The id changes with every boot of the machine.
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
-# The index of the start time, in ticks since boot, among the fields of /proc/PID/stat after the name.
+# The index of the start time, in ticks since boot, among the fields of /proc/PID/stat after the
+# name.
 _START_TICKS = 19
 
 
@@ -167,8 +169,10 @@ class Holder:
 
     Attributes:
         pid: Process id of the launcher, or None if it does not live on this machine.
-        is_stopping: Whether the launcher was asked to stop, or was killed and its agents are ending.
-        is_here: False if the launcher is on another machine, or in a container whose processes are not visible.
+        is_stopping: Whether the launcher was asked to stop, or was killed and its agents are
+            ending.
+        is_here: False if the launcher is on another machine, or in a container whose processes are
+            not visible.
     """
 
     pid: int | None
@@ -194,7 +198,9 @@ def find_holder(folder: Path, name: str = LOCK) -> Holder | None:
     try:
         if _try_lock(descriptor, fcntl.LOCK_SH):
             return None
-        owner, _, notes = os.read(descriptor, MAX_HOLDER_BYTES).decode(errors="replace").partition("\n")
+        owner, _, notes = (
+            os.read(descriptor, MAX_HOLDER_BYTES).decode(errors="replace").partition("\n")
+        )
     finally:
         os.close(descriptor)
     pid, _, started = owner.partition(" ")
@@ -203,7 +209,11 @@ def find_holder(folder: Path, name: str = LOCK) -> Holder | None:
         return Holder(None, is_stopping=False)
     if _is_alive(owner):
         return Holder(int(pid), is_stopping=_STOPPING in notes)
-    is_here = not started or not _BOOT_ID_FILE.exists() or started.endswith(_BOOT_ID_FILE.read_text().strip())
+    is_here = (
+        not started
+        or not _BOOT_ID_FILE.exists()
+        or started.endswith(_BOOT_ID_FILE.read_text().strip())
+    )
     return Holder(None, is_stopping=is_here, is_here=is_here)
 
 
@@ -239,13 +249,16 @@ def _wait_for_lock(folder: Path, file: TextIO) -> None:
             time.sleep(0.05)
         elif owner and not is_alive:
             raise LockError(
-                f"{folder} is in use: `launcher run` with pid {pid} was killed, and its agents are still ending.",
-                "wait until they have saved, for the job's `grace` at most, or name another folder with --run-dir.",
+                f"{folder} is in use: `launcher run` with pid {pid} was killed, and its agents are "
+                "still ending.",
+                "wait until they have saved, for the job's `grace` at most, or name another folder "
+                "with --run-dir.",
             )
         else:
             raise LockError(
                 f"{folder} is in use by the run with pid {pid or 'unknown'}.",
-                f"wait for it, stop it with Ctrl-C or `launcher stop {folder}`, or name another folder with --run-dir.",
+                f"wait for it, stop it with Ctrl-C or `launcher stop {folder}`, or name another "
+                "folder with --run-dir.",
             )
 
 
@@ -275,7 +288,12 @@ def _is_alive(owner: str) -> bool:
 def _read_start_time(pid: int) -> str:
     """Return the start time of a process as ticks since boot and the id of the boot, or "" without /proc."""
     try:
-        ticks = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[_START_TICKS]
+        ticks = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(errors="replace")
+            .rpartition(")")[2]
+            .split()[_START_TICKS]
+        )
         return f"{ticks} {_BOOT_ID_FILE.read_text().strip()}"
     except (OSError, IndexError):
         return ""

@@ -1,12 +1,14 @@
 """The files of the run folder, which outlive a pod: attempts, summaries, and a folder for each start of the run.
 
-Each start keeps its record in starts/K, which no later start changes. summary.json of the run folder is the summary of
-the newest start, with a row for every start. job.yaml next to it is the job of the newest start that trained, to which
-the checkpoints belong. `launcher run` writes the resolved job. In a JobSet, the leader of the first pods writes the job
-in JSON as the pods received it.
+Each start keeps its record in starts/K, which no later start changes. summary.json of the run
+folder is the summary of the newest start, with a row for every start. job.yaml next to it is the
+job of the newest start that trained, to which the checkpoints belong. `launcher run` writes the
+resolved job. In a JobSet, the leader of the first pods writes the job in JSON as the pods received
+it.
 
-An attempt that has a start but no end on record is unfinished: its agents were killed before they could write the end.
-The next start closes it from its last summary, as lost, and as one without progress unless it committed a step.
+An attempt that has a start but no end on record is unfinished: its agents were killed before they
+could write the end. The next start closes it from its last summary, as lost, and as one without
+progress unless it committed a step.
 """
 
 from __future__ import annotations
@@ -25,10 +27,19 @@ from jaxlaunch.records import codec
 from jaxlaunch.records.codec import NonNegativeInt
 from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord, Summary
 from jaxlaunch.records.verdict import Failure, FailureKind, LostHost, Verdict, verdict_for
-from jaxlaunch.runs.layout import AGENTS, ATTEMPTS, JOB, STARTS, SUMMARY, log_path, start_file, start_folder
+from jaxlaunch.runs.layout import (
+    AGENTS,
+    ATTEMPTS,
+    JOB,
+    STARTS,
+    SUMMARY,
+    log_path,
+    start_file,
+    start_folder,
+)
 
-# Reads are limited in bytes and in values, since anyone who shares the storage may write files of any size.
-# The limit for attempts.jsonl, in bytes.
+# Reads are limited in bytes and in values, since anyone who shares the storage may write files of
+# any size. The limit for attempts.jsonl, in bytes.
 MAX_ATTEMPTS_BYTES = 8 * 1024 * 1024
 # The limits for JSON files, in bytes and in values. The stacks of thousands of ranks fit.
 MAX_JSON_BYTES, MAX_JSON_VALUES = 32 * 1024 * 1024, 1_000_000
@@ -51,13 +62,17 @@ class RunFolder:
     @property
     def unknown_reason(self) -> str | None:
         """Reason for which earlier attempts are unknown, or None if they are known."""
-        return "the job has no run folder on storage that outlives its pods" if self._folder is None else self._fault
+        return (
+            "the job has no run folder on storage that outlives its pods"
+            if self._folder is None
+            else self._fault
+        )
 
     def read_records(self, uid: str) -> list[AttemptRecord]:
         """Return the finished attempts of run `uid`, oldest first.
 
-        Only the last MAX_ATTEMPTS_BYTES are read, which hold thousands of attempts. Invalid and truncated lines and
-        those of other runs are skipped.
+        Only the last MAX_ATTEMPTS_BYTES are read, which hold thousands of attempts. Invalid and
+        truncated lines and those of other runs are skipped.
         """
         if self._folder is None:
             return []
@@ -86,7 +101,9 @@ class RunFolder:
                 # A writer that was killed may have left an incomplete line.
                 if size := file.seek(0, os.SEEK_END):
                     file.seek(size - 1)
-                file.write((b"" if file.read(1) in (b"", b"\n") else b"\n") + _encode_record(record))
+                file.write(
+                    (b"" if file.read(1) in (b"", b"\n") else b"\n") + _encode_record(record)
+                )
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -97,9 +114,9 @@ class RunFolder:
         if self._folder is None:
             return
         try:
-            lines = regular_files.read_bounded(self._folder / ATTEMPTS, MAX_ATTEMPTS_BYTES, from_end=True).splitlines(
-                keepends=True
-            )
+            lines = regular_files.read_bounded(
+                self._folder / ATTEMPTS, MAX_ATTEMPTS_BYTES, from_end=True
+            ).splitlines(keepends=True)
         except OSError as error:
             return self._note_fault(error)
         self.replace_file(ATTEMPTS, b"".join(lines[:-1]) + _encode_record(record))
@@ -123,7 +140,9 @@ class RunFolder:
         """Replace file `target` atomically by a copy of file `name`, if that exists."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
-                self.replace_file(target, regular_files.read_bounded(self._folder / name, MAX_JSON_BYTES))
+                self.replace_file(
+                    target, regular_files.read_bounded(self._folder / name, MAX_JSON_BYTES)
+                )
 
     def list_starts(self) -> list[int]:
         """Return the numbers of the starts whose record is in the folder."""
@@ -138,7 +157,9 @@ class RunFolder:
             summary = Summary.from_json(self.read_json(name))
         except ValueError:
             return None
-        return summary if uid is None or (summary.of is not None and summary.of.uid == uid) else None
+        return (
+            summary if uid is None or (summary.of is not None and summary.of.uid == uid) else None
+        )
 
     def read_summary_row(self) -> Summary | None:
         """Return the summary of the run for a table (`Summary.row_from_json`), or None."""
@@ -160,7 +181,8 @@ class RunFolder:
     def read_log_tails(self, start: int, ranks: Sequence[int]) -> list[tuple[int, list[str]]]:
         """Return the last lines of the logs of `ranks`, most of them for the first rank, up to TAIL_BYTES.
 
-        The log of a rank has all attempts of a start, so it ends with the previous attempt until the new one prints.
+        The log of a rank has all attempts of a start, so it ends with the previous attempt until
+        the new one prints.
         """
         if self._folder is None:
             return []
@@ -219,14 +241,16 @@ def read_agents(folder: Path) -> list[AgentAddress]:
         OSError: The file cannot be read.
     """
     try:
-        agents: list[AgentAddress] = codec.reader_for(Sequence[AgentAddress])(_read_json(folder / AGENTS, folder))
+        agents: list[AgentAddress] = codec.reader_for(Sequence[AgentAddress])(
+            _read_json(folder / AGENTS, folder)
+        )
     except ValueError:
         # The file is incomplete.
         return []
     return agents
 
 
-# --- starts -----------------------------------------------------------------------------------------------------------
+# --- starts ---------------------------------------------------------------------------------------
 
 # The values of these keys of a job may be tokens, so they are only in the file of the job.
 SECRET_KEYS = {"env", "args", "eval_args"}
@@ -248,10 +272,12 @@ class RunStarts:
             self.known_saved_step = None if summary is None else summary.saved
             return
         if summary is not None and self._rows:
-            # The previous start may have been killed before it saved its record in its folder. If it was killed before
-            # its agents began, it has no record.
+            # The previous start may have been killed before it saved its record in its folder. If
+            # it was killed before its agents began, it has no record.
             record, number = dataclasses.replace(summary, starts=()), self._rows[-1].start
-            if (summary.of is not None or not summary.starts) and self._read_start_summary(number) != record:
+            if (summary.of is not None or not summary.starts) and self._read_start_summary(
+                number
+            ) != record:
                 folder.write_json(start_file(number, SUMMARY), record.to_json())
         self._is_new = True
         last = max((row.start for row in self._rows), default=0)
@@ -282,7 +308,12 @@ class RunStarts:
     @property
     def compared_start(self) -> StartRecord | None:
         """The newest earlier start that trained, else the newest. The job of this start is compared with its job."""
-        return next(reversed([row for row in self.earlier_starts if row.has_trained] or self.earlier_starts), None)
+        return next(
+            reversed(
+                [row for row in self.earlier_starts if row.has_trained] or self.earlier_starts
+            ),
+            None,
+        )
 
     def keep_job(self, job: Mapping[str, Any]) -> None:
         """Write the job of a new start to its folder, and the changes in the job to its row."""
@@ -290,9 +321,13 @@ class RunStarts:
             return
         self._folder.write_json(self.file_path(JOB), without_secrets(job))
         earlier_job = (
-            {} if self.compared_start is None else self._folder.read_json(start_file(self.compared_start.start, JOB))
+            {}
+            if self.compared_start is None
+            else self._folder.read_json(start_file(self.compared_start.start, JOB))
         )
-        self._set_changed(dict(changed_keys("", earlier_job, without_secrets(job))) if earlier_job else {})
+        self._set_changed(
+            dict(changed_keys("", earlier_job, without_secrets(job))) if earlier_job else {}
+        )
 
     def begin_start(self, changed: Mapping[str, Sequence[Any]], saved: int | None = None) -> None:
         """Write the row of this start before its agents begin. `saved` is the newest step on storage."""
@@ -306,7 +341,9 @@ class RunStarts:
             self._folder.copy_file(self.file_path(JOB), JOB)
             self._has_job = True
         if summary.verdict is not None:
-            self._folder.write_json(self.file_path(SUMMARY), dataclasses.replace(summary, starts=()).to_json())
+            self._folder.write_json(
+                self.file_path(SUMMARY), dataclasses.replace(summary, starts=()).to_json()
+            )
         self._folder.write_json(SUMMARY, dataclasses.replace(summary, starts=self._rows).to_json())
 
     def file_path(self, name: str) -> str:
@@ -330,7 +367,9 @@ def changed_keys(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any
     """
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*then, *now]):
-            yield from changed_keys(f"{path}.{key}" if path else str(key), then.get(key), now.get(key))
+            yield from changed_keys(
+                f"{path}.{key}" if path else str(key), then.get(key), now.get(key)
+            )
     elif then != now:
         yield path, ["…", "…"] if SECRET_KEYS & set(path.split(".")) else [then, now]
 
@@ -340,7 +379,9 @@ def without_secrets(job: Any) -> Any:
     if not isinstance(job, Mapping):
         return job
     return {
-        key: dict.fromkeys(value, "…") if key in SECRET_KEYS and isinstance(value, Mapping) else without_secrets(value)
+        key: dict.fromkeys(value, "…")
+        if key in SECRET_KEYS and isinstance(value, Mapping)
+        else without_secrets(value)
         for key, value in job.items()
     }
 
@@ -362,12 +403,14 @@ def _start_row(number: int, summary: Summary | None) -> StartRecord:
         0.0 if progress is None else progress.started,
         None if progress is None else progress.at,
         None if summary.verdict is None else summary.verdict.code,
-        first_step=first_step if first_step is not None and last_step is not None and last_step >= first_step else None,
+        first_step=first_step
+        if first_step is not None and last_step is not None and last_step >= first_step
+        else None,
         last_step=last_step,
     )
 
 
-# --- unfinished attempts ----------------------------------------------------------------------------------------------
+# --- unfinished attempts --------------------------------------------------------------------------
 
 
 def find_unfinished_attempt(
@@ -385,8 +428,9 @@ def find_unfinished_attempt(
 def close_unfinished(progress: AttemptProgress, verdict: Verdict) -> AttemptRecord:
     """Return the record that closes an unfinished attempt.
 
-    The time since the last commit is moved from "step" to "lost_work", because those steps are computed again. The time
-    between the last summary and the next start counts as "down", which the next start adds.
+    The time since the last commit is moved from "step" to "lost_work", because those steps are
+    computed again. The time between the last summary and the next start counts as "down", which the
+    next start adds.
 
     Args:
         progress: Progress of the attempt in its last summary.

@@ -1,7 +1,7 @@
 """The trainer process: reads the spec, joins the other processes, trains, and exits with a code of the contract.
 
-Exceptions of the training become exit codes only here. The process exits by os._exit, because JAX's atexit barrier
-would delay the exit code by minutes.
+Exceptions of the training become exit codes only here. The process exits by os._exit, because JAX's
+atexit barrier would delay the exit code by minutes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def main() -> NoReturn:
         report.report_phase("init", 0)
         preflight.check_driver()
         preflight.check_name()
-        prepare.prepare_before_start(os.environ, lambda: stop.is_requested, lambda: report.report_phase("prepare", 0))
+        prepare.prepare_before_start(
+            os.environ, lambda: stop.is_requested, lambda: report.report_phase("prepare", 0)
+        )
         report.report_phase("init", 0)
         distributed.initialize()
         report.report_joined()
@@ -54,7 +56,13 @@ def main() -> NoReturn:
         stop.forward_early_signal()
         spec, task = read_spec(os.environ)
         spec = fit_to_processes(spec, os.environ, report.report_note)
-        loop = build_loop(peft.resolve_lora(folder.resolve_spec(spec)), task, RunContext.from_environ(), stop, report)
+        loop = build_loop(
+            peft.resolve_lora(folder.resolve_spec(spec)),
+            task,
+            RunContext.from_environ(),
+            stop,
+            report,
+        )
         loop.run()
         code = contract.DONE
     except BaseException as raised:

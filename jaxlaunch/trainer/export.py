@@ -1,10 +1,11 @@
 """Exports a checkpoint as a folder: `python -m jaxlaunch.trainer.export [FOLDER] --to DIR`.
 
-The folder is one of Hugging Face's, or, of the MLP of a table, one of our own form (huggingface/save).
+The folder is one of Hugging Face's, or, of the MLP of a table, one of our own form
+(huggingface/save).
 
-A process of its own, on the CPU alone: it uses no accelerator, and needs neither the data nor the code of the training,
-because a checkpoint records its model. FOLDER holds the checkpoints; without it, that of TRAIN_SPEC is used. Prints one
-JSON object; exits with a code of the contract.
+A process of its own, on the CPU alone: it uses no accelerator, and needs neither the data nor the
+code of the training, because a checkpoint records its model. FOLDER holds the checkpoints; without
+it, that of TRAIN_SPEC is used. Prints one JSON object; exits with a code of the contract.
 """
 
 from __future__ import annotations
@@ -39,11 +40,18 @@ def main() -> int:
     jax.config.update("jax_platforms", "cpu")
 
     def run_export() -> dict[str, Any]:
-        folder = arguments.folder or RunContext.from_environ().checkpoint_path(read_spec(os.environ)[0])
+        folder = arguments.folder or RunContext.from_environ().checkpoint_path(
+            read_spec(os.environ)[0]
+        )
         if remote.is_remote(folder):
             remote.check_url("the folder of checkpoints", folder)
         return export(
-            folder, arguments.to, step=arguments.step, ema=arguments.ema, merged=arguments.merged, base=arguments.base
+            folder,
+            arguments.to,
+            step=arguments.step,
+            ema=arguments.ema,
+            merged=arguments.merged,
+            base=arguments.base,
         )
 
     return print_result(run_export)
@@ -60,10 +68,11 @@ def export(
 ) -> dict[str, Any]:
     """Write a step of a checkpoint folder to the folder `to` and return a report.
 
-    Adapters are written as a peft folder, unless they are `merged` into their base model. That is read from `base`, or
-    from where the training read it.
+    Adapters are written as a peft folder, unless they are `merged` into their base model. That is
+    read from `base`, or from where the training read it.
 
-    Raises CheckpointError if no step is usable, SpecError if the model has no Hugging Face form or `to` exists.
+    Raises CheckpointError if no step is usable, SpecError if the model has no Hugging Face form or
+    `to` exists.
     """
     if base is not None and not merged:
         raise SpecError(f"--base {base} is of --merged: only merged weights are made of the base")
@@ -72,28 +81,44 @@ def export(
     notes: list[str] = []
     stored_step = reader.find_step(folder, step, notes.append)
     extra_files, inputs = saved_files.read_saved_tokenizer(folder), saved_files.read_inputs(folder)
-    extra_files |= {} if inputs is None else {saved_files.INPUTS_FILE: saved_files.encode_inputs(inputs)}
+    extra_files |= (
+        {} if inputs is None else {saved_files.INPUTS_FILE: saved_files.encode_inputs(inputs)}
+    )
     model = reader.recorded_model(stored_step)
     params: Mapping[str, Parameter] = reader.evaluated_parameters(stored_step, ema)
     if isinstance(model, MLP) and inputs is not None:
-        return _summarize_export(stored_step, "MLP", params, save.save_mlp(to, model, params, extra_files), notes)
+        return _summarize_export(
+            stored_step, "MLP", params, save.save_mlp(to, model, params, extra_files), notes
+        )
     if not isinstance(model, PublishedModel):
         kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
-        raise SpecError(f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one")
+        raise SpecError(
+            f"train.model.kind = {model.kind} has no Hugging Face form; {kinds} have one"
+        )
     if isinstance(model, ResNet):
         params = {**params, **reader.evaluated_buffers(stored_step, ema)}
-    architecture, lora = FAMILIES[config_json.find_family(model)].architecture, reader.recorded_lora(stored_step)
+    architecture = FAMILIES[config_json.find_family(model)].architecture
+    lora = reader.recorded_lora(stored_step)
     if lora is None and merged:
-        raise SpecError(f"step {stored_step.step} holds a whole model, no adapters to be merged; leave --merged out")
+        raise SpecError(
+            f"step {stored_step.step} holds a whole model, no adapters to be merged; leave "
+            "--merged out"
+        )
     if lora is not None and merged:
         base_model = model if base is None else model.model_copy(update={"init_from": base})
         params = merge_stored(
-            base_model, lora, stored_step.meta.get("base"), params, f"step {stored_step.step} of {folder}"
+            base_model,
+            lora,
+            stored_step.meta.get("base"),
+            params,
+            f"step {stored_step.step} of {folder}",
         )
     if isinstance(model, ImageModel) and (lora is None or merged):
         extra_files |= _render_preprocessor(model, inputs or {}, notes.append)
     if lora is None or merged:
-        files = save.save_model(to, model, params, extra_files=extra_files, classes=(inputs or {}).get("classes", ()))
+        files = save.save_model(
+            to, model, params, extra_files=extra_files, classes=(inputs or {}).get("classes", ())
+        )
     else:
         files = peft.write_adapters(to, model, lora, params, extra_files)
         architecture = f"adapters of {architecture}"
@@ -101,7 +126,11 @@ def export(
 
 
 def _summarize_export(
-    stored_step: StoredStep, architecture: str, params: Mapping[str, Parameter], files: list[str], notes: list[str]
+    stored_step: StoredStep,
+    architecture: str,
+    params: Mapping[str, Parameter],
+    files: list[str],
+    notes: list[str],
 ) -> dict[str, Any]:
     return {
         "step": stored_step.step,
@@ -113,13 +142,17 @@ def _summarize_export(
     }
 
 
-def _render_preprocessor(model: ImageModel, inputs: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, bytes]:
+def _render_preprocessor(
+    model: ImageModel, inputs: Mapping[str, Any], note: Callable[[str], None]
+) -> dict[str, bytes]:
     size = inputs.get("shape", model.image if isinstance(model, ViT) else None)
     config = folders.render_preprocessor(model, size, inputs.get("eval_crop", 1.0))
     if config is None:
         note(
-            f"no {folders.PREPROCESSOR_FILE} is written: this model standardizes each image by itself, which "
-            "transformers does not do; set train.model.pixel_mean and pixel_std before a training whose export "
+            f"no {folders.PREPROCESSOR_FILE} is written: this model standardizes each image by "
+            "itself, which "
+            "transformers does not do; set train.model.pixel_mean and pixel_std before a training "
+            "whose export "
             "transformers is to feed"
         )
         return {}

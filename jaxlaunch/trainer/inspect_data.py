@@ -1,8 +1,8 @@
 """Inspection of a folder or file of data: `python -m jaxlaunch.trainer.inspect_data JSON`, run by `launcher data`.
 
-Prints one JSON object with the kind of data, its contents, and the data block that reads it. For images, the contents
-are classes, sizes, formats, broken files and duplicates; for a table, rows, columns and missing values. A picture shows
-images by class, or a histogram of each column.
+Prints one JSON object with the kind of data, its contents, and the data block that reads it. For
+images, the contents are classes, sizes, formats, broken files and duplicates; for a table, rows,
+columns and missing values. A picture shows images by class, or a histogram of each column.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ from jaxlaunch.trainer.start.process import print_result, read_spec
 def main() -> int:
     """Print what is at the path of the argument and return the exit code."""
     arguments: dict[str, Any] = json.loads(sys.argv[1])
-    return print_result(lambda: inspect_path(**arguments) if arguments else inspect_mixture(read_spec(os.environ)[0]))
+    return print_result(
+        lambda: (
+            inspect_path(**arguments) if arguments else inspect_mixture(read_spec(os.environ)[0])
+        )
+    )
 
 
 def inspect_mixture(spec: TrainSpec) -> dict[str, Any]:
@@ -46,8 +50,12 @@ def inspect_mixture(spec: TrainSpec) -> dict[str, Any]:
     assert isinstance(spec.data, Mixture), "the launcher asks for no other"
     train, held_out = open_source(spec, "train"), open_source(spec, "eval")
     assert isinstance(train, sources.Mixture), "a part has a weight"
-    counts = {"train": train.evaluated_parts, "eval": {} if held_out is None else held_out.evaluated_parts}
-    epochs, total = train.epochs_by_part(len(train)), sum(part.weight for part in spec.data.parts.values())
+    counts = {
+        "train": train.evaluated_parts,
+        "eval": {} if held_out is None else held_out.evaluated_parts,
+    }
+    epochs = train.epochs_by_part(len(train))
+    total = sum(part.weight for part in spec.data.parts.values())
     parts = {
         name: {
             "source": part.source,
@@ -76,13 +84,16 @@ def _holds_images(place: str) -> bool:
         image_listing = listing.list_files(place, "train")
     except DataError:
         try:
-            is_table = all(map(of_tables.is_table, of_tables.find_tables(place, "train", "path")[0]))
+            is_table = all(
+                map(of_tables.is_table, of_tables.find_tables(place, "train", "path")[0])
+            )
         except DataError:
             is_table = False
         if not is_table:
             raise DataError(
                 f"{place} holds neither images ({', '.join(picture.ENDINGS)}, .tar) nor a table "
-                f"({', '.join(of_tables.ENDINGS)}); text is source: text, and a class of yours source: torch"
+                f"({', '.join(of_tables.ENDINGS)}); text is source: text, and a class of yours "
+                "source: torch"
             ) from None
         return False
     if not image_listing.names or image_listing.kind not in ("list", "table"):
@@ -90,7 +101,10 @@ def _holds_images(place: str) -> bool:
     first = join_path(image_listing.root, image_listing.names[0])
     if image_listing.kind == "list":
         row = next((row for _, row in build.read_rows(first)), {})
-        return any(isinstance(value, str) and value.lower().endswith(picture.ENDINGS) for value in row.values())
+        return any(
+            isinstance(value, str) and value.lower().endswith(picture.ENDINGS)
+            for value in row.values()
+        )
     return _has_bytes(first)
 
 
@@ -124,28 +138,43 @@ class InspectedImage(NamedTuple):
     digest: bytes
 
 
-def inspect_images(path: str, place: str, label: str | None, pictures: str | None) -> dict[str, Any]:
+def inspect_images(
+    path: str, place: str, label: str | None, pictures: str | None
+) -> dict[str, Any]:
     """Return a report on images and the data block that reads them. Raises DataError."""
     data = Images(source="images", path=place, label=label)
     train = index_images(data, place, "train", "path", None)
     splits = {"train": train}
-    if train.has_splits and len(held_out := index_images(data, place, "eval", "path", train.classes or None)):
+    if train.has_splits and len(
+        held_out := index_images(data, place, "eval", "path", train.classes or None)
+    ):
         splits["eval"] = held_out
     inspected = [
-        (index, number, image) for index in splits.values() for number, image in enumerate(_read_images(index))
+        (index, number, image)
+        for index in splits.values()
+        for number, image in enumerate(_read_images(index))
     ]
-    broken = [f"{index.locate_image(number)} {image.wrong}" for index, number, image in inspected if image.wrong]
+    broken = [
+        f"{index.locate_image(number)} {image.wrong}"
+        for index, number, image in inspected
+        if image.wrong
+    ]
     sizes = np.array([image.size for *_, image in inspected if image.size])
     duplicates = _duplicate_images(inspected)
     spread: dict[str, list[int]] = {}
     if len(sizes):
         sides = {"least": sizes.min(0), "median": np.median(sizes, axis=0), "most": sizes.max(0)}
-        spread = {name: [int(side) for side in height_and_width] for name, height_and_width in sides.items()}
+        spread = {
+            name: [int(side) for side in height_and_width]
+            for name, height_and_width in sides.items()
+        }
     block: dict[str, Any] = {"source": "images", "path": path}
     if len(sizes):
         is_one = len(np.unique(sizes, axis=0)) == 1
         block["size"] = (
-            (sizes[0].tolist() if sizes[0][0] != sizes[0][1] else int(sizes[0][0])) if is_one else DEFAULT_SIDE
+            (sizes[0].tolist() if sizes[0][0] != sizes[0][1] else int(sizes[0][0]))
+            if is_one
+            else DEFAULT_SIDE
         )
     block |= {"label": label} if label else {}
     block |= {} if "eval" in splits else {"eval_split": 0.1}
@@ -157,10 +186,18 @@ def inspect_images(path: str, place: str, label: str | None, pictures: str | Non
         "kind": "images",
         "splits": {split: len(index) for split, index in splits.items()},
         "classes": {
-            split: dict(zip(classes, np.bincount(index.label_N, minlength=len(classes)).tolist(), strict=False))
+            split: dict(
+                zip(
+                    classes,
+                    np.bincount(index.label_N, minlength=len(classes)).tolist(),
+                    strict=False,
+                )
+            )
             for split, index in splits.items()
         },
-        "formats": dict(collections.Counter(image.form for *_, image in inspected if image.form).most_common()),
+        "formats": dict(
+            collections.Counter(image.form for *_, image in inspected if image.form).most_common()
+        ),
         "sizes": spread,
         "left_out": train.left_out,
         "broken": {"count": len(broken), "first": broken[:SHOWN_FILES]},
@@ -216,11 +253,19 @@ def inspect_table(path: str, place: str, label: str | None, pictures: str | None
     if has_splits and (held_out_paths := of_tables.find_tables(place, "eval", "path")[0]):
         splits["eval"] = len(of_tables.read_tables(held_out_paths))
     columns = {name: _describe_column(table, name) for name in [*table.values, *table.unusable]}
-    label = label or next((name for name in build.LABEL_NAMES if name in table.values), None) or [*table.values][-1]
+    label = (
+        label
+        or next((name for name in build.LABEL_NAMES if name in table.values), None)
+        or [*table.values][-1]
+    )
     if label not in table.values:
-        raise DataError(f"{path} has no column {label!r} of numbers or texts; it has {', '.join(table.values)}")
+        raise DataError(
+            f"{path} has no column {label!r} of numbers or texts; it has {', '.join(table.values)}"
+        )
     block: dict[str, Any] = {"source": "table", "path": path, "label": label}
-    usable = [name for name, about in columns.items() if name and name != label and "refused" not in about]
+    usable = [
+        name for name, about in columns.items() if name and name != label and "refused" not in about
+    ]
     if len(usable) < sum(bool(name) and name != label for name in columns):
         block["columns"] = usable
     if any(columns[name]["missing"] for name in usable):
@@ -250,7 +295,9 @@ def _describe_column(table: Columns, name: str) -> dict[str, Any]:
     except DataError as error:
         return {"kind": "mixed", "missing": 0, "refused": str(error)}
     if numbers is None:
-        counts = collections.Counter("" if value is None else str(value) for value in table.values[name])
+        counts = collections.Counter(
+            "" if value is None else str(value) for value in table.values[name]
+        )
         missing = counts.pop("", 0)
         about: dict[str, Any] = {"kind": "texts", "missing": missing, "different": len(counts)}
         if len(counts) > source.MAX_TEXT_VALUES:
@@ -271,7 +318,9 @@ def _describe_column(table: Columns, name: str) -> dict[str, Any]:
     }
 
 
-def _detect_target(table: Columns, label: str, about: dict[str, Any], block: dict[str, Any]) -> tuple[str, int]:
+def _detect_target(
+    table: Columns, label: str, about: dict[str, Any], block: dict[str, Any]
+) -> tuple[str, int]:
     """Return the kind of target and the number of outputs; add classes to the block unless they are 0 to n - 1."""
     numbers = source.column_numbers(table, label)
     if numbers is None:
@@ -303,7 +352,9 @@ def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
     """Write a PNG with a row of images for each of the first classes. Raises DataError."""
     shown = classes[:SHEET_CLASSES]
     row = IMAGE_SIDE + TEXT_HEIGHT + GAP
-    sheet = Image.new("RGB", (SHEET_IMAGES * (IMAGE_SIDE + GAP) + GAP, len(shown) * row + GAP), BACKGROUND_COLOR)
+    sheet = Image.new(
+        "RGB", (SHEET_IMAGES * (IMAGE_SIDE + GAP) + GAP, len(shown) * row + GAP), BACKGROUND_COLOR
+    )
     draw = ImageDraw.Draw(sheet)
     for number, name in enumerate(shown):
         _draw_text(draw, (GAP, number * row + GAP // 2), name)
@@ -318,10 +369,17 @@ def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
                 height, width = (max(1, round(side * scale)) for side in picture.size)
                 small = Image.fromarray(picture.read_pixels(None, (height, width)))
                 sheet.paste(
-                    small, (place[0] + (IMAGE_SIDE - small.width) // 2, place[1] + (IMAGE_SIDE - small.height) // 2)
+                    small,
+                    (
+                        place[0] + (IMAGE_SIDE - small.width) // 2,
+                        place[1] + (IMAGE_SIDE - small.height) // 2,
+                    ),
                 )
             except (BrokenImage, OSError):
-                draw.rectangle((*place, place[0] + IMAGE_SIDE - 1, place[1] + IMAGE_SIDE - 1), outline=TEXT_COLOR)
+                draw.rectangle(
+                    (*place, place[0] + IMAGE_SIDE - 1, place[1] + IMAGE_SIDE - 1),
+                    outline=TEXT_COLOR,
+                )
                 _draw_text(draw, (place[0] + GAP, place[1] + IMAGE_SIDE // 2), "broken")
     _save_picture(sheet, path)
 
@@ -332,7 +390,10 @@ def draw_table(table: Columns, names: Sequence[str], path: str) -> None:
     rows = -(-len(shown) // HISTOGRAMS_PER_ROW)
     sheet = Image.new(
         "RGB",
-        (HISTOGRAMS_PER_ROW * (HISTOGRAM_WIDTH + GAP) + GAP, rows * (HISTOGRAM_HEIGHT + 2 * TEXT_HEIGHT + GAP) + GAP),
+        (
+            HISTOGRAMS_PER_ROW * (HISTOGRAM_WIDTH + GAP) + GAP,
+            rows * (HISTOGRAM_HEIGHT + 2 * TEXT_HEIGHT + GAP) + GAP,
+        ),
         BACKGROUND_COLOR,
     )
     draw = ImageDraw.Draw(sheet)
@@ -341,11 +402,17 @@ def draw_table(table: Columns, names: Sequence[str], path: str) -> None:
         top_edge = GAP + number // HISTOGRAMS_PER_ROW * (HISTOGRAM_HEIGHT + 2 * TEXT_HEIGHT + GAP)
         counts, least, most = _count_values(table, name)
         _draw_text(draw, (left_edge, top_edge), name[:32])
-        bottom, width = top_edge + TEXT_HEIGHT + HISTOGRAM_HEIGHT, HISTOGRAM_WIDTH / max(len(counts), 1)
+        bottom = top_edge + TEXT_HEIGHT + HISTOGRAM_HEIGHT
+        width = HISTOGRAM_WIDTH / max(len(counts), 1)
         for bin_index, count in enumerate(counts):
             bar_height = HISTOGRAM_HEIGHT * count / max(counts)
             draw.rectangle(
-                (left_edge + bin_index * width, bottom - bar_height, left_edge + (bin_index + 1) * width - 1, bottom),
+                (
+                    left_edge + bin_index * width,
+                    bottom - bar_height,
+                    left_edge + (bin_index + 1) * width - 1,
+                    bottom,
+                ),
                 fill=BAR_COLOR,
             )
         _draw_text(draw, (left_edge, bottom + 1), f"{least} to {most}"[:32])

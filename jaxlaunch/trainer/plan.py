@@ -1,7 +1,7 @@
 """Memory and sharding of a training before it runs, on virtual devices: `python -m jaxlaunch.trainer.plan`.
 
-A process of its own, because the launcher never imports jax: TRAIN_SPEC and JAX_NUM_CPU_DEVICES in, one JSON object on
-stdout. Exits with 64 or 65 where the spec or the data is wrong.
+A process of its own, because the launcher never imports jax: TRAIN_SPEC and JAX_NUM_CPU_DEVICES in,
+one JSON object on stdout. Exits with 64 or 65 where the spec or the data is wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,17 @@ from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.numerics.memory import Range
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.spec import GPT2, ConvNeXt, Decoder, Remat, ResNet, Synthetic, TrainSpec, ViT, model_sizes
+from jaxlaunch.trainer.spec import (
+    GPT2,
+    ConvNeXt,
+    Decoder,
+    Remat,
+    ResNet,
+    Synthetic,
+    TrainSpec,
+    ViT,
+    model_sizes,
+)
 from jaxlaunch.trainer.spec.data import ImageData
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.step.state import Batch
@@ -47,12 +57,26 @@ DEFAULT_IMAGE_SIDE = 224
 def main() -> int:
     """Print the plan of TRAIN_SPEC as JSON and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.plan", description=__doc__)
-    parser.add_argument("--sharding", action="store_true", help="list every parameter and the mesh axes that split it")
-    parser.add_argument("--compile", metavar="JSON", type=Chips.from_json, help="the chips to compile the steps for")
-    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="of the job's devices; default: not known")
-    parser.add_argument("--capability", metavar="8.0", help="the compute capability of CUDA devices")
+    parser.add_argument(
+        "--sharding",
+        action="store_true",
+        help="list every parameter and the mesh axes that split it",
+    )
+    parser.add_argument(
+        "--compile", metavar="JSON", type=Chips.from_json, help="the chips to compile the steps for"
+    )
+    parser.add_argument(
+        "--platform",
+        choices=("cpu", "cuda", "tpu"),
+        help="of the job's devices; default: not known",
+    )
+    parser.add_argument(
+        "--capability", metavar="8.0", help="the compute capability of CUDA devices"
+    )
     options = parser.parse_args()
-    accelerator = options.platform and Accelerator(options.platform, availability.parse_capability(options.capability))
+    accelerator = options.platform and Accelerator(
+        options.platform, availability.parse_capability(options.capability)
+    )
 
     def make_plan() -> dict[str, Any]:
         spec, task = read_job()
@@ -84,7 +108,8 @@ def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:
         case ResNet() | ConvNeXt() as model if isinstance(task, Classify):
             size = spec.data.shape if isinstance(spec.data, ImageData) else None
             synthetic = Synthetic(
-                source="synthetic", shape=[*(size or (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE)), model.channels]
+                source="synthetic",
+                shape=[*(size or (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE)), model.channels],
             )
         case _:
             return spec
@@ -109,23 +134,27 @@ class Plan:
 
     def to_dict(self, *, sharding: bool) -> dict[str, Any]:
         """Return the plan as JSON: bytes on a device by purpose, and on request the sharding of each parameter."""
-        batch, state, prompts = (
-            _abstract_batch(self.example, self.spec.batch),
-            self.step.abstract,
-            self.spec.eval.samples,
-        )
+        batch = _abstract_batch(self.example, self.spec.batch)
+        state = self.step.abstract
+        prompts = self.spec.eval.samples
         forward = self.step.forward_jaxpr(batch)
         plan: dict[str, Any] = {
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-            "trained": sum(leaf.size for leaf in jax.tree.leaves(self.step.builder.trained_params(state.params))),
+            "trained": sum(
+                leaf.size
+                for leaf in jax.tree.leaves(self.step.builder.trained_params(state.params))
+            ),
             "arrays": len(state.params),
             "checkpoint": memory.total_bytes(self.step.builder.to_tree(state)),
             "flops_per_step": flops.train_step_flops(forward, trained=self.step.trained_arrays),
             "causal_flops_per_step": flops.train_step_flops(forward, 0.5, self.step.trained_arrays),
-            "device": self.state_bytes() | {"batch": memory.total_bytes(batch) // mesh.count_shards(self.mesh)},
+            "device": self.state_bytes()
+            | {"batch": memory.total_bytes(batch) // mesh.count_shards(self.mesh)},
             "activations": self._activation_bytes(),
             # There are no activations of the train step while samples are generated.
-            "samples": 0 if prompts is None else sampling_bytes_per_device(self.spec, prompts, self.mesh),
+            "samples": 0
+            if prompts is None
+            else sampling_bytes_per_device(self.spec, prompts, self.mesh),
         }
         if sharding:
             plan["sharding"] = [_describe_sharding(name, self.step) for name in state.params]
@@ -135,7 +164,9 @@ class Plan:
         """Return bytes of state and gradients per device; with micro-batches there are two sets of gradients."""
         state = self.step.abstract
         trained = self.step.builder.trained_params(state.params)
-        summed = sum(memory.bytes_per_device(leaf) // leaf.dtype.itemsize * 4 for leaf in trained.values())
+        summed = sum(
+            memory.bytes_per_device(leaf) // leaf.dtype.itemsize * 4 for leaf in trained.values()
+        )
         fresh = memory.bytes_per_device(trained) if self.spec.accumulate > 1 else 0
         return {
             "parameters": memory.bytes_per_device(state.params),
@@ -150,11 +181,9 @@ class Plan:
 
         While a layer is recomputed, all of its residuals are in memory.
         """
-        unrematerialized, fully_rematerialized, remat = (
-            self._residuals_per_device("none"),
-            self._residuals_per_device("full"),
-            self.spec.remat,
-        )
+        unrematerialized = self._residuals_per_device("none")
+        fully_rematerialized = self._residuals_per_device("full")
+        remat = self.spec.remat
         requested = (
             unrematerialized
             if remat == "none"
@@ -165,7 +194,10 @@ class Plan:
         layers = model_sizes(self.spec.model).layers
 
         def add_recomputed_layer(residuals: Range) -> Range:
-            recomputed = (max(0, most - part) // layers for most, part in zip(unrematerialized, residuals, strict=True))
+            recomputed = (
+                max(0, most - part) // layers
+                for most, part in zip(unrematerialized, residuals, strict=True)
+            )
             return Range(*(part + more for part, more in zip(residuals, recomputed, strict=True)))
 
         return {
@@ -189,7 +221,11 @@ class Plan:
         batch_bytes, doubled_batch_bytes = self.residual_bytes(remat)
         shape = self.mesh.shape
         return memory.residuals_per_device(
-            batch_bytes, doubled_batch_bytes, mesh.count_shards(self.mesh), shape["fsdp"], shape["mp"]
+            batch_bytes,
+            doubled_batch_bytes,
+            mesh.count_shards(self.mesh),
+            shape["fsdp"],
+            shape["mp"],
         )
 
     def _build_step(self, remat: Remat) -> Step:
@@ -212,7 +248,10 @@ def _open_source(spec: TrainSpec, task: Task) -> Source:
 
 def _abstract_batch(example: Mapping[str, jax.ShapeDtypeStruct], rows: int) -> Batch:
     weight = {"weight": jax.ShapeDtypeStruct((rows,), np.float32)}
-    return {key: jax.ShapeDtypeStruct((rows, *array.shape), array.dtype) for key, array in example.items()} | weight
+    return {
+        key: jax.ShapeDtypeStruct((rows, *array.shape), array.dtype)
+        for key, array in example.items()
+    } | weight
 
 
 def _abstract_example(task: Task, source: Source) -> Mapping[str, jax.ShapeDtypeStruct]:
@@ -233,7 +272,10 @@ def _describe_sharding(name: str, step: Step) -> dict[str, Any]:
         "shape": list(leaf.shape),
         "dtype": leaf.dtype.name,
         "axes": [*front, *(axes or ())],
-        "split": [[] if entry is None else [entry] if isinstance(entry, str) else list(entry) for entry in split],
+        "split": [
+            [] if entry is None else [entry] if isinstance(entry, str) else list(entry)
+            for entry in split
+        ],
         "bytes": memory.bytes_per_device(leaf),
     }
 

@@ -32,7 +32,8 @@ class Loss(NamedTuple):
     """What a task's `loss` returns: sums, not means, so that micro-batches and devices add up to one global mean.
 
     - `sum`: the loss summed over the batch, a float32 scalar.
-    - `weight`: the divisor of `sum`, such as the number of examples or of targets, a float32 scalar.
+    - `weight`: the divisor of `sum`, such as the number of examples or of targets, a float32
+      scalar.
     - `metrics`: pairs (sum, weight) of such scalars by name; the quotient of each pair is logged.
 
     **Example:**
@@ -41,11 +42,9 @@ class Loss(NamedTuple):
     import jax.numpy as jnp
     import jaxlaunch
 
-    error_B, weight_B = jnp.array([1.0, 4.0, 9.0]), jnp.array([1.0, 1.0, 0.0])  # the last row fills the batch up
-    weight = weight_B.sum()
-    loss = jaxlaunch.Loss((error_B * weight_B).sum(), weight, {"large": ((error_B > 2) @ weight_B, weight)})
-    assert loss.sum / loss.weight == 2.5
-    ```
+    error_B, weight_B = jnp.array([1.0, 4.0, 9.0]), jnp.array([1.0, 1.0, 0.0])  # the last row fills
+    the batch up weight = weight_B.sum() loss = jaxlaunch.Loss((error_B * weight_B).sum(), weight,
+    {"large": ((error_B > 2) @ weight_B, weight)}) assert loss.sum / loss.weight == 2.5 ```
     """
 
     sum: Array
@@ -55,15 +54,17 @@ class Loss(NamedTuple):
 
 class Task:
     """The interface of a task: a model, its loss and its examples. A task of your own inherits from this class, or from
-    one of the tasks [`Classify`](#classify) and [`NextToken`](#nexttoken); `train.task: module:Name` names it. It must
-    define `model`, `loss`, `source` and `example`, and its class is called without arguments. A class that has these
-    methods without inheriting them also works.
+    one of the tasks [`Classify`](#classify) and [`NextToken`](#nexttoken); `train.task:
+    module:Name` names it. It must define `model`, `loss`, `source` and `example`, and its class is
+    called without arguments. A class that has these methods without inheriting them also works.
 
     It may set these attributes:
 
     - `defaults`, a dict of keys of `train`, which the job's own keys override,
-    - `sharding`, rules for a model that does not name its axes, `{r".*kernel": ("embed", "hidden")}`: a pattern for the
-        whole name of a parameter, and a logical or mesh axis, or `None`, for each of its last dimensions.
+    - `sharding`, rules for a model that does not name its axes, `{r".*kernel": ("embed",
+      "hidden")}`: a pattern for the
+        whole name of a parameter, and a logical or mesh axis, or `None`, for each of its last
+        dimensions.
 
     **Example:**
 
@@ -76,14 +77,15 @@ class Task:
 
     class Curve(jaxlaunch.Task):  # y = f(x), learned from examples {"x": [], "y": []}
         def model(self, spec: jaxlaunch.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-            return nnx.Sequential(nnx.Linear(1, 32, rngs=rngs), jnp.tanh, nnx.Linear(32, 1, rngs=rngs))
+            return nnx.Sequential(nnx.Linear(1, 32, rngs=rngs), jnp.tanh, nnx.Linear(32, 1,
+            rngs=rngs))
 
         def loss(self, model: nnx.Module, batch: jaxlaunch.Batch, rng: jax.Array) -> jaxlaunch.Loss:
             error_B = (model(batch["x"][:, None])[:, 0] - batch["y"]) ** 2
             return jaxlaunch.Loss((error_B * batch["weight"]).sum(), batch["weight"].sum())
 
-        def source(self, spec: jaxlaunch.TrainSpec, split: jaxlaunch.Split) -> jaxlaunch.Source | None:
-            return jaxlaunch.open_source(spec, split)
+        def source(self, spec: jaxlaunch.TrainSpec, split: jaxlaunch.Split) -> jaxlaunch.Source |
+            None: return jaxlaunch.open_source(spec, split)
 
         def example(self, raw):
             return {"x": raw["x"], "y": raw["y"]}
@@ -92,7 +94,8 @@ class Task:
 
     defaults: Mapping[str, Any] = {}
     sharding: Mapping[str, Sequence[str | None]] = {}
-    # Whether the loss reads `reference_model.of(model)`, the frozen model that the training began with.
+    # Whether the loss reads `reference_model.of(model)`, the frozen model that the training began
+    # with.
     needs_reference: bool = False
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs, /) -> nnx.Module:
@@ -132,8 +135,9 @@ class Task:
 
     def example(self, raw: dict[str, Any], /) -> dict[str, np.ndarray[Any, Any]]:
         """Turns an item of the source into a dict of numpy arrays, whose shapes are the same for all examples. If it
-        has a second parameter `rng`, it gets a `numpy.random.Generator`, and is called each time the example is
-        read."""
+        has a second parameter `rng`, it gets a `numpy.random.Generator`, and is called each time
+        the example is read.
+        """
         raise NotImplementedError
 
     def predict(self, model: Any, batch: Batch, /) -> Any:
@@ -141,7 +145,9 @@ class Task:
         the arrays of the batch as keywords, or with `image` if the batch contains nothing else."""
         return model(batch["image"]) if batch.keys() == {"image"} else model(**batch)
 
-    def check_batch(self, spec: TrainSpec, batch: dict[str, np.ndarray[Any, Any]], /) -> tuple[int, str] | None:
+    def check_batch(
+        self, spec: TrainSpec, batch: dict[str, np.ndarray[Any, Any]], /
+    ) -> tuple[int, str] | None:
         """Optional: checks a batch on the host. Returns the number of an invalid row and a sentence that says what is
         wrong with it, or `None`."""
         return None
@@ -152,8 +158,10 @@ class Task:
 
     def samples(self, model: Any, rng: Array, /) -> Any:
         """Optional: returns pictures by name for the [page of the run](seeing-runs.md), as arrays that
-        [`report`](#report) accepts. After each evaluation it is called with the evaluated weights, under `jax.jit` on
-        all processes, and with the same key each time, so that the pictures of two steps can be compared."""
+        [`report`](#report) accepts. After each evaluation it is called with the evaluated weights,
+        under `jax.jit` on all processes, and with the same key each time, so that the pictures of
+        two steps can be compared.
+        """
         return {}
 
     def shown(self, samples: Any, /) -> Any:
@@ -176,7 +184,8 @@ def task_class(name: str, candidate: object) -> type[Task]:
     """
     if not isinstance(candidate, type):
         raise SpecError(
-            f"train.task = {name} is {user_code.describe_kind(candidate)}, not a class with {', '.join(REQUIRED_NAMES)}"
+            f"train.task = {name} is {user_code.describe_kind(candidate)}, not a class with "
+            f"{', '.join(REQUIRED_NAMES)}"
         )
     if issubclass(candidate, nnx.Module) or user_code.is_linen(candidate):
         hint = "a task's `model` makes one; with a task of ours name it as train.model.kind"
@@ -184,24 +193,35 @@ def task_class(name: str, candidate: object) -> type[Task]:
     task_type = candidate if issubclass(candidate, Task) else _with_optional_methods(candidate)
     if not isinstance(task_type.defaults, Mapping):
         kind = user_code.describe_kind(task_type.defaults)
-        raise SpecError(f"train.task = {name}: its defaults are {kind}, not a dict of keys of train")
+        raise SpecError(
+            f"train.task = {name}: its defaults are {kind}, not a dict of keys of train"
+        )
     methods = task_type.model, task_type.loss, task_type.source, task_type.example
     pairs = zip(REQUIRED_NAMES, REQUIRED_METHODS, methods, strict=True)
-    if missing := [part for part, inherited, method in pairs if method is inherited or not callable(method)]:
+    if missing := [
+        part for part, inherited, method in pairs if method is inherited or not callable(method)
+    ]:
         raise SpecError(
-            f"train.task = {name} has no {', '.join(missing)}; a task has the methods {', '.join(REQUIRED_NAMES)}"
+            f"train.task = {name} has no {', '.join(missing)}; a task has the methods "
+            f"{', '.join(REQUIRED_NAMES)}"
         )
     return task_type
 
 
 def _with_optional_methods(task_like: type) -> type[Task]:
     # Errors name the file of the task's class, which inspect finds by these attributes.
-    origin = {"__module__": task_like.__module__, "__qualname__": task_like.__qualname__, "__doc__": task_like.__doc__}
+    origin = {
+        "__module__": task_like.__module__,
+        "__qualname__": task_like.__qualname__,
+        "__doc__": task_like.__doc__,
+    }
     if "__firstlineno__" in vars(task_like):
         # Python 3.13 needs this number to find the source of a class.
         origin["__firstlineno__"] = vars(task_like)["__firstlineno__"]
     return types.new_class(
-        task_like.__name__, (task_like, Task), exec_body=lambda attributes: attributes.update(origin)
+        task_like.__name__,
+        (task_like, Task),
+        exec_body=lambda attributes: attributes.update(origin),
     )
 
 
@@ -210,7 +230,9 @@ def make_task(name: str, task_type: type[Task]) -> Task:
     try:
         inspect.signature(task_type).bind()
     except TypeError as error:
-        raise SpecError(f"train.task = {name} cannot be made: a task is called without arguments ({error})") from None
+        raise SpecError(
+            f"train.task = {name} cannot be made: a task is called without arguments ({error})"
+        ) from None
     return task_type()
 
 
@@ -218,36 +240,46 @@ def checked_model(name: str, model: Any) -> nnx.Module:
     """Return `model` of the task `name`. Raises SpecError if it is not a flax.nnx.Module."""
     if isinstance(model, nnx.Module):
         return model
-    hint = "; return jaxlaunch.Linen(module, inputs, rngs=rngs)" if user_code.is_linen(model) else ""
-    raise SpecError(f"{name}: model returned {user_code.describe_kind(model)}, not a flax.nnx.Module{hint}")
+    hint = (
+        "; return jaxlaunch.Linen(module, inputs, rngs=rngs)" if user_code.is_linen(model) else ""
+    )
+    raise SpecError(
+        f"{name}: model returned {user_code.describe_kind(model)}, not a flax.nnx.Module{hint}"
+    )
 
 
 def check_arrays(name: str, model: nnx.Module) -> None:
     """Raise SpecError if a model has no parameters, integer parameters, or arrays outside of an nnx.Variable."""
-    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(model), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    leaves = jax.tree_util.tree_leaves_with_path(
+        nnx.state(model), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+    )
     for path, leaf in leaves:
         array_path = jax.tree_util.keystr(path, simple=True, separator=".")
         value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
         if not isinstance(leaf, nnx.Variable) or isinstance(value, str):
             description = user_code.describe_kind(value)
             raise SpecError(
-                f"{name}: the model's {array_path} is {description}; make it nnx.Param(array), or nnx.Variable(array)"
+                f"{name}: the model's {array_path} is {description}; make it nnx.Param(array), or "
+                "nnx.Variable(array)"
             )
         if isinstance(leaf, nnx.Param) and not jnp.issubdtype(value.dtype, jnp.inexact):
             description = f"{value.dtype}{list(value.shape)} in an nnx.Param"
             raise SpecError(
-                f"{name}: the model's {array_path} is {description}; only floats are trained, so make it nnx.Variable"
+                f"{name}: the model's {array_path} is {description}; only floats are trained, so "
+                "make it nnx.Variable"
             )
     if not any(isinstance(leaf, nnx.Param) for _, leaf in leaves):
         raise SpecError(
-            f"{name}: the model, {user_code.describe_kind(model)}, has no parameters; make them nnx.Param in __init__"
+            f"{name}: the model, {user_code.describe_kind(model)}, has no parameters; make them "
+            "nnx.Param in __init__"
         )
 
 
 def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
     """Return `source` of the task of `spec` as a DataSource.
 
-    Raises SpecError if it is neither None nor a Source, or if the processes of `data.workers` do not read it.
+    Raises SpecError if it is neither None nor a Source, or if the processes of `data.workers` do
+    not read it.
     """
     if source is None:
         return None
@@ -258,8 +290,10 @@ def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
     data_source = as_data_source(source)
     if workers and data_source.workers != workers:
         raise SpecError(
-            f"{spec.task}: source returned {user_code.describe_kind(source)}, which the {workers} processes of "
-            "train.data.workers do not read; they read what data.source: torch opens. Remove data.workers, or return "
+            f"{spec.task}: source returned {user_code.describe_kind(source)}, which the {workers} "
+            "processes of "
+            "train.data.workers do not read; they read what data.source: torch opens. Remove "
+            "data.workers, or return "
             "jaxlaunch.open_source(spec, split)"
         )
     return data_source
@@ -270,8 +304,15 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
     if not isinstance(loss, Loss):
         if isinstance(loss, tuple):
             hint = "metrics go into jaxlaunch.Loss(sum, weight, {name: (sum, weight)})"
-            raise SpecError(f"{name}: loss returned a tuple of {len(loss)}, not a scalar or a Loss; {hint}")
-        _check_scalar(name, "loss returned", loss, "a bare loss is the mean over the batch; else return a Loss")
+            raise SpecError(
+                f"{name}: loss returned a tuple of {len(loss)}, not a scalar or a Loss; {hint}"
+            )
+        _check_scalar(
+            name,
+            "loss returned",
+            loss,
+            "a bare loss is the mean over the batch; else return a Loss",
+        )
         _check_real(name, "loss returned", loss)
         result: Loss | Array = loss
         return result
@@ -280,17 +321,22 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
     _check_real(name, "Loss.sum is", loss.sum)
     if not isinstance(loss.metrics, Mapping):
         raise SpecError(
-            f"{name}: Loss.metrics is {user_code.describe_kind(loss.metrics)}, not a dict {{name: (sum, weight)}}"
+            f"{name}: Loss.metrics is {user_code.describe_kind(loss.metrics)}, not a dict {{name: "
+            "(sum, weight)}"
         )
     for metric, pair in loss.metrics.items():
         _check_name(name, metric)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             description = (
-                f"a {type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else _describe_value(pair)
+                f"a {type(pair).__name__} of {len(pair)}"
+                if isinstance(pair, tuple | list)
+                else _describe_value(pair)
             )
             raise SpecError(f"{name}: metric {metric!r} is {description}, not a pair (sum, weight)")
         for part, value in zip(("sum", "weight"), pair, strict=True):
-            _check_scalar(name, f"the {part} of metric {metric!r} is", value, "it is the sum over the batch")
+            _check_scalar(
+                name, f"the {part} of metric {metric!r} is", value, "it is the sum over the batch"
+            )
     return loss
 
 
@@ -298,17 +344,24 @@ def checked_logits(model: Any, logits: Any, label: Array) -> Array:
     """Return `logits` [..., V] of a user's model for labels [...]. Raises SpecError for other shapes and types."""
     user_model = model.module if isinstance(model, Linen) else model
     is_array = _is_number(logits) and not isinstance(logits, int | float)
-    if is_array and jnp.shape(logits)[:-1] == label.shape and jnp.issubdtype(logits.dtype, jnp.floating):
+    if (
+        is_array
+        and jnp.shape(logits)[:-1] == label.shape
+        and jnp.issubdtype(logits.dtype, jnp.floating)
+    ):
         result: Array = logits
         return result
     if isinstance(logits, tuple | list):
         description = f"a {type(logits).__name__} of {len(logits)}"
     else:
-        description = f"{logits.dtype}{list(logits.shape)}" if is_array else user_code.describe_kind(logits)
+        description = (
+            f"{logits.dtype}{list(logits.shape)}" if is_array else user_code.describe_kind(logits)
+        )
     expected_shape = f"[{', '.join(map(str, label.shape))}, classes]"
     with user_code.append_place(user_model):
         raise SpecError(
-            f"the model, {user_code.describe_kind(user_model)}, returned {description}; return real "
+            f"the model, {user_code.describe_kind(user_model)}, returned {description}; "
+            "return real "
             f"logits {expected_shape}, an array"
         )
 
@@ -316,12 +369,21 @@ def checked_logits(model: Any, logits: Any, label: Array) -> Array:
 def _check_name(name: str, metric: Any) -> None:
     """Refuse names of metrics that are not text or that the trainer's own records use."""
     if not isinstance(metric, str):
-        raise SpecError(f"{name}: the name of metric {metric!r} is {user_code.describe_kind(metric)}, not text")
+        raise SpecError(
+            f"{name}: the name of metric {metric!r} is {user_code.describe_kind(metric)}, not text"
+        )
     if not metric.strip() or not metric.isprintable():
-        raise SpecError(f"{name}: a metric is named {metric!r}; name it in one line of text, as 'accuracy'")
+        raise SpecError(
+            f"{name}: a metric is named {metric!r}; name it in one line of text, as 'accuracy'"
+        )
     if metric in contract.RESERVED_METRICS or metric.startswith(contract.EVAL_PREFIX):
-        reserved = f"{', '.join(sorted(contract.RESERVED_METRICS))}, and what begins with {contract.EVAL_PREFIX}"
-        raise SpecError(f"{name}: a metric cannot be named {metric!r}; the trainer's own records use {reserved}")
+        reserved = (
+            f"{', '.join(sorted(contract.RESERVED_METRICS))}, and what begins with "
+            f"{contract.EVAL_PREFIX}"
+        )
+        raise SpecError(
+            f"{name}: a metric cannot be named {metric!r}; the trainer's own records use {reserved}"
+        )
 
 
 def _check_scalar(name: str, subject: str, value: Any, hint: str) -> None:
@@ -331,7 +393,9 @@ def _check_scalar(name: str, subject: str, value: Any, hint: str) -> None:
 
 def _check_real(name: str, subject: str, value: Any) -> None:
     if not jnp.issubdtype(dtype := jnp.result_type(value), jnp.floating):
-        raise SpecError(f"{name}: {subject} a number of {dtype}, which has no gradient; return a float")
+        raise SpecError(
+            f"{name}: {subject} a number of {dtype}, which has no gradient; return a float"
+        )
 
 
 def _is_number(value: Any) -> bool:
@@ -342,4 +406,6 @@ def _is_number(value: Any) -> bool:
 def _describe_value(value: Any) -> str:
     if not _is_number(value):
         return user_code.describe_kind(value)
-    return f"an array of shape {list(np.shape(value))}" if np.shape(value) else f"the number {value}"
+    return (
+        f"an array of shape {list(np.shape(value))}" if np.shape(value) else f"the number {value}"
+    )

@@ -44,7 +44,9 @@ BatchLike = Mapping[str, Any]
 SPLITS: tuple[Split, Split] = ("train", "eval")
 
 
-def build_loop(spec: TrainSpec, task: Task, place: RunContext, stop: Stop, report: Progress) -> Loop[TrainState]:
+def build_loop(
+    spec: TrainSpec, task: Task, place: RunContext, stop: Stop, report: Progress
+) -> Loop[TrainState]:
     """Return the loop that trains as `spec` specifies. Raises a TrainerError if a check fails."""
     return Loop(BuiltInTraining(spec, task, place, report), place, stop, report)
 
@@ -54,7 +56,8 @@ class HeldOut:
 
     Attributes:
         batches: The batches of the held-out set, or None.
-        inputs: The preprocessing of a classification, which is saved for users of the model; None for other tasks.
+        inputs: The preprocessing of a classification, which is saved for users of the model; None
+            for other tasks.
     """
 
     def __init__(
@@ -68,7 +71,11 @@ class HeldOut:
     ) -> None:
         self._spec, self._task, self._step, self._run_dir = spec, task, step, place.run_dir
         self.batches, self._baselines = batches, baselines
-        self._samples = None if spec.eval.samples is None else TrainingSamples(spec, spec.eval.samples, step.mesh)
+        self._samples = (
+            None
+            if spec.eval.samples is None
+            else TrainingSamples(spec, spec.eval.samples, step.mesh)
+        )
         self._pictures = TaskSamples.for_task(spec, task, step)
         self.inputs = task.describe_inputs(spec) if isinstance(task, Classify) else None
         self._classify = task if isinstance(task, Classify) and task.reports_classes(spec) else None
@@ -87,19 +94,25 @@ class HeldOut:
         if self._spec.checkpoint.best is not None or self._spec.stop_early is not None:
             metrics = set(self._step.evaluated_metrics(batch)) - {Key.EXAMPLES}
             parts = {part for part in self.batches.batch_parts if part is not None}
-            preflight.check_watched(self._spec, metrics | {f"{name}/{part}" for name in metrics for part in parts})
+            preflight.check_watched(
+                self._spec, metrics | {f"{name}/{part}" for name in metrics for part in parts}
+            )
         return batch
 
     def compile(self, batch: BatchLike) -> None:
         """Compile the evaluation of batches like this one."""
-        self._step.compile_eval(batch, None if self._classify is None else self._classify.score_batch)
+        self._step.compile_eval(
+            batch, None if self._classify is None else self._classify.score_batch
+        )
 
     def compile_pictures(self) -> None:
         """Compile the pictures of the task. Raises SpecError if they cannot be shown."""
         if self._pictures is not None:
             self._pictures.compile()
 
-    def evaluate(self, state: TrainState, between: Callable[[], None], note: Callable[[str], None]) -> dict[str, float]:
+    def evaluate(
+        self, state: TrainState, between: Callable[[], None], note: Callable[[str], None]
+    ) -> dict[str, float]:
         """Return the means over the held-out set, with each example counted once, and those of baselines.
 
         The results by class are written to the run folder for the page of the run.
@@ -109,7 +122,9 @@ class HeldOut:
         means, classes = EvaluationMeans(self._task.derived), None
         if self._classify is not None and self._run_dir is not None and jax.process_index() == 0:
             classes = self._classify.start_classification()
-        batches = zip(self.batches.batch_parts, self.batches.iterate(self._step.put_batch), strict=True)
+        batches = zip(
+            self.batches.batch_parts, self.batches.iterate(self._step.put_batch), strict=True
+        )
         for number, (part, batch) in enumerate(batches):
             between()
             sums, outputs_and_weights = self._step.evaluate(state, batch)
@@ -118,7 +133,9 @@ class HeldOut:
                 outputs, weight_B = jax.device_get(outputs_and_weights)
                 classes.add_batch(outputs, weight_B, self.batches.example_indexes(number))
         if classes is not None and self._run_dir is not None:
-            record = classes.to_record((self.inputs or {}).get("classes", ()), self.batches.source.locate_example)
+            record = classes.to_record(
+                (self.inputs or {}).get("classes", ()), self.batches.source.locate_example
+            )
             about = {"step": int(state.step), "ema": self._spec.optimizer.ema is not None}
             path = Path(self._run_dir) / contract.CLASSIFICATION
             try:
@@ -142,19 +159,28 @@ class ResumeCheck:
         conditions: Values that must not change when a run resumes.
     """
 
-    def __init__(self, spec: TrainSpec, step: Step, conditions: dict[str, Any], record: dict[str, Any]) -> None:
+    def __init__(
+        self, spec: TrainSpec, step: Step, conditions: dict[str, Any], record: dict[str, Any]
+    ) -> None:
         self._spec, self._step, self.conditions, self._record = spec, step, conditions, record
 
     def meta(self) -> dict[str, Any]:
         """Return the values to save: those that must not change, those that may, and those that shape the state."""
-        arrays = self._spec.model_dump(mode="json", include={"model", "optimizer", "precision", "lora"})
+        arrays = self._spec.model_dump(
+            mode="json", include={"model", "optimizer", "precision", "lora"}
+        )
         arrays |= {} if self._step.builder.base is None else {"base": self._step.builder.base}
         return self.conditions | self._record | arrays
 
     def complete_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Return the meta of a checkpoint with defaults for keys that its version did not have."""
-        now, blocks = self.meta(), {"train": self._spec, "model": self._spec.model, "optimizer": self._spec.optimizer}
-        filled = {key: resume.fill_defaults(meta[key], now[key], block) for key, block in blocks.items() if key in meta}
+        now = self.meta()
+        blocks = {"train": self._spec, "model": self._spec.model, "optimizer": self._spec.optimizer}
+        filled = {
+            key: resume.fill_defaults(meta[key], now[key], block)
+            for key, block in blocks.items()
+            if key in meta
+        }
         return {**meta, **filled}
 
     def describe_changes(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
@@ -162,7 +188,9 @@ class ResumeCheck:
         trained = self.complete_meta(meta)
         if is_finished:
             # A finished run can no longer be trained with other settings.
-            preflight.check_finished(self._spec, resume.find_retraining_changes(trained, self._record), step)
+            preflight.check_finished(
+                self._spec, resume.find_retraining_changes(trained, self._record), step
+            )
         return resume.describe_changes(trained, self._record, step)
 
 
@@ -173,7 +201,8 @@ class BuiltInTraining(Training[TrainState]):
 
     def __init__(self, spec: TrainSpec, task: Task, place: RunContext, report: Progress) -> None:
         super().__init__(report)
-        # The cheapest checks come first: keys before the data is opened, and both before a model is built.
+        # The cheapest checks come first: keys before the data is opened, and both before a model is
+        # built.
         preflight.check_mesh(spec)
         self.spec, self.place = spec, place
         self.folder = place.checkpoint_path(spec)
@@ -186,10 +215,13 @@ class BuiltInTraining(Training[TrainState]):
             train_set, eval_set = (checked_source(spec, opened[split]) for split in SPLITS)
         if train_set is None:
             raise SpecError(f"{spec.task} has no training data")
-        # Hosts must read the same files. The fingerprint of a user's own source may differ between hosts.
+        # Hosts must read the same files. The fingerprint of a user's own source may differ between
+        # hosts.
         sets = {"train": train_set, "eval": eval_set}
         builtin_sources = {
-            name: source for name, source in sets.items() if source is not None and not source.is_of_user
+            name: source
+            for name, source in sets.items()
+            if source is not None and not source.is_of_user
         }
         check_same_data({name: source.fingerprint() for name, source in builtin_sources.items()})
         devices = mesh.build_mesh(spec.mesh, note=self.note)
@@ -211,7 +243,9 @@ class BuiltInTraining(Training[TrainState]):
         self.has_evaluation = self.held_out.has_work
         self.settings = self._build_settings(total_steps)
         self.metrics = self._build_metrics(train_set)
-        record = resume.training_record(spec, self.step.attention_implementation, total_steps, eval_set)
+        record = resume.training_record(
+            spec, self.step.attention_implementation, total_steps, eval_set
+        )
         self._resume = ResumeCheck(spec, self.step, resume_conditions(spec, train_set), record)
         # The log of the examples of each step, if the job requests it.
         self._trace: ExampleLog | None = None
@@ -247,7 +281,9 @@ class BuiltInTraining(Training[TrainState]):
             check=partial(task.check_batch, self.spec),
         )
 
-    def _build_evaluation(self, task: Task, eval_set: DataSource | None, rows: range) -> Evaluation | None:
+    def _build_evaluation(
+        self, task: Task, eval_set: DataSource | None, rows: range
+    ) -> Evaluation | None:
         if eval_set is None or len(eval_set) == 0:
             return None
         return Evaluation(
@@ -281,7 +317,7 @@ class BuiltInTraining(Training[TrainState]):
             report=self.report,
         )
 
-    # --- the state ----------------------------------------------------------------------------------------------------
+    # --- the state --------------------------------------------------------------------------------
 
     @property
     def abstract_state(self) -> TrainState:
@@ -324,7 +360,7 @@ class BuiltInTraining(Training[TrainState]):
         preflight.check_length(self.spec, self.settings.steps, step, self.folder)
         return self._resume.describe_changes(meta, step, is_finished)
 
-    # --- the steps ----------------------------------------------------------------------------------------------------
+    # --- the steps --------------------------------------------------------------------------------
 
     def compile_ahead(self) -> None:
         """Compile the steps in a thread, unless they contain user code, which may need the main thread.
@@ -333,13 +369,20 @@ class BuiltInTraining(Training[TrainState]):
         """
         if self.step.builder.is_builtin:
             train = {count: self.pipeline.batch_specs(count) for count in self._dispatch_sizes}
-            held_out = None if self.held_out.batches is None else self.held_out.batches.batch_specs()
-            self._compilation = ThreadPoolExecutor(1, "compile").submit(self._compile_steps, train, held_out)
+            held_out = (
+                None if self.held_out.batches is None else self.held_out.batches.batch_specs()
+            )
+            self._compilation = ThreadPoolExecutor(1, "compile").submit(
+                self._compile_steps, train, held_out
+            )
 
     def compile(self, start: int) -> float | None:
         """Compile all steps for batches like the first and return the FLOPs of a train step."""
         self.report.report_phase("data", start)
-        train = {count: self.step.put_batch(self.pipeline.read_batch(start, count)) for count in self._dispatch_sizes}
+        train = {
+            count: self.step.put_batch(self.pipeline.read_batch(start, count))
+            for count in self._dispatch_sizes
+        }
         held_out = self.held_out.first_batch()
         self.report.report_phase("compile", start)
         # `exception` waits until the thread has ended.
@@ -355,7 +398,9 @@ class BuiltInTraining(Training[TrainState]):
         """The numbers of steps of a dispatch: one before a pause, else steps_per_dispatch."""
         return {1, self.spec.steps_per_dispatch}
 
-    def _compile_steps(self, train: Mapping[int, BatchLike], held_out: BatchLike | None) -> float | None:
+    def _compile_steps(
+        self, train: Mapping[int, BatchLike], held_out: BatchLike | None
+    ) -> float | None:
         """Compile the steps for batches like these, by steps of a dispatch, and return the FLOPs of a train step."""
         for count, batch in sorted(train.items()):
             self.step.compile_train(batch, count)
@@ -367,7 +412,9 @@ class BuiltInTraining(Training[TrainState]):
         """Return the batches of these steps on the devices."""
         if self.spec.data.trace and self.place.run_dir is not None:
             start = spans[0].start if spans else self.settings.steps
-            self._trace = ExampleLog(self.place.run_dir, jax.process_index(), start, processes=jax.process_count())
+            self._trace = ExampleLog(
+                self.place.run_dir, jax.process_index(), start, processes=jax.process_count()
+            )
         return self.pipeline.iterate(spans, self.step.put_batch)
 
     def train_steps(self, state: TrainState, batch: Batch, span: range) -> tuple[TrainState, Batch]:
@@ -377,14 +424,19 @@ class BuiltInTraining(Training[TrainState]):
                 self._trace.write_step(step, self.pipeline.example_ids(step))
         return self.step.train(state, batch, len(span))
 
-    def not_finite_error(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
+    def not_finite_error(
+        self, step: int, metrics: Mapping[str, float], saved: int
+    ) -> NotFiniteError:
         """Return the error of a step that is not finite. The compiled step has left the state unchanged."""
-        loss, norm, wrong_batch = metrics[Key.LOSS], metrics[Key.GRAD_NORM], self.describe_wrong_batch(step)
+        loss = metrics[Key.LOSS]
+        norm = metrics[Key.GRAD_NORM]
+        wrong_batch = self.describe_wrong_batch(step)
         advice = "Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
         if wrong_batch is not None:
             advice = f"Its batch is not finite: {wrong_batch}. Fix that example, or leave it out"
         return NotFiniteError(
-            f"step {step}: loss {loss:.6g} with gradient norm {norm:.6g}; the update was not applied, and nothing "
+            f"step {step}: loss {loss:.6g} with gradient norm {norm:.6g}; the update was not "
+            "applied, and nothing "
             f"after step {step - 1} is saved. {advice}"
         )
 
@@ -395,7 +447,7 @@ class BuiltInTraining(Training[TrainState]):
         """Return the HLO texts of the compiled steps."""
         return self.step.hlo_texts()
 
-    # --- the evaluations ----------------------------------------------------------------------------------------------
+    # --- the evaluations --------------------------------------------------------------------------
 
     def evaluate(self, state: TrainState, between: Callable[[], None]) -> dict[str, float]:
         """Return the means over the held-out set; see HeldOut.evaluate."""
@@ -408,5 +460,9 @@ class BuiltInTraining(Training[TrainState]):
 
 def resume_conditions(spec: TrainSpec, train_set: DataSource) -> dict[str, Any]:
     """Return the values that determine the examples of each step, and must not change when a run resumes."""
-    order = {"train.batch": spec.batch, "train.seed": spec.seed, "train.data.shuffle": spec.data.shuffle}
+    order = {
+        "train.batch": spec.batch,
+        "train.seed": spec.seed,
+        "train.data.shuffle": spec.data.shuffle,
+    }
     return {"data": train_set.fingerprint()} | order

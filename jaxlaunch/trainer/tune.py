@@ -1,7 +1,7 @@
 """Finds the fastest settings of a training that fit its devices: `python -m jaxlaunch.trainer.tune`.
 
-A process of its own like trainer/plan: TRAIN_SPEC and JAX_NUM_CPU_DEVICES in, a JSON object a line on stdout: one for
-each candidate that was tried, then one with all that were not.
+A process of its own like trainer/plan: TRAIN_SPEC and JAX_NUM_CPU_DEVICES in, a JSON object a line
+on stdout: one for each candidate that was tried, then one with all that were not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from jax.errors import JaxRuntimeError
 
 from jaxlaunch import contract
 from jaxlaunch.accelerators import ACCELERATORS
-from jaxlaunch.trainer.aot.candidates import CHOICES, Candidate, Choice, Forecast, TracedModel, enumerate_candidates
+from jaxlaunch.trainer.aot.candidates import (
+    CHOICES,
+    Candidate,
+    Choice,
+    Forecast,
+    TracedModel,
+    enumerate_candidates,
+)
 from jaxlaunch.trainer.aot.chips import Chips
 from jaxlaunch.trainer.aot.compile import GIB, ProgramTooLarge, limit_compilation
 from jaxlaunch.trainer.attention import availability
@@ -31,23 +38,34 @@ from jaxlaunch.trainer.spec import TrainSpec, model_sizes
 from jaxlaunch.trainer.start.process import exit_code, print_error
 from jaxlaunch.trainer.task import Task
 
-# The next candidate is chosen as if each were faster than expected by this many standard deviations.
+# The next candidate is chosen as if each were faster than expected by this many standard
+# deviations.
 OPTIMISM_DEVIATIONS = 0.5
 
 
 def main() -> int:
     """Print the candidates of TRAIN_SPEC as JSON and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.tune", description=__doc__)
-    parser.add_argument("--chips", metavar="JSON", type=Chips.from_json, required=True, help="the chips to compile for")
+    parser.add_argument(
+        "--chips",
+        metavar="JSON",
+        type=Chips.from_json,
+        required=True,
+        help="the chips to compile for",
+    )
     parser.add_argument("--over", nargs="+", choices=CHOICES, required=True, help="what may change")
     parser.add_argument("--most", type=int, required=True, help="how many candidates are compiled")
-    parser.add_argument("--measure", action="store_true", help="time what was compiled on the devices that are here")
+    parser.add_argument(
+        "--measure", action="store_true", help="time what was compiled on the devices that are here"
+    )
     options = parser.parse_args()
     results = sys.stdout
     # Notes and the output of user imports are not results.
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            for result in _search_candidates(options.chips, options.over, options.most, is_measured=options.measure):
+            for result in _search_candidates(
+                options.chips, options.over, options.most, is_measured=options.measure
+            ):
                 print(json.dumps(result), file=results, flush=True)
         except (Exception, SystemExit) as error:
             code = exit_code(error, has_stepped=False)
@@ -71,10 +89,21 @@ def _search_candidates(
 class Search:
     """A search that compiles one candidate after the other, always the one that is expected to be fastest."""
 
-    def __init__(self, spec: TrainSpec, task: Task, chips: Chips, over: Sequence[Choice], *, is_measured: bool) -> None:
-        self._spec, self._ahead, self._is_measured = spec, ahead_of_time(spec, task, chips), is_measured
+    def __init__(
+        self,
+        spec: TrainSpec,
+        task: Task,
+        chips: Chips,
+        over: Sequence[Choice],
+        *,
+        is_measured: bool,
+    ) -> None:
+        self._spec = spec
+        self._ahead = ahead_of_time(spec, task, chips)
+        self._is_measured = is_measured
         sizes = ACCELERATORS[chips.type].memory_gib
-        self._devices, self._memory_bytes = len(self._ahead.devices), max(sizes) * GIB if sizes else None
+        self._devices = len(self._ahead.devices)
+        self._memory_bytes = max(sizes) * GIB if sizes else None
         self._remaining = list(enumerate_candidates(spec, self._devices, over))
         self._job_candidate = Candidate.from_spec(spec, self._devices)
         self.traced = _trace_shapes(spec, task, chips, self._remaining)
@@ -99,7 +128,9 @@ class Search:
         description: dict[str, Any] = self._describe_candidate(candidate)
         try:
             with limit_compilation():
-                compiled = self._ahead.compile_spec(candidate.apply_to(self._spec), is_measured=self._is_measured)
+                compiled = self._ahead.compile_spec(
+                    candidate.apply_to(self._spec), is_measured=self._is_measured
+                )
         except (ProgramTooLarge, SpecError) as error:
             return {**description, "refused": str(error)}
         except JaxRuntimeError as error:
@@ -124,11 +155,17 @@ class Search:
         def describe(candidate: Candidate) -> dict[str, Any]:
             if self._may_fit(candidate):
                 return self._describe_candidate(candidate)
-            reason = f"it needs at least {self.traced.device_bytes(candidate) / GIB:.2f} of {memory_gib:g} GiB"
-            return self._describe_candidate(candidate) | {"refused": f"by the shapes of its arrays {reason}"}
+            reason = (
+                f"it needs at least {self.traced.device_bytes(candidate) / GIB:.2f} of "
+                f"{memory_gib:g} GiB"
+            )
+            return self._describe_candidate(candidate) | {
+                "refused": f"by the shapes of its arrays {reason}"
+            }
 
         ordered = sorted(
-            self._remaining, key=lambda choice: (not self._may_fit(choice), self._forecast.predict_seconds(choice))
+            self._remaining,
+            key=lambda choice: (not self._may_fit(choice), self._forecast.predict_seconds(choice)),
         )
         return list(map(describe, ordered))
 
@@ -153,7 +190,9 @@ def _step_seconds(compiled: dict[str, Any]) -> float:
     if "measured" in compiled:
         return float(compiled["measured"])
     if (seconds := _modelled_seconds(compiled)) is None:
-        raise SpecError("the compiler cannot print its program, so nothing tells how long a step takes")
+        raise SpecError(
+            "the compiler cannot print its program, so nothing tells how long a step takes"
+        )
     return seconds
 
 
@@ -165,10 +204,14 @@ def _modelled_seconds(compiled: dict[str, Any]) -> float | None:
     return float(low + high) / 2
 
 
-def _trace_shapes(spec: TrainSpec, task: Task, chips: Chips, candidates: Sequence[Candidate]) -> TracedModel:
+def _trace_shapes(
+    spec: TrainSpec, task: Task, chips: Chips, candidates: Sequence[Candidate]
+) -> TracedModel:
     """Return the sizes of the training without micro-batches, from which those of each candidate follow."""
     accelerator = ACCELERATORS[chips.type]
-    target = Accelerator(accelerator.platform, availability.parse_capability(accelerator.capability))
+    target = Accelerator(
+        accelerator.platform, availability.parse_capability(accelerator.capability)
+    )
     plan = Plan(spec.model_copy(update={"accumulate": 1}), task, target)
     state = plan.step.abstract
     remats = {candidate.remat: candidate.train_keys()["remat"] for candidate in candidates}

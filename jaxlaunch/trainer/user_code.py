@@ -16,7 +16,10 @@ from typing import Any
 from jaxlaunch.trainer.errors import SpecError, TrainerError
 
 # Folders of files that are not user code: the standard library and this package.
-LIBRARIES = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LIBRARIES = (
+    sysconfig.get_path("stdlib"),
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+)
 
 # A frame of a traceback in the message of an error.
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
@@ -29,21 +32,29 @@ def load_object(path: str) -> Any:
         module = importlib.import_module(module_name)
     except SystemExit as error:
         raise SpecError(
-            f"{path}: importing {module_name} ended the process, by {error!r} in {raised_at(error) or module_name}; "
+            f"{path}: importing {module_name} ended the process, by {error!r} in "
+            f"{raised_at(error) or module_name}; "
             "what a script does belongs below `if __name__ == '__main__':`"
         ) from error
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0]):
+        if isinstance(error, ModuleNotFoundError) and error.name in (
+            module_name,
+            module_name.partition(".")[0],
+        ):
             reason += ". `code: .` in job.yaml ships and imports the job's folder"
         raise SpecError(f"{path}: importing {module_name} failed: {reason}") from error
     loaded: Any = module
     for part in name.split("."):
         if not hasattr(loaded, part):
             own_names = [
-                key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__
+                key
+                for key, value in vars(module).items()
+                if getattr(value, "__module__", None) == module.__name__
             ]
-            public = ", ".join(sorted(key for key in own_names if not key.startswith("_"))) or "nothing"
+            public = (
+                ", ".join(sorted(key for key in own_names if not key.startswith("_"))) or "nothing"
+            )
             raise SpecError(f"{path}: {module_name} has no {name!r}. It defines {public}.")
         loaded = getattr(loaded, part)
     return loaded
@@ -60,16 +71,27 @@ def is_haiku(candidate: Any) -> bool:
     candidate_type = candidate if isinstance(candidate, type) else type(candidate)
     if not any(base.__module__.startswith("haiku.") for base in candidate_type.__mro__):
         return False
-    return isinstance(candidate, type) or candidate_type.__name__ in ("Transformed", "TransformedWithState")
+    return isinstance(candidate, type) or candidate_type.__name__ in (
+        "Transformed",
+        "TransformedWithState",
+    )
 
 
 def describe_kind(candidate: Any) -> str:
     """Return a phrase for an object: `the flax.linen module Net`, `a function`, `None`, `a list`."""
     if candidate is None:
         return "None"
-    name = getattr(candidate, "__name__", None) if isinstance(candidate, type) else type(candidate).__name__
+    name = (
+        getattr(candidate, "__name__", None)
+        if isinstance(candidate, type)
+        else type(candidate).__name__
+    )
     if is_haiku(candidate):
-        return f"the Haiku module {name}" if isinstance(candidate, type) else "the transformed function of Haiku"
+        return (
+            f"the Haiku module {name}"
+            if isinstance(candidate, type)
+            else "the transformed function of Haiku"
+        )
     if is_linen(candidate):
         return f"the flax.linen module {name}"
     if isinstance(candidate, type):
@@ -79,7 +101,11 @@ def describe_kind(candidate: Any) -> str:
 
 def find_place(candidate: Any) -> str:
     """Return where a user's class, function or object is defined, such as `stripes.py:12`, or ""."""
-    definition = candidate if isinstance(candidate, type) or inspect.isroutine(candidate) else type(candidate)
+    definition = (
+        candidate
+        if isinstance(candidate, type) or inspect.isroutine(candidate)
+        else type(candidate)
+    )
     try:
         file, line = inspect.getsourcefile(definition), inspect.getsourcelines(definition)[1]
     except (OSError, TypeError):
@@ -100,7 +126,11 @@ def describe_function(function: Any) -> str:
             break
     name = str(getattr(unwrapped, "__name__", type(unwrapped).__name__))
     code = getattr(inspect.unwrap(getattr(unwrapped, "__func__", unwrapped)), "__code__", None)
-    return name if code is None else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} {name}"
+    return (
+        name
+        if code is None
+        else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} {name}"
+    )
 
 
 def raised_at(error: BaseException) -> str:
@@ -111,11 +141,17 @@ def raised_at(error: BaseException) -> str:
 def describe_error(error: BaseException) -> tuple[str, str]:
     """Return the message of an error in one line, and its place as `raised_at` does.
 
-    An error in a callback of a compiled step arrives as a JAX error whose message contains the traceback.
+    An error in a callback of a compiled step arrives as a JAX error whose message contains the
+    traceback.
     """
     message = next(iter(str(error).splitlines()), "")
-    frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
-    if callback_frames := [(file, int(line), name) for file, line, name in _FRAME.findall(str(error))]:
+    frames = [
+        (frame.filename, frame.lineno or 0, frame.name)
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    if callback_frames := [
+        (file, int(line), name) for file, line, name in _FRAME.findall(str(error))
+    ]:
         frames, message = callback_frames, str(error).strip().splitlines()[-1]
     own_frames = [frame for frame in frames if not is_library(frame[0])]
     if not own_frames:
@@ -139,7 +175,11 @@ def is_library(file: str) -> bool:
     """Return whether a file is not user code: of the interpreter, an installed package, or this package."""
     path = os.path.abspath(file)
     is_installed = "site-packages" in path or "dist-packages" in path
-    return file.startswith("<") or is_installed or any(path.startswith(root + os.sep) for root in LIBRARIES)
+    return (
+        file.startswith("<")
+        or is_installed
+        or any(path.startswith(root + os.sep) for root in LIBRARIES)
+    )
 
 
 def _relative_path(file: str) -> str:

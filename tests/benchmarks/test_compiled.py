@@ -10,7 +10,9 @@ def test_every_training_of_the_table_is_a_job_on_each_of_its_chips() -> None:
     for job, chips in compiled.CASES.items():
         for name in chips:
             on = compiled.ON[name]
-            spec = load.load_job(compiled.JOBS / f"{job}.yaml", [*on.keys, *compiled._batch(job, on.devices)])
+            spec = load.load_job(
+                compiled.JOBS / f"{job}.yaml", [*on.keys, *compiled._batch(job, on.devices)]
+            )
             assert spec.train is not None and spec.train.mesh.resolve(on.devices)
 
 
@@ -27,5 +29,8 @@ def test_a_row_says_what_was_found_or_why_nothing_was() -> None:
         "modelled": {"seconds": [0.010, 0.0125]},
     }
     row = compiled.row("vit-b16", "v5e-8", found)
-    assert row == "| vit-b16 | v5e-8 | 1.50 | 21% | fsdp 2.00; dp × ep 0.50 | 0.25 | 10.0 to 12.5 | 42 |"
+    assert (
+        row
+        == "| vit-b16 | v5e-8 | 1.50 | 21% | fsdp 2.00; dp × ep 0.50 | 0.25 | 10.0 to 12.5 | 42 |"
+    )
     assert "| not compiled: too large |" in compiled.row("vit-b16", "v5e-8", {"says": "too large"})

@@ -24,7 +24,9 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     flags.FLAGS.unparse_flags()
 
 
-def test_both_sides_of_this_environment_read_every_image_and_every_row(given: dict[str, object]) -> None:
+def test_both_sides_of_this_environment_read_every_image_and_every_row(
+    given: dict[str, object],
+) -> None:
     before = feeding_side.spent()
     for name in ("ours", "grain"):
         _, read = feeding_side.SIDES[name](given)

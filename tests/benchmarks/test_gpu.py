@@ -14,7 +14,9 @@ pytestmark = pytest.mark.extended
 def test_the_benchmark_of_a_gpu_runs_at_small_size_alone() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--small"]
     environ = os.environ | {"JAX_PLATFORMS": "cpu"} | QUICK_COMPILES
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environ, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=environ, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "PyTorch compile, PyTorch eager, Hugging Face Flax are left out" in done.stderr
     assert done.stderr.count("profile of steps 3-7") == 2 and "matmul" in done.stderr

@@ -14,8 +14,13 @@ from benchmarks import recipes
 pytestmark = pytest.mark.extended
 
 
-def test_folders_by_class_hold_out_every_fifth_image_and_train_on_a_few_of_each(tmp_path: Path) -> None:
-    for name, made, classes in (("digits", recipes.digits(), 10), ("shapes", recipes.shapes(400), 4)):
+def test_folders_by_class_hold_out_every_fifth_image_and_train_on_a_few_of_each(
+    tmp_path: Path,
+) -> None:
+    for name, made, classes in (
+        ("digits", recipes.digits(), 10),
+        ("shapes", recipes.shapes(400), 4),
+    ):
         home = Path(recipes.write(tmp_path / name, itertools.islice(made, 400), 6))
         for split in ("train", "val"):
             counts = {each.name: len(list(each.iterdir())) for each in (home / split).iterdir()}
@@ -23,5 +28,7 @@ def test_folders_by_class_hold_out_every_fifth_image_and_train_on_a_few_of_each(
             assert sum(counts.values()) == 80 if split == "val" else set(counts.values()) == {6}
     row = recipes.compared("of two", [0.9, 1.0], [0.9, 0.8])
     assert (
-        row.ratio == pytest.approx(1 / 3) and row.holds and "0.9500 ± 0.0500 (2 seeds) right over 0.8500" in row.detail
+        row.ratio == pytest.approx(1 / 3)
+        and row.holds
+        and "0.9500 ± 0.0500 (2 seeds) right over 0.8500" in row.detail
     )

@@ -9,7 +9,9 @@ from benchmarks.table import Row
 pytestmark = pytest.mark.extended
 
 
-def test_recording_leaves_the_sections_of_other_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_leaves_the_sections_of_other_benchmarks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = tmp_path / "RESULTS.md"
     results.write_text("# Benchmarks\n\nearlier\n\n## By hand\n\nkept\n\n## And this\n")
     monkeypatch.setattr(bench, "RESULTS", results)

@@ -27,6 +27,8 @@ class Access:
 
     def kubectl(self, *words: str, text: str | None = None) -> str:
         """What kubectl prints; its complaint is the error."""
-        done = subprocess.run([self.kubectl_path, *words], input=text, capture_output=True, text=True, env=self.env)
+        done = subprocess.run(
+            [self.kubectl_path, *words], input=text, capture_output=True, text=True, env=self.env
+        )
         assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr.strip()}"
         return done.stdout

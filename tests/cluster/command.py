@@ -26,13 +26,25 @@ def launcher(cluster: Access, folder: Path, *arguments: str) -> subprocess.Compl
 def started(cluster: Access, folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Begins `launcher ARGUMENTS`; its messages are in its output."""
     pipe, both = subprocess.PIPE, subprocess.STDOUT
-    return subprocess.Popen([*COMMAND, *arguments], cwd=folder, env=cluster.env, stdout=pipe, stderr=both, text=True)
+    return subprocess.Popen(
+        [*COMMAND, *arguments], cwd=folder, env=cluster.env, stdout=pipe, stderr=both, text=True
+    )
 
 
 def project(folder: Path, namespace: str, files: Mapping[str, str], **job: object) -> Path:
     """A folder with a small job of one CPU host and its files."""
-    small = {"accelerator": {"type": "cpu"}, "resources": {"cpu": "50m", "memory": "400Mi"}, "grace": "10s"}
-    document = {"name": "mine", "namespace": namespace, **small, "command": ["python", "train.py"], **job}
+    small = {
+        "accelerator": {"type": "cpu"},
+        "resources": {"cpu": "50m", "memory": "400Mi"},
+        "grace": "10s",
+    }
+    document = {
+        "name": "mine",
+        "namespace": namespace,
+        **small,
+        "command": ["python", "train.py"],
+        **job,
+    }
     for name, text in {"job.yaml": yaml.safe_dump(document, sort_keys=False), **files}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """The cluster and a namespace in it, for every test here.
 
-TEST_KUBECONFIG names a cluster of the user's own, kind for one; KUBECONFIG is not read, for it may name a production
-cluster. Without it the harness's is used: one that `make cluster-up` started, and left up afterwards, or one that lasts
-as long as the test session.
+TEST_KUBECONFIG names a cluster of the user's own, kind for one; KUBECONFIG is not read, for it may
+name a production cluster. Without it the harness's is used: one that `make cluster-up` started, and
+left up afterwards, or one that lasts as long as the test session.
 """
 
 import os
@@ -21,9 +21,9 @@ from tests.cluster.harness import cluster as harness
 from tests.cluster.harness import image as product
 from tests.cluster.waiting import until
 
-# Files whose tests share what a module fixture makes, or change what others judge (the nodes, the kinds that are
-# served): side by side with others (`pytest -n 4 tests/cluster`), those of one group go to one process. What computes
-# and what waits by turns.
+# Files whose tests share what a module fixture makes, or change what others judge (the nodes, the
+# kinds that are served): side by side with others (`pytest -n 4 tests/cluster`), those of one group
+# go to one process. What computes and what waits by turns.
 GROUPS = {
     "test_teardown.py": "before the cluster",
     "test_recovery.py": "recovery",
@@ -84,13 +84,22 @@ def programs(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Access]:
     if kubeconfig := given():
         yield Access(kubeconfig, Path(needs.tool("kubectl", of="Kubernetes")), is_ours=False)
         return
     folder = request.getfixturevalue("programs")
-    if hasattr(request.config, "workerinput") and any(map(is_before_the_cluster, request.session.items)):
-        until(those_before(tmp_path_factory).exists, bool, "the end of the tests that stop clusters", within=1800)
+    if hasattr(request.config, "workerinput") and any(
+        map(is_before_the_cluster, request.session.items)
+    ):
+        until(
+            those_before(tmp_path_factory).exists,
+            bool,
+            "the end of the tests that stop clusters",
+            within=1800,
+        )
     session = harness.used()
     with uncaptured(request):
         session.__enter__()

@@ -15,7 +15,9 @@ asked: list[str] = []
 send = http.client.HTTPConnection.putrequest
 
 
-def counted(self: http.client.HTTPConnection, method: str, url: str, *rest: bool, **more: bool) -> None:
+def counted(
+    self: http.client.HTTPConnection, method: str, url: str, *rest: bool, **more: bool
+) -> None:
     asked.append(f"{method} {url}")
     send(self, method, url, *rest, **more)
 
@@ -29,4 +31,7 @@ finally:
     # The peak of this process alone: what getrusage counts has that of the process that began it.
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None, "Linux"
-    print(json.dumps({"requests": asked, "seconds": spent_s, "peak_mib": int(peak[1]) / 1024}), file=sys.stderr)
+    print(
+        json.dumps({"requests": asked, "seconds": spent_s, "peak_mib": int(peak[1]) / 1024}),
+        file=sys.stderr,
+    )

@@ -52,7 +52,11 @@ class Cost:
         """Requests that change what the server keeps."""
         is_write = ("POST", "PUT", "PATCH", "DELETE")
         asks = ("dryRun=All", "accessreviews", "selfsubject")
-        return [one for one in self.requests if one.startswith(is_write) and not any(ask in one for ask in asks)]
+        return [
+            one
+            for one in self.requests
+            if one.startswith(is_write) and not any(ask in one for ask in asks)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +69,9 @@ class Place:
 
     def open(self) -> None:
         """From now on the nodes take the hosts, which tolerate what is left of their taints."""
-        taints = {"spec": {"taints": [{"key": kwok.TAINT, "value": "true", "effect": "NoSchedule"}]}}
+        taints = {
+            "spec": {"taints": [{"key": kwok.TAINT, "value": "true", "effect": "NoSchedule"}]}
+        }
         calls = [Call("PATCH", f"/api/v1/nodes/{name}", taints, MERGE) for name in self.nodes]
         kwok.send(self.cluster.api, calls)
 
@@ -77,14 +83,24 @@ class Fleet:
         self.cluster, self.namespace, self.hosts = place.cluster, place.namespace, hosts
         self.name = f"fleet-{hosts}"
         self.file = folder / f"{self.name}.yaml"
-        fields = {"name": self.name, "namespace": self.namespace, "hosts": hosts, "pool": POOL, "taint": kwok.TAINT}
+        fields = {
+            "name": self.name,
+            "namespace": self.namespace,
+            "hosts": hosts,
+            "pool": POOL,
+            "taint": kwok.TAINT,
+        }
         self.file.write_text(JOB.format(**fields))
 
     def costs(self, *words: str | Path) -> Cost:
         """What `launcher WORDS` prints and costs, in a process of its own. AssertionError when it fails."""
         command = [sys.executable, "-m", "tests.cluster.counted", *map(str, words)]
         done = subprocess.run(
-            command, env=self.cluster.env, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+            command,
+            env=self.cluster.env,
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parents[2],
         )
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stderr.strip().splitlines()[-1])
@@ -95,7 +111,9 @@ class Fleet:
 
     def until(self, count: str, within: float) -> None:
         """Waits until the Job controller counts every pod as this: `active`, which is made and has not ended, or
-        `ready`. To list a thousand pods again and again would take the machine from those who make them."""
+        `ready`. To list a thousand pods again and again would take the machine from those who make
+        them.
+        """
         jobs = f"/apis/batch/v1/namespaces/{self.namespace}/jobs"
 
         def counted() -> list[int]:
@@ -110,10 +128,13 @@ def place(cluster: Access, count: int, taint: str = kwok.TAINT) -> Iterator[Plac
     namespace = preparations.make_namespace(cluster, "restricted")
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     last = {"value": -1000, "preemptionPolicy": "Never", "metadata": {"name": namespace}}
-    cluster.api.create(classes, {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", **last})
+    cluster.api.create(
+        classes, {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", **last}
+    )
     with kwok.fake_nodes(cluster.api, count, {POOL: namespace}, {}, taint) as nodes:
         yield Place(cluster, namespace, nodes)
-        # A namespace would delete the pods first: to the Job controller they fail, and it backs off for minutes.
+        # A namespace would delete the pods first: to the Job controller they fail, and it backs off
+        # for minutes.
         within = "-n", namespace
         cluster.kubectl("delete", "jobsets", "--all", "--wait=false", *within)
         pods = f"/api/v1/namespaces/{namespace}/pods?limit=1"

@@ -1,8 +1,9 @@
 """Runs `launcher` in a process of its own, forked from one that has imported it.
 
-A fresh interpreter takes most of a second of processor time to import what a command needs, hundreds of times in a run
-of these tests. Exit code, streams, working directory and environment are a process's own; only the imports are shared.
-Where a process is sent signals, or shown to start from nothing, tests start one of their own.
+A fresh interpreter takes most of a second of processor time to import what a command needs,
+hundreds of times in a run of these tests. Exit code, streams, working directory and environment are
+a process's own; only the imports are shared. Where a process is sent signals, or shown to start
+from nothing, tests start one of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Runs `launcher ARGUMENTS` to its end. Kills it and raises subprocess.TimeoutExpired after `timeout` seconds."""
     asked = json.dumps({"arguments": arguments, "cwd": os.fspath(cwd), "env": dict(env)}).encode()
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, socket.socket(socket.AF_UNIX) as end:
+    with (
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+        socket.socket(socket.AF_UNIX) as end,
+    ):
         end.connect(os.fspath(server()))
         socket.send_fds(end, [len(asked).to_bytes(4, "big")], [out.fileno(), err.fileno()])
         end.sendall(asked)
@@ -69,7 +74,9 @@ def server() -> Path:
 def serve(path: str) -> None:
     """Forks a process for each request, until the process that started this one is gone."""
     sys.argv[:] = [importlib.import_module(MODULE).__file__ or MODULE]
-    for found in pkgutil.walk_packages(importlib.import_module("jaxlaunch.launcher").__path__, "jaxlaunch.launcher."):
+    for found in pkgutil.walk_packages(
+        importlib.import_module("jaxlaunch.launcher").__path__, "jaxlaunch.launcher."
+    ):
         if not found.name.startswith(APART) and not found.name.endswith("__main__"):
             importlib.import_module(found.name)
     importlib.import_module("kubernetes.client")
@@ -79,7 +86,9 @@ def serve(path: str) -> None:
         listener.bind(path)
         listener.listen(64)
         os.write(1, b"ready\n")
-        while listener in select.select([listener, 0], [], [])[0]:  # its standard input ends with who started it
+        while (
+            listener in select.select([listener, 0], [], [])[0]
+        ):  # its standard input ends with who started it
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()

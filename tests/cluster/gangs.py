@@ -90,7 +90,9 @@ class Gang:
             found = [host for host in there if host.running and host.generation == generation]
             if len(found) == wanted:
                 return found
-            over = status.get("terminalState") or any(host.generation > generation for host in there)
+            over = status.get("terminalState") or any(
+                host.generation > generation for host in there
+            )
             assert not over, f"{self.name} ran on without it: {status}, {there}"
             return []
 
@@ -100,17 +102,25 @@ class Gang:
         """What the newest generation's pods wrote so far."""
         jobset = self.jobset
         started = [podlogs.log_source(jobset, host) for host in self.hosts if host.has_started]
-        by_kubelet = [dataclasses.replace(one, agent_port=None) for one in started]  # asked often, by who waits
+        by_kubelet = [
+            dataclasses.replace(one, agent_port=None) for one in started
+        ]  # asked often, by who waits
         return list(
             podlogs.read_logs(
-                self.cluster, self.namespace, by_kubelet, Selection(**select), report_unread=print, say=print
+                self.cluster,
+                self.namespace,
+                by_kubelet,
+                Selection(**select),
+                report_unread=print,
+                say=print,
             )
         )
 
     def says(self, text: str) -> str:
         """The newest generation's line that holds `text`, once there is one."""
         return until(
-            f"{self.name} says {text!r}", lambda: next((one.text for one in self.lines() if text in one.text), "")
+            f"{self.name} says {text!r}",
+            lambda: next((one.text for one in self.lines() if text in one.text), ""),
         )
 
 
@@ -121,9 +131,16 @@ class Place:
         self.access, self.namespace, self.image = access, namespace, image
         self.cluster = Cluster.connect()
 
-    def start(self, name: str, defaults: Defaults, change: Change = lambda jobset: None, **job: Any) -> Gang:
+    def start(
+        self, name: str, defaults: Defaults, change: Change = lambda jobset: None, **job: Any
+    ) -> Gang:
         """Submits a job; `change` may alter its JobSet before."""
-        document = {"name": name, "namespace": self.namespace, "image": self.image, "accelerator": {"type": "cpu"}}
+        document = {
+            "name": name,
+            "namespace": self.namespace,
+            "image": self.image,
+            "accelerator": {"type": "cpu"},
+        }
         spec = JobSpec.model_validate(document | job)
         resolved = resolve(spec, ClusterDefaults(defaults))
         manifests = render(resolved, code.build_bundle(resolved.code, Path()))
@@ -133,7 +150,9 @@ class Place:
 
     def launcher(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The command line in this namespace."""
-        return forked.run([*words, "-n", self.namespace], cwd=Path.cwd(), env=self.access.env, timeout=PATIENCE_S)
+        return forked.run(
+            [*words, "-n", self.namespace], cwd=Path.cwd(), env=self.access.env, timeout=PATIENCE_S
+        )
 
 
 @contextmanager

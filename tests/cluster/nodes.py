@@ -58,14 +58,19 @@ def tainted(access: Access, name: str, key: str, pods: Collection[str]) -> Itera
                 known = pod["spec"].get("tolerations", [])
                 path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
                 with suppress(Refused):  # it is gone meanwhile
-                    access.api.merge(path, {"spec": {"tolerations": [*known, {"key": key, "operator": "Exists"}]}})
+                    access.api.merge(
+                        path,
+                        {"spec": {"tolerations": [*known, {"key": key, "operator": "Exists"}]}},
+                    )
         before = node(access, name)["spec"].get("taints", [])
         taint = {"key": key, "effect": "NoExecute"}
         access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": [*before, taint]}})
         try:
             yield
         finally:
-            left = [one for one in node(access, name)["spec"].get("taints", []) if one["key"] != key]
+            left = [
+                one for one in node(access, name)["spec"].get("taints", []) if one["key"] != key
+            ]
             access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": left}})
 
 
@@ -82,10 +87,16 @@ def offering(access: Access, name: str, resource: str, count: int) -> Iterator[N
 def offer(access: Access, name: str, resource: str, count: int | None) -> None:
     """From now on the node has so many of this resource; None: it knows none of it."""
     given = {resource: None if count is None else str(count)}
-    access.api.merge(f"/api/v1/nodes/{name}/status", {"status": {"capacity": given, "allocatable": given}})
+    access.api.merge(
+        f"/api/v1/nodes/{name}/status", {"status": {"capacity": given, "allocatable": given}}
+    )
 
 
 def evict(access: Access, namespace: str, pod: str) -> None:
     """As `kubectl drain` does."""
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": namespace},
+    }
     access.api.create(f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction", eviction)

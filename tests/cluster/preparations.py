@@ -24,7 +24,10 @@ KUEUE = "kueue.x-k8s.io/v1beta2"
 OUTSIDE = (
     "/api/v1/persistentvolumes",
     *(f"/apis/storage.k8s.io/v1/{plural}" for plural in ("storageclasses", "csidrivers")),
-    *(f"/apis/{KUEUE}/{plural}" for plural in ("clusterqueues", "resourceflavors", "workloadpriorityclasses")),
+    *(
+        f"/apis/{KUEUE}/{plural}"
+        for plural in ("clusterqueues", "resourceflavors", "workloadpriorityclasses")
+    ),
 )
 
 
@@ -38,7 +41,11 @@ def make_namespace(cluster: Access, level: str) -> str:
     )
     # Before its default service account exists, every pod is refused.
     accounts = f"/api/v1/namespaces/{name}/serviceaccounts"
-    until(lambda: cluster.api.get(accounts), lambda seen: seen["items"], f"a service account in {name}")
+    until(
+        lambda: cluster.api.get(accounts),
+        lambda seen: seen["items"],
+        f"a service account in {name}",
+    )
     return name
 
 
@@ -47,16 +54,22 @@ def remove_namespace(cluster: Access, name: str) -> None:
 
     The jobs first: a Job that is there keeps pods that ended, and with them the namespace.
     """
-    inside, jobs = f"/api/v1/namespaces/{name}", f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{name}/jobsets"
+    inside = f"/api/v1/namespaces/{name}"
+    jobs = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{name}/jobsets"
     outside = (f"{path}?labelSelector={OWNER.replace('/', '%2F')}%3D{name}" for path in OUTSIDE)
     cluster.api.delete(jobs, inside, f"{inside}/pods?gracePeriodSeconds=1", *outside)
 
 
-def make_volume(cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi") -> Path:
+def make_volume(
+    cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi"
+) -> Path:
     """A ReadWriteMany volume that waits for this claim; gives the folder of the node that is behind it, where any user
     may write."""
     if not cluster.is_ours:
-        pytest.skip("the volume is a folder of this machine, which is no node of the cluster that KUBECONFIG names")
+        pytest.skip(
+            "the volume is a folder of this machine, which is no node of the cluster that "
+            "KUBECONFIG names"
+        )
     folder = VOLUMES / namespace / name
     folder.mkdir(parents=True)
     folder.chmod(0o777)
@@ -67,14 +80,28 @@ def make_volume(cluster: Access, namespace: str, name: str = "checkpoints", size
         "claimRef": {"namespace": namespace, "name": name},
         **SHARED,
     }
-    make(cluster, "/api/v1/persistentvolumes", "v1", "PersistentVolume", f"{namespace}-{name}", volume, namespace)
+    make(
+        cluster,
+        "/api/v1/persistentvolumes",
+        "v1",
+        "PersistentVolume",
+        f"{namespace}-{name}",
+        volume,
+        namespace,
+    )
     return folder
 
 
-def make_claim(cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi") -> Path:
+def make_claim(
+    cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi"
+) -> Path:
     """A bound ReadWriteMany claim that any user may write to; gives the folder of the node that is behind it."""
     folder = make_volume(cluster, namespace, name, size)
-    claim = {"volumeName": f"{namespace}-{name}", "resources": {"requests": {"storage": size}}, **SHARED}
+    claim = {
+        "volumeName": f"{namespace}-{name}",
+        "resources": {"requests": {"storage": size}},
+        **SHARED,
+    }
     claims = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
     make(cluster, claims, "v1", "PersistentVolumeClaim", name, claim, namespace)
     until(
@@ -111,7 +138,9 @@ def make_queue(
     resources = [{"name": resource, "nominalQuota": amount} for resource, amount in quota.items()]
     spec: dict[str, Any] = {
         "namespaceSelector": {},
-        "resourceGroups": [{"coveredResources": list(quota), "flavors": [{"name": whole, "resources": resources}]}],
+        "resourceGroups": [
+            {"coveredResources": list(quota), "flavors": [{"name": whole, "resources": resources}]}
+        ],
     }
     if preemption:
         spec["preemption"] = dict(preemption)
@@ -130,23 +159,29 @@ def make_priority(cluster: Access, namespace: str, value: int) -> str:
     return name
 
 
-def make_user(cluster: Access, namespace: str, rules: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+def make_user(
+    cluster: Access, namespace: str, rules: Sequence[Mapping[str, Any]], folder: Path
+) -> Path:
     """A kubeconfig, written into `folder`, of a user who may do in this namespace what the rules say and no more."""
     name = f"user-{secrets.token_hex(4)}"
     rights = "rbac.authorization.k8s.io/v1"
     within = f"/apis/{rights}/namespaces/{namespace}"
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     metadata = {"name": name, "namespace": namespace}
-    cluster.api.create(accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
     cluster.api.create(
-        f"{within}/roles", {"apiVersion": rights, "kind": "Role", "metadata": metadata, "rules": list(rules)}
+        accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
+    )
+    cluster.api.create(
+        f"{within}/roles",
+        {"apiVersion": rights, "kind": "Role", "metadata": metadata, "rules": list(rules)},
     )
     binding = {
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
     }
     cluster.api.create(
-        f"{within}/rolebindings", {"apiVersion": rights, "kind": "RoleBinding", "metadata": metadata, **binding}
+        f"{within}/rolebindings",
+        {"apiVersion": rights, "kind": "RoleBinding", "metadata": metadata, **binding},
     )
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     token = cluster.api.create(f"{accounts}/{name}/token", request)["status"]["token"]
@@ -172,6 +207,10 @@ def impersonating(cluster: Access, user: str, namespace: str, folder: Path) -> A
     return dataclasses.replace(cluster, kubeconfig=path)
 
 
-def make(cluster: Access, path: str, version: str, kind: str, name: str, spec: object, owner: str) -> None:
+def make(
+    cluster: Access, path: str, version: str, kind: str, name: str, spec: object, owner: str
+) -> None:
     metadata = {"name": name, "labels": {OWNER: owner}}
-    cluster.api.create(path, {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
+    cluster.api.create(
+        path, {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+    )

@@ -19,7 +19,11 @@ def agent(pod: Any) -> int:
 def child(pod: Any) -> int:
     """The trainer that its agent started; a standby process is none."""
     found = {pid: _command(pid) for pid in _within(_container(pod))}
-    return next(pid for pid, words in found.items() if "jaxlaunch.trainer" in words and not _is_standby(words))
+    return next(
+        pid
+        for pid, words in found.items()
+        if "jaxlaunch.trainer" in words and not _is_standby(words)
+    )
 
 
 def everything(pod: Any) -> list[int]:
@@ -34,7 +38,9 @@ def listens(pid: int, port: int) -> list[str]:
         for line in Path(f"/proc/{pid}/net/{file}").read_text().splitlines()[1:]:
             (address, _, number), state = line.split()[1].partition(":"), line.split()[3]
             if state == "0A" and int(number, 16) == port:
-                words = (bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8))
+                words = (
+                    bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)
+                )
                 whole = ipaddress.ip_address(b"".join(words))
                 found.append(str(getattr(whole, "ipv4_mapped", None) or whole))
     return found

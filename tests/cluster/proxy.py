@@ -1,7 +1,7 @@
 """A proxy before a real API server that meets the requests a test names with faults, and passes on all others.
 
-It speaks plain HTTP on loopback and asks with the rights of the test's own kubeconfig. Faults of ordinary requests are
-those of tests.launcher.apiserver; below are those of watches.
+It speaks plain HTTP on loopback and asks with the rights of the test's own kubeconfig. Faults of
+ordinary requests are those of tests.launcher.apiserver; below are those of watches.
 """
 
 from __future__ import annotations
@@ -49,10 +49,14 @@ class Forwarding(Handler):
 
     def _ask(self) -> tuple[http.client.HTTPSConnection, http.client.HTTPResponse]:
         behind = self.server.behind
-        connection = http.client.HTTPSConnection(behind.server.netloc, context=behind.tls, timeout=60)
+        connection = http.client.HTTPSConnection(
+            behind.server.netloc, context=behind.tls, timeout=60
+        )
         headers = {name: self.headers[name] for name in FORWARDED if name in self.headers}
         headers |= behind.own
-        connection.request(self.command, self.path, None if self.body is None else json.dumps(self.body), headers)
+        connection.request(
+            self.command, self.path, None if self.body is None else json.dumps(self.body), headers
+        )
         return connection, connection.getresponse()
 
     def _pass_on(self, answer: http.client.HTTPResponse) -> None:
@@ -69,7 +73,7 @@ class Forwarding(Handler):
         self.end_stream()
 
 
-# --- faults of a watch ------------------------------------------------------------------------------------------------
+# --- faults of a watch ----------------------------------------------------------------------------
 
 
 def close(handler: Handler) -> bool:
@@ -92,7 +96,12 @@ def break_off(handler: Handler) -> bool:
 def forget(handler: Handler) -> bool:
     """The version is too old, as the stream says."""
     handler.begin_stream()
-    status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+    status = {
+        "kind": "Status",
+        "code": 410,
+        "reason": "Expired",
+        "message": "too old resource version",
+    }
     handler.chunk({"type": "ERROR", "object": status})
     handler.end_stream()
     return True

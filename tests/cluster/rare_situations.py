@@ -27,7 +27,7 @@ JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}"
 BROKEN = "\x01\x02 no program\n"
 
 
-# --- what is done to the JobSet ---------------------------------------------------------------------------------------
+# --- what is done to the JobSet -------------------------------------------------------------------
 
 
 def main(jobset: Object) -> Object:
@@ -71,12 +71,16 @@ def of_another_controller(jobset: Object) -> None:
 
 
 def a_key_of_a_configmap(jobset: Object) -> None:
-    main(jobset)["env"].append({"name": "A", "valueFrom": {"configMapKeyRef": {"name": "programs", "key": "none"}}})
+    main(jobset)["env"].append(
+        {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "programs", "key": "none"}}}
+    )
 
 
 def a_key_in_a_volume(jobset: Object) -> None:
     items = [{"key": "none", "path": "none"}]
-    pod_spec(jobset)["volumes"].append({"name": "part", "secret": {"secretName": "known", "items": items}})
+    pod_spec(jobset)["volumes"].append(
+        {"name": "part", "secret": {"secretName": "known", "items": items}}
+    )
     main(jobset)["volumeMounts"].append({"name": "part", "mountPath": "/part"})
 
 
@@ -87,7 +91,9 @@ def executable(jobset: Object) -> None:
 
 
 def a_folder_of_the_node(jobset: Object) -> None:
-    pod_spec(jobset)["volumes"].append({"name": "here", "hostPath": {"path": "/none/such", "type": "Directory"}})
+    pod_spec(jobset)["volumes"].append(
+        {"name": "here", "hostPath": {"path": "/none/such", "type": "Directory"}}
+    )
     main(jobset)["volumeMounts"].append({"name": "here", "mountPath": "/here"})
 
 
@@ -98,9 +104,16 @@ def unresolved(jobset: Object) -> None:
 
 def beside(jobset: Object) -> None:
     """A sidecar that fails each time that the kubelet starts it, before it counts as started."""
-    side: Object = {key: main(jobset)[key] for key in ("image", "securityContext") if key in main(jobset)}
+    side: Object = {
+        key: main(jobset)[key] for key in ("image", "securityContext") if key in main(jobset)
+    }
     never = {"exec": {"command": ["false"]}, "failureThreshold": 1000}
-    side |= {"name": "proxy", "command": ["sh", "-c", "exit 3"], "restartPolicy": "Always", "startupProbe": never}
+    side |= {
+        "name": "proxy",
+        "command": ["sh", "-c", "exit 3"],
+        "restartPolicy": "Always",
+        "startupProbe": never,
+    }
     pod_spec(jobset)["initContainers"] = [side]
 
 
@@ -110,7 +123,9 @@ def another(
     """Somebody's webhook adds a container with this memory limit, as an init container if it runs `first`."""
 
     def change(jobset: Object) -> None:
-        one: Object = {key: main(jobset)[key] for key in ("image", "securityContext") if key in main(jobset)}
+        one: Object = {
+            key: main(jobset)[key] for key in ("image", "securityContext") if key in main(jobset)
+        }
         one |= {"name": name, "command": list(command)}
         if memory is not None:
             one["resources"] = {"limits": {"memory": memory}}
@@ -125,11 +140,16 @@ def as_root(jobset: Object) -> None:
 
 def unhealthy(jobset: Object) -> None:
     """Once the agent is there to be stopped: one that is killed before leaves only the signal."""
-    probe = {"exec": {"command": ["false"]}, "initialDelaySeconds": 20, "periodSeconds": 1, "failureThreshold": 1}
+    probe = {
+        "exec": {"command": ["false"]},
+        "initialDelaySeconds": 20,
+        "periodSeconds": 1,
+        "failureThreshold": 1,
+    }
     main(jobset)["livenessProbe"] = probe
 
 
-# --- what is done to the namespace ------------------------------------------------------------------------------------
+# --- what is done to the namespace ----------------------------------------------------------------
 
 
 def quota(**hard: str) -> Callable[[Access, str], None]:
@@ -140,22 +160,41 @@ def quota(**hard: str) -> Callable[[Access, str], None]:
         given = {name.replace("__", "/").replace("_", "."): much for name, much in hard.items()}
         make(cluster, path, "v1", "ResourceQuota", "few", spec={"hard": given})
         # Admission counts by the status, which a controller writes.
-        until(lambda: cluster.api.get(f"{path}/few"), lambda one: one.get("status", {}).get("used"), "the quota counts")
+        until(
+            lambda: cluster.api.get(f"{path}/few"),
+            lambda one: one.get("status", {}).get("used"),
+            "the quota counts",
+        )
 
     return prepare
 
 
 def a_ratio(cluster: Access, namespace: str) -> None:
     limits = [{"type": "Container", "maxLimitRequestRatio": {"cpu": "2"}}]
-    make(cluster, f"/api/v1/namespaces/{namespace}/limitranges", "v1", "LimitRange", "even", spec={"limits": limits})
+    make(
+        cluster,
+        f"/api/v1/namespaces/{namespace}/limitranges",
+        "v1",
+        "LimitRange",
+        "even",
+        spec={"limits": limits},
+    )
 
 
-def claim(cluster: Access, namespace: str, name: str, mode: str = "ReadWriteMany", **spec: Any) -> None:
+def claim(
+    cluster: Access, namespace: str, name: str, mode: str = "ReadWriteMany", **spec: Any
+) -> None:
     wants = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}, **spec}
     make(cluster, CLAIMS.format(namespace), "v1", "PersistentVolumeClaim", name, spec=wants)
 
 
-def volume(cluster: Access, namespace: str, name: str, source: Mapping[str, Any], mode: str = "ReadWriteMany") -> None:
+def volume(
+    cluster: Access,
+    namespace: str,
+    name: str,
+    source: Mapping[str, Any],
+    mode: str = "ReadWriteMany",
+) -> None:
     """A volume of this source, and the claim of that name that is bound to it."""
     spec = {
         "capacity": {"storage": "1Gi"},
@@ -165,11 +204,15 @@ def volume(cluster: Access, namespace: str, name: str, source: Mapping[str, Any]
         "claimRef": {"namespace": namespace, "name": name},
         **source,
     }
-    preparations.make(cluster, VOLUMES, "v1", "PersistentVolume", f"{namespace}-{name}", spec, namespace)
+    preparations.make(
+        cluster, VOLUMES, "v1", "PersistentVolume", f"{namespace}-{name}", spec, namespace
+    )
     claim(cluster, namespace, name, mode, volumeName=f"{namespace}-{name}", storageClassName="")
 
 
-def outside(cluster: Access, namespace: str, plural: str, kind: str, name: str, **body: Any) -> None:
+def outside(
+    cluster: Access, namespace: str, plural: str, kind: str, name: str, **body: Any
+) -> None:
     """An object of storage.k8s.io, which is deleted with the namespace."""
     version = "storage.k8s.io/v1"
     metadata = {"name": name, "labels": {preparations.OWNER: namespace}}
@@ -181,25 +224,59 @@ def storage(cluster: Access, namespace: str) -> None:
     """Claims of every kind of trouble; what the programs may not do; a Secret."""
     claim(cluster, namespace, "classless", storageClassName="none")
     unprovisioned = f"{namespace}-nobody"
-    outside(cluster, namespace, "storageclasses", "StorageClass", unprovisioned, provisioner="nobody.test")
+    outside(
+        cluster,
+        namespace,
+        "storageclasses",
+        "StorageClass",
+        unprovisioned,
+        provisioner="nobody.test",
+    )
     claim(cluster, namespace, "slow", storageClassName=unprovisioned)
     elsewhere = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["none"]}
     affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [elsewhere]}]}}
     volume(cluster, namespace, "far", {"local": {"path": "/mnt"}, "nodeAffinity": affinity})
-    modes = {"driverless": "ReadWriteMany", "single": "ReadWriteOncePod", "elsewhere": "ReadWriteOnce"}
+    modes = {
+        "driverless": "ReadWriteMany",
+        "single": "ReadWriteOncePod",
+        "elsewhere": "ReadWriteOnce",
+    }
     for name, mode in modes.items():
         driver = f"{namespace}.test" if name == "driverless" else "none.test"
         csi = {"driver": driver, "volumeHandle": f"{namespace}-{name}"}
         volume(cluster, namespace, name, {"csi": csi}, mode)
     # Else the attacher of the driver would be waited for, for two minutes.
-    outside(cluster, namespace, "csidrivers", "CSIDriver", f"{namespace}.test", spec={"attachRequired": False})
+    outside(
+        cluster,
+        namespace,
+        "csidrivers",
+        "CSIDriver",
+        f"{namespace}.test",
+        spec={"attachRequired": False},
+    )
     preparations.make_claim(cluster, namespace, "closed").chmod(0o500)
     preparations.make_claim(cluster, namespace, "lost")
     cluster.api.delete(f"{VOLUMES}/{namespace}-lost")
-    cluster.api.merge(f"{VOLUMES}/{namespace}-lost", {"metadata": {"finalizers": None}})  # that of a bound volume
+    cluster.api.merge(
+        f"{VOLUMES}/{namespace}-lost", {"metadata": {"finalizers": None}}
+    )  # that of a bound volume
     data = {"broken": BROKEN}
-    make(cluster, f"/api/v1/namespaces/{namespace}/configmaps", "v1", "ConfigMap", "programs", data=data)
-    make(cluster, f"/api/v1/namespaces/{namespace}/secrets", "v1", "Secret", "known", stringData={"user": "me"})
+    make(
+        cluster,
+        f"/api/v1/namespaces/{namespace}/configmaps",
+        "v1",
+        "ConfigMap",
+        "programs",
+        data=data,
+    )
+    make(
+        cluster,
+        f"/api/v1/namespaces/{namespace}/secrets",
+        "v1",
+        "Secret",
+        "known",
+        stringData={"user": "me"},
+    )
 
 
 def odd_queues(cluster: Access, namespace: str) -> None:
@@ -207,15 +284,21 @@ def odd_queues(cluster: Access, namespace: str) -> None:
     quota = {"cpu": "100m", "memory": "1Gi"}
     for name in ("fine", "flavorless", "checked", "memory", "closed"):
         make_queue(cluster, namespace, {"memory": "1Gi"} if name == "memory" else quota, name=name)
-    (group,) = cluster.api.get(f"/apis/{KUEUE}/clusterqueues/{namespace}-flavorless")["spec"]["resourceGroups"]
+    (group,) = cluster.api.get(f"/apis/{KUEUE}/clusterqueues/{namespace}-flavorless")["spec"][
+        "resourceGroups"
+    ]
     group["flavors"][0]["name"] = f"{namespace}-none"
-    cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{namespace}-flavorless", {"spec": {"resourceGroups": [group]}})
+    cluster.api.merge(
+        f"/apis/{KUEUE}/clusterqueues/{namespace}-flavorless", {"spec": {"resourceGroups": [group]}}
+    )
     others = {"namespaceSelector": {"matchLabels": {"team": "other"}}}
     cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{namespace}-closed", {"spec": others})
     checks = {"admissionChecksStrategy": {"admissionChecks": [{"name": "none"}]}}
     cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{namespace}-checked", {"spec": checks})
     local = f"/apis/{KUEUE}/namespaces/{namespace}/localqueues"
-    preparations.make(cluster, local, KUEUE, "LocalQueue", "leading", {"clusterQueue": "none"}, namespace)
+    preparations.make(
+        cluster, local, KUEUE, "LocalQueue", "leading", {"clusterQueue": "none"}, namespace
+    )
 
 
 RARELY_PREPARED: Mapping[str, Prepare] = {
@@ -232,7 +315,7 @@ RARELY_PREPARED: Mapping[str, Prepare] = {
 }
 
 
-# --- what happens later -----------------------------------------------------------------------------------------------
+# --- what happens later ---------------------------------------------------------------------------
 
 
 def deleted(cluster: Access, namespace: str, name: str) -> None:
@@ -260,7 +343,9 @@ def released(cluster: Access, namespace: str) -> None:
         for one in cluster.api.get(path)["items"]:
             if HOLD in (kept := one["metadata"].get("finalizers", [])):
                 left = [text for text in kept if text != HOLD]
-                cluster.api.merge(f"{path}/{one['metadata']['name']}", {"metadata": {"finalizers": left}})
+                cluster.api.merge(
+                    f"{path}/{one['metadata']['name']}", {"metadata": {"finalizers": left}}
+                )
 
 
 def with_its_namespace(cluster: Access, namespace: str, name: str) -> None:
@@ -286,19 +371,30 @@ def attached(cluster: Access, namespace: str, name: str) -> None:
     volume = f"{namespace}-elsewhere"
     for one in cluster.api.get(path)["items"]:
         if one["spec"]["source"].get("persistentVolumeName") == volume:
-            cluster.api.merge(f"{path}/{one['metadata']['name']}/status", {"status": {"attached": True}})
+            cluster.api.merge(
+                f"{path}/{one['metadata']['name']}/status", {"status": {"attached": True}}
+            )
 
 
 def frozen(cluster: Access, namespace: str, name: str) -> None:
     """The node of its pod says nothing any more: what the node controller makes of that after a while."""
-    (pod,) = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods?labelSelector=jaxlaunch.io/job%3D{name}")["items"]
+    (pod,) = cluster.api.get(
+        f"/api/v1/namespaces/{namespace}/pods?labelSelector=jaxlaunch.io/job%3D{name}"
+    )["items"]
     node = f"/api/v1/nodes/{pod['spec']['nodeName']}"
     cluster.api.merge(node, {"metadata": {"annotations": {kwok.SELECTOR.split("=")[0]: None}}})
-    conditions = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "no status"}]
+    conditions = [
+        {
+            "type": "Ready",
+            "status": "Unknown",
+            "reason": "NodeStatusUnknown",
+            "message": "no status",
+        }
+    ]
     cluster.api.merge(f"{node}/status", {"status": {"conditions": conditions}})
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------------
+# --- nodes ----------------------------------------------------------------------------------------
 
 
 def nodes(cluster: Access, namespace: str) -> Sequence[str]:
@@ -318,7 +414,9 @@ def nodes(cluster: Access, namespace: str) -> Sequence[str]:
         one["metadata"]["labels"][preparations.OWNER] = namespace
         if kind == "cordoned":
             one["spec"]["unschedulable"] = True
-        one["metadata"]["annotations"]["volumes.kubernetes.io/controller-managed-attach-detach"] = "true"
+        one["metadata"]["annotations"]["volumes.kubernetes.io/controller-managed-attach-detach"] = (
+            "true"
+        )
         if kind in ("unready", "silent"):
             del one["metadata"]["annotations"][kwok.SELECTOR.split("=")[0]]
         if kind == "unready":
@@ -345,15 +443,26 @@ IN_STORAGE = "storage"
 
 RARE: Mapping[str, Situation] = {
     # admission
-    "uneven": Situation("a LimitRange of the namespace forbids it: cpu max limit to request ratio", namespace="ratio"),
-    "no-cpu": Situation("ResourceQuota few is exceeded: requested requests.cpu=20m", namespace="no-cpu"),
-    "no-jobs": Situation(
-        "has no Jobs: ResourceQuota few is exceeded: requested count/jobs.batch=1", namespace="no-jobs"
+    "uneven": Situation(
+        "a LimitRange of the namespace forbids it: cpu max limit to request ratio",
+        namespace="ratio",
     ),
-    "no-service": Situation("has no headless Service: ResourceQuota few is exceeded", namespace="no-services"),
-    "no-runtime": Situation("RuntimeClass none does not exist", change=with_pod(runtimeClassName="none")),
+    "no-cpu": Situation(
+        "ResourceQuota few is exceeded: requested requests.cpu=20m", namespace="no-cpu"
+    ),
+    "no-jobs": Situation(
+        "has no Jobs: ResourceQuota few is exceeded: requested count/jobs.batch=1",
+        namespace="no-jobs",
+    ),
+    "no-service": Situation(
+        "has no headless Service: ResourceQuota few is exceeded", namespace="no-services"
+    ),
+    "no-runtime": Situation(
+        "RuntimeClass none does not exist", change=with_pod(runtimeClassName="none")
+    ),
     "unattended": Situation(
-        "controller nobody.test/controller .spec.managedBy. has not acted on it", change=of_another_controller
+        "controller nobody.test/controller .spec.managedBy. has not acted on it",
+        change=of_another_controller,
     ),
     # nodes
     "cordoned": Situation("untolerated taint node.kubernetes.io/unschedulable", on("cordoned")),
@@ -376,15 +485,24 @@ RARE: Mapping[str, Situation] = {
             affinity={
                 "podAffinity": {
                     "requiredDuringSchedulingIgnoredDuringExecution": [
-                        {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"none": "none"}}}
+                        {
+                            "topologyKey": "kubernetes.io/hostname",
+                            "labelSelector": {"matchLabels": {"none": "none"}},
+                        }
                     ]
                 }
             }
         ),
     ),
-    "gated": Situation("has a scheduling gate", change=with_pod(schedulingGates=[{"name": "jaxlaunch.test/gate"}])),
-    "no-scheduler": Situation("scheduler none has not looked at its host", change=with_pod(schedulerName="none")),
-    "port": Situation("runs", on("work"), "privileged", with_main(ports=[{"containerPort": 7, "hostPort": 7}])),
+    "gated": Situation(
+        "has a scheduling gate", change=with_pod(schedulingGates=[{"name": "jaxlaunch.test/gate"}])
+    ),
+    "no-scheduler": Situation(
+        "scheduler none has not looked at its host", change=with_pod(schedulerName="none")
+    ),
+    "port": Situation(
+        "runs", on("work"), "privileged", with_main(ports=[{"containerPort": 7, "hostPort": 7}])
+    ),
     "port-taken": Situation(
         "didn't have free ports",
         on("work"),
@@ -393,7 +511,8 @@ RARE: Mapping[str, Situation] = {
         starts_after="port",
     ),
     "apart": Situation(
-        "didn't match pod topology spread constraints .missing required label.; 1 node would fit a host when empty",
+        "didn't match pod topology spread constraints .missing required label.; 1 node would fit a "
+        "host when empty",
         on("work"),
         change=with_pod(
             topologySpreadConstraints=[
@@ -411,21 +530,28 @@ RARE: Mapping[str, Situation] = {
         change=with_pod(resourceClaims=[{"name": "imex", "resourceClaimTemplateName": "none"}]),
     ),
     "frozen": Situation(
-        "its host was on node .*-frozen, which does not answer or got a NoExecute taint; pod frozen-w-0-0-.* should "
+        "its host was on node .*-frozen, which does not answer or got a NoExecute taint; pod "
+        "frozen-w-0-0-.* should "
         "have ended .* ago, and node .*-frozen has not answered",
         on("frozen"),
         after="runs",
         then=frozen,
     ),
     "refused-by-node": Situation(
-        "OutOfcpu", {"resources": {"cpu": 500}, "restarts": {"crash": 1}}, change=with_pod(nodeName=NODE)
+        "OutOfcpu",
+        {"resources": {"cpu": 500}, "restarts": {"crash": 1}},
+        change=with_pod(nodeName=NODE),
     ),
     # storage
-    "classless": Situation('classless is not bound: storageclass.* "none" not found', mounts("classless"), IN_STORAGE),
+    "classless": Situation(
+        'classless is not bound: storageclass.* "none" not found', mounts("classless"), IN_STORAGE
+    ),
     "slow": Situation("slow is not bound: .*nobody.test", mounts("slow"), IN_STORAGE),
     "far": Situation("volume node affinity conflict", mounts("far"), IN_STORAGE),
     "lost": Situation(
-        "PersistentVolume .*-lost of PersistentVolumeClaim lost no longer exists", mounts("lost"), IN_STORAGE
+        "PersistentVolume .*-lost of PersistentVolumeClaim lost no longer exists",
+        mounts("lost"),
+        IN_STORAGE,
     ),
     "single": Situation("runs", mounts("single", **on("work")), IN_STORAGE),
     "single-taken": Situation(
@@ -434,7 +560,9 @@ RARE: Mapping[str, Situation] = {
         IN_STORAGE,
         starts_after="single",
     ),
-    "holder": Situation("runs", mounts("elsewhere", **on("work")), IN_STORAGE, after="runs", then=attached),
+    "holder": Situation(
+        "runs", mounts("elsewhere", **on("work")), IN_STORAGE, after="runs", then=attached
+    ),
     "elsewhere": Situation(
         "cannot mount a volume: Multi-Attach error for volume",
         mounts("elsewhere", **on("silent")),
@@ -442,13 +570,21 @@ RARE: Mapping[str, Situation] = {
         starts_after="holder",
     ),
     "driverless": Situation(
-        "cannot mount a volume: .*driver name {storage}.test not found", mounts("driverless"), IN_STORAGE
+        "cannot mount a volume: .*driver name {storage}.test not found",
+        mounts("driverless"),
+        IN_STORAGE,
     ),
     "closed": Situation(
-        "PermissionError: .*'/x/checkpoint'", mounts("closed", **python("open('/x/checkpoint', 'w')")), IN_STORAGE
+        "PermissionError: .*'/x/checkpoint'",
+        mounts("closed", **python("open('/x/checkpoint', 'w')")),
+        IN_STORAGE,
     ),
-    "no-folder": Situation("hostPath type check failed: /none/such", {}, "privileged", a_folder_of_the_node),
-    "read-only": Situation("OSError: .*Read-only file system: '/result'", python("open('/result', 'w')")),
+    "no-folder": Situation(
+        "hostPath type check failed: /none/such", {}, "privileged", a_folder_of_the_node
+    ),
+    "read-only": Situation(
+        "OSError: .*Read-only file system: '/result'", python("open('/result', 'w')")
+    ),
     "no-shm": Situation(
         "No space left on device",
         {
@@ -457,23 +593,30 @@ RARE: Mapping[str, Situation] = {
         },
     ),
     # images, commands
-    "foreign-image": Situation("not built for the node's CPU architecture", {"image": "{registry}/foreign:1"}),
+    "foreign-image": Situation(
+        "not built for the node's CPU architecture", {"image": "{registry}/foreign:1"}
+    ),
     "no-pull-secret": Situation(
         "Secret none of image_pull_secrets does not exist",
         {"image": "{registry}/locked:1", "image_pull_secrets": ["none"]},
     ),
-    "untrusted": Situation("the node does not trust the registry's certificate", {"image": "{server}/none:1"}),
+    "untrusted": Situation(
+        "the node does not trust the registry's certificate", {"image": "{server}/none:1"}
+    ),
     "no-entrypoint": Situation(
         "its host cannot start: .*no command specified", change=with_main(command=None, args=None)
     ),
-    "sidecar": Situation("cannot start on its host: init container proxy ended with exit code 3", change=beside),
+    "sidecar": Situation(
+        "cannot start on its host: init container proxy ended with exit code 3", change=beside
+    ),
     "side-fails": Situation(
         "failed: container proxy of its host ended with exit code 7; the program itself finished",
         {"command": ["true"]},
         change=another("proxy", ["sh", "-c", "exit 7"]),
     ),
     "side-stays": Situation(
-        "does not end: its program ended .* ago .exit 0., but container mesh of its host still runs",
+        "does not end: its program ended .* ago .exit 0., but container mesh of its "
+        "host still runs",
         {"command": ["true"]},
         change=another("mesh", ["sleep", "600"]),
     ),
@@ -486,51 +629,73 @@ RARE: Mapping[str, Situation] = {
         change=another("fetch", HOARD, first=True, memory="40Mi"),
     ),
     "tiny": Situation(
-        "its memory limit of 4Mi is too low for the container runtime", {"resources": {"cpu": "20m", "memory": "4Mi"}}
+        "its memory limit of 4Mi is too low for the container runtime",
+        {"resources": {"cpu": "20m", "memory": "4Mi"}},
     ),
     "no-program": Situation("nonesuch", {"command": ["nonesuch"]}),
     "not-executable": Situation(
         "/programs/broken.*([Pp]ermission denied|not executable)",
-        {"volumes": [{"configmap": "programs", "path": "/programs"}], "command": ["/programs/broken"]},
+        {
+            "volumes": [{"configmap": "programs", "path": "/programs"}],
+            "command": ["/programs/broken"],
+        },
         IN_STORAGE,
     ),
     "no-format": Situation(
         "/programs/broken.*[Ee]xec format error",
-        {"volumes": [{"configmap": "programs", "path": "/programs"}], "command": ["/programs/broken"]},
+        {
+            "volumes": [{"configmap": "programs", "path": "/programs"}],
+            "command": ["/programs/broken"],
+        },
         IN_STORAGE,
         executable,
     ),
     "no-configmap-key": Situation(
         "ConfigMap programs has no key none", namespace=IN_STORAGE, change=a_key_of_a_configmap
     ),
-    "no-volume-key": Situation("Secret known has no key none", namespace=IN_STORAGE, change=a_key_in_a_volume),
+    "no-volume-key": Situation(
+        "Secret known has no key none", namespace=IN_STORAGE, change=a_key_in_a_volume
+    ),
     "root": Situation("runs as root, and the pod has runAsNonRoot", change=as_root),
     "hooked": Situation(
         "its postStart hook fails|the postStart hook of host 0 .* failed",
         change=with_main(lifecycle={"postStart": {"exec": {"command": ["false"]}}}),
     ),
-    "unhealthy": Situation("its liveness probe fails", {"restarts": {"in_place": 0, "crash": 0}}, change=unhealthy),
+    "unhealthy": Situation(
+        "its liveness probe fails", {"restarts": {"in_place": 0, "crash": 0}}, change=unhealthy
+    ),
     "deaf": Situation(
         "rendezvous: (hosts 0, 1 did not join|.*name not resolved)",
         {"hosts": 2, "timeouts": {"rendezvous": "5s"}},
         change=unresolved,
     ),
     # queues
-    "no-cluster-queue": Situation("ClusterQueue none does not exist", {"queue": "leading"}, "odd-queues"),
+    "no-cluster-queue": Situation(
+        "ClusterQueue none does not exist", {"queue": "leading"}, "odd-queues"
+    ),
     "no-flavor": Situation(
-        "ClusterQueue .*-flavorless is inactive: FlavorNotFound", {"queue": "flavorless"}, "odd-queues"
+        "ClusterQueue .*-flavorless is inactive: FlavorNotFound",
+        {"queue": "flavorless"},
+        "odd-queues",
     ),
     "no-check": Situation(
-        "ClusterQueue .*-checked is inactive: AdmissionCheckNotFound", {"queue": "checked"}, "odd-queues"
+        "ClusterQueue .*-checked is inactive: AdmissionCheckNotFound",
+        {"queue": "checked"},
+        "odd-queues",
     ),
     "uncovered": Situation("does not cover cpu", {"queue": "memory"}, "odd-queues"),
     "closed-queue": Situation(
-        "is closed to namespace {odd-queues}: its namespaceSelector", {"queue": "closed"}, "odd-queues"
+        "is closed to namespace {odd-queues}: its namespaceSelector",
+        {"queue": "closed"},
+        "odd-queues",
     ),
-    "deactivated": Situation("is stopped", {"queue": "fine"}, "odd-queues", after="runs", then=deactivated),
+    "deactivated": Situation(
+        "is stopped", {"queue": "fine"}, "odd-queues", after="runs", then=deactivated
+    ),
     # between hosts
     "unserved": Situation(
-        "host 1 of 2 missing; its headless Service, .*, is gone, and rejected: ResourceQuota few is exceeded",
+        "host 1 of 2 missing; its headless Service, .*, is gone, and rejected: ResourceQuota few "
+        "is exceeded",
         {"hosts": 2},
         "unserved",
         late_host,
@@ -539,7 +704,9 @@ RARE: Mapping[str, Situation] = {
     ),
     # the end
     "by-hand": Situation("is stopped", change=suspended),
-    "forgotten": Situation("job forgotten not found .*: it completed at ", {"command": ["true"], "ttl": "1s"}),
+    "forgotten": Situation(
+        "job forgotten not found .*: it completed at ", {"command": ["true"], "ttl": "1s"}
+    ),
     "stuck-pod": Situation(
         f"not found in .*: it is deleted, and finalizer {HOLD} has kept pod stuck-pod-w-0-0-",
         {"node_selector": {POOL: "none"}},
@@ -561,7 +728,8 @@ RARE: Mapping[str, Situation] = {
         then=deleted,
     ),
     "stuck-namespace": Situation(
-        f"is being deleted with its namespace .*, but is blocked: finalizer {HOLD} has kept JobSet stuck-namespace",
+        f"is being deleted with its namespace .*, but is blocked: finalizer {HOLD} has kept JobSet "
+        "stuck-namespace",
         {"node_selector": {POOL: "none"}},
         "leaving",
         held_jobset,

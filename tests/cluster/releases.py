@@ -19,8 +19,14 @@ STORAGE = {
 }
 SMALL: Mapping[str, Any] = {
     "storage": STORAGE,
-    "resourceDefaults": {"requests": {"cpu": "50m", "memory": "400Mi"}, "limits": {"memory": "1Gi"}},
-    "kueue": {"enabled": True, "flavors": [{"name": "default", "quota": {"cpu": "200m", "memory": "2Gi"}}]},
+    "resourceDefaults": {
+        "requests": {"cpu": "50m", "memory": "400Mi"},
+        "limits": {"memory": "1Gi"},
+    },
+    "kueue": {
+        "enabled": True,
+        "flavors": [{"name": "default", "quota": {"cpu": "200m", "memory": "2Gi"}}],
+    },
 }
 
 
@@ -44,7 +50,9 @@ class Release:
 
     def act(self, action: str, **arguments: Any) -> Any:
         """Has Helm do it. Raises Refused."""
-        return self.helm.release(self.cluster.kubeconfig, self.namespace, action, name=self.name, **arguments)
+        return self.helm.release(
+            self.cluster.kubeconfig, self.namespace, action, name=self.name, **arguments
+        )
 
     def install(self, values: Mapping[str, Any]) -> Any:
         return self.act("install", chart=str(CHART), values=values, timeout=600)
@@ -63,13 +71,22 @@ def everything(cluster: Access, namespace: str) -> set[str]:
     """All objects of a namespace, and those outside of namespaces that are named after it, as kubectl names them."""
     found = set()
     kinds = list(served(cluster.api))
-    within = [f"namespaces/{namespace}/{each['name']}" if each["namespaced"] else each["name"] for _, each in kinds]
-    lists = cluster.api.calls([Call("GET", f"{base}/{path}") for (base, _), path in zip(kinds, within, strict=True)])
+    within = [
+        f"namespaces/{namespace}/{each['name']}" if each["namespaced"] else each["name"]
+        for _, each in kinds
+    ]
+    lists = cluster.api.calls(
+        [Call("GET", f"{base}/{path}") for (base, _), path in zip(kinds, within, strict=True)]
+    )
     for (base, each), listed in zip(kinds, lists, strict=True):
         group = base.removeprefix("/apis/").partition("/")[0] if base.startswith("/apis/") else ""
         kind = each["kind"].lower() + (f".{group}" if group else "")
         names = [item["metadata"]["name"] for item in listed["items"]]
-        found |= {f"{kind}/{name}" for name in names if each["namespaced"] or name.startswith(f"{namespace}.")}
+        found |= {
+            f"{kind}/{name}"
+            for name in names
+            if each["namespaced"] or name.startswith(f"{namespace}.")
+        }
     return found
 
 

@@ -13,7 +13,9 @@ from tests.cluster.preparations import KUEUE, make_queue
 SMALL = {"cpu": "20m", "memory": "128Mi"}
 POOL = "jaxlaunch.test/pool"  # label of the fake nodes, which are tainted
 
-Prepare = tuple[str, Callable[[Access, str], None]]  # of a namespace: its Pod Security level, what is made in it
+Prepare = tuple[
+    str, Callable[[Access, str], None]
+]  # of a namespace: its Pod Security level, what is made in it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Situation:
     then: Callable[[Access, str, str], None] | None = None  # with namespace and name
 
 
-# --- what is done to the JobSet ---------------------------------------------------------------------------------------
+# --- what is done to the JobSet -------------------------------------------------------------------
 
 
 def pod_spec(jobset: Object) -> Object:
@@ -64,7 +66,7 @@ def held(jobset: Object) -> None:
     jobset["metadata"]["finalizers"] = ["jaxlaunch.test/hold"]
 
 
-# --- what is done to the namespace ------------------------------------------------------------------------------------
+# --- what is done to the namespace ----------------------------------------------------------------
 
 
 def make(cluster: Access, path: str, version: str, kind: str, name: str, **body: Any) -> None:
@@ -90,7 +92,11 @@ def small_containers(cluster: Access, namespace: str) -> None:
 
 def a_claim_of_no_class(cluster: Access, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
-    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
+    spec = {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "1Gi"}},
+        "storageClassName": "",
+    }
     make(cluster, path, "v1", "PersistentVolumeClaim", "unbound", spec=spec)
 
 
@@ -110,7 +116,14 @@ def dead_webhook(resource: str, group: str) -> Callable[[Access, str], None]:
     def prepare(cluster: Access, namespace: str) -> None:
         webhook = {
             "name": f"{resource}.dead.test",
-            "rules": [{"operations": ["CREATE"], "apiGroups": [group], "apiVersions": ["v1"], "resources": [resource]}],
+            "rules": [
+                {
+                    "operations": ["CREATE"],
+                    "apiGroups": [group],
+                    "apiVersions": ["v1"],
+                    "resources": [resource],
+                }
+            ],
             "clientConfig": {"url": "https://127.0.0.1:1/nobody"},
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
             "failurePolicy": "Fail",
@@ -128,11 +141,15 @@ def dead_webhook(resource: str, group: str) -> Callable[[Access, str], None]:
 def a_policy(cluster: Access, namespace: str) -> None:
     """A ValidatingAdmissionPolicy wants a label that our pods do not have."""
     version = "admissionregistration.k8s.io/v1"
-    pods = [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}]
+    pods = [
+        {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
+    ]
     spec = {
         "failurePolicy": "Fail",
         "matchConstraints": {"resourceRules": pods},
-        "validations": [{"expression": "'cost-center' in object.metadata.labels", "message": "say who pays"}],
+        "validations": [
+            {"expression": "'cost-center' in object.metadata.labels", "message": "say who pays"}
+        ],
     }
     within = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     binding = {"policyName": namespace, "validationActions": ["Deny"], "matchResources": within}
@@ -147,7 +164,9 @@ def queues(cluster: Access, namespace: str) -> None:
     quota = {"cpu": "100m", "memory": "1Gi"}
     for name in ("small", "busy", "stopped", "held"):
         make_queue(cluster, namespace, quota, name=name)
-    make_queue(cluster, namespace, quota, name="ranked", preemption={"withinClusterQueue": "LowerPriority"})
+    make_queue(
+        cluster, namespace, quota, name="ranked", preemption={"withinClusterQueue": "LowerPriority"}
+    )
     hold = {"spec": {"stopPolicy": "Hold"}}
     cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{namespace}-stopped", hold)
     cluster.api.merge(f"/apis/{KUEUE}/namespaces/{namespace}/localqueues/held", hold)
@@ -168,57 +187,94 @@ PREPARED: Mapping[str, Prepare] = {
 }
 
 SLEEP = ["sleep", "600"]
-FILL = ["python", "-c", "open('/tmp/block', 'wb').write(bytes(2**26))\nimport time\ntime.sleep(600)"]
+FILL = [
+    "python",
+    "-c",
+    "open('/tmp/block', 'wb').write(bytes(2**26))\nimport time\ntime.sleep(600)",
+]
 HOARD = ["python", "-c", "hoard = bytearray()\nwhile True: hoard += b'x' * 2**20"]
 
-# A name, which is the job's too. {registry} is a registry that has nothing; {server}, the API server, would have a
-# certificate that nodes do not trust.
+# A name, which is the job's too. {registry} is a registry that has nothing; {server}, the API
+# server, would have a certificate that nodes do not trust.
 SITUATIONS: Mapping[str, Situation] = {
     # images
     "no-image": Situation(
-        "its host cannot pull image {registry}/none:1: the image does not exist", {"image": "{registry}/none:1"}
+        "its host cannot pull image {registry}/none:1: the image does not exist",
+        {"image": "{registry}/none:1"},
     ),
     "locked": Situation(
-        "image {registry}/locked:1: the registry requires credentials", {"image": "{registry}/locked:1"}
+        "image {registry}/locked:1: the registry requires credentials",
+        {"image": "{registry}/locked:1"},
     ),
-    "no-registry": Situation("the node cannot reach the registry", {"image": "registry.invalid/none:1"}),
-    "not-loaded": Situation("the node does not have it", {"image": "localhost/none:1"}, change=never_pulled),
+    "no-registry": Situation(
+        "the node cannot reach the registry", {"image": "registry.invalid/none:1"}
+    ),
+    "not-loaded": Situation(
+        "the node does not have it", {"image": "localhost/none:1"}, change=never_pulled
+    ),
     "no-name": Situation("that is not a valid image name", {"image": "localhost/UPPER:1"}),
     # nodes
-    "too-large": Situation("unschedulable: each host requests 500 cpu, the largest", {"resources": {"cpu": 500}}),
-    "gpu": Situation(
-        "requests 8 nvidia.com/gpu, the largest node has 0", {"accelerator": {"type": "h100", "per_host": 8}}
+    "too-large": Situation(
+        "unschedulable: each host requests 500 cpu, the largest", {"resources": {"cpu": 500}}
     ),
-    "no-label": Situation("no node has label disk=ssd; no node has a label disk", {"node_selector": {"disk": "ssd"}}),
+    "gpu": Situation(
+        "requests 8 nvidia.com/gpu, the largest node has 0",
+        {"accelerator": {"type": "h100", "per_host": 8}},
+    ),
+    "no-label": Situation(
+        "no node has label disk=ssd; no node has a label disk", {"node_selector": {"disk": "ssd"}}
+    ),
     "tainted": Situation(
-        "untolerated taint jaxlaunch.test/fake=true:NoSchedule on 2 of 2 nodes", {"node_selector": {POOL: "{pool}"}}
+        "untolerated taint jaxlaunch.test/fake=true:NoSchedule on 2 of 2 nodes",
+        {"node_selector": {POOL: "{pool}"}},
     ),
     # volumes, secrets
-    "no-claim": Situation("PersistentVolumeClaim none does not exist", {"volumes": [{"claim": "none", "path": "/x"}]}),
-    "unbound": Situation(
-        "PersistentVolumeClaim unbound is not bound: no persistent", {"volumes": [{"claim": "unbound", "path": "/x"}]}
+    "no-claim": Situation(
+        "PersistentVolumeClaim none does not exist", {"volumes": [{"claim": "none", "path": "/x"}]}
     ),
-    "no-secret": Situation("Secret none does not exist", {"secrets": {"TOKEN": {"name": "none", "key": "token"}}}),
-    "no-key": Situation("Secret known has no key token", {"secrets": {"TOKEN": {"name": "known", "key": "token"}}}),
-    "no-secret-volume": Situation("Secret none does not exist", {"volumes": [{"secret": "none", "path": "/x"}]}),
-    "no-configmap": Situation("ConfigMap none does not exist", {"volumes": [{"configmap": "none", "path": "/x"}]}),
+    "unbound": Situation(
+        "PersistentVolumeClaim unbound is not bound: no persistent",
+        {"volumes": [{"claim": "unbound", "path": "/x"}]},
+    ),
+    "no-secret": Situation(
+        "Secret none does not exist", {"secrets": {"TOKEN": {"name": "none", "key": "token"}}}
+    ),
+    "no-key": Situation(
+        "Secret known has no key token", {"secrets": {"TOKEN": {"name": "known", "key": "token"}}}
+    ),
+    "no-secret-volume": Situation(
+        "Secret none does not exist", {"volumes": [{"secret": "none", "path": "/x"}]}
+    ),
+    "no-configmap": Situation(
+        "ConfigMap none does not exist", {"volumes": [{"configmap": "none", "path": "/x"}]}
+    ),
     # admission
     "quota": Situation(
-        "its pod is rejected: ResourceQuota few is exceeded: requested pods=1, used pods=0, limited pods=0",
+        "its pod is rejected: ResourceQuota few is exceeded: requested pods=1, used pods=0, "
+        "limited pods=0",
         namespace="no-pods",
     ),
-    "unlimited": Situation("ResourceQuota strict requires every pod to specify limits.cpu", namespace="all-limits"),
-    "beyond": Situation(
-        "a LimitRange of the namespace forbids it: maximum memory usage per Container is 64Mi", namespace="small"
+    "unlimited": Situation(
+        "ResourceQuota strict requires every pod to specify limits.cpu", namespace="all-limits"
     ),
-    "insecure": Situation('the namespace enforces Pod Security "restricted:latest": host', {"network": "hostnetwork"}),
+    "beyond": Situation(
+        "a LimitRange of the namespace forbids it: maximum memory usage per Container is 64Mi",
+        namespace="small",
+    ),
+    "insecure": Situation(
+        'the namespace enforces Pod Security "restricted:latest": host', {"network": "hostnetwork"}
+    ),
     "webhook-pods": Situation(
-        "its pod is rejected: webhook pods.dead.test does not answer: connection refused", namespace="dead-pods"
+        "its pod is rejected: webhook pods.dead.test does not answer: connection refused",
+        namespace="dead-pods",
     ),
     "webhook-jobs": Situation(
-        "has no Jobs: webhook jobs.dead.test does not answer: connection refused", namespace="dead-jobs"
+        "has no Jobs: webhook jobs.dead.test does not answer: connection refused",
+        namespace="dead-jobs",
     ),
-    "policy": Situation("ValidatingAdmissionPolicy .* denied the request: say who pays", namespace="policy"),
+    "policy": Situation(
+        "ValidatingAdmissionPolicy .* denied the request: say who pays", namespace="policy"
+    ),
     "no-account": Situation("service account none does not exist", {"service_account": "none"}),
     "no-priority": Situation("PriorityClass none does not exist", {"priority": "none"}),
     # queues
@@ -228,14 +284,22 @@ SITUATIONS: Mapping[str, Situation] = {
         "queues",
     ),
     "no-queue": Situation("LocalQueue none does not exist", {"queue": "none"}, "queues"),
-    "stopped-queue": Situation("ClusterQueue .*-stopped is stopped", {"queue": "stopped"}, "queues"),
+    "stopped-queue": Situation(
+        "ClusterQueue .*-stopped is stopped", {"queue": "stopped"}, "queues"
+    ),
     "held-queue": Situation("LocalQueue held is stopped", {"queue": "held"}, "queues"),
     "first": Situation(
-        "runs", {"queue": "busy", "resources": {"cpu": "80m", "memory": "64Mi"}, "command": SLEEP}, "queues"
+        "runs",
+        {"queue": "busy", "resources": {"cpu": "80m", "memory": "64Mi"}, "command": SLEEP},
+        "queues",
     ),
     # the program
-    "no-agent": Situation("cannot start on its host: image \\S+ does not contain jaxlaunch", {"agent": "image"}),
-    "no-command": Situation("cannot start on its host: command /none", change=without_agent(["/none"])),
+    "no-agent": Situation(
+        "cannot start on its host: image \\S+ does not contain jaxlaunch", {"agent": "image"}
+    ),
+    "no-command": Situation(
+        "cannot start on its host: command /none", change=without_agent(["/none"])
+    ),
     "bad-init": Situation(
         "init container prepare ended with exit code 3",
         {"init": [{"name": "prepare", "command": ["sh", "-c", "exit 3"]}]},
@@ -246,22 +310,29 @@ SITUATIONS: Mapping[str, Situation] = {
         {"command": program("stumbles.py", "raise")},
     ),
     "crashes": Situation(
-        "crashes and restarts without saving a checkpoint: 2 of 9 restarts are used up; last: crash \\(83\\)",
+        "crashes and restarts without saving a checkpoint: 2 of 9 restarts are used up; last: "
+        "crash \\(83\\)",
         {"command": program("ends.py", "83", "2"), "restarts": {"in_place": 1, "crash": 9}},
     ),
     "hangs": Situation(
-        "failed: hang \\(exit 82\\): ", {"command": program("stumbles.py", "hang"), "timeouts": {"step": "2s"}}
+        "failed: hang \\(exit 82\\): ",
+        {"command": program("stumbles.py", "hang"), "timeouts": {"step": "2s"}},
     ),
     "again": Situation(
         "runs again after crash \\(83\\): .*at step 3",
         {"command": program("stumbles.py", "crash-once"), "restarts": {"in_place": 1, "crash": 0}},
     ),
     "alone": Situation(
-        "waits at rendezvous for \\d+s: host 1 of 2 missing", {"hosts": 2, "command": SLEEP}, change=late_host
+        "waits at rendezvous for \\d+s: host 1 of 2 missing",
+        {"hosts": 2, "command": SLEEP},
+        change=late_host,
     ),
     "child-oom": Situation(
         "failed: rank 0 was OOMKilled",
-        {"command": program("grows.py", "child", "0"), "resources": {"cpu": "20m", "memory": "96Mi"}},
+        {
+            "command": program("grows.py", "child", "0"),
+            "resources": {"cpu": "20m", "memory": "96Mi"},
+        },
     ),
     "whole-oom": Situation(
         "failed: .*(was OOMKilled|probably out of memory); its memory limit is 96Mi",
@@ -269,10 +340,13 @@ SITUATIONS: Mapping[str, Situation] = {
         change=without_agent(HOARD),
     ),
     "excess": Situation(  # the kubelet looks at volumes once a minute
-        "failed: its host was evicted: Pod ephemeral local storage usage exceeds .* 16Mi \\(resources.ephemeral\\)",
+        "failed: its host was evicted: Pod ephemeral local storage usage exceeds .* 16Mi "
+        "\\(resources.ephemeral\\)",
         {"resources": {**SMALL, "ephemeral": "16Mi"}, "command": FILL},
     ),
-    "late": Situation("failed: its deadline of 3s was exceeded", {"deadline": "3s", "command": SLEEP}),
+    "late": Situation(
+        "failed: its deadline of 3s was exceeded", {"deadline": "3s", "command": SLEEP}
+    ),
     "runs": Situation("runs: training at step 3", {"command": program("stumbles.py", "hang")}),
     "done": Situation("is done", {"command": ["true"]}),
     "another": Situation("runs: [01] of 1 host ready", change=not_ours),

@@ -53,9 +53,13 @@ ON_ITS_WAY = {
 # What `status` and `list` call the situations that are of one state only.
 STATES = {
     **dict.fromkeys(("quota", "quota-never", "queue-missing", "queue-stopped"), State.QUEUED),
-    **dict.fromkeys(("resource-quota", "limit-range", "pod-security", "admission", "priority"), State.CREATING),
+    **dict.fromkeys(
+        ("resource-quota", "limit-range", "pod-security", "admission", "priority"), State.CREATING
+    ),
     **dict.fromkeys(("webhook-down", "service-account"), State.CREATING),
-    **dict.fromkeys(("resource", "node-selector", "taint", "claim-missing", "claim-unbound"), State.PENDING),
+    **dict.fromkeys(
+        ("resource", "node-selector", "taint", "claim-missing", "claim-unbound"), State.PENDING
+    ),
     **dict.fromkeys(("image", "secret-missing", "configmap-missing"), State.STARTING),
     **dict.fromkeys(("failed", "oom", "ephemeral-storage", "deadline"), State.FAILED),
     **dict.fromkeys(("running", "restarted"), State.RUNNING),
@@ -65,7 +69,11 @@ STATES = {
     "deleting": State.DELETING,
 }
 SETTLE_S = 600.0
-OUTSIDE = ("validatingwebhookconfigurations", "validatingadmissionpolicies", "validatingadmissionpolicybindings")
+OUTSIDE = (
+    "validatingwebhookconfigurations",
+    "validatingadmissionpolicies",
+    "validatingadmissionpolicybindings",
+)
 
 
 # Of a job, all but events.
@@ -84,7 +92,13 @@ def said(status: Any) -> Iterator[str]:
             yield ": ".join(words)
         if "exitCode" in status:
             yield f"exit {status['exitCode']}"
-    for one in status.values() if isinstance(status, Mapping) else status if isinstance(status, list) else ():
+    for one in (
+        status.values()
+        if isinstance(status, Mapping)
+        else status
+        if isinstance(status, list)
+        else ()
+    ):
         yield from said(one)
 
 
@@ -162,7 +176,8 @@ class Stage:
         job = JobSpec.model_validate(document)
         resolved = resolve(job, ClusterDefaults())
         objects = render(resolved, code.build_bundle(resolved.code, Path()))
-        # What its pods need is there first: a look between the two would see a ConfigMap that is missing.
+        # What its pods need is there first: a look between the two would see a ConfigMap that is
+        # missing.
         for made in sorted(objects, key=lambda made: made["kind"] == "JobSet"):
             if made["kind"] == "JobSet":
                 situation.change(made)
@@ -175,7 +190,12 @@ class Stage:
         try:
             self.cluster.create(JOBSETS, jobset)
         except Unreachable:
-            if self.cluster.get(JOBSETS, jobset["metadata"]["name"], jobset["metadata"]["namespace"]) is None:
+            if (
+                self.cluster.get(
+                    JOBSETS, jobset["metadata"]["name"], jobset["metadata"]["namespace"]
+                )
+                is None
+            ):
                 self.cluster.create(JOBSETS, jobset)
 
     def _filled(self, job: Mapping[str, Any]) -> Any:
@@ -205,14 +225,18 @@ class Stage:
                     state = job_status.derive_status(there).state
                     assert state is STATES.get(found.situation, state)
                 return found
-            assert changes or found.situation in ON_ITS_WAY, f"{found.headline!r} is not {expected.pattern!r}"
+            assert changes or found.situation in ON_ITS_WAY, (
+                f"{found.headline!r} is not {expected.pattern!r}"
+            )
             return None
 
         seen: list[str] = []
         try:
             found = until(name, look, SETTLE_S)
         except AssertionError as error:
-            raise AssertionError(f"{error}; the last first lines: {list(dict.fromkeys(seen))[-5:]}") from None
+            raise AssertionError(
+                f"{error}; the last first lines: {list(dict.fromkeys(seen))[-5:]}"
+            ) from None
         assert found is not None
         assert found.headline.removeprefix("job ").startswith(f"{name} ")
         return found
@@ -233,7 +257,9 @@ class Stage:
         if words := ON_CLUSTER.get(name, ""):
             waiting.until(
                 lambda: self.messages(name, namespace),
-                lambda said: any(words in entry(one) for message in said for one in reasons(message)),
+                lambda said: any(
+                    words in entry(one) for message in said for one in reasons(message)
+                ),
                 f"{words} of {name}",
                 SETTLE_S,
             )
@@ -245,14 +271,19 @@ class Stage:
                 self.access.api.delete(f"/apis/admissionregistration.k8s.io/v1/{plural}/{name}")
         queues = self.namespaces.get("queues")
         for priority in ("low", "high"):
-            self.access.api.delete(f"/apis/{preparations.KUEUE}/workloadpriorityclasses/{queues}-{priority}")
+            self.access.api.delete(
+                f"/apis/{preparations.KUEUE}/workloadpriorityclasses/{queues}-{priority}"
+            )
 
 
 @contextmanager
 def staged(cluster: Access, image: str) -> Iterator[Stage]:
     """A stage that uses the test's cluster, and is cleared afterwards."""
     if not cluster.is_ours:
-        pytest.skip("the registry is this machine's and some nodes are kwok's: not on a cluster that you gave")
+        pytest.skip(
+            "the registry is this machine's and some nodes are kwok's: not on a cluster "
+            "that you gave"
+        )
     server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -1,6 +1,7 @@
 """What we render is what a real API server takes, with JobSet's and Kueue's webhooks; what it refuses, we refuse first.
 
-JobSet and Kueue take a pod template as it is, so the Job that JobSet would make of it is sent as well, and its pod.
+JobSet and Kueue take a pod template as it is, so the Job that JobSet would make of it is sent as
+well, and its pod.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ _CHANNEL = {
 _DOMAIN = {
     "type": "object",
     "required": ["channel"],
-    "properties": {"channel": _CHANNEL, "numNodes": {"type": "integer", "minimum": 0, "default": 0}},
+    "properties": {
+        "channel": _CHANNEL,
+        "numNodes": {"type": "integer", "minimum": 0, "default": 0},
+    },
 }
 COMPUTE_DOMAIN_CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -58,7 +62,11 @@ COMPUTE_DOMAIN_CRD = {
     "spec": {
         "group": COMPUTE_DOMAINS.group,
         "scope": "Namespaced",
-        "names": {"plural": COMPUTE_DOMAINS.plural, "singular": "computedomain", "kind": COMPUTE_DOMAINS.kind},
+        "names": {
+            "plural": COMPUTE_DOMAINS.plural,
+            "singular": "computedomain",
+            "kind": COMPUTE_DOMAINS.kind,
+        },
         "versions": [
             {
                 "name": COMPUTE_DOMAINS.version,
@@ -93,7 +101,9 @@ def server(cluster: Access) -> Iterator[Server]:
     if found.cluster.get(CRDS, COMPUTE_DOMAINS.resource) is None:
         found.cluster.create(CRDS, COMPUTE_DOMAIN_CRD)
     served = partial(found.cluster.served_versions, COMPUTE_DOMAINS.group)
-    waiting.until(served, lambda versions: COMPUTE_DOMAINS.version in versions, "ComputeDomains are served")
+    waiting.until(
+        served, lambda versions: COMPUTE_DOMAINS.version in versions, "ComputeDomains are served"
+    )
     made = list(look_ups(found))
     yield found
     found.cluster.delete(CRDS, COMPUTE_DOMAINS.resource, "")
@@ -108,7 +118,11 @@ def look_ups(server: Server) -> Iterator[tuple[Kind, str]]:
     pods = [pod_of(manifests[0])["spec"] for manifests in GOOD.values()]
     for name in {pod["serviceAccountName"] for pod in pods if "serviceAccountName" in pod}:
         for namespace in server.namespaces.values():
-            account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}}
+            account = {
+                "apiVersion": "v1",
+                "kind": "ServiceAccount",
+                "metadata": {"name": name, "namespace": namespace},
+            }
             server.cluster.create(SERVICE_ACCOUNTS, account)
     for key, kind, more in (
         ("priorityClassName", PRIORITY_CLASSES, {"value": 1}),
@@ -116,7 +130,11 @@ def look_ups(server: Server) -> Iterator[tuple[Kind, str]]:
     ):
         for name in {pod[key] for pod in pods if key in pod}:
             if server.cluster.get(kind, name) is None:
-                about = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}}
+                about = {
+                    "apiVersion": kind.api_version,
+                    "kind": kind.kind,
+                    "metadata": {"name": name},
+                }
                 server.cluster.create(kind, about | more)
                 yield kind, name
 
@@ -124,12 +142,22 @@ def look_ups(server: Server) -> Iterator[tuple[Kind, str]]:
 def job_of(jobset: Object) -> Object:
     """The Job that JobSet makes of it, but for its labels."""
     (one,) = jobset["spec"]["replicatedJobs"]
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": one["template"]["spec"]}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "x"},
+        "spec": one["template"]["spec"],
+    }
 
 
 def pod_of(jobset: Object) -> Object:
     template = job_of(jobset)["spec"]["template"]
-    return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": template["metadata"] | {"name": "x"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        **template,
+        "metadata": template["metadata"] | {"name": "x"},
+    }
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -140,7 +168,9 @@ def test_what_we_render_is_taken_as_it_is(server: Server, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_pod_meets_the_security_level_that_we_name_and_no_stricter_one(server: Server, name: str) -> None:
+def test_a_pod_meets_the_security_level_that_we_name_and_no_stricter_one(
+    server: Server, name: str
+) -> None:
     pod = pod_of(GOOD[name][0])
     met = pod_rules.strictest_level(pod)
     server.take(PODS, pod, met)
@@ -150,7 +180,9 @@ def test_a_pod_meets_the_security_level_that_we_name_and_no_stricter_one(server:
 
 
 @pytest.mark.parametrize("one", wrong.TABLE, ids=lambda one: one.lines.replace("\n", ", ")[:60])
-def test_what_we_refuse_is_refused_by_the_server_for_the_same_reason(server: Server, one: wrong.Wrong) -> None:
+def test_what_we_refuse_is_refused_by_the_server_for_the_same_reason(
+    server: Server, one: wrong.Wrong
+) -> None:
     jobset = wrong.jobset(one.path, one.value)
     with pytest.raises(ApiError) as refused:
         server.take(JOBSETS, jobset)

@@ -58,16 +58,23 @@ class Stage:
         with pytest.raises(Refused) as refused:
             api.call(*call)
         preface = (
-            f"ValidatingAdmissionPolicy '{self.namespace}.team' with binding '{self.namespace}.team' denied request: "
+            f"ValidatingAdmissionPolicy '{self.namespace}.team' with binding "
+            f"'{self.namespace}.team' denied request: "
         )
         _, found, words = str(refused.value).partition(preface)
         assert found and refused.value.status == 422, refused.value
         return words
 
 
-def manifest(kind: str, spec: Object | None = None, labels: Object | None = None, name: str = "evil") -> Object:
+def manifest(
+    kind: str, spec: Object | None = None, labels: Object | None = None, name: str = "evil"
+) -> Object:
     version = BASES[kind].removeprefix("/apis/").removeprefix("/api/")
-    made: Object = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": labels or {}}}
+    made: Object = {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": name, "labels": labels or {}},
+    }
     return made | ({} if spec is None else {"spec": spec})
 
 
@@ -96,7 +103,9 @@ def policy(labels: Object, selected: Object, **spec: Any) -> Object:
 @pytest.fixture(scope="module")
 def stage(helm: Helm, cluster: Access, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     namespace = preparations.make_namespace(cluster, "privileged")
-    found = Stage(cluster, namespace, tmp_path_factory.mktemp("users"), Release(helm, cluster, namespace))
+    found = Stage(
+        cluster, namespace, tmp_path_factory.mktemp("users"), Release(helm, cluster, namespace)
+    )
     users: list[Object] = [{"kind": "User", "name": name} for name in (ALICE, OPERATOR)]
     users += [
         {"kind": "ServiceAccount", "name": "ci", "namespace": "default"},
@@ -104,14 +113,24 @@ def stage(helm: Helm, cluster: Access, tmp_path_factory: pytest.TempPathFactory)
     ]
     exempt = {"admissionPolicy": {"exempt": [{"kind": "User", "name": OPERATOR}]}}
     found.release.install(
-        values(cluster, kueue={"enabled": False}, rbac={"submitters": users}, priorityClasses=CLASSES, **exempt)
+        values(
+            cluster,
+            kueue={"enabled": False},
+            rbac={"submitters": users},
+            priorityClasses=CLASSES,
+            **exempt,
+        )
     )
     admin = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "admin"}}
     try:
         cluster.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", admin)
         allow_more(cluster, namespace, users)
         alice = found.access(ALICE).api
-        until(lambda: accepts(found, alice, jobset(hostPID=True)), lambda seen: not seen, "the policy is in force")
+        until(
+            lambda: accepts(found, alice, jobset(hostPID=True)),
+            lambda seen: not seen,
+            "the policy is in force",
+        )
         yield found
     finally:
         found.release.uninstall()
@@ -127,8 +146,16 @@ def allow_more(cluster: Access, namespace: str, users: list[Object]) -> None:
         {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["delete"]},
         {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["patch"]},
     ]
-    role = {"apiVersion": f"{rights}/v1", "kind": "Role", "metadata": {"name": "more"}, "rules": rules}
-    subjects = [{"namespace": namespace, **each} if each["kind"] == "ServiceAccount" else each for each in users]
+    role = {
+        "apiVersion": f"{rights}/v1",
+        "kind": "Role",
+        "metadata": {"name": "more"},
+        "rules": rules,
+    }
+    subjects = [
+        {"namespace": namespace, **each} if each["kind"] == "ServiceAccount" else each
+        for each in users
+    ]
     binding = {
         "apiVersion": f"{rights}/v1",
         "kind": "RoleBinding",
@@ -148,10 +175,13 @@ def accepts(stage: Stage, api: Api, made: Object) -> bool:
     return True
 
 
-HOST_PATH = {"volumes": [{"name": "h", "hostPath": {"path": "/var/run"}}, {"name": "t", "emptyDir": {}}]}
+HOST_PATH = {
+    "volumes": [{"name": "h", "hostPath": {"path": "/var/run"}}, {"name": "t", "emptyDir": {}}]
+}
 PRIVILEGED = {"name": "root", "image": "i", "securityContext": {"privileged": True}}
 ROOT = (
-    "root is not allowed in namespace NS. Set runAsNonRoot: true, or ASK name the accelerator in defaults.users, or "
+    "root is not allowed in namespace NS. Set runAsNonRoot: true, or ASK name the accelerator in "
+    "defaults.users, or "
     "set admissionPolicy.root=true."
 )
 ADDED = (
@@ -162,30 +192,43 @@ ADDED = (
 
 def secured(resource: str | None = None, amount: str = "1", **security: Any) -> Object:
     """A container with this securityContext, and so much of the resource."""
-    asked = {} if resource is None else {"resources": {"limits": {resource: amount}, "requests": {resource: amount}}}
+    asked = (
+        {}
+        if resource is None
+        else {"resources": {"limits": {resource: amount}, "requests": {resource: amount}}}
+    )
     return {"name": "main", "image": "i", "securityContext": security} | asked
 
 
 PRIORITY = (
-    "priority class {} is not allowed in namespace NS: it may preempt other teams' pods. Leave it out, use "
+    "priority class {} is not allowed in namespace NS: it may preempt other teams' pods. Leave "
+    "it out, use "
     "NS.team.high, or ASK add it to admissionPolicy.priorityClasses."
 )
 TOLERATES = (
-    "to tolerate {} is not allowed in namespace NS. Name the taints of the nodes that the pods are for, or ASK add a "
+    "to tolerate {} is not allowed in namespace NS. Name the taints of the nodes that the pods are "
+    "for, or ASK add a "
     "system taint to admissionPolicy.systemTaints."
 )
 NODE = "nodeName is not allowed in namespace NS: it bypasses the scheduler. Use nodeSelector."
 DEADLINE = (
-    "activeDeadlineSeconds of a pod is not allowed in namespace NS: it moves the pod to the ResourceQuotas of scope "
+    "activeDeadlineSeconds of a pod is not allowed in namespace NS: it moves the pod to the "
+    "ResourceQuotas of scope "
     "Terminating. Set it on the Job (`deadline:`)."
 )
 LABELLED = (
-    "pods in namespace NS may not be labelled {}: controllers, Services and NetworkPolicies know by it whose pods they "
+    "pods in namespace NS may not be labelled {}: controllers, Services and NetworkPolicies know "
+    "by it whose pods they "
     "are. Leave it out."
 )
 WEB_DASHBOARD = "jaxlaunch.io/web-dashboard"
-WHOSE = "the label {} says whose job it is, and may not be changed in namespace NS. Leave it as it is."
-OWNED = "ownerReferences are not allowed in namespace NS: only controllers make one object another's. Leave them out."
+WHOSE = (
+    "the label {} says whose job it is, and may not be changed in namespace NS. Leave it as it is."
+)
+OWNED = (
+    "ownerReferences are not allowed in namespace NS: only controllers make one object "
+    "another's. Leave them out."
+)
 SCHEDULER = (
     "scheduler own is not allowed in namespace NS. Leave schedulerName out, or ASK add it to "
     "admissionPolicy.schedulers."
@@ -194,7 +237,9 @@ PLACES = {"JobSet": "JobSet evil, replicatedJob x", "Job": "Job evil", "Pod": "P
 
 
 def tolerating(key: str | None, **more: Any) -> Object:
-    return {"tolerations": [{"operator": "Exists", **({} if key is None else {"key": key}), **more}]}
+    return {
+        "tolerations": [{"operator": "Exists", **({} if key is None else {"key": key}), **more}]
+    }
 
 
 def labelled(kind: str, **labels: str) -> Object:
@@ -203,7 +248,10 @@ def labelled(kind: str, **labels: str) -> Object:
     made = {"JobSet": jobset, "Job": job, "Pod": pod}[kind]()
     if kind == "Pod":
         made["metadata"]["labels"] = given
-    template = {"JobSet": lambda: made["spec"]["replicatedJobs"][1]["template"]["spec"], "Job": lambda: made["spec"]}
+    template = {
+        "JobSet": lambda: made["spec"]["replicatedJobs"][1]["template"]["spec"],
+        "Job": lambda: made["spec"],
+    }
     if kind in template:
         template[kind]()["template"]["metadata"] = {"labels": given}
     return made
@@ -223,7 +271,8 @@ SYSTEM_TAINTS = (
     "ToBeDeletedByClusterAutoscaler",
     "karpenter.sh/disrupted",
 )
-# What reaches beyond the team: priorities, nodes, schedulers, taints, quotas, and what belongs to somebody else.
+# What reaches beyond the team: priorities, nodes, schedulers, taints, quotas, and what belongs to
+# somebody else.
 BEYOND: list[tuple[Object, str]] = [
     *(
         (made(priorityClassName=name), f"{made()['kind']} evil: {PRIORITY.format(name)}")
@@ -237,28 +286,50 @@ BEYOND: list[tuple[Object, str]] = [
         )
         for made in (jobset, job)
     ),
-    *((made(nodeName="node-0"), f"{PLACES[made()['kind']]}: {NODE}") for made in (jobset, job, pod)),
-    *((made(schedulerName="own"), f"{made()['kind']} evil: {SCHEDULER}") for made in (jobset, job, pod)),
+    *(
+        (made(nodeName="node-0"), f"{PLACES[made()['kind']]}: {NODE}")
+        for made in (jobset, job, pod)
+    ),
+    *(
+        (made(schedulerName="own"), f"{made()['kind']} evil: {SCHEDULER}")
+        for made in (jobset, job, pod)
+    ),
     *(
         (made(**tolerating(None)), f"{made()['kind']} evil: {TOLERATES.format('every taint')}")
         for made in (jobset, job, pod)
     ),
-    *((jobset(**tolerating(key)), f"JobSet evil: {TOLERATES.format(key)}") for key in SYSTEM_TAINTS),
+    *(
+        (jobset(**tolerating(key)), f"JobSet evil: {TOLERATES.format(key)}")
+        for key in SYSTEM_TAINTS
+    ),
     (
         jobset(**tolerating("node.kubernetes.io/unreachable", effect="NoSchedule")),
         f"JobSet evil: {TOLERATES.format('node.kubernetes.io/unreachable')}",
     ),
     (
-        jobset(**tolerating("node.kubernetes.io/not-ready", effect="NoExecute", tolerationSeconds=10**9)),
+        jobset(
+            **tolerating(
+                "node.kubernetes.io/not-ready", effect="NoExecute", tolerationSeconds=10**9
+            )
+        ),
         f"JobSet evil: {TOLERATES.format('node.kubernetes.io/not-ready')}",
     ),
-    *((made(activeDeadlineSeconds=60), f"{PLACES[made()['kind']]}: {DEADLINE}") for made in (jobset, job, pod)),
+    *(
+        (made(activeDeadlineSeconds=60), f"{PLACES[made()['kind']]}: {DEADLINE}")
+        for made in (jobset, job, pod)
+    ),
     *(  # with its own name too, for the release of a dashboard may be called so
-        (labelled(kind, **{"jaxlaunch_io__web-dashboard": "evil"}), f"{kind} evil: {LABELLED.format(WEB_DASHBOARD)}")
+        (
+            labelled(kind, **{"jaxlaunch_io__web-dashboard": "evil"}),
+            f"{kind} evil: {LABELLED.format(WEB_DASHBOARD)}",
+        )
         for kind in ("JobSet", "Job", "Pod")
     ),
     *(
-        (labelled(kind, **{key.replace(".", "_").replace("/", "__"): "other"}), f"{kind} evil: {LABELLED.format(key)}")
+        (
+            labelled(kind, **{key.replace(".", "_").replace("/", "__"): "other"}),
+            f"{kind} evil: {LABELLED.format(key)}",
+        )
         for kind in ("JobSet", "Job", "Pod")
         for key in (
             JOBSET,
@@ -267,30 +338,46 @@ BEYOND: list[tuple[Object, str]] = [
             "jaxlaunch.io/job",
             "controller-uid",
         )
-        if kind != "Job" or key not in ("batch.kubernetes.io/job-name", "controller-uid")  # Kubernetes' own to refuse
+        if kind != "Job"
+        or key
+        not in ("batch.kubernetes.io/job-name", "controller-uid")  # Kubernetes' own to refuse
     ),
-    (whole(jobset(), labels={"jaxlaunch.io/job": "other"}), f"JobSet evil: {WHOSE.format('jaxlaunch.io/job')}"),
-    *((whole(made(), ownerReferences=OWNER), f"{made()['kind']} evil: {OWNED}") for made in (jobset, job, pod)),
+    (
+        whole(jobset(), labels={"jaxlaunch.io/job": "other"}),
+        f"JobSet evil: {WHOSE.format('jaxlaunch.io/job')}",
+    ),
+    *(
+        (whole(made(), ownerReferences=OWNER), f"{made()['kind']} evil: {OWNED}")
+        for made in (jobset, job, pod)
+    ),
 ]
 
 
 ONLY_OURS = {
-    "ConfigMap": "submitters in namespace NS write only the ConfigMaps of jobs, which have the label "
-    "app.kubernetes.io/managed-by: jaxlaunch and a name that begins with jaxlaunch-. Name and label it so, or ASK make "
+    "ConfigMap": "submitters in namespace NS write only the ConfigMaps of jobs, which "
+    "have the label "
+    "app.kubernetes.io/managed-by: jaxlaunch and a name that begins with jaxlaunch-. Name and "
+    "label it so, or ASK make "
     "the change.",
-    "NetworkPolicy": "submitters in namespace NS write only the NetworkPolicies of jobs, which have the label "
+    "NetworkPolicy": "submitters in namespace NS write only the NetworkPolicies of jobs, which "
+    "have the label "
     "app.kubernetes.io/managed-by: jaxlaunch. Label it so, or ASK make the change.",
 }
 ONLY_GANGS = (
-    "submitters in namespace NS write only the Secrets of gangs, which have the label app.kubernetes.io/managed-by: "
-    "jaxlaunch, a name that ends with -gang, type Opaque and no annotations. Write it so, or ASK make the Secret."
+    "submitters in namespace NS write only the Secrets of gangs, which have the label "
+    "app.kubernetes.io/managed-by: "
+    "jaxlaunch, a name that ends with -gang, type Opaque and no annotations. Write it so, or ASK "
+    "make the Secret."
 )
 ONE_JOB = (
-    "NetworkPolicy evil: a NetworkPolicy of a submitter in namespace NS is for ingress, and for the pods of the JobSet "
-    "of its name. Use policyTypes: [Ingress] and podSelector: {matchLabels: {jobset.sigs.k8s.io/jobset-name: evil}}."
+    "NetworkPolicy evil: a NetworkPolicy of a submitter in namespace NS is for ingress, and for "
+    "the pods of the JobSet "
+    "of its name. Use policyTypes: [Ingress] and podSelector: {matchLabels: "
+    "{jobset.sigs.k8s.io/jobset-name: evil}}."
 )
 ACCOUNT = (
-    "pods in namespace NS may not run as ServiceAccount admin. Use team-jobs or default, or ASK add it to "
+    "pods in namespace NS may not run as ServiceAccount admin. Use team-jobs or default, or "
+    "ASK add it to "
     "admissionPolicy.serviceAccounts."
 )
 TOKEN: Object = {
@@ -300,18 +387,18 @@ TOKEN: Object = {
 # What is written, and the words of the refusal.
 FORBIDDEN: list[tuple[Object, str]] = [
     *(
-        (made(**{field: True}), f"{place}: {field}: true is not allowed in namespace NS. Leave it out{more}.")
-        for made, place in ((jobset, "JobSet evil, replicatedJob x"), (job, "Job evil"), (pod, "Pod evil"))
+        (made(**{field: True}), f"{place}: {field}: " "true is not " "allowed in " "namespace NS. Leave " f"it out{more}.")
+        for made, place in ((jobset, "JobSet evil, " "replicatedJob x"), (job, "Job evil"), (pod, "Pod evil"))
         for field, more in (
             ("hostPID", ""),
             ("hostIPC", ""),
-            ("hostNetwork", ", use another `network:`, or ASK set admissionPolicy.hostNetwork=true"),
+            ("hostNetwork", ", use another `network:`, " "or ASK set " "admissionPolicy.hostNetwork=true"),
         )
     ),
     *(
         (
             made(**HOST_PATH),
-            f"{made()['kind']} evil: hostPath /var/run is not allowed in namespace NS. Mount a PersistentVolumeClaim, "
+            f"{made()['kind']} " "evil: hostPath " "/var/run is " "not allowed " "in namespace " "NS. Mount a " "PersistentVolumeClaim, "
             "or ASK add the path to admissionPolicy.hostPaths.",
         )
         for made in (jobset, job, pod)
@@ -319,18 +406,19 @@ FORBIDDEN: list[tuple[Object, str]] = [
     *(
         (
             jobset(**{containers: [PRIVILEGED]}),
-            "JobSet evil: privileged: true is not allowed in namespace NS. Leave it out, or ASK set "
+            "JobSet evil: privileged: " "true is not " "allowed in " "namespace NS. " "Leave it out, " "or ASK set "
             "admissionPolicy.privileged=true.",
         )
         for containers in ("containers", "initContainers")
     ),
     *((made(securityContext=own), f"{place}: {ROOT}") for own in ({}, {"runAsUser": 0}, {"runAsNonRoot": False})
-      for made, place in ((jobset, "JobSet evil, replicatedJob x"), (job, "Job evil"), (pod, "Pod evil"))),
+      for made, place in ((jobset, "JobSet evil, " "replicatedJob x"), (job, "Job evil"), (pod, "Pod evil"))),
     (pod(containers=[secured(runAsUser=0)]), f"Pod evil: {ROOT}"),
     (pod(initContainers=[secured(runAsNonRoot=False) | {"name": "first"}]), f"Pod evil: {ROOT}"),
     (pod(containers=[secured(capabilities={"add": ["SYS_ADMIN", "CHOWN", "IPC_LOCK"]})]), f"Pod evil: {ADDED}"),
     (jobset(serviceAccountName="admin"), f"JobSet evil: {ACCOUNT}"),
-    (jobset(serviceAccount="admin"), f"JobSet evil: {ACCOUNT}"),  # the name of old, which the Job passes on
+    # The name of old, which the Job passes on.
+    (jobset(serviceAccount="admin"), f"JobSet evil: {ACCOUNT}"),
     (job(serviceAccountName="admin"), f"Job evil: {ACCOUNT}"),
     (pod(serviceAccountName="admin"), f"Pod evil: {ACCOUNT}"),
     (
@@ -343,24 +431,35 @@ FORBIDDEN: list[tuple[Object, str]] = [
         manifest("Secret", labels=OURS, name="evil-gang") | {"type": "helm.sh/release.v1"},
         whole(manifest("Secret", labels=OURS, name="evil-gang"), annotations={"a": "b"}))),
     *(
-        (manifest("ConfigMap", labels=labels, name=name), f"ConfigMap {name}: {ONLY_OURS['ConfigMap']}")
+        (manifest("ConfigMap", labels=labels, name=name), f"ConfigMap {name}: " f"{ONLY_OURS['ConfigMap']}")
         for name, labels in (("evil", {}), ("jaxlaunch-evil", {}), ("evil", OURS))
     ),
-    (policy({}, {"matchLabels": {JOBSET: "evil"}}), f"NetworkPolicy evil: {ONLY_OURS['NetworkPolicy']}"),
+    (policy({}, {"matchLabels": {JOBSET: "evil"}}), "NetworkPolicy evil: " f"{ONLY_OURS['NetworkPolicy']}"),
     (policy(OURS, {}), ONE_JOB),
     (policy(OURS, {"matchLabels": {JOBSET: "other"}}), ONE_JOB),
     (policy(OURS, {"matchLabels": {JOBSET: "evil"}}, egress=[{}]), ONE_JOB),
 ]  # fmt: skip
-MANY = {"name": "main", "image": "i", "env": [{"name": f"V{number}", "value": "x" * 400} for number in range(1000)]}
+MANY = {
+    "name": "main",
+    "image": "i",
+    "env": [{"name": f"V{number}", "value": "x" * 400} for number in range(1000)],
+}
 ALLOWED: list[Object] = [
     jobset(),
     jobset(containers=[MANY], initContainers=[MANY]),  # what an expression may cost is limited
     jobset(serviceAccountName="default", serviceAccount="admin"),  # runs as the former
-    pod(securityContext={}, containers=[secured(runAsUser=5), secured(runAsNonRoot=True) | {"name": "b"}]),
+    pod(
+        securityContext={},
+        containers=[secured(runAsUser=5), secured(runAsNonRoot=True) | {"name": "b"}],
+    ),
     pod(securityContext={"runAsUser": 7}, containers=[secured(capabilities={"add": ["CHOWN"]})]),
-    jobset(**tolerating("node.kubernetes.io/unreachable", effect="NoExecute", tolerationSeconds=30)),
+    jobset(
+        **tolerating("node.kubernetes.io/unreachable", effect="NoExecute", tolerationSeconds=30)
+    ),
     jobset(**tolerating("nvidia.com/gpu"), schedulerName="default-scheduler"),
-    whole(jobset(), labels={"jaxlaunch.io/job": "evil", "app.kubernetes.io/managed-by": "jaxlaunch"}),
+    whole(
+        jobset(), labels={"jaxlaunch.io/job": "evil", "app.kubernetes.io/managed-by": "jaxlaunch"}
+    ),
     labelled("JobSet", jaxlaunch_io__job="evil", team="a"),
     labelled("Job", jaxlaunch_io__job="evil"),
     jobset(serviceAccountName="team-jobs", volumes=[{"name": "t", "emptyDir": {}}]),
@@ -378,7 +477,9 @@ def full(stage: Stage, words: str) -> str:
     return words.replace("NS", stage.namespace).replace("ASK", ask)
 
 
-def test_what_the_policy_forbids_is_refused_in_words_that_say_what_where_and_what_to_do(stage: Stage) -> None:
+def test_what_the_policy_forbids_is_refused_in_words_that_say_what_where_and_what_to_do(
+    stage: Stage,
+) -> None:
     alice = stage.access(ALICE).api
     for made, words in FORBIDDEN + BEYOND:
         call = Call("POST", f"{stage.path(made['kind'])}?dryRun=All", made)
@@ -390,13 +491,14 @@ def test_what_the_policy_forbids_is_refused_in_words_that_say_what_where_and_wha
 def test_a_submitter_may_change_and_delete_what_is_a_job_s(stage: Stage) -> None:
     """As `launcher` does: it adds an owner to a ConfigMap that jobs share, and deletes what an earlier job left."""
     api = stage.access(ALICE).api
-    config, network = (
-        manifest("ConfigMap", labels=OURS, name="jaxlaunch-0123456789ab"),
-        policy(OURS, {"matchLabels": {JOBSET: "evil"}}),
-    )
+    config = manifest("ConfigMap", labels=OURS, name="jaxlaunch-0123456789ab")
+    network = policy(OURS, {"matchLabels": {JOBSET: "evil"}})
     for made in (config, network):
         api.create(stage.path(made["kind"]), made)
-    api.merge(stage.path("ConfigMap", "jaxlaunch-0123456789ab"), {"metadata": {"annotations": {"seen": "yes"}}})
+    api.merge(
+        stage.path("ConfigMap", "jaxlaunch-0123456789ab"),
+        {"metadata": {"annotations": {"seen": "yes"}}},
+    )
     api.delete(stage.path("NetworkPolicy", "evil"))
     api.delete(stage.path("ConfigMap", "jaxlaunch-0123456789ab"))
 
@@ -404,7 +506,8 @@ def test_a_submitter_may_change_and_delete_what_is_a_job_s(stage: Stage) -> None
 def test_the_cluster_defaults_and_the_default_deny_stay_as_they_are(stage: Stage) -> None:
     """A label of ours does not make them a job's."""
     alice, relabel = stage.access(ALICE).api, {"metadata": {"labels": OURS}}
-    defaults, deny = stage.path("ConfigMap", "jaxlaunch"), stage.path("NetworkPolicy", "team-default-deny")
+    defaults = stage.path("ConfigMap", "jaxlaunch")
+    deny = stage.path("NetworkPolicy", "team-default-deny")
     changed = {"data": {"defaults.yaml": "image: evil"}}
     for kind, call in (
         ("ConfigMap", Call("PATCH", defaults, changed, MERGE)),
@@ -419,16 +522,26 @@ def test_the_cluster_defaults_and_the_default_deny_stay_as_they_are(stage: Stage
     assert stage.cluster.api.get(deny)["spec"]["policyTypes"] == ["Ingress"]
 
 
-def test_a_submitter_stops_a_job_by_its_workload_but_does_not_give_it_a_priority_of_their_own(stage: Stage) -> None:
-    alice, workloads = stage.access(ALICE).api, f"/apis/{preparations.KUEUE}/namespaces/{stage.namespace}/workloads"
+def test_a_submitter_stops_a_job_by_its_workload_but_does_not_give_it_a_priority_of_their_own(
+    stage: Stage,
+) -> None:
+    alice = stage.access(ALICE).api
+    workloads = f"/apis/{preparations.KUEUE}/namespaces/{stage.namespace}/workloads"
     template = {"spec": pod()["spec"]}
     spec = {"queueName": "absent", "podSets": [{"name": "main", "count": 1, "template": template}]}
-    made = {"apiVersion": preparations.KUEUE, "kind": "Workload", "metadata": {"name": "queued"}, "spec": spec}
+    made = {
+        "apiVersion": preparations.KUEUE,
+        "kind": "Workload",
+        "metadata": {"name": "queued"},
+        "spec": spec,
+    }
     stage.cluster.api.create(workloads, made)
     path = f"{workloads}/queued"
     for patch in ({"priority": 1000}, {"queueName": "other"}, {"active": False, "priority": 1000}):
         words = stage.refusal(alice, Call("PATCH", path, {"spec": patch}, MERGE))
-        assert words.startswith(f"Workload queued: submitters in namespace {stage.namespace} change only spec.active")
+        assert words.startswith(
+            f"Workload queued: submitters in namespace {stage.namespace} change only spec.active"
+        )
     for active in (False, True):
         assert alice.merge(path, {"spec": {"active": active}})["spec"]["active"] is active
     stage.cluster.api.delete(path)
@@ -456,14 +569,18 @@ def test_it_judges_submitters_and_this_namespace_s_accounts_but_no_controllers_a
     until(again, bool, "kube-root-ca.crt is made again")
 
 
-def test_a_job_that_was_there_before_the_policy_can_be_stopped_but_not_made_worse(stage: Stage) -> None:
+def test_a_job_that_was_there_before_the_policy_can_be_stopped_but_not_made_worse(
+    stage: Stage,
+) -> None:
     alice, earlier = stage.access(ALICE).api, jobset(hostNetwork=True, initContainers=[MANY])
     earlier["metadata"]["name"] = "earlier"
     earlier["spec"]["suspend"] = True
     path = stage.path("JobSet", "earlier")
     stage.cluster.api.create(stage.path("JobSet"), earlier)
     alice.merge(path, {"metadata": {"labels": {"seen": "yes"}}})
-    assert alice.merge(f"{path}?dryRun=All", {"spec": {"suspend": False}})["spec"]["suspend"] is False
+    assert (
+        alice.merge(f"{path}?dryRun=All", {"spec": {"suspend": False}})["spec"]["suspend"] is False
+    )
     parts = stage.cluster.api.get(path)["spec"]["replicatedJobs"]
     parts[0]["template"]["spec"]["template"]["spec"]["hostPID"] = True
     words = stage.refusal(alice, Call("PATCH", path, {"spec": {"replicatedJobs": parts}}, MERGE))
@@ -471,7 +588,9 @@ def test_a_job_that_was_there_before_the_policy_can_be_stopped_but_not_made_wors
     alice.delete(path)
 
 
-def test_a_label_that_says_whose_a_job_is_stays_and_the_team_s_own_priority_is_let_through(stage: Stage) -> None:
+def test_a_label_that_says_whose_a_job_is_stays_and_the_team_s_own_priority_is_let_through(
+    stage: Stage,
+) -> None:
     alice, made = stage.access(ALICE).api, jobset(priorityClassName=f"{stage.namespace}.team.high")
     made["spec"]["suspend"] = True
     made["metadata"] |= {"name": "mine", "labels": {**OURS, "jaxlaunch.io/job": "mine"}}
@@ -479,10 +598,16 @@ def test_a_label_that_says_whose_a_job_is_stays_and_the_team_s_own_priority_is_l
     path = stage.path("JobSet", "mine")
     for key in ("jaxlaunch.io/job", "app.kubernetes.io/managed-by"):
         for value in (None, "other"):
-            words = stage.refusal(alice, Call("PATCH", path, {"metadata": {"labels": {key: value}}}, MERGE))
+            words = stage.refusal(
+                alice, Call("PATCH", path, {"metadata": {"labels": {key: value}}}, MERGE)
+            )
             assert words == full(stage, f"JobSet mine: {WHOSE.format(key)}")
-    with pytest.raises(AssertionError, match="the label jaxlaunch.io/job says whose job it is"):  # as a person tries it
-        stage.access(ALICE).kubectl("label", "jobset", "mine", "jaxlaunch.io/job-", "-n", stage.namespace)
+    with pytest.raises(
+        AssertionError, match="the label jaxlaunch.io/job says whose job it is"
+    ):  # as a person tries it
+        stage.access(ALICE).kubectl(
+            "label", "jobset", "mine", "jaxlaunch.io/job-", "-n", stage.namespace
+        )
     manifests = json.dumps(jobset(priorityClassName="system-node-critical"))
     with pytest.raises(AssertionError, match="priority class system-node-critical is not allowed"):
         stage.access(ALICE).kubectl("create", "-n", stage.namespace, "-f", "-", text=manifests)
@@ -491,27 +616,41 @@ def test_a_label_that_says_whose_a_job_is_stays_and_the_team_s_own_priority_is_l
 
 
 def test_the_server_finds_nothing_wrong_with_the_policy_s_expressions(stage: Stage) -> None:
-    path = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{stage.namespace}.team"
+    path = (
+        f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{stage.namespace}.team"
+    )
     status = until(
-        lambda: stage.cluster.api.get(path).get("status", {}), lambda seen: "typeChecking" in seen, "its types"
+        lambda: stage.cluster.api.get(path).get("status", {}),
+        lambda seen: "typeChecking" in seen,
+        "its types",
     )
     assert status["typeChecking"] == {}
 
 
-def test_root_is_let_through_where_the_cluster_defaults_give_it_and_nowhere_else(stage: Stage) -> None:
+def test_root_is_let_through_where_the_cluster_defaults_give_it_and_nowhere_else(
+    stage: Stage,
+) -> None:
     """Changes the release, as the next one does."""
     people = {"submitters": [{"kind": "User", "name": ALICE}]}
     more = {"users": {"v5e": "root", "v4": 2000, "h100": "privileged"}}
-    stage.release.upgrade(values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more))
+    stage.release.upgrade(
+        values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more)
+    )
     alice = stage.access(ALICE).api
     may_become: Object = {"runAsUser": 0, "runAsNonRoot": False}
     root: Object = {**may_become, "allowPrivilegeEscalation": False}
     tpu, gpu = "google.com/tpu", "nvidia.com/gpu"
     pinning: Object = {**root, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
-    until(lambda: accepts(stage, alice, pod(containers=[secured(tpu, **pinning)])), bool, "the new policy is in force")
+    until(
+        lambda: accepts(stage, alice, pod(containers=[secured(tpu, **pinning)])),
+        bool,
+        "the new policy is in force",
+    )
     assert accepts(stage, alice, pod(containers=[secured(gpu, privileged=True, **may_become)]))
     assert accepts(stage, alice, jobset_of_one(containers=[secured(gpu, "8", **root)]))
-    assert accepts(stage, alice, pod(containers=[secured(runAsUser=7, allowPrivilegeEscalation=False)]))
+    assert accepts(
+        stage, alice, pod(containers=[secured(runAsUser=7, allowPrivilegeEscalation=False)])
+    )
     for container in (
         secured(**root),
         secured(tpu, privileged=True, **root),
@@ -532,7 +671,8 @@ DAEMON: Object = {
     "restartPolicy": "Always",
     "command": ["/bin/sh", "-c"],
     "args": [
-        "set -ex; chmod 755 /fts/entrypoint_rxdm_container.sh; exec /fts/entrypoint_rxdm_container.sh --num_hops=2"
+        "set -ex; chmod 755 /fts/entrypoint_rxdm_container.sh; exec "
+        "/fts/entrypoint_rxdm_container.sh --num_hops=2"
     ],
     "env": [{"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"}],
     "securityContext": {
@@ -555,9 +695,15 @@ def with_daemon(amount: str = "8", volume: Object = LIBRARIES, **changes: Any) -
 def test_the_tcpxo_daemon_is_root_and_nothing_else_of_its_image(stage: Stage) -> None:
     """Changes the release, as the next one does."""
     people, more = {"submitters": [{"kind": "User", "name": ALICE}]}, {"tcpxo": {"image": "rxdm:1"}}
-    stage.release.upgrade(values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more))
+    stage.release.upgrade(
+        values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more)
+    )
     alice = stage.access(ALICE).api
-    until(lambda: all(accepts(stage, alice, made) for made in with_daemon()), bool, "the new policy is in force")
+    until(
+        lambda: all(accepts(stage, alice, made) for made in with_daemon()),
+        bool,
+        "the new policy is in force",
+    )
     security = DAEMON["securityContext"]
     for changed in (
         with_daemon("0"),
@@ -578,16 +724,33 @@ def test_the_tcpxo_daemon_is_root_and_nothing_else_of_its_image(stage: Stage) ->
 
 def test_what_the_values_allow_is_let_through(stage: Stage) -> None:
     """Runs last: it changes the release."""
-    more = {"network": {"h100": "hostnetwork"}, "tcpxo": {"image": "rxdm:1"}, "service_account": "trainer"}
+    more = {
+        "network": {"h100": "hostnetwork"},
+        "tcpxo": {"image": "rxdm:1"},
+        "service_account": "trainer",
+    }
     allowed = {"hostPaths": ["/mnt/data"], "serviceAccounts": [], "privileged": True}
     people = {"submitters": [{"kind": "User", "name": ALICE}]}
     stage.release.upgrade(
-        values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more, admissionPolicy=allowed)
+        values(
+            stage.cluster,
+            kueue={"enabled": False},
+            rbac=people,
+            defaults=more,
+            admissionPolicy=allowed,
+        )
     )
     alice = stage.access(ALICE).api
-    volumes = [{"name": name, "hostPath": {"path": path}} for name, path in (("a", "/sys"), ("b", "/mnt/data"))]
+    volumes = [
+        {"name": name, "hostPath": {"path": path}}
+        for name, path in (("a", "/sys"), ("b", "/mnt/data"))
+    ]
     parts = {"volumes": volumes, "serviceAccountName": "trainer", "initContainers": [PRIVILEGED]}
-    until(lambda: accepts(stage, alice, jobset_of_one(hostNetwork=True, **parts)), bool, "the new policy is in force")
+    until(
+        lambda: accepts(stage, alice, jobset_of_one(hostNetwork=True, **parts)),
+        bool,
+        "the new policy is in force",
+    )
     assert not accepts(stage, alice, jobset_of_one(hostPID=True, **parts))
     nameless = Call("POST", f"{stage.path('JobSet')}?dryRun=All", jobset())
     assert "may not run as ServiceAccount default" in stage.refusal(alice, nameless)

@@ -47,7 +47,14 @@ def release(helm: Helm, cluster: Access, namespace: str) -> Iterator[Release]:
     found.uninstall()
 
 
-def start(cluster: Access, namespace: str, name: str, image: str, command: list[str], labels: dict[str, str]) -> str:
+def start(
+    cluster: Access,
+    namespace: str,
+    name: str,
+    image: str,
+    command: list[str],
+    labels: dict[str, str],
+) -> str:
     """A restricted pod; gives its path."""
     container = {
         "name": "main",
@@ -55,7 +62,11 @@ def start(cluster: Access, namespace: str, name: str, image: str, command: list[
         "command": command,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
-    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    security = {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     spec = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -64,19 +75,34 @@ def start(cluster: Access, namespace: str, name: str, image: str, command: list[
     }
     pods = f"/api/v1/namespaces/{namespace}/pods"
     cluster.api.create(
-        pods, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+        pods,
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels},
+            "spec": spec,
+        },
     )
     return f"{pods}/{name}"
 
 
 def address(cluster: Access, pod: str) -> str:
-    found = until(lambda: cluster.api.get(pod), lambda seen: seen["status"].get("phase") == "Running", f"{pod} runs")
+    found = until(
+        lambda: cluster.api.get(pod),
+        lambda seen: seen["status"].get("phase") == "Running",
+        f"{pod} runs",
+    )
     return str(found["status"]["podIP"])
 
 
 def reached(cluster: Access, pod: str) -> list[int]:
     """The ports that a pod of CONNECTS got through to."""
-    until(lambda: cluster.api.get(pod), lambda seen: seen["status"].get("phase") == "Succeeded", f"{pod} ends", 90)
+    until(
+        lambda: cluster.api.get(pod),
+        lambda seen: seen["status"].get("phase") == "Succeeded",
+        f"{pod} ends",
+        90,
+    )
     ports = json.loads(cluster.api.get(f"{pod}/log"))
     assert isinstance(ports, list)
     return ports
@@ -91,11 +117,18 @@ def elsewhere(cluster: Access) -> Iterator[str]:
 
 
 def test_only_a_job_s_own_hosts_and_prometheus_of_the_named_namespace_reach_its_pods(
-    cluster: Access, namespace: str, elsewhere: str, release: Release, base_image: str, tmp_path: Path
+    cluster: Access,
+    namespace: str,
+    elsewhere: str,
+    release: Release,
+    base_image: str,
+    tmp_path: Path,
 ) -> None:
     preparations.make_volume(cluster, namespace, "team-checkpoints")
     program = "import time; print('running', flush=True); time.sleep(600)"
-    folder = project(tmp_path, namespace, {}, image=base_image, hosts=2, command=["python", "-c", program])
+    folder = project(
+        tmp_path, namespace, {}, image=base_image, hosts=2, command=["python", "-c", program]
+    )
     assert launcher(cluster, folder, "submit", "job.yaml").returncode == 0
     # Both hosts say that they run only after they have met: the gang itself gets through.
     until(
@@ -110,12 +143,17 @@ def test_only_a_job_s_own_hosts_and_prometheus_of_the_named_namespace_reach_its_
     stranger = start(cluster, namespace, "stranger", base_image, connects, {})
     prometheus = {"app.kubernetes.io/name": "prometheus"}
     scraper, impostor = (
-        start(cluster, where, "scraper", base_image, connects, prometheus) for where in (namespace, elsewhere)
+        start(cluster, where, "scraper", base_image, connects, prometheus)
+        for where in (namespace, elsewhere)
     )
-    by_stranger, by_scraper, by_impostor = (reached(cluster, each) for each in (stranger, scraper, impostor))
+    by_stranger, by_scraper, by_impostor = (
+        reached(cluster, each) for each in (stranger, scraper, impostor)
+    )
     if OTHER in by_stranger:  # no policy lets anybody in there
         assert by_stranger == by_scraper == by_impostor == [OTHER, METRICS, LEADER]
-        pytest.skip("the CNI of this cluster enforces no NetworkPolicy: what this test is for is NOT shown")
+        pytest.skip(
+            "the CNI of this cluster enforces no NetworkPolicy: what this test is for is NOT shown"
+        )
     assert (by_stranger, by_scraper, by_impostor) == ([], [METRICS], [])
 
 

@@ -16,8 +16,10 @@ from tests.helm.charts import Helm
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 # Kinds in a namespace, by API; a subresource is read and created.
 WITHIN = {
-    "/api/v1": "pods configmaps secrets services endpoints serviceaccounts persistentvolumeclaims events "
-    "resourcequotas limitranges replicationcontrollers pods/log pods/exec pods/attach pods/portforward pods/eviction "
+    "/api/v1": "pods configmaps secrets services endpoints serviceaccounts "
+    "persistentvolumeclaims events "
+    "resourcequotas limitranges replicationcontrollers pods/log pods/exec pods/attach "
+    "pods/portforward pods/eviction "
     "pods/ephemeralcontainers serviceaccounts/token",
     "/apis/jobset.x-k8s.io/v1alpha2": "jobsets jobsets/status",
     "/apis/batch/v1": "jobs cronjobs",
@@ -38,7 +40,8 @@ OUTSIDE = {
     "/apis/storage.k8s.io/v1": "storageclasses",
     "/apis/rbac.authorization.k8s.io/v1": "clusterroles clusterrolebindings",
     "/apis/apiextensions.k8s.io/v1": "customresourcedefinitions",
-    "/apis/admissionregistration.k8s.io/v1": "validatingwebhookconfigurations mutatingwebhookconfigurations "
+    "/apis/admissionregistration.k8s.io/v1": "validatingwebhookconfigurations "
+    "mutatingwebhookconfigurations "
     "validatingadmissionpolicies validatingadmissionpolicybindings",
     "/apis/kueue.x-k8s.io/v1beta2": "clusterqueues resourceflavors workloadpriorityclasses",
     "/apis/authorization.k8s.io/v1": "subjectaccessreviews",
@@ -74,7 +77,8 @@ VIEWER = {
     "localqueues": "get list",
     "workloads": "get list",
 }
-# What a reader of the cluster may only get, and of which it may get only the objects with these names.
+# What a reader of the cluster may only get, and of which it may get only the objects with these
+# names.
 GOTTEN = {"namespaces", "runtimeclasses"}
 NAMED = {
     "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/jobsets.jobset.x-k8s.io",
@@ -98,7 +102,9 @@ class Try(NamedTuple):
         calls = {
             "get": Call("GET", one),
             "list": Call("GET", path),
-            "watch": Call("GET", f"{path}?watch=1&timeoutSeconds=1&fieldSelector=metadata.name%3Dabsent"),
+            "watch": Call(
+                "GET", f"{path}?watch=1&timeoutSeconds=1&fieldSelector=metadata.name%3Dabsent"
+            ),
             "create": Call("POST", f"{one if subresource else path}?dryRun=All", {}),
             "update": Call("PUT", f"{one}?dryRun=All", {}),
             "patch": Call("PATCH", f"{one}?dryRun=All", {}, "application/merge-patch+json"),
@@ -139,7 +145,11 @@ def release(helm: Helm, cluster: Access, namespace: str) -> Iterator[Release]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_who_is_bound_may_do_what_is_listed_and_nothing_else(
-    cluster: Access, namespace: str, release: Release, role: str, tmp_path_factory: pytest.TempPathFactory
+    cluster: Access,
+    namespace: str,
+    release: Release,
+    role: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp(role)
     api = preparations.impersonating(cluster, f"{role}-{namespace}", namespace, folder).api
@@ -157,7 +167,9 @@ def test_who_is_bound_may_do_what_is_listed_and_nothing_else(
 def test_who_is_not_bound_may_do_nothing(
     cluster: Access, namespace: str, release: Release, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    api = preparations.impersonating(cluster, "mallory", namespace, tmp_path_factory.mktemp("mallory")).api
+    api = preparations.impersonating(
+        cluster, "mallory", namespace, tmp_path_factory.mktemp("mallory")
+    ).api
     assert answered(api, list(tries(WITHIN, namespace))) == set()
 
 
@@ -165,17 +177,31 @@ def test_a_cluster_reader_sees_what_is_listed_and_changes_nothing(
     cluster: Access, namespace: str, helm: Helm, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     release, user = Release(helm, cluster, namespace), f"reader-{namespace}"
-    release.install(values(cluster, rbac={"viewers": [{"kind": "User", "name": user}], "clusterReader": True}))
+    release.install(
+        values(cluster, rbac={"viewers": [{"kind": "User", "name": user}], "clusterReader": True})
+    )
     try:
-        api = preparations.impersonating(cluster, user, namespace, tmp_path_factory.mktemp("reader")).api
+        api = preparations.impersonating(
+            cluster, user, namespace, tmp_path_factory.mktemp("reader")
+        ).api
         seen = answered(api, list(tries(OUTSIDE, None)))
-        hidden = {"persistentvolumes", "storageclasses", "clusterroles", "clusterrolebindings", "subjectaccessreviews"}
+        hidden = {
+            "persistentvolumes",
+            "storageclasses",
+            "clusterroles",
+            "clusterrolebindings",
+            "subjectaccessreviews",
+        }
         hidden |= {"validatingadmissionpolicies", "validatingadmissionpolicybindings", *NAMED}
-        kinds = {resource for resources in OUTSIDE.values() for resource in resources.split()} - hidden
+        kinds = {
+            resource for resources in OUTSIDE.values() for resource in resources.split()
+        } - hidden
         listed = {(kind, "list") for kind in kinds - GOTTEN}
         assert seen == {(kind, "get") for kind in kinds} | listed
         elsewhere = answered(api, list(tries(WITHIN, "default")))
-        assert elsewhere == {(kind, verb) for kind in ("services", "endpointslices") for verb in ("get", "list")}
+        assert elsewhere == {
+            (kind, verb) for kind in ("services", "endpointslices") for verb in ("get", "list")
+        }
         for path in NAMED.values():
             assert answered(api, [Try(path, "get", Call("GET", path))])
     finally:

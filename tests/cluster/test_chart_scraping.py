@@ -63,11 +63,26 @@ def scraped(monitor: Object) -> dict[str, Any]:
         {"source_labels": [label(name)], "regex": value, "action": "keep"}
         for name, value in spec["selector"]["matchLabels"].items()
     ]
-    kept.append({"source_labels": [f"{META}pod_container_port_name"], "regex": endpoint["port"], "action": "keep"})
-    named = {"namespace": f"{META}namespace", "pod": f"{META}pod_name", "job": label(spec["jobLabel"])}
-    found = [{"source_labels": [source], "target_label": target} for target, source in named.items()]
+    kept.append(
+        {
+            "source_labels": [f"{META}pod_container_port_name"],
+            "regex": endpoint["port"],
+            "action": "keep",
+        }
+    )
+    named = {
+        "namespace": f"{META}namespace",
+        "pod": f"{META}pod_name",
+        "job": label(spec["jobLabel"]),
+    }
+    found = [
+        {"source_labels": [source], "target_label": target} for target, source in named.items()
+    ]
     own = [
-        {re.sub(r"([A-Z])", lambda upper: f"_{upper[1].lower()}", key): value for key, value in each.items()}
+        {
+            re.sub(r"([A-Z])", lambda upper: f"_{upper[1].lower()}", key): value
+            for key, value in each.items()
+        }
         for each in endpoint["relabelings"]
     ]
     return {
@@ -86,9 +101,15 @@ def prometheus(folder: Path, monitor: Object, rules: Object) -> Iterator[str]:
     for name, document in (("prometheus.yml", config), ("rules.yaml", rules["spec"])):
         (folder / name).write_text(yaml.safe_dump(document))
     address = f"127.0.0.1:{choose_free_port()}"
-    options = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}"]
+    options = [
+        "--config.file=prometheus.yml",
+        "--storage.tsdb.path=data",
+        f"--web.listen-address={address}",
+    ]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, *options], cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [program, *options], cwd=folder, stdout=log, stderr=subprocess.STDOUT
+        )
         try:
             yield address
         finally:
@@ -112,9 +133,13 @@ def test_prometheus_finds_a_job_s_pods_and_the_rules_see_them(
 ) -> None:
     if not cluster.is_ours:
         pytest.skip("the pods of another cluster cannot be reached from here")
-    made = helm.render({"podMonitor": {"enabled": True}, "alerts": {"enabled": True}}, "team", namespace)
+    made = helm.render(
+        {"podMonitor": {"enabled": True}, "alerts": {"enabled": True}}, "team", namespace
+    )
     monitor, rules = one(made, "PodMonitor"), one(made, "PrometheusRule")
-    folder = project(tmp_path / "job", namespace, {}, image=base_image, command=["python", "-c", PROGRAM])
+    folder = project(
+        tmp_path / "job", namespace, {}, image=base_image, command=["python", "-c", PROGRAM]
+    )
     assert launcher(cluster, folder, "submit", "job.yaml").returncode == 0
     place = tmp_path / "prometheus"
     place.mkdir()
@@ -130,7 +155,9 @@ def test_prometheus_finds_a_job_s_pods_and_the_rules_see_them(
         (found,) = until(lambda: asked("up == 1"), len, "the pod is scraped")
         assert found.items() >= {"job": "jaxlaunch", "namespace": namespace, "run": "mine"}.items()
         assert found["pod"].startswith("mine-w-0-0-")
-        series = until(lambda: asked("jaxlaunch:threshold:restarts"), len, "the rules are evaluated")
+        series = until(
+            lambda: asked("jaxlaunch:threshold:restarts"), len, "the rules are evaluated"
+        )
         assert [each["namespace"] for each in series] == [namespace]
         assert launcher(cluster, folder, "delete", "mine", "--yes", "-n", namespace).returncode == 0
         until(lambda: asked("up"), lambda left: not left, "the pod is no longer a target")

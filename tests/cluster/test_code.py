@@ -31,14 +31,22 @@ def shipped(cluster: Access, namespace: str) -> list[dict[str, Any]]:
 
 def owners(cluster: Access, namespace: str) -> list[list[str]]:
     found = shipped(cluster, namespace)
-    return [sorted(owner["name"] for owner in one["metadata"].get("ownerReferences", [])) for one in found]
+    return [
+        sorted(owner["name"] for owner in one["metadata"].get("ownerReferences", []))
+        for one in found
+    ]
 
 
 @pytest.mark.parametrize("agent", ["inject", "auto"])
 def test_an_edited_file_runs_with_no_image_built(
     cluster: Access, namespace: str, base_image: str, tmp_path: Path, agent: str
 ) -> None:
-    files = {"train.py": TRAIN, "mine/model.py": "ANSWER = 41", ".gitignore": "*.npz", "huge.npz": "x" * 5_000_000}
+    files = {
+        "train.py": TRAIN,
+        "mine/model.py": "ANSWER = 41",
+        ".gitignore": "*.npz",
+        "huge.npz": "x" * 5_000_000,
+    }
     folder = project(tmp_path, namespace, files, image=base_image, code=".", agent=agent)
     first = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
     assert first.returncode == 0, first.stderr
@@ -65,7 +73,13 @@ def test_a_folder_that_almost_fills_what_the_agent_leaves_of_1_mib_arrives(
 def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(
     cluster: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> None:
-    folder = project(tmp_path, namespace, {"train.py": "import time; time.sleep(600)"}, image=base_image, code=".")
+    folder = project(
+        tmp_path,
+        namespace,
+        {"train.py": "import time; time.sleep(600)"},
+        image=base_image,
+        code=".",
+    )
     for name in ("first", "second", "third", "second"):
         submitted = launcher(cluster, folder, "submit", "job.yaml", f"name={name}")
         assert submitted.returncode == 0, submitted.stderr
@@ -79,7 +93,9 @@ def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(
     until(lambda: owners(cluster, namespace), lambda seen: seen == [["third"]], "two jobs let go")
     (one,) = shipped(cluster, namespace)
     managers = {field["manager"] for field in one["metadata"]["managedFields"]}
-    assert len([name for name in managers if name.startswith("jaxlaunch-")]) == 1, "those of jobs that are gone stay"
+    assert len([name for name in managers if name.startswith("jaxlaunch-")]) == 1, (
+        "those of jobs that are gone stay"
+    )
     launcher(cluster, folder, "delete", "third", "-n", namespace, "--yes")
     until(lambda: owners(cluster, namespace), lambda seen: seen == [], "what was brought goes")
 
@@ -103,8 +119,12 @@ def test_a_task_of_ones_own_trains_in_our_image_whatever_else_its_folder_holds(
         "env": QUICK_COMPILES,
         "volumes": [{"claim": "checkpoints", "path": "/checkpoints"}],
     }
-    folder = project(tmp_path, namespace, {"shipped/mine/tasks.py": task}, image=image, code="shipped", **job)
-    ended = launcher(cluster, folder, "submit", "job.yaml", "resources.memory=1Gi", "--wait", "--follow")
+    folder = project(
+        tmp_path, namespace, {"shipped/mine/tasks.py": task}, image=image, code="shipped", **job
+    )
+    ended = launcher(
+        cluster, folder, "submit", "job.yaml", "resources.memory=1Gi", "--wait", "--follow"
+    )
     assert ended.returncode == 0, ended.stderr
     assert "[0] mine is /code/mine/tasks.py\n" in ended.stdout
     names = collisions.own({*collisions.MODULES, *collisions.PACKAGES})

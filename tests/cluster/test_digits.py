@@ -42,7 +42,9 @@ def test_the_smoke_script_trains_the_digits_on_two_pods(
     assert re.search(r"^digits +Done ", done.stdout, re.MULTILINE)  # list
     assert "digits: Done (generation 0, attempt 1)" in done.stdout  # status
     assert "jobset.jobset.x-k8s.io/digits deleted" in done.stdout
-    assert not cluster.api.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")["items"]
+    assert not cluster.api.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")[
+        "items"
+    ]
     assert (checkpoints / "digits" / "45").is_dir()
     summary = json.loads((checkpoints / "digits" / ".jaxlaunch" / "summary.json").read_text())
     assert summary["verdict"]["code"] == 0

@@ -14,7 +14,13 @@ import yaml
 from tests.cluster.access import Access
 from tests.cluster.command import launcher
 from tests.cluster.harness.kwok import TAINT, fake_nodes
-from tests.cluster.preparations import KUEUE, make_namespace, make_queue, make_user, remove_namespace
+from tests.cluster.preparations import (
+    KUEUE,
+    make_namespace,
+    make_queue,
+    make_user,
+    remove_namespace,
+)
 from tests.cluster.waiting import has, until
 
 CANARY = "canary-7c1f2b"
@@ -57,7 +63,7 @@ def create(cluster: Access, namespace: str, plural: str, kind: str, name: str, *
     cluster.api.create(path, {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **body})
 
 
-# --- health -----------------------------------------------------------------------------------------------------------
+# --- health ---------------------------------------------------------------------------------------
 
 
 def test_a_healthy_namespace_passes_and_nothing_is_left_in_it(
@@ -75,16 +81,31 @@ def test_a_healthy_namespace_passes_and_nothing_is_left_in_it(
         secrets={"TOKEN": {"name": "token", "key": "token"}},
     )
     assert (found.code, found.failing()) == (0, set()), found.text
-    assert {each["check"] for each in found.findings} >= {"server", "clock", "jobset", "kueue", "webhooks", "dry run"}
+    assert {each["check"] for each in found.findings} >= {
+        "server",
+        "clock",
+        "jobset",
+        "kueue",
+        "webhooks",
+        "dry run",
+    }
     assert found.level("queue", "covers cpu, memory, all that the job requests") == "ok"
-    for path in ("/api/v1/namespaces/{}/pods", "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets"):
+    for path in (
+        "/api/v1/namespaces/{}/pods",
+        "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets",
+    ):
         assert cluster.api.get(path.format(namespace))["items"] == []
 
 
-def test_a_namespace_is_examined_without_a_job(cluster: Access, namespace: str, tmp_path: Path) -> None:
+def test_a_namespace_is_examined_without_a_job(
+    cluster: Access, namespace: str, tmp_path: Path
+) -> None:
     done = launcher(cluster, tmp_path, "doctor", "-n", namespace)
     assert done.returncode == 0, done.stdout
-    assert f"namespace {namespace} enforces Pod Security level restricted, which the pods meet" in done.stdout
+    assert (
+        f"namespace {namespace} enforces Pod Security level restricted, which the pods meet"
+        in done.stdout
+    )
     assert " 0 failures" in done.stderr
 
 
@@ -101,7 +122,7 @@ def bare(cluster: Access) -> Iterator[str]:
     remove_namespace(cluster, name)
 
 
-# --- what a job names -------------------------------------------------------------------------------------------------
+# --- what a job names -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,12 +136,24 @@ def bare(cluster: Access) -> Iterator[str]:
             "enforces Pod Security level restricted, and the pods meet only privileged",
         ),
         ({"network": "hostnetwork"}, "dry run", "Pod Security rejects a pod of the job"),
-        ({"volumes": [{"claim": "nope", "path": "/nope"}]}, "volumes", "PersistentVolumeClaim nope does not exist"),
+        (
+            {"volumes": [{"claim": "nope", "path": "/nope"}]},
+            "volumes",
+            "PersistentVolumeClaim nope does not exist",
+        ),
         ({"image_pull_secrets": ["nope"]}, "secrets", "image pull secret nope does not exist"),
         ({"secrets": {"T": {"name": "nope", "key": "k"}}}, "secrets", "Secret nope does not exist"),
-        ({"volumes": [{"configmap": "nope", "path": "/nope"}]}, "configmaps", "ConfigMap nope does not exist"),
+        (
+            {"volumes": [{"configmap": "nope", "path": "/nope"}]},
+            "configmaps",
+            "ConfigMap nope does not exist",
+        ),
         ({"service_account": "nope"}, "service account", "service account nope does not exist"),
-        ({"accelerator": {"type": "h100"}, "hosts": 1}, "nodes", "nvidia.com/gpu.product in NVIDIA-H100-80GB-HBM3"),
+        (
+            {"accelerator": {"type": "h100"}, "hosts": 1},
+            "nodes",
+            "nvidia.com/gpu.product in NVIDIA-H100-80GB-HBM3",
+        ),
         ({"node_selector": {"no/such": "label"}}, "nodes", "no node has no/such=label"),
         ({"resources": {"cpu": 4000}}, "nodes", "a pod requests cpu 4000"),
         ({"pod": {"spec": {"hostUsers": "yes"}}}, "dry run", "the API server rejects the JobSet"),
@@ -134,7 +167,7 @@ def test_what_a_job_names_and_the_cluster_lacks_is_the_users_to_mend(
     assert found.code == 2, found.text
 
 
-# --- what the cluster's owner must mend -------------------------------------------------------------------------------
+# --- what the cluster's owner must mend -----------------------------------------------------------
 
 
 def test_a_user_without_rights_learns_which_and_the_rest_is_unknown(
@@ -145,7 +178,9 @@ def test_a_user_without_rights_learns_which_and_the_rest_is_unknown(
     theirs = dataclasses.replace(cluster, kubeconfig=make_user(cluster, namespace, rules, tmp_path))
     found = examine(theirs, tmp_path, namespace, queue="queue")
     assert found.code == 3 and found.failing() == {"rights"}, found.text
-    missing = next(each["what"] for each in found.findings if each.get("why") == "needed by launcher submit.")
+    missing = next(
+        each["what"] for each in found.findings if each.get("why") == "needed by launcher submit."
+    )
     assert "create jobsets.jobset.x-k8s.io" in missing and "localqueues" not in missing
     unknown = {each["check"] for each in found.findings if each["level"] == "unknown"}
     assert unknown >= {"webhooks", "dns", "namespace", "quota", "queue", "dry run", "nodes"}
@@ -175,7 +210,14 @@ def deaf(cluster: Access, namespace: str, request: pytest.FixtureRequest) -> Ite
     hook = {
         "name": f"{request.param}.deaf.test",
         "clientConfig": {"service": service, "caBundle": ""},
-        "rules": [{"apiGroups": [group], "apiVersions": ["*"], "resources": [request.param], "operations": ["CREATE"]}],
+        "rules": [
+            {
+                "apiGroups": [group],
+                "apiVersions": ["*"],
+                "resources": [request.param],
+                "operations": ["CREATE"],
+            }
+        ],
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
@@ -183,20 +225,30 @@ def deaf(cluster: Access, namespace: str, request: pytest.FixtureRequest) -> Ite
         "timeoutSeconds": 2,
     }
     path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
+    kind = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+    }
     cluster.api.create(path, {**kind, "metadata": {"name": namespace}, "webhooks": [hook]})
     yield str(hook["name"])
     cluster.api.delete(f"{path}/{namespace}")
 
 
-def test_a_webhook_that_nobody_answers_is_named(cluster: Access, namespace: str, deaf: str, tmp_path: Path) -> None:
+def test_a_webhook_that_nobody_answers_is_named(
+    cluster: Access, namespace: str, deaf: str, tmp_path: Path
+) -> None:
     found = until(
-        lambda: examine(cluster, tmp_path, namespace),  # the server takes a moment to know a new webhook
+        lambda: examine(
+            cluster, tmp_path, namespace
+        ),  # the server takes a moment to know a new webhook
         lambda found: "dry run" in found.failing(),
         "the webhook's failure",
     )
     assert found.code == 3
-    assert found.level("webhooks", f"webhook {deaf}: service {namespace}/nobody has no ready endpoint") == "fail"
+    assert (
+        found.level("webhooks", f"webhook {deaf}: service {namespace}/nobody has no ready endpoint")
+        == "fail"
+    )
     assert found.level("dry run", f"webhook {deaf} does not answer") == "fail"
 
 

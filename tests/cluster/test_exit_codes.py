@@ -24,8 +24,8 @@ SHAPES = {
     contract.STORAGE: {"slices": 2},
 }
 
-# What becomes of a job whose every generation ends so: its end, its restarts, and those that count. The one that was
-# stopped from outside ends well when it is started again.
+# What becomes of a job whose every generation ends so: its end, its restarts, and those that count.
+# The one that was stopped from outside ends well when it is started again.
 TABLE = {
     Action.COMPLETE: ("Completed", (0, 0)),
     Action.FAIL: ("Failed", (0, 0)),
@@ -39,7 +39,10 @@ HUNGRY = {
     "oom-container-2": ("container", "host 1"),
     "oom-container-3": ("container", "host 1"),
 }
-STRICT = {"restarts": {"in_place": 0, "crash": 0}, "resources": {"cpu": "10m", "memory": "96Mi", "shm": "90Mi"}}
+STRICT = {
+    "restarts": {"in_place": 0, "crash": 0},
+    "resources": {"cpu": "10m", "memory": "96Mi", "shm": "90Mi"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,9 @@ def gangs(here: Place) -> Mapping[int | str, Gang]:
     started: dict[int | str, Gang] = {}
     for code in contract.OUTCOMES:
         shape = SHAPES.get(code, {})
-        started[code] = here.start(f"ends-{code}", Defaults(), command=program("ends.py", str(code)), **shape, **plain)
+        started[code] = here.start(
+            f"ends-{code}", Defaults(), command=program("ends.py", str(code)), **shape, **plain
+        )
     alone = without_agent(["python", "-c", f"raise SystemExit({UNLISTED})"])
     started[UNLISTED] = here.start(f"ends-{UNLISTED}", Defaults(), alone, command=["true"], **plain)
     for name, (whole, _) in HUNGRY.items():
@@ -65,24 +70,37 @@ def gangs(here: Place) -> Mapping[int | str, Gang]:
 
 
 @pytest.mark.parametrize("code", [*contract.OUTCOMES, UNLISTED])
-def test_a_jobset_ends_and_restarts_as_the_table_says(gangs: Mapping[int | str, Gang], code: int) -> None:
+def test_a_jobset_ends_and_restarts_as_the_table_says(
+    gangs: Mapping[int | str, Gang], code: int
+) -> None:
     gang = gangs[code]
     end, counters = TABLE[contract.outcome_for_code(code).action]
     assert (gang.ended(), gang.counters) == (end, counters)
     last = contract.DONE if code == contract.PREEMPTED else code
     there = until(
-        lambda: gang.hosts, lambda hosts: all(host.terminated for host in hosts), f"{gang.name}'s containers ended"
+        lambda: gang.hosts,
+        lambda hosts: all(host.terminated for host in hosts),
+        f"{gang.name}'s containers ended",
     )
     assert {host.terminated["exitCode"] for host in there} == {last}
-    assert {verdict.code for verdict in verdicts(there)} == ({last} if code in contract.OUTCOMES else set())
+    assert {verdict.code for verdict in verdicts(there)} == (
+        {last} if code in contract.OUTCOMES else set()
+    )
 
 
 @pytest.mark.parametrize("whole", ["child", "container"])
-def test_a_want_of_memory_is_named_whatever_it_takes(here: Place, gangs: Mapping[int | str, Gang], whole: str) -> None:
+def test_a_want_of_memory_is_named_whatever_it_takes(
+    here: Place, gangs: Mapping[int | str, Gang], whole: str
+) -> None:
     names = [name for name in HUNGRY if HUNGRY[name][0] == whole]
     who = HUNGRY[names[0]][1]
     assert {gangs[name].ended() for name in names} == {"Failed"}
-    # On a busy node the Job controller may take the pod away before the kubelet has said how it ended; not each time.
-    named = [name for name in names if f"{who} was OOMKilled" in here.launcher("explain", name).stdout.splitlines()[0]]
+    # On a busy node the Job controller may take the pod away before the kubelet has said how it
+    # ended; not each time.
+    named = [
+        name
+        for name in names
+        if f"{who} was OOMKilled" in here.launcher("explain", name).stdout.splitlines()[0]
+    ]
     assert named
     assert "OOMKilled" in here.launcher("status", named[0]).stdout

@@ -45,7 +45,9 @@ class Place:
 
     @property
     def env(self) -> dict[str, str]:
-        return self.cluster.env | {"KUBECONFIG": str(self.proxy.kubeconfig(self.folder, self.namespace))}
+        return self.cluster.env | {
+            "KUBECONFIG": str(self.proxy.kubeconfig(self.folder, self.namespace))
+        }
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """`launcher submit job.yaml ARGUMENTS`."""
@@ -61,7 +63,9 @@ class Place:
 
     def submit(self, *arguments: str) -> tuple[int, str, str]:
         """Exit code, results and talk. It ends in time, and without a traceback."""
-        done = forked.run(["submit", "job.yaml", *arguments], cwd=self.folder, env=self.env, timeout=PATIENCE_S)
+        done = forked.run(
+            ["submit", "job.yaml", *arguments], cwd=self.folder, env=self.env, timeout=PATIENCE_S
+        )
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout, done.stderr
 
@@ -82,7 +86,9 @@ class Place:
         """One JobSet, and what it owns is owned by it."""
         (jobset,) = self.there(JOBSETS)
         for owned in (*self.there(POLICIES), *self.there(CONFIGMAPS)):
-            assert [one["uid"] for one in owned["metadata"]["ownerReferences"]] == [jobset["metadata"]["uid"]]
+            assert [one["uid"] for one in owned["metadata"]["ownerReferences"]] == [
+                jobset["metadata"]["uid"]
+            ]
         assert (len(self.there(POLICIES)), len(self.there(CONFIGMAPS))) == (1, 1)
 
 
@@ -93,7 +99,7 @@ def place(cluster: Access, namespace: str, base_image: str, tmp_path: Path) -> I
         yield Place(proxy, cluster, namespace, tmp_path)
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 FAULTS: dict[str, list[Fault]] = {
     "429 with Retry-After": [refuse(429, Retry_After="1"), refuse(429, Retry_After="1")],
@@ -114,20 +120,22 @@ WRITES = [("POST", "jobsets", fault) for fault in FAULTS] + [
 
 
 @pytest.mark.parametrize(("method", "part", "fault"), WRITES)
-def test_a_fault_of_a_write_leaves_one_jobset(place: Place, method: str, part: str, fault: str) -> None:
+def test_a_fault_of_a_write_leaves_one_jobset(
+    place: Place, method: str, part: str, fault: str
+) -> None:
     place.proxy.on(method, part, *FAULTS[fault])
     assert place.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x created\n")
     assert not place.proxy.faults[method, part]
     place.assert_whole()
 
 
-# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+# --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
-# --- somebody else's --------------------------------------------------------------------------------------------------
+# --- somebody else's ------------------------------------------------------------------------------
 
 
-# --- watching ---------------------------------------------------------------------------------------------------------
+# --- watching -------------------------------------------------------------------------------------
 
 ENDS: dict[str, list[Fault]] = {
     "closed at once": [close] * 3,
@@ -140,7 +148,9 @@ ENDS: dict[str, list[Fault]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_end_of_a_job_is_seen_over_watches_that_fail(place: Place, base_image: str, end: str) -> None:
+def test_the_end_of_a_job_is_seen_over_watches_that_fail(
+    place: Place, base_image: str, end: str
+) -> None:
     (place.folder / "job.yaml").write_text(JOB.format(image=base_image) + SHORT)
     waiting = iter(ENDS[end])
 

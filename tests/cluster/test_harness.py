@@ -31,7 +31,11 @@ print("found", address)
 
 
 def pod(name: str, image: str, program: str, **spec: object) -> dict[str, object]:
-    confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
+    confined = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
     container = {
         "name": "main",
         "image": image,
@@ -43,7 +47,12 @@ def pod(name: str, image: str, program: str, **spec: object) -> dict[str, object
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name},
-        "spec": {"restartPolicy": "Never", "securityContext": RESTRICTED, "containers": [container], **spec},
+        "spec": {
+            "restartPolicy": "Never",
+            "securityContext": RESTRICTED,
+            "containers": [container],
+            **spec,
+        },
     }
 
 
@@ -51,7 +60,11 @@ def ended(cluster: Access, namespace: str, name: str) -> str:
     """The log of a pod that has ended well."""
     at = f"/api/v1/namespaces/{namespace}/pods/{name}"
     over = ("Succeeded", "Failed")
-    seen = until(lambda: cluster.api.get(at), lambda seen: seen["status"]["phase"] in over, f"the end of {name}")
+    seen = until(
+        lambda: cluster.api.get(at),
+        lambda seen: seen["status"]["phase"] in over,
+        f"the end of {name}",
+    )
     log = cluster.kubectl("--namespace", namespace, "logs", name)
     assert seen["status"]["phase"] == "Succeeded", log
     return log
@@ -65,11 +78,23 @@ def test_the_server_and_the_node_are_of_the_pinned_version(cluster: Access) -> N
     assert node["status"]["nodeInfo"]["kubeletVersion"] == "v1.35.4"
 
 
-def test_a_pod_runs_and_its_sibling_finds_it_by_name(cluster: Access, namespace: str, base_image: str) -> None:
+def test_a_pod_runs_and_its_sibling_finds_it_by_name(
+    cluster: Access, namespace: str, base_image: str
+) -> None:
     pods = f"/api/v1/namespaces/{namespace}/pods"
     service = {"clusterIP": "None", "selector": {"app": "host"}, "publishNotReadyAddresses": True}
-    preparations.make(cluster, f"/api/v1/namespaces/{namespace}/services", "v1", "Service", "gang", service, namespace)
-    named = pod("host", base_image, "import time; time.sleep(600)", hostname="host", subdomain="gang")
+    preparations.make(
+        cluster,
+        f"/api/v1/namespaces/{namespace}/services",
+        "v1",
+        "Service",
+        "gang",
+        service,
+        namespace,
+    )
+    named = pod(
+        "host", base_image, "import time; time.sleep(600)", hostname="host", subdomain="gang"
+    )
     named["metadata"]["labels"] = {"app": "host"}  # type: ignore[index]
     cluster.api.create(pods, named)
     cluster.api.create(pods, pod("seeker", base_image, SEEK))

@@ -35,7 +35,9 @@ print(json.dumps({
 def test_the_image_runs_the_agent_as_pid_1_for_no_one_in_particular_and_writes_nothing(
     cluster: Access, namespace: str, image: str, tmp_path: Path
 ) -> None:
-    folder = project(tmp_path, namespace, {}, image=image, agent="image", command=["python", "-c", PROGRAM])
+    folder = project(
+        tmp_path, namespace, {}, image=image, agent="image", command=["python", "-c", PROGRAM]
+    )
     done = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
     assert done.returncode == 0, done.stdout + done.stderr
     told = re.search(r"^\[0\] (\{.*\})$", done.stdout, re.MULTILINE)

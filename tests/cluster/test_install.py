@@ -25,9 +25,20 @@ def user(cluster: Access, namespace: str, tmp_path: Path) -> Iterator[Access]:
     cluster.kubectl("apply", "--server-side", "--filename", str(INSTALL))
     kubeconfig = make_user(cluster, namespace, [], tmp_path)
     who = f"--serviceaccount={namespace}:{kubeconfig.stem}"
-    cluster.kubectl("create", "rolebinding", "jaxlaunch", "-n", namespace, "--clusterrole", "jaxlaunch-user", who)
+    cluster.kubectl(
+        "create",
+        "rolebinding",
+        "jaxlaunch",
+        "-n",
+        namespace,
+        "--clusterrole",
+        "jaxlaunch-user",
+        who,
+    )
     reader = f"jaxlaunch-{namespace}"
-    cluster.kubectl("create", "clusterrolebinding", reader, "--clusterrole", "jaxlaunch-cluster-reader", who)
+    cluster.kubectl(
+        "create", "clusterrolebinding", reader, "--clusterrole", "jaxlaunch-cluster-reader", who
+    )
     yield dataclasses.replace(cluster, kubeconfig=kubeconfig)
     cluster.kubectl("delete", "clusterrolebinding", reader)
     cluster.kubectl("delete", "--filename", str(INSTALL))
@@ -45,9 +56,17 @@ def test_a_team_s_user_can_use_every_command(
         return done.stdout + done.stderr
 
     run("submit", "job.yaml", "--dry-run=server")
-    assert re.search(r"ok +rights +all \d+ RBAC permissions", told := run("doctor", "job.yaml")), told
+    assert re.search(r"ok +rights +all \d+ RBAC permissions", told := run("doctor", "job.yaml")), (
+        told
+    )
     run("submit", "job.yaml")
-    cluster.kubectl("wait", "jobset/mine", "-n", namespace, "--for=jsonpath={.status.replicatedJobsStatus[0].ready}=1")
+    cluster.kubectl(
+        "wait",
+        "jobset/mine",
+        "-n",
+        namespace,
+        "--for=jsonpath={.status.replicatedJobsStatus[0].ready}=1",
+    )
     for command in ("list", "status mine", "explain mine", "logs mine"):
         run(*command.split())
     run("stop", "mine")

@@ -21,7 +21,11 @@ from tests.cluster.gangs import Gang, program, until
 
 EACH = {"cpu": "100m", "memory": "128Mi"}  # that a host asks for
 TWO = {"cpu": "200m", "memory": "1Gi"}  # what the queue has: room for two hosts
-WAITS = ["python", "-c", "import pathlib, time\nwhile not pathlib.Path('/ckpt/go').exists(): time.sleep(0.1)"]
+WAITS = [
+    "python",
+    "-c",
+    "import pathlib, time\nwhile not pathlib.Path('/ckpt/go').exists(): time.sleep(0.1)",
+]
 VOLUMES = [{"claim": "checkpoints", "path": "/ckpt"}]
 
 
@@ -33,12 +37,20 @@ class Queue:
         self.cluster = Cluster.connect()
 
     def write(self, name: str, command: list[str], **job: Any) -> Path:
-        given = {"name": name, "image": self.image, "queue": "queue", "resources": EACH, "volumes": VOLUMES}
+        given = {
+            "name": name,
+            "image": self.image,
+            "queue": "queue",
+            "resources": EACH,
+            "volumes": VOLUMES,
+        }
         return project(self.folder / name, self.namespace, {}, **(given | job), command=command)
 
     def submit(self, name: str, command: list[str], **job: Any) -> Gang:
         done = launcher(self.access, self.write(name, command, **job), "submit", "job.yaml")
-        assert (done.returncode, done.stdout) == (0, f"jobset.jobset.x-k8s.io/{name} created\n"), done.stderr
+        assert (done.returncode, done.stdout) == (0, f"jobset.jobset.x-k8s.io/{name} created\n"), (
+            done.stderr
+        )
         return Gang(self.cluster, self.namespace, name)
 
     def seen(self, name: str) -> Snapshot:
@@ -70,7 +82,9 @@ def queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Queue:
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    preparations.make_queue(cluster, namespace, TWO, preemption={"withinClusterQueue": "LowerPriority"})
+    preparations.make_queue(
+        cluster, namespace, TWO, preemption={"withinClusterQueue": "LowerPriority"}
+    )
     return Queue(cluster, namespace, tmp_path, base_image)
 
 
@@ -87,7 +101,9 @@ def test_a_job_waits_for_its_turn_and_then_runs(queue: Queue, checkpoints: Path)
     assert second.counters == (0, 0)
 
 
-def test_a_job_of_a_higher_priority_takes_the_place_of_one_that_goes_on_later(queue: Queue, checkpoints: Path) -> None:
+def test_a_job_of_a_higher_priority_takes_the_place_of_one_that_goes_on_later(
+    queue: Queue, checkpoints: Path
+) -> None:
     low = preparations.make_priority(queue.access, queue.namespace, 1)
     high = preparations.make_priority(queue.access, queue.namespace, 1000)
     victim = queue.submit("victim", program("counts.py", "/ckpt"), hosts=2, priority=low)
@@ -113,20 +129,30 @@ def test_a_job_in_a_queue_is_stopped_and_resumed(queue: Queue, checkpoints: Path
     (workload,) = queue.cluster.list(WORKLOADS, queue.namespace)
     assert workload["spec"]["active"] is False
     saved = int((checkpoints / "count-0").read_text())
-    again = launcher(queue.access, queue.folder / "mine", "submit", "job.yaml", "--wait", "--follow")
-    assert (again.returncode, again.stdout.splitlines()[0]) == (0, "jobset.jobset.x-k8s.io/mine resumed")
+    again = launcher(
+        queue.access, queue.folder / "mine", "submit", "job.yaml", "--wait", "--follow"
+    )
+    assert (again.returncode, again.stdout.splitlines()[0]) == (
+        0,
+        "jobset.jobset.x-k8s.io/mine resumed",
+    )
     assert f"[0] begins at step {saved}\n" in again.stdout
     assert gang.counters[1] == 0
 
 
 def test_a_job_that_nobody_admitted_yet_can_be_waited_for(queue: Queue, checkpoints: Path) -> None:
     queue.submit("first", WAITS, hosts=2).runs()
-    folder = queue.write("second", [*WAITS[:-1], WAITS[-1].replace("/go", "/seen") + "\nprint('my turn')"])
+    folder = queue.write(
+        "second", [*WAITS[:-1], WAITS[-1].replace("/go", "/seen") + "\nprint('my turn')"]
+    )
     waited = launcher(queue.access, folder, "submit", "job.yaml", "--wait", "--timeout", "3s")
     assert waited.returncode == 124
     (checkpoints / "go").touch()
     with started(queue.access, folder, "submit", "job.yaml", "--wait", "--follow") as again:
-        assert again.stdout is not None and again.stdout.readline() == "jobset.jobset.x-k8s.io/second unchanged\n"
+        assert (
+            again.stdout is not None
+            and again.stdout.readline() == "jobset.jobset.x-k8s.io/second unchanged\n"
+        )
         (checkpoints / "seen").touch()  # not earlier: a job that has ended is not submitted again
         printed, _ = again.communicate(timeout=PATIENCE_S)
     assert (again.returncode, "[0] my turn\n" in printed) == (0, True), printed

@@ -66,17 +66,35 @@ def folder(here: Place) -> Path:
 def followed(here: Place, folder: Path) -> tuple[Gang, str, str]:
     """A gang that crashed once and is done, and what `logs -f` said on stdout and stderr from its start on.
 
-    It crashes only once its lines are read: a follower may start after a generation that fails at once is gone.
+    It crashes only once its lines are read: a follower may start after a generation that fails at
+    once is gone.
     """
-    restarts = {"restarts": {"in_place": 0, "crash": 1}, "resources": {"cpu": "10m"}, "processes_per_host": 2}
+    restarts = {
+        "restarts": {"in_place": 0, "crash": 1},
+        "resources": {"cpu": "10m"},
+        "processes_per_host": 2,
+    }
     command = ["python", "-c", TALKS]
     accelerator = {"type": "cpu", "per_host": 2}
     gang = here.start("talks", SAVED, hosts=2, command=command, accelerator=accelerator, **restarts)
-    argv = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "logs", "-f", gang.name, "-n", here.namespace]
+    argv = [
+        sys.executable,
+        "-m",
+        "jaxlaunch.launcher.cli.main",
+        "logs",
+        "-f",
+        gang.name,
+        "-n",
+        here.namespace,
+    ]
     pipe, lines = subprocess.PIPE, []
-    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=here.access.env) as follower:
+    with subprocess.Popen(
+        argv, stdout=pipe, stderr=pipe, text=True, env=here.access.env
+    ) as follower:
         assert follower.stdout is not None
-        while sum("generation 0 line 4" in line for line in lines) < 4 and (line := follower.stdout.readline()):
+        while sum("generation 0 line 4" in line for line in lines) < 4 and (
+            line := follower.stdout.readline()
+        ):
             lines.append(line)
         (folder / "read").touch()
         out, err = follower.communicate(timeout=PATIENCE_S)
@@ -90,7 +108,9 @@ def test_following_lives_through_a_restart(followed: tuple[Gang, str, str]) -> N
     lines = out.splitlines()
     for generation in range(2):
         for rank in range(4):
-            own = [line for line in lines if line.startswith(f"[{rank}] generation {generation} line")]
+            own = [
+                line for line in lines if line.startswith(f"[{rank}] generation {generation} line")
+            ]
             assert own == [f"[{rank}] generation {generation} line {number}" for number in range(5)]
     said = [line for line in err.splitlines() if line.startswith("launcher: generation")]
     assert said[:2] == [
@@ -100,13 +120,18 @@ def test_following_lives_through_a_restart(followed: tuple[Gang, str, str]) -> N
     assert "jaxlaunch: " not in out + err
 
 
-def test_lines_come_by_time_each_after_its_rank(here: Place, followed: tuple[Gang, str, str]) -> None:
+def test_lines_come_by_time_each_after_its_rank(
+    here: Place, followed: tuple[Gang, str, str]
+) -> None:
     done = here.launcher("logs", followed[0].name)
     assert sorted(done.stdout.splitlines()) == sorted(
         f"[{rank}] generation 1 line {number}" for rank in range(4) for number in range(5)
     )
     assert "every process finished" in done.stderr.splitlines()[0]
-    said = [json.loads(line) for line in here.launcher("logs", followed[0].name, "-o", "json").stdout.splitlines()]
+    said = [
+        json.loads(line)
+        for line in here.launcher("logs", followed[0].name, "-o", "json").stdout.splitlines()
+    ]
     assert [line["time"] for line in said] == sorted(line["time"] for line in said)
     assert {(line["host"], line["rank"]) for line in said if line["rank"] is not None} == {
         (0, 0),
@@ -123,12 +148,16 @@ def stopped(here: Place, folder: Path) -> tuple[Gang, int]:
     (folder / "counts").mkdir(mode=0o777)
     (folder / "counts").chmod(0o777)
     counts = program("counts.py", "/checkpoints/counts")
-    gang = here.start("counts", SAVED, hosts=2, command=counts, resources={"cpu": "10m"}, grace="20s")
+    gang = here.start(
+        "counts", SAVED, hosts=2, command=counts, resources={"cpu": "10m"}, grace="20s"
+    )
     gang.says("begins at step 0")
     until("both count", lambda: sum("begins at step" in line.text for line in gang.lines()) == 2)
     (pod,) = [one["metadata"]["name"] for one in gang.pods if "-w-0-1-" in one["metadata"]["name"]]
     kept = lines.read_agent_lines(here.cluster, here.namespace, pod, 9400)
-    assert list(kept) == [1] and kept[1][0] == "begins at step 0", "its agent has the lines of its rank"
+    assert list(kept) == [1] and kept[1][0] == "begins at step 0", (
+        "its agent has the lines of its rank"
+    )
     done = here.launcher("stop", gang.name)
     saved = re.search(r"saved at step (\d+)", done.stderr)
     assert done.returncode == 0 and saved is not None, done.stderr
@@ -140,7 +169,9 @@ def test_a_job_without_pods_is_read_from_its_volume_with_the_rights_of_a_submitt
     here: Place, stopped: tuple[Gang, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gang, step = stopped
-    here.cluster.merge_patch(JOBSETS, gang.name, here.namespace, {"metadata": {"annotations": {ANNOTATION: None}}})
+    here.cluster.merge_patch(
+        JOBSETS, gang.name, here.namespace, {"metadata": {"annotations": {ANNOTATION: None}}}
+    )
     roles = [one for one in yaml.safe_load_all(INSTALL.read_text()) if one["kind"] == "ClusterRole"]
     rules = next(one["rules"] for one in roles if one["metadata"]["name"] == "jaxlaunch-user")
     user = preparations.make_user(here.access, here.namespace, rules, tmp_path)
@@ -149,26 +180,44 @@ def test_a_job_without_pods_is_read_from_its_volume_with_the_rights_of_a_submitt
     assert f"saved at step {step}" in shown.stdout.splitlines()[0], shown.stderr
     assert "by the files on its volume" in shown.stdout
     told = here.launcher("logs", gang.name, "--previous", "--from-volume")
-    assert {f"[{rank}] begins at step 0" for rank in range(2)} <= set(told.stdout.splitlines()), told.stderr
-    assert "attempt 1 of generation 0: preempted (80): stopped from outside: saved at step" in told.stderr
+    assert {f"[{rank}] begins at step 0" for rank in range(2)} <= set(told.stdout.splitlines()), (
+        told.stderr
+    )
+    assert (
+        "attempt 1 of generation 0: preempted (80): stopped from outside: saved at step"
+        in told.stderr
+    )
     names = [one["metadata"]["name"] for one in here.cluster.list(JOBSETS, here.namespace)]
     assert not [name for name in names if name.startswith("read-")]
 
 
-def test_a_leader_with_a_service_account_that_may_writes_on_its_jobset_how_far_it_is(here: Place) -> None:
+def test_a_leader_with_a_service_account_that_may_writes_on_its_jobset_how_far_it_is(
+    here: Place,
+) -> None:
     about = {"name": "writer", "namespace": here.namespace}
     rule = {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["patch"]}
     group = "rbac.authorization.k8s.io"
     roles = f"/apis/{group}/v1/namespaces/{here.namespace}"
-    here.access.api.create(f"/api/v1/namespaces/{here.namespace}/serviceaccounts", {"metadata": about})
+    here.access.api.create(
+        f"/api/v1/namespaces/{here.namespace}/serviceaccounts", {"metadata": about}
+    )
     here.access.api.create(f"{roles}/roles", {"metadata": about, "rules": [rule]})
     of = {"roleRef": {"apiGroup": group, "kind": "Role", "name": "writer"}}
     subject = {"kind": "ServiceAccount", **about}
-    here.access.api.create(f"{roles}/rolebindings", {"metadata": about, **of, "subjects": [subject]})
-    host, port = SERVER.removeprefix("https://").split(":")  # no kube-proxy is here, which makes the usual address work
-    where = {"env": {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}, "resources": {"cpu": "10m"}}
+    here.access.api.create(
+        f"{roles}/rolebindings", {"metadata": about, **of, "subjects": [subject]}
+    )
+    host, port = SERVER.removeprefix("https://").split(
+        ":"
+    )  # no kube-proxy is here, which makes the usual address work
+    where = {
+        "env": {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port},
+        "resources": {"cpu": "10m"},
+    }
     may = here.start("may", Defaults(), command=["true"], service_account="writer", **where)
-    may_not = here.start("may-not", Defaults(), command=["true"], service_account="default", **where)
+    may_not = here.start(
+        "may-not", Defaults(), command=["true"], service_account="default", **where
+    )
     assert (may.ended(), may_not.ended()) == ("Completed", "Completed")
     known = ProgressAnnotation.from_json(
         may.jobset["metadata"]["annotations"][ANNOTATION], may.jobset["metadata"]["uid"]
@@ -194,13 +243,22 @@ def broken_off(handler: Handler) -> bool:
 
 
 def test_a_stream_that_breaks_is_taken_up_where_it_broke(here: Place, tmp_path: Path) -> None:
-    counts = ["python", "-u", "-c", "import time\nfor n in range(60): print('line', n); time.sleep(0.2)"]
+    counts = [
+        "python",
+        "-u",
+        "-c",
+        "import time\nfor n in range(60): print('line', n); time.sleep(0.2)",
+    ]
     gang = here.start("broken", Defaults(), command=counts, resources={"cpu": "10m"})
     with apiserver.serving(Proxy(here.access.api)) as proxy:
         proxy.on("GET", "/log", *[broken_off] * 6)
         env = here.access.env | {"KUBECONFIG": str(proxy.kubeconfig(tmp_path, here.namespace))}
         done = forked.run(["logs", "-f", gang.name], env=env, cwd=Path.cwd(), timeout=PATIENCE_S)
-        asked = [query for method, path, query in proxy.requests if path.endswith("/log") and "follow" in query]
+        asked = [
+            query
+            for method, path, query in proxy.requests
+            if path.endswith("/log") and "follow" in query
+        ]
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     assert done.stdout.splitlines() == [f"[0] line {number}" for number in range(60)]
     assert len(asked) > 2 and "sinceTime" in asked[-1]

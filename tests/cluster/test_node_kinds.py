@@ -1,8 +1,9 @@
 """Each job's pods are taken by the kinds of node that are meant for them, and by no other: the scheduler's own word.
 
-Every kind of tests/cluster/node_kinds is a node here that exists in name only. For each job one pod may go anywhere
-but to the kinds that are meant for it, and must stay without a node; one more for each kind that is meant may go only
-there, and must get it. The latter take turns, for a node has room for one at a time.
+Every kind of tests/cluster/node_kinds is a node here that exists in name only. For each job one pod
+may go anywhere but to the kinds that are meant for it, and must stay without a node; one more for
+each kind that is meant may go only there, and must get it. The latter take turns, for a node has
+room for one at a time.
 """
 
 from __future__ import annotations
@@ -60,11 +61,18 @@ class Nodes(NamedTuple):
     def put(self, tries: list[Try], turn: int) -> dict[str, Object]:
         """Makes a pod of each; gives them by name once the scheduler has tried them all."""
         kwok.send(self.cluster.api, [Call("POST", self.path, self.pod(one, turn)) for one in tries])
-        until(lambda: self.pods(turn), lambda seen: all(map(judged, seen.values())), "all are tried", PATIENCE_S)
+        until(
+            lambda: self.pods(turn),
+            lambda seen: all(map(judged, seen.values())),
+            "all are tried",
+            PATIENCE_S,
+        )
         return self.pods(turn)
 
     def pods(self, turn: int) -> dict[str, Object]:
-        found = self.cluster.api.get(f"{self.path}?labelSelector={TURN.replace('/', '%2F')}%3D{turn}")
+        found = self.cluster.api.get(
+            f"{self.path}?labelSelector={TURN.replace('/', '%2F')}%3D{turn}"
+        )
         return {pod["metadata"]["name"]: pod for pod in found["items"]}
 
     def clear(self, turn: int) -> None:
@@ -76,7 +84,9 @@ class Nodes(NamedTuple):
         """What the scheduler reads of the job's pods."""
         platform = PLATFORMS[one.where]
         spec = rendered(platform, one.where, one.job)
-        kept = {key: spec[key] for key in ("nodeSelector", "affinity", "tolerations") if key in spec}
+        kept = {
+            key: spec[key] for key in ("nodeSelector", "affinity", "tolerations") if key in spec
+        }
         for key in ("containers", "initContainers"):
             kept[key] = [essential(container) for container in spec.get(key, [])]
         kept["tolerations"] = [*kept["tolerations"], {"key": kwok.TAINT, "operator": "Exists"}]
@@ -89,21 +99,34 @@ class Nodes(NamedTuple):
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": one.name, "labels": {TURN: str(turn)}},
-            "spec": kept | {"nodeSelector": selector, "affinity": narrowed(kept.get("affinity", {}), [wanted, ours])},
+            "spec": kept
+            | {
+                "nodeSelector": selector,
+                "affinity": narrowed(kept.get("affinity", {}), [wanted, ours]),
+            },
         }
 
 
 def rendered(platform: Platform, where: str, job: str) -> Object:
     """The pods of a job, as the launcher renders them."""
     first = where.partition(" ")[0]
-    text = f"name: x\nimage: registry.example/train:1\nplatform: {first}\ncommand: [a]\n{platform.jobs[job]}\n"
-    manifests = render(resolve(load.parse_job(text), defaults.parse_defaults(platform.defaults)), None)
+    text = (
+        f"name: x\nimage: registry.example/train:1\nplatform: {first}\ncommand: "
+        f"[a]\n{platform.jobs[job]}\n"
+    )
+    manifests = render(
+        resolve(load.parse_job(text), defaults.parse_defaults(platform.defaults)), None
+    )
     return test_jobset.pod_of(manifests[0])
 
 
 def essential(container: Object) -> Object:
     """Its name, image and resources, and whether it stays beside the others."""
-    return {key: container[key] for key in ("name", "image", "resources", "restartPolicy") if key in container}
+    return {
+        key: container[key]
+        for key in ("name", "image", "resources", "restartPolicy")
+        if key in container
+    }
 
 
 def narrowed(affinity: Object, terms: list[Object]) -> Object:
@@ -128,7 +151,9 @@ def node(kind: Kind, where: str, owner: str) -> Object:
     """A node of this kind, which the pods of others do not tolerate."""
     ours = {OWNER: owner, f"{OWNER}-of": where.replace(" ", "-"), KIND: kind.name}
     made = kwok.node(f"{owner}-{kind.name}", {**kind.labels, **ours}, kind.allocatable, kwok.TAINT)
-    made["spec"]["taints"] += [{"key": key, "value": value, "effect": EFFECT} for key, value in kind.taints.items()]
+    made["spec"]["taints"] += [
+        {"key": key, "value": value, "effect": EFFECT} for key, value in kind.taints.items()
+    ]
     return made
 
 
@@ -137,16 +162,28 @@ def nodes(cluster: Access) -> Iterator[Nodes]:
     if not cluster.is_ours:
         pytest.skip("the nodes are kwok's: not on a cluster that you gave")
     namespace = preparations.make_namespace(cluster, "privileged")
-    made = [node(kind, where, namespace) for where, platform in PLATFORMS.items() for kind in platform.kinds]
+    made = [
+        node(kind, where, namespace)
+        for where, platform in PLATFORMS.items()
+        for kind in platform.kinds
+    ]
     with others.changing():
         try:
             kwok.send(cluster.api, [Call("POST", "/api/v1/nodes", one) for one in made])
             selector = f"{OWNER.replace('/', '%2F')}%3D{namespace}"
-            until(lambda: unready(cluster, selector), lambda left: not left, "every node is ready", PATIENCE_S)
+            until(
+                lambda: unready(cluster, selector),
+                lambda left: not left,
+                "every node is ready",
+                PATIENCE_S,
+            )
             yield Nodes(cluster, namespace)
         finally:
             preparations.remove_namespace(cluster, namespace)
-            kwok.send(cluster.api, [Call("DELETE", f"/api/v1/nodes/{one['metadata']['name']}") for one in made])
+            kwok.send(
+                cluster.api,
+                [Call("DELETE", f"/api/v1/nodes/{one['metadata']['name']}") for one in made],
+            )
 
 
 def unready(cluster: Access, selector: str) -> list[str]:
@@ -171,15 +208,23 @@ def turns() -> list[list[Try]]:
     return found
 
 
-def test_every_job_s_pods_go_to_the_nodes_that_are_meant_for_them_and_to_no_other(nodes: Nodes) -> None:
-    elsewhere = [Try(where, job, None) for where, platform in PLATFORMS.items() for job in platform.jobs]
+def test_every_job_s_pods_go_to_the_nodes_that_are_meant_for_them_and_to_no_other(
+    nodes: Nodes,
+) -> None:
+    elsewhere = [
+        Try(where, job, None) for where, platform in PLATFORMS.items() for job in platform.jobs
+    ]
     first, *others = turns()
     wrong = refused(nodes, first, 1)
     nodes.put(elsewhere, 0)
     for turn, tries in enumerate(others, 2):
         wrong |= refused(nodes, tries, turn)
     # Last, as what was in the way of one may have gone meanwhile.
-    wrong |= {name: pod["spec"]["nodeName"] for name, pod in nodes.pods(0).items() if "nodeName" in pod["spec"]}
+    wrong |= {
+        name: pod["spec"]["nodeName"]
+        for name, pod in nodes.pods(0).items()
+        if "nodeName" in pod["spec"]
+    }
     assert wrong == {}, json.dumps(wrong, indent=2)
 
 
@@ -189,7 +234,11 @@ def refused(nodes: Nodes, tries: list[Try], turn: int) -> Mapping[str, str]:
     found: dict[str, str] = {one.name: "" for one in tries}
     for _ in range(2):
         left = [one for one in tries if one.name in found]
-        found = {name: reason(pod) for name, pod in nodes.put(left, turn).items() if "nodeName" not in pod["spec"]}
+        found = {
+            name: reason(pod)
+            for name, pod in nodes.put(left, turn).items()
+            if "nodeName" not in pod["spec"]
+        }
         nodes.clear(turn)
     return found
 
@@ -200,6 +249,9 @@ def test_the_table_is_whole() -> None:
     assert all(kind.source for kind in kinds)
     assert [job for platform in PLATFORMS.values() for job in unknown(platform)] == []
     unused = [
-        (where, job) for where, platform in PLATFORMS.items() for job in platform.jobs if not platform.meant_for(job)
+        (where, job)
+        for where, platform in PLATFORMS.items()
+        for job in platform.jobs
+        if not platform.meant_for(job)
     ]
     assert unused == []

@@ -24,7 +24,9 @@ command: ["true"]
 agent: image
 """
 TCPXO = "platform: gke\ntcpxo: {image: registry.example/daemon}"
-ESCALATION = {"allowPrivilegeEscalation": True}  # without which the server takes no privileged container
+ESCALATION = {
+    "allowPrivilegeEscalation": True
+}  # without which the server takes no privileged container
 # What our job files cannot ask for, merged into the template of one that asks for nothing.
 BY_HAND: dict[str, Any] = {
     "pid": {"hostPID": True, "hostIPC": True},
@@ -39,7 +41,10 @@ BY_HAND: dict[str, Any] = {
 RENDERED = {
     "plain": ("", ""),
     "init": ("init: [{name: first, command: ['true']}]", ""),
-    "volumes": ("volumes: [{claim: c, path: /c}, {ephemeral: 1Gi, path: /e}, {secret: s, path: /s}]", ""),
+    "volumes": (
+        "volumes: [{claim: c, path: /c}, {ephemeral: 1Gi, path: /e}, {secret: s, path: /s}]",
+        "",
+    ),
     "hostnetwork": ("network: hostnetwork", ""),
     "rdma": ("network: {profile: rdma, resource: rdma/ib}", ""),
     "rdma of root": ("network: {profile: rdma, resource: rdma/ib}", "users: {h100: root}"),
@@ -51,20 +56,27 @@ RENDERED = {
 
 def template(name: str) -> dict[str, Any]:
     more, known = RENDERED.get(name, ("", ""))
-    manifest = jobset.render(resolve(jobs.parse_job(JOB + more), defaults.parse_defaults(known or "{}")))[0]
+    manifest = jobset.render(
+        resolve(jobs.parse_job(JOB + more), defaults.parse_defaults(known or "{}"))
+    )[0]
     found = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     return merge_patch(found, {"spec": BY_HAND[name]}) if name in BY_HAND else found
 
 
 def refused(cluster: Access, namespace: str, name: str, spec: dict[str, Any]) -> set[str]:
     """The reasons of Pod Security's refusal; none where the pod passes."""
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name.replace(" ", "-")}, "spec": spec["spec"]}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name.replace(" ", "-")},
+        "spec": spec["spec"],
+    }
     try:
         cluster.api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
     except Refused as error:
-        told = re.search(r'violates PodSecurity \\"\w+:latest\\": (.*?)","reason"', str(error)) or re.search(
-            r'violates PodSecurity "\w+:latest": (.*)', str(error)
-        )
+        told = re.search(
+            r'violates PodSecurity \\"\w+:latest\\": (.*?)","reason"', str(error)
+        ) or re.search(r'violates PodSecurity "\w+:latest": (.*)', str(error))
         assert told is not None, error
         return reasons(told[1])
     return set()
@@ -78,10 +90,19 @@ def reasons(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("namespace", ["baseline", "restricted"], indirect=True)
-def test_our_reasons_are_those_of_the_server(cluster: Access, namespace: str, request: pytest.FixtureRequest) -> None:
+def test_our_reasons_are_those_of_the_server(
+    cluster: Access, namespace: str, request: pytest.FixtureRequest
+) -> None:
     enforced: pod_rules.Level = request.node.callspec.params["namespace"]
     pods = {name: template(name) for name in (*RENDERED, *BY_HAND)}
-    ours = {name: {each.reason for each in pod_rules.find_violations(pod, enforced)} for name, pod in pods.items()}
+    ours = {
+        name: {each.reason for each in pod_rules.find_violations(pod, enforced)}
+        for name, pod in pods.items()
+    }
     assert ours == {name: refused(cluster, namespace, name, pod) for name, pod in pods.items()}
-    admitted = {name for name, pod in pods.items() if pod_rules.is_admitted(enforced, pod_rules.strictest_level(pod))}
+    admitted = {
+        name
+        for name, pod in pods.items()
+        if pod_rules.is_admitted(enforced, pod_rules.strictest_level(pod))
+    }
     assert admitted == {name for name, broken in ours.items() if not broken}

@@ -19,7 +19,11 @@ from tests.compiled import QUICK_COMPILES
 from tests.gang.runs import digits
 
 SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
-SMALL: dict[str, Any] = {"resources": {"cpu": "50m", "memory": "2Gi"}, "grace": "20s", "env": QUICK_COMPILES}
+SMALL: dict[str, Any] = {
+    "resources": {"cpu": "50m", "memory": "2Gi"},
+    "grace": "20s",
+    "env": QUICK_COMPILES,
+}
 TRAIN = digits(steps=1_000_000, log_every=10, optimizer={})
 
 
@@ -43,9 +47,13 @@ def as_a_user(here: Place, folder: Path) -> None:
     here.access = Access(file, here.access.kubectl_path, False)
 
 
-def test_an_agent_in_a_pod_answers_whoever_may_run_jobs(programs_place: Place, tmp_path: Path) -> None:
+def test_an_agent_in_a_pod_answers_whoever_may_run_jobs(
+    programs_place: Place, tmp_path: Path
+) -> None:
     here = programs_place
-    gang = here.start("own", Defaults(), command=["sh", "-c", "echo begun; exec sleep 600"], **SMALL)
+    gang = here.start(
+        "own", Defaults(), command=["sh", "-c", "echo begun; exec sleep 600"], **SMALL
+    )
     gang.says("begun")  # from now on its agent answers
     as_a_user(here, tmp_path)
     refused = here.launcher("profile", "own")
@@ -65,7 +73,9 @@ def test_a_job_is_profiled_in_its_pods_while_it_goes_on_and_jaxs_coordinator_lis
     gang.says("step 20/")
     first = next(pod for pod in gang.pods if pod["metadata"]["labels"][INDEX_LABEL] == "0")
     rank = processes.child(first)
-    environ = dict(pair.partition("=")[::2] for pair in Path(f"/proc/{rank}/environ").read_text().split("\0"))
+    environ = dict(
+        pair.partition("=")[::2] for pair in Path(f"/proc/{rank}/environ").read_text().split("\0")
+    )
     port = int(environ["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2])
     assert processes.listens(rank, port) == [first["status"]["podIP"]]
     done = here.launcher("profile", "steps", "--steps", "3", "-o", "json")

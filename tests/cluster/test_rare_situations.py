@@ -24,7 +24,12 @@ pytestmark = pytest.mark.extended
 def stage(cluster: Access, base_image: str) -> Iterator[Stage]:
     """Every situation, begun."""
     with staged(cluster, base_image) as made:
-        made.prepare({"storage": RARELY_PREPARED["storage"], "plain": ("restricted", lambda cluster, namespace: None)})
+        made.prepare(
+            {
+                "storage": RARELY_PREPARED["storage"],
+                "plain": ("restricted", lambda cluster, namespace: None),
+            }
+        )
         named = nodes(cluster, made.namespaces["storage"])
         try:
             made.prepare({key: value for key, value in RARELY_PREPARED.items() if key != "storage"})
@@ -48,7 +53,9 @@ def stage(cluster: Access, base_image: str) -> Iterator[Stage]:
 @pytest.mark.parametrize("name", RARE)
 def test_the_first_line_names_the_situation(stage: Stage, name: str) -> None:
     situation = RARE[name]
-    found = stage.settles(name, situation.first_line, situation.namespace, changes=situation.then is not None)
+    found = stage.settles(
+        name, situation.first_line, situation.namespace, changes=situation.then is not None
+    )
     assert found.next_move or found.situation in ("running", "restarted")
     stage.leads(name, situation.namespace)
 
@@ -63,7 +70,11 @@ def test_a_submission_that_a_namespace_refuses_names_why_and_leaves_nothing(
     }
     for key, expected in refusals.items():
         namespace = stage.namespaces[key]
-        folder = project(tmp_path / key, namespace, {"train.py": "print(1)"}, image=base_image, code=".")
+        folder = project(
+            tmp_path / key, namespace, {"train.py": "print(1)"}, image=base_image, code="."
+        )
         left = launcher(stage.access, folder, "submit", "job.yaml")
-        assert left.returncode in (2, 3) and re.search(expected, left.stderr.splitlines()[0]), left.stderr
+        assert left.returncode in (2, 3) and re.search(expected, left.stderr.splitlines()[0]), (
+            left.stderr
+        )
         assert stage.cluster.get(JOBSETS, "mine", namespace) is None

@@ -31,12 +31,18 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def submitter(helm: Helm, cluster: Access, namespace: str, image: str, tmp_path: Path) -> Iterator[Access]:
+def submitter(
+    helm: Helm, cluster: Access, namespace: str, image: str, tmp_path: Path
+) -> Iterator[Access]:
     """Who may do what the chart allows, admission policy included; its cluster defaults say what the job leaves out."""
     user, release = f"alice-{namespace}", Release(helm, cluster, namespace)
     storage = {"checkpoints": {"size": "1Gi", "storageClass": ""}}
     people = {"submitters": [{"kind": "User", "name": user}]}
-    plain: dict[str, Any] = {"kueue": {"enabled": False}, "resourceDefaults": {}, "storage": storage}
+    plain: dict[str, Any] = {
+        "kueue": {"enabled": False},
+        "resourceDefaults": {},
+        "storage": storage,
+    }
     release.install(values(cluster, image, rbac=people, **plain))
     yield preparations.impersonating(cluster, user, namespace, tmp_path)
     release.uninstall()
@@ -52,7 +58,9 @@ def test_the_readme_s_commands_for_a_cluster_do_what_it_says(
     cluster: Access, namespace: str, submitter: Access, tmp_path: Path
 ) -> None:
     checkpoints = preparations.make_volume(cluster, namespace, "team-checkpoints")
-    block = re.search(r"^```sh cluster\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    block = re.search(
+        r"^```sh cluster\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert block is not None
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     with (tmp_path / "examples" / "digits.yaml").open("a") as job:
@@ -66,14 +74,18 @@ def test_the_readme_s_commands_for_a_cluster_do_what_it_says(
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert re.search(r"^\[0\] step \d+/\d+  eval .* accuracy 0\.9[7-9]\d*  examples 360$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^\[0\] step \d+/\d+  eval .* accuracy 0\.9[7-9]\d*  examples 360$",
+        done.stdout,
+        re.MULTILINE,
+    )
     assert "done (0): every process finished" in done.stdout
     assert "digits is done: all of 2 hosts" in done.stdout
     assert "jobset.jobset.x-k8s.io/digits deleted" in done.stdout
     assert list((checkpoints / "digits").iterdir())
 
 
-# --- docs/first-cluster-job.md ----------------------------------------------------------------------------------------
+# --- docs/first-cluster-job.md --------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {
     "accelerator": {"type": "cpu", "per_host": 2},
@@ -90,9 +102,16 @@ def on_cpus(text: str) -> str:
     """The page's job on CPU devices, with a small model, and as long as it is watched. Image and volume, which it says
     can be left out, are those of the cluster defaults."""
     job = {
-        key: value for key, value in yaml.safe_load(text).items() if key not in ("image", "volumes", "node_selector")
+        key: value
+        for key, value in yaml.safe_load(text).items()
+        if key not in ("image", "volumes", "node_selector")
     }
-    endless = {"model": SMALL_MODEL, "batch": 16, "steps": 1_000_000, "eval": {"every": None, "batches": 1}}
+    endless = {
+        "model": SMALL_MODEL,
+        "batch": 16,
+        "steps": 1_000_000,
+        "eval": {"every": None, "batches": 1},
+    }
     return yaml.safe_dump(job | SMALL | {"train": job["train"] | endless})
 
 
@@ -103,7 +122,9 @@ class Terminal:
         self.step, self.stays = step, any(word in step.text for word in STAYS)
         with tempfile.NamedTemporaryFile("w", dir=home, delete=False) as output:
             command = ["bash", "-euc", step.text]
-            self.shell = subprocess.Popen(command, cwd=home, env=env, stdout=output, stderr=subprocess.STDOUT)
+            self.shell = subprocess.Popen(
+                command, cwd=home, env=env, stdout=output, stderr=subprocess.STDOUT
+            )
         self.output = Path(output.name)
 
     def ends(self) -> int:
@@ -126,7 +147,9 @@ def typed(step: tutorials.Step, home: Path, env: dict[str, str], terminals: list
         if last.shows_it() and (last.stays or code == 0):
             return True
         if code is not None:
-            assert step.text.startswith(LOOKS), f"{step.text}exit {code}\n{last.output.read_text()[-4000:]}"
+            assert step.text.startswith(LOOKS), (
+                f"{step.text}exit {code}\n{last.output.read_text()[-4000:]}"
+            )
             terminals.append(Terminal(step, home, env))
         return False
 
@@ -145,7 +168,9 @@ def test_the_first_cluster_job_does_what_its_page_shows(
         for step in commands:
             typed(step, tmp_path, of_a_person(submitter), terminals)
             if step.text.startswith("launcher stop"):
-                assert [one.ends() for one in terminals if "--wait" in one.step.text] == [contract.PREEMPTED]
+                assert [one.ends() for one in terminals if "--wait" in one.step.text] == [
+                    contract.PREEMPTED
+                ]
         assert [one.ends() for one in terminals if "logs" in one.step.text] == [0]
     finally:
         for one in terminals:

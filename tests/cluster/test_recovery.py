@@ -49,7 +49,9 @@ def of_hosts(steps: int, lr: float) -> dict[str, Any]:
         "resources": JOB["resources"],
         "grace": "30s",
         "code": str(PROGRAMS),
-        "train": digits(task="held:Held", batch=24, steps=steps, optimizer=schedule, checkpoint={"every": EVERY}),
+        "train": digits(
+            task="held:Held", batch=24, steps=steps, optimizer=schedule, checkpoint={"every": EVERY}
+        ),
     }
 
 
@@ -143,7 +145,9 @@ def lose(here: Place, folder: Path, name: str) -> Mapping[str, After]:
     in_place, losses = GANGS[name]
     run, hold, seen = folder / name, folder / f"{name}.hold", {}
     env = QUICK_COMPILES | {"HOLD": f"/checkpoints/{hold.name}"}
-    gang = here.start(name, SAVED, restarts={"in_place": in_place, "crash": len(losses)}, env=env, **JOB)
+    gang = here.start(
+        name, SAVED, restarts={"in_place": in_place, "crash": len(losses)}, env=env, **JOB
+    )
     for number, (which, loss) in enumerate(losses.items()):
         await_checkpoint(run, after=0)  # the first loss waits for it
         hold.touch()
@@ -203,7 +207,9 @@ def assert_as_undisturbed(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", *HURT])
-def test_it_ends_with_the_losses_of_an_undisturbed_run(here: Place, gangs: Any, folder: Path, name: str) -> None:
+def test_it_ends_with_the_losses_of_an_undisturbed_run(
+    here: Place, gangs: Any, folder: Path, name: str
+) -> None:
     gang = GANG_OF.get(name, "nothing")
     assert_as_undisturbed(folder, gang)
     if gang == "nothing":

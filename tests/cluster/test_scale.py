@@ -29,13 +29,18 @@ def place(cluster: Access) -> Iterator[Place]:
         yield found
 
 
-def test_a_thousand_hosts_are_submitted_and_explained_in_a_few_calls(place: Place, tmp_path: Path) -> None:
+def test_a_thousand_hosts_are_submitted_and_explained_in_a_few_calls(
+    place: Place, tmp_path: Path
+) -> None:
     thousand = Fleet(place, HOSTS, tmp_path)
     submitted = thousand.costs("submit", thousand.file)
     assert len(submitted.writes) <= WRITES, submitted.writes
     # The dearest question: every pod, every node, and an event of each pod.
     thousand.until("active", PATIENCE_S)
-    line = f"all 1000 hosts are unschedulable: untolerated taint {fleet.CLOSED}=true:NoSchedule on 1000 of 1000 nodes"
+    line = (
+        f"all 1000 hosts are unschedulable: untolerated taint {fleet.CLOSED}=true:NoSchedule on "
+        "1000 of 1000 nodes"
+    )
     until(
         lambda: thousand.seen("explain").out,
         lambda out: line in out.splitlines()[0],
@@ -56,12 +61,18 @@ def is_cheap(thousand: Fleet) -> None:
         assert cost.peak_mib < MEMORY_MIB
 
 
-def test_ten_thousand_hosts_are_judged_by_the_server_in_one_call_each(place: Place, tmp_path: Path) -> None:
+def test_ten_thousand_hosts_are_judged_by_the_server_in_one_call_each(
+    place: Place, tmp_path: Path
+) -> None:
     ten = Fleet(place, 10_000, tmp_path)
     assert "completions: 10000" in ten.costs("render", ten.file).out
     rehearsed = ten.costs("submit", ten.file, "--dry-run=server")
     assert rehearsed.writes == []
-    posted = [one for one in rehearsed.requests if one.startswith("POST") and "dryRun=All" in one and "/jobsets" in one]
+    posted = [
+        one
+        for one in rehearsed.requests
+        if one.startswith("POST") and "dryRun=All" in one and "/jobsets" in one
+    ]
     assert len(posted) == 1
     found = place.cluster.kubectl("get", "jobsets", "-n", ten.namespace, "-o", "json")
     assert ten.name not in {one["metadata"]["name"] for one in json.loads(found)["items"]}

@@ -27,14 +27,24 @@ sys.exit(int(sys.argv[1]))
 CANARY = "canary-7Hq2-in-the-secret"
 OURS = "canary-9Zk4-in-the-environment"
 KEY = "canary-3Rt8-of-the-user"
-GANG = ("gang_secret=true", "hosts=2")  # whose agents know each other by a Secret that `submit` makes
+GANG = (
+    "gang_secret=true",
+    "hosts=2",
+)  # whose agents know each other by a Secret that `submit` makes
 KINDS = "jobsets,jobs,pods,configmaps,networkpolicies,services,events,roles,rolebindings,serviceaccounts"
 
 
 @pytest.fixture
-def folder(cluster: Access, namespace: str, checkpoints: Path, base_image: str, tmp_path: Path) -> Path:
+def folder(
+    cluster: Access, namespace: str, checkpoints: Path, base_image: str, tmp_path: Path
+) -> Path:
     """A job that needs a secret, which the namespace has."""
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": CANARY}}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "hub"},
+        "stringData": {"token": CANARY},
+    }
     cluster.api.create(f"/api/v1/namespaces/{namespace}/secrets", secret)
     given = {
         "image": base_image,
@@ -52,7 +62,11 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.CompletedP
     monkeypatch.setenv("WANDB_API_KEY", OURS)
     outputs: list[subprocess.CompletedProcess[str]] = []
     yield outputs
-    secret = [word for canary in (CANARY, OURS, KEY) for word in (canary, base64.b64encode(canary.encode()).decode())]
+    secret = [
+        word
+        for canary in (CANARY, OURS, KEY)
+        for word in (canary, base64.b64encode(canary.encode()).decode())
+    ]
     for output in outputs:
         told = output.stdout + output.stderr
         assert not [word for word in secret if word in told], f"{' '.join(output.args)}:\n{told}"
@@ -60,7 +74,11 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.CompletedP
 
 @pytest.mark.usefixtures("steady_nodes")
 def test_no_command_says_a_secret(
-    cluster: Access, namespace: str, checkpoints: Path, folder: Path, said: list[subprocess.CompletedProcess[str]]
+    cluster: Access,
+    namespace: str,
+    checkpoints: Path,
+    folder: Path,
+    said: list[subprocess.CompletedProcess[str]],
 ) -> None:
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = launcher(cluster, folder, *arguments)
@@ -70,7 +88,9 @@ def test_no_command_says_a_secret(
 
     for command in ("validate", "render", "plan"):
         run(command, "job.yaml")
-    assert "hub" in run("doctor", "job.yaml", "--output", "json").stdout  # it looks whether the key is there
+    assert (
+        "hub" in run("doctor", "job.yaml", "--output", "json").stdout
+    )  # it looks whether the key is there
     run("submit", "job.yaml", "--dry-run")
     run("submit", "job.yaml", "--dry-run=server", "--output", "yaml")
     ended = run("submit", "job.yaml", *GANG, "--wait", "--follow", "--output", "json")
@@ -123,7 +143,13 @@ def test_a_secret_in_the_job_file_or_the_kubeconfig_is_not_said_either(
     for user in config["users"]:
         user["user"] = {"token": KEY}
     (folder / "config").write_text(json.dumps(config))
-    for arguments in (["submit", "job.yaml"], ["status", "mine"], ["doctor", "job.yaml"], ["list"], ["logs", "mine"]):
+    for arguments in (
+        ["submit", "job.yaml"],
+        ["status", "mine"],
+        ["doctor", "job.yaml"],
+        ["list"],
+        ["logs", "mine"],
+    ):
         env = cluster.env | {"KUBECONFIG": str(folder / "config")}
         done = forked.run(arguments, cwd=folder, env=env, timeout=PATIENCE_S)
         said.append(done)
@@ -135,16 +161,29 @@ def test_a_secret_in_the_job_file_or_the_kubeconfig_is_not_said_either(
 
 def test_a_pod_can_do_nothing_to_the_cluster(cluster: Access, namespace: str, folder: Path) -> None:
     rights = ("roles", "rolebindings", "serviceaccounts", "secrets")
-    before = [cluster.kubectl("get", kind, "--namespace", namespace, "--output", "name") for kind in rights]
+    before = [
+        cluster.kubectl("get", kind, "--namespace", namespace, "--output", "name")
+        for kind in rights
+    ]
     done = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
     assert done.returncode == 0, done.stderr
     assert '"found": []' in done.stdout  # no token is mounted
-    assert [cluster.kubectl("get", kind, "--namespace", namespace, "--output", "name") for kind in rights] == before
+    assert [
+        cluster.kubectl("get", kind, "--namespace", namespace, "--output", "name")
+        for kind in rights
+    ] == before
     (pod,) = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
     assert pod["spec"]["automountServiceAccountToken"] is False
     assert not [volume for volume in pod["spec"]["volumes"] if "projected" in volume]
     account = f"system:serviceaccount:{namespace}:{pod['spec']['serviceAccountName']}"
-    for verb, kind in (("get", "pods"), ("list", "secrets"), ("get", "jobsets"), ("create", "pods")):
+    for verb, kind in (
+        ("get", "pods"),
+        ("list", "secrets"),
+        ("get", "jobsets"),
+        ("create", "pods"),
+    ):
         asked = ["auth", "can-i", verb, kind, "--namespace", namespace, "--as", account]
-        answer = subprocess.run([cluster.kubectl_path, *asked], env=cluster.env, capture_output=True, text=True)
+        answer = subprocess.run(
+            [cluster.kubectl_path, *asked], env=cluster.env, capture_output=True, text=True
+        )
         assert answer.stdout.strip() == "no", f"{verb} {kind}: {answer.stdout}{answer.stderr}"

@@ -23,7 +23,10 @@ from tests.launcher.invoke import launcher
 @pytest.fixture(scope="module")
 def stage(cluster: Access, base_image: str) -> Iterator[Stage]:
     """Every situation, begun."""
-    with staged(cluster, base_image) as made, kwok.fake_nodes(cluster.api, 2, {POOL: made.words["{pool}"]}, {}):
+    with (
+        staged(cluster, base_image) as made,
+        kwok.fake_nodes(cluster.api, 2, {POOL: made.words["{pool}"]}, {}),
+    ):
         made.prepare(PREPARED)
         for name, situation in SITUATIONS.items():
             made.start(name, situation)
@@ -39,7 +42,9 @@ def test_the_first_line_names_the_situation(stage: Stage, name: str) -> None:
 
 
 def test_a_pull_that_waits_before_its_next_try_is_found_as_that(stage: Stage) -> None:
-    again = until("it waits", lambda: [one for one in stage.messages("no-image") if "Back-off" in one])
+    again = until(
+        "it waits", lambda: [one for one in stage.messages("no-image") if "Back-off" in one]
+    )
     shows("`ImagePullBackOff`", again[0])
 
 
@@ -67,7 +72,11 @@ def test_status_and_explain_write_json_and_yaml(
     for command, key in (("status", "state"), ("explain", "situation")):
         as_json = launcher(capsys, monkeypatch, command, *where, "-o", "json")
         as_yaml = launcher(capsys, monkeypatch, command, *where, "-o", "yaml")
-        assert json.loads(as_json.out)[key].lower() == yaml.safe_load(as_yaml.out)[key].lower() == "failed"
+        assert (
+            json.loads(as_json.out)[key].lower()
+            == yaml.safe_load(as_yaml.out)[key].lower()
+            == "failed"
+        )
     screen = launcher(capsys, monkeypatch, "status", *where, "-o", "wide")
     assert screen.out.startswith("bad_spec (64): ")
     assert "POD" in screen.out

@@ -37,7 +37,10 @@ ELASTIC: dict[str, Any] = {
     "pod": {"spec": {"containers": [SEATED]}},
 }
 STEADY: dict[str, Any] = {"hosts": 3, "restarts": {"in_place": 0, "crash": 0}}
-WAITS = "import pathlib, time\nwhile not pathlib.Path('/checkpoints/stranded.end').exists(): time.sleep(0.2)"
+WAITS = (
+    "import pathlib, time\nwhile not pathlib.Path('/checkpoints/stranded.end').exists(): "
+    "time.sleep(0.2)"
+)
 STRANDED: dict[str, Any] = {
     "image": images.BASE,
     "command": ["python", "-c", WAITS],
@@ -56,7 +59,8 @@ class Moment(NamedTuple):
     spares: tuple[int, ...]
     explained: str
     saved: int  # its newest step on storage
-    reads_rank_1: str  # the pod that the lines of `logs --rank 1` name last, as far as a pod knows its own name
+    # The pod that the lines of `logs --rank 1` name last, as far as a pod knows its own name.
+    reads_rank_1: str
 
 
 class Run:
@@ -67,7 +71,9 @@ class Run:
         self.gang = here.start("elastic", SAVED, env=held(self._hold), **JOB, **ELASTIC)
 
     def status(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = json.loads(self._here.launcher("status", "elastic", "-o", "json").stdout)
+        found: Mapping[str, Any] = json.loads(
+            self._here.launcher("status", "elastic", "-o", "json").stdout
+        )
         return found
 
     def release(self) -> None:
@@ -93,9 +99,17 @@ class Run:
         status = self.status()
         lines = self._here.launcher("logs", "elastic", "--rank", "1").stdout.splitlines()
         told = [line.rpartition(" ")[2] for line in lines if "reads on" in line]
-        hosts = members.parse_members(status["members"], 1, SEATS).hosts if status["members"] else ()
+        hosts = (
+            members.parse_members(status["members"], 1, SEATS).hosts if status["members"] else ()
+        )
         explained = self._here.launcher("explain", "elastic").stdout
-        return Moment(tuple(hosts), tuple(status["spares"]), explained, newest(self.folder), told[-1] if told else "")
+        return Moment(
+            tuple(hosts),
+            tuple(status["spares"]),
+            explained,
+            newest(self.folder),
+            told[-1] if told else "",
+        )
 
     def once(self, what: str, is_so: Callable[[Mapping[str, Any]], object]) -> Moment:
         until(what, lambda: is_so(self.status()))
@@ -144,7 +158,9 @@ def lose_hosts(here: Place, run: Run, found: dict[str, Moment]) -> None:
     run.await_ends(1)
     found["spare used"] = run.hold_saved()
     nodes.offer(here.access, NODE, SEAT, SEATS)
-    found["spare again"] = run.once("the pod is the next spare", lambda status: status["spares"] == [lost])
+    found["spare again"] = run.once(
+        "the pod is the next spare", lambda status: status["spares"] == [lost]
+    )
     nodes.offer(here.access, NODE, SEAT, FEW)
     run.delete(lost)
     until("the spare is gone", lambda: not run.status()["spares"])
@@ -164,7 +180,9 @@ def lose_leader(here: Place, run: Run, found: dict[str, Moment]) -> None:
     nodes.offer(here.access, NODE, SEAT, FEW)
     run.delete(0)
     run.await_ends(4)
-    found["no leader"] = run.once("the pod of host 0 has ended", lambda status: status["members"] is None)
+    found["no leader"] = run.once(
+        "the pod of host 0 has ended", lambda status: status["members"] is None
+    )
     nodes.offer(here.access, NODE, SEAT, SEATS)
     found["leader again"] = run.hold_saved()
 
@@ -178,7 +196,10 @@ def stranded(here: Place, folder: Path) -> Mapping[str, subprocess.CompletedProc
         nodes.offer(here.access, second_node.NODE, SEAT, 1)
         nodes.offer(here.access, NODE, SEAT, FEW)
         delete(here, pod_of(gang, spare))
-        until("its pod is on the second node", lambda: pod_of(gang, spare)["spec"].get("nodeName") == second_node.NODE)
+        until(
+            "its pod is on the second node",
+            lambda: pod_of(gang, spare)["spec"].get("nodeName") == second_node.NODE,
+        )
         until("it is the spare again", lambda: status(here, gang)["spares"] == [spare])
         last = int(status(here, gang)["members"][-1])
         delete(here, pod_of(gang, last))
@@ -210,7 +231,10 @@ def status(here: Place, gang: Gang) -> Mapping[str, Any]:
 def explained(here: Place, gang: Gang, words: str) -> subprocess.CompletedProcess[str]:
     """What `explain` says, once it has these words."""
     return waiting.until(
-        lambda: here.launcher("explain", gang.name), lambda seen: words in seen.stdout, words, PATIENCE_S
+        lambda: here.launcher("explain", gang.name),
+        lambda seen: words in seen.stdout,
+        words,
+        PATIENCE_S,
     )
 
 
@@ -218,7 +242,11 @@ def pod_of(gang: Gang, host: int) -> Any:
     """The newest pod of a host; one of nothing but empty parts while there is none."""
     label = "batch.kubernetes.io/job-completion-index"
     found = [pod for pod in gang.pods if pod["metadata"]["labels"][label] == str(host)]
-    return max(found, key=lambda pod: pod["metadata"]["creationTimestamp"], default={"spec": {}, "status": {}})
+    return max(
+        found,
+        key=lambda pod: pod["metadata"]["creationTimestamp"],
+        default={"spec": {}, "status": {}},
+    )
 
 
 def delete(here: Place, pod: Any) -> None:
@@ -227,40 +255,61 @@ def delete(here: Place, pod: Any) -> None:
     here.access.api.delete(f"{path}?gracePeriodSeconds=0")
 
 
-def test_a_gang_that_runs_although_the_kubelet_of_a_node_is_gone_says_so(stranded: Mapping[str, Any]) -> None:
+def test_a_gang_that_runs_although_the_kubelet_of_a_node_is_gone_says_so(
+    stranded: Mapping[str, Any],
+) -> None:
     said = stranded["no kubelet"].stdout
-    assert re.search(r"stranded runs: node node-1 has not answered since .*, but the agent of host \d on it does", said)
+    assert re.search(
+        r"stranded runs: node node-1 has not answered since .*, but the agent of host "
+        r"\d on it does",
+        said,
+    )
     shows("but the agent of host … on it does", said)
 
 
-def test_a_pod_on_a_node_that_is_gone_is_no_spare_and_what_to_do_is_said(stranded: Mapping[str, Any]) -> None:
+def test_a_pod_on_a_node_that_is_gone_is_no_spare_and_what_to_do_is_said(
+    stranded: Mapping[str, Any],
+) -> None:
     gone = f"node {second_node.NODE} has not answered since "
     for moment in ("not ready", "deleted"):
         said = stranded[moment].stdout
         assert re.search(f"no spare is ready, since host . is missing: {gone}", said), said
         assert f"if it is gone for good: kubectl delete node {second_node.NODE}" in said
         shows("with its ranks on hosts … since … missing:", said)
-    assert re.search(rf"\n *\d +- +no +Terminating +{second_node.NODE} ", stranded["hosts"].stdout), stranded["hosts"]
+    assert re.search(
+        rf"\n *\d +- +no +Terminating +{second_node.NODE} ", stranded["hosts"].stdout
+    ), stranded["hosts"]
 
 
-def test_a_gang_that_is_done_says_which_pod_keeps_its_job_from_it(stranded: Mapping[str, Any]) -> None:
+def test_a_gang_that_is_done_says_which_pod_keeps_its_job_from_it(
+    stranded: Mapping[str, Any],
+) -> None:
     said = stranded["done"].stdout
-    assert re.search(r"stranded has finished, but its Job is not complete before pod \S+ has ended: node ", said), said
+    assert re.search(
+        r"stranded has finished, but its Job is not complete before pod \S+ has ended: node ", said
+    ), said
     assert f"kubectl delete node {second_node.NODE}" in said
     shows("has finished, but its Job is not complete", said)
 
 
-def test_a_spare_takes_the_ranks_of_a_lost_host_whose_next_pod_is_the_spare(seen: Mapping[str, Moment]) -> None:
+def test_a_spare_takes_the_ranks_of_a_lost_host_whose_next_pod_is_the_spare(
+    seen: Mapping[str, Moment],
+) -> None:
     (spare,), (_, lost, last) = seen["started"].spares, seen["started"].hosts
     used, again = seen["spare used"], seen["spare again"]
     assert (used.hosts, used.spares) == ((0, spare, last), ())
-    assert f"with its ranks on hosts 0, {spare}, {last}; no spare is ready, since host {lost} is missing" in (
-        used.explained
+    assert (
+        f"with its ranks on hosts 0, {spare}, {last}; no spare is ready, since host "
+        f"{lost} is missing" in (used.explained)
     )
-    assert used.reads_rank_1 == f"elastic-w-0-{spare}" and seen["started"].reads_rank_1 == f"elastic-w-0-{lost}"
+    assert (
+        used.reads_rank_1 == f"elastic-w-0-{spare}"
+        and seen["started"].reads_rank_1 == f"elastic-w-0-{lost}"
+    )
     assert (again.hosts, again.spares) == ((0, spare, last), (lost,))
-    assert f"ranks on hosts {members.Members(used.hosts, 1).to_wire().replace(',', ', ')}; spare: host {lost}" in (
-        again.explained
+    assert (
+        f"ranks on hosts {members.Members(used.hosts, 1).to_wire().replace(',', ', ')}; spare: "
+        f"host {lost}" in (again.explained)
     )
 
 
@@ -273,17 +322,27 @@ def test_the_loss_of_a_spare_disturbs_nothing(seen: Mapping[str, Moment]) -> Non
 def test_it_continues_with_fewer_hosts_until_others_are_back(seen: Mapping[str, Moment]) -> None:
     first, second, third = seen["spare lost"].hosts
     away = sorted({*range(SEATS)} - {first, second})
-    wait, shrunk, growing, grown = (seen[name] for name in ("no spare left", "shrunk", "growing", "grown"))
-    assert f"waits for host {third} to come back" in wait.explained and "no spare is left" in wait.explained
+    wait, shrunk, growing, grown = (
+        seen[name] for name in ("no spare left", "shrunk", "growing", "grown")
+    )
+    assert (
+        f"waits for host {third} to come back" in wait.explained
+        and "no spare is left" in wait.explained
+    )
     assert shrunk.hosts == (first, second)
     assert "runs with 2 of 3 hosts: " in shrunk.explained
-    assert f"waits for hosts {away[0]}, {away[1]} to grow again" in shrunk.explained and SEAT in shrunk.explained
+    assert (
+        f"waits for hosts {away[0]}, {away[1]} to grow again" in shrunk.explained
+        and SEAT in shrunk.explained
+    )
     assert f"hosts {away[0]}, {away[1]} will hold ranks after the next save" in growing.explained
     assert len(grown.hosts) == 3 and {first, second} < {*grown.hosts} and len(grown.spares) == 1
     assert "preempted (80): stopped to continue with 3 hosts instead of 2" in grown.explained
 
 
-def test_the_pod_that_takes_the_place_of_host_0_leads_and_holds_rank_0(seen: Mapping[str, Moment]) -> None:
+def test_the_pod_that_takes_the_place_of_host_0_leads_and_holds_rank_0(
+    seen: Mapping[str, Moment],
+) -> None:
     assert "waits for host 0, which leads, to come back" in seen["no leader"].explained
     assert "ranks on" not in seen["no leader"].explained
     again = seen["leader again"]

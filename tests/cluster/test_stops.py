@@ -71,7 +71,9 @@ def suspended_by_kueue(here: Place, gang: Gang) -> None:
 
 def preempted(here: Place, gang: Gang) -> None:
     """A job that matters more takes a seat, and is soon done."""
-    more = here.start("more", Defaults(), priority=here.namespace, command=["true"], **seated(1), **COMMON)
+    more = here.start(
+        "more", Defaults(), priority=here.namespace, command=["true"], **seated(1), **COMMON
+    )
     assert more.ended() == "Completed"
 
 
@@ -80,9 +82,13 @@ def seated(hosts: int) -> dict[str, Any]:
     return {"hosts": hosts, "pod": {"spec": {"containers": [container]}}}
 
 
-COMMON: dict[str, Any] = {"restarts": {"in_place": 0, "crash": 0}, "grace": "20s", "resources": {"cpu": "10m"}}
-# What happens, and how many restarts may come of it; never one that counts. The Job controller may see how a pod of a
-# suspended Job ended before it calls the Job suspended.
+COMMON: dict[str, Any] = {
+    "restarts": {"in_place": 0, "crash": 0},
+    "grace": "20s",
+    "resources": {"cpu": "10m"},
+}
+# What happens, and how many restarts may come of it; never one that counts. The Job controller may
+# see how a pod of a suspended Job ended before it calls the Job suspended.
 STOPS: Mapping[str, tuple[Callable[[Place, Gang], None], set[int]]] = {
     "tainted": (tainted, {1}),  # first: while no pod is new
     "deleted-by-force": (deleted_by_force, {1}),
@@ -132,7 +138,9 @@ def gangs(here: Place) -> Mapping[str, Gang]:
     """All count, and what is to happen to each has happened."""
     started = {}
     for name in STOPS:
-        command = program("counts.py", f"/checkpoints/{name}", *(["stubborn"] if "stubborn" in name else []))
+        command = program(
+            "counts.py", f"/checkpoints/{name}", *(["stubborn"] if "stubborn" in name else [])
+        )
         more = SHAPES.get(name, {"hosts": 2})
         started[name] = here.start(name, SAVED, command=command, **more, **COMMON)
     for gang in started.values():

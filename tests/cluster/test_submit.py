@@ -55,18 +55,28 @@ class Here:
         return Gang(self.cluster, self.namespace, "mine")
 
     def there(self, kind: Kind) -> list[dict[str, Any]]:
-        return [one for one in self.cluster.list(kind, self.namespace) if one["metadata"]["name"] != "kube-root-ca.crt"]
+        return [
+            one
+            for one in self.cluster.list(kind, self.namespace)
+            if one["metadata"]["name"] != "kube-root-ca.crt"
+        ]
 
 
 @pytest.fixture
-def here(cluster: Access, namespace: str, tmp_path: Path, base_image: str, monkeypatch: pytest.MonkeyPatch) -> Here:
+def here(
+    cluster: Access,
+    namespace: str,
+    tmp_path: Path,
+    base_image: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Here:
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     here = Here(cluster, namespace, tmp_path, base_image)
     here.write(command=QUICK)
     return here
 
 
-# --- submit -----------------------------------------------------------------------------------------------------------
+# --- submit ---------------------------------------------------------------------------------------
 
 
 def test_a_job_is_three_writes_of_which_the_jobset_is_the_first(here: Here) -> None:
@@ -103,7 +113,10 @@ def test_a_finished_job_is_replaced_with_all_it_owns(here: Here) -> None:
     first = here.gang.jobset["metadata"]["uid"]
     assert here.submit().returncode == 2
     again = here.submit("--replace", "--wait", "--follow")
-    assert (again.returncode, again.stdout) == (0, "jobset.jobset.x-k8s.io/mine replaced\n[0] done here\n")
+    assert (again.returncode, again.stdout) == (
+        0,
+        "jobset.jobset.x-k8s.io/mine replaced\n[0] done here\n",
+    )
     second = here.gang.jobset["metadata"]["uid"]
     assert first != second
     until("only the new owner is left", lambda: owners(here) == {second})
@@ -126,9 +139,14 @@ def test_the_server_judges_a_dry_run_and_keeps_nothing(here: Here) -> None:
 
 
 def test_the_cluster_defaults_supply_what_the_job_leaves_out(here: Here) -> None:
-    defaults = {"defaults.yaml": yaml.safe_dump({"image": here.image, "labels": {"of": "the-defaults"}})}
+    defaults = {
+        "defaults.yaml": yaml.safe_dump({"image": here.image, "labels": {"of": "the-defaults"}})
+    }
     metadata = {"name": "jaxlaunch", "namespace": here.namespace}
-    here.cluster.create(CONFIGMAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": defaults})
+    here.cluster.create(
+        CONFIGMAPS,
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": defaults},
+    )
     here.write(command=QUICK, image=None, agent="inject", **NOWHERE)
     done = here.submit()
     assert done.returncode == 0, done.stderr
@@ -136,18 +154,23 @@ def test_the_cluster_defaults_supply_what_the_job_leaves_out(here: Here) -> None
     assert here.gang.jobset["metadata"]["labels"]["of"] == "the-defaults"
 
 
-# --- what is asked before ---------------------------------------------------------------------------------------------
+# --- what is asked before -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("key", "said"),
     [
         ("queue=nobody", "LocalQueue nobody does not exist in namespace"),
-        ("priority=nobody", "PriorityClass nobody does not exist: pods that name it are rejected.\n  hint: use "),
+        (
+            "priority=nobody",
+            "PriorityClass nobody does not exist: pods that name it are rejected.\n  hint: use ",
+        ),
         ("namespace=nowhere", "Namespace nowhere does not exist: nothing can be created in it."),
     ],
 )
-def test_a_name_that_the_server_would_take_for_granted_is_refused(here: Here, key: str, said: str) -> None:
+def test_a_name_that_the_server_would_take_for_granted_is_refused(
+    here: Here, key: str, said: str
+) -> None:
     preparations.make_queue(here.access, here.namespace, {"cpu": "1"}, name="few")
     refused = here.submit(key)
     assert refused.returncode == 2
@@ -165,12 +188,21 @@ def as_user(here: Here, rules: list[dict[str, Any]], monkeypatch: pytest.MonkeyP
     return token
 
 
-def test_rights_that_are_missing_are_named_all_at_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_read = {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["get", "list"]}
+def test_rights_that_are_missing_are_named_all_at_once(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read = {
+        "apiGroups": ["jobset.x-k8s.io"],
+        "resources": ["jobsets"],
+        "verbs": ["get", "list"],
+    }
     token = as_user(here, [may_read], monkeypatch)
     refused = here.submit()
     assert refused.returncode == 3
-    missing = "create jobsets.jobset.x-k8s.io, create networkpolicies.networking.k8s.io, get networkpolicies."
+    missing = (
+        "create jobsets.jobset.x-k8s.io, create networkpolicies.networking.k8s.io, get "
+        "networkpolicies."
+    )
     assert f"Missing RBAC permissions in namespace {here.namespace}: {missing}" in refused.stderr
     assert token not in refused.stdout + refused.stderr
     assert here.there(JOBSETS) == []
@@ -189,7 +221,9 @@ def test_a_cluster_without_jobset_is_told_by_kubectl(here: Here) -> None:
         return handler.at == "/apis"
 
     with apiserver.serving(Proxy(here.access.api)) as proxy:
-        proxy.on("GET", "/apis", *[without_jobset] * 200)  # one for each group that kubectl asks for, and more
+        proxy.on(
+            "GET", "/apis", *[without_jobset] * 200
+        )  # one for each group that kubectl asks for, and more
         env = here.access.env | {"KUBECONFIG": str(proxy.kubeconfig(here.folder, here.namespace))}
         options = ("--dry-run=server", "--validate=false", f"--cache-dir={here.folder}")
         command = [f"{here.access.kubectl_path}", "apply", *options, "-f", "-"]
@@ -198,7 +232,9 @@ def test_a_cluster_without_jobset_is_told_by_kubectl(here: Here) -> None:
     shows('no matches for kind "JobSet"', done.stderr)
 
 
-def test_the_rights_that_are_asked_for_are_enough(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rights_that_are_asked_for_are_enough(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here.write(command=QUICK)
     rendered = list(yaml.safe_load_all(here.submit("--dry-run").stdout))
     needed = checks.submit_rights(rendered, replace=True, watch=True)
@@ -243,7 +279,9 @@ def break_user(config: dict[str, Any]) -> None:
         (break_user, "Missing RBAC permissions in namespace"),
     ],
 )
-def test_a_wrong_way_to_the_server_is_named(here: Here, fault: Callable[[dict[str, Any]], None], said: str) -> None:
+def test_a_wrong_way_to_the_server_is_named(
+    here: Here, fault: Callable[[dict[str, Any]], None], said: str
+) -> None:
     config = yaml.safe_load(here.access.kubeconfig.read_text())
     fault(config)
     file = here.folder / "broken.conf"
@@ -261,7 +299,7 @@ def test_a_wrong_way_to_the_server_is_named(here: Here, fault: Callable[[dict[st
         shows("The API server … cannot be reached", refused.stderr)
 
 
-# --- stop, delete -----------------------------------------------------------------------------------------------------
+# --- stop, delete ---------------------------------------------------------------------------------
 
 
 def test_a_job_that_is_stopped_saves_and_goes_on_from_there(here: Here, checkpoints: Path) -> None:
@@ -276,15 +314,28 @@ def test_a_job_that_is_stopped_saves_and_goes_on_from_there(here: Here, checkpoi
     until("its pods are removed", lambda: not here.there(PODS))
     saved = int((checkpoints / "count-0").read_text())
     again = here.submit("--wait", "--follow")
-    assert (again.returncode, again.stdout.splitlines()[0]) == (0, "jobset.jobset.x-k8s.io/mine resumed")
+    assert (again.returncode, again.stdout.splitlines()[0]) == (
+        0,
+        "jobset.jobset.x-k8s.io/mine resumed",
+    )
     assert f"[0] begins at step {saved}\n" in again.stdout
-    assert here.gang.counters[1] == 0  # whether the Job was seen to end by its pods' 80, or was gone by then, is luck
+    assert (
+        here.gang.counters[1] == 0
+    )  # whether the Job was seen to end by its pods' 80, or was gone by then, is luck
 
 
 def test_ctrl_c_ends_the_waiting_and_not_the_job(here: Here) -> None:
     here.write(command=QUICK, **NOWHERE)
     waiting = subprocess.Popen(
-        [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "submit", "job.yaml", "--wait", "--follow"],
+        [
+            sys.executable,
+            "-m",
+            "jaxlaunch.launcher.cli.main",
+            "submit",
+            "job.yaml",
+            "--wait",
+            "--follow",
+        ],
         cwd=here.folder,
         env=here.access.env,
         stdout=subprocess.PIPE,
@@ -296,7 +347,10 @@ def test_ctrl_c_ends_the_waiting_and_not_the_job(here: Here) -> None:
     waiting.send_signal(signal.SIGINT)
     _, err = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 130
-    assert f"mine keeps running. `launcher logs -n {here.namespace} -f mine` shows its lines again" in err
+    assert (
+        f"mine keeps running. `launcher logs -n {here.namespace} -f mine` shows its lines again"
+        in err
+    )
     assert "Traceback" not in err
     assert here.gang.status.get("terminalState") is None
 
@@ -317,7 +371,10 @@ def test_a_deleted_job_leaves_nothing(here: Here) -> None:
         f"configmap/{bundle['metadata']['name']} deleted",
     ]
     assert here.there(JOBSETS) == here.there(PODS) == []
-    until("what it owned is collected", lambda: not [*here.there(NETWORK_POLICIES), *here.there(CONFIGMAPS)])
+    until(
+        "what it owned is collected",
+        lambda: not [*here.there(NETWORK_POLICIES), *here.there(CONFIGMAPS)],
+    )
 
 
-# --- secrets ----------------------------------------------------------------------------------------------------------
+# --- secrets --------------------------------------------------------------------------------------

@@ -23,7 +23,12 @@ HARNESS = (sys.executable, "-m", "tests.cluster.harness")
 # Where programs of a cluster write by habit: two levels are compared, since others write there too.
 FOLDERS = ("/etc", "/opt", "/run", "/usr/libexec", "/var/lib", "/var/log")
 SETTINGS = ("kernel", "net", "vm")
-VOLATILE = ("kernel/ns_last_pid", "kernel/pty/nr", "kernel/random", "net/netfilter/nf_conntrack_count")
+VOLATILE = (
+    "kernel/ns_last_pid",
+    "kernel/pty/nr",
+    "kernel/random",
+    "net/netfilter/nf_conntrack_count",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,9 +52,19 @@ def state() -> dict[str, set[str]]:
         "links": set(network.ip("-brief", "link").stdout.splitlines()),
         "routes": set(Path("/proc/net/route").read_text().splitlines()),
         "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
-        "cgroups": {str(folder) for top in cgroups.hierarchies() for folder in top.iterdir() if folder.is_dir()},
+        "cgroups": {
+            str(folder)
+            for top in cgroups.hierarchies()
+            for folder in top.iterdir()
+            if folder.is_dir()
+        },
         "settings": set(settings()),
-        "files": {str(path) for folder in FOLDERS for depth in ("*", "*/*") for path in Path(folder).glob(depth)},
+        "files": {
+            str(path)
+            for folder in FOLDERS
+            for depth in ("*", "*/*")
+            for path in Path(folder).glob(depth)
+        },
         "run folder": {str(places.RUN)} if places.RUN.exists() else set(),
     }
 
@@ -87,11 +102,15 @@ def use() -> None:
     preparations.make_claim(reached, namespace)
     claimed = [{"name": "kept", "persistentVolumeClaim": {"claimName": "checkpoints"}}]
     pods = f"/api/v1/namespaces/{namespace}/pods"
-    reached.api.create(pods, pod("lasting", images.BASE, "import time; time.sleep(600)", volumes=claimed))
+    reached.api.create(
+        pods, pod("lasting", images.BASE, "import time; time.sleep(600)", volumes=claimed)
+    )
     reached.api.create(pods, pod("brief", images.BASE, "", volumes=claimed))
     ended(reached, namespace, "brief")
     until(
-        lambda: reached.api.get(f"{pods}/lasting"), lambda seen: seen["status"]["phase"] == "Running", "a running pod"
+        lambda: reached.api.get(f"{pods}/lasting"),
+        lambda seen: seen["status"]["phase"] == "Running",
+        "a running pod",
     )
 
 

@@ -1,6 +1,7 @@
 """What the agent or the trainer says of a host before JAX starts, in pods: devices, pinned memory, the GPU's driver.
 
-The hosts have no accelerator: the files of one are made, and what asks for its nodes is left out of the pods.
+The hosts have no accelerator: the files of one are made, and what asks for its nodes is left out of
+the pods.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ CLOSED: dict[str, Any] = {
     "init": [
         {
             "name": "devices",
-            "command": ["sh", "-c", "cd /dev/vfio && touch vfio 0 && chmod 666 vfio && chmod 600 0"],
+            "command": [
+                "sh",
+                "-c",
+                "cd /dev/vfio && touch vfio 0 && chmod 666 vfio && chmod 600 0",
+            ],
             "securityContext": {"runAsUser": 0, "runAsNonRoot": False},
             "volumeMounts": [VFIO],
         }
@@ -111,8 +116,18 @@ def test_devices_and_pinned_memory_are_looked_at_before_the_program_and_the_user
     root = Defaults(users={"v5e": "root", "h100": "root"})
     fast: dict[str, Any] = {"accelerator": {"type": "h100"}, "hosts": 2, "network": RDMA}
     own = {"LD_LIBRARY_PATH": "/opt/own/lib"}
-    paths = here.start("paths", Defaults(), anywhere, **PROGRAM, platform="gke", accelerator={"type": "l4"}, env=own)
-    closed = here.start("closed", Defaults(users={"v5e": 1000}), anywhere, **PROGRAM, **V5E, **CLOSED)
+    paths = here.start(
+        "paths",
+        Defaults(),
+        anywhere,
+        **PROGRAM,
+        platform="gke",
+        accelerator={"type": "l4"},
+        env=own,
+    )
+    closed = here.start(
+        "closed", Defaults(users={"v5e": 1000}), anywhere, **PROGRAM, **V5E, **CLOSED
+    )
     small = here.start("small", Defaults(), pinning(64), **PROGRAM, **fast)
     mended = here.start("mended", root, anywhere, **PROGRAM, **V5E, **CLOSED)
     pins = here.start("pins", root, pinning(64), **PROGRAM, **fast)
@@ -121,14 +136,22 @@ def test_devices_and_pinned_memory_are_looked_at_before_the_program_and_the_user
     assert seen["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64:/opt/own/lib"
     assert seen["PATH"].startswith("/usr/local/nvidia/bin:/usr/local/bin:") and seen["uid"] == 1000
     said = refusal(closed)
-    assert "cannot open /dev/vfio/0 as uid 1000: its owner is uid 0, its mode 0600; set users: {v5e: root}" in said
+    assert (
+        "cannot open /dev/vfio/0 as uid 1000: its owner is uid 0, its mode 0600; set users: "
+        "{v5e: root}" in said
+    )
     shows("cannot open /dev/vfio/0 as uid 1000", said)
     said = refusal(small)
     assert "network = rdma needs memory that programs pin, and this pod may pin 64 KiB" in said
     shows("NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory", said)
     assert "LimitMEMLOCK=infinity" in said and "users: {h100: root}" in said
     assert found(mended)["uid"] == 0
-    assert found(pins) | {"PATH": ""} == {"uid": 0, "pinned": 64 * 1024, "PATH": "", "LD_LIBRARY_PATH": None}
+    assert found(pins) | {"PATH": ""} == {
+        "uid": 0,
+        "pinned": 64 * 1024,
+        "PATH": "",
+        "LD_LIBRARY_PATH": None,
+    }
 
 
 def test_an_old_driver_is_told_before_jax_starts(here: Place, image: str, tmp_path: Path) -> None:
@@ -136,7 +159,13 @@ def test_an_old_driver_is_told_before_jax_starts(here: Place, image: str, tmp_pa
     code = tmp_path / "code"
     (code / "jax_cuda13_plugin").mkdir(parents=True)
     (code / "jax_cuda13_plugin" / "__init__.py").touch()
-    library = [needs.tool("gcc", of="gcc"), "-shared", "-o", str(code / "libcuda.so.1"), str(tmp_path / "driver.c")]
+    library = [
+        needs.tool("gcc", of="gcc"),
+        "-shared",
+        "-o",
+        str(code / "libcuda.so.1"),
+        str(tmp_path / "driver.c"),
+    ]
     subprocess.run(library, check=True)
     data = {"source": "tfds", "name": "digits"}
     train = {"task": "classify", "data": data, "checkpoint": {"path": "/tmp/x"}}
@@ -147,6 +176,6 @@ def test_an_old_driver_is_told_before_jax_starts(here: Place, image: str, tmp_pa
     said = refusal(gang)
     assert "is too old for CUDA 13: it runs CUDA 12.4 at most" in said
     assert (
-        "needs driver 580 or newer; use an image with the extra cuda12 of jaxlaunch, or update the driver of the nodes"
-        in said
+        "needs driver 580 or newer; use an image with the extra cuda12 of jaxlaunch, or update the "
+        "driver of the nodes" in said
     )

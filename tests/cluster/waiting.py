@@ -10,14 +10,18 @@ Seen = TypeVar("Seen")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 
 
-def until(read: Callable[[], Seen], accept: Callable[[Seen], object], what: str, within: float = 600) -> Seen:
+def until(
+    read: Callable[[], Seen], accept: Callable[[Seen], object], what: str, within: float = 600
+) -> Seen:
     """The first thing `read` gives that `accept` takes. AssertionError, with the last of them, after `within` s."""
     deadline, pause_s = time.monotonic() + within, FIRST_PAUSE_S
     while True:
         seen = read()
         if accept(seen):
             return seen
-        assert time.monotonic() < deadline, f"{what}: not after {within:.0f} s. The last that was seen:\n{shown(seen)}"
+        assert time.monotonic() < deadline, (
+            f"{what}: not after {within:.0f} s. The last that was seen:\n{shown(seen)}"
+        )
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
 
@@ -35,6 +39,8 @@ def has(kind: str, status: str = "True") -> Callable[[dict[str, object]], bool]:
 
     def accepts(object_: dict[str, object]) -> bool:
         conditions = object_.get("status", {}).get("conditions", [])  # type: ignore[attr-defined]
-        return any(condition["type"] == kind and condition["status"] == status for condition in conditions)
+        return any(
+            condition["type"] == kind and condition["status"] == status for condition in conditions
+        )
 
     return accepts

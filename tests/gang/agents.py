@@ -76,7 +76,13 @@ class Gang:
                 agent.kill()
             agent.wait()
 
-    def start(self, *hosts: int, env: Mapping[str, str] | None = None, name: str = "", out: int | None = None) -> Gang:
+    def start(
+        self,
+        *hosts: int,
+        env: Mapping[str, str] | None = None,
+        name: str = "",
+        out: int | None = None,
+    ) -> Gang:
         """Starts the agents of `hosts`, all of them by default; a `name` tells a second one of a host apart."""
         for host in hosts or range(self.hosts):
             with (
@@ -127,7 +133,9 @@ class Gang:
             return happened() or are_gone
 
         answer = eventually(settled)
-        assert answer and (answer is not True or happened()), f"{what} never happened\n{self.talk}\n{self.out}"
+        assert answer and (answer is not True or happened()), (
+            f"{what} never happened\n{self.talk}\n{self.out}"
+        )
         return answer
 
     def until_marked(self, *names: str) -> None:
@@ -144,11 +152,15 @@ class Gang:
     @property
     def talk(self) -> str:
         """What all agents wrote to stderr, host by host."""
-        return "".join(path.read_text() for path in sorted(self.folder.glob(f"agent-{self.generation}-*.err")))
+        return "".join(
+            path.read_text() for path in sorted(self.folder.glob(f"agent-{self.generation}-*.err"))
+        )
 
     @property
     def out(self) -> str:
-        return "".join(path.read_text() for path in sorted(self.folder.glob(f"agent-{self.generation}-*.out")))
+        return "".join(
+            path.read_text() for path in sorted(self.folder.glob(f"agent-{self.generation}-*.out"))
+        )
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -160,12 +172,16 @@ class Gang:
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.run_dir / "attempts.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.run_dir / "attempts.jsonl").read_text().splitlines()
+        ]
 
 
 def job(command: Sequence[str] | None, **fields: Any) -> AgentJob:
     """A job of one process per host that is given up at its first fault."""
-    return AgentJob("t", None if command is None else tuple(command), **({"in_place_limit": 0} | fields))
+    return AgentJob(
+        "t", None if command is None else tuple(command), **({"in_place_limit": 0} | fields)
+    )
 
 
 def launch(folder: Path, of: AgentJob, hosts: int = 1, **fields: Any) -> tuple[Gang, list[int]]:

@@ -26,7 +26,9 @@ for size in (
     BLOCK_BYTES - HEADER_BYTES - 1,
     2 * BLOCK_BYTES - HEADER_BYTES - 1,
 ):  # in JSON, 2 bytes more
-    assert gather_values(f"{rank}" * size * (rank + 1)) == [f"{each}" * size * (each + 1) for each in range(count)]
+    assert gather_values(f"{rank}" * size * (rank + 1)) == [
+        f"{each}" * size * (each + 1) for each in range(count)
+    ]
 said: dict[str, object] = {"notes": (notes := []), "restored": None}
 store = Store(folder, keep=3, uid=uid, note=notes.append)
 try:

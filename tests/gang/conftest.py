@@ -8,7 +8,8 @@ import pytest
 
 HERE = Path(__file__).parent
 LONGEST = [
-    HERE / f"test_{name}.py" for name in ("meshes", "examples", "loops", "tutorial", "lora", "resume", "tasks", "init")
+    HERE / f"test_{name}.py"
+    for name in ("meshes", "examples", "loops", "tutorial", "lora", "resume", "tasks", "init")
 ]
 
 

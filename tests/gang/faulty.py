@@ -1,8 +1,8 @@
 """A user's task that goes wrong on demand: what, where and when come from the environment.
 
-FAULT is JSON: {"kind", "at", "rank", "step", "mark", "seconds"}; `mark` is a folder in which a file named kind-rank
-says that it is happening now.
-The patches stand around the step, the evaluation, the compile, the save and the data wait.
+FAULT is JSON: {"kind", "at", "rank", "step", "mark", "seconds"}; `mark` is a folder in which a file
+named kind-rank says that it is happening now. The patches stand around the step, the evaluation,
+the compile, the save and the data wait.
 """
 
 from __future__ import annotations

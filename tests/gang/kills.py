@@ -1,10 +1,11 @@
 """Kills runs at random moments and judges what their records say: python -m tests.gang.kills --seed 1 --count 200
 
-Each kill is a `launcher run` of its own, with real agents: SIGKILL at a random step, or while everything still starts,
-for one rank (`child`), the agent of a host (`agent`), host 0's (`leader`), every agent with its processes (`gang`) or
-these and the launcher (`all`, after which the run is started again). Its restarts are either none, so that the summary
-is of the kill, or enough to finish. What is true comes from files that the program writes by itself. One JSON line for
-each kill: what was drawn, what was found, and what is `wrong`, which is empty when all is right.
+Each kill is a `launcher run` of its own, with real agents: SIGKILL at a random step, or while
+everything still starts, for one rank (`child`), the agent of a host (`agent`), host 0's (`leader`),
+every agent with its processes (`gang`) or these and the launcher (`all`, after which the run is
+started again). Its restarts are either none, so that the summary is of the kill, or enough to
+finish. What is true comes from files that the program writes by itself. One JSON line for each
+kill: what was drawn, what was found, and what is `wrong`, which is empty when all is right.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ LATE_S = 3.0  # by which what agents know may be behind: their messages and file
 FRESH_S = 1.0  # by which a commit may be: that is sent, and written, at once
 SHARE = 0.02  # of the wall clock that the seconds may miss
 
-# Every rank writes its steps to TRUTH, rank 0 commits; both are reported after they are true. A step begins when all
-# ranks have ended the one before, as collectives have it.
+# Every rank writes its steps to TRUTH, rank 0 commits; both are reported after they are true. A
+# step begins when all ranks have ended the one before, as collectives have it.
 PROGRAM = f"""
 import mmap, struct
 truth = os.environ["TRUTH"]
@@ -124,7 +125,10 @@ class Place:
 
     def document(self) -> dict[str, Any]:
         limit = 2 if self.kill.recovers else 0
-        keys: dict[str, Any] = {"restarts": {"crash": limit, "in_place": limit}, "timeouts": {"rendezvous": "20s"}}
+        keys: dict[str, Any] = {
+            "restarts": {"crash": limit, "in_place": limit},
+            "timeouts": {"rendezvous": "20s"},
+        }
         if self.kill.is_trainer:
             train = digits(steps=TRAINER_STEPS, checkpoint={"every": TRAINER_EVERY, "keep": 3})
             return job(train, hosts=self.kill.hosts, per_host=1, **keys)
@@ -132,11 +136,17 @@ class Place:
         keys["command"] = list(program(self.folder, PROGRAM))
         return job(hosts=self.kill.hosts, per_host=self.kill.per_host, **keys)
 
-    def notes(self, rank: int, kind: str, attempt: int | None = None) -> list[tuple[int, int, float]]:
+    def notes(
+        self, rank: int, kind: str, attempt: int | None = None
+    ) -> list[tuple[int, int, float]]:
         """(attempt, step, Unix time) of what a rank noted."""
         with contextlib.suppress(FileNotFoundError):
-            lines = [line.split() for line in (self.truth / f"steps-{rank}").read_text().splitlines()]
-            found = [(int(line[1]), int(line[2]), float(line[3])) for line in lines if line[0] == kind]
+            lines = [
+                line.split() for line in (self.truth / f"steps-{rank}").read_text().splitlines()
+            ]
+            found = [
+                (int(line[1]), int(line[2]), float(line[3])) for line in lines if line[0] == kind
+            ]
             return [note for note in found if attempt is None or note[0] == attempt]
         return []
 
@@ -145,20 +155,29 @@ class Place:
         if not self.kill.is_trainer:
             return max((step for _, step, _ in self.notes(0, "step")), default=-1)
         with contextlib.suppress(OSError, ValueError, IndexError):
-            return int(json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])["step"])
+            return int(
+                json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+            )
         return -1
 
     def saved(self) -> int | None:
         """The newest step on storage."""
         if self.kill.is_trainer:
-            steps = [int(path.parent.name) for path in self.run.glob("checkpoints/*/jaxlaunch.manifest.json")]
+            steps = [
+                int(path.parent.name)
+                for path in self.run.glob("checkpoints/*/jaxlaunch.manifest.json")
+            ]
         else:
-            steps = [int(path.name) for path in (self.truth / "saved").iterdir() if path.name.isdecimal()]
+            steps = [
+                int(path.name) for path in (self.truth / "saved").iterdir() if path.name.isdecimal()
+            ]
         return max(steps, default=None)
 
     def records(self) -> list[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):
-            return [json.loads(line) for line in (self.run / "attempts.jsonl").read_text().splitlines()]
+            return [
+                json.loads(line) for line in (self.run / "attempts.jsonl").read_text().splitlines()
+            ]
         return []
 
 
@@ -175,7 +194,10 @@ def strike(place: Place, running: Running) -> float | None:
             "child": [children[kill.victim]] if kill.victim in children else [],
             "agent": [agents[kill.victim]] if kill.victim in agents else [],
             "leader": [agents[0]] if 0 in agents else [],
-        }.get(kill.target, [agents[host] for host in sorted(agents)] if len(agents) == kill.hosts else [])
+        }.get(
+            kill.target,
+            [agents[host] for host in sorted(agents)] if len(agents) == kill.hosts else [],
+        )
         if pids:
             for pid in pids + ([running.process.pid] if kill.target == "all" else []):
                 _kill(pid, signal.SIGKILL)
@@ -186,7 +208,9 @@ def strike(place: Place, running: Running) -> float | None:
 
 def started(pid: int) -> float:
     """When a process started, in Unix time: this one may be held up before it can look at the clock."""
-    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])  # proc_pid_stat(5): starttime
+    ticks = int(
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    )  # proc_pid_stat(5): starttime
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -201,7 +225,11 @@ def once(kill: Kill, folder: Path) -> dict[str, Any]:
             result = running.wait()
     first = None
     if kill.target == "all" and at is not None:
-        first = json.loads((place.run / "summary.json").read_text()) if (place.run / "summary.json").exists() else None
+        first = (
+            json.loads((place.run / "summary.json").read_text())
+            if (place.run / "summary.json").exists()
+            else None
+        )
         with Running(folder, place.document(), env=place.env) as running:
             began = started(running.process.pid)
             result = running.wait()
@@ -217,7 +245,9 @@ def once(kill: Kill, folder: Path) -> dict[str, Any]:
         "seconds_off": round((spent - (written - began)) / (written - began), 4),
         "outer_off": round((spent - (ended - began)) / (ended - began), 4),
         "found": {key: summary[key] for key in ("status", "step", "saved", "restarts")},
-        "verdict": {key: summary["verdict"][key] for key in ("cause", "code", "rank", "step", "message")},
+        "verdict": {
+            key: summary["verdict"][key] for key in ("cause", "code", "rank", "step", "message")
+        },
         "attempts": [(one["cause"], one["rank"], one["last_committed"]) for one in place.records()],
     }
     wrong = judge(place, at, saved, result.code, summary, line, result.stdout, first)
@@ -253,19 +283,30 @@ def judge(
         expect("step", summary["step"], steps)
         expect("saved", summary["saved"], steps if kill.is_trainer or steps % EVERY == 0 else None)
     else:
-        expect("cause", (verdict["cause"], verdict["code"], verdict["rank"]), (cause, cause_code, rank))
+        expect(
+            "cause", (verdict["cause"], verdict["code"], verdict["rank"]), (cause, cause_code, rank)
+        )
         wrong += _steps_wrong(place, at or 0.0, summary, saved)
     if at is None:
         expect("records", records, [("done", None)])
-    elif kill.target == "all":  # another run: the killed one is on record before it, unless it had written nothing yet
+    elif (
+        kill.target == "all"
+    ):  # another run: the killed one is on record before it, unless it had written nothing yet
         expect("restarts", summary["restarts"], {})
-        expect("records", records, [("lost", 0), ("done", None)], *([[("done", None)]] if first is None else []))
+        expect(
+            "records",
+            records,
+            [("lost", 0), ("done", None)],
+            *([[("done", None)]] if first is None else []),
+        )
     else:
         expect("restarts", summary["restarts"], {cause: 1} if kill.recovers else {})
         expect("records", records, [(cause, rank), *([("done", None)] if kill.recovers else [])])
     if at is not None and place.records()[0]["cause"] != "done":
         right = _committed(place, at, saved)
-        after = (saved or 0) + (TRAINER_EVERY if kill.is_trainer else EVERY)  # committed while it was being killed
+        after = (saved or 0) + (
+            TRAINER_EVERY if kill.is_trainer else EVERY
+        )  # committed while it was being killed
         expect("committed on record", place.records()[0]["last_committed"], *right, after)
     if at is not None and is_over and saved is not None:
         wrong += _resumed_wrong(place, saved, stdout)
@@ -281,14 +322,20 @@ def _steps_wrong(place: Place, at: float, summary: dict[str, Any], saved: int | 
     else:
         ranks = range(kill.hosts * kill.per_host)
         low = min(
-            max((step for _, step, when in place.notes(r, "step") if when < at - LATE_S), default=0) for r in ranks
+            max((step for _, step, when in place.notes(r, "step") if when < at - LATE_S), default=0)
+            for r in ranks
         )
-        high = 1 + min(max((step for _, step, _ in place.notes(r, "step")), default=0) for r in ranks)
+        high = 1 + min(
+            max((step for _, step, _ in place.notes(r, "step")), default=0) for r in ranks
+        )
     if not low <= known <= high:
         wrong.append(f"step is {known}, not between {low} and {high}")
     if kill.target == "child" and not kill.is_trainer:
         own = max((step for _, step, _ in place.notes(kill.victim, "step")), default=0)
-        if (summary["verdict"]["step"] or 0) not in (own, own - 1):  # it may die between its note and its report
+        if (summary["verdict"]["step"] or 0) not in (
+            own,
+            own - 1,
+        ):  # it may die between its note and its report
             wrong.append(f"the verdict's step is {summary['verdict']['step']}, not {own}")
     wrong += [] if kill.is_trainer else _lost_wrong(place, at, summary)
     right = _committed(place, at, place.saved())
@@ -322,7 +369,9 @@ def _resumed_wrong(place: Place, saved: int, stdout: str) -> list[str]:
     """Whether the attempt after the kill went on from what was on storage then, or later."""
     if place.kill.is_trainer:
         resumed = [
-            int(text.split("resumed at step ")[1].split()[0]) for text in stdout.splitlines() if "resumed at" in text
+            int(text.split("resumed at step ")[1].split()[0])
+            for text in stdout.splitlines()
+            if "resumed at" in text
         ]
     else:
         resumed = [step for _, step, _ in place.notes(0, "restored")][1:]
@@ -336,10 +385,16 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--from", type=int, default=0, dest="first", help="the number of the first kill")
+    parser.add_argument(
+        "--from", type=int, default=0, dest="first", help="the number of the first kill"
+    )
     parser.add_argument("--hosts", type=int, choices=[1, 2], help="[default: drawn]")
-    parser.add_argument("--trainer", action="store_true", help="the real trainer, in place of a small program")
-    parser.add_argument("--keep", type=Path, help="where the folders of kills with something wrong are kept")
+    parser.add_argument(
+        "--trainer", action="store_true", help="the real trainer, in place of a small program"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="where the folders of kills with something wrong are kept"
+    )
     given = parser.parse_args(argv)
     causes: Counter[str] = Counter()
     for number in range(given.first, given.first + given.count):

@@ -17,7 +17,9 @@ from jaxlaunch.trainer.tasks.classify import Classify
 from tests.gang.mine import Convolution
 
 os.environ["USE_TORCH"] = "0"  # of transformers: torch stays unimported
-sys.path.insert(0, os.environ["TORCH_LIBRARIES"])  # before ours: transformers wants its own version of tokenizers
+sys.path.insert(
+    0, os.environ["TORCH_LIBRARIES"]
+)  # before ours: transformers wants its own version of tokenizers
 
 from transformers.models.vit import modeling_flax_vit as theirs  # noqa: E402
 
@@ -29,10 +31,17 @@ class ViT(linen.Module):
 
     @linen.compact
     def __call__(self, images: jax.Array, deterministic: bool) -> jax.Array:
-        small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        small = {
+            "hidden_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 16,
+        }
         size = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 10}
         module = theirs.FlaxViTForImageClassificationModule(
-            theirs.ViTConfig(**small, **size, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0)
+            theirs.ViTConfig(
+                **small, **size, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0
+            )
         )
         return module(images[..., None], deterministic=deterministic).logits
 
@@ -40,7 +49,9 @@ class ViT(linen.Module):
 def mlp(images: jax.Array, is_training: bool) -> jax.Array:
     """Haiku's, with dropout."""
     rows = images.reshape(len(images), -1)
-    return hk.nets.MLP([16, 10])(rows, **({"dropout_rate": 0.1, "rng": hk.next_rng_key()} if is_training else {}))
+    return hk.nets.MLP([16, 10])(
+        rows, **({"dropout_rate": 0.1, "rng": hk.next_rng_key()} if is_training else {})
+    )
 
 
 class Models(nnx.Module):
@@ -57,7 +68,8 @@ class Each(Classify):
     """The sum of their losses: each is trained as if it were alone, and its loss and accuracy are logged."""
 
     def model(self, spec: Any, rngs: nnx.Rngs) -> nnx.Module:
-        jax.distributed.initialize()  # as a program that was copied here may: the trainer has joined before
+        # As a program that was copied here may: the trainer has joined before.
+        jax.distributed.initialize()
         return Models(rngs)
 
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:

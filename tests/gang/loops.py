@@ -1,8 +1,9 @@
 """Kills the examples that bring their own step at random moments: python -m tests.gang.loops --kills 10 --seed 1
 
-Each is run unbroken, and again with SIGKILL for one of its ranks, which restart in place, or for all of its processes
-with the launcher, after which it is started again. One JSON line for each example: where it was killed, and whether its
-losses and the arrays of its last checkpoint are equal to the bit.
+Each is run unbroken, and again with SIGKILL for one of its ranks, which restart in place, or for
+all of its processes with the launcher, after which it is started again. One JSON line for each
+example: where it was killed, and whether its losses and the arrays of its last checkpoint are equal
+to the bit.
 """
 
 from __future__ import annotations
@@ -47,17 +48,23 @@ def arrays(result: Result, steps: int) -> dict[str, str]:
     """Digests of the arrays of a run's last checkpoint."""
     found = reader.find_step(str(result.folder / "checkpoints"), steps)
     return {
-        name: hashlib.sha256(array[...].tobytes()).hexdigest() for name, array in found.part_arrays("state").items()
+        name: hashlib.sha256(array[...].tobytes()).hexdigest()
+        for name, array in found.part_arrays("state").items()
     }
 
 
 def metrics(result: Result) -> dict[int, dict[str, float]]:
     """What the program measured, by step, without the times."""
     names = ("critic_loss", "generator_loss", "told_apart", "policy_loss", "falls")
-    return {line["step"]: {name: line[name] for name in names if name in line} for line in result.metrics}
+    return {
+        line["step"]: {name: line[name] for name in names if name in line}
+        for line in result.metrics
+    }
 
 
-def killed(folder: Path, example: str, steps: int, moments: list[tuple[int, str]]) -> tuple[Result, list[int]]:
+def killed(
+    folder: Path, example: str, steps: int, moments: list[tuple[int, str]]
+) -> tuple[Result, list[int]]:
     """The end of a run that is killed once each of these steps is logged: a `rank` of it, or `all` processes; and the
     steps that were logged then."""
     job, at = document(folder, example, steps, len(moments)), []
@@ -66,7 +73,9 @@ def killed(folder: Path, example: str, steps: int, moments: list[tuple[int, str]
         with Running(folder, job) as running:
             while waiting:
                 step, target = waiting[0]
-                running.until("a step", lambda step=step: _is_over(running) or _is_at(running, step))
+                running.until(
+                    "a step", lambda step=step: _is_over(running) or _is_at(running, step)
+                )
                 pids = sorted(running.children().values())
                 if _is_over(running):
                     break
@@ -102,7 +111,9 @@ def _is_over(running: Running) -> bool:
     return running.process.poll() is not None
 
 
-def compared(folder: Path, example: str, moments: list[tuple[int, str]], steps: int = STEPS) -> Mapping[str, Any]:
+def compared(
+    folder: Path, example: str, moments: list[tuple[int, str]], steps: int = STEPS
+) -> Mapping[str, Any]:
     """Whether a run that is killed at these moments ends as one that is not."""
     unbroken = succeed(launch(folder / "unbroken", document(folder / "unbroken", example, steps)))
     broken, at = killed(folder / "broken", example, steps, moments)
@@ -126,11 +137,16 @@ def main() -> int:
     given, wrong = parser.parse_args(), 0
     for example in HOSTS:
         chance = random.Random(f"{given.seed} {example}")
-        moments = [(chance.randrange(given.steps * 3 // 4), chance.choice(["rank", "all"])) for _ in range(given.kills)]
+        moments = [
+            (chance.randrange(given.steps * 3 // 4), chance.choice(["rank", "all"]))
+            for _ in range(given.kills)
+        ]
         with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
             line = compared(Path(folder), example, moments, given.steps)
         print(json.dumps(line), flush=True)
-        wrong += not (line["equal_arrays"] and line["equal_metrics"] and len(line["killed"]) == given.kills)
+        wrong += not (
+            line["equal_arrays"] and line["equal_metrics"] and len(line["killed"]) == given.kills
+        )
     return wrong
 
 

@@ -72,7 +72,9 @@ class Split(Classify):
         loss = super().loss(model, batch, rng)
         threes = batch["weight"] * (batch["label"] == 3)
         hits = model(standardize_images(batch["image"])).argmax(-1) == batch["label"]
-        return loss._replace(metrics=loss.metrics | {"accuracy_of_3": ((threes * hits).sum(), threes.sum())})
+        return loss._replace(
+            metrics=loss.metrics | {"accuracy_of_3": ((threes * hits).sum(), threes.sum())}
+        )
 
 
 class Line(nnx.Module):

@@ -17,18 +17,24 @@ class RunFiles:
     def records(self) -> list[dict[str, Any]]:
         """The attempts that ended."""
         with contextlib.suppress(OSError, ValueError):  # there is none yet, or it is being written
-            return [json.loads(line) for line in (self.run / "attempts.jsonl").read_text().splitlines()]
+            return [
+                json.loads(line) for line in (self.run / "attempts.jsonl").read_text().splitlines()
+            ]
         return []
 
     def newest(self) -> int:
         """The newest step whose save is whole; 0 before the first."""
         manifests = self.run.glob("checkpoints/*/jaxlaunch.manifest.json")
-        return max((int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=0)
+        return max(
+            (int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=0
+        )
 
     def step(self) -> int:
         """The newest step in metrics.jsonl."""
         with contextlib.suppress(OSError, ValueError, IndexError):
-            return int(json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])["step"])
+            return int(
+                json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+            )
         return 0
 
     def saves(self) -> bool:

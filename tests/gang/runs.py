@@ -27,8 +27,15 @@ USUAL_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}  # as 
 def own_cache(folder: Path) -> dict[str, str | None]:
     """Variables of a run that keeps its programs as a user's does, in this cache folder, and not the tests' own."""
     path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
-    unset = dict.fromkeys(("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"))
-    return {**unset, "JAX_SHARE_BINARY_BETWEEN_HOSTS": "0", "PYTHONPATH": path, "XDG_CACHE_HOME": str(folder)}
+    unset = dict.fromkeys(
+        ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    )
+    return {
+        **unset,
+        "JAX_SHARE_BINARY_BETWEEN_HOSTS": "0",
+        "PYTHONPATH": path,
+        "XDG_CACHE_HOME": str(folder),
+    }
 
 
 def digits(**train: Any) -> dict[str, Any]:
@@ -48,12 +55,19 @@ def digits(**train: Any) -> dict[str, Any]:
     return block | train
 
 
-def job(train: Mapping[str, Any] | None = None, *, hosts: int = 1, per_host: int = 2, **keys: Any) -> dict[str, Any]:
+def job(
+    train: Mapping[str, Any] | None = None, *, hosts: int = 1, per_host: int = 2, **keys: Any
+) -> dict[str, Any]:
     """A CPU job of `hosts` × `per_host` devices; with a train block, one whose `restarts` are not in place.
 
-    An agent that may restart its ranks keeps a standby process for each, which imports beside the training.
+    An agent that may restart its ranks keeps a standby process for each, which imports beside the
+    training.
     """
-    document: dict[str, Any] = {"name": "t", "hosts": hosts, "accelerator": {"type": "cpu", "per_host": per_host}}
+    document: dict[str, Any] = {
+        "name": "t",
+        "hosts": hosts,
+        "accelerator": {"type": "cpu", "per_host": per_host},
+    }
     trains = {} if train is None else {"train": dict(train), "restarts": {"in_place": 0}}
     return document | trains | keys
 
@@ -77,7 +91,9 @@ class Result:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
+        ]
 
     @property
     def losses(self) -> dict[int, float]:
@@ -153,7 +169,9 @@ class Running:
             if (answer := happened()) or self.process.poll() is not None:
                 break
             time.sleep(0.02)
-        assert answer, f"{what} never happened; exit {self.process.poll()}\n{''.join(self.text())[-4000:]}"
+        assert answer, (
+            f"{what} never happened; exit {self.process.poll()}\n{''.join(self.text())[-4000:]}"
+        )
         return answer
 
     def until_file(self, path: Path) -> None:
@@ -164,7 +182,9 @@ class Running:
 
         def seen() -> bool:
             file = self.folder / "metrics.jsonl"
-            return file.exists() and any(f'"step": {step},' in line for line in file.read_text().splitlines())
+            return file.exists() and any(
+                f'"step": {step},' in line for line in file.read_text().splitlines()
+            )
 
         self.until(f"step {step}", seen)
 
@@ -204,7 +224,9 @@ class Running:
         os.kill(self.process.pid, number)
 
 
-def launch(folder: Path, document: Mapping[str, Any], *args: str, env: Mapping[str, str] | None = None) -> Result:
+def launch(
+    folder: Path, document: Mapping[str, Any], *args: str, env: Mapping[str, str] | None = None
+) -> Result:
     """Runs a job to its end."""
     with Running(folder, document, *args, env=env) as running:
         return running.wait()
@@ -235,7 +257,9 @@ def environ(pid: int) -> dict[str, str]:
 def descendants(pid: int) -> list[int]:
     """Pids below `pid`, parents first."""
     try:
-        below = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _children(task)]
+        below = [
+            int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _children(task)
+        ]
     except OSError:
         return []
     return below + [deeper for child in below for deeper in descendants(child)]

@@ -30,8 +30,12 @@ def test_programs_that_all_end_with_0_are_done(tmp_path: Path) -> None:
 
 
 def test_gloo_s_lines_are_not_the_user_s(tmp_path: Path) -> None:
-    banner = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
-    gang, codes = launch(tmp_path, job(program(tmp_path, f"print({banner!r}); print('[Gloo] said the user')")))
+    banner = (
+        "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+    )
+    gang, codes = launch(
+        tmp_path, job(program(tmp_path, f"print({banner!r}); print('[Gloo] said the user')"))
+    )
     assert codes == [0] and gang.out == "[0] [Gloo] said the user\n"
 
 
@@ -71,12 +75,20 @@ def test_a_rank_that_raises_ends_everyone_with_its_own_error(tmp_path: Path) -> 
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "rank 1 was killed by SIGKILL at step 20"),
         ("os._exit(3)", 83, "rank 1's program ended with exit code 3 at step 20"),
-        ("print('cannot go on'); sys.exit(3)", 83, "rank 1's program ended with exit code 3 at step 20"),
+        (
+            "print('cannot go on'); sys.exit(3)",
+            83,
+            "rank 1's program ended with exit code 3 at step 20",
+        ),
         ("signal.raise_signal(signal.SIGSEGV)", 139, "rank 1 was killed by SIGSEGV"),
     ],
 )
-def test_a_rank_that_dies_without_a_report_is_named(tmp_path: Path, fault: str, code: int, words: str) -> None:
-    command = program(tmp_path, f"say(phase='step', step=20)\nif RANK == 1:\n    {fault}\n{FOREVER}")
+def test_a_rank_that_dies_without_a_report_is_named(
+    tmp_path: Path, fault: str, code: int, words: str
+) -> None:
+    command = program(
+        tmp_path, f"say(phase='step', step=20)\nif RANK == 1:\n    {fault}\n{FOREVER}"
+    )
     gang, codes = launch(tmp_path, job(command), hosts=2)
     assert codes == [code, code]
     assert words in gang.verdict["message"]
@@ -94,8 +106,14 @@ def test_the_last_output_of_a_program_is_kept_when_it_reports_nothing(tmp_path: 
         (("pyhton", "train.py"), "pyhton: command not found; it is not on PATH"),
         (("./absent.sh",), "./absent.sh: No such file or directory in "),
         (("./not-executable",), "./not-executable: Permission denied"),
-        (("./no-interpreter",), "./no-interpreter: /bin/no-such-shell: bad interpreter: No such file or directory"),
-        (("./no-first-line",), "./no-first-line: Exec format error; a script begins with a line such as #!/bin/sh"),
+        (
+            ("./no-interpreter",),
+            "./no-interpreter: /bin/no-such-shell: bad interpreter: No such file or directory",
+        ),
+        (
+            ("./no-first-line",),
+            "./no-first-line: Exec format error; a script begins with a line such as #!/bin/sh",
+        ),
         (("sh", "-c", "pyhton train.py; exit $?"), "pyhton: not found"),
         (("sh", "-c", "./not-executable; exit $?"), "./not-executable: Permission denied"),
     ],
@@ -108,7 +126,10 @@ def test_a_command_that_cannot_start_is_named_and_no_reason_to_try_again(
     script(tmp_path, "echo there\n", "no-first-line").chmod(0o755)
     gang, codes = launch(tmp_path, job(command, in_place_limit=3))
     assert codes == [70]
-    assert gang.verdict["message"].startswith("rank 0 could not be started: ") and words in gang.verdict["message"]
+    assert (
+        gang.verdict["message"].startswith("rank 0 could not be started: ")
+        and words in gang.verdict["message"]
+    )
     assert len(gang.attempts) == 1
     assert "has not loaded jaxlaunch" not in gang.talk or command[0] == "sh"
 
@@ -117,7 +138,8 @@ def test_a_working_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     gang, codes = launch(tmp_path, job(("true",), workdir=str(tmp_path / "absent")))
     assert codes == [70]
     assert (
-        gang.verdict["message"] == f"rank 0 could not be started: workdir {tmp_path}/absent: No such file or directory"
+        gang.verdict["message"]
+        == f"rank 0 could not be started: workdir {tmp_path}/absent: No such file or directory"
     )
 
 
@@ -131,23 +153,36 @@ def test_a_rank_that_makes_no_progress_is_named_with_every_ranks_stack(tmp_path:
         read_batch() if RANK == 3 else all_gather()
         """,
     )
-    gang, codes = launch(tmp_path, job(command, processes_per_host=2, timeouts_s={"step": 2.0}), hosts=2)
+    gang, codes = launch(
+        tmp_path, job(command, processes_per_host=2, timeouts_s={"step": 2.0}), hosts=2
+    )
     assert codes == [82, 82]
     verdict, stacks = gang.verdict, gang.summary["stacks"]
-    assert (verdict["cause"], verdict["rank"], verdict["host"], verdict["step"]) == ("hang", 3, 1, 20)
+    assert (verdict["cause"], verdict["rank"], verdict["host"], verdict["step"]) == (
+        "hang",
+        3,
+        1,
+        20,
+    )
     assert "3 ranks in step in all_gather (program.py" in verdict["message"]
     assert "rank 3 in step in read_batch (program.py" in verdict["message"]
-    assert sorted(stacks) == ["0", "1", "2", "3"] and all("program.py" in text for text in stacks.values())
+    assert sorted(stacks) == ["0", "1", "2", "3"] and all(
+        "program.py" in text for text in stacks.values()
+    )
 
 
-def test_what_nccl_knows_of_a_hang_on_gpus_is_said_and_kept_beside_the_stacks(tmp_path: Path) -> None:
+def test_what_nccl_knows_of_a_hang_on_gpus_is_said_and_kept_beside_the_stacks(
+    tmp_path: Path,
+) -> None:
     command = program(tmp_path, f"say(phase='step', step=20)\n{FOREVER}")
     dead = "Communicators... (2.05s)\nDEAD\n  Process 34 on node 172.16.64.213 managing GPU 5\n"
     with server(play("SERVER PROTOCOL 2\nOK\n", dead)) as address:
         about = job(command, platform="cuda", timeouts_s={"step": 1.0})
         gang, codes = launch(tmp_path, about, env={nccl.ADDRESS_VARIABLE: address})
     assert codes == [82], gang.talk
-    assert gang.verdict["message"].endswith("; NCCL: process 34 on node 172.16.64.213 managing GPU 5 is dead")
+    assert gang.verdict["message"].endswith(
+        "; NCCL: process 34 on node 172.16.64.213 managing GPU 5 is dead"
+    )
     assert gang.summary["nccl"].startswith(dead) and sorted(gang.summary["stacks"]) == ["0"]
 
 
@@ -165,7 +200,9 @@ def test_a_phase_that_takes_longer_than_its_timeout_is_named(phase: str, tmp_pat
 
 def test_a_process_that_was_stopped_is_the_one_that_hangs(tmp_path: Path) -> None:
     command = program(
-        tmp_path, f"say(phase='step', step=20)\nif RANK == 1: os.kill(os.getpid(), signal.SIGSTOP)\n{FOREVER}"
+        tmp_path,
+        "say(phase='step', step=20)\nif RANK == 1: os.kill(os.getpid(), "
+        f"signal.SIGSTOP)\n{FOREVER}",
     )
     gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}), hosts=2)
     assert codes == [82, 82]
@@ -188,7 +225,9 @@ def test_an_agent_that_is_killed_takes_its_processes_along_and_is_named(tmp_path
 
 
 def test_when_host_0_is_killed_the_others_report_and_record_it(tmp_path: Path) -> None:
-    command = program(tmp_path, f"say(phase='step', step=20); say(committed=15); mark('up')\n{FOREVER}")
+    command = program(
+        tmp_path, f"say(phase='step', step=20); say(committed=15); mark('up')\n{FOREVER}"
+    )
     with Gang(tmp_path, job(command), hosts=3) as gang:
         gang.start().until_marked("up-0", "up-1", "up-2")
         pids = [pid for agent in gang.agents.values() for pid in children(agent.pid)]
@@ -196,7 +235,9 @@ def test_when_host_0_is_killed_the_others_report_and_record_it(tmp_path: Path) -
         codes = gang.wait()
         gang.until("the end of every process", lambda: not any(map(is_alive, pids)))
     assert codes == [-9, 81, 81]
-    assert gang.summary["status"] == "failed" and gang.verdict["message"].startswith("host 0 was lost: ")
+    assert gang.summary["status"] == "failed" and gang.verdict["message"].startswith(
+        "host 0 was lost: "
+    )
     assert (gang.verdict["rank"], gang.verdict["step"], gang.summary["step"]) == (0, 20, 20)
     assert [attempt["last_committed"] for attempt in gang.attempts] == [15]
 
@@ -247,7 +288,9 @@ def test_a_warning_says_why_a_program_reports_nothing(tmp_path: Path) -> None:
     assert any("has not loaded jaxlaunch" in note for note in gang.summary["notes"])
 
 
-def test_a_descendant_that_left_the_session_and_writes_for_ever_does_not_keep_the_agent(tmp_path: Path) -> None:
+def test_a_descendant_that_left_the_session_and_writes_for_ever_does_not_keep_the_agent(
+    tmp_path: Path,
+) -> None:
     command = program(
         tmp_path,
         """

@@ -28,20 +28,29 @@ def together(value):
     return float(multihost_utils.process_allgather(jnp.float32(value)).sum())
 total = together(rank)
 """
-SUM = STEP + 'print(f"rank {rank} of {jax.process_count()} on {jax.local_device_count()} sums to {total}")\n'
+SUM = (
+    STEP + 'print(f"rank {rank} of {jax.process_count()} on {jax.local_device_count()} sums to '
+    '{total}")\n'
+)
 SUMS = [(str(rank), f"rank {rank} of 3 on 2 sums to 3.0") for rank in range(SIZE)]
 
 
 def sums(out: str) -> list[tuple[str, str]]:
     """What each rank printed, after its prefix; Gloo's own words may come between, since C++ writes them unasked."""
-    return sorted(re.findall(r"^\[(\d)\] .*?(rank \d of \d on \d sums to \d\.\d)", out, re.MULTILINE))
+    return sorted(
+        re.findall(r"^\[(\d)\] .*?(rank \d of \d on \d sums to \d\.\d)", out, re.MULTILINE)
+    )
 
 
 @pytest.mark.parametrize("way", ["file", "module", "shebang"])
 def test_a_bare_initialize_joins_however_the_program_is_started(tmp_path: Path, way: str) -> None:
     file = script(tmp_path, f"#!{sys.executable}\n{SUM}", "bare.py")
     file.chmod(0o755)
-    command = {"file": (sys.executable, "bare.py"), "module": (sys.executable, "-m", "bare"), "shebang": ("./bare.py",)}
+    command = {
+        "file": (sys.executable, "bare.py"),
+        "module": (sys.executable, "-m", "bare"),
+        "shebang": ("./bare.py",),
+    }
     gang, codes = launch(tmp_path, job(command[way], devices_per_process=2), hosts=SIZE)
     assert codes == [0] * SIZE, gang.talk + gang.out
     assert sums(gang.out) == SUMS
@@ -62,14 +71,22 @@ import held
 """
 
 
-def test_a_rank_that_still_imports_is_what_those_that_wait_for_it_in_initialize_hang_of(tmp_path: Path) -> None:
+def test_a_rank_that_still_imports_is_what_those_that_wait_for_it_in_initialize_hang_of(
+    tmp_path: Path,
+) -> None:
     """Its innermost frame is of a file of JAX, too, and its own timeout passes later."""
     (tmp_path / "lib" / "jax").mkdir(parents=True)
     script(tmp_path / "lib" / "jax", "import time\ntime.sleep(3600)\n", "held.py")
-    gang, codes = launch(tmp_path, job(program(tmp_path, LATE), timeouts_s={"init": 8.0}, in_place_limit=0), hosts=2)
+    gang, codes = launch(
+        tmp_path, job(program(tmp_path, LATE), timeouts_s={"init": 8.0}, in_place_limit=0), hosts=2
+    )
     assert codes == [82, 82]
-    assert "passed first on rank 1" in gang.verdict["message"] and gang.verdict["rank"] == 0, gang.verdict["message"]
-    assert gang.verdict["message"].startswith("rank 0 makes no progress in init (the init timeout of 8 s passed first")
+    assert "passed first on rank 1" in gang.verdict["message"] and gang.verdict["rank"] == 0, (
+        gang.verdict["message"]
+    )
+    assert gang.verdict["message"].startswith(
+        "rank 0 makes no progress in init (the init timeout of 8 s passed first"
+    )
     assert "rank 0 in init importing in <module> (held.py:2)" in gang.verdict["message"]
     assert gang.verdict["message"].endswith("; rank 1 waits for rank 0")
     shows("waits for rank", gang.verdict["message"])
@@ -99,7 +116,8 @@ def test_a_host_whose_own_name_has_no_address_connects_its_own_processes_and_say
     assert len(said) == SIZE and len(set(said)) == 1
     shows("this host's own name, …, does not resolve", said[0])
     assert said[0].endswith(
-        "add the line `ADDRESS nowhere.invalid` to /etc/hosts, with the address at which other hosts reach this one"
+        "add the line `ADDRESS nowhere.invalid` to /etc/hosts, with the address at which other "
+        "hosts reach this one"
     )
 
 
@@ -112,7 +130,8 @@ for line in [*open("/proc/net/tcp"), *open("/proc/net/tcp6")]:
 """
 
 
-# Who listens before process 0 calls `initialize` sees a process ask whether it does: a connection without a byte.
+# Who listens before process 0 calls `initialize` sees a process ask whether it does: a connection
+# without a byte.
 IS_ASKED = """
 import os, socket
 if os.environ["JAX_PROCESS_ID"] == "0":
@@ -124,9 +143,13 @@ if os.environ["JAX_PROCESS_ID"] == "0":
 """
 
 
-def test_processes_of_one_host_wait_for_jaxs_coordinator_which_listens_on_loopback_alone(tmp_path: Path) -> None:
+def test_processes_of_one_host_wait_for_jaxs_coordinator_which_listens_on_loopback_alone(
+    tmp_path: Path,
+) -> None:
     file = script(tmp_path, IS_ASKED + SUM + LISTENS)
-    gang, codes = launch(tmp_path, job((sys.executable, str(file)), devices_per_process=2, processes_per_host=SIZE))
+    gang, codes = launch(
+        tmp_path, job((sys.executable, str(file)), devices_per_process=2, processes_per_host=SIZE)
+    )
     assert codes == [0], gang.talk + gang.out
     assert sums(gang.out) == SUMS
     assert "asked with b''" in gang.out
@@ -136,7 +159,9 @@ def test_processes_of_one_host_wait_for_jaxs_coordinator_which_listens_on_loopba
     )  # 127.0.0.1, little end first
 
 
-def test_timeouts_the_program_gives_are_kept_the_others_are_ours_and_it_may_call_again(tmp_path: Path) -> None:
+def test_timeouts_the_program_gives_are_kept_the_others_are_ours_and_it_may_call_again(
+    tmp_path: Path,
+) -> None:
     text = """
     import jax
     import jax._src.distributed as private
@@ -154,12 +179,20 @@ def test_timeouts_the_program_gives_are_kept_the_others_are_ours_and_it_may_call
         print("said", error)
     joined.client = None
     """
-    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, text))), timeouts_s={"rendezvous": 77.0}))
+    gang, codes = launch(
+        tmp_path,
+        job((sys.executable, str(script(tmp_path, text))), timeouts_s={"rendezvous": 77.0}),
+    )
     assert codes == [0]
     assert "got 77 7 10 None" in gang.out
-    assert "got 77 30 10 [::]:1234" in gang.out  # the program's own coordinator listens where JAX has it listen
+    assert (
+        "got 77 30 10 [::]:1234" in gang.out
+    )  # the program's own coordinator listens where JAX has it listen
     assert gang.out.count("got ") == 2  # a second call does nothing
-    assert "said jax.distributed.initialize('mine:1234'): this process has joined ours:1; leave this" in gang.out
+    assert (
+        "said jax.distributed.initialize('mine:1234'): this process has joined ours:1; leave this"
+        in gang.out
+    )
 
 
 RAISES = (
@@ -189,7 +222,9 @@ def test_an_uncaught_exception_on_one_rank_is_the_verdict(tmp_path: Path) -> Non
 
 
 def test_an_exception_that_the_programs_own_hook_prints_is_the_verdict_too(tmp_path: Path) -> None:
-    hooked = RAISES.replace("rank = ", "sys.excepthook = lambda *args: print('own hook', args[1])\nrank = ")
+    hooked = RAISES.replace(
+        "rank = ", "sys.excepthook = lambda *args: print('own hook', args[1])\nrank = "
+    )
     gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, hooked)))), hosts=SIZE)
     assert codes == [83] * SIZE
     assert gang.verdict["message"] == "rank 1 raised: ValueError: a bad batch"
@@ -213,7 +248,9 @@ def test_a_rank_that_is_killed_is_named_although_its_peers_fail_of_it(tmp_path: 
     shows("exit 137", gang.verdict["message"])
 
 
-def test_without_our_hook_a_bare_program_fails_with_a_warning_and_does_not_hang(tmp_path: Path) -> None:
+def test_without_our_hook_a_bare_program_fails_with_a_warning_and_does_not_hang(
+    tmp_path: Path,
+) -> None:
     command = (sys.executable, "-I", str(script(tmp_path, SUM)))
     gang, codes = launch(tmp_path, job(command), hosts=SIZE)
     assert codes == [83] * SIZE
@@ -227,16 +264,25 @@ def test_without_our_hook_a_bare_program_fails_with_a_warning_and_does_not_hang(
 def test_another_sitecustomize_runs_as_if_alone(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    script(theirs, "import sys\nprint('theirs', __name__, 'jax' in sys.modules)\n", "sitecustomize.py")
-    text = "import sys, sitecustomize\nprint(sitecustomize.__file__, sum('/site' == p[-5:] for p in sys.path))"
+    script(
+        theirs, "import sys\nprint('theirs', __name__, 'jax' in sys.modules)\n", "sitecustomize.py"
+    )
+    text = (
+        "import sys, sitecustomize\nprint(sitecustomize.__file__, sum('/site' == p[-5:] for p "
+        "in sys.path))"
+    )
     path = os.pathsep.join(map(str, (ROOT, theirs)))
-    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, text)))), env={"PYTHONPATH": path})
+    gang, codes = launch(
+        tmp_path, job((sys.executable, str(script(tmp_path, text)))), env={"PYTHONPATH": path}
+    )
     assert codes == [0]
     assert "[0] theirs sitecustomize False" in gang.out
     assert f"[0] {theirs}/sitecustomize.py 0" in gang.out
 
 
-def test_a_rank_that_computes_alone_while_its_peers_wait_in_a_collective_is_found(tmp_path: Path) -> None:
+def test_a_rank_that_computes_alone_while_its_peers_wait_in_a_collective_is_found(
+    tmp_path: Path,
+) -> None:
     hangs = (
         STEP
         + """
@@ -251,13 +297,19 @@ alone() if rank == 1 else together(1)
     command = (sys.executable, str(script(tmp_path, hangs)))
     gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 2.0}), hosts=SIZE)
     assert codes == [82] * SIZE
-    assert gang.verdict["rank"] == 1 and "rank 1 in step in alone (script.py" in gang.verdict["message"]
+    assert (
+        gang.verdict["rank"] == 1
+        and "rank 1 in step in alone (script.py" in gang.verdict["message"]
+    )
     assert "2 ranks in step in " in gang.verdict["message"]
 
 
 @pytest.mark.parametrize(("platform", "first"), [("cpu", "jaxlaunch"), ("tpu", "ompi")])
 def test_our_cluster_stands_first_except_on_tpu(tmp_path: Path, platform: str, first: str) -> None:
-    text = "import jax\nfrom jax._src.clusters import ClusterEnv\nprint(ClusterEnv._cluster_types[0].name)"
+    text = (
+        "import jax\nfrom jax._src.clusters import "
+        "ClusterEnv\nprint(ClusterEnv._cluster_types[0].name)"
+    )
     command = (sys.executable, str(script(tmp_path, text)))
     gang, codes = launch(tmp_path, job(command, platform=platform), env={"JAX_PLATFORMS": "cpu"})
     assert codes == [0] and gang.out == f"[0] {first}\n"

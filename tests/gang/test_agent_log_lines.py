@@ -16,7 +16,9 @@ POD = {contract.NODE: "node-7"}
 
 def lines(text: str, kind: type[L]) -> list[L]:
     """Every line of a kind in a log."""
-    return [found for found in map(log_lines.parse_line, text.splitlines()) if isinstance(found, kind)]
+    return [
+        found for found in map(log_lines.parse_line, text.splitlines()) if isinstance(found, kind)
+    ]
 
 
 def log_of_leader(gang: Gang) -> str:
@@ -40,7 +42,9 @@ time.sleep(3600)
 
 
 def test_host_0_writes_the_state_of_the_gang_and_how_it_ended(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_LATER), in_place_limit=0), hosts=2, env=POD)
+    gang, codes = launch(
+        tmp_path, job(program(tmp_path, CRASH_LATER), in_place_limit=0), hosts=2, env=POD
+    )
     assert codes == [83, 83]
     log = log_of_leader(gang)
     (verdict,) = lines(log, VerdictLine)
@@ -59,7 +63,10 @@ def test_a_later_generation_writes_the_attempts_of_earlier_ones(tmp_path: Path) 
     total, *each = lines(log := log_of_leader(gang), PastLine)
     assert (total.attempts, total.ends, total.unknown) == (2, {"crash": 2}, None)
     assert [(one.attempt, one.generation) for one in each] == [(1, 0), (2, 0)]
-    assert each[1].verdict is not None and each[1].verdict.message == "rank 1 raised at step 6: ValueError: fault 2"
+    assert (
+        each[1].verdict is not None
+        and each[1].verdict.message == "rank 1 raised at step 6: ValueError: fault 2"
+    )
     tails = lines(log, TailLine)
     assert [tail.rank for tail in tails] == [1, 0]
     assert [line for line in tails[0].lines if line.startswith("line of")] == [

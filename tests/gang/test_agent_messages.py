@@ -28,9 +28,18 @@ SURROGATE = """
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("raise ValueError(f'bad file {name}')", "raised at step 20: ValueError: bad file caf\\udce9.txt"),
-        ("say(note=name, metrics={name: name}, phase=name); os._exit(3)", "ended with exit code 3 in caf\\udce9.txt"),
-        ("sys.stdout.buffer.write(os.fsencode(name) + b'\\\\n'); os._exit(3)", "ended with exit code 3 at step 20"),
+        (
+            "raise ValueError(f'bad file {name}')",
+            "raised at step 20: ValueError: bad file caf\\udce9.txt",
+        ),
+        (
+            "say(note=name, metrics={name: name}, phase=name); os._exit(3)",
+            "ended with exit code 3 in caf\\udce9.txt",
+        ),
+        (
+            "sys.stdout.buffer.write(os.fsencode(name) + b'\\\\n'); os._exit(3)",
+            "ended with exit code 3 at step 20",
+        ),
     ],
     ids=["raised", "said", "printed"],
 )
@@ -65,7 +74,10 @@ def test_lines_of_any_form_on_the_progress_pipe_end_no_agent(tmp_path: Path) -> 
     gang, codes = launch(tmp_path, job(command), hosts=2)
     assert codes == [0, 0], gang.talk
     assert gang.summary["step"] == 7 and "Traceback" not in gang.talk and "invalid" not in gang.talk
-    assert any("wrote `error`: 'boom' to the progress pipe; it must be an object" in n for n in gang.summary["notes"])
+    assert any(
+        "wrote `error`: 'boom' to the progress pipe; it must be an object" in n
+        for n in gang.summary["notes"]
+    )
 
 
 def test_an_assertion_is_the_cause_and_not_its_peer_without_our_hook(tmp_path: Path) -> None:
@@ -92,8 +104,12 @@ def test_an_assertion_is_the_cause_and_not_its_peer_without_our_hook(tmp_path: P
     assert gang.verdict["rank"] == 1 and gang.verdict["code"] == 134, gang.verdict
 
 
-def test_host_0_may_open_a_file_for_every_host_and_its_programs_keep_their_limit(tmp_path: Path) -> None:
-    command = program(tmp_path, "import resource; print('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])")
+def test_host_0_may_open_a_file_for_every_host_and_its_programs_keep_their_limit(
+    tmp_path: Path,
+) -> None:
+    command = program(
+        tmp_path, "import resource; print('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     lowered = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {})); "
     script = lowered + "from jaxlaunch.launcher.agent.agent import run_agent; sys.exit(run_agent())"
@@ -104,7 +120,9 @@ def test_host_0_may_open_a_file_for_every_host_and_its_programs_keep_their_limit
         gang, codes = launch(folder, job(command), argv=argv)
         assert codes == [0], gang.talk
         assert "limit 64" in gang.out
-        assert ("a limit of 200 open files (ulimit -Hn) is too low for 1 hosts" in gang.talk) == warns
+        assert (
+            "a limit of 200 open files (ulimit -Hn) is too low for 1 hosts" in gang.talk
+        ) == warns
 
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared-folder", "folder-of-its-own"])
@@ -137,6 +155,10 @@ def test_the_seconds_of_a_run_outlive_its_leader(tmp_path: Path, is_shared: bool
     gang.run_dir = tmp_path / gang.run
     seconds = gang.summary["goodput"]["seconds"]
     assert killed - is_up - 3.0 < sum(seconds.values()) < ended - started + 1.0, seconds
-    assert seconds["step"] >= 0.5 and seconds["lost_work"] >= 1.0 and gang.summary["goodput"]["ratio"] > 0, seconds
+    assert (
+        seconds["step"] >= 0.5
+        and seconds["lost_work"] >= 1.0
+        and gang.summary["goodput"]["ratio"] > 0
+    ), seconds
     (attempt,) = gang.attempts
     assert attempt["seconds"]["step"] == pytest.approx(seconds["step"], abs=0.01)

@@ -51,7 +51,9 @@ def values(text: str, name: str) -> dict[str, float]:
 
 def test_a_scrape_of_every_agent_is_complete_and_lint_free(tmp_path: Path) -> None:
     promtool = needs.tool("promtool", of="prometheus")
-    with Gang(tmp_path, job(program(tmp_path, SERVES + STEP), processes_per_host=2), hosts=2) as gang:
+    with Gang(
+        tmp_path, job(program(tmp_path, SERVES + STEP), processes_per_host=2), hosts=2
+    ) as gang:
         gang.start().until_marked(*(f"up-{rank}" for rank in range(4)))
         listed = addresses(gang)
         assert [agent["host"] for agent in listed] == [0, 1]
@@ -60,16 +62,26 @@ def test_a_scrape_of_every_agent_is_complete_and_lint_free(tmp_path: Path) -> No
         for agent in listed:
             gang.until(
                 "word of the gang",
-                lambda address=agent["address"]: values(scrape(address), "jaxlaunch_attempt") == {"": 1.0},
+                lambda address=agent["address"]: (
+                    values(scrape(address), "jaxlaunch_attempt") == {"": 1.0}
+                ),
             )
             text = scrape(agent["address"])
-            assert all(f"# TYPE {row.name} " in text for row in contract.PROMETHEUS if row.exporter == "agent")
-            checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
+            assert all(
+                f"# TYPE {row.name} " in text
+                for row in contract.PROMETHEUS
+                if row.exporter == "agent"
+            )
+            checked = subprocess.run(
+                [promtool, "check", "metrics"], input=text, capture_output=True, text=True
+            )
             assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
             expected = {f'rank="{rank}"': 40.0 + rank for rank in agent["ranks"]}
             assert values(text, "jaxlaunch_step") == values(text, "jaxlaunch_rank_step") == expected
             assert values(text, "jaxlaunch_children_up") == {"": 2.0}
-            assert values(text, "jaxlaunch_phase")[f'rank="{agent["ranks"][0]}",phase="step"'] == 1.0
+            assert (
+                values(text, "jaxlaunch_phase")[f'rank="{agent["ranks"][0]}",phase="step"'] == 1.0
+            )
 
 
 def test_a_child_that_does_not_answer_does_not_hold_the_scrape_up(tmp_path: Path) -> None:
@@ -89,7 +101,9 @@ def test_a_child_that_does_not_answer_does_not_hold_the_scrape_up(tmp_path: Path
 NOT_FINITE = "say(hello='trainer'); mark('up'); wait_for('go'); os._exit(76)"
 
 
-def test_a_job_that_fails_for_good_is_read_once_more_where_it_was_read_before(tmp_path: Path) -> None:
+def test_a_job_that_fails_for_good_is_read_once_more_where_it_was_read_before(
+    tmp_path: Path,
+) -> None:
     with Gang(tmp_path, job(program(tmp_path, NOT_FINITE)), hosts=2) as gang:
         gang.start().until_marked("up-0", "up-1")
         read = addresses(gang)[0]["address"]

@@ -18,9 +18,15 @@ SHORT = {"rendezvous": 2.0}
 
 @pytest.mark.parametrize(
     ("present", "words"),
-    [((0, 2), "rendezvous: host 1 did not join"), ((1,), "rendezvous: hosts 0, 2 did not join"), ((0,), "hosts 1, 2")],
+    [
+        ((0, 2), "rendezvous: host 1 did not join"),
+        ((1,), "rendezvous: hosts 0, 2 did not join"),
+        ((0,), "hosts 1, 2"),
+    ],
 )
-def test_hosts_that_do_not_join_are_named(tmp_path: Path, present: tuple[int, ...], words: str) -> None:
+def test_hosts_that_do_not_join_are_named(
+    tmp_path: Path, present: tuple[int, ...], words: str
+) -> None:
     with Gang(tmp_path, job(program(tmp_path, ""), timeouts_s=SHORT), hosts=3) as gang:
         codes = gang.start(*present).wait()
     assert codes == [81] * len(present)
@@ -85,15 +91,26 @@ def test_hosts_of_another_generation_or_run_do_not_disturb_the_gang(tmp_path: Pa
     with Gang(tmp_path, job(command, timeouts_s={"rendezvous": 60.0}), hosts=2) as gang:
         gang.start(0)
         gang.start(1, env={contract.GENERATION: "7"}, name="stray")
-        gang.until("the refusal", lambda: "belongs to another set of pods: it has generation 7" in gang.talk)
+        gang.until(
+            "the refusal",
+            lambda: "belongs to another set of pods: it has generation 7" in gang.talk,
+        )
         gang.start(1, env={contract.UID: "uid-2"}, name="stranger")
-        gang.until("its line", lambda: "host 0 did not admit this host: connection closed; it may be" in gang.talk)
-        gang.until("the leader's line", lambda: "127.0.0.1: it does not have this run's key" in gang.talk)
+        gang.until(
+            "its line",
+            lambda: "host 0 did not admit this host: connection closed; it may be" in gang.talk,
+        )
+        gang.until(
+            "the leader's line", lambda: "127.0.0.1: it does not have this run's key" in gang.talk
+        )
         gang.start(1).until_marked("up-0", "up-1")
         gang.allow("go")
         assert [gang.agents[host].wait(PATIENCE_S) for host in (0, 1)] == [0, 0]
     lines = gang.talk.splitlines()
-    shows("belongs to another set of pods", next(line for line in lines if "another set of pods" in line))
+    shows(
+        "belongs to another set of pods",
+        next(line for line in lines if "another set of pods" in line),
+    )
     shows("did not admit this host", next(line for line in lines if "did not admit" in line))
 
 
@@ -101,16 +118,29 @@ def test_slices_make_one_row_of_hosts(tmp_path: Path) -> None:
     command = program(tmp_path, "print('rank', RANK, 'of', SIZE)")
     with Gang(tmp_path, job(command), hosts=2) as gang:
         for slice_index in (0, 1):
-            env = {contract.HOSTS: "1", contract.SLICES: "2", contract.SLICE: str(slice_index), contract.INDEX: "0"}
+            env = {
+                contract.HOSTS: "1",
+                contract.SLICES: "2",
+                contract.SLICE: str(slice_index),
+                contract.INDEX: "0",
+            }
             gang.start(slice_index, env=env)
         assert gang.wait() == [0, 0]
     assert sorted(gang.out.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(contract.LEADER, "nowhere"), (contract.INDEX, "2"), (contract.JOB, "{"), (contract.HOSTS, "x")]
+    ("name", "value"),
+    [
+        (contract.LEADER, "nowhere"),
+        (contract.INDEX, "2"),
+        (contract.JOB, "{"),
+        (contract.HOSTS, "x"),
+    ],
 )
-def test_a_wrong_environment_is_refused_by_name_and_value(tmp_path: Path, name: str, value: str) -> None:
+def test_a_wrong_environment_is_refused_by_name_and_value(
+    tmp_path: Path, name: str, value: str
+) -> None:
     gang, codes = launch(tmp_path, job(None), hosts=1, env={name: value})
     assert codes == [64]
     assert name in gang.talk and value in gang.talk and "Traceback" not in gang.talk

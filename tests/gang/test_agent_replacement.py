@@ -33,7 +33,9 @@ HOSTS = 3
 
 
 def replaced(folder: Path, **fields: object) -> Gang:
-    return Gang(folder, job(program(folder, SAVES), in_place_limit=1, replaces=True, **fields), hosts=HOSTS)
+    return Gang(
+        folder, job(program(folder, SAVES), in_place_limit=1, replaces=True, **fields), hosts=HOSTS
+    )
 
 
 def up(gang: Gang, attempt: int) -> None:
@@ -48,7 +50,9 @@ def heard(gang: Gang, attempt: int) -> None:
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["", "without a run folder"])
-def test_lost_hosts_are_replaced_alone_host_0_and_two_at_once_included(tmp_path: Path, folder: bool) -> None:
+def test_lost_hosts_are_replaced_alone_host_0_and_two_at_once_included(
+    tmp_path: Path, folder: bool
+) -> None:
     with replaced(tmp_path) as gang:
         env = {} if folder else {"JAXLAUNCH_RUN_DIR": ""}
         gang.start(env=env)
@@ -66,13 +70,18 @@ def test_lost_hosts_are_replaced_alone_host_0_and_two_at_once_included(tmp_path:
         gang.allow("end")
         assert gang.wait() == [0, 0, 0]
     if folder:
-        assert [(one["cause"], one["rank"]) for one in gang.attempts[:2]] == [("lost", 1), ("lost", 0)]
+        assert [(one["cause"], one["rank"]) for one in gang.attempts[:2]] == [
+            ("lost", 1),
+            ("lost", 0),
+        ]
         assert [one["attempt"] for one in gang.attempts] == [1, 2, 3, 4]
         assert {one["generation"] for one in gang.attempts} == {0}
         assert gang.summary["restarts"] == {"lost": 3}
 
 
-def test_a_host_that_is_told_to_stop_leaves_after_a_save_and_nothing_is_charged(tmp_path: Path) -> None:
+def test_a_host_that_is_told_to_stop_leaves_after_a_save_and_nothing_is_charged(
+    tmp_path: Path,
+) -> None:
     with replaced(tmp_path) as gang:
         gang.start()
         up(gang, 1)
@@ -98,7 +107,9 @@ def test_a_gang_that_is_told_to_stop_leaves_as_a_whole(tmp_path: Path) -> None:
     assert gang.verdict["message"] == "stopped from outside: saved at step 1"
 
 
-def test_hosts_wait_no_longer_than_the_timeout_and_leave_with_a_code_of_the_table(tmp_path: Path) -> None:
+def test_hosts_wait_no_longer_than_the_timeout_and_leave_with_a_code_of_the_table(
+    tmp_path: Path,
+) -> None:
     for host in (1, 0):
         with replaced(tmp_path / str(host), timeouts_s={"replace": 1.0}) as gang:
             gang.start()
@@ -109,16 +120,25 @@ def test_hosts_wait_no_longer_than_the_timeout_and_leave_with_a_code_of_the_tabl
 
 
 def test_limits_of_restarts_hold_and_a_killed_process_is_no_killed_pod(tmp_path: Path) -> None:
-    text = "mark(f'up{ATTEMPT}'); say(phase='step', step=1); os.kill(os.getpid(), 9) if RANK else time.sleep(99)"
-    with Gang(tmp_path, job(program(tmp_path, text), in_place_limit=1, replaces=True), hosts=2) as gang:
+    text = (
+        "mark(f'up{ATTEMPT}'); say(phase='step', step=1); os.kill(os.getpid(), 9) if RANK else "
+        "time.sleep(99)"
+    )
+    with Gang(
+        tmp_path, job(program(tmp_path, text), in_place_limit=1, replaces=True), hosts=2
+    ) as gang:
         gang.start()
         assert gang.wait() == [83, 83]
     assert [one["verdict"]["code"] for one in gang.attempts] == [137, 137]
 
 
-def test_a_host_0_that_is_lost_again_and_again_uses_up_the_restarts_in_place(tmp_path: Path) -> None:
+def test_a_host_0_that_is_lost_again_and_again_uses_up_the_restarts_in_place(
+    tmp_path: Path,
+) -> None:
     text = "mark(f'up{ATTEMPT}'); say(phase='step', step=1); time.sleep(999)"
-    with Gang(tmp_path, job(program(tmp_path, text), in_place_limit=1, replaces=True), hosts=2) as gang:
+    with Gang(
+        tmp_path, job(program(tmp_path, text), in_place_limit=1, replaces=True), hosts=2
+    ) as gang:
         gang.start()
         for attempt in (1, 2):
             gang.until_marked(f"up{attempt}-0", f"up{attempt}-1")
@@ -150,7 +170,8 @@ def test_an_agent_that_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> 
 
 
 SHOWS = SAVES.replace(
-    'mark(f"up{ATTEMPT}")', 'mark(f"up{ATTEMPT}"); mark(f"host{os.environ[\'JOB_COMPLETION_INDEX\']}-{ATTEMPT}")'
+    'mark(f"up{ATTEMPT}")',
+    'mark(f"up{ATTEMPT}"); mark(f"host{os.environ[\'JOB_COMPLETION_INDEX\']}-{ATTEMPT}")',
 )
 
 
@@ -159,7 +180,9 @@ def _agents(gang: Gang) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_spare_takes_the_ranks_of_a_lost_host_and_the_next_pod_becomes_the_spare(tmp_path: Path) -> None:
+def test_a_spare_takes_the_ranks_of_a_lost_host_and_the_next_pod_becomes_the_spare(
+    tmp_path: Path,
+) -> None:
     of = job(program(tmp_path, SHOWS), in_place_limit=1, replaces=True, sizes=(HOSTS,))
     with Gang(tmp_path, of, hosts=HOSTS + 1) as gang:
         gang.start(0, 1, 2).until_marked(*(f"up1-{rank}" for rank in range(HOSTS)))
@@ -168,19 +191,36 @@ def test_a_spare_takes_the_ranks_of_a_lost_host_and_the_next_pod_becomes_the_spa
         for attempt, (lost, heir) in enumerate([(1, 3), (3, 1)], start=2):
             gang.signal(lost, signal.SIGKILL)
             gang.agents[lost].wait()
-            gang.until_marked(*(f"up{attempt}-{rank}" for rank in range(HOSTS)), f"host{heir}-{attempt}-1")
+            gang.until_marked(
+                *(f"up{attempt}-{rank}" for rank in range(HOSTS)), f"host{heir}-{attempt}-1"
+            )
             gang.start(lost)
             gang.until("another spare", lambda of=attempt: gang.talk.count("holds no rank") == of)
-        held = {0: [0], 1: [1], 2: [2], 3: []}  # the spare's row comes with the next turn of the leader
-        gang.until("the spare's row", lambda: {one["host"]: one["ranks"] for one in _agents(gang)} == held)
+        held = {
+            0: [0],
+            1: [1],
+            2: [2],
+            3: [],
+        }  # the spare's row comes with the next turn of the leader
+        gang.until(
+            "the spare's row", lambda: {one["host"]: one["ranks"] for one in _agents(gang)} == held
+        )
         gang.allow("end")
         assert gang.wait() == [0, 0, 0, 0]
     assert [one["cause"] for one in gang.attempts] == ["lost", "lost", "done"]
 
 
-def test_a_gang_that_may_shrink_goes_on_with_the_hosts_that_it_has_and_a_size_that_fits(tmp_path: Path) -> None:
+def test_a_gang_that_may_shrink_goes_on_with_the_hosts_that_it_has_and_a_size_that_fits(
+    tmp_path: Path,
+) -> None:
     text = SHOWS.replace("say(committed=ATTEMPT)", "say(committed=ATTEMPT * 10)") + ""
-    of = job(program(tmp_path, text), in_place_limit=9, replaces=True, sizes=(2, 4), timeouts_s={"replace": 0.5})
+    of = job(
+        program(tmp_path, text),
+        in_place_limit=9,
+        replaces=True,
+        sizes=(2, 4),
+        timeouts_s={"replace": 0.5},
+    )
     with Gang(tmp_path, of, hosts=4) as gang:
         gang.start()
         gang.until_marked(*(f"up1-{rank}" for rank in range(4)))

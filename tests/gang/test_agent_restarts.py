@@ -68,8 +68,14 @@ def test_a_fault_that_does_not_pass_is_not_tried_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("raise ValueError('option reduce=nccl')", "rank 0 raised: ValueError: option reduce=nccl; so did the attempt"),
-        ("import no_such_module", "rank 0 raised: ModuleNotFoundError: No module named 'no_such_module'; so did"),
+        (
+            "raise ValueError('option reduce=nccl')",
+            "rank 0 raised: ValueError: option reduce=nccl; so did the attempt",
+        ),
+        (
+            "import no_such_module",
+            "rank 0 raised: ModuleNotFoundError: No module named 'no_such_module'; so did",
+        ),
         (None, "No such file or directory); so did the attempt before, and neither made progress"),
     ],
 )
@@ -94,7 +100,10 @@ def test_each_set_of_pods_of_another_job_is_a_start_of_its_own(tmp_path: Path) -
     gang, codes = launch(tmp_path, job(refused), env={"JAXLAUNCH_UID": "second"})
     assert codes == [78]
     assert (gang.summary["status"], gang.summary["of"]["uid"]) == ("failed", "second")
-    rows = [(row["uid"], row["code"], row["first_step"], row["last_step"]) for row in gang.summary["starts"]]
+    rows = [
+        (row["uid"], row["code"], row["first_step"], row["last_step"])
+        for row in gang.summary["starts"]
+    ]
     assert rows == [("first", 0, 57, 57), ("second", 78, None, None)]
     starts = [gang.run_dir / "starts" / str(number) for number in (1, 2)]
     first = json.loads((starts[0] / "summary.json").read_text())
@@ -104,7 +113,9 @@ def test_each_set_of_pods_of_another_job_is_a_start_of_its_own(tmp_path: Path) -
 
 
 def test_the_clock_and_the_counters_go_on_across_generations(tmp_path: Path) -> None:
-    command = program(tmp_path, "say(phase='step', step=1); say(committed=ATTEMPT)\nif ATTEMPT == 1: os._exit(3)")
+    command = program(
+        tmp_path, "say(phase='step', step=1); say(committed=ATTEMPT)\nif ATTEMPT == 1: os._exit(3)"
+    )
     launch(tmp_path, job(command))
     gang, codes = launch(tmp_path, job(command), generation=1)
     assert codes == [0]
@@ -122,7 +133,9 @@ def test_the_history_of_another_run_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_without_a_run_folder_the_gang_runs_all_the_same(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(program(tmp_path, "os._exit(3)")), env={"JAXLAUNCH_RUN_DIR": ""})
+    gang, codes = launch(
+        tmp_path, job(program(tmp_path, "os._exit(3)")), env={"JAXLAUNCH_RUN_DIR": ""}
+    )
     assert codes == [83]
     assert not gang.run_dir.exists() and "crash (83)" in gang.talk
 
@@ -182,31 +195,49 @@ def test_a_restart_takes_the_standby_process_with_its_imports_done(tmp_path: Pat
         gang.allow("go")
         assert gang.wait() == [0]
     lines = gang.out.splitlines()
-    assert [line for line in lines if "attempt" in line][1].startswith("[0] attempt 2 at 127.0.0.1:")
+    assert [line for line in lines if "attempt" in line][1].startswith(
+        "[0] attempt 2 at 127.0.0.1:"
+    )
     assert gang.summary["restarts"] == {"crash": 1} and gang.verdict["cause"] == "done"
 
 
-def test_a_standby_process_that_is_killed_again_and_again_only_makes_restarts_slower(tmp_path: Path) -> None:
+def test_a_standby_process_that_is_killed_again_and_again_only_makes_restarts_slower(
+    tmp_path: Path,
+) -> None:
     with Gang(tmp_path, job(None), env=fake_trainer(tmp_path), argv=ARGV) as gang:
         gang.start()
         for killed in range(3):
-            gang.until("another standby process", lambda killed=killed: gang.out.count("imported") == 2 + killed)
+            gang.until(
+                "another standby process",
+                lambda killed=killed: gang.out.count("imported") == 2 + killed,
+            )
             os.kill(max(children(gang.agents[0].pid)), signal.SIGKILL)
-            gang.until("the notice", lambda killed=killed: gang.talk.count("ended with -9; ") == 1 + killed)
-        assert gang.talk.count("another is started") == 2 and "restarts will take longer" in gang.talk
+            gang.until(
+                "the notice", lambda killed=killed: gang.talk.count("ended with -9; ") == 1 + killed
+            )
+        assert (
+            gang.talk.count("another is started") == 2 and "restarts will take longer" in gang.talk
+        )
         gang.allow("go")
         assert gang.wait() == [0]
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_pod_that_is_evicted_for_its_own_excess_is_charged_and_named_with_the_key(tmp_path: Path, host: int) -> None:
+def test_a_pod_that_is_evicted_for_its_own_excess_is_charged_and_named_with_the_key(
+    tmp_path: Path, host: int
+) -> None:
     (tmp_path / "scratch").mkdir()
     (tmp_path / "scratch" / "block").write_bytes(os.urandom(2**21))
     command = program(tmp_path, "say(phase='step', step=4); mark('up'); time.sleep(3600)")
-    of = job(command, in_place_limit=3, ephemeral_bytes=2**20, scratch={str(tmp_path / "scratch"): None})
+    of = job(
+        command, in_place_limit=3, ephemeral_bytes=2**20, scratch={str(tmp_path / "scratch"): None}
+    )
     with Gang(tmp_path, of, hosts=2) as gang:
         gang.start().until_marked("up-0", "up-1")
         gang.signal(host)
         assert gang.wait() == [84, 84]
-    assert f"host {host} uses 2 MiB of ephemeral storage, over its limit of 1 MiB" in gang.verdict["message"]
+    assert (
+        f"host {host} uses 2 MiB of ephemeral storage, over its limit of 1 MiB"
+        in gang.verdict["message"]
+    )
     assert "(resources.ephemeral)" in gang.verdict["message"] and len(gang.attempts) == 1

@@ -16,8 +16,9 @@ def shell(folder: Path, line: str, **texts: str) -> tuple[str, ...]:
     return ("sh", "-c", f"{line}\nexit $?")
 
 
-# Entrypoint scripts, each the process of a rank: `$python` saves when it is told, `$hidden` is the same without our
-# hook, `$ends` ends at once, `$next` is to run after what was told. What is to be marked, by each of them.
+# Entrypoint scripts, each the process of a rank: `$python` saves when it is told, `$hidden` is the
+# same without our hook, `$ends` ends at once, `$next` is to run after what was told. What is to be
+# marked, by each of them.
 SCRIPTS = {
     "exec": ("#!/bin/sh\nexec $python", ["saved"]),
     "the last command of a shell": ("#!/bin/sh\n$ends\n$python\nexit $?", ["saved"]),
@@ -26,11 +27,13 @@ SCRIPTS = {
     "bash -e": ("#!/bin/bash -e\n$python\n$next\nexit 0", ["saved", "next"]),
     "background and wait": ("#!/bin/sh\n$python &\nwait $!\nexit $?", ["saved"]),
     "a trap that passes it on": (
-        "#!/bin/sh\ntrap 'kill -TERM $pid; wait $pid; touch $trap' TERM\n$python & pid=$!\nwait $pid\nexit 0",
+        "#!/bin/sh\ntrap 'kill -TERM $pid; wait $pid; touch $trap' TERM\n$python & pid=$!\nwait "
+        "$pid\nexit 0",
         ["saved", "trap"],
     ),
     "a trap that passes it on and does not wait": (
-        "#!/bin/bash\ntrap 'touch $trap; kill -TERM $pid' TERM\n$hidden & pid=$!\nwait $pid\nexit 0",
+        "#!/bin/bash\ntrap 'touch $trap; kill -TERM $pid' TERM\n$hidden & pid=$!\nwait "
+        "$pid\nexit 0",
         ["saved", "trap"],
     ),
     "a trap that does not pass it on": (
@@ -42,7 +45,8 @@ SCRIPTS = {
         ["saved", "trap"],
     ),
     "a trap after a python": (
-        "#!/bin/sh\n$ends\ntrap 'touch $trap; exit 0' TERM\ntouch $up\nwhile true; do sleep 3600; done",
+        "#!/bin/sh\n$ends\ntrap 'touch $trap; exit 0' TERM\ntouch $up\nwhile true; do "
+        "sleep 3600; done",
         ["trap"],
     ),
     "a trap for the end": (
@@ -77,10 +81,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Gang:
     saves, hidden = script(folder, SAVES_ITSELF), script(folder, SAVES_ITSELF, "hidden.py")
     nothing = script(folder, "", "nothing.py")
     for rank, (text, _) in enumerate(SCRIPTS.values()):
-        text = text.replace("$python", f"python3 {saves}").replace("$hidden", f"python3 -S -I {hidden}")
+        text = text.replace("$python", f"python3 {saves}").replace(
+            "$hidden", f"python3 -S -I {hidden}"
+        )
         text = text.replace("$ends", f"python3 {nothing}")
         for name in ("next", "trap", "up", "saved"):
-            text = text.replace(f"${name}", f"{'touch ' if name == 'next' else ''}{folder}/marks/{name}-{rank}")
+            text = text.replace(
+                f"${name}", f"{'touch ' if name == 'next' else ''}{folder}/marks/{name}-{rank}"
+            )
         (folder / str(rank)).write_text(f"{text}\n")
         (folder / str(rank)).chmod(0o755)
     command = ("sh", "-c", f"exec {folder}/$JAX_PROCESS_ID")
@@ -92,17 +100,26 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Gang:
 
 
 @pytest.mark.parametrize("kind", SCRIPTS)
-def test_a_stop_reaches_what_an_entrypoint_script_runs_and_gives_it_its_time(stopped: Gang, kind: str) -> None:
+def test_a_stop_reaches_what_an_entrypoint_script_runs_and_gives_it_its_time(
+    stopped: Gang, kind: str
+) -> None:
     rank = list(SCRIPTS).index(kind)
-    found = [name for name in ("saved", "next", "trap") if (stopped.marks / f"{name}-{rank}").exists()]
+    found = [
+        name for name in ("saved", "next", "trap") if (stopped.marks / f"{name}-{rank}").exists()
+    ]
     assert found == SCRIPTS[kind][1], stopped.out
 
 
 def test_a_stop_of_scripts_ends_with_them_and_not_with_its_grace(stopped: Gang) -> None:
-    assert stopped.verdict["message"] == "stopped from outside: the program did not report whether it saved"
+    assert (
+        stopped.verdict["message"]
+        == "stopped from outside: the program did not report whether it saved"
+    )
 
 
-@pytest.mark.parametrize("fails", ["raise ValueError('handled')", "os._exit(3)", "sys.exit('handled')"])
+@pytest.mark.parametrize(
+    "fails", ["raise ValueError('handled')", "os._exit(3)", "sys.exit('handled')"]
+)
 def test_a_failure_that_the_shell_handles_is_none(tmp_path: Path, fails: str) -> None:
     command = shell(tmp_path, "$first || $second", first=fails, second="print('fell back')")
     gang, codes = launch(tmp_path, job(command))
@@ -110,16 +127,27 @@ def test_a_failure_that_the_shell_handles_is_none(tmp_path: Path, fails: str) ->
     assert "[0] fell back" in gang.out
 
 
-def test_half_a_line_of_a_first_python_does_not_take_the_first_of_the_next_with_it(tmp_path: Path) -> None:
+def test_half_a_line_of_a_first_python_does_not_take_the_first_of_the_next_with_it(
+    tmp_path: Path,
+) -> None:
     half = """os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), b'{"error": {"type": "Val'); os._exit(1)"""
-    command = shell(tmp_path, "$first; $second", first=half, second="raise KeyError('the second is heard')")
+    command = shell(
+        tmp_path, "$first; $second", first=half, second="raise KeyError('the second is heard')"
+    )
     gang, codes = launch(tmp_path, job(command))
-    assert codes == [83] and gang.verdict["message"] == "rank 0 raised: KeyError: 'the second is heard'"
+    assert (
+        codes == [83]
+        and gang.verdict["message"] == "rank 0 raised: KeyError: 'the second is heard'"
+    )
     assert not gang.summary["notes"]
 
 
 def test_a_failure_that_the_shell_passes_on_is_told_by_its_exception(tmp_path: Path) -> None:
-    command = shell(tmp_path, "$first; exit $?", first="say(phase='step', step=3); raise ValueError('not handled')")
+    command = shell(
+        tmp_path,
+        "$first; exit $?",
+        first="say(phase='step', step=3); raise ValueError('not handled')",
+    )
     gang, codes = launch(tmp_path, job(command))
     assert codes == [83]
     assert gang.verdict["message"] == "rank 0 raised at step 3: ValueError: not handled"
@@ -127,13 +155,17 @@ def test_a_failure_that_the_shell_passes_on_is_told_by_its_exception(tmp_path: P
 
 
 def test_a_later_failure_is_not_told_by_an_exception_that_was_handled(tmp_path: Path) -> None:
-    command = shell(tmp_path, "$first || $second", first="raise ValueError('handled')", second="os._exit(5)")
+    command = shell(
+        tmp_path, "$first || $second", first="raise ValueError('handled')", second="os._exit(5)"
+    )
     gang, codes = launch(tmp_path, job(command))
     assert codes == [83]
     assert gang.verdict["message"] == "rank 0's program ended with exit code 5"
 
 
-def test_the_end_of_a_first_python_is_not_the_end_of_the_rank_and_the_next_can_hang(tmp_path: Path) -> None:
+def test_the_end_of_a_first_python_is_not_the_end_of_the_rank_and_the_next_can_hang(
+    tmp_path: Path,
+) -> None:
     second = "say(phase='step', step=2)\ntime.sleep(3600)"
     command = shell(tmp_path, "$first; $second", first="say(phase='data', step=1)", second=second)
     gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}), hosts=2)
@@ -167,7 +199,9 @@ def test_a_program_that_executes_itself_anew_is_still_heard(tmp_path: Path) -> N
     assert gang.verdict["message"] == "rank 0 raised at step 2: ValueError: executed anew"
 
 
-def test_a_request_for_stacks_does_not_end_a_program_that_has_executed_itself_anew(tmp_path: Path) -> None:
+def test_a_request_for_stacks_does_not_end_a_program_that_has_executed_itself_anew(
+    tmp_path: Path,
+) -> None:
     command = program(tmp_path, f"OPTIONS, HANGS = ['-I', '-S'], True\n{REEXECUTED}")
     gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}))
     assert codes == [82]

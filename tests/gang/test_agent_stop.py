@@ -33,8 +33,12 @@ def started(tmp_path: Path, text: str, **fields: object) -> Gang:
     return Gang(tmp_path, job(program(tmp_path, text), **({"grace_s": GRACE_S} | fields)), hosts=2)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("host", "number"), [(0, signal.SIGTERM), (1, signal.SIGTERM), (1, signal.SIGINT)])
-def test_a_sigterm_at_any_agent_stops_all_and_says_what_was_saved(tmp_path: Path, host: int, number: int) -> None:
+@pytest.mark.parametrize(
+    ("host", "number"), [(0, signal.SIGTERM), (1, signal.SIGTERM), (1, signal.SIGINT)]
+)
+def test_a_sigterm_at_any_agent_stops_all_and_says_what_was_saved(
+    tmp_path: Path, host: int, number: int
+) -> None:
     with started(tmp_path, SAVES) as gang:
         gang.start().until_marked("up-0", "up-1")
         gang.signal(host, number)
@@ -53,7 +57,9 @@ def test_every_pod_gets_a_sigterm_and_that_is_one_stop(tmp_path: Path) -> None:
     assert gang.verdict["message"] == "stopped from outside: saved at step 37"
 
 
-def test_the_rank_that_holds_the_save_up_is_named_and_all_end_by_the_deadline(tmp_path: Path) -> None:
+def test_the_rank_that_holds_the_save_up_is_named_and_all_end_by_the_deadline(
+    tmp_path: Path,
+) -> None:
     deaf = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say(phase="data" if RANK == 1 else "step", step=5)
@@ -94,17 +100,25 @@ def test_a_program_without_a_handler_ends_by_the_signal(tmp_path: Path) -> None:
         gang.start().until_marked("up-0", "up-1")
         gang.signal(0)
         assert gang.wait() == [80, 80]
-    assert gang.verdict["message"] == "stopped from outside: the program did not report whether it saved"
+    assert (
+        gang.verdict["message"]
+        == "stopped from outside: the program did not report whether it saved"
+    )
 
 
 def test_the_second_sigterm_kills(tmp_path: Path) -> None:
-    deaf = "signal.signal(signal.SIGTERM, lambda *_: mark('told'))\nmark('up')\nwhile True: time.sleep(1)"
+    deaf = (
+        "signal.signal(signal.SIGTERM, lambda *_: mark('told'))\nmark('up')\nwhile True: "
+        "time.sleep(1)"
+    )
     with started(tmp_path, deaf, grace_s=3600.0) as gang:
         gang.start().until_marked("up-0", "up-1")
         gang.signal(1)
         gang.until_marked("told-0", "told-1")
         told = time.monotonic()
-        gang.until("half a second", lambda: time.monotonic() - told > 0.6)  # closer signals count as one
+        gang.until(
+            "half a second", lambda: time.monotonic() - told > 0.6
+        )  # closer signals count as one
         gang.signal(1)
         assert gang.wait() == [80, 80]
     assert gang.verdict["message"].endswith("killed")
@@ -115,7 +129,9 @@ def test_a_stop_before_every_host_has_joined_ends_the_gang(tmp_path: Path) -> No
         gang.start(0)
         gang.until("a listening leader", lambda: gang.run_dir.exists())
         gang.start(1)
-        gang.until("a metrics port", lambda: len(gang.agents) == 2 and gang.agents[1].poll() is None)
+        gang.until(
+            "a metrics port", lambda: len(gang.agents) == 2 and gang.agents[1].poll() is None
+        )
         gang.signal(0)
         assert gang.agents[0].wait(PATIENCE_S) == 80
 
@@ -129,7 +145,9 @@ subprocess.Popen([sys.executable, "-m", "jaxlaunch.launcher.agent"]).wait()
 
 def test_an_agent_whose_parent_is_killed_stops(tmp_path: Path) -> None:
     gang = Gang(tmp_path, job(program(tmp_path, SAVES), grace_s=GRACE_S))
-    with subprocess.Popen([sys.executable, "-c", PARENT], env=gang.environ(0), cwd=tmp_path) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], env=gang.environ(0), cwd=tmp_path
+    ) as parent:
         assert eventually((gang.marks / "up-0").exists)
         parent.kill()
     assert eventually(lambda: gang.summary["status"] == "stopped")

@@ -27,7 +27,20 @@ AT_ONCE = 50
 MOST_GROWTH, MOST_LOG = 64 * 1024 * 1024, 1_000_000  # bytes
 UID, PODS = "the-uid", ("pod-0", "pod-1")
 SECRET = bytes(range(32))
-STRANGE: tuple[Any, ...] = (None, True, -1, 2**70, 1e308, "", "\udce9", "x" * 5_000, [], {}, [[[[]]]], {"a": {"b": []}})
+STRANGE: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    2**70,
+    1e308,
+    "",
+    "\udce9",
+    "x" * 5_000,
+    [],
+    {},
+    [[[[]]]],
+    {"a": {"b": []}},
+)
 EPOCH = "0" * 16
 VERSIONS = read_versions()
 
@@ -67,8 +80,22 @@ def greeting(chance: random.Random, challenge: dict[str, Any]) -> bytes:
 def order(chance: random.Random, challenge: dict[str, Any]) -> bytes:
     """Messages that the leader obeys once a host is admitted."""
     about = {"attempt": chance.randrange(3), "rank": 1, "status": {}, "epoch": EPOCH}
-    kinds = ("stop", "kill", "note", "gone", "event", "beat", "stacks", "verdict", "leave", "welcome", "challenge")
-    orders = [{"type": chance.choice(kinds), "n": number, "kind": "error", **about} for number in range(3)]
+    kinds = (
+        "stop",
+        "kill",
+        "note",
+        "gone",
+        "event",
+        "beat",
+        "stacks",
+        "verdict",
+        "leave",
+        "welcome",
+        "challenge",
+    )
+    orders = [
+        {"type": chance.choice(kinds), "n": number, "kind": "error", **about} for number in range(3)
+    ]
     first = chance.choice(([], [greeting(chance, challenge)]))
     return b"".join([*first, *map(line, orders)])
 
@@ -104,7 +131,13 @@ def mutated(chance: random.Random, challenge: dict[str, Any]) -> bytes:
     return bytes(found)
 
 
-KINDS: tuple[Callable[[random.Random, dict[str, Any]], bytes], ...] = (greeting, order, old_hello, noise, mutated)
+KINDS: tuple[Callable[[random.Random, dict[str, Any]], bytes], ...] = (
+    greeting,
+    order,
+    old_hello,
+    noise,
+    mutated,
+)
 
 
 def line(message: Any) -> bytes:
@@ -116,11 +149,18 @@ def fire(port: int, seed: int) -> list[bytes]:
     chance, told = random.Random(seed), []
     for _ in range(MESSAGES // AT_ONCE):
         with ExitStack() as stack:
-            socks = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(AT_ONCE)]
+            socks = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                for _ in range(AT_ONCE)
+            ]
             for sock in socks:
                 sock.settimeout(PATIENCE_S)
                 challenge = json.loads(sock.recv(65536))
-                told += [] if challenge.keys() == {"type", "nonce"} else [json.dumps(challenge).encode()]
+                told += (
+                    []
+                    if challenge.keys() == {"type", "nonce"}
+                    else [json.dumps(challenge).encode()]
+                )
                 try:
                     sock.sendall(chance.choice(KINDS)(chance, challenge))
                     sock.shutdown(socket.SHUT_WR)
@@ -136,7 +176,9 @@ def rest(sock: socket.socket) -> bytes:
         found = sock.recv(65536)
     except ConnectionResetError:
         found = b""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its port is free again at once
+    sock.setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )  # its port is free again at once
     return found
 
 
@@ -166,7 +208,9 @@ def test_twenty_thousand_messages_of_strangers_change_nothing(tmp_path: Path) ->
         growth = memory(leader.pid) - before
         gang.allow("go")
         codes = gang.wait()
-    assert codes == [0, 0] and gang.summary["status"] == "done" and len(gang.attempts) == 1, gang.talk[-2_000:]
+    assert codes == [0, 0] and gang.summary["status"] == "done" and len(gang.attempts) == 1, (
+        gang.talk[-2_000:]
+    )
     assert growth < MOST_GROWTH and len(gang.talk) < MOST_LOG, (growth, len(gang.talk))
     assert "Traceback" not in gang.talk and UID not in gang.talk and "refused" not in gang.talk
     assert re.search(r"closed \d+ connections, the last from 127\.0\.0\.1: ", gang.talk)

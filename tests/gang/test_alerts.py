@@ -29,7 +29,8 @@ ALERTS = [
     if "alert" in rule
 ]
 ENDLESS = 1_000_000
-# What a process that fills its container does: it stays just below the limit, where nothing is killed yet.
+# What a process that fills its container does: it stays just below the limit, where nothing is
+# killed yet.
 FILLS = """
 import time
 from jaxlaunch.launcher.agent.io import resources
@@ -53,13 +54,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running
     endless = {"steps": ENDLESS, "task": "faulty:Faulty", "log_every": 5}
     every_step = {"kind": "slow", "at": "step"}
     clean = digits(**endless, checkpoint={"every": 10})
-    too_many_to_keep = {"source": "synthetic", "examples": 10_000_000, "shape": [8, 8], "threads": 1}
+    too_many_to_keep = {
+        "source": "synthetic",
+        "examples": 10_000_000,
+        "shape": [8, 8],
+        "threads": 1,
+    }
     plain = digits(**endless, data=too_many_to_keep)
     with ExitStack() as stack:
 
         def start(name: str, train: dict[str, Any], fault: dict[str, Any], **keys: Any) -> Running:
             document = job(train, hosts=2, per_host=1, **keys)
-            return stack.enter_context(Running(folder / name, document, env=faulty(folder / name, **fault)))
+            return stack.enter_context(
+                Running(folder / name, document, env=faulty(folder / name, **fault))
+            )
 
         found = {
             "clean": start("clean", clean, every_step | {"seconds": 0.1}),
@@ -78,7 +86,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running
 
 
 @pytest.fixture(scope="module")
-def prometheus(runs: dict[str, Running], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(
+    runs: dict[str, Running], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
     program = needs.tool("prometheus", of="Debian's prometheus")
     with Prometheus(program, tmp_path_factory.mktemp("prometheus") / "it") as watching:
         for name, running in runs.items():
@@ -88,7 +98,9 @@ def prometheus(runs: dict[str, Running], tmp_path_factory: pytest.TempPathFactor
 
 def test_loss_not_finite(prometheus: Prometheus, tmp_path: Path) -> None:
     train = digits(optimizer={"name": "sgd", "lr": 1e38}, steps=ENDLESS, task="faulty:Faulty")
-    slow = faulty(tmp_path, kind="slow", at="step", step=1, seconds=3)  # time for a scrape before it ends
+    slow = faulty(
+        tmp_path, kind="slow", at="step", step=1, seconds=3
+    )  # time for a scrape before it ends
     with Running(tmp_path, job(train, hosts=2, per_host=1), env=slow) as running:
         prometheus.watch("diverging", running)
         prometheus.until_firing("JaxlaunchLossNotFinite", "diverging")
@@ -98,7 +110,10 @@ def test_loss_not_finite(prometheus: Prometheus, tmp_path: Path) -> None:
 def test_memory_high(prometheus: Prometheus, tmp_path: Path) -> None:
     (tmp_path / "fills.py").write_text(FILLS)
     document = job(hosts=2, command=["python", str(tmp_path / "fills.py")])
-    with memorylimit.of(600 << 20) as limited, Running(tmp_path, document, prefix=limited) as running:
+    with (
+        memorylimit.of(600 << 20) as limited,
+        Running(tmp_path, document, prefix=limited) as running,
+    ):
         prometheus.watch("full", running)
         prometheus.until_firing("JaxlaunchMemoryHigh", "full", of="host")
 
@@ -109,7 +124,9 @@ def test_data_bound(prometheus: Prometheus) -> None:
 
 def test_straggler(prometheus: Prometheus) -> None:
     prometheus.until_firing("JaxlaunchStraggler", "straggling", rank="1")
-    assert {labels["rank"] for labels, _ in prometheus.firing("straggling") if "rank" in labels} == {"1"}
+    assert {
+        labels["rank"] for labels, _ in prometheus.firing("straggling") if "rank" in labels
+    } == {"1"}
 
 
 def test_no_progress_and_then_hang(prometheus: Prometheus, runs: dict[str, Running]) -> None:
@@ -167,13 +184,23 @@ def test_memory_high_of_a_device(tmp_path: Path) -> None:
     """No CPU counts a device's memory, so the rows are written as the exporter writes them; in true time."""
     promtool = needs.tool("promtool", of="Debian's prometheus")
     pod = {"job": "jaxlaunch", "namespace": "team", "run": "r", "pod": "r-w-0-0"}
-    rows = [("jaxlaunch_build_info", {}, 1), ("jaxlaunch_host_memory_bytes", {"kind": "in_use"}, 10)]
+    rows = [
+        ("jaxlaunch_build_info", {}, 1),
+        ("jaxlaunch_host_memory_bytes", {"kind": "in_use"}, 10),
+    ]
     rows.append(("jaxlaunch_host_memory_bytes", {"kind": "limit"}, 100))
     for device, used in ("0", 89), ("1", 90):
         name, labels = "jaxlaunch_device_memory_bytes", {"rank": "0", "device": device}
         rows += [(name, labels | {"kind": "in_use"}, used), (name, labels | {"kind": "limit"}, 100)]
     alert = next(rule for rule in ALERTS if rule["alert"] == "JaxlaunchMemoryHigh")
-    told = {"namespace": "team", "run": "r", "pod": "r-w-0-0", "rank": "0", "device": "1", "of": "device"}
+    told = {
+        "namespace": "team",
+        "run": "r",
+        "pod": "r-w-0-0",
+        "rank": "0",
+        "device": "1",
+        "of": "device",
+    }
     summary = "Pod r-w-0-0 of run r: 90% of device memory used"
     annotations = alert["annotations"] | {"summary": summary}
     fires = {"exp_labels": told | alert["labels"], "exp_annotations": annotations}
@@ -181,14 +208,20 @@ def test_memory_high_of_a_device(tmp_path: Path) -> None:
     test = {
         "interval": "30s",
         "input_series": [
-            {"series": written(name, pod | labels), "values": f"{value}x30"} for name, labels, value in rows
+            {"series": written(name, pod | labels), "values": f"{value}x30"}
+            for name, labels, value in rows
         ],
         "alert_rule_test": [
-            {"eval_time": at, "alertname": alert["alert"], "exp_alerts": expected} for at, expected in at_times.items()
+            {"eval_time": at, "alertname": alert["alert"], "exp_alerts": expected}
+            for at, expected in at_times.items()
         ],
     }
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": list(map(str, RULES)), "tests": [test]}))
-    checked = subprocess.run([promtool, "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True)
+    (tmp_path / "test.yaml").write_text(
+        yaml.safe_dump({"rule_files": list(map(str, RULES)), "tests": [test]})
+    )
+    checked = subprocess.run(
+        [promtool, "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -197,13 +230,15 @@ def written(name: str, labels: dict[str, str]) -> str:
     return name + "{" + ", ".join(f'{label}="{value}"' for label, value in labels.items()) + "}"
 
 
-# --- the files --------------------------------------------------------------------------------------------------------
+# --- the files ------------------------------------------------------------------------------------
 
 
 def test_the_rules_pass_promtool() -> None:
     promtool = needs.tool("promtool", of="Debian's prometheus")
     for path in RULES:
-        checked = subprocess.run([promtool, "check", "rules", "--lint-fatal", path], capture_output=True, text=True)
+        checked = subprocess.run(
+            [promtool, "check", "rules", "--lint-fatal", path], capture_output=True, text=True
+        )
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -216,8 +251,12 @@ def test_every_alert_has_its_page_a_severity_a_row_and_a_test_above() -> None:
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert {"summary", "description"} <= rule["annotations"].keys()
         assert f'until_firing("{rule["alert"]}"' in tests
-        assert f"| [{rule['alert']}](runbooks/{page.name}) | {rule['labels']['severity']} |" in listed
-    assert {path.stem for path in (ROOT / "docs/runbooks").glob("*.md")} == {rule["alert"] for rule in ALERTS}
+        assert (
+            f"| [{rule['alert']}](runbooks/{page.name}) | {rule['labels']['severity']} |" in listed
+        )
+    assert {path.stem for path in (ROOT / "docs/runbooks").glob("*.md")} == {
+        rule["alert"] for rule in ALERTS
+    }
     assert len(ALERTS) == 10
 
 
@@ -227,7 +266,8 @@ def test_every_series_is_taken_from_the_namespaces_that_are_asked_for() -> None:
         for group in yaml.safe_load(path.read_text())["groups"]:
             for rule in group["rules"]:
                 read = re.findall(
-                    r"(?:\bup|\bjaxlaunch_\w+|\bjaxlaunch:(?!threshold:)[\w:]+)(?:\{([^}]*)\})?", rule["expr"]
+                    r"(?:\bup|\bjaxlaunch_\w+|\bjaxlaunch:(?!threshold:)[\w:]+)(?:\{([^}]*)\})?",
+                    rule["expr"],
                 )
                 assert read and all('namespace=~".*"' in labels for labels in read), rule
 

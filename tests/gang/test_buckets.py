@@ -46,7 +46,9 @@ def corpus(tmp_path_factory) -> Path:
     chance = np.random.default_rng(0)
     for shard in range(2):
         images = chance.integers(0, 256, (32, 8, 8, 1), np.uint8)
-        examples = ({"image": image, "label": np.int64(number % 10)} for number, image in enumerate(images))
+        examples = (
+            {"image": image, "label": np.int64(number % 10)} for number, image in enumerate(images)
+        )
         records.write(folder / f"part-{shard}.array_record", examples)
     return folder
 
@@ -69,7 +71,11 @@ def spec(corpus: Path, data: str, checkpoints: str) -> str:
 
 
 def losses(metrics: bytes) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in map(json.loads, metrics.splitlines()) if "loss" in line}
+    return {
+        line["step"]: line["loss"]
+        for line in map(json.loads, metrics.splitlines())
+        if "loss" in line
+    }
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +105,10 @@ def test_a_run_whose_node_is_lost_goes_on_from_its_bucket_and_remembers(
     bucket.objects.clear()
     bucket.objects.update({f"team-{scheme}/{name}": data for name, data in FOREIGN.items()})
     bucket.objects.update(
-        {f"team-{scheme}/corpus/{path.name}": path.read_bytes() for path in corpus.glob("*.array_record")}
+        {
+            f"team-{scheme}/corpus/{path.name}": path.read_bytes()
+            for path in corpus.glob("*.array_record")
+        }
     )
     before = dict(bucket.objects)
     home = f"team-{scheme}/runs/lm"
@@ -123,7 +132,11 @@ def test_a_run_whose_node_is_lost_goes_on_from_its_bucket_and_remembers(
     left = {name: data for name, data in after.items() if name not in before}
     entries = {name.removeprefix(f"{home}/").split("/")[0] for name in left}
     assert entries == {"10", f"{STEPS}", "inputs.json", ".jaxlaunch"}
-    run = {name.removeprefix(f"{home}/.jaxlaunch/"): data for name, data in left.items() if "/.jaxlaunch/" in name}
+    run = {
+        name.removeprefix(f"{home}/.jaxlaunch/"): data
+        for name, data in left.items()
+        if "/.jaxlaunch/" in name
+    }
     found = losses(run["metrics.jsonl"])
     assert found == {step: unbroken[step] for step in found}
     assert found.keys() >= set(range(11, STEPS + 1))  # it went on from 5 or 10
@@ -143,7 +156,11 @@ def another_rate_is_refused(tmp_path: Path, bucket: Bucket, home: str, env: dict
     that is saved."""
     train = json.loads(env[contract.TRAIN_SPEC])
     train["optimizer"] = {"lr": 0.5}
-    more = {contract.TRAIN_SPEC: json.dumps(train), contract.UID: "another-start", contract.POD_UID: "pod-3"}
+    more = {
+        contract.TRAIN_SPEC: json.dumps(train),
+        contract.UID: "another-start",
+        contract.POD_UID: "pod-3",
+    }
     gang, codes = launch(tmp_path / "again", job(None), env=env | more)
     assert codes == [contract.BAD_SPEC], gang.talk
     kept = {name.partition("/.jaxlaunch/")[2]: data for name, data in dict(bucket.objects).items()}
@@ -151,5 +168,7 @@ def another_rate_is_refused(tmp_path: Path, bucket: Bucket, home: str, env: dict
     assert "this job says 0.5: use another name" in summary["verdict"]["message"]
     assert (summary["saved"], len(summary["starts"])) == (STEPS, 2)
     assert summary["starts"][1]["changed"] == {"train.optimizer": [None, {"lr": 0.5}]}
-    jobs = [json.loads(kept[name]) for name in ("starts/1/job.yaml", "starts/2/job.yaml", "job.yaml")]
+    jobs = [
+        json.loads(kept[name]) for name in ("starts/1/job.yaml", "starts/2/job.yaml", "job.yaml")
+    ]
     assert [one["train"].get("optimizer") for one in jobs] == [None, {"lr": 0.5}, None]

@@ -19,7 +19,15 @@ from tests.trainer.text import chat_corpora
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
 LETTERS = "abcd"
-DECODER = {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "hidden": 64, "length": 63, "vocab": 512}
+DECODER = {
+    "kind": "decoder",
+    "layers": 2,
+    "width": 32,
+    "heads": 2,
+    "hidden": 64,
+    "length": 63,
+    "vocab": 512,
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +38,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "tokenizer", chat_corpora.CHATML, eos_token="<|begin|>"
     )  # turns end by another
     said = [("user", "{}"), ("assistant", "{0}{0}"), ("user", "again"), ("assistant", "{0}{0}")]
-    chats = [[{"role": role, "content": text.format(each)} for role, text in said] for each in LETTERS] * 16
-    data = {"source": "text", "format": "chat", "path": chat_corpora.lines(folder / "chats.jsonl", chats)}
-    data |= {"tokenizer": tokenizer, "data_dir": str(folder / "prepared"), "packing": "none", "eval_split": 0}
+    chats = [
+        [{"role": role, "content": text.format(each)} for role, text in said] for each in LETTERS
+    ] * 16
+    data = {
+        "source": "text",
+        "format": "chat",
+        "path": chat_corpora.lines(folder / "chats.jsonl", chats),
+    }
+    data |= {
+        "tokenizer": tokenizer,
+        "data_dir": str(folder / "prepared"),
+        "packing": "none",
+        "eval_split": 0,
+    }
     train = digits(task="lm", model=DECODER, data=data, batch=16, steps=80, optimizer={"lr": 1e-2})
     run = launch(folder / "run", job(train, per_host=1))
     assert run.code == 0, run.stderr[-4000:]
@@ -45,9 +64,15 @@ class Terminal:
     def __init__(self, *arguments: str) -> None:
         ours, theirs = pty.openpty()
         command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", *arguments]
-        environ = os.environ | QUICK_COMPILES | {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "dumb"}
+        environ = (
+            os.environ
+            | QUICK_COMPILES
+            | {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "dumb"}
+        )
         self._ours, self.said = ours, ""
-        self.process = subprocess.Popen(command, env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
+        self.process = subprocess.Popen(
+            command, env=environ, stdin=theirs, stdout=theirs, stderr=theirs
+        )
         os.close(theirs)
 
     def type(self, text: str) -> None:
@@ -80,10 +105,23 @@ def test_each_turn_is_answered_with_those_before_it_in_view_until_ctrl_d(trained
 
 
 def test_lines_of_a_file_are_answered_and_the_conversation_is_data(trained: Path) -> None:
-    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "sample", str(trained), "--chat", "-o", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxlaunch.launcher.cli.main",
+        "sample",
+        str(trained),
+        "--chat",
+        "-o",
+        "json",
+    ]
     environ = os.environ | QUICK_COMPILES | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [*command, "--max-tokens", "8"], env=environ, input="b\n\nagain\n", capture_output=True, text=True
+        [*command, "--max-tokens", "8"],
+        env=environ,
+        input="b\n\nagain\n",
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     messages = json.loads(done.stdout)["messages"]

@@ -60,4 +60,6 @@ def test_a_state_saved_by_two_processes_is_walked_back_by_four_and_resumed_by_on
     for said in others:
         assert said == {**first, "notes": []}, "only process 0 speaks"
 
-    assert gang(1, tmp_path, "run-c") == [{"notes": [], "restored": [20, {"at": 20}], "steps": [10, 20]}]
+    assert gang(1, tmp_path, "run-c") == [
+        {"notes": [], "restored": [20, {"at": 20}], "steps": [10, 20]}
+    ]

@@ -63,7 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def summary(way: str, folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder.parent / f"{way.replace(' ', '-')}.yaml.run/summary.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (folder.parent / f"{way.replace(' ', '-')}.yaml.run/summary.json").read_text()
+    )
     return found
 
 
@@ -77,7 +79,9 @@ def test_a_built_in_task_trains_in_such_a_folder(folder: Path) -> None:
     """A `trainer.py` there must not run in place of the trainer."""
     way = "train with workdir"
     ended = run(way, folder)
-    assert (ended.returncode, summary(way, folder)["step"]) == (0, STEPS), ended.stdout + ended.stderr
+    assert (ended.returncode, summary(way, folder)["step"]) == (0, STEPS), (
+        ended.stdout + ended.stderr
+    )
 
 
 def test_a_task_imports_the_modules_beside_it_and_the_libraries_import_theirs(folder: Path) -> None:
@@ -86,7 +90,9 @@ def test_a_task_imports_the_modules_beside_it_and_the_libraries_import_theirs(fo
     document = job(way, folder)
     document["train"] = document["train"] | {"data": data, "eval": {"every": None}}
     ended = run(way, folder, document=document)
-    assert (ended.returncode, summary(way, folder)["step"]) == (0, STEPS), ended.stdout + ended.stderr
+    assert (ended.returncode, summary(way, folder)["step"]) == (0, STEPS), (
+        ended.stdout + ended.stderr
+    )
     assert seen(ended.stdout) == [f"{name} mine" for name in own({*MODULES, *PACKAGES})]
 
 
@@ -97,7 +103,11 @@ def test_the_launcher_itself_runs_in_such_a_folder(folder: Path) -> None:
     document["train"] = document["train"] | {"checkpoint": {"path": "gs://bucket/run"}}
     file.write_text(yaml.safe_dump(document))
     assert run("train", folder).returncode == 0
-    for command in (("validate", file.name), ("render", file.name), ("eval", f"{folder.parent}/train.yaml.run")):
+    for command in (
+        ("validate", file.name),
+        ("render", file.name),
+        ("eval", f"{folder.parent}/train.yaml.run"),
+    ):
         ended = launcher(folder, *command)
         assert ended.returncode == 0, ended.stderr
 
@@ -106,8 +116,18 @@ def test_the_launcher_itself_runs_in_such_a_folder(folder: Path) -> None:
     ("task", "fields", "code", "words"),
     [
         ("AtOnce", {}, 70, "rank 0's program ended in init, before its last step"),
-        ("AsAScript", {}, 65, "rank 0 ended in init: tfds digits train: example 0 cannot be read: SystemExit: 0"),
-        (None, {"code": "."}, 70, "rank 0's program ended with exit code 0 before the trainer began"),
+        (
+            "AsAScript",
+            {},
+            65,
+            "rank 0 ended in init: tfds digits train: example 0 cannot be read: SystemExit: 0",
+        ),
+        (
+            None,
+            {"code": "."},
+            70,
+            "rank 0's program ended with exit code 0 before the trainer began",
+        ),
     ],
 )
 def test_a_trainer_that_ends_with_exit_code_0_before_its_last_step_has_failed(
@@ -116,7 +136,13 @@ def test_a_trainer_that_ends_with_exit_code_0_before_its_last_step_has_failed(
     (tmp_path / "ends.py").write_text(ENDS)
     (tmp_path / "sitecustomize.py").write_text("import os; os._exit(0)" if task is None else "")
     train = BUILT_IN | ({} if task is None else {"task": f"ends:{task}"})
-    document = {"name": "ends", "accelerator": {"type": "cpu"}, "train": train, "restarts": {"crash": 0}, **fields}
+    document = {
+        "name": "ends",
+        "accelerator": {"type": "cpu"},
+        "train": train,
+        "restarts": {"crash": 0},
+        **fields,
+    }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
     ended = launcher(tmp_path, "run", "job.yaml")
     verdict = json.loads((tmp_path / "runs/ends/summary.json").read_text())["verdict"]
@@ -133,5 +159,6 @@ def test_a_job_in_an_image_of_another_python_is_told_what_it_lacks(tmp_path: Pat
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1
     assert (
-        "has no jaxlaunch with its trainer" in ended.stderr and "install it there with its extra train" in ended.stderr
+        "has no jaxlaunch with its trainer" in ended.stderr
+        and "install it there with its extra train" in ended.stderr
     )

@@ -40,7 +40,9 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 def plain(query: str) -> str:
     """A query as Grafana sends it, in the short time of the test."""
-    return functools.reduce(lambda text, name: text.replace(name, VALUES[name]), VALUES, faster(query))
+    return functools.reduce(
+        lambda text, name: text.replace(name, VALUES[name]), VALUES, faster(query)
+    )
 
 
 QUERIES = [
@@ -58,8 +60,20 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (folder / "corpus.txt").write_text("all work and no play makes jack a dull boy\n" * 200)
     train = {
         "task": "lm",
-        "model": {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocab": 256, "length": 32},
-        "data": {"source": "text", "path": str(folder / "corpus.txt"), "tokenizer": "bytes", "eval_split": 0.2},
+        "model": {
+            "kind": "decoder",
+            "layers": 1,
+            "width": 32,
+            "heads": 2,
+            "vocab": 256,
+            "length": 32,
+        },
+        "data": {
+            "source": "text",
+            "path": str(folder / "corpus.txt"),
+            "tokenizer": "bytes",
+            "eval_split": 0.2,
+        },
         "precision": "fp16",
         "batch": 16,
         "steps": 1_000_000,
@@ -86,9 +100,14 @@ def prometheus(running: Running, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_every_query_returns_data_of_a_clean_run(query: str, prometheus: Prometheus) -> None:
-    series = prometheus.until(f"an answer to {plain(query)}", lambda: prometheus.query(plain(query)))
+    series = prometheus.until(
+        f"an answer to {plain(query)}", lambda: prometheus.query(plain(query))
+    )
     if not any(name in query for name in NOT_ON_CPU):
-        prometheus.until("a number", lambda: any(math.isfinite(value) for _, value in prometheus.query(plain(query))))
+        prometheus.until(
+            "a number",
+            lambda: any(math.isfinite(value) for _, value in prometheus.query(plain(query))),
+        )
     assert series
 
 
@@ -101,23 +120,30 @@ def test_every_variable_finds_values(name: str, prometheus: Prometheus) -> None:
             assert any(found[2] in labels for labels, _ in prometheus.query(plain(found[1])))
 
 
-def test_every_name_in_a_query_or_rule_is_one_that_the_exporter_or_a_rule_writes(running: Running) -> None:
+def test_every_name_in_a_query_or_rule_is_one_that_the_exporter_or_a_rule_writes(
+    running: Running,
+) -> None:
     exported = set(re.findall(r"^(jaxlaunch_\w+?)(?:\{| )", running.scrape(), re.MULTILINE))
     assert {metric.name for metric in contract.PROMETHEUS if metric.type != "histogram"} <= exported
     rules = [path.read_text() for path in RULES]
     expressions = [query.values[0] for query in QUERIES] + [
-        rule["expr"] for text in rules for group in yaml.safe_load(text)["groups"] for rule in group["rules"]
+        rule["expr"]
+        for text in rules
+        for group in yaml.safe_load(text)["groups"]
+        for rule in group["rules"]
     ]
     used = {name for text in expressions for name in re.findall(r"\bjaxlaunch[_:][\w:]+", text)}
     assert used <= exported | RECORDED, used - exported - RECORDED
 
 
-# --- the files --------------------------------------------------------------------------------------------------------
+# --- the files ------------------------------------------------------------------------------------
 
 
 def test_the_dashboards_are_fleet_job_and_ranks_each_with_a_uid_of_its_own() -> None:
     assert set(DASHBOARDS) == {"fleet", "job", "ranks"}
-    assert {name: board["uid"] for name, board in DASHBOARDS.items()} == {n: f"jaxlaunch-{n}" for n in DASHBOARDS}
+    assert {name: board["uid"] for name, board in DASHBOARDS.items()} == {
+        n: f"jaxlaunch-{n}" for n in DASHBOARDS
+    }
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

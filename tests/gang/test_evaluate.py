@@ -36,7 +36,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logged(run: Path) -> dict[int, dict[str, Any]]:
-    return {line["step"]: line for line in map(json.loads, (run / "eval.jsonl").read_text().splitlines())}
+    return {
+        line["step"]: line
+        for line in map(json.loads, (run / "eval.jsonl").read_text().splitlines())
+    }
 
 
 def test_the_held_out_numbers_of_a_run_on_eight_devices_are_found_again_on_one(run: Path) -> None:
@@ -49,13 +52,18 @@ def test_the_held_out_numbers_of_a_run_on_eight_devices_are_found_again_on_one(r
         assert found["loss"] == pytest.approx(then["loss"], rel=1e-5)
 
 
-def test_the_last_evaluation_of_a_training_says_what_the_command_says_of_the_classes(run: Path) -> None:
+def test_the_last_evaluation_of_a_training_says_what_the_command_says_of_the_classes(
+    run: Path,
+) -> None:
     told = json.loads((run / "classification.json").read_text())
     _, again = jaxlaunch.load(str(run), ema=True).report()
     assert again is not None and told["step"] == 30 and told["ema"] is True
     for key in ("examples", "top1", "per_class", "confusion"):
         assert told[key] == again[key], key
-    assert told["top1"] == logged(run)[30]["accuracy"] and run_files.read_classification(run) is not None
+    assert (
+        told["top1"] == logged(run)[30]["accuracy"]
+        and run_files.read_classification(run) is not None
+    )
 
 
 def test_what_is_loaded_predicts_and_has_the_held_out_data(run: Path) -> None:
@@ -64,7 +72,9 @@ def test_what_is_loaded_predicts_and_has_the_held_out_data(run: Path) -> None:
     assert notes == ["step 30 has a moving average, which its training evaluates: take it with ema"]
     assert not np.array_equal(plain.params["head.kernel"], average.params["head.kernel"])
     batches = list(average.held_out())
-    images, labels, weights = (np.concatenate([each[key] for each in batches]) for key in ("image", "label", "weight"))
+    images, labels, weights = (
+        np.concatenate([each[key] for each in batches]) for key in ("image", "label", "weight")
+    )
     logits = average.predict(images)
     assert (logits.shape, float(weights.sum())) == ((80, 10), 72)
     accuracy = float(((logits.argmax(-1) == labels) * weights).sum() / weights.sum())
@@ -88,14 +98,31 @@ def test_the_command_says_what_was_logged(run: Path, evaluate: Any) -> None:
     assert found["metrics"]["accuracy"] == logged(run)[30]["accuracy"]
     text = evaluate(str(run), "--data", "eval_examples=24")
     first, summary, *_ = text.out.splitlines()
-    assert first.startswith("step 30  loss ") and first.endswith("examples 24") and summary.startswith("top-1 ")
+    assert (
+        first.startswith("step 30  loss ")
+        and first.endswith("examples 24")
+        and summary.startswith("top-1 ")
+    )
     told = json.loads((run / "classification.json").read_text())
-    assert (told["step"], told["ema"], told["examples"], told["top1"]) == (30, True, 72, found["metrics"]["accuracy"])
+    assert (told["step"], told["ema"], told["examples"], told["top1"]) == (
+        30,
+        True,
+        72,
+        found["metrics"]["accuracy"],
+    )
     assert told | {"step": 0, "ema": 0} == found["classification"] | {"step": 0, "ema": 0}
     shown = run_files.read_classification(run)  # on the page
     assert shown is not None
-    assert (shown["ema"], shown["confusion"], len(shown["worst"])) == (True, told["confusion"], len(told["worst"]))
-    assert sum(map(sum, told["confusion"])) == sum(each["examples"] for each in told["per_class"]) == 72
+    assert (shown["ema"], shown["confusion"], len(shown["worst"])) == (
+        True,
+        told["confusion"],
+        len(told["worst"]),
+    )
+    assert (
+        sum(map(sum, told["confusion"]))
+        == sum(each["examples"] for each in told["per_class"])
+        == 72
+    )
     assert "has a moving average" in text.err
 
 
@@ -114,17 +141,28 @@ def test_the_command_says_what_was_logged(run: Path, evaluate: Any) -> None:
 def test_what_cannot_be_evaluated_is_a_sentence(
     run: Path, evaluate: Any, tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
-    (tmp_path / "job.yaml").write_text("name: t\nhosts: 1\naccelerator: {type: cpu}\ncommand: [ls]\n")
-    left = evaluate(*(each.replace("RUN", str(run)).replace("COMMAND", str(tmp_path)) for each in arguments))
+    (tmp_path / "job.yaml").write_text(
+        "name: t\nhosts: 1\naccelerator: {type: cpu}\ncommand: [ls]\n"
+    )
+    left = evaluate(
+        *(each.replace("RUN", str(run)).replace("COMMAND", str(tmp_path)) for each in arguments)
+    )
     assert left.code == 2 and says in left.err and "Traceback" not in left.err, left.err
 
 
-def test_a_task_and_a_model_of_one_s_own_are_loaded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_and_a_model_of_one_s_own_are_loaded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(HERE)
     train = digits(
         task="mine:Split",
         model={"kind": "mine:Net", "width": 16},
-        data={"source": "torch", "dataset": "mine:Pairs", "args": {"count": 64}, "eval_args": {"count": 50}},
+        data={
+            "source": "torch",
+            "dataset": "mine:Pairs",
+            "args": {"count": 64},
+            "eval_args": {"count": 50},
+        },
         steps=10,
         batch=8,
     )

@@ -53,36 +53,62 @@ def test_a_mixture_of_experts_learns_and_stays_balanced(tmp_path: Path) -> None:
 def test_groups_are_trained_apart_until_they_get_no_better(tmp_path: Path) -> None:
     result = launch(tmp_path, yaml.safe_load((EXAMPLES / "groups.yaml").read_text()), NO_STANDBY)
     assert result.code == 0, result.stderr[-3000:]
-    assert "train.optimizer.groups.0 (layers\\.0\\..*): 2 arrays" in result.stdout and "frozen" in result.stdout
+    assert (
+        "train.optimizer.groups.0 (layers\\.0\\..*): 2 arrays" in result.stdout
+        and "frozen" in result.stdout
+    )
     assert "weight decay on matrices alone: 2 of 6 arrays" in result.stdout
     assert "stopped early at step" in result.stdout
     metrics = result.summary["metrics"]
     assert metrics["eval_accuracy"] > 0.85
-    evaluated = [json.loads(line) for line in (result.folder / "eval.jsonl").read_text().splitlines()]
+    evaluated = [
+        json.loads(line) for line in (result.folder / "eval.jsonl").read_text().splitlines()
+    ]
     best = max(evaluated, key=lambda line: line["accuracy"])["step"]
     assert (result.folder / "checkpoints" / str(best)).is_dir()
 
 
-def test_a_mixture_is_prepared_once_trained_on_and_exported_with_its_tokenizer(tmp_path: Path) -> None:
+def test_a_mixture_is_prepared_once_trained_on_and_exported_with_its_tokenizer(
+    tmp_path: Path,
+) -> None:
     document = yaml.safe_load((EXAMPLES / "mixture.yaml").read_text())
     document |= {"hosts": 2, "accelerator": {"type": "cpu", "per_host": 1}}
     train = document["train"]
     assert train["data"]["tokenizer"] == "bytes"
-    train["data"] |= {"tokenizer": corpora.saved(tmp_path / "tokenizer"), "data_dir": str(tmp_path / "prepared")}
+    train["data"] |= {
+        "tokenizer": corpora.saved(tmp_path / "tokenizer"),
+        "data_dir": str(tmp_path / "prepared"),
+    }
     train["data"]["parts"] = {
         "json": {"weight": 0.7, "path": "stdlib://json/*.py", "eval_split": 0.2},
         "mail": {"weight": 0.3, "path": "stdlib://email/*.py", "eval_split": 0.1},
     }
     train["optimizer"] = {"lr": 3e-3, "schedule": {"name": "constant"}}
-    train |= {"steps": 12, "log_every": 6, "batch": 8, "eval": {"every": 6}, "checkpoint": {"every": None}}
+    train |= {
+        "steps": 12,
+        "log_every": 6,
+        "batch": 8,
+        "eval": {"every": 6},
+        "checkpoint": {"every": None},
+    }
     train["model"] |= {"layers": 1, "width": 32, "vocab": 512, "length": 64}
     result = launch(tmp_path, document, NO_STANDBY)
     assert result.code == 0, result.stderr[-3000:]
-    assert result.stdout.count("preparing text") <= 2 * 2 * 2  # parts, hosts, splits; one of the hosts does it
-    first, last = (json.loads(line) for line in (result.folder / "eval.jsonl").read_text().splitlines())
-    assert last["bits_per_byte"] < first["bits_per_byte"] < 8 and last["perplexity"] < first["perplexity"]
+    assert (
+        result.stdout.count("preparing text") <= 2 * 2 * 2
+    )  # parts, hosts, splits; one of the hosts does it
+    first, last = (
+        json.loads(line) for line in (result.folder / "eval.jsonl").read_text().splitlines()
+    )
+    assert (
+        last["bits_per_byte"] < first["bits_per_byte"] < 8
+        and last["perplexity"] < first["perplexity"]
+    )
     epochs = result.metrics[-1]
-    assert epochs["epoch/mail"] > 0 and 66 <= round(epochs["epoch/json"] * _rows(tmp_path, "json")) <= 69
+    assert (
+        epochs["epoch/mail"] > 0
+        and 66 <= round(epochs["epoch/json"] * _rows(tmp_path, "json")) <= 69
+    )
     done = [
         sys.executable,
         "-m",
@@ -94,13 +120,25 @@ def test_a_mixture_is_prepared_once_trained_on_and_exported_with_its_tokenizer(t
     ]
     subprocess.run(done, check=True, capture_output=True, timeout=PATIENCE_S)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "tokenizer" / name).read_bytes()
+        assert (tmp_path / "out" / name).read_bytes() == (
+            tmp_path / "tokenizer" / name
+        ).read_bytes()
 
 
 def _rows(folder: Path, part: str) -> int:
     """Rows that a part of the mixture trains on, as `launcher prepare` reports them of what is there."""
-    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "prepare", str(folder / "job.yaml"), "-o", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxlaunch.launcher.cli.main",
+        "prepare",
+        str(folder / "job.yaml"),
+        "-o",
+        "json",
+    ]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
-    (found,) = (each for each in json.loads(done.stdout)["prepared"] if f"/{part}/" in each["first"])
+    (found,) = (
+        each for each in json.loads(done.stdout)["prepared"] if f"/{part}/" in each["first"]
+    )
     assert "preparing text" not in done.stderr
     return int(found["rows"]["train"])

@@ -50,7 +50,9 @@ def test_a_rank_that_raises_is_named_with_its_step_and_exception(tmp_path: Path)
 
 
 def test_a_lost_agent_is_named(tmp_path: Path) -> None:
-    with Running(tmp_path, job(train() | {"steps": 100_000}, hosts=2, restarts=NO_RESTARTS)) as running:
+    with Running(
+        tmp_path, job(train() | {"steps": 100_000}, hosts=2, restarts=NO_RESTARTS)
+    ) as running:
         running.until_step(5)
         pids = running.tree()[1:]
         os.kill(running.agents()[1], signal.SIGKILL)
@@ -83,7 +85,9 @@ def test_a_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
     assert result.code == 0, result.stderr[-3000:]
     assert result.summary["restarts"] and sorted(result.losses) == list(range(1, 41))
     first, *again = rows = result.summary["restart_seconds"]
-    assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1)) and first["after"] is None
+    assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1)) and first[
+        "after"
+    ] is None
     assert {"start", "import", "rendezvous", "first_step"} <= first["seconds"].keys()
     parts = {"detect", "decide", "end", "start", "rendezvous", "first_step"}
     assert all(row["after"] and parts <= row["seconds"].keys() for row in again), rows

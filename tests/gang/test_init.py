@@ -26,10 +26,18 @@ KINDS: dict[str, tuple[list[str], list[str]]] = {
 
 def launcher(folder: Path, *arguments: str) -> str:
     """What a call in `folder` prints. Fails where it fails."""
-    environ = os.environ | quick_starts() | {"PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"}
+    environ = (
+        os.environ | quick_starts() | {"PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"}
+    )
     command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", *arguments]
     done = subprocess.run(
-        command, cwd=folder, env=environ, text=True, stdout=-1, stderr=subprocess.STDOUT, timeout=PATIENCE_S
+        command,
+        cwd=folder,
+        env=environ,
+        text=True,
+        stdout=-1,
+        stderr=subprocess.STDOUT,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
@@ -39,7 +47,9 @@ def launcher(folder: Path, *arguments: str) -> str:
 def test_what_init_writes_is_short_and_runs(kind: str, tmp_path: Path) -> None:
     files, overrides = KINDS[kind]
     said = launcher(tmp_path, "init", "my-job", "--kind", kind)
-    assert sorted(path.name for path in tmp_path.iterdir()) == files and all(file in said for file in files)
+    assert sorted(path.name for path in tmp_path.iterdir()) == files and all(
+        file in said for file in files
+    )
     texts = [(tmp_path / file).read_text() for file in files]
     assert all(len(text.splitlines()) <= 60 for text in texts) and "@" not in texts[0]
     launcher(tmp_path, "run", "my-job.yaml", "restarts.in_place=0", *overrides)
@@ -53,4 +63,6 @@ def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("mine")
     with pytest.raises(AssertionError, match="own.py already exists"):
         launcher(tmp_path, "init", "own", "--kind", "own")
-    assert [path.name for path in tmp_path.iterdir()] == ["own.py"] and (tmp_path / "own.py").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["own.py"] and (
+        tmp_path / "own.py"
+    ).read_text() == "mine"

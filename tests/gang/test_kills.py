@@ -17,15 +17,25 @@ SEEDS = ("0:2", "0:30", "0:7", "0:14", "0:13")
 
 
 @pytest.mark.parametrize(
-    "kill", [draw(seed, None, False) for seed in SEEDS], ids=lambda kill: f"{kill.target}-{kill.seed}"
+    "kill",
+    [draw(seed, None, False) for seed in SEEDS],
+    ids=lambda kill: f"{kill.target}-{kill.seed}",
 )
-def test_a_killed_run_has_the_right_cause_rank_step_restarts_and_seconds(tmp_path: Path, kill: Kill) -> None:
+def test_a_killed_run_has_the_right_cause_rank_step_restarts_and_seconds(
+    tmp_path: Path, kill: Kill
+) -> None:
     line = once(kill, tmp_path)
     assert not line["wrong"], line
 
 
 def test_the_kills_of_the_suite_are_of_every_kind() -> None:
-    assert {draw(seed, None, False).target for seed in SEEDS} == {"child", "agent", "leader", "gang", "all"}
+    assert {draw(seed, None, False).target for seed in SEEDS} == {
+        "child",
+        "agent",
+        "leader",
+        "gang",
+        "all",
+    }
 
 
 EVENTS = (
@@ -37,7 +47,9 @@ EVENTS = (
 )
 
 
-def test_a_training_that_is_killed_and_stopped_keeps_what_it_saved_and_ends_with_equal_losses(tmp_path: Path) -> None:
+def test_a_training_that_is_killed_and_stopped_keeps_what_it_saved_and_ends_with_equal_losses(
+    tmp_path: Path,
+) -> None:
     undisturbed = launch(tmp_path / "undisturbed", document(2)).losses
     series = Series(tmp_path / "series", 2)
     lines = [series.carry_out(event) for event in EVENTS]

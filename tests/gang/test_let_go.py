@@ -27,9 +27,13 @@ class Breaks:
 
 def test_bad_data_after_a_save_was_begun_leaves_that_save(tmp_path: Path) -> None:
     data = {"source": "torch", "dataset": "test_let_go:Breaks", "shuffle": False, "prefetch": 0}
-    result = launch(tmp_path, job(digits(data=data, checkpoint={"every": 4}, steps=50), hosts=2, per_host=1))
+    result = launch(
+        tmp_path, job(digits(data=data, checkpoint={"every": 4}, steps=50), hosts=2, per_host=1)
+    )
     assert result.code == 65
     assert "a torn record" in result.verdict["message"] and result.verdict["rank"] == 1
-    steps = [path.name for path in (result.folder / "checkpoints").iterdir() if path.name[0].isdecimal()]
+    steps = [
+        path.name for path in (result.folder / "checkpoints").iterdir() if path.name[0].isdecimal()
+    ]
     assert steps == ["4"]  # and no folder of a save cut short
     assert (result.folder / "checkpoints/4/jaxlaunch.manifest.json").exists()

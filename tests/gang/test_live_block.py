@@ -74,10 +74,17 @@ class Terminal:
     def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
         (folder / "program.py").write_text(PROGRAM)
         job = {"name": "t", "hosts": 2, "accelerator": {"type": "cpu", "per_host": 1}}
-        (folder / "job.yaml").write_text(yaml.safe_dump(job | {"command": ["python", "program.py"]}))
+        (folder / "job.yaml").write_text(
+            yaml.safe_dump(job | {"command": ["python", "program.py"]})
+        )
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, WIDTH, 0, 0))
-        given = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(HERE.parent.parent), **(env or {})}
+        given = {
+            **os.environ,
+            "TERM": "xterm",
+            "PYTHONPATH": str(HERE.parent.parent),
+            **(env or {}),
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "run", "job.yaml", *args],
             stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=given, start_new_session=True,
@@ -132,7 +139,9 @@ def test_a_block_follows_the_run_below_whole_lines_and_is_gone_at_the_end(tmp_pa
     assert last[-1] == "launcher: its page: launcher report t"
 
 
-@pytest.mark.parametrize(("args", "env"), [(("--plain",), {}), ((), {"NO_COLOR": "1"})], ids=["--plain", "NO_COLOR"])
+@pytest.mark.parametrize(
+    ("args", "env"), [(("--plain",), {}), ((), {"NO_COLOR": "1"})], ids=["--plain", "NO_COLOR"]
+)
 def test_lines_alone_are_shown_where_that_is_asked_for(
     tmp_path: Path, args: tuple[str, ...], env: Mapping[str, str]
 ) -> None:

@@ -39,7 +39,9 @@ while not os.path.exists("grow"): time.sleep(0.02)
 print("rank", rank, "grew", flush=True)
 while True: time.sleep(0.02)
 """
-DOCUMENT = job(command=["python", "program.py"], workdir=".", hosts=2, restarts={"in_place": 0}, grace="100s")
+DOCUMENT = job(
+    command=["python", "program.py"], workdir=".", hosts=2, restarts={"in_place": 0}, grace="100s"
+)
 
 
 @pytest.fixture
@@ -66,18 +68,37 @@ def started(folder: Path) -> Running:
     return running
 
 
-def test_a_run_is_seen_while_it_runs_and_two_who_stop_it_kill_nothing(tmp_path: Path, say: Callable[..., Left]) -> None:
+def test_a_run_is_seen_while_it_runs_and_two_who_stop_it_kill_nothing(
+    tmp_path: Path, say: Callable[..., Left]
+) -> None:
     with started(tmp_path) as running:
         row = say("list", ".").out.splitlines()[1].split()
         assert row[:4] == ["run", "Running", "2/2", "7"]
         shown = say("status", "./run").out
-        assert "run: Running (generation 0, attempt 1)" in shown and "2 of 2 ready" in shown and "step 7" in shown
+        assert (
+            "run: Running (generation 0, attempt 1)" in shown
+            and "2 of 2 ready" in shown
+            and "step 7" in shown
+        )
         assert say("explain", "run").out.startswith("run runs: training at step 7\n")
         found = json.loads(say("status", "run", "-o", "json").out)
-        assert (found["state"], found["phase"], found["folder"]) == ("Running", "step", str(running.folder))
+        assert (found["state"], found["phase"], found["folder"]) == (
+            "Running",
+            "step",
+            str(running.folder),
+        )
         assert say("logs", "run", "--rank", "1").out == "rank 1 is up\n"
         follower = subprocess.Popen(
-            [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "logs", "./run", "-f", "--rank", "1"],
+            [
+                sys.executable,
+                "-m",
+                "jaxlaunch.launcher.cli.main",
+                "logs",
+                "./run",
+                "-f",
+                "--rank",
+                "1",
+            ],
             stdout=subprocess.PIPE,
             text=True,
             cwd=tmp_path,
@@ -86,8 +107,18 @@ def test_a_run_is_seen_while_it_runs_and_two_who_stop_it_kill_nothing(tmp_path: 
         (tmp_path / "grow").touch()
         assert follower.stdout.readline() == "rank 1 grew\n"
         (tmp_path / "hold").touch()
-        command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "stop", "./run", "--no-wait"]
-        stops = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        command = [
+            sys.executable,
+            "-m",
+            "jaxlaunch.launcher.cli.main",
+            "stop",
+            "./run",
+            "--no-wait",
+        ]
+        stops = [
+            subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
         assert [stop.communicate()[0] for stop in stops] == ["run/run stopping\n"] * 2
         assert say("status", "run").out.startswith("run: Stopping")
         assert say("stop", "run", "--timeout", "1s").code == 124
@@ -139,12 +170,18 @@ def test_another_user_is_told_whose_run_it_is_and_cannot_stop_it(
     other = OtherUser(open_folder)
     with started(open_folder) as running:
         stopped = other.launcher("stop", "./run", folder=open_folder)
-        assert stopped.returncode == 2 and "Run run is root's: you may not stop it." in stopped.stderr
+        assert (
+            stopped.returncode == 2 and "Run run is root's: you may not stop it." in stopped.stderr
+        )
         shown = other.launcher("status", "./run", folder=open_folder)
         assert shown.returncode == 0 and "run: Running" in shown.stdout
         running.folder.chmod(0o700)
         hidden = other.launcher("status", "./run", folder=open_folder)
-        assert hidden.returncode == 2 and "permission denied" in hidden.stderr and "it is root's" in hidden.stderr
+        assert (
+            hidden.returncode == 2
+            and "permission denied" in hidden.stderr
+            and "it is root's" in hidden.stderr
+        )
         assert running.process.poll() is None
         assert say("stop", "./run").out == "run/run stopped\n"
     assert say("logs", "./run", "--since", "1m").code == 2

@@ -15,7 +15,8 @@ from tests.gang.runs import Result, Running, launch
 
 pytestmark = pytest.mark.computes
 
-# Rank 1 fails in its data at step 7, or rank 0, whose devices call back, in the step: where the environment says so.
+# Rank 1 fails in its data at step 7, or rank 0, whose devices call back, in the step: where the
+# environment says so.
 FAILS = """
 import os
 import jax
@@ -52,7 +53,10 @@ def test_a_loop_that_is_killed_ends_as_if_it_had_not_been(
     found = loops.compared(tmp_path, example, moments)
     assert len(found["killed"]) == len(moments), found
     reported = [path.name for path in tmp_path.glob("**/reported/*")]
-    assert sorted(reported) == sorted(2 * [f"{step}.json" for step in range(20, 201, 20)]) or example != "gan"
+    assert (
+        sorted(reported) == sorted(2 * [f"{step}.json" for step in range(20, 201, 20)])
+        or example != "gan"
+    )
     assert found["equal_arrays"] and found["equal_metrics"] and found["arrays"] > 5, found
 
 
@@ -67,7 +71,11 @@ def job(folder: Path) -> dict[str, Any]:
     ("where", "rank", "message"),
     [
         ("data", 1, r"rank 1 raised at step 7: KeyError: 'no shard 7' \(mine\.py:19 in data\)"),
-        ("step", 0, r"rank 0 raised at step 4: \w+: ValueError: no reward for 4 \(mine\.py:10 in reward\)"),
+        (
+            "step",
+            0,
+            r"rank 0 raised at step 4: \w+: ValueError: no reward for 4 \(mine\.py:10 in reward\)",
+        ),
     ],
 )
 def test_an_exception_of_the_program_is_named_with_rank_step_and_line(
@@ -83,7 +91,9 @@ def test_a_sigterm_saves_and_the_next_run_goes_on_from_there(tmp_path: Path) -> 
     with Running(tmp_path, job(tmp_path), env=steps) as running:
         running.until_step(3)
         text = running.until("metrics", running.scrape)
-        assert re.search(r'^jaxlaunch_task_metric\{metric="loss",rank="0",split="train"\} \d', text, re.MULTILINE), text
+        assert re.search(
+            r'^jaxlaunch_task_metric\{metric="loss",rank="0",split="train"\} \d', text, re.MULTILINE
+        ), text
         running.signal(signal.SIGTERM)
         stopped = running.wait()
     assert (stopped.code, stopped.summary["status"]) == (80, "stopped"), stopped.stderr

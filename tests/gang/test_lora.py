@@ -23,8 +23,17 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "lora.yaml"
 def document(weights: Path, steps: int, hosts: int) -> dict[str, Any]:
     """The example on small weights, for few steps, on two devices of so many hosts."""
     found: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-    found |= {"hosts": hosts, "accelerator": {"type": "cpu", "per_host": 2 // hosts}, "restarts": {"in_place": 0}}
-    found["train"] |= {"steps": steps, "log_every": 1, "eval": {"every": None}, "checkpoint": {"every": 3, "keep": 1}}
+    found |= {
+        "hosts": hosts,
+        "accelerator": {"type": "cpu", "per_host": 2 // hosts},
+        "restarts": {"in_place": 0},
+    }
+    found["train"] |= {
+        "steps": steps,
+        "log_every": 1,
+        "eval": {"every": None},
+        "checkpoint": {"every": 3, "keep": 1},
+    }
     found["train"]["model"]["init_from"] = str(weights)
     found["train"]["data"]["eval_examples"] = found["train"]["batch"]
     return found

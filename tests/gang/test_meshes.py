@@ -1,7 +1,7 @@
 """The same losses on every mesh and any number of processes, each process its own interpreter.
 
-The processes of each place start once and train every mesh that is compared there, compiled quickly. Two meshes are
-trained as users do, by `train:` and with all of XLA's optimizations.
+The processes of each place start once and train every mesh that is compared there, compiled
+quickly. Two meshes are trained as users do, by `train:` and with all of XLA's optimizations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 
-from tests.gang.runs import PATIENCE_S, USUAL_COMPILES, Result, Running, digits, each, job, launch, succeed
+from tests.gang.runs import (
+    PATIENCE_S,
+    USUAL_COMPILES,
+    Result,
+    Running,
+    digits,
+    each,
+    job,
+    launch,
+    succeed,
+)
 
 pytestmark = pytest.mark.computes
 
@@ -23,11 +33,22 @@ MNIST_MLP = digits(
     model={"kind": "mlp", "layers": 2, "width": 64},
     data={"source": "synthetic", "examples": 512, "eval_examples": 64, "shape": [28, 28]},
     batch=32,
-    optimizer={"lr": 3e-4, "schedule": {"name": "constant"}},  # slow: of a loss near 0 only rounding would be compared
+    optimizer={
+        "lr": 3e-4,
+        "schedule": {"name": "constant"},
+    },  # slow: of a loss near 0 only rounding would be compared
 )
 DECODER = digits(
     task="lm",
-    model={"kind": "decoder", "layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "vocab": 64, "length": 32},
+    model={
+        "kind": "decoder",
+        "layers": 2,
+        "width": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "vocab": 64,
+        "length": 32,
+    },
     data={"source": "synthetic", "examples": 256, "eval_examples": 32},
     batch=16,
     optimizer={"lr": 3e-3, "schedule": {"name": "constant"}},
@@ -37,17 +58,34 @@ MODELS = {
     "decoder": DECODER,
     "experts": DECODER
     | {
-        "model": {**DECODER["model"], "experts": 4, "expert_hidden": 32, "dense_layers": [0], "balance": 0.01},
+        "model": {
+            **DECODER["model"],
+            "experts": 4,
+            "expert_hidden": 32,
+            "dense_layers": [0],
+            "balance": 0.01,
+        },
     },
-    "gpt2": DECODER | {"model": {"kind": "gpt2", "layers": 2, "width": 32, "heads": 4, "vocab": 64, "length": 32}},
+    "gpt2": DECODER
+    | {"model": {"kind": "gpt2", "layers": 2, "width": 32, "heads": 4, "vocab": 64, "length": 32}},
     "vit": MNIST_MLP
     | {
-        "model": {"kind": "vit", "layers": 2, "width": 32, "heads": 4, "image": [28, 28], "channels": 1},
+        "model": {
+            "kind": "vit",
+            "layers": 2,
+            "width": 32,
+            "heads": 4,
+            "image": [28, 28],
+            "channels": 1,
+        },
         "optimizer": {"lr": 3e-3, "schedule": {"name": "constant"}},
     },
 }
 Losses = dict[int, float]
-STEPS, FEW = 20, 6  # compared; few where it is costly: a step of two processes takes ten times one on one device
+STEPS, FEW = (
+    20,
+    6,
+)  # compared; few where it is costly: a step of two processes takes ten times one on one device
 
 # What runs in each place of several processes. All models on all meshes of one process are in
 # tests/trainer/step/test_train_step.py.
@@ -87,13 +125,19 @@ TRAINED: dict[str, list[tuple[str, str]]] = {
 def steps(place: str, name: str, mesh: str) -> int:
     """How many steps of a model on a mesh are trained, and compared with those on one device: all on that device, and
     of the mesh with every axis in two processes."""
-    return STEPS if place == "1-device" or (place, mesh) == ("2-processes", "dp2-fsdp2-mp2") else FEW
+    return (
+        STEPS if place == "1-device" or (place, mesh) == ("2-processes", "dp2-fsdp2-mp2") else FEW
+    )
 
 
 def block(name: str, mesh: str, steps: int) -> dict[str, Any]:
     """The train block of a model on a mesh. Nothing is evaluated: only losses are compared."""
     model = MODELS[name]
-    return model | {"mesh": MESHES[mesh], "steps": steps, "data": model["data"] | {"eval_examples": 0}}
+    return model | {
+        "mesh": MESHES[mesh],
+        "steps": steps,
+        "data": model["data"] | {"eval_examples": 0},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +147,10 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str]
     @functools.cache  # a place that hangs fails all its tests at once
     def trained(place: str) -> Result | subprocess.TimeoutExpired:
         folder = tmp_path_factory.mktemp(place)
-        blocks = {f"{name}-{mesh}": block(name, mesh, steps(place, name, mesh)) for name, mesh in TRAINED[place]}
+        blocks = {
+            f"{name}-{mesh}": block(name, mesh, steps(place, name, mesh))
+            for name, mesh in TRAINED[place]
+        }
         with Running(folder, job(command=each(folder, blocks), **SHAPES[place])) as running:
             try:
                 return dataclasses.replace(running.wait(2 * PATIENCE_S), folder=folder)
@@ -139,11 +186,17 @@ def test_the_loss_falls_on_one_device(on_one_device: dict[str, Losses], name: st
 
 @pytest.mark.parametrize(
     "place",
-    [pytest.param(place, marks=[] if place == "2-processes" else pytest.mark.extended) for place in PLACES],
+    [
+        pytest.param(place, marks=[] if place == "2-processes" else pytest.mark.extended)
+        for place in PLACES
+    ],
 )
 @pytest.mark.parametrize("mesh", [mesh for _, mesh in IN_EVERY_PLACE])
 def test_every_mesh_gives_the_losses_of_one_device(
-    losses: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], mesh: str, place: str
+    losses: Callable[[str, str, str], Losses],
+    on_one_device: dict[str, Losses],
+    mesh: str,
+    place: str,
 ) -> None:
     name = next(name for name, axes in IN_EVERY_PLACE if axes == mesh)
     assert_equal_losses(losses(place, name, mesh), on_one_device[name], steps(place, name, mesh))
@@ -159,9 +212,14 @@ def test_an_mlp_gives_the_losses_of_one_device_too(
 
 @pytest.mark.parametrize(("name", "mesh"), TRANSFORMERS_IN_TWO)
 def test_a_transformer_in_two_processes_gives_the_losses_of_one_device(
-    losses: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], name: str, mesh: str
+    losses: Callable[[str, str, str], Losses],
+    on_one_device: dict[str, Losses],
+    name: str,
+    mesh: str,
 ) -> None:
-    assert_equal_losses(losses("2-processes", name, mesh), on_one_device[name], steps("2-processes", name, mesh))
+    assert_equal_losses(
+        losses("2-processes", name, mesh), on_one_device[name], steps("2-processes", name, mesh)
+    )
 
 
 @pytest.mark.extended
@@ -170,17 +228,23 @@ def test_a_mesh_over_two_slices_gives_the_losses_of_one_device(
     losses: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], name: str
 ) -> None:
     mesh = "dp2-of-slices"
-    assert_equal_losses(losses("2-slices", name, mesh), on_one_device[name], steps("2-slices", name, mesh))
+    assert_equal_losses(
+        losses("2-slices", name, mesh), on_one_device[name], steps("2-slices", name, mesh)
+    )
 
 
 @pytest.fixture(scope="module")
 def optimized_on_one_device(tmp_path_factory: pytest.TempPathFactory) -> Losses:
     folder = tmp_path_factory.mktemp("optimized")
-    return succeed(launch(folder, job(DECODER | {"steps": FEW}, per_host=1), env=USUAL_COMPILES)).losses
+    return succeed(
+        launch(folder, job(DECODER | {"steps": FEW}, per_host=1), env=USUAL_COMPILES)
+    ).losses
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(("place", "mesh"), [("2-processes", "dp2-fsdp2-mp2"), ("2-slices", "dp2-of-slices")])
+@pytest.mark.parametrize(
+    ("place", "mesh"), [("2-processes", "dp2-fsdp2-mp2"), ("2-slices", "dp2-of-slices")]
+)
 def test_a_train_block_with_all_optimizations_gives_the_losses_of_one_device(
     tmp_path: Path, optimized_on_one_device: Losses, place: str, mesh: str
 ) -> None:

@@ -19,8 +19,12 @@ pytestmark = pytest.mark.computes
 BATCH = 16
 
 
-@pytest.mark.parametrize("step", [5, 6])  # 4 may still be on its way to storage then; 6 is to be saved itself
-def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(tmp_path: Path, step: int) -> None:
+@pytest.mark.parametrize(
+    "step", [5, 6]
+)  # 4 may still be on its way to storage then; 6 is to be saved itself
+def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(
+    tmp_path: Path, step: int
+) -> None:
     wrong = {"count": 512, "wrong": BATCH * step - 1}
     data = {"source": "torch", "dataset": "mine:Pairs", "args": wrong, "shuffle": False}
     train = digits(data=data, batch=BATCH, checkpoint={"every": 2})
@@ -31,11 +35,19 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(tmp_path: Pat
     assert f"step {step}: loss nan" in verdict["message"]
     shows("step 120: loss nan with gradient norm nan", verdict["message"])
     mine = Path(__file__).with_name("mine.py")
-    said = f"mine:Pairs: example {wrong['wrong']}, at position {wrong['wrong']}, has image nan ({mine}:"
+    said = (
+        f"mine:Pairs: example {wrong['wrong']}, at position {wrong['wrong']}, has image "
+        f"nan ({mine}:"
+    )
     assert f"Its batch is not finite: {said}" in verdict["message"]
     assert len((result.folder / "attempts.jsonl").read_text().splitlines()) == 1
-    assert sorted(result.losses) == list(range(1, step)) and np.isfinite(list(result.losses.values())).all()
-    folders = sorted(path.name for path in (result.folder / "checkpoints").iterdir() if path.name.isdecimal())
+    assert (
+        sorted(result.losses) == list(range(1, step))
+        and np.isfinite(list(result.losses.values())).all()
+    )
+    folders = sorted(
+        path.name for path in (result.folder / "checkpoints").iterdir() if path.name.isdecimal()
+    )
     assert folders == ["2", "4"]
     manifest = json.loads((result.folder / "checkpoints/4/jaxlaunch.manifest.json").read_text())
     assert manifest["manifest"]["step"] == 4
@@ -48,4 +60,6 @@ def stored(folder: Path) -> Any:
     """The arrays of a checkpoint as NumPy's, whatever devices they were saved from."""
     with ocp.StandardCheckpointer() as checkpointer:
         saved = checkpointer.metadata(folder).item_metadata.tree
-        return checkpointer.restore(folder, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), saved))
+        return checkpointer.restore(
+            folder, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), saved)
+        )

@@ -40,12 +40,16 @@ def slow(folder: Path) -> dict[str, str]:
 def assert_adds_up(summary: dict[str, Any], steps: int) -> None:
     assert (summary["steps"], summary["devices"]) == (steps, 2)
     assert abs(sum(summary["seconds"].values()) - summary["step_s"]) < 1e-6 * summary["step_s"]
-    assert all(summary["seconds"][kind] > 0 for kind in ("matmul", "elementwise", "collectives", "host"))
+    assert all(
+        summary["seconds"][kind] > 0 for kind in ("matmul", "elementwise", "collectives", "host")
+    )
 
 
 def test_a_run_is_profiled_at_a_step_and_on_demand_and_trains_the_same(tmp_path: Path) -> None:
     plain = launch(tmp_path / "plain", job(digits(steps=12, eval={"every": 6}), **GANG))
-    train = digits(task="faulty:Faulty", steps=100_000, profile={"at": 4, "steps": 4}, eval={"every": 6})
+    train = digits(
+        task="faulty:Faulty", steps=100_000, profile={"at": 4, "steps": 4}, eval={"every": 6}
+    )
     with Running(tmp_path / "profiled", job(train, **GANG), env=slow(tmp_path)) as running:
         running.until_step(8)
         asked = profile(running.folder, "--steps", "3", "-o", "json")

@@ -23,8 +23,12 @@ raise SystemExit(1 if attempt == 1 else 0)
 """
 
 
-def test_reported_metrics_are_in_the_run_folder_once_a_step_and_on_the_screen(tmp_path: Path) -> None:
-    with Gang(tmp_path, job((sys.executable, str(script(tmp_path, REPORTS))), in_place_limit=1), hosts=2) as gang:
+def test_reported_metrics_are_in_the_run_folder_once_a_step_and_on_the_screen(
+    tmp_path: Path,
+) -> None:
+    with Gang(
+        tmp_path, job((sys.executable, str(script(tmp_path, REPORTS))), in_place_limit=1), hosts=2
+    ) as gang:
         gang.start()
         assert gang.wait() == [0, 0], gang.talk
     rows = [json.loads(line) for line in (gang.run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -33,8 +37,12 @@ def test_reported_metrics_are_in_the_run_folder_once_a_step_and_on_the_screen(tm
     assert rows[-1]["accuracy"] == 0.5 and rows[0]["bad"] is None and "accuracy" not in rows[1]
     events = [path.read_bytes() for path in (gang.run_dir / "tensorboard").iterdir()]
     assert any(b"train/loss" in event and struct.pack("<f", 2.25) in event for event in events)
-    reported = [json.loads(path.read_text()) for path in sorted((gang.run_dir / "reported").iterdir())]
-    texts = [(row["step"], each["text"]) for row in reported for each in row["samples"] if "text" in each]
+    reported = [
+        json.loads(path.read_text()) for path in sorted((gang.run_dir / "reported").iterdir())
+    ]
+    texts = [
+        (row["step"], each["text"]) for row in reported for each in row["samples"] if "text" in each
+    ]
     assert texts == [(1, "rank 0 attempt 1"), (2, "rank 0 attempt 1")] + [
         (step, "rank 0 attempt 2") for step in (3, 4, 5)
     ]

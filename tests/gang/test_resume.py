@@ -13,10 +13,18 @@ from tests.gang.runs import Running, digits, job, launch, succeed, until_gone
 
 pytestmark = pytest.mark.computes
 
-TRACED = {"source": "synthetic", "examples": 100, "eval_examples": 16, "shape": [8, 8], "trace": True}
+TRACED = {
+    "source": "synthetic",
+    "examples": 100,
+    "eval_examples": 16,
+    "shape": [8, 8],
+    "trace": True,
+}
 
 
-def test_sixty_steps_are_bit_equal_after_every_process_was_killed_near_step_37(tmp_path: Path) -> None:
+def test_sixty_steps_are_bit_equal_after_every_process_was_killed_near_step_37(
+    tmp_path: Path,
+) -> None:
     document = job(digits(steps=60, checkpoint={"every": 10}), hosts=2)
     unbroken = succeed(launch(tmp_path / "unbroken", document))
     with Running(tmp_path / "broken", document) as running:
@@ -36,7 +44,11 @@ def test_other_process_counts_see_the_same_examples(tmp_path: Path) -> None:
     train = digits(steps=30, data=TRACED, checkpoint={"every": 10})
     whole = succeed(launch(tmp_path / "whole", job(train, hosts=2, per_host=2)))
     for steps, hosts, per_host in ((10, 2, 2), (20, 1, 4), (30, 4, 1)):
-        part = succeed(launch(tmp_path / "parts", job(train | {"steps": steps}, hosts=hosts, per_host=per_host)))
+        part = succeed(
+            launch(
+                tmp_path / "parts", job(train | {"steps": steps}, hosts=hosts, per_host=per_host)
+            )
+        )
     assert part.ids() == whole.ids()
     assert sorted(part.losses) == list(range(1, 31))
     for step, loss in whole.losses.items():

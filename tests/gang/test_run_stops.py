@@ -28,7 +28,9 @@ DEADLINE_S = 20
 
 def test_an_interrupt_shortly_before_the_deadline_is_one_stop_and_no_kill(tmp_path: Path) -> None:
     (tmp_path / "saves.py").write_text(SAVES)
-    document = job(command=["python", "saves.py"], workdir=".", deadline=f"{DEADLINE_S}s", grace="100s")
+    document = job(
+        command=["python", "saves.py"], workdir=".", deadline=f"{DEADLINE_S}s", grace="100s"
+    )
     with Running(tmp_path, document) as running:
         began = time.monotonic()  # the deadline counts from a moment before
         running.until_file(tmp_path / "up")

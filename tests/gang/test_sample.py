@@ -13,7 +13,15 @@ from tests.gang.runs import digits, job, launch
 
 pytestmark = pytest.mark.computes
 
-DECODER = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "hidden": 32, "vocab": 256, "length": 16}
+DECODER = {
+    "kind": "decoder",
+    "layers": 1,
+    "width": 32,
+    "heads": 2,
+    "hidden": 32,
+    "vocab": 256,
+    "length": 16,
+}
 LINE = "0123456789\n"
 
 
@@ -35,9 +43,19 @@ def test_what_a_run_learned_it_says(tmp_path: Path) -> None:
     learned = [{"prompt": "012", "sample": "3456789\n"}, {"prompt": "78", "sample": "9\n012345"}]
     assert lines[-1]["samples"] == learned
     assert f"step 60/60  sample  {json.dumps(learned[0])}" in run.stdout
-    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "sample", str(run.folder), "--prompt", "012"]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxlaunch.launcher.cli.main",
+        "sample",
+        str(run.folder),
+        "--prompt",
+        "012",
+    ]
     environ = os.environ | QUICK_COMPILES | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([*command, "--max-tokens", "8"], env=environ, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--max-tokens", "8"], env=environ, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "3456789\n\n"
     assert "launcher: 8 tokens of step 60 in" in done.stderr

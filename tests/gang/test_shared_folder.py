@@ -23,6 +23,8 @@ def test_a_second_live_run_is_refused_and_a_killed_one_is_taken_over(tmp_path: P
             os.kill(pid, signal.SIGKILL)
         first.process.wait()
         until_gone(pids)
-    third = launch(tmp_path / "third", job(digits(steps=1_000, checkpoint={"path": path}, log_every=1)))
+    third = launch(
+        tmp_path / "third", job(digits(steps=1_000, checkpoint={"path": path}, log_every=1))
+    )
     assert third.code == 0, third.stderr[-3000:]
     assert min(third.losses) > 5  # it went on from a step that the first one saved

@@ -18,7 +18,9 @@ TIMES = {"step": 2, "compile": 1, "eval": 2, "save": 1, "data": 1}
 
 def faulty(folder: Path, at: str, **fault: Any) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
-    return {"FAULT": json.dumps({"kind": "slow", "at": at, "mark": str(folder), "seconds": 1.5} | fault)}
+    return {
+        "FAULT": json.dumps({"kind": "slow", "at": at, "mark": str(folder), "seconds": 1.5} | fault)
+    }
 
 
 def document(**keys: Any) -> dict[str, Any]:
@@ -43,7 +45,11 @@ def stop(folder: Path, name: str, env: dict[str, str], marks: Path, **keys: Any)
 
 def steps_of(run: Path) -> list[int]:
     file = run / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+    return (
+        [json.loads(line)["step"] for line in file.read_text().splitlines()]
+        if file.exists()
+        else []
+    )
 
 
 @pytest.mark.parametrize("at", TIMES)
@@ -51,7 +57,11 @@ def test_a_sigterm_saves_and_the_next_run_goes_on_from_that_step(tmp_path: Path,
     step = 0
     for number in range(TIMES[at]):
         marks = tmp_path / f"marks-{number}"
-        env = {} if at == "step" else faulty(marks, at, **({"step": READS, "rank": 1} if at == "data" else {}))
+        env = (
+            {}
+            if at == "step"
+            else faulty(marks, at, **({"step": READS, "rank": 1} if at == "data" else {}))
+        )
         standby = {} if number else {"restarts": {"in_place": 1}}  # it goes with the run
         result = stop(tmp_path / "job", at, env, marks, **standby)
         assert result.code == 80, result.stderr[-3000:]
@@ -60,8 +70,13 @@ def test_a_sigterm_saves_and_the_next_run_goes_on_from_that_step(tmp_path: Path,
         if step > 0:
             assert f"resumed at step {step} of 100000" in result.stdout
         saved = result.summary["step"] or 0
-        assert f"saved at step {saved}" in verdict["message"] or "nothing new to save" in verdict["message"]
-        assert saved >= step if at in ("compile", "eval") else saved > step  # an evaluation is made up for first
+        assert (
+            f"saved at step {saved}" in verdict["message"]
+            or "nothing new to save" in verdict["message"]
+        )
+        assert (
+            saved >= step if at in ("compile", "eval") else saved > step
+        )  # an evaluation is made up for first
         step = saved
     steps = steps_of(tmp_path / "job" / "run")
     assert steps == list(range(1, step + 1))
@@ -72,7 +87,10 @@ def test_a_data_wait_that_does_not_end_is_named_at_the_deadline(tmp_path: Path) 
     env = faulty(marks, "data", step=READS, rank=1, seconds=3600)
     with Running(tmp_path / "job", document(grace="12s"), env=env) as running:
         running.until_file(marks / "slow-1")  # what was read ahead is still to be used up
-        running.until("rank 1's wait", lambda: 'jaxlaunch_phase{rank="1",phase="data"} 1' in running.scrape(host=1))
+        running.until(
+            "rank 1's wait",
+            lambda: 'jaxlaunch_phase{rank="1",phase="data"} 1' in running.scrape(host=1),
+        )
         pids = running.tree()
         running.signal(signal.SIGTERM)
         result = running.wait()

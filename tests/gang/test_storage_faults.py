@@ -33,7 +33,9 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[Case, Result]]:
+def results(
+    shim: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[Case, Result]]:
     """The runs that this machine can have, two at a time: most of their time they wait."""
     cases = [case for case in COVERING if has_compiler() or case.kind in BUCKET]
     folder = tmp_path_factory.mktemp("runs")
@@ -43,22 +45,31 @@ def results(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ma
 
 
 def test_the_table_of_the_page_has_every_case() -> None:
-    assert table().keys() == {(kind, for_ever) for kind in (*DISK, *BUCKET) for for_ever in (False, True)}
+    assert table().keys() == {
+        (kind, for_ever) for kind in (*DISK, *BUCKET) for for_ever in (False, True)
+    }
     assert all(len(codes) == len(MOMENTS) for codes in table().values())
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("case", COVERING, ids=str)
-def test_storage_that_fails_ends_a_run_as_the_page_says(case: Case, results: Mapping[Case, Result]) -> None:
+def test_storage_that_fails_ends_a_run_as_the_page_says(
+    case: Case, results: Mapping[Case, Result]
+) -> None:
     if case not in results:
         pytest.skip("there is no C compiler")
     result = results[case]
     assert [*faults(case, result)] == [], result.stdout[-3000:] + result.stderr[-3000:]
     if case.for_ever and case.moment == "save":
-        assert "failed at step 2" in result.stderr and ": saving step 20 in " in result.verdict["message"]
+        assert (
+            "failed at step 2" in result.stderr
+            and ": saving step 20 in " in result.verdict["message"]
+        )
 
 
-def test_checkpoints_that_are_deleted_while_a_run_trains_are_saved_anew_and_that_is_said(tmp_path: Path) -> None:
+def test_checkpoints_that_are_deleted_while_a_run_trains_are_saved_anew_and_that_is_said(
+    tmp_path: Path,
+) -> None:
     storage = Disk(tmp_path, Path())
     files = {f"{split}_FILE".upper(): path for split, path in storage.data.items()}
     with Running(tmp_path, document(storage, for_ever=False), env=files) as running:

@@ -20,7 +20,8 @@ from tests.gang.runs import alive, descendants, digits, job
 from tests.launcher.invoke import Left
 from tests.launcher.invoke import launcher as invoke
 
-# Learns to `target`, a step a file: step N + 1 waits until `go-N` is there. Goes on from the steps it has written.
+# Learns to `target`, a step a file: step N + 1 waits until `go-N` is there. Goes on from the steps
+# it has written.
 PROGRAM = """
 import json, os, signal, sys, time
 folder, target = os.environ["JAXLAUNCH_RUN_DIR"], float(sys.argv[1])
@@ -43,13 +44,23 @@ while done < 3:
 say(phase="done")
 """
 DOCUMENT = job(
-    command=["python", "program.py", "1"], workdir=".", restarts={"in_place": 0, "crash": 0}, grace="20s", name="s"
+    command=["python", "program.py", "1"],
+    workdir=".",
+    restarts={"in_place": 0, "crash": 0},
+    grace="20s",
+    name="s",
 )
-GRID = ("sweep", "job.yaml", "command=[python, program.py, 4],[python, program.py, 1],[python, program.py, 3]")
+GRID = (
+    "sweep",
+    "job.yaml",
+    "command=[python, program.py, 4],[python, program.py, 1],[python, program.py, 3]",
+)
 
 
 @pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Left]:
+def say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Left]:
     """Runs a command in the folder of the job, where there is no cluster."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(DOCUMENT))
@@ -86,7 +97,8 @@ def states(folder: Path) -> dict[str, str]:
 def test_a_sweep_that_is_killed_goes_on_and_one_that_is_stopped_stops_as_one(
     tmp_path: Path, say: Callable[..., Left]
 ) -> None:
-    folder, started = tmp_path / "runs" / "s-sweep", [tmp_path / f"started-s-sweep-00{at}" for at in range(3)]
+    folder = tmp_path / "runs" / "s-sweep"
+    started = [tmp_path / f"started-s-sweep-00{at}" for at in range(3)]
     for step in range(3):
         (tmp_path / f"go-{step}").touch()
     with leading(*GRID, "--parallel", "1", "--max", "1") as first:  # the first of them alone
@@ -113,14 +125,22 @@ def test_a_sweep_that_is_killed_goes_on_and_one_that_is_stopped_stops_as_one(
             stopped = say("stop", "s-sweep")
             assert (stopped.code, stopped.out) == (0, "sweep/s-sweep stopped\n"), stopped.err
             assert second.wait() == 80
-    assert states(folder) == {"s-sweep-000": "done", "s-sweep-001": "stopped", "s-sweep-002": "waiting"}
+    assert states(folder) == {
+        "s-sweep-000": "done",
+        "s-sweep-001": "stopped",
+        "s-sweep-002": "waiting",
+    }
     assert say("stop", "s-sweep").code == 2
     (tmp_path / "go-1").touch()
     with leading(*GRID) as last:
         said = last.communicate()[0]
         assert last.returncode == 0, said
     assert set(states(folder).values()) == {"done"}
-    assert [len(file.read_text().splitlines()) for file in started] == [1, 3, 1]  # what was done began once
+    assert [len(file.read_text().splitlines()) for file in started] == [
+        1,
+        3,
+        1,
+    ]  # what was done began once
     assert "best of 3 runs that are done: s-sweep-001, loss 0.3333\n" in said
     shown = said.splitlines()[-1].removeprefix("  cat ")
     assert yaml.safe_load((tmp_path / shown).read_text())["command"][-1] == "1"
@@ -136,7 +156,18 @@ def test_halving_stops_the_worse_half_and_what_waits_for_the_others_makes_room(
     train = digits(steps=60, log_every=10, checkpoint={"every": 20}, eval={"every": None})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(train, per_host=1, name="h")))
     rates = "train.optimizer.lr=1e-2,1e-5"
-    left = say("sweep", "job.yaml", rates, "--parallel", "1", "--halving", "--rungs", "10", "--metric", "loss")
+    left = say(
+        "sweep",
+        "job.yaml",
+        rates,
+        "--parallel",
+        "1",
+        "--halving",
+        "--rungs",
+        "10",
+        "--metric",
+        "loss",
+    )
     assert left.code == 0, left.err
     found = states(tmp_path / "runs" / "h-sweep")
     assert found["h-sweep-000"] == "done" and found["h-sweep-001"] in ("cut", "done")

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.computes
 def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     for number in range(5):
-        (tmp_path / "corpus" / f"{number}.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
+        (tmp_path / "corpus" / f"{number}.txt").write_text(
+            "the quick brown fox jumps over the lazy dog. " * 20
+        )
     train = digits(
         task="lm",
         model={"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocab": 256, "length": 32},
@@ -40,7 +42,10 @@ def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
     metrics = result.summary["metrics"]
     assert metrics["eval_examples"] == math.ceil((900 - 1) / 32)
     assert metrics["eval_bits_per_byte"] < 6
-    note = "train.attention = cudnn is unavailable here: there is no CUDA device, the devices are cpu. Using xla"
+    note = (
+        "train.attention = cudnn is unavailable here: there is no CUDA device, the devices are "
+        "cpu. Using xla"
+    )
     assert result.summary["notes"] == [note]
     assert result.stdout.count(note) == 1  # of two ranks
     assert list(result.losses) == [40]  # the last step is said, however seldom the others are
@@ -63,14 +68,21 @@ def test_a_task_of_one_s_own_brings_its_defaults_and_a_mean_for_a_loss(tmp_path:
     assert result.summary["step"] == math.ceil(2 * 39 / 8)
     (row,) = RunReader(result.folder).read_report().to_json()["samples"]  # on the page
     assert (row["step"], row["samples"][1]) == (10, {"name": "line", "text": "y = 0.0 x"})
-    assert row["samples"][0]["name"] == "noise" and row["samples"][0]["image"].startswith("data:image/png")
+    assert row["samples"][0]["name"] == "noise" and row["samples"][0]["image"].startswith(
+        "data:image/png"
+    )
 
 
 @pytest.mark.parametrize(("held_out", "batches", "counted"), [(50, 2, 32), (3, None, 3)])
 def test_a_dataset_and_a_model_of_one_s_own_are_split_by_path(
     tmp_path: Path, held_out: int, batches: int | None, counted: int
 ) -> None:
-    data = {"source": "torch", "dataset": "mine:Pairs", "args": {"count": 256}, "eval_args": {"count": held_out}}
+    data = {
+        "source": "torch",
+        "dataset": "mine:Pairs",
+        "args": {"count": 256},
+        "eval_args": {"count": held_out},
+    }
     train = digits(
         task="mine:Split",
         model={"kind": "mine:Net", "width": 16},
@@ -83,20 +95,33 @@ def test_a_dataset_and_a_model_of_one_s_own_are_split_by_path(
     metrics = result.summary["metrics"]
     assert metrics["eval_examples"] == counted
     assert metrics["eval_accuracy"] == 1.0
-    assert metrics["eval_accuracy_of_3"] == (1.0 if held_out > 3 else None)  # of none there is no share
+    assert metrics["eval_accuracy_of_3"] == (
+        1.0 if held_out > 3 else None
+    )  # of none there is no share
 
 
 @pytest.mark.extended
-def test_linen_haiku_and_hugging_face_models_agree_on_1_2_and_4_processes_and_resume_to_the_bit(tmp_path: Path) -> None:
-    # Not adam: it would make steps of the rounding errors that are the gradient of a bias before a normalization.
+def test_linen_haiku_and_hugging_face_models_agree_on_1_2_and_4_processes_and_resume_to_the_bit(
+    tmp_path: Path,
+) -> None:
+    # Not adam: it would make steps of the rounding errors that are the gradient of a bias before a
+    # normalization.
     optimizer = {"name": "sgd", "lr": 0.1, "ema": 0.5, "schedule": {"name": "constant"}}
-    train = digits(task="libraries:Each", steps=6, optimizer=optimizer, checkpoint={"every": 3, "keep": 2})
+    train = digits(
+        task="libraries:Each", steps=6, optimizer=optimizer, checkpoint={"every": 3, "keep": 2}
+    )
     del train["model"]
     env = {"TORCH_LIBRARIES": str(needs.packages("torch"))}
     jobs = {1: job(train, per_host=1), 2: job(train, hosts=2, per_host=1)}
     jobs[4] = job(train, hosts=2, per_host=2, processes_per_host=2)
-    one, two, four = (succeed(launch(tmp_path / str(count), each, env=env)) for count, each in jobs.items())
-    names = [f"{model}{what}" for model in ("linen", "haiku", "hugging_face") for what in ("", "_accuracy")]
+    one, two, four = (
+        succeed(launch(tmp_path / str(count), each, env=env)) for count, each in jobs.items()
+    )
+    names = [
+        f"{model}{what}"
+        for model in ("linen", "haiku", "hugging_face")
+        for what in ("", "_accuracy")
+    ]
     for other in (two, four):
         for mine, theirs in zip(measured(one, names), measured(other, names), strict=True):
             assert theirs == pytest.approx(mine, rel=1e-5)
@@ -119,4 +144,8 @@ def arrays(folder: Path) -> dict[str, bytes]:
     step = reader.find_step(str(folder / "checkpoints"), 6)
     parts = {part: step.part_arrays(part) for part in ("params", "rest", "ema", "opt")}
     assert len(parts["ema"]) > len(parts["params"]) > 20
-    return {f"{part} {name}": each[...].tobytes() for part, found in parts.items() for name, each in found.items()}
+    return {
+        f"{part} {name}": each[...].tobytes()
+        for part, found in parts.items()
+        for name, each in found.items()
+    }

@@ -27,10 +27,14 @@ def kept(folder: Path, held: Mapping[str, bytes]) -> Path:
     return folder
 
 
-def answer(port: int, certificate: Path | None, minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> bytes:
+def answer(
+    port: int, certificate: Path | None, minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+) -> bytes:
     """What the leader tells who connects by TLS with this certificate, and trusts everybody."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode, context.maximum_version = False, ssl.CERT_NONE, minimum
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = minimum
     if certificate is not None:
         context.load_cert_chain(certificate / CERTIFICATE, certificate / CERTIFICATE_KEY)
     try:
@@ -61,11 +65,18 @@ def test_strangers_and_certificates_that_are_expired_or_another_job_s_are_told_n
         own = kept(tmp_path / "own", security.make_certificates("mine"))
         patched.setattr(security, "CERTIFICATE_VALIDITY", -datetime.timedelta(hours=1))
         expired = kept(tmp_path / "expired", security.make_certificates("mine"))
-    other = kept(tmp_path / "other", security.make_certificates("mine"))  # the next job of that name
-    mixed = {CERTIFICATE: (other / CERTIFICATE).read_bytes(), CERTIFICATE_KEY: (other / CERTIFICATE_KEY).read_bytes()}
+    other = kept(
+        tmp_path / "other", security.make_certificates("mine")
+    )  # the next job of that name
+    mixed = {
+        CERTIFICATE: (other / CERTIFICATE).read_bytes(),
+        CERTIFICATE_KEY: (other / CERTIFICATE_KEY).read_bytes(),
+    }
     wrong = kept(tmp_path / "wrong", {AUTHORITY: (own / AUTHORITY).read_bytes(), **mixed})
     env = {contract.UID: "u", contract.GANG_SECRET: str(own / "key")}
-    with Gang(tmp_path, job(program(tmp_path, "mark('up'); wait_for('go')")), hosts=2, env=env) as gang:
+    with Gang(
+        tmp_path, job(program(tmp_path, "mark('up'); wait_for('go')")), hosts=2, env=env
+    ) as gang:
         gang.start(0)
         gang.until("the leader", lambda: listens(gang.port))
         assert json.loads(answer(gang.port, own)).keys() == {"type", "nonce"}

@@ -12,8 +12,8 @@ from tests.gang.runs import Running, digits, job
 
 pytestmark = pytest.mark.computes
 
-# At first it opens when the test says so, after a stop; then long after the last step: JAX aborts a rank that waits for
-# another one for 10 s at the end.
+# At first it opens when the test says so, after a stop; then long after the last step: JAX aborts a
+# rank that waits for another one for 10 s at the end.
 SLOW = """
 import os
 import time
@@ -44,10 +44,14 @@ def test_a_tracker_that_opens_late_has_each_line_once_and_changes_no_end(tmp_pat
         stopped = first.wait()
         assert stopped.code == 80 and "saved at step" in stopped.verdict["message"], stopped.verdict
         assert any("was still busy 5 s after the stop" in note for note in stopped.summary["notes"])
-        (first.folder / "opens").touch()  # for the program beside the training, which is alone by now
+        (
+            first.folder / "opens"
+        ).touch()  # for the program beside the training, which is alone by now
     last = stopped.verdict["step"] // 50 * 50 + 100
     with Running(tmp_path, document, f"train.steps={last}", env={"LAST": str(last)}) as second:
         done = second.wait()
     assert done.code == 0, done.verdict
     kept = [line.split() for line in (done.folder / "kept").read_text().splitlines()]
-    assert [(int(step), json.loads(loss)) for step, loss in kept if loss != "None"] == list(done.losses.items())
+    assert [(int(step), json.loads(loss)) for step, loss in kept if loss != "None"] == list(
+        done.losses.items()
+    )

@@ -21,16 +21,28 @@ EXAMPLE = ROOT / "examples" / "vit_torch"
 
 def run(folder: Path, name: str, *small: str, **keys: Any) -> Result:
     """A job of the example at small size, with torch and transformers ahead of our own packages."""
-    document = yaml.safe_load((EXAMPLE / name).read_text()) | {"code": str(EXAMPLE), "restarts": {"in_place": 0}}
+    document = yaml.safe_load((EXAMPLE / name).read_text()) | {
+        "code": str(EXAMPLE),
+        "restarts": {"in_place": 0},
+    }
     document |= keys
     libraries = needs.packages("torch")
     env = environments.LAZY | {"PYTHONPATH": f"{ROOT}:{libraries}", "USE_TORCH": "0"}
     return succeed(launch(folder, document, *small, env=env))
 
 
-def test_the_example_trains_our_vit_on_the_dataset_of_the_tutorial_by_its_worker_processes(tmp_path: Path) -> None:
-    small = ("train.model={kind: vit, layers: 1, width: 16, heads: 1, image: [32, 32], classes: 1000}",)
-    steps = ("train.steps=4", "train.log_every=1", "train.optimizer.lr=1e-4", "train.data.args={length: 12, side: 32}")
+def test_the_example_trains_our_vit_on_the_dataset_of_the_tutorial_by_its_worker_processes(
+    tmp_path: Path,
+) -> None:
+    small = (
+        "train.model={kind: vit, layers: 1, width: 16, heads: 1, image: [32, 32], classes: 1000}",
+    )
+    steps = (
+        "train.steps=4",
+        "train.log_every=1",
+        "train.optimizer.lr=1e-4",
+        "train.data.args={length: 12, side: 32}",
+    )
     found = run(tmp_path, "job.yaml", *small, *steps)
     assert list(found.losses) == [1, 2, 3, 4]
     assert all(6 < loss < 8 for loss in found.losses.values())  # ln 1000 = 6.9

@@ -1,7 +1,8 @@
 """Wrong calls of `launcher run` beside a finished run: each a sentence and its exit code, and that run stays as it is.
 
-What the launcher refuses is called in this process. What only the trainer can find is found by wrong_specs.py, all in
-one process; three of these are started as a user would, to see that a refusal is printed once.
+What the launcher refuses is called in this process. What only the trainer can find is found by
+wrong_specs.py, all in one process; three of these are started as a user would, to see that a
+refusal is printed once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from tests.launcher.invoke import Left, launcher
 
 Tree = dict[str, tuple[str, int]]
 
-# Arguments behind `launcher run job.yaml --run-dir RUN`, and what is said of them; HERE in it is the folder of the job.
+# Arguments behind `launcher run job.yaml --run-dir RUN`, and what is said of them; HERE in it is
+# the folder of the job.
 CALLS: dict[str, tuple[list[str], str]] = {
     "an argument that is no key": (["job2.yaml"], "is not of the form key=value"),
     "a key without a name": (["=3"], "is not of the form key=value"),
@@ -41,7 +43,7 @@ CALLS: dict[str, tuple[list[str], str]] = {
     "a mistyped key": (["train.optimzer.lr=1"], 'Did you mean "optimizer"?'),
     "an entry of no list": (["volumes.0.path=/x"], "volumes has no entry 0."),
     "an entry of a text": (["name.first=x"], "name has no entry first."),
-    "not a number": (["train.optimizer.lr=.nan"], "train.optimizer.lr = .nan is not a finite number above 0."),
+    "not a number": (["train.optimizer.lr=.nan"], "train.optimizer.lr = .nan is " "not a finite " "number above 0."),
     "words for a number": (
         ["hosts=two"],
         "hosts = two is not a whole number above 0, or a block with the keys min, max.",
@@ -55,42 +57,42 @@ CALLS: dict[str, tuple[list[str], str]] = {
     "a mesh of other devices": (["train.mesh.dp=3"], "train.mesh.dp = 3 does not divide 2 devices"),
     "a negative axis": (["train.mesh.mp=-2"], "an axis is a positive number of devices"),
     "a batch that does not divide": (["train.batch=7"], "train.batch = 7 is not divisible by dp 2"),
-    "processes that do not divide": (["processes_per_host=3"], "does not divide accelerator.per_host = 2"),
+    "processes that " "do not divide": (["processes_per_host=3"], "does not divide " "accelerator.per_host = 2"),
     "a topology of a CPU": (["accelerator.topology=2x2"], "does not apply to cpu"),
     "hosts of GPUs": (["accelerator={type: h100}", "hosts=2"], "this machine is one host"),
     "a task without a colon": (["train.task=mine.tasks.Mine"], "write mine.tasks:Mine."),
-    "a preset that does not exist": (["train.model={kind: decoder, preset: lama-8b}"], 'Did you mean "llama-8b"?'),
-    "a source that does not exist": (["train.data={source: csv}"], "train.data.source = csv is not one of"),
+    "a preset that " "does not exist": (["train.model={kind: decoder, " "preset: lama-8b}"], 'Did you mean "llama-8b"?'),
+    "a source that " "does not exist": (["train.data={source: csv}"], "train.data.source = csv " "is not one of"),
     "a source without its data": (["train.data={source: torch}"], "train.data.dataset is missing."),
     "an optimizer's key of another": (["train.optimizer.momentum=0.9"], "does not apply to adamw"),
     "an optimizer that does not exist": (["train.optimizer.name=adamx"], 'did you mean "adam"?'),
-    "a schedule that does not exist": (["train.optimizer.schedule=cosin"], 'did you mean "cosine"?'),
+    "a schedule that " "does not exist": (["train.optimizer.schedule=cosin"], 'did you mean "cosine"?'),
     "a group without a pattern": (["train.optimizer.groups=[{freeze: true}]"], "groups.0.match is missing."),
-    "a metric of training": (["train.checkpoint.best={metric: loss}"], "is not a metric of an evaluation"),
-    "a metric of either way": (["train.stop_early={metric: eval/accuracy, patience: 2}"], "needs mode for metric ="),
-    "a precision that does not exist": (["train.precision=half"], "train.precision = half is not one of"),
-    "checkpoints over http": (["train.checkpoint.path=http://host/x"], "is not a folder or a gs:// or s3:// URL."),
-    "checkpoints nowhere": (['train.checkpoint.path=""'], "is not a folder or a gs:// or s3:// URL."),
-    "weights over http": (["train.model={kind: gpt2, init_from: 'http://host/x'}"], "is not a folder or a gs:// or s3://"),
+    "a metric of training": (["train.checkpoint.best={metric: loss}"], "is not a metric of " "an evaluation"),
+    "a metric of either way": (["train.stop_early={metric: " "eval/accuracy, " "patience: 2}"], "needs mode for metric ="),
+    "a precision that " "does not exist": (["train.precision=half"], "train.precision = half " "is not one of"),
+    "checkpoints over http": (["train.checkpoint.path=http://host/x"], "is not a folder or a gs:// " "or s3:// URL."),
+    "checkpoints nowhere": (['train.checkpoint.path=""'], "is not a folder or a gs:// " "or s3:// URL."),
+    "weights over http": (["train.model={kind: gpt2, " "init_from: " "'http://host/x'}"], "is not a folder or a " "gs:// or s3://"),
     "a profile behind the end": (["train.profile.at=6"], "at = 6 is not below the 6 steps"),
-    "no restarts as a word": (["restarts.crash=none"], "restarts.crash = none is not a whole number"),
+    "no restarts as a word": (["restarts.crash=none"], "restarts.crash = " "none is not a " "whole number"),
     "a deadline that is no time": (["deadline=soon"], "deadline = soon is not a duration"),
     "a variable of ours": (["env.JAX_PROCESS_ID=1"], "env.JAX_PROCESS_ID is set by the launcher"),
-    "a secret that is not set": (["secrets={WRONG: {name: s, key: k}}"], "not set in the environment: WRONG"),
+    "a secret that is not set": (["secrets={WRONG: {name: " "s, key: k}}"], "not set in the " "environment: WRONG"),
     "code that is not there": (["code=nowhere"], "code: HERE/nowhere does not exist."),
-    "a working folder that is not there": (["workdir=nowhere"], "workdir: HERE/nowhere does not exist."),
+    "a working folder that " "is not there": (["workdir=nowhere"], "workdir: HERE/nowhere " "does not exist."),
     "a volume that is none": (["--volume", "data"], "--volume data is not NAME=DIR."),
-    "a volume that the job has not": (["--volume", "data=x"], "the job has no volume of that name."),
-    "a volume that is a file": (["volumes=[{claim: c, path: /c}]", "--volume", "c=HERE/job.yaml"], "is a file, not a"),
+    "a volume that the " "job has not": (["--volume", "data=x"], "the job has no volume " "of that name."),
+    "a volume that is a file": (["volumes=[{claim: " "c, path: /c}]", "--volume", "c=HERE/job.yaml"], "is a file, not a"),
     "a run folder that is a file": (["--run-dir", "HERE/job.yaml"], "it is a file, not a folder"),
-    "a run folder below a file": (["--run-dir", "HERE/job.yaml/run"], "HERE/job.yaml is a file, not a folder"),
-    "a run folder of the kernel's": (["--run-dir", "/proc/run"], "The run folder /proc/run cannot be used: "),
+    "a run folder below a file": (["--run-dir", "HERE/job.yaml/run"], "HERE/job.yaml is a file, " "not a folder"),
+    "a run folder of " "the kernel's": (["--run-dir", "/proc/run"], "The run folder /proc/run " "cannot be used: "),
     "a run folder over the job": (["--run-dir", "HERE"], "the run would overwrite job.yaml"),
     "the folder of another job": (["name=other"], "/run is that of job t, this job is other."),
-    "the folder of a training for a program": (["train=", "command=[ls]"], "with train:, this job has command:."),
+    "the folder of a training " "for a program": (["train=", "command=[ls]"], "with train:, this job " "has command:."),
     "a rank that is none": (["--rank", "first"], "--rank first is not a list of ranks."),
-    "a rank that the job has not": (["--rank", "7"], "--rank 7 does not exist: the only rank is 0."),
-    "one of two ranks that the job has not": (["--rank", "0,7"], "--rank 7 does not exist: the only rank is 0."),
+    "a rank that the job has not": (["--rank", "7"], "--rank 7 does not " "exist: the " "only rank is 0."),
+    "one of two ranks that the " "job has not": (["--rank", "0,7"], "--rank 7 does not " "exist: the " "only rank is 0."),
     "ranks from right to left": (["--rank", "3-1"], "--rank 3-1 is not a list of ranks."),
 }  # fmt: skip
 
@@ -105,7 +107,10 @@ FILES: dict[str, tuple[bytes | None, str]] = {
 
 # What the trainer says of tests/gang/wrong_specs.py's.
 SAID: dict[str, tuple[int, str]] = {
-    "another width": (78, "train.model.width was 32, the job says 9; change it back, or set checkpoint.path"),
+    "another width": (
+        78,
+        "train.model.width was 32, the job says 9; change it back, or set checkpoint.path",
+    ),
     "more layers": (78, "train.model.layers was 1, the job says 2"),
     "another kind of model": (78, "train.model.kind was mlp, the job says vit"),
     "another optimizer": (78, "was trained with adamw, the job says sgd"),
@@ -121,8 +126,14 @@ SAID: dict[str, tuple[int, str]] = {
         64,
         "train.lora.targets: wq matches no linear layer of train.model.kind = gpt2; there are c_",
     ),
-    "adapters for images": (64, "train.lora: applies to a decoder or gpt2, and train.model.kind = mlp"),
-    "a task of no module": (64, "No module named 'nowhere'. `code: .` in job.yaml ships and imports"),
+    "adapters for images": (
+        64,
+        "train.lora: applies to a decoder or gpt2, and train.model.kind = mlp",
+    ),
+    "a task of no module": (
+        64,
+        "No module named 'nowhere'. `code: .` in job.yaml ships and imports",
+    ),
     "a task that the module lacks": (64, "has no 'Clasify'. It defines Classify"),
     "a dataset of no module": (64, "importing no.where failed"),
     "a dataset that raises": (65, "cannot be built: KeyError: 'no such share'"),
@@ -137,24 +148,39 @@ SAID: dict[str, tuple[int, str]] = {
     "a model of no module": (64, "importing nowhere failed"),
     "a model for other images": (64, "train.model takes images of image = [16, 16]"),
     "a language model for images": (64, "train.model.kind = gpt2 does not classify images"),
-    "weights that are not there": (64, "train.model.init_from = nowhere: config.json cannot be read"),
+    "weights that are not there": (
+        64,
+        "train.model.init_from = nowhere: config.json cannot be read",
+    ),
     "weights with half a config": (64, "train.model.init_from = half: config.json cannot be read"),
     "checkpoints in a file": (64, "train.checkpoint.path = data.csv cannot be written"),
-    "checkpoints below a file": (64, "train.checkpoint.path = data.csv/checkpoints cannot be written"),
+    "checkpoints below a file": (
+        64,
+        "train.checkpoint.path = data.csv/checkpoints cannot be written",
+    ),
     "a cache that is a file": (64, "train.compile_cache = data.csv is a file"),
     "a decay longer than the epochs": (64, "decay = 1000 do not fit in 32 steps"),
     "a profile behind the end": (64, "train.profile.at = 1000 is not below the 32 steps"),
     "a mesh of other devices": (64, "asks for 3 devices, there is 1"),
     "an optimizer that cannot be made": (64, "optax:adamw(learning_rate, b9) failed: TypeError"),
-    "a best of no evaluation": (64, "no held-out data to evaluate; leave train.checkpoint.best out"),
-    "an end without evaluations": (64, "train.stop_early: needs evaluations during the run; set eval.every"),
+    "a best of no evaluation": (
+        64,
+        "no held-out data to evaluate; leave train.checkpoint.best out",
+    ),
+    "an end without evaluations": (
+        64,
+        "train.stop_early: needs evaluations during the run; set eval.every",
+    ),
 }
 
 
 def tree(folder: Path) -> Tree:
     """Content and time of change of every file below a folder; locks come and go."""
     return {
-        str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        str(path.relative_to(folder)): (
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            path.stat().st_mtime_ns,
+        )
         for path in folder.rglob("*")
         if path.is_file() and path.name != ".lock"
     }
@@ -169,7 +195,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def refuse(finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+def refuse(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Any:
     """Calls `launcher run`, which must say one sentence, exit with 2, and leave the finished run alone."""
 
     def gang(*_: object, **__: object) -> None:
@@ -196,21 +224,27 @@ def test_there_are_more_than_sixty() -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_call_is_one_sentence_and_changes_nothing(name: str, refuse: Any, finished: Path) -> None:
+def test_a_wrong_call_is_one_sentence_and_changes_nothing(
+    name: str, refuse: Any, finished: Path
+) -> None:
     arguments, says = CALLS[name]
     given = [argument.replace("HERE", str(finished)) for argument in arguments]
     refuse("job.yaml", "--run-dir", "run", *given, says=says.replace("HERE", str(finished)))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_wrong_file_is_one_sentence_and_changes_nothing(name: str, refuse: Any, tmp_path: Path) -> None:
+def test_a_wrong_file_is_one_sentence_and_changes_nothing(
+    name: str, refuse: Any, tmp_path: Path
+) -> None:
     content, says = FILES[name]
     if content is not None:
         (tmp_path / "job.yaml").write_bytes(content)
     refuse(str(tmp_path / "job.yaml"), "--run-dir", "run", says=says)
 
 
-def test_a_run_folder_in_use_is_one_sentence_and_changes_nothing(refuse: Any, finished: Path) -> None:
+def test_a_run_folder_in_use_is_one_sentence_and_changes_nothing(
+    refuse: Any, finished: Path
+) -> None:
     with (finished / "run" / ".lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         refuse("job.yaml", "--run-dir", "run", says="is in use by the run with pid")
@@ -240,7 +274,9 @@ def said(finished: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_what_the_trainer_refuses_is_one_sentence_with_its_code(name: str, said: dict[str, dict[str, Any]]) -> None:
+def test_what_the_trainer_refuses_is_one_sentence_with_its_code(
+    name: str, said: dict[str, dict[str, Any]]
+) -> None:
     code, says = SAID[name]
     assert (said[name]["code"], said[name]["traceback"]) == (code, False), said[name]
     assert says in said[name]["says"] and len(said[name]["says"].splitlines()) == 1
@@ -257,7 +293,9 @@ OF_EVERY_START = {"summary.json", "agents.json", "attempts.jsonl", "ranks.json"}
 
 
 @pytest.mark.parametrize("name", ["another optimizer", "other data", "GPUs that are not here"])
-def test_a_refusal_is_printed_once_and_is_all_that_a_start_leaves(name: str, finished: Path, tmp_path: Path) -> None:
+def test_a_refusal_is_printed_once_and_is_all_that_a_start_leaves(
+    name: str, finished: Path, tmp_path: Path
+) -> None:
     """As a user starts it beside the finished run, whose job, checkpoints, metrics and earlier starts stay."""
     document = job(digits(steps=6, **wrong_specs.RESUMED.get(name, {})))
     code, says = SAID.get(name) or (64, "the job asks for 8 GPUs, this machine")

@@ -1,8 +1,8 @@
 """A real Prometheus on loopback that scrapes real runs and evaluates the chart's rules, in time that is SCALE × faster.
 
-One factor shortens every range, offset, `for` and threshold in seconds of the rules, so that an alert of an hour shows
-in half a minute; the series and the expressions are the product's own. Scrapes are a second apart: two minutes of
-scaled time, coarser than a real Prometheus's.
+One factor shortens every range, offset, `for` and threshold in seconds of the rules, so that an
+alert of an hour shows in half a minute; the series and the expressions are the product's own.
+Scrapes are a second apart: two minutes of scaled time, coarser than a real Prometheus's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ CONFIG = {
     "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "500ms"},
     "rule_files": ["rules/*.yaml"],
     "scrape_configs": [
-        {"job_name": "jaxlaunch", "file_sd_configs": [{"files": ["targets.json"], "refresh_interval": "1s"}]}
+        {
+            "job_name": "jaxlaunch",
+            "file_sd_configs": [{"files": ["targets.json"], "refresh_interval": "1s"}],
+        }
     ],
 }
 Series = list[tuple[dict[str, str], float]]
@@ -43,7 +46,9 @@ def scaled(text: str) -> str:
         rule["expr"] = faster(rule["expr"])
         if "for" in rule:
             rule["for"] = faster(rule["for"])
-        if rule.get("record", "").startswith("jaxlaunch:threshold:") and rule["record"].endswith("_seconds"):
+        if rule.get("record", "").startswith("jaxlaunch:threshold:") and rule["record"].endswith(
+            "_seconds"
+        ):
             rule["expr"] = f"1 / {SCALE} * {rule['expr']}"
     return yaml.safe_dump(document)
 
@@ -74,7 +79,11 @@ class Prometheus:
         (self._folder / "prometheus.yml").write_text(yaml.safe_dump(CONFIG))
         (self._folder / "targets.json").write_text("[]")
         self._log = (self._folder / "log").open("wb")
-        options = {"config.file": "prometheus.yml", "storage.tsdb.path": "data", "web.listen-address": self.address}
+        options = {
+            "config.file": "prometheus.yml",
+            "storage.tsdb.path": "data",
+            "web.listen-address": self.address,
+        }
         self._process = subprocess.Popen(
             [self._program, *(f"--{name}={value}" for name, value in options.items())],
             cwd=self._folder,
@@ -111,7 +120,10 @@ class Prometheus:
 
     def until_firing(self, alert: str, run: str, **labels: str) -> None:
         wanted = {"alertname": alert, **labels}.items()
-        self.until(f"{alert} of {run}", lambda: any(wanted <= found.items() for found, _ in self.firing(run)))
+        self.until(
+            f"{alert} of {run}",
+            lambda: any(wanted <= found.items() for found, _ in self.firing(run)),
+        )
 
     def until(self, what: str, happened: Callable[[], Any]) -> Any:
         """Waits until `happened()` is true and returns it, and lets Prometheus know of new agents meanwhile."""
@@ -122,10 +134,14 @@ class Prometheus:
                 return answer
             time.sleep(0.1)
         talk = {name: "".join(running.text())[-2000:] for name, running in self._runs.items()}
-        raise AssertionError(f"{what} never happened\n{(self._folder / 'log').read_text()[-2000:]}\n{talk}")
+        raise AssertionError(
+            f"{what} never happened\n{(self._folder / 'log').read_text()[-2000:]}\n{talk}"
+        )
 
     def _list_targets(self) -> None:
-        targets = [target for name, running in self._runs.items() for target in targets_of(name, running)]
+        targets = [
+            target for name, running in self._runs.items() for target in targets_of(name, running)
+        ]
         if targets != self._targets:
             draft = self._folder / "targets.new"
             draft.write_text(json.dumps(targets))

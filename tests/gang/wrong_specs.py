@@ -1,7 +1,7 @@
 """Wrong train blocks, given to the trainer one after the other in one process: python wrong_specs.py RUN_DIR SPEC.
 
-SPEC is the train block of the run that finished in RUN_DIR. Prints a line of JSON for each: its name, its exit code and
-what was said; `traceback` where that was no sentence.
+SPEC is the train block of the run that finished in RUN_DIR. Prints a line of JSON for each: its
+name, its exit code and what was said; `traceback` where that was no sentence.
 """
 
 from __future__ import annotations
@@ -89,7 +89,12 @@ RESUMED: dict[str, dict[str, Any]] = {
 }
 # In folders of their own.
 FRESH: dict[str, dict[str, Any]] = {
-    "adapters of nothing": {"task": LM, "model": GPT2, "data": {"source": "synthetic"}, "lora": {"targets": ["wq"]}},
+    "adapters of nothing": {
+        "task": LM,
+        "model": GPT2,
+        "data": {"source": "synthetic"},
+        "lora": {"targets": ["wq"]},
+    },
     "adapters for images": {"lora": {}},
     "a task of no module": {"task": "nowhere:Task"},
     "a task that the module lacks": {"task": "jaxlaunch.trainer.tasks.classify:Clasify"},
@@ -113,7 +118,9 @@ FRESH: dict[str, dict[str, Any]] = {
     "checkpoints in a file": {"checkpoint": {"path": "data.csv"}},
     "checkpoints below a file": {"checkpoint": {"path": "data.csv/checkpoints"}},
     "a cache that is a file": {"compile_cache": "data.csv"},
-    "a decay longer than the epochs": by_epochs(optimizer={"schedule": {"name": "wsd", "decay": 1000}}),
+    "a decay longer than the epochs": by_epochs(
+        optimizer={"schedule": {"name": "wsd", "decay": 1000}}
+    ),
     "a profile behind the end": by_epochs(profile={"at": 1000}),
     "a mesh of other devices": {"mesh": {"dp": 3}},
     "an optimizer that cannot be made": {"optimizer": {"name": "optax:adamw", "args": {"b9": 1}}},
@@ -124,7 +131,11 @@ FRESH: dict[str, dict[str, Any]] = {
 
 def write_files() -> None:
     """What the specs name, in the working folder."""
-    for name, content in {"empty.txt": "", "text.txt": "some text\n" * 99, "data.csv": "1,2\n"}.items():
+    for name, content in {
+        "empty.txt": "",
+        "text.txt": "some text\n" * 99,
+        "data.csv": "1,2\n",
+    }.items():
         Path(name).write_text(content)
     Path("half").mkdir()
     (Path("half") / "config.json").write_text("{")
@@ -134,7 +145,9 @@ def attempt(spec: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
     """How one training ends."""
     run = None
     try:
-        keys = {key: value for key, value in spec.items() if value is not None or key == "compile_cache"}
+        keys = {
+            key: value for key, value in spec.items() if value is not None or key == "compile_cache"
+        }
         read, task = read_spec({contract.TRAIN_SPEC: json.dumps(keys)})
         run = build_loop(read, task, RunContext(run_dir=folder), stop, Progress(None))
         run.run()

@@ -27,7 +27,9 @@ class Helm:
 
     def __enter__(self) -> Helm:
         command = [str(environments.python("helm")), "-I", str(ENGINE)]
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,7 +52,9 @@ class Helm:
         """The archive that is published."""
         return Path(self.call("package", chart=str(CHART), destination=str(destination)))
 
-    def files(self, values: Values, name: str = "team", namespace: str = "ns", chart: Path = CHART) -> dict[str, str]:
+    def files(
+        self, values: Values, name: str = "team", namespace: str = "ns", chart: Path = CHART
+    ) -> dict[str, str]:
         """What each template renders to, by its path in templates/."""
         found = self.call("render", chart=str(chart), values=values, name=name, namespace=namespace)
         return {path.partition("/templates/")[2]: text for path, text in found.items()}
@@ -65,7 +69,13 @@ class Helm:
 
     def release(self, kubeconfig: Path, namespace: str, action: str, **arguments: Any) -> Any:
         """An action of Helm on a release: install, upgrade, test, rollback, uninstall, history."""
-        return self.call("release", kubeconfig=str(kubeconfig), namespace=namespace, action=action, arguments=arguments)
+        return self.call(
+            "release",
+            kubeconfig=str(kubeconfig),
+            namespace=namespace,
+            action=action,
+            arguments=arguments,
+        )
 
 
 def documents(files: Mapping[str, str]) -> Iterator[Object]:
@@ -76,6 +86,10 @@ def documents(files: Mapping[str, str]) -> Iterator[Object]:
 
 def one(objects: list[Object], kind: str, name: str | None = None) -> Object:
     """The only object of this kind, and of this name where it is given."""
-    found = [each for each in objects if each["kind"] == kind and name in (None, each["metadata"]["name"])]
+    found = [
+        each
+        for each in objects
+        if each["kind"] == kind and name in (None, each["metadata"]["name"])
+    ]
     assert len(found) == 1, f"{kind} {name}: {len(found)}"
     return found[0]

@@ -34,7 +34,13 @@ def validate(objects, version):
     return known
 
 
-CALLS = {"lint": lint, "render": render, "package": package, "release": release, "validate": validate}
+CALLS = {
+    "lint": lint,
+    "render": render,
+    "package": package,
+    "release": release,
+    "validate": validate,
+}
 
 for line in sys.stdin:
     name, given = json.loads(line)

@@ -63,7 +63,9 @@ def text() -> str:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     oldest = chart["kubeVersion"].removeprefix(">=").removesuffix(".0-0") + " or newer"
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    rows = [f"| `{each.key}` | `{shown(values, each.key)}` | {each.meaning} |\n" for each in described()]
+    rows = [
+        f"| `{each.key}` | `{shown(values, each.key)}` | {each.meaning} |\n" for each in described()
+    ]
     return HEAD.format(description=chart["description"], kubernetes=oldest) + "".join(rows)
 
 
@@ -85,7 +87,8 @@ def undescribed() -> list[str]:
     return [
         key
         for key, meaning in keys
-        if not meaning and not any(key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in told)
+        if not meaning
+        and not any(key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in told)
     ]
 
 
@@ -100,7 +103,9 @@ def _keys() -> Iterator[tuple[str, str]]:
         elif bare.startswith("#") and comment:
             comment.append(bare.removeprefix("#").strip())
         elif found := KEY.match(line):
-            path = [(indent, key) for indent, key in path if indent < len(found[1])] + [(len(found[1]), found[2])]
+            path = [(indent, key) for indent, key in path if indent < len(found[1])] + [
+                (len(found[1]), found[2])
+            ]
             yield ".".join(key for _, key in path), " ".join(comment)
             comment = []
 

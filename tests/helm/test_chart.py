@@ -34,7 +34,9 @@ OLDEST, NEWEST = "1.31.0", "1.37.0"
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["nothing", "everything"])
-def test_helm_has_nothing_to_say_against_it(helm: Helm, values: dict[str, Any], version: str) -> None:
+def test_helm_has_nothing_to_say_against_it(
+    helm: Helm, values: dict[str, Any], version: str
+) -> None:
     assert helm.lint(values, version) == {"total_charts_linted": 1, "messages": [], "errors": []}
 
 
@@ -43,12 +45,22 @@ def test_a_cluster_that_is_too_old_is_refused(helm: Helm) -> None:
     assert (chart["apiVersion"], chart["kubeVersion"]) == ("v2", f">={OLDEST}-0")
 
 
-def test_the_archive_that_is_published_holds_all_that_the_chart_needs(helm: Helm, tmp_path: Path) -> None:
+def test_the_archive_that_is_published_holds_all_that_the_chart_needs(
+    helm: Helm, tmp_path: Path
+) -> None:
     archive = helm.package(tmp_path)
     assert helm.files(EVERYTHING, chart=archive) == helm.files(EVERYTHING)
     with tarfile.open(archive) as packed:
         names = {Path(name).relative_to("launcher").parts[0] for name in packed.getnames()}
-    written = {"Chart.yaml", "README.md", "values.yaml", "values.schema.json", "rules", "dashboards", "templates"}
+    written = {
+        "Chart.yaml",
+        "README.md",
+        "values.yaml",
+        "values.schema.json",
+        "rules",
+        "dashboards",
+        "templates",
+    }
     assert names - {".helmignore"} == written
 
 
@@ -57,7 +69,7 @@ def test_every_value_is_described() -> None:
     assert len(readme.described()) >= 50
 
 
-# --- the defaults -----------------------------------------------------------------------------------------------------
+# --- the defaults ---------------------------------------------------------------------------------
 
 
 def defaults_of(helm: Helm, values: dict[str, Any]) -> Defaults:
@@ -75,7 +87,11 @@ def test_the_commands_read_the_chart_s_defaults(helm: Helm) -> None:
         prometheus=Prometheus(namespace="monitoring"),
     )
     full = defaults_of(helm, EVERYTHING)
-    assert (full.image, full.queue, full.image_pull_secrets) == ("registry.example/train:1", "team", ["registry"])
+    assert (full.image, full.queue, full.image_pull_secrets) == (
+        "registry.example/train:1",
+        "team",
+        ["registry"],
+    )
     assert full.compile_cache == CacheClaim(claim="team-compile-cache")
     assert full.nodes["h100"].node_selector == {"pool": "fast"}
     assert full.capacity["spot"].node_selector == {"spot": "true"}
@@ -84,7 +100,12 @@ def test_the_commands_read_the_chart_s_defaults(helm: Helm) -> None:
 
 
 def test_what_the_values_say_of_the_defaults_counts_before_what_the_chart_makes(helm: Helm) -> None:
-    own = {"queue": "mine", "checkpoint": {"url": "gs://runs"}, "service_account": "me", "platform": "gke"}
+    own = {
+        "queue": "mine",
+        "checkpoint": {"url": "gs://runs"},
+        "service_account": "me",
+        "platform": "gke",
+    }
     said = defaults_of(helm, {"defaults": own, "kueue": {"enabled": True}})
     assert (said.queue, said.service_account, said.platform) == ("mine", "me", "gke")
     assert said.checkpoint == CheckpointUrl(url="gs://runs")
@@ -105,7 +126,9 @@ def test_the_first_job_of_readme_and_notes_is_whole_with_the_chart_s_defaults(he
 
 
 def test_a_namespace_can_do_without_defaults_of_its_own(helm: Helm) -> None:
-    assert "ConfigMap" not in {each["kind"] for each in helm.render({"defaults": {"enabled": False}})}
+    assert "ConfigMap" not in {
+        each["kind"] for each in helm.render({"defaults": {"enabled": False}})
+    }
 
 
 def test_the_values_of_the_defaults_are_the_keys_of_the_defaults() -> None:
@@ -121,7 +144,9 @@ def test_the_schema_has_the_very_keys_of_the_values() -> None:
             return []
         wrong = [f"{path}{key}" for key in known.keys() ^ values.keys()]
         return wrong + [
-            each for key in known.keys() & values.keys() for each in keys(values[key], known[key], f"{path}{key}.")
+            each
+            for key in known.keys() & values.keys()
+            for each in keys(values[key], known[key], f"{path}{key}.")
         ]
 
     values = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -136,7 +161,11 @@ def test_the_schema_has_the_very_keys_of_the_values() -> None:
 def test_every_schema_of_an_object_is_closed() -> None:
     def open_ones(schema: Any, path: str) -> list[str]:
         if isinstance(schema, list):
-            return [each for index, one in enumerate(schema) for each in open_ones(one, f"{path}[{index}]")]
+            return [
+                each
+                for index, one in enumerate(schema)
+                for each in open_ones(one, f"{path}[{index}]")
+            ]
         if not isinstance(schema, dict):
             return []
         mine = (
@@ -146,12 +175,14 @@ def test_every_schema_of_an_object_is_closed() -> None:
             and schema.get("additionalProperties") is not False
             else []
         )
-        return mine + [each for key, one in schema.items() for each in open_ones(one, f"{path}.{key}")]
+        return mine + [
+            each for key, one in schema.items() for each in open_ones(one, f"{path}.{key}")
+        ]
 
     assert open_ones(SCHEMA, "") == []
 
 
-# --- NOTES ------------------------------------------------------------------------------------------------------------
+# --- NOTES ----------------------------------------------------------------------------------------
 
 
 def test_the_notes_say_what_was_left_out_and_what_stays(helm: Helm) -> None:
@@ -173,6 +204,8 @@ def test_the_notes_say_what_was_left_out_and_what_stays(helm: Helm) -> None:
     unprotected = helm.files({"admissionPolicy": {"enabled": False}})["NOTES.txt"]
     assert "admissionPolicy.enabled is false: submitters" in unprotected
     full = helm.files(EVERYTHING)["NOTES.txt"]
-    assert "Not installed" not in full and "no subjects" not in full and "names no image" not in full
+    assert (
+        "Not installed" not in full and "no subjects" not in full and "names no image" not in full
+    )
     assert "kubectl port-forward --namespace ns service/team-web 8080:80" in full
     assert "kubectl delete namespace/team-a-scratch" in full and "priority: ns.team.high" in full

@@ -28,8 +28,8 @@ from tests.helm.test_chart import EVERYTHING, NEWEST, OLDEST
 from tests.launcher.manifests.test_jobset import EXAMPLES, manifests
 from tests.lint.release import installed
 
-# Kinds of CRDs, which the schemas of Kubernetes do not know. Kueue's own schemas and webhooks judge the first, on a
-# real cluster.
+# Kinds of CRDs, which the schemas of Kubernetes do not know. Kueue's own schemas and webhooks judge
+# the first, on a real cluster.
 FOREIGN = {"kueue.x-k8s.io/v1beta2", "monitoring.coreos.com/v1"}
 # The rights that reach beyond the namespace, all of them to look.
 WIDE = {
@@ -37,7 +37,10 @@ WIDE = {
     "scheduling.k8s.io": {"priorityclasses"},
     "node.k8s.io": {"runtimeclasses"},
     "kueue.x-k8s.io": {"clusterqueues", "resourceflavors", "topologies", "workloadpriorityclasses"},
-    "admissionregistration.k8s.io": {"mutatingwebhookconfigurations", "validatingwebhookconfigurations"},
+    "admissionregistration.k8s.io": {
+        "mutatingwebhookconfigurations",
+        "validatingwebhookconfigurations",
+    },
     "apiextensions.k8s.io": {"customresourcedefinitions"},
     "discovery.k8s.io": {"endpointslices"},
     "apps": {"deployments"},
@@ -54,7 +57,11 @@ def objects(helm: Helm, request: pytest.FixtureRequest) -> list[Object]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_chart_renders_to_its_golden_objects(helm: Helm, case: str) -> None:
     """But for the rules and dashboards, which are files of their own."""
-    made = {path: text for path, text in helm.files(CASES[case]).items() if not path.startswith("monitoring/")}
+    made = {
+        path: text
+        for path, text in helm.files(CASES[case]).items()
+        if not path.startswith("monitoring/")
+    }
     golden.compare(list(documents(made)), GOLDEN / f"{case}.yaml")
 
 
@@ -85,11 +92,16 @@ def test_a_template_makes_one_kind_of_object(helm: Helm) -> None:
 def test_everything_is_labelled(objects: list[Object]) -> None:
     for each in objects:
         labels = each["metadata"]["labels"]
-        assert labels["app.kubernetes.io/instance"] == "team" and labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert (
+            labels["app.kubernetes.io/instance"] == "team"
+            and labels["app.kubernetes.io/managed-by"] == "Helm"
+        )
         assert all(isinstance(value, str) and len(value) <= 63 for value in labels.values())
 
 
-def test_what_needs_a_crd_or_reaches_beyond_the_namespace_but_the_admission_policy_is_off(helm: Helm) -> None:
+def test_what_needs_a_crd_or_reaches_beyond_the_namespace_but_the_admission_policy_is_off(
+    helm: Helm,
+) -> None:
     made = helm.render({"defaults": {"image": "i"}})
     assert not [each for each in made if each["apiVersion"] in FOREIGN]
     beyond = {each["kind"] for each in made if each["metadata"].get("namespace") != "ns"}
@@ -98,7 +110,7 @@ def test_what_needs_a_crd_or_reaches_beyond_the_namespace_but_the_admission_poli
     assert all(each["metadata"]["namespace"] == "ns" for each in switched_off)
 
 
-# --- rights -----------------------------------------------------------------------------------------------------------
+# --- rights ---------------------------------------------------------------------------------------
 
 
 def test_no_right_is_a_star_and_none_reads_a_secret(objects: list[Object]) -> None:
@@ -112,8 +124,14 @@ def test_no_right_is_a_star_and_none_reads_a_secret(objects: list[Object]) -> No
 
 def test_a_submitter_s_rights_are_those_of_the_installed_role(helm: Helm) -> None:
     made = helm.render(EVERYTHING | {"rbac": EVERYTHING["rbac"] | {"gangSecrets": False}})
-    assert one(made, "Role", "team-submitter")["rules"] == installed("ClusterRole", "jaxlaunch-user")["rules"]
-    assert one(made, "ClusterRole")["rules"] == installed("ClusterRole", "jaxlaunch-cluster-reader")["rules"]
+    assert (
+        one(made, "Role", "team-submitter")["rules"]
+        == installed("ClusterRole", "jaxlaunch-user")["rules"]
+    )
+    assert (
+        one(made, "ClusterRole")["rules"]
+        == installed("ClusterRole", "jaxlaunch-cluster-reader")["rules"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +142,11 @@ def test_submitters_may_create_secrets_where_the_policy_judges_them_or_it_is_ask
     helm: Helm, asked: bool | None, is_judged: bool, may: bool
 ) -> None:
     made = helm.render({"rbac": {"gangSecrets": asked}, "admissionPolicy": {"enabled": is_judged}})
-    found = [rule for rule in one(made, "Role", "team-submitter")["rules"] if "secrets" in rule["resources"]]
+    found = [
+        rule
+        for rule in one(made, "Role", "team-submitter")["rules"]
+        if "secrets" in rule["resources"]
+    ]
     assert found == [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}] * may
 
 
@@ -138,7 +160,9 @@ def test_a_viewer_only_looks(helm: Helm) -> None:
 def test_a_viewer_reads_what_a_job_s_pods_are_given_by_default(helm: Helm) -> None:
     """Without it `launcher doctor` cannot tell whether a job that names no resources gets any."""
     rules = one(helm.render({}), "Role", "team-viewer")["rules"]
-    assert {"get", "list"} <= {verb for rule in rules if "limitranges" in rule["resources"] for verb in rule["verbs"]}
+    assert {"get", "list"} <= {
+        verb for rule in rules if "limitranges" in rule["resources"] for verb in rule["verbs"]
+    }
 
 
 def test_a_cluster_reader_s_rights_name_the_objects_whose_names_are_known(helm: Helm) -> None:
@@ -161,7 +185,10 @@ def test_no_right_reaches_beyond_the_namespace_but_those_listed(objects: list[Ob
         if each["kind"] == "ClusterRole":
             for rule in each["rules"]:
                 (group,) = rule["apiGroups"]
-                assert set(rule["resources"]) <= WIDE[group] and set(rule["verbs"]) <= {"get", "list"}
+                assert set(rule["resources"]) <= WIDE[group] and set(rule["verbs"]) <= {
+                    "get",
+                    "list",
+                }
     wide = {each["kind"] for each in objects if "namespace" not in each["metadata"]}
     assert wide <= {
         "ClusterRole",
@@ -186,7 +213,7 @@ def test_bindings_name_who_was_named(helm: Helm) -> None:
     assert one(made, "ClusterRoleBinding")["subjects"] == [group, account, user]
 
 
-# --- the admission policy: what it does is shown in tests/cluster/test_chart_admission.py -----------------------------
+# --- the admission policy: what it does is shown in tests/cluster/test_chart_admission.py ---------
 
 
 def expressions(spec: dict[str, Any]) -> dict[str, str]:
@@ -197,9 +224,12 @@ def expressions(spec: dict[str, Any]) -> dict[str, str]:
 def tcpxo_pod(**more: Any) -> dict[str, Any]:
     """The pod template of a job with the network gpudirect-tcpxo, its daemon's image `rxdm:1`."""
     fast = load.parse_job(
-        "name: a\nimage: i\naccelerator: {type: h100, per_host: 8}\nnetwork: gpudirect-tcpxo\ncommand: [a]"
+        "name: a\nimage: i\naccelerator: {type: h100, per_host: 8}\nnetwork: "
+        "gpudirect-tcpxo\ncommand: [a]"
     )
-    known = defaults.parse_defaults(yaml.safe_dump({"platform": "gke", "tcpxo": {"image": "rxdm:1"}} | more))
+    known = defaults.parse_defaults(
+        yaml.safe_dump({"platform": "gke", "tcpxo": {"image": "rxdm:1"}} | more)
+    )
     return dict(pod_template(jobset.render(resolve(fast, known))[0]))
 
 
@@ -209,14 +239,19 @@ def policy_of(helm: Helm, **values: Any) -> dict[str, Any]:
     return spec
 
 
-def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_need(helm: Helm) -> None:
+def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_need(
+    helm: Helm,
+) -> None:
     def has(spec: dict[str, Any], text: str) -> bool:
         return text in json.dumps([spec["variables"], spec["validations"]])
 
     closed = policy_of(helm)
     assert has(closed, "hostNetwork") and has(closed, "hostPID") and has(closed, "hostIPC")
     opened = policy_of(
-        helm, defaults={"network": {"h100": "hostnetwork", "a100": {"profile": "rdma", "resource": "rdma/ib"}}}
+        helm,
+        defaults={
+            "network": {"h100": "hostnetwork", "a100": {"profile": "rdma", "resource": "rdma/ib"}}
+        },
     )
     assert not has(opened, "hostNetwork") and has(opened, "hostPID") and has(opened, "hostIPC")
     tcpxo = policy_of(helm, defaults={"tcpxo": {"image": "rxdm:1"}})
@@ -232,23 +267,33 @@ def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_n
         for path in gke.GIB_FOLDERS.value:
             assert has(policy_of(helm, defaults=asked), json.dumps(json.dumps(path))[1:-1])
     account = json.dumps(json.dumps("trainer"))[1:-1]
-    assert has(policy_of(helm, defaults={"service_account": "trainer"}), account) and not has(closed, account)
+    assert has(policy_of(helm, defaults={"service_account": "trainer"}), account) and not has(
+        closed, account
+    )
 
 
 @pytest.mark.parametrize("kind", ACCELERATORS)
-def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alone(helm: Helm, kind: str) -> None:
+def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alone(
+    helm: Helm, kind: str
+) -> None:
     resource = table.RESOURCE.get(ACCELERATORS[kind].platform)
     for user, may in (("root", ["roots"]), ("privileged", ["roots", "privileged"]), (2000, [])):
         spec = policy_of(helm, defaults={"users": {kind: user}})
         found = expressions(spec)
         validations = str(spec["validations"])
-        judged = {name for name in ("roots", "privileged") if f"size(variables.{name}) == 0" in validations}
+        judged = {
+            name
+            for name in ("roots", "privileged")
+            if f"size(variables.{name}) == 0" in validations
+        }
         if resource is None:  # cpu: no resource tells its pods from others
             assert judged == {"roots", "privileged"} - set(may)
             continue
         assert judged == {"roots", "privileged"}
         named = {
-            name for name in judged if resource.value in json.loads(found[name].split("name in ")[1].split("\n")[0])
+            name
+            for name in judged
+            if resource.value in json.loads(found[name].split("name in ")[1].split("\n")[0])
         }
         above_zero = 'quantity(string(main.resources.limits[name])).isGreaterThan(quantity("0"))'
         assert all(above_zero in found[name] for name in judged)
@@ -256,12 +301,18 @@ def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alo
         assert ("IPC_LOCK" in found["capabilities"]) == (user == "root")
 
 
-def test_the_admission_policy_exempts_the_tcpxo_daemon_as_jobs_have_it_and_no_other_container(helm: Helm) -> None:
+def test_the_admission_policy_exempts_the_tcpxo_daemon_as_jobs_have_it_and_no_other_container(
+    helm: Helm,
+) -> None:
     assert "filter" not in expressions(policy_of(helm))["judged"]
     judged = expressions(policy_of(helm, defaults={"tcpxo": {"image": "rxdm:1"}}))["judged"]
     pod = tcpxo_pod()["spec"]
     (daemon,) = pod["initContainers"]
-    host = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    host = {
+        volume["name"]: volume["hostPath"]["path"]
+        for volume in pod["volumes"]
+        if "hostPath" in volume
+    }
     mounts = {mount["mountPath"]: host[mount["name"]] for mount in daemon["volumeMounts"]}
 
     def cel(value: Any) -> str:
@@ -284,7 +335,9 @@ def test_the_admission_policy_exempts_the_tcpxo_daemon_as_jobs_have_it_and_no_ot
     assert not {"lifecycle", "startupProbe", "livenessProbe", "envFrom"} & set(json.loads(keys[1]))
 
 
-def test_the_admission_policy_refuses_what_may_become_root_where_the_level_does_not(helm: Helm) -> None:
+def test_the_admission_policy_refuses_what_may_become_root_where_the_level_does_not(
+    helm: Helm,
+) -> None:
     def refuses(defaults: dict[str, Any], **policy: bool) -> bool:
         made = policy_of(helm, defaults=defaults, admissionPolicy=policy)
         return "size(variables.escalating) == 0" in json.dumps(made["validations"])
@@ -303,7 +356,9 @@ def test_the_admission_policy_refuses_what_may_become_root_where_the_level_does_
         assert main["securityContext"]["allowPrivilegeEscalation"] is False
 
 
-def test_the_admission_policy_judges_every_submitter_but_no_group_that_controllers_are_in(helm: Helm) -> None:
+def test_the_admission_policy_judges_every_submitter_but_no_group_that_controllers_are_in(
+    helm: Helm,
+) -> None:
     subjects = [
         {"kind": "Group", "name": "system:authenticated"},
         {"kind": "Group", "name": "system:serviceaccounts"},
@@ -316,15 +371,24 @@ def test_the_admission_policy_judges_every_submitter_but_no_group_that_controlle
 
 
 def test_the_admission_policy_is_for_the_release_s_namespaces_alone(helm: Helm) -> None:
-    (where,) = policy_of(helm, namespaces=["scratch"])["matchConstraints"]["namespaceSelector"]["matchExpressions"]
-    assert where == {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["ns", "scratch"]}
+    (where,) = policy_of(helm, namespaces=["scratch"])["matchConstraints"]["namespaceSelector"][
+        "matchExpressions"
+    ]
+    assert where == {
+        "key": "kubernetes.io/metadata.name",
+        "operator": "In",
+        "values": ["ns", "scratch"],
+    }
 
 
-# --- networks ---------------------------------------------------------------------------------------------------------
+# --- networks -------------------------------------------------------------------------------------
 
 
 def test_only_prometheus_of_the_namespace_that_the_values_name_may_scrape(helm: Helm) -> None:
-    for values, named in (({}, "monitoring"), ({"defaults": {"prometheus": {"namespace": "metrics"}}}, "metrics")):
+    for values, named in (
+        ({}, "monitoring"),
+        ({"defaults": {"prometheus": {"namespace": "metrics"}}}, "metrics"),
+    ):
         known = defaults.read_config_map(one(helm.render(values), "ConfigMap"), "the chart's")
         job = load.parse_job("name: a\nimage: i\nhosts: 2\naccelerator: {type: cpu}\ncommand: [a]")
         policy = one(jobset.render(resolve(job, known)), "NetworkPolicy")
@@ -334,7 +398,9 @@ def test_only_prometheus_of_the_namespace_that_the_values_name_may_scrape(helm: 
 
 
 def test_egress_is_limited_where_asked_and_hosts_still_reach_each_other(helm: Helm) -> None:
-    assert [each["spec"]["policyTypes"] for each in helm.render({}) if each["kind"] == "NetworkPolicy"] == [["Ingress"]]
+    assert [
+        each["spec"]["policyTypes"] for each in helm.render({}) if each["kind"] == "NetworkPolicy"
+    ] == [["Ingress"]]
     bucket = {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": 443}]}
     made = helm.render({"networkPolicy": {"egress": {"enabled": True, "rules": [bucket]}}})
     limited = one(made, "NetworkPolicy", "team-egress")
@@ -343,10 +409,12 @@ def test_egress_is_limited_where_asked_and_hosts_still_reach_each_other(helm: He
     assert (here, more) == ({"to": [{"podSelector": {}}]}, bucket)
     assert {(each["protocol"], each["port"]) for each in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
     labels = {"jobset.sigs.k8s.io/jobset-name": "a"}
-    assert [each.level for each in namespace.judge_network([limited], labels, {}, has_own=False)] == ["ok"]
+    assert [
+        each.level for each in namespace.judge_network([limited], labels, {}, has_own=False)
+    ] == ["ok"]
 
 
-# --- pods and namespaces ----------------------------------------------------------------------------------------------
+# --- pods and namespaces --------------------------------------------------------------------------
 
 
 def test_the_test_s_pod_is_restricted_and_no_account_mounts_a_token_unasked(helm: Helm) -> None:
@@ -358,13 +426,21 @@ def test_the_test_s_pod_is_restricted_and_no_account_mounts_a_token_unasked(helm
         assert account["automountServiceAccountToken"] is False
 
 
-def test_the_dashboard_is_off_and_has_no_token_no_right_and_no_more_than_a_restricted_pod(helm: Helm) -> None:
-    assert not [each for each in helm.render({"defaults": {"image": "i"}}) if each["kind"] in ("Deployment", "Service")]
+def test_the_dashboard_is_off_and_has_no_token_no_right_and_no_more_than_a_restricted_pod(
+    helm: Helm,
+) -> None:
+    assert not [
+        each
+        for each in helm.render({"defaults": {"image": "i"}})
+        if each["kind"] in ("Deployment", "Service")
+    ]
     made = helm.render(EVERYTHING)
     template = one(made, "Deployment", "team-web")["spec"]["template"]
     assert pod_rules.strictest_level(template) == "restricted"
     spec, (container,) = template["spec"], template["spec"]["containers"]
-    assert container["securityContext"]["readOnlyRootFilesystem"] and container["resources"]["limits"]
+    assert (
+        container["securityContext"]["readOnlyRootFilesystem"] and container["resources"]["limits"]
+    )
     assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("team-web", False)
     assert [volume.keys() for volume in spec["volumes"]] == [{"name", "configMap"}]
     bound = [subject["name"] for each in made for subject in each.get("subjects", [])]
@@ -375,7 +451,10 @@ def test_the_dashboard_is_off_and_has_no_token_no_right_and_no_more_than_a_restr
         one(made, "Service")["spec"]["selector"],
         one(made, "NetworkPolicy", "team-web")["spec"]["podSelector"]["matchLabels"],
     ):
-        assert selector == {"jaxlaunch.io/web-dashboard": "team"} and selector.items() <= labels.items()
+        assert (
+            selector == {"jaxlaunch.io/web-dashboard": "team"}
+            and selector.items() <= labels.items()
+        )
     closed = helm.render({"webDashboard": {"enabled": True, "image": "i"}})
     assert one(closed, "NetworkPolicy", "team-web")["spec"]["ingress"] == []
     command = one(closed, "Deployment")["spec"]["template"]["spec"]["containers"][0]["command"]
@@ -383,11 +462,15 @@ def test_the_dashboard_is_off_and_has_no_token_no_right_and_no_more_than_a_restr
 
 
 @pytest.mark.parametrize("release", ["a.b", "1st", "a" * 53, "0." + "9" * 51])
-def test_the_dashboard_s_service_has_a_name_that_every_release_may_have(helm: Helm, release: str) -> None:
+def test_the_dashboard_s_service_has_a_name_that_every_release_may_have(
+    helm: Helm, release: str
+) -> None:
     made = helm.render({"webDashboard": {"enabled": True, "image": "i"}}, release)
     name = one(made, "Service")["metadata"]["name"]
     assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name), name
-    assert f"--accept-host={name}.ns.svc" in str(one(made, "Deployment")["spec"]["template"]["spec"])
+    assert f"--accept-host={name}.ns.svc" in str(
+        one(made, "Deployment")["spec"]["template"]["spec"]
+    )
 
 
 def test_a_dashboard_without_an_image_is_refused_with_the_values_to_set(helm: Helm) -> None:
@@ -411,11 +494,19 @@ TPU, H100 = "{type: v5e, topology: 2x4}", "{type: h100, per_host: 8}\nhosts: 2"
         (TPU, {"users": {"v5e": "privileged"}}, "privileged"),
         ("{type: cpu}", {"users": {"cpu": "root"}}, "baseline"),
         ("{type: mi300x}", {"platform": "generic", "users": {"mi300x": "root"}}, "baseline"),
-        ("{type: mi300x}", {"platform": "generic", "users": {"mi300x": "root"}, "network": {"h100": RDMA}}, "baseline"),
+        (
+            "{type: mi300x}",
+            {"platform": "generic", "users": {"mi300x": "root"}, "network": {"h100": RDMA}},
+            "baseline",
+        ),
         (H100, {"users": {"h100": "root"}, "network": {"h100": RDMA}}, "privileged"),
         (H100, {"users": {"h100": 2000}, "network": {"h100": RDMA}}, "restricted"),
         (H100, {"network": {"h100": "hostnetwork"}}, "privileged"),
-        (H100, {"network": {"h100": "gpudirect-tcpxo"}, "tcpxo": {"image": "rxdm:1"}}, "privileged"),
+        (
+            H100,
+            {"network": {"h100": "gpudirect-tcpxo"}, "tcpxo": {"image": "rxdm:1"}},
+            "privileged",
+        ),
         ("{type: h200, per_host: 8}", {"network": {"h200": "gpudirect-rdma"}}, "privileged"),
     ],
 )
@@ -425,7 +516,10 @@ def test_a_namespace_of_the_chart_has_the_level_of_the_jobs_that_the_cluster_def
     spec = load.parse_job(f"name: a\nimage: i\naccelerator: {accelerator}\ncommand: [a]")
     values = {"platform": "gke"} | given
     cluster = defaults.ClusterDefaults(defaults.Defaults.model_validate(values))
-    assert pod_rules.strictest_level(pod_template(jobset.render(resolve(spec, cluster))[0])) == expected
+    assert (
+        pod_rules.strictest_level(pod_template(jobset.render(resolve(spec, cluster))[0]))
+        == expected
+    )
     rendered = {"namespaces": ["scratch"], "defaults": values}
     made = one(helm.render(rendered), "Namespace", "scratch")
     assert made["metadata"]["labels"][pod_rules.ENFORCE_LABEL] == expected
@@ -433,7 +527,9 @@ def test_a_namespace_of_the_chart_has_the_level_of_the_jobs_that_the_cluster_def
 
 
 @pytest.mark.parametrize(
-    "given", [{"tcpxo": {"image": "rxdm:1"}}, {"gib": {"networks": ["a"] * 8}}], ids=["tcpxo", "gib"]
+    "given",
+    [{"tcpxo": {"image": "rxdm:1"}}, {"gib": {"networks": ["a"] * 8}}],
+    ids=["tcpxo", "gib"],
 )
 def test_a_namespace_of_the_chart_admits_the_networks_that_jobs_may_choose_by_the_cluster_defaults(
     helm: Helm, given: dict[str, Any]
@@ -451,11 +547,14 @@ def test_only_what_cannot_be_made_again_stays(helm: Helm) -> None:
     assert sorted(kept) == ["Namespace", "PersistentVolumeClaim", "PersistentVolumeClaim"]
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def identities(objects: list[Object]) -> set[tuple[str, str, str]]:
-    found = [(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in objects]
+    found = [
+        (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"])
+        for each in objects
+    ]
     assert len(found) == len(set(found))
     return set(found)
 
@@ -478,10 +577,16 @@ def test_no_two_releases_share_an_object(helm: Helm) -> None:
         assert not {each for each in one_s & other_s if each[2] != "jaxlaunch"}
 
 
-def test_two_releases_in_one_namespace_share_nothing_where_one_of_them_has_the_defaults(helm: Helm) -> None:
+def test_two_releases_in_one_namespace_share_nothing_where_one_of_them_has_the_defaults(
+    helm: Helm,
+) -> None:
     values = {**EVERYTHING, "namespaces": []}
     first = identities(helm.render(values, "first", "ns"))
-    second = identities(helm.render({**values, "defaults": {**values["defaults"], "enabled": False}}, "second", "ns"))
+    second = identities(
+        helm.render(
+            {**values, "defaults": {**values["defaults"], "enabled": False}}, "second", "ns"
+        )
+    )
     assert not first & second and len(first) == len(second) + 1
 
 
@@ -489,10 +594,12 @@ def test_names_are_never_too_long(helm: Helm) -> None:
     label = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
     for each in helm.render(EVERYTHING, "r" * 53, "n" * 63):
         name = each["metadata"]["name"]
-        assert re.fullmatch(label, name) and (len(name) <= 63 or name.startswith("r" * 53 + "-dashboard-")), name
+        assert re.fullmatch(label, name) and (
+            len(name) <= 63 or name.startswith("r" * 53 + "-dashboard-")
+        ), name
 
 
-# --- monitoring -------------------------------------------------------------------------------------------------------
+# --- monitoring -----------------------------------------------------------------------------------
 
 
 RULES = CHART / "rules"
@@ -506,11 +613,19 @@ def spec_of(helm: Helm, **alerts: Any) -> dict[str, Any]:
 
 def rules(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """By the name of what they raise or record."""
-    return {rule.get("alert") or rule["record"]: rule for group in spec["groups"] for rule in group["rules"]}
+    return {
+        rule.get("alert") or rule["record"]: rule
+        for group in spec["groups"]
+        for rule in group["rules"]
+    }
 
 
 def given() -> dict[str, dict[str, Any]]:
-    groups = [group for path in RULES.glob("*.yaml") for group in yaml.safe_load(path.read_text())["groups"]]
+    groups = [
+        group
+        for path in RULES.glob("*.yaml")
+        for group in yaml.safe_load(path.read_text())["groups"]
+    ]
     return rules({"groups": groups})
 
 
@@ -519,7 +634,9 @@ def test_the_operator_s_rules_are_prometheus_own(helm: Helm, tmp_path: Path) -> 
     assert rules(spec).keys() == given().keys()
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
     promtool = needs.tool("promtool", of="the Debian package prometheus")
-    done = subprocess.run([promtool, "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [promtool, "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -532,13 +649,16 @@ def test_a_release_s_rules_see_its_own_namespace_alone(helm: Helm) -> None:
 
 def test_an_alert_s_threshold_duration_severity_and_runbook_are_values(helm: Helm) -> None:
     hang = {"JaxlaunchHang": {"for": "10m", "severity": "critical"}}
-    plain, changed = (
-        rules(spec_of(helm)),
-        rules(spec_of(helm, thresholds={"restarts": 5}, rules=hang, runbooks="https://example.org/")),
+    plain = rules(spec_of(helm))
+    changed = rules(
+        spec_of(helm, thresholds={"restarts": 5}, rules=hang, runbooks="https://example.org/")
     )
     assert changed["jaxlaunch:threshold:restarts"]["expr"].startswith("5 * group")
     assert not plain["jaxlaunch:threshold:restarts"]["expr"].startswith("5 * group")
-    assert (changed["JaxlaunchHang"]["for"], changed["JaxlaunchHang"]["labels"]["severity"]) == ("10m", "critical")
+    assert (changed["JaxlaunchHang"]["for"], changed["JaxlaunchHang"]["labels"]["severity"]) == (
+        "10m",
+        "critical",
+    )
     url = changed["JaxlaunchHang"]["annotations"]["runbook_url"]
     assert url == "https://example.org/docs/runbooks/JaxlaunchHang.md"
     same = plain.keys() - {"jaxlaunch:threshold:restarts", "JaxlaunchHang"}
@@ -546,18 +666,26 @@ def test_an_alert_s_threshold_duration_severity_and_runbook_are_values(helm: Hel
 
 
 def test_the_values_know_every_alert_and_every_threshold() -> None:
-    known = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]["alerts"]["properties"]
+    known = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]["alerts"][
+        "properties"
+    ]
     prefix = "jaxlaunch:threshold:"
-    assert known["rules"]["properties"].keys() == {name for name, rule in given().items() if "alert" in rule}
+    assert known["rules"]["properties"].keys() == {
+        name for name, rule in given().items() if "alert" in rule
+    }
     thresholds = {name.removeprefix(prefix) for name in given() if name.startswith(prefix)}
     assert known["thresholds"]["properties"].keys() == thresholds
 
 
 def test_each_dashboard_is_a_config_map_that_grafana_s_sidecar_takes(helm: Helm) -> None:
     made = [
-        each for each in helm.render({"dashboards": {"enabled": True}}) if "-dashboard-" in each["metadata"]["name"]
+        each
+        for each in helm.render({"dashboards": {"enabled": True}})
+        if "-dashboard-" in each["metadata"]["name"]
     ]
-    files = {path.name: json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")}
+    files = {
+        path.name: json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")
+    }
     assert {name: json.loads(text) for each in made for name, text in each["data"].items()} == files
     assert len(made) == len(files) >= 3
     assert all(each["metadata"]["labels"]["grafana_dashboard"] == "1" for each in made)
@@ -570,7 +698,10 @@ def test_the_operator_finds_the_pods_of_jobs_by_the_port_that_they_name(helm: He
     ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in ports
-    assert f'job="{pod["metadata"]["labels"][monitor["jobLabel"]]}"' in (RULES / "alerts.yaml").read_text()
+    assert (
+        f'job="{pod["metadata"]["labels"][monitor["jobLabel"]]}"'
+        in (RULES / "alerts.yaml").read_text()
+    )
     ended, run = endpoint["relabelings"]
     assert ended["action"] == "drop" and re.fullmatch(ended["regex"], "Failed")
     label = re.sub(r"\W", "_", JOB_LABEL)

@@ -36,20 +36,35 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"namespaces": ["a", "a"]}, "/namespaces"),
     ({"rbac": {"submitters": [{"kind": "Team", "name": "a"}]}}, "/rbac/submitters/0/kind"),
     ({"rbac": {"submitters": [{"kind": "Group"}]}}, "/rbac/submitters/0"),
-    ({"rbac": {"viewers": [{"kind": "User", "name": "a", "namespace": "b"}]}}, "/rbac/viewers/0/namespace"),
+    (
+        {"rbac": {"viewers": [{"kind": "User", "name": "a", "namespace": "b"}]}},
+        "/rbac/viewers/0/namespace",
+    ),
     ({"rbac": {"admins": []}}, "admins"),
-    ({"admissionPolicy": {"serviceAccounts": ["Not_A_Name"]}}, "/admissionPolicy/serviceAccounts/0"),
+    (
+        {"admissionPolicy": {"serviceAccounts": ["Not_A_Name"]}},
+        "/admissionPolicy/serviceAccounts/0",
+    ),
     ({"admissionPolicy": {"hostPaths": ["relative"]}}, "/admissionPolicy/hostPaths/0"),
-    ({"admissionPolicy": {"exempt": [{"kind": "Team", "name": "a"}]}}, "/admissionPolicy/exempt/0/kind"),
+    (
+        {"admissionPolicy": {"exempt": [{"kind": "Team", "name": "a"}]}},
+        "/admissionPolicy/exempt/0/kind",
+    ),
     ({"rbac": {"clusterReader": 1}}, "/rbac/clusterReader"),
     ({"serviceAccount": {"annotations": {"a": 1}}}, "/serviceAccount/annotations/a"),
     ({"serviceAccount": {"automount": True}}, "automount"),
     ({"kueue": {"enabled": "true"}}, "/kueue/enabled"),
     ({"kueue": {"flavors": []}}, "/kueue/flavors"),
     ({"kueue": {"flavors": [{"name": "a.b", "quota": {}}]}}, "/kueue/flavors/0/name"),
-    ({"kueue": {"flavors": [{"name": "a", "quota": {"cpu": "many"}}]}}, "/kueue/flavors/0/quota/cpu"),
+    (
+        {"kueue": {"flavors": [{"name": "a", "quota": {"cpu": "many"}}]}},
+        "/kueue/flavors/0/quota/cpu",
+    ),
     ({"kueue": {"flavors": [{"name": "a"}]}}, "/kueue/flavors/0"),
-    ({"kueue": {"preemption": {"withinClusterQueue": "Always"}}}, "/kueue/preemption/withinClusterQueue"),
+    (
+        {"kueue": {"preemption": {"withinClusterQueue": "Always"}}},
+        "/kueue/preemption/withinClusterQueue",
+    ),
     ({"priorityClasses": [{"name": "high"}]}, "/priorityClasses/0"),
     ({"priorityClasses": [{"name": "high", "value": 2000000000}]}, "/priorityClasses/0/value"),
     ({"priorityClasses": {"high": 1}}, "/priorityClasses"),
@@ -59,14 +74,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"networkPolicy": {"egress": {"rules": [{"from": []}]}}}, "from"),
     ({"storage": {"checkpoints": {"size": "big"}}}, "/storage/checkpoints/size"),
     ({"storage": {"checkpoints": {"path": "relative"}}}, "/storage/checkpoints/path"),
-    ({"storage": {"checkpoints": {"accessModes": ["ReadOnlyMany"]}}}, "/storage/checkpoints/accessModes/0"),
+    (
+        {"storage": {"checkpoints": {"accessModes": ["ReadOnlyMany"]}}},
+        "/storage/checkpoints/accessModes/0",
+    ),
     ({"storage": {"compileCache": {"storageClass": 3}}}, "/storage/compileCache/storageClass"),
     ({"podMonitor": {"intervalSeconds": 0}}, "/podMonitor/intervalSeconds"),
     ({"alerts": {"thresholds": {"restarts": "5"}}}, "/alerts/thresholds/restarts"),
     ({"alerts": {"thresholds": {"restart": 5}}}, "restart"),
     ({"alerts": {"rules": {"JaxlaunchHanging": {}}}}, "JaxlaunchHanging"),
     ({"alerts": {"rules": {"JaxlaunchHang": {"for": "soon"}}}}, "/alerts/rules/JaxlaunchHang/for"),
-    ({"alerts": {"rules": {"JaxlaunchHang": {"severity": "loud"}}}}, "/alerts/rules/JaxlaunchHang/severity"),
+    (
+        {"alerts": {"rules": {"JaxlaunchHang": {"severity": "loud"}}}},
+        "/alerts/rules/JaxlaunchHang/severity",
+    ),
     ({"alerts": {"runbooks": "wiki"}}, "/alerts/runbooks"),
     ({"dashboards": {"labels": []}}, "/dashboards/labels"),
     ({"webDashboard": {"enabled": "yes"}}, "/webDashboard/enabled"),
@@ -79,7 +100,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "key"), WRONG, ids=[f"{number}-{key}" for number, (_, key) in enumerate(WRONG)])
+@pytest.mark.parametrize(
+    ("values", "key"), WRONG, ids=[f"{number}-{key}" for number, (_, key) in enumerate(WRONG)]
+)
 def test_a_wrong_value_is_refused_by_its_key(helm: Helm, values: dict[str, Any], key: str) -> None:
     with pytest.raises(Refused) as refused:
         helm.render(values)

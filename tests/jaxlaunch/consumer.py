@@ -28,7 +28,9 @@ class Curve(Task):
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
         if spec.seed:
             return jaxlaunch.Linen(linen.Dense(1), jnp.zeros((1, 1)), rngs=rngs)
-        return jaxlaunch.Haiku(hk.transform(lambda x: hk.Linear(1)(x)), jnp.zeros((1, 1)), rngs=rngs)
+        return jaxlaunch.Haiku(
+            hk.transform(lambda x: hk.Linear(1)(x)), jnp.zeros((1, 1)), rngs=rngs
+        )
 
     def loss(self, model: Callable[[jax.Array], jax.Array], batch: Batch, rng: jax.Array) -> Loss:
         error_B = (model(batch["x"]) - batch["y"]) ** 2
@@ -60,7 +62,9 @@ def step(state: State, batch: Batch) -> tuple[State, Mapping[str, Any]]:
 
 
 def trained() -> State:
-    made: State = jaxlaunch.run(step, State, Squares(), steps=10, batch=2, mesh={"fsdp": -1}, every=None)
+    made: State = jaxlaunch.run(
+        step, State, Squares(), steps=10, batch=2, mesh={"fsdp": -1}, every=None
+    )
     return jaxlaunch.run(step, made, lambda number: {"x": jnp.ones(number)}, steps=20)
 
 
@@ -71,7 +75,10 @@ def asked(run: str) -> str | None:
     except (jaxlaunch.UserError, jaxlaunch.TrainerError) as error:
         return str(error)
     if isinstance(loaded, jaxlaunch.TaskModel):
-        return f"{loaded.step}: {loaded.evaluate()['loss']:.2f}, {loaded.predict(np.zeros((1, 8, 8))).shape}"
+        return (
+            f"{loaded.step}: {loaded.evaluate()['loss']:.2f}, "
+            f"{loaded.predict(np.zeros((1, 8, 8))).shape}"
+        )
     return text(loaded)
 
 

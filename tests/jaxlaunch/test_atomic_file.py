@@ -25,9 +25,13 @@ def test_writers_with_equal_process_ids_never_lose_or_mix_their_content(tmp_path
         folder = RunFolder(tmp_path, failures.append)
         for step in range(100):
             notes = [f"{writer}"] * 500
-            folder.write_json(SUMMARY, Summary(None, step=step, seconds={}, restarts={}, notes=notes).to_json())
+            folder.write_json(
+                SUMMARY, Summary(None, step=step, seconds={}, restarts={}, notes=notes).to_json()
+            )
 
-    RunFolder(tmp_path, failures.append).write_json(SUMMARY, Summary(None, 0, {}, {}, notes=["first"] * 500).to_json())
+    RunFolder(tmp_path, failures.append).write_json(
+        SUMMARY, Summary(None, 0, {}, {}, notes=["first"] * 500).to_json()
+    )
     writers = [threading.Thread(target=write, args=(writer,)) for writer in range(2)]
     for thread in writers:
         thread.start()
@@ -61,7 +65,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_draft(
     with pytest.raises(OSError, match="No space left"):
         atomic_file.write_file(file, b"new")
 
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"] and file.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == [
+        "summary.json"
+    ] and file.read_bytes() == b"old"
 
 
 def test_the_data_is_synced_before_the_rename_and_the_folder_after_it(
@@ -72,7 +78,9 @@ def test_the_data_is_synced_before_the_rename_and_the_folder_after_it(
 
     def synced(descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        calls.append("sync of the folder" if path == tmp_path else f"sync of {path.read_bytes().decode()}")
+        calls.append(
+            "sync of the folder" if path == tmp_path else f"sync of {path.read_bytes().decode()}"
+        )
         fsync(descriptor)
 
     def renamed(path: Path, target: Path) -> Path:
@@ -87,7 +95,9 @@ def test_the_data_is_synced_before_the_rename_and_the_folder_after_it(
     assert calls == ["sync of all of it", "rename", "sync of the folder"]
 
 
-def test_storage_that_cannot_sync_a_folder_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_that_cannot_sync_a_folder_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fsync = os.fsync
 
     def sync_files_only(descriptor: int) -> None:

@@ -23,8 +23,14 @@ CONSUMER = Path(__file__).with_name("consumer.py")
 
 def seen_by_a_type_checker() -> dict[str, str]:
     """Where the names of `__all__` are imported from for it, as `module:name`."""
-    imports = [node for node in ast.walk(ast.parse(SOURCE.read_text())) if isinstance(node, ast.ImportFrom)]
-    named = [(each.asname or each.name, f"{node.module}:{each.name}") for node in imports for each in node.names]
+    imports = [
+        node for node in ast.walk(ast.parse(SOURCE.read_text())) if isinstance(node, ast.ImportFrom)
+    ]
+    named = [
+        (each.asname or each.name, f"{node.module}:{each.name}")
+        for node in imports
+        for each in node.names
+    ]
     return {name: home for name, home in named if name in jaxlaunch.__all__}
 
 
@@ -73,11 +79,24 @@ def test_a_user_s_typed_code_needs_every_name_and_passes_mypy_strict(tmp_path: P
     home = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     (site,) = home.glob("lib/python3*/site-packages")
-    (site / "jaxlaunch").symlink_to(ROOT / "jaxlaunch")  # as it is installed: mypy does not follow an editable finder
+    (site / "jaxlaunch").symlink_to(
+        ROOT / "jaxlaunch"
+    )  # as it is installed: mypy does not follow an editable finder
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
     cache = Path(os.environ[compiled.NAME]).parents[1] / "mypy"  # a quarter of a minute without it
-    how = ["--strict", "--config-file=", "--cache-dir", cache, "--python-executable", home / "bin" / "python"]
+    how = [
+        "--strict",
+        "--config-file=",
+        "--cache-dir",
+        cache,
+        "--python-executable",
+        home / "bin" / "python",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *how, CONSUMER], cwd=tmp_path, text=True, stdout=-1, stderr=subprocess.STDOUT
+        [sys.executable, "-m", "mypy", *how, CONSUMER],
+        cwd=tmp_path,
+        text=True,
+        stdout=-1,
+        stderr=subprocess.STDOUT,
     )
     assert done.returncode == 0, done.stdout

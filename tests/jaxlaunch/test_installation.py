@@ -17,7 +17,11 @@ from jaxlaunch.launcher.local import trainer_process
 
 
 def _installed(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, origin: dict[str, Any] | None, *files: str, pip: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    origin: dict[str, Any] | None,
+    *files: str,
+    pip: bool = True,
 ) -> None:
     """Has jaxlaunch come from `origin` into an environment with these files."""
 
@@ -47,55 +51,108 @@ COMMIT = {"url": "https://git.example/jaxlaunch", "vcs_info": {"vcs": "git", "co
     [
         (None, (), True, "install it with pip install 'jaxlaunch[train]'"),
         (CLONE, (), True, "install it with pip install -e '/tmp[train]'"),
-        ({"url": "file:///tmp", "dir_info": {}}, (), True, "install it with pip install '/tmp[train]'"),
+        (
+            {"url": "file:///tmp", "dir_info": {}},
+            (),
+            True,
+            "install it with pip install '/tmp[train]'",
+        ),
         (WHEEL, (), True, f"install it with pip install 'jaxlaunch[train] @ {WHEEL['url']}'"),
-        (COMMIT, (), True, f"pip install 'jaxlaunch[train] @ git+https://git.example/jaxlaunch@{'0' * 40}'"),
-        (WHEEL, (), False, "install it with uv pip install --python {bin}/python 'jaxlaunch[train] @ "),
+        (
+            COMMIT,
+            (),
+            True,
+            f"pip install 'jaxlaunch[train] @ git+https://git.example/jaxlaunch@{'0' * 40}'",
+        ),
+        (
+            WHEEL,
+            (),
+            False,
+            "install it with uv pip install --python {bin}/python 'jaxlaunch[train] @ ",
+        ),
         (None, ("uv-receipt.toml",), False, "install it with uv tool install 'jaxlaunch[train]'"),
-        (None, ("pipx_metadata.json",), True, "install it with pipx install --force 'jaxlaunch[train]'"),
-        ({"url": "file:///gone/src", "dir_info": {}}, (), False, "build this image again with the extra train of"),
+        (
+            None,
+            ("pipx_metadata.json",),
+            True,
+            "install it with pipx install --force 'jaxlaunch[train]'",
+        ),
+        (
+            {"url": "file:///gone/src", "dir_info": {}},
+            (),
+            False,
+            "build this image again with the extra train of",
+        ),
     ],
 )
 def test_the_command_is_that_of_this_installation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: Any, files: tuple[str, ...], pip: bool, command: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    origin: Any,
+    files: tuple[str, ...],
+    pip: bool,
+    command: str,
 ) -> None:
     _installed(monkeypatch, tmp_path / "env", origin, *files, pip=pip)
     assert command.format(bin=tmp_path / "env/bin") in installation.install_hint("train")
 
 
-def test_what_uvx_started_is_started_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_uvx_started_is_started_with_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _installed(monkeypatch, tmp_path / "archive-v0" / "qRSLExHFlggD5CFb", None, pip=False)
-    assert installation.install_hint("train") == "start it with uvx --from 'jaxlaunch[train]' launcher"
+    assert (
+        installation.install_hint("train") == "start it with uvx --from 'jaxlaunch[train]' launcher"
+    )
 
 
-def test_a_pip_of_another_environment_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pip_of_another_environment_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _installed(monkeypatch, tmp_path / "env", None)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert f"{tmp_path}/env/bin/python -m pip install 'jaxlaunch[train,text]'" in installation.install_hint(
-        "train", "text"
+    assert (
+        f"{tmp_path}/env/bin/python -m pip install 'jaxlaunch[train,text]'"
+        in installation.install_hint("train", "text")
     )
 
 
 @pytest.mark.parametrize(
     ("package", "extra"),
-    [("jax.numpy", "train"), ("sklearn", "train"), ("pyarrow", "text"), ("haiku", "haiku"), ("of_mine", None)],
+    [
+        ("jax.numpy", "train"),
+        ("sklearn", "train"),
+        ("pyarrow", "text"),
+        ("haiku", "haiku"),
+        ("of_mine", None),
+    ],
 )
-def test_an_import_that_an_extra_would_have_made_work_names_it(package: str, extra: str | None) -> None:
+def test_an_import_that_an_extra_would_have_made_work_names_it(
+    package: str, extra: str | None
+) -> None:
     why = installation.missing_extra_message(ModuleNotFoundError(name=package))
     assert why is None if extra is None else (why is not None and extra in why.rpartition(":")[2])
     assert installation.missing_extra_message(ImportError(name=package)) is None
 
 
-def test_to_look_for_pip_leaves_an_imported_distutils_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_look_for_pip_leaves_an_imported_distutils_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """setuptools' finder replaces it for pip, with a warning."""
     own = types.ModuleType("distutils")
     monkeypatch.setitem(sys.modules, "distutils", own)
-    assert "install it with" in (installation.missing_extra_message(ModuleNotFoundError(name="haiku")) or "")
+    assert "install it with" in (
+        installation.missing_extra_message(ModuleNotFoundError(name="haiku")) or ""
+    )
     assert sys.modules["distutils"] is own
 
 
-def test_what_needs_the_trainer_is_refused_in_a_sentence_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_the_trainer_is_refused_in_a_sentence_where_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(trainer_process, "is_installed", lambda: False)
-    with pytest.raises(UserError, match="launcher eval needs the trainer, which is not installed here") as raised:
+    with pytest.raises(
+        UserError, match="launcher eval needs the trainer, which is not installed here"
+    ) as raised:
         trainer_process.require_trainer("launcher eval")
     assert raised.value.exit_code == 2 and "install" in str(raised.value)

@@ -36,7 +36,9 @@ def kept(folder: Path, step: int) -> dict[tuple[str, str], Any]:
         kind = "image" if "image" in each else "text"
         value = each[kind]
         if kind == "image":
-            value = np.asarray(Image.open(io.BytesIO(base64.b64decode(value.partition("base64,")[2]))))
+            value = np.asarray(
+                Image.open(io.BytesIO(base64.b64decode(value.partition("base64,")[2])))
+            )
         found[kind, each["name"]] = value
     return found
 
@@ -47,7 +49,10 @@ def kept(folder: Path, step: int) -> dict[tuple[str, str], Any]:
         (np.arange(12, dtype=np.uint8).reshape(3, 4), np.arange(12).reshape(3, 4)),
         ([[0.0, 0.5], [1.0, 2.0]], [[0, 128], [255, 255]]),
         (np.array([[np.nan, np.inf, -np.inf, -1.0]], np.float64), [[0, 255, 0, 0]]),
-        (lambda: jnp.array([[[0.0], [1.0]]], jnp.bfloat16), [[0, 255]]),  # made in the test: it starts JAX
+        (
+            lambda: jnp.array([[[0.0], [1.0]]], jnp.bfloat16),
+            [[0, 255]],
+        ),  # made in the test: it starts JAX
         (np.eye(3, dtype=bool), 255 * np.eye(3)),
         (np.full((2, 3, 3), 7, np.uint8)[:, ::-1], np.full((2, 3, 3), 7)),
         (np.full((1, 1, 4), 0.2, np.float16), np.full((1, 1, 4), 51)),
@@ -57,20 +62,31 @@ def kept(folder: Path, step: int) -> dict[tuple[str, str], Any]:
 )
 def test_a_picture_is_read_back_as_it_was_given(tmp_path: Path, given: Any, wanted: Any) -> None:
     kept_by = samples.SampleWriter(str(tmp_path / "reported"), print)
-    kept_by.add_items(5, samples.check_items({"it": given() if callable(given) else given}, "<b>ü</b>", is_kept=True))
+    kept_by.add_items(
+        5,
+        samples.check_items(
+            {"it": given() if callable(given) else given}, "<b>ü</b>", is_kept=True
+        ),
+    )
     kept_by.flush()
     found = kept(tmp_path / "reported", 5)
     assert found["image", "it"].tolist() == np.asarray(wanted).tolist()
     assert found["text", ""] == "<b>ü</b>"
 
 
-def test_a_picture_is_never_larger_than_its_bound_and_the_newest_steps_are_kept(tmp_path: Path) -> None:
+def test_a_picture_is_never_larger_than_its_bound_and_the_newest_steps_are_kept(
+    tmp_path: Path,
+) -> None:
     large = NOISE.integers(0, 256, (1500, 900, 3), np.uint8)
     kept_by = samples.SampleWriter(str(tmp_path), print)
     kept_by.add_items(1, samples.check_items(large, "x" * 99_999, is_kept=True))
     kept_by.flush()
     assert (tmp_path / "1.json").stat().st_size < 4 * samples.MAX_PNG_BYTES / 3 + 20_000
-    assert kept(tmp_path, 1)["image", ""].shape == (375, 225, 3)  # each 4th of 1,500, of which the 256 KiB are full
+    assert kept(tmp_path, 1)["image", ""].shape == (
+        375,
+        225,
+        3,
+    )  # each 4th of 1,500, of which the 256 KiB are full
     for step in range(2, 121):
         kept_by.add_items(step, [("text", "", "t")])
         kept_by.flush()
@@ -101,7 +117,9 @@ def test_storage_that_fails_or_stalls_is_said_once_and_holds_nobody_up(tmp_path:
     for step in (1, 2):
         full.add_items(step, [("text", "", "t")])
         full.flush()
-    assert notes == [f"what the program reported at step 1 is not kept in {tmp_path}/full: file exists"]
+    assert notes == [
+        f"what the program reported at step 1 is not kept in {tmp_path}/full: file exists"
+    ]
 
     free = threading.Event()
     stalled = samples.SampleWriter(str(tmp_path / "slow"), lambda said: free.wait(60))
@@ -120,12 +138,17 @@ def test_storage_that_fails_or_stalls_is_said_once_and_holds_nobody_up(tmp_path:
         ({"image": np.zeros((0, 4))}, "this one is [0, 4]"),
         ({"image": {"it": np.zeros((4, 4), np.int32)}}, "report(image={'it': …}): an array"),
         ({"image": "cat.png"}, "this one is []"),
-        ({"image": {str(at): np.zeros((2, 2)) for at in range(9)}}, "9 of them, and one step shows at most 8"),
+        (
+            {"image": {str(at): np.zeros((2, 2)) for at in range(9)}},
+            "9 of them, and one step shows at most 8",
+        ),
         ({"image": {1: np.zeros((2, 2))}}, "report(image=…): a name is text, not int"),
         ({"text": b"bytes"}, "report(text=…): a text, not bytes"),
     ],
 )
-def test_what_is_no_picture_is_refused_outside_a_job_too(arguments: dict[str, Any], said: str) -> None:
+def test_what_is_no_picture_is_refused_outside_a_job_too(
+    arguments: dict[str, Any], said: str
+) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         jaxlaunch.report(**arguments)
     assert said in str(caught.value)

@@ -61,15 +61,22 @@ def test_what_a_full_pipe_refuses_is_sent_later(pipe: Pipe) -> None:
     assert pipe.lines == [{"phase": "save"}, {"committed": 7}]
 
 
-def test_what_waits_is_added_to_and_nothing_of_it_is_lost(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "MIN_PERIOD_S", 3600.0)  # all of them wait, however slow this machine is
+def test_what_waits_is_added_to_and_nothing_of_it_is_lost(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        reporting, "MIN_PERIOD_S", 3600.0
+    )  # all of them wait, however slow this machine is
     jaxlaunch.report(step=1)
     jaxlaunch.report(step=2, loss=0.5)
     jaxlaunch.report(phase="eval", accuracy=0.9)
     reports = reporting._process_reports()
     assert reports is not None
     reports.flush()
-    assert pipe.lines[1:] == [{"phase": "eval", "step": 2}, {"metrics": {"loss": 0.5, "accuracy": 0.9}}]
+    assert pipe.lines[1:] == [
+        {"phase": "eval", "step": 2},
+        {"metrics": {"loss": 0.5, "accuracy": 0.9}},
+    ]
 
 
 def test_a_signal_s_handler_may_report_while_a_report_is_sent() -> None:
@@ -78,7 +85,9 @@ def test_a_signal_s_handler_may_report_while_a_report_is_sent() -> None:
     def send(line: Mapping[str, Any]) -> bool:
         if not sent:
             sent.append({})
-            reports.add_messages({"phase": {"phase": "save"}})  # as a handler does, in this very thread
+            reports.add_messages(
+                {"phase": {"phase": "save"}}
+            )  # as a handler does, in this very thread
         sent.append(line)
         return True
 
@@ -101,21 +110,28 @@ def test_numbers_that_json_has_not_become_null(pipe: Pipe) -> None:
         ({"committed": "4"}, "report(committed='4'): a whole number, not str"),
         (
             {"phase": "training"},
-            "report(phase='training'): a phase is one of restore, compile, step, data, eval, save, done",
+            "report(phase='training'): a phase is one of restore, compile, step, data, "
+            "eval, save, done",
         ),
         ({"loss": "low"}, "report(loss=…): a number, not str"),
         ({"loss": [1.0, 2.0]}, "report(loss=…): a number, not list"),
     ],
 )
-def test_what_is_no_report_is_refused_outside_a_job_too(arguments: dict[str, Any], said: str) -> None:
+def test_what_is_no_report_is_refused_outside_a_job_too(
+    arguments: dict[str, Any], said: str
+) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         jaxlaunch.report(**arguments)
     assert str(caught.value) == said
 
 
 def test_outside_a_job_it_does_nothing_and_needs_the_standard_library_alone() -> None:
-    program = "import sys, jaxlaunch; jaxlaunch.report(step=1, loss=2.0); print(*sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import sys, jaxlaunch; jaxlaunch.report(step=1, loss=2.0); print(*sorted(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     tops = {name.partition(".")[0] for name in done.stdout.split()}
     assert not tops & {"jax", "numpy", "launcher", "trainer"}
 

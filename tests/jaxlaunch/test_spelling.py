@@ -19,7 +19,9 @@ from jaxlaunch import spelling
         ("rnu", ["run", "render"], ["run"]),
     ],
 )
-def test_a_mistyped_word_is_near_by_its_letters(word: str, options: list[str], meant: list[str]) -> None:
+def test_a_mistyped_word_is_near_by_its_letters(
+    word: str, options: list[str], meant: list[str]
+) -> None:
     assert spelling.find_nearest(word, options, 3)[: len(meant)] == meant
     assert bool(spelling.find_nearest(word, options)) == bool(meant)
 

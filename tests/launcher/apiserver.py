@@ -1,7 +1,7 @@
 """A small API server on loopback: objects in a dictionary, and the faults that a test asks for.
 
-It knows paths, names, uids, versions, selectors, dry runs and ownership by uid; no schema, no admission. What the real
-server makes of a request is the matter of tests/cluster.
+It knows paths, names, uids, versions, selectors, dry runs and ownership by uid; no schema, no
+admission. What the real server makes of a request is the matter of tests/cluster.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class Server(ThreadingHTTPServer):
         self.bodies: list[Any] = []
         self.headers: list[dict[str, str]] = []
         self.faults: dict[tuple[str, str], collections.deque[Fault]] = {}
-        self.groups: dict[str, list[str]] = {"jobset.x-k8s.io": ["v1alpha2"], "kueue.x-k8s.io": ["v1beta2"]}
+        self.groups: dict[str, list[str]] = {
+            "jobset.x-k8s.io": ["v1alpha2"],
+            "kueue.x-k8s.io": ["v1beta2"],
+        }
         self.denied: set[tuple[str, str]] = set()
         self.events: list[Object] = []  # of every watch, oldest first
         self.changed = threading.Condition()
@@ -63,7 +66,9 @@ class Server(ThreadingHTTPServer):
         obj["metadata"].setdefault("creationTimestamp", "2026-11-21T06:00:00Z")
         with self.changed:
             self.objects[path] = obj
-            self.events.append({"type": event or ("MODIFIED" if known else "ADDED"), "object": obj, "path": path})
+            self.events.append(
+                {"type": event or ("MODIFIED" if known else "ADDED"), "object": obj, "path": path}
+            )
             self.changed.notify_all()
         return obj
 
@@ -91,7 +96,9 @@ class Handler(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body is written after its head, and would wait 40 ms for the client's ACK
+    disable_nagle_algorithm = (
+        True  # a body is written after its head, and would wait 40 ms for the client's ACK
+    )
     server: Server
 
     def log_message(self, *_: Any) -> None:
@@ -120,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PATCH = do_DELETE = _take
 
-    # --- verbs --------------------------------------------------------------------------------------------------------
+    # --- verbs ------------------------------------------------------------------------------------
 
     def _get(self) -> None:
         if self.at == "/version":
@@ -130,7 +137,9 @@ class Handler(BaseHTTPRequestHandler):
         elif self.at.startswith("/apis/") and self.at.count("/") == 2:
             versions = self.server.groups.get(self.at.split("/")[2])
             found = {"versions": [{"version": one} for one in versions or []]}
-            self.answer(200, found) if versions else self.fail(404, "NotFound", "the server could not find it")
+            self.answer(200, found) if versions else self.fail(
+                404, "NotFound", "the server could not find it"
+            )
         elif self.at.endswith("/log") and self.at in self.server.objects:
             self.send(200, self.server.objects[self.at]["text"].encode(), "text/plain")
         elif self.query.get("watch"):
@@ -149,12 +158,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def _is_selected(self, path: str) -> bool:
         fields = self.query.get("fieldSelector", "")
-        if fields.startswith("metadata.name=") and fields != f"metadata.name={path.rpartition('/')[2]}":
+        if (
+            fields.startswith("metadata.name=")
+            and fields != f"metadata.name={path.rpartition('/')[2]}"
+        ):
             return False
         labels = self.server.objects[path]["metadata"].get("labels", {})
         wanted = filter(None, self.query.get("labelSelector", "").split(","))
         return all(
-            (labels.get(key) == value) if equals else key in labels for key, equals, value in map(_split, wanted)
+            (labels.get(key) == value) if equals else key in labels
+            for key, equals, value in map(_split, wanted)
         )
 
     def _list(self) -> None:
@@ -169,12 +182,19 @@ class Handler(BaseHTTPRequestHandler):
         self.begin_stream()
         since, plural = int(self.query.get("resourceVersion") or 0), self.at.rpartition("/")[2]
         told = 0
-        end = threading.TIMEOUT_MAX if "timeoutSeconds" not in self.query else float(self.query["timeoutSeconds"])
+        end = (
+            threading.TIMEOUT_MAX
+            if "timeoutSeconds" not in self.query
+            else float(self.query["timeoutSeconds"])
+        )
         with self.server.changed:
             while not self.server.closing.is_set():
                 for event in self.server.events[told:]:
                     one = event["object"]
-                    if event["path"].split("/")[-2] == plural and int(one["metadata"]["resourceVersion"]) > since:
+                    if (
+                        event["path"].split("/")[-2] == plural
+                        and int(one["metadata"]["resourceVersion"]) > since
+                    ):
                         self.chunk({"type": event["type"], "object": one})
                 told = len(self.server.events)
                 if not self.server.changed.wait(end):
@@ -188,8 +208,12 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(201, {"status": {"allowed": is_allowed}})
         path = f"{self.at}/{self.body['metadata']['name']}"
         if path in self.server.objects:
-            return self.fail(409, "AlreadyExists", f'"{self.body["metadata"]["name"]}" already exists')
-        self.answer(201, self.body if self.query.get("dryRun") else self.server.put(path, self.body))
+            return self.fail(
+                409, "AlreadyExists", f'"{self.body["metadata"]["name"]}" already exists'
+            )
+        self.answer(
+            201, self.body if self.query.get("dryRun") else self.server.put(path, self.body)
+        )
 
     def _patch(self) -> None:
         known = self.server.objects.get(self.at)
@@ -207,18 +231,24 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.answer(200, self.server.drop(self.at))
 
-    # --- answers ------------------------------------------------------------------------------------------------------
+    # --- answers ----------------------------------------------------------------------------------
 
     def answer(self, code: int, obj: Any, **headers: str) -> None:
         self.send(code, json.dumps(obj).encode(), "application/json", **headers)
 
     def fail(self, code: int, reason: str, message: str, **headers: str) -> None:
-        self.answer(code, {"kind": "Status", "code": code, "reason": reason, "message": message}, **headers)
+        self.answer(
+            code, {"kind": "Status", "code": code, "reason": reason, "message": message}, **headers
+        )
 
     def send(self, code: int, body: bytes, kind: str, **headers: str) -> None:
         self.send_response_only(code)
         self.send_header("Date", formatdate(usegmt=True))
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            **headers,
+        }.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(body)
@@ -239,7 +269,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 PLURALS = frozenset(
-    "configmaps events jobs jobsets limitranges localqueues namespaces networkpolicies nodes pods priorityclasses "
+    "configmaps events jobs jobsets limitranges localqueues namespaces networkpolicies nodes pods "
+    "priorityclasses "
     "workloads workloadpriorityclasses".split()
 )
 
@@ -261,7 +292,7 @@ def merged(base: Any, patch: Any) -> Any:
     return found
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 def refuse(code: int, **headers: str) -> Fault:
@@ -303,7 +334,9 @@ S = TypeVar("S", bound=Server)
 @contextmanager
 def serving(server: S) -> Iterator[S]:
     """A server that answers while the block lasts."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    )
     thread.start()
     try:
         yield server
@@ -323,7 +356,9 @@ def kubeconfig(folder: Path, server: str, namespace: str = "team-a", **user: Any
         "kind": "Config",
         "current-context": "test",
         "clusters": [{"name": "test", "cluster": {"server": server}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": namespace}}],
+        "contexts": [
+            {"name": "test", "context": {"cluster": "test", "user": "me", "namespace": namespace}}
+        ],
         "users": [{"name": "me", "user": user}],
     }
     file.write_text(yaml.safe_dump(config))

@@ -17,7 +17,9 @@ class Left:
     err: str
 
 
-def launcher(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Left:
+def launcher(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> Left:
     """Runs `launcher ARGUMENTS` to its end."""
     monkeypatch.setattr(sys, "argv", ["launcher", *arguments])
     with pytest.raises(SystemExit) as left:

@@ -1,8 +1,10 @@
 """Accelerator × platform × options: every accelerator where it exists, each time with two of the options it can have.
 
-Which two is a matter of their names alone, so that a row more in a table adds golden files and renames none.
+Which two is a matter of their names alone, so that a row more in a table adds golden files and
+renames none.
 
-manifests/test_jobset.py compares each with its golden file, cluster/test_admission.py sends each to an API server.
+manifests/test_jobset.py compares each with its golden file, cluster/test_admission.py sends each to
+an API server.
 """
 
 from __future__ import annotations
@@ -28,19 +30,26 @@ train:
 """
 # What a job sets besides its accelerator and platform.
 OPTIONS: Mapping[str, str] = {
-    "gang": "hosts: 4\nrestarts: {crash: 2, in_place: 0}\ngrace: 30s\ndeadline: 2d\nttl: 1d\nnetwork_policy: false\n",
-    "queue": "queue: research\npriority: high\nplacement: {preferred: cloud.google.com/gce-topology-block}\n",
+    "gang": "hosts: 4\nrestarts: {crash: 2, in_place: 0}\ngrace: 30s\ndeadline: 2d\nttl: "
+    "1d\nnetwork_policy: false\n",
+    "queue": "queue: research\npriority: high\nplacement: {preferred: "
+    "cloud.google.com/gce-topology-block}\n",
     "spot": "capacity: spot\npriority: low\n",
     "flex-start": "capacity: flex-start\nqueue: research\ndeadline: 1d\n",
-    "reservation": "capacity: {reservation: bought}\nnode_selector: {pool: a}\ntolerations: [{key: own, value: us}]\n",
-    "rdma": "hosts: 2\nnetwork: {profile: rdma, resource: rdma/ib, count: 8}\nresources: {shm: 16Gi}\n",
+    "reservation": "capacity: {reservation: bought}\nnode_selector: {pool: a}\ntolerations: [{key: "
+    "own, value: us}]\n",
+    "rdma": "hosts: 2\nnetwork: {profile: rdma, resource: rdma/ib, count: 8}\nresources: "
+    "{shm: 16Gi}\n",
     "efa": "hosts: 2\nnetwork: efa\nresources: {cpu: 90, memory: 1000Gi}\n",
     "tcpxo": "hosts: 2\nnetwork: gpudirect-tcpxo\n",
     "hostnetwork": "hosts: 3\nnetwork: hostnetwork\n",
     "slices": "slices: 3\nlabels: {team: vision}\nannotations: {example.com/note: a note}\n",
-    "storage": "volumes: [{claim: checkpoints, path: /checkpoints}, {ephemeral: 50Gi, path: /scratch}, "
-    "{secret: keys, path: /keys}, {configmap: settings, path: /settings}]\nresources: {cpu: 4, memory: 16Gi}\n" + TRAIN,
-    "inject": "agent: inject\ncode: .\nsecrets: {TOKEN: {name: hub, key: token}}\nimage_pull_secrets: [registry]\n",
+    "storage": "volumes: [{claim: checkpoints, path: /checkpoints}, {ephemeral: 50Gi, path: "
+    "/scratch}, "
+    "{secret: keys, path: /keys}, {configmap: settings, path: /settings}]\nresources: {cpu: 4, "
+    "memory: 16Gi}\n" + TRAIN,
+    "inject": "agent: inject\ncode: .\nsecrets: {TOKEN: {name: hub, key: "
+    "token}}\nimage_pull_secrets: [registry]\n",
 }
 DEFAULTS = "{tcpxo: {image: 'registry.example/rxdm:1'}, prometheus: {namespace: monitoring}}"
 
@@ -55,7 +64,9 @@ class Combination(NamedTuple):
         return f"{self.where}-{self.kind}-{self.option}"
 
     def job(self) -> JobSpec:
-        topology = {2: ", topology: 4x4", 3: ", topology: 2x2x4"}.get(ACCELERATORS[self.kind].dimensions, "")
+        topology = {2: ", topology: 4x4", 3: ", topology: 2x2x4"}.get(
+            ACCELERATORS[self.kind].dimensions, ""
+        )
         text = (
             f"name: {self.name}\nimage: registry.example/train:1\nplatform: {self.where}\n"
             f"accelerator: {{type: {self.kind}{topology}}}\n{OPTIONS.get(self.option, '')}"
@@ -72,16 +83,22 @@ class Combination(NamedTuple):
         several = [(key, values[0]) for key, values in labels.items() if len(values) > 1]
         several = [] if ACCELERATORS[self.kind].may_mix_kinds else several
         is_gang = "hosts:" in text or "slices:" in text
-        return "".join(f"node_selector: {{{key}: {value}}}\n" for key, value in several) if is_gang else ""
+        return (
+            "".join(f"node_selector: {{{key}: {value}}}\n" for key, value in several)
+            if is_gang
+            else ""
+        )
 
     def manifests(self) -> list[dict[str, Any]]:
         spec = self.job()
         return render(
-            resolve(spec, defaults.parse_defaults(DEFAULTS)), Bundle(b"agent", b"code") if spec.code else None
+            resolve(spec, defaults.parse_defaults(DEFAULTS)),
+            Bundle(b"agent", b"code") if spec.code else None,
         )
 
 
-# The plainest job on each kind of device, from which the golden files of all others say how they differ.
+# The plainest job on each kind of device, from which the golden files of all others say how they
+# differ.
 PLAIN = (
     Combination("cpu", "generic", "plain"),
     Combination("b200", "eks", "plain"),
@@ -97,13 +114,19 @@ def combinations() -> Iterator[Combination]:
         for kind in nodes:
             if is_plain(kind, where):
                 continue
-            able = [Combination(kind, where, option) for option in OPTIONS if _can(kind, where, option)]
+            able = [
+                Combination(kind, where, option) for option in OPTIONS if _can(kind, where, option)
+            ]
             yield from sorted(able, key=_draw)[:2]
 
 
 def is_plain(kind: str, where: PlatformName) -> bool:
     """Whether nothing but its label tells an accelerator from others on this platform."""
-    return where == "generic" and kind not in table.NODES["eks"] and ACCELERATORS[kind].platform == "cuda"
+    return (
+        where == "generic"
+        and kind not in table.NODES["eks"]
+        and ACCELERATORS[kind].platform == "cuda"
+    )
 
 
 def _draw(one: Combination) -> str:

@@ -27,7 +27,9 @@ def ago(**span: float) -> str:
     return (NOW - timedelta(**span)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def jobset(hosts: int = 2, *, status: Object | None = None, suspend: bool = False, **keys: Any) -> Object:
+def jobset(
+    hosts: int = 2, *, status: Object | None = None, suspend: bool = False, **keys: Any
+) -> Object:
     """The JobSet of a job called lm; `keys` are keys of job.yaml."""
     document = {
         "name": "lm",
@@ -49,7 +51,11 @@ def jobset(hosts: int = 2, *, status: Object | None = None, suspend: bool = Fals
 def foreign(name: str = "lm") -> Object:
     """A JobSet that another tool made."""
     template = {"spec": {"containers": [{"name": "work", "image": "x"}]}}
-    one = {"name": "part", "replicas": 2, "template": {"spec": {"parallelism": 3, "template": template}}}
+    one = {
+        "name": "part",
+        "replicas": 2,
+        "template": {"spec": {"parallelism": 3, "template": template}},
+    }
     metadata = {"name": name, "namespace": "team", "uid": "1234", "creationTimestamp": BEGUN}
     return {"metadata": metadata, "spec": {"replicatedJobs": [one]}, "status": {}}
 
@@ -66,7 +72,9 @@ def ended(state: str, reason: str = "", message: str = "", **status: Any) -> Obj
     return {"terminalState": state, "conditions": [condition], **status}
 
 
-def job_object(name: str = "lm-w-0", *conditions: Object, is_seen: bool = True, **spec: Any) -> Object:
+def job_object(
+    name: str = "lm-w-0", *conditions: Object, is_seen: bool = True, **spec: Any
+) -> Object:
     """A Job; `is_seen`: the Job controller has begun with it."""
     started = {"startTime": BEGUN} if is_seen else {}
     return {
@@ -76,16 +84,33 @@ def job_object(name: str = "lm-w-0", *conditions: Object, is_seen: bool = True, 
     }
 
 
-def condition(kind: str, status: str = "True", reason: str = "", message: str = "", **more: Any) -> Object:
+def condition(
+    kind: str, status: str = "True", reason: str = "", message: str = "", **more: Any
+) -> Object:
     return {"type": kind, "status": status, "reason": reason, "message": message, **more}
 
 
-def pod(host: int = 0, *, generation: int = 0, node: str | None = "node-1", part: str = "w", **parts: Any) -> Object:
+def pod(
+    host: int = 0,
+    *,
+    generation: int = 0,
+    node: str | None = "node-1",
+    part: str = "w",
+    **parts: Any,
+) -> Object:
     """The pod of a host, as it runs; `parts` change that. As launcher/kubernetes/kept_fields leaves it."""
     state = parts.pop("state", {"running": {"startedAt": ago(minutes=9)}})
     phase = parts.pop("phase", "Running" if node and "running" in state else "Pending")
-    conditions = parts.pop("conditions", [condition("Ready", "True" if "running" in state else "False")])
-    containers = [{"name": parts.pop("container", "main"), "image": "registry.example/train:1", "state": state}]
+    conditions = parts.pop(
+        "conditions", [condition("Ready", "True" if "running" in state else "False")]
+    )
+    containers = [
+        {
+            "name": parts.pop("container", "main"),
+            "image": "registry.example/train:1",
+            "state": state,
+        }
+    ]
     containers += parts.pop("beside", [])
     full = {
         "metadata": {
@@ -126,11 +151,19 @@ def waiting(host: int, reason: str, message: str = "", **parts: Any) -> Object:
 
 def over(host: int, code: int, reason: str = "", message: str = "", **parts: Any) -> Object:
     """A pod whose container ended."""
-    terminated = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
-    return pod(host, state={"terminated": terminated}, phase="Failed" if code else "Succeeded", **parts)
+    terminated = {
+        "exitCode": code,
+        "reason": reason or ("Error" if code else "Completed"),
+        "message": message,
+    }
+    return pod(
+        host, state={"terminated": terminated}, phase="Failed" if code else "Succeeded", **parts
+    )
 
 
-def event(kind: str, name: str, reason: str, message: str, *, last: str = "", count: int = 1, by: str = "") -> Object:
+def event(
+    kind: str, name: str, reason: str, message: str, *, last: str = "", count: int = 1, by: str = ""
+) -> Object:
     about = {"kind": kind, "name": name, "namespace": "team"}
     return {
         "metadata": {"name": f"{name}.1"},
@@ -147,7 +180,11 @@ def event(kind: str, name: str, reason: str, message: str, *, last: str = "", co
 def workload(*conditions: Object, active: bool = True, **status: Any) -> Object:
     """Kueue's Workload of the job."""
     metadata = {"name": "jobset-lm-1a2b3", "labels": {"kueue.x-k8s.io/job-uid": "1234"}}
-    return {"metadata": metadata, "spec": {"active": active}, "status": {"conditions": list(conditions), **status}}
+    return {
+        "metadata": metadata,
+        "spec": {"active": active},
+        "status": {"conditions": list(conditions), **status},
+    }
 
 
 def local_queue(active: bool = True, reason: str = "", **spec: Any) -> Object:
@@ -162,7 +199,9 @@ def cluster_queue(
     """A queue with one flavor, `h100`, and a quota of cpu."""
     flavors = [{"name": "h100", "resources": [{"name": "cpu", "nominalQuota": nominal}]}]
     reserved = [{"name": "h100", "resources": [{"name": "cpu", "total": used}]}]
-    conditions = [condition("Active", str(active), "Ready" if active else "FlavorNotFound", message)]
+    conditions = [
+        condition("Active", str(active), "Ready" if active else "FlavorNotFound", message)
+    ]
     return {
         "metadata": {"name": "shared"},
         "spec": {"resourceGroups": [{"coveredResources": ["cpu"], "flavors": flavors}], **spec},
@@ -171,7 +210,11 @@ def cluster_queue(
 
 
 def node(
-    name: str = "node-1", *, labels: Mapping[str, str] | None = None, taints: tuple[str, ...] = (), **has: str
+    name: str = "node-1",
+    *,
+    labels: Mapping[str, str] | None = None,
+    taints: tuple[str, ...] = (),
+    **has: str,
 ) -> Object:
     """A node; a taint is written key=value:Effect, and `has` is what it offers (cpu, memory, nvidia_com__gpu)."""
     made = []
@@ -190,7 +233,12 @@ def node(
 
 
 def farewell(
-    code: int, message: str | Failure = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any
+    code: int,
+    message: str | Failure = "it ended",
+    *,
+    attempt: int = 1,
+    generation: int = 0,
+    **more: Any,
 ) -> str:
     """The termination message of an agent."""
     return log_lines.format_termination_message(
@@ -214,18 +262,28 @@ def beat(at: float = -5, **fields: Any) -> BeatLine:
     return BeatLine(at=NOW.timestamp() + at, **{**usual, **fields})
 
 
-def past(code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any) -> PastLine:
+def past(
+    code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any
+) -> PastLine:
     """An earlier attempt, as a leader tells of it."""
-    about = {"attempt": attempt, "generation": generation, "verdict": verdict_for_code(code, message, **more)}
+    about = {
+        "attempt": attempt,
+        "generation": generation,
+        "verdict": verdict_for_code(code, message, **more),
+    }
     return PastLine(at=NOW.timestamp() - 300, ended=NOW.timestamp() - 320, **about)  # type: ignore[arg-type]
 
 
-def judged(code: int, message: str = "it ended", *, attempt: int = 1, at: float = -4, **more: Any) -> VerdictLine:
+def judged(
+    code: int, message: str = "it ended", *, attempt: int = 1, at: float = -4, **more: Any
+) -> VerdictLine:
     found = verdict_for_code(code, message, **more)
     return VerdictLine(at=NOW.timestamp() + at, attempt=attempt, verdict=found, step=found.step)
 
 
-def snapshot(of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any) -> Snapshot:
+def snapshot(
+    of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any
+) -> Snapshot:
     """All that was seen of job lm; whatever is not said is as in a job that was just made."""
     found = jobset(max(1, len(pods))) if of is None else of
     folded = objects.fold_events(collect.job_events(map(objects.trim_event, events), "lm", found))

@@ -15,11 +15,16 @@ from tests.lint.documents import DOCS, jobs
 @pytest.mark.extended
 @pytest.mark.parametrize("command", ["validate", "plan"])
 def test_the_first_cluster_job_on_tpus_fits_as_its_page_says(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That on GPUs: tests/gang/test_tutorial.py."""
     page = (DOCS / "first-cluster-job.md").read_text()
-    (tmp_path / "job.yaml").write_text(re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1])
+    (tmp_path / "job.yaml").write_text(
+        re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1]
+    )
     assert f"launcher {command} job.yaml" in page
     assert launcher(capsys, monkeypatch, command, str(tmp_path / "job.yaml")).code == 0
 

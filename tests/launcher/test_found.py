@@ -63,7 +63,8 @@ OF_PROGRAMS = {
     "exit 1": [sys.executable, "-c", "raise SystemExit(1)"],
     "exit 127": ["sh", "-c", "no-such-program"],
 }
-# Cases of tests/launcher/diagnose/explain whose first line names more than their situation -> what it leads to.
+# Cases of tests/launcher/diagnose/explain whose first line names more than their situation -> what
+# it leads to.
 OF_OTHERS = {
     "failed without a word": "crash-loop",
     "killed for its liveness probe": "unhealthy",
@@ -75,7 +76,10 @@ OF_OTHERS = {
     "a hook, and an agent that was stopped for it": "unhealthy",
     "a host that cannot join": "lost",
 }
-OF_NO_ROW = {"failed and its pods are gone", "failed after it was stopped and resumed, and its pods are gone"}
+OF_NO_ROW = {
+    "failed and its pods are gone",
+    "failed after it was stopped and resumed, and its pods are gone",
+}
 SIGNALS = ["SIGABRT", "SIGBUS", "SIGKILL", "SIGSEGV", "SIGTERM"]
 
 
@@ -126,7 +130,9 @@ def test_an_error_between_processes_is_found(name: str, of_peers: dict[str, str]
 @pytest.mark.parametrize("number", SIGNALS)
 def test_what_a_signal_leaves_is_found(number: str) -> None:
     kill = f"import os; os.kill(os.getpid(), {getattr(signal, number).value})"
-    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", kill], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", kill], capture_output=True, text=True
+    )
     shows(f"`{number}`", f"{done.stderr}exit {128 - done.returncode}")
 
 
@@ -138,7 +144,9 @@ def test_what_a_program_ends_with_is_found(code: str) -> None:
 
 def test_an_error_of_a_job_is_found() -> None:
     with pytest.raises(UserError) as raised:
-        load.parse_job("name: a\naccelerator: {type: cpu, per_host: 8}\ntrain: {task: 'a:B', batch: 100}\n")
+        load.parse_job(
+            "name: a\naccelerator: {type: cpu, per_host: 8}\ntrain: {task: 'a:B', batch: 100}\n"
+        )
     shows("train.batch = 100 is not divisible by", str(raised.value))
 
 
@@ -146,7 +154,10 @@ def test_errors_of_commands_are_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    shows("does not exist, and this is not a pod of a cluster", launcher(capsys, monkeypatch, "list").err)
+    shows(
+        "does not exist, and this is not a pod of a cluster",
+        launcher(capsys, monkeypatch, "list").err,
+    )
     (tmp_path / "damaged").write_text("a: [")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "damaged"))
     shows("is not a kubeconfig", launcher(capsys, monkeypatch, "list").err)
@@ -156,7 +167,10 @@ def test_errors_of_commands_are_found(
 @pytest.mark.parametrize("code", [code for code in contract.OUTCOMES if code != contract.DONE])
 def test_the_last_line_of_a_run_is_found(code: int) -> None:
     """Each code is left by a pod in tests/cluster/test_exit_codes.py."""
-    said = f"launcher: failed at step 40: rank 1 said something new (exit {code}); see runs/lm/summary.json"
+    said = (
+        f"launcher: failed at step 40: rank 1 said something new (exit {code}); see "
+        "runs/lm/summary.json"
+    )
     assert f"`exit {code}`" in entry(said)
 
 
@@ -171,7 +185,7 @@ def test_an_unknown_message_is_not_found() -> None:
     assert entry("all went well") == ""
 
 
-# --- which have been made -------------------------------------------------------------------------------------------
+# --- which have been made -------------------------------------------------------------------------
 
 
 def produced() -> Iterator[str]:
@@ -194,7 +208,8 @@ def entries(words: Sequence[str]) -> set[str]:
 
 def test_every_entry_is_produced_by_a_test_or_it_is_known_why_not() -> None:
     explained = {entry(explain_job(job).headline) for job, _ in CASES.values()} - {""}
-    made, left = entries([*produced()]), entries([words for them in NOT_HERE.values() for words in them])
+    made = entries([*produced()])
+    left = entries([words for them in NOT_HERE.values() for words in them])
     assert len(made) >= 60
     assert sorted({row[0] for row in ROWS} - made - explained - left) == []
     assert sorted(made & left) == []

@@ -42,7 +42,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: ModuleType)
 
     def program(name: str, code: int) -> None:
         lists = 'case "$*" in *"config list") exit 0;; esac'
-        (tmp_path / name).write_text(f'#!/bin/sh\n{lists}\necho "{name} $*" >>{tmp_path}/ran\nexit {code}\n')
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\n{lists}\necho "{name} $*" >>{tmp_path}/ran\nexit {code}\n'
+        )
         (tmp_path / name).chmod(0o755)
 
     def run(uv_code: int | None) -> list[str]:
@@ -55,13 +57,17 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: ModuleType)
     return run
 
 
-def test_the_section_of_a_command_wins_over_the_global_one_and_the_environment_over_both(script: ModuleType) -> None:
+def test_the_section_of_a_command_wins_over_the_global_one_and_the_environment_over_both(
+    script: ModuleType,
+) -> None:
     settings = script.read_settings(LISTING + ":env:.cert='/mine.pem'\n")
     assert settings["index-url"] == "https://install.example/simple"
     assert settings["cert"] == "/mine.pem"
 
 
-def test_uv_reaches_packages_as_pip_does(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_reaches_packages_as_pip_does(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in os.environ if name.startswith(("UV_", "SSL_"))]:
         monkeypatch.delenv(name)
     variables = script.uv_environment(script.read_settings(LISTING))
@@ -79,7 +85,9 @@ def test_uv_installs_where_it_is_there(install: Install) -> None:
 
 
 def test_pip_installs_where_uv_is_missing(install: Install) -> None:
-    assert install(uv_code=None) == ["python -m pip --python there/python install --quiet --no-deps ."]
+    assert install(uv_code=None) == [
+        "python -m pip --python there/python install --quiet --no-deps ."
+    ]
 
 
 def test_pip_installs_where_uv_fails(install: Install, capfd: pytest.CaptureFixture[str]) -> None:

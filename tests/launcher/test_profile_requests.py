@@ -15,7 +15,11 @@ from jaxlaunch.launcher.cli.profile import Agent, AgentUnreachable, Answer, prof
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders
 
-DONE = {"state": "done", "folder": "there", "summary": {"first_step": 4, "steps": 5, "devices": 1, "device": "cpu"}}
+DONE = {
+    "state": "done",
+    "folder": "there",
+    "summary": {"first_step": 4, "steps": 5, "devices": 1, "device": "cpu"},
+}
 
 
 def agent(number: int, posted: Answer | int, *looks: Answer | None) -> Agent:
@@ -96,7 +100,9 @@ def test_a_folder_of_a_job_on_a_cluster_is_not_running_here(tmp_path: Path) -> N
         profile.local_agents(tmp_path)
 
 
-def test_a_run_is_found_by_its_folder_or_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_found_by_its_folder_or_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "lm"
     folder.mkdir(parents=True)

@@ -10,15 +10,28 @@ import click
 import pytest
 
 from jaxlaunch import programs
-from jaxlaunch.launcher.cli.models import eval_command, export_command, predict_command, sample_command
+from jaxlaunch.launcher.cli.models import (
+    eval_command,
+    export_command,
+    predict_command,
+    sample_command,
+)
 
 # What each program is asked for, and the same written out.
 ASKED: list[tuple[Any, list[str]]] = [
     (
         programs.Sample(
-            folder="f", prompt=("-a", "b"), n=2, top_p=0.5, min_p=0.1, step="best", ema=True, precision="bf16"
+            folder="f",
+            prompt=("-a", "b"),
+            n=2,
+            top_p=0.5,
+            min_p=0.1,
+            step="best",
+            ema=True,
+            precision="bf16",
         ),
-        "f --prompt=-a --prompt=b -n 2 --top-p 0.5 --min-p 0.1 --step best --ema --precision bf16".split(),
+        "f --prompt=-a --prompt=b -n 2 --top-p 0.5 --min-p 0.1 --step best --ema "
+        "--precision bf16".split(),
     ),
     (programs.Evaluate(folder="f", step=7), ["f", "--step=7"]),
     (

@@ -31,7 +31,9 @@ def commands(block: str) -> list[str]:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tracked files, and the environment that runs this test."""
     folder = tmp_path_factory.mktemp("checkout")
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     for name in filter(None, tracked.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
@@ -42,7 +44,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def printed(checkout: Path) -> dict[str, str]:
     """What each command prints, run once in one shell: those of README, then those of quickstart alone."""
-    lines = [line for page in (README, QUICKSTART) for step in tutorials.steps(page) for line in commands(step.text)]
+    lines = [
+        line
+        for page in (README, QUICKSTART)
+        for step in tutorials.steps(page)
+        for line in commands(step.text)
+    ]
     once = list(dict.fromkeys(lines))
     script = "".join(f"echo {MARK} {number}\n{line}\n" for number, line in enumerate(once))
     done = subprocess.run(
@@ -55,12 +62,16 @@ def printed(checkout: Path) -> dict[str, str]:
         timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    return dict(zip(once, re.split(rf"^{MARK} \d+\n", done.stdout, flags=re.MULTILINE)[1:], strict=True))
+    return dict(
+        zip(once, re.split(rf"^{MARK} \d+\n", done.stdout, flags=re.MULTILINE)[1:], strict=True)
+    )
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("page", [README, QUICKSTART], ids=["README", "quickstart"])
-def test_every_command_of_a_page_prints_what_the_page_shows(page: str, printed: dict[str, str]) -> None:
+def test_every_command_of_a_page_prints_what_the_page_shows(
+    page: str, printed: dict[str, str]
+) -> None:
     shown = [step for step in tutorials.steps(page) if step.output]
     assert [commands(step.text)[0] for step in shown][:1] == ["make run"]
     for step in shown:
@@ -69,7 +80,9 @@ def test_every_command_of_a_page_prints_what_the_page_shows(page: str, printed: 
 
 
 @pytest.mark.extended
-def test_make_run_trains_to_the_accuracy_that_it_prints(checkout: Path, printed: dict[str, str]) -> None:
+def test_make_run_trains_to_the_accuracy_that_it_prints(
+    checkout: Path, printed: dict[str, str]
+) -> None:
     said = re.findall(r"eval .* accuracy (\S+)  examples 360$", printed["make run"], re.MULTILINE)
     assert said and float(said[-1]) >= 0.97  # of every held-out digit, once
     summary = json.loads((checkout / "runs/digits/summary.json").read_text())

@@ -13,17 +13,25 @@ ROOT = Path(__file__).parents[2]
 
 
 def release(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([ROOT / ".ci/release", *arguments], cwd=folder, capture_output=True, text=True)
+    return subprocess.run(
+        [ROOT / ".ci/release", *arguments], cwd=folder, capture_output=True, text=True
+    )
 
 
 def test_the_notes_of_a_release_are_its_own_section_and_leave_nothing_out(tmp_path: Path) -> None:
     changes = tmp_path / "CHANGELOG.md"
-    changes.write_text("# Changelog\n\n## [Unreleased]\n\n## [0.2.0]\n\n- new\n\n## [0.1.0]\n\n- old\n")
+    changes.write_text(
+        "# Changelog\n\n## [Unreleased]\n\n## [0.2.0]\n\n- new\n\n## [0.1.0]\n\n- old\n"
+    )
     assert release(tmp_path, "notes", "0.2.0").stdout == "- new\n"
     assert "has no section [0.3.0]" in release(tmp_path, "notes", "0.3.0").stderr
     changes.write_text("## [Unreleased]\n\n- newer\n\n## [0.1.0]\n\n- old\n")
     refused = release(tmp_path, "notes", "0.1.0")
-    assert refused.returncode == 1 and "move them to a section [0.1.0]" in refused.stderr and refused.stdout == ""
+    assert (
+        refused.returncode == 1
+        and "move them to a section [0.1.0]" in refused.stderr
+        and refused.stdout == ""
+    )
 
 
 def test_the_package_has_absolute_links_and_the_project_s_urls(tmp_path: Path) -> None:
@@ -34,7 +42,10 @@ def test_the_package_has_absolute_links_and_the_project_s_urls(tmp_path: Path) -
     text = (tmp_path / "README.md").read_text()
     pictures = re.findall(r"!\[[^\]]*\]\(([^()\s]+)\)", text)
     assert pictures[0] == "https://git.example/o/r/actions/workflows/ci.yaml/badge.svg"
-    assert all(each.startswith("https://git.example/o/r/raw/v1.0.0/docs/pictures/") for each in pictures[1:])
+    assert all(
+        each.startswith("https://git.example/o/r/raw/v1.0.0/docs/pictures/")
+        for each in pictures[1:]
+    )
     targets = re.findall(r"\]\(([^()\s]+)\)", text)
     assert targets and all(target.startswith("https://") for target in targets)
     urls = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["urls"]

@@ -35,7 +35,17 @@ def record(attempt: int, generation: int, code: int) -> AttemptRecord:
     verdict = verdict_for_code(code, "it ended")
     began = made_runs.BEGAN + 10 * attempt
     return AttemptRecord(
-        "uid", generation, attempt, verdict.cause, 0, None, None, {"step": 9.0}, verdict, began, began + 9
+        "uid",
+        generation,
+        attempt,
+        verdict.cause,
+        0,
+        None,
+        None,
+        {"step": 9.0},
+        verdict,
+        began,
+        began + 9,
     )
 
 
@@ -45,14 +55,23 @@ LAST = record(4, 1, contract.CRASH)
 
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_every_surface_of_a_run_here_shows_the_same_restarts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_ended: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    has_ended: bool,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "made"
     run.mkdir(parents=True)
     records = [*RECORDS, LAST] if has_ended else RECORDS
     of = AttemptProgress(
-        "uid", 1, 4, made_runs.BEGAN + 40, at=made_runs.BEGAN + 49, seconds={"step": 9.0}, first_step=1
+        "uid",
+        1,
+        4,
+        made_runs.BEGAN + 40,
+        at=made_runs.BEGAN + 49,
+        seconds={"step": 9.0},
+        first_step=1,
     )
     summary = Summary(
         LAST.verdict if has_ended else None,
@@ -74,7 +93,9 @@ def test_every_surface_of_a_run_here_shows_the_same_restarts(
         "list": int(show("list", "--local").splitlines()[1].split()[4]),
         "list -o json": json.loads(show("list", "--local", "-o", "json"))[0]["restarts"]["total"],
         "status": number(show("status", "--local", "made")),
-        "status -o json": json.loads(show("status", "--local", "made", "-o", "json"))["restarts"]["total"],
+        "status -o json": json.loads(show("status", "--local", "made", "-o", "json"))["restarts"][
+            "total"
+        ],
         "explain": number(show("explain", "--local", "made")),
         "page": RunReader(run).read_report().to_json()["restarts"],
         "dashboard": run_files.read_brief(run).restarts,
@@ -89,12 +110,16 @@ def test_every_surface_of_a_job_on_the_cluster_shows_the_same_restarts(told_by: 
     counts = {"restarts": 1, "restartsCountTowardsMax": 1}
     job = jobset(1, status=ended("Failed", **counts) if "failed" in told_by else counts)
     if told_by == "pods":
-        seen = snapshot(job, pod(generation=1), records=(beat(attempt=4, generation=1, restarts=BY_CAUSE),))
+        seen = snapshot(
+            job, pod(generation=1), records=(beat(attempt=4, generation=1, restarts=BY_CAUSE),)
+        )
     else:
         verdict, ends = None, BY_CAUSE
         if "failed" in told_by:
             verdict, ends = LAST.verdict, {**BY_CAUSE, "crash": 3}
-        known = ProgressAnnotation("1234", made_runs.BEGAN, told_by.split(",")[0], 4, 1, ends=ends, verdict=verdict)
+        known = ProgressAnnotation(
+            "1234", made_runs.BEGAN, told_by.split(",")[0], 4, 1, ends=ends, verdict=verdict
+        )
         job["metadata"].setdefault("annotations", {})[contract.ANNOTATION] = known.to_json()
         seen = snapshot(job)
     status = derive_status(seen)

@@ -20,15 +20,22 @@ RUNS = "import sys; from tests import suite; sys.exit(suite.run({waits!r}, {comp
 
 
 def prints(*words: str, code: int = 0) -> list[str]:
-    text = f"import sys, time\nfor word in {words}: print(word, flush=True); time.sleep(0.05)\nsys.exit({code})"
+    text = (
+        f"import sys, time\nfor word in {words}: print(word, flush=True); "
+        f"time.sleep(0.05)\nsys.exit({code})"
+    )
     return [sys.executable, "-c", text]
 
 
 def started(waits: Sequence[str], compute: Sequence[Sequence[str]]) -> subprocess.Popen[str]:
     program = RUNS.format(waits=waits, compute=compute)
     pipe = subprocess.PIPE
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # of a worker of xdist
-    return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }  # of a worker of xdist
+    return subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def pytest_of(folder: Path, text: str) -> list[str]:
@@ -105,7 +112,11 @@ def test_fails(number):
 
 @pytest.mark.parametrize(
     ("count", "in_a", "named", "code"),
-    [(suite.MAX_AGAIN, 1, True, 0), (suite.MAX_AGAIN + 1, 1, False, 1), (suite.MAX_AGAIN, 1000, True, 1)],
+    [
+        (suite.MAX_AGAIN, 1, True, 0),
+        (suite.MAX_AGAIN + 1, 1, False, 1),
+        (suite.MAX_AGAIN, 1000, True, 1),
+    ],
 )
 def test_a_few_tests_that_pass_when_they_run_alone_are_named_and_fail_nothing(
     tmp_path: Path,
@@ -125,7 +136,9 @@ def test_a_few_tests_that_pass_when_they_run_alone_are_named_and_fail_nothing(
     monkeypatch.setenv(failures.FILE, "")  # run() sets it, and this gives it back
     assert suite.run(prints("waits"), [one]) == code
     last = capfd.readouterr().out.splitlines()[-1]
-    assert ("when run again, alone, what failed passed: test_it.py::test_fails[0], " in last) == named
+    assert (
+        "when run again, alone, what failed passed: test_it.py::test_fails[0], " in last
+    ) == named
     assert ("more than one test in 1,000" in last) == (in_a == 1000)
 
 

@@ -8,9 +8,13 @@ from jaxlaunch.launcher.diagnose.explain.situations import section_link
 
 
 def test_a_failed_job_links_to_what_its_exit_code_means() -> None:
-    assert section_link("failed", contract.HANG) == "launcher help troubleshooting#hangs-and-timeouts"
+    assert (
+        section_link("failed", contract.HANG) == "launcher help troubleshooting#hangs-and-timeouts"
+    )
     assert section_link("failed") == "launcher help troubleshooting#exit-codes"
     assert troubleshooting.command_for_code(134) == "launcher help troubleshooting#exit-codes"
     assert (
-        troubleshooting.command_for_code(contract.DONE) is troubleshooting.command_for_code(contract.PREEMPTED) is None
+        troubleshooting.command_for_code(contract.DONE)
+        is troubleshooting.command_for_code(contract.PREEMPTED)
+        is None
     )

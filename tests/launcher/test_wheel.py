@@ -38,30 +38,55 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "tests" / "fixtures", source / "tests" / "fixtures")
     if (ROOT / ".git").exists():
         # As in a checkout on a file system without symbolic links: files that hold a path.
-        checkout = ["git", "-c", "core.symlinks=false", "checkout-index", f"--prefix={source}/", "launcher", "trainer"]
+        checkout = [
+            "git",
+            "-c",
+            "core.symlinks=false",
+            "checkout-index",
+            f"--prefix={source}/",
+            "launcher",
+            "trainer",
+        ]
         subprocess.run(checkout, cwd=ROOT, check=True)
-        assert (source / "trainer").read_text() == "jaxlaunch/trainer" and not (source / "trainer").is_symlink()
+        assert (source / "trainer").read_text() == "jaxlaunch/trainer" and not (
+            source / "trainer"
+        ).is_symlink()
     made = source.parent / "made"
-    subprocess.run([sys.executable, "-c", BUILD, str(made)], cwd=source, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", BUILD, str(made)], cwd=source, check=True, capture_output=True
+    )
     return made
 
 
 def test_a_wheel_installs_one_name_with_every_source(built: Path) -> None:
     wheel = zipfile.ZipFile(next(built.glob("*.whl")))
-    names = [name for name in wheel.namelist() if ".dist-info/" not in name and ".data/" not in name]
+    names = [
+        name for name in wheel.namelist() if ".dist-info/" not in name and ".data/" not in name
+    ]
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jaxlaunch").rglob("*.py")}
     assert {name.partition("/")[0] for name in names} == {"jaxlaunch"}
     assert sources <= set(names)
     assert not any(info.external_attr >> 28 == 0o12 for info in wheel.infolist())  # a link
     assert len(names) == len(set(names))
-    web = {f"jaxlaunch/launcher/report/web/{path.name}" for path in (ROOT / "jaxlaunch/launcher/report/web").iterdir()}
-    assert web <= set(names) and "jaxlaunch/launcher/report/web/uPlot.LICENSE" in web  # what a page is made of
-    assert wheel.read("jaxlaunch/trainer/train.py") == (ROOT / "jaxlaunch/trainer/train.py").read_bytes()
+    web = {
+        f"jaxlaunch/launcher/report/web/{path.name}"
+        for path in (ROOT / "jaxlaunch/launcher/report/web").iterdir()
+    }
+    assert (
+        web <= set(names) and "jaxlaunch/launcher/report/web/uPlot.LICENSE" in web
+    )  # what a page is made of
+    assert (
+        wheel.read("jaxlaunch/trainer/train.py")
+        == (ROOT / "jaxlaunch/trainer/train.py").read_bytes()
+    )
 
 
 def test_the_command_of_a_wheel_runs(built: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(next(built.glob("*.whl"))).extractall(tmp_path)
-    program = "import jaxlaunch; print(jaxlaunch.__file__); from jaxlaunch.launcher.entry import main; main()"
+    program = (
+        "import jaxlaunch; print(jaxlaunch.__file__); from jaxlaunch.launcher.entry import "
+        "main; main()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program, "--version"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
@@ -77,7 +102,13 @@ def test_a_source_distribution_has_files_in_place_of_links(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         assert not [member.name for member in archive if member.issym() or member.islnk()]
         names = {member.name.partition("/")[2] for member in archive}
-    assert {"jaxlaunch/launcher/cli/main.py", "jaxlaunch/trainer/train.py", "pyproject.toml"} <= names
-    there = {name.removeprefix("tests/fixtures/") for name in names if name.endswith(".safetensors")}
+    assert {
+        "jaxlaunch/launcher/cli/main.py",
+        "jaxlaunch/trainer/train.py",
+        "pyproject.toml",
+    } <= names
+    there = {
+        name.removeprefix("tests/fixtures/") for name in names if name.endswith(".safetensors")
+    }
     assert there == {f"{name}/{name}.safetensors" for name in ("clip", "optimizers", "schedules")}
     assert "tests/fixtures/qwen2_tiny/config.json" in names

@@ -1,5 +1,7 @@
 """docs/architecture.md's "Where to add", followed to the letter: six things are added to one copy of the tree, by a
-patch each of the files that its row names and of no other; what would say that something was forgotten passes."""
+patch each of the files that its row names and of no other; what would say that something was
+forgotten passes.
+"""
 
 from __future__ import annotations
 
@@ -69,17 +71,28 @@ def test_the_files_that_a_row_names_are_there(what: str) -> None:
 @pytest.mark.parametrize("what", PATCHES)
 def test_a_row_names_every_file_that_its_patch_touches(what: str) -> None:
     # A row names files by their short paths, a patch by their real ones.
-    paths = [(ROOT / path).resolve().relative_to(ROOT.resolve()).as_posix() for path in rows()[what]]
+    paths = [
+        (ROOT / path).resolve().relative_to(ROOT.resolve()).as_posix() for path in rows()[what]
+    ]
     forms = [re.escape(path).replace("NAME", r"\w+") for path in paths]
-    touched = re.findall(r"^\+\+\+ b/(.+)$", patch(PATCHES[what]).read_text(encoding="utf-8"), re.MULTILINE)
-    assert touched and [path for path in touched if not any(re.fullmatch(form, path) for form in forms)] == []
+    touched = re.findall(
+        r"^\+\+\+ b/(.+)$", patch(PATCHES[what]).read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert (
+        touched
+        and [path for path in touched if not any(re.fullmatch(form, path) for form in forms)] == []
+    )
 
 
 @pytest.mark.extended
 def test_what_is_added_as_the_rows_say_needs_no_more(tmp_path: Path) -> None:
     for name in TOP:
         copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        options = {"symlinks": True, "ignore": shutil.ignore_patterns("__pycache__")} if (ROOT / name).is_dir() else {}
+        options = (
+            {"symlinks": True, "ignore": shutil.ignore_patterns("__pycache__")}
+            if (ROOT / name).is_dir()
+            else {}
+        )
         copied(ROOT / name, tmp_path / name, **options)
     for name in PATCHES.values():
         run(tmp_path, "git", "apply", "-C1", str(patch(name)))
@@ -87,11 +100,15 @@ def test_what_is_added_as_the_rows_say_needs_no_more(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in golden.rglob("*.*")}
     run(tmp_path, sys.executable, "-m", "tests.generated")
     assert {path: path.read_bytes() for path in before} == before
-    assert {path.name.partition("-")[0] for path in set(golden.rglob("*.*")) - before.keys()} == {"aks"}
+    assert {path.name.partition("-")[0] for path in set(golden.rglob("*.*")) - before.keys()} == {
+        "aks"
+    }
     run(tmp_path, sys.executable, "-c", LINT)
     run(tmp_path, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHECKS)
 
 
 def run(folder: Path, *command: str) -> None:
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert done.returncode == 0, done.stdout

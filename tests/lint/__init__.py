@@ -1,4 +1,5 @@
 """Checks of texts in the repository: pages, workflows, lists of packages and names in the sources.
 
-`python -m tests.lint`, part of `make check`, runs every function of these modules whose name begins with `find_`.
+`python -m tests.lint`, part of `make check`, runs every function of these modules whose name begins
+with `find_`.
 """

@@ -17,6 +17,10 @@ def find_problems(module: ModuleType) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    problems = [problem for module in (documents, code, schema, release) for problem in find_problems(module)]
+    problems = [
+        problem
+        for module in (documents, code, schema, release)
+        for problem in find_problems(module)
+    ]
     print(*problems, sep="\n")
     sys.exit(1 if problems else 0)

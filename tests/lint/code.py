@@ -29,13 +29,17 @@ def find_labels_spelled_twice() -> Iterator[str]:
         for node in ast.walk(ast.parse(path.read_text())) if path != Path(labels.__file__) else ():
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 if any(f"{domain}/" in node.value for domain in labels.RESERVED_DOMAINS):
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.value} is not in labels.py"
+                    yield (
+                        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value} is not in labels.py"
+                    )
 
 
 def find_modules_that_write_by_themselves() -> Iterator[str]:
     for path in Path(output.__file__).parent.glob("*.py"):
         text = path.read_text()
-        used = [word for word in ("print(", "click.echo(", "json.dumps(", "launcher: {") if word in text]
+        used = [
+            word for word in ("print(", "click.echo(", "json.dumps(", "launcher: {") if word in text
+        ]
         if path.name != "output.py" and used != WRITERS.get(path.name, []):
             yield f"{path.relative_to(ROOT)} uses {used}: write by output.py"
 
@@ -60,7 +64,9 @@ def find_constants_of_platforms_that_are_no_facts() -> Iterator[str]:
 def find_unused_sources() -> Iterator[str]:
     for module in FACTS:
         used = {fact.source for fact in platforms_page.facts(dict(vars(module)))}
-        yield from (f"{module.__name__}: {source}" for source in set(platforms_page.sources(module)) ^ used)
+        yield from (
+            f"{module.__name__}: {source}" for source in set(platforms_page.sources(module)) ^ used
+        )
 
 
 def find_accelerators_of_no_platform() -> Iterator[str]:

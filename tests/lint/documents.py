@@ -25,7 +25,13 @@ from tests.messages import texts
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-READ = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "helm/launcher/README.md", *PAGES]
+READ = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "helm/launcher/README.md",
+    *PAGES,
+]
 _FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 # What people type into the search of the site, which looks through the words of all pages.
@@ -55,16 +61,24 @@ def links(page: Path) -> Iterator[tuple[Path, str]]:
 
 def anchors(page: Path) -> set[str]:
     """Return those of a page's headings, by the rule that GitHub and Python-Markdown share for our headings."""
-    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
-    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "") for heading in headings)
+    headings = re.findall(
+        r"^#+ (.+)$", _FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
+    )
+    plain = (
+        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "") for heading in headings
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
 
 
 def jobs() -> Iterator[tuple[str, str]]:
     """Yield every whole job that a page shows, with its place."""
     for page in (ROOT / "README.md", *PAGES):
-        for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)):
-            if re.search(r"^name: ", block, re.MULTILINE) and re.search(r"^accelerator: ", block, re.MULTILINE):
+        for number, block in enumerate(
+            re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        ):
+            if re.search(r"^name: ", block, re.MULTILINE) and re.search(
+                r"^accelerator: ", block, re.MULTILINE
+            ):
                 yield f"{page_name(page)}, yaml {number}", block
 
 
@@ -79,12 +93,22 @@ def find_dead_links() -> Iterator[str]:
 
 def find_pages_outside_of_the_site() -> Iterator[str]:
     def listed(nav: Any) -> Iterator[str]:
-        for entry in [nav] if isinstance(nav, str) else nav.values() if isinstance(nav, dict) else nav:
+        for entry in (
+            [nav] if isinstance(nav, str) else nav.values() if isinstance(nav, dict) else nav
+        ):
             yield from [entry] if isinstance(entry, str) else listed(entry)
 
-    nav = list(listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text().replace("!!python/name:", ""))["nav"]))
+    nav = list(
+        listed(
+            yaml.safe_load((ROOT / "mkdocs.yml").read_text().replace("!!python/name:", ""))["nav"]
+        )
+    )
     names = [page.relative_to(DOCS).as_posix() for page in PAGES]
-    yield from (f"{name} is not in mkdocs.yml exactly once" for name in {*nav, *names} if nav.count(name) != 1)
+    yield from (
+        f"{name} is not in mkdocs.yml exactly once"
+        for name in {*nav, *names}
+        if nav.count(name) != 1
+    )
     yield from (f"mkdocs.yml names {name}, which is no page" for name in nav if name not in names)
 
 
@@ -109,7 +133,11 @@ def find_words_that_no_page_has() -> Iterator[str]:
 def find_blocks_that_the_site_does_not_know() -> Iterator[str]:
     """Yield blocks of a language in two words (`sh cluster`): GitHub makes a block of code, the site does not."""
     two_words = re.compile(r"^ *```\S+ +\S.*", re.MULTILINE)
-    yield from (f"{page_name(page)}: {block}" for page in PAGES for block in two_words.findall(page.read_text()))
+    yield from (
+        f"{page_name(page)}: {block}"
+        for page in PAGES
+        for block in two_words.findall(page.read_text())
+    )
 
 
 def find_old_drawings() -> Iterator[str]:
@@ -123,7 +151,10 @@ def find_old_drawings() -> Iterator[str]:
 
 def find_files_that_are_not_current() -> Iterator[str]:
     """Yield files that are made from the code and differ from what it makes now."""
-    texts_now = {name: make((ROOT / name).read_text(encoding="utf-8")) for name, make in generated.files().items()}
+    texts_now = {
+        name: make((ROOT / name).read_text(encoding="utf-8"))
+        for name, make in generated.files().items()
+    }
     for name, text in (texts_now | generated.badges()).items():
         if (ROOT / name).read_text(encoding="utf-8") != text:
             yield f"{name}: run make generated"
@@ -149,13 +180,23 @@ def find_wrong_exit_codes() -> Iterator[str]:
         contract.Action.COMPLETE: "the job is complete",
         contract.Action.FAIL: "the job fails",
         contract.Action.RESTART: "restarts with new pods; counts",
-        contract.Action.RESTART_UNCHARGED: "restarts with new pods; does not count toward `restarts.crash`",
+        contract.Action.RESTART_UNCHARGED: "restarts with new pods; does not count toward "
+        "`restarts.crash`",
     }
-    lines = [line for line in (DOCS / "exit-codes.md").read_text().splitlines() if re.match(r"\| \d", line)]
+    lines = [
+        line
+        for line in (DOCS / "exit-codes.md").read_text().splitlines()
+        if re.match(r"\| \d", line)
+    ]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     outcomes = list(contract.OUTCOMES.values())
-    in_place = {row.code: "yes" if row.restarts_in_place else "no" for row in outcomes} | {contract.DONE: ""}
-    wanted = [(str(row.code), f"`{row.cause}`", in_place[row.code], follows[row.action]) for row in outcomes]
+    in_place = {row.code: "yes" if row.restarts_in_place else "no" for row in outcomes} | {
+        contract.DONE: ""
+    }
+    wanted = [
+        (str(row.code), f"`{row.cause}`", in_place[row.code], follows[row.action])
+        for row in outcomes
+    ]
     if [(row[0], row[1], row[3], row[4]) for row in rows] != wanted:
         yield f"docs/exit-codes.md: its rows are not {wanted}"
 
@@ -163,7 +204,10 @@ def find_wrong_exit_codes() -> Iterator[str]:
 def find_wrong_variables() -> Iterator[str]:
     text = (DOCS / "environment.md").read_text()
     known = {value for value in vars(contract).values() if isinstance(value, str)}
-    named = set(re.findall(r"`(JAX(?:LAUNCH)?_[A-Z_]+[A-Z])`", text)) - {"JAX_PLATFORMS", "JAX_OPTIMIZATION_LEVEL"}
+    named = set(re.findall(r"`(JAX(?:LAUNCH)?_[A-Z_]+[A-Z])`", text)) - {
+        "JAX_PLATFORMS",
+        "JAX_OPTIMIZATION_LEVEL",
+    }
     yield from (f"docs/environment.md names {name}, which does not exist" for name in named - known)
     of_platforms = {name for of_platform in TRAINER_VARIABLES.values() for name in of_platform}
     for name in (*of_platforms, *contract.PHASES):
@@ -173,26 +217,41 @@ def find_wrong_variables() -> Iterator[str]:
 
 def find_gaps_of_troubleshooting() -> Iterator[str]:
     screens, answers = [row[0].strip() for row in ROWS], "".join(row[2] for row in ROWS)
-    yield from (f"a row is not whole: {row}" for row in ROWS if len(row) != 4 or not all(map(str.strip, row)))
+    yield from (
+        f"a row is not whole: {row}"
+        for row in ROWS
+        if len(row) != 4 or not all(map(str.strip, row))
+    )
     yield from (f"explained twice: {text}" for text in {*screens} if screens.count(text) > 1)
     yield from (f"situation {name} has no row" for name in SITUATIONS if f"`{name}`" not in answers)
     if {name for name in SITUATIONS if section_link(name) is None} != WELL:
-        yield "a situation in which something is wrong has no link, or one in which all is well has one"
+        yield (
+            "a situation in which something is wrong has no link, or one in which all is "
+            "well has one"
+        )
     for code, outcome in contract.OUTCOMES.items():
         row = next((row for row in ROWS if f"`exit {code}`" in row[0]), None)
         if row is None or f"{outcome.cause} ({code})" not in row[2]:
             yield f"exit code {code} has no row with its cause {outcome.cause}"
     yield from (
-        f"exit code {code} of a signal is not named" for code in (134, 137, 139, 143) if f"`exit {code}`" not in PAGE
+        f"exit code {code} of a signal is not named"
+        for code in (134, 137, 139, 143)
+        if f"`exit {code}`" not in PAGE
     )
-    codes = {outcome.cause: outcome.code for outcome in contract.OUTCOMES.values() if outcome.cause != "killed"}
+    codes = {
+        outcome.cause: outcome.code
+        for outcome in contract.OUTCOMES.values()
+        if outcome.cause != "killed"
+    }
     for cause, code in re.findall(r"\b([a-z_]+) \((\d+)\)", PAGE):
         if codes.get(cause, int(code)) != int(code):
             yield f"{cause} ({code}): its code is {codes[cause]}"
     targets = [troubleshooting.command_for_code(code) for code in contract.OUTCOMES]
     targets += [*map(section_link, SITUATIONS), *(see_check(check) for check in (SERVER, *CHECKS))]
     named = {target.partition("#")[2] for target in targets if target is not None}
-    yield from (f"a command links to #{anchor}" for anchor in named - anchors(ROOT / troubleshooting.PAGE))
+    yield from (
+        f"a command links to #{anchor}" for anchor in named - anchors(ROOT / troubleshooting.PAGE)
+    )
 
 
 def find_unsorted_terms() -> Iterator[str]:
@@ -211,7 +270,11 @@ def find_a_long_readme() -> Iterator[str]:
     if len(text.splitlines()) > 150:
         yield "README.md has more than 150 lines"
     first = re.search(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    if first is None or first[1] != job or f"```yaml\n{job}```" not in (DOCS / "quickstart.md").read_text():
+    if (
+        first is None
+        or first[1] != job
+        or f"```yaml\n{job}```" not in (DOCS / "quickstart.md").read_text()
+    ):
         yield "README.md and docs/quickstart.md do not show examples/digits.yaml first"
 
 
@@ -219,17 +282,29 @@ def find_folders_outside_of_the_tree() -> Iterator[str]:
     """Yield what the tree of docs/architecture.md leaves out, or names without being there."""
     tree = (DOCS / "architecture.md").read_text().split("## The files")[1].split("```")[1]
     for package in ("launcher", "trainer"):
-        rows = tree.partition(f"jaxlaunch/{package}/\n")[2].partition("\njaxlaunch/")[0].splitlines()
+        rows = (
+            tree.partition(f"jaxlaunch/{package}/\n")[2].partition("\njaxlaunch/")[0].splitlines()
+        )
         folders = {f"{path.parent.name}/" for path in (ROOT / "jaxlaunch" / package).glob("*/*.py")}
         named = {row.split()[0] for row in rows}
-        yield from (f"{package}/{name}" for name in {name for name in named if name.endswith("/")} ^ folders)
-        yield from (f"{package}/{name}" for name in named if not (ROOT / "jaxlaunch" / package / name).exists())
+        yield from (
+            f"{package}/{name}" for name in {name for name in named if name.endswith("/")} ^ folders
+        )
+        yield from (
+            f"{package}/{name}"
+            for name in named
+            if not (ROOT / "jaxlaunch" / package / name).exists()
+        )
 
 
 def find_an_example_that_differs_from_its_page() -> Iterator[str]:
     from tests import tutorials
 
-    shown = {step.file: step.text for step in tutorials.steps((DOCS / "your-script.md").read_text()) if step.file}
+    shown = {
+        step.file: step.text
+        for step in tutorials.steps((DOCS / "your-script.md").read_text())
+        if step.file
+    }
     if shown.keys() != {"train.py", "mine.yaml"}:
         yield f"docs/your-script.md shows {sorted(shown)}"
     for file, text in shown.items():

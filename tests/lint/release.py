@@ -28,13 +28,21 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VERSION = PYPROJECT["project"]["version"]
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
-PERMISSIONS = {("contents", "read"), ("contents", "write"), ("id-token", "write"), ("packages", "write")}
+PERMISSIONS = {
+    ("contents", "read"),
+    ("contents", "write"),
+    ("id-token", "write"),
+    ("packages", "write"),
+}
 ENTRY = re.compile(r"[\w.-]+==[^\s;]+(?: ; [^\\\n]+)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n")
 
 
 def read_workflow(path: Path) -> dict[str, Any]:
     """Return a workflow; YAML 1.1 reads its key `on` as true."""
-    return {"on" if key is True else key: value for key, value in yaml.safe_load(path.read_text()).items()}
+    return {
+        "on" if key is True else key: value
+        for key, value in yaml.safe_load(path.read_text()).items()
+    }
 
 
 def find_other_versions() -> Iterator[str]:
@@ -79,11 +87,15 @@ def find_other_pythons() -> Iterator[str]:
         ("jaxlaunch/launcher/agent/pack.py", r"version_info < \((3, \d+)\)", agent),
         ("docs/your-code.md", r"CPython (3\.\d+)", agent),
     ):
-        versions = [version.replace(", ", ".") for version in re.findall(pattern, (ROOT / file).read_text())]
+        versions = [
+            version.replace(", ", ".") for version in re.findall(pattern, (ROOT / file).read_text())
+        ]
         if versions != [oldest]:
             yield f"{file}: {versions}, not {oldest}"
     (command,) = re.findall(r"oldest=\$\((.*)\)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
-    printed = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     if f"3.{printed.strip()}" != package:
         yield f".ci/run takes 3.{printed.strip()} for the oldest Python, not {package}"
 
@@ -97,17 +109,27 @@ def find_wrong_workflows() -> Iterator[str]:
         for name, job in jobs.items():
             if not set(job["permissions"].items()) <= PERMISSIONS:
                 yield f"{path.name}: permissions of {name}"
-            if job["runs-on"] == "ubuntu-latest" if "steps" in job else not job["uses"].startswith("./"):
+            if (
+                job["runs-on"] == "ubuntu-latest"
+                if "steps" in job
+                else not job["uses"].startswith("./")
+            ):
                 yield f"{path.name}: {name} runs on what is not pinned"
             for step in job.get("steps", ()):
                 if "${{" in step.get("run", ""):
                     yield f"{path.name}: {name} pastes a value into a script"
-                if step.get("uses", "").startswith("actions/checkout@") and step["with"]["persist-credentials"]:
+                if (
+                    step.get("uses", "").startswith("actions/checkout@")
+                    and step["with"]["persist-credentials"]
+                ):
                     yield f"{path.name}: {name} keeps credentials"
-        writers = [name for name, job in jobs.items() if job["permissions"].get("contents") == "write"]
+        writers = [
+            name for name, job in jobs.items() if job["permissions"].get("contents") == "write"
+        ]
         if writers != (["publish"] if path.stem == "release" else []):
             yield f"{path.name}: {writers} may write"
-        # Whoever takes over an action can move its tags, and the release's jobs sign in the project's name.
+        # Whoever takes over an action can move its tags, and the release's jobs sign in the
+        # project's name.
         for use in re.findall(r"\buses: (?!\./)(.+)$", path.read_text(), re.MULTILINE):
             if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", use):
                 yield f"{path.name}: {use} is not a commit with its version"
@@ -120,8 +142,14 @@ def find_steps_that_a_release_lacks() -> Iterator[str]:
     if jobs["image"]["strategy"]["matrix"] != {"extra": ["cpu", "cuda12", "cuda13", "tpu"]}:
         yield "a release has not an image for each accelerator"
     for name in ("image", "chart"):
-        signs = re.search(r'cosign sign --yes "[^"]+@\$(?:DIGEST|digest)"', str(jobs[name]["steps"]))
-        if "test" not in jobs[name]["needs"] or jobs[name]["permissions"]["id-token"] != "write" or not signs:
+        signs = re.search(
+            r'cosign sign --yes "[^"]+@\$(?:DIGEST|digest)"', str(jobs[name]["steps"])
+        )
+        if (
+            "test" not in jobs[name]["needs"]
+            or jobs[name]["permissions"]["id-token"] != "write"
+            or not signs
+        ):
             yield f"release.yaml: {name} is not tested first and signed by digest"
     for name, words in (
         ("image", "cosign attest --yes --type spdxjson"),
@@ -135,10 +163,19 @@ def find_steps_that_a_release_lacks() -> Iterator[str]:
             yield f"release.yaml: {name} does not run {words}"
     nightly = read_workflow(ROOT / ".github" / "workflows" / "nightly.yaml")
     text = str(nightly["jobs"])
-    if "schedule" not in nightly["on"] or "install --quiet --upgrade jax " not in text or "make quick" not in text:
+    if (
+        "schedule" not in nightly["on"]
+        or "install --quiet --upgrade jax " not in text
+        or "make quick" not in text
+    ):
         yield "nightly.yaml does not try the newest JAX"
     commands = re.findall(r"^make ([\w-]+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
-    if commands != ["check", "run", "test", "test-all"]:  # what `make run` leaves must not change how a test ends
+    if commands != [
+        "check",
+        "run",
+        "test",
+        "test-all",
+    ]:  # what `make run` leaves must not change how a test ends
         yield f".ci/run runs {commands}"
 
 
@@ -153,35 +190,60 @@ def find_unpinned_images() -> Iterator[str]:
         if not re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", name):
             yield f"{name} is not pinned by its digest"
     (base,) = re.findall(r"^ARG BASE=(.+)$", text, re.MULTILINE)
-    first = re.findall(r"^FROM (.+)$", text, re.MULTILINE)[0]  # where the update bot finds it: it reads no ARG
+    first = re.findall(r"^FROM (.+)$", text, re.MULTILINE)[
+        0
+    ]  # where the update bot finds it: it reads no ARG
     if not first.startswith("python:3.12-slim@sha256:") or not first.endswith(f" AS {base}"):
         yield "the image of the Dockerfile's first line is not its base"
 
 
 def find_installs_without_hashes() -> Iterator[str]:
     """Yield what an image, a release or a checkout installs by a build's own search."""
-    files = [ROOT / "Dockerfile", ROOT / "Makefile", ROOT / ".github" / "workflows" / "release.yaml"]
+    files = [
+        ROOT / "Dockerfile",
+        ROOT / "Makefile",
+        ROOT / ".github" / "workflows" / "release.yaml",
+    ]
     lines = "\n".join(path.read_text().replace("\\\n", " ") for path in files).splitlines()
     install = re.compile(r"\bpip\b.* install\b|^\t\$\(INSTALL\)")
-    for command in (command for line in lines for command in re.split(r"&&|;", line) if install.search(command)):
-        if "--require-hashes" not in command and not {"--no-deps", "--no-build-isolation"} <= set(command.split()):
+    for command in (
+        command for line in lines for command in re.split(r"&&|;", line) if install.search(command)
+    ):
+        if "--require-hashes" not in command and not {"--no-deps", "--no-build-isolation"} <= set(
+            command.split()
+        ):
             yield command.strip()
 
 
 def find_pins_that_the_update_bot_misses() -> Iterator[str]:
     updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
-    folders = {update["package-ecosystem"]: update.get("directories") or [update["directory"]] for update in updates}
+    folders = {
+        update["package-ecosystem"]: update.get("directories") or [update["directory"]]
+        for update in updates
+    }
     if not folders["github-actions"] == folders["docker"] == ["/"]:
         yield "actions or images are not looked at"
-    for kind, pattern in {"pip": "**/requirements/*.txt", "gomod": "tests/cluster/go/*/go.mod"}.items():
+    for kind, pattern in {
+        "pip": "**/requirements/*.txt",
+        "gomod": "tests/cluster/go/*/go.mod",
+    }.items():
         seen = {path for folder in folders[kind] for path in ROOT.glob(folder.strip("/"))}
-        command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", f":(glob){pattern}"]
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        command = [
+            "git",
+            "ls-files",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+            f":(glob){pattern}",
+        ]
+        listed = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
         pinned = {(ROOT / line).parent for line in listed.splitlines()}
         yield from (f"{kind}: {folder.relative_to(ROOT)}" for folder in pinned ^ seen)
 
 
-# --- lists of packages ------------------------------------------------------------------------------------------------
+# --- lists of packages ----------------------------------------------------------------------------
 
 
 def read_pins(name: str) -> dict[str, str]:
@@ -192,7 +254,9 @@ def read_pins(name: str) -> dict[str, str]:
 
 
 def read_lists() -> dict[str, dict[str, str]]:
-    return {path.stem: read_pins(path.stem) for path in sorted((ROOT / "requirements").glob("*.txt"))}
+    return {
+        path.stem: read_pins(path.stem) for path in sorted((ROOT / "requirements").glob("*.txt"))
+    }
 
 
 def find_wrong_lists() -> Iterator[str]:
@@ -208,7 +272,11 @@ def find_wrong_lists() -> Iterator[str]:
     for package in set(chain.from_iterable(lists.values())):
         if len({pins[package] for pins in lists.values() if package in pins}) > 1:
             yield f"{package} has two versions"
-    yield from (f"{extra} repeats a package of train" for extra in added if lists["train"].keys() & lists[extra].keys())
+    yield from (
+        f"{extra} repeats a package of train"
+        for extra in added
+        if lists["train"].keys() & lists[extra].keys()
+    )
 
 
 def find_packages_that_lists_lack() -> Iterator[str]:
@@ -222,7 +290,9 @@ def find_packages_that_lists_lack() -> Iterator[str]:
 
 
 def find_floors_above_pins() -> Iterator[str]:
-    required = [Requirement(text) for text in sum(EXTRAS.values(), PYPROJECT["project"]["dependencies"])]
+    required = [
+        Requirement(text) for text in sum(EXTRAS.values(), PYPROJECT["project"]["dependencies"])
+    ]
     floors = [requirement for requirement in required if requirement.specifier]
     if len({floor.name for floor in floors}) != len(floors):
         yield "the oldest version of a package is written twice in pyproject.toml"
@@ -263,7 +333,7 @@ def read_requirements(name: str) -> list[Requirement]:
         return []
 
 
-# --- k8s/ -------------------------------------------------------------------------------------------------------------
+# --- k8s/ -----------------------------------------------------------------------------------------
 
 
 def installed(kind: str, name: str) -> dict[str, Any]:
@@ -278,32 +348,50 @@ def find_wrong_rights_of_users() -> Iterator[str]:
     role = installed("ClusterRole", "jaxlaunch-user")
 
     def is_allowed(right: Right) -> bool:
-        resource = f"{right.kind.plural}/{right.subresource}" if right.subresource else right.kind.plural
+        resource = (
+            f"{right.kind.plural}/{right.subresource}" if right.subresource else right.kind.plural
+        )
         return any(
-            right.kind.group in rule["apiGroups"] and resource in rule["resources"] and right.verb in rule["verbs"]
+            right.kind.group in rule["apiGroups"]
+            and resource in rule["resources"]
+            and right.verb in rule["verbs"]
             for rule in role["rules"]
         )
 
-    used = [right for rights in namespace.command_rights(has_queue=True).values() for right in rights]
-    yield from (f"k8s/install.yaml does not give users {right}" for right in used if not is_allowed(right))
+    used = [
+        right for rights in namespace.command_rights(has_queue=True).values() for right in rights
+    ]
+    yield from (
+        f"k8s/install.yaml does not give users {right}" for right in used if not is_allowed(right)
+    )
     for one in yaml.safe_load_all((ROOT / "k8s" / "install.yaml").read_text()):
         for rule in one.get("rules", []):
             if {"secrets", "*"} & {*rule["resources"], *rule["verbs"], *rule["apiGroups"]}:
-                yield f"k8s/install.yaml: {one['metadata']['name']} reads secrets, or may do everything"
+                yield (
+                    f"k8s/install.yaml: {one['metadata']['name']} reads secrets, or may "
+                    "do everything"
+                )
 
 
 def find_other_names_in_k8s() -> Iterator[str]:
     found = installed("ConfigMap", cluster_defaults.CONFIG_MAP_NAME)
     is_default = defaults.read_config_map(found, "here").values == defaults.Defaults()
     if found["metadata"]["namespace"] != cluster_defaults.SYSTEM_NAMESPACE or not is_default:
-        yield "the cluster defaults of k8s/install.yaml are not where the commands look for them, or not empty"
+        yield (
+            "the cluster defaults of k8s/install.yaml are not where the commands look for them, "
+            "or not empty"
+        )
     job = yaml.safe_load((ROOT / "k8s" / "examples" / "kind-digits.yaml").read_text())
     team = list(yaml.safe_load_all((ROOT / "k8s" / "kind" / "team.yaml").read_text()))
     claims = [one["metadata"]["name"] for one in team if one["kind"] == "PersistentVolumeClaim"]
     if claims != [job["volumes"][0]["claim"]]:
         yield "k8s/kind/team.yaml has not the claim that the job of the smoke test mounts"
     for name in ("jobset", "kueue"):
-        pinned = re.search(rf"^{name}=(v\S+)$", (ROOT / "k8s" / "kind" / "up.sh").read_text(), re.MULTILINE)
-        tested = re.search(rf"sigs\.k8s\.io/{name} (v\S+)", (ROOT / f"tests/cluster/go/{name}/go.mod").read_text())
+        pinned = re.search(
+            rf"^{name}=(v\S+)$", (ROOT / "k8s" / "kind" / "up.sh").read_text(), re.MULTILINE
+        )
+        tested = re.search(
+            rf"sigs\.k8s\.io/{name} (v\S+)", (ROOT / f"tests/cluster/go/{name}/go.mod").read_text()
+        )
         if pinned is None or tested is None or pinned[1] != tested[1]:
             yield f"k8s/kind/up.sh installs another {name} than the tests run against"

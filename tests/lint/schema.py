@@ -18,7 +18,11 @@ from jaxlaunch.launcher.job.schema import JobSpec
 from tests.lint.documents import PAGES, ROOT
 
 # What an example of a block leaves out of a job.
-REST = {"name": "x", "image": "registry.example/train:1.4", "accelerator": {"type": "cpu", "per_host": 8}}
+REST = {
+    "name": "x",
+    "image": "registry.example/train:1.4",
+    "accelerator": {"type": "cpu", "per_host": 8},
+}
 
 
 def sections() -> dict[str, str]:
@@ -36,7 +40,9 @@ def find_unexplained_keys() -> Iterator[str]:
             yield f"section {title} does not begin with a sentence"
     rows = [re.split(r"(?<!\\)\|", line) for line in page.splitlines() if line.startswith("| `")]
     yield from (
-        f"a row without a default or a meaning: {row}" for row in rows if not (row[3].strip() and row[4].strip())
+        f"a row without a default or a meaning: {row}"
+        for row in rows
+        if not (row[3].strip() and row[4].strip())
     )
     if "train.model.rope_scaling" not in sections():
         yield "a block of several kinds is called by one of them"
@@ -46,10 +52,15 @@ def find_wrong_examples_of_blocks() -> Iterator[str]:
     for title, section in sections().items():
         texts = re.findall(r"^```yaml\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
         if len(texts) != 1 or " # " not in texts[0] or len(texts[0].splitlines()) > 14:
-            yield f"{title}: give its docstring one annotated example of at most 14 lines, in a fence of yaml"
+            yield (
+                f"{title}: give its docstring one annotated example of at most 14 lines, in a "
+                "fence of yaml"
+            )
             continue
         part = yaml.safe_load(texts[0])
-        rest: dict[str, Any] = {} if "train" in part or "command" in part else {"command": ["python", "train.py"]}
+        rest: dict[str, Any] = (
+            {} if "train" in part or "command" in part else {"command": ["python", "train.py"]}
+        )
         try:
             load.parse_job(yaml.safe_dump({**REST, **rest, **part}))
         except Exception as error:
@@ -83,9 +94,13 @@ def command_lines() -> Iterator[str]:
     for lines in (examples.FIRST_EXAMPLES, *examples.EXAMPLES.values()):
         yield from lines
     for page in (ROOT / "README.md", *PAGES):
-        for language, block in re.findall(r"^ *```(.*)\n([^`]*)^ *```", page.read_text(), re.MULTILINE):
+        for language, block in re.findall(
+            r"^ *```(.*)\n([^`]*)^ *```", page.read_text(), re.MULTILINE
+        ):
             if language in ("", "sh", "sh cluster", "bash"):
-                found = re.findall(r"^ *(launcher [a-z].*)", block.replace("\\\n", ""), re.MULTILINE)
+                found = re.findall(
+                    r"^ *(launcher [a-z].*)", block.replace("\\\n", ""), re.MULTILINE
+                )
                 yield from (line for line in found if " [" not in line.partition("#")[0])
 
 
@@ -107,13 +122,19 @@ def find_help_that_is_too_wide() -> Iterator[str]:
     for name in COMMANDS:
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
-        text = command.get_help(click.Context(command, info_name=name, parent=click.Context(cli, info_name="launcher")))
+        text = command.get_help(
+            click.Context(command, info_name=name, parent=click.Context(cli, info_name="launcher"))
+        )
         lines = text[text.find("Examples:") :].splitlines()
         if "Examples:" not in text or len(lines) < 2 or max(map(len, lines)) > 96:
             yield f"launcher {name} --help: its examples are missing, or wider than 96 columns"
 
 
 def find_pages_that_are_not_installed() -> Iterator[str]:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
-    shipped = {path for patterns in listed.values() for pattern in patterns for path in ROOT.glob(pattern)}
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "data-files"
+    ]
+    shipped = {
+        path for patterns in listed.values() for pattern in patterns for path in ROOT.glob(pattern)
+    }
     yield from (f"{path.relative_to(ROOT)}" for path in shipped ^ set(PAGES))

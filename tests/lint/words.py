@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-# A pattern -> what to write instead. Each is unusual English, or a second word for a term of the glossary.
+# A pattern -> what to write instead. Each is unusual English, or a second word for a term of the
+# glossary.
 FORBIDDEN: Mapping[str, str] = {
     r"mend(s|ed|ing)?": "fix",
     r"for want of": "because … is missing",
@@ -14,7 +15,8 @@ FORBIDDEN: Mapping[str, str] = {
     r"can(not)? be had": "is (not) available",
     r"look(s|ing)? on|onlooker": "view, viewer",
     r"(yours|theirs) to": "you (they) can, or must",
-    r"stand(s|ing)? in|stand(s|ing)? (above|below|beside|there|in the place)": "replaces, is, supplies defaults for",
+    r"stand(s|ing)? in|stand(s|ing)? "
+    r"(above|below|beside|there|in the place)": "replaces, is, supplies defaults for",
     r"lie(s)?|lay": "is, is placed",
     r"(is|are|was|were|and) said": "is reported",
     r"in (one|a) sentence": "with an error",
@@ -33,9 +35,13 @@ FORBIDDEN: Mapping[str, str] = {
     r"(?<!virtual-time-)budgets?(?! is now timeouts)": "timeouts of phases, or restart limits",
     r"(un)?charged": "(does not) count toward the limit",
     r"verdicts?": "job result; `verdict` only as the name of the field",
-    r"(?<!TPU )(?<!Ada )generations?(?! of (TPU|text))": "JobSet restart; `generation` only as the name of the field",
+    r"(?<!TPU )(?<!Ada )generations?(?! of (TPU|text))": "JobSet restart; `generation` only as the "
+    "name of the field",
 }
-PATTERNS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): instead for pattern, instead in FORBIDDEN.items()}
+PATTERNS = {
+    re.compile(rf"\b({pattern})\b", re.IGNORECASE): instead
+    for pattern, instead in FORBIDDEN.items()
+}
 
 
 def faults(name: str, text: str) -> Iterator[str]:

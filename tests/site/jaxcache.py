@@ -1,7 +1,8 @@
 """JAX's folder of compiled programs, as processes share it that start and end at any time: an entry appears whole.
 
-And the processes of one gang have to find the same entries: the first one compiles only what it does not find, and the
-others wait for what they do not find. So a gang sees those that were there before it.
+And the processes of one gang have to find the same entries: the first one compiles only what it
+does not find, and the others wait for what they do not find. So a gang sees those that were there
+before it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-BEFORE = "TEST_COMPILED_BEFORE"  # an environment variable, seconds since 1970: entries from then on are not found
+# An environment variable, seconds since 1970: entries from then on are not found.
+BEFORE = "TEST_COMPILED_BEFORE"
 
 
 def path(cache: Any, key: str) -> Path:
@@ -23,7 +25,11 @@ def get(self: Any, key: str) -> bytes | None:
     """LRUCache.get. Raises what reading a file raises."""
     try:
         with path(self, key).open("rb") as file:
-            return file.read() if os.fstat(file.fileno()).st_mtime < float(os.environ.get(BEFORE, "inf")) else None
+            return (
+                file.read()
+                if os.fstat(file.fileno()).st_mtime < float(os.environ.get(BEFORE, "inf"))
+                else None
+            )
     except FileNotFoundError:
         return None
 

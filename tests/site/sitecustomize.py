@@ -1,7 +1,8 @@
 """For the processes of JAX that tests start: a program of several processes is compiled by the first of them alone.
 
-JAX can do so itself (JAX_SHARE_BINARY_BETWEEN_HOSTS), by a key that every process has to compute alike. On CPU it does
-not (jax 0.10): the key holds the devices of the process alone. Here it holds the kinds of all devices instead.
+JAX can do so itself (JAX_SHARE_BINARY_BETWEEN_HOSTS), by a key that every process has to compute
+alike. On CPU it does not (jax 0.10): the key holds the devices of the process alone. Here it holds
+the kinds of all devices instead.
 
 And they look for garbage seldom: imports and traces make many objects that stay.
 """

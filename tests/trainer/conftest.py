@@ -14,19 +14,27 @@ from tests.site import jaxcache
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_disable_most_optimizations", True)  # tests compile far longer than they compute
+jax.config.update(
+    "jax_disable_most_optimizations", True
+)  # tests compile far longer than they compute
 jax.config.update("jax_compilation_cache_dir", os.environ[compiled.NAME])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jaxcache.install(lru_cache)
-gc.set_threshold(100_000)  # a trace makes many objects that stay: looking for garbage among them takes a twentieth
+gc.set_threshold(
+    100_000
+)  # a trace makes many objects that stay: looking for garbage among them takes a twentieth
 as_for_users = compiler.get_compile_options
 
 
 def cheap(*given: Any, env_options_overrides: dict[str, Any] | None = None, **more: Any) -> Any:
     """JAX's options of a compilation, and ours: a sum in a loop may be rounded in another order than outside."""
-    asked = {**(env_options_overrides or {}), **compiled.QUICK_OPTIONS, "xla_backend_optimization_level": 0}
+    asked = {
+        **(env_options_overrides or {}),
+        **compiled.QUICK_OPTIONS,
+        "xla_backend_optimization_level": 0,
+    }
     return as_for_users(*given, env_options_overrides=asked, **more)
 
 

@@ -1,7 +1,8 @@
 """A model of made-up weights, planned and exported, and the memory that takes: a command.
 
-`python -m tests.trainer.made_up FOLDER`: FOLDER must have room for the model, 16 GB for llama-8b, the default of
-`--preset`; it is empty again at the end. Its `config.json` is written first, and the plan is of `init_from` alone.
+`python -m tests.trainer.made_up FOLDER`: FOLDER must have room for the model, 16 GB for llama-8b,
+the default of `--preset`; it is empty again at the end. Its `config.json` is written first, and the
+plan is of `init_from` alone.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def params(model: Any, dtype: Any = ml_dtypes.bfloat16) -> dict[str, MadeUp]:
 
 def largest(each: dict[str, MadeUp]) -> int:
     """Bytes of the largest tensor that an export writes: one layer of a stack."""
-    of_layer = [leaf.shape[1:] if name.startswith("blocks.") else leaf.shape for name, leaf in each.items()]
+    of_layer = [
+        leaf.shape[1:] if name.startswith("blocks.") else leaf.shape for name, leaf in each.items()
+    ]
     return max(int(np.prod(shape)) for shape in of_layer) * next(iter(each.values())).dtype.itemsize
 
 
@@ -54,9 +57,15 @@ def planned(folder: str, devices: int = 8) -> tuple[dict[str, Any], int]:
     """The plan of a training that starts from the folder, and the most memory of the process that made it, bytes."""
     train = {"task": "lm", "model": {"init_from": folder, "length": 2048}, "batch": devices}
     train |= {"mesh": {"fsdp": devices}, "precision": "bf16", "remat": "full"}
-    environ = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "TRAIN_SPEC": json.dumps(train)}
+    environ = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "TRAIN_SPEC": json.dumps(train),
+    }
     child = subprocess.Popen(
-        [sys.executable, "-m", "jaxlaunch.trainer.plan"], env=os.environ | environ, stdout=subprocess.PIPE
+        [sys.executable, "-m", "jaxlaunch.trainer.plan"],
+        env=os.environ | environ,
+        stdout=subprocess.PIPE,
     )
     assert child.stdout is not None
     said = child.stdout.read()
@@ -79,13 +88,20 @@ def main() -> None:
     (source / "config.json").write_text(json.dumps(config_json.render_config(model)))
     plan, memory = planned(str(source))
     print(f"{size:,} parameters; largest tensor {largest(each) / 1e6:.0f} MB", flush=True)
-    print(f"plan: {plan['parameters']:,} parameters, its process {memory / 1e6:.0f} MB at most", flush=True)
+    print(
+        f"plan: {plan['parameters']:,} parameters, its process {memory / 1e6:.0f} MB at most",
+        flush=True,
+    )
     assert plan["parameters"] == size
-    peak = peaks.growth(PREPARE, "save.save_model(sys.argv[2], model, each)", model.model_dump_json(), str(to))
+    peak = peaks.growth(
+        PREPARE, "save.save_model(sys.argv[2], model, each)", model.model_dump_json(), str(to)
+    )
     files = sorted(to.glob("*.safetensors"))
     written = sum(file.stat().st_size for file in files)
     print(
-        f"export: {written / 1e9:.2f} GB in {len(files)} files, {peak / 1e6:.0f} MB at most above its start: ", end=""
+        f"export: {written / 1e9:.2f} GB in {len(files)} files, {peak / 1e6:.0f} MB at most above "
+        "its start: ",
+        end="",
     )
     print(f"{peak / largest(each):.2f} of the largest tensor")
     shutil.rmtree(source)

@@ -107,7 +107,9 @@ ERRORS: dict[str, Callable[[], Any]] = {
     "absent": absent,
     "donated": donated,
     "traced once": traced_once,
-    "no metadata": lambda: damaged("_METADATA", lambda path: path.write_text('{"tree_metadata": {}}')),
+    "no metadata": lambda: damaged(
+        "_METADATA", lambda path: path.write_text('{"tree_metadata": {}}')
+    ),
     "no arrays": lambda: damaged("*.ocdbt", Path.unlink),
     "full": full,
     "data file": lambda: open("/data/train.csv"),

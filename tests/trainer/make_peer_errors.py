@@ -1,7 +1,8 @@
 """Makes errors between two processes of JAX: `python make_peer_errors.py PORT RANK`, once for each rank.
 
-Rank 0 prints a JSON object of messages by name. Rank 1 kills itself in the middle of a sum; of that rank 0 gets an
-error, and half a minute later JAX's coordination service ends it, with messages of its own on stderr.
+Rank 0 prints a JSON object of messages by name. Rank 1 kills itself in the middle of a sum; of that
+rank 0 gets an error, and half a minute later JAX's coordination service ends it, with messages of
+its own on stderr.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def main(port: int, rank: int) -> None:
     """One of the two processes."""
 
     def join() -> None:
-        jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=HEARTBEAT_S)
+        jax.distributed.initialize(
+            f"127.0.0.1:{port}", 2, rank, heartbeat_timeout_seconds=HEARTBEAT_S
+        )
 
     join()
     made = {"twice": message(join)}

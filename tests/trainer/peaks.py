@@ -14,7 +14,9 @@ from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.gpt2 import GPT2
 from jaxlaunch.trainer.step.state import ModelArrays
 
-LARGE = spec.GPT2(layers=12, width=512, heads=8, vocab=8192, length=256)  # 170 MB; its largest array is 0.3 of it
+LARGE = spec.GPT2(
+    layers=12, width=512, heads=8, vocab=8192, length=256
+)  # 170 MB; its largest array is 0.3 of it
 
 PROGRAM = """
 import sys
@@ -44,4 +46,8 @@ def growth(prepare: str, measured: str, *arguments: str) -> int:
     command = [sys.executable, "-c", PROGRAM.format(prepare=prepare, measured=measured), *arguments]
     environ = os.environ | {"JAX_PLATFORMS": "cpu"}
     root = Path(__file__).parents[2]  # the measured programs import `tests`
-    return int(subprocess.run(command, cwd=root, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return int(
+        subprocess.run(
+            command, cwd=root, env=environ, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
+    )

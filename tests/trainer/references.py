@@ -65,7 +65,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama3_tiny": {**LLAMA, "rope_scaling": SCALING, "tied": True},
     "gpt2_tiny": GPT2,
     **dict.fromkeys(
-        ("qwen2_tiny", "qwen2_tiny_leftpad", "qwen3_tiny", "mistral_tiny", "gemma2_tiny", "gemma3_tiny", "olmo2_tiny"),
+        (
+            "qwen2_tiny",
+            "qwen2_tiny_leftpad",
+            "qwen3_tiny",
+            "mistral_tiny",
+            "gemma2_tiny",
+            "gemma3_tiny",
+            "olmo2_tiny",
+        ),
         FROM_FOLDER,
     ),
     **dict.fromkeys(("mixtral_tiny", "mixtral_tiny_aux", "qwen3_moe_tiny"), FROM_FOLDER),
@@ -79,7 +87,9 @@ class Images(Classify):
     """Images of the size that the model reads."""
 
     def source(self, spec: Any, split: str) -> Any:
-        return [{"image": np.zeros((*spec.model.image, spec.model.channels), np.float32), "label": 0}]
+        return [
+            {"image": np.zeros((*spec.model.image, spec.model.channels), np.float32), "label": 0}
+        ]
 
 
 @functools.cache
@@ -111,7 +121,12 @@ def folder(case: str, to: Path) -> Path:
 
 
 def step(
-    case: str, init_from: Path | None, devices: int = 1, *, model: dict[str, Any] | None = None, **keys: Any
+    case: str,
+    init_from: Path | None,
+    devices: int = 1,
+    *,
+    model: dict[str, Any] | None = None,
+    **keys: Any,
 ) -> Step:
     """A step of the case's model that starts from the folder, compiled for nothing yet."""
     train = train_spec(case, init_from, model=model, **keys)
@@ -126,11 +141,22 @@ def train_spec(
     case: str, init_from: Path | None, *, model: dict[str, Any] | None = None, **keys: Any
 ) -> spec.TrainSpec:
     """Plain SGD at rate 1 unless `keys` say otherwise; its momentum after one step is the gradient."""
-    sgd = {"name": "sgd", "lr": 1.0, "momentum": 0.9, "clip": None, "schedule": {"name": "constant"}}
+    sgd = {
+        "name": "sgd",
+        "lr": 1.0,
+        "momentum": 0.9,
+        "clip": None,
+        "schedule": {"name": "constant"},
+    }
     model = {**MODELS[case], **(model or {}), "init_from": str(init_from) if init_from else None}
     if "kind" not in model and init_from is None:
         model |= config_json.parse_model(config(case)).model_dump(exclude={"init_from", *model})
-    keys = {"mesh": {"dp": 1}, "optimizer": sgd, "batch": len(tensors(case, "io")["labels"]), **keys}
+    keys = {
+        "mesh": {"dp": 1},
+        "optimizer": sgd,
+        "batch": len(tensors(case, "io")["labels"]),
+        **keys,
+    }
     return resolve_spec(spec.TrainSpec(task="tests:Reference", model=model, **keys))
 
 
@@ -139,7 +165,11 @@ def batch(case: str) -> dict[str, np.ndarray]:
     given = tensors(case, "io")
     rows = {"weight": np.ones(len(given["labels"]), np.float32)}
     if "pixel_values" in given:
-        return {"image": given["pixel_values"].transpose(0, 2, 3, 1), "label": given["labels"], **rows}
+        return {
+            "image": given["pixel_values"].transpose(0, 2, 3, 1),
+            "label": given["labels"],
+            **rows,
+        }
     seen = {"attention_mask": given["attention_mask"]} if "attention_mask" in given else {}
     mask, tokens = (given["labels"][:, 1:] != -100).astype(np.float32), given["input_ids"]
     if case.endswith("_aux"):  # theirs routes the last token too, which predicts nothing

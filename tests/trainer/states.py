@@ -50,7 +50,9 @@ def planned_and_held(model: str, mesh: str) -> tuple[dict[str, int], dict[str, i
     parts = {"parameters": state.params, "optimizer": state.opt, "average": state.ema}
     parts["other"] = (state.buffers, state.scale, state.step)
     planned = made.state_bytes()
-    return {part: planned[part] for part in parts}, {part: _held(tree) for part, tree in parts.items()}
+    return {part: planned[part] for part in parts}, {
+        part: _held(tree) for part, tree in parts.items()
+    }
 
 
 def _held(tree: Any) -> int:
@@ -62,10 +64,16 @@ def main() -> int:
     """Prints a line for each of the 37."""
     jax.config.update("jax_num_cpu_devices", 8)
     differ = 0
-    for model, mesh in [*itertools.product(MODELS, MESHES), *(("experts", mesh) for mesh in WITH_EXPERTS)]:
+    for model, mesh in [
+        *itertools.product(MODELS, MESHES),
+        *(("experts", mesh) for mesh in WITH_EXPERTS),
+    ]:
         planned, held = planned_and_held(model, mesh)
         differ += planned != held
-        print(f"{model}, {mesh}: {sum(held.values())} bytes, {'as planned' if planned == held else planned}")
+        print(
+            f"{model}, {mesh}: {sum(held.values())} bytes, "
+            f"{'as planned' if planned == held else planned}"
+        )
     return int(differ > 0)
 
 

@@ -33,14 +33,25 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = bytes_model()
     store = Store(str(home / "runs" / "lm"), keep=1, uid="mine")
     store.claim()
-    params = {name: np.asarray(each) for name, each in model.network.stack_params(model.weights).items()}
+    params = {
+        name: np.asarray(each) for name, each in model.network.stack_params(model.weights).items()
+    }
     recorded = {"data": {"source": "text", "tokenizer": "bytes"}}
-    store.save(2, {"params": params}, {"model": model.network.config.model_dump(mode="json"), "train": recorded})
+    store.save(
+        2,
+        {"params": params},
+        {"model": model.network.config.model_dump(mode="json"), "train": recorded},
+    )
     store.close()
     digits = home / "runs" / "digits"
     digits.mkdir()
     (digits / ".lock").touch()
-    train = {"task": "classify", "data": {"source": "tfds", "name": "digits"}, "batch": 64, "steps": 2}
+    train = {
+        "task": "classify",
+        "data": {"source": "tfds", "name": "digits"},
+        "batch": 64,
+        "steps": 2,
+    }
     job = {"name": "digits", "accelerator": {"type": "cpu", "per_host": 8}, "train": train}
     (digits / "job.yaml").write_text(json.dumps(job))
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
@@ -65,7 +76,9 @@ def test_a_mesh_is_devices_per_axis_and_a_precision_is_of_language_models(
     monkeypatch.chdir(home)
     for name, split in (("lm", {"fsdp": -1}), ("digits", {"dp": 2, "mp": 4})):
         assert jaxlaunch.load(f"runs/{name}", mesh=split).step == 2
-        with pytest.raises(jaxlaunch.TrainerError, match=r"load\(mesh=.*'tp'.*; give devices per axis, such as"):
+        with pytest.raises(
+            jaxlaunch.TrainerError, match=r"load\(mesh=.*'tp'.*; give devices per axis, such as"
+        ):
             jaxlaunch.load(f"runs/{name}", mesh={"tp": 8})
     with pytest.raises(TypeError, match="is for language models"):
         jaxlaunch.load("runs/digits", precision="bf16")
@@ -73,7 +86,9 @@ def test_a_mesh_is_devices_per_axis_and_a_precision_is_of_language_models(
 
 def test_the_defaults_of_run_are_those_of_its_options() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(RunOptions)}
-    given = {name: each.default for name, each in inspect.signature(jaxlaunch.run).parameters.items()}
+    given = {
+        name: each.default for name, each in inspect.signature(jaxlaunch.run).parameters.items()
+    }
     assert {name: each for name, each in given.items() if name in defaults and name != "steps"} == {
         name: each for name, each in defaults.items() if name != "steps"
     }

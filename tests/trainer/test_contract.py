@@ -23,7 +23,9 @@ def raised(message: str) -> BaseException:
 def test_an_error_line_has_the_exception_its_traceback_and_the_code(code: int | None) -> None:
     error = contract.error_line(raised("a bad batch"), code)["error"]
     assert (error["type"], error["message"], error["code"]) == ("ValueError", "a bad batch", code)
-    assert error["traceback"].startswith("Traceback") and error["traceback"].endswith("ValueError: a bad batch\n")
+    assert error["traceback"].startswith("Traceback") and error["traceback"].endswith(
+        "ValueError: a bad batch\n"
+    )
 
 
 @pytest.mark.parametrize("fill", ["x", "é", "🦊", "\x00"])

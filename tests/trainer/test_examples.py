@@ -31,7 +31,12 @@ from tests.trainer import tiny
 pytestmark = pytest.mark.usefixtures("standard")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL = ["train.steps=2", "train.log_every=1", "train.eval={every: null, batches: 1}", "train.batch=16"]
+SMALL = [
+    "train.steps=2",
+    "train.log_every=1",
+    "train.eval={every: null, batches: 1}",
+    "train.batch=16",
+]
 DIGITS = [*SMALL, "train.epochs=null", "train.mesh={dp: -1}"]
 JOBS: dict[str, list[str]] = {
     "mnist": [*SMALL, "train.epochs=null", "train.data.name=digits"],
@@ -42,7 +47,8 @@ JOBS: dict[str, list[str]] = {
         *SMALL,
         "train.data.path=stdlib://json/*.py",
         "train.data.eval_split=0.2",
-        "train.model={kind: decoder, layers: 2, width: 32, heads: 8, kv_heads: 4, vocab: 256, length: 16}",
+        "train.model={kind: decoder, layers: 2, width: 32, heads: 8, kv_heads: 4, vocab: 256, "
+        "length: 16}",
         "train.accumulate=2",
     ],
 }
@@ -60,10 +66,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @functools.cache
     def run(name: str) -> Path:
-        folder, job = tmp_path_factory.mktemp(name), load.load_job(EXAMPLES / f"{name}.yaml", JOBS[name])
+        folder = tmp_path_factory.mktemp(name)
+        job = load.load_job(EXAMPLES / f"{name}.yaml", JOBS[name])
         assert job.train is not None
         (folder / ".lock").touch()
-        (folder / "job.yaml").write_text(json.dumps(job.model_dump(mode="json", exclude_unset=True)))
+        (folder / "job.yaml").write_text(
+            json.dumps(job.model_dump(mode="json", exclude_unset=True))
+        )
         spec, task = read_spec({contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True)})
         build_loop(spec, task, RunContext(run_dir=str(folder)), Stop(), Progress(None)).run()
         return folder
@@ -74,7 +83,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.extended
 @pytest.mark.parametrize("name", JOBS)
 def test_an_example_trains_and_evaluates(name: str, trained: Callable[[str], Path]) -> None:
-    lines = [json.loads(line) for line in (trained(name) / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (trained(name) / "metrics.jsonl").read_text().splitlines()
+    ]
     evaluated = json.loads((trained(name) / "eval.jsonl").read_text())
     assert np.isfinite([line["loss"] for line in (*lines, evaluated)]).all()
     assert lines[-1]["step"] == 2 and evaluated["examples"] > 0
@@ -100,13 +111,18 @@ def test_what_a_task_shows_is_looked_at_before_the_first_step(tmp_path: Path) ->
     }
     spec = TrainSpec.model_validate(keys)
     cases: list[tuple[Callable[[Any], Any], str]] = [
-        (lambda ids: {"ids": ids}, r"what it shows after an evaluation cannot be: report\(image=\{'ids'"),
+        (
+            lambda ids: {"ids": ids},
+            r"what it shows after an evaluation cannot be: report\(image=\{'ids'",
+        ),
         (lambda ids: [ids], "shown returned .*list.*, not a dict of pictures by name"),
     ]
     for shown, says in cases:
         with pytest.raises(SpecError, match=says):
             tiny.run_to_an_error(
-                build_loop(spec, Told(shown), RunContext(run_dir=str(tmp_path)), Stop(), Progress(None))
+                build_loop(
+                    spec, Told(shown), RunContext(run_dir=str(tmp_path)), Stop(), Progress(None)
+                )
             )
     assert not (tmp_path / "metrics.jsonl").exists()
 
@@ -122,7 +138,11 @@ def test_what_a_task_shows_may_be_an_attribute_of_it_or_none() -> None:
 
 def test_every_example_says_why_in_a_paragraph() -> None:
     for name in JOBS:
-        said = (EXAMPLES / f"{name}.py") if (EXAMPLES / f"{name}.py").exists() else EXAMPLES / f"{name}.yaml"
+        said = (
+            (EXAMPLES / f"{name}.py")
+            if (EXAMPLES / f"{name}.py").exists()
+            else EXAMPLES / f"{name}.yaml"
+        )
         text = said.read_text()
         why = (
             text.split('"""')[1]
@@ -133,7 +153,9 @@ def test_every_example_says_why_in_a_paragraph() -> None:
 
 
 @pytest.mark.extended
-def test_a_diffusion_model_draws_images_of_the_classes_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diffusion_model_draws_images_of_the_classes_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     diffusion = importlib.import_module("diffusion")
     monkeypatch.setattr(diffusion, "T", 4)
 
@@ -150,13 +172,18 @@ def test_a_diffusion_model_draws_images_of_the_classes_that_are_asked_for(monkey
 
 @pytest.mark.extended
 def test_samples_are_judged_by_the_classifier_of_another_run(
-    trained: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     diffusion = importlib.import_module("diffusion")
     monkeypatch.setattr(diffusion, "T", 4)
     diffusion.judge(str(trained("diffusion")), str(trained("mnist")), 24, sure=0.0)
     held_out, samples, asked = capsys.readouterr().out.splitlines()[-3:]
-    for line, start in ((held_out, "held out: 100.0% of 16 are"), (samples, "samples: 100.0% of 24 are")):
+    for line, start in (
+        (held_out, "held out: 100.0% of 16 are"),
+        (samples, "samples: 100.0% of 24 are"),
+    ):
         assert line.startswith(start)
         counts = re.findall(r"\d+", line.partition("[")[2].partition("]")[0])
         assert len(counts) == 10 and f" {sum(map(int, counts))} are" in line

@@ -25,11 +25,14 @@ from tests.trainer.references import FIXTURES, batch, folder, logits, step, trai
 
 CASES = ("llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny")
 STEPS = 3
-# Models as they were read, with other rotary scalings than their fixtures have: only transformers can say them.
+# Models as they were read, with other rotary scalings than their fixtures have: only transformers
+# can say them.
 YARN = {"kind": "yarn", "factor": 4.0, "original_length": 32}
 SCALED: dict[str, dict[str, Any]] = {
     "qwen2_tiny": {"rope_scaling": YARN},
-    "qwen3_tiny": {"rope_scaling": {**YARN, "beta_fast": 16.0, "attention_factor": 1.3, "truncate": False}},
+    "qwen3_tiny": {
+        "rope_scaling": {**YARN, "beta_fast": 16.0, "attention_factor": 1.3, "truncate": False}
+    },
     "mistral_tiny": {"rope_scaling": {"kind": "linear", "factor": 2.0}},
     "gemma2_tiny": {},
     "gemma3_tiny": {"rope_scaling": {"kind": "linear", "factor": 8.0}},
@@ -57,13 +60,19 @@ def untrained(case: str) -> dict[str, Any]:
     """Parameters drawn for the case's model in SCALED, in their deviation near to those of its fixture."""
     shapes = step(case, None, model=SCALED[case]).abstract.params
     draw = np.random.default_rng(0)
-    return {name: draw.normal(0.0, 0.1, leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
+    return {
+        name: draw.normal(0.0, 0.1, leaf.shape).astype(np.float32) for name, leaf in shapes.items()
+    }
 
 
 def saved(case: str, state: TrainState, to: Path) -> Path:
     """The state as a checkpoint of step 3."""
     train = train_spec(case, None)
-    return checkpoint(step(case, None, optimizer=ADAMW).builder.to_tree(state), train.model.model_dump(mode="json"), to)
+    return checkpoint(
+        step(case, None, optimizer=ADAMW).builder.to_tree(state),
+        train.model.model_dump(mode="json"),
+        to,
+    )
 
 
 def checkpoint(tree: dict[str, Any], model: dict[str, Any] | None, to: Path) -> Path:
@@ -87,17 +96,26 @@ def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Pa
         needs.absent(str(error))
     arguments = []
     for case in CASES:
-        exported = export(str(saved(case, trained(case, hf), tmp_path / case)), str(tmp_path / f"{case}-out"))
+        exported = export(
+            str(saved(case, trained(case, hf), tmp_path / case)), str(tmp_path / f"{case}-out")
+        )
         assert exported["step"] == STEPS
-        arguments += [str(tmp_path / f"{case}-out"), str(needs.arrays(FIXTURES / case / "io.safetensors"))]
+        arguments += [
+            str(tmp_path / f"{case}-out"),
+            str(needs.arrays(FIXTURES / case / "io.safetensors")),
+        ]
     program = Path(__file__).with_name("transformers_logits.py")
     answers = environments.run("torch", str(program), *arguments).splitlines()
     for case, line in zip(CASES, answers, strict=True):
         answer = json.loads(line)
         assert (answer["faults"], answer["dtype"]) == ({}, "torch.float32"), case
         ours = logits(case, dict(trained(case, hf).params))
-        assert not np.allclose(ours, references.tensors(case, "io")["logits"], rtol=0, atol=1e-3), "it was trained"
-        np.testing.assert_allclose(ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case)
+        assert not np.allclose(ours, references.tensors(case, "io")["logits"], rtol=0, atol=1e-3), (
+            "it was trained"
+        )
+        np.testing.assert_allclose(
+            ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case
+        )
 
 
 @pytest.mark.extended
@@ -108,13 +126,19 @@ def test_transformers_says_the_same_of_every_family_and_rotary_scaling(tmp_path:
         needs.absent(str(error))
     arguments = []
     for case in SCALED:
-        save.save_model(str(tmp_path / case), train_spec(case, None, model=SCALED[case]).model, untrained(case))
+        save.save_model(
+            str(tmp_path / case), train_spec(case, None, model=SCALED[case]).model, untrained(case)
+        )
         arguments += [str(tmp_path / case), str(needs.arrays(FIXTURES / case / "io.safetensors"))]
     program = Path(__file__).with_name("transformers_logits.py")
-    for case, line in zip(SCALED, environments.run("torch", str(program), *arguments).splitlines(), strict=True):
+    for case, line in zip(
+        SCALED, environments.run("torch", str(program), *arguments).splitlines(), strict=True
+    ):
         answer, ours = json.loads(line), logits(case, untrained(case), SCALED[case])
         assert (answer["faults"], answer["dtype"]) == ({}, "torch.float32"), case
-        np.testing.assert_allclose(ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case)
+        np.testing.assert_allclose(
+            ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case
+        )
 
 
 @pytest.mark.parametrize("case", ["gpt2_tiny", "vit_tiny"])
@@ -130,9 +154,13 @@ def test_what_is_exported_is_read_back_bit_by_bit(case: str, hf: Path, tmp_path:
 
 
 def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:
-    state = step("llama_tiny", None, precision={"params": "bfloat16", "compute": "bfloat16"}).init_state()
+    state = step(
+        "llama_tiny", None, precision={"params": "bfloat16", "compute": "bfloat16"}
+    ).init_state()
     source = checkpoint(
-        {"params": dict(state.params)}, train_spec("llama_tiny", None).model.model_dump(), tmp_path / "in"
+        {"params": dict(state.params)},
+        train_spec("llama_tiny", None).model.model_dump(),
+        tmp_path / "in",
     )
     assert export(str(source), str(tmp_path / "out"))["dtype"] == "bfloat16"
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
@@ -160,7 +188,7 @@ def test_what_cannot_be_exported_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-# --- a process of its own ---------------------------------------------------------------------------------------------
+# --- a process of its own -------------------------------------------------------------------------
 
 EXPORTER = """
 from jaxlaunch.trainer import export
@@ -176,7 +204,9 @@ def test_a_model_is_never_whole_in_memory(tmp_path: Path) -> None:
     peak = peaks.growth(EXPORTER, "export.export(source, to)", str(source), str(tmp_path / "out"))
     size = sum(array.nbytes for array in params.values())
     assert size > 150e6
-    assert peak < size  # 0.6 of it on the machine that this was written on: the largest array is 0.3
+    assert (
+        peak < size
+    )  # 0.6 of it on the machine that this was written on: the largest array is 0.3
 
 
 def test_a_pod_knows_where_its_checkpoints_lie(hf: Path, tmp_path: Path) -> None:

@@ -40,17 +40,27 @@ def reads(found: dict[str, Any]) -> int:
     return len(source)
 
 
-def test_images_are_counted_by_class_and_split_and_what_is_broken_or_there_twice_is_named(photos: Path) -> None:
+def test_images_are_counted_by_class_and_split_and_what_is_broken_or_there_twice_is_named(
+    photos: Path,
+) -> None:
     sheet = photos.parent / "sheet.png"
     found = inspect_path(str(photos), None, str(sheet))
     assert found["kind"] == "images" and found["splits"] == {"train": 9, "eval": 3}
     assert found["classes"] == {"train": {"cat": 4, "dog": 5}, "eval": {"cat": 2, "dog": 1}}
     assert found["sizes"] == {"least": [21, 30], "median": [24, 30], "most": [30, 30]}
     assert found["formats"] == {"PNG RGB": 11}
-    assert found["broken"]["count"] == 1 and "train/dog/x.png is not an image" in found["broken"]["first"][0]
+    assert (
+        found["broken"]["count"] == 1
+        and "train/dog/x.png is not an image" in found["broken"]["first"][0]
+    )
     twice = found["duplicates"]
     assert twice["count"] == 2 and twice["first"][1].endswith("train/dog/1.png")  # of another split
-    assert found["data"] == {"source": "images", "path": str(photos), "size": 224, "on_broken": "skip"}
+    assert found["data"] == {
+        "source": "images",
+        "path": str(photos),
+        "size": 224,
+        "on_broken": "skip",
+    }
     assert reads(found) == 8
     with Image.open(sheet) as picture:
         pixels = np.asarray(picture)
@@ -95,16 +105,24 @@ def test_the_command_prints_the_block(photos: Path) -> None:
     command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "data", str(photos)]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    assert "train 9 images, eval 3 images" in ended.stdout and "2 classes of train: cat 4, dog 5" in ended.stdout
+    assert (
+        "train 9 images, eval 3 images" in ended.stdout
+        and "2 classes of train: cat 4, dog 5" in ended.stdout
+    )
     assert "1 image cannot be decoded:" in ended.stdout and "source: images" in ended.stdout
-    refused = subprocess.run([*command[:-1], str(photos / "notes.txt"), "-o", "json"], capture_output=True, text=True)
+    refused = subprocess.run(
+        [*command[:-1], str(photos / "notes.txt"), "-o", "json"], capture_output=True, text=True
+    )
     assert refused.returncode == 2 and "neither images" in refused.stderr
     assert json.dumps({}) not in refused.stdout
 
 
 def test_the_command_prints_the_parts_of_the_mixture_of_a_job(photos: Path) -> None:
     (photos.parent / "t.csv").write_text("a,label\n" + "1,0\n2,1\n" * 4)
-    parts = "a: {source: table, weight: 3, path: t.csv, eval_split: 0.25}, b: {source: table, weight: 1, path: t.csv}"
+    parts = (
+        "a: {source: table, weight: 3, path: t.csv, eval_split: 0.25}, b: {source: table, "
+        "weight: 1, path: t.csv}"
+    )
     job = photos.parent / "mix.yaml"
     job.write_text(
         f"name: m\naccelerator: {{type: cpu}}\n"
@@ -113,7 +131,16 @@ def test_the_command_prints_the_parts_of_the_mixture_of_a_job(photos: Path) -> N
     command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "data", str(job)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert rows[1] == ["a", "table", "6", "2", "0.75", "1.833"] and rows[2] == ["b", "table", "8", "0", "0.25", "0.375"]
+    assert rows[1] == ["a", "table", "6", "2", "0.75", "1.833"] and rows[2] == [
+        "b",
+        "table",
+        "8",
+        "0",
+        "0.25",
+        "0.375",
+    ]
     assert "in one pass over all 14 examples" in done.stdout
     done = subprocess.run([*command, "--label", "x"], capture_output=True, text=True)
-    assert done.returncode == 2 and "--label and --pictures apply to images and tables" in done.stderr
+    assert (
+        done.returncode == 2 and "--label and --pictures apply to images and tables" in done.stderr
+    )

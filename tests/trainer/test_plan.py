@@ -25,12 +25,20 @@ def planned(task: Any, **keys: Any) -> dict[str, Any]:
     return Plan(plan.with_synthetic_data(train, task), task).to_dict(sharding=True)
 
 
-# The memory of a program is assigned before LLVM compiles it: without LLVM's optimizations the same bytes.
-QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1"}
+# The memory of a program is assigned before LLVM compiles it: without LLVM's optimizations the same
+# bytes.
+QUICK = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1",
+}
 
 
 def child(train: dict[str, Any], *flags: str, devices: int = 8) -> subprocess.CompletedProcess[str]:
-    environ = QUICK | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "TRAIN_SPEC": json.dumps(train)}
+    environ = QUICK | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "TRAIN_SPEC": json.dumps(train),
+    }
     return subprocess.run(
         [sys.executable, "-m", "jaxlaunch.trainer.plan", *flags],
         env=os.environ | environ,
@@ -48,8 +56,12 @@ def child(train: dict[str, Any], *flags: str, devices: int = 8) -> subprocess.Co
         (spec.ViT(preset="vit-b16"), Classify, 86_567_656),
     ],
 )  # of the models' own cards
-def test_a_published_model_has_its_published_parameters(model: Any, task: Any, parameters: int, standard: None) -> None:
-    train = spec.TrainSpec(task="tests:Tiny", model=model, batch=8, mesh=spec.Mesh(fsdp=8), precision="bf16")
+def test_a_published_model_has_its_published_parameters(
+    model: Any, task: Any, parameters: int, standard: None
+) -> None:
+    train = spec.TrainSpec(
+        task="tests:Tiny", model=model, batch=8, mesh=spec.Mesh(fsdp=8), precision="bf16"
+    )
     planned = Plan(plan.with_synthetic_data(train, task()), task())
     assert sum(leaf.size for leaf in jax.tree.leaves(planned.step.abstract.params)) == parameters
 
@@ -78,10 +90,17 @@ def test_samples_hold_the_weights_once_more_and_keys_and_values_of_each_row() ->
 def test_a_kernel_that_is_not_here_keeps_no_array_of_all_pairs(standard: None) -> None:
     plain, kernel, short, wide = (
         planned(tiny.Counting(), attention=attention, precision=precision, mesh={"dp": -1})
-        for attention, precision in (("xla", "bf16"), ("cudnn", "bf16"), ("splash", "bf16"), ("cudnn", "fp32"))
+        for attention, precision in (
+            ("xla", "bf16"),
+            ("cudnn", "bf16"),
+            ("splash", "bf16"),
+            ("cudnn", "fp32"),
+        )
     )
     config = tiny.DECODER
-    pairs = tiny.ROWS // 8 * config.layers * config.heads * config.length**2  # in an array of them, on a device
+    pairs = (
+        tiny.ROWS // 8 * config.layers * config.heads * config.length**2
+    )  # in an array of them, on a device
     spared = plain["activations"]["none"][1] - kernel["activations"]["none"][1]
     assert pairs * 4 <= spared <= pairs * 16  # scores or shares, in two bytes or four
     assert kernel["flops_per_step"] == plain["flops_per_step"]
@@ -98,12 +117,17 @@ def test_what_is_planned_is_what_a_device_then_holds(model: str, mesh: str) -> N
 
 def test_gradients_count_twice_where_micro_batches_are_summed() -> None:
     task = tiny.Counting()
-    once, twice = (planned(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["device"] for count in (1, 2))
+    once, twice = (
+        planned(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["device"] for count in (1, 2)
+    )
     assert once["gradients"] == once["parameters"] and twice["gradients"] == 2 * once["gradients"]
 
 
 def test_each_parameter_is_listed_with_the_axes_that_split_it() -> None:
-    listed = {each["name"]: each for each in planned(tiny.Counting(), mesh={"fsdp": 4, "mp": 2})["sharding"]}
+    listed = {
+        each["name"]: each
+        for each in planned(tiny.Counting(), mesh={"fsdp": 4, "mp": 2})["sharding"]
+    }
     up = listed["blocks.mlp.up"]
     assert up["axes"] == ["layers", "embed", "hidden"]
     assert up["split"] == [[], ["fsdp"], ["mp"]]
@@ -112,7 +136,9 @@ def test_each_parameter_is_listed_with_the_axes_that_split_it() -> None:
 
 def test_micro_batches_and_remat_lower_what_is_kept() -> None:
     task = tiny.Counting()
-    whole, micro = (planned(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["activations"] for count in (1, 4))
+    whole, micro = (
+        planned(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["activations"] for count in (1, 4)
+    )
     assert micro["none"][1] < whole["none"][1] / 3
     assert whole["full"][1] < whole["none"][1] and whole["asked"] == whole["none"]
 
@@ -132,7 +158,9 @@ CHIPS = json.dumps({"type": "cpu", "hosts": 1, "per_host": 8})
 @pytest.mark.extended
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_the_estimate_is_near_what_the_compiler_then_takes(remat: str) -> None:
-    found = json.loads(child({**TRAIN, "mesh": {"fsdp": 4}, "remat": remat}, "--compile", CHIPS, devices=4).stdout)
+    found = json.loads(
+        child({**TRAIN, "mesh": {"fsdp": 4}, "remat": remat}, "--compile", CHIPS, devices=4).stdout
+    )
     estimated = found["device"]["gradients"] + found["activations"]["asked"][1]
     assert 0.6 < estimated / found["compiled"]["memory"]["train"]["temp"] < 1.5
 
@@ -152,5 +180,12 @@ def test_a_wrong_spec_and_missing_data_are_told_apart() -> None:
 
 def test_epochs_of_data_that_is_not_here_do_not_hinder_a_plan() -> None:
     schedule = {"name": "wsd", "warmup": 100, "decay": 900}
-    asked = child({**TRAIN, "epochs": 2, "mesh": {"dp": 8}, "optimizer": {"name": "adamw", "schedule": schedule}})
+    asked = child(
+        {
+            **TRAIN,
+            "epochs": 2,
+            "mesh": {"dp": 8},
+            "optimizer": {"name": "adamw", "schedule": schedule},
+        }
+    )
     assert asked.returncode == 0 and json.loads(asked.stdout)["parameters"] > 0

@@ -30,11 +30,15 @@ def test_load_finds_what_a_path_names() -> None:
 
 
 def test_a_module_that_is_not_there_is_said() -> None:
-    with pytest.raises(SpecError, match=r"importing nowhere failed: .* `code: \.` in job.yaml ships"):
+    with pytest.raises(
+        SpecError, match=r"importing nowhere failed: .* `code: \.` in job.yaml ships"
+    ):
         load_object("nowhere:Task")
 
 
-def test_a_module_that_raises_is_said_with_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_raises_is_said_with_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "halfdone.py").write_text("raise RuntimeError('not today')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SpecError, match="halfdone failed: RuntimeError: not today"):
@@ -99,7 +103,11 @@ def a_function() -> None: ...
         ("NoSource", "has no source; a task has the methods model, loss, source, example"),
         ("Model", "is a model, not a task: a task's `model` makes one"),
         ("Dense", "is a model, not a task"),
-        ("NeedsAWord", r"cannot be made: a task is called without arguments \(missing a required argument: 'word'\)"),
+        (
+            "NeedsAWord",
+            r"cannot be made: a task is called without arguments \(missing a required "
+            r"argument: 'word'\)",
+        ),
         ("a_function", "is a function, not a class with model, loss, source, example"),
     ],
 )
@@ -125,7 +133,9 @@ class ListsDefaults(NoSource):
 
 
 def test_defaults_that_are_no_dict_are_said_in_a_sentence() -> None:
-    with pytest.raises(SpecError, match="ListsDefaults: its defaults are a list, not a dict of keys of train"):
+    with pytest.raises(
+        SpecError, match="ListsDefaults: its defaults are a list, not a dict of keys of train"
+    ):
         read_spec({contract.TRAIN_SPEC: json.dumps({"task": f"{__name__}:ListsDefaults"})})
 
 
@@ -156,16 +166,28 @@ def metric(name: Any, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda loss: (loss.sum, {}), "loss returned a tuple of 2, not a scalar or a Loss; metrics go into"),
-        (lambda loss: jnp.ones(16) * loss.sum, r"loss returned an array of shape \[16\], not a scalar; a bare loss is"),
+        (
+            lambda loss: (loss.sum, {}),
+            "loss returned a tuple of 2, not a scalar or a Loss; metrics go into",
+        ),
+        (
+            lambda loss: jnp.ones(16) * loss.sum,
+            r"loss returned an array of shape \[16\], not a scalar; a bare loss is",
+        ),
         (lambda loss: None, "loss returned None, not a scalar"),
         (lambda loss: {"loss": loss.sum}, "loss returned a dict, not a scalar"),
-        (lambda loss: loss._replace(weight=jnp.ones(16)), r"Loss.weight is an array of shape \[16\], not a scalar"),
+        (
+            lambda loss: loss._replace(weight=jnp.ones(16)),
+            r"Loss.weight is an array of shape \[16\], not a scalar",
+        ),
         (lambda loss: loss._replace(metrics=[("a", 1.0)]), "Loss.metrics is a list, not a dict"),
         (metric("hits", 0.5), r"metric 'hits' is the number 0.5, not a pair \(sum, weight\)"),
         (metric("hits", jnp.ones(2)), r"metric 'hits' is an array of shape \[2\], not a pair"),
         (metric("hits", (1.0, 2.0, 3.0)), "metric 'hits' is a tuple of 3, not a pair"),
-        (metric("hits", (jnp.ones(16), 16.0)), r"the sum of metric 'hits' is an array of shape \[16\], not a scalar"),
+        (
+            metric("hits", (jnp.ones(16), 16.0)),
+            r"the sum of metric 'hits' is an array of shape \[16\], not a scalar",
+        ),
         (metric(3, (1.0, 1.0)), "the name of metric 3 is an int, not text"),
     ],
 )
@@ -182,16 +204,21 @@ def test_numbers_of_python_are_scalars() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["step", "loss", "epoch", "learning_rate", "time", "data_s", "finite", "weight", "eval_loss"]
+    "name",
+    ["step", "loss", "epoch", "learning_rate", "time", "data_s", "finite", "weight", "eval_loss"],
 )
 def test_a_metric_of_a_task_cannot_have_a_name_of_the_trainer_s_own(name: str) -> None:
     task = Returns(metric(name, (1.0, 1.0)))
-    with pytest.raises(SpecError, match=f"a metric cannot be named '{name}'; the trainer's own records use"):
+    with pytest.raises(
+        SpecError, match=f"a metric cannot be named '{name}'; the trainer's own records use"
+    ):
         tiny.build(task).forward_jaxpr(task.batch(0))
 
 
 def test_no_record_holds_a_name_that_a_task_may_use(tmp_path: Path) -> None:
-    metrics = Metrics(Workload(2, 1), rank=0, run_dir=str(tmp_path), socket=None, report=Progress(None))
+    metrics = Metrics(
+        Workload(2, 1), rank=0, run_dir=str(tmp_path), socket=None, report=Progress(None)
+    )
     metrics.start(0)
     metrics.record_interval(1, {"loss": 1.0, "hits": 0.5, "finite": 1.0})
     metrics.record_evaluated(1, {"loss": 1.0, "hits": 0.5, "examples": 3.0})
@@ -209,17 +236,23 @@ def test_no_record_holds_a_name_that_a_task_may_use(tmp_path: Path) -> None:
         (lambda: None, "model returned None, not a flax.nnx.Module"),
     ],
 )
-def test_what_is_no_model_is_said_in_a_sentence(made: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_model_is_said_in_a_sentence(
+    made: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiny.Digits, "model", lambda task, spec, rngs: made())
     with pytest.raises(SpecError, match=f"tests:Tiny: {says}"):
         tiny.build(tiny.Digits())
 
 
-def test_what_is_no_source_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_source_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from jaxlaunch.trainer.loop.training import RunContext
     from jaxlaunch.trainer.train import build_loop
 
     monkeypatch.setattr(tiny.Digits, "source", lambda task, spec, split: [{"image": 1}])
     spec, nowhere = tiny.train_spec(tiny.Digits(), mesh={"dp": -1}), RunContext(str(tmp_path))
-    with pytest.raises(SpecError, match="tests:Tiny: source returned a list; a source has __len__, __getitem__ and"):
+    with pytest.raises(
+        SpecError, match="tests:Tiny: source returned a list; a source has __len__, __getitem__ and"
+    ):
         build_loop(spec, tiny.Digits(), nowhere, Any, Progress(None))  # type: ignore[arg-type]

@@ -14,7 +14,11 @@ from jaxlaunch.trainer.spec import TrainSpec
 PAGE = Path(__file__).parents[2] / "docs" / "techniques.md"
 TASKS = {"data": "classify"}
 WRITTEN = [yaml.safe_load(code) for code in re.findall(r"`(\w+: [^`]+)`", PAGE.read_text())]
-BLOCKS = [block for block in WRITTEN if isinstance(block, dict) and block.keys() <= TrainSpec.model_fields.keys()]
+BLOCKS = [
+    block
+    for block in WRITTEN
+    if isinstance(block, dict) and block.keys() <= TrainSpec.model_fields.keys()
+]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)

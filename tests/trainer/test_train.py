@@ -42,7 +42,11 @@ def made(**keys: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"batch": 64}, CheckpointError, "train.batch is 64, but the checkpoints in here were made with 128"),
+        (
+            {"batch": 64},
+            CheckpointError,
+            "train.batch is 64, but the checkpoints in here were made with 128",
+        ),
         ({"seed": 1}, CheckpointError, "train.seed is 1"),
         ({"data": {"shuffle": False}}, CheckpointError, "train.data.shuffle is false"),
         ({"data": {"examples": 9}}, DataError, "the training data changed"),
@@ -117,7 +121,13 @@ def test_garbage_is_collected_beside_evaluations_and_saves_or_every_so_many_step
     monkeypatch.setattr(driver, "COLLECTION_INTERVAL_STEPS", 5)
     data = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}
     often = {"eval": {"every": 2}, "checkpoint": {"every": 3}}
-    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 6, **often}
+    keys = {
+        "model": {"kind": "mlp", "layers": 1, "width": 8},
+        "data": data,
+        "batch": 8,
+        "steps": 6,
+        **often,
+    }
     spec = TrainSpec.model_validate({"task": "classify", **keys})
     build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), collections).run()
     steps = [("eval", 2), ("save", 3), ("eval", 4), ("step", 5), ("eval", 6), ("save", 6)]
@@ -133,7 +143,9 @@ def test_every_logged_step_of_a_dispatch_has_its_share_of_the_time(tmp_path: Pat
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
     for one, other in (lines[:2], lines[2:]):
-        assert one["data_s"] == pytest.approx(other["data_s"]) and one["wall_s"] < 2 * other["wall_s"]
+        assert (
+            one["data_s"] == pytest.approx(other["data_s"]) and one["wall_s"] < 2 * other["wall_s"]
+        )
         assert one["examples_per_s"] == other["examples_per_s"]
 
 
@@ -162,12 +174,16 @@ def test_a_checkpoint_that_is_deleted_before_a_stop_is_saved_again_and_one_of_an
             return is_at_five
 
     stop = Deletes()
-    stop.run = build_loop(spec, Classify(), RunContext(str(tmp_path), saved_step=4), stop, Progress(None))  # type: ignore[arg-type]
+    stop.run = build_loop(
+        spec, Classify(), RunContext(str(tmp_path), saved_step=4), stop, Progress(None)
+    )  # type: ignore[arg-type]
     with pytest.raises(Stopped, match="saved step 5"):
         stop.run.run()
     assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["5"]
     said = capsys.readouterr().out
-    assert "step 4, which this run saved, is gone from" in said and "starts again from step 0" in said
+    assert (
+        "step 4, which this run saved, is gone from" in said and "starts again from step 0" in said
+    )
     assert "step 5 is gone from" in said and "saving it again" in said
 
 
@@ -188,13 +204,17 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
     monkeypatch.setattr(preflight, "check_resumed", refused)
     with pytest.raises(CheckpointError, match="another batch"):
         tiny.run_to_an_error(run)
-    assert saved_files.read_saved_tokenizer(str(tmp_path / "checkpoints")) == {"tokenizer.json": b"its own"}
+    assert saved_files.read_saved_tokenizer(str(tmp_path / "checkpoints")) == {
+        "tokenizer.json": b"its own"
+    }
 
 
 def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Path) -> None:
     data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
-    spec = TrainSpec.model_validate({"task": "classify", **keys, "checkpoint": {"every": 4}, "log_every": 1})
+    spec = TrainSpec.model_validate(
+        {"task": "classify", **keys, "checkpoint": {"every": 4}, "log_every": 1}
+    )
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     (tmp_path / "checkpoints" / "5" / "theirs").touch()
     stop = AtFive()
@@ -206,19 +226,27 @@ def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Pat
 
 def last_line(folder: Path) -> dict[str, Any]:
     line: dict[str, Any] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    return {key: value for key, value in line.items() if "loss" in key or key in ("step", "grad_norm")}
+    return {
+        key: value for key, value in line.items() if "loss" in key or key in ("step", "grad_norm")
+    }
 
 
-def test_a_restart_compiles_its_steps_in_another_thread_while_the_state_is_restored(tmp_path: Path) -> None:
+def test_a_restart_compiles_its_steps_in_another_thread_while_the_state_is_restored(
+    tmp_path: Path,
+) -> None:
     data = {"source": "synthetic", "examples": 64, "eval_examples": 12, "shape": [4, 4]}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 9}
     often = {"steps_per_dispatch": 2, "log_every": 1, "eval": {"every": 9}}
-    spec = TrainSpec.model_validate({"task": "classify", **keys, **often, "checkpoint": {"every": 5}})
+    spec = TrainSpec.model_validate(
+        {"task": "classify", **keys, **often, "checkpoint": {"every": 5}}
+    )
     traced: dict[str, set[str]] = {}  # functions, by thread
 
     def note(event: str, seconds: float, **about: Any) -> None:
         if event.endswith("jaxpr_trace_duration"):
-            traced.setdefault(threading.current_thread().name.partition("_")[0], set()).add(str(about.get("fun_name")))
+            traced.setdefault(threading.current_thread().name.partition("_")[0], set()).add(
+                str(about.get("fun_name"))
+            )
 
     whole, broken = (tmp_path / name for name in ("whole", "broken"))
     build_loop(spec, Classify(), RunContext(str(whole)), Never(), Progress(None)).run()
@@ -228,7 +256,9 @@ def test_a_restart_compiles_its_steps_in_another_thread_while_the_state_is_resto
         stop.run.run()
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
-        build_loop(spec, Classify(), RunContext(str(broken), saved_step=5), Never(), Progress(None)).run()
+        build_loop(
+            spec, Classify(), RunContext(str(broken), saved_step=5), Never(), Progress(None)
+        ).run()
     finally:
         jax.monitoring.unregister_event_duration_listener(note)
     assert {"_update", "_updates", "sums_of_state"} <= traced["compile"]
@@ -252,7 +282,11 @@ class Labelled:
 @pytest.mark.parametrize(
     ("train", "held_out", "words"),
     [
-        ([10] + 7 * [1], [0], "Labelled: example 0 has label 10, outside 0 to 9, the model's classes"),
+        (
+            [10] + 7 * [1],
+            [0],
+            "Labelled: example 0 has label 10, outside 0 to 9, the model's classes",
+        ),
         ([*15 * [1], -1], [0], "Labelled: example 15 has label -1, outside 0 to 9"),
         (8 * [1], [0, 99], "Labelled: example 1 has label 99, outside 0 to 9"),
     ],
@@ -265,7 +299,9 @@ def test_a_label_out_of_range_ends_the_run_with_65_and_the_example(
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 4}, "data": data, "batch": 8, "steps": 3}
     spec = TrainSpec.model_validate({"task": "classify", **keys})
     with pytest.raises(DataError, match=words) as caught:
-        tiny.run_to_an_error(build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None)))
+        tiny.run_to_an_error(
+            build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None))
+        )
     assert caught.value.code == 65
 
 
@@ -282,11 +318,18 @@ class Augmented:
         return image.astype(np.uint8), index % 4
 
 
-def test_a_run_that_resumes_sees_the_augmentations_of_one_that_was_never_stopped(tmp_path: Path) -> None:
+def test_a_run_that_resumes_sees_the_augmentations_of_one_that_was_never_stopped(
+    tmp_path: Path,
+) -> None:
     def losses(folder: Path, *attempts: int) -> dict[int, float]:
         for steps in attempts:
             random.seed(steps), np.random.seed(steps)  # of a process of its own
-            keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "batch": 8, "steps": steps, "log_every": 1}
+            keys = {
+                "model": {"kind": "mlp", "layers": 1, "width": 8},
+                "batch": 8,
+                "steps": steps,
+                "log_every": 1,
+            }
             data = {"source": "torch", "dataset": f"{__name__}:Augmented", "eval_args": {}}
             keys |= {"optimizer": {"schedule": {"name": "constant"}}, "data": data}
             spec = TrainSpec.model_validate({"task": "classify", **keys})
@@ -321,6 +364,7 @@ def test_a_run_that_ended_early_ends_again_at_once_and_goes_on_with_more_patienc
         lines = (tmp_path / "eval.jsonl").read_text().splitlines()
         seen.append([json.loads(line)["step"] for line in lines])
         assert (
-            f"stopped early at step {patience + 1} of 9: eval/accuracy was not better than" in capsys.readouterr().out
+            f"stopped early at step {patience + 1} of 9: eval/accuracy was not better than"
+            in capsys.readouterr().out
         )
     assert seen == [[1, 2, 3], [1, 2, 3], [1, 2, 3, 4, 5]]

@@ -33,7 +33,9 @@ def trained(name: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
     job = load.load_job(EXAMPLES / f"{name}.yaml", [*overrides, "train.mesh={dp: -1}"])
     assert job.train is not None
     spec, task = read_spec({contract.TRAIN_SPEC: job.train.model_dump_json(exclude_unset=True)})
-    build_loop(folders.resolve_spec(spec), task, RunContext(run_dir=str(folder)), Stop(), Progress(None)).run()
+    build_loop(
+        folders.resolve_spec(spec), task, RunContext(run_dir=str(folder)), Stop(), Progress(None)
+    ).run()
     return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
 
 
@@ -44,23 +46,47 @@ def said(folder: Path, *files: Path) -> list[dict[str, Any]]:
 
 
 def test_the_table_of_tumours_is_made_by_its_command_learned_and_predicted(tmp_path: Path) -> None:
-    command = next(line for line in (EXAMPLES / "table.yaml").read_text().splitlines() if "python -c" in line)
-    subprocess.run([sys.executable, *shlex.split(command.lstrip("# "))[1:]], cwd=tmp_path, check=True)
-    evaluated = trained("table", tmp_path, f"train.data.path={tmp_path}/cancer.npz", "train.batch=32")
+    command = next(
+        line for line in (EXAMPLES / "table.yaml").read_text().splitlines() if "python -c" in line
+    )
+    subprocess.run(
+        [sys.executable, *shlex.split(command.lstrip("# "))[1:]], cwd=tmp_path, check=True
+    )
+    evaluated = trained(
+        "table", tmp_path, f"train.data.path={tmp_path}/cancer.npz", "train.batch=32"
+    )
     assert evaluated[-1]["examples"] == 114 and evaluated[-1]["accuracy"] >= 0.94
     (tmp_path / "new").mkdir()
     (tmp_path / "cancer.npz").rename(tmp_path / "new" / "cancer.npz")
     rows = said(tmp_path, tmp_path / "new")
-    assert [row["row"] for row in rows] == list(range(1, 21)) and {row["label"] for row in rows} == {"0", "1"}
+    assert [row["row"] for row in rows] == list(range(1, 21)) and {
+        row["label"] for row in rows
+    } == {"0", "1"}
 
 
 def test_the_resnet_of_cifar_learns_enlarged_digits(tmp_path: Path) -> None:
-    smaller = "train.model={kind: resnet, stem: small, stem_width: 8, depths: [1, 1], widths: [8, 16], channels: 1}"
-    overrides = ["train.data.name=digits", "train.data.size=12", "train.batch=32", "train.steps=40", smaller]
-    evaluated = trained(
-        "cifar_resnet", tmp_path, *overrides, "train.optimizer.schedule.warmup=5", "train.eval.every=20"
+    smaller = (
+        "train.model={kind: resnet, stem: small, stem_width: 8, depths: [1, 1], widths: [8, "
+        "16], channels: 1}"
     )
-    assert evaluated[-1]["loss"] < evaluated[0]["loss"] - 0.1 and evaluated[-1]["accuracy"] > evaluated[0]["accuracy"]
+    overrides = [
+        "train.data.name=digits",
+        "train.data.size=12",
+        "train.batch=32",
+        "train.steps=40",
+        smaller,
+    ]
+    evaluated = trained(
+        "cifar_resnet",
+        tmp_path,
+        *overrides,
+        "train.optimizer.schedule.warmup=5",
+        "train.eval.every=20",
+    )
+    assert (
+        evaluated[-1]["loss"] < evaluated[0]["loss"] - 0.1
+        and evaluated[-1]["accuracy"] > evaluated[0]["accuracy"]
+    )
 
 
 def test_a_vit_is_fine_tuned_on_a_folder_and_labels_another(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Jobs on models that are wrong, and folders that are: one sentence, exit code 64, before anything is compiled.
 
 Each as `launcher run` starts it, in this process: one or two of each kind. Every single key is in
-tests/trainer/huggingface, tests/trainer/adapters/test_wrong.py and tests/trainer/optim; jobs of other kinds are in
-tests/gang/test_wrong_calls.py.
+tests/trainer/huggingface, tests/trainer/adapters/test_wrong.py and tests/trainer/optim; jobs of
+other kinds are in tests/gang/test_wrong_calls.py.
 """
 
 from __future__ import annotations
@@ -79,8 +79,12 @@ WRONG = {
     # folders
     "a layer too few in the weights": Wrong("is missing", {}, spoil=layers(3)),
     "an encoder": Wrong("model_type is bert, and only", {}, spoil=said(model_type="bert")),
-    "half a config": Wrong("cannot be read", {}, spoil=lambda folder: (folder / "config.json").write_text("{")),
-    "a file of weights that is cut off": Wrong("safetensors", {}, spoil=file(struct.pack("<Q", len(HEADER)) + HEADER)),
+    "half a config": Wrong(
+        "cannot be read", {}, spoil=lambda folder: (folder / "config.json").write_text("{")
+    ),
+    "a file of weights that is cut off": Wrong(
+        "safetensors", {}, spoil=file(struct.pack("<Q", len(HEADER)) + HEADER)
+    ),
     # jobs that disagree with their folder
     "another width": Wrong("hidden_size is 64, train.model.width makes it 32", {"width": 32}),
     # meshes
@@ -88,15 +92,23 @@ WRONG = {
         "cannot be split evenly over ep = 8", {}, "mixtral_tiny", {"mesh": {"ep": 8}}
     ),
     # adapters
-    "a target that is no product": Wrong("wq matches no linear layer", {}, keys=lora(targets=["wq"])),
-    "adapters of another rank": Wrong("rank is 4 there and 8 here", {}, keys=lora(init_from="PEFT", rank=8)),
+    "a target that is no product": Wrong(
+        "wq matches no linear layer", {}, keys=lora(targets=["wq"])
+    ),
+    "adapters of another rank": Wrong(
+        "rank is 4 there and 8 here", {}, keys=lora(init_from="PEFT", rank=8)
+    ),
     # optimizers
     "a group that matches nothing": Wrong(
         "matches no parameter", {}, keys=optimizer(groups=[{"match": "wte", "lr": 2}])
     ),
     # samples while training
-    "a sample of a token that is none": Wrong("has the token 97", {}, keys={"eval": {"samples": {"prompts": [[97]]}}}),
-    "a sample of text without a tokenizer": Wrong("give token ids", {}, keys={"eval": {"samples": {"prompts": ["a"]}}}),
+    "a sample of a token that is none": Wrong(
+        "has the token 97", {}, keys={"eval": {"samples": {"prompts": [[97]]}}}
+    ),
+    "a sample of text without a tokenizer": Wrong(
+        "give token ids", {}, keys={"eval": {"samples": {"prompts": ["a"]}}}
+    ),
 }
 
 
@@ -107,12 +119,16 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiles(*_: Any, **__: Any) -> None:
         raise AssertionError("it was not refused: it compiles")
 
-    monkeypatch.setattr(state, "setup_compiler_options", compiles)  # the options that the start is compiled with
+    monkeypatch.setattr(
+        state, "setup_compiler_options", compiles
+    )  # the options that the start is compiled with
     monkeypatch.setattr(Step, "compile_train", compiles)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_model_is_one_sentence_and_64_before_the_first_compile(name: str, never: None, tmp_path: Path) -> None:
+def test_a_wrong_model_is_one_sentence_and_64_before_the_first_compile(
+    name: str, never: None, tmp_path: Path
+) -> None:
     wrong, folder = WRONG[name], references.folder(WRONG[name].case, tmp_path / WRONG[name].case)
     wrong.spoil(folder)
     block: dict[str, Any] = {
@@ -130,6 +146,8 @@ def test_a_wrong_model_is_one_sentence_and_64_before_the_first_compile(name: str
     with pytest.raises(TrainerError) as raised:
         train, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
         train = peft.resolve_lora(folder_of.resolve_spec(train))
-        tiny.run_to_an_error(build_loop(train, task, RunContext(str(tmp_path / "run")), Stop(), Progress(None)))
+        tiny.run_to_an_error(
+            build_loop(train, task, RunContext(str(tmp_path / "run")), Stop(), Progress(None))
+        )
     assert exit_code(raised.value, has_stepped=False) == contract.BAD_SPEC
     assert wrong.says in str(raised.value) and len(str(raised.value).splitlines()) == 1

@@ -67,7 +67,11 @@ class Digits(Classify):
         label = rng.integers(0, 10, ROWS, np.int32)
         image = rng.integers(0, 256, (ROWS, 28, 28)) // 4
         image[np.arange(ROWS), 2 * label] += 128
-        return {"image": image.astype(np.uint8), "label": label, "weight": np.ones(ROWS, np.float32)}
+        return {
+            "image": image.astype(np.uint8),
+            "label": label,
+            "weight": np.ones(ROWS, np.float32),
+        }
 
 
 class Pictures(Classify):
@@ -81,7 +85,11 @@ class Pictures(Classify):
         label = rng.integers(0, 10, ROWS, np.int32)
         image = rng.integers(0, 128, (ROWS, 16, 16))
         image[np.arange(ROWS), label] += 127
-        return {"image": image.astype(np.uint8), "label": label, "weight": np.ones(ROWS, np.float32)}
+        return {
+            "image": image.astype(np.uint8),
+            "label": label,
+            "weight": np.ones(ROWS, np.float32),
+        }
 
 
 class Counting(NextToken):
@@ -116,7 +124,14 @@ def train_spec(task: Any, **keys: Any) -> spec.TrainSpec:
     optimizer = spec.Optimizer(**{"lr": lr, **keys.pop("optimizer", {})})
     axes = spec.Mesh(**keys.pop("mesh", {}))
     return spec.TrainSpec(
-        **{"task": "tests:Tiny", "batch": ROWS, "model": model, "mesh": axes, "optimizer": optimizer, **keys}
+        **{
+            "task": "tests:Tiny",
+            "batch": ROWS,
+            "model": model,
+            "mesh": axes,
+            "optimizer": optimizer,
+            **keys,
+        }
     )
 
 

@@ -18,7 +18,11 @@ def answer(folder, file):
     keys = {"output_loading_info": True, "attn_implementation": "eager"}
     model, loading = getattr(transformers, architecture).from_pretrained(folder, **keys)
     with safe_open(file, "pt") as tensors, torch.no_grad():
-        inputs = {name: tensors.get_tensor(name) for name in ("pixel_values", "input_ids") if name in tensors.keys()}
+        inputs = {
+            name: tensors.get_tensor(name)
+            for name in ("pixel_values", "input_ids")
+            if name in tensors.keys()
+        }
         logits = model.eval()(**inputs).logits
     faults = {name: sorted(map(str, loading[name])) for name in loading if loading[name]}
     return {"logits": logits.tolist(), "dtype": str(model.dtype), "faults": faults}

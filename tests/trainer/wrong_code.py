@@ -122,7 +122,10 @@ def a_list() -> list[int]:
 class Task(Classify):
     """Classify with Net."""
 
-    defaults = {"model": {"kind": f"{__name__}:Net"}, "data": {"source": "synthetic", "shape": [4, 4]}}
+    defaults = {
+        "model": {"kind": f"{__name__}:Net"},
+        "data": {"source": "synthetic", "shape": [4, 4]},
+    }
 
 
 class NoModel(Task):

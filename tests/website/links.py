@@ -31,8 +31,14 @@ class Site:
 
     def outside(self) -> list[dict[str, str]]:
         """The nav's entries for the pages that are not in docs/."""
-        found = [pieces for page, pieces in self.pages.items() if not page.is_relative_to(self._docs)]
-        return [{piece.title: piece.path} for every in sorted(found, key=lambda each: each[0].path) for piece in every]
+        found = [
+            pieces for page, pieces in self.pages.items() if not page.is_relative_to(self._docs)
+        ]
+        return [
+            {piece.title: piece.path}
+            for every in sorted(found, key=lambda each: each[0].path)
+            for piece in every
+        ]
 
     def linked(self, source: Path, piece: Piece) -> str:
         """A piece's text with links to pages, pieces and files of the site."""
@@ -52,21 +58,34 @@ class Site:
     def moved(self, source: Path, piece: Piece) -> dict[str, str]:
         """For the own page of several: its anchors that are on other pieces now, each with where."""
         first, *others = self.pages[source]
-        found = {} if piece is not first else {each: other.path for other in reversed(others) for each in other.anchors}
-        html = {each: f"{_relative(path, piece.path).removesuffix('.md')}.html#{each}" for each, path in found.items()}
+        found = (
+            {}
+            if piece is not first
+            else {each: other.path for other in reversed(others) for each in other.anchors}
+        )
+        html = {
+            each: f"{_relative(path, piece.path).removesuffix('.md')}.html#{each}"
+            for each, path in found.items()
+        }
         return {each: path for each, path in html.items() if each not in first.anchors}
 
     def _linked(self, page: Path, text: str) -> list[Path]:
         """Pages outside docs/ that a page links to; other files are noted to be copied."""
         found = {_target(page, link[2]) for link in _LINK.finditer(_CODE.sub("", text))}
-        self.files |= {each: self._path(each) + _shown(each) for each in found if not _is_page(each) and each.is_file()}
+        self.files |= {
+            each: self._path(each) + _shown(each)
+            for each in found
+            if not _is_page(each) and each.is_file()
+        }
         return [each for each in found if _is_page(each)]
 
     def _path(self, page: Path) -> str:
         if page.is_relative_to(self._docs):
             return page.relative_to(self._docs).as_posix()
         name = page.relative_to(self._docs.parent).as_posix()
-        return "project/" + (f"{name.removesuffix('.md').lower().replace('/', '-')}.md" if _is_page(page) else name)
+        return "project/" + (
+            f"{name.removesuffix('.md').lower().replace('/', '-')}.md" if _is_page(page) else name
+        )
 
     def _to(self, target: Path, anchor: str) -> tuple[str, str]:
         if target not in self.pages:
@@ -97,5 +116,7 @@ def _relative(path: str, start: str) -> str:
 
 
 def _listing(folder: Path) -> str:
-    rows = "".join(f"- [{each.name}]({each.name})\n" for each in sorted(folder.iterdir()) if each.is_file())
+    rows = "".join(
+        f"- [{each.name}]({each.name})\n" for each in sorted(folder.iterdir()) if each.is_file()
+    )
     return f"# {folder.name}\n\n{rows}"

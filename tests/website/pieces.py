@@ -1,7 +1,8 @@
 """Long pages of docs/ are several pages of the site, cut at their headings of the second level.
 
-In the repository and for `launcher help` such a page is whole. Its own page on the site keeps what is before the first
-heading, lists the pieces, and knows to which of them each anchor has moved (docs/theme/search.js follows).
+In the repository and for `launcher help` such a page is whole. Its own page on the site keeps what
+is before the first heading, lists the pieces, and knows to which of them each anchor has moved
+(docs/theme/search.js follows).
 """
 
 from __future__ import annotations
@@ -32,10 +33,20 @@ TROUBLESHOOTING = {
         *("Out of memory", "Shapes, sharding and tracers", "Checkpoints and storage"),
         "Data and loss",
     ),
-    "After a job ended": ("Exit codes", "Restarts and evictions", "Deletion", "States that are not errors"),
+    "After a job ended": (
+        "Exit codes",
+        "Restarts and evictions",
+        "Deletion",
+        "States that are not errors",
+    ),
 }
 KUBERNETES = {
-    "Prepare a cluster": ("What a cluster needs", "A namespace for a team", "Cluster defaults", "Trying it"),
+    "Prepare a cluster": (
+        "What a cluster needs",
+        "A namespace for a team",
+        "Cluster defaults",
+        "Trying it",
+    ),
     "Rights and users": ("What a submitter may do", "The pods' user"),
     "Nodes, objects and many hosts": ("Which nodes", "What is created", "Many hosts", "Output"),
     "Failures and what remains": ("Failure, eviction and preemption", "After the pods"),
@@ -83,14 +94,22 @@ def _piece(path: str, title: str, sections: list[str]) -> Piece:
     else:
         text = f"# {title}\n\n{text}"
     name = re.sub(r"\W+", "-", title.lower()).strip("-")
-    return Piece(title.replace("`", ""), f"{path.removesuffix('.md')}/{name}.md", text, tuple(help.list_anchors(text)))
+    return Piece(
+        title.replace("`", ""),
+        f"{path.removesuffix('.md')}/{name}.md",
+        text,
+        tuple(help.list_anchors(text)),
+    )
 
 
 def _sections(text: str) -> list[str]:
     """What is before the first heading of the second level, and each such heading with what is below it."""
     lines = text.splitlines()
     starts = [number for number, level, _ in help.list_headings(text) if level == 2]
-    return ["\n".join(lines[one:other]).strip() for one, other in itertools.pairwise([0, *starts, len(lines)])]
+    return [
+        "\n".join(lines[one:other]).strip()
+        for one, other in itertools.pairwise([0, *starts, len(lines)])
+    ]
 
 
 def _title(section: str) -> str:

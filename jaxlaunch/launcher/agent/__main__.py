@@ -10,7 +10,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def main() -> None:
     """Run the agent of this host and exit with its code."""
-    # PID 1 of a container loses a signal that has no handler. A blocked signal waits until there is one.
+    # PID 1 of a container loses a signal that has no handler. A blocked signal waits until there is
+    # one.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     from jaxlaunch.launcher.agent.agent import run_agent
 

@@ -1,7 +1,8 @@
 """The agent of one host.
 
-The agent reads its configuration from environment variables. It runs one event loop with this host's member of the
-gang and, on host 0, the leader. An error before the loop starts becomes the exit code.
+The agent reads its configuration from environment variables. It runs one event loop with this
+host's member of the gang and, on host 0, the leader. An error before the loop starts becomes the
+exit code.
 """
 
 from __future__ import annotations
@@ -64,21 +65,33 @@ def run_agent() -> int:
     except OSError as error:
         return _report_refusal(contract.STORAGE, f"cannot unpack the job's code: {error}")
     if config.is_pod and os.geteuid() == 0:
-        # A later pod may run as another user of root's group, and must be able to change the files of this one.
+        # A later pod may run as another user of root's group, and must be able to change the files
+        # of this one.
         os.umask(0o002)
     fault = config.fault or resources.find_fault(config.job, is_pod=config.is_pod)
     config = dataclasses.replace(config, fault=fault)
     copy = _copy_run_folder(config)
     try:
-        agent = Agent(config if copy is None else dataclasses.replace(config, run_dir=copy.folder), copy)
+        agent = Agent(
+            config if copy is None else dataclasses.replace(config, run_dir=copy.folder), copy
+        )
     except OSError as error:
-        hint = " Is another agent of this host still running?" if error.errno == errno.EADDRINUSE else ""
-        return _report_refusal(contract.LOST, f"the agent of host {config.host} cannot start: {error}.{hint}")
+        hint = (
+            " Is another agent of this host still running?"
+            if error.errno == errno.EADDRINUSE
+            else ""
+        )
+        return _report_refusal(
+            contract.LOST, f"the agent of host {config.host} cannot start: {error}.{hint}"
+        )
     else:
         return agent.run()
     finally:
         if copy is not None and not copy.close():
-            print(f"agent {config.host}: the run folder was not copied to its bucket whole", file=sys.stderr)
+            print(
+                f"agent {config.host}: the run folder was not copied to its bucket whole",
+                file=sys.stderr,
+            )
 
 
 def _check_certificates(config: Config) -> None:
@@ -91,7 +104,9 @@ def _check_certificates(config: Config) -> None:
         tls.load_contexts(config.certificates)
     except (ImportError, OSError) as error:
         hint = "`gang_secret: false` goes without"
-        raise ConfigError(f"cannot use the certificates in {config.certificates}: {error}; {hint}") from None
+        raise ConfigError(
+            f"cannot use the certificates in {config.certificates}: {error}; {hint}"
+        ) from None
 
 
 def _copy_run_folder(config: Config) -> RemoteFolder | None:
@@ -111,7 +126,9 @@ def _copy_run_folder(config: Config) -> RemoteFolder | None:
 def _report_refusal(exit_code: int, message: str) -> int:
     print(f"agent: {message}", file=sys.stderr)
     if os.environ.get(contract.NODE):
-        write_termination_message(verdict_for_code(exit_code, Failure(FailureKind.REFUSED, detail=message)), None, 0, 0)
+        write_termination_message(
+            verdict_for_code(exit_code, Failure(FailureKind.REFUSED, detail=message)), None, 0, 0
+        )
     return exit_code
 
 
@@ -147,7 +164,11 @@ class Agent:
             self._render_metrics,
             {
                 "/profile": lambda *request: self._member.reports.profiles.reply(*request),
-                **({"/output": lambda method, query, is_local: self._output_reply(is_local)} if config.is_pod else {}),
+                **(
+                    {"/output": lambda method, query, is_local: self._output_reply(is_local)}
+                    if config.is_pod
+                    else {}
+                ),
             },
         )
         hello = Hello.from_config(config, self._server.port)
@@ -161,13 +182,22 @@ class Agent:
             say=self.say,
             finish=self._finish,
             on_orphaned=self._record_lost_leader,
-            take_ranks=(lambda ranks: None) if run_folder_copy is None else run_folder_copy.take_ranks,
+            take_ranks=(lambda ranks: None)
+            if run_folder_copy is None
+            else run_folder_copy.take_ranks,
         )
         self._leader: Server | None = None
         if clock is not None:
             pod_log = PodLog(config.generation, self._write_line if config.is_pod else None)
             self._leader = Server(
-                config, self._loop, hello, clock, self._run_folder, pod_log, say=self.say, finish=self._finish
+                config,
+                self._loop,
+                hello,
+                clock,
+                self._run_folder,
+                pod_log,
+                say=self.say,
+                finish=self._finish,
             )
         if run_folder_copy is not None:
             self._loop.on_exit_of(run_folder_copy.pid, self._on_copier_end)
@@ -175,7 +205,8 @@ class Agent:
     def _on_copier_end(self, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self.say(
-            f"the process that copies the run folder to its bucket ended with {how}: nothing new reaches the bucket"
+            f"the process that copies the run folder to its bucket ended with {how}: nothing new "
+            "reaches the bucket"
         )
 
     def say(self, text: str) -> None:
@@ -197,7 +228,8 @@ class Agent:
         if replaces and history.is_done(self._run_folder.read_records(self._config.uid)):
             self.say("the run has finished: there is nothing left to do")
             return contract.DONE
-        # The member has installed its handlers. Children inherit the mask, so it must be cleared before a fork.
+        # The member has installed its handlers. Children inherit the mask, so it must be cleared
+        # before a fork.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         parent = os.environ.get(contract.PARENT, "")
         if parent.isdecimal() and not die_with_parent(signal.SIGTERM, int(parent)):
@@ -218,7 +250,9 @@ class Agent:
         assert self._verdict is not None, "the loop ends with a verdict"
         if self._config.is_pod:
             attempt = self._member.state.attempt
-            write_termination_message(self._verdict, self._config.host, self._config.generation, attempt)
+            write_termination_message(
+                self._verdict, self._config.host, self._config.generation, attempt
+            )
         return (
             contract.agent_exit_code(self._verdict.code, leaves_alone=self._is_alone)
             if replaces
@@ -244,14 +278,20 @@ class Agent:
         if self._config.host == DEPUTY_HOST:
             member = self._member
             statuses = [child.progress.status for child in member.processes.children.values()]
-            reported = LeaderReport.from_message(member.gang, member.state.attempt, self._started_at)
+            reported = LeaderReport.from_message(
+                member.gang, member.state.attempt, self._started_at
+            )
             record_end_without_leader(self._run_folder, self._config, reported, statuses, verdict)
 
     def _output_reply(self, is_local: bool) -> tuple[HTTPStatus, Mapping[str, Any]]:
         """Return the last lines of this host's processes for `launcher logs`, since the kubelet rotates its log."""
         if not is_local:
-            return HTTPStatus.FORBIDDEN, {"error": "output is served on loopback only: connect by a port-forward"}
-        return HTTPStatus.OK, {str(rank): child.last_lines for rank, child in self._member.processes.children.items()}
+            return HTTPStatus.FORBIDDEN, {
+                "error": "output is served on loopback only: connect by a port-forward"
+            }
+        return HTTPStatus.OK, {
+            str(rank): child.last_lines for rank, child in self._member.processes.children.items()
+        }
 
     def _render_metrics(self, texts: Sequence[str]) -> str:
         now, member = time.monotonic(), self._member
@@ -264,12 +304,16 @@ class Agent:
         return metrics_server.merge_expositions([agent_text, *texts])
 
 
-def write_termination_message(verdict: Verdict, host: int | None, generation: int, attempt: int) -> None:
+def write_termination_message(
+    verdict: Verdict, host: int | None, generation: int, attempt: int
+) -> None:
     """Write the pod's termination message to the file that the kubelet created. Errors are only logged.
 
     The message replaces anything that a program has written to the file.
     """
-    message = log_lines.format_termination_message(TerminationMessage(verdict, host, generation, attempt))
+    message = log_lines.format_termination_message(
+        TerminationMessage(verdict, host, generation, attempt)
+    )
     try:
         with open(log_lines.TERMINATION_LOG, "r+") as file:
             file.truncate()
@@ -278,7 +322,7 @@ def write_termination_message(verdict: Verdict, host: int | None, generation: in
         print(f"agent: cannot write the termination message: {error}", file=sys.stderr)
 
 
-# --- the job's code ---------------------------------------------------------------------------------------------------
+# --- the job's code -------------------------------------------------------------------------------
 
 
 class CodeError(Exception):
@@ -288,7 +332,8 @@ class CodeError(Exception):
 def unpack_code(archive: str, folder: str) -> None:
     """Extract the files and the internal symbolic links of a gzipped tar archive to a folder.
 
-    The extraction of `tarfile` is not used because its filters differ between the Python versions of images.
+    The extraction of `tarfile` is not used because its filters differ between the Python versions
+    of images.
 
     Raises:
         CodeError: The archive is damaged, or has another kind of entry.
@@ -302,14 +347,18 @@ def unpack_code(archive: str, folder: str) -> None:
                 target = os.path.join(folder, _normalize_inside(member.name, member.name))
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 if member.issym():
-                    _normalize_inside(posixpath.join(posixpath.dirname(member.name), member.linkname), member.name)
+                    _normalize_inside(
+                        posixpath.join(posixpath.dirname(member.name), member.linkname), member.name
+                    )
                     links.append((member.linkname, target))
                 elif (content := tar.extractfile(member)) is not None and member.isreg():
                     with open(target, "wb") as file:
                         shutil.copyfileobj(content, file)
                     os.chmod(target, 0o755 if member.mode & 0o100 else 0o644)
                 else:
-                    raise CodeError(f"{archive}: {member.name} is neither a regular file nor a symbolic link")
+                    raise CodeError(
+                        f"{archive}: {member.name} is neither a regular file nor a symbolic link"
+                    )
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CodeError(f"{archive} is damaged: {error}") from None
     for source, target in links:

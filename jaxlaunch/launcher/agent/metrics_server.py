@@ -1,7 +1,7 @@
 """The agent's HTTP server: GET /metrics, /profile and, in a pod, /output. It never blocks the loop.
 
-The answer to /metrics has the agent's rows of `contract.PROMETHEUS`, merged with those that the processes of this host
-serve on Unix sockets. A process that does not answer in time is omitted.
+The answer to /metrics has the agent's rows of `contract.PROMETHEUS`, merged with those that the
+processes of this host serve on Unix sockets. A process that does not answer in time is omitted.
 """
 
 from __future__ import annotations
@@ -137,19 +137,27 @@ class Request:
         first, *headers = bytes(self._request).decode(errors="replace").split("\r\n")
         method, _, target = first.partition(" ")
         path, _, query = target.partition(" ")[0].partition("?")
-        self._route(method, path, query, any(line.lower().startswith("origin:") for line in headers))
+        self._route(
+            method, path, query, any(line.lower().startswith("origin:") for line in headers)
+        )
 
     def _route(self, method: str, path: str, query: str, is_from_page: bool) -> None:
         server = self._server
         if path in server.replies and is_from_page:
-            self._respond(HTTPStatus.FORBIDDEN, json.dumps({"error": f"web pages may not ask for {path}"}) + "\n", JSON)
+            self._respond(
+                HTTPStatus.FORBIDDEN,
+                json.dumps({"error": f"web pages may not ask for {path}"}) + "\n",
+                JSON,
+            )
         elif path in server.replies:
             status, answer = server.replies[path](method, query, self._is_local())
             self._respond(status, json.dumps(answer) + "\n", JSON)
         elif method == "GET" and path in ("/metrics", "/metrics/"):
             self._is_scrape = True
             MetricsGatherer(
-                self._loop, server.sockets(), lambda texts: self._respond(HTTPStatus.OK, server.exposition(texts))
+                self._loop,
+                server.sockets(),
+                lambda texts: self._respond(HTTPStatus.OK, server.exposition(texts)),
             )
         else:
             paths = ", ".join(("/metrics", *server.replies))
@@ -161,7 +169,8 @@ class Request:
         except OSError:
             # The client has closed the connection.
             return False
-        # Not all of 127.0.0.0/8: the sidecar of a service mesh connects from 127.0.0.6 for remote clients.
+        # Not all of 127.0.0.0/8: the sidecar of a service mesh connects from 127.0.0.6 for remote
+        # clients.
         return address.removeprefix("::ffff:") in ("127.0.0.1", "::1")
 
     def _respond(self, status: HTTPStatus, text: str, content_type: str = PLAIN) -> None:
@@ -200,7 +209,9 @@ class Request:
 class MetricsGatherer:
     """Reads several Unix sockets to their ends at once, and omits those that take longer than CHILD_TIMEOUT_S."""
 
-    def __init__(self, loop: Loop, paths: Sequence[str], on_done: Callable[[Sequence[str]], None]) -> None:
+    def __init__(
+        self, loop: Loop, paths: Sequence[str], on_done: Callable[[Sequence[str]], None]
+    ) -> None:
         self._loop, self._on_done = loop, on_done
         self._open: dict[socket.socket, bytearray] = {}
         self._texts: list[str] = []
@@ -253,7 +264,7 @@ class MetricsGatherer:
         on_done(self._texts)
 
 
-# --- the text of /metrics ---------------------------------------------------------------------------------------------
+# --- the text of /metrics -------------------------------------------------------------------------
 
 NAN = float("nan")
 # The name at the beginning of a sample.
@@ -283,13 +294,20 @@ def render_agent_metrics(
         memory: Memory of this host in bytes, by kind.
         now: Monotonic time.
     """
-    values = _gang_values(generation, gang, silence_s) | _rank_values(ranks, gang.get("foremost"), timeouts_s, now)
-    values["jaxlaunch_host_memory_bytes"] = {(kind,): _float_or_nan(size) for kind, size in memory.items()}
+    values = _gang_values(generation, gang, silence_s) | _rank_values(
+        ranks, gang.get("foremost"), timeouts_s, now
+    )
+    values["jaxlaunch_host_memory_bytes"] = {
+        (kind,): _float_or_nan(size) for kind, size in memory.items()
+    }
     lines: list[str] = []
     for row in contract.PROMETHEUS:
         if row.exporter == "agent":
             lines += [f"# HELP {row.name} {row.help}", f"# TYPE {row.name} {row.type}"]
-            lines += [_render_sample(row.name, row.labels, labels, value) for labels, value in values[row.name].items()]
+            lines += [
+                _render_sample(row.name, row.labels, labels, value)
+                for labels, value in values[row.name].items()
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -303,7 +321,9 @@ def merge_expositions(texts: Iterable[str]) -> str:
             if line.startswith(("# HELP ", "# TYPE ")):
                 name = line.split(" ", 3)[2]
                 header, _ = families.setdefault(name, ([], []))
-                if not any(comment.startswith(line[: len("# HELP ") + len(name) + 1]) for comment in header):
+                if not any(
+                    comment.startswith(line[: len("# HELP ") + len(name) + 1]) for comment in header
+                ):
                     header.append(line)
             elif (sample := _SAMPLE_NAME.match(line)) is not None:
                 families.setdefault(name or sample[0], ([], []))[1].append(line)
@@ -317,19 +337,27 @@ def _gang_values(generation: int, gang: Mapping[str, Any], silence_s: float) -> 
         "jaxlaunch_build_info": {(PROTOCOL_VERSION, platform.python_version()): 1.0},
         "jaxlaunch_goodput_ratio": _unlabelled_value(goodput_ratio(seconds)),
         "jaxlaunch_clock_seconds": {(cause,): spent for cause, spent in seconds.items()},
-        "jaxlaunch_restarts_total": {(cause,): float(gang.get("ended", {}).get(cause, 0)) for cause in causes},
+        "jaxlaunch_restarts_total": {
+            (cause,): float(gang.get("ended", {}).get(cause, 0)) for cause in causes
+        },
         "jaxlaunch_restarts_left": {
-            (limit,): float(gang.get("left", {}).get(limit, NAN)) for limit in ("crash", "in_place", "preempted")
+            (limit,): float(gang.get("left", {}).get(limit, NAN))
+            for limit in ("crash", "in_place", "preempted")
         },
         "jaxlaunch_last_verdict_code": _unlabelled_value(gang.get("code")),
         "jaxlaunch_generation": _unlabelled_value(generation),
         "jaxlaunch_attempt": _unlabelled_value(gang.get("attempt")),
-        "jaxlaunch_heartbeat_age_seconds": _unlabelled_value(max(silence_s, float(gang.get("silence_s", 0.0)))),
+        "jaxlaunch_heartbeat_age_seconds": _unlabelled_value(
+            max(silence_s, float(gang.get("silence_s", 0.0)))
+        ),
     }
 
 
 def _rank_values(
-    ranks: Mapping[int, RankProgress], foremost: int | None, timeouts_s: Mapping[str, float | None], now: float
+    ranks: Mapping[int, RankProgress],
+    foremost: int | None,
+    timeouts_s: Mapping[str, float | None],
+    now: float,
 ) -> dict[str, Values]:
     steps: dict[Labels, float] = {}
     lags: dict[Labels, float] = {}
@@ -338,11 +366,17 @@ def _rank_values(
     for rank, progress in ranks.items():
         label, status, limit = str(rank), progress.status, progress.timeout_s(timeouts_s)
         steps[(label,)] = NAN if status.step is None else float(status.step)
-        lags[(label,)] = NAN if status.step is None or foremost is None else float(max(0, foremost - status.step))
+        lags[(label,)] = (
+            NAN
+            if status.step is None or foremost is None
+            else float(max(0, foremost - status.step))
+        )
         seconds_left[(label,)] = NAN if limit is None else limit - progress.phase_age_s(now)
         phases |= {(label, phase): float(phase == status.phase) for phase in contract.PHASES}
     return {
-        "jaxlaunch_children_up": _unlabelled_value(sum(progress.status.exit is None for progress in ranks.values())),
+        "jaxlaunch_children_up": _unlabelled_value(
+            sum(progress.status.exit is None for progress in ranks.values())
+        ),
         "jaxlaunch_phase": phases,
         "jaxlaunch_phase_timeout_left_seconds": seconds_left,
         "jaxlaunch_rank_step": steps,

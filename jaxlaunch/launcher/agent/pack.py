@@ -1,7 +1,7 @@
 """Packs the agent into one file that any Python >= 3.10 runs: `python -I agent.pyz`.
 
-Python compiles the modules of a zipapp at every start. The file for this machine therefore has bytecode next to each
-source, which other versions of Python ignore.
+Python compiles the modules of a zipapp at every start. The file for this machine therefore has
+bytecode next to each source, which other versions of Python ignore.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# The syntax is valid in any Python, so that a version that is too old can print the error. 64 is contract.BAD_SPEC.
+# The syntax is valid in any Python, so that a version that is too old can print the error. 64 is
+# contract.BAD_SPEC.
 MAIN_SOURCE = """import sys
 
 if sys.version_info < (3, 10):
@@ -42,7 +43,9 @@ ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 def pack_agent() -> bytes:
     """Return a zipapp of the agent and its imports. Equal sources give equal bytes."""
-    return _write_zip([(name, text.encode()) for name, text in _read_sources()], zipfile.ZIP_DEFLATED)
+    return _write_zip(
+        [(name, text.encode()) for name, text in _read_sources()], zipfile.ZIP_DEFLATED
+    )
 
 
 def pack_compiled() -> bytes:
@@ -83,8 +86,14 @@ def _read_sources() -> Iterator[tuple[str, str]]:
     yield "__main__.py", MAIN_SOURCE
     agent = Path(__file__).parent
     package_folder = agent.parents[1]
-    record_files = [file for package in ("records", "runs") for file in (package_folder / package).glob("*.py")]
-    files = [*(package_folder / name for name in PACKAGE_FILES), *record_files, *agent.rglob("*.py")]
+    record_files = [
+        file for package in ("records", "runs") for file in (package_folder / package).glob("*.py")
+    ]
+    files = [
+        *(package_folder / name for name in PACKAGE_FILES),
+        *record_files,
+        *agent.rglob("*.py"),
+    ]
     for file in sorted(files):
         if file.name != Path(__file__).name:
             yield file.relative_to(package_folder.parent).as_posix(), file.read_text()

@@ -28,7 +28,9 @@ BAR_CHARS = 30
 
 @click.command("data")
 @click.argument("path")
-@click.option("--label", metavar="COLUMN", help="The column of the label. [default: found by its name]")
+@click.option(
+    "--label", metavar="COLUMN", help="The column of the label. [default: found by its name]"
+)
 @click.option(
     "--pictures",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -39,21 +41,30 @@ BAR_CHARS = 30
 def data_command(path: str, label: str | None, pictures: Path | None, form: str) -> None:
     """Show what is in PATH, and the data block that reads it.
 
-    PATH is a folder, a file or a pattern of images or of a table, here or in gs:// or s3://. All of it is read. The
-    output has the number of examples by class and split, sizes, types, missing values, broken files and duplicates.
+    PATH is a folder, a file or a pattern of images or of a table, here or in gs:// or s3://. All of
+    it is read. The output has the number of examples by class and split, sizes, types, missing
+    values, broken files and duplicates.
 
-    PATH may also be the job.yaml of a mixture: the output then has the examples of each part, its share of the
-    training, and how often it is seen while the run passes once over all parts.
+    PATH may also be the job.yaml of a mixture: the output then has the examples of each part, its
+    share of the training, and how often it is seen while the run passes once over all parts.
     """
     trainer_process.require_trainer("launcher data")
     if path.endswith((".yaml", ".yml")) and os.path.isfile(path):
         if label is not None or pictures is not None:
-            raise UserError("--label and --pictures apply to images and tables, not to a job; leave them out.")
+            raise UserError(
+                "--label and --pictures apply to images and tables, not to a job; leave them out."
+            )
         return _show_mixture(Path(path), form)
-    request = {"path": path, "label": label, "pictures": None if pictures is None else str(pictures.absolute())}
+    request = {
+        "path": path,
+        "label": label,
+        "pictures": None if pictures is None else str(pictures.absolute()),
+    }
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
     module = "jaxlaunch.trainer.inspect_data"
-    data = trainer_process.run_program(module, json.dumps(request), environ=environ, show=output.show_messages)
+    data = trainer_process.run_program(
+        module, json.dumps(request), environ=environ, show=output.show_messages
+    )
     if form != "text":
         return output.show_data(data, form)
     output.show_lines(*_describe_data(path, data))
@@ -62,9 +73,12 @@ def data_command(path: str, label: str | None, pictures: Path | None, form: str)
 def _show_mixture(job_file: Path, form: str) -> None:
     job = jobs.load_job(job_file, ())
     if job.train is None or not isinstance(job.train.data, Mixture):
-        contents = "a command" if job.train is None else f"train.data.source = {job.train.data.source}"
+        contents = (
+            "a command" if job.train is None else f"train.data.source = {job.train.data.source}"
+        )
         raise UserError(
-            f"{job_file} has {contents}, and of a job only a mixture is shown.", "give the folder or file of the data."
+            f"{job_file} has {contents}, and of a job only a mixture is shown.",
+            "give the folder or file of the data.",
         )
     base = job_file.absolute().parent
     train = map_paths(job, base, (RUNS_FOLDER / job.name).absolute(), {}).map_train(job.train)
@@ -76,7 +90,12 @@ def _show_mixture(job_file: Path, form: str) -> None:
         return output.show_data(data, form)
     rows = [("PART", "SOURCE", "TRAIN", "HELD OUT", "SHARE", "EPOCHS")]
     for name, part in data["parts"].items():
-        counts = (f"{part['train']:,}", f"{part['eval']:,}", f"{part['share']:.4g}", f"{part['epochs']:.4g}")
+        counts = (
+            f"{part['train']:,}",
+            f"{part['eval']:,}",
+            f"{part['share']:.4g}",
+            f"{part['epochs']:.4g}",
+        )
         rows.append((name, part["source"], *counts))
     total = format_count(data["splits"]["train"], "example")
     output.show_lines(*output.format_columns(rows), f"EPOCHS: in one pass over all {total}")
@@ -108,9 +127,14 @@ def _describe_images(data: Mapping[str, Any]) -> Iterator[str]:
     for split, classes in data["classes"].items():
         split_text = f" of {split}" if len(data["classes"]) > 1 else ""
         first = ", ".join(f"{name} {number:,}" for name, number in list(classes.items())[:MAX_ROWS])
-        yield f"{format_count(len(classes), 'class')}{split_text}: {first}{', …' if len(classes) > MAX_ROWS else ''}"
+        yield (
+            f"{format_count(len(classes), 'class')}{split_text}: "
+            f"{first}{', …' if len(classes) > MAX_ROWS else ''}"
+        )
     if data["sizes"]:
-        sizes = ", ".join(f"{name} {height} × {width}" for name, (height, width) in data["sizes"].items())
+        sizes = ", ".join(
+            f"{name} {height} × {width}" for name, (height, width) in data["sizes"].items()
+        )
         yield f"height × width: {sizes}"
     yield f"formats: {', '.join(f'{name} {number:,}' for name, number in data['formats'].items())}"
     if data["left_out"]:
@@ -123,7 +147,9 @@ def _describe_table(data: Mapping[str, Any]) -> Iterator[str]:
         if "refused" in column:
             values = f"left out: {column['refused']}"
         elif "values" in column:
-            values = ", ".join(f"{value} {number:,}" for value, number in list(column["values"].items())[:5])
+            values = ", ".join(
+                f"{value} {number:,}" for value, number in list(column["values"].items())[:5]
+            )
             values += ", …" if column["different"] > 5 else ""
         else:
             values = f"{column['least']:g} to {column['most']:g}, mean {column['mean']:g}"
@@ -161,12 +187,12 @@ def prepare_command(
 ) -> None:
     """Pack the data of JOB_FILE, once: text, images or a table.
 
-    Text is tokenized and packed, as `run` does at its first start; give both the same --run-dir and --volume. Prepared
-    data is found again by its inputs: files, tokenizer, packing. The command prints the number of documents and tokens,
-    their lengths, and how full the rows are.
+    Text is tokenized and packed, as `run` does at its first start; give both the same --run-dir and
+    --volume. Prepared data is found again by its inputs: files, tokenizer, packing. The command
+    prints the number of documents and tokens, their lengths, and how full the rows are.
 
-    Images are decoded, and tables are read, into array_record files in --to; the command prints the data block that
-    reads them.
+    Images are decoded, and tables are read, into array_record files in --to; the command prints the
+    data block that reads them.
 
     After an interruption the command resumes; existing files are verified byte by byte.
     """
@@ -181,12 +207,16 @@ def prepare_command(
     try:
         result = trainer_process.run_program(*program, environ=environ, show=output.show_messages)
     except KeyboardInterrupt:
-        output.show_messages("stopped; what is complete is kept, and the same command resumes from there")
+        output.show_messages(
+            "stopped; what is complete is kept, and the same command resumes from there"
+        )
         raise
     if form != "text":
         output.show_data(result, form)
     elif to is None:
-        output.show_lines(*(line for corpus in result["prepared"] for line in _describe_corpus(corpus)))
+        output.show_lines(
+            *(line for corpus in result["prepared"] for line in _describe_corpus(corpus))
+        )
     else:
         output.show_lines(*_describe_records(to, result))
 
@@ -196,16 +226,23 @@ def _prepare_program(data: Data, to: Path | None, resize: int | None) -> tuple[s
     source = f"train.data.source = {data.source}"
     if isinstance(data, Images | Table):
         if to is None:
-            raise UserError(f"{source} is packed into a folder of records: give one, as --to packed.")
-        return "jaxlaunch.trainer.prepare.pack", json.dumps({"to": str(to.absolute()), "resize": resize})
+            raise UserError(
+                f"{source} is packed into a folder of records: give one, as --to packed."
+            )
+        return "jaxlaunch.trainer.prepare.pack", json.dumps(
+            {"to": str(to.absolute()), "resize": resize}
+        )
     if isinstance(data, Mixture) and data.part_kind != "text":
         raise UserError(
             f"{source} is not packed as a whole, for its parts keep their own weights.",
-            "pack each part as a job with that source, and name its records as a part with source: array_record.",
+            "pack each part as a job with that source, and name its records as a part with source: "
+            "array_record.",
         )
     for option, value in (("--to", to), ("--resize", resize)):
         if value is not None:
-            raise UserError(f"{option} applies to images and tables, not to {source}; leave it out.")
+            raise UserError(
+                f"{option} applies to images and tables, not to {source}; leave it out."
+            )
     return ("jaxlaunch.trainer.prepare.text",)
 
 
@@ -213,9 +250,11 @@ def _describe_records(to: Path, result: Mapping[str, Any]) -> Iterator[str]:
     for split in ("train", "eval"):
         files = [file for file in result["files"].values() if file["split"] == split]
         if files:
-            rows, size_bytes = sum(file["rows"] for file in files), sum(file["size"] for file in files)
+            rows = sum(file["rows"] for file in files)
+            size_bytes = sum(file["size"] for file in files)
             yield (
-                f"{split}: {format_count(rows, 'example')} in {format_count(len(files), 'file')} of {to}, "
+                f"{split}: {format_count(rows, 'example')} in "
+                f"{format_count(len(files), 'file')} of {to}, "
                 f"{format_size(size_bytes)}"
             )
     yield from _describe_usage({"data": result["data"]})
@@ -223,8 +262,14 @@ def _describe_records(to: Path, result: Mapping[str, Any]) -> Iterator[str]:
 
 def _describe_corpus(corpus: Mapping[str, Any]) -> Iterator[str]:
     more = f" and {format_count(corpus['paths'] - 1, 'more file')}" if corpus["paths"] > 1 else ""
-    yield f"{corpus['first']}{more}: {format_count(corpus['documents'], 'document')}, {corpus['tokens']:,} tokens"
-    yield f"  {format_size(corpus['bytes'])} of text, {corpus['bytes'] / max(corpus['tokens'], 1):.2f} bytes a token"
+    yield (
+        f"{corpus['first']}{more}: {format_count(corpus['documents'], 'document')}, "
+        f"{corpus['tokens']:,} tokens"
+    )
+    yield (
+        f"  {format_size(corpus['bytes'])} of text, "
+        f"{corpus['bytes'] / max(corpus['tokens'], 1):.2f} bytes a token"
+    )
     if corpus["replaced"]:
         yield f"  {corpus['replaced']:,} characters were not valid UTF-8 and were replaced"
     if corpus["empty"]:
@@ -232,7 +277,10 @@ def _describe_corpus(corpus: Mapping[str, Any]) -> Iterator[str]:
     if "targets" in corpus:
         yield f"  {corpus['targets']:,} tokens are the assistant's, the targets"
     rows = corpus["rows"]
-    yield f"  {rows['train']:,} rows to train on, {rows['eval']:,} held out, {corpus['fill']:.1%} full"
+    yield (
+        f"  {rows['train']:,} rows to train on, {rows['eval']:,} held out, "
+        f"{corpus['fill']:.1%} full"
+    )
     yield f"  packed by {corpus['packing']} into rows of {corpus['length']}, in {corpus['folder']}"
     yield "  tokens of a document:"
     longest = max(corpus["lengths"], default=0)

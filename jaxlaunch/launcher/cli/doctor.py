@@ -34,9 +34,13 @@ _TEXT_COLUMN = 26
 
 @click.command("doctor")
 @click.argument("job_file", metavar="[JOB_FILE]", type=click.Path(path_type=Path), required=False)
-@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=options.complete_keys)
+@click.argument(
+    "overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=options.complete_keys
+)
 @options.cluster_options("Where jobs are to run. [default: the job's, else the context's]")
-@click.option("-q", "--queue", help="A LocalQueue. [default: the job's, else the cluster defaults']")
+@click.option(
+    "-q", "--queue", help="A LocalQueue. [default: the job's, else the cluster defaults']"
+)
 @options.defaults_option("the cluster's ConfigMap jaxlaunch")
 @options.output_option("text", "json", "yaml")
 def doctor_command(
@@ -50,16 +54,24 @@ def doctor_command(
 ) -> int:
     """Check that the cluster can run JOB_FILE, or any job.
 
-    Each finding says what is wrong, why, and how to fix it. Nothing is written: objects are created with dryRun=All.
-    A check that needs rights which you do not have is `unknown`. The exit code is 2 if you can fix everything that
-    fails, and 3 if the cluster administrator must fix some of it.
+    Each finding says what is wrong, why, and how to fix it. Nothing is written: objects are created
+    with dryRun=All. A check that needs rights which you do not have is `unknown`. The exit code is
+    2 if you can fix everything that fails, and 3 if the cluster administrator must fix some of it.
     """
     cluster = Cluster.connect(context, output.show_messages)
-    overrides_by_key = {key: value for key, value in (("namespace", namespace), ("queue", queue)) if value is not None}
+    overrides_by_key = {
+        key: value
+        for key, value in (("namespace", namespace), ("queue", queue))
+        if value is not None
+    }
     if job_file is not None:
-        file = jobs.read_job(job_file, (*overrides, *(f"{key}={value}" for key, value in overrides_by_key.items())))
+        file = jobs.read_job(
+            job_file, (*overrides, *(f"{key}={value}" for key, value in overrides_by_key.items()))
+        )
     else:
-        text = SMALLEST_JOB + "".join(f"{key}: {value}\n" for key, value in overrides_by_key.items())
+        text = SMALLEST_JOB + "".join(
+            f"{key}: {value}\n" for key, value in overrides_by_key.items()
+        )
         file = jobs.read_job_text(text, "the smallest job")
     job_namespace = file.spec.namespace or cluster.namespace
     findings = checks.check_server(cluster)
@@ -68,21 +80,31 @@ def doctor_command(
             default_values, _ = cluster_defaults.find_defaults(cluster, job_namespace)
         else:
             default_values = defaults.load_defaults(defaults_file)
-        file = cluster_defaults.resolve_gang_secret(file, cluster, job_namespace, output.show_messages)
+        file = cluster_defaults.resolve_gang_secret(
+            file, cluster, job_namespace, output.show_messages
+        )
         prepared = prepare(file, default_values)
         job = prepared.job
 
         def read_checkpoints() -> Checkpoints | None:
             """Return the room that the job's checkpoints take on a claim, from the trainer's own shapes."""
             volume = estimate.checkpoint_volume(job)
-            if not isinstance(volume, Claim) or job.spec.train is None or not trainer_process.is_installed():
+            if (
+                not isinstance(volume, Claim)
+                or job.spec.train is None
+                or not trainer_process.is_installed()
+            ):
                 return None
             shapes = estimate.trace_shapes(job.spec, job.spec.train, file.folder)
             sizes = estimate.checkpoint_sizes(job.spec.train, job.storage.checkpoints, shapes)
             return Checkpoints(volume.claim, sizes["kept"], sizes["most"])
 
         target = Target(
-            cluster, job_namespace, prepared.manifests_with_secret(), read_checkpoints, is_example=job_file is None
+            cluster,
+            job_namespace,
+            prepared.manifests_with_secret(),
+            read_checkpoints,
+            is_example=job_file is None,
         )
         findings += checks.check_job(target)
     if form == "text":
@@ -101,7 +123,11 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
         yield f"{finding.level:<8} {check:<{_TEXT_COLUMN - 10}} {finding.summary_text}"
         previous_check = finding.check
         see = checks.section_link(finding.check) if finding.level == "fail" else None
-        for name, text in (("why", finding.reason_text), ("fix", finding.remedy_text), ("see", see)):
+        for name, text in (
+            ("why", finding.reason_text),
+            ("fix", finding.remedy_text),
+            ("see", see),
+        ):
             if text:
                 yield f"{'':<{_TEXT_COLUMN}}{name}: {text}"
 
@@ -109,5 +135,7 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
 def count_findings(findings: Sequence[Finding]) -> str:
     """Return `14 ok, 1 warning, 2 failures, 3 unknown`."""
     counts = Counter(finding.level for finding in findings)
-    problems = f"{format_count(counts['warn'], 'warning')}, {format_count(counts['fail'], 'failure')}"
+    problems = (
+        f"{format_count(counts['warn'], 'warning')}, {format_count(counts['fail'], 'failure')}"
+    )
     return f"{counts['ok']} ok, {problems}, {counts['unknown']} unknown"

@@ -142,5 +142,7 @@ def make_epilog(command: str) -> str | None:
     """Return the text that click prints below the options of a command. `\\b` keeps its line breaks."""
     examples = EXAMPLES.get(command)
     return (
-        None if examples is None else "\n".join(["\b", "Examples:", *(f"  {line}" for line in format_lines(examples))])
+        None
+        if examples is None
+        else "\n".join(["\b", "Examples:", *(f"  {line}" for line in format_lines(examples))])
     )

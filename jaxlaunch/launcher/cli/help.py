@@ -30,7 +30,9 @@ def help_command(context: click.Context, topic: str | None) -> None:
     pages = {} if docs is None else list_pages(docs)
     if topic is None:
         if not pages:
-            raise UserError("The pages are not part of this installation.", "read docs/ of the repository.")
+            raise UserError(
+                "The pages are not part of this installation.", "read docs/ of the repository."
+            )
         rows = [(name, page_title(path)) for name, path in pages.items()]
         output.show_lines("launcher help TOPIC shows one of these pages, or a command:", "")
         return output.show_lines(*output.format_columns(rows, indent="  "))
@@ -40,7 +42,9 @@ def help_command(context: click.Context, topic: str | None) -> None:
         output.show_lines(_read_page(pages[name], name, section).rstrip())
     elif name in COMMANDS:
         group = context.parent
-        assert group is not None and isinstance(group.command, click.Group), "this command is one of a group"
+        assert group is not None and isinstance(group.command, click.Group), (
+            "this command is one of a group"
+        )
         command = group.command.get_command(group, name)
         assert command is not None
         output.show_lines(command.get_help(click.Context(command, info_name=name, parent=group)))
@@ -59,7 +63,11 @@ def _read_page(path: Path, name: str, section: str) -> str:
     text = find_section(page, make_anchor(section))
     if text is None:
         near = find_nearest(section, list_anchors(page))
-        hint = f"did you mean {name}#{near[0]}?" if near else f"`launcher help {name}` shows the whole page."
+        hint = (
+            f"did you mean {name}#{near[0]}?"
+            if near
+            else f"`launcher help {name}` shows the whole page."
+        )
         raise UserError(f"The page {name} has no section {section}.", hint)
     return text
 
@@ -77,7 +85,10 @@ def docs_folder() -> Path | None:
 
 def list_pages(docs: Path) -> dict[str, Path]:
     """Return the pages by the name that `launcher help` takes: `quickstart`, `runbooks/JaxlaunchHang`."""
-    return {path.relative_to(docs).with_suffix("").as_posix(): path for path in sorted(docs.rglob("*.md"))}
+    return {
+        path.relative_to(docs).with_suffix("").as_posix(): path
+        for path in sorted(docs.rglob("*.md"))
+    }
 
 
 def page_title(path: Path) -> str:

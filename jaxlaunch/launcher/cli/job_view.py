@@ -32,22 +32,30 @@ NAME_CHECK_TIMEOUT_S = 3.0
 Table = Sequence[Sequence[str]]
 
 
-def find_view(name: str, namespace: str | None, context: str | None, location: str | None) -> JobView:
+def find_view(
+    name: str, namespace: str | None, context: str | None, location: str | None
+) -> JobView:
     """Return the run or the job that is meant. Raises as `find_local_run` and `connect` do."""
     if (run := find_local_run(name, namespace, context, location)) is not None:
         return RunView(run)
     cluster = connect_cluster(name, context, location)
-    return ClusterView(collect.read_snapshot(cluster, namespace or cluster.namespace, name), cluster)
+    return ClusterView(
+        collect.read_snapshot(cluster, namespace or cluster.namespace, name), cluster
+    )
 
 
-def find_local_run(name: str, namespace: str | None, context: str | None, location: str | None) -> Run | None:
+def find_local_run(
+    name: str, namespace: str | None, context: str | None, location: str | None
+) -> Run | None:
     """Return the run on this machine that is meant, or None if it is a job of a cluster.
 
     Raises UserError if there is both, and neither an option nor a path says which.
     """
     asks_cluster = location == "cluster" or namespace is not None or context is not None
     if asks_cluster and location == "local":
-        raise UserError("--local selects this machine; -n and --context select a cluster.", "give one of them.")
+        raise UserError(
+            "--local selects this machine; -n and --context select a cluster.", "give one of them."
+        )
     if asks_cluster:
         return None
     folder = run_folders.find_run(name)
@@ -73,12 +81,14 @@ def _require_no_job(name: str) -> None:
         has_job = cluster.get(JOBSETS, name) is not None
     except ClusterError as error:
         return output.show_messages(
-            f"{name} is the run here; whether the cluster has a job of that name is unknown: {error}"
+            f"{name} is the run here; whether the cluster has a job of that name is "
+            f"unknown: {error}"
         )
     if has_job:
         raise UserError(
             f"{name} is both a run on this machine and a job in namespace {cluster.namespace}.",
-            f"say which: --local or --cluster; a path, such as runs/{name}, is of this machine, too.",
+            f"say which: --local or --cluster; a path, such as runs/{name}, is of this "
+            "machine, too.",
         )
 
 
@@ -89,7 +99,9 @@ def connect_cluster(name: str, context: str | None, location: str | None) -> Clu
     except ClusterError as error:
         if context is not None or location is not None:
             raise
-        message = f"There is no run {name} here ({run_folders.describe_search(name)}). {error.message}"
+        message = (
+            f"There is no run {name} here ({run_folders.describe_search(name)}). {error.message}"
+        )
         raise ClusterError(message, error.hint) from None
 
 
@@ -149,17 +161,34 @@ class RunView(JobView):
 
     def detail_tables(self) -> list[Table]:
         phases = {} if self._live_status is None else self._live_status.phases
-        ranks = [("RANK", "PHASE"), *((str(rank), phases[rank]) for rank in sorted(phases))] if phases else []
+        ranks = (
+            [("RANK", "PHASE"), *((str(rank), phases[rank]) for rank in sorted(phases))]
+            if phases
+            else []
+        )
         return [table for table in (ranks, self._restart_table()) if table]
 
     def _restart_table(self) -> list[tuple[str, ...]]:
         """Return the seconds until the first step of each start and restart, by cause."""
         restarts = () if self.run.summary is None else self.run.summary.restart_seconds
-        causes = [cause for cause in contract.RESTART if any(cause in restart.seconds for restart in restarts)]
+        causes = [
+            cause
+            for cause in contract.RESTART
+            if any(cause in restart.seconds for restart in restarts)
+        ]
         table = [("ATTEMPT", "AFTER", "SECONDS", *(cause.upper() for cause in causes))]
         for restart in restarts:
-            seconds = [sum(restart.seconds.values()), *(restart.seconds.get(cause, 0.0) for cause in causes)]
-            table.append((str(restart.attempt), restart.after or "-", *(f"{spent_s:.2f}" for spent_s in seconds)))
+            seconds = [
+                sum(restart.seconds.values()),
+                *(restart.seconds.get(cause, 0.0) for cause in causes),
+            ]
+            table.append(
+                (
+                    str(restart.attempt),
+                    restart.after or "-",
+                    *(f"{spent_s:.2f}" for spent_s in seconds),
+                )
+            )
         return table if restarts else []
 
 

@@ -30,7 +30,9 @@ Rows = Sequence[tuple[str, Sequence[JobStatus]]]
 
 
 @click.command("list")
-@click.argument("folder", metavar="[FOLDER]", default=run_folders.RUNS_FOLDER, type=click.Path(path_type=Path))
+@click.argument(
+    "folder", metavar="[FOLDER]", default=run_folders.RUNS_FOLDER, type=click.Path(path_type=Path)
+)
 @options.cluster_options("The namespace to list. [default: the context's]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="List all namespaces.")
 @options.location_options
@@ -45,26 +47,41 @@ def list_command(
 ) -> None:
     """List the runs here, and the jobs that launcher submitted.
 
-    The runs are those below FOLDER, by default runs/, or those of the sweep with that name. A sweep below FOLDER has
-    one row, with the number of its runs in each state; -o json and -o yaml have its runs one by one. With -n, -A,
-    --context or --cluster, only the cluster's jobs are listed; with FOLDER or --local, only the runs.
+    The runs are those below FOLDER, by default runs/, or those of the sweep with that name. A sweep
+    below FOLDER has one row, with the number of its runs in each state; -o json and -o yaml have
+    its runs one by one. With -n, -A, --context or --cluster, only the cluster's jobs are listed;
+    with FOLDER or --local, only the runs.
     """
     sweep_folder = run_folders.find_sweep(str(folder))
-    if sweep_folder is not None and (place := (sweep := SweepTable(sweep_folder)).settings.get("cluster")) is not None:
-        jobs, _, _ = _read_cluster_jobs(place["namespace"], False, place["context"], is_required=True)
+    if (
+        sweep_folder is not None
+        and (place := (sweep := SweepTable(sweep_folder)).settings.get("cluster")) is not None
+    ):
+        jobs, _, _ = _read_cluster_jobs(
+            place["namespace"], False, place["context"], is_required=True
+        )
         return _show_jobs([job for job in jobs if job.name in sweep.members], form)
     folder, is_given = sweep_folder or folder, folder != run_folders.RUNS_FOLDER
-    asks_cluster = location == "cluster" or all_namespaces or namespace is not None or context is not None
+    asks_cluster = (
+        location == "cluster" or all_namespaces or namespace is not None or context is not None
+    )
     if asks_cluster and (location == "local" or is_given):
-        raise UserError("A folder and --local select this machine; -n, -A, --context and --cluster select a cluster.")
+        raise UserError(
+            "A folder and --local select this machine; -n, -A, --context and --cluster "
+            "select a cluster."
+        )
     runs = [] if asks_cluster else [RunView(run).status for run in run_folders.list_runs(folder)]
     jobs, empty_message, error = list[JobStatus](), "", None
     if location != "local" and not is_given:
-        jobs, empty_message, error = _read_cluster_jobs(namespace, all_namespaces, context, is_required=asks_cluster)
+        jobs, empty_message, error = _read_cluster_jobs(
+            namespace, all_namespaces, context, is_required=asks_cluster
+        )
     if error is not None and not runs and not jobs:
         raise error
     if runs or jobs or form in ("json", "yaml"):
-        _show_jobs([*runs, *jobs], form, with_namespace=all_namespaces or bool(runs and jobs), home=folder)
+        _show_jobs(
+            [*runs, *jobs], form, with_namespace=all_namespaces or bool(runs and jobs), home=folder
+        )
     else:
         no_runs = "" if asks_cluster else f"There are no runs in the folder {folder}. "
         output.show_messages(f"{no_runs}{empty_message}".rstrip())
@@ -73,7 +90,11 @@ def list_command(
 
 
 def _show_jobs(
-    jobs: Sequence[JobStatus], form: str | None, *, with_namespace: bool = False, home: Path | None = None
+    jobs: Sequence[JobStatus],
+    form: str | None,
+    *,
+    with_namespace: bool = False,
+    home: Path | None = None,
 ) -> None:
     if form in ("json", "yaml"):
         output.show_data([job.to_json() for job in jobs], form)
@@ -101,7 +122,9 @@ def _read_cluster_jobs(
         if is_required:
             raise
         return [], "", error
-    output.show_messages(*dict.fromkeys(reason for snapshot in snapshots for reason in snapshot.unread))
+    output.show_messages(
+        *dict.fromkeys(reason for snapshot in snapshots for reason in snapshot.unread)
+    )
     empty_message = f"There are no jobs in {f'namespace {place}' if place else 'any namespace'}."
     return [ClusterView(snapshot).status for snapshot in snapshots], empty_message, None
 
@@ -129,7 +152,10 @@ def format_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[str]:
         texts = [[*row, *rest] for row, rest in zip(texts, more, strict=True)]
     if with_namespace:
         heads = ["NAMESPACE", *heads]
-        texts = [[jobs[0].namespace or LOCAL_NAMESPACE, *row] for row, (_, jobs) in zip(texts, rows, strict=True)]
+        texts = [
+            [jobs[0].namespace or LOCAL_NAMESPACE, *row]
+            for row, (_, jobs) in zip(texts, rows, strict=True)
+        ]
     return output.format_columns([heads, *texts])
 
 
@@ -139,10 +165,20 @@ def _format_row(name: str, jobs: Sequence[JobStatus]) -> list[str]:
     states = ",".join(f"{state.value}:{number}" for state, number in counts.items())
     # Jobs that are over need no hosts any more.
     live = [job for job in jobs if job.state not in FINAL_STATES]
-    ready = "?" if any(job.ready is None for job in live) else str(sum(job.ready or 0 for job in live))
-    hosts = f"{ready}/{sum(job.hosts for job in live)}" if live else str(max(job.hosts for job in jobs))
-    steps = "" if any(job.steps is None for job in jobs) else f"/{sum(job.steps or 0 for job in jobs)}"
-    step = "-" if all(job.step is None for job in jobs) else f"{sum(job.step or 0 for job in jobs)}{steps}"
+    ready = (
+        "?" if any(job.ready is None for job in live) else str(sum(job.ready or 0 for job in live))
+    )
+    hosts = (
+        f"{ready}/{sum(job.hosts for job in live)}" if live else str(max(job.hosts for job in jobs))
+    )
+    steps = (
+        "" if any(job.steps is None for job in jobs) else f"/{sum(job.steps or 0 for job in jobs)}"
+    )
+    step = (
+        "-"
+        if all(job.step is None for job in jobs)
+        else f"{sum(job.step or 0 for job in jobs)}{steps}"
+    )
     restarts = str(sum(job.restarts.total for job in jobs))
     state = jobs[0].state.value if len(jobs) == 1 else states
     return [name, state, hosts, step, restarts, format_age(max(job.age_s for job in jobs))]

@@ -1,7 +1,7 @@
 """The block below a run's lines on a terminal, with its progress, its loss and its ranks.
 
-It is updated once a second, from the run's files and from host 0's metrics. The program's own output is above it,
-unchanged.
+It is updated once a second, from the run's files and from host 0's metrics. The program's own
+output is above it, unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from jaxlaunch.runs.run_folder import RunFolder
 PERIOD_S = 1.0
 _TIMEOUT_S = 1.0
 _WIDTH, _SPARKS = 40, "▁▂▃▄▅▆▇█"
-_SAMPLE = re.compile(r"^jaxlaunch_(step|target_step|goodput_ratio|rank_step)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+_SAMPLE = re.compile(
+    r"^jaxlaunch_(step|target_step|goodput_ratio|rank_step)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE
+)
 _PHASE_WORDS: Mapping[str | None, str] = {
     None: "starting",
     "prepare": "preparing",
@@ -77,7 +79,9 @@ class LiveBlock:
                 continue
             self._rows.read_new_rows()
             history = RankHistory.from_json(self._files.read_json(layout.RANKS))
-            output.show_status(*self._format_lines(values, self._rows.curves, history, time.monotonic()))
+            output.show_status(
+                *self._format_lines(values, self._rows.curves, history, time.monotonic())
+            )
 
     def _read_values(self) -> dict[str, float]:
         """Return samples of host 0; none while no agent answers."""
@@ -96,15 +100,25 @@ class LiveBlock:
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
     def _format_lines(
-        self, values: Mapping[str, float], curves: Mapping[str, Curve], history: RankHistory, now: float
+        self,
+        values: Mapping[str, float],
+        curves: Mapping[str, Curve],
+        history: RankHistory,
+        now: float,
     ) -> list[str]:
         step = values.get("step", values.get("rank_step"))
-        lines = ["starting" if step is None else self._describe_progress(step, values.get("target_step"), now)]
+        lines = [
+            "starting"
+            if step is None
+            else self._describe_progress(step, values.get("target_step"), now)
+        ]
         name = next((name for name in curves if name == "loss" or name.endswith("_loss")), None)
         if name is not None:
             lines.append(f"{name} {curves[name].points[-1][2]:.4g} {_draw_sparkline(curves[name])}")
         goodput = f"goodput {values['goodput_ratio']:.0%}" if "goodput_ratio" in values else ""
-        return list(filter(None, [*lines, ", ".join(filter(None, [_describe_ranks(history), goodput]))]))
+        return list(
+            filter(None, [*lines, ", ".join(filter(None, [_describe_ranks(history), goodput]))])
+        )
 
     def _describe_progress(self, step: float, total: float | None, now: float) -> str:
         """Return `training ━━━━━━╌╌╌╌ 120/200, 47m left`, by the speed since the first step that was read."""
@@ -113,7 +127,9 @@ class LiveBlock:
             return f"training, step {step:.0f}"
         filled = round(_WIDTH * min(1.0, step / total))
         remaining = (
-            f", {format_age((now - first_at) / (step - first) * max(0.0, total - step))} left" if step > first else ""
+            f", {format_age((now - first_at) / (step - first) * max(0.0, total - step))} left"
+            if step > first
+            else ""
         )
         return f"training {'━' * filled}{'╌' * (_WIDTH - filled)} {step:.0f}/{total:.0f}{remaining}"
 
@@ -122,13 +138,18 @@ def _describe_ranks(history: RankHistory) -> str:
     """Return `4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind`, as they were seen last."""
     if not history.columns:
         return ""
-    letters, lags = rank_history.decode_letters(history.columns[-1]), rank_history.decode_lags(history.columns[-1])
+    letters = rank_history.decode_letters(history.columns[-1])
+    lags = rank_history.decode_lags(history.columns[-1])
     phases = Counter(_LETTERS[letter] for letter in letters)
     if len(letters) == 1:
         return f"1 rank: {next(iter(phases))}"
     phases_text = ", ".join(f"{number} {phase}" for phase, number in phases.most_common())
     slowest = max(range(len(lags)), key=lags.__getitem__, default=0)
-    behind = f"; rank {slowest} is {format_count(lags[slowest], 'step')} behind" if lags and lags[slowest] > 1 else ""
+    behind = (
+        f"; rank {slowest} is {format_count(lags[slowest], 'step')} behind"
+        if lags and lags[slowest] > 1
+        else ""
+    )
     return f"{len(letters)} ranks: {phases_text}{behind}"
 
 

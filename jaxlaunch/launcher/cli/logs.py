@@ -1,7 +1,7 @@
 """`launcher logs`: the lines of all processes of a job, as one stream.
 
-They are those of a run on this machine, those that the pods of a job have, or with --from-volume the files of a job
-whose pods may be gone.
+They are those of a run on this machine, those that the pods of a job have, or with --from-volume
+the files of a job whose pods may be gone.
 """
 
 from __future__ import annotations
@@ -41,16 +41,28 @@ HEAD_BYTES = 256 * 1024
 @options.name_argument
 @options.cluster_options()
 @options.location_options
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Follow until the job ends, across restarts.")
 @click.option(
-    "--rank", metavar="N,N-M|all", help="Ranks to show. [default: all; of more than 16, 0 and the failed one]"
+    "-f",
+    "--follow",
+    "is_following",
+    is_flag=True,
+    help="Follow until the job ends, across restarts.",
 )
 @click.option(
-    "--previous", is_flag=True, help="Show how earlier attempts ended, and lines before the last JobSet restart."
+    "--rank",
+    metavar="N,N-M|all",
+    help="Ranks to show. [default: all; of more than 16, 0 and the failed one]",
+)
+@click.option(
+    "--previous",
+    is_flag=True,
+    help="Show how earlier attempts ended, and lines before the last JobSet restart.",
 )
 @click.option("--since", metavar="DURATION", help="Only lines newer than this, such as 90s or 10m.")
 @click.option("--grep", "pattern", metavar="REGEX", help="Only lines that match.")
-@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last lines of each host.")
+@click.option(
+    "--tail", type=click.IntRange(0), metavar="N", help="Only the last lines of each host."
+)
 @options.from_volume_option
 @click.option("-o", "--output", type=click.Choice(["json"]), help="Print one JSON object per line.")
 def logs_command(
@@ -69,30 +81,46 @@ def logs_command(
 ) -> int:
     """Print the logs of job JOB_NAME, or of a run here.
 
-    Lines are printed in order of time, each after its rank; the job's result comes first if there is one.
+    Lines are printed in order of time, each after its rank; the job's result comes first if there
+    is one.
 
-    Lines of processes go to stdout, those of agents and launcher to stderr. The exit code is 3 if no log could be
-    read. The logs of a run, which is given by its name below runs/ or by its folder, are printed rank by rank.
+    Lines of processes go to stdout, those of agents and launcher to stderr. The exit code is 3 if
+    no log could be read. The logs of a run, which is given by its name below runs/ or by its
+    folder, are printed rank by rank.
     """
     since_s = options.parse_duration("--since", since)
-    selection, window = logs.parse_selection(rank, pattern), LogWindow(None if since_s is None else int(since_s), tail)
+    selection = logs.parse_selection(rank, pattern)
+    window = LogWindow(None if since_s is None else int(since_s), tail)
     if (previous or is_from_volume) and is_following:
         option = "--from-volume" if is_from_volume else "--previous"
         raise UserError(f"{option} and --follow cannot be combined: earlier logs do not grow.")
     if is_from_volume and since is not None:
-        raise UserError("--from-volume and --since cannot be combined: lines on the volume have no timestamps.")
-    run = job_view.find_local_run(name, namespace, context, location or ("cluster" if is_from_volume else None))
+        raise UserError(
+            "--from-volume and --since cannot be combined: lines on the volume have no timestamps."
+        )
+    run = job_view.find_local_run(
+        name, namespace, context, location or ("cluster" if is_from_volume else None)
+    )
     if run is not None:
         if since is not None:
-            raise UserError(f"{name} is a run on this machine, whose lines have no timestamps: --since needs them.")
-        return _show_run(run, selection, rank is not None, tail, output == "json", is_following, previous)
+            raise UserError(
+                f"{name} is a run on this machine, whose lines have no timestamps: --since "
+                "needs them."
+            )
+        return _show_run(
+            run, selection, rank is not None, tail, output == "json", is_following, previous
+        )
     cluster = job_view.connect_cluster(name, context, location)
     snapshot = collect.read_snapshot(cluster, namespace or cluster.namespace, name)
     if isinstance(snapshot, NoSuchJob):
-        raise UserError(f"Job {name} not found in namespace {snapshot.namespace}.", "see `launcher list`.")
+        raise UserError(
+            f"Job {name} not found in namespace {snapshot.namespace}.", "see `launcher list`."
+        )
     is_growing = is_following and terminal_state(snapshot.jobset) is None
     # Following reads the pods again when the server is well.
-    if not is_from_volume and "pods" in (snapshot.forbidden if is_growing else snapshot.unread_reasons):
+    if not is_from_volume and "pods" in (
+        snapshot.forbidden if is_growing else snapshot.unread_reasons
+    ):
         raise ClusterError(f"It is not known which logs exist: {'; '.join(snapshot.unread)}")
     processes, last = hosts.initial_members(snapshot.jobset).process_count, snapshot.report.last_end
     logs.check_ranks_exist(selection, processes)
@@ -127,15 +155,24 @@ def _choose_ranks(selection: Selection, processes: int, failed_rank: int | None)
     """Return the ranks that are shown when nobody names any, with the pattern of `selection`."""
     ranks = logs.default_selection(processes, failed_rank).ranks
     if ranks is not None:
-        show_messages(f"showing rank {' and '.join(map(str, sorted(ranks)))} only; --rank all shows every rank")
+        show_messages(
+            f"showing rank {' and '.join(map(str, sorted(ranks)))} only; --rank all "
+            "shows every rank"
+        )
     return Selection(ranks, selection.pattern)
 
 
-# --- a run on this machine --------------------------------------------------------------------------------------------
+# --- a run on this machine ------------------------------------------------------------------------
 
 
 def _show_run(
-    run: Run, selection: Selection, has_ranks: bool, tail: int | None, as_json: bool, is_following: bool, previous: bool
+    run: Run,
+    selection: Selection,
+    has_ranks: bool,
+    tail: int | None,
+    as_json: bool,
+    is_following: bool,
+    previous: bool,
 ) -> int:
     job, verdict = run.job, run_verdict(run)
     processes_per_host, chosen_selection = 1, selection
@@ -143,12 +180,22 @@ def _show_run(
         processes_per_host = job.process_count_per_host
         logs.check_ranks_exist(selection, job.processes)
         if not has_ranks:
-            chosen_selection = _choose_ranks(selection, job.processes, None if verdict is None else verdict.rank)
+            chosen_selection = _choose_ranks(
+                selection, job.processes, None if verdict is None else verdict.rank
+            )
     printer = Printer(chosen_selection, as_json=as_json)
     if previous:
         for record in run.attempt_records:
-            show_messages(AttemptEnd(record.verdict, record.attempt, record.generation, record.ended).description)
-        folder = None if run.newest_start is None else run.folder / "starts" / str(run.newest_start.start - 1)
+            show_messages(
+                AttemptEnd(
+                    record.verdict, record.attempt, record.generation, record.ended
+                ).description
+            )
+        folder = (
+            None
+            if run.newest_start is None
+            else run.folder / "starts" / str(run.newest_start.start - 1)
+        )
         if folder is None or not folder.is_dir():
             show_messages("there is no earlier start; the logs of this one hold all its attempts")
         else:
@@ -163,27 +210,38 @@ def _show_run(
     if _show_files(run, folder, chosen_selection, tail, processes_per_host, printer):
         return 0
     has_logs = bool(local_logs.list_ranks(folder, Selection()))
-    show_messages(f"{'these ranks have' if has_logs else 'no rank has'} written nothing, or it is gone: {folder}")
+    show_messages(
+        f"{'these ranks have' if has_logs else 'no rank has'} written nothing, or it is "
+        f"gone: {folder}"
+    )
     return 0 if has_logs or run.holder is not None else ClusterError.exit_code
 
 
 def _show_files(
-    run: Run, folder: Path, chosen: Selection, tail: int | None, processes_per_host: int, printer: Printer
+    run: Run,
+    folder: Path,
+    chosen: Selection,
+    tail: int | None,
+    processes_per_host: int,
+    printer: Printer,
 ) -> bool:
     """Show the lines of each rank, and what is left out of them; return False if there is no rank."""
     has_ranks = False
-    for rank, left_out, lines in local_logs.read_logs(run, folder, chosen, tail, processes_per_host):
+    for rank, left_out, lines in local_logs.read_logs(
+        run, folder, chosen, tail, processes_per_host
+    ):
         has_ranks = True
         if left_out and tail is None:
             show_messages(
-                f"{left_out} bytes of rank {rank} before these lines are left out: the job keeps no more (logs.kept)"
+                f"{left_out} bytes of rank {rank} before these lines are left out: the job keeps "
+                "no more (logs.kept)"
             )
         for line in lines:
             printer.show_line(line)
     return has_ranks
 
 
-# --- the run folder on a volume ---------------------------------------------------------------------------------------
+# --- the run folder on a volume -------------------------------------------------------------------
 
 
 def read_volume_summary(cluster: Cluster, snapshot: Snapshot) -> Snapshot:
@@ -192,7 +250,13 @@ def read_volume_summary(cluster: Cluster, snapshot: Snapshot) -> Snapshot:
 
 
 def _show_volume(
-    cluster: Cluster, snapshot: Snapshot, chosen: Selection, tail: int | None, printer: Printer, *, previous: bool
+    cluster: Cluster,
+    snapshot: Snapshot,
+    chosen: Selection,
+    tail: int | None,
+    printer: Printer,
+    *,
+    previous: bool,
 ) -> None:
     """Show the logs of the chosen ranks, one rank after the other; with `previous` first how the attempts ended."""
     ranks = None if chosen.ranks is None else sorted(chosen.ranks)
@@ -203,8 +267,13 @@ def _show_volume(
         show_messages(end.description)
     for log in files.logs:
         if log.left_out and tail is None:
-            reason = f"the job keeps no more (logs.kept), or it is beyond {MAX_LOG_BYTES >> 20} MiB of all ranks shown"
-            show_messages(f"{log.left_out} bytes of rank {log.rank} before these lines are left out: {reason}")
+            reason = (
+                f"the job keeps no more (logs.kept), or it is beyond {MAX_LOG_BYTES >> 20} "
+                "MiB of all ranks shown"
+            )
+            show_messages(
+                f"{log.left_out} bytes of rank {log.rank} before these lines are left out: {reason}"
+            )
         for text in log.lines:
             printer.show_line(Line(snapshot.members.host_of(log.rank), log.rank, text))
     if not files.logs:
@@ -223,7 +292,13 @@ def _read_volume(
         return explain_job(collect.read_snapshot(cluster, snapshot.namespace, name)).headline
 
     return volume.read_run_folder(
-        cluster, snapshot.jobset, say=show_messages, explain_wait=explain_wait, ranks=ranks, pattern=pattern, tail=tail
+        cluster,
+        snapshot.jobset,
+        say=show_messages,
+        explain_wait=explain_wait,
+        ranks=ranks,
+        pattern=pattern,
+        tail=tail,
     )
 
 
@@ -233,10 +308,12 @@ def _add_record(snapshot: Snapshot, files: RunFiles) -> Snapshot:
     return dataclasses.replace(snapshot, volume_progress=files.recorded)
 
 
-# --- pods -------------------------------------------------------------------------------------------------------------
+# --- pods -----------------------------------------------------------------------------------------
 
 
-def _show_pods(cluster: Cluster, snapshot: Snapshot, chosen: Selection, window: LogWindow, printer: Printer) -> int:
+def _show_pods(
+    cluster: Cluster, snapshot: Snapshot, chosen: Selection, window: LogWindow, printer: Printer
+) -> int:
     """Show what the pods have written so far; return the exit code."""
     sources, unread = _list_sources(snapshot, chosen), list[str]()
 
@@ -246,7 +323,13 @@ def _show_pods(cluster: Cluster, snapshot: Snapshot, chosen: Selection, window: 
 
     is_empty = True
     for line in logs.read_logs(
-        cluster, snapshot.namespace, sources, chosen, window, report_unread=note_unread, say=show_messages
+        cluster,
+        snapshot.namespace,
+        sources,
+        chosen,
+        window,
+        report_unread=note_unread,
+        say=show_messages,
     ):
         printer.show_line(line)
         is_empty = False
@@ -257,26 +340,36 @@ def _show_pods(cluster: Cluster, snapshot: Snapshot, chosen: Selection, window: 
             older = f"`{command}` reads older ones from its run folder"
         except UserError as error:
             older = error.message[0].lower() + error.message[1:].rstrip(".")
-        show_messages(f"no process has a line in the part of its log that its kubelet still has; {older}")
+        show_messages(
+            f"no process has a line in the part of its log that its kubelet still has; {older}"
+        )
     return ClusterError.exit_code if len(unread) >= len(sources) else 0
 
 
 def _list_sources(snapshot: Snapshot, chosen: Selection) -> list[LogSource]:
     """Return the existing logs of the selected hosts, and print which hosts have none yet."""
-    sources = [(host, logs.log_source(snapshot.jobset, host, snapshot.members)) for host in snapshot.hosts]
+    sources = [
+        (host, logs.log_source(snapshot.jobset, host, snapshot.members)) for host in snapshot.hosts
+    ]
     selected = [(host, source) for host, source in sources if source.may_match(chosen)]
     not_started = [host for host, _ in selected if not host.has_started]
     if not_started:
         show_messages(
-            f"{len(not_started)} of {len(selected)} hosts have no log yet, the first is {not_started[0].name}"
+            f"{len(not_started)} of {len(selected)} hosts have no log yet, the first is "
+            f"{not_started[0].name}"
         )
     elif not selected:
         command = f"launcher explain -n {snapshot.namespace} {snapshot.name}"
-        show_messages(f"there are no pods with these ranks; see `{command}`, or read the volume: --from-volume")
+        show_messages(
+            f"there are no pods with these ranks; see `{command}`, or read the volume: "
+            "--from-volume"
+        )
     return [source for host, source in selected if host.has_started]
 
 
-def _show_previous(cluster: Cluster, snapshot: Snapshot, chosen: Selection, tail: int | None, printer: Printer) -> int:
+def _show_previous(
+    cluster: Cluster, snapshot: Snapshot, chosen: Selection, tail: int | None, printer: Printer
+) -> int:
     """Show how earlier attempts ended, and the last lines of the generation before; return the exit code."""
     report = snapshot.report
     for end in report.earlier_ends:
@@ -284,13 +377,16 @@ def _show_previous(cluster: Cluster, snapshot: Snapshot, chosen: Selection, tail
     if report.unknown_reason is not None:
         show_messages(f"earlier attempts are not known: {report.unknown_reason}")
     elif not report.earlier_ends and (snapshot.restarts or snapshot.unread):
-        show_messages(f"earlier attempts are not known{''.join(f'; {reason}' for reason in snapshot.unread)}")
+        show_messages(
+            f"earlier attempts are not known{''.join(f'; {reason}' for reason in snapshot.unread)}"
+        )
     elif not report.earlier_ends:
         show_messages("there is no earlier attempt")
     leader = next((host for host in snapshot.hosts if host.number == 0 and host.has_started), None)
     if leader is None:
         show_messages(
-            "host 0 has no log yet, and it records the earlier attempts; --from-volume reads them from its run folder"
+            "host 0 has no log yet, and it records the earlier attempts; --from-volume reads them "
+            "from its run folder"
         )
         return 0
     try:
@@ -305,8 +401,12 @@ def _show_previous(cluster: Cluster, snapshot: Snapshot, chosen: Selection, tail
 def _read_previous_lines(
     cluster: Cluster, snapshot: Snapshot, leader: Host, chosen: Selection, tail: int | None
 ) -> Iterator[Line]:
-    texts = cluster.log(snapshot.namespace, leader.pod, container=leader.container, limit_bytes=HEAD_BYTES)
+    texts = cluster.log(
+        snapshot.namespace, leader.pod, container=leader.container, limit_bytes=HEAD_BYTES
+    )
     lines = logs.previous_lines(filter(None, map(log_lines.parse_line, texts)), snapshot.members)
     for _, rank_lines in itertools.groupby(lines, key=lambda line: line.rank):
         selected = [line for line in rank_lines if chosen.matches(line, range(0))]
-        yield from selected if tail is None else selected[len(selected) - min(tail, len(selected)) :]
+        yield from (
+            selected if tail is None else selected[len(selected) - min(tail, len(selected)) :]
+        )

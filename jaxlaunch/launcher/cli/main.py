@@ -1,7 +1,7 @@
 """The `launcher` command: finds its subcommands without importing them, and turns errors into exit codes.
 
-Exit codes: 0 success, 2 an error that the user can fix, 3 an error of the cluster, 124 timeout, 130 interrupted; `run`
-and `submit --wait` exit with the code of the job's result.
+Exit codes: 0 success, 2 an error that the user can fix, 3 an error of the cluster, 124 timeout, 130
+interrupted; `run` and `submit --wait` exit with the code of the job's result.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.wording import escape_controls
 
 INTERRUPTED = 130
-READ_MORE = "launcher COMMAND --help has more examples, launcher help lists the pages (docs/index.md)."
+READ_MORE = (
+    "launcher COMMAND --help has more examples, launcher help lists the pages (docs/index.md)."
+)
 
-# Group of --help -> command -> its line there, in the order in which they are first needed. A command NAME is defined
-# as NAME_command in the module of its name or in that of MODULES: importing them all would take --help half a second.
+# Group of --help -> command -> its line there, in the order in which they are first needed. A
+# command NAME is defined as NAME_command in the module of its name or in that of MODULES: importing
+# them all would take --help half a second.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Write a job": {
         "init": "Write a starter job.yaml.",
@@ -96,7 +99,9 @@ class Commands(click.Group):
         # Objects of imports stay alive: searching them for garbage takes 6 % of a start.
         gc.disable()
         try:
-            module = importlib.import_module(f"jaxlaunch.launcher.cli.{MODULES.get(cmd_name, cmd_name)}")
+            module = importlib.import_module(
+                f"jaxlaunch.launcher.cli.{MODULES.get(cmd_name, cmd_name)}"
+            )
         finally:
             gc.enable()
         command = getattr(module, f"{cmd_name}_command")
@@ -113,7 +118,9 @@ class Commands(click.Group):
             from jaxlaunch.spelling import find_completions, find_nearest
 
             near = find_nearest(args[0], COMMANDS) or find_completions(args[0], COMMANDS)
-            ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
+            ctx.fail(
+                f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else "")
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -174,10 +181,18 @@ def _explain_option(error: click.ClickException) -> click.ClickException:
     from jaxlaunch.spelling import find_nearest
 
     name, parameters = error.option_name, error.ctx.command.params
-    options = [option for parameter in parameters if isinstance(parameter, click.Option) for option in parameter.opts]
+    options = [
+        option
+        for parameter in parameters
+        if isinstance(parameter, click.Option)
+        for option in parameter.opts
+    ]
     near, message = find_nearest(name, options), f"No such option '{name}'."
     if not near and any(parameter.name == "overrides" for parameter in parameters):
-        message += " A key of the job has no dashes, as in hosts=2; arguments of your program belong in its command:."
+        message += (
+            " A key of the job has no dashes, as in hosts=2; arguments of your program "
+            "belong in its command:."
+        )
     return click.NoSuchOption(name, message, near, error.ctx)
 
 

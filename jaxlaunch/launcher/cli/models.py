@@ -26,28 +26,38 @@ MAX_EXAMPLES = 5
 
 @click.command("eval")
 @options.run_argument
-@click.option("--data", "keys", multiple=True, metavar="KEY=VALUE", help="A key of train.data to replace; may repeat.")
+@click.option(
+    "--data",
+    "keys",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A key of train.data to replace; may repeat.",
+)
 @options.program_options(programs.Evaluate)
 @click.option("--best", is_flag=True, help="The step that evaluated best: --step best.")
 @options.output_option("text", "json", "yaml")
-def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, best: bool, ema: bool, form: str) -> None:
+def eval_command(
+    run: str, keys: tuple[str, ...], step: programs.Step | None, best: bool, ema: bool, form: str
+) -> None:
     """Evaluate a checkpoint of RUN on its held-out data.
 
-    RUN is the name of a run on this machine, or its folder. The metrics are those that its training logs: task,
-    model, precision and held-out examples are those of the job, and each example counts once. --data
-    eval_split='test[:50%]', or --data eval_path=/other/*.array_record, evaluates on other examples. The command uses
-    the devices that JAX finds, and for a CPU job only the CPU; if their number differs from the training's, they
-    split the batch.
+    RUN is the name of a run on this machine, or its folder. The metrics are those that its training
+    logs: task, model, precision and held-out examples are those of the job, and each example counts
+    once. --data eval_split='test[:50%]', or --data eval_path=/other/*.array_record, evaluates on
+    other examples. The command uses the devices that JAX finds, and for a CPU job only the CPU; if
+    their number differs from the training's, they split the batch.
 
-    For a classification it also shows precision, recall and F1 of each class, how often classes are confused, the
-    expected calibration error (15 bins), and the files of the examples with the largest loss. -o json has all of
-    this, and so has classification.json in the run folder.
+    For a classification it also shows precision, recall and F1 of each class, how often classes are
+    confused, the expected calibration error (15 bins), and the files of the examples with the
+    largest loss. -o json has all of this, and so has classification.json in the run folder.
     """
     trainer_process.require_trainer("launcher eval")
     if best and step not in (None, programs.BEST):
         raise UserError(f"--best and --step {step} name two steps.", "give one of them.")
     training = trainer_process.open_training(run, [f"train.data.{key}" for key in keys])
-    program = programs.Evaluate(folder=trainer_process.find_checkpoints(run), step="best" if best else step, ema=ema)
+    program = programs.Evaluate(
+        folder=trainer_process.find_checkpoints(run), step="best" if best else step, ema=ema
+    )
     environ = training.device_environ()
     result = trainer_process.run_program(
         "jaxlaunch.trainer.evaluation", *programs.json_arguments(program), environ=environ
@@ -58,14 +68,23 @@ def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, be
     if classes is not None and not keys:
         path = training.folder / contract.CLASSIFICATION
         try:
-            atomic_file.write_file(path, json.dumps({"step": result["step"], "ema": ema, **classes}).encode())
+            atomic_file.write_file(
+                path, json.dumps({"step": result["step"], "ema": ema, **classes}).encode()
+            )
         except OSError as error:
             output.show_messages(f"{path} cannot be written: {error.strerror}")
     if form != "text":
-        shown = ("step", "metrics", "examples", *(["classification"] if classes is not None else []))
+        shown = (
+            "step",
+            "metrics",
+            "examples",
+            *(["classification"] if classes is not None else []),
+        )
         return output.show_data({key: result[key] for key in shown}, form)
     metrics = sorted(result["metrics"].items(), key=lambda item: (item[0] != "loss", item[0]))
-    numbers = "  ".join(f"{name} nan" if value is None else f"{name} {value:.6g}" for name, value in metrics)
+    numbers = "  ".join(
+        f"{name} nan" if value is None else f"{name} {value:.6g}" for name, value in metrics
+    )
     output.show_lines(f"step {result['step']}  {numbers}  examples {result['examples']}")
     if classes is not None:
         output.show_lines(*_describe_classes(classes))
@@ -73,19 +92,28 @@ def eval_command(run: str, keys: tuple[str, ...], step: programs.Step | None, be
 
 def _describe_classes(classes: Mapping[str, Any]) -> Iterator[str]:
     """Yield the classes, what is confused and the worst examples."""
-    tops = [f"{name} {classes[key]:.4g}" for name, key in (("top-1", "top1"), ("top-5", "top5")) if key in classes]
+    tops = [
+        f"{name} {classes[key]:.4g}"
+        for name, key in (("top-1", "top1"), ("top-5", "top5"))
+        if key in classes
+    ]
     calibration = classes["calibration"]
     error = f"expected calibration error {calibration['ece']:.4g} ({len(calibration['bins'])} bins)"
     yield "  ".join([*tops, f"macro F1 {classes['macro']['f1']:.4g}", error])
     rows = [("CLASS", "EXAMPLES", "PRECISION", "RECALL", "F1")]
     for row in classes["per_class"][:MAX_CLASSES]:
-        rates = ("-" if row[key] is None else f"{row[key]:.4f}" for key in ("precision", "recall", "f1"))
+        rates = (
+            "-" if row[key] is None else f"{row[key]:.4f}" for key in ("precision", "recall", "f1")
+        )
         rows.append((row["label"], str(row["examples"]), *rates))
     yield from output.format_columns(rows)
     if classes["classes"] > MAX_CLASSES:
         yield f"and {classes['classes'] - MAX_CLASSES:,} more classes"
     if pairs := _confused_pairs(classes)[:MAX_EXAMPLES]:
-        yield f"most confused: {', '.join(f'{label} taken for {other} {number:,}' for number, label, other in pairs)}"
+        yield (
+            "most confused: "
+            f"{', '.join(f'{label} taken for {other} {number:,}' for number, label, other in pairs)}"
+        )
     worst = [("WORST", "LABEL", "PREDICTED", "PROBABILITY", "LOSS")]
     for row in classes["worst"][:MAX_EXAMPLES]:
         place, loss = row["where"] or f"example {row['example']}", row["loss"]
@@ -115,11 +143,12 @@ def _confused_pairs(classes: Mapping[str, Any]) -> list[tuple[int, str, str]]:
 def predict_command(run: str, files: tuple[str, ...], **settings: Any) -> None:
     """Predict the labels of FILES with the model of RUN.
 
-    RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a folder or URL of
-    checkpoints, or an export. FILES are images or tables that the model can read, or folders of them; the images may be
-    in .tar, .parquet and .arrow files. The output has a line for each image (file) or row (file, row): label and
-    probability, or numbers in the label's unit. A file or row that cannot be read ends the command with an error that
-    names it; --skip-broken leaves it out. The data of the training is not needed. The command uses the devices that JAX
+    RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a
+    folder or URL of checkpoints, or an export. FILES are images or tables that the model can read,
+    or folders of them; the images may be in .tar, .parquet and .arrow files. The output has a line
+    for each image (file) or row (file, row): label and probability, or numbers in the label's unit.
+    A file or row that cannot be read ends the command with an error that names it; --skip-broken
+    leaves it out. The data of the training is not needed. The command uses the devices that JAX
     finds, and for a CPU job only the CPU.
     """
     trainer_process.require_trainer("launcher predict")
@@ -135,16 +164,24 @@ def predict_command(run: str, files: tuple[str, ...], **settings: Any) -> None:
     output.show_messages(*result["notes"])
     rows = result["rows"]
     if rows:
-        cells = [[f"{value:.6g}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
+        cells = [
+            [f"{value:.6g}" if isinstance(value, float) else str(value) for value in row.values()]
+            for row in rows
+        ]
         output.show_lines(*output.format_columns([list(rows[0]), *cells]))
     if result["examples"] <= len(rows):
         return
     left_out = f", {result['skipped']:,} left out" if result["skipped"] else ""
     if program.output is None:
-        output.show_messages(f"and {result['examples'] - len(rows):,} more{left_out}; -o FILE writes all of them")
+        output.show_messages(
+            f"and {result['examples'] - len(rows):,} more{left_out}; -o FILE writes all of them"
+        )
     else:
         step_text = "" if result["step"] is None else f" by step {result['step']}"
-        output.show_messages(f"{program.output}: {format_count(result['examples'], 'prediction')}{step_text}{left_out}")
+        output.show_messages(
+            f"{program.output}: "
+            f"{format_count(result['examples'], 'prediction')}{step_text}{left_out}"
+        )
 
 
 @click.command("sample")
@@ -154,24 +191,33 @@ def predict_command(run: str, files: tuple[str, ...], **settings: Any) -> None:
 def sample_command(run: str, form: str, **settings: Any) -> None:
     """Generate text with the model of RUN.
 
-    RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a folder or URL of
-    checkpoints, or a Hugging Face folder (config.json and safetensors). A single sample is printed while it is
-    generated. Several samples are generated together, for all prompts, and printed at the end. With --chat, each line
-    that you type is answered, and the model sees all earlier turns. The command uses the devices that JAX finds; with
-    JAX_PLATFORMS=cpu it uses no accelerator.
+    RUN is the name of a run on this machine, its folder, a step in its folder of checkpoints, a
+    folder or URL of checkpoints, or a Hugging Face folder (config.json and safetensors). A single
+    sample is printed while it is generated. Several samples are generated together, for all
+    prompts, and printed at the end. With --chat, each line that you type is answered, and the model
+    sees all earlier turns. The command uses the devices that JAX finds; with JAX_PLATFORMS=cpu it
+    uses no accelerator.
     """
     trainer_process.require_trainer("launcher sample")
     if settings["chat"]:
-        for name, option in (("prompt", "--prompt"), ("ids", "--ids"), ("n", "-n"), ("beams", "--beams")):
+        for name, option in (
+            ("prompt", "--prompt"),
+            ("ids", "--ids"),
+            ("n", "-n"),
+            ("beams", "--beams"),
+        ):
             if settings[name]:
                 raise UserError(
                     f"--chat and {option} are both given.",
-                    "leave one of them out: a conversation asks for each message, and has one answer to it.",
+                    "leave one of them out: a conversation asks for each message, and has one "
+                    "answer to it.",
                 )
     elif settings["system"] is not None:
         raise UserError("--system is the system message of a conversation.", "give --chat as well.")
     elif not settings["prompt"] and not settings["ids"]:
-        raise UserError("There is no prompt.", "give --prompt TEXT, or --ids for a model without tokenizer.")
+        raise UserError(
+            "There is no prompt.", "give --prompt TEXT, or --ids for a model without tokenizer."
+        )
     folder, step = trainer_process.find_weights(run)
     if settings["step"] is None:
         settings["step"] = step
@@ -179,7 +225,9 @@ def sample_command(run: str, form: str, **settings: Any) -> None:
     if settings["chat"]:
         return _show_conversation(arguments, form)
     result: Mapping[str, Any] = {}
-    for event in trainer_process.stream_program("jaxlaunch.trainer.generate", *arguments, environ=os.environ):
+    for event in trainer_process.stream_program(
+        "jaxlaunch.trainer.generate", *arguments, environ=os.environ
+    ):
         if "piece" not in event:
             result = event
         elif form == "text":
@@ -196,7 +244,9 @@ def sample_command(run: str, form: str, **settings: Any) -> None:
     if len(samples) == 1:
         output.show_piece("\n")
     for prompt, number, sample in samples if len(samples) > 1 else ():
-        output.show_messages(f"prompt {prompt}, sample {number}, log-probability {sample['score']:.4g}")
+        output.show_messages(
+            f"prompt {prompt}, sample {number}, log-probability {sample['score']:.4g}"
+        )
         output.show_lines(sample["text"] if "text" in sample else " ".join(map(str, sample["ids"])))
     _say_speed(result)
 
@@ -205,7 +255,9 @@ def _show_conversation(arguments: tuple[str, ...], form: str) -> None:
     """Print the model's answers as they are made, or at the end the whole conversation as data."""
     is_text, result = form == "text", dict[str, Any]()
     program = "jaxlaunch.trainer.generate"
-    for event in trainer_process.stream_program(program, *arguments, environ=os.environ, answer=_read_message):
+    for event in trainer_process.stream_program(
+        program, *arguments, environ=os.environ, answer=_read_message
+    ):
         if "piece" in event and is_text:
             output.show_piece(event["piece"])
         elif "ended" in event and is_text:
@@ -213,7 +265,9 @@ def _show_conversation(arguments: tuple[str, ...], form: str) -> None:
             if not event["ended"]:
                 output.show_messages("the answer is cut here; --max-tokens gives it more tokens.")
         elif "refused" in event:
-            output.show_messages(f"{event['refused']}; this message is not part of the conversation.")
+            output.show_messages(
+                f"{event['refused']}; this message is not part of the conversation."
+            )
         elif "notes" in event:
             output.show_messages(*event["notes"])
         elif "messages" in event:
@@ -246,7 +300,8 @@ def _say_speed(result: Mapping[str, Any]) -> None:
     step_text = "" if result["step"] is None else f" of step {result['step']}"
     tokens, seconds = result["tokens"], result["seconds"]
     output.show_messages(
-        f"{format_count(tokens, 'token')}{step_text} in {seconds:.1f} s, compiling included: {tokens / seconds:.3g}/s"
+        f"{format_count(tokens, 'token')}{step_text} in {seconds:.1f} s, compiling included: "
+        f"{tokens / seconds:.3g}/s"
     )
 
 
@@ -256,12 +311,14 @@ def _say_speed(result: Mapping[str, Any]) -> None:
 def export_command(run: str, **settings: Any) -> None:
     """Export a checkpoint of RUN as a Hugging Face model.
 
-    RUN is the name of a run on this machine, its folder, or a folder or URL of checkpoints. The command writes
-    config.json and safetensors to DIR, all or none; `transformers` and `train.model.init_from` can load them. The
-    checkpoint is verified first, then read one array at a time. The best step is that of train.checkpoint.best.
-    Adapters (train.lora) are written as a peft folder: adapter_config.json and adapter_model.safetensors. For images,
-    preprocessor_config.json is written as well if the model has pixel_mean. The MLP of a table, which Hugging Face
-    does not have, is written as safetensors with its sizes and columns, for `launcher predict` and other programs.
+    RUN is the name of a run on this machine, its folder, or a folder or URL of checkpoints. The
+    command writes config.json and safetensors to DIR, all or none; `transformers` and
+    `train.model.init_from` can load them. The checkpoint is verified first, then read one array at
+    a time. The best step is that of train.checkpoint.best. Adapters (train.lora) are written as a
+    peft folder: adapter_config.json and adapter_model.safetensors. For images,
+    preprocessor_config.json is written as well if the model has pixel_mean. The MLP of a table,
+    which Hugging Face does not have, is written as safetensors with its sizes and columns, for
+    `launcher predict` and other programs.
     """
     trainer_process.require_trainer("launcher export")
     program = programs.Export(folder=trainer_process.find_checkpoints(run), **settings)
@@ -271,4 +328,6 @@ def export_command(run: str, **settings: Any) -> None:
     output.show_messages(*result["notes"])
     model = f"{result['architecture']} of step {result['step']}"
     size = f"{result['parameters']:,} parameters in {result['dtype']}"
-    output.show_lines(f"{program.to}: {model}, {size}, {format_count(len(result['files']), 'file')}")
+    output.show_lines(
+        f"{program.to}: {model}, {size}, {format_count(len(result['files']), 'file')}"
+    )

@@ -21,12 +21,16 @@ EXIT_TIMEOUT = 124
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-# --- completions ------------------------------------------------------------------------------------------------------
+# --- completions ----------------------------------------------------------------------------------
 
 
 def complete_runs(_: click.Context, __: click.Parameter, prefix: str) -> list[str]:
     """Return the names of the runs below runs/."""
-    folders = (path.parent for path in Path("runs").glob(f"{prefix}*/job.yaml")) if "/" not in prefix else ()
+    folders = (
+        (path.parent for path in Path("runs").glob(f"{prefix}*/job.yaml"))
+        if "/" not in prefix
+        else ()
+    )
     return sorted(folder.name for folder in folders)
 
 
@@ -53,19 +57,22 @@ def complete_keys(_: click.Context, __: click.Parameter, prefix: str) -> list[st
         types = [introspection.Type.from_field(field) for field in fields if field is not None]
         models = [model for type_ in types for model in introspection.nested_blocks(type_)]
     keys = {
-        f"{block}{dot}{name}" + ("." if introspection.nested_blocks(introspection.Type.from_field(field)) else "=")
+        f"{block}{dot}{name}"
+        + ("." if introspection.nested_blocks(introspection.Type.from_field(field)) else "=")
         for model in models
         for name, field in introspection.block_fields(model).items()
     }
     return sorted(key for key in keys if key.startswith(prefix))
 
 
-# --- arguments and options --------------------------------------------------------------------------------------------
+# --- arguments and options ------------------------------------------------------------------------
 
 
 def job_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments JOB_FILE and KEY=VALUE: `job_file` and `overrides`."""
-    command = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete_keys)(command)
+    command = click.argument(
+        "overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete_keys
+    )(command)
     return click.argument("job_file", metavar="JOB_FILE", type=click.Path(path_type=Path))(command)
 
 
@@ -77,13 +84,19 @@ class _Folder(click.Path):
     """A path that is not empty, as that of an unset variable is: it would be the working folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return self.fail("it is empty.", param, ctx) if value == "" else super().convert(value, param, ctx)
+        return (
+            self.fail("it is empty.", param, ctx)
+            if value == ""
+            else super().convert(value, param, ctx)
+        )
 
 
 def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options --run-dir and --volume: `run_dir` and `volumes`, which `parse_volumes` reads."""
     text = "A folder here for a volume of the job, by its name or mount path."
-    command = click.option("--volume", "volumes", multiple=True, metavar="NAME=DIR", help=text)(command)
+    command = click.option("--volume", "volumes", multiple=True, metavar="NAME=DIR", help=text)(
+        command
+    )
     text = "The run folder. [default: runs/<name>]"
     return click.option("--run-dir", type=_Folder(path_type=Path), help=text)(command)
 
@@ -93,7 +106,9 @@ def parse_volumes(volumes: tuple[str, ...]) -> dict[str, Path]:
     pairs = [volume.partition("=") for volume in volumes]
     for name, equals, folder in pairs:
         if not (name and equals and folder):
-            raise UserError(f"--volume {name}{equals}{folder} is not NAME=DIR.", "such as data=./data.")
+            raise UserError(
+                f"--volume {name}{equals}{folder} is not NAME=DIR.", "such as data=./data."
+            )
     return {name: Path(folder).absolute() for name, _, folder in pairs}
 
 
@@ -103,7 +118,9 @@ def defaults_option(default: str) -> Decorator:
     return click.option("--defaults", "defaults_file", type=click.Path(path_type=Path), help=text)
 
 
-def cluster_options(namespace_help: str = "The job's namespace. [default: the context's]") -> Decorator:
+def cluster_options(
+    namespace_help: str = "The job's namespace. [default: the context's]",
+) -> Decorator:
     """Add the options `namespace` and `context`."""
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,25 +133,37 @@ def cluster_options(namespace_help: str = "The job's namespace. [default: the co
 
 def location_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options --local and --cluster: `location`, which is None if neither is given."""
-    for location, subject in (("cluster", "the cluster's jobs"), ("local", "the runs of this machine")):
-        command = click.option(f"--{location}", "location", flag_value=location, help=f"Only {subject}.")(command)
+    for location, subject in (
+        ("cluster", "the cluster's jobs"),
+        ("local", "the runs of this machine"),
+    ):
+        command = click.option(
+            f"--{location}", "location", flag_value=location, help=f"Only {subject}."
+        )(command)
     return command
 
 
 def output_option(*forms: str) -> Decorator:
     """Add the option --output: `form`, by default the first."""
     text = f"The form of the output. [default: {forms[0]}]"
-    return click.option("-o", "--output", "form", type=click.Choice(forms), default=forms[0], help=text)
+    return click.option(
+        "-o", "--output", "form", type=click.Choice(forms), default=forms[0], help=text
+    )
 
 
 def screen_output_option(text: str) -> Decorator:
     """Add the option --output of what is printed for a person to read: `form`, None by default."""
-    return click.option("-o", "--output", "form", type=click.Choice(["json", "yaml", "wide"]), help=text)
+    return click.option(
+        "-o", "--output", "form", type=click.Choice(["json", "yaml", "wide"]), help=text
+    )
 
 
 def from_volume_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the option --from-volume: `is_from_volume`."""
-    text = "Read the job's run folder on its volume through a short-lived pod; the job's own pods may be deleted."
+    text = (
+        "Read the job's run folder on its volume through a short-lived pod; the job's own pods "
+        "may be deleted."
+    )
     return click.option("--from-volume", "is_from_volume", is_flag=True, help=text)(command)
 
 
@@ -143,27 +172,35 @@ class _Step(click.ParamType[programs.Step]):
 
     name = "step"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> programs.Step:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> programs.Step:
         try:
             return programs.parse_step(value)
         except ValueError:
             self.fail(f"{value!r} is neither the number of a step nor best.", param, ctx)
 
 
-def program_options(kind: type[programs.Sample | programs.Evaluate | programs.Predict | programs.Export]) -> Decorator:
+def program_options(
+    kind: type[programs.Sample | programs.Evaluate | programs.Predict | programs.Export],
+) -> Decorator:
     """Add the options of a program of the trainer in their order, each under the name of its field."""
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for field in reversed(dataclasses.fields(kind)):
             if (option := programs.field_option(field)) is None:
                 continue
-            settings: dict[str, Any] = {"is_flag": True} if field.default is False else {"type": _click_type(option)}
+            settings: dict[str, Any] = (
+                {"is_flag": True} if field.default is False else {"type": _click_type(option)}
+            )
             if field.default is dataclasses.MISSING or field.default == ():
                 settings |= {"multiple": True} if field.default == () else {"required": True}
             if isinstance(field.default, int) and field.default is not False:
                 settings |= {"default": field.default}
             names = (*programs.option_flags(field.name, option), field.name)
-            command = click.option(*names, metavar=option.metavar, help=option.help, **settings)(command)
+            command = click.option(*names, metavar=option.metavar, help=option.help, **settings)(
+                command
+            )
         return command
 
     return add_options
@@ -192,4 +229,6 @@ def parse_duration(option: str, value: str | None) -> float | None:
     try:
         return types.parse_duration(value)
     except ValueError:
-        raise UserError(f"{option} {value} is not a duration.", "write 90s, 10m, 12h or 3d.") from None
+        raise UserError(
+            f"{option} {value} is not a duration.", "write 90s, 10m, 12h or 3d."
+        ) from None

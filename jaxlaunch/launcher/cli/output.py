@@ -1,7 +1,8 @@
 """Output of all commands: results on stdout, messages on stderr after `launcher: `, data as JSON or YAML.
 
-Tables are plain columns, as in kubectl: awk can split them, and they are not cut to the width of a terminal. Most texts
-come from others (programs, logs, the API server), so control characters are escaped. A program keeps its colours.
+Tables are plain columns, as in kubectl: awk can split them, and they are not cut to the width of a
+terminal. Most texts come from others (programs, logs, the API server), so control characters are
+escaped. A program keeps its colours.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ def show_data(value: Any, form: str) -> None:
     # Another encoding would lose letters.
     is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
     as_json = _to_json(value, indent=2, ensure_ascii=not is_utf8)
-    _write_line(as_json if form == "json" else writer.render_document(json.loads(as_json)).removesuffix("\n"))
+    _write_line(
+        as_json
+        if form == "json"
+        else writer.render_document(json.loads(as_json)).removesuffix("\n")
+    )
 
 
 def show_documents(values: Iterable[Any]) -> None:
@@ -70,7 +75,9 @@ def write_page(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {os_error_reason(error)}.", "name another file with -o.") from None
+        raise UserError(
+            f"{path} cannot be written: {os_error_reason(error)}.", "name another file with -o."
+        ) from None
     show_lines(str(path))
 
 
@@ -78,7 +85,10 @@ def format_columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str =
     """Return rows as lines, each column as wide as its widest cell; kubectl leaves a gap of three spaces."""
     widths = [max(map(len, column)) + gap for column in zip(*rows, strict=True)]
     return [
-        (indent + "".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows
+        (
+            indent + "".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
     ]
 
 
@@ -111,25 +121,39 @@ class Printer:
 
     def __init__(self, select: Selection, *, as_json: bool = False) -> None:
         self._select = select
-        # On a terminal each line of a program begins with its rank. Otherwise it could imitate one of ours.
-        self._is_plain = select.ranks is not None and len(select.ranks) == 1 and not sys.stdout.isatty()
+        # On a terminal each line of a program begins with its rank. Otherwise it could imitate one
+        # of ours.
+        self._is_plain = (
+            select.ranks is not None and len(select.ranks) == 1 and not sys.stdout.isatty()
+        )
         self._as_json = as_json
 
     def show_line(self, line: Line) -> None:
         """Write one line, unless it is of another rank."""
         if self._as_json:
-            row = {"time": line.at or None, "generation": line.generation, "host": line.host, "rank": line.rank}
+            row = {
+                "time": line.at or None,
+                "generation": line.generation,
+                "host": line.host,
+                "rank": line.rank,
+            }
             _write_line(_to_json({**row, "text": line.text}, ensure_ascii=False))
         elif line.rank is None:
             _write_line(escape_controls(line.text), is_result=False)
         elif self._select.matches_any_rank((line.rank,)):
-            _write_line(escape_except_colours(line.text if self._is_plain else line.text_with_rank()))
+            _write_line(
+                escape_except_colours(line.text if self._is_plain else line.text_with_rank())
+            )
 
 
 def _to_json(value: Any, **form: Any) -> str:
     """Return JSON with all characters of CONTROL escaped, those beyond 16 bits as surrogate pairs."""
     return CONTROL.sub(
-        lambda match: escape_character(match[0], "\\u{:04x}") if match[0] < "\uffff" else json.dumps(match[0])[1:-1],
+        lambda match: (
+            escape_character(match[0], "\\u{:04x}")
+            if match[0] < "\uffff"
+            else json.dumps(match[0])[1:-1]
+        ),
         json.dumps(value, **form),
     )
 

@@ -40,12 +40,27 @@ Data = Mapping[str, Any]
 @click.command("plan")
 @options.job_arguments
 @options.defaults_option("none")
-@click.option("--cluster", "for_cluster", is_flag=True, help="Reject a job that can only run here, not on a cluster.")
-@click.option("--sharding", is_flag=True, help="List every parameter, and which axes of the mesh split it.")
 @click.option(
-    "--compile", "is_compiled", is_flag=True, help="Compile the steps for the job's devices, which are not needed here."
+    "--cluster",
+    "for_cluster",
+    is_flag=True,
+    help="Reject a job that can only run here, not on a cluster.",
 )
-@click.option("--price", type=float, metavar="PER-HOUR", help="With --compile: the price of one chip or GPU per hour.")
+@click.option(
+    "--sharding", is_flag=True, help="List every parameter, and which axes of the mesh split it."
+)
+@click.option(
+    "--compile",
+    "is_compiled",
+    is_flag=True,
+    help="Compile the steps for the job's devices, which are not needed here.",
+)
+@click.option(
+    "--price",
+    type=float,
+    metavar="PER-HOUR",
+    help="With --compile: the price of one chip or GPU per hour.",
+)
 @options.output_option("text", "json", "yaml")
 def plan_command(
     job_file: Path,
@@ -59,12 +74,12 @@ def plan_command(
 ) -> int:
     """Estimate the memory that JOB_FILE needs, and whether it fits.
 
-    The output has the devices, the mesh, the bytes of each device, the requests to the cluster, the Pod Security level
-    that results, and who can connect to the pods. The command does not contact a cluster. If something is missing that
-    only a cluster needs, such as an image, this is a note, or an error with --cluster.
-    The bytes come from tracing the trainer here on virtual devices; nothing is allocated. With --compile the compiler
-    of the job's TPUs or GPUs also compiles the train step and the eval step, without the device.
-    The exit code is 2 if the training cannot fit.
+    The output has the devices, the mesh, the bytes of each device, the requests to the cluster, the
+    Pod Security level that results, and who can connect to the pods. The command does not contact a
+    cluster. If something is missing that only a cluster needs, such as an image, this is a note, or
+    an error with --cluster. The bytes come from tracing the trainer here on virtual devices;
+    nothing is allocated. With --compile the compiler of the job's TPUs or GPUs also compiles the
+    train step and the eval step, without the device. The exit code is 2 if the training cannot fit.
     """
     cluster_defaults = defaults.load_defaults(defaults_file)
     file = jobs.read_job(job_file, overrides)
@@ -108,7 +123,9 @@ def _plan_cluster(
     }
 
 
-def _trace_shapes(job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool) -> dict[str, Any] | None:
+def _trace_shapes(
+    job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool
+) -> dict[str, Any] | None:
     """Return the trainer's shapes, or None for a job with its own command or without an installed trainer."""
     if job.train is None or not trainer_process.is_installed():
         if sharding or is_compiled:
@@ -117,9 +134,13 @@ def _trace_shapes(job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool
             trainer_process.require_trainer("--sharding and --compile")
         return None
     if is_compiled:
-        output.show_messages(f"compiling for {format_count(job.devices, 'device')} of {job.accelerator.type}")
+        output.show_messages(
+            f"compiling for {format_count(job.devices, 'device')} of {job.accelerator.type}"
+        )
     show = output.show_messages if is_compiled else None
-    return estimate.trace_shapes(job, job.train, base, sharding=sharding, compiled=is_compiled, show=show)
+    return estimate.trace_shapes(
+        job, job.train, base, sharding=sharding, compiled=is_compiled, show=show
+    )
 
 
 def _plan_memory(job: ResolvedJob, train: TrainSpec, shapes: Data, base: Path) -> dict[str, Any]:
@@ -142,7 +163,9 @@ def _describe_plan(job: JobSpec, plan: Data) -> Iterator[str]:
     if job.train is not None and plan["memory"] is not None:
         yield from _describe_memory(job, job.train, plan["memory"])
     elif job.train is not None:
-        yield f"bytes: not known, the trainer is not installed here; {trainer_process.install_hint()}"
+        yield (
+            f"bytes: not known, the trainer is not installed here; {trainer_process.install_hint()}"
+        )
     if (cluster := plan["cluster"]) is not None:
         in_queue = f" through queue {cluster['queue']}" if cluster["queue"] else ""
         yield f"cluster: {format_count(cluster['pods'], 'pod')} on {cluster['platform']}{in_queue}"
@@ -157,8 +180,15 @@ def _describe_plan(job: JobSpec, plan: Data) -> Iterator[str]:
 
 
 def _describe_memory(job: JobSpec, train: TrainSpec, memory: Data) -> Iterator[str]:
-    trained = "" if memory["trained"] == memory["parameters"] else f", {memory['trained']:,} of them trained"
-    yield f"parameters: {memory['parameters']:,} in {format_count(memory['arrays'], 'array')}{trained}"
+    trained = (
+        ""
+        if memory["trained"] == memory["parameters"]
+        else f", {memory['trained']:,} of them trained"
+    )
+    yield (
+        f"parameters: {memory['parameters']:,} in "
+        f"{format_count(memory['arrays'], 'array')}{trained}"
+    )
     yield f"bytes of each of {format_count(job.devices, 'device')}, estimated:"
     rows = [
         (name, format_size(number), "")
@@ -167,11 +197,21 @@ def _describe_memory(job: JobSpec, train: TrainSpec, memory: Data) -> Iterator[s
     ]
     activations = memory["activations"]
     other_policies = ", ".join(
-        f"{name} {_size_range(activations[name])}" for name in ("none", "full") if name != train.remat
+        f"{name} {_size_range(activations[name])}"
+        for name in ("none", "full")
+        if name != train.remat
     )
-    rows.append(("activations", _size_range(activations["asked"]), f"remat {train.remat}; {other_policies}"))
+    rows.append(
+        ("activations", _size_range(activations["asked"]), f"remat {train.remat}; {other_policies}")
+    )
     if memory["samples"]:
-        rows.append(("samples", format_size(memory["samples"]), "while an evaluation makes them, without activations"))
+        rows.append(
+            (
+                "samples",
+                format_size(memory["samples"]),
+                "while an evaluation makes them, without activations",
+            )
+        )
     rows.append(("together", _size_range(memory["together"]), memory["says"]))
     yield from output.format_columns(rows, gap=2, indent="  ")
     if memory["hint"]:
@@ -192,7 +232,9 @@ def _describe_memory(job: JobSpec, train: TrainSpec, memory: Data) -> Iterator[s
             axes = " ".join(axis or "-" for axis in array["axes"])
             split = " ".join("+".join(axes) or "-" for axes in array["split"])
             shape = "×".join(map(str, array["shape"])) or "scalar"
-            arrays.append((array["name"], shape, array["dtype"], axes, split, format_size(array["bytes"])))
+            arrays.append(
+                (array["name"], shape, array["dtype"], axes, split, format_size(array["bytes"]))
+            )
         yield from output.format_columns(arrays, gap=2, indent="  ")
     if "compiled" in memory:
         yield from _describe_compiled(memory["compiled"])
@@ -203,10 +245,12 @@ def _size_range(bounds: Sequence[int]) -> str:
     return high if low == high else f"{low} to {high}"
 
 
-# --- the compiler's answer, with --compile ----------------------------------------------------------------------------
+# --- the compiler's answer, with --compile --------------------------------------------------------
 
 
-def _add_rates(job: JobSpec, train: TrainSpec, compiled: dict[str, Any], price: float | None) -> None:
+def _add_rates(
+    job: JobSpec, train: TrainSpec, compiled: dict[str, Any], price: float | None
+) -> None:
     """Add numbers that follow from the compiled step time: throughput, MFU, time to the end, and cost.
 
     `price` is the price of one chip or GPU per hour.
@@ -227,7 +271,9 @@ def _add_rates(job: JobSpec, train: TrainSpec, compiled: dict[str, Any], price: 
         modelled["seconds_to_end"] = [low * train.steps, high * train.steps]
         if price is not None:
             hourly = price * job.host_count * job.accelerator.per_host
-            modelled["price"] = [seconds / HOUR_S * hourly for seconds in modelled["seconds_to_end"]]
+            modelled["price"] = [
+                seconds / HOUR_S * hourly for seconds in modelled["seconds_to_end"]
+            ]
 
 
 def _describe_compiled(compiled: Data) -> Iterator[str]:
@@ -235,9 +281,14 @@ def _describe_compiled(compiled: Data) -> Iterator[str]:
         yield f"compiled for {compiled['chips']} by {compiled['compiler']}: does not fit"
         yield f"  {compiled['says']}"
         if (change := compiled["change"]) is None:
-            yield "  hint: neither rematerialization, accumulation nor fsdp makes it fit: use more or larger devices."
+            yield (
+                "  hint: neither rematerialization, accumulation nor fsdp makes it fit: use more "
+                "or larger devices."
+            )
         else:
-            changes = shlex.join(override_argument(key, value) for key, value in change["set"].items())
+            changes = shlex.join(
+                override_argument(key, value) for key, value in change["set"].items()
+            )
             yield f"  hint: {changes} fits: compiled, its peak is {format_size(change['peak'])}."
         return
     seconds = f"{compiled['seconds']:.0f} s"
@@ -281,7 +332,11 @@ def _describe_modelled(modelled: Data) -> Iterator[str]:
     if "seconds_to_end" in modelled:
         low, high = modelled["seconds_to_end"]
         unit_s, name = (DAY_S, "days") if high >= DAY_S else (HOUR_S, "hours")
-        price = f", {_number_range(modelled['price'])} in the unit of --price" if "price" in modelled else ""
+        price = (
+            f", {_number_range(modelled['price'])} in the unit of --price"
+            if "price" in modelled
+            else ""
+        )
         yield f"    to the last step: {low / unit_s:.3g} to {high / unit_s:.3g} {name}{price}"
 
 
@@ -290,7 +345,7 @@ def _number_range(bounds: Sequence[float]) -> str:
     return f"{low:,.0f} to {high:,.0f}" if low >= 10 else f"{low:.3g} to {high:.3g}"
 
 
-# --- tune -------------------------------------------------------------------------------------------------------------
+# --- tune -----------------------------------------------------------------------------------------
 
 
 class _Choices(click.ParamType[tuple[str, ...]]):
@@ -298,7 +353,9 @@ class _Choices(click.ParamType[tuple[str, ...]]):
 
     name = "KEYS"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
         keys = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
         for key in keys:
             if key not in CHOICES:
@@ -316,11 +373,23 @@ class _Choices(click.ParamType[tuple[str, ...]]):
     help=f"Keys of the train block that may change: {', '.join(CHOICES)}.",
 )
 @click.option(
-    "--most", type=click.IntRange(1), default=8, show_default=True, help="The largest number of candidates to compile."
+    "--most",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="The largest number of candidates to compile.",
 )
-@click.option("--measure", is_flag=True, help="Time each on the devices of this machine, as for a job of type cpu.")
 @click.option(
-    "--write", "target", type=click.Path(path_type=Path), metavar="FILE", help="Write the job with the best settings."
+    "--measure",
+    is_flag=True,
+    help="Time each on the devices of this machine, as for a job of type cpu.",
+)
+@click.option(
+    "--write",
+    "target",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the job with the best settings.",
 )
 @options.output_option("text", "json", "yaml")
 def tune_command(
@@ -334,11 +403,12 @@ def tune_command(
 ) -> None:
     """Find the fastest settings of JOB_FILE that fit its devices.
 
-    The candidates are the combinations of mesh, rematerialization and micro-batches (on request, also attention and
-    precision) that divide the job's batch. They are ranked by an estimate from the shapes of the arrays. The compiler
-    of the job's accelerator, which need not be here, compiles the most promising ones, and their memory and modelled
-    step time are compared. The global batch never changes, so the losses are equal up to rounding. A candidate that was
-    not compiled is never proposed.
+    The candidates are the combinations of mesh, rematerialization and micro-batches (on request,
+    also attention and precision) that divide the job's batch. They are ranked by an estimate from
+    the shapes of the arrays. The compiler of the job's accelerator, which need not be here,
+    compiles the most promising ones, and their memory and modelled step time are compared. The
+    global batch never changes, so the losses are equal up to rounding. A candidate that was not
+    compiled is never proposed.
     """
     job = jobs.load_job(job_file, overrides)
     if job.train is None:
@@ -348,7 +418,9 @@ def tune_command(
         raise UserError(f"{target} exists.", "name a new file for --write.")
     # No model predicts the time of a CPU.
     is_measured = measure or ACCELERATORS[job.accelerator.type].platform == "cpu"
-    tried, not_compiled = _search_candidates(job, job_file.absolute().parent, over, most, is_measured=is_measured)
+    tried, not_compiled = _search_candidates(
+        job, job_file.absolute().parent, over, most, is_measured=is_measured
+    )
     best = min(
         (candidate for candidate in tried if "seconds" in candidate),
         key=lambda candidate: float(candidate["seconds"]),
@@ -361,17 +433,22 @@ def tune_command(
     if target is not None:
         target.write_text(jobs.dump_job(jobs.load_job(job_file, (*overrides, *changes))))
     if form != "text":
-        return output.show_data({"best": best, "overrides": changes, "tried": tried, "left": not_compiled}, form)
+        return output.show_data(
+            {"best": best, "overrides": changes, "tried": tried, "left": not_compiled}, form
+        )
     output.show_lines(*_describe_candidates(tried, not_compiled, is_measured=is_measured))
     if not changes:
         return output.show_lines("The job's own settings are the best of them.")
     original = tried[0]
     gain = (
-        f", {original['seconds'] / best['seconds']:.2f} × as fast as the job as it is" if "seconds" in original else ""
+        f", {original['seconds'] / best['seconds']:.2f} × as fast as the job as it is"
+        if "seconds" in original
+        else ""
     )
     command = f"launcher run {job_file} {shlex.join(changes)}"
     output.show_lines(
-        f"best: {_describe_outcome(best)}{gain}", f"  {command if target is None else f'written to {target}'}"
+        f"best: {_describe_outcome(best)}{gain}",
+        f"  {command if target is None else f'written to {target}'}",
     )
 
 
@@ -386,7 +463,9 @@ def _search_candidates(
     if is_measured:
         environ["JAX_PLATFORMS"] = ACCELERATORS[job.accelerator.type].platform
     tried: list[Data] = []
-    for candidate in trainer_process.stream_program("jaxlaunch.trainer.tune", *arguments, environ=environ):
+    for candidate in trainer_process.stream_program(
+        "jaxlaunch.trainer.tune", *arguments, environ=environ
+    ):
         if "left" in candidate:
             return tried, candidate["left"]
         tried.append(candidate)
@@ -395,40 +474,81 @@ def _search_candidates(
     raise UserError("the search ended without a result.")
 
 
-def _describe_candidates(tried: Sequence[Data], not_compiled: Sequence[Data], *, is_measured: bool) -> Iterator[str]:
+def _describe_candidates(
+    tried: Sequence[Data], not_compiled: Sequence[Data], *, is_measured: bool
+) -> Iterator[str]:
     """Yield the compiled candidates, the fastest first, and mark those that no other beats in time and memory."""
     compiled = sorted(
-        (candidate for candidate in tried if "seconds" in candidate), key=lambda candidate: float(candidate["seconds"])
+        (candidate for candidate in tried if "seconds" in candidate),
+        key=lambda candidate: float(candidate["seconds"]),
     )
-    rows = [["", "mesh", "remat", "accumulate", "attention", "precision", "peak", "step", "modelled", "expected"]]
+    rows = [
+        [
+            "",
+            "mesh",
+            "remat",
+            "accumulate",
+            "attention",
+            "precision",
+            "peak",
+            "step",
+            "modelled",
+            "expected",
+        ]
+    ]
     lowest_peak = float("inf")
     for candidate in compiled:
         peak = candidate["peak"]
-        # Times of a step: the one that candidates are compared by, the compiled program's, and the estimate before.
+        # Times of a step: the one that candidates are compared by, the compiled program's, and the
+        # estimate before.
         times = [_format_time(candidate[key]) for key in ("seconds", "modelled", "expected")]
-        rows.append(["*" if peak < lowest_peak else "", *_candidate_columns(candidate), format_size(peak), *times])
+        rows.append(
+            [
+                "*" if peak < lowest_peak else "",
+                *_candidate_columns(candidate),
+                format_size(peak),
+                *times,
+            ]
+        )
         lowest_peak = min(lowest_peak, peak)
     unrefused = [candidate for candidate in not_compiled if "refused" not in candidate]
     for candidate in unrefused[:MAX_NOT_COMPILED]:
-        rows.append(["", *_candidate_columns(candidate), "", "not compiled", "", _format_time(candidate["expected"])])
+        rows.append(
+            [
+                "",
+                *_candidate_columns(candidate),
+                "",
+                "not compiled",
+                "",
+                _format_time(candidate["expected"]),
+            ]
+        )
     # Without measurements, the step is the modelled one.
     if not is_measured:
         rows = [[*row[:-2], row[-1]] for row in rows]
     yield from output.format_columns(rows, gap=2)
-    step_source = "measured here" if is_measured else "modelled from what the compiler says (docs/plan.md)"
+    step_source = (
+        "measured here" if is_measured else "modelled from what the compiler says (docs/plan.md)"
+    )
     yield (
-        f"* no other has both a shorter step and a smaller peak. Steps are {step_source}; expected: by "
+        f"* no other has both a shorter step and a smaller peak. Steps are {step_source}; "
+        "expected: by "
         "arithmetic before."
     )
     if is_measured and (correlation := _rank_correlation(compiled)) is not None:
         fact = f"have a rank correlation of {correlation:.2f}"
         yield f"Measured steps and those modelled from the compiled programs {fact}."
     if len(unrefused) > MAX_NOT_COMPILED:
-        yield f"{format_count(len(unrefused) - MAX_NOT_COMPILED, 'more candidate')} not compiled: --most compiles more."
+        yield (
+            f"{format_count(len(unrefused) - MAX_NOT_COMPILED, 'more candidate')} not compiled: "
+            "--most compiles more."
+        )
     refused: dict[str, list[str]] = {}
     for candidate in (*tried, *not_compiled):
         if "refused" in candidate:
-            refused.setdefault(str(candidate["refused"]), []).append(_describe_settings(candidate["keys"]))
+            refused.setdefault(str(candidate["refused"]), []).append(
+                _describe_settings(candidate["keys"])
+            )
     for reason, settings in refused.items():
         more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
         yield f"refused: {settings[0]}{more}: {reason}"
@@ -436,10 +556,16 @@ def _describe_candidates(tried: Sequence[Data], not_compiled: Sequence[Data], *,
 
 def _rank_correlation(done: Sequence[Data]) -> float | None:
     """Return Spearman's correlation of measured and modelled times, or None for fewer than three candidates."""
-    pairs = [(candidate["seconds"], candidate["modelled"]) for candidate in done if candidate["modelled"] is not None]
+    pairs = [
+        (candidate["seconds"], candidate["modelled"])
+        for candidate in done
+        if candidate["modelled"] is not None
+    ]
     if len(pairs) < 3 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
         return None
-    measured, modelled = ([sorted(values).index(value) for value in values] for values in zip(*pairs, strict=True))
+    measured, modelled = (
+        [sorted(values).index(value) for value in values] for values in zip(*pairs, strict=True)
+    )
     return statistics.correlation(measured, modelled)
 
 

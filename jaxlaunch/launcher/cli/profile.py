@@ -1,7 +1,8 @@
 """`launcher profile`: a trace of the next steps of a run, and a table of where they spend their time.
 
-The agents of the run are asked for a profile, and then for the state of their processes until these have ended. An
-agent accepts such requests from its own host only: here over loopback, in a pod by port-forward.
+The agents of the run are asked for a profile, and then for the state of their processes until these
+have ended. An agent accepts such requests from its own host only: here over loopback, in a pod by
+port-forward.
 """
 
 from __future__ import annotations
@@ -55,15 +56,21 @@ class Agent(NamedTuple):
 @options.run_argument
 @options.cluster_options()
 @click.option(
-    "--steps", type=click.IntRange(1, PROFILE_STEPS), default=5, show_default=True, help="How many steps to trace."
+    "--steps",
+    type=click.IntRange(1, PROFILE_STEPS),
+    default=5,
+    show_default=True,
+    help="How many steps to trace.",
 )
 @options.output_option("text", "json")
-def profile_command(run: str, namespace: str | None, context: str | None, steps: int, form: str) -> None:
+def profile_command(
+    run: str, namespace: str | None, context: str | None, steps: int, form: str
+) -> None:
     """Profile the next steps of RUN.
 
-    The command shows where these steps spend their time. RUN is a run folder on this machine, the name of one in runs/,
-    or a job on a cluster: with -n or --context, or if there is no such folder. The job is not interrupted; the trace is
-    written to its run folder.
+    The command shows where these steps spend their time. RUN is a run folder on this machine, the
+    name of one in runs/, or a job on a cluster: with -n or --context, or if there is no such
+    folder. The job is not interrupted; the trace is written to its run folder.
     """
     answers = profile_agents(_find_agents(run, namespace, context), steps, output.show_messages)
     if form == "json":
@@ -83,7 +90,9 @@ def _find_agents(run: str, namespace: str | None, context: str | None) -> list[A
     except ClusterError as error:
         if is_remote:
             raise
-        raise UserError(f"There is no run folder {run} or runs/{run} here. {error.message}", error.hint) from None
+        raise UserError(
+            f"There is no run folder {run} or runs/{run} here. {error.message}", error.hint
+        ) from None
     return cluster_agents(cluster, namespace or cluster.namespace, run)
 
 
@@ -97,7 +106,9 @@ def _describe_profile(answers: Mapping[int, Answer]) -> Iterator[str]:
         yield f"steps {summary['first_step']}-{last} on {devices}"
         yield from answer["table"]
     for rank, answer in done.items():
-        yield f"rank {rank}: {answer['summary']['step_s'] * 1e3:.3f} ms a step, in {answer['folder']}"
+        yield (
+            f"rank {rank}: {answer['summary']['step_s'] * 1e3:.3f} ms a step, in {answer['folder']}"
+        )
     if done:
         yield from _describe_failures(answers)
 
@@ -110,13 +121,16 @@ def _describe_failures(answers: Mapping[int, Answer]) -> Iterator[str]:
             yield f"rank {rank}: its process ended first"
 
 
-# --- requests to the agents -------------------------------------------------------------------------------------------
+# --- requests to the agents -----------------------------------------------------------------------
 
 
 def local_agents(folder: Path) -> list[Agent]:
     """Return the agents of a run on this machine. Raises UserError if they are not running here."""
     try:
-        agents = [Agent(f"host {agent.host}", _loopback_request(agent.address)) for agent in list_agents(folder)]
+        agents = [
+            Agent(f"host {agent.host}", _loopback_request(agent.address))
+            for agent in list_agents(folder)
+        ]
     except FileNotFoundError:
         agents = []
     if not agents:
@@ -146,23 +160,31 @@ def cluster_agents(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
     """Return the agents of a job on a cluster. Raises UserError if there is no such job, or no running host 0."""
     jobset = dependents.get_managed_jobset(cluster, name, namespace)
     pods = cluster.list(PODS, namespace, labels=f"{NAME_LABEL}={name}")
-    running = [host for host in hosts.newest_hosts(jobset, pods) if host.running and not host.is_init]
+    running = [
+        host for host in hosts.newest_hosts(jobset, pods) if host.running and not host.is_init
+    ]
     if not running or running[0].number != 0:
         hint = f"see `launcher explain -n {namespace} {name}`."
         raise UserError(f"Job {name} is not running: host 0 has no process.", hint)
     port = hosts.metrics_port(jobset)
     assert port is not None, "the JobSet is ours"
-    return [Agent(host.name, _forwarded_request(cluster, namespace, host.pod, port)) for host in running]
+    return [
+        Agent(host.name, _forwarded_request(cluster, namespace, host.pod, port)) for host in running
+    ]
 
 
 def _forwarded_request(
     cluster: Cluster, namespace: str, pod: str, port: int
 ) -> Callable[[str, str], tuple[int, Answer]]:
     def send_request(method: str, target: str) -> tuple[int, Answer]:
-        request_bytes = f"{method} {target} HTTP/1.1\r\nHost: {pod}\r\nContent-Length: 0\r\n\r\n".encode()
+        request_bytes = (
+            f"{method} {target} HTTP/1.1\r\nHost: {pod}\r\nContent-Length: 0\r\n\r\n".encode()
+        )
         for tries_left in reversed(range(_MAX_TRIES if method == "GET" else 1)):
             try:
-                head, _, body = cluster.port_forward(namespace, pod, port, request_bytes).partition(b"\r\n\r\n")
+                head, _, body = cluster.port_forward(namespace, pod, port, request_bytes).partition(
+                    b"\r\n\r\n"
+                )
                 return int(head.split()[1]), json.loads(body)
             except (Unreachable, ValueError, LookupError) as error:
                 fault = str(error)
@@ -176,15 +198,25 @@ def _forwarded_request(
     return send_request
 
 
-def profile_agents(agents: Sequence[Agent], steps: int, say: Callable[[str], None]) -> dict[int, Answer]:
+def profile_agents(
+    agents: Sequence[Agent], steps: int, say: Callable[[str], None]
+) -> dict[int, Answer]:
     """Return the last answer of each rank, its `state` done, failed or gone. Raises UserError if host 0 refuses."""
     if len(agents) > MAX_HOSTS:
         say(f"only {agents[0].name} of {len(agents)} hosts is profiled")
         agents = agents[:1]
-    accepted = {agent: answer for agent in agents if (answer := _start_profile(agent, steps, agent is agents[0], say))}
+    accepted = {
+        agent: answer
+        for agent in agents
+        if (answer := _start_profile(agent, steps, agent is agents[0], say))
+    }
     states = {agent: _answers_by_rank(answer) for agent, answer in accepted.items()}
     reported: set[int] = set()
-    while waiting := [agent for agent in states if any(not _has_ended(answer) for answer in states[agent].values())]:
+    while waiting := [
+        agent
+        for agent in states
+        if any(not _has_ended(answer) for answer in states[agent].values())
+    ]:
         time.sleep(_POLL_S)
         for agent in waiting:
             states[agent] = _poll_profile(agent, accepted[agent]["id"], states[agent])
@@ -192,10 +224,14 @@ def profile_agents(agents: Sequence[Agent], steps: int, say: Callable[[str], Non
                 if answer["state"] == "tracing" and rank not in reported:
                     reported.add(rank)
                     say(f"rank {rank} traces {answer['steps']} steps from step {answer['step']}")
-    return dict(sorted((rank, answer) for ranks in states.values() for rank, answer in ranks.items()))
+    return dict(
+        sorted((rank, answer) for ranks in states.values() for rank, answer in ranks.items())
+    )
 
 
-def _start_profile(agent: Agent, steps: int, is_first: bool, say: Callable[[str], None]) -> Answer | None:
+def _start_profile(
+    agent: Agent, steps: int, is_first: bool, say: Callable[[str], None]
+) -> Answer | None:
     """Return the agent's first answer, or print its refusal. Raises UserError if the first agent refuses."""
     try:
         status, answer = agent.send_request("POST", f"/profile?steps={steps}")
@@ -210,7 +246,9 @@ def _start_profile(agent: Agent, steps: int, is_first: bool, say: Callable[[str]
     return None
 
 
-def _poll_profile(agent: Agent, profile_id: int, previous_answers: Mapping[int, Answer]) -> dict[int, Answer]:
+def _poll_profile(
+    agent: Agent, profile_id: int, previous_answers: Mapping[int, Answer]
+) -> dict[int, Answer]:
     """Return the state of each rank in a profile, `gone` if the agent or its profile no longer exists."""
     try:
         answer = agent.send_request("GET", "/profile")[1]
@@ -218,7 +256,10 @@ def _poll_profile(agent: Agent, profile_id: int, previous_answers: Mapping[int, 
             raise AgentUnreachable("another profile was requested since, or the agent restarted")
         return _answers_by_rank(answer)
     except AgentUnreachable:
-        return {rank: answer if _has_ended(answer) else {"state": "gone"} for rank, answer in previous_answers.items()}
+        return {
+            rank: answer if _has_ended(answer) else {"state": "gone"}
+            for rank, answer in previous_answers.items()
+        }
 
 
 def _answers_by_rank(answer: Answer) -> dict[int, Answer]:

@@ -22,8 +22,8 @@ def render_command(
 ) -> None:
     """Print JOB_FILE as Kubernetes manifests.
 
-    The command does not contact a cluster. The same job, code and cluster defaults give the same text:
-    `launcher render job.yaml | kubectl apply -f -`.
+    The command does not contact a cluster. The same job, code and cluster defaults give the same
+    text: `launcher render job.yaml | kubectl apply -f -`.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     cluster_defaults = defaults.load_defaults(defaults_file)

@@ -26,22 +26,34 @@ JobRows = tuple[list[dict[str, Any]], list[str]]  # of jobs, and what could not 
 
 @click.command("report")
 @options.run_argument
-@click.option("-o", "--output", "path", type=click.Path(path_type=Path), help="The file to write. [default: RUN.html]")
 @click.option(
-    "--pictures", type=click.Path(path_type=Path), metavar="DIR", help="Also write each picture as SVG and PNG."
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(path_type=Path),
+    help="The file to write. [default: RUN.html]",
+)
+@click.option(
+    "--pictures",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also write each picture as SVG and PNG.",
 )
 def report_command(run: str, path: Path | None, pictures: Path | None) -> None:
     """Write the page of RUN: one HTML file.
 
-    RUN is the name of a run on this machine, or its folder. The page shows the state of the run and where every
-    second went, above the loss on the same axis, and curves, attempts, checkpoints and logs. It needs no network.
+    RUN is the name of a run on this machine, or its folder. The page shows the state of the run and
+    where every second went, above the loss on the same axis, and curves, attempts, checkpoints and
+    logs. It needs no network.
     """
     from jaxlaunch.launcher.report import page
     from jaxlaunch.launcher.report.run import RunReader
 
     folder = run_folders.resolve_folder(run)
     data = RunReader(folder).read_report().to_json()
-    output.write_page(path or Path(f"{folder.name}.html"), page.render_page("run", data["name"], data))
+    output.write_page(
+        path or Path(f"{folder.name}.html"), page.render_page("run", data["name"], data)
+    )
     if pictures is not None:
         from jaxlaunch.launcher.report.plots import write_pictures
 
@@ -50,7 +62,13 @@ def report_command(run: str, path: Path | None, pictures: Path | None) -> None:
 
 @click.command("compare")
 @click.argument("runs", nargs=-1, required=True, shell_complete=options.complete_runs)
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="A metric to compare. [default: the loss]")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="A metric to compare. [default: the loss]",
+)
 @click.option(
     "--at",
     "axis",
@@ -58,12 +76,21 @@ def report_command(run: str, path: Path | None, pictures: Path | None) -> None:
     default="step",
     help="The axis of the curves. [default: step]",
 )
-@click.option("-o", "--output", "path", type=click.Path(path_type=Path), help="Also write a page, one HTML file.")
-def compare_command(runs: tuple[str, ...], metrics: tuple[str, ...], axis: str, path: Path | None) -> None:
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(path_type=Path),
+    help="Also write a page, one HTML file.",
+)
+def compare_command(
+    runs: tuple[str, ...], metrics: tuple[str, ...], axis: str, path: Path | None
+) -> None:
     """Compare RUNS: what differs in their jobs, and their curves.
 
-    Each of RUNS is the name of a run on this machine, or its folder; the name of a sweep stands for all of its runs.
-    Hours are the time in which a run had processes or waited for them, without the time between two starts.
+    Each of RUNS is the name of a run on this machine, or its folder; the name of a sweep stands for
+    all of its runs. Hours are the time in which a run had processes or waited for them, without the
+    time between two starts.
     """
     from jaxlaunch.launcher.report import compare, page, plots
     from jaxlaunch.launcher.report.run import RunReader
@@ -72,7 +99,9 @@ def compare_command(runs: tuple[str, ...], metrics: tuple[str, ...], axis: str, 
     for run in runs:
         sweep = run_folders.find_sweep(run)
         folders += (
-            [run_folders.resolve_folder(run)] if sweep is None else [run.folder for run in run_folders.list_runs(sweep)]
+            [run_folders.resolve_folder(run)]
+            if sweep is None
+            else [run.folder for run in run_folders.list_runs(sweep)]
         )
     if len(folders) < 2:
         raise UserError("compare needs two runs or more.", "name another run behind the first.")
@@ -81,10 +110,15 @@ def compare_command(runs: tuple[str, ...], metrics: tuple[str, ...], axis: str, 
     output.show_lines(*output.format_columns(compare.summary_table(data)))
     if data["differs"]:
         heads = ["KEY", *(run["name"] for run in data["runs"])]
-        output.show_lines("", *output.format_columns([heads, *([key, *values] for key, values in data["differs"])]))
+        output.show_lines(
+            "",
+            *output.format_columns([heads, *([key, *values] for key, values in data["differs"])]),
+        )
     losses = [name for name in ("eval/loss", "loss") if name in data["columns"]]
     for metric in metrics or losses[:1]:
-        output.show_lines("", metric, *plots.draw_plot(compare.curve_lines(reports, metric, axis), axis))
+        output.show_lines(
+            "", metric, *plots.draw_plot(compare.curve_lines(reports, metric, axis), axis)
+        )
     if path is not None:
         output.write_page(path, page.render_page("compare", "Compare", data))
 
@@ -92,17 +126,29 @@ def compare_command(runs: tuple[str, ...], metrics: tuple[str, ...], axis: str, 
 @click.command("dashboard")
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "-n", "--namespace", "namespaces", multiple=True, help="Also show the jobs of this namespace. Repeatable."
+    "-n",
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    help="Also show the jobs of this namespace. Repeatable.",
 )
 @click.option("--context", help="The kubeconfig context to use. [default: the current one]")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port to listen on. [default: any free one]")
-@click.option("--in-cluster", "is_in_cluster", is_flag=True, help="Serve from a pod to viewers who sign in.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="The port to listen on. [default: any free one]",
+)
+@click.option(
+    "--in-cluster", "is_in_cluster", is_flag=True, help="Serve from a pod to viewers who sign in."
+)
 @click.option(
     "--accept-host",
     "hosts",
     metavar="NAME",
     multiple=True,
-    help="With --in-cluster: a host name by which browsers reach the server, without port. Repeatable.",
+    help="With --in-cluster: a host name by which browsers reach the server, without port. "
+    "Repeatable.",
 )
 def dashboard_command(
     folder: Path | None,
@@ -114,17 +160,23 @@ def dashboard_command(
 ) -> None:
     """Serve the pages of all runs of FOLDER while they train.
 
-    FOLDER contains run folders; the default is runs/. With -n or --context the table also has the jobs of a cluster,
-    read with your own rights. The server listens only on this machine, and answers only at the address that it
-    prints. Ctrl-C ends it.
+    FOLDER contains run folders; the default is runs/. With -n or --context the table also has the
+    jobs of a cluster, read with your own rights. The server listens only on this machine, and
+    answers only at the address that it prints. Ctrl-C ends it.
 
-    With --in-cluster it is what the chart's webDashboard runs: it listens on all addresses of its pod and shows the
-    jobs of the namespaces to viewers who bring a token of the cluster, each with the rights of that token alone.
+    With --in-cluster it is what the chart's webDashboard runs: it listens on all addresses of its
+    pod and shows the jobs of the namespaces to viewers who bring a token of the cluster, each with
+    the rights of that token alone.
     """
     if is_in_cluster:
-        return _serve_until_interrupted(_make_viewers_server(folder, namespaces, context, hosts, port))
+        return _serve_until_interrupted(
+            _make_viewers_server(folder, namespaces, context, hosts, port)
+        )
     if hosts:
-        raise UserError("--accept-host is only for --in-cluster.", "leave it out: the server answers 127.0.0.1 alone.")
+        raise UserError(
+            "--accept-host is only for --in-cluster.",
+            "leave it out: the server answers 127.0.0.1 alone.",
+        )
     from jaxlaunch.launcher.report.server import RunCatalog, Server
 
     home: Path | None = folder or run_folders.RUNS_FOLDER
@@ -150,7 +202,11 @@ def _serve_until_interrupted(server: PageServer) -> None:
 
 
 def _make_viewers_server(
-    folder: Path | None, namespaces: Sequence[str], context: str | None, hosts: Sequence[str], port: int
+    folder: Path | None,
+    namespaces: Sequence[str],
+    context: str | None,
+    hosts: Sequence[str],
+    port: int,
 ) -> PageServer:
     """Return the server of --in-cluster. Raises UserError for conflicting options, ClusterError outside a pod."""
     from jaxlaunch.launcher.kubernetes import kubeconfig
@@ -159,9 +215,15 @@ def _make_viewers_server(
 
     if folder is not None or context is not None:
         conflict = f"the folder {folder}" if folder is not None else f"--context {context}"
-        raise UserError(f"--in-cluster and {conflict} are both given.", "it shows jobs of its own cluster alone.")
+        raise UserError(
+            f"--in-cluster and {conflict} are both given.",
+            "it shows jobs of its own cluster alone.",
+        )
     if not namespaces:
-        raise UserError("--in-cluster names no namespace.", "name those whose jobs it shows, each with -n NAMESPACE.")
+        raise UserError(
+            "--in-cluster names no namespace.",
+            "name those whose jobs it shows, each with -n NAMESPACE.",
+        )
     kubeconfig.pod_server_url()
     # Process 1 of a pod would otherwise ignore the signal.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -173,7 +235,8 @@ def _make_viewers_server(
 
     server = Server(read_jobs, list(dict.fromkeys(namespaces)), hosts, port)
     output.show_messages(
-        f"serving the jobs of {', '.join(namespaces)} on port {server.server_address[1]} to viewers who sign in"
+        f"serving the jobs of {', '.join(namespaces)} on port {server.server_address[1]} to "
+        "viewers who sign in"
     )
     return server
 

@@ -30,12 +30,25 @@ _HINT = "name another folder with --run-dir."
 @click.command("run")
 @options.job_arguments
 @options.folder_options
-@click.option("--rank", default=None, metavar="N,N-M|all", help="Ranks to show. [default: all; 0 on a terminal]")
-@click.option("--simulate", is_flag=True, help="Use the same number of virtual CPU devices instead of GPUs or TPUs.")
 @click.option(
-    "--plain", is_flag=True, help="Print only lines on a terminal, too, without the block that follows the run."
+    "--rank",
+    default=None,
+    metavar="N,N-M|all",
+    help="Ranks to show. [default: all; 0 on a terminal]",
 )
-@click.option("--take-over", is_flag=True, help="Take the checkpoint folder over from the run that owns it.")
+@click.option(
+    "--simulate",
+    is_flag=True,
+    help="Use the same number of virtual CPU devices instead of GPUs or TPUs.",
+)
+@click.option(
+    "--plain",
+    is_flag=True,
+    help="Print only lines on a terminal, too, without the block that follows the run.",
+)
+@click.option(
+    "--take-over", is_flag=True, help="Take the checkpoint folder over from the run that owns it."
+)
 def run_command(
     job_file: Path,
     overrides: tuple[str, ...],
@@ -48,14 +61,19 @@ def run_command(
 ) -> int:
     """Train JOB_FILE on this machine.
 
-    The command starts one agent per host of the job, each with its processes, as in the pods on a cluster. Ctrl-C saves
-    and stops; a second Ctrl-C kills. The exit code is that of the job's result.
+    The command starts one agent per host of the job, each with its processes, as in the pods on a
+    cluster. Ctrl-C saves and stops; a second Ctrl-C kills. The exit code is that of the job's
+    result.
     """
     job = jobs.load_job(job_file, overrides)
     folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
     _check_folder(job, job_file, folder)
-    local = LocalRun(folder, job_file.absolute().parent, options.parse_volumes(volumes), simulate, take_over)
-    selection = lines.parse_selection(("0" if sys.stdout.isatty() else "all") if rank is None else rank, None)
+    local = LocalRun(
+        folder, job_file.absolute().parent, options.parse_volumes(volumes), simulate, take_over
+    )
+    selection = lines.parse_selection(
+        ("0" if sys.stdout.isatty() else "all") if rank is None else rank, None
+    )
     lines.check_ranks_exist(selection, job.processes)
     # The block needs a terminal that can erase lines, and a user who did not ask for plain text.
     is_dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
@@ -73,10 +91,14 @@ def run_command(
         name = shlex.quote(folder.name if is_by_name else str(folder))
         output.show_messages(f"its page: launcher report {name}")
         if end.code != contract.DONE:
-            resume_text = "; the same command continues it" if end.code == contract.PREEMPTED else ""
+            resume_text = (
+                "; the same command continues it" if end.code == contract.PREEMPTED else ""
+            )
             output.show_messages(f"why: launcher explain {name}{resume_text}")
         elif job.train is not None:
-            output.show_messages(f"next: launcher {'sample' if job.train.task == 'lm' else 'eval'} {name}")
+            output.show_messages(
+                f"next: launcher {'sample' if job.train.task == 'lm' else 'eval'} {name}"
+            )
     return end.code
 
 
@@ -85,8 +107,14 @@ def _check_folder(job: JobSpec, job_file: Path, folder: Path) -> None:
     is_own = os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
     # The job file of a run may be used to start the run again.
     if is_own and not (folder / layout.LOCK).exists():
-        raise UserError(f"The run folder {folder} is the job file's own: the run would overwrite {job_file}.", _HINT)
-    if not any(start.has_trained for start in start_rows(RunFolder(folder, output.show_messages).read_summary())):
+        raise UserError(
+            f"The run folder {folder} is the job file's own: the run would overwrite {job_file}.",
+            _HINT,
+        )
+    if not any(
+        start.has_trained
+        for start in start_rows(RunFolder(folder, output.show_messages).read_summary())
+    ):
         return
     try:
         earlier_job = jobs.read_run_job(folder)
@@ -94,10 +122,15 @@ def _check_folder(job: JobSpec, job_file: Path, folder: Path) -> None:
         # The file is of another version, or no job.
         return
     if earlier_job.name != job.name:
-        raise UserError(f"The run folder {folder} is that of job {earlier_job.name}, this job is {job.name}.", _HINT)
+        raise UserError(
+            f"The run folder {folder} is that of job {earlier_job.name}, this job is {job.name}.",
+            _HINT,
+        )
     if (earlier_job.train is None) != (job.train is None):
         had, has = ("train" if spec.train is not None else "command" for spec in (earlier_job, job))
-        raise UserError(f"The run folder {folder} is that of a job with {had}:, this job has {has}:.", _HINT)
+        raise UserError(
+            f"The run folder {folder} is that of a job with {had}:, this job has {has}:.", _HINT
+        )
 
 
 def _make_live_block(folder: Path) -> AbstractContextManager[object]:
@@ -109,11 +142,16 @@ def _make_live_block(folder: Path) -> AbstractContextManager[object]:
 def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
     """Say how the run ended, in one line; show the traceback too if the lines of its rank were not shown."""
     summary, verdict = end.summary, end.summary["verdict"]
-    step = summary["step"] if verdict["step"] is None or end.code == contract.DONE else verdict["step"]
+    step = (
+        summary["step"] if verdict["step"] is None or end.code == contract.DONE else verdict["step"]
+    )
     outcome = summary["status"] if step is None else f"{summary['status']} at step {step}"
     if end.reached_step is not None:
         is_done = end.code == contract.DONE
-        outcome = f"{'nothing to do' if is_done else summary['status']}; the run is at step {end.reached_step}"
+        outcome = (
+            f"{'nothing to do' if is_done else summary['status']}; the run is at step "
+            f"{end.reached_step}"
+        )
     pointer = f"see {path}" if path.exists() else f"{path} could not be written"
     output.show_messages(f"{outcome}: {verdict['message']} (exit {end.code}); {pointer}")
     if (page := troubleshooting.command_for_code(end.code)) is not None:
@@ -121,5 +159,10 @@ def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
     # An error that a person can fix has no traceback.
     is_sentence = end.code in contract.USER_FIXABLE
     rank = verdict["rank"]
-    if verdict["traceback"] and rank is not None and not is_sentence and not selection.matches_any_rank((rank,)):
+    if (
+        verdict["traceback"]
+        and rank is not None
+        and not is_sentence
+        and not selection.matches_any_rank((rank,))
+    ):
         output.show_lines(verdict["traceback"], is_result=False)

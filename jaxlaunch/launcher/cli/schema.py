@@ -41,11 +41,14 @@ Each example is a part of a job: keys that do not matter there are left out. For
 
 
 @click.command("schema")
-@click.option("--markdown", is_flag=True, help="Print the reference page instead: every key with its meaning.")
+@click.option(
+    "--markdown", is_flag=True, help="Print the reference page instead: every key with its meaning."
+)
 def schema_command(markdown: bool) -> None:
     """Print the JSON schema of job.yaml.
 
-    Editors use it to complete and check keys: put `# yaml-language-server: $schema=FILE` at the top of a job.
+    Editors use it to complete and check keys: put `# yaml-language-server: $schema=FILE` at the top
+    of a job.
     """
     if markdown:
         output.show_lines(job_page().removesuffix("\n"))
@@ -56,7 +59,11 @@ def schema_command(markdown: bool) -> None:
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of job.yaml, draft 2020-12."""
     schema = JobSpec.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "job.yaml"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "job.yaml",
+    }
 
 
 def job_page() -> str:
@@ -68,7 +75,8 @@ def _render_sections(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
     text = inspect.getdoc(model) or ""
     about, example = text.split("\n\n")[0].replace("\n", " "), "\n\n".join(_FENCED.findall(text))
     yield (
-        f"## {_section_title(model, path)}\n\n{about}\n\n{example}\n\n| key | type | default | meaning "
+        f"## {_section_title(model, path)}\n\n{about}\n\n{example}\n\n| key | type | "
+        "default | meaning "
         "|\n|---|---|---|---|"
     )
     for name, field in introspection.block_fields(model).items():
@@ -88,13 +96,18 @@ def _section_title(model: type[BaseModel], path: KeyPath) -> str:
             if len(choice.literals) > 1:
                 continue
             return f"{title}, {key}: {choice.literals[0] if choice.literals else 'module:Name'}"
-    is_one_of_many = bool(path) and len(introspection.nested_blocks(introspection.types_at(JobSpec, path)[0])) > 1
+    is_one_of_many = (
+        bool(path)
+        and len(introspection.nested_blocks(introspection.types_at(JobSpec, path)[0])) > 1
+    )
     return f"{title}, {next(iter(introspection.block_fields(model)))}" if is_one_of_many else title
 
 
 def _format_row(name: str, field: FieldInfo) -> str:
     kind = Type.from_field(field)
-    type_text = _EXAMPLES.sub("", introspection.describe_type(kind)).removeprefix("a ").removeprefix("an ")
+    type_text = (
+        _EXAMPLES.sub("", introspection.describe_type(kind)).removeprefix("a ").removeprefix("an ")
+    )
     if kind.model is not None:
         type_text = "block"
     elif kind.items is not None and introspection.nested_blocks(kind):

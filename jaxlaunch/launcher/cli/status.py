@@ -24,11 +24,17 @@ EXIT_NO_SUCH_JOB = 2
 @options.from_volume_option
 @options.screen_output_option("The form of the output; wide shows each host.")
 def status_command(
-    name: str, namespace: str | None, context: str | None, location: str | None, is_from_volume: bool, form: str | None
+    name: str,
+    namespace: str | None,
+    context: str | None,
+    location: str | None,
+    is_from_volume: bool,
+    form: str | None,
 ) -> None:
     """Show the state of job JOB_NAME, or of a run here.
 
-    The job's result comes first if there is one. Give a run by its name below runs/, or by its folder.
+    The job's result comes first if there is one. Give a run by its name below runs/, or by its
+    folder.
     """
     view = find_view(name, namespace, context, location or ("cluster" if is_from_volume else None))
     if is_from_volume and isinstance(view, ClusterView) and view.cluster is not None:
@@ -38,7 +44,9 @@ def status_command(
     if form in ("json", "yaml"):
         return output.show_data(view.status.to_json(), form)
     tables = view.detail_tables() if form == "wide" else ()
-    output.show_lines(*describe_job(view), *(line for table in tables for line in output.format_columns(table)))
+    output.show_lines(
+        *describe_job(view), *(line for table in tables for line in output.format_columns(table))
+    )
 
 
 def describe_job(view: JobView) -> Iterator[str]:
@@ -76,8 +84,13 @@ def _list_numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
     yield "restarts", renderer.render(describe_restarts(status))
     yield "checkpoint", _describe_checkpoint(status)
     seconds = status.restart_seconds
-    spent = ", ".join(f"{cause} {spent_s:.2f}" for cause, spent_s in seconds.items() if spent_s >= 0.005)
-    yield "last start", f"{sum(seconds.values()):.2f} s until its first step: {spent}" if spent else ""
+    spent = ", ".join(
+        f"{cause} {spent_s:.2f}" for cause, spent_s in seconds.items() if spent_s >= 0.005
+    )
+    yield (
+        "last start",
+        f"{sum(seconds.values()):.2f} s until its first step: {spent}" if spent else "",
+    )
     yield "goodput", "" if status.goodput is None else f"{status.goodput:.1%}"
 
 
@@ -95,7 +108,11 @@ def _describe_checkpoint(status: JobStatus) -> str:
         return ""
     if status.as_of is not None or status.folder is not None:
         return f"step {status.committed}"
-    age_text = "before these pods" if status.committed_age_s is None else f"{format_age(status.committed_age_s)} ago"
+    age_text = (
+        "before these pods"
+        if status.committed_age_s is None
+        else f"{format_age(status.committed_age_s)} ago"
+    )
     return f"step {status.committed}, {age_text}"
 
 
@@ -109,8 +126,8 @@ def explain_command(
 ) -> int:
     """Explain why job JOB_NAME waits, what it does, or how it ended.
 
-    The first line names the situation; below it are the evidence and what to do. Give a run on this machine by its name
-    below runs/, or by its folder.
+    The first line names the situation; below it are the evidence and what to do. Give a run on this
+    machine by its name below runs/, or by its folder.
     """
     answer = find_view(name, namespace, context, location).explanation
     if form in ("json", "yaml"):

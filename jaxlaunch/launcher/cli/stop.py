@@ -33,17 +33,29 @@ _GRACE_S = 60.0
 @options.name_argument
 @options.cluster_options()
 @options.location_options
-@click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone, or the run has ended.")
-@click.option("--timeout", metavar="DURATION", help="How long to wait. [default: the job's grace and 1 minute]")
+@click.option(
+    "--no-wait", is_flag=True, help="Do not wait until its pods are gone, or the run has ended."
+)
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    help="How long to wait. [default: the job's grace and 1 minute]",
+)
 def stop_command(
-    name: str, namespace: str | None, context: str | None, location: str | None, no_wait: bool, timeout: str | None
+    name: str,
+    namespace: str | None,
+    context: str | None,
+    location: str | None,
+    no_wait: bool,
+    timeout: str | None,
 ) -> int:
     """Stop job JOB_NAME, or a run here, after it has saved.
 
-    Its processes save at their next step, then its pods end. The JobSet remains, suspended: `launcher submit` of the
-    same file resumes it from that checkpoint, `launcher delete` removes it. A run, given by its name below runs/ or by
-    its folder, ends as if Ctrl-C had been pressed in its terminal; `launcher run` of the same file resumes it. With the
-    name of a sweep, all of its runs are stopped, here or on the cluster.
+    Its processes save at their next step, then its pods end. The JobSet remains, suspended:
+    `launcher submit` of the same file resumes it from that checkpoint, `launcher delete` removes
+    it. A run, given by its name below runs/ or by its folder, ends as if Ctrl-C had been pressed in
+    its terminal; `launcher run` of the same file resumes it. With the name of a sweep, all of its
+    runs are stopped, here or on the cluster.
     """
     limit_s = options.parse_duration("--timeout", timeout)
     if location is None and (sweep := run_folders.find_sweep(name)) is not None:
@@ -56,7 +68,8 @@ def stop_command(
         raise UserError(f"Job {name} is already {end}: there is nothing to stop.")
     snapshot = collect.read_snapshot(cluster, jobset["metadata"]["namespace"], name)
     assert isinstance(snapshot, Snapshot), "it was just read"
-    leaving, last_words = lifecycle.StoppingPods(cluster, jobset), lifecycle.FinalRecords(cluster, snapshot)
+    leaving = lifecycle.StoppingPods(cluster, jobset)
+    last_words = lifecycle.FinalRecords(cluster, snapshot)
     lifecycle.stop_job(cluster, jobset)
     if no_wait:
         lifecycle.write_progress(cluster, snapshot, "stopped", output.show_messages)
@@ -66,7 +79,10 @@ def stop_command(
         limit_s = lifecycle.grace_period_s(jobset) + _STOP_MARGIN_S
     leave_result, now = leaving.wait_until_gone(limit_s), datetime.now(UTC)
     snapshot = dataclasses.replace(
-        snapshot, now=now, pods=leave_result.pods or snapshot.pods, records=last_words.read_records()
+        snapshot,
+        now=now,
+        pods=leave_result.pods or snapshot.pods,
+        records=last_words.read_records(),
     )
     lifecycle.write_progress(cluster, snapshot, "stopped", output.show_messages)
     if snapshot.report.attempt_end is not None:
@@ -94,7 +110,9 @@ def _stop_run(run: Run, limit_s: float | None) -> int:
         output.show_lines(f"run/{run.name} stopping")
         return 0
     if not run_folders.wait_for_end(run, limit_s):
-        output.show_messages(f"it has not ended after {format_duration(limit_s)}; see `launcher explain {run.name}`")
+        output.show_messages(
+            f"it has not ended after {format_duration(limit_s)}; see `launcher explain {run.name}`"
+        )
         return options.EXIT_TIMEOUT
     summary = run_folders.open_run(run.folder).summary
     if summary is not None and summary.verdict is not None:
@@ -108,14 +126,18 @@ def _stop_sweep(sweep: SweepTable, limit_s: float | None, *, no_wait: bool) -> i
     name = sweep.folder.name
     if (cluster_place := sweep.settings.get("cluster")) is not None:
         return _stop_jobs(
-            sweep, Cluster.connect(cluster_place["context"], output.show_messages), cluster_place["namespace"]
+            sweep,
+            Cluster.connect(cluster_place["context"], output.show_messages),
+            cluster_place["namespace"],
         )
     leader = Run(name, sweep.folder, None, find_holder(sweep.folder, LOCK))
     active_runs = [run for run in run_folders.list_runs(sweep.folder) if run.holder is not None]
     if leader.holder is not None:
         run_folders.stop_run(leader, LOCK)
     elif not active_runs:
-        raise UserError(f"Sweep {name} is not running: there is nothing to stop.", f"see {sweep.folder}.")
+        raise UserError(
+            f"Sweep {name} is not running: there is nothing to stop.", f"see {sweep.folder}."
+        )
     else:
         for run in active_runs:
             run_folders.stop_run(run)
@@ -149,9 +171,13 @@ def _stop_jobs(sweep: SweepTable, cluster: Cluster, namespace: str | None) -> in
 @click.command("delete")
 @options.name_argument
 @options.cluster_options()
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting a job that has not ended.")
+@click.option(
+    "-y", "--yes", is_flag=True, help="Do not ask before deleting a job that has not ended."
+)
 @click.option("--no-wait", is_flag=True, help="Do not wait until its pods are gone.")
-def delete_command(name: str, namespace: str | None, context: str | None, yes: bool, no_wait: bool) -> int:
+def delete_command(
+    name: str, namespace: str | None, context: str | None, yes: bool, no_wait: bool
+) -> int:
     """Delete job JOB_NAME.
 
     Its processes save first. What they wrote to volumes and buckets is not deleted.
@@ -160,7 +186,9 @@ def delete_command(name: str, namespace: str | None, context: str | None, yes: b
     jobset = dependents.get_managed_jobset(cluster, name, namespace or cluster.namespace)
     if not yes and terminal_state(jobset) is None and not lifecycle.is_stopped(cluster, jobset):
         if not sys.stdin.isatty():
-            raise UserError(f"Job {name} has not ended, and stdin is not a terminal.", "add --yes to delete it.")
+            raise UserError(
+                f"Job {name} has not ended, and stdin is not a terminal.", "add --yes to delete it."
+            )
         click.confirm(f"Job {name} has not ended. Delete it?", abort=True, err=True)
     output.show_lines(*dependents.delete_job(cluster, jobset))
     limit_s = lifecycle.grace_period_s(jobset) + _DELETE_MARGIN_S

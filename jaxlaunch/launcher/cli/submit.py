@@ -32,7 +32,9 @@ class Submit(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does, with `--dry-run` written out."""
-        return super().parse_args(ctx, ["--dry-run=client" if arg == "--dry-run" else arg for arg in args])
+        return super().parse_args(
+            ctx, ["--dry-run=client" if arg == "--dry-run" else arg for arg in args]
+        )
 
 
 @click.command("submit", cls=Submit)
@@ -45,11 +47,29 @@ class Submit(click.Command):
     metavar="[=server]",
     help="Print the manifests; with =server, send them to the server to validate. Nothing is kept.",
 )
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Print its log until it ends, across restarts.")
-@click.option("--wait", "is_waiting", is_flag=True, help="Wait for its end; the exit code is the job's.")
-@click.option("--timeout", metavar="DURATION", help="Longest time for --wait and --follow; then the exit code is 124.")
-@click.option("--replace", is_flag=True, help="Delete a finished or stopped job of the same name first.")
-@click.option("--force", is_flag=True, help="Submit a job whose pods the namespace's Pod Security level rejects.")
+@click.option(
+    "-f",
+    "--follow",
+    "is_following",
+    is_flag=True,
+    help="Print its log until it ends, across restarts.",
+)
+@click.option(
+    "--wait", "is_waiting", is_flag=True, help="Wait for its end; the exit code is the job's."
+)
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    help="Longest time for --wait and --follow; then the exit code is 124.",
+)
+@click.option(
+    "--replace", is_flag=True, help="Delete a finished or stopped job of the same name first."
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Submit a job whose pods the namespace's Pod Security level rejects.",
+)
 @options.output_option("name", "json", "yaml")
 def submit_command(
     job_file: Path,
@@ -67,8 +87,8 @@ def submit_command(
 ) -> int:
     """Submit JOB_FILE to a cluster.
 
-    Everything is checked first; then at most four objects are written. Submitting the same job again does not create a
-    second one: a running job is not changed, and a stopped one resumes.
+    Everything is checked first; then at most four objects are written. Submitting the same job
+    again does not create a second one: a running job is not changed, and a stopped one resumes.
     """
     overrides = overrides if namespace is None else (*overrides, f"namespace={namespace}")
     is_watching = is_waiting or is_following
@@ -81,7 +101,9 @@ def submit_command(
     cluster = Cluster.connect(context, output.show_messages)
     job_namespace = file.spec.namespace or cluster.namespace
     default_values = (
-        _read_defaults(cluster, job_namespace) if defaults_file is None else defaults.load_defaults(defaults_file)
+        _read_defaults(cluster, job_namespace)
+        if defaults_file is None
+        else defaults.load_defaults(defaults_file)
     )
     prepared = prepare(
         cluster_defaults.resolve_gang_secret(file, cluster, job_namespace, output.show_messages),
@@ -95,10 +117,14 @@ def submit_command(
     submission = Submission(cluster, manifests, output.show_messages)
     try:
         output.show_messages(
-            *checks.check_submission(cluster, manifests, replace=replace, watch=is_watching, force=force)
+            *checks.check_submission(
+                cluster, manifests, replace=replace, watch=is_watching, force=force
+            )
         )
         if dry_run == "server":
-            output.show_lines(*(f"{line} (server dry run)" for line in submission.rehearse(replace=replace)))
+            output.show_lines(
+                *(f"{line} (server dry run)" for line in submission.rehearse(replace=replace))
+            )
             return 0
         submitted = submission.submit(replace=replace)
     except KeyboardInterrupt:
@@ -106,10 +132,13 @@ def submit_command(
         raise
     try:
         _show_submitted(submitted, form)
-        return _follow_to_end(cluster, submitted.jobset, is_following, limit_s) if is_watching else 0
+        return (
+            _follow_to_end(cluster, submitted.jobset, is_following, limit_s) if is_watching else 0
+        )
     except (KeyboardInterrupt, ApiError, Unreachable):
         # The error ends only the wait, not the job.
-        name, job_namespace = submitted.jobset["metadata"]["name"], f"-n {submitted.jobset['metadata']['namespace']}"
+        name = submitted.jobset["metadata"]["name"]
+        job_namespace = f"-n {submitted.jobset['metadata']['namespace']}"
         advice = (
             f"`launcher logs {job_namespace} -f {name}` shows its lines again, `launcher stop "
             f"{job_namespace} {name}` ends it"
@@ -128,7 +157,9 @@ def submit_jobs(files: Sequence[JobFile], context: str | None, *, is_rehearsal: 
     default_values = _read_defaults(cluster, job_namespace)
     for file in files:
         prepared = prepare(
-            cluster_defaults.resolve_gang_secret(file, cluster, job_namespace, output.show_messages),
+            cluster_defaults.resolve_gang_secret(
+                file, cluster, job_namespace, output.show_messages
+            ),
             default_values,
             job_namespace,
         )
@@ -136,8 +167,12 @@ def submit_jobs(files: Sequence[JobFile], context: str | None, *, is_rehearsal: 
             output.show_documents(prepared.manifests)
             continue
         manifests = prepared.manifests_with_secret()
-        output.show_messages(*checks.check_submission(cluster, manifests, replace=False, watch=False, force=False))
-        _show_submitted(Submission(cluster, manifests, output.show_messages).submit(replace=False), "name")
+        output.show_messages(
+            *checks.check_submission(cluster, manifests, replace=False, watch=False, force=False)
+        )
+        _show_submitted(
+            Submission(cluster, manifests, output.show_messages).submit(replace=False), "name"
+        )
     return job_namespace
 
 
@@ -158,7 +193,8 @@ def _show_submitted(submitted: Submitted, form: str) -> None:
         output.show_data({**submitted.jobset, "metadata": shown}, form)
     if submitted.outcome == "unchanged":
         output.show_messages(
-            f"already submitted at {metadata['creationTimestamp']}: the same job is there and was not changed"
+            f"already submitted at {metadata['creationTimestamp']}: the same job is there and was "
+            "not changed"
         )
     elif submitted.outcome == "resumed":
         output.show_messages("it was stopped, and continues from its last checkpoint")
@@ -168,13 +204,16 @@ def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: f
     """Wait until a job is over and return its exit code. With `is_following`, its lines are shown meanwhile."""
     name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
     try:
-        waiting = BackgroundWait(cluster, jobset, limit_s, ignore_message if is_following else output.show_messages)
+        waiting = BackgroundWait(
+            cluster, jobset, limit_s, ignore_message if is_following else output.show_messages
+        )
         if is_following:
             chosen = lines.default_selection(hosts.initial_members(jobset).process_count)
             show = output.Printer(chosen).show_line
             if chosen.ranks is not None:
                 output.show_messages(
-                    f"showing rank 0 alone; `launcher logs -n {namespace} -f {name} --rank N` shows others"
+                    f"showing rank 0 alone; `launcher logs -n {namespace} -f {name} --rank N` "
+                    "shows others"
                 )
             follow.follow_logs(
                 cluster,
@@ -188,7 +227,8 @@ def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: f
         status = waiting.result()
     except WaitTimeout:
         output.show_messages(
-            f"{name} has not ended and keeps running. `launcher status -n {namespace} {name}` shows its state"
+            f"{name} has not ended and keeps running. `launcher status -n {namespace} {name}` "
+            "shows its state"
         )
         return options.EXIT_TIMEOUT
     code = contract.PREEMPTED if status.code is None else status.code

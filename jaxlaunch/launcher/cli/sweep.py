@@ -32,31 +32,68 @@ _SWEEP_OVERRIDES = ("name=", f"labels.{_LABEL}=")
 @click.command("sweep")
 @options.job_arguments
 @options.folder_options
-@click.option("--name", help="The sweep's name: its folder below runs/. [default: the job's, with -sweep]")
 @click.option(
-    "--random", "draws", type=click.IntRange(1), metavar="N", help="Draw N combinations at random; allows ranges."
+    "--name", help="The sweep's name: its folder below runs/. [default: the job's, with -sweep]"
+)
+@click.option(
+    "--random",
+    "draws",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Draw N combinations at random; allows ranges.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed for --random.")
-@click.option("--max", "most", type=click.IntRange(1), metavar="N", help="Run only the first N of the combinations.")
 @click.option(
-    "--parallel", type=click.IntRange(1), metavar="N", help="Runs at a time. [default: as many as the CPUs allow]"
+    "--max",
+    "most",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Run only the first N of the combinations.",
 )
-@click.option("--metric", help="The metric of the best run. [default: checkpoint.best, else eval/loss, else loss]")
-@click.option("--mode", type=click.Choice(["min", "max"]), help="Which values are better; not needed for a loss.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Runs at a time. [default: as many as the CPUs allow]",
+)
+@click.option(
+    "--metric",
+    help="The metric of the best run. [default: checkpoint.best, else eval/loss, else loss]",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["min", "max"]),
+    help="Which values are better; not needed for a loss.",
+)
 @click.option("--halving", is_flag=True, help="At each rung, stop the half whose metric is worse.")
-@click.option("--rungs", default=_RUNGS, show_default=True, help="Fractions of the steps, or numbers of steps.")
+@click.option(
+    "--rungs",
+    default=_RUNGS,
+    show_default=True,
+    help="Fractions of the steps, or numbers of steps.",
+)
 @click.option("--retry", is_flag=True, help="Also restart runs that have failed.")
-@click.option("--dry-run", "is_rehearsal", is_flag=True, help="Print the runs, or the manifests, and create nothing.")
+@click.option(
+    "--dry-run",
+    "is_rehearsal",
+    is_flag=True,
+    help="Print the runs, or the manifests, and create nothing.",
+)
 @click.option("--simulate", is_flag=True, help="Use virtual CPU devices instead of GPUs or TPUs.")
-@click.option("--cluster", "is_on_cluster", is_flag=True, help="Submit the runs as jobs, into the job's queue.")
+@click.option(
+    "--cluster",
+    "is_on_cluster",
+    is_flag=True,
+    help="Submit the runs as jobs, into the job's queue.",
+)
 @options.cluster_options("Where they run on a cluster. [default: the job's, else the context's]")
 def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -> int:
     """Run JOB_FILE with several values of its keys.
 
-    Separate the values of a key with commas (train.optimizer.lr=1e-3,3e-3), or give a range of whole numbers that
-    includes both ends (train.seed=0..2); every combination is a run. --random N draws N combinations, and a key may
-    then have a range such as 1e-4..1e-1. If you repeat the command, it skips runs that are done and resumes those that
-    were stopped or killed.
+    Separate the values of a key with commas (train.optimizer.lr=1e-3,3e-3), or give a range of
+    whole numbers that includes both ends (train.seed=0..2); every combination is a run. --random N
+    draws N combinations, and a key may then have a range such as 1e-4..1e-1. If you repeat the
+    command, it skips runs that are done and resumes those that were stopped or killed.
     """
     axes, limit = grid.parse_axes(overrides), settings["most"]
     if settings["draws"] is None:
@@ -71,13 +108,24 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -
     members = {member.name: member for member in _make_members(job_file, points, name, folder)}
     table = SweepTable(folder)
     metric, is_higher_better = _choose_metric(base, settings["metric"], settings["mode"])
-    sweep_settings = {"sweep": name, "metric": metric, "mode": "max" if is_higher_better else "min", "cluster": cluster}
+    sweep_settings = {
+        "sweep": name,
+        "metric": metric,
+        "mode": "max" if is_higher_better else "min",
+        "cluster": cluster,
+    }
     if cluster is not None and settings["halving"]:
-        raise UserError("--halving stops runs of this machine: on a cluster, no process follows them.", "leave it out.")
+        raise UserError(
+            "--halving stops runs of this machine: on a cluster, no process follows them.",
+            "leave it out.",
+        )
     if cluster is not None:
         return _submit_members(table, sweep_settings, members, settings, job_file)
     if settings["is_rehearsal"]:
-        rows = [["RUN", "VALUES"], *([member.name, " ".join(member.changes)] for member in members.values())]
+        rows = [
+            ["RUN", "VALUES"],
+            *([member.name, " ".join(member.changes)] for member in members.values()),
+        ]
         output.show_lines(*output.format_columns(rows))
         return 0
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,12 +144,16 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -
     return int(any(member.state is RunState.FAILED for member in runs))
 
 
-def _make_members(job_file: Path, points: Sequence[grid.Point], name: str, folder: Path) -> Iterator[Member]:
+def _make_members(
+    job_file: Path, points: Sequence[grid.Point], name: str, folder: Path
+) -> Iterator[Member]:
     """Yield the runs. Raises JobFaults for an invalid job, before any run is started."""
     for number, point in enumerate(points):
         run = f"{name}-{number:03}"
         if any(change.startswith(_SWEEP_OVERRIDES) for change in point):
-            raise UserError("The sweep names its runs itself: leave name out.", "--name is the sweep's.")
+            raise UserError(
+                "The sweep names its runs itself: leave name out.", "--name is the sweep's."
+            )
         yield Member(run, folder / run, list(point), _digest_job(job_file, point, run))
 
 
@@ -128,7 +180,10 @@ def _make_plan(
 ) -> runner.SweepPlan:
     rungs = _parse_rungs(settings["rungs"]) if settings["halving"] else []
     if job.train is None and any(rung < 1 for rung in rungs):
-        raise UserError("How many steps this program makes is not known.", "give --rungs in steps, such as 100,200.")
+        raise UserError(
+            "How many steps this program makes is not known.",
+            "give --rungs in steps, such as 100,200.",
+        )
     common_arguments = [
         *(f"--volume={volume}" for volume in settings["volumes"]),
         *["--simulate"] * settings["simulate"],
@@ -137,7 +192,10 @@ def _make_plan(
     def make_command(member: Member) -> list[str]:
         """Return the `launcher run` of a run. Raises UserError if the file has changed since the sweep began."""
         if _digest_job(job_file, member.changes, member.name) != member.job:
-            raise UserError(f"{job_file} has changed since the sweep began.", "restore it, or begin another sweep.")
+            raise UserError(
+                f"{job_file} has changed since the sweep began.",
+                "restore it, or begin another sweep.",
+            )
         words = [
             "run",
             str(job_file),
@@ -151,7 +209,9 @@ def _make_plan(
 
     platform = "cpu" if settings["simulate"] else job.accelerator.platform
     parallel = settings["parallel"] or runner.count_fitting_runs(job.processes, platform)
-    return runner.SweepPlan(parallel, metric, is_higher_better, rungs, job.train is not None, make_command)
+    return runner.SweepPlan(
+        parallel, metric, is_higher_better, rungs, job.train is not None, make_command
+    )
 
 
 def _parse_rungs(text: str) -> list[float]:
@@ -161,7 +221,10 @@ def _parse_rungs(text: str) -> list[float]:
     except ValueError:
         rungs = []
     if not rungs or not all(0 < rung < 2**53 for rung in rungs) or sorted(set(rungs)) != rungs:
-        raise UserError(f"--rungs {text} is not a list of rising numbers above 0.", f"such as {_RUNGS} or 100,200.")
+        raise UserError(
+            f"--rungs {text} is not a list of rising numbers above 0.",
+            f"such as {_RUNGS} or 100,200.",
+        )
     return rungs
 
 
@@ -171,15 +234,26 @@ def _describe_runs(table: SweepTable, members: Sequence[Member]) -> Iterator[str
     rows, done = [["RUN", "STATE", metric.upper(), "VALUES"]], dict[str, float]()
     for member in members:
         value = runner.newest_value(member, metric) if member.folder.is_dir() else None
-        rows.append([member.name, member.state, "-" if value is None else f"{value:.4g}", " ".join(member.changes)])
+        rows.append(
+            [
+                member.name,
+                member.state,
+                "-" if value is None else f"{value:.4g}",
+                " ".join(member.changes),
+            ]
+        )
         if value is not None and member.state is RunState.DONE:
             done[member.name] = value
     yield from output.format_columns(rows)
     if not done:
         yield f"no run that is done has {metric}"
         return
-    best = max(done, key=lambda name: done[name] if table.settings["mode"] == "max" else -done[name])
-    yield f"best of {format_count(len(done), 'run')} that are done: {best}, {metric} {done[best]:.4g}"
+    best = max(
+        done, key=lambda name: done[name] if table.settings["mode"] == "max" else -done[name]
+    )
+    yield (
+        f"best of {format_count(len(done), 'run')} that are done: {best}, {metric} {done[best]:.4g}"
+    )
     path = table.folder / best / "job.yaml"
     yield f"  cat {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}"
 
@@ -195,9 +269,14 @@ def _submit_members(
     # Imported here with the clients of a cluster, which a sweep on this machine does not need.
     from jaxlaunch.launcher.cli import submit
 
-    namespace_override = [] if settings["namespace"] is None else [f"namespace={settings['namespace']}"]
+    namespace_override = (
+        [] if settings["namespace"] is None else [f"namespace={settings['namespace']}"]
+    )
     changes = [f"labels.{_LABEL}={sweep_settings['sweep']}", *namespace_override]
-    files = [jobs.read_job(job_file, [*member.changes, f"name={member.name}", *changes]) for member in members.values()]
+    files = [
+        jobs.read_job(job_file, [*member.changes, f"name={member.name}", *changes])
+        for member in members.values()
+    ]
     if settings["is_rehearsal"]:
         submit.submit_jobs(files, settings["context"], is_rehearsal=True)
         return 0
@@ -209,6 +288,7 @@ def _submit_members(
             table.record_state(table.members[name], RunState.SUBMITTED)
     sweep = sweep_settings["sweep"]
     output.show_messages(
-        f"`launcher list {sweep}` shows them, `launcher stop {sweep}` stops them (namespace {namespace})"
+        f"`launcher list {sweep}` shows them, `launcher stop {sweep}` stops them (namespace "
+        f"{namespace})"
     )
     return 0

@@ -29,13 +29,14 @@ KINDS = ("classify", "lm", "own", "command")
     type=click.Choice(KINDS),
     default="classify",
     show_default=True,
-    help="classify: images; lm: text; own: your own model, task and data; command: your own program.",
+    help="classify: images; lm: text; own: your own model, task and data; command: your "
+    "own program.",
 )
 def init_command(name: str | None, kind: str) -> None:
     """Write a starter job.yaml.
 
-    The job trains on CPU, without a network. NAME is the name of the job, and its file is NAME.yaml. The kinds own and
-    command also write the code, NAME.py.
+    The job trains on CPU, without a network. NAME is the name of the job, and its file is
+    NAME.yaml. The kinds own and command also write the code, NAME.py.
     """
     name = None if name is None else name.removesuffix(".yaml").removesuffix(".yml")
     file = Path("job.yaml" if name is None else f"{name}.yaml")
@@ -70,8 +71,8 @@ def init_command(name: str | None, kind: str) -> None:
 def validate_command(job_file: Path, overrides: tuple[str, ...], form: str) -> None:
     """Check JOB_FILE, and show what it requests.
 
-    The command needs no cluster and no accelerator. KEY=VALUE sets a key, as in train.steps=100. All errors are
-    reported at once, each with its line; the exit code is then 2.
+    The command needs no cluster and no accelerator. KEY=VALUE sets a key, as in train.steps=100.
+    All errors are reported at once, each with its line; the exit code is then 2.
     """
     job = jobs.load_job(job_file, overrides)
     if form in ("json", "yaml"):
@@ -119,7 +120,9 @@ def _list_smaller_gangs(job: JobSpec) -> list[dict[str, Any]]:
             mesh = train.mesh.resolve(devices)
             row["mesh"] = dict(zip(MESH_AXES, mesh, strict=True))
             row["accumulate"] = train.accumulate
-            row["batch_per_device"] = train.batch // (math.prod(mesh[: len(BATCH_AXES)]) * train.accumulate)
+            row["batch_per_device"] = train.batch // (
+                math.prod(mesh[: len(BATCH_AXES)]) * train.accumulate
+            )
         rows.append(row)
     return rows
 
@@ -127,15 +130,25 @@ def _list_smaller_gangs(job: JobSpec) -> list[dict[str, Any]]:
 def describe_request(job: JobSpec) -> list[str]:
     """Return the request of a job as lines."""
     summary = summarize_job(job)
-    processes = f"{format_count(job.processes, 'process')} of {format_count(job.devices_per_process, 'device')}"
-    first = f"{job.name}: {checks.describe_devices(job)} of type {job.accelerator.type}, {processes}"
+    processes = (
+        f"{format_count(job.processes, 'process')} of "
+        f"{format_count(job.devices_per_process, 'device')}"
+    )
+    first = (
+        f"{job.name}: {checks.describe_devices(job)} of type {job.accelerator.type}, {processes}"
+    )
     if job.train is None:
-        return [first, f"command: {job.command[0] if job.command else ''}", *_describe_lost_host(job)]
+        return [
+            first,
+            f"command: {job.command[0] if job.command else ''}",
+            *_describe_lost_host(job),
+        ]
     micro = f", in {summary['accumulate']} micro-batches" if job.train.accumulate > 1 else ""
     return [
         first,
         f"mesh: {written_mesh(summary['mesh'])}",
-        f"batch: {summary['batch']} examples a step{micro}, {summary['batch_per_device']} per device",
+        f"batch: {summary['batch']} examples a step{micro}, "
+        f"{summary['batch_per_device']} per device",
         *_describe_lost_host(job),
     ]
 
@@ -151,8 +164,13 @@ def _describe_lost_host(job: JobSpec) -> list[str]:
     first = f"a lost host: {spare}its pod alone is made again"
     rows = []
     for row in _list_smaller_gangs(job):
-        batch = f", {row['batch_per_device']} per device, accumulate {row['accumulate']}" if "mesh" in row else ""
+        batch = (
+            f", {row['batch_per_device']} per device, accumulate {row['accumulate']}"
+            if "mesh" in row
+            else ""
+        )
         rows.append(
-            f"  {format_count(row['hosts'], 'host')}: {written_mesh(row['mesh']) if 'mesh' in row else ''}{batch}"
+            f"  {format_count(row['hosts'], 'host')}: "
+            f"{written_mesh(row['mesh']) if 'mesh' in row else ''}{batch}"
         )
     return [f"{first}; after timeouts.replace it continues with fewer:", *rows] if rows else [first]

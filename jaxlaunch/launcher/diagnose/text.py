@@ -1,9 +1,10 @@
 """Texts as data: templates with fields, which `Renderer` turns into strings at the edge.
 
-A `Text` has no string methods, so that no code can depend on its wording. The template is also its key in a catalog, as
-in gettext: `localize` may map it to another template with the same fields. In a template `{pods:pod}` writes "1 pod" or
-"4 pods", `{hosts:is|are}` a singular or a plural word, `{spent:age}` a duration, and `{parts:; }` a list with this
-separator. Strings from Kubernetes, Kueue and the agents are written on one line and truncated.
+A `Text` has no string methods, so that no code can depend on its wording. The template is also its
+key in a catalog, as in gettext: `localize` may map it to another template with the same fields. In
+a template `{pods:pod}` writes "1 pod" or "4 pods", `{hosts:is|are}` a singular or a plural word,
+`{spent:age}` a duration, and `{parts:; }` a list with this separator. Strings from Kubernetes,
+Kueue and the agents are written on one line and truncated.
 """
 
 from __future__ import annotations
@@ -143,12 +144,20 @@ class HostGroup:
     def describe(self) -> Text:
         """Return the words for the group."""
         if len(self) == self.expected:
-            words = "all {expected:host}" if self.expected > 1 else "its host" if self.expected else "no host"
+            words = (
+                "all {expected:host}"
+                if self.expected > 1
+                else "its host"
+                if self.expected
+                else "no host"
+            )
             return Text(words, expected=self.expected)
         if len(self) == 1:
             return Text("host {number}", number=self.numbers[0])
         if len(self) <= MAX_HOSTS:
-            return Text("hosts {numbers} and {last}", numbers=self.numbers[:-1], last=self.numbers[-1])
+            return Text(
+                "hosts {numbers} and {last}", numbers=self.numbers[:-1], last=self.numbers[-1]
+            )
         return Text("{number} of {expected:host}", number=len(self), expected=self.expected)
 
 
@@ -187,12 +196,10 @@ class Renderer(string.Formatter):
         resubmit_command: Command = SUBMIT_AGAIN,
         is_whole: bool = False,
     ) -> None:
-        self._name, self._namespace, self._resubmit_command, self._is_whole = (
-            name,
-            namespace,
-            resubmit_command,
-            is_whole,
-        )
+        self._name = name
+        self._namespace = namespace
+        self._resubmit_command = resubmit_command
+        self._is_whole = is_whole
 
     def render(self, text: Text) -> str:
         """Return the text as a string."""

@@ -1,7 +1,8 @@
 """Checks across the keys of a job. Pure: no cluster is read.
 
-A check lists the keys that it relies on and is skipped if one of them already has a fault, so that one mistake is
-reported once. A check without keys examines entry by entry; wrong entries are removed before it runs.
+A check lists the keys that it relies on and is skipped if one of them already has a fault, so that
+one mistake is reported once. A check without keys examines entry by entry; wrong entries are
+removed before it runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, REPLICATED_JOB,
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.table import PLATFORM_OF_NETWORK
 from jaxlaunch.launcher.wording import format_count, format_key_path, join_choices, shorten_text
-from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, CustomModel, Decoder, PublishedModel, TrainSpec, format_axes
+from jaxlaunch.trainer.spec import (
+    TASK_DEFAULTS,
+    TASKS,
+    CustomModel,
+    Decoder,
+    PublishedModel,
+    TrainSpec,
+    format_axes,
+)
 
 MESH: KeyPath = ("train", "mesh")
 # What mp splits in a built-in model, as in the table of trainer/parallel/sharding.
@@ -35,7 +44,8 @@ SPLIT_BY_MP = {
 }
 
 _MAX_OFFERED_DIVISORS = 9
-# Above this number of devices, only the mesh itself checks that the rows of a process are contiguous.
+# Above this number of devices, only the mesh itself checks that the rows of a process are
+# contiguous.
 _MAX_SIMULATED_DEVICES = 2**14
 
 
@@ -46,7 +56,13 @@ MAX_VARIABLE_BYTES = 128 * 1024  # bytes
 # The Job controller appends five random characters to the name of a pod.
 _POD_NAME_SUFFIX = "-abcde"
 
-CONTRACT_ENV = {contract.INDEX, contract.TRAIN_SPEC, contract.COORDINATOR, contract.BIND, contract.NUM_PROCESSES}
+CONTRACT_ENV = {
+    contract.INDEX,
+    contract.TRAIN_SPEC,
+    contract.COORDINATOR,
+    contract.BIND,
+    contract.NUM_PROCESSES,
+}
 CONTRACT_ENV |= {contract.PROCESS_ID, contract.LOCAL_DEVICE_IDS, contract.NUM_CPU_DEVICES}
 
 
@@ -61,7 +77,10 @@ def find_faults(job: JobSpec, broken: Collection[KeyPath]) -> Iterator[Fault]:
     """Yield the faults of all checks that do not rely on a broken key."""
     for check in CHECKS:
         if not any(keys_overlap(path, key) for path in broken for key in check.relies_on):
-            yield from (dataclasses.replace(fault, related_paths=check.relies_on) for fault in check.faults(job))
+            yield from (
+                dataclasses.replace(fault, related_paths=check.relies_on)
+                for fault in check.faults(job)
+            )
 
 
 def is_contract_variable(name: str) -> bool:
@@ -69,40 +88,56 @@ def is_contract_variable(name: str) -> bool:
     return name in CONTRACT_ENV or name.startswith("JAXLAUNCH_")
 
 
-# --- names, devices, processes ----------------------------------------------------------------------------------------
+# --- names, devices, processes --------------------------------------------------------------------
 
 
 def _name_faults(job: JobSpec) -> Iterator[Fault]:
     pod = f"{job.name}-{REPLICATED_JOB}-{job.slices - 1}-{job.pods - 1}{_POD_NAME_SUFFIX}"
     if len(pod) > MAX_NAME_LENGTH:
         message = (
-            f"name has {len(job.name)} characters, a pod's name with it {len(pod)}; the limit is {MAX_NAME_LENGTH}."
+            f"name has {len(job.name)} characters, a pod's name with it {len(pod)}; the "
+            f"limit is {MAX_NAME_LENGTH}."
         )
-        yield Fault(("name",), message, f"use at most {MAX_NAME_LENGTH - len(pod) + len(job.name)} characters.")
+        yield Fault(
+            ("name",),
+            message,
+            f"use at most {MAX_NAME_LENGTH - len(pod) + len(job.name)} characters.",
+        )
 
 
 def _pod_count_faults(job: JobSpec) -> Iterator[Fault]:
     """Refuse more pods than one indexed Job supports, which slices or a topology may request."""
     if job.pod_count > MAX_PODS:
         shape = f"{format_count(job.slices, 'slice')} of {format_count(job.pods, 'host')}"
-        yield Fault(("hosts",), f"{shape} are {job.pod_count} pods, and {MAX_PODS} is the most that is supported.")
+        yield Fault(
+            ("hosts",),
+            f"{shape} are {job.pod_count} pods, and {MAX_PODS} is the most that is supported.",
+        )
 
 
 def _elastic_faults(job: JobSpec) -> Iterator[Fault]:
     """Check hosts.min and spares, which need hosts that are replaced one by one."""
     path: KeyPath
     if job.min_hosts > job.hosts:
-        yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts} is above hosts.max = {job.hosts}.", "swap them.")
+        yield Fault(
+            ("hosts", "min"),
+            f"hosts.min = {job.min_hosts} is above hosts.max = {job.hosts}.",
+            "swap them.",
+        )
     settings: dict[KeyPath, int] = {("hosts", "min"): job.min_hosts} if job.is_elastic else {}
     settings |= {("spares",): job.spares} if job.spares else {}
     for path, number in settings.items():
         setting = f"{format_key_path(path)} = {number}"
         if job.accelerator.platform == "tpu":
-            message = f"{setting} does not apply to {job.accelerator.type}: a TPU slice is lost as a whole."
+            message = (
+                f"{setting} does not apply to {job.accelerator.type}: a TPU slice is lost "
+                "as a whole."
+            )
             yield Fault(path, message, "leave it out: the JobSet makes all pods again.")
         elif job.slices > 1:
             message = (
-                f"{setting} does not apply to {job.slices} slices: each is a Job whose hosts no other can replace."
+                f"{setting} does not apply to {job.slices} slices: each is a Job whose hosts "
+                "no other can replace."
             )
             yield Fault(path, message, "use one slice, or leave it out.")
         elif not job.replaces_hosts:
@@ -111,7 +146,9 @@ def _elastic_faults(job: JobSpec) -> Iterator[Fault]:
             hint = "set hosts to 2 or more, and both limits to 1 or more."
             yield Fault(path, f"{message}{format_count(job.hosts, 'host')} and {limits}.", hint)
     if job.is_elastic and job.train is None:
-        message = f"hosts.min = {job.min_hosts} is of train: jobs: the mesh of a program is its own."
+        message = (
+            f"hosts.min = {job.min_hosts} is of train: jobs: the mesh of a program is its own."
+        )
         yield Fault(("hosts", "min"), message, "leave it out; spares are for any program.")
 
 
@@ -135,15 +172,21 @@ def _topology_faults(job: JobSpec) -> Iterator[Fault]:
     if facts.platform != "tpu":
         if topology is not None:
             yield Fault(
-                path, f"accelerator.topology = {shorten_text(topology)} does not apply to {kind}.", "leave it out."
+                path,
+                f"accelerator.topology = {shorten_text(topology)} does not apply to {kind}.",
+                "leave it out.",
             )
         return
-    offered = join_choices(facts.listed_topologies()) + (", or multiples of 4x4x4" if facts.dimensions == 3 else "")
+    offered = join_choices(facts.listed_topologies()) + (
+        ", or multiples of 4x4x4" if facts.dimensions == 3 else ""
+    )
     if topology is None:
         yield Fault(path, f"accelerator.topology is missing: {kind} is a TPU.", f"it is {offered}.")
     elif not facts.accepts_topology(topology):
         yield Fault(
-            path, f"accelerator.topology = {shorten_text(topology)} is not a slice of {kind}.", f"use {offered}."
+            path,
+            f"accelerator.topology = {shorten_text(topology)} is not a slice of {kind}.",
+            f"use {offered}.",
         )
     else:
         yield from _tpu_slice_faults(job, kind, topology)
@@ -152,15 +195,23 @@ def _topology_faults(job: JobSpec) -> Iterator[Fault]:
 def _device_memory_faults(job: JobSpec) -> Iterator[Fault]:
     memory, kind = job.accelerator.memory, job.accelerator.type
     if memory is not None and job.accelerator.platform not in GPU_PLATFORMS:
-        hint = "use resources.memory, of a host." if kind == "cpu" else "leave it out: the type says it."
+        hint = (
+            "use resources.memory, of a host."
+            if kind == "cpu"
+            else "leave it out: the type says it."
+        )
         path: KeyPath = ("accelerator", "memory")
-        yield Fault(path, f"accelerator.memory = {memory} is of a GPU, and accelerator.type = {kind}.", hint)
+        yield Fault(
+            path, f"accelerator.memory = {memory} is of a GPU, and accelerator.type = {kind}.", hint
+        )
 
 
 def _compute_domain_faults(job: JobSpec) -> Iterator[Fault]:
     kind = job.accelerator.type
     if job.compute_domain and not ACCELERATORS[kind].joins_hosts:
-        able = join_choices([name for name, accelerator in ACCELERATORS.items() if accelerator.joins_hosts])
+        able = join_choices(
+            [name for name, accelerator in ACCELERATORS.items() if accelerator.joins_hosts]
+        )
         hint = f"leave it out: NVLink joins hosts of {able} alone."
         yield Fault(("compute_domain",), f"compute_domain does not apply to {kind}.", hint)
 
@@ -169,8 +220,13 @@ def _tpu_slice_faults(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]
     chips = math.prod(accelerators.parse_topology(topology) or ())
     allowed = accelerators.chips_per_host(kind, topology)
     if job.accelerator.per_host not in allowed:
-        message = f"accelerator.per_host = {job.accelerator.per_host} is not what a host of {kind} {topology} has."
-        yield Fault(("accelerator", "per_host"), message, f"use {join_choices(allowed)}, or leave it out.")
+        message = (
+            f"accelerator.per_host = {job.accelerator.per_host} is not what a host of {kind} "
+            f"{topology} has."
+        )
+        yield Fault(
+            ("accelerator", "per_host"), message, f"use {join_choices(allowed)}, or leave it out."
+        )
     elif job.hosts != chips // job.accelerator.per_host:
         hosts = chips // job.accelerator.per_host
         shape = f"{chips} chips at {job.accelerator.per_host} per host"
@@ -178,18 +234,27 @@ def _tpu_slice_faults(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]
             f"hosts = {job.hosts} does not make a {topology} slice of {kind}: {shape} are "
             f"{format_count(hosts, 'host')}."
         )
-        yield Fault(("hosts",), message, f"write {hosts}, or leave it out; slices says how many slices.")
+        yield Fault(
+            ("hosts",), message, f"write {hosts}, or leave it out; slices says how many slices."
+        )
 
 
 def _process_faults(job: JobSpec) -> Iterator[Fault]:
     processes, available = job.processes_per_host, job.accelerator.devices_per_host
     path: KeyPath = ("processes_per_host",)
-    if job.accelerator.platform == "tpu" and processes != 1 and (processes != "all" or available > 1):
+    if (
+        job.accelerator.platform == "tpu"
+        and processes != 1
+        and (processes != "all" or available > 1)
+    ):
         message = f"processes_per_host = {processes} does not apply to a TPU."
         yield Fault(path, message, "leave it out: one process drives a host.")
     elif isinstance(processes, int) and available % processes:
         setting = f"accelerator.per_host = {available}"
-        hint = f"use {join_choices(nearest_divisors(available, target=processes))}, or all for one process per device."
+        hint = (
+            f"use {join_choices(nearest_divisors(available, target=processes))}, or all for one "
+            "process per device."
+        )
         yield Fault(path, f"processes_per_host = {processes} does not divide {setting}.", hint)
 
 
@@ -198,19 +263,36 @@ def _resource_faults(job: JobSpec) -> Iterator[Fault]:
     for key in ("memory", "ephemeral", "shm", "hugepages"):
         quantity = getattr(job.resources, key)
         if quantity is not None and quantity[-1] in "mun":
-            hint = f"write {quantity[:-1]}Mi for 1024s, or {quantity[:-1]}M for 1000s." if quantity[-1] == "m" else None
+            hint = (
+                f"write {quantity[:-1]}Mi for 1024s, or {quantity[:-1]}M for 1000s."
+                if quantity[-1] == "m"
+                else None
+            )
             yield Fault(
-                ("resources", key), f"resources.{key} = {quantity} is less than a byte: m is a thousandth.", hint
+                ("resources", key),
+                f"resources.{key} = {quantity} is less than a byte: m is a thousandth.",
+                hint,
             )
     if shm is not None and memory is not None and parse_quantity(shm) > parse_quantity(memory):
-        message = f"resources.shm = {shm} is more than resources.memory = {memory}, against which it counts."
+        message = (
+            f"resources.shm = {shm} is more than resources.memory = {memory}, against "
+            "which it counts."
+        )
         yield Fault(("resources", "shm"), message, "raise memory, or lower shm.")
 
 
 def _placement_faults(job: JobSpec) -> Iterator[Fault]:
-    if job.placement is not None and (job.placement.preferred is None) == (job.placement.required is None):
-        problem = "both required and preferred" if job.placement.required else "neither required nor preferred"
-        yield Fault(("placement",), f"placement has {problem}.", "name one: placement: {preferred: rack}")
+    if job.placement is not None and (job.placement.preferred is None) == (
+        job.placement.required is None
+    ):
+        problem = (
+            "both required and preferred"
+            if job.placement.required
+            else "neither required nor preferred"
+        )
+        yield Fault(
+            ("placement",), f"placement has {problem}.", "name one: placement: {preferred: rack}"
+        )
 
 
 def _network_faults(job: JobSpec) -> Iterator[Fault]:
@@ -228,11 +310,16 @@ def network_fault(network: Network, kind: str, platform: str | None) -> Fault | 
         return None
     if ACCELERATORS[kind].platform not in GPU_PLATFORMS:
         return Fault(
-            ("network",), f"network = {name} does not apply to {kind}.", "use default: that network connects GPUs."
+            ("network",),
+            f"network = {name} does not apply to {kind}.",
+            "use default: that network connects GPUs.",
         )
     if platform is not None and platform != PLATFORM_OF_NETWORK.get(name, platform):
         message = f"network = {name} does not exist on platform = {platform}."
-        hint = f"it is {PLATFORM_OF_NETWORK[name]}'s; leave it out, or describe yours as {{profile: rdma, …}}."
+        hint = (
+            f"it is {PLATFORM_OF_NETWORK[name]}'s; leave it out, or describe yours as "
+            "{profile: rdma, …}."
+        )
         return Fault(("network",), message, hint)
     return None
 
@@ -244,19 +331,26 @@ def _volume_faults(job: JobSpec) -> Iterator[Fault]:
         path: KeyPath = ("volumes", index, "path")
         setting = f"volumes.{index}.path = {volume.path}"
         if mount in index_of_mount:
-            yield Fault(path, f"{setting} is also volumes.{index_of_mount[mount]}'s.", "mount each elsewhere.")
+            yield Fault(
+                path,
+                f"{setting} is also volumes.{index_of_mount[mount]}'s.",
+                "mount each elsewhere.",
+            )
         elif mount in ("/code", "/jaxlaunch", "/dev/shm"):
             yield Fault(path, f"{setting} is reserved for the launcher.", "mount it elsewhere.")
         index_of_mount.setdefault(mount, index)
         if isinstance(volume, Bucket) and "," in volume.bucket:
             message = (
-                f"volumes.{index}.bucket = {shorten_text(volume.bucket)} has a comma, which would end its folder's name"
+                f"volumes.{index}.bucket = {shorten_text(volume.bucket)} has a comma, which "
+                "would end its folder's name"
             )
             hint = "mount a folder without one above it, or give the URL to the program."
-            yield Fault(("volumes", index, "bucket"), f"{message} in the options of the mount.", hint)
+            yield Fault(
+                ("volumes", index, "bucket"), f"{message} in the options of the mount.", hint
+            )
 
 
-# --- parts of a pod that the launcher owns ----------------------------------------------------------------------------
+# --- parts of a pod that the launcher owns --------------------------------------------------------
 
 
 _USE_FILE_HINT = "put it into a file: ship it with code:, or mount a ConfigMap."
@@ -274,17 +368,24 @@ def _environment_faults(job: JobSpec) -> Iterator[Fault]:
                 yield Fault((block, name), message, "choose another name.")
     for name, value in job.env.items():
         if (size := len(f"{name}={value}".encode(errors="surrogatepass")) + 1) > MAX_VARIABLE_BYTES:
-            message = f"env.{name} takes {size} bytes, and Linux allows a program's variable {MAX_VARIABLE_BYTES}."
+            message = (
+                f"env.{name} takes {size} bytes, and Linux allows a program's variable "
+                f"{MAX_VARIABLE_BYTES}."
+            )
             yield Fault(("env", name), message, _USE_FILE_HINT)
     # The command is passed in JAXLAUNCH_JOB, the train block in TRAIN_SPEC.
     if (size := len(json.dumps(job.command)) + _JOB_RESERVE_BYTES) > MAX_VARIABLE_BYTES:
         yield Fault(
-            ("command",), f"command takes {size} bytes, and {MAX_VARIABLE_BYTES} is the most that fits.", _USE_FILE_HINT
+            ("command",),
+            f"command takes {size} bytes, and {MAX_VARIABLE_BYTES} is the most that fits.",
+            _USE_FILE_HINT,
         )
     train = "" if job.train is None else job.train.model_dump_json(exclude_unset=True)
     if (size := len(train.encode()) + _TRAIN_RESERVE_BYTES) > MAX_VARIABLE_BYTES:
         yield Fault(
-            ("train",), f"train takes {size} bytes, and {MAX_VARIABLE_BYTES} is the most that fits.", _USE_FILE_HINT
+            ("train",),
+            f"train takes {size} bytes, and {MAX_VARIABLE_BYTES} is the most that fits.",
+            _USE_FILE_HINT,
         )
     for name in job.secrets.keys() & job.env.keys():
         yield Fault(("env", name), f"env.{name} is also in secrets.", "keep one of them.")
@@ -292,7 +393,10 @@ def _environment_faults(job: JobSpec) -> Iterator[Fault]:
         return
     url = job.notify.url
     if url not in job.secrets:
-        hint = f"write secrets: {{{url}: {{name: my-secret, key: url}}}}; `run` takes it from its environment."
+        hint = (
+            f"write secrets: {{{url}: {{name: my-secret, key: url}}}}; `run` takes it from its "
+            "environment."
+        )
         yield Fault(("notify", "url"), f"notify.url = {url} is not one of secrets.", hint)
     if "best" in job.notify.events and (job.train is None or job.train.checkpoint.best is None):
         message = "notify.events has best, which train.checkpoint.best has to define."
@@ -308,11 +412,18 @@ def _reserved_domain_faults(block: KeyPath, keys: Iterable[Any]) -> Iterator[Fau
     """Refuse labels and annotations that control the launcher, JobSet or Kueue."""
     for key in map(str, keys):
         domain = key.partition("/")[0]
-        if "/" in key and any(domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED_DOMAINS):
-            hint = "use queue:, priority: and placement:." if "kueue" in domain else "choose another domain."
+        if "/" in key and any(
+            domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED_DOMAINS
+        ):
+            hint = (
+                "use queue:, priority: and placement:."
+                if "kueue" in domain
+                else "choose another domain."
+            )
             yield Fault(
                 (*block, key),
-                f"{format_key_path(block)}.{shorten_text(key)} is set by the launcher or the cluster.",
+                f"{format_key_path(block)}.{shorten_text(key)} is set by the launcher or "
+                "the cluster.",
                 hint,
             )
 
@@ -320,11 +431,17 @@ def _reserved_domain_faults(block: KeyPath, keys: Iterable[Any]) -> Iterator[Fau
 def _pod_faults(job: JobSpec) -> Iterator[Fault]:
     for key in job.pod:
         if key not in ("metadata", "spec"):
-            yield Fault(("pod", key), f"pod.{key} is not part of a pod template.", "it has metadata and spec.")
+            yield Fault(
+                ("pod", key),
+                f"pod.{key} is not part of a pod template.",
+                "it has metadata and spec.",
+            )
     metadata, spec = job.pod.get("metadata", {}), job.pod.get("spec", {})
     for key, block in (("metadata", metadata), ("spec", spec)):
         if not isinstance(block, dict):
-            yield Fault(("pod", key), f"pod.{key} is not a block.", "it is merged into the pod template.")
+            yield Fault(
+                ("pod", key), f"pod.{key} is not a block.", "it is merged into the pod template."
+            )
     if isinstance(metadata, dict):
         if "labels" in metadata:
             message = "pod.metadata.labels would replace the launcher's labels."
@@ -334,7 +451,11 @@ def _pod_faults(job: JobSpec) -> Iterator[Fault]:
         if isinstance(annotations, dict):
             yield from _reserved_domain_faults(path, annotations)
         else:
-            yield Fault(path, "pod.metadata.annotations is not a block.", "it is merged into the pod template.")
+            yield Fault(
+                path,
+                "pod.metadata.annotations is not a block.",
+                "it is merged into the pod template.",
+            )
     if isinstance(spec, dict):
         yield from _pod_spec_faults(spec)
 
@@ -351,7 +472,11 @@ def _pod_spec_faults(spec: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(("pod", "spec", key), f"pod.spec.{key} is set by the launcher.", hint)
     containers = spec.get("containers", [])
     if not isinstance(containers, list):
-        yield Fault(("pod", "spec", "containers"), "pod.spec.containers is merged by name.", "give each a name.")
+        yield Fault(
+            ("pod", "spec", "containers"),
+            "pod.spec.containers is merged by name.",
+            "give each a name.",
+        )
         return
     for index, container in enumerate(containers):
         path: KeyPath = ("pod", "spec", "containers", index)
@@ -365,10 +490,16 @@ def _main_container_faults(container: dict[str, Any], path: KeyPath) -> Iterator
     prefix = format_key_path(path)
     for key in ("command", "args"):
         if key in container:
-            yield Fault((*path, key), f"{prefix}.{key} would replace the agent.", "use command: instead.")
+            yield Fault(
+                (*path, key), f"{prefix}.{key} would replace the agent.", "use command: instead."
+            )
     variables = container.get("env", [])
     if not isinstance(variables, list):
-        yield Fault((*path, "env"), f"{prefix}.env is not a list of variables.", "it adds to the launcher's.")
+        yield Fault(
+            (*path, "env"),
+            f"{prefix}.env is not a list of variables.",
+            "it adds to the launcher's.",
+        )
     for index, variable in enumerate(variables if isinstance(variables, list) else []):
         name = variable.get("name") if isinstance(variable, dict) else None
         if isinstance(name, str) and is_contract_variable(name):
@@ -381,7 +512,9 @@ def _task_faults(job: JobSpec) -> Iterator[Fault]:
     task = "" if job.train is None else job.train.task
     if task.startswith("jaxlaunch.") and task not in TASKS:
         hint = f"use {join_choices(list(TASKS))}, or module:Name of your own."
-        yield Fault(("train", "task"), f"train.task = {shorten_text(task)} is not a built-in task.", hint)
+        yield Fault(
+            ("train", "task"), f"train.task = {shorten_text(task)} is not a built-in task.", hint
+        )
 
 
 def _trainer_faults(job: JobSpec) -> Iterator[Fault]:
@@ -389,7 +522,11 @@ def _trainer_faults(job: JobSpec) -> Iterator[Fault]:
     kind = job.accelerator.type
     if job.train is not None and job.accelerator.platform == "rocm":
         hint = "use command: with a program and an image of your own, with JAX for ROCm."
-        yield Fault(("train",), f"train does not run on {kind}: the built-in trainer does not support ROCm.", hint)
+        yield Fault(
+            ("train",),
+            f"train does not run on {kind}: the built-in trainer does not support ROCm.",
+            hint,
+        )
 
 
 def describe_devices(job: JobSpec) -> str:
@@ -407,7 +544,9 @@ def nearest_divisors(number: int, target: int = 1) -> list[int]:
     """Return the divisors of a number; if there are many, those closest to `target`."""
     low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     all_divisors = sorted({*low, *(number // divisor for divisor in low)})
-    nearest = sorted(all_divisors, key=lambda divisor: abs(math.log(divisor / max(1, target))))[:_MAX_OFFERED_DIVISORS]
+    nearest = sorted(all_divisors, key=lambda divisor: abs(math.log(divisor / max(1, target))))[
+        :_MAX_OFFERED_DIVISORS
+    ]
     return sorted(nearest)
 
 
@@ -437,7 +576,10 @@ def mesh_faults(job: JobSpec) -> Iterator[Fault]:
     shape = format_axes({axis: size for axis, size in sizes.items() if size > 0})
     makes = "alone needs" if is_open else "needs"
     yield Fault(
-        MESH, f"train.mesh: {shape} {makes} {format_count(fixed, 'device')}, the job has {describe_devices(job)}.", hint
+        MESH,
+        f"train.mesh: {shape} {makes} {format_count(fixed, 'device')}, the job has "
+        f"{describe_devices(job)}.",
+        hint,
     )
 
 
@@ -445,18 +587,28 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield faults for dcn axes that do not span the slices, if the mesh fits the devices."""
     if job.train is None or not mesh_fits(job):
         return
-    sizes, dcn = dict(zip(MESH_AXES, job.train.mesh.resolve(job.devices), strict=True)), job.train.mesh.dcn
+    sizes = dict(zip(MESH_AXES, job.train.mesh.resolve(job.devices), strict=True))
+    dcn = job.train.mesh.dcn
     spanned = math.prod(dcn.values())
     if dcn and spanned != job.slices:
         shape = " × ".join(f"{axis} {times}" for axis, times in dcn.items())
-        message = f"train.mesh.dcn: {shape} spans {format_count(spanned, 'slice')}, the job has {job.slices}."
-        hint = f"its product must be {job.slices}." if job.slices > 1 else "leave it out, or set slices."
+        message = (
+            f"train.mesh.dcn: {shape} spans {format_count(spanned, 'slice')}, the job has "
+            f"{job.slices}."
+        )
+        hint = (
+            f"its product must be {job.slices}."
+            if job.slices > 1
+            else "leave it out, or set slices."
+        )
         yield Fault((*MESH, "dcn"), message, hint)
     for axis, times in dcn.items():
         if sizes[axis] % times:
             message = f"train.mesh.dcn.{axis} = {times} does not divide {axis} = {sizes[axis]}."
             yield Fault(
-                (*MESH, "dcn", axis), message, f"use {join_choices(nearest_divisors(sizes[axis], target=times))}."
+                (*MESH, "dcn", axis),
+                message,
+                f"use {join_choices(nearest_divisors(sizes[axis], target=times))}.",
             )
 
 
@@ -471,9 +623,15 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
     parts = math.prod(sizes.values()) * train.accumulate
     if train.batch % parts:
         below, above = train.batch // parts * parts, -(-train.batch // parts) * parts
-        shape = format_axes(sizes) + (f" × accumulate {train.accumulate}" if train.accumulate > 1 else "")
+        shape = format_axes(sizes) + (
+            f" × accumulate {train.accumulate}" if train.accumulate > 1 else ""
+        )
         message = f"train.batch = {train.batch} is not divisible by {shape} = {parts}."
-        yield Fault(("train", "batch"), message, f"use {join_choices([size for size in (below, above) if size])}.")
+        yield Fault(
+            ("train", "batch"),
+            message,
+            f"use {join_choices([size for size in (below, above) if size])}.",
+        )
 
 
 def model_faults(job: JobSpec) -> Iterator[Fault]:
@@ -484,7 +642,11 @@ def model_faults(job: JobSpec) -> Iterator[Fault]:
     yield from _expert_faults(job.train, ep)
     for key in SPLIT_BY_MP.get(model.kind, ()):
         size = getattr(model, key)
-        if isinstance(model, PublishedModel) and model.is_partial and key not in model.model_fields_set:
+        if (
+            isinstance(model, PublishedModel)
+            and model.is_partial
+            and key not in model.model_fields_set
+        ):
             # The folder of init_from sets this size.
             continue
         if size is not None and size % mp:
@@ -503,7 +665,9 @@ def _expert_faults(train: TrainSpec, ep: int) -> Iterator[Fault]:
         yield Fault((*MESH, "ep"), message, "give train.model.experts, or use dp or fsdp.")
     elif experts % ep:
         message = f"train.model.experts = {experts} does not split over train.mesh.ep = {ep}."
-        yield Fault(("train", "model", "experts"), message, f"use a multiple of {ep}, or another ep.")
+        yield Fault(
+            ("train", "model", "experts"), message, f"use a multiple of {ep}, or another ep."
+        )
 
 
 def _is_in_spec(train: TrainSpec, key: str) -> bool:
@@ -514,12 +678,17 @@ def _is_in_spec(train: TrainSpec, key: str) -> bool:
 def row_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield a fault if processes hold parts of the batch that overlap without being equal and contiguous.
 
-    The rule is that of `rows` in trainer/parallel/mesh.py. On TPUs the torus determines the order of devices, so only
-    the mesh itself can check it.
+    The rule is that of `rows` in trainer/parallel/mesh.py. On TPUs the torus determines the order
+    of devices, so only the mesh itself can check it.
     """
     if ACCELERATORS[job.accelerator.type].platform == "tpu":
         return
-    if job.train is None or not mesh_fits(job) or job.devices > _MAX_SIMULATED_DEVICES or job.devices % job.processes:
+    if (
+        job.train is None
+        or not mesh_fits(job)
+        or job.devices > _MAX_SIMULATED_DEVICES
+        or job.devices % job.processes
+    ):
         return
     sizes, dcn = job.train.mesh.resolve(job.devices), job.train.mesh.dcn
     slice_sizes = [dcn.get(axis, 1) for axis in ("dp", "fsdp", "ep", "mp")]
@@ -533,25 +702,40 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
     for place in itertools.product(*(range(size) for size in (*slice_sizes, *sizes_in_slice))):
         part = 0
         for axis in range(len(BATCH_AXES)):
-            part = part * sizes[axis] + place[axis] * sizes_in_slice[axis] + place[len(sizes) + axis]
+            part = (
+                part * sizes[axis] + place[axis] * sizes_in_slice[axis] + place[len(sizes) + axis]
+            )
         shards.append(part)
     size = job.devices_per_process
-    parts_of_process = [tuple(sorted(set(shards[start : start + size]))) for start in range(0, len(shards), size)]
-    torn_processes = [
-        process for process, parts in enumerate(parts_of_process) if parts[-1] - parts[0] + 1 != len(parts)
+    parts_of_process = [
+        tuple(sorted(set(shards[start : start + size]))) for start in range(0, len(shards), size)
     ]
-    if torn_processes and sum(map(len, set(parts_of_process))) != math.prod(sizes[: len(BATCH_AXES)]):
+    torn_processes = [
+        process
+        for process, parts in enumerate(parts_of_process)
+        if parts[-1] - parts[0] + 1 != len(parts)
+    ]
+    if torn_processes and sum(map(len, set(parts_of_process))) != math.prod(
+        sizes[: len(BATCH_AXES)]
+    ):
         message = (
-            f"train.mesh: process {torn_processes[0]} holds rows of the batch that are not contiguous and "
+            f"train.mesh: process {torn_processes[0]} holds rows of the batch that are not "
+            "contiguous and "
             "overlap others'."
         )
-        yield Fault(MESH, message, "let dp, not fsdp, span slices, or give each process fewer devices.")
+        yield Fault(
+            MESH, message, "let dp, not fsdp, span slices, or give each process fewer devices."
+        )
 
 
 def mesh_fits(job: JobSpec) -> bool:
     """Return whether the mesh fits the devices of the job."""
     try:
-        return job.train is not None and job.host_count <= MAX_PODS and bool(job.train.mesh.resolve(job.devices))
+        return (
+            job.train is not None
+            and job.host_count <= MAX_PODS
+            and bool(job.train.mesh.resolve(job.devices))
+        )
     except ValueError:
         return False
 
@@ -563,7 +747,10 @@ CHECKS: tuple[Check, ...] = (
     Check((("name",), ("hosts",), ("slices",)), _name_faults),
     Check((("hosts",), ("slices",), ("accelerator",)), _pod_count_faults),
     Check((*_DEVICES, ("spares",), ("restarts",)), _elastic_faults),
-    Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate"), ("train", "model")), _min_hosts_faults),
+    Check(
+        (*_LAYOUT, ("train", "batch"), ("train", "accumulate"), ("train", "model")),
+        _min_hosts_faults,
+    ),
     Check((("hosts",), ("accelerator",)), _topology_faults),
     Check((("accelerator",),), _device_memory_faults),
     Check((("compute_domain",), ("accelerator",)), _compute_domain_faults),

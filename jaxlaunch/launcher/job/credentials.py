@@ -1,8 +1,9 @@
 """Detection of credentials in values of a job and in names and contents of files. Pure.
 
-A literal in a job is readable by everyone who can read the file, the pod or the run folder; a Secret is not. The files
-that a job ships are readable by everyone who can read ConfigMaps. A value counts as a credential if it has a known
-token format, or is assigned to a name that a well-known program reads its key from; other variable names prove nothing.
+A literal in a job is readable by everyone who can read the file, the pod or the run folder; a
+Secret is not. The files that a job ships are readable by everyone who can read ConfigMaps. A value
+counts as a credential if it has a known token format, or is assigned to a name that a well-known
+program reads its key from; other variable names prove nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ NAMED_KEYS = (
 SCHEME = r"(?<!github)://"
 # A value that begins with one of these is a placeholder of a shell or a template.
 _LITERAL = r"(?![$<{%*])"
-_AUTHORIZATION = rf"(?i:authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token))\s+{_LITERAL}[\w.~+/=-]{{6,}}"
+_AUTHORIZATION = (
+    rf"(?i:authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token))\s+{_LITERAL}[\w.~+/=-]{{6,}}"
+)
 _FORMS = re.compile(
     rf"{TOKENS}|{NAMED_KEYS}|-----BEGIN [A-Z ]*PRIVATE "
     rf"KEY|{SCHEME}[^/\s:@]*:{_LITERAL}[^/\s@]+@(?!sha\d+:)|{_AUTHORIZATION}"
@@ -46,7 +49,9 @@ _PRIVATE_BLOCKS = {"env", "secrets", "command", "pod", "init", "args", "eval_arg
 
 def has_credential(text: str, name: str = "") -> bool:
     """Return whether a text, or the value of a variable with this name, looks like a credential."""
-    return _FORMS.search(text) is not None or (name != "" and re.search(NAMED_KEYS, f"{name}={text}") is not None)
+    return _FORMS.search(text) is not None or (
+        name != "" and re.search(NAMED_KEYS, f"{name}={text}") is not None
+    )
 
 
 def is_private_path(path: KeyPath) -> bool:
@@ -66,22 +71,89 @@ def walk_strings(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]
         yield path, value
 
 
-# Lower-case names of files in which programs store credentials, with the folder if the name alone is ambiguous.
+# Lower-case names of files in which programs store credentials, with the folder if the name alone
+# is ambiguous.
 _NAMES: tuple[str, ...] = (
-    *(".env*", "*.env", ".netrc*", "_netrc", ".pypirc", ".git-credentials", ".pgpass", ".my.cnf", ".s3cfg", ".boto"),
-    *(".htpasswd", ".dockercfg", ".databrickscfg", ".vault-token", ".vault[_-]pass*", "*.tfvars", "*.tfstate*"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.key", "*.p8", "*.ppk", "*.p12", "*.pfx", "*.jks"),
+    *(
+        ".env*",
+        "*.env",
+        ".netrc*",
+        "_netrc",
+        ".pypirc",
+        ".git-credentials",
+        ".pgpass",
+        ".my.cnf",
+        ".s3cfg",
+        ".boto",
+    ),
+    *(
+        ".htpasswd",
+        ".dockercfg",
+        ".databrickscfg",
+        ".vault-token",
+        ".vault[_-]pass*",
+        "*.tfvars",
+        "*.tfstate*",
+    ),
+    *(
+        "id_rsa*",
+        "id_dsa*",
+        "id_ecdsa*",
+        "id_ed25519*",
+        "*.key",
+        "*.p8",
+        "*.ppk",
+        "*.p12",
+        "*.pfx",
+        "*.jks",
+    ),
     "*.keytab",
-    *("*.kdbx", "*.keystore", "kubeconfig", "*.kubeconfig", "kaggle.json", "rclone.conf", "client_secret*.json"),
+    *(
+        "*.kdbx",
+        "*.keystore",
+        "kubeconfig",
+        "*.kubeconfig",
+        "kaggle.json",
+        "rclone.conf",
+        "client_secret*.json",
+    ),
     *(".dockerconfigjson", ".modal.toml", ".mylogin.cnf", ".passwd-s3fs"),
-    *("application_default_credentials.json", "service[_-]account*.json", "credentials", "credentials.*"),
+    *(
+        "application_default_credentials.json",
+        "service[_-]account*.json",
+        "credentials",
+        "credentials.*",
+    ),
     *("*[._-]credentials.*", "secrets.*", "*[._-]secrets.*"),
-    *(".aws/*", ".azure/*", ".docker/config.json", ".gnupg/*", ".kube/*", ".oci/*", ".ssh/id_*", ".config/gcloud/*"),
+    *(
+        ".aws/*",
+        ".azure/*",
+        ".docker/config.json",
+        ".gnupg/*",
+        ".kube/*",
+        ".oci/*",
+        ".ssh/id_*",
+        ".config/gcloud/*",
+    ),
     *(".config/gh/hosts.yml", "huggingface/token", "huggingface/stored_tokens"),
 )
 # Source code and documentation may have names that contain "credentials" or "secrets".
 _HARMLESS = (
-    *("*.py", "*.pyi", "*.md", "*.rst", "*.ipynb", "*.sh", "*.go", "*.js", "*.jsx", "*.ts", "*.tsx", "*.html", "*.css"),
+    *(
+        "*.py",
+        "*.pyi",
+        "*.md",
+        "*.rst",
+        "*.ipynb",
+        "*.sh",
+        "*.go",
+        "*.js",
+        "*.jsx",
+        "*.ts",
+        "*.tsx",
+        "*.html",
+        "*.css",
+    ),
     *("*.c", "*.cc", "*.cpp", "*.cu", "*.h", "*.hpp", "*.rs", "*.java", "*.rb", "*.proto"),
 )
 _PUBLIC_KEY = "*.pub"
@@ -92,7 +164,8 @@ _PLACEHOLDER = re.compile(
     re.IGNORECASE,
 )
 _PLACEHOLDER_PASSWORDS = frozenset(
-    "password passwd pass pw pwd secret token user username test foo bar mypassword mypass mysecret".split()
+    "password passwd pass pw pwd secret token user username test foo bar mypassword "
+    "mypass mysecret".split()
 )
 # A printf conversion such as %s. In a URL, a % is followed by two hexadecimal digits.
 _FORMATTED = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -101,7 +174,8 @@ _SHORTEST_PASSWORD = 4
 # A random value contains at least this many different characters.
 _FEWEST_CHARACTERS = 6
 
-# Pairs of a description, empty for the matched name, and a pattern whose group `here` is the credential.
+# Pairs of a description, empty for the matched name, and a pattern whose group `here` is the
+# credential.
 _FORMS_IN_FILES: tuple[tuple[str, str], ...] = (
     (
         "a private key",
@@ -126,7 +200,10 @@ _FORMS_IN_FILES: tuple[tuple[str, str], ...] = (
     # Credentials of netrc, kubectl, docker and wandb, which may be in files with any name.
     ("a password", r"(?m)^[ \t]*machine\s+\S+\s+login\s+\S+\s+password\s+(?P<here>[^\s<$]{6,})"),
     ("a kubeconfig's key", r"\bclient-key-data:\s*(?P<here>[A-Za-z0-9+/=]{40,})"),
-    ("a registry's password", r"\"auths\"\s*:\s*\{[^}]{0,500}\"auth\"\s*:\s*\"(?P<here>[A-Za-z0-9+/=]{8,})\""),
+    (
+        "a registry's password",
+        r"\"auths\"\s*:\s*\{[^}]{0,500}\"auth\"\s*:\s*\"(?P<here>[A-Za-z0-9+/=]{8,})\"",
+    ),
     ("a key of wandb", r"\bwandb\.login\([^()]{0,200}?[\"'](?P<here>[0-9a-f]{40})[\"']"),
     (
         "a Secret's data",
@@ -150,9 +227,13 @@ def is_credential_file(name: str) -> bool:
     if fnmatchcase(base_name, _PUBLIC_KEY):
         return False
     # Hidden files such as .env.sh, and files in a folder of credentials, are not exempt.
-    is_harmless = base_name[:1] != "." and any(fnmatchcase(base_name, pattern) for pattern in _HARMLESS)
+    is_harmless = base_name[:1] != "." and any(
+        fnmatchcase(base_name, pattern) for pattern in _HARMLESS
+    )
     return any(
-        fnmatchcase(path, f"*/{pattern}") if "/" in pattern else not is_harmless and fnmatchcase(base_name, pattern)
+        fnmatchcase(path, f"*/{pattern}")
+        if "/" in pattern
+        else not is_harmless and fnmatchcase(base_name, pattern)
         for pattern in _NAMES
     )
 
@@ -166,8 +247,14 @@ def find_credential(content: bytes) -> CredentialSign | None:
             if _PLACEHOLDER.search(value):
                 continue
             if "user" in match.re.groupindex:
-                is_placeholder = value.lower() in _PLACEHOLDER_PASSWORDS or _FORMATTED.search(value) is not None
-                is_secret = not is_placeholder and len(value) >= _SHORTEST_PASSWORD and value != match["user"]
+                is_placeholder = (
+                    value.lower() in _PLACEHOLDER_PASSWORDS or _FORMATTED.search(value) is not None
+                )
+                is_secret = (
+                    not is_placeholder
+                    and len(value) >= _SHORTEST_PASSWORD
+                    and value != match["user"]
+                )
             else:
                 is_secret = len(set(value)) >= _FEWEST_CHARACTERS
             if is_secret:

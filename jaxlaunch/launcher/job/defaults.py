@@ -16,7 +16,15 @@ from jaxlaunch.launcher.errors import Fault, JobFaults, UserError
 from jaxlaunch.launcher.job import messages
 from jaxlaunch.launcher.job.introspection import Words, discriminate_by_key
 from jaxlaunch.launcher.job.schema import Kind, Network, Toleration
-from jaxlaunch.launcher.job.types import AbsolutePath, Label, LabelKey, LabelValue, ObjectName, Text, Variable
+from jaxlaunch.launcher.job.types import (
+    AbsolutePath,
+    Label,
+    LabelKey,
+    LabelValue,
+    ObjectName,
+    Text,
+    Variable,
+)
 from jaxlaunch.launcher.platforms.facts import Provisioner
 from jaxlaunch.launcher.platforms.table import PlatformName
 from jaxlaunch.launcher.yaml import reader
@@ -25,8 +33,8 @@ from jaxlaunch.trainer.spec import Block, Positive, check_bucket_url
 
 DEFAULT_USER = 1000
 
-# The user of the pods: a number, root with only the capabilities that the network needs, or root in a privileged
-# container.
+# The user of the pods: a number, root with only the capabilities that the network needs, or root in
+# a privileged container.
 User = Positive | Literal["root", "privileged"]
 
 
@@ -34,7 +42,9 @@ class Nodes(Block):
     """Nodes as this cluster labels and taints them."""
 
     node_selector: dict[LabelKey, LabelValue] = Field({}, description="labels of these nodes")
-    tolerations: list[Toleration] = Field([], description="taints of these nodes; left out: those of the platform")
+    tolerations: list[Toleration] = Field(
+        [], description="taints of these nodes; left out: those of the platform"
+    )
 
 
 class CheckpointClaim(Block):
@@ -58,7 +68,8 @@ class CheckpointUrl(Block):
 
 
 Checkpoint = Annotated[
-    Annotated[CheckpointClaim, Tag("claim")] | Annotated[CheckpointUrl, Tag("url")], discriminate_by_key("claim", "url")
+    Annotated[CheckpointClaim, Tag("claim")] | Annotated[CheckpointUrl, Tag("url")],
+    discriminate_by_key("claim", "url"),
 ]
 
 
@@ -72,12 +83,17 @@ class CacheClaim(Block):
 class Tcpxo(Block):
     """What GPUDirect-TCPXO needs to know of this cluster."""
 
-    image: Annotated[str, Field(pattern=r"^\S+$")] = Field(description="image of the receive daemon")
+    image: Annotated[str, Field(pattern=r"^\S+$")] = Field(
+        description="image of the receive daemon"
+    )
     networks: Annotated[list[ObjectName], Field(min_length=8, max_length=8)] = Field(
-        [f"vpc{number}" for number in range(1, 9)], description="the Network objects of eth1 to eth8"
+        [f"vpc{number}" for number in range(1, 9)],
+        description="the Network objects of eth1 to eth8",
     )
     env: dict[Variable, Text] | None = Field(
-        None, description="all of NCCL's variables for another release of the plugin; null: those of January 2026"
+        None,
+        description="all of NCCL's variables for another release of the plugin; null: those of "
+        "January 2026",
     )
 
 
@@ -93,7 +109,9 @@ class Prometheus(Block):
     """The pods that may scrape."""
 
     namespace: Label | None = Field(None, description="namespace of the Prometheus pods; null: any")
-    labels: dict[LabelKey, LabelValue] = Field({"app.kubernetes.io/name": "prometheus"}, description="their labels")
+    labels: dict[LabelKey, LabelValue] = Field(
+        {"app.kubernetes.io/name": "prometheus"}, description="their labels"
+    )
 
 
 class Defaults(Block):
@@ -103,34 +121,58 @@ class Defaults(Block):
     platform: PlatformName = Field("generic", description="the platform that the nodes belong to")
     provisioner: Provisioner = Field(
         "karpenter",
-        description="eks: who adds nodes: Karpenter, managed node groups or Auto Mode, each with its own labels",
+        description="eks: who adds nodes: Karpenter, managed node groups or Auto Mode, each with "
+        "its own labels",
     )
-    image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="the image of jobs without one")
-    image_pull_secrets: list[ObjectName] = Field([], description="names of Secrets for pulling images, for every job")
+    image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(
+        None, description="the image of jobs without one"
+    )
+    image_pull_secrets: list[ObjectName] = Field(
+        [], description="names of Secrets for pulling images, for every job"
+    )
     queue: Label | None = Field(None, description="the queue of jobs without one")
     checkpoint: Checkpoint | None = Field(None, description="where checkpoints are saved")
-    compile_cache: CacheClaim | None = Field(None, description="XLA's compilation cache, for jobs without one")
+    compile_cache: CacheClaim | None = Field(
+        None, description="XLA's compilation cache, for jobs without one"
+    )
     service_account: ObjectName | None = Field(
         None, description="the ServiceAccount of jobs without one; no token is mounted"
     )
-    user: Positive = Field(DEFAULT_USER, description="numeric user and group of the pods; never root, except on TPUs")
-    users: dict[Kind, User] = Field(
-        {}, description="by accelerator type, instead of user: a number, root, or privileged (root, every device)"
+    user: Positive = Field(
+        DEFAULT_USER, description="numeric user and group of the pods; never root, except on TPUs"
     )
-    nodes: dict[Kind, Nodes] = Field({}, description="by accelerator type: nodes with other labels than usual")
-    capacity: dict[Literal["spot", "flex-start"], Nodes] = Field({}, description="by kind of capacity, likewise")
+    users: dict[Kind, User] = Field(
+        {},
+        description="by accelerator type, instead of user: a number, root, or privileged (root, "
+        "every device)",
+    )
+    nodes: dict[Kind, Nodes] = Field(
+        {}, description="by accelerator type: nodes with other labels than usual"
+    )
+    capacity: dict[Literal["spot", "flex-start"], Nodes] = Field(
+        {}, description="by kind of capacity, likewise"
+    )
     reservation_label: LabelKey | None = Field(
         None,
-        description="eks, managed node groups: the label that names their reservation; null: capacity-reservation-id",
+        description="eks, managed node groups: the label that names their reservation; null: "
+        "capacity-reservation-id",
     )
-    network: dict[Kind, Network] = Field({}, description="by accelerator type: the network of jobs without one")
-    slice_label: LabelKey | None = Field(None, description="the label that nodes of one TPU slice share")
+    network: dict[Kind, Network] = Field(
+        {}, description="by accelerator type: the network of jobs without one"
+    )
+    slice_label: LabelKey | None = Field(
+        None, description="the label that nodes of one TPU slice share"
+    )
     tcpxo: Tcpxo | None = Field(None, description="for network: gpudirect-tcpxo")
-    gib: Gib | None = Field(None, description="for network: gpudirect-rdma; null: networks with the usual names")
+    gib: Gib | None = Field(
+        None, description="for network: gpudirect-rdma; null: networks with the usual names"
+    )
     prometheus: Prometheus = Field(Prometheus(), description="who may scrape")
     labels: dict[LabelKey, LabelValue] = Field({}, description="labels on all objects")
     annotations: dict[LabelKey, Text] = Field({}, description="annotations on all objects")
-    node_selector: dict[LabelKey, LabelValue] = Field({}, description="node labels that every job requires")
+    node_selector: dict[LabelKey, LabelValue] = Field(
+        {}, description="node labels that every job requires"
+    )
     tolerations: list[Toleration] = Field([], description="taints that every job tolerates")
 
 
@@ -145,13 +187,15 @@ class ClusterDefaults:
 def load_defaults(path: Path | None) -> ClusterDefaults:
     """Read the cluster defaults from a file, plain or as the only entry of a ConfigMap.
 
-    Without a path, return the built-in defaults. Raises JobFaults with all faults, and UserError if the file cannot be
-    read.
+    Without a path, return the built-in defaults. Raises JobFaults with all faults, and UserError if
+    the file cannot be read.
     """
     if path is None:
         return ClusterDefaults()
     if not path.exists():
-        raise UserError(f"{path}: no such file.", "--defaults names the file with the cluster defaults.")
+        raise UserError(
+            f"{path}: no such file.", "--defaults names the file with the cluster defaults."
+        )
     return _validate_defaults(reader.read_document(path))
 
 
@@ -167,7 +211,11 @@ def read_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults
 
 def _config_map_entry(config_map: Mapping[str, Any], name: str) -> Document:
     entries = config_map.get("data")
-    if not isinstance(entries, dict) or len(entries) != 1 or not isinstance(text := next(iter(entries.values())), str):
+    if (
+        not isinstance(entries, dict)
+        or len(entries) != 1
+        or not isinstance(text := next(iter(entries.values())), str)
+    ):
         message = f"{name}: a ConfigMap of cluster defaults has one entry, a text."
         raise UserError(message, "data: {defaults.yaml: |- …}")
     return reader.parse_document(text, f"{name}, {next(iter(entries))}")

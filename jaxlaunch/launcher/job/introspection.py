@@ -1,6 +1,7 @@
 """Introspection of the schema: types in words, keys, and the path of a validation error. Pure.
 
-Reads the annotations of pydantic models, so that messages and documentation always agree with the schema.
+Reads the annotations of pydantic models, so that messages and documentation always agree with the
+schema.
 """
 
 from __future__ import annotations
@@ -45,10 +46,15 @@ class Type:
                 annotation, *metadata = get_args(annotation)
                 constraints += tuple(metadata)
             elif origin in (Union, types.UnionType) and type(None) in get_args(annotation):
-                members = tuple(member for member in get_args(annotation) if member is not type(None))
+                members = tuple(
+                    member for member in get_args(annotation) if member is not type(None)
+                )
                 annotation, nullable = functools.reduce(operator.or_, members), True
             else:
-                nested = ((item.metadata if isinstance(item, FieldInfo) else [item]) for item in constraints)
+                nested = (
+                    (item.metadata if isinstance(item, FieldInfo) else [item])
+                    for item in constraints
+                )
                 return cls(annotation, tuple(itertools.chain.from_iterable(nested)), nullable)
 
     @classmethod
@@ -68,22 +74,30 @@ class Type:
     @property
     def model(self) -> type[BaseModel] | None:
         """The model, if the type is a block."""
-        return self.bare if isinstance(self.bare, type) and issubclass(self.bare, BaseModel) else None
+        return (
+            self.bare if isinstance(self.bare, type) and issubclass(self.bare, BaseModel) else None
+        )
 
     @property
     def items(self) -> Type | None:
         """The type of a list's items."""
-        return Type.from_annotation(get_args(self.bare)[0]) if get_origin(self.bare) is list else None
+        return (
+            Type.from_annotation(get_args(self.bare)[0]) if get_origin(self.bare) is list else None
+        )
 
     @property
     def keys(self) -> Type | None:
         """The type of a mapping's keys."""
-        return Type.from_annotation(get_args(self.bare)[0]) if get_origin(self.bare) is dict else None
+        return (
+            Type.from_annotation(get_args(self.bare)[0]) if get_origin(self.bare) is dict else None
+        )
 
     @property
     def values(self) -> Type | None:
         """The type of a mapping's values."""
-        return Type.from_annotation(get_args(self.bare)[1]) if get_origin(self.bare) is dict else None
+        return (
+            Type.from_annotation(get_args(self.bare)[1]) if get_origin(self.bare) is dict else None
+        )
 
     @property
     def literals(self) -> tuple[Any, ...]:
@@ -93,10 +107,14 @@ class Type:
     def find_member(self, label: Any) -> Type | None:
         """Return the alternative that a validation error names by tag, class or literal key."""
         for member in self.members:
-            tags = {constraint.tag for constraint in member.constraints if isinstance(constraint, Tag)}
+            tags = {
+                constraint.tag for constraint in member.constraints if isinstance(constraint, Tag)
+            }
             if member.model is not None:
                 keys = {"kind", "source"} & member.model.model_fields.keys()
-                literals = (Type.from_field(member.model.model_fields[key]).literals for key in keys)
+                literals = (
+                    Type.from_field(member.model.model_fields[key]).literals for key in keys
+                )
                 tags |= {member.model.__name__, *itertools.chain.from_iterable(literals)}
             if label in tags or (member.items is not None and str(label).startswith("list")):
                 return member
@@ -139,7 +157,9 @@ def find_spot(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
         if element == "[key]":
             return dataclasses.replace(spot, kind=key_type, is_key=True)
         if current_type is not None and current_type.members:
-            spot = dataclasses.replace(spot, kind=current_type.find_member(element), union=spot.path, label=element)
+            spot = dataclasses.replace(
+                spot, kind=current_type.find_member(element), union=spot.path, label=element
+            )
             continue
         spot = dataclasses.replace(spot, path=(*spot.path, element))
         if current_type is None:
@@ -147,7 +167,9 @@ def find_spot(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
         if current_type.model is not None:
             field = block_fields(current_type.model).get(str(element))
             spot = dataclasses.replace(
-                spot, kind=None if field is None else Type.from_field(field), block=current_type.model
+                spot,
+                kind=None if field is None else Type.from_field(field),
+                block=current_type.model,
             )
         else:
             key_type = current_type.keys
@@ -161,7 +183,10 @@ def types_at(model: type[BaseModel], path: KeyPath) -> list[Type]:
     for key in path:
         next_kinds: list[Type] = []
         for kind in [member for union in kinds for member in (union.members or (union,))]:
-            if kind.model is not None and (field := block_fields(kind.model).get(str(key))) is not None:
+            if (
+                kind.model is not None
+                and (field := block_fields(kind.model).get(str(key))) is not None
+            ):
                 next_kinds.append(Type.from_field(field))
             elif (item := kind.items or kind.values) is not None:
                 next_kinds.append(item)
@@ -185,7 +210,7 @@ def nested_blocks(kind: Type) -> list[type[BaseModel]]:
     return [member.model for member in (kind.members or (kind,)) if member.model is not None]
 
 
-# --- in words ---------------------------------------------------------------------------------------------------------
+# --- in words -------------------------------------------------------------------------------------
 
 _PATTERNS: Mapping[str, str] = {r"^[\w.]+:[\w.]+$": "a name of the form module:Name"}
 _BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
@@ -207,20 +232,39 @@ def describe_type(kind: Type) -> str:
         models = [member.model for member in kind.members if member.model is not None]
         if len(models) < len(kind.members):
             return ", or ".join(
-                dict.fromkeys(describe_type(member).removesuffix(", its only value") for member in kind.members)
+                dict.fromkeys(
+                    describe_type(member).removesuffix(", its only value")
+                    for member in kind.members
+                )
             )
         if (key := discriminator_key(kind)) is None:
-            return f"a block with one of the keys {', '.join(next(iter(block_fields(model))) for model in models)}"
+            return (
+                "a block with one of the keys "
+                f"{', '.join(next(iter(block_fields(model))) for model in models)}"
+            )
         return f"a block whose {key} is {describe_choices(kind)}"
     if kind.literals:
         offered = [str(literal) for literal in kind.literals]
-        return f"{offered[0]}, its only value" if len(offered) == 1 else f"one of {', '.join(offered)}"
+        return (
+            f"{offered[0]}, its only value" if len(offered) == 1 else f"one of {', '.join(offered)}"
+        )
     if kind.model is not None:
-        return f"a block with the key{'s' * (len(block_fields(kind.model)) > 1)} {', '.join(block_fields(kind.model))}"
+        return (
+            f"a block with the key{'s' * (len(block_fields(kind.model)) > 1)} "
+            f"{', '.join(block_fields(kind.model))}"
+        )
     if kind.items is not None:
-        return "a list of texts" if kind.items.bare is str else f"a list, each item {describe_type(kind.items)}"
+        return (
+            "a list of texts"
+            if kind.items.bare is str
+            else f"a list, each item {describe_type(kind.items)}"
+        )
     if kind.values is not None:
-        return "a block" if kind.values.bare is Any else f"a block, each value {describe_type(kind.values)}"
+        return (
+            "a block"
+            if kind.values.bare is Any
+            else f"a block, each value {describe_type(kind.values)}"
+        )
     patterns = [str(getattr(constraint, "pattern", None)) for constraint in kind.constraints]
     names = [_PATTERNS[pattern] for pattern in patterns if pattern in _PATTERNS]
     return names[0] if names else f"{_TYPE_NAMES[kind.bare]}{_describe_bounds(kind)}"
@@ -230,7 +274,13 @@ def discriminate_by_key(*keys: str) -> Discriminator:
     """Return a discriminator that chooses the alternative whose tag is the first of these keys in the block."""
 
     def find_tag(value: Any) -> str | None:
-        mapping = value if isinstance(value, Mapping) else vars(value) if isinstance(value, BaseModel) else ()
+        mapping = (
+            value
+            if isinstance(value, Mapping)
+            else vars(value)
+            if isinstance(value, BaseModel)
+            else ()
+        )
         return next((key for key in keys if key in mapping), None)
 
     return Discriminator(find_tag)
@@ -239,13 +289,20 @@ def discriminate_by_key(*keys: str) -> Discriminator:
 def discriminator_key(kind: Type) -> str | None:
     """Return the key that discriminates the blocks of a union, or None if the presence of a key does."""
     models = [member.model for member in kind.members if member.model is not None]
-    return next((key for key in ("kind", "source") if all(key in model.model_fields for model in models)), None)
+    return next(
+        (key for key in ("kind", "source") if all(key in model.model_fields for model in models)),
+        None,
+    )
 
 
 def describe_choices(kind: Type) -> str:
     """Describe the values of the discriminator of a union of blocks."""
     key = discriminator_key(kind) or ""
-    kinds = [Type.from_field(member.model.model_fields[key]) for member in kind.members if member.model is not None]
+    kinds = [
+        Type.from_field(member.model.model_fields[key])
+        for member in kind.members
+        if member.model is not None
+    ]
     literals = [str(literal) for kind in kinds for literal in kind.literals]
     other_phrases = [describe_type(key_type) for key_type in kinds if not key_type.literals]
     return f"one of {', '.join(literals)}" + "".join(f", or {phrase}" for phrase in other_phrases)
@@ -260,7 +317,9 @@ def _describe_bounds(kind: Type) -> str:
     }
     if bounds.keys() >= {"ge", "le"}:
         return f" from {_format_bound(bounds['ge'])} to {_format_bound(bounds['le'])}"
-    phrases = [f"{phrase} {_format_bound(bounds[key])}" for key, phrase in _BOUNDS.items() if key in bounds]
+    phrases = [
+        f"{phrase} {_format_bound(bounds[key])}" for key, phrase in _BOUNDS.items() if key in bounds
+    ]
     return f" {' and '.join(phrases)}" if phrases else ""
 
 

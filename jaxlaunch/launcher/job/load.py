@@ -1,7 +1,8 @@
 """Reading and writing of job.yaml, with dotted overrides of the command line such as `train.steps=100`.
 
-All faults of a file are reported at once. Validation therefore runs in rounds: each round removes the values that the
-previous one refused, or replaces those that are required, until the rest is valid and the checks across keys can run.
+All faults of a file are reported at once. Validation therefore runs in rounds: each round removes
+the values that the previous one refused, or replaces those that are required, until the rest is
+valid and the checks across keys can run.
 """
 
 from __future__ import annotations
@@ -23,9 +24,19 @@ from jaxlaunch.launcher.wording import format_key_path, shorten_text
 from jaxlaunch.launcher.yaml import reader, writer
 from jaxlaunch.launcher.yaml.reader import LINE_AFTER_FILE, Document
 
-__all__ = ["JobFile", "JobSpec", "dump_job", "load_job", "parse_job", "read_job", "read_job_text", "read_run_job"]
+__all__ = [
+    "JobFile",
+    "JobSpec",
+    "dump_job",
+    "load_job",
+    "parse_job",
+    "read_job",
+    "read_job_text",
+    "read_run_job",
+]
 
-# Replaces a required value that is wrong, so that the rest can still be checked. Never part of a result.
+# Replaces a required value that is wrong, so that the rest can still be checked. Never part of a
+# result.
 _STAND_INS: dict[KeyPath, Any] = {
     ("name",): "x",
     ("accelerator",): {"type": "cpu"},
@@ -101,8 +112,16 @@ def _build_job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
     if isinstance(source.data, dict):
         spec = _validate_data(source, faults)
     elif not faults:
-        kind = "empty" if source.data is None else "a list" if isinstance(source.data, list) else "plain text"
-        faults.append(Fault((), f"is {kind}, not a block of keys.", "`launcher init` writes a first job."))
+        kind = (
+            "empty"
+            if source.data is None
+            else "a list"
+            if isinstance(source.data, list)
+            else "plain text"
+        )
+        faults.append(
+            Fault((), f"is {kind}, not a block of keys.", "`launcher init` writes a first job.")
+        )
     if spec is None or faults:
         raise JobFaults([source.locate(fault) for fault in faults])
     return spec
@@ -146,7 +165,13 @@ def _texts_as_written(source: Document) -> Any:
     data = copy.deepcopy(source.data)
     for block in AS_WRITTEN_KEYS:
         items = data.get(block)
-        pairs = items.items() if isinstance(items, dict) else enumerate(items) if isinstance(items, list) else ()
+        pairs = (
+            items.items()
+            if isinstance(items, dict)
+            else enumerate(items)
+            if isinstance(items, list)
+            else ()
+        )
         for key, value in list(pairs):
             if isinstance(value, int | float):
                 items[key] = source.texts[(block, key)]
@@ -168,12 +193,14 @@ def _remove_fault(data: Any, path: KeyPath) -> KeyPath:
     return path
 
 
-# --- faults of the text, before types are validated -------------------------------------------------------------------
+# --- faults of the text, before types are validated -----------------------------------------------
 
 
 def _credential_faults(data: Any) -> Iterator[Fault]:
     reasons = data.get("allow_literal")
-    allowed = {key for key, reason in reasons.items() if reason} if isinstance(reasons, dict) else set()
+    allowed = (
+        {key for key, reason in reasons.items() if reason} if isinstance(reasons, dict) else set()
+    )
     for path, text in credentials.walk_strings(data):
         name, setting = _variable_name(data, path), format_key_path(path)
         if credentials.has_credential(text, name) and setting not in allowed:
@@ -182,8 +209,13 @@ def _credential_faults(data: Any) -> Iterator[Fault]:
                 alternative = "use valueFrom: {secretKeyRef: …}"
             elif not name:
                 alternative += ", and read that variable"
-            hint = f"put it in a Secret and {alternative}; if it is none, allow_literal: {{{setting}: REASON}}."
-            yield Fault(path, f"{setting} holds a credential, and everyone who sees the job sees it.", hint)
+            hint = (
+                f"put it in a Secret and {alternative}; if it is none, allow_literal: "
+                f"{{{setting}: REASON}}."
+            )
+            yield Fault(
+                path, f"{setting} holds a credential, and everyone who sees the job sees it.", hint
+            )
 
 
 def _variable_name(data: Any, path: KeyPath) -> str:
@@ -201,7 +233,8 @@ def _ambiguous_number_faults(source: Document) -> Iterator[Fault]:
             decimal, octal = int(text), int(text, 8) if not set(text) & set("89") else None
             older = "text" if octal is None else octal
             message = (
-                f"{messages.describe_setting(source, path)} has two readings: {decimal} in YAML 1.2, "
+                f"{messages.describe_setting(source, path)} has two readings: {decimal} "
+                "in YAML 1.2, "
                 f"{older} in YAML 1.1."
             )
             yield Fault(path, message, f'write {decimal}, or "{text}" for text.')
@@ -237,7 +270,7 @@ def _unsupported_faults(data: Any) -> Iterator[Fault]:
             yield Fault(path, f"{setting} is not supported yet.", "leave it out.")
 
 
-# --- writing and overrides --------------------------------------------------------------------------------------------
+# --- writing and overrides ------------------------------------------------------------------------
 
 
 def dump_job(job: JobSpec) -> str:
@@ -265,20 +298,27 @@ def parse_override(argument: str) -> Override | Fault:
         argument = argument.encode(errors="surrogateescape").decode()
     except UnicodeError:
         legible = argument.encode(errors="replace").decode()
-        return _override_fault(_redact_argument(legible), "is not UTF-8.", "check how the shell writes it.")
+        return _override_fault(
+            _redact_argument(legible), "is not UTF-8.", "check how the shell writes it."
+        )
     key, equals, text = argument.partition("=")
     if key.startswith("-"):
         hint = "a key has none, as in hosts=2; arguments of your program belong in its command:."
         return _override_fault(_redact_argument(argument), "begins with a dash.", hint)
     if not equals or not all(part.strip() for part in key.split(".")):
-        return _override_fault(_redact_argument(argument), "is not of the form key=value.", "for example hosts=2")
+        return _override_fault(
+            _redact_argument(argument), "is not of the form key=value.", "for example hosts=2"
+        )
     path = _parse_path(key)
     value = reader.parse_document(text, "override", path)
     if value.faults:
         first = value.faults[0]
         hint = f"""quote the value, and the whole for the shell: '{key}="…"'."""
         return dataclasses.replace(
-            first, location=f"{_redact_argument(argument)} (override)", line=LINE_AFTER_FILE, hint=hint
+            first,
+            location=f"{_redact_argument(argument)} (override)",
+            line=LINE_AFTER_FILE,
+            hint=hint,
         )
     return Override(path, value.data, value.texts, _redact_argument(argument))
 
@@ -317,7 +357,9 @@ def _is_list(path: KeyPath) -> bool:
 
 def _missing_entry_fault(override: Override, depth: int) -> Fault:
     above, key = override.path[:depth], override.path[depth]
-    replacement = "list instead, as [value]" if _is_list(above) else "block instead, as {key: value}"
+    replacement = (
+        "list instead, as [value]" if _is_list(above) else "block instead, as {key: value}"
+    )
     return _override_fault(
         override.shown,
         f"{format_key_path(above)} has no entry {shorten_text(str(key))}.",
@@ -339,7 +381,9 @@ def _redact_argument(argument: str) -> str:
     # Without an equals sign, everything after the first name may be the value.
     if not equals:
         return (
-            shorten_text(argument) if not credentials.is_private_path(_parse_path(key)) else f"{key.partition('.')[0]}…"
+            shorten_text(argument)
+            if not credentials.is_private_path(_parse_path(key))
+            else f"{key.partition('.')[0]}…"
         )
     hidden = credentials.is_private_path(_parse_path(key)) or credentials.has_credential(text)
     return f"{key}=…" if hidden else shorten_text(argument)

@@ -41,7 +41,11 @@ def value_at(data: Any, path: KeyPath) -> Any:
         if isinstance(data, dict):
             data = data.get(key)
         else:
-            data = data[key] if isinstance(data, list) and isinstance(key, int) and key < len(data) else None
+            data = (
+                data[key]
+                if isinstance(data, list) and isinstance(key, int) and key < len(data)
+                else None
+            )
     return data
 
 
@@ -62,7 +66,9 @@ def describe_setting(document: Document, path: KeyPath) -> str:
     return format_key_path(path) if value is None else f"{format_key_path(path)} = {value}"
 
 
-def translate_errors(error: ValidationError, document: Document, schema: type[BaseModel] = JobSpec) -> Iterator[Fault]:
+def translate_errors(
+    error: ValidationError, document: Document, schema: type[BaseModel] = JobSpec
+) -> Iterator[Fault]:
     """Yield the faults of a file with this schema, at most one per path, sorted by line and limited in number."""
     errors = error.errors(include_url=False, include_input=False)[:_MAX_TRANSLATED_ERRORS]
     details = [
@@ -91,7 +97,11 @@ def _settle_alternative(spot: Spot, union: KeyPath, document: Document) -> Spot 
     """Return the spot if its alternative has the form of the value, None if another has, the union if none has."""
     value, kind = value_at(document.data, union), introspection.types_at(spot.root, union)[0]
     attribute = "model" if isinstance(value, dict) else "items" if isinstance(value, list) else None
-    candidates = [member for member in kind.members if attribute is not None and getattr(member, attribute) is not None]
+    candidates = [
+        member
+        for member in kind.members
+        if attribute is not None and getattr(member, attribute) is not None
+    ]
     if not candidates:
         return Spot(union, kind, spot.block, root=spot.root)
     return spot if kind.find_member(spot.label) in candidates else None
@@ -105,17 +115,28 @@ def _translate_error(spot: Spot, detail: ErrorDetails, document: Document) -> Fa
         if hint is None and spot.block is not None and spot.kind is not None:
             key = str(spot.path[-1])
             meaning = f"{key}: {introspection.block_fields(spot.block)[key].description}."
-            hint = f"it is {introspection.describe_type(spot.kind)}." if spot.kind.literals else meaning
+            hint = (
+                f"it is {introspection.describe_type(spot.kind)}."
+                if spot.kind.literals
+                else meaning
+            )
         return Fault(spot.path, f"{format_key_path(spot.path)} is missing.", hint)
     if detail["type"].startswith("union_tag"):
         return _unknown_block_fault(spot, document)
     if spot.is_key:
-        expected = introspection.describe_type(spot.kind) if spot.kind is not None else "one of its keys"
+        expected = (
+            introspection.describe_type(spot.kind) if spot.kind is not None else "one of its keys"
+        )
         name = json.dumps(shorten_text(str(spot.path[-1])), ensure_ascii=False)
-        return Fault(spot.path, f"{format_key_path(spot.path[:-1])} has the key {name}, which is not {expected}.")
+        return Fault(
+            spot.path,
+            f"{format_key_path(spot.path[:-1])} has the key {name}, which is not {expected}.",
+        )
     # The value is not a block, so all alternatives are named.
     if spot.path == spot.union and spot.kind is not None:
-        spot = Spot(spot.path, introspection.types_at(spot.root, spot.path)[0], spot.block, root=spot.root)
+        spot = Spot(
+            spot.path, introspection.types_at(spot.root, spot.path)[0], spot.block, root=spot.root
+        )
     error = detail.get("ctx", {}).get("error")
     if not isinstance(error, ValueError):
         return _wrong_value_fault(spot, document)
@@ -130,7 +151,12 @@ def with_expected_number(fault: Fault) -> Fault:
     if fault.not_finite is None or not fault.path:
         return fault
     kinds = introspection.types_at(JobSpec, fault.path)
-    numbers = [member for kind in kinds for member in (kind.members or (kind,)) if member.bare in (int, float)]
+    numbers = [
+        member
+        for kind in kinds
+        for member in (kind.members or (kind,))
+        if member.bare in (int, float)
+    ]
     if not numbers:
         return fault
     expected = introspection.describe_type(numbers[0]).replace("a number", "a finite number")
@@ -139,18 +165,23 @@ def with_expected_number(fault: Fault) -> Fault:
 
 
 def _find_words(kind: Type) -> Words | None:
-    return next((constraint for constraint in kind.constraints if isinstance(constraint, Words)), None)
+    return next(
+        (constraint for constraint in kind.constraints if isinstance(constraint, Words)), None
+    )
 
 
 def _unknown_key_fault(spot: Spot) -> Fault:
-    key, above = str(spot.path[-1]), format_key_path(spot.path[:-1]) or spot.root.__name__.removesuffix("Spec").lower()
+    key = str(spot.path[-1])
+    above = format_key_path(spot.path[:-1]) or spot.root.__name__.removesuffix("Spec").lower()
     name = "…" if credentials.has_credential(key) else shorten_text(key)
     message = f'unknown key "{name}" in {above}.'
     keys = list(introspection.block_fields(spot.block)) if spot.block is not None else []
     if spot.union is not None and (sibling := _alternative_hint(key, spot)):
         return Fault(spot.path, message, sibling)
     key_start = key[:MAX_SHOWN_CHARS]
-    suggestions = [f'"{near}"' for near in find_nearest(key_start, keys)] or _find_elsewhere(key, spot)
+    suggestions = [f'"{near}"' for near in find_nearest(key_start, keys)] or _find_elsewhere(
+        key, spot
+    )
     suggestions = suggestions or [f'"{near}"' for near in find_completions(key_start, keys)]
     if suggestions:
         return Fault(spot.path, f"{message} Did you mean {join_choices(suggestions)}?")
@@ -161,9 +192,14 @@ def _unknown_key_fault(spot: Spot) -> Fault:
 
 def _find_elsewhere(key: str, spot: Spot) -> list[str]:
     """Return the quoted keys with this name that are nearest to the top of the schema, empty if there are many."""
-    paths = dict.fromkeys(path for path, _ in introspection.walk_fields(spot.root) if path[-1] == key)
+    paths = dict.fromkeys(
+        path for path, _ in introspection.walk_fields(spot.root) if path[-1] == key
+    )
     nearest_paths = [path for path in paths if len(path) == min(map(len, paths))]
-    quoted = [f'"{format_key_path(path)}"' + (" at the top level" if len(path) == 1 else "") for path in nearest_paths]
+    quoted = [
+        f'"{format_key_path(path)}"' + (" at the top level" if len(path) == 1 else "")
+        for path in nearest_paths
+    ]
     return quoted if len(quoted) <= 3 else []
 
 
@@ -177,16 +213,23 @@ def _alternative_hint(key: str, spot: Spot) -> str | None:
         return None
     if chooser is None:
         return f"keep {introspection.describe_type(kind).removeprefix('a block with ')}."
-    names = [str(name) for model in models for name in Type.from_field(model.model_fields[chooser]).literals]
+    names = [
+        str(name)
+        for model in models
+        for name in Type.from_field(model.model_fields[chooser]).literals
+    ]
     return f"it goes with {chooser}: {join_choices(names)}." if names else None
 
 
 def _unknown_block_fault(spot: Spot, document: Document) -> Fault:
     """Return the fault of a union of blocks whose discriminator is missing or unknown."""
-    kind, value = introspection.types_at(spot.root, spot.path)[0], value_at(document.data, spot.path)
+    kind = introspection.types_at(spot.root, spot.path)[0]
+    value = value_at(document.data, spot.path)
     key = introspection.discriminator_key(kind)
     if not isinstance(value, dict):
-        return Fault(spot.path, _mismatch_message(document, spot.path, introspection.describe_type(kind)))
+        return Fault(
+            spot.path, _mismatch_message(document, spot.path, introspection.describe_type(kind))
+        )
     if key is None:
         expected = introspection.describe_type(kind).removeprefix("a block with one of ")
         return Fault(spot.path, f"{format_key_path(spot.path)} has none of {expected}.")
@@ -195,13 +238,18 @@ def _unknown_block_fault(spot: Spot, document: Document) -> Fault:
     if key not in value:
         return Fault(path, f"{format_key_path(path)} is missing.", f"it is {expected}.")
     offered = re.findall(r"[\w-]+", expected)
-    return Fault(path, f"{_mismatch_message(document, path, expected)}{_did_you_mean(value[key], offered)}")
+    return Fault(
+        path, f"{_mismatch_message(document, path, expected)}{_did_you_mean(value[key], offered)}"
+    )
 
 
 def _mismatch_message(document: Document, path: KeyPath, expected: str) -> str:
     value = value_at(document.data, path)
     if value and isinstance(value, dict | list):
-        return f"{format_key_path(path)} is a {'block' if isinstance(value, dict) else 'list'}, not {expected}."
+        return (
+            f"{format_key_path(path)} is a {'block' if isinstance(value, dict) else 'list'}, "
+            f"not {expected}."
+        )
     if value is None:
         return f"{format_key_path(path)} is empty, not {expected}."
     return f"{describe_setting(document, path)} is not {expected}."
@@ -216,12 +264,16 @@ def _wrong_value_fault(spot: Spot, document: Document) -> Fault:
         if spot.path[:1] != ("secrets",) or len(spot.path) > 2:
             return Fault(spot.path, message)
         name = spot.path[1] if len(spot.path) > 1 else "NAME"
-        hint = f"write {name}: {{name: my-secret, key: token}}; the value itself stays in the Secret."
+        hint = (
+            f"write {name}: {{name: my-secret, key: token}}; the value itself stays in the Secret."
+        )
         return Fault(spot.path, message, hint)
     members = () if _find_words(kind) else kind.members or (kind,)
     literals = [str(literal) for member in members for literal in member.literals]
     return Fault(
-        spot.path, message + _did_you_mean(value, literals), _suggest_value(kind, value, document.texts.get(spot.path))
+        spot.path,
+        message + _did_you_mean(value, literals),
+        _suggest_value(kind, value, document.texts.get(spot.path)),
     )
 
 
@@ -231,23 +283,35 @@ def _suggest_value(kind: Type, value: Any, written: str | None) -> str | None:
     if words is not None:
         return words.suggest(value) if isinstance(value, str) else None
     if kind.members:
-        return next(filter(None, (_suggest_value(member, value, written) for member in kind.members)), None)
+        return next(
+            filter(None, (_suggest_value(member, value, written) for member in kind.members)), None
+        )
     if isinstance(value, str):
         return _suggest_for_text(kind, value)
     if kind.bare is str and written is not None and _is_legal(kind, written):
         return f'write "{written}", in quotes.'
-    if isinstance(value, float) and kind.bare is int and value.is_integer() and _is_legal(kind, int(value)):
+    if (
+        isinstance(value, float)
+        and kind.bare is int
+        and value.is_integer()
+        and _is_legal(kind, int(value))
+    ):
         return f"write {int(value)}."
     return None
 
 
 def _suggest_for_text(kind: Type, text: str) -> str | None:
     if kind.bare is bool and text.lower() in ("yes", "on", "y", "no", "off", "n"):
-        return f"YAML 1.2 reads {text} as text; write {'true' if text.lower() in ('yes', 'on', 'y') else 'false'}."
+        return (
+            f"YAML 1.2 reads {text} as text; write "
+            f"{'true' if text.lower() in ('yes', 'on', 'y') else 'false'}."
+        )
     if kind.bare in (int, float):
         number = _parse_number(text.strip(), kind)
         how = (
-            "with a decimal point" if kind.bare is float and _COMMA.fullmatch(text) else "without quotes or separators"
+            "with a decimal point"
+            if kind.bare is float and _COMMA.fullmatch(text)
+            else "without quotes or separators"
         )
         return None if number is None else f"write {number}, {how}."
     if "module:Name" in introspection.describe_type(kind) and re.fullmatch(r"\w+(\.\w+)+", text):
@@ -256,7 +320,9 @@ def _suggest_for_text(kind: Type, text: str) -> str | None:
 
 
 # Before three digits, a comma separates thousands in some countries and a fraction in others.
-_GROUPED = re.compile(r"[-+]?[1-9][0-9]{0,2}(?:(?P<by>[_, ])[0-9]{3})(?:(?P=by)[0-9]{3})*(?P<rest>\.[0-9]+)?")
+_GROUPED = re.compile(
+    r"[-+]?[1-9][0-9]{0,2}(?:(?P<by>[_, ])[0-9]{3})(?:(?P=by)[0-9]{3})*(?P<rest>\.[0-9]+)?"
+)
 _UNDERSCORES = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)+")
 _COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
 
@@ -275,7 +341,11 @@ def _parse_number(text: str, kind: Type) -> str | None:
     except ValueError:
         return None
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    return digits if is_number and not reader.has_two_readings(digits) and _is_legal(kind, number) else None
+    return (
+        digits
+        if is_number and not reader.has_two_readings(digits) and _is_legal(kind, number)
+        else None
+    )
 
 
 def _is_legal(kind: Type, value: Any) -> bool:
@@ -288,5 +358,9 @@ def _is_legal(kind: Type, value: Any) -> bool:
 
 
 def _did_you_mean(value: Any, options: list[str]) -> str:
-    near = find_nearest(value, options) or find_completions(value, options) if isinstance(value, str) else []
+    near = (
+        find_nearest(value, options) or find_completions(value, options)
+        if isinstance(value, str)
+        else []
+    )
     return f' Did you mean "{near[0]}"?' if near else ""

@@ -47,8 +47,14 @@ from jaxlaunch.trainer.spec import (
 
 def _suggest_accelerator(written: str) -> str:
     parts = re.split(r"[^a-z0-9]+", written.lower())
-    matches = [name for name in (*parts, *map("".join, itertools.pairwise(parts))) if name in ACCELERATORS]
-    return f"write {matches[0]}." if matches else "any NVIDIA GPU is {type: gpu}, on nodes that node_selector chooses."
+    matches = [
+        name for name in (*parts, *map("".join, itertools.pairwise(parts))) if name in ACCELERATORS
+    ]
+    return (
+        f"write {matches[0]}."
+        if matches
+        else "any NVIDIA GPU is {type: gpu}, on nodes that node_selector chooses."
+    )
 
 
 if TYPE_CHECKING:
@@ -56,23 +62,28 @@ if TYPE_CHECKING:
 else:
     # The names are the rows of jaxlaunch/accelerators.py.
     Kind = Annotated[
-        Literal[tuple(ACCELERATORS)], Words("the name of an accelerator that jaxlaunch knows", _suggest_accelerator)
+        Literal[tuple(ACCELERATORS)],
+        Words("the name of an accelerator that jaxlaunch knows", _suggest_accelerator),
     ]
 # Kubernetes' validation limits an indexed Job by maxParallelismForIndexedJob.
 MAX_PODS = 100_000
-Pods = Annotated[int, Field(gt=0), at_most(MAX_PODS, "the most pods that an indexed Job of Kubernetes has")]
+Pods = Annotated[
+    int, Field(gt=0), at_most(MAX_PODS, "the most pods that an indexed Job of Kubernetes has")
+]
 
 
 class HostRange(Block):
     """The number of hosts of a job that can continue with fewer.
 
     ```yaml
-    hosts: {min: 2, max: 4}  # four; with two or three, when a lost one is not replaced within timeouts.replace
-    train: {task: classify, mesh: {dp: -1}, batch: 96, steps: 1000, model: {kind: mlp}, data: {source: synthetic}}
-    ```
+    hosts: {min: 2, max: 4}  # four; with two or three, when a lost one is not replaced within
+    timeouts.replace train: {task: classify, mesh: {dp: -1}, batch: 96, steps: 1000, model: {kind:
+    mlp}, data: {source: synthetic}} ```
     """
 
-    min: Pods = Field(description="the smallest number of hosts that may train; host 0 is one of them")
+    min: Pods = Field(
+        description="the smallest number of hosts that may train; host 0 is one of them"
+    )
     max: Pods = Field(description="the number of hosts that train when all are available")
 
 
@@ -99,9 +110,13 @@ class Accelerator(Block):
     ```
     """
 
-    type: Kind = Field(description=f"cpu; gpu, which is any NVIDIA GPU; or {', '.join([*ACCELERATORS][2:])}")
+    type: Kind = Field(
+        description=f"cpu; gpu, which is any NVIDIA GPU; or {', '.join([*ACCELERATORS][2:])}"
+    )
     topology: str | None = Field(
-        None, description="topology of a TPU slice, such as 2x4 or 4x4x8; default none: only TPUs have one, and need it"
+        None,
+        description="topology of a TPU slice, such as 2x4 or 4x4x8; default none: only TPUs have "
+        "one, and need it",
     )
     per_host: Few = Field(
         default_factory=_default_per_host,
@@ -110,7 +125,8 @@ class Accelerator(Block):
     )
     memory: Quantity | None = Field(
         None,
-        description="memory of one GPU, for `launcher plan`, if the type does not determine it; default the type's",
+        description="memory of one GPU, for `launcher plan`, if the type does not determine it; "
+        "default the type's",
     )
 
     @property
@@ -139,8 +155,12 @@ class Reservation(Block):
     project: Label | None = Field(
         None, description="gke: the project that shares the reservation; default the cluster's own"
     )
-    block: Label | None = Field(None, description="gke: one block of the reservation; default any block")
-    sub_block: Label | None = Field(None, description="gke: one sub-block of the block; default any sub-block")
+    block: Label | None = Field(
+        None, description="gke: one block of the reservation; default any block"
+    )
+    sub_block: Label | None = Field(
+        None, description="gke: one sub-block of the block; default any sub-block"
+    )
 
 
 Capacity = Literal["on-demand", "spot", "flex-start"] | Reservation
@@ -152,16 +172,19 @@ class Placement(Block):
     ```yaml
     accelerator: {type: h200}
     queue: research  # placement is Kueue's: it needs a queue
-    placement: {preferred: cloud.google.com/gce-topology-block}  # required: waits until there is room
-    ```
+    placement: {preferred: cloud.google.com/gce-topology-block}  # required: waits until there is
+    room ```
     """
 
     preferred: LabelKey | None = Field(
         None,
-        description="the level, if one of its domains has room; a TPU slice also gets a whole node pool; default none",
+        description="the level, if one of its domains has room; a TPU slice also gets a whole node "
+        "pool; default none",
     )
     required: LabelKey | None = Field(
-        None, description="the level; the job waits until one of its domains has room for a slice; default none"
+        None,
+        description="the level; the job waits until one of its domains has room for a slice; "
+        "default none",
     )
 
 
@@ -176,13 +199,21 @@ class Rdma(Block):
 
     profile: Literal["rdma"] = Field(description="rdma, the only profile so far")
     resource: Annotated[
-        str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), Words("a resource's name, such as rdma/ib")
+        str,
+        Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"),
+        Words("a resource's name, such as rdma/ib"),
     ] = Field(description="the extended resource, such as rdma/ib")
     count: Few = Field(1, description="number of devices per host")
     networks: list[
-        Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9.-]+(@[a-z0-9]+)?$"), Words("a network, such as rdma-vf")]
+        Annotated[
+            str,
+            Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9.-]+(@[a-z0-9]+)?$"),
+            Words("a network, such as rdma-vf"),
+        ]
     ] = Field(
-        [], description="networks of Multus, one for each interface of a pod in addition to eth0; needed for SR-IOV"
+        [],
+        description="networks of Multus, one for each interface of a pod in addition to eth0; "
+        "needed for SR-IOV",
     )
     env: dict[Variable, Text] = Field(
         {}, description="variables that NCCL needs for this network; the job's env has precedence"
@@ -190,7 +221,15 @@ class Rdma(Block):
 
 
 Network = (
-    Literal["default", "hostnetwork", "efa", "efa-dra", "gpudirect-tcpxo", "gpudirect-rdma", "gpudirect-rdma-dra"]
+    Literal[
+        "default",
+        "hostnetwork",
+        "efa",
+        "efa-dra",
+        "gpudirect-tcpxo",
+        "gpudirect-rdma",
+        "gpudirect-rdma-dra",
+    ]
     | Rdma
 )
 
@@ -210,7 +249,9 @@ class Resources(Block):
     memory: Quantity | None = Field(None, description="request and limit; default neither")
     ephemeral: Quantity | None = Field(None, description="ephemeral storage; default no request")
     shm: Quantity | None = Field(
-        None, description="size of /dev/shm; counts against memory; default no limit on GPUs, elsewhere the runtime's"
+        None,
+        description="size of /dev/shm; counts against memory; default no limit on GPUs, elsewhere "
+        "the runtime's",
     )
     hugepages: Quantity | None = Field(
         None, description="huge pages of 2 MiB; Karpenter does not add nodes for them; default none"
@@ -230,12 +271,16 @@ class Restarts(Block):
 
     crash: Natural = Field(
         5,
-        description="how often all pods are replaced after a crash or a hang; also how often each lost pod is replaced "
+        description="how often all pods are replaced after a crash or a hang; also how often each "
+        "lost pod is replaced "
         "alone",
     )
-    in_place: Natural = Field(3, description="restarts in the same pods in a row without a newly saved step")
+    in_place: Natural = Field(
+        3, description="restarts in the same pods in a row without a newly saved step"
+    )
     preempted: Positive | Literal["unlimited"] = Field(
-        20, description="preemptions, evictions and drained nodes in a row without a newly saved step"
+        20,
+        description="preemptions, evictions and drained nodes in a row without a newly saved step",
     )
 
 
@@ -250,25 +295,41 @@ class Timeouts(Block):
     ```
     """
 
-    rendezvous: Duration | None = Field("30m", validate_default=True, description="until every host has connected")
-    replace: Duration | None = Field(
-        "5m", validate_default=True, description="until a lost host is replaced, while the others keep their pods"
+    rendezvous: Duration | None = Field(
+        "30m", validate_default=True, description="until every host has connected"
     )
-    prepare: Duration | None = Field("24h", validate_default=True, description="tokenizing and packing text, once")
-    init: Duration | None = Field("5m", validate_default=True, description="jax.distributed and the devices")
-    restore: Duration | None = Field("10m", validate_default=True, description="reading the checkpoint")
+    replace: Duration | None = Field(
+        "5m",
+        validate_default=True,
+        description="until a lost host is replaced, while the others keep their pods",
+    )
+    prepare: Duration | None = Field(
+        "24h", validate_default=True, description="tokenizing and packing text, once"
+    )
+    init: Duration | None = Field(
+        "5m", validate_default=True, description="jax.distributed and the devices"
+    )
+    restore: Duration | None = Field(
+        "10m", validate_default=True, description="reading the checkpoint"
+    )
     compile: Duration | None = Field("30m", validate_default=True, description="one compilation")
     step: Duration | Literal["auto"] = Field(
         "auto", description="one step; auto: the larger of 60s and 10 × the median"
     )
     data: Duration | None = Field("10m", validate_default=True, description="waiting for one batch")
     eval: Duration | None = Field("30m", validate_default=True, description="one evaluation")
-    save: Duration | None = Field("20m", validate_default=True, description="one save, until it is committed")
-    pending: Duration | None = Field(None, description="waiting in a queue and for nodes; default no limit")
+    save: Duration | None = Field(
+        "20m", validate_default=True, description="one save, until it is committed"
+    )
+    pending: Duration | None = Field(
+        None, description="waiting in a queue and for nodes; default no limit"
+    )
 
     def to_seconds(self) -> dict[str, float | None]:
         """Return the timeouts that an agent enforces, in seconds by phase; None if it is learned or there is none."""
-        timeouts = {name: getattr(self, name) for name in type(self).model_fields if name != "pending"}
+        timeouts = {
+            name: getattr(self, name) for name in type(self).model_fields if name != "pending"
+        }
         return {name: None if value == "auto" else value for name, value in timeouts.items()}
 
 
@@ -282,7 +343,8 @@ class Logs(Block):
 
     kept: Quantity = Field(
         "16Mi",
-        description="size of the output of each rank that is kept in the run folder, over all attempts of a start; "
+        description="size of the output of each rank that is kept in the run folder, over all "
+        "attempts of a start; "
         "beyond it the oldest half is dropped, and its size is recorded",
     )
 
@@ -292,13 +354,16 @@ class SecretKey(Block):
 
     ```yaml
     secrets:
-      WANDB_API_KEY: {name: wandb, key: api-key}  # kubectl create secret generic wandb --from-literal=api-key=…
+      WANDB_API_KEY: {name: wandb, key: api-key}  # kubectl create secret generic wandb
+          --from-literal=api-key=…
     ```
     """
 
     name: ObjectName = Field(description="the Secret's name")
     key: Annotated[
-        str, Field(pattern=r"^[-._a-zA-Z0-9]+$"), Words("a key of a Secret: letters, digits, dots, dashes and _")
+        str,
+        Field(pattern=r"^[-._a-zA-Z0-9]+$"),
+        Words("a key of a Secret: letters, digits, dots, dashes and _"),
     ] = Field(description="the key in it")
 
 
@@ -312,21 +377,25 @@ class Toleration(Block):
     ```
     """
 
-    key: LabelKey | None = Field(None, description="key of the taint; default every taint, with Exists")
+    key: LabelKey | None = Field(
+        None, description="key of the taint; default every taint, with Exists"
+    )
     operator: Literal["Exists", "Equal"] = Field("Equal", description="whether value is compared")
     value: LabelValue | None = Field(None, description="for Equal; default the empty value")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="what the taint does; null: every effect"
     )
-    seconds: Natural | None = Field(None, alias="tolerationSeconds", description="with NoExecute; null: without limit")
+    seconds: Natural | None = Field(
+        None, alias="tolerationSeconds", description="with NoExecute; null: without limit"
+    )
 
 
 class Code(Block):
     """The user's code, as a block.
 
     ```yaml
-    code: {folder: ., include: {tests/server.key: signs for localhost alone}}  # or the folder alone: code: .
-    ```
+    code: {folder: ., include: {tests/server.key: signs for localhost alone}}  # or the folder
+    alone: code: . ```
     """
 
     folder: Annotated[str, Field(min_length=1)] = Field(
@@ -338,7 +407,8 @@ class Code(Block):
         | dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]]
     ) = Field(
         [],
-        description="files and folders in it that are shipped although they look like credentials; each with a reason, "
+        description="files and folders in it that are shipped although they look like credentials; "
+        "each with a reason, "
         "for those who read the job, or as a list",
     )
 
@@ -348,8 +418,8 @@ class Notify(Block):
 
     ```yaml
     secrets: {SLACK_URL: {name: slack, key: url}}
-    notify: {url: SLACK_URL, format: slack, events: [failure, stall, done]}  # a message for each of these
-    ```
+    notify: {url: SLACK_URL, format: slack, events: [failure, stall, done]}  # a message for each of
+    these ```
     """
 
     url: Variable = Field(description="the variable under secrets that holds the address")
@@ -358,7 +428,8 @@ class Notify(Block):
     )
     events: list[Literal["failure", "stall", "done", "best"]] = Field(
         ["failure", "stall", "done"],
-        description="events that are reported: an attempt that failed or was stopped, no progress for `stall`, a job "
+        description="events that are reported: an attempt that failed or was stopped, no progress "
+        "for `stall`, a job "
         "that is done, an evaluation that is the best by train.checkpoint.best",
     )
     stall: Duration = Field(
@@ -389,60 +460,92 @@ class JobSpec(Block):
 
     version: Literal[1] = Field(1, alias="schema", description="version of the keys of this file")
     name: JobName = Field(description="name of the job and of the objects that it creates")
-    image: Annotated[str, Field(pattern=r"^\S+$"), Words("an image, such as registry.example/train:1.4")] | None = (
-        Field(None, description="the container image, for submit; default from the cluster defaults")
+    image: (
+        Annotated[
+            str, Field(pattern=r"^\S+$"), Words("an image, such as registry.example/train:1.4")
+        ]
+        | None
+    ) = Field(
+        None, description="the container image, for submit; default from the cluster defaults"
     )
     accelerator: Accelerator = Field(description="the devices of a host")
     hosts_given: Pods | HostRange = Field(
         default_factory=_default_hosts,
         alias="hosts",
-        description="pods per slice; default 1, for a TPU by the topology; {min, max}: the job may continue with fewer "
+        description="pods per slice; default 1, for a TPU by the topology; {min, max}: the job may "
+        "continue with fewer "
         "for a while",
     )
-    spares: Natural = Field(0, description="additional pods, started and idle, which replace lost hosts at once")
-    slices: Pods = Field(1, description="groups of hosts that share a fast network; each is one child Job")
-    processes_per_host: Few | Literal["all"] = Field(1, description="JAX processes of a host; all: one per device")
+    spares: Natural = Field(
+        0, description="additional pods, started and idle, which replace lost hosts at once"
+    )
+    slices: Pods = Field(
+        1, description="groups of hosts that share a fast network; each is one child Job"
+    )
+    processes_per_host: Few | Literal["all"] = Field(
+        1, description="JAX processes of a host; all: one per device"
+    )
     platform: PlatformName | None = Field(
         None,
-        description="the platform whose node labels the pods select; default from the cluster defaults, else generic",
+        description="the platform whose node labels the pods select; default from the cluster "
+        "defaults, else generic",
     )
-    namespace: Label | None = Field(None, description="where the job is created; default from the kubeconfig's context")
-    queue: Label | None = Field(None, description="Kueue's LocalQueue; default from the cluster defaults, else none")
+    namespace: Label | None = Field(
+        None, description="where the job is created; default from the kubeconfig's context"
+    )
+    queue: Label | None = Field(
+        None, description="Kueue's LocalQueue; default from the cluster defaults, else none"
+    )
     priority: ObjectName | None = Field(
         None,
-        description="a PriorityClass, or with a queue Kueue's WorkloadPriorityClass; default the cluster's own",
+        description="a PriorityClass, or with a queue Kueue's WorkloadPriorityClass; default the "
+        "cluster's own",
     )
-    capacity: Capacity = Field("on-demand", description="the kind of capacity that the nodes must have")
+    capacity: Capacity = Field(
+        "on-demand", description="the kind of capacity that the nodes must have"
+    )
     placement: Placement | None = Field(
-        None, description="placement by Kueue's topology; left out: TPU slices are placed exclusively, others anywhere"
+        None,
+        description="placement by Kueue's topology; left out: TPU slices are placed exclusively, "
+        "others anywhere",
     )
     network: Network = Field("default", description="the network between hosts")
     compute_domain: bool = Field(
         False,
-        description="NVLink between hosts of gb200 or gb300, by a ComputeDomain (IMEX) of NVIDIA's DRA driver",
+        description="NVLink between hosts of gb200 or gb300, by a ComputeDomain (IMEX) of "
+        "NVIDIA's DRA driver",
     )
     network_policy: bool = Field(
-        True, description="create a NetworkPolicy that admits only the job's own pods and Prometheus"
+        True,
+        description="create a NetworkPolicy that admits only the job's own pods and Prometheus",
     )
     gang_secret: bool | None = Field(
         None,
-        description="hosts authenticate each other and encrypt their messages with a Secret that submit creates; left "
+        description="hosts authenticate each other and encrypt their messages with a Secret that "
+        "submit creates; left "
         "out: true if there are several hosts and you may create Secrets",
     )
     resources: Resources = Field(Resources(), description="what the pod of each host requests")
     restarts: Restarts = Field(Restarts(), description="how often the job may restart")
     grace: Duration = Field(
-        "60s", validate_default=True, description="time between SIGTERM and SIGKILL, in which the job saves"
+        "60s",
+        validate_default=True,
+        description="time between SIGTERM and SIGKILL, in which the job saves",
     )
     deadline: Duration | None = Field(
         None,
-        description="longest time that the job may take; then it saves and ends with exit code 77; null: no limit",
+        description="longest time that the job may take; then it saves and ends with exit code 77; "
+        "null: no limit",
     )
     ttl: Duration | None = Field(
-        "3d", validate_default=True, description="how long a finished job is kept; null: without limit"
+        "3d",
+        validate_default=True,
+        description="how long a finished job is kept; null: without limit",
     )
     timeouts: Timeouts = Field(Timeouts(), description="timeout of each phase")
-    logs: Logs = Field(Logs(), description="how much of the output is kept in addition to the pods' own logs")
+    logs: Logs = Field(
+        Logs(), description="how much of the output is kept in addition to the pods' own logs"
+    )
     tracker: Tracker | None = Field(
         None,
         description="where the metrics are sent in addition to the run folder; default nowhere",
@@ -450,45 +553,72 @@ class JobSpec(Block):
     notify: Notify | None = Field(
         None, description="a webhook that is notified of what happens to the job; default none"
     )
-    volumes: list[Volume] = Field([], description="storage, mounted in every pod; `run` maps each to a folder")
-    env: dict[Variable, Text] = Field({}, description="environment variables, values as written; no credentials")
+    volumes: list[Volume] = Field(
+        [], description="storage, mounted in every pod; `run` maps each to a folder"
+    )
+    env: dict[Variable, Text] = Field(
+        {}, description="environment variables, values as written; no credentials"
+    )
     secrets: dict[Variable, SecretKey] = Field({}, description="environment variables from Secrets")
     allow_literal: dict[str, Annotated[str, Field(min_length=1)]] = Field(
-        {}, description="by key, such as env.BROKER: why a value that looks like a credential may be written here"
+        {},
+        description="by key, such as env.BROKER: why a value that looks like a credential may be "
+        "written here",
     )
     code: Annotated[str, Field(min_length=1)] | Code | None = Field(
         None,
-        description="a folder to ship, relative to this file; what git ignores stays here; default nothing is shipped",
+        description="a folder to ship, relative to this file; what git ignores stays here; default "
+        "nothing is shipped",
     )
     workdir: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="the folder in which the program starts; default the code's folder, else the image's"
+        None,
+        description="the folder in which the program starts; default the code's folder, else "
+        "the image's",
     )
     service_account: ObjectName | None = Field(
         None,
-        description="the ServiceAccount of the pods; its token is mounted only if this is set; default `default`, "
+        description="the ServiceAccount of the pods; its token is mounted only if this is set; "
+        "default `default`, "
         "without its token",
     )
-    image_pull_secrets: list[ObjectName] = Field([], description="names of Secrets for pulling the image")
+    image_pull_secrets: list[ObjectName] = Field(
+        [], description="names of Secrets for pulling the image"
+    )
     labels: dict[LabelKey, LabelValue] = Field({}, description="labels on every object of the job")
-    annotations: dict[LabelKey, Text] = Field({}, description="annotations on every object of the job")
+    annotations: dict[LabelKey, Text] = Field(
+        {}, description="annotations on every object of the job"
+    )
     node_selector: dict[LabelKey, LabelValue] = Field(
         {}, description="labels a node must have, in addition to those of the accelerator"
     )
-    tolerations: list[Toleration] = Field([], description="taints to tolerate, in addition to those of the accelerator")
+    tolerations: list[Toleration] = Field(
+        [], description="taints to tolerate, in addition to those of the accelerator"
+    )
     init: list[dict[str, Any]] = Field([], description="init containers, as Kubernetes writes them")
     agent: Literal["auto", "image", "inject"] = Field(
         "auto",
-        description="where the agent comes from; auto: inject if the job has command: and names an image",
+        description="where the agent comes from; auto: inject if the job has command: and "
+        "names an image",
     )
     pod: dict[str, Any] = Field(
         {},
-        description="merged into the pod template last; may not change jaxlaunch's command, labels, restartPolicy or "
+        description="merged into the pod template last; may not change jaxlaunch's command, "
+        "labels, restartPolicy or "
         "variables",
     )
     command: (
-        Annotated[list[Text], Field(min_length=1), Words("a list of arguments, such as [python, train.py]")] | None
-    ) = Field(None, description="any JAX program, arguments as written; default none: train is given")
-    train: TrainSpec | None = Field(None, description="the built-in trainer; default none: command is given")
+        Annotated[
+            list[Text],
+            Field(min_length=1),
+            Words("a list of arguments, such as [python, train.py]"),
+        ]
+        | None
+    ) = Field(
+        None, description="any JAX program, arguments as written; default none: train is given"
+    )
+    train: TrainSpec | None = Field(
+        None, description="the built-in trainer; default none: command is given"
+    )
 
     @property
     def code_folder(self) -> str | None:
@@ -534,7 +664,8 @@ class JobSpec(Block):
     def trainable_host_counts(self) -> tuple[int, ...]:
         """The numbers of hosts that may train, empty if it is always all of them.
 
-        Numbers that mesh or batch do not divide over are left out; the additional host is then a spare.
+        Numbers that mesh or batch do not divide over are left out; the additional host is then a
+        spare.
         """
         if not self.is_elastic:
             return (self.hosts,) if self.spares else ()
@@ -567,7 +698,11 @@ class JobSpec(Block):
     @property
     def process_count_per_host(self) -> int:
         """JAX processes of a host."""
-        return self.accelerator.devices_per_host if self.processes_per_host == "all" else self.processes_per_host
+        return (
+            self.accelerator.devices_per_host
+            if self.processes_per_host == "all"
+            else self.processes_per_host
+        )
 
     @property
     def processes(self) -> int:
@@ -589,7 +724,9 @@ class JobSpec(Block):
     def tracking_variables(self) -> dict[str, str]:
         """Environment variables with the tracker for the trainer and the webhook for the agent."""
         settings: dict[str, dict[str, Any]]
-        settings = {contract.TRACKER: {"tracker": self.tracker, "name": self.name}} if self.tracker else {}
+        settings = (
+            {contract.TRACKER: {"tracker": self.tracker, "name": self.name}} if self.tracker else {}
+        )
         if (notify := self.notify) is not None:
             settings[contract.NOTIFY] = {
                 "url": notify.url,
@@ -626,7 +763,9 @@ class JobSpec(Block):
             in_place_limit=self.restarts.in_place,
             replaces=self.replaces_hosts,
             sizes=self.trainable_host_counts,
-            preempted_limit=None if self.restarts.preempted == "unlimited" else self.restarts.preempted,
+            preempted_limit=None
+            if self.restarts.preempted == "unlimited"
+            else self.restarts.preempted,
             grace_s=self.grace,
             deadline_s=self.deadline,
             metrics_port=metrics_port,
@@ -634,7 +773,9 @@ class JobSpec(Block):
             search_paths=search_paths or {},
             accelerator=self.accelerator.type,
             pinning=pinning,
-            ephemeral_bytes=None if scratch is None or limit is None else int(parse_quantity(limit)),
+            ephemeral_bytes=None
+            if scratch is None or limit is None
+            else int(parse_quantity(limit)),
             scratch=scratch or {},
             log_bytes=int(parse_quantity(self.logs.kept)),
         )

@@ -1,8 +1,9 @@
 """Types of a job's values: names, durations, quantities, volumes.
 
-Each type has a description for messages. Durations are `90s`, `10m`, `1h30m`, `3d`; a bare integer is seconds.
-Quantities are those of Kubernetes, `8`, `500m`, `32Gi`, `1.5T`, and are kept as written for the API server.
-Source: kubernetes.io, "Quantity" in the API conventions: suffixes n u m, k M G T P E, Ki Mi Gi Ti Pi Ei.
+Each type has a description for messages. Durations are `90s`, `10m`, `1h30m`, `3d`; a bare integer
+is seconds. Quantities are those of Kubernetes, `8`, `500m`, `32Gi`, `1.5T`, and are kept as written
+for the API server. Source: kubernetes.io, "Quantity" in the API conventions: suffixes n u m, k M G
+T P E, Ki Mi Gi Ti Pi Ei.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ _NOT_TEXT = re.compile(r"[0-9.]+(e-?[0-9]+)?|0[xo][0-9a-f]+|true|false|null")
 _SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
 
-def _name_suggester(pattern: str, max_length: int, allowed: str = "") -> Callable[[str], str | None]:
+def _name_suggester(
+    pattern: str, max_length: int, allowed: str = ""
+) -> Callable[[str], str | None]:
     """Return a function that proposes a valid name for a text: lower case, no accents, dashes for other characters.
 
-    The characters in `allowed` remain. Nothing is proposed if a letter would be lost or the result is not a valid name.
+    The characters in `allowed` remain. Nothing is proposed if a letter would be lost or the result
+    is not a valid name.
     """
 
     def suggest(written: str) -> str | None:
@@ -39,26 +43,36 @@ def _name_suggester(pattern: str, max_length: int, allowed: str = "") -> Callabl
         plain = "".join(letter for letter in folded if not unicodedata.combining(letter))
         name = re.sub(rf"[^a-z0-9{allowed}]+", "-", plain).strip("-.")
         is_lossy = any(letter.isalnum() and not letter.isascii() for letter in plain)
-        is_valid = len(name) <= max_length and re.match(pattern, name) and not _NOT_TEXT.fullmatch(name)
+        is_valid = (
+            len(name) <= max_length and re.match(pattern, name) and not _NOT_TEXT.fullmatch(name)
+        )
         return f"write {name}." if is_valid and not is_lossy else None
 
     return suggest
 
 
 def _suggest_absolute_path(written: str) -> str | None:
-    is_plain = re.fullmatch(r"[\w./-]*[\w-]", written) is not None and ".." not in written.split("/")
+    is_plain = re.fullmatch(r"[\w./-]*[\w-]", written) is not None and ".." not in written.split(
+        "/"
+    )
     return f"write /{written.removeprefix('./')}." if is_plain else None
 
 
 JobName = Annotated[
     str,
     Field(pattern=_NAME),
-    Words("a name: lower-case letters, digits and inner dashes, a letter first", _name_suggester(_NAME, 63)),
+    Words(
+        "a name: lower-case letters, digits and inner dashes, a letter first",
+        _name_suggester(_NAME, 63),
+    ),
 ]
 Label = Annotated[
     str,
     Field(pattern=_LABEL, max_length=63),
-    Words("a name of at most 63 lower-case letters, digits and inner dashes", _name_suggester(_LABEL, 63)),
+    Words(
+        "a name of at most 63 lower-case letters, digits and inner dashes",
+        _name_suggester(_LABEL, 63),
+    ),
 ]
 ObjectName = Annotated[
     str,
@@ -72,7 +86,9 @@ AbsolutePath = Annotated[
     str, Field(pattern=r"^/[^:\s][^:]*$"), Words("an absolute path below /", _suggest_absolute_path)
 ]
 Variable = Annotated[
-    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$"), Words("a variable's name: letters, digits and _")
+    str,
+    Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$"),
+    Words("a variable's name: letters, digits and _"),
 ]
 # A scalar that is kept as written: `--lr 3e-4` in a command must not become 0.0003.
 Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
@@ -104,7 +120,10 @@ def parse_duration(value: Any) -> float:
     if isinstance(value, int) and not isinstance(value, bool):
         total = value
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
-        total = sum(int(count or 0) * unit for count, unit in zip(match.groups(), _SECONDS.values(), strict=True))
+        total = sum(
+            int(count or 0) * unit
+            for count, unit in zip(match.groups(), _SECONDS.values(), strict=True)
+        )
     if not 0 < total <= _MAX_DURATION_S:
         raise PydanticCustomError("duration", "not a duration")
     return float(total)
@@ -116,7 +135,11 @@ def _suggest_duration(written: str) -> str | None:
     if match is None or not re.fullmatch(_UNIT_NAMES, match[2]) or written.strip().endswith("M"):
         return None
     total = Decimal(match[1]) * (_SECONDS | {"w": 604800})[match[2][0]]
-    return f"write {format_duration(float(total))}." if total == int(total) and 0 < total <= _MAX_DURATION_S else None
+    return (
+        f"write {format_duration(float(total))}."
+        if total == int(total) and 0 < total <= _MAX_DURATION_S
+        else None
+    )
 
 
 Duration = Annotated[
@@ -124,32 +147,55 @@ Duration = Annotated[
     BeforeValidator(parse_duration),
     Words("a duration above 0, such as 90s, 10m, 12h or 3d", _suggest_duration),
     PlainSerializer(format_duration, return_type=str),
-    WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$"}, {"type": "integer"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$"},
+                {"type": "integer"},
+            ]
+        }
+    ),
 ]
 
 
 def _check_quantity(value: Any) -> str:
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    if not isinstance(text, str) or not QUANTITY_PATTERN.fullmatch(text) or parse_quantity(text) == 0:
+    if (
+        not isinstance(text, str)
+        or not QUANTITY_PATTERN.fullmatch(text)
+        or parse_quantity(text) == 0
+    ):
         raise PydanticCustomError("quantity", "not a quantity")
     return text
 
 
 def _suggest_quantity(written: str) -> str | None:
-    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgtp])(i?)b?", written.strip().lower())
+    match = re.fullmatch(
+        r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgtp])(i?)b?", written.strip().lower()
+    )
     if match is None:
         return None
     letter = match[2].upper()
     if match[3]:
         return f"write {match[1]}{letter}i."
-    return f"write {match[1]}{letter}i for 1024s, or {match[1]}{'k' if letter == 'K' else letter} for 1000s."
+    return (
+        f"write {match[1]}{letter}i for 1024s, or "
+        f"{match[1]}{'k' if letter == 'K' else letter} for 1000s."
+    )
 
 
 Quantity = Annotated[
     str,
     BeforeValidator(_check_quantity),
     Words("a Kubernetes quantity above 0, such as 8, 500m or 32Gi", _suggest_quantity),
-    WithJsonSchema({"anyOf": [{"type": "string", "pattern": rf"^{QUANTITY_PATTERN.pattern}$"}, {"type": "number"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": rf"^{QUANTITY_PATTERN.pattern}$"},
+                {"type": "number"},
+            ]
+        }
+    ),
 ]
 
 

@@ -24,18 +24,23 @@ SYSTEM_NAMESPACE = "jaxlaunch-system"
 def find_defaults(cluster: Cluster, namespace: str) -> tuple[ClusterDefaults, str | None]:
     """Return the defaults for jobs in a namespace, and their source or None for the built-in ones.
 
-    The namespace's own defaults come before the cluster's. Raises JobFaults with all mistakes in them.
+    The namespace's own defaults come before the cluster's. Raises JobFaults with all mistakes in
+    them.
     """
     for defaults_namespace in dict.fromkeys((namespace, SYSTEM_NAMESPACE)):
         # A user without the permission to read it gets the built-in defaults.
         with ignore_forbidden():
-            if (config_map := cluster.get(CONFIGMAPS, CONFIG_MAP_NAME, defaults_namespace)) is not None:
+            if (
+                config_map := cluster.get(CONFIGMAPS, CONFIG_MAP_NAME, defaults_namespace)
+            ) is not None:
                 source = f"ConfigMap {defaults_namespace}/{CONFIG_MAP_NAME}"
                 return defaults.read_config_map(config_map, source), source
     return ClusterDefaults(), None
 
 
-def resolve_gang_secret(file: JobFile, cluster: Cluster, namespace: str, say: Callable[[str], None]) -> JobFile:
+def resolve_gang_secret(
+    file: JobFile, cluster: Cluster, namespace: str, say: Callable[[str], None]
+) -> JobFile:
     """Set `gang_secret` if the job file does not: true for several hosts, if the user may create Secrets."""
     if file.spec.gang_secret is not None:
         return file
@@ -43,7 +48,8 @@ def resolve_gang_secret(file: JobFile, cluster: Cluster, namespace: str, say: Ca
     is_allowed = has_several_hosts and cluster.is_allowed("create", SECRETS, namespace)
     if has_several_hosts and not is_allowed:
         say(
-            f"the hosts' traffic is not encrypted, since you may not create Secrets in namespace {namespace}: "
+            "the hosts' traffic is not encrypted, since you may not create Secrets in namespace "
+            f"{namespace}: "
             "the job's NetworkPolicy alone keeps others out (docs/kubernetes.md, Many hosts)"
         )
     return dataclasses.replace(file, spec=file.spec.model_copy(update={"gang_secret": is_allowed}))

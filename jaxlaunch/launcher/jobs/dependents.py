@@ -1,7 +1,7 @@
 """Objects that a JobSet owns in addition to its pods: its NetworkPolicy, and ConfigMaps that jobs may share.
 
-The name of a ConfigMap is the digest of its contents, but anyone can give that name to other contents, so these are
-compared.
+The name of a ConfigMap is the digest of its contents, but anyone can give that name to other
+contents, so these are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ RETRY_TIMEOUT_S = 30.0
 RETRY_PAUSE_S = 0.5
 # A restarted watch misses deletions in between, so the object is read again this often.
 _WATCH_PERIOD_S = 10.0
-# Field managers that are controllers and not users. They come before the creator if they apply fields.
+# Field managers that are controllers and not users. They come before the creator if they apply
+# fields.
 _CONTROLLERS = ("kueue", "jobset", "manager", "kube-controller-manager", "kubelet")
 
 Obj = dict[str, Any]
@@ -34,11 +35,22 @@ def get_managed_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
     """Return the JobSet of that name for a change. Raises UserError if launcher does not manage it."""
     jobset = cluster.get(JOBSETS, name, namespace)
     if jobset is None:
-        names = [other["metadata"]["name"] for other in cluster.list(JOBSETS, namespace) if is_ours(other)]
-        hint = f"it has {', '.join(names)}." if names else "it has no job of launcher; -n names another namespace."
+        names = [
+            other["metadata"]["name"]
+            for other in cluster.list(JOBSETS, namespace)
+            if is_ours(other)
+        ]
+        hint = (
+            f"it has {', '.join(names)}."
+            if names
+            else "it has no job of launcher; -n names another namespace."
+        )
         raise UserError(f"Namespace {namespace} has no job {name}.", hint)
     if not is_ours(jobset):
-        message = f"JobSet {name} in namespace {namespace} is not managed by launcher{describe_creator(jobset)}."
+        message = (
+            f"JobSet {name} in namespace {namespace} is not managed by "
+            f"launcher{describe_creator(jobset)}."
+        )
         raise UserError(message, "change it with kubectl.")
     return jobset
 
@@ -46,16 +58,30 @@ def get_managed_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
 def describe_creator(obj: Mapping[str, Any]) -> str:
     """Return the creator of an object by its metadata: `: created by kubectl-create at 2026-…`."""
     metadata = obj["metadata"]
-    fields = [entry for entry in metadata.get("managedFields") or () if not entry.get("subresource")]
+    fields = [
+        entry for entry in metadata.get("managedFields") or () if not entry.get("subresource")
+    ]
     user_fields = [entry for entry in fields if entry.get("manager") not in _CONTROLLERS] or fields
-    manager = min(user_fields, key=lambda entry: str(entry.get("time", "")))["manager"] if user_fields else None
-    return f": created by {manager or 'an unknown client'} at {metadata.get('creationTimestamp', 'an unknown time')}"
+    manager = (
+        min(user_fields, key=lambda entry: str(entry.get("time", "")))["manager"]
+        if user_fields
+        else None
+    )
+    return (
+        f": created by {manager or 'an unknown client'} at "
+        f"{metadata.get('creationTimestamp', 'an unknown time')}"
+    )
 
 
 def owner_reference(jobset: Mapping[str, Any]) -> Obj:
     """Return the owner reference by which an object is deleted with its JobSet."""
     metadata = jobset["metadata"]
-    return {"apiVersion": JOBSETS.api_version, "kind": JOBSETS.kind, "name": metadata["name"], "uid": metadata["uid"]}
+    return {
+        "apiVersion": JOBSETS.api_version,
+        "kind": JOBSETS.kind,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+    }
 
 
 class Dependents:
@@ -67,14 +93,18 @@ class Dependents:
     def create_owned(self, manifest: Obj, jobset: Obj, *, has_removed: bool) -> None:
         """Create an object, unless it exists and this JobSet owns it.
 
-        An object that jobs share gets another owner. A leftover of an earlier JobSet is deleted first.
+        An object that jobs share gets another owner. A leftover of an earlier JobSet is deleted
+        first.
 
         Args:
             manifest: Object to create.
             jobset: Its owner, as the cluster has it.
-            has_removed: Whether an earlier JobSet was deleted, whose quota the server releases a moment later.
+            has_removed: Whether an earlier JobSet was deleted, whose quota the server releases a
+                moment later.
         """
-        kind, name, owner = KINDS[manifest["kind"]], manifest["metadata"]["name"], owner_reference(jobset)
+        kind = KINDS[manifest["kind"]]
+        name = manifest["metadata"]["name"]
+        owner = owner_reference(jobset)
         owned = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [owner]}}
         deadline = time.monotonic() + RETRY_TIMEOUT_S
         while True:
@@ -83,7 +113,11 @@ class Dependents:
                 return
             except (ApiError, Unreachable) as error:
                 fault = error
-                is_transient = not isinstance(fault, ApiError) or fault.reason == "AlreadyExists" or fault.status >= 500
+                is_transient = (
+                    not isinstance(fault, ApiError)
+                    or fault.reason == "AlreadyExists"
+                    or fault.status >= 500
+                )
                 if not (is_transient or exceeds_quota(fault)) or time.monotonic() > deadline:
                     raise
             obj = self._cluster.get(kind, name, self._namespace)
@@ -105,9 +139,9 @@ class Dependents:
     def _add_owner(self, shared: Obj, owner: Obj) -> None:
         """Add an owner to a shared object. The caller reads the result back.
 
-        Only the owner reference is applied, so that its field manager disappears with it. Otherwise the managers of
-        thousands of jobs would in time fill the object. The uid prevents the creation of an empty object if the old one
-        is being deleted.
+        Only the owner reference is applied, so that its field manager disappears with it. Otherwise
+        the managers of thousands of jobs would in time fill the object. The uid prevents the
+        creation of an empty object if the old one is being deleted.
         """
         metadata = {key: shared["metadata"][key] for key in ("name", "namespace", "uid")}
         reference = {
@@ -128,22 +162,30 @@ class Dependents:
         """Raise UserError if the NetworkPolicy exists and launcher does not manage it, before anything is written."""
         for manifest in self._manifests:
             if manifest["kind"] == NETWORK_POLICIES.kind:
-                policy = self._cluster.get(NETWORK_POLICIES, manifest["metadata"]["name"], self._namespace)
+                policy = self._cluster.get(
+                    NETWORK_POLICIES, manifest["metadata"]["name"], self._namespace
+                )
                 if policy is not None and not is_ours(policy):
                     raise self._foreign_object_error(policy)
 
     def check_config_map(self, manifest: Obj) -> None:
         """Raise UserError if the ConfigMap exists with other contents, before anything is written."""
         if manifest["kind"] == CONFIGMAPS.kind:
-            config_map = self._cluster.get(CONFIGMAPS, manifest["metadata"]["name"], self._namespace)
+            config_map = self._cluster.get(
+                CONFIGMAPS, manifest["metadata"]["name"], self._namespace
+            )
             if config_map is not None:
                 _check_contents(config_map, manifest)
 
     def _foreign_object_error(self, obj: Obj) -> UserError:
         location = (
-            f"{obj.get('kind') or NETWORK_POLICIES.kind} {obj['metadata']['name']} in namespace {self._namespace}"
+            f"{obj.get('kind') or NETWORK_POLICIES.kind} {obj['metadata']['name']} in "
+            f"namespace {self._namespace}"
         )
-        message = f"{location} exists and is not managed by launcher{describe_creator(obj)}. It was not changed."
+        message = (
+            f"{location} exists and is not managed by launcher{describe_creator(obj)}. It "
+            "was not changed."
+        )
         return UserError(message, "use another name, or network_policy: false.")
 
 
@@ -153,11 +195,20 @@ def _owner_uids(obj: Obj) -> list[str]:
 
 def _check_contents(obj: Obj, manifest: Obj) -> None:
     """Raise UserError if pods would not get this job's files from the ConfigMap."""
-    if manifest["kind"] != CONFIGMAPS.kind or (difference := _find_difference(obj, manifest)) is None:
+    if (
+        manifest["kind"] != CONFIGMAPS.kind
+        or (difference := _find_difference(obj, manifest)) is None
+    ):
         return
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
-    message = f"ConfigMap {name} in namespace {namespace} has the name of one that this job creates, but {difference}"
-    hint = f"ask who made it; `kubectl delete configmap {name} -n {namespace}`, then submit again: it is created again."
+    message = (
+        f"ConfigMap {name} in namespace {namespace} has the name of one that this job "
+        f"creates, but {difference}"
+    )
+    hint = (
+        f"ask who made it; `kubectl delete configmap {name} -n {namespace}`, then submit again: "
+        "it is created again."
+    )
     raise UserError(f"{message}{describe_creator(obj)}. It was not changed.", hint)
 
 
@@ -166,7 +217,9 @@ def _find_difference(config_map: Obj, manifest: Obj) -> str | None:
 
     def read_files(obj: Obj) -> dict[str, bytes]:
         text = {name: value.encode() for name, value in (obj.get("data") or {}).items()}
-        return text | {name: base64.b64decode(value) for name, value in (obj.get("binaryData") or {}).items()}
+        return text | {
+            name: base64.b64decode(value) for name, value in (obj.get("binaryData") or {}).items()
+        }
 
     def describe_content(content: bytes) -> str:
         return f"{len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:12]}"
@@ -183,14 +236,17 @@ def _find_difference(config_map: Obj, manifest: Obj) -> str | None:
                 f"{describe_content(expected_files[name])})"
             )
     if not config_map.get("immutable"):
-        return "it is not immutable, so that anyone who may write ConfigMaps could exchange the code of running jobs"
+        return (
+            "it is not immutable, so that anyone who may write ConfigMaps could exchange the "
+            "code of running jobs"
+        )
     label = (config_map["metadata"].get("labels") or {}).get(MANAGED_BY)
     if label != manifest["metadata"]["labels"][MANAGED_BY]:
         return f"its label {MANAGED_BY} is {label or 'missing'}, so launcher did not make it"
     return None
 
 
-# --- deletion ---------------------------------------------------------------------------------------------------------
+# --- deletion -------------------------------------------------------------------------------------
 
 
 def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> bool:
@@ -214,7 +270,8 @@ def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> b
 def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
     """Start to delete a job, and return a line for each object that is deleted or kept for other jobs.
 
-    Its pods receive SIGTERM, save and end first. Kubernetes' garbage collector removes what the JobSet owns.
+    Its pods receive SIGTERM, save and end first. Kubernetes' garbage collector removes what the
+    JobSet owns.
     """
     metadata = jobset["metadata"]
     lines = [f"{JOBSETS.qualified_name(metadata['name'])} deleted"]
@@ -227,6 +284,14 @@ def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
         owners = [] if obj is None else _owner_uids(obj)
         if metadata["uid"] in owners:
             kept_text = f"kept: {len(owners) - 1} more of its jobs are here"
-            lines.append(f"{kind.qualified_name(name)} {'deleted' if len(owners) == 1 else kept_text}")
-    cluster.delete(JOBSETS, metadata["name"], metadata["namespace"], uid=metadata["uid"], propagation="Foreground")
+            lines.append(
+                f"{kind.qualified_name(name)} {'deleted' if len(owners) == 1 else kept_text}"
+            )
+    cluster.delete(
+        JOBSETS,
+        metadata["name"],
+        metadata["namespace"],
+        uid=metadata["uid"],
+        propagation="Foreground",
+    )
     return lines

@@ -1,7 +1,7 @@
 """Stopping, resuming and waiting for a job, and recording its progress on its JobSet.
 
-The pods of a stopped job save and end, while its JobSet stays. An annotation on the JobSet holds the progress, which is
-therefore known after the pods are gone.
+The pods of a stopped job save and end, while its JobSet stays. An annotation on the JobSet holds
+the progress, which is therefore known after the pods are gone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS, WORKLOADS
 from jaxlaunch.launcher.kubernetes.labels import JOB_UID, NAME_LABEL, QUEUE_LABEL
-from jaxlaunch.launcher.kubernetes.objects import Obj, is_suspended, pod_template, terminal_state, trim_pod
+from jaxlaunch.launcher.kubernetes.objects import (
+    Obj,
+    is_suspended,
+    pod_template,
+    terminal_state,
+    trim_pod,
+)
 from jaxlaunch.launcher.kubernetes.watch import Outage
 from jaxlaunch.records.log_lines import BeatLine, Line, ProgressAnnotation
 
@@ -46,7 +52,7 @@ _RECORDED_WHEN = {State.DONE: "ended", State.FAILED: "ended", State.QUEUED: "que
 Say = Callable[[str], None]
 
 
-# --- stop and resume --------------------------------------------------------------------------------------------------
+# --- stop and resume ------------------------------------------------------------------------------
 
 
 class StopResult(NamedTuple):
@@ -92,14 +98,18 @@ def _set_active(cluster: Cluster, jobset: Obj, *, is_active: bool) -> None:
         while (workload := _find_workload(cluster, jobset)) is None and time.monotonic() < deadline:
             time.sleep(0.5)
     if workload is not None:
-        cluster.merge_patch(WORKLOADS, workload["metadata"]["name"], namespace, {"spec": {"active": is_active}})
+        cluster.merge_patch(
+            WORKLOADS, workload["metadata"]["name"], namespace, {"spec": {"active": is_active}}
+        )
     else:
         cluster.merge_patch(JOBSETS, name, namespace, {"spec": {"suspend": not is_active}})
 
 
 def _find_workload(cluster: Cluster, jobset: Obj) -> Obj | None:
     metadata = jobset["metadata"]
-    workloads = cluster.list(WORKLOADS, metadata["namespace"], labels=f"{JOB_UID}={metadata['uid']}")
+    workloads = cluster.list(
+        WORKLOADS, metadata["namespace"], labels=f"{JOB_UID}={metadata['uid']}"
+    )
     return workloads[0] if workloads else None
 
 
@@ -121,12 +131,16 @@ class StoppingPods:
         return StopResult(not self._running_uids, tuple(self._pods.values()))
 
     def _list_pods(self) -> tuple[set[str], str]:
-        pods, since = self._cluster.list_with_version(PODS, self._namespace, self._labels, keep=trim_pod)
+        pods, since = self._cluster.list_with_version(
+            PODS, self._namespace, self._labels, keep=trim_pod
+        )
         self._pods |= {pod["metadata"]["uid"]: pod for pod in pods}
         return _running_pod_uids(pods), since
 
     def _watch_pods(self, limit_s: float) -> None:
-        events = self._cluster.watch(PODS, self._namespace, labels=self._labels, since=self._since, limit_s=limit_s)
+        events = self._cluster.watch(
+            PODS, self._namespace, labels=self._labels, since=self._since, limit_s=limit_s
+        )
         for event, pod in events:
             # Only the name is known of a pod that was deleted while the watch was interrupted.
             if "status" in pod:
@@ -139,10 +153,14 @@ class StoppingPods:
 
 def _running_pod_uids(pods: Iterable[Obj]) -> set[str]:
     """Return the uids of pods whose containers may still run."""
-    return {pod["metadata"]["uid"] for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")}
+    return {
+        pod["metadata"]["uid"]
+        for pod in pods
+        if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+    }
 
 
-# --- progress ---------------------------------------------------------------------------------------------------------
+# --- progress -------------------------------------------------------------------------------------
 
 
 def progress_record(snapshot: Snapshot, when: str) -> ProgressAnnotation | None:
@@ -154,7 +172,8 @@ def progress_record(snapshot: Snapshot, when: str) -> ProgressAnnotation | None:
         snapshot: The job.
         when: State of the job, a key of ANNOTATION_MOMENTS.
     """
-    report, earlier = agent_report.merge_reports(snapshot.records, snapshot.hosts), snapshot.recorded_progress
+    report = agent_report.merge_reports(snapshot.records, snapshot.hosts)
+    earlier = snapshot.recorded_progress
     newest = report.attempt_end if when in ("stopped", "ended") else report.last_end
     if report.heartbeat is None and newest is None:
         return None
@@ -173,7 +192,9 @@ def progress_record(snapshot: Snapshot, when: str) -> ProgressAnnotation | None:
     )
     if earlier is None or earlier.attempt != record.attempt:
         return record
-    missing = [name for name in ("step", "committed", "goodput", "ends") if getattr(record, name) is None]
+    missing = [
+        name for name in ("step", "committed", "goodput", "ends") if getattr(record, name) is None
+    ]
     return dataclasses.replace(record, **{name: getattr(earlier, name) for name in missing})
 
 
@@ -182,22 +203,32 @@ def write_progress(cluster: Cluster, snapshot: Snapshot, when: str, say: Say) ->
     record, earlier = progress_record(snapshot, when), snapshot.recorded_progress
     if record is None:
         return
-    if earlier is not None and dataclasses.replace(record, at=earlier.at).to_json() == earlier.to_json():
+    if (
+        earlier is not None
+        and dataclasses.replace(record, at=earlier.at).to_json() == earlier.to_json()
+    ):
         return
     metadata = {"uid": record.uid, "annotations": {ANNOTATION: record.to_json()}}
     try:
         cluster.merge_patch(JOBSETS, snapshot.name, snapshot.namespace, {"metadata": metadata})
     except ClusterError as error:
         if not (isinstance(error, ApiError) and error.status in _GONE_STATUSES):
-            say(f"how far {snapshot.name} was is not on its JobSet: {error.message[:_MAX_REFUSAL_CHARS]}")
+            say(
+                f"how far {snapshot.name} was is not on its JobSet: "
+                f"{error.message[:_MAX_REFUSAL_CHARS]}"
+            )
 
 
 class FinalRecords:
     """Records of the leader while its job stops. They are read at once, because the log disappears with the pod."""
 
     def __init__(self, cluster: Cluster, snapshot: Snapshot) -> None:
-        self._cluster, self._namespace, self._records = cluster, snapshot.namespace, list(snapshot.records)
-        self._leader = next((host for host in snapshot.hosts if host.number == 0 and host.running), None)
+        self._cluster = cluster
+        self._namespace = snapshot.namespace
+        self._records = list(snapshot.records)
+        self._leader = next(
+            (host for host in snapshot.hosts if host.number == 0 and host.running), None
+        )
         self._thread = threading.Thread(target=self._follow_log, name="last words", daemon=True)
         self._thread.start()
 
@@ -207,14 +238,15 @@ class FinalRecords:
         return tuple(self._records)
 
     def _follow_log(self) -> None:
-        # Records before an error are kept. The pods' termination messages have the verdict in any case.
+        # Records before an error are kept. The pods' termination messages have the verdict in any
+        # case.
         with contextlib.suppress(ClusterError):
             if self._leader is not None:
                 for record in collect.follow_records(self._cluster, self._namespace, self._leader):
                     self._records.append(record)
 
 
-# --- wait -------------------------------------------------------------------------------------------------------------
+# --- wait -----------------------------------------------------------------------------------------
 
 
 def ignore_message(text: str) -> None:
@@ -225,7 +257,9 @@ class WaitTimeout(Exception):
     """Raised if the job has not ended in time."""
 
 
-def wait_for_end(cluster: Cluster, jobset: Obj, limit_s: float | None = None, say: Say = ignore_message) -> JobStatus:
+def wait_for_end(
+    cluster: Cluster, jobset: Obj, limit_s: float | None = None, say: Say = ignore_message
+) -> JobStatus:
     """Wait until a job is done, failed or stopped, write its progress on its JobSet, and return its status.
 
     Args:
@@ -241,16 +275,21 @@ def wait_for_end(cluster: Cluster, jobset: Obj, limit_s: float | None = None, sa
     deadline = None if limit_s is None else time.monotonic() + limit_s
     with contextlib.suppress(TimeoutError):
         while deadline is None or time.monotonic() < deadline:
-            latest = outage.call_with_retries(partial(_wait_for_change, cluster, metadata, jobset, deadline), deadline)
+            latest = outage.call_with_retries(
+                partial(_wait_for_change, cluster, metadata, jobset, deadline), deadline
+            )
             if terminal_state(latest) or is_suspended(latest):
-                job = outage.call_with_retries(partial(_read_with_pods, cluster, metadata), deadline)
+                job = outage.call_with_retries(
+                    partial(_read_with_pods, cluster, metadata), deadline
+                )
                 if isinstance(job, NoSuchJob):
                     raise _deleted_error(metadata)
                 status = job_status.derive_status(job)
                 write_progress(cluster, job, _RECORDED_WHEN.get(status.state, "stopped"), say)
                 if status.state in FINAL_STATES:
                     return status
-                # The queue may have evicted the job while its pods still save. Their last reports are needed.
+                # The queue may have evicted the job while its pods still save. Their last reports
+                # are needed.
                 is_leaving = job.is_suspended and any(not host.has_ended for host in job.hosts)
                 if status.state is State.STOPPING or is_leaving:
                     time.sleep(_SETTLE_PAUSE_S)
@@ -275,11 +314,19 @@ def _read_with_pods(cluster: Cluster, metadata: Obj) -> Snapshot | NoSuchJob:
     return collect.read_snapshot(cluster, metadata["namespace"], metadata["name"])
 
 
-def _wait_for_change(cluster: Cluster, metadata: Obj, earlier_jobset: Obj, deadline: float | None) -> Obj:
+def _wait_for_change(
+    cluster: Cluster, metadata: Obj, earlier_jobset: Obj, deadline: float | None
+) -> Obj:
     """Return the JobSet when it has ended, its suspension has changed, or a while has passed."""
-    watch_s = _WATCH_PERIOD_S if deadline is None else max(0.0, min(_WATCH_PERIOD_S, deadline - time.monotonic()))
+    watch_s = (
+        _WATCH_PERIOD_S
+        if deadline is None
+        else max(0.0, min(_WATCH_PERIOD_S, deadline - time.monotonic()))
+    )
     fields = f"metadata.name={metadata['name']}"
-    for event, jobset in cluster.watch(JOBSETS, metadata["namespace"], fields=fields, limit_s=watch_s):
+    for event, jobset in cluster.watch(
+        JOBSETS, metadata["namespace"], fields=fields, limit_s=watch_s
+    ):
         if event == "DELETED" or jobset["metadata"]["uid"] != metadata["uid"]:
             raise _deleted_error(metadata)
         if terminal_state(jobset) or is_suspended(jobset) != is_suspended(earlier_jobset):
@@ -291,15 +338,21 @@ def _wait_for_change(cluster: Cluster, metadata: Obj, earlier_jobset: Obj, deadl
 
 
 def _deleted_error(metadata: Obj) -> ClusterError:
-    return ClusterError(f"JobSet {metadata['name']} in namespace {metadata['namespace']} was deleted meanwhile.")
+    return ClusterError(
+        f"JobSet {metadata['name']} in namespace {metadata['namespace']} was deleted meanwhile."
+    )
 
 
 class BackgroundWait:
     """Wait for a job in a thread, while the terminal shows something else, such as logs."""
 
-    def __init__(self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say = ignore_message) -> None:
+    def __init__(
+        self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say = ignore_message
+    ) -> None:
         self._future: concurrent.futures.Future[JobStatus] = concurrent.futures.Future()
-        thread = threading.Thread(target=self._run_wait, args=(cluster, jobset, limit_s, say), name="wait", daemon=True)
+        thread = threading.Thread(
+            target=self._run_wait, args=(cluster, jobset, limit_s, say), name="wait", daemon=True
+        )
         thread.start()
 
     def _run_wait(self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say) -> None:

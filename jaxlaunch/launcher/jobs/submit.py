@@ -1,8 +1,9 @@
 """Submission of a job's manifests: at most four writes, and one JobSet however often it is submitted.
 
-The JobSet is created first, because the other objects refer to its uid as their owner and are deleted with it. If the
-response to a write was lost, a GET decides whether the write has happened. The Secret of a gang is never read, so that
-submitting does not need that permission: a dry run shows whether a Secret of its name exists.
+The JobSet is created first, because the other objects refer to its uid as their owner and are
+deleted with it. If the response to a write was lost, a GET decides whether the write has happened.
+The Secret of a gang is never read, so that submitting does not need that permission: a dry run
+shows whether a Secret of its name exists.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class Submission:
         for manifest in self._others:
             try:
                 if self._secret is not None and manifest is self._secret.manifest:
-                    self._secret.create_owned(owner_reference(jobset), is_new=is_new, has_removed=self._has_removed)
+                    self._secret.create_owned(
+                        owner_reference(jobset), is_new=is_new, has_removed=self._has_removed
+                    )
                 else:
                     self._dependents.create_owned(manifest, jobset, has_removed=self._has_removed)
             except ClusterError as fault:
@@ -97,9 +100,10 @@ class Submission:
     def _would_create(self, kind: Kind, manifest: Obj, replace: bool) -> bool:
         """Send an object as a dry run. Return False if an object of that name exists.
 
-        All objects are checked first, because the pods of a JobSet would wait forever for a ConfigMap that is rejected
-        afterwards. The server checks the quota before it checks whether the object exists. A quota that is used by the
-        JobSet that `replace` deletes is reported and is not an error.
+        All objects are checked first, because the pods of a JobSet would wait forever for a
+        ConfigMap that is rejected afterwards. The server checks the quota before it checks whether
+        the object exists. A quota that is used by the JobSet that `replace` deletes is reported and
+        is not an error.
         """
         try:
             self._cluster.create(kind, manifest, dry_run=True)
@@ -113,12 +117,17 @@ class Submission:
             if kind is SECRETS:
                 exists = jobset is not None and self._is_same(jobset)
             else:
-                exists = self._cluster.get(kind, manifest["metadata"]["name"], self._namespace) is not None
+                exists = (
+                    self._cluster.get(kind, manifest["metadata"]["name"], self._namespace)
+                    is not None
+                )
             if exists:
                 return False
             if not replace or jobset is None:
                 raise
-            self._say(f"{error.message}: the earlier JobSet {self._name} counts too until it is deleted")
+            self._say(
+                f"{error.message}: the earlier JobSet {self._name} counts too until it is deleted"
+            )
         return True
 
     def rehearse(self, *, replace: bool = False) -> list[str]:
@@ -137,8 +146,9 @@ class Submission:
     def _rehearse_existing(self, replace: bool) -> str:
         """Return what would be done with the existing JobSet.
 
-        A dry run under an existing name fails before the object is checked. An object that could replace the existing
-        one is therefore sent under an unused name of about the same length, since other names contain a JobSet's name.
+        A dry run under an existing name fails before the object is checked. An object that could
+        replace the existing one is therefore sent under an unused name of about the same length,
+        since other names contain a JobSet's name.
         """
         existing = self._get_jobset()
         if existing is None:
@@ -162,8 +172,13 @@ class Submission:
         try:
             existing = self._get_jobset()
         except ClusterError:
-            unknown = "may exist: its creation had been sent" if self._is_sent else "was not created"
-            return f"{name} {unknown}, and the server does not answer. Submitting again does not create a second one."
+            unknown = (
+                "may exist: its creation had been sent" if self._is_sent else "was not created"
+            )
+            return (
+                f"{name} {unknown}, and the server does not answer. Submitting again does not "
+                "create a second one."
+            )
         if existing is None and self._is_sent:
             sent = "but its creation had been sent: `launcher list` shows whether it exists"
             return f"{name} does not exist now, {sent}. Nothing else was created."
@@ -188,7 +203,7 @@ class Submission:
     def _how_to_remove(self) -> str:
         return f"`launcher delete -n {self._namespace} {self._name}` removes it."
 
-    # --- the JobSet ---------------------------------------------------------------------------------------------------
+    # --- the JobSet -------------------------------------------------------------------------------
 
     def _get_jobset(self) -> Obj | None:
         return self._cluster.get(JOBSETS, self._name, self._namespace)
@@ -219,22 +234,32 @@ class Submission:
 
     def _must_replace(self, existing: Obj, replace: bool) -> bool:
         """Return whether the existing JobSet must be deleted. Raises UserError if it must not be."""
-        location, creator = f"JobSet {self._name} in namespace {self._namespace}", describe_creator(existing)
+        location = f"JobSet {self._name} in namespace {self._namespace}"
+        creator = describe_creator(existing)
         if not is_ours(existing):
-            message = f"{location} exists and is not managed by launcher{creator}. It was not changed."
+            message = (
+                f"{location} exists and is not managed by launcher{creator}. It was not changed."
+            )
             raise UserError(message, "use another name.")
         if "deletionTimestamp" in existing["metadata"]:
-            message, hint = f"{location} is being deleted.", "wait until it is gone, or let --replace wait."
+            message = f"{location} is being deleted."
+            hint = "wait until it is gone, or let --replace wait."
         elif (final_state := terminal_state(existing)) is not None:
-            message, hint = f"{location} has already {final_state.lower()}{creator}.", "--replace runs it again."
+            message = f"{location} has already {final_state.lower()}{creator}."
+            hint = "--replace runs it again."
         elif self._is_same(existing):
             return False
         elif lifecycle.is_stopped(self._cluster, existing):
             message = f"{location} is stopped and differs from this file{creator}."
             hint = "--replace deletes it and runs this one."
         else:
-            hint = f"`launcher stop -n {self._namespace} {self._name}` ends it first, or use another name."
-            message = f"{location} is running and differs from this file{creator}. It was not changed."
+            hint = (
+                f"`launcher stop -n {self._namespace} {self._name}` ends it first, or use "
+                "another name."
+            )
+            message = (
+                f"{location} is running and differs from this file{creator}. It was not changed."
+            )
             raise UserError(message, hint)
         if replace:
             return True
@@ -242,7 +267,8 @@ class Submission:
 
     def _is_same(self, existing: Obj) -> bool:
         digest, own_digest = (
-            jobset["metadata"].get("annotations", {}).get(SPEC_HASH) for jobset in (existing, self._jobset)
+            jobset["metadata"].get("annotations", {}).get(SPEC_HASH)
+            for jobset in (existing, self._jobset)
         )
         return is_ours(existing) and bool(digest == own_digest)
 
@@ -288,14 +314,18 @@ class Submission:
             return self._get_jobset()
         except Unreachable:
             message = f"{fault.message}\nWhether JobSet {self._name} was created is unknown."
-            raise ClusterError(message, "submit again: that does not create a second one.") from None
+            raise ClusterError(
+                message, "submit again: that does not create a second one."
+            ) from None
 
     def _delete_jobset(self, existing: Obj) -> None:
         """Delete the JobSet, and wait until all objects that it owns are gone."""
         uid = existing["metadata"]["uid"]
         self._say(f"deleting the earlier JobSet {self._name}")
         self._has_removed = True
-        self._cluster.delete(JOBSETS, self._name, self._namespace, uid=uid, propagation="Foreground")
+        self._cluster.delete(
+            JOBSETS, self._name, self._namespace, uid=uid, propagation="Foreground"
+        )
         if not wait_until_gone(self._cluster, JOBSETS, existing, DELETE_TIMEOUT_S):
             message = f"JobSet {self._name} is still being deleted after {DELETE_TIMEOUT_S:.0f} s."
             hint = f"`launcher explain -n {self._namespace} {self._name}` shows what blocks it."
@@ -305,9 +335,13 @@ class Submission:
         """Delete the new JobSet, because its pods would use somebody else's object. Return what was done."""
         uid = jobset["metadata"]["uid"]
         try:
-            self._cluster.delete(JOBSETS, self._name, self._namespace, uid=uid, propagation="Foreground")
+            self._cluster.delete(
+                JOBSETS, self._name, self._namespace, uid=uid, propagation="Foreground"
+            )
         except ClusterError as fault:
-            return f"JobSet {self._name} exists and its pods use that: delete it now. {fault.message}"
+            return (
+                f"JobSet {self._name} exists and its pods use that: delete it now. {fault.message}"
+            )
         return f"JobSet {self._name} was deleted again: its pods would have used that."
 
 
@@ -316,7 +350,10 @@ def _add_hint(fault: ApiError | Unreachable) -> ClusterError:
     if "failed calling webhook" in fault.message:
         fault.hint = "is the controller that serves the webhook running? `launcher doctor` checks."
     elif "unknown field" in fault.message:
-        fault.hint = "the cluster's JobSet is older than 0.10.1, or `pod:` holds a field that it does not know."
+        fault.hint = (
+            "the cluster's JobSet is older than 0.10.1, or `pod:` holds a field that it "
+            "does not know."
+        )
     return fault
 
 
@@ -326,17 +363,21 @@ class GangSecret:
     def __init__(self, cluster: Cluster, manifest: Obj, job: str, say: Say) -> None:
         self.manifest = manifest
         self._cluster, self._job, self._say = cluster, job, say
-        self._name, self._namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+        self._name = manifest["metadata"]["name"]
+        self._namespace = manifest["metadata"]["namespace"]
 
-    def wait_until_free(self, get_jobset: Callable[[], Obj | None], *, has_removed: bool) -> Obj | None:
+    def wait_until_free(
+        self, get_jobset: Callable[[], Obj | None], *, has_removed: bool
+    ) -> Obj | None:
         """Return the existing JobSet, or wait until no Secret of this name exists and return None.
 
-        Otherwise pods of the new gang could start with a secret that others know, or with that of the earlier gang,
-        whose Secret is deleted seconds after its JobSet.
+        Otherwise pods of the new gang could start with a secret that others know, or with that of
+        the earlier gang, whose Secret is deleted seconds after its JobSet.
 
         Args:
             get_jobset: Returns the existing JobSet.
-            has_removed: Whether an earlier JobSet was deleted, whose quota the server releases a moment later.
+            has_removed: Whether an earlier JobSet was deleted, whose quota the server releases a
+                moment later.
 
         Raises:
             UserError: If the Secret is not deleted in time.
@@ -354,7 +395,9 @@ class GangSecret:
             if waited_s > SECRET_TIMEOUT_S:
                 raise fault if exceeds_quota(fault) else self._existing_secret_error()
             if waited_s > _QUIET_WAIT_S and not has_said:
-                self._say(f"waiting for Secret {self._name} to go: it is there without JobSet {self._job}")
+                self._say(
+                    f"waiting for Secret {self._name} to go: it is there without JobSet {self._job}"
+                )
                 has_said = True
             time.sleep(RETRY_PAUSE_S)
         return jobset
@@ -362,10 +405,12 @@ class GangSecret:
     def create_owned(self, owner: Obj, *, is_new: bool, has_removed: bool) -> None:
         """Create the Secret with the JobSet as its owner.
 
-        An existing Secret belongs to an existing JobSet. So does the used quota, which the server checks first. Raises
-        UserError if somebody else has created the Secret of a new JobSet.
+        An existing Secret belongs to an existing JobSet. So does the used quota, which the server
+        checks first. Raises UserError if somebody else has created the Secret of a new JobSet.
         """
-        owned = self.manifest | {"metadata": self.manifest["metadata"] | {"ownerReferences": [owner]}}
+        owned = self.manifest | {
+            "metadata": self.manifest["metadata"] | {"ownerReferences": [owner]}
+        }
         deadline = time.monotonic() + SECRET_TIMEOUT_S
         was_sent = False
         while True:
@@ -380,7 +425,11 @@ class GangSecret:
             if exists or (exceeds_quota(fault) and not is_new):
                 return
             is_unknown = fault.was_sent if isinstance(fault, Unreachable) else fault.status >= 500
-            is_transient = is_unknown or isinstance(fault, Unreachable) or (exceeds_quota(fault) and has_removed)
+            is_transient = (
+                is_unknown
+                or isinstance(fault, Unreachable)
+                or (exceeds_quota(fault) and has_removed)
+            )
             if not is_transient or time.monotonic() > deadline:
                 raise fault
             was_sent = was_sent or is_unknown
@@ -389,6 +438,10 @@ class GangSecret:
     def _existing_secret_error(self) -> UserError:
         location = f"Secret {self._name} in namespace {self._namespace}"
         message = (
-            f"{location} was there before JobSet {self._job}, so others may know what it holds. It was not changed."
+            f"{location} was there before JobSet {self._job}, so others may know what it "
+            "holds. It was not changed."
         )
-        return UserError(message, f"`kubectl -n {self._namespace} delete secret {self._name}`, then submit again.")
+        return UserError(
+            message,
+            f"`kubectl -n {self._namespace} delete secret {self._name}`, then submit again.",
+        )

@@ -1,9 +1,10 @@
 """Reading of the run folder of a job whose pods are gone, by a separate pod that lives for seconds.
 
-The pod is created by a JobSet, which everybody who submits jobs may create. It has the job's image, user and security
-context, a read-only mount of the volume with the folder, and neither the job's network settings nor a token. It does
-not count as one of the job's pods, and is deleted with the job at the latest. Others may write to the volume, and the
-program (status/read_run.py) runs in the job's image, so everything in its answer is validated.
+The pod is created by a JobSet, which everybody who submits jobs may create. It has the job's image,
+user and security context, a read-only mount of the volume with the folder, and neither the job's
+network settings nor a token. It does not count as one of the job's pods, and is deleted with the
+job at the latest. Others may write to the volume, and the program (status/read_run.py) runs in the
+job's image, so everything in its answer is validated.
 """
 
 from __future__ import annotations
@@ -55,9 +56,14 @@ _WATCH_PERIOD_S = 5.0
 _RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
 # An image needs only these labels of the job's node selector.
 _NODE_SELECTOR_KEYS = ("kubernetes.io/arch", "kubernetes.io/os")
-# Annotations of these domains are for the gang alone: Kueue refuses the size of a slice on a JobSet of one pod, and
-# multi-networking would keep the pod from other nodes.
-_GANG_ANNOTATION_DOMAINS = (*RESERVED_DOMAINS, "provreq.kueue.x-k8s.io", "networking.gke.io", "devices.gke.io")
+# Annotations of these domains are for the gang alone: Kueue refuses the size of a slice on a JobSet
+# of one pod, and multi-networking would keep the pod from other nodes.
+_GANG_ANNOTATION_DOMAINS = (
+    *RESERVED_DOMAINS,
+    "provreq.kueue.x-k8s.io",
+    "networking.gke.io",
+    "devices.gke.io",
+)
 _COPIED_FIELDS = ("imagePullSecrets", "serviceAccountName", "tolerations")
 MAX_LOG_BYTES = 16 * 1024 * 1024  # bytes of all logs together
 _MAX_ANSWER_BYTES = 8 * MAX_LOG_BYTES  # bytes of JSON, in which a letter may take six
@@ -113,7 +119,9 @@ def read_run_folder(
         UserError: If the job's run folder is not on a volume.
         ClusterError: If the pod cannot be created or does not start.
     """
-    manifest = reader_manifest(jobset, {"ranks": ranks, "pattern": pattern, "tail": tail, "bytes": MAX_LOG_BYTES})
+    manifest = reader_manifest(
+        jobset, {"ranks": ranks, "pattern": pattern, "tail": tail, "bytes": MAX_LOG_BYTES}
+    )
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
     say(f"a pod of JobSet {name} reads {find_run_folder(jobset)}")
     is_done = False
@@ -121,7 +129,10 @@ def read_run_folder(
         try:
             cluster.create(JOBSETS, manifest)
         except ApiError as error:
-            error.hint = error.hint or "reading a volume takes the right to create jobsets and to read pods/log."
+            error.hint = (
+                error.hint
+                or "reading a volume takes the right to create jobsets and to read pods/log."
+            )
             raise
         pod = _wait_until_started(cluster, namespace, name, explain_wait)
         files = parse_answer(cluster.log(namespace, pod, follow=True), jobset["metadata"]["uid"])
@@ -133,7 +144,10 @@ def read_run_folder(
         try:
             cluster.delete(JOBSETS, name, namespace)
         except ClusterError as error:
-            say(f"JobSet {name} could not be deleted, and is {_TTL_S} s after its end: {error.message}")
+            say(
+                f"JobSet {name} could not be deleted, and is {_TTL_S} s after its end: "
+                f"{error.message}"
+            )
 
 
 def find_run_folder(jobset: Obj) -> str:
@@ -143,12 +157,15 @@ def find_run_folder(jobset: Obj) -> str:
         hint = f"read it with the bucket's own tools: {url}"
         raise UserError(f"The run folder of {jobset['metadata']['name']} is in a bucket.", hint)
     if not environment.get(contract.RUN_DIR):
-        hint = "give it checkpoints on a volume: train.checkpoint.path, or checkpoint: in the cluster defaults."
+        hint = (
+            "give it checkpoints on a volume: train.checkpoint.path, or checkpoint: in the "
+            "cluster defaults."
+        )
         raise UserError(f"Job {jobset['metadata']['name']} has no run folder on a volume.", hint)
     return environment[contract.RUN_DIR]
 
 
-# --- the reader's JobSet ----------------------------------------------------------------------------------------------
+# --- the reader's JobSet --------------------------------------------------------------------------
 
 
 def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
@@ -158,9 +175,14 @@ def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     # The volume's driver may need an annotation, for example one that injects a bucket's sidecar.
     annotations = pod_template(jobset).get("metadata", {}).get("annotations") or {}
     kept_annotations = {
-        key: value for key, value in annotations.items() if key.partition("/")[0] not in _GANG_ANNOTATION_DOMAINS
+        key: value
+        for key, value in annotations.items()
+        if key.partition("/")[0] not in _GANG_ANNOTATION_DOMAINS
     }
-    pod_metadata = {"labels": labels, **({"annotations": kept_annotations} if kept_annotations else {})}
+    pod_metadata = {
+        "labels": labels,
+        **({"annotations": kept_annotations} if kept_annotations else {}),
+    }
     job = {
         "completions": 1,
         "parallelism": 1,
@@ -189,20 +211,40 @@ def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
 def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     folder, spec = find_run_folder(jobset), pod_template(jobset)["spec"]
     main = hosts.main_container(spec)
-    paths = [(posixpath.normpath(mount["mountPath"]), mount) for mount in main.get("volumeMounts") or ()]
-    candidates = [pair for pair in paths if posixpath.commonpath([pair[0], posixpath.normpath(folder)]) == pair[0]]
+    paths = [
+        (posixpath.normpath(mount["mountPath"]), mount) for mount in main.get("volumeMounts") or ()
+    ]
+    candidates = [
+        pair
+        for pair in paths
+        if posixpath.commonpath([pair[0], posixpath.normpath(folder)]) == pair[0]
+    ]
     if not candidates:
-        message = f"The run folder of {jobset['metadata']['name']}, {folder}, is on no volume of its pods."
+        message = (
+            f"The run folder of {jobset['metadata']['name']}, {folder}, is on no volume "
+            "of its pods."
+        )
         raise UserError(message, "mount a volume there: volumes: in job.yaml.")
     _, innermost = max(candidates, key=lambda pair: len(pair[0]))
     security, pod_security = main.get("securityContext") or {}, spec.get("securityContext") or {}
-    # Reading needs no device and therefore not root. The group of a job that runs as root is the user of other jobs,
-    # and has access to the volume.
+    # Reading needs no device and therefore not root. The group of a job that runs as root is the
+    # user of other jobs, and has access to the volume.
     group = pod_security.get("runAsGroup")
     if security.get("runAsUser", pod_security.get("runAsUser")) == 0 and group:
-        security, pod_security = RESTRICTED, {**pod_security, "runAsNonRoot": True, "runAsUser": group}
-    selector = {key: value for key, value in (spec.get("nodeSelector") or {}).items() if key in _NODE_SELECTOR_KEYS}
-    program = [main["command"][0], "-I", "-c", inspect.getsource(read_run), json.dumps({"folder": folder, **request})]
+        security = RESTRICTED
+        pod_security = {**pod_security, "runAsNonRoot": True, "runAsUser": group}
+    selector = {
+        key: value
+        for key, value in (spec.get("nodeSelector") or {}).items()
+        if key in _NODE_SELECTOR_KEYS
+    }
+    program = [
+        main["command"][0],
+        "-I",
+        "-c",
+        inspect.getsource(read_run),
+        json.dumps({"folder": folder, **request}),
+    ]
     container = {
         "name": MAIN_CONTAINER,
         "image": main["image"],
@@ -224,21 +266,33 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _wait_until_started(cluster: Cluster, namespace: str, name: str, explain_wait: Callable[[str], str]) -> str:
+def _wait_until_started(
+    cluster: Cluster, namespace: str, name: str, explain_wait: Callable[[str], str]
+) -> str:
     """Wait until the reader's pod runs or has ended, and return its name. Raises ClusterError if it does not start."""
     deadline, labels = time.monotonic() + START_TIMEOUT_S, f"{NAME_LABEL}={name}"
     while (left_s := deadline - time.monotonic()) > 0:
-        for _, pod in cluster.watch(PODS, namespace, labels=labels, limit_s=min(left_s, _WATCH_PERIOD_S)):
+        for _, pod in cluster.watch(
+            PODS, namespace, labels=labels, limit_s=min(left_s, _WATCH_PERIOD_S)
+        ):
             statuses = pod.get("status", {}).get("containerStatuses") or ()
-            state = next((status.get("state") or {} for status in statuses if status["name"] == MAIN_CONTAINER), {})
+            state = next(
+                (
+                    status.get("state") or {}
+                    for status in statuses
+                    if status["name"] == MAIN_CONTAINER
+                ),
+                {},
+            )
             if "running" in state or "terminated" in state:
                 return str(pod["metadata"]["name"])
     raise ClusterError(
-        f"The pod that reads the volume has not started after {START_TIMEOUT_S:.0f} s: {explain_wait(name)}"
+        f"The pod that reads the volume has not started after {START_TIMEOUT_S:.0f} s: "
+        f"{explain_wait(name)}"
     )
 
 
-# --- the reader's answer ----------------------------------------------------------------------------------------------
+# --- the reader's answer --------------------------------------------------------------------------
 
 
 def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
@@ -246,7 +300,11 @@ def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
     answer = _decode_answer(lines)
     texts = answer.get("logs")
     try:
-        logs = tuple(codec.read_record(RankText, text) for text in texts) if isinstance(texts, list) else ()
+        logs = (
+            tuple(codec.read_record(RankText, text) for text in texts)
+            if isinstance(texts, list)
+            else ()
+        )
     except Malformed as error:
         raise _invalid_answer(f"of a log {error}") from None
     attempts = tuple(_read_attempts(answer.get("attempts"), uid))[-_MAX_ATTEMPTS:]
@@ -267,7 +325,9 @@ def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
         else:
             other = line
     if digest is None:
-        raise _invalid_answer(f"it has no end; the last line is {other[:200]!r}" if other else "it has no end")
+        raise _invalid_answer(
+            f"it has no end; the last line is {other[:200]!r}" if other else "it has no end"
+        )
     try:
         packed = base64.b64decode("".join(parts), validate=True)
         if hashlib.sha256(packed).hexdigest() != digest:
@@ -281,7 +341,9 @@ def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
 
 
 def _invalid_answer(reason: str) -> UserError:
-    return UserError(f"What the pod answered of the run folder cannot be used: {reason}.", "try again.")
+    return UserError(
+        f"What the pod answered of the run folder cannot be used: {reason}.", "try again."
+    )
 
 
 def _read_summary(text: Any, uid: str) -> ProgressAnnotation | None:
@@ -290,10 +352,22 @@ def _read_summary(text: Any, uid: str) -> ProgressAnnotation | None:
         summary = Summary.from_json(codec.parse_json(text.encode()))
         if summary.of is None:
             return None
-        attempt_fields, verdict = codec.present_fields(summary.of), summary.verdict and summary.verdict.to_json()
-        progress = {"step": summary.step, "committed": summary.saved, "goodput": goodput_ratio(summary.seconds)}
+        attempt_fields = codec.present_fields(summary.of)
+        verdict = summary.verdict and summary.verdict.to_json()
+        progress = {
+            "step": summary.step,
+            "committed": summary.saved,
+            "goodput": goodput_ratio(summary.seconds),
+        }
         return ProgressAnnotation.from_fields(
-            {**attempt_fields, **progress, "when": "volume", "ends": summary.restarts, "verdict": verdict}, uid
+            {
+                **attempt_fields,
+                **progress,
+                "when": "volume",
+                "ends": summary.restarts,
+                "verdict": verdict,
+            },
+            uid,
         )
     except (ValueError, AttributeError):
         return None
@@ -305,4 +379,6 @@ def _read_attempts(text: Any, uid: str) -> Iterable[AttemptEnd]:
         with contextlib.suppress(ValueError):
             record = codec.read_record(AttemptRecord, codec.parse_record(line))
             if record.uid == uid:
-                yield AttemptEnd(shorten_verdict(record.verdict), record.attempt, record.generation, record.ended)
+                yield AttemptEnd(
+                    shorten_verdict(record.verdict), record.attempt, record.generation, record.ended
+                )

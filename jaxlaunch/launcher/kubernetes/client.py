@@ -1,7 +1,7 @@
 """Client of the Kubernetes API server: plain objects in and out, and a time limit for every call.
 
-The official client reads the kubeconfig and keeps the connections. Its models and retries are not used: its GET
-has no timeout, its POST is never retried, and its watch does not report how it ended.
+The official client reads the kubeconfig and keeps the connections. Its models and retries are not
+used: its GET has no timeout, its POST is never retried, and its watch does not report how it ended.
 """
 
 from __future__ import annotations
@@ -59,12 +59,14 @@ class Cluster:
         self.context, self.server = transport.name, transport.server
 
     @classmethod
-    def connect(cls, context: str | None = None, say: Callable[[str], None] | None = None) -> Cluster:
+    def connect(
+        cls, context: str | None = None, say: Callable[[str], None] | None = None
+    ) -> Cluster:
         """Return the cluster of a context, without sending a request.
 
         Args:
-            context: Name of the context. The default is the current one, or in a pod without a kubeconfig the pod's
-                own cluster.
+            context: Name of the context. The default is the current one, or in a pod without a
+                kubeconfig the pod's own cluster.
             say: Called with what the client waits for if the server does not answer at once.
 
         Raises:
@@ -92,7 +94,7 @@ class Cluster:
         """Limit the duration of later calls, after a user has pressed Ctrl-C."""
         self._transport.total_s = total_s
 
-    # --- objects ------------------------------------------------------------------------------------------------------
+    # --- objects ----------------------------------------------------------------------------------
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
         """Return the object, or None if it does not exist."""
@@ -126,7 +128,8 @@ class Cluster:
 
         The managedFields, which are half of the bytes, are removed.
         """
-        path, first_query = kind.path(namespace), {**_selector_query(labels, fields), "limit": str(limit)}
+        path = kind.path(namespace)
+        first_query = {**_selector_query(labels, fields), "limit": str(limit)}
         objects: Objects = []
         query = dict(first_query)
         pages_read = 0
@@ -150,16 +153,23 @@ class Cluster:
     def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
         """Create the object and return it as the server stores it. Unknown fields are rejected.
 
-        The request is retried only if the server did not process it. After any other error the object may exist.
+        The request is retried only if the server did not process it. After any other error the
+        object may exist.
         """
-        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        query = {
+            "fieldManager": FIELD_MANAGER,
+            "fieldValidation": "Strict",
+            **({"dryRun": "All"} if dry_run else {}),
+        }
         path = kind.path(obj["metadata"].get("namespace") or self.namespace)
         return self._send_json("POST", path, query, obj, repeat=dry_run)
 
     def apply(self, kind: Kind, obj: Object, manager: str) -> Object:
         """Apply the fields of `obj` on the server. A field that another manager owns is rejected."""
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
-        path = kind.path(obj["metadata"].get("namespace") or self.namespace, obj["metadata"]["name"])
+        path = kind.path(
+            obj["metadata"].get("namespace") or self.namespace, obj["metadata"]["name"]
+        )
         return self._send_json("PATCH", path, query, obj, content="application/apply-patch+yaml")
 
     def merge_patch(self, kind: Kind, name: str, namespace: str, patch: Object) -> Object:
@@ -169,10 +179,20 @@ class Cluster:
         return self._send_json("PATCH", path, query, patch, content="application/merge-patch+json")
 
     def delete(
-        self, kind: Kind, name: str, namespace: str, *, uid: str | None = None, propagation: str = "Background"
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str,
+        *,
+        uid: str | None = None,
+        propagation: str = "Background",
     ) -> bool:
         """Start to delete the object, if it has this `uid`. Return False if it does not exist."""
-        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        options: Object = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": propagation,
+        }
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         return self._send_or_none("DELETE", kind.path(namespace, name), options) is not None
@@ -189,13 +209,15 @@ class Cluster:
     ) -> Iterator[Event]:
         """Yield ADDED, MODIFIED and DELETED events, each change once, for `limit_s` seconds.
 
-        Without a version in `since`, all existing objects come first. The watch survives closed and silent connections
-        and expired versions.
+        Without a version in `since`, all existing objects come first. The watch survives closed and
+        silent connections and expired versions.
         """
         selectors = _selector_query(labels, fields)
         return Watch(
             lambda: self.list_with_version(kind, namespace, labels, fields),
-            lambda query, silence_s: self._transport.stream(kind.path(namespace), {**selectors, **query}, silence_s),
+            lambda query, silence_s: self._transport.stream(
+                kind.path(namespace), {**selectors, **query}, silence_s
+            ),
             since,
             limit_s,
         ).iter_events()
@@ -217,8 +239,8 @@ class Cluster:
         """Yield the lines of a container's log. Lines over 1 MiB come in pieces; `since` is a time in RFC 3339.
 
         Raises:
-            Unreachable: If a followed log sends nothing for five minutes, or the node does not answer within
-                `timeout_s`. The caller continues from the last line.
+            Unreachable: If a followed log sends nothing for five minutes, or the node does not
+                answer within `timeout_s`. The caller continues from the last line.
         """
         options = {
             "container": container,
@@ -244,11 +266,18 @@ class Cluster:
         """Send a request to a port of a pod and return the complete answer. The pod sees it come from 127.0.0.1."""
         return self._transport.port_forward(PODS.path(namespace, pod, "portforward"), port, request)
 
-    # --- the server ---------------------------------------------------------------------------------------------------
+    # --- the server -------------------------------------------------------------------------------
 
-    def is_allowed(self, verb: str, kind: Kind, namespace: str | None = None, *, subresource: str = "") -> bool:
+    def is_allowed(
+        self, verb: str, kind: Kind, namespace: str | None = None, *, subresource: str = ""
+    ) -> bool:
         """Return whether the user of this context has the permission."""
-        attributes = {"verb": verb, "group": kind.group, "resource": kind.plural, "subresource": subresource}
+        attributes = {
+            "verb": verb,
+            "group": kind.group,
+            "resource": kind.plural,
+            "subresource": subresource,
+        }
         if kind.namespaced and namespace is not None:
             attributes["namespace"] = namespace
         review = {
@@ -256,7 +285,9 @@ class Cluster:
             "kind": ACCESS_REVIEWS.kind,
             "spec": {"resourceAttributes": attributes},
         }
-        return bool(self._send_json("POST", ACCESS_REVIEWS.path(), None, review)["status"].get("allowed"))
+        return bool(
+            self._send_json("POST", ACCESS_REVIEWS.path(), None, review)["status"].get("allowed")
+        )
 
     def served_versions(self, group: str) -> Sequence[str]:
         """Return the served versions of an API group, the preferred one first. An unknown group has none."""
@@ -269,11 +300,15 @@ class Cluster:
 
     def server_time(self) -> datetime.datetime:
         """Return the server's clock, to the second."""
-        return email.utils.parsedate_to_datetime(self._transport.send("GET", "/version").headers["Date"])
+        return email.utils.parsedate_to_datetime(
+            self._transport.send("GET", "/version").headers["Date"]
+        )
 
     def current_time(self) -> datetime.datetime:
         """Return the current time, corrected by a large skew to the server's clock, which sets the times of objects."""
-        return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._transport.skew_s)
+        return datetime.datetime.now(datetime.UTC) - datetime.timedelta(
+            seconds=self._transport.skew_s
+        )
 
     def is_ready(self) -> bool:
         """Return whether the server reports that it is ready."""
@@ -316,4 +351,6 @@ class Cluster:
 
 
 def _selector_query(labels: str, fields: str) -> dict[str, str]:
-    return {key: text for key, text in (("labelSelector", labels), ("fieldSelector", fields)) if text}
+    return {
+        key: text for key, text in (("labelSelector", labels), ("fieldSelector", fields)) if text
+    }

@@ -45,7 +45,9 @@ class Right(NamedTuple):
     subresource: str = ""
 
     def __str__(self) -> str:
-        return f"{self.verb} {self.kind.resource}" + (f"/{self.subresource}" if self.subresource else "")
+        return f"{self.verb} {self.kind.resource}" + (
+            f"/{self.subresource}" if self.subresource else ""
+        )
 
 
 _JOBSET, _KUEUE, _ADMISSION = "jobset.x-k8s.io", "kueue.x-k8s.io", "admissionregistration.k8s.io"
@@ -64,21 +66,39 @@ CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
 LIMIT_RANGES = Kind("", "v1", "limitranges", "LimitRange")
 NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
-RESOURCE_CLAIM_TEMPLATES = Kind("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate")
+RESOURCE_CLAIM_TEMPLATES = Kind(
+    "resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate"
+)
 # NVIDIA's DRA driver serves this kind.
 COMPUTE_DOMAINS = Kind("resource.nvidia.com", "v1beta1", "computedomains", "ComputeDomain")
 DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")
 
 NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
 NODES = Kind("", "v1", "nodes", "Node", namespaced=False)
-PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
+PRIORITY_CLASSES = Kind(
+    "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False
+)
 RUNTIME_CLASSES = Kind("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", namespaced=False)
-CRDS = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
+CRDS = Kind(
+    "apiextensions.k8s.io",
+    "v1",
+    "customresourcedefinitions",
+    "CustomResourceDefinition",
+    namespaced=False,
+)
 MUTATING_WEBHOOKS = Kind(
-    _ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", namespaced=False
+    _ADMISSION,
+    "v1",
+    "mutatingwebhookconfigurations",
+    "MutatingWebhookConfiguration",
+    namespaced=False,
 )
 VALIDATING_WEBHOOKS = Kind(
-    _ADMISSION, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", namespaced=False
+    _ADMISSION,
+    "v1",
+    "validatingwebhookconfigurations",
+    "ValidatingWebhookConfiguration",
+    namespaced=False,
 )
 
 # v1beta2 came with Kueue 0.15; v1beta1 is no longer served from 0.20 on.
@@ -90,7 +110,11 @@ WORKLOAD_PRIORITY_CLASSES = Kind(
 )
 
 ACCESS_REVIEWS = Kind(
-    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
+    "authorization.k8s.io",
+    "v1",
+    "selfsubjectaccessreviews",
+    "SelfSubjectAccessReview",
+    namespaced=False,
 )
 
 # Kinds of dynamic resource allocation, and the project that serves each.
@@ -98,4 +122,7 @@ ALLOCATION_PROJECTS = {
     RESOURCE_CLAIM_TEMPLATES: "dynamic resource allocation (Kubernetes 1.34)",
     COMPUTE_DOMAINS: "NVIDIA's DRA driver",
 }
-KINDS = {kind.kind: kind for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS, SECRETS, *ALLOCATION_PROJECTS)}
+KINDS = {
+    kind.kind: kind
+    for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS, SECRETS, *ALLOCATION_PROJECTS)
+}

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.transport import Access
 
 _LOCAL_HINT = (
-    "`launcher run JOB_FILE` trains on this machine without a cluster; `launcher list`, `launcher status NAME` and "
+    "`launcher run JOB_FILE` trains on this machine without a cluster; `launcher list`, `launcher "
+    "status NAME` and "
     "`launcher logs NAME` show those runs, from the folder runs/."
 )
-_REPAIR_HINT = f"`kubectl config view` must print it; set KUBECONFIG=FILE to use another one. {_LOCAL_HINT}"
+_REPAIR_HINT = (
+    f"`kubectl config view` must print it; set KUBECONFIG=FILE to use another one. {_LOCAL_HINT}"
+)
 # Every pod has this folder, and every namespace has the CA certificate (kube-root-ca.crt).
 _SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CA_FILE = _SERVICE_ACCOUNT_FOLDER / "ca.crt"
@@ -77,7 +80,9 @@ def _merge_files(paths: str) -> Any:
 
 def _find_context(merged: Any, context_name: str | None) -> tuple[str, Mapping[str, Any]]:
     """Return the name and fields of a context, by default of the current one."""
-    contexts = {entry["name"]: entry.value["context"] for entry in merged.value.get("contexts") or []}
+    contexts = {
+        entry["name"]: entry.value["context"] for entry in merged.value.get("contexts") or []
+    }
     name = context_name or merged.value.get("current-context")
     if name in contexts:
         return name, contexts[name]
@@ -113,7 +118,11 @@ def open_access(context_name: str | None) -> Access:
         else:
             merged = _merge_files(paths)
             name, context = _find_context(merged, context_name)
-            clusters = (entry for entry in merged.value["clusters"] if entry["name"] == context.get("cluster"))
+            clusters = (
+                entry
+                for entry in merged.value["clusters"]
+                if entry["name"] == context.get("cluster")
+            )
             cluster = next((entry.value.get("cluster") or {} for entry in clusters), {})
             impersonation = _resolve_user(merged, context, cluster)
             KubeConfigLoader(merged, name, config_base_path=None).load_and_set(configuration)
@@ -126,31 +135,41 @@ def open_access(context_name: str | None) -> Access:
 
     def auth_headers() -> dict[str, str]:
         settings = configuration.auth_settings().values()
-        return {str(setting["key"]): str(setting["value"]) for setting in settings if setting["value"]} | impersonation
+        return {
+            str(setting["key"]): str(setting["value"]) for setting in settings if setting["value"]
+        } | impersonation
 
     return Access(pool, configuration.host.rstrip("/"), auth_headers)
 
 
-def _resolve_user(merged: Any, context: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, str]:
+def _resolve_user(
+    merged: Any, context: Mapping[str, Any], cluster: Mapping[str, Any]
+) -> dict[str, str]:
     """Put a credential plugin's answer into the kubeconfig, and return the headers for impersonation (`as:`).
 
-    The official loader runs a plugin without a timeout, logs its failure and continues without credentials. It also
-    ignores `as:`.
+    The official loader runs a plugin without a timeout, logs its failure and continues without
+    credentials. It also ignores `as:`.
     """
-    entry = next((entry for entry in merged.value["users"] if entry["name"] == context.get("user")), None)
+    entry = next(
+        (entry for entry in merged.value["users"] if entry["name"] == context.get("user")), None
+    )
     if entry is None or not isinstance(user := entry.value.get("user"), dict):
         return {}
-    if isinstance(plugin := user.pop("exec", None), dict) and not {"token", "tokenFile"} & user.keys():
+    if (
+        isinstance(plugin := user.pop("exec", None), dict)
+        and not {"token", "tokenFile"} & user.keys()
+    ):
         user.update(run_credential_plugin(plugin, cluster, Path(entry.path).absolute().parent))
     if user.get("as-groups") or user.get("as-user-extra"):
         raise ClusterError(
-            "The kubeconfig's as-groups and as-user-extra are not supported.", "use credentials of that user's own."
+            "The kubeconfig's as-groups and as-user-extra are not supported.",
+            "use credentials of that user's own.",
         )
     headers = {"Impersonate-User": user.get("as"), "Impersonate-Uid": user.get("as-uid")}
     return {key: str(value) for key, value in headers.items() if value}
 
 
-# --- credential plugins (`users[].user.exec`) -------------------------------------------------------------------------
+# --- credential plugins (`users[].user.exec`) -----------------------------------------------------
 #
 # https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
 
@@ -167,7 +186,9 @@ _CLUSTER_INFO_KEYS = (
 )
 
 
-def run_credential_plugin(plugin: Mapping[str, Any], cluster: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def run_credential_plugin(
+    plugin: Mapping[str, Any], cluster: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
     """Run a credential plugin and return its answer as a `user` block: a token, or a certificate and its key.
 
     Args:
@@ -176,8 +197,8 @@ def run_credential_plugin(plugin: Mapping[str, Any], cluster: Mapping[str, Any],
         folder: Folder of the kubeconfig, in which the plugin runs.
 
     Raises:
-        ClusterError: If the plugin is missing, fails, takes too long or gives no credentials. No message shows the
-            answer, because it is secret.
+        ClusterError: If the plugin is missing, fails, takes too long or gives no credentials. No
+            message shows the answer, because it is secret.
     """
     command = [str(plugin.get("command", "")), *map(str, plugin.get("args") or ())]
 
@@ -207,8 +228,14 @@ def run_credential_plugin(plugin: Mapping[str, Any], cluster: Mapping[str, Any],
         status = json.loads(process.stdout)["status"]
         if token := status.get("token"):
             return {"token": str(token)}
-        field_by_key = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
-        return {key: base64.b64encode(status[name].encode()).decode() for key, name in field_by_key.items()}
+        field_by_key = {
+            "client-certificate-data": "clientCertificateData",
+            "client-key-data": "clientKeyData",
+        }
+        return {
+            key: base64.b64encode(status[name].encode()).decode()
+            for key, name in field_by_key.items()
+        }
     except (ValueError, LookupError, TypeError, AttributeError):
         hint = "check its apiVersion in the kubeconfig."
         raise plugin_error("answered without a token or a certificate", hint) from None
@@ -222,11 +249,13 @@ def _plugin_environment(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -
             if extension.get("name") == "client.authentication.k8s.io/exec":
                 spec["cluster"]["config"] = extension.get("extension")
     info = {"apiVersion": plugin.get("apiVersion"), "kind": "ExecCredential", "spec": spec}
-    variables = {str(variable["name"]): str(variable["value"]) for variable in plugin.get("env") or ()}
+    variables = {
+        str(variable["name"]): str(variable["value"]) for variable in plugin.get("env") or ()
+    }
     return {**os.environ, **variables, "KUBERNETES_EXEC_INFO": json.dumps(info)}
 
 
-# --- in a pod, with a viewer's token and never with the pod's own -----------------------------------------------------
+# --- in a pod, with a viewer's token and never with the pod's own ---------------------------------
 
 
 def pod_server_url() -> str:
@@ -234,9 +263,11 @@ def pod_server_url() -> str:
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
     if not (host and port and CA_FILE.is_file()):
         raise ClusterError(
-            f"This is not a pod of a cluster: KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set, or"
+            "This is not a pod of a cluster: KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT "
+            "is not set, or"
             f" {CA_FILE} does not exist.",
-            "on your own machine, leave out --in-cluster; in a cluster, install the chart with webDashboard.enabled.",
+            "on your own machine, leave out --in-cluster; in a cluster, install the chart with "
+            "webDashboard.enabled.",
         )
     return f"https://{f'[{host}]' if ':' in host else host}:{port}"
 

@@ -18,7 +18,11 @@ def merge_patch(base: Any, patch: Any, key: str = "") -> Any:
     """
     if isinstance(patch, dict):
         base = base if isinstance(base, dict) else {}
-        merged = {name: copy.deepcopy(value) for name, value in base.items() if patch.get(name, value) is not None}
+        merged = {
+            name: copy.deepcopy(value)
+            for name, value in base.items()
+            if patch.get(name, value) is not None
+        }
         for name, value in patch.items():
             if value is not None:
                 merged[name] = merge_patch(base.get(name), value, name)
@@ -29,9 +33,15 @@ def merge_patch(base: Any, patch: Any, key: str = "") -> Any:
     name = _MERGE_KEYS.get(key, "name")
     items = copy.deepcopy(base) if _are_mappings(base) else []
     for item in patch:
-        positions = [position for position, other in enumerate(items) if name in item and other.get(name) == item[name]]
+        positions = [
+            position
+            for position, other in enumerate(items)
+            if name in item and other.get(name) == item[name]
+        ]
         if positions:
-            items[positions[0]] = merge_patch({} if key in _REPLACED_LISTS else items[positions[0]], item)
+            items[positions[0]] = merge_patch(
+                {} if key in _REPLACED_LISTS else items[positions[0]], item
+            )
         elif item not in items:
             items.append(merge_patch({}, item))
     return items

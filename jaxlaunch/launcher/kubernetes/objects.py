@@ -1,7 +1,7 @@
 """Accessors for API objects, and functions that trim them to the fields that jaxlaunch reads. Pure.
 
-There may be thousands of pods, nodes and events. A pod is some 8 kB of JSON, and less than 1 kB of it is used, so each
-object is trimmed as soon as its page of the list arrives.
+There may be thousands of pods, nodes and events. A pod is some 8 kB of JSON, and less than 1 kB of
+it is used, so each object is trimmed as soon as its page of the list arrives.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_condition_true(obj: Obj, kind: str) -> bool:
     return find_condition(obj, kind).get("status") == "True"
 
 
-# --- JobSets ----------------------------------------------------------------------------------------------------------
+# --- JobSets --------------------------------------------------------------------------------------
 
 
 def replicated_jobs(jobset: Obj) -> list[Obj]:
@@ -61,7 +61,7 @@ def pod_template(jobset: Obj) -> Obj:
     return template
 
 
-# --- times ------------------------------------------------------------------------------------------------------------
+# --- times ----------------------------------------------------------------------------------------
 
 
 def parse_time(text: str | None) -> datetime | None:
@@ -83,7 +83,8 @@ def clock_skew_s(sent_at: datetime, server_time: datetime, received_at: datetime
         server_time: The server's time, which has a resolution of one second.
         received_at: This machine's time after the request.
     """
-    ahead, behind = (sent_at - server_time).total_seconds() - 1, (server_time - received_at).total_seconds()
+    ahead = (sent_at - server_time).total_seconds() - 1
+    behind = (server_time - received_at).total_seconds()
     return ahead if ahead > 0 else -max(behind, 0.0)
 
 
@@ -102,7 +103,7 @@ def format_age(seconds: float) -> str:
     return f"{hours}h" if hours < 48 else f"{days}d"
 
 
-# --- Kueue's LocalQueues and ClusterQueues, which only these functions read -------------------------------------------
+# --- Kueue's LocalQueues and ClusterQueues, which only these functions read -----------------------
 
 
 class InactiveQueue(NamedTuple):
@@ -133,7 +134,8 @@ def cluster_queue_name(local_queue: Obj | None) -> str | None:
 
 def inactive_state(queue: Obj) -> InactiveQueue | None:
     """Return why a LocalQueue or a ClusterQueue admits nothing, or None if it is active."""
-    active, policy = find_condition(queue, "Active"), queue.get("spec", {}).get("stopPolicy", "None")
+    active = find_condition(queue, "Active")
+    policy = queue.get("spec", {}).get("stopPolicy", "None")
     stop_policy = None if policy == "None" else policy
     if active.get("status") == "False":
         return InactiveQueue(stop_policy, active.get("reason", ""), active.get("message", ""))
@@ -158,10 +160,12 @@ def covered_resources(cluster_queue: Obj) -> Sequence[str]:
     """Return the resources for which a ClusterQueue has quota, in its order."""
     groups = cluster_queue.get("spec", {}).get("resourceGroups") or ()
     covered = [resource for group in groups for resource in group.get("coveredResources") or ()]
-    return list(dict.fromkeys([*covered, *(quota.resource for quota in queue_quotas(cluster_queue))]))
+    return list(
+        dict.fromkeys([*covered, *(quota.resource for quota in queue_quotas(cluster_queue))])
+    )
 
 
-# --- the fields that we keep ------------------------------------------------------------------------------------------
+# --- the fields that we keep ----------------------------------------------------------------------
 
 # In characters. No termination message is longer.
 MAX_MESSAGE = 4_096
@@ -180,11 +184,18 @@ def trim_pod(pod: Obj) -> dict[str, Any]:
     """Trim a pod to its position in the gang, its node, and the states of its containers."""
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     labels = _select_fields(
-        metadata.get("labels", {}), NAME_LABEL, GENERATION_LABEL, SLICE_LABEL, INDEX_LABEL, REPLICATED_LABEL
+        metadata.get("labels", {}),
+        NAME_LABEL,
+        GENERATION_LABEL,
+        SLICE_LABEL,
+        INDEX_LABEL,
+        REPLICATED_LABEL,
     )
     statuses = {
         kind: [
-            _select_fields(container, "name", "image", "ready", "restartCount", "state", "lastState")
+            _select_fields(
+                container, "name", "image", "ready", "restartCount", "state", "lastState"
+            )
             for container in status[kind]
         ]
         for kind in ("containerStatuses", "initContainerStatuses")
@@ -192,13 +203,23 @@ def trim_pod(pod: Obj) -> dict[str, Any]:
     }
     return {
         "metadata": _select_fields(
-            metadata, "namespace", "name", "uid", "creationTimestamp", "deletionTimestamp", "finalizers"
+            metadata,
+            "namespace",
+            "name",
+            "uid",
+            "creationTimestamp",
+            "deletionTimestamp",
+            "finalizers",
         )
         | {"labels": labels},
         "spec": _select_fields(spec, "nodeName", "schedulingGates")
         | (_trim_limits(spec) if spec.get("nodeName") else _trim_requests(spec)),
         "status": _select_fields(status, "phase", "reason", "message", "startTime")
-        | {"conditions": [_select_fields(state, *_CONDITION_FIELDS) for state in status.get("conditions", ())]}
+        | {
+            "conditions": [
+                _select_fields(state, *_CONDITION_FIELDS) for state in status.get("conditions", ())
+            ]
+        }
         | statuses,
     }
 
@@ -206,7 +227,10 @@ def trim_pod(pod: Obj) -> dict[str, Any]:
 def _trim_requests(spec: Obj) -> dict[str, Any]:
     """Return the requests of a pod without a node as admission changed them: defaults, sidecars, overhead."""
     containers = {
-        kind: [_select_fields(container, "name", "resources", "restartPolicy") for container in spec[kind]]
+        kind: [
+            _select_fields(container, "name", "resources", "restartPolicy")
+            for container in spec[kind]
+        ]
         for kind in ("containers", "initContainers")
         if spec.get(kind)
     }
@@ -218,8 +242,12 @@ def _trim_limits(spec: Obj) -> dict[str, Any]:
     trimmed: dict[str, Any] = {}
     for kind in ("containers", "initContainers"):
         for container in spec.get(kind) or ():
-            limits = _select_fields((container.get("resources") or {}).get("limits") or {}, "memory")
-            fields = _select_fields(container, "restartPolicy") | ({"resources": {"limits": limits}} if limits else {})
+            limits = _select_fields(
+                (container.get("resources") or {}).get("limits") or {}, "memory"
+            )
+            fields = _select_fields(container, "restartPolicy") | (
+                {"resources": {"limits": limits}} if limits else {}
+            )
             if fields:
                 trimmed.setdefault(kind, []).append({"name": container["name"], **fields})
     return trimmed
@@ -243,13 +271,18 @@ def trim_node(node: Obj) -> dict[str, Any]:
 
 def _select_fields(obj: Obj, *names: str) -> dict[str, Any]:
     selected = {name: obj[name] for name in names if obj.get(name) not in (None, "", [], {})}
-    return {name: value[:MAX_MESSAGE] if isinstance(value, str) else value for name, value in selected.items()}
+    return {
+        name: value[:MAX_MESSAGE] if isinstance(value, str) else value
+        for name, value in selected.items()
+    }
 
 
 def trim_event(event: Obj) -> dict[str, Any]:
     """Trim an event of either API to its object, message, count and last time."""
     series, involved = event.get("series") or {}, event.get("involvedObject") or {}
-    last_seen = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    last_seen = (
+        series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    )
     last_seen = last_seen or event["metadata"].get("creationTimestamp") or ""
     return {
         "type": event.get("type", ""),
@@ -258,7 +291,8 @@ def trim_event(event: Obj) -> dict[str, Any]:
         "kind": involved.get("kind", ""),
         "names": [involved.get("name", "")],
         "count": max(1, series.get("count") or event.get("count") or 1),
-        # Truncated to seconds, because newer events have microseconds and times are compared as text.
+        # Truncated to seconds, because newer events have microseconds and times are compared as
+        # text.
         "last": f"{last_seen[:19]}Z" if last_seen else "",
         "by": event.get("reportingComponent") or (event.get("source") or {}).get("component", ""),
     }

@@ -1,7 +1,7 @@
 """Rules by which the API server rejects pods: invalid templates, and the Pod Security level of a namespace. Pure.
 
-Only common rules are here, since `launcher doctor` has the server check a pod and `launcher explain` reports what it
-rejected. The reasons have the server's names, so that both read the same.
+Only common rules are here, since `launcher doctor` has the server check a pod and `launcher
+explain` reports what it rejected. The reasons have the server's names, so that both read the same.
 Source: ValidatePodTemplateSpec and the Pod Security Standards of Kubernetes 1.35, for Linux pods.
 """
 
@@ -22,13 +22,17 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME_RULE = "a name of at most 63 lower-case letters, digits and inner dashes"
 
 # Maps a list of containers in a template to the key of the job file that it comes from.
-_CONTAINERS: Mapping[str, KeyPath] = {"initContainers": ("init",), "containers": ("pod", "spec", "containers")}
+_CONTAINERS: Mapping[str, KeyPath] = {
+    "initContainers": ("init",),
+    "containers": ("pod", "spec", "containers"),
+}
 
 
 def find_template_faults(template: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield invalid names, containers without an image, mounts without a volume, and requests above their limits.
 
-    JobSet accepts any template. The server then rejects the Job again and again, and the JobSet waits forever.
+    JobSet accepts any template. The server then rejects the Job again and again, and the JobSet
+    waits forever.
     """
     spec = template["spec"]
     volumes = [str(volume.get("name")) for volume in _list_mappings(spec, "volumes")]
@@ -39,7 +43,9 @@ def find_template_faults(template: Mapping[str, Any]) -> Iterator[Fault]:
     for key, path in _CONTAINERS.items():
         for container in _list_mappings(spec, key):
             for message, hint in _container_faults(container, volumes):
-                yield Fault(path, f"container {shorten_text(str(container.get('name')))}: {message}", hint)
+                yield Fault(
+                    path, f"container {shorten_text(str(container.get('name')))}: {message}", hint
+                )
 
 
 def _list_mappings(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
@@ -48,7 +54,9 @@ def _list_mappings(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
-def _container_faults(container: Mapping[str, Any], volumes: Collection[str]) -> Iterator[tuple[str, str]]:
+def _container_faults(
+    container: Mapping[str, Any], volumes: Collection[str]
+) -> Iterator[tuple[str, str]]:
     if not _NAME.fullmatch(str(container.get("name"))):
         yield f"its name is not {_NAME_RULE}.", "choose another name."
     if not container.get("image"):
@@ -60,10 +68,14 @@ def _container_faults(container: Mapping[str, Any], volumes: Collection[str]) ->
     resources: Any = container.get("resources")
     if not isinstance(resources, dict):
         return
-    requests, limits = _valid_quantities(resources.get("requests")), _valid_quantities(resources.get("limits"))
+    requests = _valid_quantities(resources.get("requests"))
+    limits = _valid_quantities(resources.get("limits"))
     for name in requests.keys() & limits.keys():
         if requests[name] > limits[name]:
-            texts = f"{resources['requests'][name]} of {name}, and its limit is {resources['limits'][name]}"
+            texts = (
+                f"{resources['requests'][name]} of {name}, and its limit is "
+                f"{resources['limits'][name]}"
+            )
             yield f"it requests {texts}.", "raise the limit."
 
 
@@ -75,10 +87,10 @@ def _valid_quantities(texts: Any) -> dict[str, Decimal]:
     return quantities
 
 
-# --- Pod Security, by what `render` and the cluster defaults can make -------------------------------------------------
+# --- Pod Security, by what `render` and the cluster defaults can make -----------------------------
 #
-# Rules that only fields of `pod:` can break (AppArmor, SELinux, sysctls, procMount, hosts of probes) are left to the
-# API server.
+# Rules that only fields of `pod:` can break (AppArmor, SELinux, sysctls, procMount, hosts of
+# probes) are left to the API server.
 
 Level = Literal["privileged", "baseline", "restricted"]
 # The strictest level is last.
@@ -87,12 +99,14 @@ LEVELS: tuple[Level, ...] = ("privileged", "baseline", "restricted")
 ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
 
 _BASELINE_CAPABILITIES = frozenset(
-    "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID "
+    "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE SETFCAP SETGID "
+    "SETPCAP SETUID "
     "SYS_CHROOT".split()
 )
 _RESTRICTED_CAPABILITIES = frozenset(["NET_BIND_SERVICE"])
 _RESTRICTED_VOLUMES = frozenset(
-    "configMap csi downwardAPI emptyDir ephemeral image persistentVolumeClaim projected secret".split()
+    "configMap csi downwardAPI emptyDir ephemeral image persistentVolumeClaim "
+    "projected secret".split()
 )
 _SECCOMP_PROFILES = ("RuntimeDefault", "Localhost")
 
@@ -132,13 +146,17 @@ def find_violations(template: Part, enforced: Level) -> list[Violation]:
     if enforced != "privileged":
         for reason, detail in _iter_violations(template, is_restricted=enforced == "restricted"):
             details.setdefault(reason, []).append(detail)
-    return [Violation(reason, "; ".join(dict.fromkeys(places))) for reason, places in details.items()]
+    return [
+        Violation(reason, "; ".join(dict.fromkeys(places))) for reason, places in details.items()
+    ]
 
 
 def _iter_violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[str, str]]:
     """Yield the reason and the place of each violation of the level."""
     spec = template.get("spec") or {}
-    containers = [container for key in ("initContainers", "containers") for container in spec.get(key) or []]
+    containers = [
+        container for key in ("initContainers", "containers") for container in spec.get(key) or []
+    ]
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.get(key):
             yield "host namespaces", f"{key}=true"
@@ -146,14 +164,19 @@ def _iter_violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[s
         # A volume without a type is an emptyDir.
         types = {key for key in volume if key != "name"}
         if is_restricted and types and not types & _RESTRICTED_VOLUMES:
-            yield "restricted volume types", f'volume "{volume.get("name")}" is of type {", ".join(sorted(types))}'
+            yield (
+                "restricted volume types",
+                f'volume "{volume.get("name")}" is of type {", ".join(sorted(types))}',
+            )
         elif not is_restricted and "hostPath" in types:
             yield "hostPath volumes", f'volume "{volume.get("name")}"'
     for container in containers:
         name, security = _name_and_security(container)
         # With hostNetwork the server turns every port into a host port.
         port_key = "containerPort" if spec.get("hostNetwork") else "hostPort"
-        if ports := [str(port[port_key]) for port in container.get("ports") or [] if port.get(port_key)]:
+        if ports := [
+            str(port[port_key]) for port in container.get("ports") or [] if port.get(port_key)
+        ]:
             yield "hostPort", f"{name} uses {', '.join(ports)}"
         if security.get("privileged"):
             yield "privileged", f"{name} is privileged"
@@ -165,7 +188,10 @@ def _iter_violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[s
         if extra := sorted(set(capabilities.get("add") or []) - allowed):
             yield reason, f"{name} adds {', '.join(extra)}"
         if is_restricted and security.get("allowPrivilegeEscalation") is not False:
-            yield "allowPrivilegeEscalation != false", f"{name} must set allowPrivilegeEscalation=false"
+            yield (
+                "allowPrivilegeEscalation != false",
+                f"{name} must set allowPrivilegeEscalation=false",
+            )
     pod = spec.get("securityContext") or {}
     # Root in a user namespace is not root on the node.
     if is_restricted and spec.get("hostUsers") is not False:

@@ -1,6 +1,7 @@
 """Quantities, the requests of pods and jobs, and the nodes that fit them. Pure.
 
-The scheduler's message counts unfit nodes by reason but names neither taints nor labels, which `fit_nodes` does.
+The scheduler's message counts unfit nodes by reason but names neither taints nor labels, which
+`fit_nodes` does.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _SCALE = (
 )
 # The form that a job file may use.
 QUANTITY_PATTERN = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(" + "|".join(_SCALE) + ")")
-# The API server also accepts signs, exponents, and no digit before or after the point. The client's parser accepts
-# more, such as NaN and 1_000.
+# The API server also accepts signs, exponents, and no digit before or after the point. The client's
+# parser accepts more, such as NaN and 1_000.
 _ANY_QUANTITY = re.compile(
     r"[+-]?([0-9]{1,18}\.?[0-9]{0,9}|\.[0-9]{1,9})([eE][+-]?[0-9]{1,2}|" + "|".join(_SCALE) + ")"
 )
@@ -54,29 +55,39 @@ def format_quantity(resource: str, quantity: Decimal) -> str:
 
 def format_requests(requests: Mapping[str, Decimal]) -> str:
     """Format requests as `cpu 8, memory 32Gi`."""
-    return ", ".join(f"{name} {format_quantity(name, quantity)}" for name, quantity in requests.items()) or "nothing"
+    return (
+        ", ".join(
+            f"{name} {format_quantity(name, quantity)}" for name, quantity in requests.items()
+        )
+        or "nothing"
+    )
 
 
-# --- requests ---------------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, Decimal]:
     """Return the requests that the scheduler counts for one pod, by resource.
 
-    They are the sum of containers and sidecars, or those of an init container and the sidecars before it if that is
-    more, plus the overhead of the RuntimeClass.
+    They are the sum of containers and sidecars, or those of an init container and the sidecars
+    before it if that is more, plus the overhead of the RuntimeClass.
     """
     # Requests of the sidecars so far.
     running: dict[str, Decimal] = {}
     total: dict[str, Decimal] = {}
     for container in spec.get("initContainers") or ():
         with_sidecars = _add_quantities(running, container_requests(container))
-        total |= {name: max(quantity, total.get(name, Decimal(0))) for name, quantity in with_sidecars.items()}
+        total |= {
+            name: max(quantity, total.get(name, Decimal(0)))
+            for name, quantity in with_sidecars.items()
+        }
         if container.get("restartPolicy") == "Always":
             running = with_sidecars
     for container in spec.get("containers") or ():
         running = _add_quantities(running, container_requests(container))
-    total |= {name: max(quantity, total.get(name, Decimal(0))) for name, quantity in running.items()}
+    total |= {
+        name: max(quantity, total.get(name, Decimal(0))) for name, quantity in running.items()
+    }
     # Requests of the pod itself replace those of its containers.
     total |= {name: parse_quantity(text) for name, text in container_requests(spec).items()}
     return _add_quantities(total, spec.get("overhead") or {})
@@ -89,8 +100,13 @@ def container_requests(container: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(text) for name, text in written.items()}
 
 
-def _add_quantities(quantities: Mapping[str, Decimal], more: Mapping[str, Any]) -> dict[str, Decimal]:
-    sums = {name: quantities.get(name, Decimal(0)) + parse_quantity(str(text)) for name, text in more.items()}
+def _add_quantities(
+    quantities: Mapping[str, Decimal], more: Mapping[str, Any]
+) -> dict[str, Decimal]:
+    sums = {
+        name: quantities.get(name, Decimal(0)) + parse_quantity(str(text))
+        for name, text in more.items()
+    }
     return {**quantities, **sums}
 
 
@@ -112,7 +128,7 @@ def _replicated_pods(job: Mapping[str, Any]) -> int:
     return int(job.get("replicas", 1)) * int(job["template"]["spec"].get("parallelism", 1))
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------------
+# --- nodes ----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,10 +169,14 @@ def fit_nodes(spec: Obj, nodes: Sequence[Obj]) -> NodeFit:
         if all(allocatable_quantity(node, name) >= quantity for name, quantity in requests.items())
     ]
     absent = {
-        key: value for key, value in selector.items() if not any(_node_labels(node).get(key) == value for node in nodes)
+        key: value
+        for key, value in selector.items()
+        if not any(_node_labels(node).get(key) == value for node in nodes)
     }
     written = {
-        name: text for container in spec.get("containers") or () for name, text in container_requests(container).items()
+        name: text
+        for container in spec.get("containers") or ()
+        for name, text in container_requests(container).items()
     }
     short = {}
     for name, quantity in requests.items():
@@ -164,8 +184,15 @@ def fit_nodes(spec: Obj, nodes: Sequence[Obj]) -> NodeFit:
         if largest is not None and allocatable_quantity(largest, name) < quantity:
             # As the job writes it, where that is the same.
             text = written.get(name, "")
-            requested = text if text and parse_quantity(text) == quantity else format_quantity(name, quantity)
-            short[name] = requested, str((largest["status"].get("allocatable") or {}).get(name, "0"))
+            requested = (
+                text
+                if text and parse_quantity(text) == quantity
+                else format_quantity(name, quantity)
+            )
+            short[name] = (
+                requested,
+                str((largest["status"].get("allocatable") or {}).get(name, "0")),
+            )
     return NodeFit(
         total=len(nodes),
         selected=len(selected),
@@ -173,7 +200,8 @@ def fit_nodes(spec: Obj, nodes: Sequence[Obj]) -> NodeFit:
         large=len(large),
         missing_labels=absent,
         offered_values={
-            key: sorted({_node_labels(node)[key] for node in nodes if key in _node_labels(node)}) for key in absent
+            key: sorted({_node_labels(node)[key] for node in nodes if key in _node_labels(node)})
+            for key in absent
         },
         untolerated_taints=Counter(taint for barring in taints for taint in barring),
         shortages=short,
@@ -187,7 +215,9 @@ def _node_labels(node: Obj) -> Mapping[str, str]:
 
 def allocatable_quantity(node: Obj, resource: str, default: str = "0") -> Decimal:
     """Return the allocatable quantity of a resource on a node."""
-    return parse_quantity(str((node.get("status", {}).get("allocatable") or {}).get(resource, default)))
+    return parse_quantity(
+        str((node.get("status", {}).get("allocatable") or {}).get(resource, default))
+    )
 
 
 def _untolerated_taints(node: Obj, tolerations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -205,4 +235,6 @@ def _matches_taint(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> b
         return False
     if toleration.get("operator", "Equal") == "Exists":
         return toleration.get("key") in (None, "", taint["key"])
-    return toleration.get("key") == taint["key"] and (toleration.get("value") or "") == (taint.get("value") or "")
+    return toleration.get("key") == taint["key"] and (toleration.get("value") or "") == (
+        taint.get("value") or ""
+    )

@@ -72,7 +72,9 @@ class Response(NamedTuple):
 class Transport:
     """Sends requests with the access from the constructor's callback, which is called again after a 401."""
 
-    def __init__(self, open_access: Callable[[], Access], name: str, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, open_access: Callable[[], Access], name: str, say: Callable[[str], None] | None = None
+    ) -> None:
         self._open_access = open_access
         self._access = open_access()
         # Name of the context, for messages.
@@ -118,7 +120,9 @@ class Transport:
 
         def send_once(deadline: float) -> Response:
             headers = {"Content-Type": content, "Accept-Encoding": "gzip"}
-            response = self._open_response(method, path, query, headers, data, min(READ_TIMEOUT_S, self.total_s))
+            response = self._open_response(
+                method, path, query, headers, data, min(READ_TIMEOUT_S, self.total_s)
+            )
             return Response(response.headers, _read_body(response, deadline))
 
         with self._report_if_slow(f"an answer of the API server {self.server}"):
@@ -133,9 +137,12 @@ class Transport:
         """
         request_line = f"GET {path}"
         *_, pod, last = path.split("/")
-        # A log comes from the kubelet of the pod's node. The first line of a followed log may come at any time.
+        # A log comes from the kubelet of the pod's node. The first line of a followed log may come
+        # at any time.
         awaited = (
-            f"the log of pod {pod} from its node" if last == "log" else f"an answer of the API server {self.server}"
+            f"the log of pod {pod} from its node"
+            if last == "log"
+            else f"an answer of the API server {self.server}"
         )
         with contextlib.nullcontext() if "follow" in query else self._report_if_slow(awaited):
             response = self._send_with_retries(
@@ -175,7 +182,12 @@ class Transport:
             method,
             f"{self._access.server}{path}" + (f"?{urlencode(query)}" if query else ""),
             body=data,
-            headers={"Accept": "application/json", "User-Agent": "jaxlaunch", **headers, **self._access.headers()},
+            headers={
+                "Accept": "application/json",
+                "User-Agent": "jaxlaunch",
+                **headers,
+                **self._access.headers(),
+            },
             timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_s),
             retries=False,
             redirect=False,
@@ -193,13 +205,19 @@ class Transport:
         raise self._refusal_error(f"{method} {path}", response)
 
     def _send_with_retries(
-        self, request_line: str, send_once: Callable[[float], T], repeat: bool, total_s: float | None = None
+        self,
+        request_line: str,
+        send_once: Callable[[float], T],
+        repeat: bool,
+        total_s: float | None = None,
     ) -> T:
         """Return the answer to a request, with retries for errors that may pass."""
         deadline = time.monotonic() + (self.total_s if total_s is None else total_s)
         has_renewed = False
         for tries in range(1, MAX_TRIES + 1):
-            pause: float | None = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S) * _jitter.uniform(0.8, 1.2)
+            pause: float | None = min(
+                _FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S
+            ) * _jitter.uniform(0.8, 1.2)
             fault: ClusterError
             try:
                 return send_once(deadline)
@@ -247,12 +265,20 @@ class Transport:
             body = _read_body(response, time.monotonic() + READ_TIMEOUT_S)
         try:
             status = json.loads(body)
-            message, reason, details = status["message"], status.get("reason", ""), status.get("details")
+            message = status["message"]
+            reason = status.get("reason", "")
+            details = status.get("details")
         except (ValueError, LookupError, TypeError):
             first_line = body.decode(errors="replace").strip().partition("\n")[0][:200]
-            message = f"{response.status} {response.reason or ''}".strip() + f": {first_line}" * bool(first_line)
+            message = (
+                f"{response.status} {response.reason or ''}".strip()
+                + f": {first_line}" * bool(first_line)
+            )
         if response.status == 401:
-            message = f"The server {self.server} does not accept the credentials of context {self.name}: {message}"
+            message = (
+                f"The server {self.server} does not accept the credentials of context "
+                f"{self.name}: {message}"
+            )
             hint = "log in again; `kubectl auth whoami` checks the same credentials."
             return ApiError(message, hint, 401, reason, details)
         # The server may write the time to wait as seconds or as a date.
@@ -261,12 +287,17 @@ class Transport:
             pause_s = float(retry_after)
         else:
             with contextlib.suppress(ValueError):
-                delay = email.utils.parsedate_to_datetime(retry_after) - datetime.datetime.now(datetime.UTC)
+                delay = email.utils.parsedate_to_datetime(retry_after) - datetime.datetime.now(
+                    datetime.UTC
+                )
                 pause_s = max(0.0, delay.total_seconds())
-        return ApiError(f"{message} ({request_line})", None, response.status, reason, details, pause_s)
+        return ApiError(
+            f"{message} ({request_line})", None, response.status, reason, details, pause_s
+        )
 
     def _unreachable_error(self, request_line: str, error: HTTPError) -> Unreachable:
-        server_text, cause = f"The API server {self.server} of context {self.name}", _innermost_cause(error)
+        server_text = f"The API server {self.server} of context {self.name}"
+        cause = _innermost_cause(error)
         # The messages of the outer exceptions contain addresses of Python objects.
         text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -274,13 +305,17 @@ class Transport:
         reason = text or type(cause).__name__
         if _is_untrusted(error):
             return Unreachable(
-                f"{server_text} is not trusted: {reason}", "check certificate-authority in the kubeconfig."
+                f"{server_text} is not trusted: {reason}",
+                "check certificate-authority in the kubeconfig.",
             )
         if isinstance(error, NewConnectionError | ConnectTimeoutError | ProxyError | SSLError):
             return Unreachable(
-                f"{server_text} cannot be reached: {reason}", "check its address and your network or VPN."
+                f"{server_text} cannot be reached: {reason}",
+                "check its address and your network or VPN.",
             )
-        kind = "stopped answering" if isinstance(error, ReadTimeoutError) else "closed the connection"
+        kind = (
+            "stopped answering" if isinstance(error, ReadTimeoutError) else "closed the connection"
+        )
         return Unreachable(f"{server_text} {kind} ({request_line}).", sent=True)
 
 
@@ -298,7 +333,9 @@ def _read_body(response: Any, deadline: float) -> bytes:
 
 def _is_untrusted(error: HTTPError) -> bool:
     """Return whether an error is about certificates. A server that starts or stops also breaks off handshakes."""
-    return isinstance(error, SSLError) and not isinstance(_innermost_cause(error), ssl.SSLEOFError | ConnectionError)
+    return isinstance(error, SSLError) and not isinstance(
+        _innermost_cause(error), ssl.SSLEOFError | ConnectionError
+    )
 
 
 def _innermost_cause(error: BaseException) -> BaseException:
@@ -307,7 +344,7 @@ def _innermost_cause(error: BaseException) -> BaseException:
     return error
 
 
-# --- port-forwards ----------------------------------------------------------------------------------------------------
+# --- port-forwards --------------------------------------------------------------------------------
 
 PROTOCOL = "v4.channel.k8s.io"
 MAX_ANSWER_BYTES = 4 * 1024 * 1024  # bytes
@@ -320,11 +357,14 @@ _TLS_OPTIONS = {
 }
 
 
-def exchange_bytes(pool: Any, url: str, headers: Mapping[str, str], request: bytes, limit_s: float) -> bytes:
+def exchange_bytes(
+    pool: Any, url: str, headers: Mapping[str, str], request: bytes, limit_s: float
+) -> bytes:
     """Send a request to a port of a pod and return the answer until the pod closes, like `kubectl port-forward`.
 
-    The pod sees a connection from 127.0.0.1. Every WebSocket message begins with the number of its channel, 0 for data
-    and 1 for errors. The first message on each channel only repeats the port (`v4.channel.k8s.io`).
+    The pod sees a connection from 127.0.0.1. Every WebSocket message begins with the number of its
+    channel, 0 for data and 1 for errors. The first message on each channel only repeats the port
+    (`v4.channel.k8s.io`).
 
     Args:
         pool: Pool manager of urllib3 with the server's certificates.
@@ -359,15 +399,23 @@ def exchange_bytes(pool: Any, url: str, headers: Mapping[str, str], request: byt
             message = str(json.loads(error.resp_body)["message"])
         except (ValueError, LookupError, TypeError):
             message = str(error)
-        hint = "you need the right to get and create pods/portforward." if error.status_code == 403 else None
+        hint = (
+            "you need the right to get and create pods/portforward."
+            if error.status_code == 403
+            else None
+        )
         raise ApiError(f"{message} ({request_line})", hint, error.status_code) from None
     except (OSError, websocket.WebSocketException) as error:
-        raise Unreachable(f"The API server did not open a port-forward to the pod: {error} ({request_line}).") from None
+        raise Unreachable(
+            f"The API server did not open a port-forward to the pod: {error} ({request_line})."
+        ) from None
     try:
         tunnel.send_binary(bytes([_DATA_CHANNEL]) + request)
         return _receive_answer(tunnel, deadline, request_line)
     except (OSError, websocket.WebSocketException) as error:
-        raise Unreachable(f"The port-forward to the pod broke off: {error} ({request_line}).", sent=True) from None
+        raise Unreachable(
+            f"The port-forward to the pod broke off: {error} ({request_line}).", sent=True
+        ) from None
     finally:
         # close() would leave the socket open if the other side closed first.
         tunnel.shutdown()
@@ -397,10 +445,15 @@ def _receive_answer(tunnel: Any, deadline: float, request_line: str) -> bytes:
 def _tls_options(pool: Any) -> dict[str, Any]:
     """Return the pool's TLS settings as options of the WebSocket library."""
     settings = pool.connection_pool_kw
-    options = {theirs: settings[ours] for ours, theirs in _TLS_OPTIONS.items() if settings.get(ours)}
+    options = {
+        theirs: settings[ours] for ours, theirs in _TLS_OPTIONS.items() if settings.get(ours)
+    }
     if settings.get("cert_reqs") in (ssl.CERT_NONE, "CERT_NONE"):
         return options | {"cert_reqs": ssl.CERT_NONE, "check_hostname": False}
-    return options | {"cert_reqs": ssl.CERT_REQUIRED, "check_hostname": settings.get("assert_hostname") is not False}
+    return options | {
+        "cert_reqs": ssl.CERT_REQUIRED,
+        "check_hostname": settings.get("assert_hostname") is not False,
+    }
 
 
 def _proxy_options(pool: Any) -> Mapping[str, Any]:
@@ -408,4 +461,9 @@ def _proxy_options(pool: Any) -> Mapping[str, Any]:
     if (proxy := pool.proxy) is None:
         return {"http_no_proxy": ["*"]}
     auth = tuple(proxy.auth.split(":", 1)) if proxy.auth else None
-    return {"http_proxy_host": proxy.host, "http_proxy_port": proxy.port, "http_proxy_auth": auth, "proxy_type": "http"}
+    return {
+        "http_proxy_host": proxy.host,
+        "http_proxy_port": proxy.port,
+        "http_proxy_auth": auth,
+        "proxy_type": "http",
+    }

@@ -1,7 +1,8 @@
 """Watches and calls that survive closed and silent connections, server errors and expired versions.
 
-A watch request ends after 20 seconds and is continued from the last resource version. If the server no longer has that
-version, the objects are listed again and the difference to the last known objects is yielded as events.
+A watch request ends after 20 seconds and is continued from the last resource version. If the server
+no longer has that version, the objects are listed again and the difference to the last known
+objects is yielded as events.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 # The server ends a watch after this long. A connection that is silent for longer is dead.
 WATCH_DURATION_S = 20
 SILENCE_TIMEOUT_S = WATCH_DURATION_S + 5.0
-# Consecutive errors are tolerated for this long: an upgrade of a control plane takes five minutes and more.
+# Consecutive errors are tolerated for this long: an upgrade of a control plane takes five minutes
+# and more.
 ERROR_TIMEOUT_S = 900.0
 # Not the global generator: a user's program may have seeded that.
 _jitter = random.Random()
@@ -41,8 +43,8 @@ def is_transient(error: ApiError | Unreachable) -> bool:
 class Watch:
     """Events of objects across reconnects.
 
-    The constructor's first callback returns the objects and their resource version, the second one the bytes of one
-    watch request for a query and a read timeout.
+    The constructor's first callback returns the objects and their resource version, the second one
+    the bytes of one watch request for a query and a read timeout.
     """
 
     def __init__(
@@ -83,7 +85,11 @@ class Watch:
                     raise without_network_hint(error) from None
             failures += 1
             pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] * _jitter.uniform(0.5, 1)
-            time.sleep(pause_s if self._end is None else max(0.0, min(pause_s, self._end - time.monotonic())))
+            time.sleep(
+                pause_s
+                if self._end is None
+                else max(0.0, min(pause_s, self._end - time.monotonic()))
+            )
 
     def _relist_objects(self) -> Iterator[Event]:
         """Yield the changes since the last event by listing all objects."""
@@ -115,7 +121,9 @@ class Watch:
         }
         lines = LineSplitter(_MAX_EVENT_BYTES)
         try:
-            for data in self._stream_bytes(query, duration_s + SILENCE_TIMEOUT_S - WATCH_DURATION_S):
+            for data in self._stream_bytes(
+                query, duration_s + SILENCE_TIMEOUT_S - WATCH_DURATION_S
+            ):
                 for line in lines.feed(data):
                     yield from self._parse_event(json.loads(line))
         except ApiError as error:
@@ -127,7 +135,12 @@ class Watch:
     def _parse_event(self, event: Mapping[str, Any]) -> Iterator[Event]:
         kind, obj = event["type"], event["object"]
         if kind == "ERROR":
-            raise ApiError(obj.get("message", "the watch failed"), None, obj.get("code", 500), obj.get("reason", ""))
+            raise ApiError(
+                obj.get("message", "the watch failed"),
+                None,
+                obj.get("code", 500),
+                obj.get("reason", ""),
+            )
         metadata = obj["metadata"]
         self._version = metadata["resourceVersion"]
         if kind == "BOOKMARK":
@@ -146,7 +159,7 @@ def without_network_hint(error: ApiError | Unreachable) -> ApiError | Unreachabl
     return error
 
 
-# --- outages of minutes, such as an upgrade of the server or a broken network -----------------------------------------
+# --- outages of minutes, such as an upgrade of the server or a broken network ---------------------
 
 # A quiet watch is renewed every 20 s, so a healthy server is never silent for longer.
 REPORT_AFTER_S = 40.0
@@ -191,7 +204,9 @@ class Outage:
                 if not is_transient(error) or now - started_at > ERROR_TIMEOUT_S:
                     raise without_network_hint(error) from None
                 self.report_outage()
-                time.sleep(_PAUSE_S if deadline is None else max(0.0, min(_PAUSE_S, deadline - now)))
+                time.sleep(
+                    _PAUSE_S if deadline is None else max(0.0, min(_PAUSE_S, deadline - now))
+                )
             else:
                 self.report_outage()
                 return answer

@@ -1,8 +1,8 @@
 """The agents of a run on this machine: their packed file, one generation of them, and processes that they left running.
 
-The file is made once, in the user's cache, for all runs of one version. In a pod nothing outlives the container; here a
-program does outlive an agent that is killed, where a wrapper such as `sh -c` is between them: only the wrapper dies
-with the agent.
+The file is made once, in the user's cache, for all runs of one version. In a pod nothing outlives
+the container; here a program does outlive an agent that is killed, where a wrapper such as `sh -c`
+is between them: only the wrapper dies with the agent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _AGENT = re.compile(rb"\0-I\0[^\0]*/agent-\w+\.pyz\0$")
 ShowLine = Callable[[Line], None]
 
 
-# --- the packed agent -------------------------------------------------------------------------------------------------
+# --- the packed agent -----------------------------------------------------------------------------
 
 
 def pack_agent(fallback: Path) -> Path:
@@ -87,7 +87,8 @@ def _is_mine(file: Path) -> bool:
 def _prune_packed(folder: Path) -> None:
     """Remove the files of other versions, and drafts of processes that were killed.
 
-    The last _MAX_UNUSED_FILES that were used stay, and those of the last day: an agent has read all of its own by then.
+    The last _MAX_UNUSED_FILES that were used stay, and those of the last day: an agent has read all
+    of its own by then.
     """
     files = [
         *folder.glob(PACKED_NAME.format("*")),
@@ -101,13 +102,15 @@ def _prune_packed(folder: Path) -> None:
                 file.unlink()
 
 
-# --- one generation ---------------------------------------------------------------------------------------------------
+# --- one generation -------------------------------------------------------------------------------
 
 
 class Gang:
     """One generation: the agents of a job as child processes, and their output."""
 
-    def __init__(self, environ: Mapping[str, str], job: JobSpec, generation: int, lock: Lock) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], job: JobSpec, generation: int, lock: Lock
+    ) -> None:
         self._selector = selectors.DefaultSelector()
         self._environ, self._job, self._lock = environ, job, lock
         self._leader, self._generation = f"127.0.0.1:{choose_free_port()}", generation
@@ -130,7 +133,8 @@ class Gang:
         agent = subprocess.Popen(
             [sys.executable, "-I", str(self._packed)],
             env={**self._environ, **variables},
-            # Nothing reads it: the folder stays locked while an agent lives; its processes do not inherit this.
+            # Nothing reads it: the folder stays locked while an agent lives; its processes do not
+            # inherit this.
             stdin=self._lock.descriptor,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -163,7 +167,9 @@ class Gang:
                 if not data:
                     self._selector.unregister(key.fileobj).fileobj.close()  # type: ignore[union-attr]
                     self._open_streams[host] -= 1
-                    if not self._open_streams[host] and self._is_lost(host, self._agents[host].wait()):
+                    if not self._open_streams[host] and self._is_lost(
+                        host, self._agents[host].wait()
+                    ):
                         say(f"starting another agent for host {host}")
                         self._agents[host] = self._start_agent(host)
         return [agent.wait() for agent in self._agents]
@@ -180,7 +186,7 @@ class Gang:
         return self._lost_agents[host] <= self._job.restarts.crash
 
 
-# --- what agents leave running ----------------------------------------------------------------------------------------
+# --- what agents leave running --------------------------------------------------------------------
 
 
 def kill_orphans(uid: str) -> int:

@@ -30,11 +30,14 @@ from jaxlaunch.runs.layout import JOB
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts, changed_keys, start_rows
 
 
-def begin_start(folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]) -> None:
+def begin_start(
+    folder: Path, uid: str, resolved: str, checkpoints: Path | None, say: Callable[[str], None]
+) -> None:
     """Begin start `uid` of the run in `folder`, of the job that is `resolved` as YAML.
 
-    The records of the last start are closed, and this one gets a folder and a row. A kill at any point leaves a folder
-    that the next start can continue from, because `summary.json` is replaced last.
+    The records of the last start are closed, and this one gets a folder and a row. A kill at any
+    point leaves a folder that the next start can continue from, because `summary.json` is replaced
+    last.
     """
     files = RunFolder(folder, say)
     if earlier_starts := start_rows(files.read_summary()):
@@ -43,10 +46,14 @@ def begin_start(folder: Path, uid: str, resolved: str, checkpoints: Path | None,
     close_summary(files, checkpoints)
     starts = RunStarts(files, uid)
     files.replace_file(starts.file_path(JOB), resolved.encode())
-    job, compared, changed = reader.parse_document(resolved, JOB).data, starts.compared_start, dict[str, Any]()
+    job = reader.parse_document(resolved, JOB).data
+    compared = starts.compared_start
+    changed = dict[str, Any]()
     if compared is not None:
         try:
-            text = regular_files.read_bounded(folder / "starts" / str(compared.start) / JOB, reader.MAX_BYTES)
+            text = regular_files.read_bounded(
+                folder / "starts" / str(compared.start) / JOB, reader.MAX_BYTES
+            )
             previous_job = reader.parse_document(text.decode(errors="replace"), JOB).data
         except OSError:
             previous_job = {}
@@ -83,14 +90,19 @@ def end_generation(
         checkpoints: The folder of the checkpoints, if it is on this machine.
         is_stopped: Whether the user stopped it.
         started_at: When the run started, in Unix time; all seconds since then are counted.
-        has_train_block: Whether it has a train block, so that every step that it saved was in `checkpoints`.
+        has_train_block: Whether it has a train block, so that every step that it saved was in
+            `checkpoints`.
     """
     records = folder.read_records(uid)
-    summary, is_open = folder.read_summary(uid), run_folder.find_unfinished_attempt(folder, uid, records) is not None
+    summary = folder.read_summary(uid)
+    is_open = run_folder.find_unfinished_attempt(folder, uid, records) is not None
     # Not a single agent wrote anything.
     if summary is None or summary.of is None or summary.of.generation < generation:
-        progress = AttemptProgress(uid, generation, len(records) + 1, started=time.time(), at=time.time())
-        summary, is_open = dataclasses.replace(_summary_without_generation(summary, records), of=progress), True
+        progress = AttemptProgress(
+            uid, generation, len(records) + 1, started=time.time(), at=time.time()
+        )
+        summary = dataclasses.replace(_summary_without_generation(summary, records), of=progress)
+        is_open = True
     # The agents were killed after they had recorded the attempt.
     if not is_open and summary.verdict is None:
         summary = _with_recorded_verdict(summary, records[-1].verdict)
@@ -98,21 +110,35 @@ def end_generation(
     starts = RunStarts(folder, uid)
     if summary.verdict is None:
         summary = _with_saved_step(summary, checkpoints, starts, records)
-    deleted_step = summary.saved if has_train_block and _is_deleted(summary.saved, checkpoints) else None
+    deleted_step = (
+        summary.saved if has_train_block and _is_deleted(summary.saved, checkpoints) else None
+    )
     if deleted_step is not None:
         summary = dataclasses.replace(summary, saved=newest_step(checkpoints))
     if is_open and summary.of is not None:
-        record = run_folder.close_unfinished(summary.of, _verdict_for_codes(codes, summary, is_stopped, deleted_step))
+        record = run_folder.close_unfinished(
+            summary.of, _verdict_for_codes(codes, summary, is_stopped, deleted_step)
+        )
         folder.append_record(record)
         records.append(record)
         summary = dataclasses.replace(summary, verdict=record.verdict)
-        summary = dataclasses.replace(summary, seconds=history.sum_seconds(records, time.time(), started_at))
+        summary = dataclasses.replace(
+            summary, seconds=history.sum_seconds(records, time.time(), started_at)
+        )
     elif summary.verdict is not None:
-        summary = _complete_verdict(summary, folder, starts, records, codes, checkpoints, deleted_step)
+        summary = _complete_verdict(
+            summary, folder, starts, records, codes, checkpoints, deleted_step
+        )
     else:
-        summary = dataclasses.replace(summary, verdict=_verdict_for_codes(codes, summary, True, deleted_step))
+        summary = dataclasses.replace(
+            summary, verdict=_verdict_for_codes(codes, summary, True, deleted_step)
+        )
     verdict = summary.verdict
-    if verdict is not None and records and contract.outcome_for_code(verdict.code).restarts_in_place:
+    if (
+        verdict is not None
+        and records
+        and contract.outcome_for_code(verdict.code).restarts_in_place
+    ):
         # Agents that were lost could not report that the run makes no progress.
         verdict = history.decide_next(records, 0, all_hosts_alive=False).verdict
     seconds = dict.fromkeys(contract.CLOCK, 0.0) | dict(summary.seconds)
@@ -143,7 +169,9 @@ def close_summary(folder: RunFolder, checkpoints: Path | None) -> None:
 
 def _with_recorded_verdict(summary: Summary, verdict: Verdict) -> Summary:
     """Return the summary with the recorded verdict and its step, which may be newer than the summary."""
-    return dataclasses.replace(summary, verdict=verdict, step=furthest_step(summary.step, verdict.step))
+    return dataclasses.replace(
+        summary, verdict=verdict, step=furthest_step(summary.step, verdict.step)
+    )
 
 
 def _with_saved_step(
@@ -157,8 +185,11 @@ def _with_saved_step(
     progress = summary.of
     if progress is None:
         return summary
-    # The attempt may not have had the time to write its first step either. It began after the newest step then.
-    first_step = progress.first_step or 1 + max(history.newest_saved_step(records) or 0, starts.earlier_saved_step)
+    # The attempt may not have had the time to write its first step either. It began after the
+    # newest step then.
+    first_step = progress.first_step or 1 + max(
+        history.newest_saved_step(records) or 0, starts.earlier_saved_step
+    )
     if saved_step < first_step:
         # An earlier attempt saved it.
         return summary
@@ -174,13 +205,16 @@ def _with_saved_step(
 def newest_step(checkpoints: Path | None) -> int | None:
     """Return the newest complete step in a folder of checkpoints; its manifest is written last.
 
-    It is None if there is no step, or if the storage does not answer, which the run's own processes report.
+    It is None if there is no step, or if the storage does not answer, which the run's own processes
+    report.
     """
     try:
         manifests = [] if checkpoints is None else list(checkpoints.glob(f"*/{contract.MANIFEST}"))
     except OSError:
         return None
-    return max((int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=None)
+    return max(
+        (int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=None
+    )
 
 
 def _is_deleted(step: int | None, checkpoints: Path | None) -> bool:
@@ -197,17 +231,24 @@ def _is_deleted(step: int | None, checkpoints: Path | None) -> bool:
     return False
 
 
-def _summary_without_generation(summary: Summary | None, records: Sequence[AttemptRecord]) -> Summary:
+def _summary_without_generation(
+    summary: Summary | None, records: Sequence[AttemptRecord]
+) -> Summary:
     """Return the summary before a generation that wrote nothing."""
     if summary is not None:
         return dataclasses.replace(summary, step=None, stacks={})
-    return Summary(None, step=None, seconds={}, restarts=history.restarts_by_cause(records, len(records) + 1))
+    return Summary(
+        None, step=None, seconds={}, restarts=history.restarts_by_cause(records, len(records) + 1)
+    )
 
 
-def _verdict_for_codes(codes: Sequence[int], summary: Summary, is_stopped: bool, deleted_step: int | None) -> Verdict:
+def _verdict_for_codes(
+    codes: Sequence[int], summary: Summary, is_stopped: bool, deleted_step: int | None
+) -> Verdict:
     """Return the verdict on agents that wrote none, by their exit codes.
 
-    Agents that were not killed exit with the gang's code. `deleted_step` is a saved step that somebody has deleted.
+    Agents that were not killed exit with the gang's code. `deleted_step` is a saved step that
+    somebody has deleted.
     """
     agent_codes = [code for code in codes if code >= 0]
     if agent_codes and agent_codes[0] in contract.OUTCOMES:
@@ -216,8 +257,12 @@ def _verdict_for_codes(codes: Sequence[int], summary: Summary, is_stopped: bool,
         return verdict_for_code(agent_codes[0], facts, rank=host, host=host, step=summary.step)
     if is_stopped:
         stop = StopFacts(StopReason.USER, committed_step=summary.saved, deleted_step=deleted_step)
-        return verdict_for_code(stop.verdict_code, Failure(FailureKind.STOPPED, stop=stop), step=summary.step)
-    kind = FailureKind.AGENTS_KILLED if len(codes) > 1 and not agent_codes else FailureKind.AGENT_ENDED
+        return verdict_for_code(
+            stop.verdict_code, Failure(FailureKind.STOPPED, stop=stop), step=summary.step
+        )
+    kind = (
+        FailureKind.AGENTS_KILLED if len(codes) > 1 and not agent_codes else FailureKind.AGENT_ENDED
+    )
     facts = Failure(kind, signal=-codes[0]) if codes[0] < 0 else Failure(kind, exit_code=codes[0])
     return verdict_for_code(contract.LOST, facts, rank=0, host=0, step=summary.step)
 
@@ -233,8 +278,8 @@ def _complete_verdict(
 ) -> Summary:
     """Return the summary with facts that its agents could not see.
 
-    These are the signal that killed the agent of a lost host, a step on disk that no process had the time to report,
-    and a recorded step that is `deleted_step`.
+    These are the signal that killed the agent of a lost host, a step on disk that no process had
+    the time to report, and a recorded step that is `deleted_step`.
     """
     if (verdict := summary.verdict) is None:
         return summary
@@ -246,7 +291,11 @@ def _complete_verdict(
     recorded, failure = summary, verdict.failure.with_lost_hosts(with_signal)
     summary = _with_saved_step(summary, checkpoints, starts, records[:-1])
     stop = failure.stop
-    if stop is not None and stop.outcome is StopOutcome.NOT_SAVED and summary.saved != recorded.saved:
+    if (
+        stop is not None
+        and stop.outcome is StopOutcome.NOT_SAVED
+        and summary.saved != recorded.saved
+    ):
         failure = failure.with_stop(committed_step=summary.saved)
     elif stop is not None and deleted_step is not None and stop.committed_step == deleted_step:
         failure = failure.with_stop(committed_step=None, deleted_step=deleted_step)

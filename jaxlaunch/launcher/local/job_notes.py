@@ -42,13 +42,21 @@ def describe_data(job: JobSpec, folder: Path) -> Iterator[str]:
             if isinstance(block, Tfds):
                 yield f"train.data.parts.{name}: {block.name}, {share}."
             else:
-                yield from _describe_block(job, f"train.data.parts.{name}", block, folder, f"; {share}")
-    if isinstance(data, Text | Mixture) and data.tokenizer != "bytes" and _is_local_path(job, data.tokenizer):
+                yield from _describe_block(
+                    job, f"train.data.parts.{name}", block, folder, f"; {share}"
+                )
+    if (
+        isinstance(data, Text | Mixture)
+        and data.tokenizer != "bytes"
+        and _is_local_path(job, data.tokenizer)
+    ):
         if not (folder / data.tokenizer).exists():
             yield f"train.data.tokenizer = {data.tokenizer} does not exist here, in {folder}."
 
 
-def _describe_block(job: JobSpec, key_path: str, block: Block, folder: Path, share: str = "") -> Iterator[str]:
+def _describe_block(
+    job: JobSpec, key_path: str, block: Block, folder: Path, share: str = ""
+) -> Iterator[str]:
     for key in ("path", "eval_path"):
         value = getattr(block, key)
         patterns = [value] if isinstance(value, str) else value or []
@@ -59,10 +67,15 @@ def _describe_block(job: JobSpec, key_path: str, block: Block, folder: Path, sha
             continue
         is_deep = isinstance(block, Images | Table)
         sizes_bytes = {
-            path: os.path.getsize(path) for pattern in patterns for path in _find_files(folder / pattern, is_deep)
+            path: os.path.getsize(path)
+            for pattern in patterns
+            for path in _find_files(folder / pattern, is_deep)
         }
         or_more = " or more" if len(sizes_bytes) >= MAX_FILES else ""
-        files = f"{format_count(len(sizes_bytes), 'file')}{or_more} here, {format_size(sum(sizes_bytes.values()))}"
+        files = (
+            f"{format_count(len(sizes_bytes), 'file')}{or_more} here, "
+            f"{format_size(sum(sizes_bytes.values()))}"
+        )
         if not sizes_bytes:
             yield f"{key_path}.{key}: {' '.join(patterns)} matches no file here, in {folder}."
         elif not any(sizes_bytes.values()):
@@ -73,27 +86,37 @@ def _describe_block(job: JobSpec, key_path: str, block: Block, folder: Path, sha
             and len(sizes_bytes) == 1
             and _is_single_text(block, *sizes_bytes.items())
         ):
-            yield f"{key_path}.{key}: {files}{share}; its end is held out, by eval_split = {block.eval_split}."
+            yield (
+                f"{key_path}.{key}: {files}{share}; its end is held out, by eval_split = "
+                f"{block.eval_split}."
+            )
         else:
             yield f"{key_path}.{key}: {files}{share}."
 
 
 def _is_local_path(job: JobSpec, path: str) -> bool:
     mounts = [PurePosixPath(volume.path) for volume in job.volumes]
-    return "://" not in path and not any(PurePosixPath(path).is_relative_to(mount) for mount in mounts)
+    return "://" not in path and not any(
+        PurePosixPath(path).is_relative_to(mount) for mount in mounts
+    )
 
 
 def _find_files(pattern: Path, is_deep: bool) -> list[str]:
     if pattern.is_dir():
         paths = pattern.rglob("*") if is_deep else pattern.iterdir()
-        return [str(path) for path in itertools.islice((path for path in paths if path.is_file()), MAX_FILES)]
+        return [
+            str(path)
+            for path in itertools.islice((path for path in paths if path.is_file()), MAX_FILES)
+        ]
     names = [str(pattern)] if pattern.is_file() else glob.glob(str(pattern), recursive=True)
     return [name for name in names if os.path.isfile(name)]
 
 
 def _is_single_text(block: Block, file: tuple[str, int]) -> bool:
     """Return whether the only file is a single text whose end is held out."""
-    is_text = getattr(block, "format", "") == "text" and not file[0].lower().endswith(DOCUMENT_SUFFIXES)
+    is_text = getattr(block, "format", "") == "text" and not file[0].lower().endswith(
+        DOCUMENT_SUFFIXES
+    )
     is_stream = isinstance(block, Text) and not block.is_prepared
     return is_text and bool(block.eval_split) and (is_stream or file[1] <= LARGE_BYTES)
 
@@ -105,7 +128,9 @@ def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:
     """
     if job.train is None:
         return
-    for path, module in _find_module_names(job.train.model_dump(mode="json", exclude_unset=True), "train"):
+    for path, module in _find_module_names(
+        job.train.model_dump(mode="json", exclude_unset=True), "train"
+    ):
         module_path = folder.joinpath(*module.split("."))
         if module_path.is_dir() or module_path.with_name(f"{module_path.name}.py").is_file():
             continue
@@ -113,7 +138,10 @@ def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:
         package = module.partition(".")[0]
         is_in_folder = (folder / package).is_dir() or (folder / f"{package}.py").is_file()
         if is_in_folder or importlib.util.find_spec(package) is None:
-            yield f"{path}: no module {module} is in {folder} or installed here; a run needs it there or in its image"
+            yield (
+                f"{path}: no module {module} is in {folder} or installed here; a run needs it "
+                "there or in its image"
+            )
 
 
 def _find_module_names(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -41,7 +41,11 @@ def read_logs(
 
 
 def follow_logs(
-    run: Run, selection: Selection, tail: int | None, processes_per_host: int, show: Callable[[Line], None]
+    run: Run,
+    selection: Selection,
+    tail: int | None,
+    processes_per_host: int,
+    show: Callable[[Line], None],
 ) -> None:
     """Show the last `tail` lines of each rank, and then each line as it comes, until nobody runs in the folder."""
     folder, files = run.start_folder, dict[int, _LogFile]()
@@ -51,7 +55,9 @@ def follow_logs(
             path = Path(read_run.log_path(str(folder), rank))
             texts = files.setdefault(rank, _LogFile(path, run.folder)).read_lines()
             matching_texts = [
-                text for text in texts if selection.pattern is None or selection.pattern.search(text) is not None
+                text
+                for text in texts
+                if selection.pattern is None or selection.pattern.search(text) is not None
             ]
             for text in (
                 matching_texts
@@ -97,4 +103,8 @@ class _LogFile:
                 break
             self._file.close()
             self._file = self._open_file(self._path)
-        return [line.decode(errors="replace") for line in lines if read_run.ROTATION_LINE.fullmatch(line) is None]
+        return [
+            line.decode(errors="replace")
+            for line in lines
+            if read_run.ROTATION_LINE.fullmatch(line) is None
+        ]

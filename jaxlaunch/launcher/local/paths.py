@@ -19,7 +19,15 @@ from jaxlaunch.launcher.job.schema import Code
 from jaxlaunch.launcher.job.types import Ephemeral, Volume
 from jaxlaunch.launcher.wording import join_choices
 from jaxlaunch.spelling import find_nearest
-from jaxlaunch.trainer.spec import AUTO, CustomModel, Mixture, PublishedModel, Text, Torch, TrainSpec
+from jaxlaunch.trainer.spec import (
+    AUTO,
+    CustomModel,
+    Mixture,
+    PublishedModel,
+    Text,
+    Torch,
+    TrainSpec,
+)
 
 # A full disk or quota accepts an empty file, but not this many bytes.
 PROBE_BYTES = 4096
@@ -60,7 +68,11 @@ class Paths:
             return {key: self.map_value(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self.map_value(item) for item in value]
-        return self.resolve_path(value) if isinstance(value, str) and self._find_mount(value) is not None else value
+        return (
+            self.resolve_path(value)
+            if isinstance(value, str) and self._find_mount(value) is not None
+            else value
+        )
 
     def map_train(self, spec: TrainSpec) -> TrainSpec:
         """Return the train block with paths of this machine. Omitted paths stay so: the task may set them."""
@@ -69,19 +81,32 @@ class Paths:
             data["tokenizer"] = self.resolve_path(spec.data.tokenizer)
         if isinstance(spec.data, Mixture):
             data["parts"] = {
-                name: part.model_copy(update=self._map_files(part)) for name, part in spec.data.parts.items()
+                name: part.model_copy(update=self._map_files(part))
+                for name, part in spec.data.parts.items()
             }
         if isinstance(spec.data, Torch):
-            data |= {key: self.map_value(value) for key in ("args", "eval_args") if (value := getattr(spec.data, key))}
+            data |= {
+                key: self.map_value(value)
+                for key in ("args", "eval_args")
+                if (value := getattr(spec.data, key))
+            }
         changes: dict[str, object] = {"data": spec.data.model_copy(update=data)} if data else {}
         if spec.checkpoint.path is not None:
-            changes["checkpoint"] = spec.checkpoint.model_copy(update={"path": self.resolve_path(spec.checkpoint.path)})
+            changes["checkpoint"] = spec.checkpoint.model_copy(
+                update={"path": self.resolve_path(spec.checkpoint.path)}
+            )
         if isinstance(spec.model, PublishedModel) and spec.model.init_from is not None:
-            changes["model"] = spec.model.model_copy(update={"init_from": self.resolve_path(spec.model.init_from)})
+            changes["model"] = spec.model.model_copy(
+                update={"init_from": self.resolve_path(spec.model.init_from)}
+            )
         if spec.lora is not None and spec.lora.init_from is not None:
-            changes["lora"] = spec.lora.model_copy(update={"init_from": self.resolve_path(spec.lora.init_from)})
+            changes["lora"] = spec.lora.model_copy(
+                update={"init_from": self.resolve_path(spec.lora.init_from)}
+            )
         if isinstance(spec.model, CustomModel):
-            changes["model"] = CustomModel.model_validate(self.map_value(spec.model.model_dump(exclude_unset=True)))
+            changes["model"] = CustomModel.model_validate(
+                self.map_value(spec.model.model_dump(exclude_unset=True))
+            )
         if spec.compile_cache not in (None, AUTO):
             changes["compile_cache"] = self.resolve_path(spec.compile_cache)
         return spec.model_copy(update=changes)
@@ -89,7 +114,9 @@ class Paths:
     def _map_files(self, block: object) -> dict[str, object]:
         """Return the files and folders of a data block, or of a part of one, as on this machine."""
         return {
-            key: [self.resolve_path(path) for path in value] if isinstance(value, list) else self.resolve_path(value)
+            key: [self.resolve_path(path) for path in value]
+            if isinstance(value, list)
+            else self.resolve_path(value)
             for key in ("path", "eval_path", "data_dir")
             if (value := getattr(block, key, None)) is not None
         }
@@ -101,7 +128,11 @@ class Paths:
             changes["workdir"] = str(self.base / job.workdir)
         if job.code_folder is not None:
             folder = str(self.base / job.code_folder)
-            changes["code"] = job.code.model_copy(update={"folder": folder}) if isinstance(job.code, Code) else folder
+            changes["code"] = (
+                job.code.model_copy(update={"folder": folder})
+                if isinstance(job.code, Code)
+                else folder
+            )
         if job.train is not None:
             changes["train"] = self.map_train(job.train)
         return job.model_copy(update=changes)
@@ -127,8 +158,9 @@ def _normalize_path(path: str) -> PurePosixPath:
 def map_paths(job: JobSpec, base: Path, folder: Path, volumes: Mapping[str, Path]) -> Paths:
     """Return the paths of `job` on this machine: each volume is one of `volumes`, else a folder below `folder`/volumes.
 
-    `volumes` names a volume by its name or by the path that it is mounted at. One volume at several mounts is one
-    folder. Raises UserError if `volumes` names a volume that the job does not have, or an ambiguous one.
+    `volumes` names a volume by its name or by the path that it is mounted at. One volume at several
+    mounts is one folder. Raises UserError if `volumes` names a volume that the job does not have,
+    or an ambiguous one.
     """
     sources = {PurePosixPath(volume.path): _volume_source(volume) for volume in job.volumes}
     sources_by_name: dict[str, list[Source]] = {}
@@ -146,12 +178,16 @@ def map_paths(job: JobSpec, base: Path, folder: Path, volumes: Mapping[str, Path
 
 def _volume_source(volume: Volume) -> Source:
     """Return the identity of a volume's data, independent of the mount: name, kind and keys."""
-    settings = volume.model_dump(mode="json", exclude=set() if isinstance(volume, Ephemeral) else {"path", "read_only"})
+    settings = volume.model_dump(
+        mode="json", exclude=set() if isinstance(volume, Ephemeral) else {"path", "read_only"}
+    )
     return volume.name, type(volume).__name__, str(settings)
 
 
 def _find_source(
-    name: str, sources: Mapping[PurePosixPath, Source], sources_by_name: Mapping[str, Sequence[Source]]
+    name: str,
+    sources: Mapping[PurePosixPath, Source],
+    sources_by_name: Mapping[str, Sequence[Source]],
 ) -> Source:
     """Return the volume that `--volume NAME=DIR` means."""
     if name.startswith("/") and PurePosixPath(name) in sources:
@@ -165,31 +201,41 @@ def _find_source(
             f"--volume {name}: the job has {len(namesakes)} of that name.",
             f"name one by its path: {join_choices(mounts)}.",
         )
-    hint = f"its volumes: {', '.join(sources_by_name)}." if sources_by_name else "it has no volumes."
-    suggestion = f" Did you mean {near[0]}?" if (near := find_nearest(name, sources_by_name)) else ""
+    hint = (
+        f"its volumes: {', '.join(sources_by_name)}." if sources_by_name else "it has no volumes."
+    )
+    suggestion = (
+        f" Did you mean {near[0]}?" if (near := find_nearest(name, sources_by_name)) else ""
+    )
     raise UserError(f"--volume {name}: the job has no volume of that name.{suggestion}", hint)
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
 def check_utf8_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> None:
     """Raise UserError for a folder whose name is not UTF-8, because records and variables of the run contain it."""
     folders = {"The run folder": folder, "The job file's folder": base}
-    for subject, path in {**folders, **{f"--volume {name}": path for name, path in volumes.items()}}.items():
+    for subject, path in {
+        **folders,
+        **{f"--volume {name}": path for name, path in volumes.items()},
+    }.items():
         try:
             str(path).encode()
         except UnicodeEncodeError:
             shown_path = os.fsencode(path).decode(errors="backslashreplace")
             raise UserError(
-                f"{subject}, {shown_path}, has a name that is not UTF-8.", "rename it, or name another."
+                f"{subject}, {shown_path}, has a name that is not UTF-8.",
+                "rename it, or name another.",
             ) from None
 
 
 def check_folders(folder: Path, volumes: Mapping[str, Path]) -> None:
     """Create the run folder and write into it once. Raises UserError if that fails, or a volume has no folder."""
     for name, volume in volumes.items():
-        with explain_os_error(f"--volume {name}={volume}", "name a folder that exists or can be made."):
+        with explain_os_error(
+            f"--volume {name}={volume}", "name a folder that exists or can be made."
+        ):
             _check_folder(volume)
     probe = folder / f".probe-{os.getpid()}"
     with explain_os_error(f"The run folder {folder}", "name another folder with --run-dir."):
@@ -207,11 +253,18 @@ def check_program(job: JobSpec, paths: Paths) -> None:
     code = paths.base / job.code_folder if job.code_folder else None
     for key, folder, hint in (
         ("code", code, "it is relative to the job file."),
-        ("workdir", paths.find_workdir(job), "here it is relative to the job file, or below a volume."),
+        (
+            "workdir",
+            paths.find_workdir(job),
+            "here it is relative to the job file, or below a volume.",
+        ),
     ):
         # Folders of volumes are created later.
         if folder is not None and not folder.is_dir() and folder not in paths.mounts.values():
-            raise UserError(f"{key}: {folder} {'is not a folder' if folder.exists() else 'does not exist'}.", hint)
+            raise UserError(
+                f"{key}: {folder} {'is not a folder' if folder.exists() else 'does not exist'}.",
+                hint,
+            )
 
 
 @contextlib.contextmanager
@@ -221,7 +274,9 @@ def explain_os_error(subject: str, hint: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"{subject} cannot be used: {reason[:1].lower()}{reason[1:]}.", hint) from None
+        raise UserError(
+            f"{subject} cannot be used: {reason[:1].lower()}{reason[1:]}.", hint
+        ) from None
 
 
 def _check_folder(folder: Path) -> None:
@@ -229,4 +284,6 @@ def _check_folder(folder: Path) -> None:
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
         obstacle = "a file, not a folder" if existing.exists() else "a link to nothing"
-        raise NotADirectoryError(0, f"{existing} is {obstacle}" if existing != folder else f"it is {obstacle}")
+        raise NotADirectoryError(
+            0, f"{existing} is {obstacle}" if existing != folder else f"it is {obstacle}"
+        )

@@ -1,6 +1,7 @@
 """Run of a job on this machine: one agent per host of the job, with the same contract as the pods of a JobSet.
 
-This module owns the run folder, the agents' environment and the generations. The rest is in launcher/agent.
+This module owns the run folder, the agents' environment and the generations. The rest is in
+launcher/agent.
 """
 
 from __future__ import annotations
@@ -79,14 +80,16 @@ def run_job(
 ) -> RunEnd:
     """Run the job on this machine, inside the context `run_context`.
 
-    A SIGINT or SIGTERM makes the gang save and stop, and a second one kills it. Raises UserError if the job cannot
-    start.
+    A SIGINT or SIGTERM makes the gang save and stop, and a second one kills it. Raises UserError if
+    the job cannot start.
     """
     started_at = time.time() - process_age_s()
     if job.host_count > 1 and job.accelerator.platform != "cpu" and not local.simulate:
         raise UserError(
-            f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine is one host.",
-            hint="use CPU devices in their place with --simulate, or run one host with hosts=1 slices=1.",
+            f"The job has {job.host_count} hosts of {job.accelerator.type}; this machine "
+            "is one host.",
+            hint="use CPU devices in their place with --simulate, or run one host with "
+            "hosts=1 slices=1.",
         )
     if job.train is not None:
         trainer_process.require_trainer("train:")
@@ -94,24 +97,34 @@ def run_job(
     local_paths.check_utf8_names(local.folder, local.base, local.volumes)
     paths = local_paths.map_paths(job, local.base, local.folder, local.volumes)
     local_paths.check_program(job, paths)
-    environ = make_agent_environ(job, paths, local, uid=str(uuid.uuid4())) | {contract.STARTED: str(started_at)}
+    environ = make_agent_environ(job, paths, local, uid=str(uuid.uuid4())) | {
+        contract.STARTED: str(started_at)
+    }
     resolved = jobs.dump_job(paths.map_job(job))
     local_paths.check_folders(local.folder, local.volumes)
     with hold_lock(local.folder) as lock, Signals(say, lock) as signals:
-        folder, checkpoints = RunFolder(local.folder, say), _checkpoint_folder(job, paths, local.folder)
+        folder = RunFolder(local.folder, say)
+        checkpoints = _checkpoint_folder(job, paths, local.folder)
         bookkeeping.begin_start(local.folder, environ[contract.UID], resolved, checkpoints, say)
         for mount, volume in paths.mounts.items():
-            with local_paths.explain_os_error(f"The volume at {mount}", "name another folder with --volume."):
+            with local_paths.explain_os_error(
+                f"The volume at {mount}", "name another folder with --volume."
+            ):
                 volume.mkdir(parents=True, exist_ok=True)
             say(f"{mount} is {volume}")
         with run_context or contextlib.nullcontext():
             summary = run_generations(job, folder, checkpoints, environ, signals, lock, show, say)
         assert summary.verdict is not None, "a generation that ended has a verdict"
         if lock.is_gone:
-            say(f"{local.folder} was deleted during the run: its summary is written again, the rest is lost")
+            say(
+                f"{local.folder} was deleted during the run: its summary is written again, the "
+                "rest is lost"
+            )
             for name in (JOB, RunStarts(folder, environ[contract.UID]).file_path(JOB)):
                 folder.replace_file(name, resolved.encode())
-        return RunEnd(summary.verdict.code, summary.to_json(), bookkeeping.find_reached_step(local.folder))
+        return RunEnd(
+            summary.verdict.code, summary.to_json(), bookkeeping.find_reached_step(local.folder)
+        )
 
 
 def _require_memory(job: JobSpec) -> None:
@@ -122,7 +135,8 @@ def _require_memory(job: JobSpec) -> None:
     if processes * _PROCESS_BYTES > memory_bytes:
         hosts, max_processes = format_count(job.host_count, "host"), memory_bytes // _PROCESS_BYTES
         raise UserError(
-            f"{hosts} are {processes} processes here, and this machine's {format_size(memory_bytes)} "
+            f"{hosts} are {processes} processes here, and this machine's "
+            f"{format_size(memory_bytes)} "
             f"hold at most {max_processes}.",
             hint="run fewer with hosts=… slices=…, or submit the job to a cluster.",
         )
@@ -146,7 +160,9 @@ def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) ->
     if local.simulate or job.accelerator.platform == "cpu":
         environ["JAX_PLATFORMS"] = "cpu"
     if job.train is not None:
-        environ[contract.TRAIN_SPEC] = paths.map_train(job.train).model_dump_json(exclude_unset=True)
+        environ[contract.TRAIN_SPEC] = paths.map_train(job.train).model_dump_json(
+            exclude_unset=True
+        )
     variables = {
         contract.JOB: make_agent_job(job, paths, local.simulate).to_json(),
         contract.HOSTS: str(job.pods),
@@ -173,8 +189,8 @@ def make_agent_job(job: JobSpec, paths: Paths, simulate: bool) -> AgentJob:
 def _patience_s(stream: TextIO) -> float:
     """Return for how long programs wait for a reader that takes nothing.
 
-    A plain file always accepts data, the program at the other end of a pipe may have stopped, and a user may pause a
-    terminal for any time.
+    A plain file always accepts data, the program at the other end of a pipe may have stopped, and a
+    user may pause a terminal for any time.
     """
     try:
         mode = os.fstat(stream.fileno()).st_mode
@@ -201,7 +217,9 @@ class Signals:
         self._say, self._lock = say, lock
 
     def __enter__(self) -> Signals:
-        self._previous_handlers = {number: signal.signal(number, self._handle_signal) for number in _SIGNALS}
+        self._previous_handlers = {
+            number: signal.signal(number, self._handle_signal) for number in _SIGNALS
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -214,7 +232,9 @@ class Signals:
         if is_first:
             self._lock.note_stopping()
         self._say(
-            "saving and stopping; a second signal kills" if is_first else "killing the agents and their processes"
+            "saving and stopping; a second signal kills"
+            if is_first
+            else "killing the agents and their processes"
         )
         if self.gang is not None:
             self.gang.send_signal(signal.SIGTERM if is_first else signal.SIGKILL)

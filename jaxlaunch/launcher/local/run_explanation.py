@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from jaxlaunch import contract
 from jaxlaunch.launcher.diagnose.explain import failures, gang
 from jaxlaunch.launcher.diagnose.explain.answer import Answer
-from jaxlaunch.launcher.diagnose.explain.explanation import Diagnosis, Explanation, describe_restarts
+from jaxlaunch.launcher.diagnose.explain.explanation import (
+    Diagnosis,
+    Explanation,
+    describe_restarts,
+)
 from jaxlaunch.launcher.diagnose.explain.situations import STEPS_BY_CODE
 from jaxlaunch.launcher.diagnose.text import (
     EMPTY_TEXT,
@@ -30,10 +34,16 @@ _RUN_AGAIN = launcher_command("run", is_namespaced=False)
 def explain_run(record: Run, live: LiveStatus | None) -> Explanation:
     """Return the most important fact about the run, with evidence and advice."""
     status, verdict = run_status(record, live), run_verdict(record)
-    answer = _explain_end(record, status) if status.state in FINAL_STATES else _explain_progress(record, status, live)
+    answer = (
+        _explain_end(record, status)
+        if status.state in FINAL_STATES
+        else _explain_progress(record, status, live)
+    )
     code = None if verdict is None else verdict.code
     facts = tuple(_list_facts(record, status))
-    return Diagnosis(record.name, "", answer, facts, answer.next_step, code, resubmit_command=_RUN_AGAIN).render()
+    return Diagnosis(
+        record.name, "", answer, facts, answer.next_step, code, resubmit_command=_RUN_AGAIN
+    ).render()
 
 
 def _explain_end(record: Run, status: JobStatus) -> Answer:
@@ -42,24 +52,42 @@ def _explain_end(record: Run, status: JobStatus) -> Answer:
     if status.state is State.DONE:
         headline = Text("is done: all of {hosts:host}", hosts=status.hosts)
         headline += EMPTY_TEXT if status.step is None else Text(", step {step}", step=status.step)
-        headline += EMPTY_TEXT if status.lasted_s is None else Text(" in {lasted:age}", lasted=status.lasted_s)
+        headline += (
+            EMPTY_TEXT
+            if status.lasted_s is None
+            else Text(" in {lasted:age}", lasted=status.lasted_s)
+        )
         return Answer("done", headline)
     resume = advise_resubmit("`{run}` of the same file resumes it", run=_RUN_AGAIN)
     if status.committed is not None:
         resume = advise_resubmit(
-            "`{run}` of the same file resumes it from step {step}", run=_RUN_AGAIN, step=status.committed
+            "`{run}` of the same file resumes it from step {step}",
+            run=_RUN_AGAIN,
+            step=status.committed,
         )
     if was_killed(record):
         at_step = EMPTY_TEXT if status.step is None else Text(" at step {step}", step=status.step)
-        return Answer("failed", Text("was interrupted{at}: {why}", at=at_step, why=verdict.message), next_step=resume)
+        return Answer(
+            "failed",
+            Text("was interrupted{at}: {why}", at=at_step, why=verdict.message),
+            next_step=resume,
+        )
     if status.state is State.STOPPED:
         return Answer("stopped", Text("is stopped: {why}", why=verdict.message), next_step=resume)
     situation = "deadline" if verdict.code == contract.DEADLINE else "failed"
     retry = advise_run(
-        "`{logs}` shows what it wrote; then `{run}` it again.", logs=launcher_command("logs", JOB_NAME), run=_RUN_AGAIN
+        "`{logs}` shows what it wrote; then `{run}` it again.",
+        logs=launcher_command("logs", JOB_NAME),
+        run=_RUN_AGAIN,
     )
-    duration = EMPTY_TEXT if status.lasted_s is None else Text(" after {lasted:age}", lasted=status.lasted_s)
-    headline = Text("failed{after}: {verdict}", after=duration, verdict=failures.describe_verdict(verdict))
+    duration = (
+        EMPTY_TEXT
+        if status.lasted_s is None
+        else Text(" after {lasted:age}", lasted=status.lasted_s)
+    )
+    headline = Text(
+        "failed{after}: {verdict}", after=duration, verdict=failures.describe_verdict(verdict)
+    )
     # Not the steps by errno, which are about pods.
     step = STEPS_BY_CODE.get(verdict.code, retry)
     return Answer(situation, headline, failures.traceback_tail(verdict.traceback), step)
@@ -67,26 +95,40 @@ def _explain_end(record: Run, status: JobStatus) -> Answer:
 
 def _explain_progress(record: Run, status: JobStatus, live: LiveStatus | None) -> Answer:
     if record.holder is not None and not record.holder.is_here:
-        headline = Text("runs on another machine, or in a container whose processes cannot be seen from here")
+        headline = Text(
+            "runs on another machine, or in a container whose processes cannot be seen from here"
+        )
         return Answer("running", headline)
     if status.state is State.STOPPING:
         headline = Text("is stopping: {agents:agent} still saving", agents=status.ready or 0)
         return Answer("stopping", headline, next_step=advise_wait())
     if status.state in (State.STARTING, State.GATHERING):
-        return Answer("starting", Text("is starting: its agents have not all connected"), next_step=advise_wait())
+        return Answer(
+            "starting",
+            Text("is starting: its agents have not all connected"),
+            next_step=advise_wait(),
+        )
     template = "attempt {end.attempt}: {end.cause}: {end.verdict.message}"
     ends = [Text(template, end=end) for end in record.attempt_records[-_MAX_SHOWN_ENDS:]]
     if status.state is State.RESTARTING:
         logs = launcher_command("logs", JOB_NAME, "--previous")
-        return Answer("restarting", Text("is between two attempts"), tuple(ends), advise_run(command=logs))
+        return Answer(
+            "restarting", Text("is between two attempts"), tuple(ends), advise_run(command=logs)
+        )
     phases = {} if live is None else dict(live.phases)
     kinds = sorted(set(phases.values()))
     ranks = [
-        Text("in {kind}: rank {ranks}", kind=kind, ranks=[rank for rank in phases if phases[rank] == kind])
+        Text(
+            "in {kind}: rank {ranks}",
+            kind=kind,
+            ranks=[rank for rank in phases if phases[rank] == kind],
+        )
         for kind in kinds
     ]
     restart_text = (
-        Text(" again after {cause}", cause=record.attempt_records[-1].cause) if record.attempt_records else EMPTY_TEXT
+        Text(" again after {cause}", cause=record.attempt_records[-1].cause)
+        if record.attempt_records
+        else EMPTY_TEXT
     )
     headline = Text("runs{again}: {phase}", again=restart_text, phase=gang.describe_phase(status))
     evidence = (*reversed(ends), *([Text("{ranks:; }", ranks=ranks)] if len(kinds) > 1 else []))

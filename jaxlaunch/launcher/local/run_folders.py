@@ -54,19 +54,25 @@ class Run:
     @functools.cached_property
     def start_folder(self) -> Path:
         """The folder of the newest start; the run's own folder if there is none."""
-        folder = layout.start_folder(self.folder, 1 if self.newest_start is None else self.newest_start.start)
-        # Path.is_dir raises where storage does not answer or a folder is another user's: `launcher list` goes on.
+        folder = layout.start_folder(
+            self.folder, 1 if self.newest_start is None else self.newest_start.start
+        )
+        # Path.is_dir raises where storage does not answer or a folder is another user's: `launcher
+        # list` goes on.
         return folder if os.path.isdir(folder) else self.folder
 
     @functools.cached_property
     def job_numbers(self) -> Mapping[KeyPath, int]:
         """The numbers of the job of the newest start; those that cannot be read are left out."""
         try:
-            text = regular_files.read_bounded(self.start_folder / layout.JOB, reader.MAX_BYTES, below=self.folder)
+            text = regular_files.read_bounded(
+                self.start_folder / layout.JOB, reader.MAX_BYTES, below=self.folder
+            )
         except OSError:
             return {}
         return reader.read_whole_numbers(
-            text.decode(errors="replace"), (HOSTS_KEY, MAX_HOSTS_KEY, SLICES_KEY, STEPS_KEY, MAX_CRASHES_KEY)
+            text.decode(errors="replace"),
+            (HOSTS_KEY, MAX_HOSTS_KEY, SLICES_KEY, STEPS_KEY, MAX_CRASHES_KEY),
         )
 
     @functools.cached_property
@@ -90,12 +96,21 @@ class Run:
 def find_run(run: str) -> Path | None:
     """Return the folder of a run, given by its name or by its folder, or None if there is none."""
     in_sweep = RUNS_FOLDER / run.rpartition("-")[0] / run
-    return next((folder.absolute() for folder in (Path(run), RUNS_FOLDER / run, in_sweep) if is_run(folder)), None)
+    return next(
+        (
+            folder.absolute()
+            for folder in (Path(run), RUNS_FOLDER / run, in_sweep)
+            if is_run(folder)
+        ),
+        None,
+    )
 
 
 def find_sweep(name: str) -> Path | None:
     """Return the folder of a sweep, given by its name or by its folder, or None if there is none."""
-    return next((folder.absolute() for folder in (Path(name), RUNS_FOLDER / name) if is_sweep(folder)), None)
+    return next(
+        (folder.absolute() for folder in (Path(name), RUNS_FOLDER / name) if is_sweep(folder)), None
+    )
 
 
 def describe_search(run: str) -> str:
@@ -125,7 +140,9 @@ def open_run(folder: Path) -> Run:
         with contextlib.suppress(OSError):
             if folder.stat().st_uid != os.geteuid():
                 hint = f"it is {layout.owner_name(folder)}'s."
-        raise UserError(f"The run in {folder} cannot be read: {os_error_reason(error)}.", hint) from None
+        raise UserError(
+            f"The run in {folder} cannot be read: {os_error_reason(error)}.", hint
+        ) from None
     return Run(folder.name, folder, RunFolder(folder).read_summary(), holder)
 
 
@@ -153,8 +170,9 @@ def hold_lock(folder: Path, name: str = layout.LOCK) -> Iterator[Lock]:
 def stop_run(run: Run, file: str = layout.LOCK) -> None:
     """Make the run save and end, as Ctrl-C in its own terminal does, and return when it has noted the request.
 
-    A run that already stops is not asked again: a second signal would kill it. `file` is the lock that it holds in its
-    folder. Raises UserError if no process runs in the folder, or if it belongs to another user or machine.
+    A run that already stops is not asked again: a second signal would kill it. `file` is the lock
+    that it holds in its folder. Raises UserError if no process runs in the folder, or if it belongs
+    to another user or machine.
     """
     # Two concurrent requests would be two signals, and the second signal kills.
     descriptor = os.open(run.folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -162,10 +180,13 @@ def stop_run(run: Run, file: str = layout.LOCK) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         holder = layout.find_holder(run.folder, file)
         if holder is None:
-            raise UserError(f"Run {run.name} is not running: there is nothing to stop.", f"see {run.folder}.")
+            raise UserError(
+                f"Run {run.name} is not running: there is nothing to stop.", f"see {run.folder}."
+            )
         if not holder.is_here:
             raise UserError(
-                f"Run {run.name} runs on another machine, or in a container whose processes cannot be seen from here.",
+                f"Run {run.name} runs on another machine, or in a container whose processes cannot "
+                "be seen from here.",
                 "stop it there.",
             )
         if not holder.is_stopping:
@@ -177,7 +198,9 @@ def stop_run(run: Run, file: str = layout.LOCK) -> None:
 def wait_for_end(run: Run, limit_s: float, file: str = layout.LOCK) -> bool:
     """Wait until no process runs in the folder. Return False if one still does after `limit_s`."""
     deadline = time.monotonic() + limit_s
-    while (is_running := layout.find_holder(run.folder, file) is not None) and time.monotonic() < deadline:
+    while (
+        is_running := layout.find_holder(run.folder, file) is not None
+    ) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return not is_running
 
@@ -185,7 +208,9 @@ def wait_for_end(run: Run, limit_s: float, file: str = layout.LOCK) -> bool:
 def _ask_to_stop(run: Run, holder: Holder, file: str) -> None:
     """Send the launcher SIGTERM, and wait until it has noted in the lock that it stops."""
     if holder.pid is None:
-        raise UserError(f"Run {run.name} is just starting, and does not say who it is.", "try again.")
+        raise UserError(
+            f"Run {run.name} is just starting, and does not say who it is.", "try again."
+        )
     try:
         process = os.pidfd_open(holder.pid)
     except OSError:
@@ -199,7 +224,9 @@ def _ask_to_stop(run: Run, holder: Holder, file: str) -> None:
         signal.pidfd_send_signal(process, signal.SIGTERM)
     except PermissionError:
         owner = layout.user_name(os.stat(f"/proc/{holder.pid}").st_uid)
-        raise UserError(f"Run {run.name} is {owner}'s: you may not stop it.", f"ask {owner}.") from None
+        raise UserError(
+            f"Run {run.name} is {owner}'s: you may not stop it.", f"ask {owner}."
+        ) from None
     except ProcessLookupError:
         return
     finally:

@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, Restarts, State
-from jaxlaunch.launcher.local.run_folders import HOSTS_KEY, MAX_CRASHES_KEY, MAX_HOSTS_KEY, SLICES_KEY, STEPS_KEY, Run
+from jaxlaunch.launcher.local.run_folders import (
+    HOSTS_KEY,
+    MAX_CRASHES_KEY,
+    MAX_HOSTS_KEY,
+    SLICES_KEY,
+    STEPS_KEY,
+    Run,
+)
 from jaxlaunch.records.summary import furthest_step, goodput_ratio
 from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for_code
 from jaxlaunch.runs import history, run_folder
@@ -56,12 +63,12 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         if start is None or state not in FINAL_STATES
         else start.ended or (None if progress is None else progress.at)
     )
-    generation, by_cause = (
-        0 if progress is None else progress.generation,
-        None if summary is None else dict(summary.restarts),
-    )
+    generation = 0 if progress is None else progress.generation
+    by_cause = None if summary is None else dict(summary.restarts)
     crashes = job_numbers.get(MAX_CRASHES_KEY, 5)
-    restarts = Restarts(history.restart_count(generation, by_cause), generation, crashes, by_cause, None, None)
+    restarts = Restarts(
+        history.restart_count(generation, by_cause), generation, crashes, by_cause, None, None
+    )
     # While the run restarts and has trained no step yet, its step is the saved one.
     saved_step = None if summary is None else summary.saved
     reached_step = furthest_step(None if summary is None else summary.step, live and live.step)
@@ -94,7 +101,9 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         age_s=max(0.0, now - began_at),
         lasted_s=None if ended_at is None else max(0.0, ended_at - began_at),
         folder=str(run.folder),
-        restart_seconds=summary.restart_seconds[-1].seconds if summary is not None and summary.restart_seconds else {},
+        restart_seconds=summary.restart_seconds[-1].seconds
+        if summary is not None and summary.restart_seconds
+        else {},
     )
 
 
@@ -121,7 +130,9 @@ def run_verdict(run: Run) -> Verdict | None:
         return None
     agent_verdict = None if summary is None or summary.of is None else summary.of.judged
     step = None if summary is None else summary.step
-    return agent_verdict or verdict_for_code(contract.LOST, Failure(FailureKind.RUN_KILLED), step=step)
+    return agent_verdict or verdict_for_code(
+        contract.LOST, Failure(FailureKind.RUN_KILLED), step=step
+    )
 
 
 def was_killed(run: Run) -> bool:
@@ -153,7 +164,11 @@ def ask_agents(run: Run) -> LiveStatus | None:
 def list_agents(folder: Path) -> list[AgentAddress]:
     """Return the agents of a run that live on this machine: a job on a cluster lists agents of other hosts."""
     agents = run_folder.read_agents(folder)
-    return [agent for agent in agents if agent.address.startswith("127.0.0.1:") and Path(f"/proc/{agent.pid}").exists()]
+    return [
+        agent
+        for agent in agents
+        if agent.address.startswith("127.0.0.1:") and Path(f"/proc/{agent.pid}").exists()
+    ]
 
 
 def _read_samples(address: str) -> Iterator[tuple[str, int, str, float]]:

@@ -35,10 +35,12 @@ def install_hint() -> str:
 def require_trainer(feature: str) -> None:
     """Raise UserError if the trainer, which `feature` needs, is not installed."""
     if not is_installed():
-        raise UserError(f"{feature} needs the trainer, which is not installed here.", install_hint())
+        raise UserError(
+            f"{feature} needs the trainer, which is not installed here.", install_hint()
+        )
 
 
-# --- programs ---------------------------------------------------------------------------------------------------------
+# --- programs -------------------------------------------------------------------------------------
 
 
 def cpu_environ(job: JobSpec, train: TrainSpec, base: Path) -> dict[str, str]:
@@ -68,7 +70,13 @@ def run_program(
     log = list[str]()
     with tempfile.TemporaryFile("w+") as result, tempfile.TemporaryFile("w+") as refusals:
         with _start_program(
-            module, arguments, environ, refusals, stdin=subprocess.DEVNULL, stdout=result, stderr=subprocess.PIPE
+            module,
+            arguments,
+            environ,
+            refusals,
+            stdin=subprocess.DEVNULL,
+            stdout=result,
+            stderr=subprocess.PIPE,
         ) as process:
             assert process.stderr is not None
             for line in process.stderr:
@@ -77,21 +85,29 @@ def run_program(
                     show(line.rstrip())
         result.seek(0)
         text = result.read()
-        _check_end(module, process.returncode, "".join(log), refusals, hint, has_result=bool(text.strip()))
+        _check_end(
+            module, process.returncode, "".join(log), refusals, hint, has_result=bool(text.strip())
+        )
     record: dict[str, Any] = json.loads(text)
     return record
 
 
 def stream_program(
-    module: str, *arguments: str, environ: Mapping[str, str], answer: Callable[[], str | None] | None = None
+    module: str,
+    *arguments: str,
+    environ: Mapping[str, str],
+    answer: Callable[[], str | None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects that `python -m module` prints, one a line. Raises UserError as `run_program` does.
 
-    If `answer` is given, its return value is sent after each object with the key `ask`, once the caller has seen the
-    object. None ends the program's input.
+    If `answer` is given, its return value is sent after each object with the key `ask`, once the
+    caller has seen the object. None ends the program's input.
     """
     has_result, stdin = False, subprocess.DEVNULL if answer is None else subprocess.PIPE
-    with tempfile.TemporaryFile("w+", errors="replace") as log, tempfile.TemporaryFile("w+") as refusals:
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as log,
+        tempfile.TemporaryFile("w+") as refusals,
+    ):
         with _start_program(
             module, arguments, environ, refusals, stdin=stdin, stdout=subprocess.PIPE, stderr=log
         ) as process:
@@ -111,12 +127,18 @@ def stream_program(
 
 
 def _start_program(
-    module: str, arguments: Sequence[str], environ: Mapping[str, str], refusals: IO[str], **streams: Any
+    module: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    refusals: IO[str],
+    **streams: Any,
 ) -> subprocess.Popen[str]:
     """Start a program of the trainer that writes its refusal as a record into a file."""
     environ = isolated.make_environ(environ) | {contract.REFUSAL_FD: str(refusals.fileno())}
     command = isolated.build_command(module, *arguments)
-    return subprocess.Popen(command, env=environ, pass_fds=[refusals.fileno()], text=True, **streams)
+    return subprocess.Popen(
+        command, env=environ, pass_fds=[refusals.fileno()], text=True, **streams
+    )
 
 
 def _send_answer(process: subprocess.Popen[str], text: str | None) -> None:
@@ -130,7 +152,9 @@ def _send_answer(process: subprocess.Popen[str], text: str | None) -> None:
             print(json.dumps(text), file=process.stdin, flush=True)
 
 
-def _check_end(module: str, code: int, log: str, refusals: IO[str], hint: str | None, *, has_result: bool) -> None:
+def _check_end(
+    module: str, code: int, log: str, refusals: IO[str], hint: str | None, *, has_result: bool
+) -> None:
     """Raise UserError with the refusal or the log of a program that failed."""
     if code in contract.USER_FIXABLE:
         refusals.seek(0)
@@ -140,10 +164,12 @@ def _check_end(module: str, code: int, log: str, refusals: IO[str], hint: str | 
         raise UserError(f"{log.strip()}\n`python -m {module}` failed (exit {code}).")
     # Code of the job has ended the process with os._exit(0).
     if not has_result:
-        raise UserError(f"{log.strip()}\n`python -m {module}` ended without a result (exit 0).".lstrip())
+        raise UserError(
+            f"{log.strip()}\n`python -m {module}` ended without a result (exit 0).".lstrip()
+        )
 
 
-# --- what a run has trained -------------------------------------------------------------------------------------------
+# --- what a run has trained -----------------------------------------------------------------------
 
 
 class Training(NamedTuple):
@@ -167,7 +193,8 @@ def open_training(run: str, overrides: Sequence[str] = ()) -> Training:
     folder = run_folders.resolve_folder(run)
     if not (folder / JOB).exists():
         raise UserError(
-            f"{folder} is not the folder of a run: it has no job.yaml, which says the task and the data.",
+            f"{folder} is not the folder of a run: it has no job.yaml, which says the task "
+            "and the data.",
             "give the name of a run, or its folder.",
         )
     job = jobs.read_run_job(folder, overrides)
@@ -182,8 +209,8 @@ def open_training(run: str, overrides: Sequence[str] = ()) -> Training:
 def find_weights(run: str) -> tuple[str, int | None]:
     """Return where the weights of `run` are, and the step whose folder `run` is.
 
-    They are in a Hugging Face folder, or in the folder or URL of its checkpoints. Raises UserError if there is no
-    such folder, or the run's job.yaml does not determine it.
+    They are in a Hugging Face folder, or in the folder or URL of its checkpoints. Raises UserError
+    if there is no such folder, or the run's job.yaml does not determine it.
     """
     path = Path(run)
     if "://" in run or (path / "config.json").is_file():
@@ -206,13 +233,17 @@ def find_checkpoints(run: str) -> str:
     job = jobs.read_run_job(folder)
     hint = "give the folder of the checkpoints in place of the run."
     if job.train is None:
-        raise UserError(f"Run {run} runs its own command, so the folder of its checkpoints is unknown.", hint)
+        raise UserError(
+            f"Run {run} runs its own command, so the folder of its checkpoints is unknown.", hint
+        )
     path = job.train.checkpoint.path
     if path is None:
         return str(folder / CHECKPOINTS)
     if "://" not in path and not PurePosixPath(path).is_absolute():
         raise UserError(
-            f"The job.yaml of run {run} keeps its checkpoints in {path}, relative to a folder that is unknown.", hint
+            f"The job.yaml of run {run} keeps its checkpoints in {path}, relative to a folder that "
+            "is unknown.",
+            hint,
         )
     return map_paths(job, folder, folder, {}).resolve_path(path)
 

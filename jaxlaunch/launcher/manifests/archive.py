@@ -1,9 +1,10 @@
 """Packing of the user's code into a reproducible archive: equal files give equal bytes.
 
-The archive contains the files that git tracks and the untracked files that it does not ignore, also in a folder outside
-of a repository. The folder is not trusted: a repository may configure git to run commands, and its index may name files
-anywhere. Git therefore runs without hooks, fsmonitor and fetching, and names outside of the folder are refused. For a
-repository inside another, git runs with an empty configuration and reads only the inner index and .gitignore files.
+The archive contains the files that git tracks and the untracked files that it does not ignore, also
+in a folder outside of a repository. The folder is not trusted: a repository may configure git to
+run commands, and its index may name files anywhere. Git therefore runs without hooks, fsmonitor and
+fetching, and names outside of the folder are refused. For a repository inside another, git runs
+with an empty configuration and reads only the inner index and .gitignore files.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from jaxlaunch.launcher.wording import format_count
 
 # Files that a message lists.
 SHOWN_FILES = 5
-# No source code compresses by this factor, so a folder larger than this many times the limit is not packed.
+# No source code compresses by this factor, so a folder larger than this many times the limit is not
+# packed.
 HOPELESS_FACTOR = 64
 
 
@@ -46,8 +48,8 @@ class Entry:
 def pack_folder(folder: Path, limit: int, include: Collection[str] = ()) -> bytes:
     """Return a gzipped tar of the folder's code, of at most `limit` bytes.
 
-    `include` names files and folders that are packed although they look like credentials. Raises UserError if the
-    folder cannot be packed.
+    `include` names files and folders that are packed although they look like credentials. Raises
+    UserError if the folder cannot be packed.
     """
     if not folder.is_dir():
         raise UserError(f"code: {folder} is not a folder.", hint="it is relative to the job file.")
@@ -72,10 +74,15 @@ def pack_folder(folder: Path, limit: int, include: Collection[str] = ()) -> byte
 
 def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> None:
     included = {posixpath.normpath(name) for name in include}
-    unknown = {name for name in included if not any(_is_below(entry.name, name) for entry in entries)}
+    unknown = {
+        name for name in included if not any(_is_below(entry.name, name) for entry in entries)
+    }
     if unknown:
         message = f"code.include: {', '.join(sorted(unknown))}: no such file or folder is shipped."
-        raise UserError(message, hint="names are relative to code.folder; what git ignores stays here in any case.")
+        raise UserError(
+            message,
+            hint="names are relative to code.folder; what git ignores stays here in any case.",
+        )
     reasons = {}
     for entry in entries:
         if entry.is_link or any(_is_below(entry.name, name) for name in included):
@@ -90,12 +97,14 @@ def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> N
     more_note = f"\n  and {len(reasons) - SHOWN_FILES} more" if len(reasons) > SHOWN_FILES else ""
     first = next(iter(reasons))
     message = (
-        f"code: {format_count(len(reasons), 'file')} to be shipped {'looks' if len(reasons) == 1 else 'look'} like"
+        f"code: {format_count(len(reasons), 'file')} to be shipped "
+        f"{'looks' if len(reasons) == 1 else 'look'} like"
     )
     raise UserError(
         f"{message} credentials, and anyone who may read ConfigMaps in the namespace could read "
         f"them:\n{shown}{more_note}",
-        hint=f"leave them out in .gitignore (`git rm --cached {first}` if git tracks it) and mount a Secret: volumes: "
+        hint=f"leave them out in .gitignore (`git rm --cached {first}` if git tracks it) and mount "
+        "a Secret: volumes: "
         f"[{{secret: …, path: …}}]. To ship one all the same: code: {{folder: ., include: "
         f"{{{first}: the reason why}}}}.",
     )
@@ -109,14 +118,20 @@ def _read_entry(folder: Path, name: str) -> Entry:
     path = folder / name
     try:
         if not path.is_symlink():
-            return Entry(name, path.read_bytes(), is_executable=bool(path.stat().st_mode & stat.S_IXUSR))
+            return Entry(
+                name, path.read_bytes(), is_executable=bool(path.stat().st_mode & stat.S_IXUSR)
+            )
         target = os.readlink(path)
     except OSError as error:
-        raise UserError(f"code: {path} cannot be read: {error.strerror}.", hint="leave it out in .gitignore.") from None
+        raise UserError(
+            f"code: {path} cannot be read: {error.strerror}.", hint="leave it out in .gitignore."
+        ) from None
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     if posixpath.isabs(target) or inside.split("/")[0] == "..":
         message = f"code: {name} is a link to {target}, outside of the folder, which no pod has."
-        raise UserError(message, hint="leave it out in .gitignore, and mount a volume for what it points to.")
+        raise UserError(
+            message, hint="leave it out in .gitignore, and mount a volume for what it points to."
+        )
     return Entry(name, os.fsencode(target), is_link=True)
 
 
@@ -124,10 +139,13 @@ def _write_archive(entries: Sequence[Entry]) -> bytes:
     buffer = io.BytesIO()
     with (
         gzip.GzipFile("", "wb", 9, buffer, mtime=0) as gzip_file,
-        tarfile.open(fileobj=gzip_file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar,
+        tarfile.open(
+            fileobj=gzip_file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8"
+        ) as tar,
     ):
         for entry in entries:
-            # The header contains neither the time nor the owner, so that the archive is reproducible.
+            # The header contains neither the time nor the owner, so that the archive is
+            # reproducible.
             header = tarfile.TarInfo(entry.name)
             header.mode = 0o755 if entry.is_executable else 0o644
             if entry.is_link:
@@ -142,7 +160,9 @@ def _write_archive(entries: Sequence[Entry]) -> bytes:
 def _size_error(problem: str, sizes: dict[str, int], limit: int) -> UserError:
     largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:SHOWN_FILES]
     listed = ", ".join(f"{name} ({_format_size(sizes[name])})" for name in largest)
-    message = f"code: the folder {problem}, and at most {_format_size(limit)} fit into its ConfigMap."
+    message = (
+        f"code: the folder {problem}, and at most {_format_size(limit)} fit into its ConfigMap."
+    )
     hint = "leave out in .gitignore what no pod needs; data belongs on a volume."
     return UserError(f"{message} The largest files: {listed}.", hint=hint)
 
@@ -171,8 +191,8 @@ RUN_FOLDER_FILES = ("job.yaml", "summary.json")
 # A listing takes milliseconds, but a network disk may be slower.
 GIT_TIMEOUT_S = 60
 
-# These settings of a repository could make a listing run commands. With a sparse index, git would also fetch missing
-# folders of a partial clone, with a command that the remote names.
+# These settings of a repository could make a listing run commands. With a sparse index, git would
+# also fetch missing folders of a partial clone, with a command that the remote names.
 _NO_COMMANDS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 _NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
 # A .git that is a file contains a path.
@@ -182,15 +202,19 @@ _MAX_POINTER_BYTES = 4096
 def list_files(folder: Path) -> list[str]:
     """Return the sorted names below `folder`, including deleted files that git still tracks.
 
-    Raises UserError if git cannot list the folder, is required but not installed, or names files outside of it.
+    Raises UserError if git cannot list the folder, is required but not installed, or names files
+    outside of it.
     """
-    names = set(_walk_without_git(folder) if shutil.which("git") is None else _list_with_git(folder))
+    names = set(
+        _walk_without_git(folder) if shutil.which("git") is None else _list_with_git(folder)
+    )
 
     def is_code(name: str) -> bool:
         path = PurePosixPath(name)
         # Run folders of `launcher run` are left out, otherwise each run would change the code.
         is_of_run = any(
-            all(f"{parent}/{mark}" in names for mark in RUN_FOLDER_FILES) for parent in [*path.parents][:-1]
+            all(f"{parent}/{mark}" in names for mark in RUN_FOLDER_FILES)
+            for parent in [*path.parents][:-1]
         )
         return not name.endswith(".pyc") and EXCLUDED_NAMES.isdisjoint(path.parts) and not is_of_run
 
@@ -201,7 +225,10 @@ def _walk_without_git(folder: Path) -> Iterator[str]:
     for root, folders, names in os.walk(folder):
         relative = Path(root).relative_to(folder)
         if ".gitignore" in names:
-            message = f"{Path(root) / '.gitignore'} lists what to leave out, and git, which reads it, is not installed."
+            message = (
+                f"{Path(root) / '.gitignore'} lists what to leave out, and git, which reads "
+                "it, is not installed."
+            )
             raise UserError(message, hint="install git.")
         links = [name for name in folders if (Path(root) / name).is_symlink()]
         folders[:] = [name for name in folders if name not in EXCLUDED_NAMES and name not in links]
@@ -211,7 +238,10 @@ def _walk_without_git(folder: Path) -> Iterator[str]:
 
 def _list_with_git(folder: Path) -> Iterator[str]:
     if any((place / ".git").exists() for place in (folder, *folder.parents)):
-        names = [*_list_git_files(folder, "--cached"), *_list_git_files(folder, "--others", "--exclude-standard")]
+        names = [
+            *_list_git_files(folder, "--cached"),
+            *_list_git_files(folder, "--others", "--exclude-standard"),
+        ]
     else:
         names = _list_isolated(folder)
     yield from _expand_repositories(folder, names)
@@ -224,22 +254,34 @@ def _expand_repositories(folder: Path, names: list[str]) -> Iterator[str]:
     """
     root = folder.resolve()
     resolved_parents = {
-        above: (folder / above).resolve() for above in {posixpath.dirname(name.rstrip("/")) for name in names}
+        above: (folder / above).resolve()
+        for above in {posixpath.dirname(name.rstrip("/")) for name in names}
     }
     for name in names:
         parent = posixpath.dirname(name.rstrip("/"))
-        if name.startswith("/") or ".." in name.split("/") or not resolved_parents[parent].is_relative_to(root):
+        if (
+            name.startswith("/")
+            or ".." in name.split("/")
+            or not resolved_parents[parent].is_relative_to(root)
+        ):
             message = (
-                f"git's index names {name!r}, which is outside of {folder}, and only that folder's files are shipped."
+                f"git's index names {name!r}, which is outside of {folder}, and only that "
+                "folder's files are shipped."
             )
-            raise UserError(message, hint="`git rm --cached` takes the name out. Did you make this index yourself?")
+            raise UserError(
+                message,
+                hint="`git rm --cached` takes the name out. Did you make this index yourself?",
+            )
         inner = folder / name
         if resolved_parents[parent] != root / parent:
             continue
         if not inner.is_dir() or inner.is_symlink():
             yield name
         elif (inner / ".git").exists():
-            yield from (f"{name.rstrip('/')}/{below}" for below in _expand_repositories(inner, _list_isolated(inner)))
+            yield from (
+                f"{name.rstrip('/')}/{below}"
+                for below in _expand_repositories(inner, _list_isolated(inner))
+            )
 
 
 def _list_isolated(folder: Path) -> list[str]:
@@ -248,7 +290,9 @@ def _list_isolated(folder: Path) -> list[str]:
         _run_git(folder, "init", "--quiet", "--bare", "--template=", bare_repository)
         git_options = (f"--git-dir={bare_repository}", f"--work-tree={folder}")
         options = ("--cached", "--others", "--exclude-standard")
-        return _list_git_files(folder, *options, git_options=git_options, GIT_INDEX_FILE=str(_index_path(folder)))
+        return _list_git_files(
+            folder, *options, git_options=git_options, GIT_INDEX_FILE=str(_index_path(folder))
+        )
 
 
 def _index_path(folder: Path) -> Path:
@@ -261,7 +305,9 @@ def _index_path(folder: Path) -> Path:
     return (path / "index").absolute()
 
 
-def _list_git_files(folder: Path, *options: str, git_options: tuple[str, ...] = (), **variables: str) -> list[str]:
+def _list_git_files(
+    folder: Path, *options: str, git_options: tuple[str, ...] = (), **variables: str
+) -> list[str]:
     listed = _run_git(folder, *git_options, "ls-files", "-z", *options, **variables)
     return [os.fsdecode(name) for name in listed.split(b"\0") if name]
 
@@ -272,9 +318,15 @@ def _run_git(folder: Path, *arguments: str, **variables: str) -> bytes:
     environ |= _NO_FETCHING | variables
     command = ["git", *_NO_COMMANDS, *arguments]
     try:
-        result = subprocess.run(command, cwd=folder, env=environ, capture_output=True, timeout=GIT_TIMEOUT_S)
+        result = subprocess.run(
+            command, cwd=folder, env=environ, capture_output=True, timeout=GIT_TIMEOUT_S
+        )
     except subprocess.TimeoutExpired:
-        raise UserError(f"git did not list {folder} in {GIT_TIMEOUT_S} s.", hint="run `git status` there.") from None
+        raise UserError(
+            f"git did not list {folder} in {GIT_TIMEOUT_S} s.", hint="run `git status` there."
+        ) from None
     if result.returncode != 0:
-        raise UserError(f"git cannot list {folder}: {result.stderr.decode(errors='replace').strip()}")
+        raise UserError(
+            f"git cannot list {folder}: {result.stderr.decode(errors='replace').strip()}"
+        )
     return result.stdout

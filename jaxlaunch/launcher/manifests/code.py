@@ -1,7 +1,7 @@
 """The programs of a job's pods: image, agent, user code and working directory.
 
-An injected agent and shipped code are stored in one immutable ConfigMap, named after the digest of its contents. A
-ConfigMap with equal contents is shared by jobs.
+An injected agent and shipped code are stored in one immutable ConfigMap, named after the digest of
+its contents. A ConfigMap with equal contents is shared by jobs.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ class JobCode:
     workdir: str | None
 
 
-# --- resolve ----------------------------------------------------------------------------------------------------------
+# --- resolve --------------------------------------------------------------------------------------
 
 
 def resolve(job: JobSpec, defaults: Defaults) -> JobCode:
     """Determine the image, the origin of the agent and the working directory."""
-    # The built-in trainer needs our package in its image, which contains the agent; so does the image of the cluster
-    # defaults. An image that a job names for its own command only needs Python, so the agent is injected.
+    # The built-in trainer needs our package in its image, which contains the agent; so does the
+    # image of the cluster defaults. An image that a job names for its own command only needs
+    # Python, so the agent is injected.
     brings_agent = job.agent == "inject"
     if job.agent == "auto":
         brings_agent = job.command is not None and job.image is not None
@@ -58,11 +59,13 @@ def resolve(job: JobSpec, defaults: Defaults) -> JobCode:
     if folder is not None:
         is_below = posixpath.isabs(folder) and PurePosixPath(workdir or "").is_relative_to(folder)
         if workdir is None or not posixpath.isabs(workdir) or is_below:
-            workdir = posixpath.normpath(posixpath.join(CODE_FOLDER, posixpath.relpath(workdir or folder, folder)))
+            workdir = posixpath.normpath(
+                posixpath.join(CODE_FOLDER, posixpath.relpath(workdir or folder, folder))
+            )
     return JobCode(job, job.image or defaults.image, brings_agent, workdir)
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 def find_faults(code: JobCode, reserved_names: Collection[str]) -> Iterator[Fault]:
@@ -70,8 +73,13 @@ def find_faults(code: JobCode, reserved_names: Collection[str]) -> Iterator[Faul
     folder, workdir = code.job.code_folder, code.job.workdir
     if folder is not None and workdir is not None and not workdir.startswith("/"):
         if not PurePosixPath(code.workdir or "").is_relative_to(CODE_FOLDER):
-            message = f"workdir = {workdir} is outside of code = {folder}, and only that folder is shipped."
-            yield Fault(("workdir",), message, "give the path in the image, or a folder below the code.")
+            message = (
+                f"workdir = {workdir} is outside of code = {folder}, and only that folder "
+                "is shipped."
+            )
+            yield Fault(
+                ("workdir",), message, "give the path in the image, or a folder below the code."
+            )
     if code.image is None:
         message = "image is missing, and the cluster defaults have none."
         yield Fault(("image",), message, "image: registry.example/train:1.4")
@@ -81,12 +89,14 @@ def find_faults(code: JobCode, reserved_names: Collection[str]) -> Iterator[Faul
         if not isinstance(name, str):
             yield Fault(("init", index), f"init.{index} has no name.", "name: prepare")
         elif name in container_names:
-            yield Fault(("init", index, "name"), f"init.{index}.name = {name} is taken.", "choose another.")
+            yield Fault(
+                ("init", index, "name"), f"init.{index}.name = {name} is taken.", "choose another."
+            )
         else:
             container_names.add(name)
 
 
-# --- patch ------------------------------------------------------------------------------------------------------------
+# --- patch ----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +128,9 @@ class Bundle:
             "kind": "ConfigMap",
             "metadata": metadata | ({} if namespace is None else {"namespace": namespace}),
             "immutable": True,
-            "binaryData": {name: base64.b64encode(content).decode() for name, content in self.files.items()},
+            "binaryData": {
+                name: base64.b64encode(content).decode() for name, content in self.files.items()
+            },
         }
 
     def patch(self) -> dict[str, Any]:
@@ -129,7 +141,10 @@ class Bundle:
         if self.agent is not None:
             main["command"] = [INTERPRETER, "-I", f"{MOUNT_FOLDER}/{AGENT_FILE}"]
         if self.code is not None:
-            variables = {contract.CODE: f"{MOUNT_FOLDER}/{CODE_FILE}", contract.CODE_ROOT: CODE_FOLDER}
+            variables = {
+                contract.CODE: f"{MOUNT_FOLDER}/{CODE_FILE}",
+                contract.CODE_ROOT: CODE_FOLDER,
+            }
             main["env"] = [{"name": name, "value": value} for name, value in variables.items()]
             mounts.append({"name": "code", "mountPath": CODE_FOLDER})
             volumes.append({"name": "code", "emptyDir": {}})
@@ -148,6 +163,8 @@ def build_bundle(code: JobCode, base_folder: Path) -> Bundle | None:
         from jaxlaunch.launcher.manifests import archive
 
         archive_bytes = archive.pack_folder(
-            base_folder / code.job.code_folder, MAX_CONFIG_MAP_BYTES - len(agent or b""), code.job.code_include
+            base_folder / code.job.code_folder,
+            MAX_CONFIG_MAP_BYTES - len(agent or b""),
+            code.job.code_include,
         )
     return None if agent is None and archive_bytes is None else Bundle(agent, archive_bytes)

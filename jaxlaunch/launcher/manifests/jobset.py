@@ -1,11 +1,12 @@
 """From a job file to the manifests of its JobSet.
 
-`prepare` resolves a job, checks it, bundles its code and renders its manifests. Each aspect is a module (code, network,
-nodes, security, storage) with three functions: `resolve` combines the job with the cluster defaults and the platform, a
-second one yields the faults of the result, and `patch` returns its part of the pod template. After `resolve`, no code
-looks at the defaults; a value that nobody has set is None, which the checks report. `render` is pure: its output does
-not depend on time, random numbers or the cluster. A lost pod is replaced alone if the other hosts wait for it, which
-those of a TPU slice do not.
+`prepare` resolves a job, checks it, bundles its code and renders its manifests. Each aspect is a
+module (code, network, nodes, security, storage) with three functions: `resolve` combines the job
+with the cluster defaults and the platform, a second one yields the faults of the result, and
+`patch` returns its part of the pod template. After `resolve`, no code looks at the defaults; a
+value that nobody has set is None, which the checks report. `render` is pure: its output does not
+depend on time, random numbers or the cluster. A lost pod is replaced alone if the other hosts wait
+for it, which those of a TPU slice do not.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class ResolvedJob:
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield every fault that prevents the job from running on the cluster."""
-        yield from code.find_faults(self.code, reserved_names=(MAIN_CONTAINER, *self.network.container_names))
+        yield from code.find_faults(
+            self.code, reserved_names=(MAIN_CONTAINER, *self.network.container_names)
+        )
         yield from nodes.find_faults(self.nodes)
         yield from network.find_faults(self.network, self.nodes)
         yield from storage.find_faults(self.storage)
@@ -128,8 +131,8 @@ class PreparedJob(NamedTuple):
 def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = None) -> PreparedJob:
     """Return the job and its manifests for a cluster with these defaults.
 
-    `namespace` applies if the job names none. Raises JobFaults with all faults, and UserError for code that cannot be
-    packed.
+    `namespace` applies if the job names none. Raises JobFaults with all faults, and UserError for
+    code that cannot be packed.
     """
     job = resolve(file.spec, defaults)
     if faults := list(job.find_faults()):
@@ -145,7 +148,10 @@ def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = No
 
 
 def _locate_faults(
-    faults: Iterable[Fault], filled: Mapping[KeyPath, KeyPath], file: JobFile, defaults: ClusterDefaults
+    faults: Iterable[Fault],
+    filled: Mapping[KeyPath, KeyPath],
+    file: JobFile,
+    defaults: ClusterDefaults,
 ) -> JobFaults:
     """Add to each fault its line in the job file, or in the cluster defaults that the value comes from."""
     located = []
@@ -169,11 +175,17 @@ def render(job: ResolvedJob, bundle: Bundle | None = None) -> list[dict[str, Any
     if job.annotations:
         metadata["annotations"] = dict(job.annotations)
     claims = network.claim_manifests(job.network, job.nodes, metadata)
-    manifests = [_render_jobset(job, metadata, bundle), *network.render_policy(job.network, metadata), *claims]
+    manifests = [
+        _render_jobset(job, metadata, bundle),
+        *network.render_policy(job.network, metadata),
+        *claims,
+    ]
     return manifests if bundle is None else [*manifests, bundle.config_map(job.spec.namespace)]
 
 
-def _render_jobset(job: ResolvedJob, metadata: dict[str, Any], bundle: Bundle | None) -> dict[str, Any]:
+def _render_jobset(
+    job: ResolvedJob, metadata: dict[str, Any], bundle: Bundle | None
+) -> dict[str, Any]:
     labels = metadata["labels"] | _jobset_labels(job)
     annotations = metadata.get("annotations", {}) | _jobset_annotations(job)
     spec: dict[str, Any] = {
@@ -182,22 +194,37 @@ def _render_jobset(job: ResolvedJob, metadata: dict[str, Any], bundle: Bundle | 
         "failurePolicy": _failure_policy(job),
     }
     job_template = {**_job_spec(job), "template": pod_template(job, metadata, bundle)}
-    slices = {"name": REPLICATED_JOB, "replicas": job.spec.slices, "template": {"spec": job_template}}
+    slices = {
+        "name": REPLICATED_JOB,
+        "replicas": job.spec.slices,
+        "template": {"spec": job_template},
+    }
     spec["replicatedJobs"] = [slices]
     if job.spec.ttl is not None:
         spec["ttlSecondsAfterFinished"] = int(job.spec.ttl)
     jobset_metadata = {**metadata, "labels": labels, "annotations": annotations}
-    jobset = {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": jobset_metadata, "spec": spec}
+    jobset = {
+        "apiVersion": API_VERSION,
+        "kind": "JobSet",
+        "metadata": jobset_metadata,
+        "spec": spec,
+    }
     # The digest identifies the JobSet, so that an equal one is not created again.
     digest = hashlib.sha256(json.dumps(jobset, sort_keys=True).encode()).hexdigest()
-    return jobset | {"metadata": jobset_metadata | {"annotations": {**annotations, SPEC_HASH: digest}}}
+    return jobset | {
+        "metadata": jobset_metadata | {"annotations": {**annotations, SPEC_HASH: digest}}
+    }
 
 
 def _jobset_labels(job: ResolvedJob) -> dict[str, str]:
     if job.nodes.queue is None:
         return {}
     deadline = None if job.spec.deadline is None else str(int(job.spec.deadline))
-    labels = {QUEUE_LABEL: job.nodes.queue, PRIORITY_LABEL: job.spec.priority, MAX_EXEC_TIME: deadline}
+    labels = {
+        QUEUE_LABEL: job.nodes.queue,
+        PRIORITY_LABEL: job.spec.priority,
+        MAX_EXEC_TIME: deadline,
+    }
     return {name: value for name, value in labels.items() if value is not None}
 
 
@@ -221,19 +248,28 @@ def exit_codes(action: Action) -> list[int]:
 def _failure_policy(job: ResolvedJob) -> dict[str, Any]:
     """Return the rules for a failed Job, of which the first that matches applies.
 
-    They match the messages of Kubernetes' pod failure policy. Other failures restart the gang and count.
+    They match the messages of Kubernetes' pod failure policy. Other failures restart the gang and
+    count.
     """
     free = f"has condition DisruptionTarget|{_exit_code_pattern(Action.RESTART_UNCHARGED)}"
     rules = [
         _failure_rule("stopped_from_outside", Action.RESTART_UNCHARGED, "PodFailurePolicy", free),
-        _failure_rule("permanent", Action.FAIL, "PodFailurePolicy", _exit_code_pattern(Action.FAIL)),
+        _failure_rule(
+            "permanent", Action.FAIL, "PodFailurePolicy", _exit_code_pattern(Action.FAIL)
+        ),
     ]
     if job.spec.deadline is not None:
         rules.append(_failure_rule("deadline", Action.FAIL, "DeadlineExceeded"))
-    return {"maxRestarts": job.spec.restarts.crash, "restartStrategy": "BlockingRecreate", "rules": rules}
+    return {
+        "maxRestarts": job.spec.restarts.crash,
+        "restartStrategy": "BlockingRecreate",
+        "rules": rules,
+    }
 
 
-def _failure_rule(name: str, action: Action, reason: str, pattern: str | None = None) -> dict[str, Any]:
+def _failure_rule(
+    name: str, action: Action, reason: str, pattern: str | None = None
+) -> dict[str, Any]:
     rule = {"name": name, "action": action.value, **_TARGETS, "onJobFailureReasons": [reason]}
     return rule if pattern is None else rule | {"onJobFailureMessagePatterns": [pattern]}
 
@@ -266,14 +302,24 @@ def _job_spec(job: ResolvedJob) -> dict[str, Any]:
 def _replacement_spec(job: ResolvedJob) -> dict[str, Any]:
     """Return the keys of a Job that replaces each failed pod alone, while the other hosts wait.
 
-    Exit codes on which the gang has agreed still end the Job. Disruptions, and pods that were told to leave, do not
-    count. The limit applies per pod. Kubernetes delays a replacement by 10 s, doubled for each failure of the same pod.
+    Exit codes on which the gang has agreed still end the Job. Disruptions, and pods that were told
+    to leave, do not count. The limit applies per pod. Kubernetes delays a replacement by 10 s,
+    doubled for each failure of the same pod.
     """
-    deciding_codes = sorted(code for code in OUTCOMES if contract.DONE < code < contract.FIRST_SIGNAL_CODE)
-    rules = [_exit_code_rule("FailJob", deciding_codes), _disruption_rule("Ignore"), _exit_code_rule("Ignore", [LEFT])]
+    deciding_codes = sorted(
+        code for code in OUTCOMES if contract.DONE < code < contract.FIRST_SIGNAL_CODE
+    )
+    rules = [
+        _exit_code_rule("FailJob", deciding_codes),
+        _disruption_rule("Ignore"),
+        _exit_code_rule("Ignore", [LEFT]),
+    ]
     spec = job.spec
     spare_pods = spec.pods - min(spec.trainable_host_counts, default=spec.pods)
-    limits: dict[str, Any] = {"backoffLimitPerIndex": spec.restarts.crash, "maxFailedIndexes": spare_pods}
+    limits: dict[str, Any] = {
+        "backoffLimitPerIndex": spec.restarts.crash,
+        "maxFailedIndexes": spare_pods,
+    }
     # Host 0 is the last to leave, so the Job is complete then even if other pods never came back.
     if spare_pods:
         limits["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
@@ -285,10 +331,15 @@ def _disruption_rule(action: str) -> dict[str, Any]:
 
 
 def _exit_code_rule(action: str, values: list[int]) -> dict[str, Any]:
-    return {"action": action, "onExitCodes": {"containerName": MAIN_CONTAINER, "operator": "In", "values": values}}
+    return {
+        "action": action,
+        "onExitCodes": {"containerName": MAIN_CONTAINER, "operator": "In", "values": values},
+    }
 
 
-def pod_template(job: ResolvedJob, metadata: Mapping[str, Any], bundle: Bundle | None) -> dict[str, Any]:
+def pod_template(
+    job: ResolvedJob, metadata: Mapping[str, Any], bundle: Bundle | None
+) -> dict[str, Any]:
     """Return the template of every pod of the job, with the labels and annotations of `metadata`."""
     mounts = storage.volume_mounts(job.storage)
     main = {
@@ -309,11 +360,18 @@ def pod_template(job: ResolvedJob, metadata: Mapping[str, Any], bundle: Bundle |
         **security.pod_spec(job.security),
         "containers": [main],
     }
-    # Defaults for init containers: the job's image and volumes, and the restricted security context.
-    init_defaults = {"image": job.code.image, "securityContext": security.RESTRICTED, "volumeMounts": mounts}
+    # Defaults for init containers: the job's image and volumes, and the restricted security
+    # context.
+    init_defaults = {
+        "image": job.code.image,
+        "securityContext": security.RESTRICTED,
+        "volumeMounts": mounts,
+    }
     init = [{"name": container["name"], **init_defaults} | container for container in job.spec.init]
     template = {
-        "metadata": {key: dict(metadata[key]) for key in ("labels", "annotations") if key in metadata},
+        "metadata": {
+            key: dict(metadata[key]) for key in ("labels", "annotations") if key in metadata
+        },
         "spec": spec,
     }
     for patch in (
@@ -349,18 +407,22 @@ def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
         contract.JOB: agent_job.to_json(),
     }
     if spec.train is not None:
-        values[contract.TRAIN_SPEC] = storage.with_settled_folders(job.storage, spec.train).model_dump_json(
-            exclude_unset=True
-        )
+        values[contract.TRAIN_SPEC] = storage.with_settled_folders(
+            job.storage, spec.train
+        ).model_dump_json(exclude_unset=True)
     values |= spec.tracking_variables
     if run_folder is not None:
         values[contract.RUN_URL if "://" in run_folder else contract.RUN_DIR] = run_folder
-    fields = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _FIELDS.items()]
+    fields = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in _FIELDS.items()
+    ]
     secrets = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
         for name, secret in spec.secrets.items()
     ]
-    # Defaults that a job may override. A numeric user has no home and no name, and the root filesystem is read-only.
+    # Defaults that a job may override. A numeric user has no home and no name, and the root
+    # filesystem is read-only.
     defaults = {"HOME": storage.SCRATCH, "USER": "jaxlaunch"}
     # Without JAX_PLATFORMS, JAX silently falls back to the CPU.
     if spec.accelerator.platform != "cpu":

@@ -1,8 +1,8 @@
 """The network between the hosts of a job: ports, fast networks and the NetworkPolicy. Pure.
 
-The facts about each network and their sources are in launcher/platforms. Network adapters and NVLink between hosts may
-be claimed by dynamic resource allocation (DRA), which needs resource.k8s.io/v1 of Kubernetes 1.34. Each pod has its own
-claims, created from a template.
+The facts about each network and their sources are in launcher/platforms. Network adapters and
+NVLink between hosts may be claimed by dynamic resource allocation (DRA), which needs
+resource.k8s.io/v1 of Kubernetes 1.34. Each pod has its own claims, created from a template.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from jaxlaunch.launcher.wording import join_choices
 
 METRICS_PORT = 9400
 LEADER_PORT = 9401
-# Jobs with the host's network share its ports. Lower ports belong to services, higher ones to outgoing connections and
-# NodePorts.
+# Jobs with the host's network share its ports. Lower ports belong to services, higher ones to
+# outgoing connections and NodePorts.
 _HOST_PORTS = range(20000, 30000, 2)
 # GKE's TPU runtime: slice builder, transfers between slices, metrics.
 TPU_PORTS: Mapping[str, int] = {"tpu-slice": 8471, "tpu-dcn": 8080, "tpu-metrics": 8431}
@@ -81,7 +81,7 @@ class JobNetwork:
         return (DAEMON_CONTAINER,) if self.chosen == "gpudirect-tcpxo" else ()
 
 
-# --- resolve ----------------------------------------------------------------------------------------------------------
+# --- resolve --------------------------------------------------------------------------------------
 
 
 def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName) -> JobNetwork:
@@ -109,7 +109,9 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName) -> JobNetw
     )
 
 
-def _nccl_environment(job: JobSpec, chosen: Network, platform: PlatformName, tcpxo: Tcpxo | None) -> dict[str, str]:
+def _nccl_environment(
+    job: JobSpec, chosen: Network, platform: PlatformName, tcpxo: Tcpxo | None
+) -> dict[str, str]:
     """Return the variables that NCCL and libfabric need, which a job may override.
 
     Google's examples source a shell script for this, which only a shell can do.
@@ -125,26 +127,31 @@ def _nccl_environment(job: JobSpec, chosen: Network, platform: PlatformName, tcp
     if nodes is None or nodes.plugins is None:
         return {}
     if chosen in ("gpudirect-rdma", "gpudirect-rdma-dra"):
-        # The tuner ends a program for which it has no configuration, so it is disabled where none is known.
+        # The tuner ends a program for which it has no configuration, so it is disabled where none
+        # is known.
         tuner = nodes.gib_tuner and {"NCCL_TUNER_CONFIG_PATH": nodes.gib_tuner.value}
         return {**gke.GIB_VARIABLES.value, **(tuner or {"NCCL_TUNER_PLUGIN": "none"})}
-    # A job may configure NCCL's plugins itself, by a variable or by their folder in its pod or command.
+    # A job may configure NCCL's plugins itself, by a variable or by their folder in its pod or
+    # command.
     names, text = {*job.env, *job.secrets}, f"{job.pod} {job.command}"
     has_variable = any(
-        name == "NCCL_NET" or name.startswith(tuple(gke.PLUGIN_VARIABLE_PREFIXES.value)) for name in names
+        name == "NCCL_NET" or name.startswith(tuple(gke.PLUGIN_VARIABLE_PREFIXES.value))
+        for name in names
     )
     if has_variable or gke.GIB_FOLDER.value in text or "tcpx" in text:
         return {}
     return dict(gke.WITHOUT_PLUGINS.value) if chosen in ("default", "hostnetwork") else {}
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 def find_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
     """Yield faults of a network that these nodes do not support."""
     chosen = network.chosen
-    if (fault := checks.network_fault(chosen, network.job.accelerator.type, network.platform)) is not None:
+    if (
+        fault := checks.network_fault(chosen, network.job.accelerator.type, network.platform)
+    ) is not None:
         yield fault
     elif chosen == "efa":
         yield from _efa_faults(network, nodes)
@@ -158,18 +165,29 @@ def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, name: str) -> Iterat
     kind, per_host = network.job.accelerator.type, network.job.accelerator.per_host
     gpu = gke.TCPX_GPU.value
     if kind not in kinds or per_host != ACCELERATORS[kind].per_host:
-        whole_hosts = ", ".join(f"{supported} with {ACCELERATORS[supported].per_host}" for supported in kinds)
+        whole_hosts = ", ".join(
+            f"{supported} with {ACCELERATORS[supported].per_host}" for supported in kinds
+        )
         hint = f"it joins whole hosts: {whole_hosts} per host."
         if not {*gke.COMPUTE_DOMAIN_GPUS.value}.isdisjoint(nodes.labels.get(GKE_GPU, ())):
             hint += (
-                f" {{network: gpudirect-rdma-dra, compute_domain: true}} is RDMA and NVLink between hosts of {kind}."
+                " {network: gpudirect-rdma-dra, compute_domain: true} is RDMA and NVLink "
+                f"between hosts of {kind}."
             )
-        yield Fault(path, f"network = {name} does not apply to {kind} with {per_host} per host.", hint)
+        yield Fault(
+            path, f"network = {name} does not apply to {kind} with {per_host} per host.", hint
+        )
     elif name == "gpudirect-tcpxo" and nodes.labels.get(GKE_GPU) == (gpu,):
-        message = f"network = {name} does not exist on nodes of {gpu}, whose GPUDirect-TCPX is not supported."
+        message = (
+            f"network = {name} does not exist on nodes of {gpu}, whose GPUDirect-TCPX is "
+            "not supported."
+        )
         yield Fault(path, message, f"choose {GKE_GPU}: {gke.TCPXO_GPU.value}, or network: default.")
     if name == "gpudirect-tcpxo" and network.tcpxo is None:
-        message = f"network = {name} needs the receive daemon's image, and the cluster defaults have none."
+        message = (
+            f"network = {name} needs the receive daemon's image, and the cluster "
+            "defaults have none."
+        )
         yield Fault(path, message, "tcpxo: {image: …} in the cluster defaults.")
 
 
@@ -178,18 +196,29 @@ def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
     kind, resources = network.job.accelerator.type, network.job.resources
     if not nodes.efa_interfaces:
         message = f"network = efa: how many interfaces nodes of {kind} have is not known."
-        yield Fault(("network",), message, f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.")
+        yield Fault(
+            ("network",),
+            message,
+            f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.",
+        )
     elif len(nodes.efa_interfaces) > 1 and ACCELERATORS[kind].may_mix_kinds:
         types = nodes.labels.get(INSTANCE, ())
-        message = f"network = efa: nodes of {kind} have {join_choices(nodes.efa_interfaces)} interfaces, by their type."
-        yield Fault(("network",), message, f"choose one: node_selector: {{{INSTANCE}: {types[-1] if types else '…'}}}.")
+        message = (
+            f"network = efa: nodes of {kind} have {join_choices(nodes.efa_interfaces)} "
+            "interfaces, by their type."
+        )
+        yield Fault(
+            ("network",),
+            message,
+            f"choose one: node_selector: {{{INSTANCE}: {types[-1] if types else '…'}}}.",
+        )
     if resources.hugepages is not None and resources.cpu is None and resources.memory is None:
         message = f"resources.hugepages = {resources.hugepages}: "
         message += "Kubernetes gives them only together with cpu or memory."
         yield Fault(("resources",), message, "resources: {cpu: 90, memory: 1500Gi, hugepages: 5Gi}")
 
 
-# --- patch ------------------------------------------------------------------------------------------------------------
+# --- patch ----------------------------------------------------------------------------------------
 
 
 def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
@@ -197,9 +226,13 @@ def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
     match network.chosen:
         case Rdma(resource=resource, count=number, networks=networks):
             annotations_patch = (
-                {"metadata": {"annotations": {runtime.MULTUS.value: ",".join(networks)}}} if networks else {}
+                {"metadata": {"annotations": {runtime.MULTUS.value: ",".join(networks)}}}
+                if networks
+                else {}
             )
-            return _main_container_patch(_extended_resources({resource: number})) | annotations_patch
+            return (
+                _main_container_patch(_extended_resources({resource: number})) | annotations_patch
+            )
         case "hostnetwork":
             return {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}
         case "efa":
@@ -236,27 +269,44 @@ def _tcpxo_patch(tcpxo: Tcpxo) -> dict[str, Any]:
     devices = [f"nvidia{number}" for number in range(gke.TCPXO_GPUS.value)]
     devices += ["nvidiactl", "nvidia-uvm", "dmabuf_import_helper"]
     annotation = {
-        f"devices.gke.io/container.{DAEMON_CONTAINER}": "".join(f"- path: /dev/{device}\n" for device in devices)
+        f"devices.gke.io/container.{DAEMON_CONTAINER}": "".join(
+            f"- path: /dev/{device}\n" for device in devices
+        )
     }
     template = _main_container_patch({"volumeMounts": mounts})
-    template["metadata"] = {"annotations": annotation | _interface_annotations(tcpxo.networks, first=1)}
-    template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for name, path in host.items()]
+    template["metadata"] = {
+        "annotations": annotation | _interface_annotations(tcpxo.networks, first=1)
+    }
+    template["spec"]["volumes"] = [
+        {"name": name, "hostPath": {"path": path}} for name, path in host.items()
+    ]
     template["spec"]["initContainers"] = [_tcpxo_daemon(tcpxo)]
     return template
 
 
 def _interface_annotations(networks: Sequence[str], first: int) -> dict[str, str]:
     """Return GKE's annotations for eth0 and one interface per Network object, from eth`first` on."""
-    network_of_interface = {"eth0": "default", **{f"eth{number}": name for number, name in enumerate(networks, first)}}
-    interfaces = [{"interfaceName": name, "network": network} for name, network in network_of_interface.items()]
-    return {"networking.gke.io/default-interface": "eth0", "networking.gke.io/interfaces": json.dumps(interfaces)}
+    network_of_interface = {
+        "eth0": "default",
+        **{f"eth{number}": name for number, name in enumerate(networks, first)},
+    }
+    interfaces = [
+        {"interfaceName": name, "network": network}
+        for name, network in network_of_interface.items()
+    ]
+    return {
+        "networking.gke.io/default-interface": "eth0",
+        "networking.gke.io/interfaces": json.dumps(interfaces),
+    }
 
 
 def _gib_patch(folders: Mapping[str, str]) -> dict[str, Any]:
     names = {path: path.rpartition("/")[2] for path in folders}
     mounts = [{"name": names[path], "mountPath": mount} for path, mount in folders.items()]
     template = _main_container_patch({"volumeMounts": mounts})
-    template["spec"]["volumes"] = [{"name": name, "hostPath": {"path": path}} for path, name in names.items()]
+    template["spec"]["volumes"] = [
+        {"name": name, "hostPath": {"path": path}} for path, name in names.items()
+    ]
     return template
 
 
@@ -301,14 +351,20 @@ def render_env(env: Mapping[str, str]) -> list[dict[str, Any]]:
 def render_policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the NetworkPolicy, which admits the pods of the job, and Prometheus to their metrics.
 
-    The list is empty if the job disables it or uses the host's network, to which policies do not apply.
+    The list is empty if the job disables it or uses the host's network, to which policies do not
+    apply.
     """
     if not network.job.network_policy or network.chosen == "hostnetwork":
         return []
     members = {"podSelector": {"matchLabels": {NAME_LABEL: network.job.name}}}
     namespace = network.prometheus.namespace
-    namespaces = {} if namespace is None else {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-    scraper = {"namespaceSelector": namespaces, "podSelector": {"matchLabels": dict(network.prometheus.labels)}}
+    namespaces = (
+        {} if namespace is None else {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    )
+    scraper = {
+        "namespaceSelector": namespaces,
+        "podSelector": {"matchLabels": dict(network.prometheus.labels)},
+    }
     scraped = {"protocol": "TCP", "port": network.ports.metrics}
     rules = [{"from": [members]}, {"from": [scraper], "ports": [scraped]}]
     spec = {**members, "policyTypes": ["Ingress"], "ingress": rules}
@@ -346,11 +402,15 @@ def claims_patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
     if not names:
         return {}
     main = {"name": MAIN_CONTAINER, "resources": {"claims": [{"name": name} for name in names]}}
-    claims = [{"name": name, "resourceClaimTemplateName": f"{network.job.name}-{name}"} for name in names]
+    claims = [
+        {"name": name, "resourceClaimTemplateName": f"{network.job.name}-{name}"} for name in names
+    ]
     return {"spec": {"containers": [main], "resourceClaims": claims}}
 
 
-def claim_manifests(network: JobNetwork, nodes: JobNodes, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+def claim_manifests(
+    network: JobNetwork, nodes: JobNodes, metadata: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Return the claim template of the adapters and the ComputeDomain, whose controller creates its own template."""
     manifests = []
     if (claimed := claimed_adapters(network, nodes)) is not None:
@@ -358,12 +418,21 @@ def claim_manifests(network: JobNetwork, nodes: JobNodes, metadata: Mapping[str,
         if claimed.number is not None:
             exactly |= {"allocationMode": "ExactCount", "count": claimed.number}
         named_metadata = {**metadata, "name": f"{network.job.name}-{_ADAPTER_CLAIM}"}
-        spec: dict[str, Any] = {"spec": {"devices": {"requests": [{"name": _ADAPTER_CLAIM, "exactly": exactly}]}}}
+        spec: dict[str, Any] = {
+            "spec": {"devices": {"requests": [{"name": _ADAPTER_CLAIM, "exactly": exactly}]}}
+        }
         manifests.append((RESOURCE_CLAIM_TEMPLATES, named_metadata, spec))
     if network.job.compute_domain:
-        # Without the driver's DNS names, every pod waits for this number of hosts; with them it is only reported.
+        # Without the driver's DNS names, every pod waits for this number of hosts; with them it is
+        # only reported.
         channel = {"resourceClaimTemplate": {"name": f"{network.job.name}-{_NVLINK_CLAIM}"}}
-        manifests.append((COMPUTE_DOMAINS, dict(metadata), {"numNodes": network.job.host_count, "channel": channel}))
+        manifests.append(
+            (
+                COMPUTE_DOMAINS,
+                dict(metadata),
+                {"numNodes": network.job.host_count, "channel": channel},
+            )
+        )
     return [
         {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": named, "spec": spec}
         for kind, named, spec in manifests

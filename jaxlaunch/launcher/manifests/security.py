@@ -1,8 +1,9 @@
 """Users and rights of a job's pods, and mutual authentication of its gang.
 
-Pods have the Pod Security level `restricted`, unless they use TPUs or the cluster defaults set another user. Each gang
-has its own certificate authority, whose key is discarded after it has signed one certificate. Nobody can issue another
-certificate for the job, and certificates of other jobs are not accepted. All hosts read the certificate from a Secret.
+Pods have the Pod Security level `restricted`, unless they use TPUs or the cluster defaults set
+another user. Each gang has its own certificate authority, whose key is discarded after it has
+signed one certificate. Nobody can issue another certificate for the job, and certificates of other
+jobs are not accepted. All hosts read the certificate from a Secret.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class JobSecurity:
 def resolve(job: JobSpec, defaults: Defaults, *, pins_memory: bool) -> JobSecurity:
     """Choose the user from the cluster defaults and the ServiceAccount from the job.
 
-    The default on TPUs is root, because no source shows that another user can open the devices (runtime.TPU_USER).
+    The default on TPUs is root, because no source shows that another user can open the devices
+    (runtime.TPU_USER).
     """
     default_user = runtime.TPU_USER.value if job.accelerator.platform == "tpu" else defaults.user
     user = defaults.users.get(job.accelerator.type, default_user)
@@ -80,7 +82,9 @@ def resolve(job: JobSpec, defaults: Defaults, *, pins_memory: bool) -> JobSecuri
         pins_memory=pins_memory,
         service_account=job.service_account or defaults.service_account,
         has_token=job.service_account is not None,
-        image_pull_secrets=tuple(dict.fromkeys([*defaults.image_pull_secrets, *job.image_pull_secrets])),
+        image_pull_secrets=tuple(
+            dict.fromkeys([*defaults.image_pull_secrets, *job.image_pull_secrets])
+        ),
         gang_secret=_gang_secret_name(job.name) if job.gang_secret else None,
     )
 
@@ -107,14 +111,17 @@ def pod_spec(security: JobSecurity) -> dict[str, Any]:
 def container_security_context(security: JobSecurity) -> dict[str, Any]:
     """Return the security context of the agent's container.
 
-    Capabilities are added only for root: for other users they have no effect and would violate `restricted`.
+    Capabilities are added only for root: for other users they have no effect and would violate
+    `restricted`.
     """
     if security.is_privileged:
         return dict(_PRIVILEGED)
     if security.user == 0:
         capabilities = [_OVERRIDE_CAPABILITY] if security.is_chosen else []
         capabilities += [runtime.PINNING_CAPABILITY.value] if security.pins_memory else []
-        return RESTRICTED | ({"capabilities": {"drop": ["ALL"], "add": capabilities}} if capabilities else {})
+        return RESTRICTED | (
+            {"capabilities": {"drop": ["ALL"], "add": capabilities}} if capabilities else {}
+        )
     return dict(RESTRICTED)
 
 
@@ -131,7 +138,8 @@ def patch(security: JobSecurity) -> dict[str, Any]:
     return {"spec": {"containers": [main], "volumes": [volume]}}
 
 
-# --- the Secret of `gang_secret: true`, created by `launcher submit` or by whoever applies rendered manifests ---------
+# --- the Secret of `gang_secret: true`, created by `launcher submit` or by whoever applies rendered
+# manifests ---------
 
 
 def gang_secret(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,12 +150,20 @@ def gang_secret(metadata: Mapping[str, Any]) -> dict[str, Any]:
     secret_metadata = {key: metadata[key] for key in ("namespace", "labels") if key in metadata} | {
         "name": _gang_secret_name(job)
     }
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": secret_metadata, "type": "Opaque", "data": data}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": secret_metadata,
+        "type": "Opaque",
+        "data": data,
+    }
 
 
 def secret_instruction(name: str) -> str:
     """Return the instruction for creating the Secret without `launcher submit`."""
-    command = f"kubectl create secret generic {_gang_secret_name(name)} --from-file={KEY_FILE}=/dev/stdin"
+    command = (
+        f"kubectl create secret generic {_gang_secret_name(name)} --from-file={KEY_FILE}=/dev/stdin"
+    )
     return (
         f"the pods wait for Secret {_gang_secret_name(name)}, which is not printed: `openssl rand "
         f"{KEY_BYTES} | {command}`"
@@ -171,24 +187,33 @@ def make_certificates(job: str) -> dict[str, bytes]:
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    authority, host_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority = ec.generate_private_key(ec.SECP256R1())
+    host_key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime.now(datetime.UTC)
     issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "jaxlaunch gang authority")])
 
-    def sign_certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
+    def sign_certificate(
+        subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType
+    ) -> bytes:
         builder = (
             x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
             .not_valid_before(now - CLOCK_SKEW)
             .not_valid_after(now + CERTIFICATE_VALIDITY)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
         )
         for extension in extensions:
-            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+            builder = builder.add_extension(
+                extension, critical=isinstance(extension, x509.BasicConstraints)
+            )
         return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, job[:64])])
     return {
-        AUTHORITY: sign_certificate(issuer, authority, x509.BasicConstraints(ca=True, path_length=0)),
+        AUTHORITY: sign_certificate(
+            issuer, authority, x509.BasicConstraints(ca=True, path_length=0)
+        ),
         CERTIFICATE: sign_certificate(
             subject,
             host_key,
@@ -197,6 +222,8 @@ def make_certificates(job: str) -> dict[str, bytes]:
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
         ),
         CERTIFICATE_KEY: host_key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         ),
     }

@@ -1,7 +1,7 @@
 """Estimates of what a job needs: memory of a device, room for checkpoints, and requests to the cluster.
 
-Bytes come from the shapes of the job's arrays, traced by the trainer; here they are compared with the memory of the
-accelerator, and with the room for checkpoints as far as this machine can tell.
+Bytes come from the shapes of the job's arrays, traced by the trainer; here they are compared with
+the memory of the accelerator, and with the room for checkpoints as far as this machine can tell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.accelerators import ACCELERATORS
-from jaxlaunch.launcher.agent.host.environment import MEMORY_SHARE, NEW_MEMORY_SHARE, TRAINER_VARIABLES
+from jaxlaunch.launcher.agent.host.environment import (
+    MEMORY_SHARE,
+    NEW_MEMORY_SHARE,
+    TRAINER_VARIABLES,
+)
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.job.types import Bucket, Claim, Ephemeral, Volume
 from jaxlaunch.launcher.kubernetes import pod_rules
@@ -36,7 +40,7 @@ GIB = 1024**3
 Shapes = Mapping[str, Any]
 
 
-# --- shapes -----------------------------------------------------------------------------------------------------------
+# --- shapes ---------------------------------------------------------------------------------------
 
 
 def trace_shapes(
@@ -50,8 +54,8 @@ def trace_shapes(
 ) -> dict[str, Any]:
     """Return the output of `python -m jaxlaunch.trainer.plan` for a job's train block.
 
-    Its code and data are relative to `base`. `show` gets the progress of a compilation, line by line. Raises UserError
-    with the trainer's own message where the training would not start.
+    Its code and data are relative to `base`. `show` gets the progress of a compilation, line by
+    line. Raises UserError with the trainer's own message where the training would not start.
     """
     flags = ["--sharding"] if sharding else []
     flags += ["--compile", describe_chips(job)] if compiled else []
@@ -106,11 +110,16 @@ def traced_environ(job: JobSpec, train: TrainSpec, base: Path, copies: int = 1) 
     """Return the environment of the job, with the train block and the virtual devices of one of the copies."""
     if copies > 1:
         _, fsdp, ep, mp = train.mesh.resolve(job.devices)
-        train = train.model_copy(update={"mesh": Mesh(fsdp=fsdp, ep=ep, mp=mp), "batch": train.batch // copies})
-    return {**trainer_process.cpu_environ(job, train, base), contract.NUM_CPU_DEVICES: str(job.devices // copies)}
+        train = train.model_copy(
+            update={"mesh": Mesh(fsdp=fsdp, ep=ep, mp=mp), "batch": train.batch // copies}
+        )
+    return {
+        **trainer_process.cpu_environ(job, train, base),
+        contract.NUM_CPU_DEVICES: str(job.devices // copies),
+    }
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +151,8 @@ def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Usa
         if quantity is None:
             return None
         return UsableMemory(
-            (float(parse_quantity(quantity)) / devices,), f"a host's {quantity} / {devices}, with the program"
+            (float(parse_quantity(quantity)) / devices,),
+            f"a host's {quantity} / {devices}, with the program",
         )
     share = _memory_share(job) if accelerator.platform == "cuda" else 1.0
     quantity = job.accelerator.memory
@@ -153,19 +163,34 @@ def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Usa
     if not sizes_gib:
         return None
     sizes = " or ".join(f"{size_gib:g} GiB" for size_gib in sizes_gib)
-    description = f"{share:.0%} of {sizes}: JAX's part of {job.accelerator.type}" if share < 1 else job.accelerator.type
+    description = (
+        f"{share:.0%} of {sizes}: JAX's part of {job.accelerator.type}"
+        if share < 1
+        else job.accelerator.type
+    )
     return UsableMemory(tuple(size_gib * share * GIB for size_gib in sizes_gib), description)
 
 
-def _admitted_sizes_gib(sizes_gib: Sequence[float], node_labels: Mapping[str, Sequence[str]]) -> Sequence[float]:
+def _admitted_sizes_gib(
+    sizes_gib: Sequence[float], node_labels: Mapping[str, Sequence[str]]
+) -> Sequence[float]:
     """Return the memory sizes of an accelerator that the labels admit, or all if no label distinguishes them."""
-    label_values = [value for values in node_labels.values() for value in values if value in table.MEMORY_GB]
-    admitted = {min(sizes_gib, key=lambda size_gib: abs(size_gib - table.MEMORY_GB[value])) for value in label_values}
+    label_values = [
+        value for values in node_labels.values() for value in values if value in table.MEMORY_GB
+    ]
+    admitted = {
+        min(sizes_gib, key=lambda size_gib: abs(size_gib - table.MEMORY_GB[value]))
+        for value in label_values
+    }
     return sorted(admitted) or sizes_gib
 
 
 def _memory_share(job: JobSpec) -> float:
-    share = job.env.get(MEMORY_SHARE) or job.env.get(NEW_MEMORY_SHARE) or TRAINER_VARIABLES["cuda"][MEMORY_SHARE]
+    share = (
+        job.env.get(MEMORY_SHARE)
+        or job.env.get(NEW_MEMORY_SHARE)
+        or TRAINER_VARIABLES["cuda"][MEMORY_SHARE]
+    )
     try:
         return float(share)
     except ValueError:
@@ -175,23 +200,34 @@ def _memory_share(job: JobSpec) -> float:
 def peak_bytes(shapes: Shapes, remat: str = "asked") -> tuple[int, int]:
     """Return bytes of one device at the peak of a step, or of the samples of an evaluation, at least and at most."""
     state = sum(shapes["device"].values())
-    low, high = (max(activations, shapes["samples"]) for activations in shapes["activations"][remat])
+    low, high = (
+        max(activations, shapes["samples"]) for activations in shapes["activations"][remat]
+    )
     return state + low, state + high
 
 
 def judge_memory(
-    job: JobSpec, train: TrainSpec, shapes: Shapes, node_labels: Mapping[str, Sequence[str]] | None = None
+    job: JobSpec,
+    train: TrainSpec,
+    shapes: Shapes,
+    node_labels: Mapping[str, Sequence[str]] | None = None,
 ) -> FitVerdict:
     """Judge whether what a device holds fits into what it has, on nodes with one of these values of each label."""
     node_labels, kind = node_labels or {}, job.accelerator.type
     memory, (low, high) = device_memory(job, node_labels), peak_bytes(shapes)
     if memory is None:
-        key = "a host has: resources.memory" if kind == "cpu" else f"a {kind} has: accelerator.memory, such as 24Gi"
+        key = (
+            "a host has: resources.memory"
+            if kind == "cpu"
+            else f"a {kind} has: accelerator.memory, such as 24Gi"
+        )
         return FitVerdict(None, "whether that fits is not known", f"say how much memory {key}.")
     smallest_bytes, largest_bytes = memory.usable[0], memory.usable[-1]
     if low > largest_bytes:
         hint = _suggest_fit(train, job.devices, shapes, largest_bytes)
-        return FitVerdict(False, f"does not fit into {format_size(largest_bytes)} ({memory.description})", hint)
+        return FitVerdict(
+            False, f"does not fit into {format_size(largest_bytes)} ({memory.description})", hint
+        )
     room = f"{format_size(smallest_bytes)} ({memory.description})"
     if high <= smallest_bytes:
         return FitVerdict(True, f"fits into {room}")
@@ -202,13 +238,20 @@ def judge_memory(
             f"{key}: {value}"
             for key, values in node_labels.items()
             for value in values
-            if value in table.MEMORY_GB and _admitted_sizes_gib(sizes_gib, {key: [value]}) == [sizes_gib[-1]]
+            if value in table.MEMORY_GB
+            and _admitted_sizes_gib(sizes_gib, {key: [value]}) == [sizes_gib[-1]]
         )
         choice = next(largest_labels, f"{GPU_PRODUCT}: …")
         hint = f"choose nodes with {largest_model} by node_selector, such as {{{choice}}}."
-        return FitVerdict(None, f"fits {largest_model} only: {format_size(largest_bytes)} ({memory.description})", hint)
+        return FitVerdict(
+            None,
+            f"fits {largest_model} only: {format_size(largest_bytes)} ({memory.description})",
+            hint,
+        )
     return FitVerdict(
-        None, f"may not fit into {room}", "the compiler decides how much mp splits: --compile measures it."
+        None,
+        f"may not fit into {room}",
+        "the compiler decides how much mp splits: --compile measures it.",
     )
 
 
@@ -220,13 +263,23 @@ def _suggest_fit(train: TrainSpec, devices: int, shapes: Shapes, room_bytes: flo
     state_bytes = sum(part for name, part in shapes["device"].items() if name != "batch")
     if state_bytes > room_bytes / 2:
         if train.mesh.resolve(devices)[0] > 1:
-            return f"the state alone takes {format_size(state_bytes)}: train.mesh.fsdp splits it, dp copies it."
-        axes = "fsdp, ep or mp" if isinstance(train.model, Decoder) and train.model.experts else "fsdp or mp"
-        return f"the state alone takes {format_size(state_bytes)}: ask for more devices under train.mesh.{axes}."
+            return (
+                f"the state alone takes {format_size(state_bytes)}: train.mesh.fsdp splits it, "
+                "dp copies it."
+            )
+        axes = (
+            "fsdp, ep or mp"
+            if isinstance(train.model, Decoder) and train.model.experts
+            else "fsdp or mp"
+        )
+        return (
+            f"the state alone takes {format_size(state_bytes)}: ask for more devices under "
+            f"train.mesh.{axes}."
+        )
     return "use a smaller batch or more train.accumulate, in addition to train.remat: full."
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +294,12 @@ class Room:
 def checkpoint_sizes(train: TrainSpec, folder: str | None, shapes: Shapes) -> dict[str, Any]:
     """Return the bytes of the checkpoints. While one is being written, there is one more than are kept."""
     size_bytes, kept_count = shapes["checkpoint"], train.checkpoint.max_kept_steps()
-    return {"folder": folder, "bytes": size_bytes, "kept": kept_count, "most": size_bytes * (kept_count + 1)}
+    return {
+        "folder": folder,
+        "bytes": size_bytes,
+        "kept": kept_count,
+        "most": size_bytes * (kept_count + 1),
+    }
 
 
 def checkpoint_room(job: ResolvedJob, base: Path) -> Room:
@@ -275,13 +333,20 @@ def _local_room(folder: str, base: Path) -> Room:
     """
     path = (base / folder).absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    steps = [child for child in path.glob("[0-9]*") if child.name.isdecimal()] if path.is_dir() else []
-    files = (os.path.join(top, name) for step in steps for top, _, names in os.walk(step) for name in names)
+    steps = (
+        [child for child in path.glob("[0-9]*") if child.name.isdecimal()] if path.is_dir() else []
+    )
+    files = (
+        os.path.join(top, name)
+        for step in steps
+        for top, _, names in os.walk(step)
+        for name in names
+    )
     held_bytes = sum(os.lstat(file).st_size for file in files)
     return Room(folder, shutil.disk_usage(existing).free + held_bytes, "free here")
 
 
-# --- the cluster ------------------------------------------------------------------------------------------------------
+# --- the cluster ----------------------------------------------------------------------------------
 
 
 def cluster_requests(job: ResolvedJob, jobset: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,7 +365,9 @@ def security_level(jobset: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Pod Security level that a namespace may enforce, and what keeps the pods from a stricter one."""
     level = pod_rules.strictest_level(pod_template(jobset))
     stricter = pod_rules.stricter_level(level)
-    violations = [] if stricter is None else pod_rules.find_violations(pod_template(jobset), stricter)
+    violations = (
+        [] if stricter is None else pod_rules.find_violations(pod_template(jobset), stricter)
+    )
     return {"level": level, "because": [str(violation) for violation in violations]}
 
 
@@ -309,9 +376,18 @@ def describe_ingress(job: ResolvedJob) -> str:
     leader, metrics = job.network.ports.leader, job.network.ports.metrics
     ports = f"ports {leader} (agents) and {metrics} (metrics), and JAX's coordinator"
     if job.network.chosen == "hostnetwork":
-        exposure = "are on the nodes' own addresses, which no NetworkPolicy protects: close them in the nodes' firewall"
+        exposure = (
+            "are on the nodes' own addresses, which no NetworkPolicy protects: close them "
+            "in the nodes' firewall"
+        )
         return f"anyone who reaches the nodes; {ports}, {exposure}"
     if not job.spec.network_policy:
-        return f"anyone whom the namespace's other NetworkPolicies admit; {ports}, are open where there is none"
+        return (
+            f"anyone whom the namespace's other NetworkPolicies admit; {ports}, are open where "
+            "there is none"
+        )
     namespace = job.network.prometheus.namespace
-    return f"its own hosts, and Prometheus in {'any namespace' if namespace is None else f'namespace {namespace}'}"
+    return (
+        "its own hosts, and Prometheus in "
+        f"{'any namespace' if namespace is None else f'namespace {namespace}'}"
+    )

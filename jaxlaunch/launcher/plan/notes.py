@@ -37,8 +37,10 @@ def _note_user(job: ResolvedJob) -> Iterator[str]:
     root = f"users: {{{kind}: root}} in the cluster defaults"
     if job.security.user == 0 and not job.security.is_chosen:
         yield (
-            "user: the pods run as root without capabilities (Pod Security level baseline): no source says that "
-            f"another user may open {runtime.TPU_DEVICES.value} on the nodes; where their containerd has "
+            "user: the pods run as root without capabilities (Pod Security level baseline): no "
+            "source says that "
+            f"another user may open {runtime.TPU_DEVICES.value} on the nodes; where their "
+            "containerd has "
             f"{runtime.DEVICE_OWNERSHIP.value}, users: {{{kind}: 1000}} in the cluster defaults."
         )
         return
@@ -48,12 +50,14 @@ def _note_user(job: ResolvedJob) -> Iterator[str]:
         return
     if job.spec.accelerator.platform == "tpu":
         yield (
-            f"user: {job.security.user}, who can open {runtime.TPU_DEVICES.value} only where the nodes' containerd has "
+            f"user: {job.security.user}, who can open {runtime.TPU_DEVICES.value} only where the "
+            "nodes' containerd has "
             f"{runtime.DEVICE_OWNERSHIP.value}; elsewhere {root}."
         )
     if pinning is not None:
         yield (
-            f"user: {job.security.user}, who can pin memory for network {pinning} only where the nodes' containerd has "
+            f"user: {job.security.user}, who can pin memory for network {pinning} only where the "
+            "nodes' containerd has "
             f"{runtime.PINNING_LIMIT.value}; elsewhere {root}."
         )
 
@@ -63,7 +67,8 @@ def _note_slice(job: ResolvedJob) -> Iterator[str]:
         other_slices = f", of all {job.spec.slices} slices" if job.spec.slices > 1 else ""
         yield (
             "restarts: a TPU slice is lost as a whole, so a lost host costs all pods"
-            f"{other_slices}: they are made again together, where those of a GPU job would wait for "
+            f"{other_slices}: they are made again together, where those of a GPU job "
+            "would wait for "
             "the one that is lost."
         )
 
@@ -73,9 +78,11 @@ def _note_spot(job: ResolvedJob) -> Iterator[str]:
     usual_s, most_s = gke.SPOT_GRACE_S.value, gke.LARGEST_SPOT_GRACE_S.value
     if job.spec.capacity == "spot" and job.spec.grace > usual_s:
         yield (
-            f"grace: {job.spec.grace:g} s, but GKE ends the pods of a Spot node after {usual_s} s, or "
+            f"grace: {job.spec.grace:g} s, but GKE ends the pods of a Spot node after "
+            f"{usual_s} s, or "
             f"at most {most_s} s "
-            "where its node pool says so: a save that takes longer is lost with it. Save often enough by "
+            "where its node pool says so: a save that takes longer is lost with it. Save "
+            "often enough by "
             "train.checkpoint.every."
         )
 
@@ -83,23 +90,32 @@ def _note_spot(job: ResolvedJob) -> Iterator[str]:
 def _note_hugepages(job: ResolvedJob) -> Iterator[str]:
     if job.spec.resources.hugepages is not None and job.nodes.provisioner == "karpenter":
         yield (
-            f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter adds no node for pods that request "
+            f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter adds no node for "
+            "pods that request "
             "huge pages: they wait until a node that has them is there."
         )
 
 
 def _note_eks(job: ResolvedJob) -> Iterator[str]:
     capacity, nodes = job.spec.capacity, job.nodes
-    if isinstance(capacity, Reservation) and nodes.provisioner == "managed" and nodes.capacity is not None:
+    if (
+        isinstance(capacity, Reservation)
+        and nodes.provisioner == "managed"
+        and nodes.capacity is not None
+    ):
         (label,) = nodes.capacity.labels
         yield (
-            f"capacity: nodes of managed node groups do not say their reservation: label the group that has it "
-            f"{label}={capacity.reservation}, or name its label in the cluster defaults: reservation_label."
+            "capacity: nodes of managed node groups do not say their reservation: label the group "
+            "that has it "
+            f"{label}={capacity.reservation}, or name its label in the cluster defaults: "
+            "reservation_label."
         )
     if job.network.chosen == "efa-dra" and nodes.provisioner != "managed":
         yield (
-            "network: efa-dra is supported on managed node groups; Karpenter adds nodes for it only with "
-            "settings.enableDRA, an alpha feature of 1.15, and Auto Mode does not: elsewhere network: efa."
+            "network: efa-dra is supported on managed node groups; Karpenter adds nodes for "
+            "it only with "
+            "settings.enableDRA, an alpha feature of 1.15, and Auto Mode does not: elsewhere "
+            "network: efa."
         )
 
 
@@ -112,8 +128,10 @@ def _note_tcp(job: ResolvedJob) -> Iterator[str]:
     values = job.nodes.labels.get(label, ())
     if len(values) == 1 and (factor := factors.get(values[0], 1)) > 1:
         yield (
-            f"network: the {format_count(job.spec.host_count, 'host')} communicate over TCP on one interface; those of "
-            f"{values[0]} for its GPUs have {factor} × its bandwidth: {_suggest_network(values[0])}."
+            f"network: the {format_count(job.spec.host_count, 'host')} communicate over TCP on one "
+            "interface; those of "
+            f"{values[0]} for its GPUs have {factor} × its bandwidth: "
+            f"{_suggest_network(values[0])}."
         )
 
 
@@ -129,10 +147,14 @@ def _suggest_network(nodes: str) -> str:
         return "network: efa"
     if nodes == gke.TCPXO_GPU.value:
         slow, fast = gke.NCCL_GB_PER_S.value
-        return f"network: gpudirect-tcpxo, with which NVIDIA measured NCCL at {fast} GB/s in place of {slow}"
+        return (
+            f"network: gpudirect-tcpxo, with which NVIDIA measured NCCL at {fast} GB/s in "
+            f"place of {slow}"
+        )
     if nodes == gke.TCPX_GPU.value:
         return (
-            f"jaxlaunch does not support their GPUDirect-TCPX, and {gke.TCPXO_GPU.value} has network: gpudirect-tcpxo"
+            f"jaxlaunch does not support their GPUDirect-TCPX, and {gke.TCPXO_GPU.value} has "
+            "network: gpudirect-tcpxo"
         )
     if nodes in gke.COMPUTE_DOMAIN_GPUS.value:
         return "network: gpudirect-rdma-dra, and compute_domain: true for their NVLink"
@@ -142,10 +164,16 @@ def _suggest_network(nodes: str) -> str:
 def _note_render_group(job: ResolvedJob) -> Iterator[str]:
     # A user other than root can open AMD's devices only through their group.
     user = job.security.user
-    if job.spec.accelerator.platform == "rocm" and user and "supplementalGroups" not in str(job.spec.pod):
+    if (
+        job.spec.accelerator.platform == "rocm"
+        and user
+        and "supplementalGroups" not in str(job.spec.pod)
+    ):
         yield (
-            f"devices: /dev/kfd and /dev/dri belong to the node's group render, and user {user} of the pods opens "
-            "them by its number alone: pod: {spec: {securityContext: {supplementalGroups: [NUMBER]}}}, from `getent "
+            f"devices: /dev/kfd and /dev/dri belong to the node's group render, and user {user} of "
+            "the pods opens "
+            "them by its number alone: pod: {spec: {securityContext: {supplementalGroups: "
+            "[NUMBER]}}}, from `getent "
             "group render` on a node."
         )
 
@@ -153,19 +181,22 @@ def _note_render_group(job: ResolvedJob) -> Iterator[str]:
 def _note_arm(job: ResolvedJob) -> Iterator[str]:
     if ACCELERATORS[job.spec.accelerator.type].is_arm:
         yield (
-            f"image: nodes of {job.spec.accelerator.type} are arm64; an image for amd64 alone ends there with `exec "
+            f"image: nodes of {job.spec.accelerator.type} are arm64; an image for amd64 alone ends "
+            "there with `exec "
             "format error`."
         )
 
 
 def _note_numa(job: ResolvedJob) -> Iterator[str]:
-    # One process drives the chips of several NUMA nodes. Pods of Google and xpk have a container for each node.
+    # One process drives the chips of several NUMA nodes. Pods of Google and xpk have a container
+    # for each node.
     hardware, accelerator = ACCELERATORS[job.spec.accelerator.type], job.spec.accelerator
     if hardware.numa_nodes > 1 and accelerator.per_host > 1:
         yield (
             f"host: the {accelerator.per_host} chips of a {accelerator.type} host are on "
             f"{hardware.numa_nodes} NUMA nodes, and one "
-            "process drives them all; Google's pods and xpk's have a bound container for each node, which jaxlaunch "
+            "process drives them all; Google's pods and xpk's have a bound container for each "
+            "node, which jaxlaunch "
             "does not: what crosses the nodes is slower."
         )
 
@@ -174,18 +205,22 @@ def _note_any_gpu(job: ResolvedJob) -> Iterator[str]:
     if job.spec.accelerator.type == "gpu" and not job.nodes.labels:
         hosts = job.spec.host_count
         subject = (
-            "the host may have any GPU" if hosts == 1 else f"the {format_count(hosts, 'host')} may have different GPUs"
+            "the host may have any GPU"
+            if hosts == 1
+            else f"the {format_count(hosts, 'host')} may have different GPUs"
         )
         yield f"accelerator: gpu names none, and {subject}: choose their nodes by node_selector."
 
 
 def _note_cuda(job: ResolvedJob) -> Iterator[str]:
-    # The GPU may be too old for a version of CUDA. The name of the image may show that it has an older one.
+    # The GPU may be too old for a version of CUDA. The name of the image may show that it has an
+    # older one.
     kind = job.spec.accelerator.type
     capability, image = ACCELERATORS[kind].capability, job.code.image or ""
     for cuda, oldest in OLDEST_CAPABILITY.items():
         if capability is not None and float(capability) < oldest and f"cuda{cuda - 1}" not in image:
             yield (
-                f"image: {kind} has compute capability {capability}, and CUDA {cuda} does not compile for less than "
+                f"image: {kind} has compute capability {capability}, and CUDA {cuda} does not "
+                "compile for less than "
                 f"{oldest}: an image needs CUDA {cuda - 1} (EXTRA=cuda{cuda - 1})."
             )

@@ -16,19 +16,40 @@ from jaxlaunch.launcher.platforms.facts import (
     Provisioner,
 )
 
-TYPES = Source("Amazon EC2: accelerated computing instances", "docs.aws.amazon.com/ec2/latest/instancetypes/ac.html")
-EFA = Source("Amazon EC2: EFA, instance types", "docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html")
-REFERENCE = Source("Karpenter: instance types, with their EFA interfaces", "karpenter.sh/docs/reference/instance-types")
-OLD_REFERENCE = Source("Karpenter 1.0: instance types", "karpenter.sh/v1.0/reference/instance-types")
-EFA_PODS = Source("Amazon EKS: run training with EFA", "docs.aws.amazon.com/eks/latest/userguide/node-efa.html")
+TYPES = Source(
+    "Amazon EC2: accelerated computing instances",
+    "docs.aws.amazon.com/ec2/latest/instancetypes/ac.html",
+)
+EFA = Source(
+    "Amazon EC2: EFA, instance types",
+    "docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html",
+)
+REFERENCE = Source(
+    "Karpenter: instance types, with their EFA interfaces",
+    "karpenter.sh/docs/reference/instance-types",
+)
+OLD_REFERENCE = Source(
+    "Karpenter 1.0: instance types", "karpenter.sh/v1.0/reference/instance-types"
+)
+EFA_PODS = Source(
+    "Amazon EKS: run training with EFA", "docs.aws.amazon.com/eks/latest/userguide/node-efa.html"
+)
 EFA_DRA = Source(
     "Amazon EKS: manage EFA devices, the EFA DRA driver",
     "docs.aws.amazon.com/eks/latest/userguide/device-management-efa.html",
 )
-AUTO = Source("Amazon EKS: Auto Mode, capacity reservations", "docs.aws.amazon.com/eks/latest/userguide/auto-odcr.html")
+AUTO = Source(
+    "Amazon EKS: Auto Mode, capacity reservations",
+    "docs.aws.amazon.com/eks/latest/userguide/auto-odcr.html",
+)
 KARPENTER = Source("Karpenter: scheduling", "karpenter.sh/docs/concepts/scheduling")
-MANAGED = Source("Amazon EKS: managed node groups", "docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html")
-LIBFABRIC = Source("libfabric: the EFA provider's variables", "github.com/ofiwg/libfabric, man/fi_efa.7.md")
+MANAGED = Source(
+    "Amazon EKS: managed node groups",
+    "docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html",
+)
+LIBFABRIC = Source(
+    "libfabric: the EFA provider's variables", "github.com/ofiwg/libfabric, man/fi_efa.7.md"
+)
 
 UNREAD = Source("Amazon EC2: GPUs and EFA interfaces, not confirmed on a page", "none", "not yet")
 
@@ -37,9 +58,21 @@ INSTANCES: Mapping[str, Instance] = {
     **{f"g4dn.{size}xlarge": Instance(1, 16, 1, REFERENCE) for size in (8, 16)},
     "g4dn.12xlarge": Instance(4, 16, 1, REFERENCE),
     "g4dn.metal": Instance(8, 16, 1, REFERENCE),
-    **{f"{family}.{size}xlarge": Instance(1, 24, source=TYPES) for family in ("g5", "g6") for size in ("", 2, 4)},
-    **{f"{family}.{size}xlarge": Instance(1, 24, 1, REFERENCE) for family in ("g5", "g6") for size in (8, 16)},
-    **{f"{family}.{size}xlarge": Instance(4, 24, 1, REFERENCE) for family in ("g5", "g6") for size in (12, 24)},
+    **{
+        f"{family}.{size}xlarge": Instance(1, 24, source=TYPES)
+        for family in ("g5", "g6")
+        for size in ("", 2, 4)
+    },
+    **{
+        f"{family}.{size}xlarge": Instance(1, 24, 1, REFERENCE)
+        for family in ("g5", "g6")
+        for size in (8, 16)
+    },
+    **{
+        f"{family}.{size}xlarge": Instance(4, 24, 1, REFERENCE)
+        for family in ("g5", "g6")
+        for size in (12, 24)
+    },
     **{f"{family}.48xlarge": Instance(8, 24, 1, REFERENCE) for family in ("g5", "g6")},
     **{f"g6e.{size}xlarge": Instance(1, 48, source=REFERENCE) for size in ("", 2, 4)},
     **{f"g6e.{size}xlarge": Instance(1, 48, 1, REFERENCE) for size in (8, 16)},
@@ -69,7 +102,9 @@ INSTANCES: Mapping[str, Instance] = {
 
 
 def _instance_nodes(*families: str) -> Nodes:
-    types = tuple(name for family in families for name in INSTANCES if name.startswith(f"{family}."))
+    types = tuple(
+        name for family in families for name in INSTANCES if name.startswith(f"{family}.")
+    )
     return Nodes({INSTANCE: types}, (GPU_TAINT,), TYPES)
 
 
@@ -95,21 +130,28 @@ CAPACITY: Mapping[Provisioner, Mapping[str, Nodes]] = {
     "karpenter": {
         "spot": Nodes({"karpenter.sh/capacity-type": ("spot",)}, (), KARPENTER),
         "reservation": Nodes(
-            {"karpenter.sh/capacity-type": ("reserved",), "karpenter.k8s.aws/capacity-reservation-id": (NAME,)},
+            {
+                "karpenter.sh/capacity-type": ("reserved",),
+                "karpenter.k8s.aws/capacity-reservation-id": (NAME,),
+            },
             (),
             KARPENTER,
         ),
     },
     "managed": {
         "spot": Nodes({"eks.amazonaws.com/capacityType": ("SPOT",)}, (), MANAGED),
-        # Managed nodes have no label with the id of a reservation, and CAPACITY_BLOCK does not mark an on-demand one.
-        # The group needs its own label, which `reservation_label` of the cluster defaults names.
+        # Managed nodes have no label with the id of a reservation, and CAPACITY_BLOCK does not mark
+        # an on-demand one. The group needs its own label, which `reservation_label` of the cluster
+        # defaults names.
         "reservation": Nodes({"capacity-reservation-id": (NAME,)}, (), MANAGED),
     },
     "auto": {
         "spot": Nodes({"karpenter.sh/capacity-type": ("spot",)}, (), AUTO),
         "reservation": Nodes(
-            {"karpenter.sh/capacity-type": ("reserved",), "eks.amazonaws.com/capacity-reservation-id": (NAME,)},
+            {
+                "karpenter.sh/capacity-type": ("reserved",),
+                "eks.amazonaws.com/capacity-reservation-id": (NAME,),
+            },
             (),
             AUTO,
         ),
@@ -119,11 +161,14 @@ CAPACITY: Mapping[Provisioner, Mapping[str, Nodes]] = {
 # The prefix of the id of a reservation.
 RESERVATION_ID = Fact("cr-", KARPENTER)
 
-# Amazon's DRA driver (aws-dranet) supports managed node groups; in Karpenter it is alpha, in Auto Mode missing.
+# Amazon's DRA driver (aws-dranet) supports managed node groups; in Karpenter it is alpha, in Auto
+# Mode missing.
 EFA_CLASS = Fact("efa.networking.k8s.aws", EFA_DRA)
 EFA_RESOURCE = Fact("vpc.amazonaws.com/efa", EFA_PODS)
-# Karpenter starts no node for a pod that requests huge pages (karpenter-provider-aws, issue 3315), so libfabric uses
-# them only if the job requests them.
+# Karpenter starts no node for a pod that requests huge pages (karpenter-provider-aws, issue 3315),
+# so libfabric uses them only if the job requests them.
 WITHOUT_HUGEPAGES: Fact[Mapping[str, str]] = Fact({"FI_EFA_USE_HUGE_PAGE": "0"}, LIBFABRIC)
 
-PLATFORM = PlatformFacts(NODES, provisioners=CAPACITY, networks=("efa", "efa-dra"), instances=INSTANCES)
+PLATFORM = PlatformFacts(
+    NODES, provisioners=CAPACITY, networks=("efa", "efa-dra"), instances=INSTANCES
+)

@@ -76,11 +76,19 @@ class PlatformFacts:
     nodes: Mapping[str, Nodes]  # by accelerator type
     capacity: Mapping[str, Nodes] = dataclasses.field(default_factory=dict)  # by kind of capacity
     # The same, where it depends on who adds the nodes.
-    provisioners: Mapping[Provisioner, Mapping[str, Nodes]] = dataclasses.field(default_factory=dict)
+    provisioners: Mapping[Provisioner, Mapping[str, Nodes]] = dataclasses.field(
+        default_factory=dict
+    )
     networks: tuple[str, ...] = ()  # fast networks that exist there alone, as `network:` names them
-    instances: Mapping[str, Instance] = dataclasses.field(default_factory=dict)  # by the value of a label
-    largest: Mapping[str, Fact[int]] = dataclasses.field(default_factory=dict)  # GPUs of the largest machine, likewise
-    memory_gb: Mapping[str, Fact[float]] = dataclasses.field(default_factory=dict)  # of each GPU, likewise
+    instances: Mapping[str, Instance] = dataclasses.field(
+        default_factory=dict
+    )  # by the value of a label
+    largest: Mapping[str, Fact[int]] = dataclasses.field(
+        default_factory=dict
+    )  # GPUs of the largest machine, likewise
+    memory_gb: Mapping[str, Fact[float]] = dataclasses.field(
+        default_factory=dict
+    )  # of each GPU, likewise
     slice_label: Fact[str] | None = None  # that nodes of one TPU slice share
     # Search paths that a program needs there to find its driver, by JAX's platform.
     search_paths: Mapping[str, Fact[Mapping[str, str]]] = dataclasses.field(default_factory=dict)
@@ -93,4 +101,9 @@ def toleration_for(key: str) -> Mapping[str, Any]:
 
 GPU_TAINT = toleration_for("nvidia.com/gpu")
 TPU_TAINT = toleration_for("google.com/tpu")
-ARM_TAINT = {"key": "kubernetes.io/arch", "operator": "Equal", "value": "arm64", "effect": "NoSchedule"}
+ARM_TAINT = {
+    "key": "kubernetes.io/arch",
+    "operator": "Equal",
+    "value": "arm64",
+    "effect": "NoSchedule",
+}

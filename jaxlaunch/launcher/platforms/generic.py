@@ -23,8 +23,13 @@ AMD = Source(
     "AMD GPU device plugin: its resource, and the labels of its node labeller",
     "instinct.docs.amd.com/projects/k8s-device-plugin, installation",
 )
-AMD_IDS = Source("vLLM: PCI ids of AMD Instinct GPUs", "github.com/vllm-project/vllm, vllm/platforms/rocm.py")
-AMD_GROUP = Source("AMD GPU device plugin: as another user than root", "github.com/ROCm/k8s-device-plugin, issue 39")
+AMD_IDS = Source(
+    "vLLM: PCI ids of AMD Instinct GPUs", "github.com/vllm-project/vllm, vllm/platforms/rocm.py"
+)
+AMD_GROUP = Source(
+    "AMD GPU device plugin: as another user than root",
+    "github.com/ROCm/k8s-device-plugin, issue 39",
+)
 
 # The label also exists on GKE and EKS if the discovery is installed.
 DRIVER_LABEL = Fact("nvidia.com/cuda.driver.major", DISCOVERY)
@@ -39,7 +44,8 @@ AMD_RESOURCE = Fact("amd.com/gpu", AMD)
 # The group is the node's own, and a user other than root needs its number to open the devices.
 AMD_DEVICES = Fact("/dev/kfd and /dev/dri/renderD*, of root and group render, mode 0660", AMD_GROUP)
 
-# GiB of each variant of a GPU by the name that the discovery uses, which is that of the device with dashes.
+# GiB of each variant of a GPU by the name that the discovery uses, which is that of the device with
+# dashes.
 _MEMORY_GB: Mapping[str, Fact[float]] = {
     make.name.replace(" ", "-"): Fact(make.memory_gib, DRIVER)
     for accelerator in ACCELERATORS.values()
@@ -57,7 +63,9 @@ def _nvidia_nodes(accelerator: Accelerator) -> Nodes:
 NODES: Mapping[str, Nodes] = {
     "cpu": Nodes(source=DISCOVERY),
     **{
-        name: _nvidia_nodes(accelerator) for name, accelerator in ACCELERATORS.items() if accelerator.platform == "cuda"
+        name: _nvidia_nodes(accelerator)
+        for name, accelerator in ACCELERATORS.items()
+        if accelerator.platform == "cuda"
     },
     "mi300x": _amd_nodes("74a1", "74b5"),
     "mi325x": _amd_nodes("74a5", "74b9"),

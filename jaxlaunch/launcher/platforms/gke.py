@@ -26,22 +26,31 @@ GPUS = Source("GKE: About GPUs", f"{_DOCS}/concepts/gpus")
 TPUS = Source("GKE: Plan TPUs", f"{_DOCS}/concepts/plan-tpus")
 SPOT = Source("GKE: Spot VMs", f"{_DOCS}/concepts/spot-vms")
 FLEX_START = Source("GKE: About flex-start", f"{_DOCS}/concepts/dws")
-RESERVATIONS = Source("GKE: Consume reserved zonal resources", f"{_DOCS}/how-to/consuming-reservations")
+RESERVATIONS = Source(
+    "GKE: Consume reserved zonal resources", f"{_DOCS}/how-to/consuming-reservations"
+)
 BLOCKS = Source(
     "Cluster Toolkit: node selectors of GKE jobs",
     "github.com/GoogleCloudPlatform/cluster-toolkit, pkg/orchestrator/gke",
 )
-TCPXO = Source("GKE: GPU networking with GPUDirect-TCPXO", f"{_DOCS}/how-to/gpu-bandwidth-gpudirect-tcpx")
+TCPXO = Source(
+    "GKE: GPU networking with GPUDirect-TCPXO", f"{_DOCS}/how-to/gpu-bandwidth-gpudirect-tcpx"
+)
 PLUGIN = Source(
-    "GKE's GPU device plugin", "github.com/GoogleCloudPlatform/container-engine-accelerators, cmd/nvidia_gpu"
+    "GKE's GPU device plugin",
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, cmd/nvidia_gpu",
 )
 MACHINES = Source("Compute Engine: GPU machine types", "cloud.google.com/compute/docs/gpus")
 BANDWIDTH = Source(
-    "Compute Engine: networking and GPU machines", "cloud.google.com/compute/docs/gpus/gpu-network-bandwidth"
+    "Compute Engine: networking and GPU machines",
+    "cloud.google.com/compute/docs/gpus/gpu-network-bandwidth",
 )
-MEASURED = Source("NVIDIA: GKE TCPXO networking", "docs.nvidia.com/aicr/integrator-guide/gke-tcpxo-networking")
+MEASURED = Source(
+    "NVIDIA: GKE TCPXO networking", "docs.nvidia.com/aicr/integrator-guide/gke-tcpxo-networking"
+)
 AUTOSCALER = Source(
-    "GKE's cluster autoscaler: labels", "k8s.io/gke-autoscaling/cluster-autoscaler, cloudprovider/gke/labels"
+    "GKE's cluster autoscaler: labels",
+    "k8s.io/gke-autoscaling/cluster-autoscaler, cloudprovider/gke/labels",
 )
 TCPXO_RELEASE = Source(
     "GPUDirect-TCPXO: release of 9 January 2026",
@@ -50,7 +59,8 @@ TCPXO_RELEASE = Source(
 )
 GIB_POD = Source(
     "GPUDirect RDMA: NCCL RDMA installer and test",
-    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-rdma/nccl-rdma-installer.yaml, "
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, "
+    "gpudirect-rdma/nccl-rdma-installer.yaml, "
     "nccl-test.yaml, nccl-test-a4.yaml",
 )
 GIB_NCCL = Source(
@@ -68,17 +78,21 @@ COMPUTE_DOMAINS = Source(
 
 
 GIB_RELEASE = Source(
-    "NCCL/gIB 1.1.2 of May 2026: NCCL versions", "docs.cloud.google.com/ai-hypercomputer/docs/nccl/release-notes-arm64"
+    "NCCL/gIB 1.1.2 of May 2026: NCCL versions",
+    "docs.cloud.google.com/ai-hypercomputer/docs/nccl/release-notes-arm64",
 )
 DRANET = Source(
     "GKE: allocate network resources by managed DRANET; its NCCL test",
     f"{_DOCS}/how-to/allocate-network-resources-dra; "
-    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-rdma/nccl-test-managed-rdma.yaml",
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, "
+    "gpudirect-rdma/nccl-test-managed-rdma.yaml",
 )
 A4X_MAX = Source(
     "GPUDirect RDMA on A4X Max: NCCL test as a JobSet, whose image brings gIB",
-    "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-rdma/nccl-test-a4x-max-jobset.yaml; "
-    "github.com/GoogleCloudPlatform/cluster-toolkit, examples/gke-a4x-max-bm/nccl-jobset-example.yaml",
+    "github.com/GoogleCloudPlatform/container-engine-accelerators, "
+    "gpudirect-rdma/nccl-test-a4x-max-jobset.yaml; "
+    "github.com/GoogleCloudPlatform/cluster-toolkit, "
+    "examples/gke-a4x-max-bm/nccl-jobset-example.yaml",
 )
 RDMA_CLASS = Fact("mrdma.google.com", DRANET)
 # GPUDirect RDMA by NCCL's plugin gIB.
@@ -87,7 +101,10 @@ _GIB_PLUGIN = Fact("gIB", GIB_POD)
 
 
 def _gpu_nodes(
-    *values: str, plugins: Fact[str] | None = None, rdma: Fact[int] | None = None, gib_tuner: str | None = None
+    *values: str,
+    plugins: Fact[str] | None = None,
+    rdma: Fact[int] | None = None,
+    gib_tuner: str | None = None,
 ) -> Nodes:
     tuner = None if gib_tuner is None else Fact(f"{GIB_FOLDER.value}/configs/{gib_tuner}", GIB_NCCL)
     return Nodes({GKE_GPU: values}, (GPU_TAINT,), GPUS, plugins, rdma, tuner)
@@ -105,13 +122,24 @@ NODES: Mapping[str, Nodes] = {
     "rtxpro6000": _gpu_nodes("nvidia-rtx-pro-6000"),
     "l4": _gpu_nodes("nvidia-l4"),
     "a100": _gpu_nodes("nvidia-tesla-a100", "nvidia-a100-80gb"),
-    "h100": _gpu_nodes("nvidia-h100-80gb", "nvidia-h100-mega-80gb", plugins=Fact("GPUDirect-TCPX or TCPXO", TCPXO)),
-    "h200": _gpu_nodes(
-        "nvidia-h200-141gb", plugins=_GIB_PLUGIN, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a3u.txtpb"
+    "h100": _gpu_nodes(
+        "nvidia-h100-80gb", "nvidia-h100-mega-80gb", plugins=Fact("GPUDirect-TCPX or TCPXO", TCPXO)
     ),
-    "b200": _gpu_nodes("nvidia-b200", plugins=_GIB_PLUGIN, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a4.txtpb"),
-    "gb200": Nodes({GKE_GPU: ("nvidia-gb200",)}, (GPU_TAINT, ARM_TAINT), GPUS, _GIB_PLUGIN, Fact(4, DRANET)),
-    "gb300": Nodes({GKE_GPU: ("nvidia-gb300",)}, (GPU_TAINT, ARM_TAINT), GPUS, rdma=Fact(8, A4X_MAX)),
+    "h200": _gpu_nodes(
+        "nvidia-h200-141gb",
+        plugins=_GIB_PLUGIN,
+        rdma=Fact(8, DRANET),
+        gib_tuner="tuner_config_a3u.txtpb",
+    ),
+    "b200": _gpu_nodes(
+        "nvidia-b200", plugins=_GIB_PLUGIN, rdma=Fact(8, DRANET), gib_tuner="tuner_config_a4.txtpb"
+    ),
+    "gb200": Nodes(
+        {GKE_GPU: ("nvidia-gb200",)}, (GPU_TAINT, ARM_TAINT), GPUS, _GIB_PLUGIN, Fact(4, DRANET)
+    ),
+    "gb300": Nodes(
+        {GKE_GPU: ("nvidia-gb300",)}, (GPU_TAINT, ARM_TAINT), GPUS, rdma=Fact(8, A4X_MAX)
+    ),
     "v4": _tpu_nodes("tpu-v4-podslice"),
     "v5e": _tpu_nodes("tpu-v5-lite-podslice"),
     "v5p": _tpu_nodes("tpu-v5p-slice"),
@@ -147,11 +175,18 @@ LARGEST: Mapping[str, Fact[int]] = {
 }
 
 CAPACITY: Mapping[str, Nodes] = {
-    "spot": Nodes({"cloud.google.com/gke-spot": ("true",)}, (toleration_for("cloud.google.com/gke-spot"),), SPOT),
+    "spot": Nodes(
+        {"cloud.google.com/gke-spot": ("true",)},
+        (toleration_for("cloud.google.com/gke-spot"),),
+        SPOT,
+    ),
     # Nodes of queued provisioning have the first taint; other pools may have the second.
     "flex-start": Nodes(
         {"cloud.google.com/gke-flex-start": ("true",)},
-        (toleration_for("cloud.google.com/gke-queued"), toleration_for("cloud.google.com/gke-flex-start")),
+        (
+            toleration_for("cloud.google.com/gke-queued"),
+            toleration_for("cloud.google.com/gke-flex-start"),
+        ),
         AUTOSCALER,
     ),
     "reservation": Nodes({"cloud.google.com/reservation-name": (NAME,)}, (), RESERVATIONS),
@@ -186,7 +221,8 @@ LONGEST_FLEX_START_S = Fact(7 * 86_400, FLEX_START)
 SPOT_GRACE_S = Fact(15, SPOT)
 LARGEST_SPOT_GRACE_S = Fact(120, SPOT)
 
-# GPUDirect-TCPXO only exists on a3-megagpu-8g, with 8 GPUs and an interface for each in addition to eth0.
+# GPUDirect-TCPXO only exists on a3-megagpu-8g, with 8 GPUs and an interface for each in addition to
+# eth0.
 TCPXO_GPU = Fact("nvidia-h100-mega-80gb", TCPXO)
 TCPXO_GPUS = Fact(8, TCPXO)
 TCPXO_VARIABLES: Fact[Mapping[str, str]] = Fact(
@@ -229,9 +265,15 @@ TCPX_GPU = Fact("nvidia-h100-80gb", TCPXO)
 GIB_GPUS = Fact(8, GIB_POD)
 GIB_FIRST_INTERFACE = Fact(2, GIB_POD)
 GIB_FOLDERS: Fact[Mapping[str, str]] = Fact(
-    {"/home/kubernetes/bin/nvidia": "/usr/local/nvidia", "/home/kubernetes/bin/gib": GIB_FOLDER.value}, GIB_POD
+    {
+        "/home/kubernetes/bin/nvidia": "/usr/local/nvidia",
+        "/home/kubernetes/bin/gib": GIB_FOLDER.value,
+    },
+    GIB_POD,
 )
-DRIVER_FOLDER: Fact[Mapping[str, str]] = Fact({"/home/kubernetes/bin/nvidia": "/usr/local/nvidia"}, A4X_MAX)
+DRIVER_FOLDER: Fact[Mapping[str, str]] = Fact(
+    {"/home/kubernetes/bin/nvidia": "/usr/local/nvidia"}, A4X_MAX
+)
 GIB_VARIABLES: Fact[Mapping[str, str]] = Fact(
     {
         "NCCL_NET": "gIB",
@@ -248,9 +290,13 @@ GIB_VARIABLES: Fact[Mapping[str, str]] = Fact(
     GIB_NCCL,
 )
 # An installed tuner ends a job that does not configure it.
-WITHOUT_PLUGINS: Fact[Mapping[str, str]] = Fact({"NCCL_TUNER_PLUGIN": "none", "NCCL_NET_PLUGIN": "none"}, GIB_UNUSED)
+WITHOUT_PLUGINS: Fact[Mapping[str, str]] = Fact(
+    {"NCCL_TUNER_PLUGIN": "none", "NCCL_NET_PLUGIN": "none"}, GIB_UNUSED
+)
 # Prefixes of variables by which a job configures the plugins itself.
-PLUGIN_VARIABLE_PREFIXES: Fact[Sequence[str]] = Fact(("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"), TCPXO_RELEASE)
+PLUGIN_VARIABLE_PREFIXES: Fact[Sequence[str]] = Fact(
+    ("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_"), TCPXO_RELEASE
+)
 # The NCCL that the installer of TCPXO contains, and the oldest that gIB supports.
 TCPXO_NCCL = Fact("2.28.7", TCPXO_RELEASE)
 GIB_OLDEST_NCCL = Fact("2.25", GIB_RELEASE)
@@ -258,9 +304,9 @@ GIB_OLDEST_NCCL = Fact("2.25", GIB_RELEASE)
 # A4X and A4X Max also connect hosts by NVLink, through a ComputeDomain (IMEX) of a DRA driver.
 COMPUTE_DOMAIN_GPUS: Fact[Sequence[str]] = Fact(("nvidia-gb200", "nvidia-gb300"), COMPUTE_DOMAINS)
 
-# Bandwidth of all interfaces for GPUs as a multiple of eth0's 200 Gbit/s, which plain TCP uses: 4 × 200 Gbit/s of
-# a3-highgpu-8g, 8 × 200 of a3-megagpu-8g, 8 × 400 of a3-ultragpu-8g and a4-highgpu-8g, 4 × 400 of a4x-highgpu-4g,
-# 4 × 800 of a4x-maxgpu-4g-metal.
+# Bandwidth of all interfaces for GPUs as a multiple of eth0's 200 Gbit/s, which plain TCP uses: 4 ×
+# 200 Gbit/s of a3-highgpu-8g, 8 × 200 of a3-megagpu-8g, 8 × 400 of a3-ultragpu-8g and
+# a4-highgpu-8g, 4 × 400 of a4x-highgpu-4g, 4 × 800 of a4x-maxgpu-4g-metal.
 GPU_NETWORK_FACTOR: Mapping[str, Fact[int]] = {
     "nvidia-h100-80gb": Fact(4, BANDWIDTH),
     "nvidia-h100-mega-80gb": Fact(8, BANDWIDTH),

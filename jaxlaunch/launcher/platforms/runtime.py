@@ -8,23 +8,34 @@ from typing import Literal
 from jaxlaunch.accelerators import Source
 from jaxlaunch.launcher.platforms.facts import Access, Fact
 
-AMBIENT = Source("Kubernetes: support for ambient capabilities", "github.com/kubernetes/enhancements, issue 2763")
-DEVICES = Source(
-    "Kubernetes: non-root containers and devices", "kubernetes.io/blog/2021/11/09/non-root-containers-and-devices"
+AMBIENT = Source(
+    "Kubernetes: support for ambient capabilities", "github.com/kubernetes/enhancements, issue 2763"
 )
-VFIO = Source("Linux: VFIO, whose group files a user must be given", "docs.kernel.org/driver-api/vfio.html")
+DEVICES = Source(
+    "Kubernetes: non-root containers and devices",
+    "kubernetes.io/blog/2021/11/09/non-root-containers-and-devices",
+)
+VFIO = Source(
+    "Linux: VFIO, whose group files a user must be given", "docs.kernel.org/driver-api/vfio.html"
+)
 TPU_PODS = Source(
     "GKE: about TPUs, no privileged mode since 1.28; xpk's pods, root and privileged",
-    "cloud.google.com/kubernetes-engine/docs/concepts/tpus; github.com/AI-Hypercomputer/xpk, docker_container.py",
+    "cloud.google.com/kubernetes-engine/docs/concepts/tpus; github.com/AI-Hypercomputer/xpk, "
+    "docker_container.py",
 )
 NCCL = Source(
     "NCCL: troubleshooting, InfiniBand and RoCE",
     "docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
 )
-WORKERS = Source("NVIDIA AI Cluster Runtime: GKE GPUDirect-TCPXO", "github.com/NVIDIA/aicr, docs/integrator")
-SYSTEMD = Source("systemd: LimitMEMLOCK=", "freedesktop.org/software/systemd/man/latest/systemd.exec.html")
+WORKERS = Source(
+    "NVIDIA AI Cluster Runtime: GKE GPUDirect-TCPXO", "github.com/NVIDIA/aicr, docs/integrator"
+)
+SYSTEMD = Source(
+    "systemd: LimitMEMLOCK=", "freedesktop.org/software/systemd/man/latest/systemd.exec.html"
+)
 SECONDARY = Source(
-    "Kubernetes Network Plumbing Working Group: selection of networks; pods of NVIDIA's network operator and "
+    "Kubernetes Network Plumbing Working Group: selection of networks; pods of NVIDIA's network "
+    "operator and "
     "of OKE's NCCL tests over SR-IOV",
     "github.com/k8snetworkplumbingwg/multus-cni, docs/how-to-use.md; "
     "github.com/Mellanox/network-operator, example/sriov-network; "
@@ -32,10 +43,14 @@ SECONDARY = Source(
 )
 SHM = Source(
     "xpk's TPU pods; Google's recipes for TPU7x; GKE's NCCL tests",
-    "github.com/AI-Hypercomputer/xpk, docker_resources.py; github.com/AI-Hypercomputer/tpu-recipes, training/ironwood; "
+    "github.com/AI-Hypercomputer/xpk, docker_resources.py; "
+    "github.com/AI-Hypercomputer/tpu-recipes, training/ironwood; "
     "github.com/GoogleCloudPlatform/container-engine-accelerators, gpudirect-tcpxo",
 )
-STANDARDS = Source("Kubernetes: Pod Security Standards", "kubernetes.io/docs/concepts/security/pod-security-standards")
+STANDARDS = Source(
+    "Kubernetes: Pod Security Standards",
+    "kubernetes.io/docs/concepts/security/pod-security-standards",
+)
 
 # Networks whose adapters access memory of the program, which has to be pinned (RLIMIT_MEMLOCK).
 PINNING: Fact[Sequence[str]] = Fact(
@@ -45,14 +60,15 @@ PINNING: Fact[Sequence[str]] = Fact(
 PINNING_CAPABILITY = Fact("IPC_LOCK", AMBIENT)
 # The limit of pinned memory of containers, in the unit of the nodes' containerd.
 PINNING_LIMIT = Fact("LimitMEMLOCK=infinity", SYSTEMD)
-# Device files belong to root with mode 0600, unless containerd changes their owner to the user of the pod.
+# Device files belong to root with mode 0600, unless containerd changes their owner to the user of
+# the pod.
 TPU_DEVICES = Fact("/dev/vfio/0", VFIO)
 TPU_USER: Fact[Literal["root"]] = Fact("root", TPU_PODS)
 DEVICE_OWNERSHIP = Fact("device_ownership_from_security_context = true", DEVICES)
 
 
-# Platforms whose pods have a /dev/shm in memory without its own limit. The default of a container is 64 MiB, too little
-# for NCCL and for the workers of a data loader.
+# Platforms whose pods have a /dev/shm in memory without its own limit. The default of a container
+# is 64 MiB, too little for NCCL and for the workers of a data loader.
 SHM_PLATFORMS: Fact[Sequence[str]] = Fact(("cuda", "rocm", "tpu"), SHM)
 
 # The annotation that names the networks of a pod's additional interfaces.

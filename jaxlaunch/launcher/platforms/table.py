@@ -12,13 +12,19 @@ from jaxlaunch.accelerators import Source
 from jaxlaunch.launcher.platforms import eks, generic, gke
 from jaxlaunch.launcher.platforms.facts import Fact, Nodes, PlatformFacts, Provisioner
 
-PLATFORMS: Mapping[str, PlatformFacts] = {"gke": gke.PLATFORM, "eks": eks.PLATFORM, "generic": generic.PLATFORM}
+PLATFORMS: Mapping[str, PlatformFacts] = {
+    "gke": gke.PLATFORM,
+    "eks": eks.PLATFORM,
+    "generic": generic.PLATFORM,
+}
 if TYPE_CHECKING:
     PlatformName = str
 else:
     PlatformName = Literal[tuple(PLATFORMS)]
 
-PLUGINS = Source("Kubernetes: device plugins", "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus")
+PLUGINS = Source(
+    "Kubernetes: device plugins", "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus"
+)
 
 RESOURCE: Mapping[str, Fact[str]] = {
     "cuda": Fact("nvidia.com/gpu", PLUGINS),
@@ -26,7 +32,9 @@ RESOURCE: Mapping[str, Fact[str]] = {
     "tpu": Fact("google.com/tpu", gke.TPUS),
 }
 
-NODES: Mapping[PlatformName, Mapping[str, Nodes]] = {name: platform.nodes for name, platform in PLATFORMS.items()}
+NODES: Mapping[PlatformName, Mapping[str, Nodes]] = {
+    name: platform.nodes for name, platform in PLATFORMS.items()
+}
 
 # Fast networks that exist on one platform only.
 PLATFORM_OF_NETWORK: Mapping[str, PlatformName] = {

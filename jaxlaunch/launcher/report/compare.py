@@ -13,7 +13,15 @@ from jaxlaunch.launcher.report.plots import Line
 from jaxlaunch.launcher.report.run import RunReport
 from jaxlaunch.launcher.wording import escape_controls
 
-COLUMNS = ("loss", "eval/loss", "accuracy", "eval/accuracy", "examples_per_s", "tokens_per_s", "mfu")
+COLUMNS = (
+    "loss",
+    "eval/loss",
+    "accuracy",
+    "eval/accuracy",
+    "examples_per_s",
+    "tokens_per_s",
+    "mfu",
+)
 _MAX_DIFFERENCES = 300
 
 
@@ -23,13 +31,18 @@ def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -
         _require_metric(runs, metric)
     keys = ("sentence", "step", "goodput", "wall_s", "curves")
     folders = [run.brief.folder for run in runs]
-    metric_names = {name for run in runs for name, curve in run.named_curves().items() if curve.points}
+    metric_names = {
+        name for run in runs for name, curve in run.named_curves().items() if curve.points
+    }
     differences = [row for row in run_files.compare_jobs(folders) if row[0] != "name"]
     versions = run_files.differing_rows([run_files.list_versions(run.summary) for run in runs])
     rows = []
     for name, run in zip(_unique_names(runs), runs, strict=True):
         data = run.to_json()
-        rows.append({key: data[key] for key in keys} | {"name": name, "batch": run_files.job_batch(run.brief.folder)})
+        rows.append(
+            {key: data[key] for key in keys}
+            | {"name": name, "batch": run_files.job_batch(run.brief.folder)}
+        )
     return {
         "runs": rows,
         "differs": [*differences[:_MAX_DIFFERENCES], *versions],
@@ -73,11 +86,15 @@ def curve_lines(runs: Sequence[RunReport], metric: str, axis: str) -> list[Line]
             if (batch := run_files.job_batch(run.brief.folder)) is None:
                 name = escape_controls(run.brief.name)
                 raise UserError(
-                    f"Run {name} does not say how many examples a step has.", "compare by --at step or --at hour."
+                    f"Run {name} does not say how many examples a step has.",
+                    "compare by --at step or --at hour.",
                 )
             scale = batch
         points = [
-            (run.timeline.axis_position(time) / 3600 if axis == "hour" else float(step * scale), value)
+            (
+                run.timeline.axis_position(time) / 3600 if axis == "hour" else float(step * scale),
+                value,
+            )
             for step, time, value in curve.points
         ]
         if points := sorted(point for point in points if math.isfinite(point[0])):
@@ -90,8 +107,12 @@ def summary_table(comparison: Mapping[str, Any]) -> list[list[str]]:
     names = comparison["columns"]
     table = [["RUN", "STATE", "STEP", *(name.upper() for name in names), "GOODPUT", "TIME"]]
     for run in comparison["runs"]:
-        values = [f"{run['curves'][name][2][-1]:.4g}" if name in run["curves"] else "-" for name in names]
+        values = [
+            f"{run['curves'][name][2][-1]:.4g}" if name in run["curves"] else "-" for name in names
+        ]
         goodput = "-" if run["goodput"] is None else f"{run['goodput']:.1%}"
         step = "-" if run["step"] is None else str(run["step"])
-        table.append([run["name"], run["sentence"]["state"], step, *values, goodput, f"{run['wall_s']:.0f}s"])
+        table.append(
+            [run["name"], run["sentence"]["state"], step, *values, goodput, f"{run['wall_s']:.0f}s"]
+        )
     return table

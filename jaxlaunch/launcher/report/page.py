@@ -1,7 +1,7 @@
 """Pages: one HTML file each, with data, scripts and style in it. A page loads nothing from anywhere.
 
-All data that others may have written is JSON in the page, from which the scripts make text and never HTML. The content
-security policy of the page lets no other script run.
+All data that others may have written is JSON in the page, from which the scripts make text and
+never HTML. The content security policy of the page lets no other script run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from jaxlaunch.launcher.wording import escape_controls
 
 _SCRIPTS = ("uPlot.iife.min.js", "charts.js", "classes.js", "page.js", "tables.js", "start.js")
 _STYLES = ("uPlot.min.css", "page.css")
-_NOT_IN_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+_NOT_IN_HTML = str.maketrans(
+    {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+)
 
 
 def render_page(kind: str, title: str, data: dict[str, Any]) -> str:
@@ -31,7 +33,8 @@ def render_page(kind: str, title: str, data: dict[str, Any]) -> str:
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
     body = (
-        "<noscript><p>This page is drawn by its own script, which this browser does not run.</p></noscript>",
+        "<noscript><p>This page is drawn by its own script, which this browser does not "
+        "run.</p></noscript>",
         f'<script type="application/json" id="data">{to_json({**data, "kind": kind})}</script>',
         f"<script>{script}</script>",
     )
@@ -42,12 +45,15 @@ def render_form(title: str, body: Iterable[str]) -> str:
     """Return a page without scripts whose forms are sent to its own server, with a same-origin referrer."""
     style = _read_assets(("page.css",))
     policy = (
-        f"default-src 'none'; style-src '{_policy_digest(style)}'; img-src data:; base-uri 'none'; form-action 'self'"
+        f"default-src 'none'; style-src '{_policy_digest(style)}'; img-src data:; base-uri "
+        "'none'; form-action 'self'"
     )
     return _render_document(title, policy, "same-origin", style, body)
 
 
-def _render_document(title: str, policy: str, referrer: str, style: str, body: Iterable[str]) -> str:
+def _render_document(
+    title: str, policy: str, referrer: str, style: str, body: Iterable[str]
+) -> str:
     lines = "\n".join(body)
     return f"""<!doctype html>
 <html lang="en">

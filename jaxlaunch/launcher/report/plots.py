@@ -35,7 +35,8 @@ _COLUMNS, _ROWS = 60, 14
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _MARKS = "●○■□▲△◆◇"
 
-# ("line", colour, [(x, y), …]), ("box", colour, x, y, width, height) or ("text", x, y, anchor, text)
+# ("line", colour, [(x, y), …]), ("box", colour, x, y, width, height) or ("text", x, y, anchor,
+# text)
 Shape = tuple[Any, ...]
 # The name of a run, and its curve.
 Line = tuple[str, Sequence[float], Sequence[float]]
@@ -62,7 +63,9 @@ def write_pictures(run: Mapping[str, Any], folder: Path) -> list[Path]:
                 paths.append(folder / f"{stem}.png")
                 write_png(titled, paths[-1])
         except OSError as error:
-            raise UserError(f"{folder} cannot be written: {os_error_reason(error)}.", "name another folder.") from None
+            raise UserError(
+                f"{folder} cannot be written: {os_error_reason(error)}.", "name another folder."
+            ) from None
     return paths
 
 
@@ -70,9 +73,11 @@ def draw_curve(xs: Sequence[float], ys: Sequence[float]) -> Iterator[Shape]:
     """Draw a curve over the steps in a frame with a grid."""
     if not xs:
         return
-    to_x, to_y = _make_scale(min(xs), max(xs), LEFT, WIDTH - RIGHT), _make_scale(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
+    to_x = _make_scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    to_y = _make_scale(min(ys), max(ys), HEIGHT - BOTTOM, TOP)
     for part in range(5):
-        x, y = min(xs) + (max(xs) - min(xs)) * part / 4, min(ys) / 1 + (max(ys) / 4 - min(ys) / 4) * part
+        x = min(xs) + (max(xs) - min(xs)) * part / 4
+        y = min(ys) / 1 + (max(ys) / 4 - min(ys) / 4) * part
         yield "line", _GRID, [(LEFT, to_y(y)), (WIDTH - RIGHT, to_y(y))]
         yield "text", LEFT - 8, to_y(y) + 4, "end", f"{y:.3g}"
         yield "text", to_x(x), HEIGHT - BOTTOM + 18, "middle", f"{x:.4g}"
@@ -84,7 +89,14 @@ def draw_timeline(run: Mapping[str, Any]) -> Iterator[Shape]:
     """Draw the seconds of a run by cause, with the end of each attempt, and the sums by cause."""
     to_x = _make_scale(0.0, max(run["wall_s"], 1e-9), LEFT, WIDTH - RIGHT)
     for begin, end, cause in run["strip"]:
-        yield "box", CAUSE_COLOURS.get(cause, _OTHER_COLOUR), to_x(begin), 70, max(0.3, to_x(end) - to_x(begin)), 50
+        yield (
+            "box",
+            CAUSE_COLOURS.get(cause, _OTHER_COLOUR),
+            to_x(begin),
+            70,
+            max(0.3, to_x(end) - to_x(begin)),
+            50,
+        )
     free_x = 0.0
     for attempt in run["attempts"]:
         x = to_x(attempt["from"])
@@ -94,12 +106,26 @@ def draw_timeline(run: Mapping[str, Any]) -> Iterator[Shape]:
             yield "text", x + 3, 64, "start", text
             free_x = x + 8 * len(text)
     for part in range(5):
-        yield "text", to_x(run["wall_s"] * part / 4), 138, "middle", f"{run['wall_s'] * part / 4:.0f} s"
-    seconds_by_cause = sorted(((spent, cause) for cause, spent in run["seconds"].items() if spent > 0), reverse=True)
+        yield (
+            "text",
+            to_x(run["wall_s"] * part / 4),
+            138,
+            "middle",
+            f"{run['wall_s'] * part / 4:.0f} s",
+        )
+    seconds_by_cause = sorted(
+        ((spent, cause) for cause, spent in run["seconds"].items() if spent > 0), reverse=True
+    )
     for index, (spent, cause) in enumerate(seconds_by_cause):
         x, y = LEFT + 270 * (index // 5), 170 + 30 * (index % 5)
         yield "box", CAUSE_COLOURS.get(cause, _OTHER_COLOUR), x, y, 18, 14
-        yield "text", x + 26, y + 12, "start", f"{cause} {spent:.1f} s, {spent / max(run['wall_s'], 1e-9):.1%}"
+        yield (
+            "text",
+            x + 26,
+            y + 12,
+            "start",
+            f"{cause} {spent:.1f} s, {spent / max(run['wall_s'], 1e-9):.1%}",
+        )
 
 
 def _make_scale(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
@@ -115,20 +141,32 @@ def _make_scale(low: float, high: float, begin: float, end: float) -> Callable[[
 def render_svg(shapes: Sequence[Shape]) -> str:
     """Return the shapes as the text of an SVG file."""
     rows = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="system-ui">',
         "<style>text { font-size: 13px }</style>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
     ]
     for kind, *attributes in shapes:
         if kind == "line":
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in attributes[1])
-            rows.append(f'<polyline fill="none" stroke="{attributes[0]}" stroke-width="1.5" points="{points}"/>')
+            rows.append(
+                f'<polyline fill="none" stroke="{attributes[0]}" stroke-width="1.5" '
+                f'points="{points}"/>'
+            )
         elif kind == "box":
             colour, x, y, width, height = attributes
-            rows.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" fill="{colour}"/>')
+            rows.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" '
+                f'fill="{colour}"/>'
+            )
         else:
-            x, y, anchor, text = attributes[0], attributes[1], attributes[2], html.escape(attributes[3])
-            rows.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_INK}">{text}</text>')
+            x = attributes[0]
+            y = attributes[1]
+            anchor = attributes[2]
+            text = html.escape(attributes[3])
+            rows.append(
+                f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_INK}">{text}</text>'
+            )
     return "\n".join([*rows, "</svg>", ""])
 
 
@@ -141,7 +179,9 @@ def write_png(shapes: Sequence[Shape], path: Path) -> None:
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(13 * scale)
     for kind, *attributes in shapes:
         if kind == "line":
-            draw.line([(x * scale, y * scale) for x, y in attributes[1]], fill=attributes[0], width=3)
+            draw.line(
+                [(x * scale, y * scale) for x, y in attributes[1]], fill=attributes[0], width=3
+            )
         elif kind == "box":
             colour, *edges = attributes
             x, y, width, height = (edge * scale for edge in edges)
@@ -159,15 +199,15 @@ def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
     ys = [y for _, _, line_ys in lines for y in line_ys]
     if not xs:
         return []
-    to_column, to_row = (
-        _make_scale(min(xs), max(xs), 0, 2 * _COLUMNS - 1),
-        _make_scale(min(ys), max(ys), 4 * _ROWS - 1, 0),
-    )
+    to_column = _make_scale(min(xs), max(xs), 0, 2 * _COLUMNS - 1)
+    to_row = _make_scale(min(ys), max(ys), 4 * _ROWS - 1, 0)
     cells = [[0] * _COLUMNS for _ in range(_ROWS)]
     marks = dict[tuple[int, int], str]()
     for index, (_, line_xs, line_ys) in enumerate(lines):
         points = [
-            (round(to_column(x)), round(to_row(y))) for x, y in zip(line_xs, line_ys, strict=True) if math.isfinite(y)
+            (round(to_column(x)), round(to_row(y)))
+            for x, y in zip(line_xs, line_ys, strict=True)
+            if math.isfinite(y)
         ]
         for x, y in _trace_dots(points):
             cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
@@ -177,11 +217,16 @@ def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
     margin = max(map(len, labels))
     rows = []
     for row, (label, dots_of_row) in enumerate(zip(labels, cells, strict=True)):
-        text = "".join(marks.get((row, column)) or chr(0x2800 + dots) for column, dots in enumerate(dots_of_row))
+        text = "".join(
+            marks.get((row, column)) or chr(0x2800 + dots)
+            for column, dots in enumerate(dots_of_row)
+        )
         rows.append(f"{label:>{margin}} ┤{text}".rstrip("\u2800 "))
     first_x, last_x = f"{min(xs):.4g}", f"{max(xs):.4g} {x_label}"
     rows.append(f"{'':>{margin}}  {first_x}{last_x:>{max(1, _COLUMNS - len(first_x))}}")
-    rows.append("  ".join(f"{_MARKS[at % len(_MARKS)]} {name}" for at, (name, _, _) in enumerate(lines)))
+    rows.append(
+        "  ".join(f"{_MARKS[at % len(_MARKS)]} {name}" for at, (name, _, _) in enumerate(lines))
+    )
     return rows
 
 
@@ -190,5 +235,8 @@ def _trace_dots(points: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
     dots = set(points)
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         steps = max(abs(x1 - x0), abs(y1 - y0))
-        dots |= {(round(x0 + (x1 - x0) * k / steps), round(y0 + (y1 - y0) * k / steps)) for k in range(steps)}
+        dots |= {
+            (round(x0 + (x1 - x0) * k / steps), round(y0 + (y1 - y0) * k / steps))
+            for k in range(steps)
+        }
     return dots

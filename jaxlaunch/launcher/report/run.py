@@ -44,18 +44,30 @@ class RunReader:
         files = RunFolder(self.path)
         summary = files.read_summary()
         starts = starts_of(summary)
-        records = [record for uid in dict.fromkeys(start.uid for start in starts) for record in files.read_records(uid)]
+        records = [
+            record
+            for uid in dict.fromkeys(start.uid for start in starts)
+            for record in files.read_records(uid)
+        ]
         totals_s = {}
         for start in starts:
             if start.ended:
                 name = layout.start_file(start.start, layout.SUMMARY)
                 start_summary = summary if start is starts[-1] else files.read_summary(name=name)
-                totals_s[start.start] = 0.0 if start_summary is None else sum(start_summary.seconds.values())
+                totals_s[start.start] = (
+                    0.0 if start_summary is None else sum(start_summary.seconds.values())
+                )
         running = None if summary is None or summary.verdict is not None else summary.of
-        if running and any(record.uid == running.uid and record.attempt >= running.attempt for record in records):
+        if running and any(
+            record.uid == running.uid and record.attempt >= running.attempt for record in records
+        ):
             running = None
-        timeline = build_timeline(starts, records[-MAX_ATTEMPTS:], self.metrics.intervals, running, totals_s)
-        return RunReport(run_files.read_brief(self.path), summary, starts, timeline, self.metrics, self.evals)
+        timeline = build_timeline(
+            starts, records[-MAX_ATTEMPTS:], self.metrics.intervals, running, totals_s
+        )
+        return RunReport(
+            run_files.read_brief(self.path), summary, starts, timeline, self.metrics, self.evals
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +83,22 @@ class RunReport:
 
     def named_curves(self) -> dict[str, Curve]:
         """Return every curve by its name on the page: those of eval.jsonl begin with `eval/`."""
-        return self.metrics.curves | {f"eval/{name}": curve for name, curve in self.evals.curves.items()}
+        return self.metrics.curves | {
+            f"eval/{name}": curve for name, curve in self.evals.curves.items()
+        }
 
     def describe_state(self) -> dict[str, str]:
         """Return state, cause and advice, as in the first line of `launcher explain`."""
-        state, step, name = self.brief.state, self.brief.step, f"Run {escape_controls(self.brief.name)}"
+        state = self.brief.state
+        step = self.brief.step
+        name = f"Run {escape_controls(self.brief.name)}"
         at_step = "" if step is None else f" at step {step}"
         verdict = None if self.summary is None else self.summary.verdict
         if state == run_files.KILLED:
-            next_step = "Its launcher was killed before it could write the end. The same command resumes the run."
+            next_step = (
+                "Its launcher was killed before it could write the end. The same command "
+                "resumes the run."
+            )
             return {"state": state, "text": f"{name} was killed{at_step}.", "todo": next_step}
         if verdict is None:
             phase = "is running" if state == "running" else "has written nothing yet"
@@ -91,8 +110,15 @@ class RunReport:
                 next_step = "It is saved. The same command resumes it."
             case code:
                 next_step = f"Exit code {code}: {contract.outcome_for_code(code).meaning}."
-                next_step += f" What to do: {link}" if (link := troubleshooting.command_for_code(code)) else ""
-        text = f"{name} {_END_PHRASES[state]}{at_step}: {escape_controls(verdict.message)[:_MESSAGE_CHARS]}"
+                next_step += (
+                    f" What to do: {link}"
+                    if (link := troubleshooting.command_for_code(code))
+                    else ""
+                )
+        text = (
+            f"{name} {_END_PHRASES[state]}{at_step}: "
+            f"{escape_controls(verdict.message)[:_MESSAGE_CHARS]}"
+        )
         return {"state": state, "text": text, "todo": next_step}
 
     def to_json(self) -> dict[str, Any]:
@@ -106,7 +132,9 @@ class RunReport:
             "left_s": self._remaining_s(),
             "goodput": goodput_ratio(seconds),
             "seconds": {cause: round(spent, 3) for cause, spent in seconds.items()},
-            "wall_s": round(sum(span.ended_at - span.started_at for span in self.timeline.spans), 3),
+            "wall_s": round(
+                sum(span.ended_at - span.started_at for span in self.timeline.spans), 3
+            ),
             "began": brief.began_at,
             "at": brief.updated_at,
             "owner": brief.owner,
@@ -178,13 +206,18 @@ class RunReport:
         steps, times, values = zip(*curve.points, strict=True)
         return [
             [int(step) for step in steps],
-            [None if math.isnan(time) else _round_seconds(self.timeline.axis_position(time)) for time in times],
+            [
+                None if math.isnan(time) else _round_seconds(self.timeline.axis_position(time))
+                for time in times
+            ],
             [float(f"{value:.6g}") for value in values],
         ]
 
     def _list_marks(self) -> list[list[Any]]:
         evals = next(iter(self.evals.curves.values()), Curve()).points
-        saves = [point for point in self.metrics.curves.get("save_s", Curve()).points if point[2] > 0]
+        saves = [
+            point for point in self.metrics.curves.get("save_s", Curve()).points if point[2] > 0
+        ]
         marks = [
             [_round_seconds(self.timeline.axis_position(time)), kind, int(step)]
             for kind, points in (("eval", evals), ("save", saves))
@@ -200,7 +233,11 @@ class RunReport:
         cause = None if verdict is None else verdict.rank
         first = [] if cause is None else [cause]
         ranks = list(dict.fromkeys([*first, *sorted(stacks), *range(MAX_RANKS)]))[:MAX_RANKS]
-        tails = dict(RunFolder(self.brief.folder).read_log_tails(self.starts[-1].start if self.starts else 1, ranks))
+        tails = dict(
+            RunFolder(self.brief.folder).read_log_tails(
+                self.starts[-1].start if self.starts else 1, ranks
+            )
+        )
         return [
             {
                 "rank": rank,
@@ -220,8 +257,12 @@ class RunReport:
         for row in rows + run_files.read_reports(folder, MAX_SAMPLES):
             if type(step := row.get("step")) is int and 0 <= step < 2**53:
                 samples = _sanitize_value(row.get("samples"))
-                samples_by_step.setdefault(step, []).extend(samples if isinstance(samples, list) else [samples])
-        return [{"step": step, "samples": samples_by_step[step]} for step in sorted(samples_by_step)]
+                samples_by_step.setdefault(step, []).extend(
+                    samples if isinstance(samples, list) else [samples]
+                )
+        return [
+            {"step": step, "samples": samples_by_step[step]} for step in sorted(samples_by_step)
+        ]
 
     def _list_commands(self) -> list[list[str]]:
         folder = run_files.quote_folder(self.brief.folder)
@@ -247,7 +288,9 @@ def _sanitize_value(value: Any, depth: int = 0) -> Any:
         }
     if isinstance(value, list) and depth < 4:
         return [_sanitize_value(item, depth + 1) for item in value[:50]]
-    is_number = type(value) is int and abs(value) < 2**53 or type(value) is float and math.isfinite(value)
+    is_number = (
+        type(value) is int and abs(value) < 2**53 or type(value) is float and math.isfinite(value)
+    )
     return value if is_number or type(value) is bool else None
 
 

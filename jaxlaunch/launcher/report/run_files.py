@@ -1,7 +1,7 @@
 """Files of a run folder: numbers, samples, checkpoints, classes, job and state.
 
-Others may write these files: values of another type are skipped, no link is followed, and lines and files are read only
-up to a limit.
+Others may write these files: values of another type are skipped, no link is followed, and lines and
+files are read only up to a limit.
 """
 
 from __future__ import annotations
@@ -48,14 +48,24 @@ _MAX_VALUE_CHARS = 300
 _PRIVATE_BLOCKS = ("env",)
 _TOTAL_STEPS = ("train", "steps")
 # Errors of json.loads, and of a file in another format.
-_WRONG_FORM = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+_WRONG_FORM = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+)
 
 Checks = Mapping[str, Callable[[Any], Any]]  # the check of each key of a row
 Point = tuple[float, float, float]  # step, Unix time, value
-Interval = tuple[float, float, dict[str, float]]  # Unix time at its end, wall seconds, seconds by cause
+Interval = tuple[
+    float, float, dict[str, float]
+]  # Unix time at its end, wall seconds, seconds by cause
 
 
-# --- numbers over the steps -------------------------------------------------------------------------------------------
+# --- numbers over the steps -----------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -91,7 +101,9 @@ class CurveFile:
         self.curves: dict[str, Curve] = {}
         self.last: Mapping[str, Any] = {}  # the newest row
         self.intervals: list[Interval] = []  # thinned
-        self._file_id: tuple[int, int] | None = None  # device and inode: a resumed run writes another file
+        self._file_id: tuple[int, int] | None = (
+            None  # device and inode: a resumed run writes another file
+        )
         # Offset of the last whole line: the next row of its step replaces it.
         self._last_line_offset = 0
 
@@ -103,12 +115,12 @@ class CurveFile:
             return False
         with file:
             stat = os.fstat(file.fileno())
-            is_new = self._file_id != (stat.st_dev, stat.st_ino) or stat.st_size < self._last_line_offset
+            is_new = (
+                self._file_id != (stat.st_dev, stat.st_ino) or stat.st_size < self._last_line_offset
+            )
             if is_new:
-                self._file_id, self._last_line_offset = (
-                    (stat.st_dev, stat.st_ino),
-                    max(0, stat.st_size - MAX_FILE_BYTES),
-                )
+                self._file_id = (stat.st_dev, stat.st_ino)
+                self._last_line_offset = max(0, stat.st_size - MAX_FILE_BYTES)
                 self.curves, self.intervals, self.last = {}, [], {}
             file.seek(self._last_line_offset)
             while line := file.readline(MAX_LINE_CHARS):
@@ -129,22 +141,36 @@ class CurveFile:
         time = float(time) if type(time) in (int, float) and math.isfinite(time) else math.nan
         self.last = row
         for name, value in row.items():
-            if name in (STEP, TIME) or type(value) not in (int, float) or not abs(value) < MAX_VALUE:
+            if (
+                name in (STEP, TIME)
+                or type(value) not in (int, float)
+                or not abs(value) < MAX_VALUE
+            ):
                 continue
-            if name not in self.curves and (len(self.curves) >= MAX_CURVES or len(name) > MAX_NAME_CHARS):
+            if name not in self.curves and (
+                len(self.curves) >= MAX_CURVES or len(name) > MAX_NAME_CHARS
+            ):
                 continue
             self.curves.setdefault(name, Curve()).add_point((step, time, value))
         self._add_interval(row, time)
 
     def _add_interval(self, row: Mapping[str, Any], time: float) -> None:
         names = ("wall_s", "data_s", "eval_s", "save_s")
-        wall_s, *spent = (float(row[name]) if type(row.get(name)) is float else 0.0 for name in names)
-        if wall_s <= 0 or math.isnan(time) or not all(0 <= seconds < 1e9 for seconds in (wall_s, *spent)):
+        wall_s, *spent = (
+            float(row[name]) if type(row.get(name)) is float else 0.0 for name in names
+        )
+        if (
+            wall_s <= 0
+            or math.isnan(time)
+            or not all(0 <= seconds < 1e9 for seconds in (wall_s, *spent))
+        ):
             return
         # The same row was read again.
         if self.intervals and self.intervals[-1][0] >= time:
             self.intervals.pop()
-        self.intervals.append((time, wall_s, dict(zip(("data", "eval", "save"), spent, strict=True))))
+        self.intervals.append(
+            (time, wall_s, dict(zip(("data", "eval", "save"), spent, strict=True)))
+        )
         if len(self.intervals) > MAX_POINTS:
             pairs = zip(self.intervals[::2], self.intervals[1::2], strict=False)
             odd = self.intervals[-1:] if len(self.intervals) % 2 else []
@@ -189,25 +215,31 @@ def read_samples(path: Path, limit: int) -> list[dict[str, Any]]:
     return rows[-limit:]
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 def list_checkpoints(folder: Path, evals: CurveFile) -> list[dict[str, Any]]:
     """Return the steps in the run folder, the newest first. `verified` steps have a manifest."""
     checkpoints = folder / layout.CHECKPOINTS
     try:
-        descriptor = os.open(checkpoints, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(
+            checkpoints, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
     except OSError:
         return []
     try:
-        steps = sorted((int(name) for name in os.listdir(descriptor) if name.isdecimal()), reverse=True)[:_MAX_STEPS]
+        steps = sorted(
+            (int(name) for name in os.listdir(descriptor) if name.isdecimal()), reverse=True
+        )[:_MAX_STEPS]
     finally:
         os.close(descriptor)
     metric, mode = best_metric(folder)
     curve = evals.curves.get((metric or "").removeprefix("eval/"), Curve())
     points = [point for point in curve.points if int(point[0]) in steps and math.isfinite(point[2])]
     best = (max if mode == "max" else min)(points, key=lambda point: point[2], default=None)
-    sizes_bytes = {step: _manifest_bytes(checkpoints / str(step) / contract.MANIFEST, folder) for step in steps}
+    sizes_bytes = {
+        step: _manifest_bytes(checkpoints / str(step) / contract.MANIFEST, folder) for step in steps
+    }
     return [
         {
             "step": step,
@@ -223,24 +255,32 @@ def list_checkpoints(folder: Path, evals: CurveFile) -> list[dict[str, Any]]:
 def _manifest_bytes(manifest: Path, below: Path) -> int | None:
     """Return the bytes of a step's files, or None if it has no manifest."""
     try:
-        files = json.loads(regular_files.read_bounded(manifest, _MAX_MANIFEST_BYTES, below=below))["manifest"]["files"]
+        files = json.loads(regular_files.read_bounded(manifest, _MAX_MANIFEST_BYTES, below=below))[
+            "manifest"
+        ]["files"]
         return sum(int(size_bytes) for size_bytes, _ in files.values())
     except _WRONG_FORM:
         return None
 
 
-# --- classes ----------------------------------------------------------------------------------------------------------
+# --- classes --------------------------------------------------------------------------------------
 
 
 def read_classification(folder: Path) -> dict[str, Any] | None:
     """Return the result of an evaluation by class: confusion, rates, calibration, and the worst examples.
 
-    The training and `launcher eval` write the file, and others may. It is None if there is no file, or one with another
-    content.
+    The training and `launcher eval` write the file, and others may. It is None if there is no file,
+    or one with another content.
     """
     try:
-        text = regular_files.read_bounded(folder / contract.CLASSIFICATION, _MAX_CLASSIFICATION_BYTES + 1, below=folder)
-        return _check_classification(json.loads(text)) if len(text) <= _MAX_CLASSIFICATION_BYTES else None
+        text = regular_files.read_bounded(
+            folder / contract.CLASSIFICATION, _MAX_CLASSIFICATION_BYTES + 1, below=folder
+        )
+        return (
+            _check_classification(json.loads(text))
+            if len(text) <= _MAX_CLASSIFICATION_BYTES
+            else None
+        )
     except _WRONG_FORM:
         return None
 
@@ -251,7 +291,8 @@ def _check_classification(record: Mapping[str, Any]) -> dict[str, Any]:
     # Examples by label (rows) and by prediction (columns).
     if "confusion" in record:
         confusion = [
-            [_check_count(number) for number in _check_list(row, 50)] for row in _check_list(record["confusion"], 50)
+            [_check_count(number) for number in _check_list(row, 50)]
+            for row in _check_list(record["confusion"], 50)
         ]
         if {len(confusion), *map(len, confusion)} != {len(classes)}:
             raise ValueError("a confusion matrix of other classes")
@@ -266,13 +307,17 @@ def _check_classification(record: Mapping[str, Any]) -> dict[str, Any]:
         "classes": _check_count(record["classes"]),
         "per_class": classes,
         "confusion": confusion,
-        "confused": [_check_row(row, _PAIR) for row in _check_list(record.get("confused", []), 100)],
+        "confused": [
+            _check_row(row, _PAIR) for row in _check_list(record.get("confused", []), 100)
+        ],
         "ece": _check_share(calibration["ece"]),
         "bins": [
-            _check_row(row, _BIN if row["examples"] else _EMPTY_BIN) for row in _check_list(calibration["bins"], 100)
+            _check_row(row, _BIN if row["examples"] else _EMPTY_BIN)
+            for row in _check_list(calibration["bins"], 100)
         ],
         "worst": [
-            _check_row(row, _WORST) | {"where": _describe_example(row)} for row in _check_list(record["worst"], 100)
+            _check_row(row, _WORST) | {"where": _describe_example(row)}
+            for row in _check_list(record["worst"], 100)
         ],
     }
 
@@ -311,7 +356,11 @@ def _check_number(value: Any, limit: float) -> float:
 
 
 def _describe_example(row: Mapping[str, Any]) -> str:
-    return f"example {_check_count(row['example'])}" if row["where"] is None else _check_text(row["where"], 300)
+    return (
+        f"example {_check_count(row['example'])}"
+        if row["where"] is None
+        else _check_text(row["where"], 300)
+    )
 
 
 def _check_row(row: Mapping[str, Any], checks: Checks) -> dict[str, Any]:
@@ -328,10 +377,15 @@ _RATES: Checks = {
 _PAIR: Checks = {"label": _check_text, "predicted": _check_text, "examples": _check_count}
 _EMPTY_BIN: Checks = {"examples": _check_count}
 _BIN: Checks = {"examples": _check_count, "confidence": _check_share, "accuracy": _check_share}
-_WORST: Checks = {"label": _check_text, "predicted": _check_text, "confidence": _check_share, "loss": _check_loss}
+_WORST: Checks = {
+    "label": _check_text,
+    "predicted": _check_text,
+    "confidence": _check_share,
+    "loss": _check_loss,
+}
 
 
-# --- the job ----------------------------------------------------------------------------------------------------------
+# --- the job --------------------------------------------------------------------------------------
 
 
 def read_job(folder: Path) -> dict[str, Any]:
@@ -367,7 +421,9 @@ def job_batch(folder: Path) -> int | None:
 
 def quote_folder(folder: Path) -> str:
     """Return the folder of a run as commands take it: below the working folder as a relative path."""
-    return shlex.quote(str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder))
+    return shlex.quote(
+        str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
+    )
 
 
 def job_text(folder: Path) -> str:
@@ -402,7 +458,15 @@ def _flatten_job(job: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _value_text(value: Any) -> str:
-    text = "true" if value is True else "false" if value is False else "null" if value is None else str(value)
+    text = (
+        "true"
+        if value is True
+        else "false"
+        if value is False
+        else "null"
+        if value is None
+        else str(value)
+    )
     return escape_controls(text)[:_MAX_VALUE_CHARS]
 
 
@@ -412,15 +476,33 @@ def list_changes(folder: Path, starts: Sequence[StartRecord]) -> list[dict[str, 
     for start in starts:
         for key, values in start.changed.items():
             old_value, new_value = (*map(_value_text, values), "", "")[:2]
-            changes.append({"start": start.start, "key": escape_controls(key), "then": old_value, "now": new_value})
+            changes.append(
+                {
+                    "start": start.start,
+                    "key": escape_controls(key),
+                    "then": old_value,
+                    "now": new_value,
+                }
+            )
     files = RunFolder(folder)
     earlier_versions: dict[str, str] = {}
     for start in starts:
-        name = layout.SUMMARY if start is starts[-1] else layout.start_file(start.start, layout.SUMMARY)
+        name = (
+            layout.SUMMARY
+            if start is starts[-1]
+            else layout.start_file(start.start, layout.SUMMARY)
+        )
         versions = list_versions(files.read_summary(name=name))
         for key in earlier_versions.keys() & versions.keys():
             if earlier_versions[key] != versions[key]:
-                changes.append({"start": start.start, "key": key, "then": earlier_versions[key], "now": versions[key]})
+                changes.append(
+                    {
+                        "start": start.start,
+                        "key": key,
+                        "then": earlier_versions[key],
+                        "now": versions[key],
+                    }
+                )
         earlier_versions |= versions
     return sorted(changes, key=lambda change: change["start"])
 
@@ -429,14 +511,14 @@ def list_versions(summary: Summary | None) -> dict[str, str]:
     """Return the versions of packages and the digest of the code that a start ran with, as keys next to the job's."""
     versions = {} if summary is None or summary.of is None else summary.of.made_of
     return {
-        "digest of code" if name == "code" else f"version of {escape_controls(name)[:_MAX_VALUE_CHARS]}": _value_text(
-            value
-        )
+        "digest of code"
+        if name == "code"
+        else f"version of {escape_controls(name)[:_MAX_VALUE_CHARS]}": _value_text(value)
         for name, value in versions.items()
     }
 
 
-# --- the row of a table of runs ---------------------------------------------------------------------------------------
+# --- the row of a table of runs -------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -466,9 +548,17 @@ def read_brief(folder: Path) -> RunBrief:
     """Return the row of a run, from at most two of its files. Missing and invalid values are left out."""
     summary, owner = RunFolder(folder).read_summary_row(), layout.owner_name(folder) or ""
     if summary is None:
-        return RunBrief(folder.name, folder, "running" if _is_running(folder) else "unknown", owner=owner)
+        return RunBrief(
+            folder.name, folder, "running" if _is_running(folder) else "unknown", owner=owner
+        )
     progress, verdict = summary.of, summary.verdict
-    started_at = summary.starts[0].started if summary.starts else None if progress is None else progress.started
+    started_at = (
+        summary.starts[0].started
+        if summary.starts
+        else None
+        if progress is None
+        else progress.started
+    )
     return RunBrief(
         folder.name,
         folder,
@@ -490,7 +580,9 @@ def _total_steps(folder: Path) -> int | None:
         text = regular_files.read_bounded(folder / layout.JOB, reader.MAX_BYTES, below=folder)
     except OSError:
         return None
-    return reader.read_whole_numbers(text.decode(errors="replace"), [_TOTAL_STEPS]).get(_TOTAL_STEPS)
+    return reader.read_whole_numbers(text.decode(errors="replace"), [_TOTAL_STEPS]).get(
+        _TOTAL_STEPS
+    )
 
 
 def _is_running(folder: Path) -> bool:

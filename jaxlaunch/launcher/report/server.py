@@ -1,8 +1,8 @@
 """The dashboard's server: a table of runs, the page of each while it goes on, and several next to each other.
 
-It listens only on this machine and answers only requests with the token of its address. A page of another site can
-neither send requests to it (Host, Origin) nor read it. No path of a request is ever opened, and nothing is logged,
-because an address or a header may contain a token.
+It listens only on this machine and answers only requests with the token of its address. A page of
+another site can neither send requests to it (Host, Origin) nor read it. No path of a request is
+ever opened, and nothing is logged, because an address or a header may contain a token.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _HEADERS = {
 }
 
 Headers = Sequence[tuple[str, str]]
-Jobs = Callable[[], tuple[list[dict[str, Any]], list[str]]]  # rows of a cluster, and what could not be read
+Jobs = Callable[
+    [], tuple[list[dict[str, Any]], list[str]]
+]  # rows of a cluster, and what could not be read
 
 
 class PageServer(http.server.ThreadingHTTPServer):
@@ -61,14 +63,17 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: str, port: int, handler: type[PageHandler], max_streams: int) -> None:
+    def __init__(
+        self, address: str, port: int, handler: type[PageHandler], max_streams: int
+    ) -> None:
         self.streams = threading.BoundedSemaphore(max_streams)
         self.is_closing = threading.Event()
         try:
             super().__init__((address, port), handler)
         except OSError as error:
             raise UserError(
-                f"Port {port} cannot be used: {os_error_reason(error)}.", "choose another with --port, or leave it out."
+                f"Port {port} cannot be used: {os_error_reason(error)}.",
+                "choose another with --port, or leave it out.",
             ) from None
 
     def server_bind(self) -> None:
@@ -102,7 +107,9 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         except ValueError:
             return None
 
-    def send_page(self, text: str, status: HTTPStatus = HTTPStatus.OK, headers: Headers = ()) -> None:
+    def send_page(
+        self, text: str, status: HTTPStatus = HTTPStatus.OK, headers: Headers = ()
+    ) -> None:
         """Answer with a page."""
         self.send_answer(status, HTML, text.encode("utf-8", "backslashreplace"), headers)
 
@@ -111,7 +118,9 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
         self.send_answer(status, TEXT, f"{text}\n".encode())
 
-    def send_answer(self, status: HTTPStatus, kind: str, body: bytes, headers: Headers = ()) -> None:
+    def send_answer(
+        self, status: HTTPStatus, kind: str, body: bytes, headers: Headers = ()
+    ) -> None:
         """Answer with a body and with `headers` headers, which replace ours."""
         self.send_response(status)
         # Otherwise a browser sends its next request to a closed connection.
@@ -119,10 +128,13 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         self._send_headers(kind, [("Content-Length", str(len(body))), *connection, *headers])
         self.wfile.write(body)
 
-    def stream_events(self, read: Callable[[], dict[str, Any] | None], period_s: float, limit_s: float) -> None:
+    def stream_events(
+        self, read: Callable[[], dict[str, Any] | None], period_s: float, limit_s: float
+    ) -> None:
         """Send the value of `read` whenever it has changed, until it is None or the client leaves.
 
-        After `limit_s` seconds the stream ends, and a browser that still shows the page connects again.
+        After `limit_s` seconds the stream ends, and a browser that still shows the page connects
+        again.
         """
         if not self.server.streams.acquire(blocking=False):
             return self.send_refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
@@ -132,7 +144,11 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
             self._send_headers("text/event-stream", [("Connection", "close")])
             sent_digest, sent_at, deadline = b"", time.monotonic(), time.monotonic() + limit_s
             is_closing = self.server.is_closing
-            while not is_closing.is_set() and time.monotonic() < deadline and (data := read()) is not None:
+            while (
+                not is_closing.is_set()
+                and time.monotonic() < deadline
+                and (data := read()) is not None
+            ):
                 text = page.to_json(data)
                 if (digest := hashlib.blake2b(text.encode()).digest()) != sent_digest:
                     sent_digest, sent_at = digest, time.monotonic()
@@ -146,7 +162,10 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
 
     def _send_headers(self, kind: str, headers: Headers) -> None:
         defaults = {"Content-Type": kind, **_HEADERS}
-        for name, value in [*((name, defaults[name]) for name in defaults.keys() - dict(headers).keys()), *headers]:
+        for name, value in [
+            *((name, defaults[name]) for name in defaults.keys() - dict(headers).keys()),
+            *headers,
+        ]:
             self.send_header(name, value)
         self.end_headers()
 
@@ -180,11 +199,16 @@ class RunCatalog:
         folders = [] if self._home is None else layout.find_own_runs(self._home)
         # Addresses contain digests, because the name of a run may be anything.
         paths = {hashlib.sha256(os.fsencode(path)).hexdigest()[:24]: path for path in folders}
-        rows, unread = [{**self._read_row(path), "id": name} for name, path in paths.items()], list[str]()
+        rows = [{**self._read_row(path), "id": name} for name, path in paths.items()]
+        unread = list[str]()
         if self._jobs is not None:
             jobs, unread = self._jobs()
             rows += jobs
-        self._table = time.monotonic(), paths, {"runs": rows, "unread": [escape_controls(text) for text in unread]}
+        self._table = (
+            time.monotonic(),
+            paths,
+            {"runs": rows, "unread": [escape_controls(text) for text in unread]},
+        )
         return self._table[1:]
 
     def _read_row(self, path: Path) -> dict[str, Any]:
@@ -253,28 +277,48 @@ class Handler(PageHandler):
         if (target := self.parse_target()) is None:
             return self.send_refusal(HTTPStatus.BAD_REQUEST, "this is not an address")
         parts, token, runs = target.path.split("/"), self.server.token, self.server.runs
-        is_ours = self._is_ours() and len(parts) >= 3 and secrets.compare_digest(parts[1].encode(), token.encode())
+        is_ours = (
+            self._is_ours()
+            and len(parts) >= 3
+            and secrets.compare_digest(parts[1].encode(), token.encode())
+        )
         if not is_ours:
-            return self.send_refusal(HTTPStatus.FORBIDDEN, "open the address that launcher dashboard printed")
+            return self.send_refusal(
+                HTTPStatus.FORBIDDEN, "open the address that launcher dashboard printed"
+            )
         match parts[2:]:
             case [""]:
-                data = {**self._make_table(), "compare": f"/{token}/compare", "events": f"/{token}/events"}
+                data = {
+                    **self._make_table(),
+                    "compare": f"/{token}/compare",
+                    "events": f"/{token}/events",
+                }
                 self.send_page(page.render_page("runs", "Runs", data))
             case ["events"]:
                 self.stream_events(self._make_table, LIST_PERIOD_S, math.inf)
             case ["run", name] if (run := runs.read_report(name)) is not None:
-                data = {**run.to_json(), "home": f"/{token}/", "events": f"/{token}/run/{name}/events"}
+                data = {
+                    **run.to_json(),
+                    "home": f"/{token}/",
+                    "events": f"/{token}/run/{name}/events",
+                }
                 self.send_page(page.render_page("run", data["name"], data))
             case ["run", name, "events"] if runs.read_report(name) is not None:
                 self.stream_events(
-                    lambda: report.to_json() if (report := runs.read_report(name)) else None, RUN_PERIOD_S, math.inf
+                    lambda: report.to_json() if (report := runs.read_report(name)) else None,
+                    RUN_PERIOD_S,
+                    math.inf,
                 )
             case ["compare"]:
                 names = urllib.parse.parse_qs(target.query).get("run", [])[:MAX_COMPARED]
-                reports = {name: run for name in names if (run := runs.read_report(name)) is not None}
+                reports = {
+                    name: run for name in names if (run := runs.read_report(name)) is not None
+                }
                 if len(reports) < 2:
                     return self.send_refusal(HTTPStatus.NOT_FOUND, "there are no such runs")
-                data = compare.compare_runs(list(reports.values()), (), "step") | {"home": f"/{token}/"}
+                data = compare.compare_runs(list(reports.values()), (), "step") | {
+                    "home": f"/{token}/"
+                }
                 for row, name in zip(data["runs"], reports, strict=True):
                     row["page"] = f"/{token}/run/{name}"
                 self.send_page(page.render_page("compare", "Compare", data))
@@ -292,7 +336,10 @@ class Handler(PageHandler):
     def _make_table(self) -> dict[str, Any]:
         table = self.server.runs.read_table()
         rows = [
-            {**run, "page": f"/{self.server.token}/run/{run['id']}" if run.get("page", True) else ""}
+            {
+                **run,
+                "page": f"/{self.server.token}/run/{run['id']}" if run.get("page", True) else "",
+            }
             for run in table["runs"]
         ]
         return {**table, "runs": rows}

@@ -1,8 +1,8 @@
 """Timeline of a run: the cause of every second in order, and the phases of its ranks.
 
-Times are seconds of running, without the hours between two starts of a run. The records have the exact seconds of
-each attempt by cause and the parts of each logged interval. Seconds of a cause that fall into no interval are drawn at
-the end of their attempt.
+Times are seconds of running, without the hours between two starts of a run. The records have the
+exact seconds of each attempt by cause and the parts of each logged interval. Seconds of a cause
+that fall into no interval are drawn at the end of their attempt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _ALTERNATING = ("data", "eval", "save")
 _MAX_PIECES = 400
 _MIN_PIECE_S = 0.0005
 
-Interval = tuple[float, float, Mapping[str, float]]  # Unix time at its end, its seconds, those by cause
+Interval = tuple[
+    float, float, Mapping[str, float]
+]  # Unix time at its end, its seconds, those by cause
 Piece = tuple[str, float]  # cause, seconds
 
 
@@ -89,14 +91,18 @@ def build_timeline(
 ) -> Timeline:
     """Return the strip of a run; `starts`, `records` and `intervals` have the oldest first.
 
-    `running` is the attempt that has no record yet. `totals_s` has all seconds of a start by its number, including
-    those before its row was written.
+    `running` is the attempt that has no record yet. `totals_s` has all seconds of a start by its
+    number, including those before its row was written.
     """
     spans, segments, attempts = list[Span](), list[Segment](), list[Attempt]()
     begin = 0.0
     for start in starts:
         ends: list[tuple[float, Mapping[str, float], AttemptRecord | None, int]]
-        ends = [(record.ended, record.seconds, record, record.attempt) for record in records if record.uid == start.uid]
+        ends = [
+            (record.ended, record.seconds, record, record.attempt)
+            for record in records
+            if record.uid == start.uid
+        ]
         if start is starts[-1] and running is not None:
             ends.append((running.at, running.seconds, None, running.attempt))
         ended_at = max([start.ended or 0.0, start.started, *(end[0] for end in ends)])
@@ -105,7 +111,13 @@ def build_timeline(
         for attempt_ended_at, seconds, record, number in ends:
             now, attempt_began_at = _add_attempt(now, attempt_ended_at, seconds, intervals, pieces)
             attempts.append(
-                Attempt(start.start, begin + attempt_began_at - began_at, begin + now - began_at, record, number)
+                Attempt(
+                    start.start,
+                    begin + attempt_began_at - began_at,
+                    begin + now - began_at,
+                    record,
+                    number,
+                )
             )
         pieces.append((DOWN, ended_at - now))
         spans.append(Span(began_at, ended_at, begin))
@@ -115,7 +127,11 @@ def build_timeline(
 
 
 def _add_attempt(
-    now: float, ended_at: float, seconds: Mapping[str, float], intervals: Sequence[Interval], pieces: list[Piece]
+    now: float,
+    ended_at: float,
+    seconds: Mapping[str, float],
+    intervals: Sequence[Interval],
+    pieces: list[Piece],
 ) -> tuple[float, float]:
     """Append the pieces of an attempt and of the time since the one before it; return its end and its begin."""
     ended_at, total_s = max(now, ended_at), sum(seconds.values())
@@ -126,12 +142,18 @@ def _add_attempt(
         return ended_at, began_at
     # It is below 1 where the clocks of two hosts, or of two attempts, overlap.
     scale = (ended_at - began_at) / total_s
-    waits = [(cause, spent) for cause, spent in seconds.items() if cause not in (STEP, LOST, *_ALTERNATING)]
+    waits = [
+        (cause, spent)
+        for cause, spent in seconds.items()
+        if cause not in (STEP, LOST, *_ALTERNATING)
+    ]
     # A "down" piece comes first: the attempt waited until the one before it had ended.
     waits.sort(key=lambda piece: piece[0] != DOWN)
     first_step = began_at + sum(spent for _, spent in waits) * scale
     inner = [interval for interval in intervals if first_step < interval[0] <= ended_at + 1]
-    pieces += [(cause, spent * scale) for cause, spent in (*waits, *_list_alternating(seconds, inner))]
+    pieces += [
+        (cause, spent * scale) for cause, spent in (*waits, *_list_alternating(seconds, inner))
+    ]
     return ended_at, began_at + sum(spent for cause, spent in waits if cause == DOWN) * scale
 
 
@@ -154,7 +176,12 @@ def _list_alternating(seconds: Mapping[str, float], intervals: Sequence[Interval
                 taken_s = min(left_s[cause], spent_s[cause])
                 left_s[cause] -= taken_s
             pieces.append((cause, taken_s))
-    pieces += [("data", left_s["data"]), (STEP, steps_s), ("eval", left_s["eval"]), ("save", left_s["save"])]
+    pieces += [
+        ("data", left_s["data"]),
+        (STEP, steps_s),
+        ("eval", left_s["eval"]),
+        ("save", left_s["save"]),
+    ]
     lost_s, reverse = seconds.get(LOST, 0.0), list[Piece]()
     for cause, spent in reversed(pieces):
         if cause == STEP and lost_s > 0:
@@ -183,8 +210,8 @@ def _join_pieces(pieces: Iterable[Piece], at: float) -> list[Segment]:
 def rank_phases(folder: Path, timeline: Timeline) -> dict[str, Any] | None:
     """Return the samples of the ranks as [from, to, letters, lags] on the axis of the strip, or None for a single rank.
 
-    The letters are the phase of each rank, the lags how many steps it is behind the foremost. A sample stands for the
-    time since the one before it, or for one period where that is longer ago.
+    The letters are the phase of each rank, the lags how many steps it is behind the foremost. A
+    sample stands for the time since the one before it, or for one period where that is longer ago.
     """
     history = RankHistory.from_json(RunFolder(folder).read_json(layout.RANKS))
     ranks = max((len(rank_history.decode_letters(column)) for column in history.columns), default=0)

@@ -1,10 +1,11 @@
 """The dashboard in a cluster: a table of the jobs that the viewer may see.
 
-The server has no rights of its own. Each request of a viewer becomes a request to the API server with their own token,
-and nothing of it is kept for later requests or other viewers: a viewer who may list no jobs sees none. The token comes
-in the header Authorization, or in a cookie after a sign-in. The cookie holds the token encrypted by a key that ends
-with this process, so that only this server can use it, although a browser sends it to every port of `localhost`. Input
-of a viewer is forwarded only in the header Authorization. It is written nowhere, and no page repeats it.
+The server has no rights of its own. Each request of a viewer becomes a request to the API server
+with their own token, and nothing of it is kept for later requests or other viewers: a viewer who
+may list no jobs sees none. The token comes in the header Authorization, or in a cookie after a
+sign-in. The cookie holds the token encrypted by a key that ends with this process, so that only
+this server can use it, although a browser sends it to every port of `localhost`. Input of a viewer
+is forwarded only in the header Authorization. It is written nowhere, and no page repeats it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _MAX_DRAINED_BYTES = 8 * 1024 * 1024
 OWN_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 # Sec-Fetch-Site of a request by a person, and of one by our own page.
 _SAME_SITE = ("none", "same-origin")
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)\.?(?::\d{1,5})?", re.IGNORECASE)
+_HOST = re.compile(
+    r"(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)\.?(?::\d{1,5})?", re.IGNORECASE
+)
 
 # Tokens of cloud providers have up to four thousand characters.
 MAX_TOKEN_CHARS = 16 * 1024
@@ -55,22 +58,28 @@ COOKIE, SECURE_COOKIE = "jaxlaunch", "__Host-jaxlaunch"
 # RFC 6750.
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
-NOT_ACCEPTED = "The cluster does not accept this token: it is wrong or has expired. Sign in with a new one."
+NOT_ACCEPTED = (
+    "The cluster does not accept this token: it is wrong or has expired. Sign in with a new one."
+)
 NO_RIGHTS = (
-    "You may not list jobs in any namespace that this dashboard shows. Ask an administrator for the rights of a viewer"
+    "You may not list jobs in any namespace that this dashboard shows. Ask an administrator for "
+    "the rights of a viewer"
     " (rbac.viewers of the chart)."
 )
 _FORM = (
     '<form method="post" action="/sign-in" class="controls">',
-    '<label>Token <input type="password" name="token" autocomplete="off" required autofocus></label>',
+    '<label>Token <input type="password" name="token" autocomplete="off" required '
+    "autofocus></label>",
     "<button>Sign in</button>",
     "</form>",
     '<p class="quiet">A token of the cluster is your own, or that of a ServiceAccount: '
-    "<code>kubectl create token NAME --namespace NAMESPACE</code> prints one. This page shows what the token may see,"
+    "<code>kubectl create token NAME --namespace NAMESPACE</code> prints one. This page shows what "
+    "the token may see,"
     " and keeps it in a cookie of this browser, encrypted, for at most twelve hours.</p>",
 )
 
-# The rows of the jobs of a namespace that the token may list, and what could not be read. Raises ClusterError.
+# The rows of the jobs of a namespace that the token may list, and what could not be read. Raises
+# ClusterError.
 Jobs = Callable[[str, str], tuple[list[dict[str, Any]], list[str]]]
 
 
@@ -92,7 +101,8 @@ def check_token(text: str) -> str:
         raise BadToken("Sign in to see your jobs.")
     if len(token) > MAX_TOKEN_CHARS or not _TOKEN.fullmatch(token):
         raise BadToken(
-            f"This is not a token: it has more than {MAX_TOKEN_CHARS} characters, or others than letters, digits and"
+            f"This is not a token: it has more than {MAX_TOKEN_CHARS} characters, or others than "
+            "letters, digits and"
             " ._~+/-=."
         )
     return token
@@ -118,7 +128,8 @@ class Cookies:
         """Return the header Set-Cookie for a token. Raises BadToken for one that is too long for a cookie."""
         if len(token) > MAX_COOKIE_CHARS:
             raise BadToken(
-                f"This token has more than the {MAX_COOKIE_CHARS} characters that a cookie has room for: an"
+                f"This token has more than the {MAX_COOKIE_CHARS} characters that a cookie has "
+                "room for: an"
                 " authenticating proxy can send it as `Authorization: Bearer` instead."
             )
         return _set_cookie(self._cipher.encrypt(token.encode()).decode(), is_secure=is_secure)
@@ -147,7 +158,9 @@ def _set_cookie(value: str, *, is_secure: bool) -> str:
 class Server(PageServer):
     """Serves the jobs of `namespaces` on all addresses of this pod, by the names `hosts` and those of OWN_HOSTS."""
 
-    def __init__(self, jobs: Jobs, namespaces: Sequence[str], hosts: Iterable[str], port: int = 0) -> None:
+    def __init__(
+        self, jobs: Jobs, namespaces: Sequence[str], hosts: Iterable[str], port: int = 0
+    ) -> None:
         self._jobs, self._namespaces = jobs, namespaces
         self.hosts = OWN_HOSTS | {host.lower() for host in hosts}
         self.cookies = Cookies()
@@ -191,9 +204,14 @@ class Server(PageServer):
                     hidden += 1
                     continue
                 failed += 1
-                unread.append(f"The jobs of namespace {namespace} could not be read: {error.message}")
+                unread.append(
+                    f"The jobs of namespace {namespace} could not be read: {error.message}"
+                )
             except ClusterError:
-                return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The API server does not answer; try again later.")
+                return Refusal(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    "The API server does not answer; try again later.",
+                )
             else:
                 rows += jobs
                 unread += notes
@@ -201,17 +219,23 @@ class Server(PageServer):
             return Refusal(HTTPStatus.FORBIDDEN, NO_RIGHTS)
         # No answer shows that this token is valid.
         if hidden + failed == len(self._namespaces):
-            return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The API server refuses to list jobs; try again later.")
+            return Refusal(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "The API server refuses to list jobs; try again later.",
+            )
         if hidden:
-            unread.append(f"{hidden} of {len(self._namespaces)} namespaces are left out: you may not list jobs there.")
+            unread.append(
+                f"{hidden} of {len(self._namespaces)} namespaces are left out: you may not list "
+                "jobs there."
+            )
         return {"runs": rows, "unread": [escape_controls(text) for text in unread]}
 
 
 class Handler(PageHandler):
     """One request, with which its connection ends.
 
-    A proxy may use one connection for several viewers, and what follows a request on it must not be answered to another
-    of them.
+    A proxy may use one connection for several viewers, and what follows a request on it must not be
+    answered to another of them.
     """
 
     server: Server
@@ -228,7 +252,10 @@ class Handler(PageHandler):
             case "/":
                 if isinstance(table := self._read_table(), Refusal):
                     return self._sign_in(table, is_over=table.status == HTTPStatus.UNAUTHORIZED)
-                links = {"events": "/events", "sign_out": "" if self._is_by_proxy() else "/sign-out"}
+                links = {
+                    "events": "/events",
+                    "sign_out": "" if self._is_by_proxy() else "/sign-out",
+                }
                 self.send_page(page.render_page("runs", "Jobs", {**table, **links}))
             case "/events":
                 if isinstance(table := self._read_table(), Refusal):
@@ -255,7 +282,9 @@ class Handler(PageHandler):
             return self._sign_in(Refusal(HTTPStatus.UNAUTHORIZED, str(error)))
         if isinstance(table := self.server.read_table(token), Refusal):
             return self._sign_in(table)
-        self.send_answer(HTTPStatus.SEE_OTHER, TEXT, b"", [("Location", "/"), ("Set-Cookie", cookie)])
+        self.send_answer(
+            HTTPStatus.SEE_OTHER, TEXT, b"", [("Location", "/"), ("Set-Cookie", cookie)]
+        )
 
     def _read_form(self) -> str:
         """Return the token of a form. Raises BadToken for a body that is not a form, or is too long."""
@@ -268,7 +297,9 @@ class Handler(PageHandler):
                 remaining -= len(part)
             raise BadToken(f"This is not a token: a form has at most {MAX_FORM_BYTES} bytes.")
         try:
-            fields = urllib.parse.parse_qs(self.rfile.read(remaining).decode("latin-1"), max_num_fields=8)
+            fields = urllib.parse.parse_qs(
+                self.rfile.read(remaining).decode("latin-1"), max_num_fields=8
+            )
         except ValueError:
             raise BadToken("The form has more fields than a token.") from None
         return "".join(fields.get("token", ()))
@@ -306,16 +337,25 @@ class Handler(PageHandler):
             for is_secure in (False, True):
                 headers.append(("Set-Cookie", _set_cookie("", is_secure=is_secure) + "; Max-Age=0"))
         has_form = not self._is_by_proxy() and refusal.status != HTTPStatus.SERVICE_UNAVAILABLE
-        link_text = "Show the jobs, if you have signed in already." if is_link and has_form else "Try again."
+        link_text = (
+            "Show the jobs, if you have signed in already."
+            if is_link and has_form
+            else "Try again."
+        )
         link = f'<p><a href="/">{link_text}</a></p>' if is_link or not has_form else ""
-        body = (f'<p role="alert">{html.escape(refusal.sentence)}</p>', *(_FORM if has_form else ()), link)
+        body = (
+            f'<p role="alert">{html.escape(refusal.sentence)}</p>',
+            *(_FORM if has_form else ()),
+            link,
+        )
         text = page.render_form("Sign in", ("<main>", "<h1>Jobs</h1>", *body, "</main>"))
         self.send_page(text, refusal.status, headers)
 
     def _is_ours(self, *, may_link_here: bool) -> bool:
         """Return whether the request is for one of our names, and of our own page or of a person.
 
-        With `may_link_here` it may also be a link on another site, which cannot read the page that it leads to.
+        With `may_link_here` it may also be a link on another site, which cannot read the page that
+        it leads to.
         """
         hosts = self.headers.get_all("Host", [])
         match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
@@ -337,6 +377,7 @@ class Handler(PageHandler):
     def _send_wrong_host(self) -> None:
         self.send_refusal(
             HTTPStatus.FORBIDDEN,
-            "This request comes from another site, or asks for a host that the dashboard is not configured for:"
+            "This request comes from another site, or asks for a host that the dashboard is not "
+            "configured for:"
             " `webDashboard.hosts` of the chart lists its names.",
         )

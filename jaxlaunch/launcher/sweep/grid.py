@@ -48,7 +48,9 @@ def parse_axes(arguments: Sequence[str]) -> list[Axis]:
     axes = [_parse_axis(argument) for argument in arguments]
     for key in {axis.key for axis in axes}:
         if sum(axis.key == key for axis in axes) > 1:
-            raise UserError(f"{key} is given twice.", f"write its values in one argument: {key}=a,b")
+            raise UserError(
+                f"{key} is given twice.", f"write its values in one argument: {key}=a,b"
+            )
     return axes
 
 
@@ -56,13 +58,18 @@ def make_grid(axes: Sequence[Axis], limit: int | None) -> list[Point]:
     """Return the first `limit` combinations, the last key first. Raises UserError for more than MAX_RUNS unasked."""
     for axis in axes:
         if axis.range is not None:
-            raise UserError(f"{axis.key} has a range of numbers, which no grid has.", "add --random N.")
+            raise UserError(
+                f"{axis.key} has a range of numbers, which no grid has.", "add --random N."
+            )
     size = _grid_size(axes)
     if limit is None and size > MAX_RUNS:
         raise UserError(
-            f"The grid has {size} runs, more than {MAX_RUNS}.", "take some by --random N, or the first by --max N."
+            f"The grid has {size} runs, more than {MAX_RUNS}.",
+            "take some by --random N, or the first by --max N.",
         )
-    combinations = itertools.product(*([f"{axis.key}={value}" for value in axis.values] for axis in axes))
+    combinations = itertools.product(
+        *([f"{axis.key}={value}" for value in axis.values] for axis in axes)
+    )
     return list(itertools.islice(combinations, limit))
 
 
@@ -92,10 +99,16 @@ def _parse_axis(argument: str) -> Axis:
     if not equals or not key or key.startswith("-"):
         raise UserError(f"{shorten_text(argument)} is not of the form key=a,b or key=0..3.")
     pieces = list(_split_values(text))
-    if len(pieces) == 1 and (match := _RANGE.fullmatch(pieces[0])) and not _WHOLE.fullmatch(pieces[0]):
+    if (
+        len(pieces) == 1
+        and (match := _RANGE.fullmatch(pieces[0]))
+        and not _WHOLE.fullmatch(pieces[0])
+    ):
         low, high = map(float, match.groups())
         if not low < high or math.isinf(high - low):
-            raise UserError(f"The range {shorten_text(argument)} is empty.", "write the lower number first.")
+            raise UserError(
+                f"The range {shorten_text(argument)} is empty.", "write the lower number first."
+            )
         return Axis(key, range=(low, high))
     if len(pieces) > 1 and not all(pieces):
         raise UserError(f"{shorten_text(argument)} has an empty value.", "leave out the comma.")
@@ -107,7 +120,10 @@ def _parse_axis(argument: str) -> Axis:
         # Both ends are included.
         first, last = map(int, match.groups())
         if not first <= last < first + MAX_RUNS:
-            raise UserError(f"The range {piece} of {shorten_text(argument)} has no number, or more than {MAX_RUNS}.")
+            raise UserError(
+                f"The range {piece} of {shorten_text(argument)} has no number, or more than "
+                f"{MAX_RUNS}."
+            )
         values |= dict.fromkeys(map(str, range(first, last + 1)))
     return Axis(key, list(values))
 

@@ -1,7 +1,8 @@
 """Execution of a sweep on this machine: several runs at a time, each a `launcher run` of its own.
 
-The folder of a run has its state: a sweep that was killed finds there which of its runs have ended and which still
-train, and goes on."""
+The folder of a run has its state: a sweep that was killed finds there which of its runs have ended
+and which still train, and goes on.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders, status
 from jaxlaunch.launcher.report.run import RunReader
-from jaxlaunch.launcher.sweep.table import Member, RunState, SweepTable, count_decided, find_worse_half
+from jaxlaunch.launcher.sweep.table import (
+    Member,
+    RunState,
+    SweepTable,
+    count_decided,
+    find_worse_half,
+)
 from jaxlaunch.runs.layout import Holder, Lock, find_holder
 
 POLL_S = 0.25
@@ -46,7 +53,11 @@ class SweepRunner:
     """Starts the runs, follows them and stops the worse ones early."""
 
     def __init__(
-        self, table: SweepTable, members: Sequence[Member], plan: SweepPlan, say: Callable[[str], None]
+        self,
+        table: SweepTable,
+        members: Sequence[Member],
+        plan: SweepPlan,
+        say: Callable[[str], None],
     ) -> None:
         self._table, self._members, self._plan, self._say = table, members, plan, say
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -100,7 +111,7 @@ class SweepRunner:
             self._start_run(member)
         return bool(self._running or candidates)
 
-    # --- one run ------------------------------------------------------------------------------------------------------
+    # --- one run ----------------------------------------------------------------------------------
 
     def _find_running(self) -> None:
         """Restore the states of the runs from their folders."""
@@ -126,7 +137,10 @@ class SweepRunner:
         return child.poll() is None if child is not None else _find_holder(member) is not None
 
     def _may_start(self, member: Member, decided: int) -> bool:
-        is_ready = member.name not in self._running and member.state in (RunState.WAITING, RunState.PAUSED)
+        is_ready = member.name not in self._running and member.state in (
+            RunState.WAITING,
+            RunState.PAUSED,
+        )
         return is_ready and len(member.standing.values) <= decided
 
     def _start_run(self, member: Member) -> None:
@@ -157,7 +171,9 @@ class SweepRunner:
         member.standing.is_over = True
         if code == contract.DONE:
             value = newest_value(member, self._plan.metric)
-            self._record_state(member, RunState.DONE, "" if value is None else f"{self._plan.metric} {value:.4g}")
+            self._record_state(
+                member, RunState.DONE, "" if value is None else f"{self._plan.metric} {value:.4g}"
+            )
         elif is_cut:
             return
         elif (
@@ -168,11 +184,13 @@ class SweepRunner:
         else:
             self._record_state(member, RunState.FAILED, f"exit {code}: {message}")
 
-    def _record_state(self, member: Member, state: RunState, note: str = "", **fields: object) -> None:
+    def _record_state(
+        self, member: Member, state: RunState, note: str = "", **fields: object
+    ) -> None:
         self._table.record_state(member, state, note, **fields)
         self._say(f"{member.name}: {state}{f', {note}' if note else ''}")
 
-    # --- stopping early -----------------------------------------------------------------------------------------------
+    # --- stopping early ---------------------------------------------------------------------------
 
     def _decide_rungs(self) -> int:
         """Stop the worse half at each decided rung, and pause runs that wait at a rung to make room for others.
@@ -186,10 +204,17 @@ class SweepRunner:
         for rung in range(count_decided(standings, len(self._plan.rungs))):
             names = find_worse_half(standings, rung, is_higher_better=self._plan.is_higher_better)
             for member in self._members:
-                if member.name in names and member.standing.cut_rung is None and member.state is not RunState.DONE:
+                if (
+                    member.name in names
+                    and member.standing.cut_rung is None
+                    and member.state is not RunState.DONE
+                ):
                     value = f"{self._plan.metric} {member.standing.values[rung]:.4g}"
                     self._record_state(
-                        member, RunState.CUT, f"{value} is in the worse half at rung {rung + 1}", rung=rung
+                        member,
+                        RunState.CUT,
+                        f"{value} is in the worse half at rung {rung + 1}",
+                        rung=rung,
                     )
                     member.standing.is_over = True
                     self._request_stop(member)
@@ -213,10 +238,16 @@ class SweepRunner:
         for number in range(len(values), len(self._plan.rungs)):
             rung = self._plan.rungs[number]
             from_step = rung if rung >= 1 else math.inf if steps is None else rung * steps
-            point = next((point for point in curve.points if point[0] >= from_step), None) if curve else None
+            point = (
+                next((point for point in curve.points if point[0] >= from_step), None)
+                if curve
+                else None
+            )
             if point is None:
                 return
-            self._table.record_state(member, member.state, rung=number, step=int(point[0]), value=point[2])
+            self._table.record_state(
+                member, member.state, rung=number, step=int(point[0]), value=point[2]
+            )
 
     def _request_stop(self, member: Member) -> bool:
         """Make a run save and end. Return False if it was asked before."""
@@ -256,7 +287,9 @@ def _find_holder(member: Member) -> Holder | None:
 
 def _read_end(member: Member, exit_code: int | None) -> tuple[int, str]:
     """Return the code and the reason of a run that ended, from its folder, or from its command as a fallback."""
-    verdict = status.run_verdict(run_folders.open_run(member.folder)) if member.folder.is_dir() else None
+    verdict = (
+        status.run_verdict(run_folders.open_run(member.folder)) if member.folder.is_dir() else None
+    )
     if exit_code is None:
         exit_code = contract.LOST if verdict is None else verdict.code
     if verdict is not None and verdict.code == exit_code:

@@ -1,8 +1,9 @@
 """The folder of a sweep: its runs are folders in it, and a file of JSON lines has the state of each.
 
-This module also has the rule that stops runs early. A rung is a number of steps, and the value of a run there is the
-first value of its metric from that step on. When every run has a value, or has ended, the worse half is stopped: of
-five runs the worst two. A run that ended without a value there is not counted.
+This module also has the rule that stops runs early. A rung is a number of steps, and the value of a
+run there is the first value of its metric from that step on. When every run has a value, or has
+ended, the worse half is stopped: of five runs the worst two. A run that ended without a value there
+is not counted.
 """
 
 from __future__ import annotations
@@ -64,10 +65,16 @@ def count_decided(standings: Mapping[str, Standing], rungs: int) -> int:
     return rungs
 
 
-def find_worse_half(standings: Mapping[str, Standing], rung: int, *, is_higher_better: bool) -> Collection[str]:
+def find_worse_half(
+    standings: Mapping[str, Standing], rung: int, *, is_higher_better: bool
+) -> Collection[str]:
     """Return the runs to stop at a decided rung. Of runs with equal values, the later ones are stopped."""
     remaining = _remaining_runs(standings, rung)
-    values = {name: standing.values[rung] for name, standing in remaining.items() if rung in standing.values}
+    values = {
+        name: standing.values[rung]
+        for name, standing in remaining.items()
+        if rung in standing.values
+    }
     order = sorted(values, key=lambda name: -values[name] if is_higher_better else values[name])
     return order[len(order) - len(order) // 2 :]
 
@@ -75,7 +82,9 @@ def find_worse_half(standings: Mapping[str, Standing], rung: int, *, is_higher_b
 def _remaining_runs(standings: Mapping[str, Standing], rung: int) -> Mapping[str, Standing]:
     """Return the runs that no earlier rung stopped."""
     return {
-        name: standing for name, standing in standings.items() if standing.cut_rung is None or standing.cut_rung >= rung
+        name: standing
+        for name, standing in standings.items()
+        if standing.cut_rung is None or standing.cut_rung >= rung
     }
 
 
@@ -107,7 +116,9 @@ class SweepTable:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise UserError(f"The table of the sweep in {folder} cannot be read: {os_error_reason(error)}.") from None
+            raise UserError(
+                f"The table of the sweep in {folder} cannot be read: {os_error_reason(error)}."
+            ) from None
         for line in text.splitlines():
             try:
                 row = json.loads(line)
@@ -127,22 +138,30 @@ class SweepTable:
             raise UserError(f"{self.folder} is the folder of a run, not of a sweep.", hint)
         for name, member in members.items():
             if name in self.members and self.members[name].job != member.job:
-                old_changes, new_changes = " ".join(self.members[name].changes), " ".join(member.changes)
+                old_changes = " ".join(self.members[name].changes)
+                new_changes = " ".join(member.changes)
                 difference = (
                     f"{old_changes}, now {new_changes}"
                     if old_changes != new_changes
                     else f"{old_changes}; its job has other keys now"
                 )
-                raise UserError(f"The sweep in {self.folder} began with other jobs: {name} has {difference}.", hint)
+                raise UserError(
+                    f"The sweep in {self.folder} began with other jobs: {name} has {difference}.",
+                    hint,
+                )
         if dict(self.settings) != settings:
             self._append_row(settings)
         for name, member in members.items():
             if name not in self.members:
-                self._append_row({"run": name, "set": member.changes, "job": member.job, "state": member.state})
+                self._append_row(
+                    {"run": name, "set": member.changes, "job": member.job, "state": member.state}
+                )
 
     def record_state(self, member: Member, state: RunState, note: str = "", **fields: Any) -> None:
         """Record a new state of a run."""
-        self._append_row({"run": member.name, "state": state, **({"note": note} if note else {}), **fields})
+        self._append_row(
+            {"run": member.name, "state": state, **({"note": note} if note else {}), **fields}
+        )
 
     def _append_row(self, row: Mapping[str, Any]) -> None:
         text = json.dumps({**row, "time": round(time.time(), 3)}) + "\n"
@@ -163,7 +182,8 @@ class SweepTable:
             self.members[name] = Member(name, self.folder / name, list(row["set"]), str(row["job"]))
         if (member := self.members.get(name)) is None:
             return
-        member.state, member.note = RunState(row.get("state", member.state)), str(row.get("note", ""))
+        member.state = RunState(row.get("state", member.state))
+        member.note = str(row.get("note", ""))
         if "rung" in row and "value" in row:
             member.standing.values[int(row["rung"])] = float(row["value"])
         if member.state is RunState.CUT:

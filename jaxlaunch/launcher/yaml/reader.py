@@ -1,10 +1,11 @@
 """Reader for a strict subset of YAML 1.2: one document of plain data with the line of every value.
 
-Anchors, aliases, custom tags and duplicate keys are refused. The data is built from the parser's events. All faults are
-reported at once, each with the path of the value that it makes unusable, so that later checks can skip it.
+Anchors, aliases, custom tags and duplicate keys are refused. The data is built from the parser's
+events. All faults are reported at once, each with the path of the value that it makes unusable, so
+that later checks can skip it.
 
-Scalars are those of the core schema (yaml.org/spec/1.2.2, section 10.3.2). YAML 1.1, which PyYAML implements, reads
-`no` as false and `12:30` as 750.
+Scalars are those of the core schema (yaml.org/spec/1.2.2, section 10.3.2). YAML 1.1, which PyYAML
+implements, reads `no` as false and `12:30` as 750.
 """
 
 from __future__ import annotations
@@ -56,7 +57,12 @@ _REFERENCE_FAULT = (
     "write the value out in each place, or quote it.",
 )
 _CORE_TAG = "tag:yaml.org,2002:"
-_TYPES: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float), "bool": bool}
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "bool": bool,
+}
 _TYPES |= {"null": type(None), "map": dict, "seq": list}
 
 
@@ -76,8 +82,8 @@ class Document:
     def locate(self, fault: Fault) -> Fault:
         """Return the fault with its location: the line of its path or the nearest block above, or the override.
 
-        If an override set one of several keys that a fault relies on, the fault is attributed to the override, because
-        the file was written for the value that it replaced.
+        If an override set one of several keys that a fault relies on, the fault is attributed to
+        the override, because the file was written for the value that it replaced.
         """
         located = self._locate_path(fault)
         arguments = [
@@ -101,10 +107,14 @@ class Document:
             if path in self.lines:
                 line = self.lines[path]
                 return dataclasses.replace(fault, location=f"{self.name}:{line}", line=line)
-            argument = next((shown for below, shown in self.overrides.items() if below[:end] == path), None)
+            argument = next(
+                (shown for below, shown in self.overrides.items() if below[:end] == path), None
+            )
             # An override created this block.
             if argument is not None:
-                return dataclasses.replace(fault, location=f"{argument}{_OVERRIDE_SUFFIX}", line=LINE_AFTER_FILE)
+                return dataclasses.replace(
+                    fault, location=f"{argument}{_OVERRIDE_SUFFIX}", line=LINE_AFTER_FILE
+                )
         return dataclasses.replace(fault, location=self.name)
 
     def forget_path(self, path: KeyPath) -> None:
@@ -125,7 +135,9 @@ def read_document(path: Path, opener: Opener | None = None) -> Document:
     except OSError as error:
         raise UserError(f"{path}: {(error.strerror or 'cannot be read').lower()}.") from None
     if len(content) > MAX_BYTES:
-        raise UserError(f"{path}: is larger than 1 MiB.", "a job is a page of text; keep data in other files.")
+        raise UserError(
+            f"{path}: is larger than 1 MiB.", "a job is a page of text; keep data in other files."
+        )
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -138,7 +150,10 @@ def read_document(path: Path, opener: Opener | None = None) -> Document:
 def _open_file(path: str, flags: int) -> int:
     """Open a file or a pipe such as `<(command)`. Raises OSError for a pipe without a writer."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if stat.S_ISFIFO(os.fstat(descriptor).st_mode) and not select.select([descriptor], [], [], 0)[0]:
+    if (
+        stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        and not select.select([descriptor], [], [], 0)[0]
+    ):
         # BlockingIOError: the pipe has a writer, which has not written yet.
         with contextlib.suppress(BlockingIOError):
             os.read(descriptor, 1)
@@ -151,7 +166,8 @@ def _open_file(path: str, flags: int) -> int:
 def parse_document(text: str, name: str, base_path: KeyPath = ()) -> Document:
     """Parse a text into a document with its faults; if it is not YAML, the data is None.
 
-    If the text is part of another document, `base_path` is its path there, with which all paths then begin.
+    If the text is part of another document, `base_path` is its path there, with which all paths
+    then begin.
     """
     reader = _Reader(name, base_path)
     try:
@@ -164,7 +180,10 @@ def parse_document(text: str, name: str, base_path: KeyPath = ()) -> Document:
         line = text.count("\n", 0, error.position) + 1
         code = error.character if isinstance(error.character, int) else ord(error.character)
         reader.add_fault(
-            (), line, f"contains the control character 0x{code:02x}.", "delete it, or write it as an escape."
+            (),
+            line,
+            f"contains the control character 0x{code:02x}.",
+            "delete it, or write it as an escape.",
         )
     return reader.document
 
@@ -196,13 +215,20 @@ class _Reader:
         self._reported: set[tuple[int, str]] = set()
 
     def add_fault(
-        self, path: KeyPath, line: int, message: str, hint: str | None = None, not_finite: str | None = None
+        self,
+        path: KeyPath,
+        line: int,
+        message: str,
+        hint: str | None = None,
+        not_finite: str | None = None,
     ) -> None:
         """Add a fault, once per line and message: a thousand aliases in a line are one thing to fix."""
         if (line, message) not in self._reported:
             self._reported.add((line, message))
             location = f"{self.document.name}:{line}"
-            self.document.faults.append(Fault(path, message, hint, location, line, not_finite=not_finite))
+            self.document.faults.append(
+                Fault(path, message, hint, location, line, not_finite=not_finite)
+            )
 
     def add_syntax_fault(self, error: yaml.MarkedYAMLError, text: str) -> None:
         """Add the fault of a text that is not YAML, without the line itself, which may contain a secret."""
@@ -210,7 +236,10 @@ class _Reader:
         mark = error.problem_mark
         if (column := _tab_column(error, text)) is not None:
             return self.add_fault(
-                (), _line_number(mark), f"is not YAML: a tab in column {column}.", "use spaces instead."
+                (),
+                _line_number(mark),
+                f"is not YAML: a tab in column {column}.",
+                "use spaces instead.",
             )
         character = "" if mark is None else text[mark.index : mark.index + 1]
         message, hint = _syntax_message(error, character, _is_deeper(mark, text))
@@ -226,7 +255,9 @@ class _Reader:
         for event in events:
             if isinstance(event, DocumentStartEvent):
                 hint = "keep one job in a file; remove the `---`."
-                self.add_fault((), _line_number(event.start_mark), "starts a second document.", hint)
+                self.add_fault(
+                    (), _line_number(event.start_mark), "starts a second document.", hint
+                )
                 raise _Abort
 
     def _read_node(self, event: NodeEvent, path: KeyPath, depth: int) -> Any:
@@ -258,8 +289,12 @@ class _Reader:
             name = event.tag.removeprefix(_CORE_TAG)
             expected_type = _TYPES.get(name) if event.tag.startswith(_CORE_TAG) else None
             if expected_type is None:
-                self.add_fault(path, line, "has a YAML tag (!…).", "delete the tag; a job is plain data.")
-            elif not isinstance(value, expected_type) or (isinstance(value, bool) and expected_type is not bool):
+                self.add_fault(
+                    path, line, "has a YAML tag (!…).", "delete the tag; a job is plain data."
+                )
+            elif not isinstance(value, expected_type) or (
+                isinstance(value, bool) and expected_type is not bool
+            ):
                 self.add_fault(path, line, f"is tagged !!{name} and is not one.", "delete the tag.")
         return value
 
@@ -273,7 +308,9 @@ class _Reader:
         except ValueError as error:
             not_finite = event.value if is_not_finite(event.value) else None
             subject = (
-                format_key_path(path) if not_finite is None else f"{format_key_path(path)} = {shorten_text(not_finite)}"
+                format_key_path(path)
+                if not_finite is None
+                else f"{format_key_path(path)} = {shorten_text(not_finite)}"
             )
             self.add_fault(path, line, f"{subject} {error}.", "quote it if it is text.", not_finite)
             return None
@@ -289,7 +326,12 @@ class _Reader:
         while not isinstance(event := next(self._events), MappingEndEvent):
             line = _line_number(event.start_mark)
             if not isinstance(event, ScalarEvent):
-                self.add_fault(path, line, "has a key that is not text.", "quote braces and brackets that are text.")
+                self.add_fault(
+                    path,
+                    line,
+                    "has a key that is not text.",
+                    "quote braces and brackets that are text.",
+                )
                 self._skip_node(event, path, depth)
                 self._skip_node(next(self._events), path, depth)
                 continue
@@ -299,7 +341,10 @@ class _Reader:
             if key in block:
                 first = self.document.lines[(*path, key)]
                 self.add_fault(
-                    path, line, f'duplicate key "{shorten_text(key)}", first in line {first}.', "keep one of them."
+                    path,
+                    line,
+                    f'duplicate key "{shorten_text(key)}", first in line {first}.',
+                    "keep one of them.",
                 )
                 self._skip_node(next(self._events), path, depth)
                 continue
@@ -322,7 +367,8 @@ def _line_number(mark: Any) -> int:
     return 1 if mark is None else int(mark.line) + 1
 
 
-# Patterns of the parser's problem, what is wrong, and a hint. Some wordings of libyaml and the pure parser differ.
+# Patterns of the parser's problem, what is wrong, and a hint. Some wordings of libyaml and the pure
+# parser differ.
 _SYNTAX: tuple[tuple[str, str, str], ...] = (
     (
         "mapping values are not allowed",
@@ -330,7 +376,11 @@ _SYNTAX: tuple[tuple[str, str, str], ...] = (
         "quote a value that contains `: `, or end the key above with one.",
     ),
     ("unexpected end of stream", "a quote that is never closed", "close it."),
-    ("expected ',' or", "a bracket that is never closed, or a missing comma", "check the line where it was opened."),
+    (
+        "expected ',' or",
+        "a bracket that is never closed, or a missing comma",
+        "check the line where it was opened.",
+    ),
     ("node content", "a bracket that is never closed", "close it."),
     (
         "expected key|<block end>|'-' indicator",
@@ -339,7 +389,11 @@ _SYNTAX: tuple[tuple[str, str, str], ...] = (
     ),
     ("expected ':'", "a line that is neither `key: value` nor `- item`", "put `: ` after the key."),
     ("alphabetic or numeric", "a value that begins with `*` or `&`", "quote it."),
-    ("escape character", "an unknown escape in double quotes", "use single quotes, or double the backslash."),
+    (
+        "escape character",
+        "an unknown escape in double quotes",
+        "use single quotes, or double the backslash.",
+    ),
     ("tag handle", "a YAML tag (!…)", "delete the tag; a job is plain data."),
 )
 
@@ -347,13 +401,17 @@ _SYNTAX: tuple[tuple[str, str, str], ...] = (
 def _tab_column(error: yaml.MarkedYAMLError, text: str) -> int | None:
     """Return the 1-based column of the tab at which the parser stopped, or None if it stopped at something else.
 
-    A tab is wrong in the indentation of a line or an item, and after the colon of a key. Inside brackets, lines may be
-    indented with tabs, so the fault is in the bracket.
+    A tab is wrong in the indentation of a line or an item, and after the colon of a key. Inside
+    brackets, lines may be indented with tabs, so the fault is in the bracket.
     """
     mark, lines, problem = error.problem_mark, text.split("\n"), error.problem or ""
     if re.search("expected ',' or|node content", problem):
         return None
-    if mark is not None and "cannot start any token" in problem and text[mark.index : mark.index + 1] == "\t":
+    if (
+        mark is not None
+        and "cannot start any token" in problem
+        and text[mark.index : mark.index + 1] == "\t"
+    ):
         return int(mark.column) + 1
     line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
     match = re.match(r"[ -]*\t", line)
@@ -367,19 +425,29 @@ def _is_deeper(mark: Any, text: str) -> bool:
     lines = text.splitlines()
     if mark is None or mark.line >= len(lines):
         return False
-    with_values = [line for line in lines[: mark.line] if line.strip() and not line.strip().startswith("#")]
+    with_values = [
+        line for line in lines[: mark.line] if line.strip() and not line.strip().startswith("#")
+    ]
     above = with_values[-1] if with_values else ""
-    deeper = len(lines[mark.line]) - len(lines[mark.line].lstrip()) > len(above) - len(above.lstrip())
+    deeper = len(lines[mark.line]) - len(lines[mark.line].lstrip()) > len(above) - len(
+        above.lstrip()
+    )
     return deeper and ":" in above and not above.rstrip().endswith(":")
 
 
-def _syntax_message(error: yaml.MarkedYAMLError, character: str, is_deeper: bool) -> tuple[str, str]:
+def _syntax_message(
+    error: yaml.MarkedYAMLError, character: str, is_deeper: bool
+) -> tuple[str, str]:
     """Return message and hint for a text that is not YAML; `character` is the character where the parser stopped."""
     if is_deeper and "mapping values are not allowed" in (error.problem or ""):
         hint = "look at this line's indentation: keys of one block begin in one column."
         return "is not YAML: it is indented deeper than the line above, which has a value.", hint
     first_line = _line_number(error.context_mark or error.problem_mark)
-    context = f", in a block that begins in line {first_line}" if first_line != _line_number(error.problem_mark) else ""
+    context = (
+        f", in a block that begins in line {first_line}"
+        if first_line != _line_number(error.problem_mark)
+        else ""
+    )
     if "cannot start any token" in (error.problem or ""):
         return f"is not YAML: a value that begins with `{character}`.", "quote it."
     for pattern, problem, hint in _SYNTAX:

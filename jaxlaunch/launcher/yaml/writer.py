@@ -25,7 +25,9 @@ class _Dumper(yaml.SafeDumper):
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     try:
         is_plain = (
-            reader.resolve_scalar(text) == text and not reader.has_two_readings(text) and text not in _GO_BOOLEANS
+            reader.resolve_scalar(text) == text
+            and not reader.has_two_readings(text)
+            and text not in _GO_BOOLEANS
         )
     except ValueError:
         is_plain = False
@@ -40,7 +42,8 @@ _Dumper.add_representer(str, _represent_text)
 def render_document(data: Any, width: int = 120) -> str:
     """Return one document as YAML, with its keys in their order."""
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
-    # PyYAML leaves some control characters as they are, in double quotes, where an escape means the same.
+    # PyYAML leaves some control characters as they are, in double quotes, where an escape means the
+    # same.
     return escape_controls(text)
 
 

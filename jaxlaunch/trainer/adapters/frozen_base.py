@@ -1,7 +1,9 @@
 """The frozen base of adapters, or the reference of preferences, which is read from its folder.
 
-A checkpoint does not hold the frozen weights, only their digest, so that a resumed run can check that it reads the same
-ones. For an export, adapters are merged into the base one tensor at a time: kernel + scaling × A · B."""
+A checkpoint does not hold the frozen weights, only their digest, so that a resumed run can check
+that it reads the same ones. For an export, adapters are merged into the base one tensor at a time:
+kernel + scaling × A · B.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +36,27 @@ Shapes = Mapping[str, jax.ShapeDtypeStruct]
 ADAPTERS_OF, REFERENCE_OF = "adapters of", "a model compared with"
 
 
-def read_base(model: PublishedModel, abstract_params: Shapes) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_base(
+    model: PublishedModel, abstract_params: Shapes
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the frozen parameters from the model's folder; return them and their record in a checkpoint.
 
-    Parameters are read one at a time in the folder's dtype, and cast or quantized afterwards. The digest therefore does
-    not depend on the dtype in which the base is kept. Raises SpecError as load.iterate_parameters does.
+    Parameters are read one at a time in the folder's dtype, and cast or quantized afterwards. The
+    digest therefore does not depend on the dtype in which the base is kept. Raises SpecError as
+    load.iterate_parameters does.
     """
     inputs = {kernel.name: len(kernel.inputs) for kernel in peft.find_kernels(model)}
-    stored = {name: like for name, like in abstract_params.items() if not name.endswith(peft.SCALE_SUFFIX)}
+    stored = {
+        name: like for name, like in abstract_params.items() if not name.endswith(peft.SCALE_SUFFIX)
+    }
     params: dict[str, Any] = {}
 
     def store_parameter(name: str, array: Array) -> None:
         if (scale := name + peft.SCALE_SUFFIX) in abstract_params:
             shardings = abstract_params[name].sharding, abstract_params[scale].sharding
-            quantized = jax.jit(partial(quantize_kernel, inputs=inputs[name]), out_shardings=shardings)(array)
+            quantized = jax.jit(
+                partial(quantize_kernel, inputs=inputs[name]), out_shardings=shardings
+            )(array)
             params[name], params[scale] = quantized
         else:
             params[name] = array.astype(abstract_params[name].dtype)
@@ -76,20 +85,23 @@ def check_origin(
     Reads no files.
 
     Args:
-        recorded: Record of the base in the checkpoint, or None if its weights were drawn from the seed.
+        recorded: Record of the base in the checkpoint, or None if its weights were drawn from the
+            seed.
         model: Model of the job.
         owner: Name of the checkpoint in messages.
         holds: What the checkpoint holds, for messages.
     """
     if recorded is not None and model.init_from is None:
         raise CheckpointError(
-            f"{owner} holds {holds} the weights of {recorded['init_from']} with digest {recorded['digest']}; without "
+            f"{owner} holds {holds} the weights of {recorded['init_from']} with digest "
+            f"{recorded['digest']}; without "
             f"{DEFAULT_KEY} the weights are drawn from train.seed: name the folder that they were "
             f"trained on as {DEFAULT_KEY}"
         )
     if recorded is None and model.init_from is not None:
         raise CheckpointError(
-            f"{owner} holds {holds} weights that were drawn from train.seed, not those of {DEFAULT_KEY} = "
+            f"{owner} holds {holds} weights that were drawn from train.seed, not those of "
+            f"{DEFAULT_KEY} = "
             f"{model.init_from}: leave it out, or start a new run from the folder"
         )
 
@@ -104,8 +116,10 @@ def check_digest(
     """Raise CheckpointError if the current base differs from that of the checkpoint; `key` names its folder."""
     if recorded["digest"] != current["digest"]:
         raise CheckpointError(
-            f"{owner} holds {holds} the weights of {recorded['init_from']} with digest {recorded['digest']}; those of "
-            f"{current['init_from']} have {current['digest']}: name the folder that they were trained on as {key}"
+            f"{owner} holds {holds} the weights of {recorded['init_from']} with digest "
+            f"{recorded['digest']}; those of "
+            f"{current['init_from']} have {current['digest']}: name the folder that they were "
+            f"trained on as {key}"
         )
 
 
@@ -121,7 +135,9 @@ def _compute_digest(model: PublishedModel, abstract_params: Shapes, on_parameter
         on_parameter(name, array)
         # The array must be freed before the next one is read.
         del array
-    text = json.dumps({name: np.asarray(pair).tolist() for name, pair in sums.items()}, sort_keys=True)
+    text = json.dumps(
+        {name: np.asarray(pair).tolist() for name, pair in sums.items()}, sort_keys=True
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -130,9 +146,16 @@ def _sum_bits(array: Array) -> Array:
     bits = jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
     place = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
-        place = place * jnp.uint32(size % 2**32) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+        place = place * jnp.uint32(size % 2**32) + jax.lax.broadcasted_iota(
+            jnp.uint32, array.shape, axis
+        )
     mixed = _mix_bits(bits ^ _mix_bits(place))
-    return jnp.stack([mixed.sum(dtype=jnp.uint32), _mix_bits(mixed ^ jnp.uint32(0x9E3779B9)).sum(dtype=jnp.uint32)])
+    return jnp.stack(
+        [
+            mixed.sum(dtype=jnp.uint32),
+            _mix_bits(mixed ^ jnp.uint32(0x9E3779B9)).sum(dtype=jnp.uint32),
+        ]
+    )
 
 
 def _mix_bits(bits: Array) -> Array:
@@ -143,7 +166,7 @@ def _mix_bits(bits: Array) -> Array:
     return mixed
 
 
-# --- merged adapters --------------------------------------------------------------------------------------------------
+# --- merged adapters ------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +188,9 @@ class MergedParameter:
             slice(index, index + 1) if isinstance(index, int) else slice(*index.indices(size)[:2])
             for index, size in zip(indices, self.shape, strict=True)
         )
-        part = load.read_part(self.leaf, spans, jax.ShapeDtypeStruct(self.shape, self.dtype), self.files)
+        part = load.read_part(
+            self.leaf, spans, jax.ShapeDtypeStruct(self.shape, self.dtype), self.files
+        )
         # Otherwise the pages that were read stay in this process's memory, up to the whole base.
         self.files.close()
         part = part[tuple(0 if isinstance(index, int) else slice(None) for index in indices)]
@@ -178,25 +203,38 @@ class MergedParameter:
 
 
 def merge_stored(
-    model: PublishedModel, lora: Lora, recorded: Mapping[str, Any] | None, adapters: Mapping[str, Parameter], owner: str
+    model: PublishedModel,
+    lora: Lora,
+    recorded: Mapping[str, Any] | None,
+    adapters: Mapping[str, Parameter],
+    owner: str,
 ) -> dict[str, Parameter]:
     """Return every parameter of the merged model by name. `recorded` is the checkpoint's record of its base.
 
-    Raises SpecError if there is no folder to merge into, and CheckpointError if it is not the one of the training.
+    Raises SpecError if there is no folder to merge into, and CheckpointError if it is not the one
+    of the training.
     """
     if recorded is None or model.init_from is None:
-        raise SpecError("the base of these adapters was drawn from train.seed: there is no folder to merge them into")
+        raise SpecError(
+            "the base of these adapters was drawn from train.seed: there is no folder to "
+            "merge them into"
+        )
     if not remote.is_remote(model.init_from) and not Path(model.init_from).is_dir():
         raise SpecError(
-            f"{owner} holds adapters of the weights of {recorded['init_from']}, and {model.init_from} is not a folder "
+            f"{owner} holds adapters of the weights of {recorded['init_from']}, and "
+            f"{model.init_from} is not a folder "
             "here: name the one that they are in now as --base of launcher export"
         )
     check_digest(recorded, record_base(model, recorded), owner, "--base of launcher export")
     files = TensorFiles(model.init_from)
-    leaves, adapted = load.folder_leaves(model, files), {kernel.name for kernel in peft.select_kernels(model, lora)}
+    leaves = load.folder_leaves(model, files)
+    adapted = {kernel.name for kernel in peft.select_kernels(model, lora)}
     merged: dict[str, Parameter] = {}
     for name, sizes in recorded["shapes"].items():
-        a, b = (adapters[name + end] if name in adapted else None for end in (peft.A_SUFFIX, peft.B_SUFFIX))
+        a, b = (
+            adapters[name + end] if name in adapted else None
+            for end in (peft.A_SUFFIX, peft.B_SUFFIX)
+        )
         shape, leaf = tuple(sizes), leaves[name]
         dtype = files.tensor_dtype(next(leaf.tensor_shapes(shape))[0])
         merged[name] = MergedParameter(shape, dtype, leaf, files, lora.scaling, a, b)
@@ -206,10 +244,16 @@ def merge_stored(
 class MergingParameters(dict[str, Array]):
     """The parameters of a training as those of a model without adapters. Each is merged when it is popped."""
 
-    def __init__(self, params: Mapping[str, Array], model: PublishedModel, lora: Lora | None) -> None:
+    def __init__(
+        self, params: Mapping[str, Array], model: PublishedModel, lora: Lora | None
+    ) -> None:
         """Take all parameters of the training: the adapters, the base, and the frozen reference if there is one."""
         ends = (peft.A_SUFFIX, peft.B_SUFFIX, peft.SCALE_SUFFIX)
-        names = [name for name in params if not name.startswith(REFERENCE_PREFIX) and not name.endswith(ends)]
+        names = [
+            name
+            for name in params
+            if not name.startswith(REFERENCE_PREFIX) and not name.endswith(ends)
+        ]
         super().__init__({name: params[name] for name in names})
         self._params, self._scaling = params, 0.0 if lora is None else lora.scaling
         kernels = [] if lora is None else peft.find_kernels(model)
@@ -218,7 +262,10 @@ class MergingParameters(dict[str, Array]):
     def pop(self, name: str, *default: Array) -> Array:  # type: ignore[override]
         """Return the parameter; a kernel is merged with its adapter in float32."""
         kernel = super().pop(name, *default)
-        scale, a, b = (self._params.get(name + end) for end in (peft.SCALE_SUFFIX, peft.A_SUFFIX, peft.B_SUFFIX))
+        scale, a, b = (
+            self._params.get(name + end)
+            for end in (peft.SCALE_SUFFIX, peft.A_SUFFIX, peft.B_SUFFIX)
+        )
         if name not in self._inputs or (scale is None and a is None):
             return kernel
         merged: Array = _merge_kernel(kernel, scale, a, b, self._inputs[name], self._scaling)
@@ -227,10 +274,17 @@ class MergingParameters(dict[str, Array]):
 
 @partial(jax.jit, static_argnums=(4, 5))
 def _merge_kernel(
-    kernel: Array, scale: Array | None, a: Array | None, b: Array | None, inputs: int, scaling: float
+    kernel: Array,
+    scale: Array | None,
+    a: Array | None,
+    b: Array | None,
+    inputs: int,
+    scaling: float,
 ) -> Array:
     """Return kernel + scaling × A · B for every layer, [layers, I, O]; A [layers, I, R], B [layers, R, O]."""
-    whole = kernel.astype(jnp.float32) if scale is None else dequantize_kernel(kernel, scale, inputs)
+    whole = (
+        kernel.astype(jnp.float32) if scale is None else dequantize_kernel(kernel, scale, inputs)
+    )
     if a is None or b is None:
         return whole
     added = jax.vmap(partial(jnp.tensordot, axes=1))(a.astype(jnp.float32), b.astype(jnp.float32))

@@ -1,8 +1,8 @@
 """LoRA adapters at the matrix products of a model, whose other parameters are frozen, in any dtype or in int8.
 
-Training with preferences compares the model with a frozen reference, the model that the training started from. Without
-adapters the reference is a copy, which no checkpoint holds. With adapters no copy is needed, because the model without
-them is the reference.
+Training with preferences compares the model with a frozen reference, the model that the training
+started from. Without adapters the reference is a copy, which no checkpoint holds. With adapters no
+copy is needed, because the model without them is the reference.
 
 B batch, L length, I inputs, O outputs, R rank; I and O may be several axes.
 """
@@ -26,7 +26,8 @@ from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.parallel.sharding import constrain
 from jaxlaunch.trainer.spec import Lora, PublishedModel, TrainSpec
 
-# Folded into the key of the initial weights, so that the model's own weights do not change with adapters.
+# Folded into the key of the initial weights, so that the model's own weights do not change with
+# adapters.
 STREAM = 0x10A
 # Attribute of FrozenKernel for the model's parameter, which keeps its name.
 KERNEL_ATTRIBUTE = "frozen_kernel"
@@ -36,7 +37,9 @@ class Adapters:
     """The adapters of a training. Raises SpecError for a target that matches no kernel."""
 
     def __init__(self, spec: TrainSpec, params_dtype: jnp.dtype) -> None:
-        assert isinstance(spec.model, PublishedModel) and spec.lora is not None, "the spec checks it"
+        assert isinstance(spec.model, PublishedModel) and spec.lora is not None, (
+            "the spec checks it"
+        )
         self._model, self._lora = spec.model, spec.lora
         # Dtype of the frozen parameters that are not in int8.
         self._frozen_dtype = params_dtype if spec.lora.base is None else jnp.dtype("bfloat16")
@@ -45,39 +48,56 @@ class Adapters:
 
     def attach_to_model(self, model: Any, key: Array) -> None:
         """Add adapters drawn from `key` to a new `model`, and quantize its kernels to int8 if the job asks for it."""
-        rngs, adapted = nnx.Rngs(jax.random.fold_in(key, STREAM)), {kernel.name for kernel in self._adapted}
+        rngs = nnx.Rngs(jax.random.fold_in(key, STREAM))
+        adapted = {kernel.name for kernel in self._adapted}
         for kernel in self._kernels:
             *path, attribute = kernel.name.split(".")
             owner = model
             for part in path:
                 owner = getattr(owner, part)
-            lora, is_int8 = self._lora if kernel.name in adapted else None, self._lora.base == "int8"
-            frozen = FrozenKernel(getattr(owner, attribute), len(kernel.inputs), lora, rngs, is_int8=is_int8)
+            lora = self._lora if kernel.name in adapted else None
+            is_int8 = self._lora.base == "int8"
+            frozen = FrozenKernel(
+                getattr(owner, attribute), len(kernel.inputs), lora, rngs, is_int8=is_int8
+            )
             setattr(owner, attribute, frozen)
 
     def cast_frozen(self, name: str, param: Array) -> Array:
         """Cast a frozen parameter to the dtype in which it is kept."""
-        is_float = jnp.issubdtype(param.dtype, jnp.floating) and not name.endswith(peft.SCALE_SUFFIX)
+        is_float = jnp.issubdtype(param.dtype, jnp.floating) and not name.endswith(
+            peft.SCALE_SUFFIX
+        )
         return param.astype(self._frozen_dtype) if is_float else param
 
     @property
     def late_cast_names(self) -> frozenset[str]:
         """Names of parameters that are cast inside their product, so that no copy of all layers is ever made."""
-        return frozenset(name for kernel in self._kernels for name in (kernel.name, kernel.name + peft.SCALE_SUFFIX))
+        return frozenset(
+            name
+            for kernel in self._kernels
+            for name in (kernel.name, kernel.name + peft.SCALE_SUFFIX)
+        )
 
-    def read_initial_adapters(self, abstract_params: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
+    def read_initial_adapters(
+        self, abstract_params: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> dict[str, Array]:
         """Read the adapters of the job's peft folder; return an empty dict without one. Raises SpecError."""
         return (
-            peft.read_adapters(self._lora, self._adapted, abstract_params) if self._lora.init_from is not None else {}
+            peft.read_adapters(self._lora, self._adapted, abstract_params)
+            if self._lora.init_from is not None
+            else {}
         )
 
     def describe_training(self, params: Mapping[str, Any], opt: Any, saved: Any) -> str:
         """Return a sentence about the trained parameters and the bytes of the optimizer and of a checkpoint."""
         trained = sum(leaf.size for name, leaf in params.items() if peft.is_adapter(name))
-        whole = sum(leaf.size for name, leaf in params.items() if not name.endswith(peft.SCALE_SUFFIX))
+        whole = sum(
+            leaf.size for name, leaf in params.items() if not name.endswith(peft.SCALE_SUFFIX)
+        )
         modules = ", ".join(peft.module_names(self._model, self._adapted))
         return (
-            f"train.lora: rank {self._lora.rank} at {modules}; {trained:,} of {whole:,} parameters are trained "
+            f"train.lora: rank {self._lora.rank} at {modules}; {trained:,} of {whole:,} parameters "
+            "are trained "
             f"({trained / whole:.2%}), optimizer {memory.total_bytes(opt):,} bytes, "
             f"checkpoint {memory.total_bytes(saved):,} bytes"
         )
@@ -87,14 +107,24 @@ class FrozenKernel(nnx.Module):
     """A stacked kernel with an optional adapter: x → x · kernel + scaling × (dropout(x) · A) · B."""
 
     def __init__(
-        self, kernel: nnx.Param[Array], inputs: int, lora: Lora | None, rngs: nnx.Rngs, *, is_int8: bool
+        self,
+        kernel: nnx.Param[Array],
+        inputs: int,
+        lora: Lora | None,
+        rngs: nnx.Rngs,
+        *,
+        is_int8: bool,
     ) -> None:
         axes, whole = tuple(kernel.get_metadata()["axes"]), kernel[...]
         assert whole.ndim == 1 + len(axes), "a kernel is stacked over the layers"
         frozen, scale = quantize_kernel(whole, inputs) if is_int8 else (whole, None)
         self.frozen_kernel = nnx.Param(frozen, axes=axes)
         self.int8_scale = None if scale is None else nnx.Param(scale, axes=axes[inputs:])
-        a, b = (None, None) if lora is None else _initial_matrices(whole.shape, inputs, lora.rank, rngs)
+        a, b = (
+            (None, None)
+            if lora is None
+            else _initial_matrices(whole.shape, inputs, lora.rank, rngs)
+        )
         self.lora_a = None if a is None else nnx.Param(a, axes=(*axes[:inputs], "rank"))
         self.lora_b = None if b is None else nnx.Param(b, axes=("rank", *axes[inputs:]))
         self.scaling = 1.0 if lora is None else lora.scaling
@@ -116,11 +146,15 @@ class FrozenKernel(nnx.Module):
         if self.lora_a is None or self.lora_b is None or not self.is_adapted:
             return output
         dropped = x if self.drop is None else self.drop(x)
-        low_BLR = constrain(apply_kernel(dropped, self.lora_a[...], axes), "batch", "length", "rank")
+        low_BLR = constrain(
+            apply_kernel(dropped, self.lora_a[...], axes), "batch", "length", "rank"
+        )
         return output + self.scaling * apply_kernel(low_BLR, self.lora_b[...])
 
 
-def _initial_matrices(shape: tuple[int, ...], inputs: int, rank: int, rngs: nnx.Rngs) -> tuple[Array, Array]:
+def _initial_matrices(
+    shape: tuple[int, ...], inputs: int, rank: int, rngs: nnx.Rngs
+) -> tuple[Array, Array]:
     """Return the initial A, drawn as in peft, and B, which is zero, for a stacked kernel."""
     layers, sizes_in, sizes_out = shape[0], shape[1 : 1 + inputs], shape[1 + inputs :]
     # The bound is that of torch's nn.Linear.
@@ -134,7 +168,9 @@ def quantize_kernel(kernel: Array, inputs: int) -> tuple[Array, Array]:
     wide = kernel.astype(jnp.float32)
     largest = jnp.abs(wide).max(tuple(range(1, 1 + inputs)), keepdims=True)
     scale = jnp.where(largest == 0, 1.0, largest / 127)
-    return jnp.round(wide / scale).astype(jnp.int8), scale.reshape(scale.shape[0], *scale.shape[1 + inputs :])
+    return jnp.round(wide / scale).astype(jnp.int8), scale.reshape(
+        scale.shape[0], *scale.shape[1 + inputs :]
+    )
 
 
 def dequantize_kernel(kernel: Array, scale: Array, inputs: int) -> Array:
@@ -146,8 +182,8 @@ def dequantize_kernel(kernel: Array, scale: Array, inputs: int) -> Array:
 def frozen_product(x: Array, kernel: Array, scale: Array | None, axes: int) -> Array:
     """Return x [B, L, I] times a kernel [I, O] of another dtype and `scale` [O]: [B, L, O] in the dtype of x.
 
-    The kernel gets no gradient. The backward pass reads the kernel as it is stored, so that no cast copy has to be kept
-    until then.
+    The kernel gets no gradient. The backward pass reads the kernel as it is stored, so that no cast
+    copy has to be kept until then.
     """
     dtype = x.dtype
     # Sums of int8 values are up to 127 times larger than the result, which overflows float16.
@@ -156,7 +192,9 @@ def frozen_product(x: Array, kernel: Array, scale: Array | None, axes: int) -> A
     return _scale_outputs(output, scale).astype(dtype)
 
 
-def _frozen_product_forward(x: Array, kernel: Array, scale: Array | None, axes: int) -> tuple[Array, Any]:
+def _frozen_product_forward(
+    x: Array, kernel: Array, scale: Array | None, axes: int
+) -> tuple[Array, Any]:
     return frozen_product(x, kernel, scale, axes), (kernel, scale)
 
 
@@ -173,10 +211,14 @@ frozen_product.defvjp(_frozen_product_forward, _frozen_product_backward)
 
 
 def _scale_outputs(outputs: Array, scale: Array | None) -> Array:
-    return outputs if scale is None else (outputs.astype(jnp.float32) * scale[None, None]).astype(outputs.dtype)
+    return (
+        outputs
+        if scale is None
+        else (outputs.astype(jnp.float32) * scale[None, None]).astype(outputs.dtype)
+    )
 
 
-# --- the reference of preferences -------------------------------------------------------------------------------------
+# --- the reference of preferences -----------------------------------------------------------------
 
 # Attribute of the model that holds the frozen copy, and the prefix of the names of its parameters.
 REFERENCE = "reference"
@@ -187,7 +229,9 @@ def attach_reference(model: nnx.Module, reference: nnx.Module) -> None:
     """Attach the frozen reference to `model`. Raises SpecError if the model already uses the name."""
     if hasattr(model, REFERENCE):
         name = type(model).__name__
-        raise SpecError(f"{name} has an attribute {REFERENCE}, where its frozen copy is kept; rename it")
+        raise SpecError(
+            f"{name} has an attribute {REFERENCE}, where its frozen copy is kept; rename it"
+        )
     setattr(model, REFERENCE, reference)
 
 

@@ -26,7 +26,8 @@ from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.spec import GPT2, Decoder, Lora, PublishedModel, TrainSpec
 
-# Suffixes of an adapter's two matrices and of a quantized kernel's factors, after the kernel's name.
+# Suffixes of an adapter's two matrices and of a quantized kernel's factors, after the kernel's
+# name.
 A_SUFFIX, B_SUFFIX = ".lora_a", ".lora_b"
 SCALE_SUFFIX = ".int8_scale"
 # peft puts this before the model's own name of a tensor.
@@ -61,11 +62,18 @@ class Kernel(NamedTuple):
     def matches_target(self, target: str) -> bool:
         """Return whether a target selects this kernel.
 
-        As in peft a target is the name of a module or the end of its dotted name. Our names of parameters work as well,
-        and so do names without `_proj`.
+        As in peft a target is the name of a module or the end of its dotted name. Our names of
+        parameters work as well, and so do names without `_proj`.
         """
         own_name, short = self.name.rpartition(".")[2], self.short_name
-        if target in (ALL_LINEAR, short, short.removesuffix("_proj"), self.name, own_name, self.module):
+        if target in (
+            ALL_LINEAR,
+            short,
+            short.removesuffix("_proj"),
+            self.name,
+            own_name,
+            self.module,
+        ):
             return True
         return self.module.endswith(f".{target}") or self.name.endswith(f".{target}")
 
@@ -83,7 +91,15 @@ def find_kernels(model: PublishedModel) -> list[Kernel]:
         if leaf.stacked_axes == "l" and name.rpartition(".")[2] in PRODUCTS:
             first, last = leaf.theirs.split()
             inputs, outputs = (first, last) if isinstance(model, GPT2) else (last, first)
-            kernels.append(Kernel(name, leaf.name.removesuffix(".weight").partition("{l}.")[2], leaf, inputs, outputs))
+            kernels.append(
+                Kernel(
+                    name,
+                    leaf.name.removesuffix(".weight").partition("{l}.")[2],
+                    leaf,
+                    inputs,
+                    outputs,
+                )
+            )
     return kernels
 
 
@@ -93,7 +109,11 @@ def select_kernels(model: PublishedModel, lora: Lora) -> list[Kernel]:
     for target in lora.targets:
         if not any(kernel.matches_target(target) for kernel in kernels):
             raise _unmatched_error("train.lora.targets", target, model)
-    return [kernel for kernel in kernels if any(kernel.matches_target(target) for target in lora.targets)]
+    return [
+        kernel
+        for kernel in kernels
+        if any(kernel.matches_target(target) for target in lora.targets)
+    ]
 
 
 def read_targets(model: PublishedModel, modules: str | list[str], key: str) -> list[str]:
@@ -122,14 +142,21 @@ def read_targets(model: PublishedModel, modules: str | list[str], key: str) -> l
             raise SpecError(f"{key} = {modules} is not a regular expression: {error}") from None
     by_kernel = {kernel.name: kernel.module_paths(model) for kernel in kernels}
     for module, pattern in patterns.items():
-        if not any(re.fullmatch(pattern, layer) for layers in by_kernel.values() for layer in layers):
+        if not any(
+            re.fullmatch(pattern, layer) for layers in by_kernel.values() for layer in layers
+        ):
             raise _unmatched_error(key, module, model)
     targets = []
     for name, layers in by_kernel.items():
-        missed = [layer for layer in layers if not any(re.fullmatch(pattern, layer) for pattern in patterns.values())]
+        missed = [
+            layer
+            for layer in layers
+            if not any(re.fullmatch(pattern, layer) for pattern in patterns.values())
+        ]
         if missed and len(missed) < len(layers):
             raise SpecError(
-                f"{key}: {', '.join(patterns)} matches {name} in {len(layers) - len(missed)} of {len(layers)} layers, "
+                f"{key}: {', '.join(patterns)} matches {name} in {len(layers) - len(missed)} of "
+                f"{len(layers)} layers, "
                 f"not {missed[0]}: an adapter must cover a linear layer in all blocks"
             )
         targets += [] if missed else [name]
@@ -137,7 +164,9 @@ def read_targets(model: PublishedModel, modules: str | list[str], key: str) -> l
 
 
 def _unmatched_error(key: str, target: str, model: PublishedModel) -> SpecError:
-    supported_modules = ", ".join(dict.fromkeys(kernel.short_name for kernel in find_kernels(model)))
+    supported_modules = ", ".join(
+        dict.fromkeys(kernel.short_name for kernel in find_kernels(model))
+    )
     return SpecError(
         f"{key}: {target} matches no linear layer of train.model.kind = {model.kind}; there are "
         f"{supported_modules}, and {ALL_LINEAR}"
@@ -147,8 +176,8 @@ def _unmatched_error(key: str, target: str, model: PublishedModel) -> SpecError:
 def module_names(model: PublishedModel, kernels: Sequence[Kernel]) -> list[str]:
     """Return the shortest module names by which peft finds exactly these kernels.
 
-    A name is the last part of the module's name. If another module, such as one of an expert, ends in the same part, it
-    is the name within a layer, or else the full names in all layers.
+    A name is the last part of the module's name. If another module, such as one of an expert, ends
+    in the same part, it is the name within a layer, or else the full names in all layers.
     """
     kernel_names = {kernel.name for kernel in kernels}
     other_paths = [
@@ -186,23 +215,25 @@ def is_adapter(name: str) -> bool:
     return name.endswith((A_SUFFIX, B_SUFFIX))
 
 
-# --- the folder -------------------------------------------------------------------------------------------------------
+# --- the folder -----------------------------------------------------------------------------------
 
 KEY = "train.lora.init_from"
 CONFIG, STEM = "adapter_config.json", "adapter_model"
 CONFIG_KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
 # peft's values of keys that a file leaves out.
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}
-# Keys that change neither what an adapter computes nor where it is: of the base, of its training, of an initialization,
-# and of a key beside them that is refused.
+# Keys that change neither what an adapter computes nor where it is: of the base, of its training,
+# of an initialization, and of a key beside them that is refused.
 IGNORED_KEYS = frozenset(
-    "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode layers_pattern "
-    "loftq_config lora_dropout lora_ga_config megatron_core peft_version qalora_group_size revision "
+    "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode "
+    "layers_pattern "
+    "loftq_config lora_dropout lora_ga_config megatron_core peft_version "
+    "qalora_group_size revision "
     "runtime_config".split()
 )
 READ_KEYS = frozenset({*CONFIG_KEYS, "peft_type", "target_modules"})
-# What every other key may be, peft's default first: those of peft 0.21.2's LoraConfig, read in November 2026.
-# Every key without an entry in the next table has one of these as its default.
+# What every other key may be, peft's default first: those of peft 0.21.2's LoraConfig, read in
+# November 2026. Every key without an entry in the next table has one of these as its default.
 UNSET_VALUES: tuple[Any, ...] = (None, False, "", [], {})
 PLAIN_VALUES: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none", None),
@@ -216,8 +247,8 @@ PLAIN_VALUES: Mapping[str, tuple[Any, ...]] = {
 def resolve_lora(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
     """Return the spec with rank, alpha and targets of the peft folder that its adapters start from; as it is without.
 
-    With `is_here` False a folder that is not here is forgiven. Raises SpecError where the folder cannot be read, is of
-    another kind of adapter, or does not agree with what the job says.
+    With `is_here` False a folder that is not here is forgiven. Raises SpecError where the folder
+    cannot be read, is of another kind of adapter, or does not agree with what the job says.
     """
     lora = train.lora
     if lora is None or lora.init_from is None:
@@ -241,7 +272,8 @@ def resolve_lora(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
             is_equal = select_kernels(train.model, lora) == select_kernels(train.model, folder_lora)
         if not is_equal:
             raise SpecError(
-                f"{path} describes another adapter than train.lora: {key} is {settings[key]} there and "
+                f"{path} describes another adapter than train.lora: {key} is "
+                f"{settings[key]} there and "
                 f"{job_settings[key]} here; leave it out, as the folder sets it"
             )
     return train.model_copy(update={"lora": lora.model_copy(update=settings)})
@@ -253,7 +285,11 @@ def read_lora_config(folder: str, model: PublishedModel) -> Lora:
     try:
         if is_remote := remote.is_remote(folder):
             remote.check_url(KEY, folder)
-        with remote.convert_errors(f"reading {KEY} = {folder}", SpecError) if is_remote else contextlib.nullcontext():
+        with (
+            remote.convert_errors(f"reading {KEY} = {folder}", SpecError)
+            if is_remote
+            else contextlib.nullcontext()
+        ):
             config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SpecError(f"{KEY} = {folder}: {CONFIG} cannot be read: {error}") from None
@@ -261,26 +297,39 @@ def read_lora_config(folder: str, model: PublishedModel) -> Lora:
     if kind != "LORA":
         raise SpecError(f"{path}: peft_type = {kind} is not LORA, the only supported kind")
     unknown = config.keys() - READ_KEYS - IGNORED_KEYS
-    refused = [key for key in config if key in unknown and config[key] not in PLAIN_VALUES.get(key, UNSET_VALUES)]
+    refused = [
+        key
+        for key in config
+        if key in unknown and config[key] not in PLAIN_VALUES.get(key, UNSET_VALUES)
+    ]
     if refused:
         settings = ", ".join(f"{key} = {config[key]}" for key in refused)
         raise SpecError(
-            f"{path}: {settings} is not supported: only LoRA of whole linear layers is; remove a key "
+            f"{path}: {settings} is not supported: only LoRA of whole linear layers is; "
+            "remove a key "
             "if the adapters were trained without it"
         )
     modules: Any = config.get("target_modules")
-    is_list = isinstance(modules, list) and modules and all(isinstance(module, str) for module in modules)
+    is_list = (
+        isinstance(modules, list) and modules and all(isinstance(module, str) for module in modules)
+    )
     if not (is_list or isinstance(modules, str)):
-        raise SpecError(f"{path}: target_modules = {modules} is neither a list of names nor a regular expression")
+        raise SpecError(
+            f"{path}: target_modules = {modules} is neither a list of names nor a "
+            "regular expression"
+        )
     try:
         lora = Lora.model_validate(
-            DEFAULTS | {ours: config[theirs] for theirs, ours in CONFIG_KEYS.items() if theirs in config}
+            DEFAULTS
+            | {ours: config[theirs] for theirs, ours in CONFIG_KEYS.items() if theirs in config}
         )
     except pydantic.ValidationError as error:
         fault = error.errors()[0]
         key = next(theirs for theirs, ours in CONFIG_KEYS.items() if ours == fault["loc"][0])
         raise SpecError(f"{path}: {key} = {config[key]}: {pydantic_message(fault)}") from None
-    return lora.model_copy(update={"targets": read_targets(model, modules, f"{path}: target_modules")})
+    return lora.model_copy(
+        update={"targets": read_targets(model, modules, f"{path}: target_modules")}
+    )
 
 
 def read_adapters(
@@ -293,7 +342,10 @@ def read_adapters(
     folder, leaves = lora.init_from or "", adapter_leaves(kernels)
     files = TensorFiles(folder, KEY)
     load.check_tensors(folder, "train.lora", leaves, abstract_params, files)
-    return {name: load.read_parameter(leaves[name], like, files) for name, like in abstract_params.items()}
+    return {
+        name: load.read_parameter(leaves[name], like, files)
+        for name, like in abstract_params.items()
+    }
 
 
 def write_adapters(
@@ -331,4 +383,6 @@ def write_adapters(
         "inference_mode": True,
     }
     files: dict[str, Mapping[str, Any] | bytes] = {CONFIG: config, **extra_files}
-    return save.write_folder(folder, adapter_leaves(kernels), params, files, stem=STEM, file_bytes=sys.maxsize)
+    return save.write_folder(
+        folder, adapter_leaves(kernels), params, files, stem=STEM, file_bytes=sys.maxsize
+    )

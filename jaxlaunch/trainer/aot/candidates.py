@@ -1,9 +1,9 @@
 """The candidates of `launcher tune`, and the order in which to compile them.
 
-A candidate is a choice of mesh, rematerialization, micro-batches, attention and precision for one job. An arithmetic
-model estimates its time and memory from shapes that were traced once. The estimates only determine the order: the
-compiler decides what a candidate really takes, and `Forecast` corrects the estimates of the other candidates by the
-results so far.
+A candidate is a choice of mesh, rematerialization, micro-batches, attention and precision for one
+job. An arithmetic model estimates its time and memory from shapes that were traced once. The
+estimates only determine the order: the compiler decides what a candidate really takes, and
+`Forecast` corrects the estimates of the other candidates by the results so far.
 """
 
 from __future__ import annotations
@@ -64,7 +64,11 @@ class Candidate:
     def changed_keys(self, spec: TrainSpec, devices: int) -> dict[str, Any]:
         """Return the keys that differ from a job on this number of devices, by their full names."""
         job_keys = Candidate.from_spec(spec, devices).train_keys()
-        return {f"train.{key}": value for key, value in self.train_keys().items() if job_keys[key] != value}
+        return {
+            f"train.{key}": value
+            for key, value in self.train_keys().items()
+            if job_keys[key] != value
+        }
 
     def apply_to(self, spec: TrainSpec) -> TrainSpec:
         """Return the spec with these settings. Its mesh is divided over slices automatically."""
@@ -75,10 +79,13 @@ class Candidate:
         return spec.model_copy(update=keys)
 
 
-def enumerate_candidates(spec: TrainSpec, devices: int, choices: Collection[Choice]) -> Iterator[Candidate]:
+def enumerate_candidates(
+    spec: TrainSpec, devices: int, choices: Collection[Choice]
+) -> Iterator[Candidate]:
     """Yield the candidates that vary these choices, including the job itself; other choices stay the job's.
 
-    Candidates that do not divide the batch are left out. Rematerialization varies over none, full and the job's own.
+    Candidates that do not divide the batch are left out. Rematerialization varies over none, full
+    and the job's own.
     """
     job = Candidate.from_spec(spec, devices)
     options: dict[Choice, Collection[Any]] = {
@@ -89,7 +96,9 @@ def enumerate_candidates(spec: TrainSpec, devices: int, choices: Collection[Choi
         "precision": dict.fromkeys((job.precision, "bf16")),
     }
     job_settings = dataclasses.asdict(job)
-    for settings in itertools.product(*(options[key] if key in choices else [job_settings[key]] for key in CHOICES)):
+    for settings in itertools.product(
+        *(options[key] if key in choices else [job_settings[key]] for key in CHOICES)
+    ):
         candidate = Candidate(*settings)
         if spec.batch % (math.prod(candidate.mesh[:3]) * candidate.accumulate) == 0:
             yield candidate
@@ -102,11 +111,16 @@ def _enumerate_meshes(spec: TrainSpec, devices: int) -> Iterator[tuple[int, int,
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
     for dp, fsdp, ep in itertools.product(divisors, repeat=3):
         mp = devices // (dp * fsdp * ep)
-        if dp * fsdp * ep * mp == devices and experts % ep == 0 and heads % mp == 0 and mp <= _MAX_MP:
+        if (
+            dp * fsdp * ep * mp == devices
+            and experts % ep == 0
+            and heads % mp == 0
+            and mp <= _MAX_MP
+        ):
             yield dp, fsdp, ep, mp
 
 
-# --- the order --------------------------------------------------------------------------------------------------------
+# --- the order ------------------------------------------------------------------------------------
 
 # Share of the peak FLOP/s that matrix products reach.
 _PEAK_SHARE = 0.5
@@ -117,8 +131,9 @@ _UNKNOWN_MACHINE = MachineSpeed(None, 5e10, 1e10, 1e10, 5e9)
 _UNKNOWN_PEAK = 1e11  # FLOP/s
 # The forward pass is a third of a step; the other settings lie in between.
 _RECOMPUTATION_FACTORS = {"none": 1.0, "full": 4 / 3}
-# Prior standard deviations, as logarithms: the arithmetic may be wrong by a factor of e as a whole, and by a fifth for
-# each setting or each doubling of it. The noise is what the settings do not explain.
+# Prior standard deviations, as logarithms: the arithmetic may be wrong by a factor of e as a whole,
+# and by a fifth for each setting or each doubling of it. The noise is what the settings do not
+# explain.
 _PRIOR_STD, _NOISE_STD = np.array([1.0, *[0.2] * 9]), 0.1
 
 
@@ -151,8 +166,12 @@ class TracedModel:
     def device_bytes(self, candidate: Candidate) -> int:
         """Return a lower bound for the bytes on a device during a step."""
         dp, fsdp, ep, mp = candidate.mesh
-        batch_bytes, double_batch_bytes = (size // candidate.accumulate for size in self.residuals[candidate.remat])
-        residuals = memory.residuals_per_device(batch_bytes, double_batch_bytes, dp * fsdp * ep, fsdp, mp).low
+        batch_bytes, double_batch_bytes = (
+            size // candidate.accumulate for size in self.residuals[candidate.remat]
+        )
+        residuals = memory.residuals_per_device(
+            batch_bytes, double_batch_bytes, dp * fsdp * ep, fsdp, mp
+        ).low
         gradients = self.parameters * (4 if candidate.accumulate == 1 else 6)
         return (self.state + gradients) // (fsdp * ep * mp) + residuals
 
@@ -162,17 +181,36 @@ class TracedModel:
         peak = ACCELERATORS[self.type].peak_flops or _UNKNOWN_PEAK
         dp, fsdp, ep, mp = candidate.mesh
         devices, count = math.prod(candidate.mesh), candidate.accumulate
-        compute_s = self.flops * _RECOMPUTATION_FACTORS.get(str(candidate.remat), 7 / 6) / devices / peak / _PEAK_SHARE
+        compute_s = (
+            self.flops
+            * _RECOMPUTATION_FACTORS.get(str(candidate.remat), 7 / 6)
+            / devices
+            / peak
+            / _PEAK_SHARE
+        )
         # Weights are read once forward and twice backward, in two bytes each.
         weights = 2 * self.parameters / mp * 3 * count
         residuals = 3 * self.residuals[candidate.remat][0] / devices
         touched_bytes = weights + residuals + 2 * self.state / (fsdp * ep * mp)
-        gathered_bytes = (2 + (candidate.remat != "none")) * count * 2 * self.parameters / mp * (1 - 1 / (fsdp * ep))
+        gathered_bytes = (
+            (2 + (candidate.remat != "none"))
+            * count
+            * 2
+            * self.parameters
+            / mp
+            * (1 - 1 / (fsdp * ep))
+        )
         gradient_bytes = 2 * 4 * self.parameters / (fsdp * ep * mp) * (1 - 1 / dp)
-        activation_bytes = 8 * self.layers * 2 * self.rows * self.width / (dp * fsdp * ep) * (1 - 1 / mp)
+        activation_bytes = (
+            8 * self.layers * 2 * self.rows * self.width / (dp * fsdp * ep) * (1 - 1 / mp)
+        )
         inner_bytes = gathered_bytes + activation_bytes + (0 if self.slices > 1 else gradient_bytes)
         outer_bytes = (
-            gradient_bytes if self.slices > 1 and dp % self.slices == 0 else gathered_bytes if self.slices > 1 else 0.0
+            gradient_bytes
+            if self.slices > 1 and dp % self.slices == 0
+            else gathered_bytes
+            if self.slices > 1
+            else 0.0
         )
         send_s = inner_bytes / machine.ring_bytes_per_s + outer_bytes / machine.network_bytes_per_s
         return max(compute_s, touched_bytes / machine.hbm_bytes_per_s) + _EXPOSED_SHARE * send_s
@@ -181,21 +219,26 @@ class TracedModel:
 class Forecast:
     """Predicted step times, corrected by the results of the compiler or of measurements for other candidates.
 
-    The logarithm of the ratio between the real and the estimated time is modelled as a linear function of the settings,
-    whose weights are learned by Bayesian linear regression. An uncertain candidate is ranked by an optimistic
-    prediction. Otherwise a setting that the arithmetic underestimates would never be tried.
+    The logarithm of the ratio between the real and the estimated time is modelled as a linear
+    function of the settings, whose weights are learned by Bayesian linear regression. An uncertain
+    candidate is ranked by an optimistic prediction. Otherwise a setting that the arithmetic
+    underestimates would never be tried.
     """
 
     def __init__(self, traced: TracedModel) -> None:
         self._traced = traced
-        # Normal distribution of the weights: its precision matrix, and the precision matrix times the mean.
+        # Normal distribution of the weights: its precision matrix, and the precision matrix times
+        # the mean.
         self._precision, self._sums = np.diag(1 / _PRIOR_STD**2), np.zeros(len(_PRIOR_STD))
 
     def add_observation(self, candidate: Candidate, seconds: float) -> None:
         """Update the weights with the time of a candidate."""
         features = _candidate_features(candidate)
         self._precision = self._precision + np.outer(features, features) / _NOISE_STD**2
-        self._sums = self._sums + features * math.log(seconds / self._traced.step_seconds(candidate)) / _NOISE_STD**2
+        self._sums = (
+            self._sums
+            + features * math.log(seconds / self._traced.step_seconds(candidate)) / _NOISE_STD**2
+        )
 
     def predict_seconds(self, candidate: Candidate, doubt: float = 0.0) -> float:
         """Return the expected seconds of a candidate, less `doubt` standard deviations."""
@@ -209,5 +252,7 @@ class Forecast:
 def _candidate_features(candidate: Candidate) -> np.ndarray[Any, Any]:
     """Return the settings as numbers, after a constant for the error that all candidates share."""
     counts = [math.log2(size) for size in (*candidate.mesh, candidate.accumulate)]
-    remat, is_xla, is_bf16 = candidate.remat, candidate.attention == "xla", candidate.precision == "bf16"
+    remat = candidate.remat
+    is_xla = candidate.attention == "xla"
+    is_bf16 = candidate.precision == "bf16"
     return np.array([1.0, *counts, remat == "full", remat == "none", is_xla, is_bf16], float)

@@ -18,7 +18,8 @@ from jaxlaunch import installation
 from jaxlaunch.accelerators import ACCELERATORS, parse_topology
 from jaxlaunch.trainer.errors import SpecError
 
-# Otherwise libtpu queries a cloud's metadata server, writes logs, and refuses to be loaded twice on a machine.
+# Otherwise libtpu queries a cloud's metadata server, writes logs, and refuses to be loaded twice on
+# a machine.
 _LIBTPU_ENVIRON = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -30,8 +31,8 @@ _LIBTPU_ENVIRON = {
 }
 _CUDA_ENVIRON = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 _CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-# libtpu's names of generations if they differ from ours. Source: MaxText's accelerator_to_spec_map.py, read 2026-11,
-# and libtpu 0.0.42.1, which refuses other names.
+# libtpu's names of generations if they differ from ours. Source: MaxText's
+# accelerator_to_spec_map.py, read 2026-11, and libtpu 0.0.42.1, which refuses other names.
 _LIBTPU_TYPES: Mapping[str, str] = {"7x": "tpu7x", "tpu7": "tpu7x"}
 # The two cores of one of these chips form one device.
 _MEGACORE = ("v4", "v5p")
@@ -56,7 +57,9 @@ class Chips:
         """Return text for people: `2 slices of v5e 4x4`, `16 × h100`."""
         if self.topology is None:
             return f"{self.hosts * self.per_host} × {self.type}"
-        return (f"{self.slices} slices of " if self.slices > 1 else "") + f"{self.type} {self.topology}"
+        return (
+            f"{self.slices} slices of " if self.slices > 1 else ""
+        ) + f"{self.type} {self.topology}"
 
     @property
     def compiler_version(self) -> str:
@@ -93,7 +96,9 @@ class Chips:
             "chips_per_host_bounds": (*sides, 1)[:3] if is_one_host else (2, 2, 1),
             "num_slices": self.slices,
             # An axis is a ring if it consists of whole cubes, or of 16 chips in a flat slice.
-            "wrap": tuple(side == 16 if len(sides) == 2 else side % 4 == 0 for side in (*sides, 1)[:3]),
+            "wrap": tuple(
+                side == 16 if len(sides) == 2 else side % 4 == 0 for side in (*sides, 1)[:3]
+            ),
         }
         if self.type in _MEGACORE:
             options["chip_config_name"] = "megacore"
@@ -108,7 +113,8 @@ class Chips:
         if self.type not in GPU_TARGETS:
             supported_gpus = ", ".join(GPU_TARGETS)
             raise SpecError(
-                f"accelerator.type: {self.type}: XLA's compiler has no description of this GPU here, "
+                f"accelerator.type: {self.type}: XLA's compiler has no description of "
+                "this GPU here, "
                 f"only of {supported_gpus}"
             )
         if not _cuda_plugin():
@@ -116,7 +122,9 @@ class Chips:
             raise SpecError(f"the compiler of CUDA devices is not installed here: {hint}")
         os.environ.update(_CUDA_ENVIRON)
         shape = f"1x{self.hosts}x{self.per_host}"  # NVLink domains, hosts, GPUs
-        return self._topology_devices("cuda", target_config=render_gpu_target(GPU_TARGETS[self.type]), topology=shape)
+        return self._topology_devices(
+            "cuda", target_config=render_gpu_target(GPU_TARGETS[self.type]), topology=shape
+        )
 
     def _topology_devices(self, platform: str, **options: Any) -> list[jax.Device]:
         try:
@@ -124,7 +132,8 @@ class Chips:
         except (RuntimeError, ValueError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise SpecError(
-                f"{self.compiler_version} does not compile for {self} with jax {jax.__version__}: {reason}"
+                f"{self.compiler_version} does not compile for {self} with jax "
+                f"{jax.__version__}: {reason}"
             ) from None
 
 
@@ -147,13 +156,21 @@ class GpuTarget:
     shared: int  # bytes of a processor; a block may use 1 KiB less
 
 
-# Sources, read 2026-11: NVIDIA's data sheets, the tables of the CUDA programming guide, and for the form of the text
-# github.com/jax-ml/jax issue 28376 and XLA's tools/hlo_opt/gpu_specs.
+# Sources, read 2026-11: NVIDIA's data sheets, the tables of the CUDA programming guide, and for the
+# form of the text github.com/jax-ml/jax issue 28376 and XLA's tools/hlo_opt/gpu_specs.
 GPU_TARGETS: Mapping[str, GpuTarget] = {
-    "a100": GpuTarget("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41, 85_094_825_984, 2.039e12, 41_943_040, 167_936),
-    "h100": GpuTarget("NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98, 84_929_347_584, 3.352e12, 52_428_800, 233_472),
-    "h200": GpuTarget("NVIDIA H200", (9, 0), 132, 1.98, 150_754_820_096, 4.8e12, 52_428_800, 233_472),
-    "b200": GpuTarget("NVIDIA B200", (10, 0), 148, 1.965, 191_503_138_816, 8.0e12, 132_644_864, 233_472),
+    "a100": GpuTarget(
+        "NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41, 85_094_825_984, 2.039e12, 41_943_040, 167_936
+    ),
+    "h100": GpuTarget(
+        "NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98, 84_929_347_584, 3.352e12, 52_428_800, 233_472
+    ),
+    "h200": GpuTarget(
+        "NVIDIA H200", (9, 0), 132, 1.98, 150_754_820_096, 4.8e12, 52_428_800, 233_472
+    ),
+    "b200": GpuTarget(
+        "NVIDIA B200", (10, 0), 148, 1.965, 191_503_138_816, 8.0e12, 132_644_864, 233_472
+    ),
 }
 
 

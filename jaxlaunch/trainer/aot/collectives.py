@@ -17,10 +17,13 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 # XLA's GPU compiler marks a start with this if it waits for its end.
 _SYNCHRONOUS_START = '"is_sync":true'
 _TRANSFER = re.compile(r'rendezvous="([^"]+)".*_xla_megascale_transfer_type="(\w+)"')
-_LISTED_GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]+\}(?:, ?\{[\d,]+\})*)\}")
+_LISTED_GROUPS = re.compile(
+    r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]+\}(?:, ?\{[\d,]+\})*)\}"
+)
 _IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH_GROUPS = re.compile(
-    r"replica_groups=@?mesh\w*\[([^\]]*)\](?:, ?device_ids=\(?\[?([\d,]+)\]?(?:T\(([\d,]+)\))?\)?)? ?\{([^}]*)\}"
+    r"replica_groups=@?mesh\w*\[([^\]]*)\](?:, "
+    r"?device_ids=\(?\[?([\d,]+)\]?(?:T\(([\d,]+)\))?\)?)? ?\{([^}]*)\}"
 )
 _MESH_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 Shape = tuple[int, ...]  # sizes of the mesh axes
@@ -36,7 +39,8 @@ class Collective:
         axes: Mesh axes that its groups span.
         group_size: Number of devices that take part together.
         executions: Executions in a step; those in loops are multiplied by the trip counts.
-        size_bytes: Bytes of the whole array on one device: after a gather or reduction, or before a scatter.
+        size_bytes: Bytes of the whole array on one device: after a gather or reduction, or before a
+            scatter.
         exposed_share: Share of its time in which the schedule computes nothing else.
     """
 
@@ -68,7 +72,11 @@ def find_collectives(
         across: Number of slices along each axis that spans several.
     """
     transfers = _find_transfers(program, tuple(across), math.prod(across.values()))
-    return [*_find_scheduled(program, names, shape), *_find_fused(program, names, shape), *transfers]
+    return [
+        *_find_scheduled(program, names, shape),
+        *_find_fused(program, names, shape),
+        *transfers,
+    ]
 
 
 def _find_transfers(program: Program, across: tuple[str, ...], slices: int) -> Iterator[Collective]:
@@ -76,10 +84,25 @@ def _find_transfers(program: Program, across: tuple[str, ...], slices: int) -> I
     for computation, times in program.executions.items():
         operations = program.computations[computation]
         for index, send in enumerate(operations):
-            if send.kind == "send" and times and (match := _TRANSFER.search(send.attributes)) is not None:
+            if (
+                send.kind == "send"
+                and times
+                and (match := _TRANSFER.search(send.attributes)) is not None
+            ):
                 rendezvous = f'rendezvous="{match[1]}"'
-                answer = next((op.name for op in operations if op.kind == "recv" and rendezvous in op.attributes), "")
-                waits = [at for at, op in enumerate(operations) if op.kind == "recv-done" and answer in op.operands]
+                answer = next(
+                    (
+                        op.name
+                        for op in operations
+                        if op.kind == "recv" and rendezvous in op.attributes
+                    ),
+                    "",
+                )
+                waits = [
+                    at
+                    for at, op in enumerate(operations)
+                    if op.kind == "recv-done" and answer in op.operands
+                ]
                 exposed = not any(op.cycles for op in operations[index : max(waits, default=index)])
                 kind = match[2].lower().replace("_", "-")
                 size_bytes = array_bytes(send.result)[0]
@@ -93,15 +116,26 @@ def _find_scheduled(program: Program, names: Sequence[str], shape: Shape) -> Ite
         for index, operation in enumerate(operations):
             kind, later = operation.kind.removesuffix("-start"), operations[index + 1 :]
             if kind in COLLECTIVES and times:
-                is_hidden = operation.kind != kind and _computes_until_done(operation, later, program)
+                is_hidden = operation.kind != kind and _computes_until_done(
+                    operation, later, program
+                )
                 is_hidden = is_hidden and _SYNCHRONOUS_START not in operation.attributes
                 yield _read_collective(operation, kind, names, shape, times, is_hidden=is_hidden)
             elif operation.kind in ("async-start", "call-start") and times:
                 # A TPU7x runs these in parallel to its cores.
-                inner = next((part for part in program.fused_operations(operation) if part.kind in COLLECTIVES), None)
+                inner = next(
+                    (
+                        part
+                        for part in program.fused_operations(operation)
+                        if part.kind in COLLECTIVES
+                    ),
+                    None,
+                )
                 if inner is not None:
                     is_hidden = _computes_until_done(operation, later, program)
-                    collective = _read_collective(inner, inner.kind, names, shape, times, is_hidden=is_hidden)
+                    collective = _read_collective(
+                        inner, inner.kind, names, shape, times, is_hidden=is_hidden
+                    )
                     yield dataclasses.replace(collective, name=operation.name)
 
 
@@ -110,7 +144,13 @@ def _computes_until_done(start: Operation, later: Iterable[Operation], program: 
     for operation in later:
         if start.name in operation.operands and operation.kind.endswith("-done"):
             return False
-        if operation.cycles or operation.kind in ("fusion", "custom-call", "dot", "convolution", "while"):
+        if operation.cycles or operation.kind in (
+            "fusion",
+            "custom-call",
+            "dot",
+            "convolution",
+            "while",
+        ):
             return True
     return False
 
@@ -139,7 +179,13 @@ def _find_fused(program: Program, names: Sequence[str], shape: Shape) -> Iterato
 
 
 def _read_collective(
-    operation: Operation, kind: str, names: Sequence[str], shape: Shape, times: float, *, is_hidden: bool
+    operation: Operation,
+    kind: str,
+    names: Sequence[str],
+    shape: Shape,
+    times: float,
+    *,
+    is_hidden: bool,
 ) -> Collective:
     groups = _read_groups(operation.attributes, math.prod(shape))
     group, axes = 0, tuple[str, ...]()
@@ -151,7 +197,8 @@ def _read_collective(
     # One operation may send several arrays.
     arrays, count = array_bytes(operation.result), len(operation.operands)
     if operation.kind.endswith("-start") and kind != "all-reduce":
-        # The result of the other starts is a tuple of operands and results, followed by further values on a TPU.
+        # The result of the other starts is a tuple of operands and results, followed by further
+        # values on a TPU.
         arrays = arrays[:count] if kind == "reduce-scatter" else arrays[count : 2 * count]
     size_bytes = sum(arrays) * (group if operation.kind == "reduce-scatter" else 1)
     return Collective(operation.name, kind, axes, group, times, size_bytes, float(not is_hidden))
@@ -180,7 +227,9 @@ def _read_mesh_groups(mesh: re.Match[str], devices: int) -> np.ndarray[Any, Any]
     """Return groups along axes of XLA's own mesh: `mesh['a'=2,'b'=4] {'b'}`, or along part of one: `'b':(1)2`."""
     ids = _device_ids(devices, mesh[2] or str(devices), mesh[3])
     shape, is_chosen = [], []
-    axes = {name: (int(outer or 1), int(size or 0)) for name, outer, size in _MESH_AXIS.findall(mesh[4])}
+    axes = {
+        name: (int(outer or 1), int(size or 0)) for name, outer, size in _MESH_AXIS.findall(mesh[4])
+    }
     for name, extent in re.findall(r"'(\w+)'=(\d+)", mesh[1]):
         outer_size, size = axes.get(name, (1, 1))
         size = size or int(extent)

@@ -48,7 +48,9 @@ class ProgramTooLarge(Exception):
 class AheadOfTimeCompiler:
     """A training on chips that are not present. `batch` has the shapes of a global batch."""
 
-    def __init__(self, task: Task, spec: TrainSpec, chips: Chips, batch: Batch, total_steps: int) -> None:
+    def __init__(
+        self, task: Task, spec: TrainSpec, chips: Chips, batch: Batch, total_steps: int
+    ) -> None:
         self._task, self._spec, self._chips = task, spec, chips
         self._batch, self._total_steps = batch, total_steps
         self.devices = chips.make_devices()
@@ -90,10 +92,16 @@ class AheadOfTimeCompiler:
         except JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            # The first sentences of the compiler's message, without the list of buffers that follows.
-            raise ProgramTooLarge(re.sub(r"\s+", " ", str(error).split("\n\n")[0].splitlines()[0]).strip()) from None
-        memory = {name: _memory_bytes(executable) for name, executable in step.compiled_steps.items()}
-        peak, sizes_gib = max(sizes["peak"] for sizes in memory.values()), ACCELERATORS[self._chips.type].memory_gib
+            # The first sentences of the compiler's message, without the list of buffers that
+            # follows.
+            raise ProgramTooLarge(
+                re.sub(r"\s+", " ", str(error).split("\n\n")[0].splitlines()[0]).strip()
+            ) from None
+        memory = {
+            name: _memory_bytes(executable) for name, executable in step.compiled_steps.items()
+        }
+        peak = max(sizes["peak"] for sizes in memory.values())
+        sizes_gib = ACCELERATORS[self._chips.type].memory_gib
         # A GPU's compiler does not refuse a program that is too large.
         if sizes_gib and peak > max(sizes_gib) * GIB:
             device = f"a {self._chips.type} has {max(sizes_gib):g} GiB"
@@ -108,7 +116,10 @@ class AheadOfTimeCompiler:
             "peak": peak,
             "memory": memory,
             **self._program_figures(
-                step, self._measured_rates if is_measured and ACCELERATORS[self._chips.type].machine is None else None
+                step,
+                self._measured_rates
+                if is_measured and ACCELERATORS[self._chips.type].machine is None
+                else None,
             ),
             **({"measured": step_time.measure_step_s(step, self._batch)} if is_measured else {}),
         }
@@ -116,31 +127,45 @@ class AheadOfTimeCompiler:
     @cached_property
     def _measured_rates(self) -> Rates:
         """Measured rates of devices that are in no table, such as a CPU's cores."""
-        return step_time.measure_rates(self.devices, precision.resolve_precision(self._spec.precision).compute)
+        return step_time.measure_rates(
+            self.devices, precision.resolve_precision(self._spec.precision).compute
+        )
 
     def _program_figures(self, step: Step, rates: Rates | None) -> dict[str, Any]:
         """Return the costs, collectives and modelled time of a train step; only costs if the program is unreadable."""
         train = step.compiled_steps["train"]
         costs = train.cost_analysis()
-        figures: dict[str, Any] = {"flops": costs.get("flops"), "bytes_accessed": costs.get("bytes accessed")}
+        figures: dict[str, Any] = {
+            "flops": costs.get("flops"),
+            "bytes_accessed": costs.get("bytes accessed"),
+        }
         sizes, across = step.mesh.shape, _count_domains(step.mesh)
         try:
             program = Program.from_text(train.hlo_text())
             collectives = find_collectives(program, list(sizes), tuple(sizes.values()), across)
         except (JaxRuntimeError, ValueError) as error:
-            return {**figures, "program": f"the compiler's program cannot be read: {str(error).splitlines()[0]}"}
+            return {
+                **figures,
+                "program": f"the compiler's program cannot be read: {str(error).splitlines()[0]}",
+            }
         # The compiler for GPUs counts no bytes.
         moved_bytes = float(figures["bytes_accessed"] or step_time.program_bytes(program))
         model = step_time.StepTimeModel(self._chips, across, rates)
         rows = model.with_exposed_shares(program, collectives)
         model_flops, kernel_flops = step.count_flops(self._batch), 0.0
-        kernels = sum(times for row, times in program.scheduled_operations() if "tpu_custom_call" in row.attributes)
+        kernels = sum(
+            times
+            for row, times in program.scheduled_operations()
+            if "tpu_custom_call" in row.attributes
+        )
         if kernels:
             # The compiler's estimates do not cover causal attention in a kernel.
             forward = step.forward_jaxpr(self._batch)
             full_flops = flops.train_step_flops(forward, trained=step.trained_arrays)
             causal_flops = flops.train_step_flops(forward, 0.5, step.trained_arrays)
-            kernel_flops = 0.0 if full_flops is None or causal_flops is None else full_flops - causal_flops
+            kernel_flops = (
+                0.0 if full_flops is None or causal_flops is None else full_flops - causal_flops
+            )
         return {
             **figures,
             "bytes_accessed": moved_bytes,
@@ -193,8 +218,13 @@ def _count_domains(device_mesh: jax.sharding.Mesh) -> dict[str, int]:
     """Return the number of slices, or hosts of GPUs, along each axis that spans more than one."""
     counts = {}
     for axis, name in enumerate(device_mesh.axis_names):
-        along = np.moveaxis(device_mesh.devices, axis, 0).reshape(device_mesh.devices.shape[axis], -1)[:, 0]
-        domains = {mesh.slice_index(chip) if chip.platform == "tpu" else chip.process_index for chip in along}
+        along = np.moveaxis(device_mesh.devices, axis, 0).reshape(
+            device_mesh.devices.shape[axis], -1
+        )[:, 0]
+        domains = {
+            mesh.slice_index(chip) if chip.platform == "tpu" else chip.process_index
+            for chip in along
+        }
         if len(domains) > 1:
             counts[name] = len(domains)
     return counts
@@ -213,7 +243,10 @@ def _smaller_specs(spec: TrainSpec, devices: int) -> Iterator[tuple[Mapping[str,
     dp, fsdp, ep, mp = spec.mesh.resolve(devices)
     if dp > 1:
         sizes = {"fsdp": dp * fsdp, "ep": ep, "mp": mp}
-        yield {**base, "train.mesh": sizes}, spec.model_copy(update={"mesh": Mesh.model_validate(sizes)})
+        yield (
+            {**base, "train.mesh": sizes},
+            spec.model_copy(update={"mesh": Mesh.model_validate(sizes)}),
+        )
 
 
 @contextlib.contextmanager
@@ -222,7 +255,8 @@ def limit_compilation() -> Iterator[None]:
 
     A call of the compiler cannot be interrupted, so the whole process has to end.
     """
-    done, max_bytes = threading.Event(), _proc_bytes("/proc/meminfo", "MemAvailable") * MAX_MEMORY_SHARE
+    done = threading.Event()
+    max_bytes = _proc_bytes("/proc/meminfo", "MemAvailable") * MAX_MEMORY_SHARE
 
     def watch_limits() -> None:
         started = reported = time.monotonic()
@@ -230,12 +264,17 @@ def limit_compilation() -> Iterator[None]:
             now, resident_bytes = time.monotonic(), _proc_bytes("/proc/self/status", "VmRSS")
             if resident_bytes > max_bytes:
                 share = f"{MAX_MEMORY_SHARE:.0%} of this machine's free memory"
-                _exit_with_refusal(f"the compiler needs more than {max_bytes / GIB:.1f} GiB, {share}")
+                _exit_with_refusal(
+                    f"the compiler needs more than {max_bytes / GIB:.1f} GiB, {share}"
+                )
             if now - started > MAX_COMPILATION_S:
                 _exit_with_refusal(f"the compiler is not done after {MAX_COMPILATION_S:.0f} s")
             if now - reported >= REPORT_INTERVAL_S:
                 reported = now
-                figures = f"{now - started:.0f} s, {resident_bytes / GIB:.1f} GiB of this machine's memory"
+                figures = (
+                    f"{now - started:.0f} s, {resident_bytes / GIB:.1f} GiB of this "
+                    "machine's memory"
+                )
                 print(f"{contract.COMPILING_PREFIX}{figures}", file=sys.stderr)
 
     thread = threading.Thread(target=watch_limits, daemon=True)

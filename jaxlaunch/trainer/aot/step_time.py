@@ -1,8 +1,9 @@
 """The time of a compiled step, by the model in docs/plan.md or as measured on devices that are present.
 
-The model counts the FLOPs of an operation's matrix products and the bytes that it reads and writes. It walks through
-the schedule with two clocks, one for compute and one for the links, to find the communication that compute does not
-hide. The result is a range, because much of what decides the time is not in the program.
+The model counts the FLOPs of an operation's matrix products and the bytes that it reads and writes.
+It walks through the schedule with two clocks, one for compute and one for the links, to find the
+communication that compute does not hide. The result is a range, because much of what decides the
+time is not in the program.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlaunch.accelerators import ACCELERATORS, MachineSpeed
 from jaxlaunch.trainer.aot.chips import Chips
 from jaxlaunch.trainer.aot.collectives import Collective
-from jaxlaunch.trainer.numerics.hlo import Computation, Operation, Program, array_bytes, parse_dimensions
+from jaxlaunch.trainer.numerics.hlo import (
+    Computation,
+    Operation,
+    Program,
+    array_bytes,
+    parse_dimensions,
+)
 from jaxlaunch.trainer.step.state import Batch
 from jaxlaunch.trainer.step.train_step import Step
 
@@ -87,7 +94,8 @@ class StepTimeModel:
 
     Attributes:
         chips: Devices of the job.
-        domains_by_axis: Number of slices, or hosts of GPUs, over which the devices along a mesh axis are spread.
+        domains_by_axis: Number of slices, or hosts of GPUs, over which the devices along a mesh
+            axis are spread.
         measured_rates: Rates of devices whose machine is unknown.
     """
 
@@ -95,7 +103,9 @@ class StepTimeModel:
     domains_by_axis: Mapping[str, int]
     measured_rates: Rates | None = None
 
-    def with_exposed_shares(self, program: Program, collectives: Sequence[Collective]) -> Sequence[Collective]:
+    def with_exposed_shares(
+        self, program: Program, collectives: Sequence[Collective]
+    ) -> Sequence[Collective]:
         """Return the collectives with the share of their time that the best end does not hide behind compute.
 
         They are unchanged if the compiler estimates cycles, or if the machine is unknown.
@@ -107,7 +117,10 @@ class StepTimeModel:
         wait_seconds = self._make_timeline(machine, program, sends, _BEST_END).wait_seconds
         return [
             dataclasses.replace(
-                row, exposed_share=min(1.0, wait_seconds[row.name] / (sends[row.name] * row.executions or 1.0))
+                row,
+                exposed_share=min(
+                    1.0, wait_seconds[row.name] / (sends[row.name] * row.executions or 1.0)
+                ),
             )
             for row in collectives
         ]
@@ -117,7 +130,9 @@ class StepTimeModel:
     ) -> dict[str, Any] | None:
         """Return the seconds of a step, [lowest, highest], and their parts; None if the machine is unknown."""
         machine = ACCELERATORS[self.chips.type].machine
-        cycles = sum(operation.cycles * times for operation, times in program.scheduled_operations())
+        cycles = sum(
+            operation.cycles * times for operation, times in program.scheduled_operations()
+        )
         if machine is not None:
             ends = [
                 self._estimate_end(machine, program, collectives, computed, cycles, end)
@@ -136,7 +151,12 @@ class StepTimeModel:
         else:
             return None
         compute, exposed = (list(part) for part in zip(*ends, strict=True))
-        return {"seconds": [sum(end) for end in ends], "compute": compute, "cycles": cycles, "exposed": exposed}
+        return {
+            "seconds": [sum(end) for end in ends],
+            "compute": compute,
+            "cycles": cycles,
+            "exposed": exposed,
+        }
 
     def _estimate_end(
         self,
@@ -152,9 +172,11 @@ class StepTimeModel:
         sends = self._send_seconds(machine, collectives, end)
         if machine.clock_hz is None or not cycles:
             timeline = self._make_timeline(machine, program, sends, end)
-            # Convolutions and the like are only in the model's FLOPs, since operations count matrix products alone.
+            # Convolutions and the like are only in the model's FLOPs, since operations count matrix
+            # products alone.
             floor = max(
-                (computed.flops or 0.0) / peak, computed.moved_bytes / machine.hbm_bytes_per_s / end.bandwidth_share
+                (computed.flops or 0.0) / peak,
+                computed.moved_bytes / machine.hbm_bytes_per_s / end.bandwidth_share,
             )
             return max(floor, timeline.compute_s), timeline.total_wait_s
         compute_s = cycles / machine.clock_hz + computed.kernel_flops / peak
@@ -162,7 +184,12 @@ class StepTimeModel:
         if not end.is_best:
             # Hidden communication shows if it takes longer than all of the computation.
             wait_s += max(
-                0.0, sum(sends[row.name] * row.executions * (1 - row.exposed_share) for row in collectives) - compute_s
+                0.0,
+                sum(
+                    sends[row.name] * row.executions * (1 - row.exposed_share)
+                    for row in collectives
+                )
+                - compute_s,
             )
         return compute_s, wait_s
 
@@ -170,7 +197,11 @@ class StepTimeModel:
         self, machine: MachineSpeed, program: Program, sends: Mapping[str, float], end: _RangeEnd
     ) -> Timeline:
         return Timeline(
-            program, Rates(self._device_peak * end.peak_share, machine.hbm_bytes_per_s * end.bandwidth_share), sends
+            program,
+            Rates(
+                self._device_peak * end.peak_share, machine.hbm_bytes_per_s * end.bandwidth_share
+            ),
+            sends,
         )
 
     def _send_seconds(
@@ -178,8 +209,9 @@ class StepTimeModel:
     ) -> dict[str, float]:
         """Return the seconds of one execution of each collective by name.
 
-        A device sends over all of its links at best, and over one ring at worst. Between hosts of GPUs a collective
-        uses as many network ports as it has GPUs on a host, and reaches half of their bandwidth at worst.
+        A device sends over all of its links at best, and over one ring at worst. Between hosts of
+        GPUs a collective uses as many network ports as it has GPUs on a host, and reaches half of
+        their bandwidth at worst.
         """
         seconds = {}
         for row in collectives:
@@ -200,7 +232,9 @@ class StepTimeModel:
 
     @property
     def _device_count(self) -> int:
-        return self.chips.hosts * self.chips.per_host * ACCELERATORS[self.chips.type].devices_per_chip
+        return (
+            self.chips.hosts * self.chips.per_host * ACCELERATORS[self.chips.type].devices_per_chip
+        )
 
 
 class Timeline:
@@ -208,7 +242,9 @@ class Timeline:
 
     def __init__(self, program: Program, rates: Rates, sends: Mapping[str, float]) -> None:
         self._program, self._rates, self._sends = program, rates, sends
-        self.wait_seconds: defaultdict[str, float] = defaultdict(float)  # seconds by collective, over all executions
+        self.wait_seconds: defaultdict[str, float] = defaultdict(
+            float
+        )  # seconds by collective, over all executions
         self.seconds = self._run_computation(program.entry, 1.0)
         self.total_wait_s = sum(self.wait_seconds.values())
         self.compute_s = self.seconds - self.total_wait_s
@@ -220,12 +256,19 @@ class Timeline:
         clock, link_free, ends = 0.0, 0.0, dict[str, float]()
         for operation in operations:
             if operation.name in self._sends:
-                link_free = ends[operation.name] = max(clock, link_free) + self._sends[operation.name]
+                link_free = ends[operation.name] = (
+                    max(clock, link_free) + self._sends[operation.name]
+                )
             else:
                 clock += self._run_called(operation, name, times)
                 if not is_free(operation):
-                    flops = operation_flops(self._program, operation, operations) / self._rates.flops_per_s
-                    moved = touched_bytes(self._program, operation, by_name) / self._rates.bytes_per_s
+                    flops = (
+                        operation_flops(self._program, operation, operations)
+                        / self._rates.flops_per_s
+                    )
+                    moved = (
+                        touched_bytes(self._program, operation, by_name) / self._rates.bytes_per_s
+                    )
                     clock += self._rates.start_s + max(flops, moved)
             # A done operation waits for its start. A synchronous collective waits for itself.
             waits_for = None
@@ -243,20 +286,27 @@ class Timeline:
         """Return the seconds of the computations that a loop, call or branch runs."""
         computations = self._program.computations
         if operation.kind == "while":
-            body, trips = operation.read_attribute("body") or "", self._program.loop_trips(operation, caller)
-            return trips * self._run_computation(body, times * trips) if body in computations else 0.0
+            body = operation.read_attribute("body") or ""
+            trips = self._program.loop_trips(operation, caller)
+            return (
+                trips * self._run_computation(body, times * trips) if body in computations else 0.0
+            )
         if operation.kind in ("call", "conditional"):
             return sum(
-                self._run_computation(name, times) for name in operation.called_computations if name in computations
+                self._run_computation(name, times)
+                for name in operation.called_computations
+                if name in computations
             )
         return 0.0
 
 
-# --- the work of an operation -----------------------------------------------------------------------------------------
+# --- the work of an operation ---------------------------------------------------------------------
 
-# These move no data themselves: they name existing values, or run computations whose operations are counted instead.
+# These move no data themselves: they name existing values, or run computations whose operations are
+# counted instead.
 _FREE_KINDS = frozenset(
-    "after-all bitcast call conditional constant get-tuple-element parameter partition-id tuple while".split()
+    "after-all bitcast call conditional constant get-tuple-element parameter partition-id "
+    "tuple while".split()
 )
 # These read as much of their operand as they return.
 _SLICE_KINDS = ("dynamic-slice", "gather", "slice")
@@ -299,8 +349,13 @@ def operation_flops(program: Program, operation: Operation, computation: Computa
     if operation.kind != "custom-call" or target is None or target[1] not in _ATTENTION_PRODUCTS:
         return sum(flops for _, flops in matrix_products(program, operation, computation))
     # Products of queries [B, L, H, K] and keys [B, S, G, K], half of each if the mask is causal.
-    query, key = (next(row for row in computation if row.name == name) for name in operation.operands[:2])
-    (batch, length, heads, size), keys = parse_dimensions(query.result), parse_dimensions(key.result)[1]
+    query, key = (
+        next(row for row in computation if row.name == name) for name in operation.operands[:2]
+    )
+    (batch, length, heads, size), keys = (
+        parse_dimensions(query.result),
+        parse_dimensions(key.result)[1],
+    )
     share = 0.5 if re.search(r'mask_type": ?"\w*CAUSAL', operation.attributes) else 1.0
     return _ATTENTION_PRODUCTS[target[1]] * 2.0 * batch * length * heads * size * keys * share
 
@@ -310,7 +365,9 @@ def program_bytes(program: Program) -> float:
     total = 0.0
     for name, times in program.executions.items():
         by_name = {operation.name: operation for operation in program.computations[name]}
-        total += times * sum(touched_bytes(program, operation, by_name) for operation in by_name.values())
+        total += times * sum(
+            touched_bytes(program, operation, by_name) for operation in by_name.values()
+        )
     return total
 
 
@@ -319,13 +376,19 @@ def touched_bytes(program: Program, operation: Operation, by_name: Operations) -
     if is_free(operation):
         return 0.0
     written = sum(array_bytes(operation.result))
-    read = [sum(array_bytes(by_name[name].result)) if name in by_name else 0 for name in operation.operands]
+    read = [
+        sum(array_bytes(by_name[name].result)) if name in by_name else 0
+        for name in operation.operands
+    ]
     if operation.kind in _SLICE_KINDS:
         return 2.0 * written
     if operation.kind == "dynamic-update-slice":
         return 2.0 * read[1]
     if operation.kind == "fusion" and operation.called_computations:
-        parts = {part.name: part for part in program.computations.get(operation.called_computations[0], ())}
+        parts = {
+            part.name: part
+            for part in program.computations.get(operation.called_computations[0], ())
+        }
         return _fusion_written_bytes(parts, written) + sum(
             _fusion_read_bytes(parts, *operand) for operand in enumerate(read)
         )
@@ -335,7 +398,12 @@ def touched_bytes(program: Program, operation: Operation, by_name: Operations) -
 def _fusion_read_bytes(parts: Operations, index: int, operand_bytes: int) -> float:
     """Return the bytes that a fusion reads of an operand: its slices, nothing if updated in place, or all of it."""
     parameter = next(
-        (part for part in parts.values() if part.kind == "parameter" and part.arguments == str(index)), None
+        (
+            part
+            for part in parts.values()
+            if part.kind == "parameter" and part.arguments == str(index)
+        ),
+        None,
     )
     if parameter is None:
         return float(operand_bytes)
@@ -364,7 +432,9 @@ def _fusion_written_bytes(parts: Operations, result_bytes: int) -> float:
     if root is None:
         return float(result_bytes)
     total = 0.0
-    for result in [parts[name] for name in root.operands if name in parts] if root.kind == "tuple" else [root]:
+    for result in (
+        [parts[name] for name in root.operands if name in parts] if root.kind == "tuple" else [root]
+    ):
         while result.kind in _VIEW_KINDS and result.operands[0] in parts:
             result = parts[result.operands[0]]
         if result.kind == "dynamic-update-slice" and result.operands[1] in parts:
@@ -376,11 +446,13 @@ def _fusion_written_bytes(parts: Operations, result_bytes: int) -> float:
 def recomputed_share(program: Program) -> float | None:
     """Return the share of a step that is recomputed in the backward pass.
 
-    The share is one of the compiler's cycles, or of the FLOPs of matrix products if it estimates no cycles. A fusion
-    counts by the operation after which it is named. Returns None if there is nothing to weigh.
+    The share is one of the compiler's cycles, or of the FLOPs of matrix products if it estimates no
+    cycles. A fusion counts by the operation after which it is named. Returns None if there is
+    nothing to weigh.
     """
-    # Computations that a recomputed loop, call or branch runs. JAX traces what both passes call only once, so that its
-    # operations carry the names of the first pass. A computation comes after the one that runs it.
+    # Computations that a recomputed loop, call or branch runs. JAX traces what both passes call
+    # only once, so that its operations carry the names of the first pass. A computation comes after
+    # the one that runs it.
     recomputed_names: set[str | None] = set()
     for name in program.executions:
         for operation in program.computations[name]:
@@ -400,13 +472,17 @@ def recomputed_share(program: Program) -> float | None:
                     operation.cycles * times
                 )
             else:
-                for product, flops in matrix_products(program, operation, program.computations[name]):
-                    weights[name in recomputed_names or _RECOMPUTED_SCOPE in product.attributes] += flops * times
+                for product, flops in matrix_products(
+                    program, operation, program.computations[name]
+                ):
+                    weights[
+                        name in recomputed_names or _RECOMPUTED_SCOPE in product.attributes
+                    ] += flops * times
     total = sum(weights.values())
     return weights[True] / total if total else None
 
 
-# --- measurements -----------------------------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------
 
 _WARMUP_RUNS, _MIN_RUNS = 2, 5
 # Duration of a measurement; _MIN_RUNS may take longer.
@@ -420,7 +496,10 @@ _PASS_ELEMENTS = 2**21
 def measure_step_s(step: Step, batch: Batch) -> float:
     """Return the median time of a train step on rows of zeros; `step` is compiled for batches of this shape."""
     # The weights are one, because a step without weight changes nothing.
-    rows = {name: (np.ones if name == "weight" else np.zeros)(like.shape, like.dtype) for name, like in batch.items()}
+    rows = {
+        name: (np.ones if name == "weight" else np.zeros)(like.shape, like.dtype)
+        for name, like in batch.items()
+    }
     placed, state = step.put_batch(rows), step.init_state()
 
     def run_step() -> Any:
@@ -434,17 +513,25 @@ def measure_step_s(step: Step, batch: Batch) -> float:
 def measure_rates(devices: Sequence[jax.Device], dtype: jnp.dtype) -> Rates:
     """Measure the rates of each device while all devices are busy.
 
-    Measures the FLOP/s of products in `dtype`, the bandwidth of a pass over float32, and the seconds of a tiny
-    operation and of a tiny collective. Devices that share cores, as those of a CPU do, share these rates.
+    Measures the FLOP/s of products in `dtype`, the bandwidth of a pass over float32, and the
+    seconds of a tiny operation and of a tiny collective. Devices that share cores, as those of a
+    CPU do, share these rates.
     """
     mesh, split = Mesh(np.array(devices), ("devices",)), PartitionSpec("devices")
 
-    def turn_s(body: Callable[[Array], Array], turns: int, *shape: int, dtype: Any = np.float32) -> float:
+    def turn_s(
+        body: Callable[[Array], Array], turns: int, *shape: int, dtype: Any = np.float32
+    ) -> float:
         """Return the seconds of one iteration of `body` on an array of this shape on each device."""
         loop: Any = partial(jax.lax.fori_loop, 0, turns, lambda _, array: body(array))
         run = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=split, out_specs=split))
         array = np.zeros((len(devices) * shape[0], *shape[1:]), dtype)
-        return _median_s(partial(run, jax.device_put(array, NamedSharding(mesh, split))), _MEASURE_S / 4) / turns
+        return (
+            _median_s(
+                partial(run, jax.device_put(array, NamedSharding(mesh, split))), _MEASURE_S / 4
+            )
+            / turns
+        )
 
     def pass_over(array: Array) -> Array:
         return 2 * array + 1

@@ -1,7 +1,7 @@
 """Choice of the attention implementation: the one that a job names, or for auto the fastest that is available.
 
-If the named implementation is unavailable, xla is used instead. A note reports this, and what auto selects on an
-accelerator.
+If the named implementation is unavailable, xla is used instead. A note reports this, and what auto
+selects on an accelerator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from jaxlaunch.trainer.numerics import precision
 from jaxlaunch.trainer.spec import GPT2, Decoder, Model, TrainSpec, ViT
 
 PORTABLE = ("auto", "xla")
-KERNELS: Mapping[str, str] = {"cuda": "cudnn", "tpu": "splash"}  # platform -> implementation that auto uses
+KERNELS: Mapping[str, str] = {
+    "cuda": "cudnn",
+    "tpu": "splash",
+}  # platform -> implementation that auto uses
 AMPERE, HOPPER = (8, 0), (9, 0)  # compute capabilities
 
 
@@ -85,7 +88,9 @@ def _resolve_auto(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str |
     reason = _auto_fault(kernel_spec) or unavailable_reason(kernel_spec, device, is_masked=True)
     if reason is None:
         return kernel_spec, f"train.attention = auto: using {kernel}"
-    return _with_attention(spec, "xla"), f"train.attention = auto: using xla; {kernel} is unavailable here: {reason}"
+    return _with_attention(
+        spec, "xla"
+    ), f"train.attention = auto: using xla; {kernel} is unavailable here: {reason}"
 
 
 def resolve_for_plan(spec: TrainSpec, accelerator: Accelerator | None = None) -> TrainSpec:
@@ -99,9 +104,15 @@ def resolve_for_plan(spec: TrainSpec, accelerator: Accelerator | None = None) ->
         else spec.attention
     )
     kernel_spec, shape = _with_attention(spec, name), attention_shape(spec.model)
-    if shape is None or name in PORTABLE or (spec.attention == "auto" and _auto_fault(kernel_spec) is not None):
+    if (
+        shape is None
+        or name in PORTABLE
+        or (spec.attention == "auto" and _auto_fault(kernel_spec) is not None)
+    ):
         return _with_attention(spec, "xla")
-    return _with_attention(spec, implementations.FUSED if _has_kernel(kernel_spec, shape, accelerator) else "xla")
+    return _with_attention(
+        spec, implementations.FUSED if _has_kernel(kernel_spec, shape, accelerator) else "xla"
+    )
 
 
 def _has_kernel(spec: TrainSpec, shape: Shape, accelerator: Accelerator | None) -> bool:
@@ -109,7 +120,10 @@ def _has_kernel(spec: TrainSpec, shape: Shape, accelerator: Accelerator | None) 
     if accelerator is not None and KERNELS.get(accelerator.platform) != spec.attention:
         return False
     if spec.attention == "splash":
-        return _kernel_refusal("splash", shape, precision.resolve_precision(spec.precision).compute) is None
+        return (
+            _kernel_refusal("splash", shape, precision.resolve_precision(spec.precision).compute)
+            is None
+        )
     gpu_capability = None if accelerator is None else accelerator.capability
     largest = 256 if gpu_capability is None or gpu_capability >= HOPPER else 128
     return (
@@ -120,7 +134,9 @@ def _has_kernel(spec: TrainSpec, shape: Shape, accelerator: Accelerator | None) 
     )
 
 
-def unavailable_reason(spec: TrainSpec, device: jax.Device, *, is_masked: bool = False) -> str | None:
+def unavailable_reason(
+    spec: TrainSpec, device: jax.Device, *, is_masked: bool = False
+) -> str | None:
     """Return why the named attention is unavailable on `device`, or None if it is available or not needed.
 
     Args:
@@ -150,7 +166,8 @@ def _cudnn_fault(spec: TrainSpec, gpu_capability: tuple[int, int] | None) -> str
         return "cuDNN's kernel reads float16 and bfloat16, and train.precision computes in float32"
     if gpu_capability is not None and gpu_capability < AMPERE:
         return (
-            f"cuDNN's kernel needs compute capability 8.0 (Ampere), the GPU has {gpu_capability[0]}.{gpu_capability[1]}"
+            "cuDNN's kernel needs compute capability 8.0 (Ampere), the GPU has "
+            f"{gpu_capability[0]}.{gpu_capability[1]}"
         )
     return None
 
@@ -158,12 +175,21 @@ def _cudnn_fault(spec: TrainSpec, gpu_capability: tuple[int, int] | None) -> str
 def _auto_fault(spec: TrainSpec) -> str | None:
     """Return why auto does not select a kernel that a job may name.
 
-    On a TPU, float32 products are left to the compiler. cuDNN's windows have not been tested on a GPU.
+    On a TPU, float32 products are left to the compiler. cuDNN's windows have not been tested on a
+    GPU.
     """
-    if spec.attention == "splash" and precision.resolve_precision(spec.precision).compute != jnp.bfloat16:
+    if (
+        spec.attention == "splash"
+        and precision.resolve_precision(spec.precision).compute != jnp.bfloat16
+    ):
         return "auto uses it for bfloat16 only, and train.precision computes in another type"
     shape = attention_shape(spec.model)
-    if spec.attention == "cudnn" and shape is not None and shape.window is not None and shape.window < shape.length:
+    if (
+        spec.attention == "cudnn"
+        and shape is not None
+        and shape.window is not None
+        and shape.window < shape.length
+    ):
         return f"auto uses it only without a window, and train.model.window = {shape.window}"
     return None
 
@@ -178,7 +204,13 @@ def attention_shape(model: Model) -> Shape | None:
         case Decoder():
             window = model.window if "window" in model.attention_spans else None
             return Shape(
-                model.length, model.heads, model.kv_head_count, model.head_channels, True, window, model.score_cap
+                model.length,
+                model.heads,
+                model.kv_head_count,
+                model.head_channels,
+                True,
+                window,
+                model.score_cap,
             )
         case GPT2():
             return Shape(model.length, model.heads, model.heads, model.width // model.heads, True)
@@ -188,7 +220,9 @@ def attention_shape(model: Model) -> Shape | None:
     return None
 
 
-def _kernel_refusal(name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False) -> str | None:
+def _kernel_refusal(
+    name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False
+) -> str | None:
     """Return why JAX refuses to train with this kernel (a cap, head size, cuDNN's version, the device), or None."""
     abstract_array = partial(jax.ShapeDtypeStruct, dtype=dtype)
     query = abstract_array((1, shape.length, shape.heads, shape.size))

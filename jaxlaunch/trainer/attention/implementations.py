@@ -52,7 +52,9 @@ class Visible(NamedTuple):
         if self.segments_BL is not None:
             parts.append(self.segments_BL[:, None, :, None] == self.segments_BL[:, None, None, :])
         if self.lengths_B is not None:
-            parts.append(jnp.arange(length)[None, None, None, :] < self.lengths_B[:, None, None, None])
+            parts.append(
+                jnp.arange(length)[None, None, None, :] < self.lengths_B[:, None, None, None]
+            )
         return reduce(jnp.logical_and, parts) if parts else None
 
     @property
@@ -60,7 +62,9 @@ class Visible(NamedTuple):
         """Position of each token in its segment, from 0; None without segments."""
         if self.segments_BL is None:
             return None
-        index_BL = jnp.broadcast_to(jnp.arange(self.segments_BL.shape[1])[None, :], self.segments_BL.shape)
+        index_BL = jnp.broadcast_to(
+            jnp.arange(self.segments_BL.shape[1])[None, :], self.segments_BL.shape
+        )
         is_first_BL = jnp.diff(self.segments_BL, axis=1, prepend=self.segments_BL[:, :1] - 1) != 0
         return index_BL - jax.lax.cummax(jnp.where(is_first_BL, index_BL, 0), axis=1)
 
@@ -91,8 +95,8 @@ SPLASH = "splash"
 ATTENTION_OUTPUT = "mixed"
 Keys = Array | Visible | None  # a bare array is a mask
 # (query_BLHK, key_BLGK, value_BLGK, keys) -> out_BLHK; query head h reads key head h // (H / G).
-# A query that sees no key returns the mean of some values. The mean is finite, so that its gradient is harmless if the
-# loss gives it no weight.
+# A query that sees no key returns the mean of some values. The mean is finite, so that its gradient
+# is harmless if the loss gives it no weight.
 Attention = Callable[[Array, Array, Array, Keys], Array]
 
 
@@ -122,25 +126,35 @@ def full_attention(name: str) -> Attention:
 
 def _find_implementation(name: str) -> Callable[..., Array]:
     if name not in TRACED:
-        raise SpecError(f"train.attention = {name!r} is not supported; use one of {', '.join(ATTENTION)}")
+        raise SpecError(
+            f"train.attention = {name!r} is not supported; use one of {', '.join(ATTENTION)}"
+        )
     kernel = TRACED[name]
     checkpointed = (
-        kernel if name == SPLASH else lambda *args, **keys: checkpoint_name(kernel(*args, **keys), ATTENTION_OUTPUT)
+        kernel
+        if name == SPLASH
+        else lambda *args, **keys: checkpoint_name(kernel(*args, **keys), ATTENTION_OUTPUT)
     )
     # A profile recognizes attention by this scope.
     return jax.named_scope("attention")(checkpointed)
 
 
-def _xla_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
+def _xla_attention(
+    query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores
+) -> Array:
     """Compute scores and softmax in float32.
 
-    The heads are moved to the front, so that each is one matrix, and the scale is applied to the queries. On a CPU this
-    takes half the time of jax.nn's implementation.
+    The heads are moved to the front, so that each is one matrix, and the scale is applied to the
+    queries. On a CPU this takes half the time of jax.nn's implementation.
     """
     mask_B1LL = as_visible(keys).pairs_B1LL(key_BLGK.shape[1])
     batch, length, heads, size = query_BLHK.shape
     groups, dtype = key_BLGK.shape[2], query_BLHK.dtype
-    operands = query_BLHK * (size**-0.5 if scores.scale is None else scores.scale), key_BLGK, value_BLGK
+    operands = (
+        query_BLHK * (size**-0.5 if scores.scale is None else scores.scale),
+        key_BLGK,
+        value_BLGK,
+    )
     # XLA has no such product on CPU.
     if dtype == jnp.float16 and jax.default_backend() == "cpu":
         operands = jax.tree.map(lambda operand: operand.astype(jnp.float32), operands)
@@ -148,7 +162,9 @@ def _xla_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: 
     # R counts the queries that read the same keys.
     rows, sharing = heads // groups * length, heads // groups
     query_BGRK = query_BHLK.reshape(batch, groups, rows, size)
-    scores_BGRL = jnp.einsum("bgrk,bglk->bgrl", query_BGRK, key_BGLK, preferred_element_type=jnp.float32)
+    scores_BGRL = jnp.einsum(
+        "bgrk,bglk->bgrl", query_BGRK, key_BGLK, preferred_element_type=jnp.float32
+    )
     if scores.cap is not None:
         scores_BGRL = scores.cap * jnp.tanh(scores_BGRL / scores.cap)
     if scores.is_causal:
@@ -157,14 +173,18 @@ def _xla_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: 
             seen_LL &= ~jnp.tri(length, k=-scores.window, dtype=bool)
         scores_BGRL = jnp.where(jnp.tile(seen_LL, (sharing, 1)), scores_BGRL, MASKED_SCORE)
     if mask_B1LL is not None:
-        mask_B1RL = mask_B1LL if mask_B1LL.shape[2] == 1 else jnp.tile(mask_B1LL, (1, 1, sharing, 1))
+        mask_B1RL = (
+            mask_B1LL if mask_B1LL.shape[2] == 1 else jnp.tile(mask_B1LL, (1, 1, sharing, 1))
+        )
         scores_BGRL = jnp.where(mask_B1RL, scores_BGRL, MASKED_SCORE)
     shares_BGRL = jax.nn.softmax(scores_BGRL).astype(value_BGLK.dtype)
     mixed_BGRK = jnp.einsum("bgrl,bglk->bgrk", shares_BGRL, value_BGLK)
     return mixed_BGRK.reshape(batch, heads, length, size).swapaxes(1, 2).astype(dtype)
 
 
-def _cudnn_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
+def _cudnn_attention(
+    query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores
+) -> Array:
     """Call cuDNN, which skips keys past `lengths` but reads other masks completely. Raises ValueError for a cap."""
     if scores.cap is not None:
         raise ValueError("cuDNN's kernel does not support score_cap")
@@ -172,12 +192,14 @@ def _cudnn_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys
     mask_BLL, lengths_B = None, visibility.lengths_B
     if visibility.mask_BL is not None or visibility.segments_BL is not None:
         mask_BLL, lengths_B = visibility.pairs_B1LL(length), None
-    # JAX (0.10.2, 0.11.2) refuses odd lengths in training even without a mask, so one hidden position is added.
+    # JAX (0.10.2, 0.11.2) refuses odd lengths in training even without a mask, so one hidden
+    # position is added.
     odd = length % 2
     if odd and mask_BLL is None and lengths_B is None and not scores.is_causal:
         lengths_B = jnp.full(query_BLHK.shape[0], length, jnp.int32)
     query_BLHK, key_BLGK, value_BLGK = (
-        jnp.pad(operand, ((0, 0), (0, odd), (0, 0), (0, 0))) for operand in (query_BLHK, key_BLGK, value_BLGK)
+        jnp.pad(operand, ((0, 0), (0, odd), (0, 0), (0, 0)))
+        for operand in (query_BLHK, key_BLGK, value_BLGK)
     )
     if mask_BLL is not None:
         mask_BLL = jnp.broadcast_to(mask_BLL, (*mask_BLL.shape[:2], length, length))
@@ -202,25 +224,34 @@ def _cudnn_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys
     return mixed_BLHK[:, :length]
 
 
-def _splash_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
+def _splash_attention(
+    query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores
+) -> Array:
     """Call splash attention. Hidden keys get a segment of their own."""
     visibility, (batch, length) = as_visible(keys), query_BLHK.shape[:2]
     ids = None
     if any(restriction is not None for restriction in visibility):
-        own_BL = jnp.zeros((batch, length), jnp.int32) if visibility.segments_BL is None else visibility.segments_BL
+        own_BL = (
+            jnp.zeros((batch, length), jnp.int32)
+            if visibility.segments_BL is None
+            else visibility.segments_BL
+        )
         is_seen_B11L = Visible(visibility.mask_BL, None, visibility.lengths_B).pairs_B1LL(length)
         key_BL = own_BL if is_seen_B11L is None else jnp.where(is_seen_B11L[:, 0, 0], own_BL, -1)
         ids = own_BL.astype(jnp.int32), key_BL.astype(jnp.int32)
     # Importing Pallas takes half a second.
     from jaxlaunch.trainer.attention import splash
 
-    return splash.splash_attention(query_BLHK, key_BLGK, value_BLGK, ids, scores, name=ATTENTION_OUTPUT)
+    return splash.splash_attention(
+        query_BLHK, key_BLGK, value_BLGK, ids, scores, name=ATTENTION_OUTPUT
+    )
 
 
-# --- a stand-in for a fused kernel ------------------------------------------------------------------------------------
+# --- a stand-in for a fused kernel ----------------------------------------------------------------
 
-# A plan may be traced without the kernel's devices. Like a kernel, the stand-in is a single operation for JAX: policies
-# of rematerialization do not look inside, and the backward pass keeps its operands, its result and one number per row.
+# A plan may be traced without the kernel's devices. Like a kernel, the stand-in is a single
+# operation for JAX: policies of rematerialization do not look inside, and the backward pass keeps
+# its operands, its result and one number per row.
 KERNEL = Primitive("fused_attention")
 KERNEL.multiple_results = True
 
@@ -228,7 +259,9 @@ KERNEL.multiple_results = True
 def fuse_attention(plain: Callable[..., Array]) -> Callable[..., Array]:
     """Wrap `plain`, an implementation of attention, in a single operation."""
 
-    def attend(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores) -> Array:
+    def attend(
+        query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores
+    ) -> Array:
         arrays, tree = jax.tree.flatten(keys)
 
         def call_plain(query: Array, key: Array, value: Array, *arrays: Array) -> Array:
@@ -240,7 +273,9 @@ def fuse_attention(plain: Callable[..., Array]) -> Callable[..., Array]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fused_kernel(plain: Callable[..., Array], query: Array, key: Array, value: Array, arrays: list[Array]) -> Array:
+def _fused_kernel(
+    plain: Callable[..., Array], query: Array, key: Array, value: Array, arrays: list[Array]
+) -> Array:
     result: Array = KERNEL.bind(query, key, value, *arrays, plain=plain)[0]
     return result
 
@@ -263,19 +298,29 @@ _fused_kernel.defvjp(_fused_kernel_forward, _fused_kernel_backward)
 
 def _kernel_shapes(query: Any, *operands: Any, plain: Callable[..., Array]) -> Any:
     *batch, length, heads, _ = query.shape
-    return query.update(weak_type=False), query.update(shape=(*batch, heads, length), dtype=jnp.dtype(jnp.float32))
+    return query.update(weak_type=False), query.update(
+        shape=(*batch, heads, length), dtype=jnp.dtype(jnp.float32)
+    )
 
 
-def _compute_kernel(query: Array, *operands: Array, plain: Callable[..., Array]) -> tuple[Array, Array]:
+def _compute_kernel(
+    query: Array, *operands: Array, plain: Callable[..., Array]
+) -> tuple[Array, Array]:
     *batch, length, heads, _ = query.shape
     return plain(query, *operands), jnp.zeros((*batch, heads, length), jnp.float32)
 
 
-def _batch_kernel(operands: Sequence[Array], dims: Sequence[int | None], *, plain: Callable[..., Array]) -> Any:
+def _batch_kernel(
+    operands: Sequence[Array], dims: Sequence[int | None], *, plain: Callable[..., Array]
+) -> Any:
     """Bind the operation with the mapped dimension in front, which the query always gets."""
     (query, *other_operands), (axis, *axes) = operands, dims
     if axis is None:
-        size = next(other.shape[place] for other, place in zip(other_operands, axes, strict=True) if place is not None)
+        size = next(
+            other.shape[place]
+            for other, place in zip(other_operands, axes, strict=True)
+            if place is not None
+        )
         query, axis = jnp.broadcast_to(query, (size, *query.shape)), 0
     mapped = jax.vmap(plain, (0, *axes))
     return KERNEL.bind(jnp.moveaxis(query, axis, 0), *other_operands, plain=mapped), (0, 0)

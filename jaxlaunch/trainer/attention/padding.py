@@ -1,6 +1,7 @@
 """Masks of the tokens that are text and not padding, shared by the loss, routers, counts and speeds.
 
-The keys of an example that trainer/tasks/lm lists decide. The functions accept arrays of numpy or JAX.
+The keys of an example that trainer/tasks/lm lists decide. The functions accept arrays of numpy or
+JAX.
 
 B batch, L length, T = L + 1 tokens.
 """
@@ -21,10 +22,11 @@ Arrays = Mapping[str, Any]  # key of an example -> array [B, ...]
 def real_tokens(batch: Arrays) -> Any:
     """Return which of `tokens` [B, T] are text, as a boolean array [B, T].
 
-    Tokens are padding in a row of `weight` 0, where `attention_mask` is 0, and from `length` on. A segment numbered 0
-    or less is padding if nothing in it is predicted. Without a `mask` [B, T - 1], such a segment counts as text if the
-    row begins with it, since segments may be counted from 0. If a row has only a mask, the tokens after its last target
-    are padding, because they influence no loss.
+    Tokens are padding in a row of `weight` 0, where `attention_mask` is 0, and from `length` on. A
+    segment numbered 0 or less is padding if nothing in it is predicted. Without a `mask` [B, T -
+    1], such a segment counts as text if the row begins with it, since segments may be counted from
+    0. If a row has only a mask, the tokens after its last target are padding, because they
+    influence no loss.
     """
     shape, xp = batch["tokens"].shape, np if isinstance(batch["tokens"], np.ndarray) else jnp
     index_1T, real_BT = np.arange(shape[1], dtype=np.int32)[None, :], xp.ones(shape, bool)
@@ -36,7 +38,11 @@ def real_tokens(batch: Arrays) -> Any:
     if segments_BT is not None:
         for fills_BT in (segments_BT == 0, segments_BT < 0):
             is_predicted_BL = fills_BT[:, 1:] & fills_BT[:, :-1]
-            is_text_B1 = fills_BT[:, :1] if mask_BL is None else (is_predicted_BL & (mask_BL != 0)).any(1)[:, None]
+            is_text_B1 = (
+                fills_BT[:, :1]
+                if mask_BL is None
+                else (is_predicted_BL & (mask_BL != 0)).any(1)[:, None]
+            )
             real_BT = real_BT & (~fills_BT | is_text_B1)
     elif mask_BL is not None and seen_BT is None and length_B is None:
         last_B1 = ((mask_BL != 0).astype(np.int32) * index_1T[:, 1:]).max(1)[:, None]
@@ -49,8 +55,8 @@ def real_tokens(batch: Arrays) -> Any:
 def input_mask(batch: Arrays) -> Any:
     """Return which input tokens, all but the last of a row, count, as a boolean array [B, T - 1].
 
-    These are the text tokens except for the last one. A model reads the last text token only in a padded row, so
-    leaving it out makes the count independent of padding.
+    These are the text tokens except for the last one. A model reads the last text token only in a
+    padded row, so leaving it out makes the count independent of padding.
     """
     real_BT = real_tokens(batch)
     index_1T = np.arange(real_BT.shape[1], dtype=np.int32)[None, :]
@@ -61,7 +67,8 @@ def input_mask(batch: Arrays) -> Any:
 def target_mask(batch: Arrays) -> Any:
     """Return which of `tokens` [B, T] after the first are predicted, as a boolean array [B, T - 1].
 
-    A target is text that follows text of its own segment, and whose `mask` is not 0 if there is one.
+    A target is text that follows text of its own segment, and whose `mask` is not 0 if there is
+    one.
     """
     real_BT = real_tokens(batch)
     is_target_BL = real_BT[:, 1:] & real_BT[:, :-1]
@@ -77,7 +84,9 @@ def split_rows(batch: Arrays) -> dict[str, Any]:
     if batch["tokens"].ndim == 2:
         return dict(batch)
     count = math.prod(batch["tokens"].shape[1:-1])
-    split = {key: array.reshape(-1, *array.shape[2:]) for key, array in batch.items() if key != "weight"}
+    split = {
+        key: array.reshape(-1, *array.shape[2:]) for key, array in batch.items() if key != "weight"
+    }
     return split | ({"weight": jnp.repeat(batch["weight"], count)} if "weight" in batch else {})
 
 
@@ -85,7 +94,13 @@ def count_input_tokens(batch: Arrays) -> jax.Array:
     """Count the tokens of a batch in `input_mask`, as an int32 scalar. Keys of unexpected shapes are ignored."""
     split = split_rows(batch)
     size, length = split["tokens"].shape
-    shapes: dict[str, tuple[int, ...]] = {key: (size, length) for key in ("tokens", "attention_mask", "segments")}
+    shapes: dict[str, tuple[int, ...]] = {
+        key: (size, length) for key in ("tokens", "attention_mask", "segments")
+    }
     shapes |= {"mask": (size, length - 1), "length": (size,), "weight": (size,)}
-    row_batch = {key: split[key] for key, shape in shapes.items() if key in split and split[key].shape == shape}
+    row_batch = {
+        key: split[key]
+        for key, shape in shapes.items()
+        if key in split and split[key].shape == shape
+    }
     return jnp.asarray(input_mask(row_batch)).sum(dtype=jnp.int32)

@@ -42,19 +42,23 @@ def splash_attention(
         value_BLGK: Values.
         ids: Segments of queries and keys, if any.
         scores: Options of the scores.
-        name: Name of the result and of the log-sums that its backward pass needs, for remat policies.
+        name: Name of the result and of the log-sums that its backward pass needs, for remat
+            policies.
         interpret: Whether to run on any device, slowly.
 
     Raises:
         ValueError: No block size divides the length.
     """
 
-    def attend_locally(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None) -> Array:
+    def attend_locally(
+        query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None
+    ) -> Array:
         kernel = _make_kernel(query_BLHK.shape[1], query_BLHK.shape[2], scores, name, interpret)
         scale = query_BLHK.shape[3] ** -0.5 if scores.scale is None else scores.scale
         scaled_BLHK = query_BLHK.astype(jnp.float32) * scale
         heads_first = (
-            operand.swapaxes(1, 2) for operand in (scaled_BLHK.astype(query_BLHK.dtype), key_BLGK, value_BLGK)
+            operand.swapaxes(1, 2)
+            for operand in (scaled_BLHK.astype(query_BLHK.dtype), key_BLGK, value_BLGK)
         )
         segments = None if ids is None else kernels.SegmentIds(*ids)
         mixed_BHLK = jax.vmap(kernel)(*heads_first, segments)
@@ -80,7 +84,11 @@ def splash_attention(
     return split(query_BLHK, key_BLGK, value_BLGK, ids)
 
 
-AXES = (("batch", "length"), ("batch", "length", "heads", "head"), ("batch", "length", "kv_heads", "head"))
+AXES = (
+    ("batch", "length"),
+    ("batch", "length", "heads", "head"),
+    ("batch", "length", "kv_heads", "head"),
+)
 
 
 def _make_kernel(
@@ -96,7 +104,12 @@ def _make_kernel(
     elif scores.is_causal:
         mask = masks.CausalMask(shape)
     sizes = kernels.BlockSizes(
-        block_q=side, block_kv=side, block_q_dkv=side, block_kv_dkv=side, block_q_dq=side, block_kv_dq=side
+        block_q=side,
+        block_kv=side,
+        block_q_dkv=side,
+        block_kv_dkv=side,
+        block_q_dq=side,
+        block_kv_dq=side,
     )
     result: kernels.SplashAttentionKernel = kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),

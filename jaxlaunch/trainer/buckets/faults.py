@@ -1,8 +1,8 @@
 """Classification of storage errors, and retries.
 
-A storage failure may be gone at the next attempt (exit code 84), whereas wrong data stay wrong (65). A missing
-permission counts as wrong before the run has trained, because it was never granted. Afterwards it counts as a failure,
-because the permission existed and may return.
+A storage failure may be gone at the next attempt (exit code 84), whereas wrong data stay wrong
+(65). A missing permission counts as wrong before the run has trained, because it was never granted.
+Afterwards it counts as a failure, because the permission existed and may return.
 """
 
 from __future__ import annotations
@@ -30,7 +30,18 @@ PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotAD
 NETWORK_ERRORS = (TimeoutError, ConnectionError, URLError, http.client.HTTPException)
 # Storage clients whose exceptions need not be OSErrors. They are recognized without importing them.
 CLIENT_PACKAGES = (
-    *("aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "grpc", "httpcore", "httpx"),
+    *(
+        "aiobotocore",
+        "aiohttp",
+        "azure",
+        "botocore",
+        "fsspec",
+        "gcsfs",
+        "google",
+        "grpc",
+        "httpcore",
+        "httpx",
+    ),
     *("huggingface_hub", "requests", "s3fs", "s3transfer", "urllib3"),
 )
 TRANSIENT_NAMES = re.compile(
@@ -114,11 +125,17 @@ def is_storage(error: BaseException) -> bool:
         is_wrapper = isinstance(link, URLError) and isinstance(link.reason, BaseException)
         if isinstance(link, NETWORK_ERRORS) and not is_wrapper:
             return True
-        if isinstance(link, OSError) and link.errno is not None and not _client_kinds(link.__cause__):
+        if (
+            isinstance(link, OSError)
+            and link.errno is not None
+            and not _client_kinds(link.__cause__)
+        ):
             # s3fs wraps a client's own error, which says more, into an OSError.
             return True
         kinds = _client_kinds(link)
-        if any(TRANSIENT_NAMES.search(kind.__name__) for kind in kinds) or (kinds and has_trained()):
+        if any(TRANSIENT_NAMES.search(kind.__name__) for kind in kinds) or (
+            kinds and has_trained()
+        ):
             return True
     return False
 
@@ -126,7 +143,8 @@ def is_storage(error: BaseException) -> bool:
 def is_from_store(error: BaseException) -> bool:
     """Return whether `error` or one of its causes came from a disk, a network or a storage client."""
     return any(
-        isinstance(link, OSError | http.client.HTTPException) or _client_kinds(link) for link in _exception_chain(error)
+        isinstance(link, OSError | http.client.HTTPException) or _client_kinds(link)
+        for link in _exception_chain(error)
     )
 
 
@@ -158,10 +176,16 @@ def _http_status(error: BaseException) -> int | None:
     if isinstance(response, dict):
         # botocore's ClientError has a dict here.
         response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    codes = (getattr(error, "code", None), getattr(error, "status", None), getattr(response, "status_code", response))
+    codes = (
+        getattr(error, "code", None),
+        getattr(error, "status", None),
+        getattr(response, "status_code", response),
+    )
     return next((int(code) for code in codes if isinstance(code, int) and 400 <= code < 600), None)
 
 
 def _client_kinds(error: BaseException | None) -> list[type]:
     """Return the classes of an exception that a storage client defines."""
-    return [kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in CLIENT_PACKAGES]
+    return [
+        kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in CLIENT_PACKAGES
+    ]

@@ -1,10 +1,11 @@
 """Copy a run folder to a bucket: `python -m jaxlaunch.trainer.buckets.mirror URL FOLDER --ranks 0 8`.
 
-The agent starts it, because it is the standard library alone and runs in any image; what can reach a bucket is the
-trainer's. Before it says `ready` on stdout, the folder holds what earlier attempts left. After it a file that changes
-is put whole, seconds later, the large ones less often: an object has no append. A line `ranks 8 16` on stdin tells
-which ranks the host has from now on: their logs are fetched, so that what another host wrote stays before what this one
-adds, and the line is repeated. The end of stdin ends it, after all is put and `done` said. Errors are JSON on stdout
+The agent starts it, because it is the standard library alone and runs in any image; what can reach
+a bucket is the trainer's. Before it says `ready` on stdout, the folder holds what earlier attempts
+left. After it a file that changes is put whole, seconds later, the large ones less often: an object
+has no append. A line `ranks 8 16` on stdin tells which ranks the host has from now on: their logs
+are fetched, so that what another host wrote stays before what this one adds, and the line is
+repeated. The end of stdin ends it, after all is put and `done` said. Errors are JSON on stdout
 before `ready`, and lines on stderr after it.
 """
 
@@ -48,7 +49,9 @@ class Mirror:
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder = url.rstrip("/"), folder
-        self._put_states: dict[str, tuple[State, float]] = {}  # name -> state that was uploaded, and when
+        self._put_states: dict[
+            str, tuple[State, float]
+        ] = {}  # name -> state that was uploaded, and when
 
     def pull(self, ranks: range, is_whole: bool) -> None:
         """Fetch the files of earlier attempts: all except other hosts' logs, or only the logs of `ranks`."""
@@ -57,12 +60,16 @@ class Mirror:
             contextlib.suppress(FileNotFoundError),
         ):
             names = remote.list_names(self._url)
-            newest = max((int(log[1] or 0) for name in names if (log := LOG_NAME.fullmatch(name))), default=0)
+            newest = max(
+                (int(log[1] or 0) for name in names if (log := LOG_NAME.fullmatch(name))), default=0
+            )
             for name in names:
                 if not name.startswith(".") and _is_wanted(name, newest, ranks, is_whole):
                     path = self._folder / name
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(remote.open_filesystem(self._url).cat_file(f"{self._url}/{name}"))
+                    path.write_bytes(
+                        remote.open_filesystem(self._url).cat_file(f"{self._url}/{name}")
+                    )
                     status = path.stat()
                     self._put_states[name] = (status.st_mtime_ns, status.st_size), 0.0
 
@@ -91,8 +98,14 @@ class Mirror:
                 contextlib.suppress(FileNotFoundError),
             ):
                 with open(self._folder / name, "rb", opener=regular_files.open_regular) as file:
-                    source = io.BytesIO(self._merge_attempts(file.read())) if name == MERGED_FILE else file
-                    with remote.open_filesystem(self._url).open(f"{self._url}/{name}", "wb") as target:
+                    source = (
+                        io.BytesIO(self._merge_attempts(file.read()))
+                        if name == MERGED_FILE
+                        else file
+                    )
+                    with remote.open_filesystem(self._url).open(
+                        f"{self._url}/{name}", "wb"
+                    ) as target:
                         shutil.copyfileobj(source, target, CHUNK_BYTES)
                 self._put_states[name] = state, now
 
@@ -102,7 +115,9 @@ class Mirror:
         with contextlib.suppress(FileNotFoundError):
             theirs = remote.open_filesystem(self._url).cat_file(f"{self._url}/{MERGED_FILE}")
         our_lines = set(ours.splitlines())
-        return b"".join(line + b"\n" for line in theirs.splitlines() if line not in our_lines) + ours
+        return (
+            b"".join(line + b"\n" for line in theirs.splitlines() if line not in our_lines) + ours
+        )
 
     def _file_states(self) -> dict[str, State]:
         states = {}
@@ -113,7 +128,10 @@ class Mirror:
                 if not name.startswith(".") and not name.endswith(".tmp"):
                     with contextlib.suppress(FileNotFoundError):
                         status = os.stat(path)
-                        states[os.path.relpath(path, self._folder)] = (status.st_mtime_ns, status.st_size)
+                        states[os.path.relpath(path, self._folder)] = (
+                            status.st_mtime_ns,
+                            status.st_size,
+                        )
         return states
 
 
@@ -127,11 +145,15 @@ def _is_wanted(name: str, newest: int, ranks: range, is_whole: bool) -> bool:
 
 def main() -> int:
     """Mirror until stdin ends; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.buckets.mirror", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxlaunch.trainer.buckets.mirror", description=__doc__
+    )
     parser.add_argument("url")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, nargs=2, required=True, metavar=("FIRST", "END"))
-    parser.add_argument("--whole", action="store_true", help="fetch all files, not the logs of these ranks alone")
+    parser.add_argument(
+        "--whole", action="store_true", help="fetch all files, not the logs of these ranks alone"
+    )
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Output that the processes write while they stop must be uploaded too.
@@ -172,7 +194,11 @@ def _follow_orders(mirror: Mirror, ranks: range) -> int:
                 mirror.move_ranks(old_ranks, ranks)
             except (TrainerError, OSError) as error:
                 # The agent does not wait for long, so an error is only reported.
-                print(f"mirror: the logs of ranks that moved may lack lines: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"mirror: the logs of ranks that moved may lack lines: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             print(order.decode(), flush=True)
 
 

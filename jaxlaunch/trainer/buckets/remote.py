@@ -1,6 +1,7 @@
 """Access to objects in gs:// and s3:// through fsspec. Never imports jax.
 
-Listings are never cached, because tensorstore and other processes of the run write to the same places.
+Listings are never cached, because tensorstore and other processes of the run write to the same
+places.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ def check_url(key: str, url: str) -> None:
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         supported_schemes = " and ".join(f"{name}://" for name in SCHEMES)
-        raise SpecError(f"{key} = {url}: {scheme}:// is not a supported object store; use {supported_schemes}")
+        raise SpecError(
+            f"{key} = {url}: {scheme}:// is not a supported object store; use {supported_schemes}"
+        )
     if (fault := block.bucket_fault(url)) is not None:
         raise SpecError(f"{key} = {url} {fault}")
     extra, package = SCHEMES[scheme]
     if importlib.util.find_spec(package) is None and extra not in fsspec.registry:
         raise SpecError(
-            f"{key} = {url}: {scheme}:// needs {package}, which is not installed: {installation.install_hint(extra)}"
+            f"{key} = {url}: {scheme}:// needs {package}, which is not installed: "
+            f"{installation.install_hint(extra)}"
         )
 
 
@@ -58,7 +62,9 @@ def list_names(url: str) -> list[str]:
     """Return the sorted names of all objects below `url`, relative to it."""
     system = open_filesystem(url)
     root = str(system._strip_protocol(url)).rstrip("/")
-    return sorted(name.removeprefix(root).strip("/") for name in system.find(url) if not name.endswith("/"))
+    return sorted(
+        name.removeprefix(root).strip("/") for name in system.find(url) if not name.endswith("/")
+    )
 
 
 def match_urls(pattern: str) -> list[str]:

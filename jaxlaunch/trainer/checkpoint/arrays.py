@@ -1,9 +1,10 @@
 """Saving and loading of the state's arrays and meta with Orbax.
 
-This module uses Orbax's AsyncCheckpointer, not its CheckpointManager. On every save the manager polls JAX's preemption
-service with the step as the count, and again from a background thread of process 0 alone. We poll that service with our
-own count, and a count that jumps on one rank can put the agreed stop where that rank never arrives. The files are the
-same: `CheckpointManager(path).restore(step)` reads them.
+This module uses Orbax's AsyncCheckpointer, not its CheckpointManager. On every save the manager
+polls JAX's preemption service with the step as the count, and again from a background thread of
+process 0 alone. We poll that service with our own count, and a count that jumps on one rank can put
+the agreed stop where that rank never arrives. The files are the same:
+`CheckpointManager(path).restore(step)` reads them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ S3_SCHEME = "s3://"
 # Shape and dtype.
 Leaf = tuple[tuple[int, ...], str]
 # Orbax's threads log these messages, with tracebacks, for an error that `wait` raises.
-DUPLICATE_LOG = re.compile(r"(\[.*\] )?(_SignalingThread\.run\(\) raised|Failed to run \d+ Handler Commit)")
+DUPLICATE_LOG = re.compile(
+    r"(\[.*\] )?(_SignalingThread\.run\(\) raised|Failed to run \d+ Handler Commit)"
+)
 logging.getLogger("absl").addFilter(lambda record: not DUPLICATE_LOG.match(record.getMessage()))
 
 
@@ -47,7 +50,9 @@ class ArrayCheckpointer:
         in_place = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
-                composite_options=ocp.CompositeOptions(atomicity_options=in_place if is_remote(root) else None),
+                composite_options=ocp.CompositeOptions(
+                    atomicity_options=in_place if is_remote(root) else None
+                ),
                 **{STATE: ocp.StandardCheckpointHandler(), META: ocp.JsonCheckpointHandler()},
             ),
             timeout_secs=TIMEOUT_S,
@@ -70,7 +75,9 @@ class ArrayCheckpointer:
             raise FileNotFoundError(f"file {STATE}/_METADATA is missing")
         return describe_first_difference(leaf_specs(metadata.tree), leaf_specs(abstract))
 
-    def load(self, folder: epath.Path, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def load(
+        self, folder: epath.Path, abstract: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Load state and meta, sharded as in `abstract`. This is no collective: one process may fail alone."""
         args = {STATE: ocp.args.StandardRestore(abstract), META: ocp.args.JsonRestore()}
         items = self._checkpointer.handler.restore(folder, args=ocp.args.Composite(**args))
@@ -79,8 +86,8 @@ class ArrayCheckpointer:
     def probe(self, folder: epath.Path, index: int, count: int) -> None:
         """Read the share of process `index` of `count` of the stored arrays. Raises the exceptions of tensorstore.
 
-        This is called before Orbax loads a step without a manifest: a failing Orbax restore leaves dozens of callbacks
-        to a closed event loop, each with its own traceback.
+        This is called before Orbax loads a step without a manifest: a failing Orbax restore leaves
+        dozens of callbacks to a closed event loop, each with its own traceback.
         """
         path = os.fspath(folder / STATE)
         base = (
@@ -111,7 +118,8 @@ class _MarkedFolder:
         """Create the folder. Raises FileExistsError when it exists."""
         await asyncio.to_thread(folders.begin_step, self._tmp_path)
         self._checkpoint_metadata_store.write(
-            file_path=self._tmp_path / folders.METADATA_FILE, metadata={"init_timestamp_nsecs": time.time_ns()}
+            file_path=self._tmp_path / folders.METADATA_FILE,
+            metadata={"init_timestamp_nsecs": time.time_ns()},
         )
         return self._tmp_path
 
@@ -140,8 +148,12 @@ def read_meta(folder: epath.Path) -> dict[str, Any]:
 def load_array(folder: epath.Path, part: str, name: str) -> np.ndarray[Any, Any]:
     """Read only the array `name` of a part of the state to the host. Raises the exceptions of Orbax."""
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-    args = ocp.args.PyTreeRestore(item={part: {name: 0}}, restore_args={part: {name: as_numpy}}, partial_restore=True)
-    result: np.ndarray[Any, Any] = ocp.PyTreeCheckpointHandler().restore(folder / STATE, args=args)[part][name]
+    args = ocp.args.PyTreeRestore(
+        item={part: {name: 0}}, restore_args={part: {name: as_numpy}}, partial_restore=True
+    )
+    result: np.ndarray[Any, Any] = ocp.PyTreeCheckpointHandler().restore(folder / STATE, args=args)[
+        part
+    ][name]
     return result
 
 
@@ -157,7 +169,9 @@ def leaf_specs(tree: Any) -> dict[str, Leaf]:
     return {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in flat.items()}
 
 
-def describe_first_difference(saved: Mapping[str, Leaf], expected: Mapping[str, Leaf]) -> str | None:
+def describe_first_difference(
+    saved: Mapping[str, Leaf], expected: Mapping[str, Leaf]
+) -> str | None:
     """Describe the first array whose shape or dtype differs between checkpoint and model; None if all are alike."""
 
     def describe_leaf(leaf: Leaf | None) -> str:
@@ -165,7 +179,8 @@ def describe_first_difference(saved: Mapping[str, Leaf], expected: Mapping[str, 
 
     for name in dict.fromkeys([*expected, *saved]):
         if saved.get(name) != expected.get(name):
-            saved_text, expected_text = describe_leaf(saved.get(name)), describe_leaf(expected.get(name))
+            saved_text = describe_leaf(saved.get(name))
+            expected_text = describe_leaf(expected.get(name))
             return f"{name} is {saved_text} in the checkpoint and {expected_text} in this model"
     return None
 
@@ -175,11 +190,17 @@ def enable_s3() -> None:
     if gcs_utils.get_kvstore_for_gcs.__module__ == __name__:
         return
 
-    def dispatch_s3(original: Callable[[str], Any], replacement: Callable[[str], Any]) -> Callable[[str], Any]:
+    def dispatch_s3(
+        original: Callable[[str], Any], replacement: Callable[[str], Any]
+    ) -> Callable[[str], Any]:
         return lambda path: replacement(path) if path.startswith(S3_SCHEME) else original(path)
 
-    tensorstore_utils._normalize_path = dispatch_s3(tensorstore_utils._normalize_path, lambda path: path.rstrip("/"))
-    tensorstore_utils._use_gcs_driver = dispatch_s3(tensorstore_utils._use_gcs_driver, lambda path: True)
+    tensorstore_utils._normalize_path = dispatch_s3(
+        tensorstore_utils._normalize_path, lambda path: path.rstrip("/")
+    )
+    tensorstore_utils._use_gcs_driver = dispatch_s3(
+        tensorstore_utils._use_gcs_driver, lambda path: True
+    )
     gcs_utils.get_kvstore_for_gcs = dispatch_s3(gcs_utils.get_kvstore_for_gcs, s3_kvstore_spec)
 
 

@@ -18,7 +18,8 @@ from jax.experimental import multihost_utils
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import CheckpointError, DataError, StorageError
 
-# Most messages fit into one block. The bytes beyond it are sent as a second message, padded to a multiple of it.
+# Most messages fit into one block. The bytes beyond it are sent as a second message, padded to a
+# multiple of it.
 BLOCK_BYTES = 4096
 # The first bytes of the first message hold the size of the value.
 HEADER_BYTES = 8
@@ -55,7 +56,8 @@ def _all_gather(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def run_on_primary(function: Callable[[], T]) -> T:
     """Return the JSON result of `function` on process 0, or raise its error, on every process.
 
-    An exception of a disk or an object store becomes a StorageError, because the other processes wait for an answer.
+    An exception of a disk or an object store becomes a StorageError, because the other processes
+    wait for an answer.
     """
     answer: dict[str, Any] = {}
     if jax.process_index() == 0:
@@ -79,16 +81,22 @@ def run_on_primary(function: Callable[[], T]) -> T:
 def check_same_data(fingerprints: Mapping[str, str]) -> None:
     """Raise DataError on every process if one would read other data than process 0, by the fingerprints `fingerprints`.
 
-    A folder that is not shared may hold other files on each host, or rows that another version of a package made.
+    A folder that is not shared may hold other files on each host, or rows that another version of a
+    package made.
     """
     text = json.dumps(fingerprints, sort_keys=True)
     gathered = gather_values(
-        [socket.gethostname(), hashlib.sha256(text.encode()).hexdigest(), text[:MAX_SHOWN_CHARACTERS]]
+        [
+            socket.gethostname(),
+            hashlib.sha256(text.encode()).hexdigest(),
+            text[:MAX_SHOWN_CHARACTERS],
+        ]
     )
     for process, (host, digest, data) in enumerate(gathered):
         if digest != gathered[0][1]:
             raise DataError(
                 f"process {process} on {host} would read different data from process 0 on "
                 f"{gathered[0][0]}: {data}, not "
-                f"{gathered[0][2]}; give all hosts the same files and packages, or a data.data_dir that they share"
+                f"{gathered[0][2]}; give all hosts the same files and packages, or a data.data_dir "
+                "that they share"
             )

@@ -1,8 +1,9 @@
 """The folder of a run's checkpoints: which children are steps, and which of them belong to another program.
 
-A folder that is named like a step may belong to another program: the trials of a sweep are numbered, too. Therefore the
-first file of a step is a mark, written before Orbax's files, and nothing is removed without it or a manifest. Even in a
-marked folder only the files of a save are removed; all others stay.
+A folder that is named like a step may belong to another program: the trials of a sweep are
+numbered, too. Therefore the first file of a step is a mark, written before Orbax's files, and
+nothing is removed without it or a manifest. Even in a marked folder only the files of a save are
+removed; all others stay.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from typing import TypeVar
 from etils import epath
 
 from jaxlaunch.trainer.checkpoint import manifest, saved_files
-from jaxlaunch.trainer.checkpoint.manifest import STEP_NAME, DamagedManifestError, NotAFileError, is_remote, map_files
+from jaxlaunch.trainer.checkpoint.manifest import (
+    STEP_NAME,
+    DamagedManifestError,
+    NotAFileError,
+    is_remote,
+    map_files,
+)
 from jaxlaunch.trainer.checkpoint.owner import OWNER_FILE as OWNER
 from jaxlaunch.trainer.checkpoint.storage import retry_storage
 from jaxlaunch.trainer.errors import CheckpointError
@@ -75,7 +82,11 @@ class CheckpointFolder:
                 continue
             if _is_unfinished(child):
                 foreign += [f"{child.name}/{name}" for name in remove_step(child)]
-            elif is_unfinished and not is_remote(child) and set(manifest.list_files(child)) <= {MARK_FILE}:
+            elif (
+                is_unfinished
+                and not is_remote(child)
+                and set(manifest.list_files(child)) <= {MARK_FILE}
+            ):
                 # The process was killed while it wrote the mark.
                 (child / MARK_FILE).unlink(missing_ok=True)
                 _remove_empty_folders(child)
@@ -89,16 +100,24 @@ class CheckpointFolder:
 
     def step_owners(self) -> dict[int, bool]:
         """Return for each child that is named like a step whether it is ours or an empty folder."""
-        children = {int(child.name): child for child in self.path.iterdir() if STEP_NAME.fullmatch(child.name)}
+        children = {
+            int(child.name): child
+            for child in self.path.iterdir()
+            if STEP_NAME.fullmatch(child.name)
+        }
         return {step: _is_ours(child) or _is_empty(child) for step, child in children.items()}
 
     def foreign_steps(self) -> list[tuple[int, str]]:
         """Return the steps whose place a foreign file has, and its name. Unfinished saves without our mark count."""
         foreign = [(step, f"{step}") for step, is_ours in self.step_owners().items() if not is_ours]
         if not is_remote(self.path):
-            names = [child.name for child in self.path.iterdir() if UNFINISHED_NAME.fullmatch(child.name)]
+            names = [
+                child.name for child in self.path.iterdir() if UNFINISHED_NAME.fullmatch(child.name)
+            ]
             foreign += [
-                (int(name.removesuffix(UNFINISHED_SUFFIX)), name) for name in names if name.endswith(UNFINISHED_SUFFIX)
+                (int(name.removesuffix(UNFINISHED_SUFFIX)), name)
+                for name in names
+                if name.endswith(UNFINISHED_SUFFIX)
             ]
         return sorted(foreign)
 
@@ -108,20 +127,31 @@ class CheckpointFolder:
         if unfinished.exists() and _has_mark(unfinished):
             # It belongs to a failed save of this process.
             remove_step(unfinished)
-        places = [self.step_folder(step)] if is_remote(self.path) else [self.step_folder(step), unfinished]
+        places = (
+            [self.step_folder(step)]
+            if is_remote(self.path)
+            else [self.step_folder(step), unfinished]
+        )
         return [path.name for path in places if path.exists()]
 
     def blocking_error(self, names: list[str]) -> CheckpointError:
         """Return the error for names in the place of steps."""
         return CheckpointError(
-            f"{self.path} holds {list_first(names)}, which no run saved, in the place of checkpoints that this run is "
+            f"{self.path} holds {list_first(names)}, which no run saved, in the place of "
+            "checkpoints that this run is "
             "to save; move that elsewhere, or set checkpoint.path to a folder of this run's own"
         )
 
     def list_steps(self) -> tuple[list[int], list[str]]:
         """Return the steps in the folder, damaged ones included, and the names of files that are not checkpoints."""
         steps, foreign = [], []
-        own_prefixes = (".", OWNER, DIGESTS_FOLDER, saved_files.INPUTS_FILE, saved_files.TOKENIZER_FOLDER)
+        own_prefixes = (
+            ".",
+            OWNER,
+            DIGESTS_FOLDER,
+            saved_files.INPUTS_FILE,
+            saved_files.TOKENIZER_FOLDER,
+        )
         for child in sorted(self.path.iterdir()):
             if STEP_NAME.fullmatch(child.name):
                 if not child.is_dir() or _is_step(child) or _is_empty(child):
@@ -176,13 +206,19 @@ def remove_step(folder: epath.Path) -> list[str]:
     own_names = (
         set(step_manifest.files)
         if step_manifest
-        else {name for name in names if name.split("/")[0].split(UNFINISHED_SUFFIX)[0] in SAVED_NAMES}
+        else {
+            name for name in names if name.split("/")[0].split(UNFINISHED_SUFFIX)[0] in SAVED_NAMES
+        }
     )
     map_files(
         lambda name: (folder / name).unlink(missing_ok=True),
         [name for name in names if name in own_names - {MARK_FILE}],
     )
-    drafts = [name for name in manifest.list_files(folder, include_manifest=True) if manifest.is_draft(name)]
+    drafts = [
+        name
+        for name in manifest.list_files(folder, include_manifest=True)
+        if manifest.is_draft(name)
+    ]
     for name in (*drafts, MARK_FILE, manifest.MANIFEST_FILE):
         (folder / name).unlink(missing_ok=True)
     if not is_remote(folder):
@@ -203,7 +239,9 @@ def _mark_content(folder: epath.Path) -> dict[str, int]:
 def _has_mark(folder: epath.Path) -> bool:
     """Return whether the folder has the mark for its step. A copy under another number does not count."""
     try:
-        return bool(json.loads(manifest.read_small_file(folder / MARK_FILE)) == _mark_content(folder))
+        return bool(
+            json.loads(manifest.read_small_file(folder / MARK_FILE)) == _mark_content(folder)
+        )
     except (FileNotFoundError, NotADirectoryError, NotAFileError, ValueError, RecursionError):
         return False
 
@@ -225,7 +263,9 @@ def _is_unfinished(folder: epath.Path) -> bool:
     if not is_remote(folder):
         # On a file system the final name is given by a rename at the end.
         return False
-    return _has_mark(folder) and not any((folder / name).exists() for name in (manifest.MANIFEST_FILE, COMMITTED_FILE))
+    return _has_mark(folder) and not any(
+        (folder / name).exists() for name in (manifest.MANIFEST_FILE, COMMITTED_FILE)
+    )
 
 
 def _is_empty(folder: epath.Path) -> bool:

@@ -1,11 +1,13 @@
 """The manifest of a step: the size and digest of every file in its folder.
 
-Orbax keeps no digest: one flipped byte restores without an error to other weights (measured on 0.12.8). Therefore the
-last file of a step is this manifest, with the sizes and digests of all others and its own digest. It is the commit
-mark, the same on POSIX, gs:// and s3://: a step without it was not finished.
+Orbax keeps no digest: one flipped byte restores without an error to other weights (measured on
+0.12.8). Therefore the last file of a step is this manifest, with the sizes and digests of all
+others and its own digest. It is the commit mark, the same on POSIX, gs:// and s3://: a step without
+it was not finished.
 
-SHA-256 rather than CRC-32C: it is in the standard library, reads 1.5 GB/s a core without holding the interpreter lock,
-faster than most storage, and detects a replaced file as surely as a damaged one.
+SHA-256 rather than CRC-32C: it is in the standard library, reads 1.5 GB/s a core without holding
+the interpreter lock, faster than most storage, and detects a replaced file as surely as a damaged
+one.
 """
 
 from __future__ import annotations
@@ -79,13 +81,24 @@ class Manifest:
         """Decode a manifest. Raises Damaged unless `data` is exactly what `to_bytes` writes."""
         try:
             body = json.loads(data)["manifest"]
-            files = {name: FileDigest(int(size), str(sha256)) for name, (size, sha256) in body["files"].items()}
+            files = {
+                name: FileDigest(int(size), str(sha256))
+                for name, (size, sha256) in body["files"].items()
+            }
             manifest = cls(int(body["step"]), str(body["uid"]), files)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise DamagedManifestError(f"{MANIFEST_FILE} cannot be read ({error})") from None
         if outside := [name for name in files if not _is_relative_path(name)]:
             raise DamagedManifestError(
-                f"{MANIFEST_FILE} names {outside[0][:LONGEST_NAME]!r}, which is not a file of this folder"
+                f"{MANIFEST_FILE} names {outside[0][:LONGEST_NAME]!r}, which is not a file of "
+                "this folder"
             )
         if manifest.to_bytes() != data:
             raise DamagedManifestError(f"{MANIFEST_FILE} does not match its own digest")
@@ -158,7 +171,11 @@ def list_files(folder: epath.Path, include_manifest: bool = False) -> list[str]:
     """Return the sorted relative paths of all files below `folder`, with the manifest if `include_manifest`."""
     if is_remote(folder):
         # The walk of etils calls a method that s3fs lacks.
-        return [name for name in remote.list_names(os.fspath(folder)) if include_manifest or name != MANIFEST_FILE]
+        return [
+            name
+            for name in remote.list_names(os.fspath(folder))
+            if include_manifest or name != MANIFEST_FILE
+        ]
     names: list[str] = []
     root: str | None = None
     for parent, _, files in folder.walk():
@@ -166,7 +183,9 @@ def list_files(folder: epath.Path, include_manifest: bool = False) -> list[str]:
         root = os.fspath(parent) if root is None else root
         below = os.fspath(parent)[len(root) :].strip("/")
         names += [f"{below}/{name}" if below else name for name in files]
-    return sorted(name for name in names if include_manifest or not (name == MANIFEST_FILE or is_draft(name)))
+    return sorted(
+        name for name in names if include_manifest or not (name == MANIFEST_FILE or is_draft(name))
+    )
 
 
 def is_draft(name: str) -> bool:
@@ -201,9 +220,13 @@ def files_of_process(sizes: Mapping[str, int], index: int, count: int) -> list[s
     return sorted(sizes, key=lambda name: (-sizes[name], name))[index::count]
 
 
-def find_damage(folder: epath.Path, manifest: Manifest, index: int = 0, count: int = 1) -> list[str]:
+def find_damage(
+    folder: epath.Path, manifest: Manifest, index: int = 0, count: int = 1
+) -> list[str]:
     """Describe each missing or changed file among those that process `index` of `count` verifies. Raises OSError."""
-    names = files_of_process({name: entry.size for name, entry in manifest.files.items()}, index, count)
+    names = files_of_process(
+        {name: entry.size for name, entry in manifest.files.items()}, index, count
+    )
     damages = map_files(lambda name: _describe_damage(folder, name, manifest.files[name]), names)
     return [damages[name] for name in sorted(names) if damages[name]]
 
@@ -221,12 +244,18 @@ def _describe_damage(folder: epath.Path, name: str, entry: FileDigest) -> str:
         return f"file {name} cut short ({current.size} of {entry.size} bytes)"
     if current.size > entry.size:
         return f"file {name} grew ({current.size} bytes, {entry.size} were written)"
-    return "" if current == entry else f"file {name} has changed since it was written (SHA-256 differs)"
+    return (
+        ""
+        if current == entry
+        else f"file {name} has changed since it was written (SHA-256 differs)"
+    )
 
 
 def map_files(operation: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
     """Call `operation` for every name in several threads. It waits on storage without the GIL."""
-    with concurrent.futures.ThreadPoolExecutor(READ_THREADS, thread_name_prefix="digest") as threads:
+    with concurrent.futures.ThreadPoolExecutor(
+        READ_THREADS, thread_name_prefix="digest"
+    ) as threads:
         return dict(zip(names, threads.map(operation, names), strict=True))
 
 

@@ -1,8 +1,9 @@
 """The owner of a checkpoint folder: the run in `jaxlaunch.owner.json`, which that run renews while it lives.
 
-Two runs that save into one folder damage each other's checkpoints. The file guards against that mistake, but it is no
-lock: if two runs claim at the same moment, both continue, and the one that wrote first notices before its next manifest
-and stops. Times are those of the writers' clocks, which must agree to within 50 s.
+Two runs that save into one folder damage each other's checkpoints. The file guards against that
+mistake, but it is no lock: if two runs claim at the same moment, both continue, and the one that
+wrote first notices before its next manifest and stops. Times are those of the writers' clocks,
+which must agree to within 50 s.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Identity:
         uid: The identity of the run, equal across its restarts.
         boot: The boot of the kernel.
         pids: The PID namespace. Each container of a host has its own PID 1.
-        started: Clock ticks since boot, which distinguish a process from a later one with the same PID.
+        started: Clock ticks since boot, which distinguish a process from a later one with the same
+            PID.
     """
 
     uid: str
@@ -55,11 +57,17 @@ class Identity:
     def for_this_process(cls, uid: str) -> Identity:
         """Return the identity of this process, as part of run `uid`."""
         pid = os.getpid()
-        return cls(uid, socket.gethostname(), _boot_id(), _pid_namespace(), pid, _start_ticks(pid) or 0)
+        return cls(
+            uid, socket.gethostname(), _boot_id(), _pid_namespace(), pid, _start_ticks(pid) or 0
+        )
 
     def is_running(self) -> bool | None:
         """Return whether this process still runs; None when it is on another host or in another PID namespace."""
-        if (self.host, self.boot, self.pids) != (socket.gethostname(), _boot_id(), _pid_namespace()):
+        if (self.host, self.boot, self.pids) != (
+            socket.gethostname(),
+            _boot_id(),
+            _pid_namespace(),
+        ):
             return None
         started = _start_ticks(self.pid)
         if started is None:
@@ -89,7 +97,8 @@ def _start_ticks(pid: int) -> int | None:
     except (ProcessLookupError, OverflowError):
         return None
     except (FileNotFoundError, PermissionError):
-        # The process belongs to another user, or the system has no /proc. It runs, but nothing more is known.
+        # The process belongs to another user, or the system has no /proc. It runs, but nothing more
+        # is known.
         return 0
     state, *fields = stat[stat.rindex(")") + 2 :].split()
     # A zombie has ended. proc_pid_stat(5): starttime is field 22.
@@ -104,7 +113,12 @@ class Claim:
     renewed: float
 
     def to_bytes(self) -> bytes:
-        return json.dumps({**dataclasses.asdict(self.owner), "renewed": self.renewed}, indent=1).encode() + b"\n"
+        return (
+            json.dumps(
+                {**dataclasses.asdict(self.owner), "renewed": self.renewed}, indent=1
+            ).encode()
+            + b"\n"
+        )
 
     @classmethod
     def read(cls, path: epath.Path) -> Claim | None:
@@ -115,7 +129,15 @@ class Claim:
             return cls(Identity(**fields), renewed)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, NotAFileError) as error:
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+            NotAFileError,
+        ) as error:
             raise CheckpointError(
                 f"{path} cannot be read ({error}), so the owner of these checkpoints is unknown; "
                 "remove that file if no other run uses the folder, or pass --take-over"
@@ -126,7 +148,11 @@ class Owner:
     """This process's claim on a checkpoint folder, renewed by a thread. A claim is stale after STALE_S seconds."""
 
     def __init__(
-        self, folder: epath.Path, uid: str, renew_s: float = RENEW_S, on_renewed: Callable[[], object] = lambda: None
+        self,
+        folder: epath.Path,
+        uid: str,
+        renew_s: float = RENEW_S,
+        on_renewed: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare a claim. The thread calls `on_renewed` after each renewal, even one that storage refused."""
         self._path, self._on_renewed = folder / OWNER_FILE, on_renewed
@@ -134,7 +160,9 @@ class Owner:
         self._renew_s = renew_s
         self._released = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._renew_periodically, name="checkpoint-owner", daemon=True)
+        self._thread = threading.Thread(
+            target=self._renew_periodically, name="checkpoint-owner", daemon=True
+        )
 
     def claim(self, take_over: bool = False) -> str:
         """Claim the folder. Return a message about its last owner. Raises CheckpointError when another run owns it."""
@@ -157,19 +185,27 @@ class Owner:
             return ""
         run = f"run {claim.owner.uid} (process {claim.owner.pid} on {claim.owner.host})"
         is_running = claim.owner.is_running()
-        # The owner is this run before a restart. If that process still runs, its next check stops it.
+        # The owner is this run before a restart. If that process still runs, its next check stops
+        # it.
         if claim.owner.uid == self._identity.uid:
-            return f"taking over {folder} from {run}: of this run too, and still running" if is_running else ""
+            return (
+                f"taking over {folder} from {run}: of this run too, and still running"
+                if is_running
+                else ""
+            )
         if is_running is False:
             return f"taking over {folder} from {run}: that process has ended"
         age = time.time() - claim.renewed
         if age >= STALE_S:
             return f"taking over {folder} from {run}: not renewed for {age:.0f} s"
         if take_over:
-            return f"taking over {folder} from {run}, renewed {age:.0f} s ago: --take-over was given"
+            return (
+                f"taking over {folder} from {run}, renewed {age:.0f} s ago: --take-over was given"
+            )
         raise CheckpointError(
             f"{folder} belongs to {run}, which renewed its claim {age:.0f} s ago; "
-            f"stop that run, use another checkpoint.path, or pass --take-over. The claim of a run that was killed on "
+            "stop that run, use another checkpoint.path, or pass --take-over. The claim of a run "
+            "that was killed on "
             f"another host expires after {STALE_S:.0f} s"
         )
 

@@ -21,20 +21,30 @@ from jaxlaunch.trainer.spec import Lora, Model
 BEST = "best"
 
 
-def find_step(path: str, step: int | Literal["best"] | None = None, note: Callable[[str], None] = print) -> StoredStep:
+def find_step(
+    path: str, step: int | Literal["best"] | None = None, note: Callable[[str], None] = print
+) -> StoredStep:
     """Return step `step` of the folder, the `best`, or its newest undamaged step. Note each damaged newer one.
 
     Raises CheckpointError when there is no undamaged one, StorageError when storage fails.
     """
-    folder = epath.Path(path) if is_remote(epath.Path(path)) else epath.Path(path).expanduser().absolute()
+    folder = (
+        epath.Path(path)
+        if is_remote(epath.Path(path))
+        else epath.Path(path).expanduser().absolute()
+    )
     with _storage_errors(path):
         steps = manifest.committed_steps(folder)
     if not steps:
-        raise CheckpointError(f"{path} holds no checkpoint: there is no folder here with finished steps in it")
+        raise CheckpointError(
+            f"{path} holds no checkpoint: there is no folder here with finished steps in it"
+        )
     if step == BEST:
         step = _best_step(folder, steps, path)
     if step is not None and step not in steps:
-        raise CheckpointError(f"{path} holds no finished step {step}; it holds {', '.join(map(str, steps))}")
+        raise CheckpointError(
+            f"{path} holds no finished step {step}; it holds {', '.join(map(str, steps))}"
+        )
     damages: dict[int, str] = {}
     for candidate in reversed(steps) if step is None else [step]:
         damage = _find_damage(folder / str(candidate), candidate)
@@ -45,7 +55,8 @@ def find_step(path: str, step: int | Literal["best"] | None = None, note: Callab
                 return StoredStep(folder / str(candidate), candidate)
         damages[candidate] = damage
     raise CheckpointError(
-        f"no valid checkpoint in {path}: " + "; ".join(f"step {n}: {why}" for n, why in damages.items())
+        f"no valid checkpoint in {path}: "
+        + "; ".join(f"step {n}: {why}" for n, why in damages.items())
     )
 
 
@@ -63,10 +74,13 @@ def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
         if recorded:
             recorded_text, present_text = ", ".join(map(str, recorded)), ", ".join(map(str, steps))
             raise CheckpointError(
-                f"{path} records {recorded_text} as best, but holds no such step; name one: it holds {present_text}"
+                f"{path} records {recorded_text} as best, but holds no such step; name one: it "
+                f"holds {present_text}"
             )
         break
-    raise CheckpointError(f"{path} records no best step: its training had no train.checkpoint.best; name a step")
+    raise CheckpointError(
+        f"{path} records no best step: its training had no train.checkpoint.best; name a step"
+    )
 
 
 def _find_damage(folder: epath.Path, step: int) -> str:
@@ -104,7 +118,10 @@ class StoredStep:
     def part_arrays(self, name: str) -> Mapping[str, StoredArray]:
         """Return the arrays of a part of the state, such as `params` or `ema`. They are read when sliced."""
         shapes = self._shapes.get(name) or {}
-        return {key: StoredArray(self, (name, key), tuple(at.shape), np.dtype(at.dtype)) for key, at in shapes.items()}
+        return {
+            key: StoredArray(self, (name, key), tuple(at.shape), np.dtype(at.dtype))
+            for key, at in shapes.items()
+        }
 
     def read_array(self, key: tuple[str, str]) -> np.ndarray[Any, Any]:
         """Return an array by its part and name. Raises StorageError."""
@@ -133,13 +150,15 @@ class StoredArray:
         return result
 
 
-# --- the training record of a step ------------------------------------------------------------------------------------
+# --- the training record of a step ----------------------------------------------------------------
 
 
 def recorded_model(step: StoredStep) -> Any:
     """Return the model that a step records. Raises CheckpointError if it records no model."""
     if "model" not in step.meta:
-        raise CheckpointError(f"step {step.step} does not record its model; steps that this version saves do")
+        raise CheckpointError(
+            f"step {step.step} does not record its model; steps that this version saves do"
+        )
     return pydantic.TypeAdapter(Model).validate_python(step.meta["model"])
 
 
@@ -155,7 +174,9 @@ def evaluated_parameters(step: StoredStep, ema: bool) -> Mapping[str, StoredArra
     if not ema:
         return average_parameters(params, step.part_arrays("opt"))
     if not (moving_average := step.part_arrays("ema")):
-        raise SpecError(f"step {step.step} holds no moving average: the training had no train.optimizer.ema")
+        raise SpecError(
+            f"step {step.step} holds no moving average: the training had no train.optimizer.ema"
+        )
     # The average lacks frozen parameters and also holds the model's statistics.
     return {**params, **{name: array for name, array in moving_average.items() if name in params}}
 
@@ -163,7 +184,14 @@ def evaluated_parameters(step: StoredStep, ema: bool) -> Mapping[str, StoredArra
 def evaluated_buffers(step: StoredStep, ema: bool) -> Mapping[str, StoredArray]:
     """Return the model's other arrays, such as batch statistics; with `ema` their averages if there are any."""
     buffers = step.part_arrays("rest")
-    return {**buffers, **{name: array for name, array in step.part_arrays("ema").items() if ema and name in buffers}}
+    return {
+        **buffers,
+        **{
+            name: array
+            for name, array in step.part_arrays("ema").items()
+            if ema and name in buffers
+        },
+    }
 
 
 @dataclasses.dataclass
@@ -189,7 +217,8 @@ class AveragedArray:
     def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
         key = self.y.key
         if key not in self.cache:
-            # A parameter is read slice by slice, one layer after the other, so one average is enough.
+            # A parameter is read slice by slice, one layer after the other, so one average is
+            # enough.
             self.cache.clear()
             b1 = np.float32(self.b1[()])
             average = self.y[...].astype(np.float32)
@@ -206,9 +235,13 @@ def average_parameters(
     """Replace the parameters that a schedule-free optimizer averages by their averages."""
     prefixes = [name.removesuffix("b1") for name in opt if name.rpartition(".")[2] == "b1"]
     cache: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
-    prefix_by_name = {name: prefix for prefix in prefixes for name in params if f"{prefix}z.{name}" in opt}
+    prefix_by_name = {
+        name: prefix for prefix in prefixes for name in params if f"{prefix}z.{name}" in opt
+    }
     return {
-        name: AveragedArray(y, opt[f"{prefix_by_name[name]}z.{name}"], opt[f"{prefix_by_name[name]}b1"], cache)
+        name: AveragedArray(
+            y, opt[f"{prefix_by_name[name]}z.{name}"], opt[f"{prefix_by_name[name]}b1"], cache
+        )
         if name in prefix_by_name
         else y
         for name, y in params.items()

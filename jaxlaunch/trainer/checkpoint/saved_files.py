@@ -1,7 +1,8 @@
 """The tokenizer and the description of the inputs, saved next to the checkpoints so that the model can be used.
 
-The inputs are a JSON object from the task with which a prediction turns a file into an example: the columns of a table
-with means, deviations and values, or the size of images, and the names of the classes.
+The inputs are a JSON object from the task with which a prediction turns a file into an example: the
+columns of a table with means, deviations and values, or the size of images, and the names of the
+classes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ INPUTS_FILE = "inputs.json"
 TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_FILE = "tokenizer.json"
 # The files of a tokenizer's folder that are saved, as transformers' save_pretrained writes them.
-TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TOKENIZER_FILES = (
+    TOKENIZER_FILE,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 # A folder of further chat templates, NAME.jinja.
 TEMPLATES_FOLDER = "additional_chat_templates/"
 
@@ -68,11 +74,17 @@ def read_saved_tokenizer(checkpoints: str) -> dict[str, bytes]:
 def read_tokenizer(folder: epath.Path, names: Sequence[str] = TOKENIZER_FILES) -> dict[str, bytes]:
     """Read a tokenizer's files in a folder by name, with its further chat templates."""
     present = [name for name in names if (folder / name).exists()]
-    return {name: bytes((folder / name).read_bytes()) for name in (*present, *_list_templates(folder))}
+    return {
+        name: bytes((folder / name).read_bytes()) for name in (*present, *_list_templates(folder))
+    }
 
 
 def _list_templates(folder: epath.Path) -> list[str]:
     templates_folder = folder / TEMPLATES_FOLDER
     if not templates_folder.exists():
         return []
-    return sorted(f"{TEMPLATES_FOLDER}{file.name}" for file in templates_folder.iterdir() if file.suffix == ".jinja")
+    return sorted(
+        f"{TEMPLATES_FOLDER}{file.name}"
+        for file in templates_folder.iterdir()
+        if file.suffix == ".jinja"
+    )

@@ -28,15 +28,20 @@ T = TypeVar("T")
 def storage_errors(action: str, error_type: type[Exception] = Exception) -> Iterator[None]:
     """Turn an exception of `error_type`, of a disk or of a store into a StorageError that names `action`.
 
-    The default is any exception: tensorstore raises ValueError, RuntimeError and bare Exception. An exception of any
-    type that contains a message of the system about a disk is a failure of storage.
+    The default is any exception: tensorstore raises ValueError, RuntimeError and bare Exception. An
+    exception of any type that contains a message of the system about a disk is a failure of
+    storage.
     """
     try:
         yield
     except TrainerError:
         raise
     except Exception as error:
-        if not system_message(error) and not isinstance(error, error_type) and not faults.is_from_store(error):
+        if (
+            not system_message(error)
+            and not isinstance(error, error_type)
+            and not faults.is_from_store(error)
+        ):
             raise
         raise storage_error(action, error) from error
 
@@ -44,12 +49,17 @@ def storage_errors(action: str, error_type: type[Exception] = Exception) -> Iter
 def storage_error(action: str, error: Exception) -> StorageError:
     """Return the StorageError for an exception that was raised while `action`.
 
-    If it contains a message of the system, only that is used: libraries add names of files and places in their code.
+    If it contains a message of the system, only that is used: libraries add names of files and
+    places in their code.
     """
     message = system_message(error)
     if not message:
         return StorageError(f"{action} failed: {first_line(error)}")
-    hint = "; free space there, or lower train.checkpoint.keep" if faults.is_full(OSError(message)) else ""
+    hint = (
+        "; free space there, or lower train.checkpoint.keep"
+        if faults.is_full(OSError(message))
+        else ""
+    )
     return StorageError(f"{message}: {action} failed{hint}")
 
 
@@ -64,7 +74,9 @@ def system_message(error: BaseException | None) -> str:
     return ""
 
 
-def retry_storage(action: str, operation: Callable[[], T], error_type: type[Exception] = Exception) -> T:
+def retry_storage(
+    action: str, operation: Callable[[], T], error_type: type[Exception] = Exception
+) -> T:
     """Call `operation`, and again while it raises an exception of storage. Raises StorageError in the end."""
 
     def attempt() -> T:
@@ -88,8 +100,8 @@ def wait_for(read: Callable[[], T | None], subject: str) -> T:
 def check_writable(path: str) -> None:
     """Write and remove a file in `path`, on every process, before hours of training depend on it.
 
-    Raises SpecError for a wrong path (no permission, read-only, not a folder). Raises StorageError when storage fails,
-    and when it refuses a run that has trained or a folder with saved steps.
+    Raises SpecError for a wrong path (no permission, read-only, not a folder). Raises StorageError
+    when storage fails, and when it refuses a run that has trained or a folder with saved steps.
     """
     is_remote = remote.is_remote(path)
     if is_remote:
@@ -102,8 +114,8 @@ def check_writable(path: str) -> None:
             file.write_text("")
             file.unlink()
         except Exception as error:
-            # The clients of object stores have their own exceptions. A refusal is permanent until somebody changes the
-            # folder or the job.
+            # The clients of object stores have their own exceptions. A refusal is permanent until
+            # somebody changes the folder or the job.
             if is_remote:
                 is_refused = faults.is_refusal(error)
             elif isinstance(error, OSError):
@@ -113,7 +125,9 @@ def check_writable(path: str) -> None:
             is_wrong = is_refused and not faults.has_trained() and not _has_steps(path)
             message = next(iter(str(error).splitlines()), type(error).__name__)
             error_type = SpecError if is_wrong else StorageError
-            raise error_type(f"train.checkpoint.path = {path} cannot be written: {message}") from None
+            raise error_type(
+                f"train.checkpoint.path = {path} cannot be written: {message}"
+            ) from None
 
     faults.retry_storage(probe_folder)
 

@@ -1,15 +1,17 @@
 """Saves checkpoints, deletes the oldest, and restores the newest that is undamaged.
 
-A step is committed by its manifest, which is written last. Only committed steps are rotated. The newest ones stay, and
-so do the best ones that a save names. Files that another program put into the folder are reported and never removed.
+A step is committed by its manifest, which is written last. Only committed steps are rotated. The
+newest ones stay, and so do the best ones that a save names. Files that another program put into the
+folder are reported and never removed.
 
-A step that fails verification is never used, counted or deleted: it is renamed after an older step was restored. If the
-process was killed between the end of Orbax's save and the manifest, the step cannot be verified. It is used if no other
-step can be, and otherwise removed.
+A step that fails verification is never used, counted or deleted: it is renamed after an older step
+was restored. If the process was killed between the end of Orbax's save and the manifest, the step
+cannot be verified. It is used if no other step can be, and otherwise removed.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 from collections.abc import Callable, Collection, Mapping
@@ -25,7 +27,13 @@ from jaxlaunch.trainer.checkpoint.consensus import gather_values, run_on_primary
 from jaxlaunch.trainer.checkpoint.folder import CheckpointFolder, list_first, remove_step
 from jaxlaunch.trainer.checkpoint.manifest import DamagedManifestError, FileDigest, Manifest
 from jaxlaunch.trainer.checkpoint.owner import Owner
-from jaxlaunch.trainer.checkpoint.storage import retry_storage, storage_error, storage_errors, system_message, wait_for
+from jaxlaunch.trainer.checkpoint.storage import (
+    retry_storage,
+    storage_error,
+    storage_errors,
+    system_message,
+    wait_for,
+)
 from jaxlaunch.trainer.errors import CheckpointError, StorageError, first_line
 
 UNVERIFIED = "no manifest (killed while saving?), so its files cannot be verified"
@@ -39,7 +47,13 @@ class Store:
     """The checkpoints of one run in one folder. Every process makes the same calls in the same order."""
 
     def __init__(
-        self, path: str, *, keep: int, uid: str, take_over: bool = False, note: Callable[[str], None] = print
+        self,
+        path: str,
+        *,
+        keep: int,
+        uid: str,
+        take_over: bool = False,
+        note: Callable[[str], None] = print,
     ) -> None:
         self._folder = CheckpointFolder(path)
         self._keep = keep
@@ -72,7 +86,8 @@ class Store:
             self._note(message)
         if foreign_names:
             self._note(
-                f"{self._folder} holds folders named like steps that no run saved; they are ignored: "
+                f"{self._folder} holds folders named like steps that no run saved; they "
+                "are ignored: "
                 f"{list_first(foreign_names)}"
             )
 
@@ -91,7 +106,13 @@ class Store:
     ) -> tuple[int, Tree, Tree] | None:
         """Restore the newest undamaged step with its state and meta; None in a new folder. See `Restore`."""
         restore = Restore(
-            self._folder, self._checkpointer, self._owner, self._uid, self._note, abstract, describe_change
+            self._folder,
+            self._checkpointer,
+            self._owner,
+            self._uid,
+            self._note,
+            abstract,
+            describe_change,
         )
         if (restored := restore.restore_newest()) is not None:
             self._committed_step = restored[0]
@@ -101,15 +122,19 @@ class Store:
         """Return the committed steps, oldest first. Only `restore` verifies their files."""
         return manifest.committed_steps(self._folder.path)
 
-    # --- saving ---------------------------------------------------------------------------------------------------
+    # --- saving -----------------------------------------------------------------------------------
 
     def save(
-        self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any], kept_steps: Collection[int] = ()
+        self,
+        step: int,
+        tree: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        kept_steps: Collection[int] = (),
     ) -> None:
         """Start to save, and return when the arrays are copied. A committed step is not saved again.
 
-        The steps in `kept_steps` are kept when old ones are deleted. Waits for the previous save first. Raises
-        StorageError or CheckpointError of this save or of the previous one.
+        The steps in `kept_steps` are kept when old ones are deleted. Waits for the previous save
+        first. Raises StorageError or CheckpointError of this save or of the previous one.
         """
         self.wait()
         if step == self._committed_step:
@@ -146,7 +171,9 @@ class Store:
     def forget_if_deleted(self, step: int) -> bool:
         """Return whether the saved `step` was deleted, and allow it to be saved again. Every process calls it."""
         self.wait()
-        is_lost = step == self._committed_step and run_on_primary(lambda: self._folder.is_gone(step))
+        is_lost = step == self._committed_step and run_on_primary(
+            lambda: self._folder.is_gone(step)
+        )
         if is_lost:
             self._committed_step = None
         return is_lost
@@ -171,7 +198,7 @@ class Store:
         if step == self._committed_step:
             self._deleted_step = self._known_deleted_step = step
 
-    # --- in the background, where there are no collectives --------------------------------------------------------
+    # --- in the background, where there are no collectives ----------------------------------------
 
     def _commit_step(self, step: int, kept_steps: Collection[int]) -> None:
         """Finish a save: wait for Orbax, digest the files, write the manifest, delete old steps."""
@@ -180,23 +207,32 @@ class Store:
                 self._checkpointer.wait()
             except Exception:
                 if jax.process_index() == 0:
-                    # If the folder was taken over, report that instead of the failure that it causes.
+                    # If the folder was taken over, report that instead of the failure that it
+                    # causes.
                     self._owner.check_ownership()
                 raise
             if jax.process_index() == 0:
                 entries = self._collect_digests(step)
                 self._owner.check_ownership()
-                manifest.write_manifest(self._folder.step_folder(step), Manifest(step, self._uid, entries))
+                manifest.write_manifest(
+                    self._folder.step_folder(step), Manifest(step, self._uid, entries)
+                )
                 self._committed_step = step
                 for old_step in self.committed_steps()[: -self._keep]:
                     if old_step not in kept_steps and (
                         foreign_files := remove_step(self._folder.step_folder(old_step))
                     ):
                         files = list_first(foreign_files)
-                        self._note(f"step {old_step} was removed, except for files that no save wrote: {files}")
+                        self._note(
+                            f"step {old_step} was removed, except for files that no save "
+                            f"wrote: {files}"
+                        )
             else:
                 self._write_digests(step)
-                wait_for(lambda: manifest.read_manifest(self._folder.step_folder(step)), f"the manifest of step {step}")
+                wait_for(
+                    lambda: manifest.read_manifest(self._folder.step_folder(step)),
+                    f"the manifest of step {step}",
+                )
                 self._committed_step = step
 
     def _write_digests(self, step: int) -> None:
@@ -213,16 +249,23 @@ class Store:
         """Return the digests of every file of the step: those from other processes, and of all other files."""
         folder = self._folder.step_folder(step)
         digest_paths = [
-            self._folder.digests_file(self._nonce, step, process) for process in range(1, jax.process_count())
+            self._folder.digests_file(self._nonce, step, process)
+            for process in range(1, jax.process_count())
         ]
         # Each lambda is called before the loop goes on.
         files = _merge_entries(
-            [wait_for(lambda: _read_json(digest_path), f"{digest_path}") for digest_path in digest_paths]  # noqa: B023
+            [
+                wait_for(functools.partial(_read_json, digest_path), f"{digest_path}")
+                for digest_path in digest_paths
+            ]
         )
         names = manifest.list_files(folder)
         missing_files = sorted(set(files) - set(names))
         if missing_files:
-            raise StorageError(f"files of step {step} disappeared after they were written: {list_first(missing_files)}")
+            raise StorageError(
+                f"files of step {step} disappeared after they were written: "
+                f"{list_first(missing_files)}"
+            )
         files |= manifest.digest_files(folder, (name for name in names if name not in files))
         for path in digest_paths:
             path.unlink()
@@ -245,19 +288,29 @@ class Restore:
         abstract: Mapping[str, Any],
         describe_change: Callable[[Tree], str],
     ) -> None:
-        self._folder, self._checkpointer, self._owner, self._uid, self._note = folder, checkpointer, owner, uid, note
+        self._folder = folder
+        self._checkpointer = checkpointer
+        self._owner = owner
+        self._uid = uid
+        self._note = note
         self._abstract, self._describe_change = abstract, describe_change
 
     def restore_newest(self) -> tuple[int, Tree, Tree] | None:
         """Restore the newest undamaged step, its state sharded as in `abstract`, and its meta; None in a new folder.
 
         Raises:
-            CheckpointError: There are steps but none is usable, or the state is that of another model.
+            CheckpointError: There are steps but none is usable, or the state is that of another
+                model.
             StorageError: Storage fails.
         """
-        steps, foreign = run_on_primary(lambda: self._folder.read_with_retries(self._folder.list_steps))
+        steps, foreign = run_on_primary(
+            lambda: self._folder.read_with_retries(self._folder.list_steps)
+        )
         if foreign:
-            self._note(f"{self._folder} holds files that are not checkpoints; they are ignored: {', '.join(foreign)}")
+            self._note(
+                f"{self._folder} holds files that are not checkpoints; they are ignored: "
+                f"{', '.join(foreign)}"
+            )
         faults: dict[int, str] = {}
         unverified: list[int] = []
         loaders = [(step, self._load_verified) for step in sorted(steps, reverse=True)]
@@ -278,7 +331,8 @@ class Restore:
         if faults:
             listed = "; ".join(f"step {step}: {fault}" for step, fault in faults.items())
             raise CheckpointError(
-                f"no valid checkpoint in {self._folder}: {listed}. Restore one of these folders from a backup, or set "
+                f"no valid checkpoint in {self._folder}: {listed}. Restore one of these folders "
+                "from a backup, or set "
                 "checkpoint.path to a new folder to start from the first step; nothing was changed"
             )
         return None
@@ -295,13 +349,17 @@ class Restore:
         step_manifest = Manifest.from_bytes(text.encode())
         share = jax.process_index(), jax.process_count()
         faults = self._folder.read_with_retries(
-            lambda: manifest.find_damage(self._folder.step_folder(step), step_manifest, *share), step
+            lambda: manifest.find_damage(self._folder.step_folder(step), step_manifest, *share),
+            step,
         )
         if faults := sum(gather_values(faults), []):
             return list_first(faults)
         if unlisted:
             files = list_first(unlisted)
-            self._note(f"step {step} holds files that its manifest does not list; they are ignored: {files}")
+            self._note(
+                f"step {step} holds files that its manifest does not list; they are "
+                f"ignored: {files}"
+            )
         return self._folder.read_with_retries(lambda: self._load_step(step), step)
 
     def _inspect_step(self, step: int) -> tuple[str | None, str, list[str]]:
@@ -323,9 +381,13 @@ class Restore:
     def _load_step(self, step: int) -> LoadedStep:
         folder = self._folder.step_folder(step)
         if difference := self._checkpointer.find_difference(folder, self._abstract):
-            reason = self._describe_change(arrays.read_meta(folder)) or f"was saved by another model: {difference}"
+            reason = (
+                self._describe_change(arrays.read_meta(folder))
+                or f"was saved by another model: {difference}"
+            )
             raise CheckpointError(
-                f"step {step} of {self._folder} {reason}; change it back, or set checkpoint.path to a new folder"
+                f"step {step} of {self._folder} {reason}; change it back, or set checkpoint.path "
+                "to a new folder"
             )
         return self._checkpointer.load(folder, self._abstract)
 
@@ -348,7 +410,9 @@ class Restore:
             return errors[0]
         with storage_errors(f"digesting step {step} of {self._folder}"):
             names = run_on_primary(lambda: manifest.list_files(folder))
-            entries = manifest.digest_files(folder, names[jax.process_index() :: jax.process_count()])
+            entries = manifest.digest_files(
+                folder, names[jax.process_index() :: jax.process_count()]
+            )
         files = _merge_entries(gather_values(_to_json(entries)))
 
         def write_step_manifest() -> None:
@@ -357,8 +421,10 @@ class Restore:
 
         run_on_primary(write_step_manifest)
         self._note(
-            f"step {step} has no manifest (killed while saving?), so its files could not be verified, and no step of "
-            f"{self._folder} can be; it can be restored and is used, and a manifest of it as it is was written"
+            f"step {step} has no manifest (killed while saving?), so its files could not be "
+            "verified, and no step of "
+            f"{self._folder} can be; it can be restored and is used, and a manifest of it as it is "
+            "was written"
         )
         return loaded
 
@@ -367,16 +433,26 @@ class Restore:
         is_own = self._folder.step_owners()
         for step, fault in faults.items():
             if not is_own[step]:
-                self._note(f"step {step}: {fault}; using step {restored_step} ({step} is left: no run saved it)")
+                self._note(
+                    f"step {step}: {fault}; using step {restored_step} ({step} is left: no "
+                    "run saved it)"
+                )
             elif fault == UNVERIFIED:
                 foreign_files = remove_step(self._folder.step_folder(step))
                 left_note = (
-                    f", except for files that no save wrote: {list_first(foreign_files)}" if foreign_files else ""
+                    f", except for files that no save wrote: {list_first(foreign_files)}"
+                    if foreign_files
+                    else ""
                 )
-                self._note(f"step {step}: {fault}; using step {restored_step} ({step} was removed{left_note})")
+                self._note(
+                    f"step {step}: {fault}; using step {restored_step} ({step} was "
+                    f"removed{left_note})"
+                )
             else:
                 name = self._folder.set_aside(step)
-                self._note(f"step {step}: {fault}; using step {restored_step} ({step} is kept as {name})")
+                self._note(
+                    f"step {step}: {fault}; using step {restored_step} ({step} is kept as {name})"
+                )
 
 
 def _to_json(files: Mapping[str, FileDigest]) -> dict[str, list[Any]]:

@@ -1,8 +1,8 @@
 """Augmentation of images, a function of an image and of the random generator of its position.
 
-The transform of the training split draws a box, flips and operations from the generator of the example's position, so
-that a resumed run repeats them. The transform of the evaluation split is deterministic. The operations on pixels are
-those of torchvision and Pillow, each with a strength.
+The transform of the training split draws a box, flips and operations from the generator of the
+example's position, so that a resumed run repeats them. The transform of the evaluation split is
+deterministic. The operations on pixels are those of torchvision and Pillow, each with a strength.
 
 H height, W width, C channels.
 """
@@ -39,7 +39,9 @@ class ReadableImage(Protocol):
 
     size: Size
 
-    def read_pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
+    def read_pixels(
+        self, box: Box | None = None, size: Size | None = None, mirrored: bool = False
+    ) -> Pixels:
         """Return the part in `box`, or all of it, resized to `size`, left and right swapped: [H, W, C]."""
         ...
 
@@ -50,9 +52,13 @@ class Transform:
     If `needs_rng` is true, every call needs a generator.
     """
 
-    def __init__(self, augment: Augment | None, size: Size | None, split: Literal["train", "eval"]) -> None:
+    def __init__(
+        self, augment: Augment | None, size: Size | None, split: Literal["train", "eval"]
+    ) -> None:
         self._augment, self._size = augment or NO_AUGMENT, size
-        recipe = self._augment.model_copy(update={"eval_crop": 1.0, "preset": None, "ratio": NO_AUGMENT.ratio})
+        recipe = self._augment.model_copy(
+            update={"eval_crop": 1.0, "preset": None, "ratio": NO_AUGMENT.ratio}
+        )
         self.needs_rng = split == "train" and recipe != NO_AUGMENT
         self._share = self._augment.eval_crop if split == "eval" else 1.0
 
@@ -62,7 +68,9 @@ class Transform:
         if rng is None or not self.needs_rng:
             is_whole = share == 1.0 and size == picture.size
             return (
-                picture.read_pixels() if is_whole else picture.read_pixels(center_box(picture.size, size, share), size)
+                picture.read_pixels()
+                if is_whole
+                else picture.read_pixels(center_box(picture.size, size, share), size)
             )
         image = self._crop_image(picture, size, rng)
         augment = self._augment
@@ -81,7 +89,9 @@ class Transform:
         image = np.ascontiguousarray(image)
         if augment.erase and rng.random() < augment.erase:
             image = image.copy()
-            image[random_hole((image.shape[0], image.shape[1]), rng)] = np.round(image.mean((0, 1))).astype(np.uint8)
+            image[random_hole((image.shape[0], image.shape[1]), rng)] = np.round(
+                image.mean((0, 1))
+            ).astype(np.uint8)
         return image
 
     def _crop_image(self, picture: ReadableImage, size: Size, rng: np.random.Generator) -> Pixels:
@@ -89,7 +99,9 @@ class Transform:
             box = random_box(picture.size, self._augment.crop, self._augment.ratio, rng)
             return picture.read_pixels(box, size, self._draw_flip(rng))
         image = (
-            picture.read_pixels() if size == picture.size else picture.read_pixels(center_box(picture.size, size), size)
+            picture.read_pixels()
+            if size == picture.size
+            else picture.read_pixels(center_box(picture.size, size), size)
         )
         if max_shift := self._augment.shift:
             down, right = rng.integers(-max_shift, max_shift + 1, size=2).tolist()
@@ -108,18 +120,23 @@ class ArrayImage:
         array = array[..., None] if array.ndim == 2 else array
         if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] not in (1, 3):
             raise UnusableExample(
-                f"an image of {array.dtype}{list(array.shape)}; data.augment and data.size take uint8 [H, W, C] of one "
+                f"an image of {array.dtype}{list(array.shape)}; data.augment and data.size take "
+                "uint8 [H, W, C] of one "
                 "channel or three"
             )
         self._image: Pixels = array
         self.size: Size = (array.shape[0], array.shape[1])
 
-    def read_pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
+    def read_pixels(
+        self, box: Box | None = None, size: Size | None = None, mirrored: bool = False
+    ) -> Pixels:
         """Return the part in `box`, or all of it, resized to `size` (bilinear, antialiased), and mirrored."""
         top, left, height, width = (0, 0, *self.size) if box is None else box
         if size is None or (top, left, height, width) == (0, 0, *size):
             return mirror_image(self._image) if mirrored else self._image
-        picture = Image.fromarray(self._image[..., 0] if self._image.shape[-1] == 1 else self._image)
+        picture = Image.fromarray(
+            self._image[..., 0] if self._image.shape[-1] == 1 else self._image
+        )
         edges = (left, top, left + width, top + height)
         resized = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
         if mirrored:
@@ -141,7 +158,10 @@ class AugmentedSource(DataSource):
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         raw = self._source[index]
         if "image" not in raw:
-            raise UnusableExample(f"no image, which data.augment and data.size are of; it has {', '.join(sorted(raw))}")
+            raise UnusableExample(
+                "no image, which data.augment and data.size are of; it has "
+                f"{', '.join(sorted(raw))}"
+            )
         image = self._transform(ArrayImage(raw["image"]), rng)
         return {**raw, "image": image if np.ndim(raw["image"]) == 3 else image[..., 0]}
 
@@ -153,25 +173,29 @@ class AugmentedSource(DataSource):
     def fingerprint(self) -> str:
         """Return the fingerprint of the wrapped source.
 
-        Augmentation is not part of it: it may change when a run resumes, and the change is reported.
+        Augmentation is not part of it: it may change when a run resumes, and the change is
+        reported.
         """
         return self._source.fingerprint()
 
 
-# --- boxes and positions ----------------------------------------------------------------------------------------------
+# --- boxes and positions --------------------------------------------------------------------------
 
 
-def random_box(image_size: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator) -> Box:
+def random_box(
+    image_size: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator
+) -> Box:
     """Draw a box with a share of the area from `area` and a width / height from `ratio`, anywhere in the image.
 
-    If no drawn box fits, return the largest centered box whose ratio is allowed (Szegedy et al. 2015, as in
-    torchvision).
+    If no drawn box fits, return the largest centered box whose ratio is allowed (Szegedy et al.
+    2015, as in torchvision).
     """
     image_height, image_width = image_size
     for _ in range(MAX_TRIES):
         height, width = _draw_sides(image_size, area, ratio, rng)
         if 0 < width <= image_width and 0 < height <= image_height:
-            top, left = int(rng.integers(image_height - height + 1)), int(rng.integers(image_width - width + 1))
+            top = int(rng.integers(image_height - height + 1))
+            left = int(rng.integers(image_width - width + 1))
             return top, left, height, width
     shape = min(max(image_width / image_height, ratio[0]), ratio[1])
     height = min(image_height, max(1, round(image_width / shape)))
@@ -189,12 +213,15 @@ def random_hole(
     for _ in range(MAX_TRIES):
         height, width = _draw_sides(image_size, area, ratio, rng)
         if height < image_size[0] and width < image_size[1]:
-            top, left = int(rng.integers(image_size[0] - height + 1)), int(rng.integers(image_size[1] - width + 1))
+            top = int(rng.integers(image_size[0] - height + 1))
+            left = int(rng.integers(image_size[1] - width + 1))
             return slice(top, top + height), slice(left, left + width)
     return slice(0), slice(0)
 
 
-def _draw_sides(image_size: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator) -> Size:
+def _draw_sides(
+    image_size: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator
+) -> Size:
     pixels = image_size[0] * image_size[1] * rng.uniform(area[0], area[1])
     shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
     return round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
@@ -214,8 +241,11 @@ def shift_image(image: Pixels, down: int, right: int) -> Pixels:
     """
     height, width = image.shape[:2]
     moved = np.zeros_like(image)
-    rows, columns = slice(max(down, 0), height + min(down, 0)), slice(max(right, 0), width + min(right, 0))
-    moved[rows, columns] = image[max(-down, 0) : height - max(down, 0), max(-right, 0) : width - max(right, 0)]
+    rows = slice(max(down, 0), height + min(down, 0))
+    columns = slice(max(right, 0), width + min(right, 0))
+    moved[rows, columns] = image[
+        max(-down, 0) : height - max(down, 0), max(-right, 0) : width - max(right, 0)
+    ]
     return moved
 
 
@@ -228,7 +258,7 @@ def mirror_image(image: Pixels) -> Pixels:
     return swapped
 
 
-# --- operations on pixels ---------------------------------------------------------------------------------------------
+# --- operations on pixels -------------------------------------------------------------------------
 
 
 def shift_hue(image: Picture, turn: float) -> Picture:
@@ -245,13 +275,18 @@ def transform_affine(image: Picture, *matrix: float) -> Picture:
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
 
 
-# Operations by name. The strength is a slope, pixels, degrees, a factor less 1, bits or a threshold.
+# Operations by name. The strength is a slope, pixels, degrees, a factor less 1, bits or a
+# threshold.
 OPERATIONS: Mapping[str, Operation] = {
     "identity": lambda image, _: image,
     "shear_x": lambda image, slope: transform_affine(image, 1.0, slope, 0.0, 0.0, 1.0, 0.0),
     "shear_y": lambda image, slope: transform_affine(image, 1.0, 0.0, 0.0, slope, 1.0, 0.0),
-    "translate_x": lambda image, pixels: transform_affine(image, 1.0, 0.0, -int(pixels), 0.0, 1.0, 0.0),
-    "translate_y": lambda image, pixels: transform_affine(image, 1.0, 0.0, 0.0, 0.0, 1.0, -int(pixels)),
+    "translate_x": lambda image, pixels: transform_affine(
+        image, 1.0, 0.0, -int(pixels), 0.0, 1.0, 0.0
+    ),
+    "translate_y": lambda image, pixels: transform_affine(
+        image, 1.0, 0.0, 0.0, 0.0, 1.0, -int(pixels)
+    ),
     "rotate": lambda image, degrees: image.rotate(degrees),
     "brightness": lambda image, more: ImageEnhance.Brightness(image).enhance(1.0 + more),
     "saturation": lambda image, more: ImageEnhance.Color(image).enhance(1.0 + more),
@@ -281,15 +316,19 @@ def apply_jitter(image: Picture, jitter: Jitter, rng: np.random.Generator) -> Pi
         draws.append(("hue", rng.uniform(-jitter.hue, jitter.hue)))
     for number in rng.permutation(len(draws)):
         name, factor = draws[number]
-        image = shift_hue(image, factor) if name == "hue" else ENHANCERS[name](image).enhance(factor)
+        image = (
+            shift_hue(image, factor) if name == "hue" else ENHANCERS[name](image).enhance(factor)
+        )
     return image
 
 
-def operation_strength(name: str, step: int, bins: int, max_translation: tuple[float, float], max_bits: int) -> float:
+def operation_strength(
+    name: str, step: int, bins: int, max_translation: tuple[float, float], max_bits: int
+) -> float:
     """Return the strength of an operation at a step of `bins`.
 
-    `max_translation` is the largest translation to the right and down in pixels, `max_bits` the largest
-    number of bits of posterize.
+    `max_translation` is the largest translation to the right and down in pixels, `max_bits` the
+    largest number of bits of posterize.
     """
     share = step / (bins - 1)
     max_strengths = {
@@ -309,7 +348,9 @@ def operation_strength(name: str, step: int, bins: int, max_translation: tuple[f
     return share * max_strengths.get(name, 0.9)
 
 
-def _apply_operation(image: Picture, name: str, strength: float, rng: np.random.Generator) -> Picture:
+def _apply_operation(
+    image: Picture, name: str, strength: float, rng: np.random.Generator
+) -> Picture:
     is_negative = name not in UNSIGNED and rng.random() >= 0.5
     return OPERATIONS[name](image, -strength if is_negative else strength)
 
@@ -320,7 +361,10 @@ def apply_randaugment(image: Picture, options: RandAugment, rng: np.random.Gener
     for number in rng.integers(len(OPERATIONS), size=options.count):
         name = list(OPERATIONS)[number]
         image = _apply_operation(
-            image, name, operation_strength(name, options.magnitude, RANDAUGMENT_BINS, max_translation, 8), rng
+            image,
+            name,
+            operation_strength(name, options.magnitude, RANDAUGMENT_BINS, max_translation, 8),
+            rng,
         )
     return image
 
@@ -335,7 +379,9 @@ def apply_augmix(image: Picture, options: AugMix, rng: np.random.Generator) -> P
         chain = image
         for _ in range(options.depth or int(rng.integers(1, 4))):
             name = names[rng.integers(len(names))]
-            strength = operation_strength(name, int(rng.integers(options.severity)), AUGMIX_BINS, max_translation, 4)
+            strength = operation_strength(
+                name, int(rng.integers(options.severity)), AUGMIX_BINS, max_translation, 4
+            )
             chain = _apply_operation(chain, name, strength, rng)
         mixed += share * np.asarray(chain, np.float64)
     return Image.fromarray(np.clip(mixed, 0.0, 255.0).astype(np.uint8))

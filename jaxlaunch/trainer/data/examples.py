@@ -28,14 +28,17 @@ Array = npt.NDArray[Any]
 Batch = dict[str, Array]
 # A function of a raw record and, if it has a parameter `rng`, of a generator.
 Example = Callable[..., Mapping[str, Any]]
-# Checks a batch without its weights, which it may correct. Returns the row of a bad example and the problem, or None.
+# Checks a batch without its weights, which it may correct. Returns the row of a bad example and the
+# problem, or None.
 Check = Callable[[Batch], tuple[int, str] | None]
 
 RETURN_TYPE_RULE = "the task's example() must return a dict of arrays by name"
 # A deterministic set that is not larger than this is decoded once and cached.
 MAX_CACHE_BYTES = 64 * 2**20
 # JAX narrows 64-bit dtypes on a device. Narrowing them here halves the bytes that are copied there.
-NARROWED_DTYPES = {np.dtype(wide): np.dtype(wide.replace("64", "32")) for wide in ("int64", "uint64", "float64")}
+NARROWED_DTYPES = {
+    np.dtype(wide): np.dtype(wide.replace("64", "32")) for wide in ("int64", "uint64", "float64")
+}
 
 
 class UnusableExample(ValueError):
@@ -65,7 +68,9 @@ ExampleMethod = TypeVar("ExampleMethod", bound=Callable[..., Any])
 _BATCH_FUNCTIONS: dict[Callable[..., Any], Callable[[Any, Batch], Batch]] = {}
 
 
-def register_batch_function(batch_function: Callable[[Any, Batch], Batch]) -> Callable[[ExampleMethod], ExampleMethod]:
+def register_batch_function(
+    batch_function: Callable[[Any, Batch], Batch],
+) -> Callable[[ExampleMethod], ExampleMethod]:
     """Register, for a task's `example`, a function of the task and of records [B, ...] that makes B examples at once.
 
     If the function cannot use a record, `example` is called for each record to report the index.
@@ -81,21 +86,31 @@ def register_batch_function(batch_function: Callable[[Any, Batch], Batch]) -> Ca
 class Examples:
     """Makes `example(source[i])` for many i at once, and raises DataError naming the source and the index.
 
-    Threads may share an instance. Examples that may be random are made again for every batch, with the generators of
-    their positions (trainer/data/order).
+    Threads may share an instance. Examples that may be random are made again for every batch, with
+    the generators of their positions (trainer/data/order).
     """
 
-    def __init__(self, source: Source, example: Example, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
+    def __init__(
+        self, source: Source, example: Example, settings: ReadSettings = DEFAULT_SETTINGS
+    ) -> None:
         self._source, self._example, self._settings = as_data_source(source), example, settings
         source = self._source
         self._length = len(source)
         if not self._length:
             raise DataError(f"{source_name(source)} has no examples")
         self._takes_rng = source.takes_rng, order.takes_rng(example)
-        are_deterministic = not source.may_draw, str(example.__module__).startswith("jaxlaunch.trainer.")
-        is_deterministic = all(are_deterministic) if settings.deterministic is None else settings.deterministic
+        are_deterministic = (
+            not source.may_draw,
+            str(example.__module__).startswith("jaxlaunch.trainer."),
+        )
+        is_deterministic = (
+            all(are_deterministic) if settings.deterministic is None else settings.deterministic
+        )
         self._is_random = not is_deterministic
-        needs_seeding = [self._is_random and not (are_deterministic[part] or self._takes_rng[part]) for part in (0, 1)]
+        needs_seeding = [
+            self._is_random and not (are_deterministic[part] or self._takes_rng[part])
+            for part in (0, 1)
+        ]
         self._is_seeded = any(needs_seeding)
         self._draws = RandomPolicy(
             settings.seed, settings.purpose, self._is_seeded, needs_seeding[1] or self._takes_rng[1]
@@ -113,7 +128,9 @@ class Examples:
             int(np.prod(form.shape, dtype=np.int64)) * narrow_dtype(form.dtype).itemsize
             for form in self.array_specs.values()
         )
-        is_cached = is_deterministic and self._batch_function is None and size_bytes <= MAX_CACHE_BYTES
+        is_cached = (
+            is_deterministic and self._batch_function is None and size_bytes <= MAX_CACHE_BYTES
+        )
         self._cache = self._allocate_batch(self._length) if is_cached else None
         self._is_cached = np.zeros(self._length, bool)
 
@@ -123,12 +140,17 @@ class Examples:
     def reader_threads(self, max_threads: int) -> int:
         """Return the number of threads to read with, at most `max_threads` unless worker processes read.
 
-        Each worker process needs a thread. One thread is used with a cache, with seeded global generators, and for
-        light sources: threads that only run Python code would wait for each other.
+        Each worker process needs a thread. One thread is used with a cache, with seeded global
+        generators, and for light sources: threads that only run Python code would wait for each
+        other.
         """
         if self._source.workers:
             return self._source.workers
-        return max_threads if self._cache is None and not self._is_seeded and not self._source.is_light else 1
+        return (
+            max_threads
+            if self._cache is None and not self._is_seeded and not self._source.is_light
+            else 1
+        )
 
     @property
     def note(self) -> str | None:
@@ -136,8 +158,10 @@ class Examples:
         if not self._is_seeded or self._source.workers:
             return None
         return (
-            f"{source_name(self._source)} may use random numbers, so its examples are read one at a time, each with "
-            "seeded generators. To read them with data.threads in parallel, set data.deterministic: true if it uses "
+            f"{source_name(self._source)} may use random numbers, so its examples are read one at "
+            "a time, each with "
+            "seeded generators. To read them with data.threads in parallel, set "
+            "data.deterministic: true if it uses "
             "none, or give it a parameter rng, which gets a numpy Generator, or set data.workers"
         )
 
@@ -150,7 +174,11 @@ class Examples:
     def describe_not_finite(self, index_B: Indices, position_B: Indices) -> str | None:
         """Describe the first of these examples with a non-finite number, or return None."""
         batch = self._read_batch(index_B, position_B)
-        faults = [(*fault, key) for key, array in batch.items() if (fault := first_not_finite(array)) is not None]
+        faults = [
+            (*fault, key)
+            for key, array in batch.items()
+            if (fault := first_not_finite(array)) is not None
+        ]
         if not faults:
             return None
         row, value, key = min(faults, key=lambda fault: fault[0])
@@ -162,17 +190,23 @@ class Examples:
 
     def _read_batch(self, index_B: Indices, position_B: Indices) -> Batch:
         if self._batch_function is not None:
-            # If this fails, examples are made one by one below, so that the error names the bad one.
+            # If this fails, examples are made one by one below, so that the error names the bad
+            # one.
             with contextlib.suppress(UnusableExample):
                 batch = self._batch_function(self._source.read_rows(index_B))
-                specs = {key: ArraySpec(array.shape[1:], array.dtype) for key, array in batch.items()}
-                if specs == self.array_specs and not any(form.dtype in NARROWED_DTYPES for form in specs.values()):
+                specs = {
+                    key: ArraySpec(array.shape[1:], array.dtype) for key, array in batch.items()
+                }
+                if specs == self.array_specs and not any(
+                    form.dtype in NARROWED_DTYPES for form in specs.values()
+                ):
                     return batch
         if self._cache is None:
             batch = self._allocate_batch(len(index_B))
             self._fill_rows(batch, range(len(index_B)), index_B.tolist(), position_B.tolist())
             return batch
-        # Two threads may make the same example and write the same bytes. It counts as cached once it is complete.
+        # Two threads may make the same example and write the same bytes. It counts as cached once
+        # it is complete.
         missing = np.unique(index_B[~self._is_cached[index_B]])
         self._fill_rows(self._cache, missing.tolist(), missing.tolist(), missing.tolist())
         self._is_cached[missing] = True
@@ -183,7 +217,9 @@ class Examples:
             row, problem = fault
             raise self._data_error(int(index_B[row]), problem)
 
-    def _fill_rows(self, target: Batch, slots: Sequence[int], indexes: list[int], positions: list[int]) -> None:
+    def _fill_rows(
+        self, target: Batch, slots: Sequence[int], indexes: list[int], positions: list[int]
+    ) -> None:
         items: Sequence[Item | None] = [None] * len(indexes)
         if self._source.workers:
             request = Request(*self._source.opener, self._draws, indexes, positions)
@@ -199,12 +235,15 @@ class Examples:
                     and not np.array_equal(target[key][slot], value)
                 ):
                     raise self._data_error(
-                        index, f"{key} {value.max()}, too large for the {target[key].dtype} it becomes"
+                        index,
+                        f"{key} {value.max()}, too large for the {target[key].dtype} it becomes",
                     )
 
     def _check_array_specs(self, index: int, example: Batch) -> None:
         if example.keys() != self.array_specs.keys():
-            keys, first_keys = ("{" + ", ".join(sorted(keys)) + "}" for keys in (example, self.array_specs))
+            keys, first_keys = (
+                "{" + ", ".join(sorted(keys)) + "}" for keys in (example, self.array_specs)
+            )
             raise self._data_error(index, f"the keys {keys}, the first {first_keys}")
         for key, value in example.items():
             shape, dtype = self.array_specs[key]
@@ -217,52 +256,74 @@ class Examples:
 
     def _make_example(self, index: int, position: int, item: Item | None = None) -> Batch:
         try:
-            # A source or task with a parameter `rng` always gets a generator, even if it draws nothing.
+            # A source or task with a parameter `rng` always gets a generator, even if it draws
+            # nothing.
             if item is None and not self._is_random and not any(self._takes_rng):
                 example = self._example(self._source[index])
             else:
                 example = self._draw_example(index, position, item)
             if not isinstance(example, Mapping):
-                raise UnusableExample(f"become {user_code.describe_kind(example)}; {RETURN_TYPE_RULE}")
+                raise UnusableExample(
+                    f"become {user_code.describe_kind(example)}; {RETURN_TYPE_RULE}"
+                )
             return {key: np.asarray(value) for key, value in example.items()}
         except TrainerError:
             raise
         except UnusableExample as error:
             raise self._data_error(index, str(error)) from error
         except (Exception, SystemExit) as error:
-            raise unreadable_example_error(self._source, index, error, self._describe_location()) from error
+            raise unreadable_example_error(
+                self._source, index, error, self._describe_location()
+            ) from error
 
     def _draw_example(self, index: int, position: int, item: Item | None) -> Mapping[str, Any]:
         """Make an example with the random numbers of its position, continuing the generators of a worker's item."""
         entropy = order.example_entropy(self._settings.seed, self._settings.purpose, position)
         rng = np.random.default_rng(entropy) if any(self._takes_rng) else None
         if item is None:
-            generators = order.seed_generators(entropy) if self._is_seeded else contextlib.nullcontext()
+            generators = (
+                order.seed_generators(entropy) if self._is_seeded else contextlib.nullcontext()
+            )
         else:
             rng = rng if item.rng is None else item.rng
-            generators = contextlib.nullcontext() if item.state is None else order.restore_generators(item.state)
+            generators = (
+                contextlib.nullcontext()
+                if item.state is None
+                else order.restore_generators(item.state)
+            )
         keywords = {"rng": rng} if self._takes_rng[1] else {}
         with generators:
-            return self._example(self._source.read_example(index, rng) if item is None else item.value, **keywords)
+            return self._example(
+                self._source.read_example(index, rng) if item is None else item.value, **keywords
+            )
 
     def _read_array_specs(self) -> dict[str, ArraySpec]:
         first_example = self._make_example(0, 0)
-        if not first_example or (invalid_keys := [key for key in first_example if not isinstance(key, str)]):
+        if not first_example or (
+            invalid_keys := [key for key in first_example if not isinstance(key, str)]
+        ):
             problem = f"the key {invalid_keys[0]!r}, not text" if first_example else "no arrays"
             raise self._data_error(0, f"{problem}; {RETURN_TYPE_RULE}")
         specs = {key: ArraySpec(value.shape, value.dtype) for key, value in first_example.items()}
         for key, form in specs.items():
             if form.dtype.kind in "OSUMm":
-                raise self._data_error(0, f"{key} of {form.dtype}; the task's example() must return numbers")
+                raise self._data_error(
+                    0, f"{key} of {form.dtype}; the task's example() must return numbers"
+                )
         if "weight" in specs:
             raise self._data_error(
-                0, "a key weight, which the batch reserves for the weight of each example; rename it"
+                0,
+                "a key weight, which the batch reserves for the weight of each example; rename it",
             )
-        self._check_values({key: value[None].copy() for key, value in first_example.items()}, np.zeros(1, np.int64))
+        self._check_values(
+            {key: value[None].copy() for key, value in first_example.items()}, np.zeros(1, np.int64)
+        )
         return specs
 
     def _data_error(self, index: int, problem: str) -> DataError:
-        return DataError(f"{source_name(self._source)}: example {index} has {problem}{self._describe_location()}")
+        return DataError(
+            f"{source_name(self._source)}: example {index} has {problem}{self._describe_location()}"
+        )
 
     def _describe_location(self) -> str:
         """Return the place of the user's task, or else of the dataset, as a suffix of a message."""
@@ -270,7 +331,10 @@ class Examples:
         return f" ({location})" if location else describe_definition(self._source)
 
     def _allocate_batch(self, rows: int) -> Batch:
-        return {key: np.empty((rows, *form.shape), narrow_dtype(form.dtype)) for key, form in self.array_specs.items()}
+        return {
+            key: np.empty((rows, *form.shape), narrow_dtype(form.dtype))
+            for key, form in self.array_specs.items()
+        }
 
 
 def first_not_finite(array: Array) -> tuple[int, Any] | None:

@@ -1,9 +1,10 @@
 """The files of a source: expanded from globs in the same order on every host, identified by a digest, and cached.
 
-A file is a local path or a URL of an object store. Blocks of objects, and whole objects of array_record, are copied to
-the local disk, in a folder that the processes of a host share. The name of a copy contains the object's size, its
-generation or digest and its time, so that a changed object is never mixed with an old copy. The folder may grow until
-a tenth of the disk is free; blocks that do not fit are fetched again.
+A file is a local path or a URL of an object store. Blocks of objects, and whole objects of
+array_record, are copied to the local disk, in a folder that the processes of a host share. The name
+of a copy contains the object's size, its generation or digest and its time, so that a changed
+object is never mixed with an old copy. The folder may grow until a tenth of the disk is free;
+blocks that do not fit are fetched again.
 """
 
 from __future__ import annotations
@@ -53,11 +54,20 @@ def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if pattern.startswith(STDLIB_SCHEME):
             root = sysconfig.get_path("stdlib")
-            matches = _glob_files(os.path.join(glob.escape(root), pattern.removeprefix(STDLIB_SCHEME)))
-            matches = [path for path in matches if os.path.relpath(path, root).split(os.sep)[0] not in SITE_FOLDERS]
+            matches = _glob_files(
+                os.path.join(glob.escape(root), pattern.removeprefix(STDLIB_SCHEME))
+            )
+            matches = [
+                path
+                for path in matches
+                if os.path.relpath(path, root).split(os.sep)[0] not in SITE_FOLDERS
+            ]
         elif remote.is_remote(pattern):
             if WILDCARD.search(pattern.partition("://")[2].split("/")[0]):
-                raise DataError(f"data.path {pattern!r} matches no file; the name of a bucket is written in full")
+                raise DataError(
+                    f"data.path {pattern!r} matches no file; the name of a bucket is "
+                    "written in full"
+                )
             remote.check_url("train.data.path", pattern)
             matches = remote.match_urls(pattern)
         else:
@@ -83,12 +93,17 @@ def _describe_folder(pattern: str) -> str:
         entries = remote.list_entries(folder)
     else:
         if pattern.startswith(STDLIB_SCHEME):
-            pattern = os.path.join(sysconfig.get_path("stdlib"), pattern.removeprefix(STDLIB_SCHEME))
+            pattern = os.path.join(
+                sysconfig.get_path("stdlib"), pattern.removeprefix(STDLIB_SCHEME)
+            )
         folder = os.path.abspath(pattern)
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
         entries = sorted(os.listdir(folder))
-    return f"{folder} holds {', '.join(entries[:5]) + (', …' if len(entries) > 5 else '') or 'nothing'}"
+    return (
+        f"{folder} holds "
+        f"{', '.join(entries[:5]) + (', …' if len(entries) > 5 else '') or 'nothing'}"
+    )
 
 
 def file_size(path: str) -> int:
@@ -103,8 +118,8 @@ def read_bytes(path: str, offset: int, count: int) -> bytes:
     """Read up to `count` bytes of a file from `offset`. Raises StorageError, OSError."""
     if remote.is_remote(path):
         return read_object(path, offset, count)
-    # The file is opened for every read. No handles stay open, and a truncated file raises an error instead of the
-    # SIGBUS of a memory map.
+    # The file is opened for every read. No handles stay open, and a truncated file raises an error
+    # instead of the SIGBUS of a memory map.
     with open(path, "rb", buffering=0) as file:
         file.seek(offset)
         return file.read(count) or b""
@@ -118,18 +133,23 @@ def local_path(path: str) -> str:
 def sample_digest(paths: Sequence[str]) -> str:
     """Hash names below their common folder, sizes and a bounded sample of the content to 12 hexadecimal digits.
 
-    The common folder is not part of the digest, because the same data may be mounted elsewhere on the next machine or
-    be in a bucket.
+    The common folder is not part of the digest, because the same data may be mounted elsewhere on
+    the next machine or be in a bucket.
 
-    trainer/text/recipe hashes every byte of the files that `prepare` and preferences read. The files here are read in
-    place, may have terabytes, and have no shared folder for digests, so every process would read all of them at every
-    start. Do not change the digest: runs in progress, whose checkpoints contain it, would refuse to resume.
+    trainer/text/recipe hashes every byte of the files that `prepare` and preferences read. The
+    files here are read in place, may have terabytes, and have no shared folder for digests, so
+    every process would read all of them at every start. Do not change the digest: runs in progress,
+    whose checkpoints contain it, would refuse to resume.
     """
     digest = hashlib.sha256()
     for path, name in zip(paths, relative_names(paths), strict=True):
         digest.update(f"{name} {file_size(path)}\n".encode(errors="backslashreplace"))
     for path in paths[:: -(-len(paths) // DIGEST_SAMPLES)]:
-        for offset in range(0, file_size(path), max(SAMPLE_BYTES, -(-file_size(path) * len(paths) // DIGEST_SAMPLES))):
+        for offset in range(
+            0,
+            file_size(path),
+            max(SAMPLE_BYTES, -(-file_size(path) * len(paths) // DIGEST_SAMPLES)),
+        ):
             digest.update(read_bytes(path, offset, SAMPLE_BYTES))
     return digest.hexdigest()[:12]
 
@@ -144,14 +164,14 @@ def relative_names(paths: Sequence[str]) -> list[str]:
     return [os.path.relpath(path, root) for path in paths]
 
 
-# --- Arrow ------------------------------------------------------------------------------------------------------------
+# --- Arrow ----------------------------------------------------------------------------------------
 
 
 def arrow_batches(memory_map: Any) -> tuple[Any, Iterator[Any]]:
     """Return the schema and the batches of a file in Arrow's file format or in the streaming format of `datasets`.
 
-    `memory_map` is a memory map of pyarrow, so that skipped batches are not read. Raises the errors of pyarrow, OSError
-    and ValueError.
+    `memory_map` is a memory map of pyarrow, so that skipped batches are not read. Raises the errors
+    of pyarrow, OSError and ValueError.
     """
     import pyarrow.ipc
 
@@ -174,7 +194,7 @@ def arrow_features(schema: Any) -> dict[str, Any]:
     return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
 
 
-# --- objects of a store -----------------------------------------------------------------------------------------------
+# --- objects of a store ---------------------------------------------------------------------------
 
 
 class ObjectStat(NamedTuple):
@@ -202,7 +222,10 @@ def read_object(url: str, offset: int, count: int) -> bytes:
     """Read up to `count` bytes of an object from `offset`. Raises StorageError."""
     end = min(offset + count, stat_object(url).size)
     starts = range(offset - offset % BLOCK_BYTES, end, BLOCK_BYTES) if end > offset else ()
-    return b"".join(_read_copy(url, start, max(offset, start), min(end, start + BLOCK_BYTES)) for start in starts)
+    return b"".join(
+        _read_copy(url, start, max(offset, start), min(end, start + BLOCK_BYTES))
+        for start in starts
+    )
 
 
 def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
@@ -212,7 +235,10 @@ def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
     """
     try:
         with (_copy_folder(url) / f"{start // BLOCK_BYTES}").open("rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size == min(start + BLOCK_BYTES, stat_object(url).size) - start:
+            if (
+                os.fstat(file.fileno()).st_size
+                == min(start + BLOCK_BYTES, stat_object(url).size) - start
+            ):
                 return os.pread(file.fileno(), high - low, low - start)
     except OSError:
         # There is no readable copy, so the object itself is read.
@@ -232,7 +258,9 @@ def _read_block(url: str, start: int) -> bytes:
 def copy_object(url: str) -> str:
     """Copy an object to the local disk and return the path. Raises StorageError if the store or the disk fails."""
     copy_path, size = _copy_folder(url) / "whole", stat_object(url).size
-    fault = f"{url} cannot be copied to {cache_folder()}; set XDG_CACHE_HOME to a folder to write in"
+    fault = (
+        f"{url} cannot be copied to {cache_folder()}; set XDG_CACHE_HOME to a folder to write in"
+    )
     try:
         copy_path.parent.mkdir(parents=True, exist_ok=True)
         lock = (copy_path.parent / "lock").open("a")
@@ -244,13 +272,17 @@ def copy_object(url: str) -> str:
         if not (copy_path.is_file() and copy_path.stat().st_size == size):
             if not _has_room(size):
                 raise StorageError(
-                    f"{url} has {size} bytes, for which {cache_folder()} has no room; set XDG_CACHE_HOME to a larger "
+                    f"{url} has {size} bytes, for which {cache_folder()} has no room; set "
+                    "XDG_CACHE_HOME to a larger "
                     "disk"
                 )
             chunk_bytes = 16 * BLOCK_BYTES
             if not _write_copy(
                 copy_path,
-                (_fetch_range(url, start, min(start + chunk_bytes, size)) for start in range(0, size, chunk_bytes)),
+                (
+                    _fetch_range(url, start, min(start + chunk_bytes, size))
+                    for start in range(0, size, chunk_bytes)
+                ),
             ):
                 raise StorageError(fault)
     return str(copy_path)
@@ -264,7 +296,8 @@ def _fetch_range(url: str, start: int, end: int) -> bytes:
         raise DataError(f"{url} existed when the run began, and no longer exists") from None
     if len(data) != end - start:
         raise DataError(
-            f"{url} has changed: bytes {start} to {end} are {len(data)}; at the start it had {stat_object(url).size}"
+            f"{url} has changed: bytes {start} to {end} are {len(data)}; at the start it had "
+            f"{stat_object(url).size}"
         )
     return data
 
@@ -286,7 +319,8 @@ def _write_copy(path: Path, parts: Iterable[bytes]) -> bool:
     """Write a copy atomically, and return whether the disk accepted it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The copy is not synced, because training waits for each block. A copy with a wrong size is replaced later.
+        # The copy is not synced, because training waits for each block. A copy with a wrong size is
+        # replaced later.
         with atomic_file.open_draft(path, is_synced=False) as draft, draft.open("wb") as file:
             file.writelines(parts)
     except OSError:

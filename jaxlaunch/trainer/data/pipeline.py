@@ -1,12 +1,14 @@
 """Batches of a source, computed from the step alone, so that a checkpoint needs no state of the reader.
 
-Example i of step s is at position p = s × B + i of an endless sequence: epoch p // N, index shuffle(seed, epoch)(p
-mod N). Batches run across the ends of epochs, so each example occurs once per epoch and none is dropped. A process
-reads a contiguous range of rows, so a step has the same examples on any number of processes.
+Example i of step s is at position p = s × B + i of an endless sequence: epoch p // N, index
+shuffle(seed, epoch)(p mod N). Batches run across the ends of epochs, so each example occurs once
+per epoch and none is dropped. A process reads a contiguous range of rows, so a step has the same
+examples on any number of processes.
 
-grain reads and prefetches; the order comes from trainer/data/order, because grain's shuffle takes one index at a time.
-The elements of grain's dataset are parts of a batch and not examples, because each element costs about 50 µs. All
-threads share every batch, so that a batch of slow rows is ready sooner and fewer batches are in memory.
+grain reads and prefetches; the order comes from trainer/data/order, because grain's shuffle takes
+one index at a time. The elements of grain's dataset are parts of a batch and not examples, because
+each element costs about 50 µs. All threads share every batch, so that a batch of slow rows is ready
+sooner and fewer batches are in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +29,15 @@ from absl import flags
 
 from jaxlaunch import regular_files
 from jaxlaunch.trainer.data import order
-from jaxlaunch.trainer.data.examples import ArraySpec, Batch, Check, Example, Examples, ReadSettings, narrow_dtype
+from jaxlaunch.trainer.data.examples import (
+    ArraySpec,
+    Batch,
+    Check,
+    Example,
+    Examples,
+    ReadSettings,
+    narrow_dtype,
+)
 from jaxlaunch.trainer.data.order import Indices
 from jaxlaunch.trainer.data.source import Source, as_data_source
 
@@ -35,8 +45,8 @@ T = TypeVar("T")
 # A step, or several steps that make one batch.
 Steps = TypeVar("Steps")
 
-# By default grain filters the tracebacks of read errors and adds a note on a flag that this program does not have. It
-# ignores `grain.config.update` if absl's flags are not parsed, as here.
+# By default grain filters the tracebacks of read errors and adds a note on a flag that this program
+# does not have. It ignores `grain.config.update` if absl's flags are not parsed, as here.
 flags.FLAGS.set_default("grain_py_traceback_filtering", "off")
 
 
@@ -58,7 +68,9 @@ class Pipeline:
         check: Check | None = None,
     ) -> None:
         self._source = as_data_source(source)
-        self._examples = Examples(self._source, example, ReadSettings(seed, order.TRAIN, deterministic, check))
+        self._examples = Examples(
+            self._source, example, ReadSettings(seed, order.TRAIN, deterministic, check)
+        )
         self._batch, self._rows = batch, _check_contiguous(rows, batch)
         self._seed, self._shuffle = seed, shuffle
         self._prefetch, self._threads = prefetch, self._examples.reader_threads(threads)
@@ -70,7 +82,9 @@ class Pipeline:
 
     def batch_specs(self, count: int = 1) -> Mapping[str, ArraySpec]:
         """Return shape and dtype of a global batch of `count` steps by key, its `weight` included."""
-        return _batch_specs(self.array_specs, (self._batch,) if count == 1 else (self._batch, count))
+        return _batch_specs(
+            self.array_specs, (self._batch,) if count == 1 else (self._batch, count)
+        )
 
     @property
     def note(self) -> str | None:
@@ -89,7 +103,11 @@ class Pipeline:
         """Describe the first non-finite example of `step`, in this process's rows or else in all rows."""
         for rows in (self._rows, range(self._batch)):
             position_B = np.arange(rows.start, rows.stop) + step * self._batch
-            if (fault := self._examples.describe_not_finite(self._row_indexes(step, rows), position_B)) is not None:
+            if (
+                fault := self._examples.describe_not_finite(
+                    self._row_indexes(step, rows), position_B
+                )
+            ) is not None:
                 return fault
         return None
 
@@ -102,23 +120,31 @@ class Pipeline:
     def iterate(self, spans: Sequence[range]) -> Prefetcher[Batch]: ...
     @overload
     def iterate(self, spans: Sequence[range], put: Callable[[Batch], T]) -> Prefetcher[T]: ...
-    def iterate(self, spans: Sequence[range], put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
+    def iterate(
+        self, spans: Sequence[range], put: Callable[[Batch], Any] | None = None
+    ) -> Prefetcher[Any]:
         """Prefetch the batch of each span of steps; `get` waits with a time limit.
 
-        The batch of a single step is key -> [rows, ...], that of several steps key -> [rows, steps, ...]. `put` is
-        called on each batch in the prefetching thread, to send it to the device.
+        The batch of a single step is key -> [rows, ...], that of several steps key -> [rows, steps,
+        ...]. `put` is called on each batch in the prefetching thread, to send it to the device.
         """
-        batches = iterate_batches(self._read_rows, spans, self._rows, threads=self._threads, put=put)
+        batches = iterate_batches(
+            self._read_rows, spans, self._rows, threads=self._threads, put=put
+        )
         return Prefetcher(batches, ahead=self._prefetch)
 
     def _read_rows(self, steps: range, rows: range) -> Batch:
         index_BK = np.stack([self._row_indexes(step, rows) for step in steps], axis=1)
-        position_BK = np.stack([np.arange(rows.start, rows.stop) + step * self._batch for step in steps], axis=1)
+        position_BK = np.stack(
+            [np.arange(rows.start, rows.stop) + step * self._batch for step in steps], axis=1
+        )
         batch = self._examples.read(index_BK.reshape(-1), position_BK.reshape(-1))
         batch["weight"] = np.ones(index_BK.size, np.float32)
         if len(steps) == 1:
             return batch
-        return {key: array.reshape(*index_BK.shape, *array.shape[1:]) for key, array in batch.items()}
+        return {
+            key: array.reshape(*index_BK.shape, *array.shape[1:]) for key, array in batch.items()
+        }
 
     def _row_indexes(self, step: int, rows: range) -> Indices:
         start, stop = (step * self._batch + row for row in (rows.start, rows.stop))
@@ -128,9 +154,10 @@ class Pipeline:
 class Evaluation:
     """This process's rows of the whole evaluation set, in order; may be iterated any number of times.
 
-    If the set has several parts, each batch belongs to one part. The last batch of a part is filled up with examples of
-    weight 0, so that every process has the same number of batches of the same shape. If `batches` is smaller than the
-    whole set, each part gets a share by its examples, and at least one batch.
+    If the set has several parts, each batch belongs to one part. The last batch of a part is filled
+    up with examples of weight 0, so that every process has the same number of batches of the same
+    shape. If `batches` is smaller than the whole set, each part gets a share by its examples, and
+    at least one batch.
     """
 
     def __init__(
@@ -147,10 +174,14 @@ class Evaluation:
         check: Check | None = None,
     ) -> None:
         self.source = as_data_source(source)
-        self._examples = Examples(self.source, example, ReadSettings(seed, order.EVAL, deterministic, check))
+        self._examples = Examples(
+            self.source, example, ReadSettings(seed, order.EVAL, deterministic, check)
+        )
         self._batch, self._rows = batch, _check_contiguous(rows, batch)
         self._threads = self._examples.reader_threads(threads)
-        parts: Mapping[Any, range] = self.source.evaluated_parts or {None: range(len(self._examples))}
+        parts: Mapping[Any, range] = self.source.evaluated_parts or {
+            None: range(len(self._examples))
+        }
         counts = [-(-len(part) // batch) for part in parts.values()]
         if batches is not None:
             counts = _divide_batches(batches, counts)
@@ -179,7 +210,9 @@ class Evaluation:
     def iterate(self, put: Callable[[Batch], T]) -> Prefetcher[T]: ...
     def iterate(self, put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
         """Prefetch one pass, with `put` as in Pipeline.iterate."""
-        batches = iterate_batches(self._read_rows, range(len(self)), self._rows, threads=self._threads, put=put)
+        batches = iterate_batches(
+            self._read_rows, range(len(self)), self._rows, threads=self._threads, put=put
+        )
         return Prefetcher(batches, ahead=1)
 
     def batch_specs(self) -> Mapping[str, ArraySpec]:
@@ -205,16 +238,20 @@ class Evaluation:
         return batch
 
 
-def _batch_specs(example_specs: Mapping[str, ArraySpec], batch_shape: tuple[int, ...]) -> Mapping[str, ArraySpec]:
+def _batch_specs(
+    example_specs: Mapping[str, ArraySpec], batch_shape: tuple[int, ...]
+) -> Mapping[str, ArraySpec]:
     specs = {
-        key: ArraySpec((*batch_shape, *form.shape), narrow_dtype(form.dtype)) for key, form in example_specs.items()
+        key: ArraySpec((*batch_shape, *form.shape), narrow_dtype(form.dtype))
+        for key, form in example_specs.items()
     }
     return specs | {"weight": ArraySpec(batch_shape, np.dtype(np.float32))}
 
 
 def _divide_batches(batches: int, capacities: Sequence[int]) -> list[int]:
     """Divide batches among parts with these maximums: one batch each, and the others in proportion."""
-    extra_batches, extra_capacity = max(0, batches - len(capacities)), max(1, sum(capacities) - len(capacities))
+    extra_batches = max(0, batches - len(capacities))
+    extra_capacity = max(1, sum(capacities) - len(capacities))
     counts = [min(count, 1 + extra_batches * (count - 1) // extra_capacity) for count in capacities]
     for part in sorted(range(len(capacities)), key=lambda part: -capacities[part]):
         # Give the batches that rounding left over to the largest parts first.
@@ -228,7 +265,7 @@ def _check_contiguous(rows: range, batch: int) -> range:
     return rows
 
 
-# --- reading ahead ----------------------------------------------------------------------------------------------------
+# --- reading ahead --------------------------------------------------------------------------------
 
 
 def iterate_batches(
@@ -241,8 +278,9 @@ def iterate_batches(
 ) -> grain.DatasetIterator[Any]:
     """Iterate over the batches that `read` makes of each of `steps` and of the rows; `threads` share each batch.
 
-    `put` runs in the consuming thread. With several threads the next batch is started while one is consumed; with one,
-    the consuming thread itself reads. The exceptions of `read` are raised unchanged where the batch is consumed.
+    `put` runs in the consuming thread. With several threads the next batch is started while one is
+    consumed; with one, the consuming thread itself reads. The exceptions of `read` are raised
+    unchanged where the batch is consumed.
     """
     part_count = min(threads, len(rows))
     edges = [rows.start + len(rows) * part // part_count for part in range(part_count + 1)]
@@ -262,7 +300,9 @@ def _join_parts(parts: Sequence[Batch]) -> Batch:
 class _BatchParts(Generic[Steps]):
     """The dataset that grain reads: element s × parts + k is the k-th part of the batch of the s-th step."""
 
-    def __init__(self, read: Callable[[Steps, range], Batch], steps: Sequence[Steps], parts: list[range]) -> None:
+    def __init__(
+        self, read: Callable[[Steps, range], Batch], steps: Sequence[Steps], parts: list[range]
+    ) -> None:
         self._read, self._steps, self._parts = read, steps, parts
 
     def __len__(self) -> int:
@@ -276,9 +316,9 @@ class _BatchParts(Generic[Steps]):
 class Prefetcher(Iterator[T]):
     """The items of `batches` in order, with `ahead` of them prefetched by one thread.
 
-    The consumer may wait with a time limit, which grain does not support. Exceptions are raised by `get` and `next` in
-    order, and end the iteration. Like grain's threads, this one makes an exiting interpreter wait for the read in
-    progress; the trainer exits by os._exit.
+    The consumer may wait with a time limit, which grain does not support. Exceptions are raised by
+    `get` and `next` in order, and end the iteration. Like grain's threads, this one makes an
+    exiting interpreter wait for the read in progress; the trainer exits by os._exit.
     """
 
     def __init__(self, batches: grain.DatasetIterator[T], *, ahead: int) -> None:
@@ -320,12 +360,14 @@ class Prefetcher(Iterator[T]):
 class ExampleLog:
     """A log of the examples that one process used at each step, `examples/process-N.jsonl` in the run folder.
 
-    Each step has a line, `{"step": 7, "ids": [3, 1, 4]}`; the ids are indexes of the source, in the order of the rows.
-    A run that resumes at step s first drops the lines of s and later steps, also those of processes that no longer
-    exist. Raises OSError if the folder is not writable.
+    Each step has a line, `{"step": 7, "ids": [3, 1, 4]}`; the ids are indexes of the source, in the
+    order of the rows. A run that resumes at step s first drops the lines of s and later steps, also
+    those of processes that no longer exist. Raises OSError if the folder is not writable.
     """
 
-    def __init__(self, folder: str | Path, process: int, start_step: int, *, processes: int) -> None:
+    def __init__(
+        self, folder: str | Path, process: int, start_step: int, *, processes: int
+    ) -> None:
         folder = Path(folder) / "examples"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"process-{process}.jsonl"

@@ -1,11 +1,12 @@
 """Records of array_record files: a dict of arrays as a tf.train.Example, read and written without TensorFlow.
 
-A string is a bytes_list, one integer or boolean an int64_list, one float32 a float_list. Any other array is a
-bytes_list of its bytes, C-contiguous and little-endian, as `tf.io.decode_raw` reads them. The feature
-`jaxlaunch/arrays` describes them as JSON, {key: [dtype, shape]}, with the dtype as numpy writes it (`<f4`); the records
-of other writers do not have it.
+A string is a bytes_list, one integer or boolean an int64_list, one float32 a float_list. Any other
+array is a bytes_list of its bytes, C-contiguous and little-endian, as `tf.io.decode_raw` reads
+them. The feature `jaxlaunch/arrays` describes them as JSON, {key: [dtype, shape]}, with the dtype
+as numpy writes it (`<f4`); the records of other writers do not have it.
 
-    jaxlaunch.write_records("train-0.array_record", ({"image": image_HW, "label": label} for image_HW, label in mine))
+    jaxlaunch.write_records("train-0.array_record", ({"image": image_HW, "label": label} for
+    image_HW, label in mine))
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
     import jaxlaunch
     import numpy as np
 
-    examples = [{"image": np.full((8, 8), label, np.uint8), "label": np.int32(label)} for label in range(10)]
-    assert jaxlaunch.write_records("train-0.array_record", examples) == 10
-    ```
+    examples = [{"image": np.full((8, 8), label, np.uint8), "label": np.int32(label)} for label in
+    range(10)] assert jaxlaunch.write_records("train-0.array_record", examples) == 10 ```
     """
     from array_record.python import array_record_module
 
@@ -75,8 +75,9 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
 def _example_module() -> Any:
     """Import the module of tf.train.Example.
 
-    While its package is imported, it replaces `builtins.__import__` by a function that refuses relative imports. If a
-    thread decodes an image at that time, the imports of Pillow would raise ValueError.
+    While its package is imported, it replaces `builtins.__import__` by a function that refuses
+    relative imports. If a thread decodes an image at that time, the imports of Pillow would raise
+    ValueError.
     """
     from tensorflow_datasets.proto import tf_example_pb2
 
@@ -93,13 +94,17 @@ def encode_example(example: Mapping[str, Any]) -> bytes:
     record = _example_module().Example()
     features = record.features.feature
     if ARRAYS_FEATURE in example:
-        raise ValueError(f"the key {ARRAYS_FEATURE} describes the other keys of a record; rename it")
+        raise ValueError(
+            f"the key {ARRAYS_FEATURE} describes the other keys of a record; rename it"
+        )
     array_forms = {}
     for key, value in example.items():
         array = np.asarray(value)
         kind, is_scalar, feature = array.dtype.kind, array.ndim == 0, features[key]
         if kind not in "biufcSU":
-            raise TypeError(f"{key} is of {array.dtype}; a record holds numbers, booleans and strings")
+            raise TypeError(
+                f"{key} is of {array.dtype}; a record holds numbers, booleans and strings"
+            )
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if kind in "SU":
             texts = array.ravel().tolist()
@@ -120,8 +125,9 @@ def encode_example(example: Mapping[str, Any]) -> bytes:
 def decode_record(record: bytes) -> dict[str, Any]:
     """Return the values of one record by key, as arrays of their original shapes and dtypes, in any order.
 
-    The records of other writers contain int64 or float32, a scalar for one number and else a vector, and bytes for one
-    string and else a list. Raises ValueError if the record is not a tf.train.Example, or is truncated.
+    The records of other writers contain int64 or float32, a scalar for one number and else a
+    vector, and bytes for one string and else a list. Raises ValueError if the record is not a
+    tf.train.Example, or is truncated.
     """
     try:
         features = _example_module().Example.FromString(record).features.feature
@@ -145,14 +151,21 @@ def decode_record(record: bytes) -> dict[str, Any]:
 # Most records have the same arrays, and parsing the JSON takes longer than reading the arrays.
 @functools.lru_cache(maxsize=4096)
 def _parse_forms(text: bytes) -> tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]:
-    return tuple((key, np.dtype(dtype), tuple(shape)) for key, (dtype, shape) in json.loads(text).items())
+    return tuple(
+        (key, np.dtype(dtype), tuple(shape)) for key, (dtype, shape) in json.loads(text).items()
+    )
 
 
-def _decode_array(key: str, feature: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def _decode_array(
+    key: str, feature: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> np.ndarray[Any, Any]:
     """Return the array of a feature, read-only if it is a view of the record's bytes."""
     if dtype.kind in "SU":
         texts = feature.bytes_list.value
-        array = np.array([text.decode(errors=SURROGATE_ERRORS) if dtype.kind == "U" else text for text in texts], dtype)
+        array = np.array(
+            [text.decode(errors=SURROGATE_ERRORS) if dtype.kind == "U" else text for text in texts],
+            dtype,
+        )
     elif feature.WhichOneof("kind") == "bytes_list":
         array = np.frombuffer(feature.bytes_list.value[0], dtype)
     else:

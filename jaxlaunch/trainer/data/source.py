@@ -1,7 +1,7 @@
 """The interface of datasets: random access, a length and a fingerprint.
 
-Users implement `Source`. The trainer reads a `DataSource`, whose optional features are methods with defaults;
-`as_data_source` adapts the source of a user where it is opened.
+Users implement `Source`. The trainer reads a `DataSource`, whose optional features are methods with
+defaults; `as_data_source` adapts the source of a user where it is opened.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _ARGUMENTS_MARK = "args sha256 "
 
 class Source:
     """The interface of what a task's `source` returns: examples with the indexes 0 to len − 1, each of which can be
-    read at any time, whatever was read before. A source of your own inherits from this class. A class that has these
-    methods without inheriting them also works.
+    read at any time, whatever was read before. A source of your own inherits from this class. A
+    class that has these methods without inheriting them also works.
 
-    A source may also have a `name`, one or two words that error messages use for it (by default its class), and
-    `is_light`, which is true if one thread reads faster than several.
+    A source may also have a `name`, one or two words that error messages use for it (by default its
+    class), and `is_light`, which is true if one thread reads faster than several.
 
     **Example:**
 
@@ -78,9 +78,11 @@ class DataSource(Source):
     """A source as the trainer reads it.
 
     Attributes:
-        takes_rng: Whether `__getitem__` has a parameter `rng`, a numpy Generator for this reading of the example.
+        takes_rng: Whether `__getitem__` has a parameter `rng`, a numpy Generator for this reading
+            of the example.
         may_draw: Whether two readings of an example may differ.
-        workers: Number of processes that may read the examples, 0 for none. Each opens the source by `opener`.
+        workers: Number of processes that may read the examples, 0 for none. Each opens the source
+            by `opener`.
         opener: Name of the function that opens the source, `module:function`, and its arguments.
         has_rows: Whether `read_rows` gives many examples at once.
         is_of_user: Whether a user has written the source.
@@ -158,8 +160,8 @@ class _UserSource(DataSource):
         self.name = str(isinstance(source, _HasName) and source.name or type(source).__name__)
         self.is_light = isinstance(source, _HasIsLight) and bool(source.is_light)
         self.takes_rng = order.takes_rng(source.__getitem__)
-        # The length is read once: it determines the order of a run on every process, and a user's __len__ may be slow
-        # or change.
+        # The length is read once: it determines the order of a run on every process, and a user's
+        # __len__ may be slow or change.
         self._length: int | None = None
 
     def __len__(self) -> int:
@@ -204,31 +206,40 @@ def unreadable_example_error(
     """
     fault = faults.read_error(f"{source_name(source)}: example {index} cannot be read", error)
     location = user_code.raised_at(error)
-    fault.args = (f"{fault}{f' ({location})' if location else place or describe_definition(source)}",)
+    fault.args = (
+        f"{fault}{f' ({location})' if location else place or describe_definition(source)}",
+    )
     return fault
 
 
-# --- arguments of a user's dataset ------------------------------------------------------------------------------------
+# --- arguments of a user's dataset ----------------------------------------------------------------
 #
-# Checkpoints, logs and verdicts have more readers than the job, and an argument may be a secret token. Therefore only a
-# digest of each value is stored.
+# Checkpoints, logs and verdicts have more readers than the job, and an argument may be a secret
+# token. Therefore only a digest of each value is stored.
 
 
 def fingerprint_arguments(args: Mapping[str, Any]) -> str:
     """Return a text that is equal if all arguments are equal, without their values."""
-    return f"{_ARGUMENTS_MARK}{json.dumps(dict(_digest_arguments(args)), sort_keys=True)}" if args else "args {}"
+    return (
+        f"{_ARGUMENTS_MARK}{json.dumps(dict(_digest_arguments(args)), sort_keys=True)}"
+        if args
+        else "args {}"
+    )
 
 
 def changed_arguments(old_fingerprint: Any, new_fingerprint: Any) -> list[str]:
     """Return the keys whose values differ between two fingerprints, with dots for nested keys."""
     old_digests, new_digests = (
         json.loads(match[1])
-        if isinstance(fingerprint, str) and (match := re.search(rf"{_ARGUMENTS_MARK}(\{{[^{{}}]*\}})", fingerprint))
+        if isinstance(fingerprint, str)
+        and (match := re.search(rf"{_ARGUMENTS_MARK}(\{{[^{{}}]*\}})", fingerprint))
         else {}
         for fingerprint in (old_fingerprint, new_fingerprint)
     )
     return sorted(
-        key for key in old_digests.keys() | new_digests.keys() if old_digests.get(key) != new_digests.get(key)
+        key
+        for key in old_digests.keys() | new_digests.keys()
+        if old_digests.get(key) != new_digests.get(key)
     )
 
 
@@ -238,4 +249,7 @@ def _digest_arguments(args: Mapping[str, Any], prefix: str = "") -> Iterator[tup
             yield from _digest_arguments(value, f"{prefix}{key}.")
         else:
             text = json.dumps([f"{prefix}{key}", value], sort_keys=True, default=repr)
-            yield f"{prefix}{key}", hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:DIGEST_DIGITS]
+            yield (
+                f"{prefix}{key}",
+                hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:DIGEST_DIGITS],
+            )

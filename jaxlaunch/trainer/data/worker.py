@@ -1,7 +1,7 @@
 """A worker process that reads examples: `python -m jaxlaunch.trainer.data.worker FD`, with FD a socket to the trainer.
 
-It opens each source from the name of its opener and imports neither jax nor grain. It exits when the socket closes,
-which happens however the trainer ends.
+It opens each source from the name of its opener and imports neither jax nor grain. It exits when
+the socket closes, which happens however the trainer ends.
 """
 
 from __future__ import annotations
@@ -47,10 +47,13 @@ def main() -> NoReturn:
             except PICKLE_ERRORS as error:
                 items = [] if isinstance(answer, TrainerError) else answer
                 indexed_items = zip(request.index_B, items, strict=False)
-                index = next((index for index, item in indexed_items if not _is_picklable(item)), None)
+                index = next(
+                    (index for index, item in indexed_items if not _is_picklable(item)), None
+                )
                 description = "what reading raised" if index is None else f"example {index}"
                 fault = (
-                    f"train.data.workers: {description} cannot leave its process: {error}; return arrays and numbers"
+                    f"train.data.workers: {description} cannot leave its process: {error}; "
+                    "return arrays and numbers"
                 )
                 workers.send_message(channel, DataError(fault))
     except (EOFError, ConnectionError):
@@ -79,7 +82,9 @@ def _read_item(source: DataSource, index: int, position: int, draws: RandomPolic
             value = source.read_example(index, rng)
             if not draws.returns_state:
                 return Item(value)
-            return Item(value, copy.deepcopy(rng), order.generator_states() if draws.is_seeded else None)
+            return Item(
+                value, copy.deepcopy(rng), order.generator_states() if draws.is_seeded else None
+            )
     except TrainerError:
         raise
     except (Exception, SystemExit) as error:

@@ -1,11 +1,13 @@
 """A pool of worker processes that read examples for the trainer, and the messages between them.
 
-The processes are spawned and not forked, because JAX has threads, which do not survive a fork. A thread of the reader
-(trainer/data/pipeline) takes a free process, requests its part of a batch and waits. So parts stay in order, no more
-parts are started than there are processes, and the request of a killed process is repeated with a new one.
+The processes are spawned and not forked, because JAX has threads, which do not survive a fork. A
+thread of the reader (trainer/data/pipeline) takes a free process, requests its part of a batch and
+waits. So parts stay in order, no more parts are started than there are processes, and the request
+of a killed process is repeated with a new one.
 
-Messages are sent over a pair of sockets. Arrays follow the pickle (protocol 5) and arrive in writable memory. Shared
-memory would save one copy, but a pod has only 64 MiB of it by default, and a killed process would leak its part.
+Messages are sent over a pair of sockets. Arrays follow the pickle (protocol 5) and arrive in
+writable memory. Shared memory would save one copy, but a pod has only 64 MiB of it by default, and
+a killed process would leak its part.
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ def send_message(channel: socket.socket, message: Any) -> None:
         return raw.nbytes < LARGE_BYTES
 
     parts = [memoryview(pickle.dumps(message, protocol=5, buffer_callback=is_small)), *large]
-    channel.sendall(COUNT_FORMAT.pack(len(parts)) + struct.pack(f"<{len(parts)}Q", *(part.nbytes for part in parts)))
+    channel.sendall(
+        COUNT_FORMAT.pack(len(parts))
+        + struct.pack(f"<{len(parts)}Q", *(part.nbytes for part in parts))
+    )
     for part in parts:
         channel.sendall(part)
 
@@ -122,7 +127,8 @@ class Workers:
     def read_items(self, request: Request) -> list[Item]:
         """Return the items of a request, which is repeated if a process is killed.
 
-        Raises the error of reading, and DataError naming the example at which several processes were killed.
+        Raises the error of reading, and DataError naming the example at which several processes
+        were killed.
         """
         worker = self._free.get()
         try:
@@ -175,7 +181,11 @@ class _Worker:
         self._channel.close()
         code = self.process.wait()
         self.process = self._channel = None
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
+        return (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"left with exit code {code}"
+        )
 
     def _start_process(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -184,7 +194,11 @@ class _Worker:
                 isolated.build_command("jaxlaunch.trainer.data.worker", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**ENVIRONMENT, **isolated.inherited_environ(os.environ), "JAX_PLATFORMS": "cpu"},
+                env={
+                    **ENVIRONMENT,
+                    **isolated.inherited_environ(os.environ),
+                    "JAX_PLATFORMS": "cpu",
+                },
             )
         self._channel = ours
         send_message(ours, sys.path)
@@ -200,7 +214,8 @@ def _read_item(worker: _Worker, request: Request) -> Item:
                 raise DataError(
                     f"train.data.workers: {MAX_TRIES} processes in turn that read example "
                     f"{request.index_B[0]} ended: the "
-                    f"last {died}. Read it with train.data.workers=0 to see why; SIGKILL is often too little memory"
+                    f"last {died}. Read it with train.data.workers=0 to see why; SIGKILL is often "
+                    "too little memory"
                 ) from None
             _report_restart(worker, request, died)
     raise AssertionError("the last attempt returns or raises")
@@ -210,7 +225,8 @@ def _report_restart(worker: _Worker, request: Request, error: WorkerDied) -> Non
     first, count = request.index_B[0], len(request.index_B)
     description = f"example {first}" if count == 1 else f"{count} examples, the first {first}"
     message = (
-        f"train.data.workers: process {worker.number} {error} while it read {description}; another process reads again"
+        f"train.data.workers: process {worker.number} {error} while it read {description}; "
+        "another process reads again"
     )
     print(message, file=sys.stderr, flush=True)
 

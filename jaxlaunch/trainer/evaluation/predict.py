@@ -1,11 +1,12 @@
 """Predicts for files of images or of rows: `python -m jaxlaunch.trainer.evaluation.predict FOLDER FILES...`.
 
-FOLDER holds checkpoints, or is an export of a model of images or of a table. Neither the data nor, for a task of ours,
-the job of the training is needed: how a file becomes what the model reads is beside the weights. With TRAIN_SPEC the
-task may be a user's. Prints one JSON object; exits with a code of the contract.
+FOLDER holds checkpoints, or is an export of a model of images or of a table. Neither the data nor,
+for a task of ours, the job of the training is needed: how a file becomes what the model reads is
+beside the weights. With TRAIN_SPEC the task may be a user's. Prints one JSON object; exits with a
+code of the contract.
 
-Files are read some at a time, each example with the place it is from, and become rows of a table: .csv, .jsonl or
-.parquet, a file that appears when all rows are in it.
+Files are read some at a time, each example with the place it is from, and become rows of a table:
+.csv, .jsonl or .parquet, a file that appears when all rows are in it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ Skip = Callable[[str], None]
 
 def main() -> int:
     """Predict as the arguments say and print the result as JSON; return the exit code."""
-    options = programs.read_options(programs.Predict, "jaxlaunch.trainer.evaluation.predict", __doc__)
+    options = programs.read_options(
+        programs.Predict, "jaxlaunch.trainer.evaluation.predict", __doc__
+    )
     return print_result(lambda: predict_files(options))
 
 
@@ -76,7 +79,8 @@ def predict_files(options: programs.Predict) -> dict[str, Any]:
         raise SpecError(
             f"{options.folder} does not say how files become what its model reads "
             f"({saved_files.INPUTS_FILE}): trainings of "
-            "images and tables of this version write it; from Python, jaxlaunch.load predicts for arrays"
+            "images and tables of this version write it; from Python, jaxlaunch.load "
+            "predicts for arrays"
         )
     notes: list[str] = []
     skipped: list[str] = []
@@ -89,8 +93,14 @@ def predict_files(options: programs.Predict) -> dict[str, Any]:
     paths = _list_files(options.files, inputs["kind"], skip_fault)
     model = load_model(options, inputs, notes.append)
     size = min(model.spec.batch, MAX_BATCH)
-    parts = (_read_tables if inputs["kind"] == "table" else _read_images)(paths, inputs, size, skip_fault)
-    rows = (row for part in parts for row in _output_rows(part, model.predict(part.arrays), inputs, options.top))
+    parts = (_read_tables if inputs["kind"] == "table" else _read_images)(
+        paths, inputs, size, skip_fault
+    )
+    rows = (
+        row
+        for part in parts
+        for row in _output_rows(part, model.predict(part.arrays), inputs, options.top)
+    )
     count, shown_rows = _write_table(options.output, rows)
     return {
         "step": model.step,
@@ -109,13 +119,19 @@ def _list_files(names: Sequence[str], kind: str, skip: Skip) -> list[str]:
             members = sorted(listing.walk_files(name))
             endings: tuple[str, ...] = (*picture.ENDINGS, ".tar", *listing.TABLES)
             if kind == "table":
-                endings, readable = tables.ENDINGS, [member for member in members if tables.is_table(member)]
+                endings = tables.ENDINGS
+                readable = [member for member in members if tables.is_table(member)]
             else:
                 # Images, or containers of images if there are none.
                 readable = [member for member in members if listing.file_kind(member) == "files"]
-                readable = readable or [member for member in members if listing.file_kind(member) in ("tar", "table")]
+                readable = readable or [
+                    member for member in members if listing.file_kind(member) in ("tar", "table")
+                ]
             if not readable:
-                raise DataError(f"{printable_path(name)} holds none of {', '.join(endings)}, which the model reads")
+                raise DataError(
+                    f"{printable_path(name)} holds none of {', '.join(endings)}, which the "
+                    "model reads"
+                )
             paths += [join_path(name, member) for member in readable]
         elif remote.is_remote(name) or os.path.lexists(name):
             paths.append(name)
@@ -124,17 +140,21 @@ def _list_files(names: Sequence[str], kind: str, skip: Skip) -> list[str]:
     return paths
 
 
-# --- the model --------------------------------------------------------------------------------------------------------
+# --- the model ------------------------------------------------------------------------------------
 
 
-def load_model(options: programs.Predict, inputs: Mapping[str, Any], note: Callable[[str], None]) -> TaskModel:
+def load_model(
+    options: programs.Predict, inputs: Mapping[str, Any], note: Callable[[str], None]
+) -> TaskModel:
     """Load the model from a folder of checkpoints or from an export. Raises a TrainerError."""
     folder, step = options.folder, options.step
     if (train := os.environ.get(contract.TRAIN_SPEC)) is not None:
         return task_model.load_task_model(folder, train, step=step, ema=options.ema, note=note)
     if not (epath.Path(folder) / "config.json").exists():
         stored = reader.find_step(folder, step, note)
-        spec = _built_in_spec(inputs, reader.recorded_model(stored), stored.meta.get("precision", "fp32"))
+        spec = _built_in_spec(
+            inputs, reader.recorded_model(stored), stored.meta.get("precision", "fp32")
+        )
         return task_model.load_task_model(
             folder, spec.model_dump_json(exclude_unset=True), step=stored.step, ema=options.ema
         )
@@ -152,15 +172,23 @@ def load_model(options: programs.Predict, inputs: Mapping[str, Any], note: Calla
     return TaskModel(spec, task, compiled, None, params, state.buffers)
 
 
-def _built_in_spec(inputs: Mapping[str, Any], model: specs.Model | specs.PublishedModel, precision: Any) -> TrainSpec:
+def _built_in_spec(
+    inputs: Mapping[str, Any], model: specs.Model | specs.PublishedModel, precision: Any
+) -> TrainSpec:
     """Return a spec of the built-in task with the keys that a prediction needs."""
     loss = {"target": inputs["target"]}
-    keys = {"task": CLASSIFY, "model": model.model_dump(), "precision": precision, "loss": loss, "batch": MAX_BATCH}
+    keys = {
+        "task": CLASSIFY,
+        "model": model.model_dump(),
+        "precision": precision,
+        "loss": loss,
+        "batch": MAX_BATCH,
+    }
     # SGD has no state.
     return TrainSpec.model_validate(keys | {"optimizer": {"name": "sgd"}})
 
 
-# --- examples ---------------------------------------------------------------------------------------------------------
+# --- examples -------------------------------------------------------------------------------------
 
 
 class ExampleBatch(NamedTuple):
@@ -177,7 +205,9 @@ class Item(NamedTuple):
     read: Callable[[], bytes]
 
 
-def _read_images(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[ExampleBatch]:
+def _read_images(
+    paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip
+) -> Iterator[ExampleBatch]:
     """Yield batches of up to `size` images, uint8 in the model's shape, transformed as in an evaluation."""
     shape = inputs["shape"]
     channels = shape[2] if len(shape) == 3 else 1
@@ -224,7 +254,8 @@ def _skip_unreadable(path: str, skip: Skip) -> Iterator[None]:
 def _find_items(path: str) -> Iterator[Item]:
     """Yield the images of a file: the file itself, members of a tar, or rows of Parquet and Arrow.
 
-    Raises DataError if the file is damaged or holds no image, and OSError or StorageError if it cannot be read.
+    Raises DataError if the file is damaged or holds no image, and OSError or StorageError if it
+    cannot be read.
     """
     kind = listing.file_kind(path)
     if kind not in ("tar", "table"):
@@ -242,10 +273,15 @@ def _tar_items(path: str) -> Iterator[Item]:
     with build.open_tar(path) as tar:
         for member in tar:
             name = os.path.basename(member.name)
-            if member.isreg() and not name.startswith(".") and name.lower().endswith(picture.ENDINGS):
+            if (
+                member.isreg()
+                and not name.startswith(".")
+                and name.lower().endswith(picture.ENDINGS)
+            ):
                 if member.offset_data + member.size > size_bytes:
                     raise DataError(
-                        f"{printable_path(path)} is truncated: it ends within {printable_path(member.name)}"
+                        f"{printable_path(path)} is truncated: it ends within "
+                        f"{printable_path(member.name)}"
                     )
                 read = partial(data_files.read_bytes, path, member.offset_data, member.size)
                 yield Item(f"{printable_path(path)}, {printable_path(member.name)}", read)
@@ -261,7 +297,9 @@ def _table_items(path: str) -> Iterator[Item]:
         batches: Iterator[Any]
         if path.lower().endswith(".parquet"):
             file = parquet.ParquetFile(local)
-            batches = file.iter_batches(COLUMN_ROWS, columns=[build.image_column(None, path, file.schema_arrow)])
+            batches = file.iter_batches(
+                COLUMN_ROWS, columns=[build.image_column(None, path, file.schema_arrow)]
+            )
         else:
             schema, batches = data_files.arrow_batches(pyarrow.memory_map(local))
             name = build.image_column(None, path, schema)
@@ -273,7 +311,9 @@ def _table_items(path: str) -> Iterator[Item]:
                 column = column.flatten()[column.type.get_field_index("bytes")]
             for value in column:
                 row += 1
-                yield Item(f"{printable_path(path)}, row {row}", partial(bytes, value.as_py() or b""))
+                yield Item(
+                    f"{printable_path(path)}, row {row}", partial(bytes, value.as_py() or b"")
+                )
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:
             # Errors with an errno come from the file system.
@@ -281,7 +321,9 @@ def _table_items(path: str) -> Iterator[Item]:
         raise DataError(f"{printable_path(path)} is truncated or damaged: {error}") from None
 
 
-def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip) -> Iterator[ExampleBatch]:
+def _read_tables(
+    paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip
+) -> Iterator[ExampleBatch]:
     """Yield batches of up to `size` rows as `features`, float32 [N, F]. Rows are numbered from 1 in each file."""
     features = Features.from_json(inputs)
     for path in paths:
@@ -298,23 +340,29 @@ def _read_tables(paths: Sequence[str], inputs: Mapping[str, Any], size: int, ski
         for start in range(0, len(valid), size):
             rows = valid[start : start + size]
             yield ExampleBatch(
-                [{"file": printable_path(path), "row": row + 1} for row in rows], {"features": x_NF[rows]}
+                [{"file": printable_path(path), "row": row + 1} for row in rows],
+                {"features": x_NF[rows]},
             )
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 TABLE_ENDINGS = (".csv", ".jsonl", ".parquet")
 # Rows of a row group in a Parquet file.
 GROUP_ROWS = 4096
 
 
-def _output_rows(part: ExampleBatch, outputs: Any, inputs: Mapping[str, Any], top: int) -> Iterator[Row]:
+def _output_rows(
+    part: ExampleBatch, outputs: Any, inputs: Mapping[str, Any], top: int
+) -> Iterator[Row]:
     """Yield a row of the table for each example: its origin, followed by the prediction."""
     outputs_BV = np.asarray(outputs, np.float64)
     if inputs["target"] in ("regression", "multi_label"):
         is_regression = inputs["target"] == "regression"
-        defaults = [f"value_{number + 1}" if is_regression else str(number) for number in range(outputs_BV.shape[1])]
+        defaults = [
+            f"value_{number + 1}" if is_regression else str(number)
+            for number in range(outputs_BV.shape[1])
+        ]
         names = inputs.get("label") or defaults
         # This form of the sigmoid does not overflow.
         values_BV = outputs_BV if is_regression else 0.5 * (1.0 + np.tanh(0.5 * outputs_BV))
@@ -342,7 +390,9 @@ def _check_output(path: str) -> None:
         raise SpecError(f"{path} has an unknown ending; {', '.join(TABLE_ENDINGS)} can be written")
     folder = Path(path).absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise SpecError(f"{path} cannot be written: {folder} is not a folder that this user can write to")
+        raise SpecError(
+            f"{path} cannot be written: {folder} is not a folder that this user can write to"
+        )
 
 
 def _write_table(path: str | None, rows: Iterator[Row]) -> tuple[int, list[Row]]:

@@ -1,7 +1,8 @@
 """A trained model of any task and its evaluation, for `jaxlaunch.load` and `launcher eval`.
 
-An evaluation reproduces the numbers that the training logged, because it uses the same step, task, held-out data,
-batches and weights. Only the mesh may differ."""
+An evaluation reproduces the numbers that the training logged, because it uses the same step, task,
+held-out data, batches and weights. Only the mesh may differ.
+"""
 
 from __future__ import annotations
 
@@ -80,13 +81,14 @@ class TaskModel:
 
         **Arguments:**
 
-        - `inputs`: an array `[N, …]` of what the task's examples contain as `image`, or a dict of arrays `[N, …]` with
+        - `inputs`: an array `[N, …]` of what the task's examples contain as `image`, or a dict of
+          arrays `[N, …]` with
             the keys of its examples.
 
         **Returns:**
 
-        What the task's `predict` returns, or the model itself if the task has no such method, as numpy arrays `[N, …]`;
-        for a classification these are logits `[N, V]`.
+        What the task's `predict` returns, or the model itself if the task has no such method, as
+        numpy arrays `[N, …]`; for a classification these are logits `[N, V]`.
 
         **Raises:**
 
@@ -96,17 +98,21 @@ class TaskModel:
         arrays = {name: np.asarray(array) for name, array in inputs_by_name.items()}
         counts = {len(array) if array.ndim else 0 for array in arrays.values()}
         if len(counts) != 1 or 0 in counts:
-            shapes = ", ".join(f"{name} of shape {list(array.shape)}" for name, array in arrays.items())
-            raise SpecError(f"predict takes arrays of one number of rows, [N, ...], not {shapes or 'none'}")
+            shapes = ", ".join(
+                f"{name} of shape {list(array.shape)}" for name, array in arrays.items()
+            )
+            raise SpecError(
+                f"predict takes arrays of one number of rows, [N, ...], not {shapes or 'none'}"
+            )
         if self._predict is None:
             self._predict = jax.jit(
-                lambda params, rest, batch: self._task.predict(self._step.loss.evaluation_model(params, rest), batch)
+                lambda params, rest, batch: self._task.predict(
+                    self._step.loss.evaluation_model(params, rest), batch
+                )
             )
-        count, shards, split = (
-            counts.pop(),
-            meshes.count_shards(self._step.mesh),
-            meshes.batch_sharding(self._step.mesh),
-        )
+        count = counts.pop()
+        shards = meshes.count_shards(self._step.mesh)
+        split = meshes.batch_sharding(self._step.mesh)
         size = min(self.spec.batch, -(-count // shards) * shards)
         parts = []
         for start in range(0, count, size):
@@ -117,7 +123,9 @@ class TaskModel:
                 parts.append(jax.device_get(self._predict(self.params, self.rest, batch)))
         return jax.tree.map(lambda *outputs: np.concatenate(outputs)[:count], *parts)
 
-    def held_out(self, data: Mapping[str, Any] | None = None) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+    def held_out(
+        self, data: Mapping[str, Any] | None = None
+    ) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
         """Yields the batches of the evaluation in order, with the rows of this process.
 
         **Arguments:**
@@ -126,8 +134,8 @@ class TaskModel:
 
         **Returns:**
 
-        For each batch a dict of numpy arrays `[B, …]`, including `weight` `[B]`, which is 0 for rows that only fill up
-        the batch.
+        For each batch a dict of numpy arrays `[B, …]`, including `weight` `[B]`, which is 0 for
+        rows that only fill up the batch.
 
         **Raises:**
 
@@ -145,8 +153,8 @@ class TaskModel:
 
         **Returns:**
 
-        The means of the loss and the metrics by name, and the number of `examples`: what the training logs at this
-        step.
+        The means of the loss and the metrics by name, and the number of `examples`: what the
+        training logs at this step.
         """
         return self._evaluate_means(self._open_evaluation(data), None, None)
 
@@ -155,8 +163,8 @@ class TaskModel:
 
         **Returns:**
 
-        What `evaluate` returns, and what `launcher eval -o json` prints under `classification`, or `None` for other
-        tasks.
+        What `evaluate` returns, and what `launcher eval -o json` prints under `classification`, or
+        `None` for other tasks.
 
         **Raises:**
 
@@ -207,10 +215,14 @@ class TaskModel:
                 spec = spec.model_copy(update={"data": type(spec.data).model_validate(keys)})
             except pydantic.ValidationError as error:
                 fault = error.errors()[0]
-                raise SpecError(f"train.data.{'.'.join(map(str, fault['loc']))}: {pydantic_message(fault)}") from None
+                raise SpecError(
+                    f"train.data.{'.'.join(map(str, fault['loc']))}: {pydantic_message(fault)}"
+                ) from None
         source = checked_source(spec, self._task.source(spec, "eval"))
         if source is None or len(source) == 0:
-            raise SpecError("train.data has no held-out examples; name some, as eval_split or eval_path")
+            raise SpecError(
+                "train.data has no held-out examples; name some, as eval_split or eval_path"
+            )
         return Evaluation(
             source,
             self._task.example,
@@ -240,8 +252,9 @@ def load_task_model(
         train: Train block of the job, as JSON.
         step: Step to load, by default the newest undamaged one.
         ema: Whether to use the moving average of the parameters.
-        mesh: Devices per axis. By default the mesh of the training if it fits the devices. Otherwise all devices split
-            the batch if they divide it, or only the first device is used.
+        mesh: Devices per axis. By default the mesh of the training if it fits the devices.
+            Otherwise all devices split the batch if they divide it, or only the first device is
+            used.
         note: Called with sentences for the user.
 
     Raises:
@@ -253,13 +266,19 @@ def load_task_model(
     stored = reader.find_step(folder, step, note)
     if "loop" in stored.meta:
         raise SpecError(
-            f"step {stored.step} of {folder} was saved by a program with its own step; jaxlaunch.run returns its state"
+            f"step {stored.step} of {folder} was saved by a program with its own step; "
+            "jaxlaunch.run returns its state"
         )
     inputs = saved_files.read_inputs(folder)
     if inputs is not None and isinstance(task, Classify):
         task.use_inputs(inputs)
-    if spec.lora is None and isinstance(spec.model, specs.PublishedModel) and spec.model.init_from is not None:
-        # The checkpoint records the sizes of the model, because the folder that it started from may be gone.
+    if (
+        spec.lora is None
+        and isinstance(spec.model, specs.PublishedModel)
+        and spec.model.init_from is not None
+    ):
+        # The checkpoint records the sizes of the model, because the folder that it started from may
+        # be gone.
         model: Any = reader.recorded_model(stored).model_copy(update={"init_from": None})
         spec = spec.model_copy(update={"model": model})
     else:
@@ -267,12 +286,18 @@ def load_task_model(
     spec = peft.resolve_lora(spec).model_copy(update={"accumulate": 1, "attention": "xla"})
     compiled = Step(task, spec, choose_mesh(spec, mesh), int(stored.meta.get("total_steps", 1)))
     if not ema and stored.part_arrays("ema"):
-        note(f"step {stored.step} has a moving average, which its training evaluates: take it with ema")
+        note(
+            f"step {stored.step} has a moving average, which its training evaluates: take "
+            "it with ema"
+        )
     other_arrays = _read_arrays(reader.evaluated_buffers(stored, ema), compiled.abstract.buffers)
     saved: Mapping[str, Any] = reader.evaluated_parameters(stored, ema)
     abstract_params = compiled.builder.to_tree(compiled.abstract)["params"]
     if odd := sorted(saved.keys() ^ abstract_params.keys()):
-        raise SpecError(f"step {stored.step} holds other parameters than the model of the job: {', '.join(odd[:5])}")
+        raise SpecError(
+            f"step {stored.step} holds other parameters than the model of the job: "
+            f"{', '.join(odd[:5])}"
+        )
     with compiled.builder.checks_base(stored.meta.get("base"), f"step {stored.step}"):
         params = compiled.builder.add_base(_read_arrays(saved, abstract_params))
     return TaskModel(spec, task, compiled, stored.step, params, other_arrays)
@@ -286,7 +311,8 @@ def _read_arrays(stored: Mapping[str, Any], like: NamedArrays) -> NamedArrays:
             raise SpecError(f"the checkpoint does not contain {name} of the model")
         if tuple(stored[name].shape) != tuple(leaf.shape):
             raise SpecError(
-                f"{name} is {list(stored[name].shape)} in the checkpoint and {list(leaf.shape)} in the model"
+                f"{name} is {list(stored[name].shape)} in the checkpoint and {list(leaf.shape)} "
+                "in the model"
             )
         whole = np.asarray(stored[name][...]).astype(leaf.dtype)
         arrays[name] = jax.make_array_from_callback(leaf.shape, leaf.sharding, whole.__getitem__)
@@ -303,4 +329,6 @@ def choose_mesh(
     with contextlib.suppress(ValueError, SpecError):
         spec.mesh.resolve(count)
         return meshes.build_mesh(spec.mesh)
-    return meshes.build_mesh(specs.Mesh(dp=-1), jax.devices() if spec.batch % count == 0 else jax.devices()[:1])
+    return meshes.build_mesh(
+        specs.Mesh(dp=-1), jax.devices() if spec.batch % count == 0 else jax.devices()[:1]
+    )

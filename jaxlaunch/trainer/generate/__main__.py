@@ -1,9 +1,9 @@
 """Samples from a trained model: `python -m jaxlaunch.trainer.generate FOLDER --prompt TEXT`.
 
-A process of its own, because the launcher never imports jax. FOLDER holds checkpoints, or a Hugging Face model. Prints
-JSON lines: `{"piece": …}` for every few characters of a single sample, then one object with all samples. With `--chat`
-each line of stdin is what the user says, as a JSON string; `{"ask": …}` asks for the next one. Exits with a code of the
-contract.
+A process of its own, because the launcher never imports jax. FOLDER holds checkpoints, or a Hugging
+Face model. Prints JSON lines: `{"piece": …}` for every few characters of a single sample, then one
+object with all samples. With `--chat` each line of stdin is what the user says, as a JSON string;
+`{"ask": …}` asks for the next one. Exits with a code of the contract.
 """
 
 from __future__ import annotations
@@ -39,14 +39,21 @@ def main() -> int:
         print(json.dumps(event), file=answers, flush=True)
 
     return print_result(
-        lambda: run_chat(options, sys.stdin, print_event) if options.chat else generate_samples(options, print_event)
+        lambda: (
+            run_chat(options, sys.stdin, print_event)
+            if options.chat
+            else generate_samples(options, print_event)
+        )
     )
 
 
-def generate_samples(options: programs.Sample, emit: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+def generate_samples(
+    options: programs.Sample, emit: Callable[[Mapping[str, Any]], None]
+) -> dict[str, Any]:
     """Generate the requested samples; a single sample is also emitted in pieces."""
     model, notes = _load_model(options)
-    rows, how = model.rows([*options.prompt, *map(_parse_ids, options.ids)]), options.sampling_options()
+    rows = model.rows([*options.prompt, *map(_parse_ids, options.ids)])
+    how = options.sampling_options()
     began = time.perf_counter()
     if len(rows) == 1 and how.get("n", 1) == 1 and how.get("beams", 1) == 1:
         groups = [[_stream_sample(model, rows[0], cast(SamplingOptions, how), emit)]]
@@ -77,7 +84,8 @@ def run_chat(
         except SpecError as error:
             emit({"refused": str(error)})
         else:
-            tokens, seconds = tokens + len(answer.ids) + answer.ended, seconds + time.perf_counter() - began
+            tokens = tokens + len(answer.ids) + answer.ended
+            seconds = seconds + time.perf_counter() - began
             emit({"ended": answer.ended})
         emit({"ask": model.step})
     return {"step": model.step, "messages": chat.messages, "tokens": tokens, "seconds": seconds}
@@ -88,12 +96,17 @@ class Chat:
 
     def __init__(self, model: TextModel, how: SamplingOptions, system: str | None) -> None:
         if model.tokenizer is None:
-            raise SpecError("--chat needs a model with a tokenizer, whose chat template says how turns are written")
+            raise SpecError(
+                "--chat needs a model with a tokenizer, whose chat template says how turns "
+                "are written"
+            )
         self._model, self._tokenizer = model, model.tokenizer
         try:
             self._chats = ChatTemplates(model.tokenizer)
         except SpecError as error:
-            raise SpecError(f"--chat needs the chat template of the model's tokenizer: {error}") from None
+            raise SpecError(
+                f"--chat needs the chat template of the model's tokenizer: {error}"
+            ) from None
         self._how: SamplingOptions = {"max_tokens": CHAT_MAX_TOKENS, **how}
         self.messages = [] if system is None else [{"role": "system", "content": system}]
         add_end_tokens(model, self._turn_end_tokens())
@@ -101,8 +114,8 @@ class Chat:
     def answer_message(self, text: str, emit: Callable[[Mapping[str, Any]], None]) -> Sample:
         """Return the model's answer to a message of the user, which is also emitted in pieces.
 
-        Raises SpecError if the template refuses the messages, or if the model has no positions left for them. The
-        messages are unchanged in this case.
+        Raises SpecError if the template refuses the messages, or if the model has no positions left
+        for them. The messages are unchanged in this case.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
@@ -110,14 +123,18 @@ class Chat:
         except UnfitRow as error:
             raise SpecError(str(error)) from None
         sample = _stream_sample(self._model, prompt, self._how, emit)
-        self.messages = [*messages, {"role": ASSISTANT, "content": self._tokenizer.decode(sample.ids)}]
+        self.messages = [
+            *messages,
+            {"role": ASSISTANT, "content": self._tokenizer.decode(sample.ids)},
+        ]
         return sample
 
     def _turn_end_tokens(self) -> tuple[int, ...]:
         """Return the special token with which the template ends an assistant's turn, if there is one.
 
-        It can differ from the end-of-text token. The result is empty if the template writes no such token, or if it
-        refuses the trial messages. An answer then ends only with the end-of-text tokens.
+        It can differ from the end-of-text token. The result is empty if the template writes no such
+        token, or if it refuses the trial messages. An answer then ends only with the end-of-text
+        tokens.
         """
         try:
             turn_suffix = self._chats.answer_suffix()
@@ -130,14 +147,18 @@ class Chat:
 def _load_model(options: programs.Sample) -> tuple[TextModel, list[str]]:
     notes: list[str] = []
     precision, note = options.precision, notes.append
-    return load_text_model(options.folder, step=options.step, ema=options.ema, precision=precision, note=note), notes
+    return load_text_model(
+        options.folder, step=options.step, ema=options.ema, precision=precision, note=note
+    ), notes
 
 
 def _parse_ids(text: str) -> Prompt:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        raise SpecError(f"--ids {text!r} are not token ids; write whole numbers, such as '1 2 3'") from None
+        raise SpecError(
+            f"--ids {text!r} are not token ids; write whole numbers, such as '1 2 3'"
+        ) from None
 
 
 def _stream_sample(

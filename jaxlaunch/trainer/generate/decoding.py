@@ -1,11 +1,12 @@
 """Choice of the next token of each row: the likeliest, one drawn at a temperature, or by beam search.
 
-Beam search approximates the likeliest texts with a fixed number of beams. A finished text is scored by the mean
-log-probability of its tokens, including its end, as in transformers with `length_penalty` 1 and
-`early_stopping="never"`: the search continues as long as a beam could still become one of the best texts. Beams that
-reach the limit count as finished.
+Beam search approximates the likeliest texts with a fixed number of beams. A finished text is scored
+by the mean log-probability of its tokens, including its end, as in transformers with
+`length_penalty` 1 and `early_stopping="never"`: the search continues as long as a beam could still
+become one of the best texts. Beams that reach the limit count as finished.
 
-B batch, K beams, C candidates of a step, R = B × K rows, P tokens of the prompts, N tokens that fit, V vocabulary.
+B batch, K beams, C candidates of a step, R = B × K rows, P tokens of the prompts, N tokens that
+fit, V vocabulary.
 """
 
 from __future__ import annotations
@@ -82,14 +83,25 @@ class Sampling:
         if self.beams > 1:
             drawing = [name for name in ("temperature", *CUTTING_FIELDS) if getattr(self, name)]
             if drawing:
-                raise SpecError(f"beams = {self.beams} does not sample: leave {', '.join(drawing)} out")
+                raise SpecError(
+                    f"beams = {self.beams} does not sample: leave {', '.join(drawing)} out"
+                )
             if self.n > self.beams:
-                raise SpecError(f"n = {self.n} is more than beams = {self.beams}, each of which gives one sample")
+                raise SpecError(
+                    f"n = {self.n} is more than beams = {self.beams}, each of which "
+                    "gives one sample"
+                )
         elif self.temperature == 0:
             if self.n > 1:
-                raise SpecError(f"n = {self.n} samples at temperature 0 would be equal; give a temperature such as 1")
+                raise SpecError(
+                    f"n = {self.n} samples at temperature 0 would be equal; give a "
+                    "temperature such as 1"
+                )
             if cutting := self.cutting_fields:
-                raise SpecError(f"{', '.join(cutting)} at temperature 0 would do nothing; give a temperature such as 1")
+                raise SpecError(
+                    f"{', '.join(cutting)} at temperature 0 would do nothing; give a "
+                    "temperature such as 1"
+                )
 
     @property
     def cutting_fields(self) -> list[str]:
@@ -125,16 +137,21 @@ def likeliest_tokens(logits_BV: Array) -> Array:
     return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
 
-def draw_tokens(logits_BV: Array, draw: DrawParameters, sample_B: Array, at: Array, *, is_cut: bool) -> Array:
+def draw_tokens(
+    logits_BV: Array, draw: DrawParameters, sample_B: Array, at: Array, *, is_cut: bool
+) -> Array:
     """Draw a token for each row from its sample number and token index, independently of the other rows.
 
-    As in transformers, top_k is applied to the logits divided by the temperature, top_p to the remaining tokens, and
-    min_p to those that are left then. The likeliest token always remains. Without `is_cut` all three are ignored.
+    As in transformers, top_k is applied to the logits divided by the temperature, top_p to the
+    remaining tokens, and min_p to those that are left then. The likeliest token always remains.
+    Without `is_cut` all three are ignored.
     """
     logits_BV = logits_BV.astype(jnp.float32) / draw.temperature
     if is_cut:
         logits_BV = _cut_logits(logits_BV, draw)
-    keys_B = jax.vmap(lambda sample: jax.random.fold_in(jax.random.fold_in(draw.key, sample), at))(sample_B)
+    keys_B = jax.vmap(lambda sample: jax.random.fold_in(jax.random.fold_in(draw.key, sample), at))(
+        sample_B
+    )
     return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
 
 
@@ -156,7 +173,7 @@ def is_end_token(token: Array, ends_E: Array) -> Array:
     return jnp.any(token[..., None] == wide, axis=-1)
 
 
-# --- beam search ------------------------------------------------------------------------------------------------------
+# --- beam search ----------------------------------------------------------------------------------
 
 # Below the score of every text, and finite after a division.
 IMPOSSIBLE_SCORE = -1e30
@@ -193,8 +210,12 @@ def search_beams(
 ) -> Texts:
     """Return the `count` best texts of up to `limit` tokens after each prompt; `room` is N, no less than `limit`."""
     (batch, start), rows = tokens_BP.shape, tokens_BP.shape[0] * count
-    logits_BV, caches = network.run_prompts(weights, tokens_BP, pad_B, network.cache_slots(start + room))
-    caches, logits_RV, pad_R = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), (caches, logits_BV, pad_B))
+    logits_BV, caches = network.run_prompts(
+        weights, tokens_BP, pad_B, network.cache_slots(start + room)
+    )
+    caches, logits_RV, pad_R = jax.tree.map(
+        lambda x: jnp.repeat(x, count, axis=0), (caches, logits_BV, pad_B)
+    )
     no_texts = Texts(
         jnp.zeros((batch, count, room), jnp.int32),
         jnp.zeros((batch, count), jnp.int32),
@@ -210,10 +231,14 @@ def search_beams(
     def extend_search(state: SearchState) -> SearchState:
         parent_BK, running, finished = _extend_beams(state, ends_E)
         row_R = (jnp.arange(batch)[:, None] * count + parent_BK).reshape(rows)
-        token_R = jax.lax.dynamic_index_in_dim(running.tokens_BKN, state.at, axis=2, keepdims=False).reshape(rows)
+        token_R = jax.lax.dynamic_index_in_dim(
+            running.tokens_BKN, state.at, axis=2, keepdims=False
+        ).reshape(rows)
         caches = jax.tree.map(lambda x: jnp.take(x, row_R, axis=0), state.caches)
         logits_RV, caches = network.run_token(weights, token_R, start + state.at, pad_R, caches)
-        return SearchState(caches, constrain(logits_RV, "batch", "vocab"), running, finished, state.at + 1)
+        return SearchState(
+            caches, constrain(logits_RV, "batch", "vocab"), running, finished, state.at + 1
+        )
 
     initial_state = SearchState(
         caches, constrain(logits_RV, "batch", "vocab"), first, no_texts, jnp.zeros((), jnp.int32)
@@ -232,13 +257,17 @@ def _extend_beams(state: SearchState, ends_E: Array) -> tuple[Array, Texts, Text
     As in transformers, a text only finishes if it would be among the K best candidates.
     """
     (batch, count), vocab = state.running.score_BK.shape, state.logits_RV.shape[1]
-    logprob_BKV = jax.nn.log_softmax(state.logits_RV.astype(jnp.float32)).reshape(batch, count, vocab)
+    logprob_BKV = jax.nn.log_softmax(state.logits_RV.astype(jnp.float32)).reshape(
+        batch, count, vocab
+    )
     scores_BF = (state.running.score_BK[:, :, None] + logprob_BKV).reshape(batch, count * vocab)
     enough = min((1 + ends_E.shape[0]) * count, count * vocab)
     score_BC, flat_BC = jax.lax.top_k(scores_BF, enough)
     parent_BC, token_BC = flat_BC // vocab, (flat_BC % vocab).astype(jnp.int32)
     tokens_BCN = jnp.take_along_axis(state.running.tokens_BKN, parent_BC[:, :, None], axis=1)
-    tokens_BCN = jax.lax.dynamic_update_slice_in_dim(tokens_BCN, token_BC[:, :, None], state.at, axis=2)
+    tokens_BCN = jax.lax.dynamic_update_slice_in_dim(
+        tokens_BCN, token_BC[:, :, None], state.at, axis=2
+    )
     length_BC = jnp.take_along_axis(state.running.length_BK, parent_BC, axis=1) + 1
     ends_BC, is_first_1C = is_end_token(token_BC, ends_E), (jnp.arange(enough) < count)[None, :]
     ended_BC = jnp.where(ends_BC & is_first_1C, _mean_score(score_BC, length_BC), IMPOSSIBLE_SCORE)

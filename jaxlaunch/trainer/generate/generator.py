@@ -1,8 +1,9 @@
 """Generation of tokens after prompts, with one program for the prompts and one for the loop over new tokens.
 
-Both programs are compiled for the shapes of a batch. The number of rows is rounded up to the mesh, the prompt length to
-an eighth of a power of two, and the number of new tokens to a multiple of 32. The loop runs on the device until an
-index that is an argument, so that the same program can stream single tokens or run to the end.
+Both programs are compiled for the shapes of a batch. The number of rows is rounded up to the mesh,
+the prompt length to an eighth of a power of two, and the number of new tokens to a multiple of 32.
+The loop runs on the device until an index that is an argument, so that the same program can stream
+single tokens or run to the end.
 
 B batch (prompts × samples), P tokens of the prompts, N slots for new tokens, V vocabulary.
 """
@@ -35,7 +36,8 @@ from jaxlaunch.trainer.parallel.sharding import constrain
 
 # Length of the shortest prompt for which a program is compiled.
 MIN_PROMPT_TOKENS = 16
-# Largest number of samples for a prompt. A row draws by the numbers of its prompt and of its sample.
+# Largest number of samples for a prompt. A row draws by the numbers of its prompt and of its
+# sample.
 MAX_SAMPLES = 1 << 16
 # The number of slots for new tokens is a multiple of this.
 SLOT_MULTIPLE = 32
@@ -47,9 +49,11 @@ class Sample(NamedTuple):
     """The continuation of a prompt.
 
     - `ids`: the tokens, without an end-of-text token.
-    - `score`: the sum of the log-probabilities of all drawn tokens, including the end-of-text token, in nats; with
+    - `score`: the sum of the log-probabilities of all drawn tokens, including the end-of-text
+      token, in nats; with
         beams, their mean.
-    - `ended`: whether it ended with an end-of-text token or a stop text, and not because of `max_tokens`.
+    - `ended`: whether it ended with an end-of-text token or a stop text, and not because of
+      `max_tokens`.
     """
 
     ids: list[int]
@@ -89,34 +93,52 @@ class Generator:
     def __init__(self, network: Network, weights: Weights, ends: Sequence[int] = ()) -> None:
         self.network, self.weights, self.ends = network, weights, tuple(ends)
         self._begin = jax.jit(self._begin_state, static_argnames=("copies", "room"))
-        self._loop = jax.jit(self._loop_tokens, static_argnames=("is_greedy", "is_cut"), donate_argnames="state")
+        self._loop = jax.jit(
+            self._loop_tokens, static_argnames=("is_greedy", "is_cut"), donate_argnames="state"
+        )
         self._search = jax.jit(partial(search_beams, network), static_argnames=("count", "room"))
         self._score = jax.jit(self._score_rows)
 
-    def generate(self, prompts: Sequence[Ids], sampling: Sampling, stops: Stops | None = None) -> list[list[Sample]]:
+    def generate(
+        self, prompts: Sequence[Ids], sampling: Sampling, stops: Stops | None = None
+    ) -> list[list[Sample]]:
         """Return `n` samples of each prompt, best first if there are beams. Raises SpecError as `stream` does."""
         if sampling.beams == 1:
-            *_, samples = self.stream(prompts, sampling, stops, every=16 if stops else sampling.max_tokens)
-            return [samples[first : first + sampling.n] for first in range(0, len(samples), sampling.n)]
+            *_, samples = self.stream(
+                prompts, sampling, stops, every=16 if stops else sampling.max_tokens
+            )
+            return [
+                samples[first : first + sampling.n] for first in range(0, len(samples), sampling.n)
+            ]
         check_prompts(self.network.config, prompts, sampling.max_tokens)
         tokens_BP, pad_B = self._pad_prompts(prompts)
         room, count = _round_up(sampling.max_tokens, SLOT_MULTIPLE), sampling.beams
         with self.network.tracing_context():
             ends_E = jnp.asarray(self.ends, jnp.int32)
-            texts = self._search(self.weights, tokens_BP, pad_B, sampling.max_tokens, ends_E, count=count, room=room)
+            texts = self._search(
+                self.weights, tokens_BP, pad_B, sampling.max_tokens, ends_E, count=count, room=room
+            )
             tokens_BKN, length_BK, score_BK = map(np.asarray, texts)
         return [
-            [self._to_sample(tokens_BKN[row, k], length_BK[row, k], score_BK[row, k]) for k in range(sampling.n)]
+            [
+                self._to_sample(tokens_BKN[row, k], length_BK[row, k], score_BK[row, k])
+                for k in range(sampling.n)
+            ]
             for row in range(len(prompts))
         ]
 
     def stream(
-        self, prompts: Sequence[Ids], sampling: Sampling, stops: Stops | None = None, *, every: int = 1
+        self,
+        prompts: Sequence[Ids],
+        sampling: Sampling,
+        stops: Stops | None = None,
+        *,
+        every: int = 1,
     ) -> Iterator[list[Sample]]:
         """Yield all samples so far, grouped by prompt, after each `every` tokens.
 
-        `stops` is called as often, and ends the rows for which it returns true. Raises SpecError for an empty prompt,
-        for an unknown token, and if GPT-2 has too few positions.
+        `stops` is called as often, and ends the rows for which it returns true. Raises SpecError
+        for an empty prompt, for an unknown token, and if GPT-2 has too few positions.
         """
         check_prompts(self.network.config, prompts, sampling.max_tokens)
         tokens_BP, pad_B = self._pad_prompts(prompts)
@@ -124,7 +146,9 @@ class Generator:
         with self.network.tracing_context():
             draw = DrawParameters.from_sampling(sampling, self.network.config.vocab)
             ends_E = jnp.asarray(self.ends, jnp.int32)
-            state = self._begin(self.weights, tokens_BP, pad_B, len(prompts), copies=count, room=room)
+            state = self._begin(
+                self.weights, tokens_BP, pad_B, len(prompts), copies=count, room=room
+            )
             for until in [*range(every, sampling.max_tokens, every), sampling.max_tokens]:
                 state = self._loop(
                     self.weights, state=state, until=until, draw=draw, ends_E=ends_E, start=tokens_BP.shape[1],
@@ -140,8 +164,8 @@ class Generator:
     def compute_logprobs(self, rows: Sequence[Ids]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the log-probabilities of every token after the first, and whether each was the likeliest.
 
-        Both are arrays [L - 1] for each row, float32 and bool. Raises SpecError as `stream` does, except that the last
-        token of a row needs no position.
+        Both are arrays [L - 1] for each row, float32 and bool. Raises SpecError as `stream` does,
+        except that the last token of a row needs no position.
         """
         for part in ([row[:-1] or row for row in rows], [row[-1:] for row in rows]):
             check_prompts(self.network.config, part, max_tokens=1)
@@ -150,17 +174,29 @@ class Generator:
             tokens_BL[index, : len(row)] = row
         with self.network.tracing_context():
             scores = zip(rows, *map(np.asarray, self._score(self.weights, tokens_BL)), strict=False)
-        return [(logprob_L[: len(row) - 1], is_best_L[: len(row) - 1]) for row, logprob_L, is_best_L in scores]
+        return [
+            (logprob_L[: len(row) - 1], is_best_L[: len(row) - 1])
+            for row, logprob_L, is_best_L in scores
+        ]
 
-    # --- programs -----------------------------------------------------------------------------------------------------
+    # --- programs ---------------------------------------------------------------------------------
 
     def _begin_state(
-        self, weights: Weights, tokens_BP: Array, pad_B: Array, prompts: Array, *, copies: int, room: int
+        self,
+        weights: Weights,
+        tokens_BP: Array,
+        pad_B: Array,
+        prompts: Array,
+        *,
+        copies: int,
+        room: int,
     ) -> State:
         """Return the state after the prompts, each repeated `copies` times. Rows after `prompts` only fill the mesh."""
         slots = self.network.cache_slots(tokens_BP.shape[1] + room)
         logits_BV, caches = self.network.run_prompts(weights, tokens_BP, pad_B, slots)
-        caches, logits_BV, pad_B = jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), (caches, logits_BV, pad_B))
+        caches, logits_BV, pad_B = jax.tree.map(
+            lambda x: jnp.repeat(x, copies, axis=0), (caches, logits_BV, pad_B)
+        )
         rows = pad_B.shape[0]
         row_B = jnp.arange(rows, dtype=jnp.int32)
         return _constrain_state(
@@ -201,13 +237,19 @@ class Generator:
             else:
                 token_B = draw_tokens(logits_BV, draw, state.sample_B, at, is_cut=is_cut)
             token_B = jnp.where(state.done_B, 0, token_B)
-            logprob_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), token_B[:, None], axis=1)[:, 0]
-            logits_BV, caches = self.network.run_token(weights, token_B, start + at, state.pad_B, state.caches)
+            logprob_B = jnp.take_along_axis(
+                jax.nn.log_softmax(logits_BV), token_B[:, None], axis=1
+            )[:, 0]
+            logits_BV, caches = self.network.run_token(
+                weights, token_B, start + at, state.pad_B, state.caches
+            )
             return _constrain_state(
                 state._replace(
                     caches=caches,
                     logits_BV=logits_BV,
-                    tokens_BN=jax.lax.dynamic_update_slice_in_dim(state.tokens_BN, token_B[:, None], at, axis=1),
+                    tokens_BN=jax.lax.dynamic_update_slice_in_dim(
+                        state.tokens_BN, token_B[:, None], at, axis=1
+                    ),
                     score_B=state.score_B + jnp.where(state.done_B, 0.0, logprob_B),
                     length_B=state.length_B + (~state.done_B).astype(jnp.int32),
                     done_B=state.done_B | is_end_token(token_B, ends_E),
@@ -220,14 +262,22 @@ class Generator:
     def _score_rows(self, weights: Weights, tokens_BL: Array) -> tuple[Array, Array]:
         logits_BLV = self.network.compute_logits(weights, tokens_BL[:, :-1]).astype(jnp.float32)
         next_BL = tokens_BL[:, 1:]
-        logprob_BL = jnp.take_along_axis(jax.nn.log_softmax(logits_BLV), next_BL[..., None], axis=2)[..., 0]
-        return constrain(logprob_BL, None, None), constrain(likeliest_tokens(logits_BLV) == next_BL, None, None)
+        logprob_BL = jnp.take_along_axis(
+            jax.nn.log_softmax(logits_BLV), next_BL[..., None], axis=2
+        )[..., 0]
+        return constrain(logprob_BL, None, None), constrain(
+            likeliest_tokens(logits_BLV) == next_BL, None, None
+        )
 
-    # --- on the host --------------------------------------------------------------------------------------------------
+    # --- on the host ------------------------------------------------------------------------------
 
-    def _read_samples(self, state: State, count: int, stops: Stops | None) -> tuple[list[Sample], np.ndarray]:
+    def _read_samples(
+        self, state: State, count: int, stops: Stops | None
+    ) -> tuple[list[Sample], np.ndarray]:
         """Return the first `count` rows as samples, and which rows are done."""
-        tokens_BN, length_B, score_B = map(np.asarray, (state.tokens_BN, state.length_B, state.score_B))
+        tokens_BN, length_B, score_B = map(
+            np.asarray, (state.tokens_BN, state.length_B, state.score_B)
+        )
         done_B = np.array(state.done_B)
         samples = []
         for row in range(count):
@@ -237,7 +287,9 @@ class Generator:
             samples.append(sample)
         return samples, done_B
 
-    def _to_sample(self, tokens_N: np.ndarray, length: np.integer[Any], score: np.floating[Any]) -> Sample:
+    def _to_sample(
+        self, tokens_N: np.ndarray, length: np.integer[Any], score: np.floating[Any]
+    ) -> Sample:
         ids = tokens_N[:length].tolist()
         has_ended = bool(ids) and ids[-1] in self.ends
         return Sample(ids[:-1] if has_ended else ids, float(score), has_ended)
@@ -264,10 +316,14 @@ def check_prompts(config: Config, prompts: Sequence[Ids], max_tokens: int) -> No
         if not ids:
             raise SpecError(f"prompt {number} has no tokens; give at least one")
         if unknown := [token for token in ids if not 0 <= token < config.vocab]:
-            raise SpecError(f"prompt {number} has the token {unknown[0]}, the model those from 0 to {config.vocab - 1}")
+            raise SpecError(
+                f"prompt {number} has the token {unknown[0]}, the model those from 0 to "
+                f"{config.vocab - 1}"
+            )
         if isinstance(config, spec.GPT2) and len(ids) + max_tokens - 1 > config.position_rows:
             raise SpecError(
-                f"prompt {number} has {len(ids)} tokens, and max_tokens = {max_tokens} more: the model has "
+                f"prompt {number} has {len(ids)} tokens, and max_tokens = {max_tokens} more: "
+                "the model has "
                 f"{config.position_rows} positions; shorten the prompt, or lower max_tokens"
             )
 
@@ -276,7 +332,9 @@ def _constrain_state(state: State) -> State:
     """Constrain the state to the shardings that all programs share: arrays that the host reads are replicated."""
     names = ("tokens_BN", "score_B", "length_B", "done_B", "pad_B", "sample_B", "at")
     arrays: dict[str, Array] = {name: getattr(state, name) for name in names}
-    replicated: dict[str, Any] = {name: constrain(array, *[None] * array.ndim) for name, array in arrays.items()}
+    replicated: dict[str, Any] = {
+        name: constrain(array, *[None] * array.ndim) for name, array in arrays.items()
+    }
     return state._replace(logits_BV=constrain(state.logits_BV, "batch", "vocab"), **replicated)
 
 

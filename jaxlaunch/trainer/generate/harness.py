@@ -1,6 +1,7 @@
 """Adapter from a loaded model to the language-model evaluation harness (lm_eval).
 
-    lm_eval.simple_evaluate(model=harness.model(jaxlaunch.load("runs/lm")), tasks=["lambada_openai"])
+    lm_eval.simple_evaluate(model=harness.model(jaxlaunch.load("runs/lm")),
+    tasks=["lambada_openai"])
 
 The harness is not a dependency; it is imported when a model is wrapped for it.
 """
@@ -27,49 +28,70 @@ ScoredRow = tuple[Ids, int]  # a row, and how many of its last tokens count
 class HarnessModel:
     """The three request types of the harness, each a list of objects with `args`.
 
-    As in the harness's own models, spaces at the end of a context belong to the continuation, a text without a context
-    is preceded by the tokenizer's bos or eos token, and long texts lose their beginning. If the tokenizer has neither
-    token, the first token of a text without context is not scored.
+    As in the harness's own models, spaces at the end of a context belong to the continuation, a
+    text without a context is preceded by the tokenizer's bos or eos token, and long texts lose
+    their beginning. If the tokenizer has neither token, the first token of a text without context
+    is not scored.
     """
 
     def __init__(self, loaded: TextModel, batch: int = DEFAULT_BATCH, seed: int = 0) -> None:
         super().__init__()
         if loaded.tokenizer is None:
-            raise SpecError("the evaluation harness asks in text, and the model has no tokenizer here")
+            raise SpecError(
+                "the evaluation harness asks in text, and the model has no tokenizer here"
+            )
         self._loaded, self._batch, self._seed = loaded, batch, seed
         self._tokenizer = loaded.tokenizer
-        self._length = loaded.config.max_positions if loaded.config.kind == "decoder" else loaded.config.position_rows
+        self._length = (
+            loaded.config.max_positions
+            if loaded.config.kind == "decoder"
+            else loaded.config.position_rows
+        )
 
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation of a context, and whether greedy decoding yields it."""
         return self._score_rows([self._encode_row(*request.args) for request in requests])
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
         """Return the log-probability of each text, computed in windows of the model's length."""
         windows: list[list[ScoredRow]] = []
         for request in requests:
             ids = self._encode_text(request.args[0])
-            # Each token of `ids` after the first is counted in exactly one row, after as much context as fits.
-            ends = [(done, min(done + self._length, len(ids))) for done in range(1, len(ids), self._length)]
-            windows.append([(ids[max(end - self._length - 1, 0) : end], end - done) for done, end in ends])
+            # Each token of `ids` after the first is counted in exactly one row, after as much
+            # context as fits.
+            ends = [
+                (done, min(done + self._length, len(ids)))
+                for done in range(1, len(ids), self._length)
+            ]
+            windows.append(
+                [(ids[max(end - self._length - 1, 0) : end], end - done) for done, end in ends]
+            )
         scores = iter(self._score_rows([row for rows in windows for row in rows]))
         return [sum(next(scores)[0] for _ in rows) for rows in windows]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the model's continuation for each (context, arguments).
 
-        Supported arguments are `until`, `max_gen_toks`, `do_sample`, `temperature`, `top_k`, `top_p` and `min_p`. Draws
-        depend on the seed and on the preceding requests.
+        Supported arguments are `until`, `max_gen_toks`, `do_sample`, `temperature`, `top_k`,
+        `top_p` and `min_p`. Draws depend on the seed and on the preceding requests.
         """
         answers = [""] * len(requests)
         indexes_by_arguments: defaultdict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
-            indexes_by_arguments[json.dumps(request.args[1], sort_keys=True, default=str)].append(index)
+            indexes_by_arguments[json.dumps(request.args[1], sort_keys=True, default=str)].append(
+                index
+            )
         for indexes in indexes_by_arguments.values():
             arguments = requests[indexes[0]].args[1]
             for batch in self._sort_batches(indexes, lambda index: len(requests[index].args[0])):
                 contexts = [requests[index].args[0] for index in batch]
-                for index, text in zip(batch, self._generate_batch(contexts, arguments), strict=True):
+                for index, text in zip(
+                    batch, self._generate_batch(contexts, arguments), strict=True
+                ):
                     answers[index] = text
         return answers
 
@@ -102,10 +124,14 @@ class HarnessModel:
                 scores[index] = float(logprob_L[last].sum()), bool(is_best_L[last].all())
         return scores
 
-    def _sort_batches(self, indexes: Sequence[int], length: Callable[[int], int]) -> Iterator[Sequence[int]]:
+    def _sort_batches(
+        self, indexes: Sequence[int], length: Callable[[int], int]
+    ) -> Iterator[Sequence[int]]:
         """Yield batches of similar lengths, longest first, so that memory errors show up at once."""
         ordered = sorted(indexes, key=length, reverse=True)
-        return (ordered[start : start + self._batch] for start in range(0, len(ordered), self._batch))
+        return (
+            ordered[start : start + self._batch] for start in range(0, len(ordered), self._batch)
+        )
 
     def _generate_batch(self, contexts: Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
         """Return the answers of one batch of requests with equal arguments."""
@@ -120,7 +146,8 @@ class HarnessModel:
             # The same request in a later batch must draw different tokens.
             self._seed += 1
         prompts = [
-            (self._tokenizer.encode(text) or self._encode_text(text))[tokens - self._length :] for text in contexts
+            (self._tokenizer.encode(text) or self._encode_text(text))[tokens - self._length :]
+            for text in contexts
         ]
         answers = []
         for (sample,) in self._loaded.generate(prompts, stop=stops, **how):
@@ -147,7 +174,8 @@ def model(loaded: TextModel, batch: int = DEFAULT_BATCH, seed: int = 0) -> Any:
 
     **Raises:**
 
-    [`TrainerError`](#trainererror) where the harness is not installed, or the model has no tokenizer.
+    [`TrainerError`](#trainererror) where the harness is not installed, or the model has no
+    tokenizer.
     """
     try:
         from lm_eval.api.model import LM  # type: ignore[import-not-found]

@@ -1,15 +1,17 @@
 """A decoder or GPT-2 for generation, with separate parameters and a cache for each layer.
 
-Training scans over stacked layers, whereas every layer is unrolled here. A scan copies each layer out of the stack, and
-a single token reads each parameter only once, so that the copy would cost more than the token.
+Training scans over stacked layers, whereas every layer is unrolled here. A scan copies each layer
+out of the stack, and a single token reads each parameter only once, so that the copy would cost
+more than the token.
 
-A cache holds the keys and values of the tokens that a layer has seen, so that each further token costs the same. It is
-a ring: the token at index t of a row is in slot t mod S. A layer with a window has as many slots as its window, but at
-most one for every token; the other layers have one for every token. All rows of a batch end at the same index, because
-prompts are padded on the left: a row begins at index `pad` and sees nothing before it.
+A cache holds the keys and values of the tokens that a layer has seen, so that each further token
+costs the same. It is a ring: the token at index t of a row is in slot t mod S. A layer with a
+window has as many slots as its window, but at most one for every token; the other layers have one
+for every token. All rows of a batch end at the same index, because prompts are padded on the left:
+a row begins at index `pad` and sees nothing before it.
 
-B batch, L length, P tokens of the prompts, D model, V vocabulary, H query heads, G key and value heads, R query heads
-that share keys, K head size, S slots.
+B batch, L length, P tokens of the prompts, D model, V vocabulary, H query heads, G key and value
+heads, R query heads that share keys, K head size, S slots.
 """
 
 from __future__ import annotations
@@ -56,22 +58,36 @@ class Network:
     Raises SpecError for a model that does not predict tokens or cannot be split over the mesh.
     """
 
-    def __init__(self, model: Any, mesh: jax.sharding.Mesh, dtypes: spec.Precision = "fp32") -> None:
+    def __init__(
+        self, model: Any, mesh: jax.sharding.Mesh, dtypes: spec.Precision = "fp32"
+    ) -> None:
         if not isinstance(model, spec.Decoder | spec.GPT2):
-            raise SpecError(f"train.model.kind = {model.kind} does not generate tokens; decoder and gpt2 do")
+            raise SpecError(
+                f"train.model.kind = {model.kind} does not generate tokens; decoder and gpt2 do"
+            )
         self.config: Config = model
         self.mesh = mesh
         self._precision = precision.resolve_precision(dtypes)
         with self.tracing_context():
-            self._arrays = ModelArrays(nnx.eval_shape(partial(_build_model, model, self._precision.output)))
+            self._arrays = ModelArrays(
+                nnx.eval_shape(partial(_build_model, model, self._precision.output))
+            )
         self.abstract = {}
         for name, leaf in self._arrays.params.items():
             split = sharding.state_sharding(name, leaf.shape, self._arrays.axes[name], self.mesh)
-            self.abstract[name] = jax.ShapeDtypeStruct(leaf.shape, self._precision.compute, sharding=split)
+            self.abstract[name] = jax.ShapeDtypeStruct(
+                leaf.shape, self._precision.compute, sharding=split
+            )
         looks = _layer_looks(model)
         self._looks = [looks[layer % len(looks)] for layer in range(model.layers)]
-        stacks = model.layer_stacks if isinstance(model, spec.Decoder) else {"blocks": tuple(range(model.layers))}
-        self._stacks: Mapping[str, tuple[int, ...]] = stacks  # name of a stack of parameters -> its layers
+        stacks = (
+            model.layer_stacks
+            if isinstance(model, spec.Decoder)
+            else {"blocks": tuple(range(model.layers))}
+        )
+        self._stacks: Mapping[str, tuple[int, ...]] = (
+            stacks  # name of a stack of parameters -> its layers
+        )
 
     @contextlib.contextmanager
     def tracing_context(self) -> Iterator[None]:
@@ -83,23 +99,34 @@ class Network:
 
     def cache_slots(self, length: int) -> tuple[int, ...]:
         """Return the number of slots in each layer's cache for rows of up to `length` tokens."""
-        return tuple(length if look.window is None else min(look.window, length) for look in self._looks)
+        return tuple(
+            length if look.window is None else min(look.window, length) for look in self._looks
+        )
 
-    # --- parameters ---------------------------------------------------------------------------------------------------
+    # --- parameters -------------------------------------------------------------------------------
 
     def bytes_per_device(self, count: int, length: int) -> int:
         """Return the bytes on a device of the weights and of the caches for `count` rows of `length` tokens."""
         config, mp = self.config, self.mesh.shape["mp"]
         heads = config.kv_head_count if isinstance(config, spec.Decoder) else config.heads
-        size = config.head_channels if isinstance(config, spec.Decoder) else config.width // config.heads
-        rows, local_heads = -(-count // meshes.count_shards(self.mesh)), heads if heads % mp else heads // mp
+        size = (
+            config.head_channels
+            if isinstance(config, spec.Decoder)
+            else config.width // config.heads
+        )
+        rows = -(-count // meshes.count_shards(self.mesh))
+        local_heads = heads if heads % mp else heads // mp
         tokens = 2 * rows * local_heads * size * sum(self.cache_slots(length))
-        return memory.bytes_per_device(self.abstract) + tokens * jnp.dtype(self._precision.compute).itemsize
+        return (
+            memory.bytes_per_device(self.abstract)
+            + tokens * jnp.dtype(self._precision.compute).itemsize
+        )
 
     def unstack_params(self, params: dict[str, Array]) -> Weights:
         """Convert stacked `params` in any float dtype to the weights of the passes.
 
-        Each stacked array is removed from `params` as soon as its layers have been copied, to limit the memory.
+        Each stacked array is removed from `params` as soon as its layers have been copied, to limit
+        the memory.
         """
         outer: NamedArrays = {}
         layers: tuple[NamedArrays, ...] = tuple({} for _ in range(self.config.layers))
@@ -111,7 +138,9 @@ class Network:
                     outer[name] = _copy_array(leaf, like.dtype, like.sharding)
                     continue
                 layer_spec = jax.sharding.PartitionSpec(*like.sharding.spec[1:])
-                parts = _unstack_layers(leaf, like.dtype, jax.sharding.NamedSharding(self.mesh, layer_spec))
+                parts = _unstack_layers(
+                    leaf, like.dtype, jax.sharding.NamedSharding(self.mesh, layer_spec)
+                )
             for layer, part in zip(self._stacks[stack], parts, strict=True):
                 layers[layer][parameter_name] = part
         return Weights(outer, layers)
@@ -123,7 +152,9 @@ class Network:
             for name in self.abstract:
                 stack, _, parameter_name = name.partition(".")
                 if stack in self._stacks:
-                    params[name] = jnp.stack([weights.layers[layer][parameter_name] for layer in self._stacks[stack]])
+                    params[name] = jnp.stack(
+                        [weights.layers[layer][parameter_name] for layer in self._stacks[stack]]
+                    )
                 else:
                     params[name] = weights.outer[name]
         return params
@@ -134,7 +165,7 @@ class Network:
         model.eval()  # type: ignore[no-untyped-call]
         return model
 
-    # --- passes -------------------------------------------------------------------------------------------------------
+    # --- passes -----------------------------------------------------------------------------------
 
     def run_prompts(
         self, weights: Weights, tokens_BP: Array, pad_B: Array, slots: Sequence[int]
@@ -143,9 +174,14 @@ class Network:
         index_1P = jnp.arange(tokens_BP.shape[1])[None, :]
         places_BP = jnp.maximum(index_1P - pad_B[:, None], 0)
         keys = Visible(mask_BL=(index_1P >= pad_B[:, None]).astype(jnp.int32))
-        attends = [PromptAttention(look.plain, count) for look, count in zip(self._looks, slots, strict=True)]
+        attends = [
+            PromptAttention(look.plain, count)
+            for look, count in zip(self._looks, slots, strict=True)
+        ]
         model, x_BPD = self._run_layers(weights, tokens_BP, places_BP, attends, keys)
-        return model.project(x_BPD[:, -1:], model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
+        return model.project(x_BPD[:, -1:], model.head_DV)[:, 0], tuple(
+            attend.cache for attend in attends
+        )
 
     def run_token(
         self, weights: Weights, token_B: Array, at: Array, pad_B: Array, caches: Sequence[Cache]
@@ -155,21 +191,34 @@ class Network:
             TokenAttention(cache, at, pad_B, scale=look.scale, cap=look.cap)
             for look, cache in zip(self._looks, caches, strict=True)
         ]
-        model, x_B1D = self._run_layers(weights, token_B[:, None], (at - pad_B)[:, None], attends, None)
+        model, x_B1D = self._run_layers(
+            weights, token_B[:, None], (at - pad_B)[:, None], attends, None
+        )
         return model.project(x_B1D, model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
 
     def compute_logits(self, weights: Weights, tokens_BL: Array) -> Array:
         """Return logits_BLV without a cache. Rows are padded on the right, where no token sees the padding."""
         attends = [look.plain for look in self._looks]
-        model, x_BLD = self._run_layers(weights, tokens_BL, jnp.arange(tokens_BL.shape[1])[None, :], attends, None)
+        model, x_BLD = self._run_layers(
+            weights, tokens_BL, jnp.arange(tokens_BL.shape[1])[None, :], attends, None
+        )
         return model.project(x_BLD, model.head_DV)
 
     def _run_layers(
-        self, weights: Weights, tokens_BL: Array, places_BL: Array, attends: Sequence[Attention], keys: Keys
+        self,
+        weights: Weights,
+        tokens_BL: Array,
+        places_BL: Array,
+        attends: Sequence[Attention],
+        keys: Keys,
     ) -> tuple[LanguageModel, Array]:
         """Return the model, whose own layers must not be used, and its normalized stream after the last layer."""
         model = self.build_model({**self._arrays.params, **weights.outer})
-        blocks = {layer: _Stack(getattr(model, stack)) for stack in self._stacks for layer in self._stacks[stack]}
+        blocks = {
+            layer: _Stack(getattr(model, stack))
+            for stack in self._stacks
+            for layer in self._stacks[stack]
+        }
         if isinstance(self.config, spec.GPT2):
             # Positions past the table belong to padding.
             places_BL = jnp.minimum(places_BL, self.config.position_rows - 1)
@@ -215,16 +264,23 @@ class LayerLook(NamedTuple):
 def _layer_looks(config: Config) -> list[LayerLook]:
     """Return the looks of the layers, as a pattern that repeats."""
     if isinstance(config, spec.GPT2):
-        return [LayerLook(implementations.causal_attention(ATTENTION), None, None, None, _apply_gpt2_layer)]
+        return [
+            LayerLook(
+                implementations.causal_attention(ATTENTION), None, None, None, _apply_gpt2_layer
+            )
+        ]
     looks, scale = [], (config.query_scalar or config.head_channels) ** -0.5
     for name in config.attention_spans:
-        look, window = LayerAttention.from_config(config, name, ATTENTION), config.window if name == "window" else None
+        look = LayerAttention.from_config(config, name, ATTENTION)
+        window = config.window if name == "window" else None
         apply = partial(_apply_decoder_layer, config, look)
         looks.append(LayerLook(look.attend, window, scale, config.score_cap, apply))
     return looks
 
 
-def _apply_gpt2_layer(block: Any, x_BLD: Array, attend: Attention, places_BL: Array, keys: Keys) -> Array:
+def _apply_gpt2_layer(
+    block: Any, x_BLD: Array, attend: Attention, places_BL: Array, keys: Keys
+) -> Array:
     block.attention.attend = attend
     output_BLD: Array = block(x_BLD, keys, None)
     return output_BLD
@@ -244,14 +300,19 @@ def _apply_decoder_layer(
         return block(x_BLD, keys, look)
     # The counts of the mixture are not read here.
     mixture = Mixture.from_config(config)
-    real_BL, place_M = jnp.ones(x_BLD.shape[:2], jnp.float32), jnp.zeros(mixture.layers, jnp.float32)
-    return block.apply_routed((x_BLD, RoutingTotals.zeros(mixture)), keys, look, real_BL, place_M)[0]
+    real_BL = jnp.ones(x_BLD.shape[:2], jnp.float32)
+    place_M = jnp.zeros(mixture.layers, jnp.float32)
+    return block.apply_routed((x_BLD, RoutingTotals.zeros(mixture)), keys, look, real_BL, place_M)[
+        0
+    ]
 
 
 def _build_model(config: Config, output: jnp.dtype) -> LanguageModel:
     options = ModelOptions(attention=ATTENTION, output=output)
     if isinstance(config, spec.GPT2):
-        return GPT2(config.model_copy(update={"dropout": 0.0, "drop_path": 0.0}), nnx.Rngs(0), options)
+        return GPT2(
+            config.model_copy(update={"dropout": 0.0, "drop_path": 0.0}), nnx.Rngs(0), options
+        )
     # With a capacity, the experts of a token would depend on the padding of its row.
     return Decoder(config.model_copy(update={"capacity": None}), nnx.Rngs(0), options)
 
@@ -263,11 +324,15 @@ def _copy_array(array: Array, dtype: jnp.dtype, split: jax.sharding.NamedShardin
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _unstack_layers(stack: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding) -> tuple[Array, ...]:
-    return tuple(jax.lax.with_sharding_constraint(part.astype(dtype), split) for part in jnp.unstack(stack))
+def _unstack_layers(
+    stack: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding
+) -> tuple[Array, ...]:
+    return tuple(
+        jax.lax.with_sharding_constraint(part.astype(dtype), split) for part in jnp.unstack(stack)
+    )
 
 
-# --- the cache --------------------------------------------------------------------------------------------------------
+# --- the cache ------------------------------------------------------------------------------------
 
 
 class Cache(NamedTuple):
@@ -280,7 +345,10 @@ class Cache(NamedTuple):
         """Return the cache with the token at index `at` in place of the oldest one."""
         slot = at % self.key_BGSK.shape[2]
         pairs = zip(self, (key_B1GK, value_B1GK), strict=True)
-        rings = (jax.lax.dynamic_update_slice_in_dim(ring, new.swapaxes(1, 2), slot, axis=2) for ring, new in pairs)
+        rings = (
+            jax.lax.dynamic_update_slice_in_dim(ring, new.swapaxes(1, 2), slot, axis=2)
+            for ring, new in pairs
+        )
         return Cache(*map(_constrain_ring, rings))
 
     def seen_BS(self, at: Array, pad_B: Array) -> Array:
@@ -319,16 +387,24 @@ class PromptAttention:
 class TokenAttention:
     """Attention of one token per row to itself and to the tokens in `cache`, to which a call adds it."""
 
-    def __init__(self, cache: Cache, at: Array, pad_B: Array, *, scale: float | None, cap: float | None) -> None:
+    def __init__(
+        self, cache: Cache, at: Array, pad_B: Array, *, scale: float | None, cap: float | None
+    ) -> None:
         self.cache, self._at, self._pad_B = cache, at, pad_B
         self._scale, self._cap = scale, cap
 
     def __call__(self, query_B1HK: Array, key_B1GK: Array, value_B1GK: Array, keys: Keys) -> Array:
         self.cache = self.cache.with_token(key_B1GK, value_B1GK, self._at)
-        (batch, _, heads, size), groups, dtype = query_B1HK.shape, key_B1GK.shape[2], query_B1HK.dtype
+        (batch, _, heads, size), groups, dtype = (
+            query_B1HK.shape,
+            key_B1GK.shape[2],
+            query_B1HK.dtype,
+        )
         query_BGRK = query_B1HK.reshape(batch, groups, heads // groups, size)
         query_BGRK = query_BGRK * (size**-0.5 if self._scale is None else self._scale)
-        scores_BGRS = jnp.einsum("bgrk,bgsk->bgrs", query_BGRK, self.cache.key_BGSK, preferred_element_type=jnp.float32)
+        scores_BGRS = jnp.einsum(
+            "bgrk,bgsk->bgrs", query_BGRK, self.cache.key_BGSK, preferred_element_type=jnp.float32
+        )
         if self._cap is not None:
             scores_BGRS = self._cap * jnp.tanh(scores_BGRS / self._cap)
         seen_B11S = self.cache.seen_BS(self._at, self._pad_B)[:, None, None, :]

@@ -42,7 +42,8 @@ class TextModel:
     list of token ids.
 
     - `config`: the sizes of the model, by the keys of `train.model`.
-    - `tokenizer`: an object with `encode(text)` and `decode(ids)`, or `None` if another program made the tokens.
+    - `tokenizer`: an object with `encode(text)` and `decode(ids)`, or `None` if another program
+      made the tokens.
     - `step`: the step of the checkpoint; `None` for a Hugging Face folder.
 
     **Example:**
@@ -73,7 +74,11 @@ class TextModel:
         return self._generator.network.build_model(self.params)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], *, stop: Sequence[str] = (), **how: Unpack[SamplingOptions]
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        stop: Sequence[str] = (),
+        **how: Unpack[SamplingOptions],
     ) -> list[list[Sample]]:
         """Continues each prompt.
 
@@ -83,9 +88,11 @@ class TextModel:
         - `stop`: texts at which a sample ends; it does not contain them.
         - `max_tokens=128`: the largest number of tokens in a sample.
         - `temperature=0.0`: the temperature of the sampling; 0 always takes the likeliest token.
-        - `top_k=None`, `top_p=None`: draw from the `top_k` likeliest tokens, or from the fewest tokens whose
+        - `top_k=None`, `top_p=None`: draw from the `top_k` likeliest tokens, or from the fewest
+          tokens whose
             probabilities add up to `top_p`.
-        - `min_p=None`: draw from the tokens whose probability is at least `min_p` times that of the likeliest.
+        - `min_p=None`: draw from the tokens whose probability is at least `min_p` times that of the
+          likeliest.
         - `beams=1`: the number of beams in a search for the likeliest text.
         - `n=1`: the number of samples for each prompt; more than one needs a temperature or beams.
         - `seed=0`: the seed of the random draws.
@@ -96,7 +103,8 @@ class TextModel:
 
         **Raises:**
 
-        [`TrainerError`](#trainererror) if a text is given without a tokenizer, or if a prompt does not fit the model.
+        [`TrainerError`](#trainererror) if a text is given without a tokenizer, or if a prompt does
+        not fit the model.
         """
         rows = self.rows(prompts)
         if not stop:
@@ -106,8 +114,13 @@ class TextModel:
         if how.get("beams", 1) > 1:
             raise SpecError("stop ends a sample, and beams are compared whole: leave one out")
         decode = self.tokenizer.decode
-        groups = self._generator.generate(rows, Sampling(**how), lambda ids: any(text in decode(ids) for text in stop))
-        return [[sample._replace(ids=_cut_at_stop(stop, sample.ids, decode)) for sample in group] for group in groups]
+        groups = self._generator.generate(
+            rows, Sampling(**how), lambda ids: any(text in decode(ids) for text in stop)
+        )
+        return [
+            [sample._replace(ids=_cut_at_stop(stop, sample.ids, decode)) for sample in group]
+            for group in groups
+        ]
 
     def stream(self, prompt: Prompt, **how: Unpack[SamplingOptions]) -> Iterator[Sample]:
         """One sample of a prompt, again after every few tokens; the arguments are those of `generate`.
@@ -119,7 +132,8 @@ class TextModel:
         sampling = Sampling(**how)
         if sampling.beams > 1 or sampling.n > 1:
             raise SpecError(
-                f"stream gives one sample as it grows, not beams = {sampling.beams} and n = {sampling.n}; call generate"
+                f"stream gives one sample as it grows, not beams = {sampling.beams} and n = "
+                f"{sampling.n}; call generate"
             )
         for samples in self._generator.stream(self.rows([prompt]), sampling, every=4):
             yield samples[0]
@@ -144,17 +158,22 @@ class TextModel:
 
         [`TrainerError`](#trainererror) for a text without a tokenizer.
         """
-        is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], numbers.Integral))
+        is_single = isinstance(prompts, str) or (
+            len(prompts) > 0 and isinstance(prompts[0], numbers.Integral)
+        )
         rows: Any = [prompts] if is_single else prompts
         return [
-            self._encode_prompt(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+            self._encode_prompt(prompt)
+            if isinstance(prompt, str)
+            else [int(token) for token in prompt]
             for prompt in rows
         ]
 
     def _encode_prompt(self, prompt: str) -> Ids:
         if self.tokenizer is None:
             raise SpecError(
-                f"the prompt is text, and the model's {self.config.vocab} tokens have no tokenizer here: give token ids"
+                f"the prompt is text, and the model's {self.config.vocab} tokens have no tokenizer "
+                "here: give token ids"
             )
         try:
             return self.tokenizer.encode(prompt)
@@ -174,7 +193,9 @@ def _cut_at_stop(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]]
     places = [place for text in stop if (place := whole.find(text)) >= 0]
     if not places:
         return ids
-    return next(ids[:count] for count in range(len(ids), -1, -1) if len(decode(ids[:count])) <= min(places))
+    return next(
+        ids[:count] for count in range(len(ids), -1, -1) if len(decode(ids[:count])) <= min(places)
+    )
 
 
 def load_text_model(
@@ -193,7 +214,8 @@ def load_text_model(
         step: Step to load, by default the newest undamaged one.
         ema: Whether to use the moving average of the parameters.
         precision: By default that of the training, or fp32 for a Hugging Face folder.
-        mesh: By default that of the training if it fits the devices. Otherwise all devices split the weights.
+        mesh: By default that of the training if it fits the devices. Otherwise all devices split
+            the weights.
         note: Called with sentences about deviations from the request.
 
     Raises:
@@ -203,18 +225,26 @@ def load_text_model(
     path = epath.Path(folder)
     if is_remote := remote.is_remote(folder):
         remote.check_url("the folder of weights", folder)
-    with remote.convert_errors(f"reading {folder}", SpecError) if is_remote else contextlib.nullcontext():
+    with (
+        remote.convert_errors(f"reading {folder}", SpecError)
+        if is_remote
+        else contextlib.nullcontext()
+    ):
         is_published = (path / "config.json").exists()
     if is_published:
         if step is not None or ema:
-            raise SpecError(f"{folder} is a Hugging Face folder, which holds neither steps nor a moving average")
+            raise SpecError(
+                f"{folder} is a Hugging Face folder, which holds neither steps nor a moving average"
+            )
         config: Any = folders.read_model(folder).model_copy(update={"init_from": folder})
         network = Network(config, _choose_mesh(mesh, None), precision or "fp32")
         params, loaded_step = published.load_parameters(config, network.abstract), None
         data, files, ends_from = None, saved_files.read_tokenizer(path), folder
     else:
         stored = reader.find_step(folder, step, note)
-        config, recorded, loaded_step = reader.recorded_model(stored), stored.meta.get("train", {}), stored.step
+        config = reader.recorded_model(stored)
+        recorded = stored.meta.get("train", {})
+        loaded_step = stored.step
         saved_as = stored.meta.get("precision", "fp32")
         dtypes: Any = precision or pydantic.TypeAdapter(spec.Precision).validate_python(saved_as)
         network = Network(config, _choose_mesh(mesh, recorded.get("mesh")), dtypes)
@@ -223,11 +253,18 @@ def load_text_model(
             owner = f"step {stored.step} of {folder}"
             arrays = merge_stored(network.config, lora, stored.meta.get("base"), arrays, owner)
         params = _StoredParameters(network, arrays)
-        data, files, ends_from = recorded.get("data"), saved_files.read_saved_tokenizer(folder), config.init_from
+        data = recorded.get("data")
+        files = saved_files.read_saved_tokenizer(folder)
+        ends_from = config.init_from
     tokenizer = tokenizers.find_tokenizer(network.config.vocab, data, files, folder)
     # Both the folder and the tokenizer name tokens that end a text.
-    ends = {*(folders.end_tokens(ends_from) if ends_from else ()), *(tokenizer.ends if tokenizer else ())}
-    return TextModel(Generator(network, network.unstack_params(params), tuple(ends)), tokenizer, loaded_step)
+    ends = {
+        *(folders.end_tokens(ends_from) if ends_from else ()),
+        *(tokenizer.ends if tokenizer else ()),
+    }
+    return TextModel(
+        Generator(network, network.unstack_params(params), tuple(ends)), tokenizer, loaded_step
+    )
 
 
 class _StoredParameters(dict[str, Any]):
@@ -235,7 +272,9 @@ class _StoredParameters(dict[str, Any]):
 
     def __init__(self, network: Network, stored: Mapping[str, Any]) -> None:
         if odd := sorted(network.abstract.keys() ^ stored.keys()):
-            raise SpecError(f"the checkpoint's parameters are not the model's: {', '.join(odd[:5])}")
+            raise SpecError(
+                f"the checkpoint's parameters are not the model's: {', '.join(odd[:5])}"
+            )
         super().__init__(stored)
         self._abstract = network.abstract
 
@@ -246,8 +285,12 @@ class _StoredParameters(dict[str, Any]):
             whole = np.asarray(stored[tuple(axes)])
         else:
             # A stack with merged adapters can only be read layer by layer.
-            whole = np.stack([np.asarray(stored[(layer, *axes[1:])]) for layer in range(stored.shape[0])])
-        return jax.make_array_from_callback(like.shape, like.sharding, lambda index: whole[index].astype(like.dtype))
+            whole = np.stack(
+                [np.asarray(stored[(layer, *axes[1:])]) for layer in range(stored.shape[0])]
+            )
+        return jax.make_array_from_callback(
+            like.shape, like.sharding, lambda index: whole[index].astype(like.dtype)
+        )
 
 
 def _choose_mesh(mesh: AnyMesh, recorded: Mapping[str, Any] | None) -> jax.sharding.Mesh:
@@ -261,15 +304,19 @@ def _choose_mesh(mesh: AnyMesh, recorded: Mapping[str, Any] | None) -> jax.shard
     return meshes.build_mesh(spec.Mesh(fsdp=len(devices)))
 
 
-# --- samples of a training --------------------------------------------------------------------------------------------
+# --- samples of a training ------------------------------------------------------------------------
 
 
-def sampling_bytes_per_device(train: TrainSpec, samples: spec.Samples, mesh: jax.sharding.Mesh) -> int:
+def sampling_bytes_per_device(
+    train: TrainSpec, samples: spec.Samples, mesh: jax.sharding.Mesh
+) -> int:
     """Return the bytes on a device during sampling: weights in the compute dtype, and the keys and values.
 
     The estimate needs no tokenizer, since a token has at least one byte.
     """
-    lengths = (len(prompt.encode() if isinstance(prompt, str) else prompt) for prompt in samples.prompts)
+    lengths = (
+        len(prompt.encode() if isinstance(prompt, str) else prompt) for prompt in samples.prompts
+    )
     network = Network(train.model, mesh, train.precision)
     return network.bytes_per_device(len(samples.prompts), max(lengths) + samples.max_tokens)
 
@@ -285,23 +332,31 @@ class TrainingSamples:
             self._tokenizer = tokenizers.find_tokenizer(
                 network.config.vocab, train.data.model_dump(), files, "train.data.tokenizer"
             )
-            self._sampling = Sampling(max_tokens=samples.max_tokens, temperature=samples.temperature, seed=train.seed)
+            self._sampling = Sampling(
+                max_tokens=samples.max_tokens, temperature=samples.temperature, seed=train.seed
+            )
             self._rows = [
-                self._encode_prompt(prompt) if isinstance(prompt, str) else prompt for prompt in samples.prompts
+                self._encode_prompt(prompt) if isinstance(prompt, str) else prompt
+                for prompt in samples.prompts
             ]
             check_prompts(network.config, self._rows, samples.max_tokens)
         except SpecError as error:
             raise SpecError(f"train.eval.samples: {error}") from None
-        self._generator = Generator(network, Weights({}, ()), self._tokenizer.ends if self._tokenizer else ())
+        self._generator = Generator(
+            network, Weights({}, ()), self._tokenizer.ends if self._tokenizer else ()
+        )
 
     def take_samples(self, params: Mapping[str, Array]) -> list[dict[str, Any]]:
         """Return a sample of each prompt as JSON, with the stacked parameters of the training.
 
-        Every process takes part. During sampling the devices hold a copy of the parameters in the compute dtype, with
-        merged adapters.
+        Every process takes part. During sampling the devices hold a copy of the parameters in the
+        compute dtype, with merged adapters.
         """
-        network, decode = self._generator.network, self._tokenizer.decode if self._tokenizer else None
-        self._generator.weights = network.unstack_params(MergingParameters(params, network.config, self._lora))
+        network = self._generator.network
+        decode = self._tokenizer.decode if self._tokenizer else None
+        self._generator.weights = network.unstack_params(
+            MergingParameters(params, network.config, self._lora)
+        )
         groups = self._generator.generate(self._rows, self._sampling)
         self._generator.weights = Weights({}, ())
         return [

@@ -75,7 +75,9 @@ def parse_model(config: Config) -> spec.PublishedModel:
     if name not in FAMILIES:
         known_keys = IGNORED_KEYS.union(*(model_keys(*item) for item in FAMILIES.items()))
         unknown_keys = sorted(
-            key for key, value in config.items() if key not in known_keys and value not in (None, False, {}, [])
+            key
+            for key, value in config.items()
+            if key not in known_keys and value not in (None, False, {}, [])
         )
         hint = f"; keys that these do not have: {', '.join(unknown_keys)}" if unknown_keys else ""
         raise SpecError(f"model_type is {name}, and only {', '.join(FAMILIES)} are supported{hint}")
@@ -94,11 +96,15 @@ def parse_model(config: Config) -> spec.PublishedModel:
             keys["classes"] = len(labels) if labels else config.get("num_labels") or 2
         keys = {key: value for key, value in keys.items() if value is not None}
     for theirs in (theirs for theirs, ours in family.keys.items() if ours == "positions"):
-        keys["length"] = min(_parse_count(theirs, keys.get("positions") or MAX_DEFAULT_LENGTH), MAX_DEFAULT_LENGTH)
+        keys["length"] = min(
+            _parse_count(theirs, keys.get("positions") or MAX_DEFAULT_LENGTH), MAX_DEFAULT_LENGTH
+        )
     try:
         model: Any = pydantic.TypeAdapter(Model).validate_python({"kind": family.kind, **keys})
     except pydantic.ValidationError as error:
-        raise SpecError("; ".join(_describe_fault(family, fault) for fault in error.errors())) from None
+        raise SpecError(
+            "; ".join(_describe_fault(family, fault) for fault in error.errors())
+        ) from None
     assert isinstance(model, spec.PublishedModel), "every family is of a published model"
     return model
 
@@ -109,7 +115,10 @@ def _describe_fault(family: Family, fault: Mapping[str, Any]) -> str:
     message, path = pydantic_message(fault), [str(part) for part in fault["loc"][1:]]
     if not path:
         return re.sub(r"\b(\w+)(?= (=|is|has) )", lambda word: names.get(word[1], word[1]), message)
-    return f"{'.'.join([names.get(path[0], path[0]), *path[1:]])} is {json.dumps(fault['input'])}: {message}"
+    return (
+        f"{'.'.join([names.get(path[0], path[0]), *path[1:]])} is "
+        f"{json.dumps(fault['input'])}: {message}"
+    )
 
 
 def find_differences(
@@ -117,10 +126,15 @@ def find_differences(
 ) -> list[str]:
     """Return a sentence for each key, of `keys` or of all, in which the folder's model differs from the job's."""
     compared_keys = [
-        key for key in type(job_model).model_fields if key not in UNCOMPARED_KEYS and (keys is None or key in keys)
+        key
+        for key in type(job_model).model_fields
+        if key not in UNCOMPARED_KEYS and (keys is None or key in keys)
     ]
     if job_model.kind != folder_model.kind and "kind" in compared_keys:
-        return [f"it holds a model of the kind {folder_model.kind}, train.model.kind is {job_model.kind}"]
+        return [
+            f"it holds a model of the kind {folder_model.kind}, train.model.kind is "
+            f"{job_model.kind}"
+        ]
     folder_family = folder_model.family if isinstance(folder_model, spec.Decoder) else None
     family = FAMILIES[folder_family or folder_model.kind]
     names = {ours: key for key, ours in family.keys.items()} | _SPECIAL_NAMES
@@ -129,21 +143,34 @@ def find_differences(
     for key in compared_keys:
         if keys is not None and key in DERIVED_KEYS and getattr(job_model, key) is None:
             continue
-        if key == "positions" and (getattr(job_model, key) is None or isinstance(folder_model, spec.Decoder)):
+        if key == "positions" and (
+            getattr(job_model, key) is None or isinstance(folder_model, spec.Decoder)
+        ):
             # Positions are not a parameter of a decoder.
             continue
         if key not in type(folder_model).model_fields:
-            faults.append(f"train.model.{key} does not apply to a model of the kind {folder_model.kind}")
-            continue
-        job_value, folder_value = _effective_value(job_model, key), _effective_value(folder_model, key)
-        if key == "pattern" and isinstance(job_model, spec.Decoder) and isinstance(folder_model, spec.Decoder):
-            job_value, folder_value = (
-                _layer_kinds(job_model, folder_model.layers),
-                _layer_kinds(folder_model, folder_model.layers),
+            faults.append(
+                f"train.model.{key} does not apply to a model of the kind {folder_model.kind}"
             )
+            continue
+        job_value = _effective_value(job_model, key)
+        folder_value = _effective_value(folder_model, key)
+        if (
+            key == "pattern"
+            and isinstance(job_model, spec.Decoder)
+            and isinstance(folder_model, spec.Decoder)
+        ):
+            job_value = _layer_kinds(job_model, folder_model.layers)
+            folder_value = _layer_kinds(folder_model, folder_model.layers)
         if job_value != folder_value:
-            faults.append(f"{names.get(key, key)} is {folder_value}, train.model.{key} makes it {job_value}")
-    if isinstance(job_model, spec.Decoder) and job_model.family and job_model.family != folder_family:
+            faults.append(
+                f"{names.get(key, key)} is {folder_value}, train.model.{key} makes it {job_value}"
+            )
+    if (
+        isinstance(job_model, spec.Decoder)
+        and job_model.family
+        and job_model.family != folder_family
+    ):
         faults.append(f"model_type is {folder_family}, train.model.family is {job_model.family}")
     return faults
 
@@ -156,15 +183,23 @@ def find_family(model: spec.PublishedModel) -> str:
     if not isinstance(model, spec.Decoder):
         return model.kind
     faults: dict[str, list[str]] = {}
-    for name in [model.family] if model.family else [name for name in FAMILIES if FAMILIES[name].kind == model.kind]:
+    for name in (
+        [model.family]
+        if model.family
+        else [name for name in FAMILIES if FAMILIES[name].kind == model.kind]
+    ):
         try:
             written_model = parse_model(_render_as_family(model, name))
-            faults[name] = find_differences(model.model_copy(update={"family": name}), written_model)
+            faults[name] = find_differences(
+                model.model_copy(update={"family": name}), written_model
+            )
         except SpecError as error:
             faults[name] = [str(error)]
     nearest = min(faults, key=lambda name: len(faults[name]))
     if faults[nearest]:
-        raise SpecError(f"Hugging Face has no such decoder, {nearest} is nearest: {'; '.join(faults[nearest])}")
+        raise SpecError(
+            f"Hugging Face has no such decoder, {nearest} is nearest: {'; '.join(faults[nearest])}"
+        )
     return nearest
 
 
@@ -173,7 +208,7 @@ def render_config(model: spec.PublishedModel) -> dict[str, Any]:
     return _render_as_family(model, find_family(model))
 
 
-# --- theirs -> ours ---------------------------------------------------------------------------------------------------
+# --- theirs -> ours -------------------------------------------------------------------------------
 
 
 def _config_value(family: Family, config: Config, key: str) -> Any:
@@ -195,7 +230,11 @@ def _parse_count(key: str, value: Any) -> int:
 
 def _parse_renamed_keys(family: Family, config: Config) -> dict[str, Any]:
     values = {theirs: _config_value(family, config, theirs) for theirs in family.keys}
-    needed = [key for key, ours in family.keys.items() if ours in REQUIRED_SIZES and key not in family.absent]
+    needed = [
+        key
+        for key, ours in family.keys.items()
+        if ours in REQUIRED_SIZES and key not in family.absent
+    ]
     missing = [key for key in needed if values[key] is None]
     if missing:
         raise SpecError(f"it does not say {', '.join(missing)}")
@@ -213,7 +252,9 @@ def _parse_decoder(name: str, family: Family, config: Config) -> dict[str, Any]:
     activation = str(_config_value(family, config, family.activation))
     if activation not in ACTIVATIONS:
         supported = ", ".join(ACTIVATIONS)
-        raise SpecError(f"{family.activation} is {activation}: of activations {supported} are supported")
+        raise SpecError(
+            f"{family.activation} is {activation}: of activations {supported} are supported"
+        )
     keys = {
         **_parse_renamed_keys(family, config),
         **family.fixed,
@@ -228,17 +269,19 @@ def _parse_decoder(name: str, family: Family, config: Config) -> dict[str, Any]:
         keys.pop("rope_local_theta", None)
     # The loss that balances experts is used only if the router's logits are an output.
     if "experts" in keys and config.get("output_router_logits"):
-        keys["balance"] = _parse_number("router_aux_loss_coef", config.get("router_aux_loss_coef", 0.001))
-    if name == "qwen3_moe":
-        step, mlp_only_layers = (
-            _parse_count("decoder_sparse_step", config.get("decoder_sparse_step", 1)),
-            config.get("mlp_only_layers"),
+        keys["balance"] = _parse_number(
+            "router_aux_loss_coef", config.get("router_aux_loss_coef", 0.001)
         )
+    if name == "qwen3_moe":
+        step = _parse_count("decoder_sparse_step", config.get("decoder_sparse_step", 1))
+        mlp_only_layers = config.get("mlp_only_layers")
         dense_layers = {layer for layer in range(keys["layers"]) if (layer + 1) % step}
         if not isinstance(mlp_only_layers or [], list) or any(
             type(layer) is not int for layer in mlp_only_layers or []
         ):
-            raise SpecError(f"mlp_only_layers is {json.dumps(mlp_only_layers)}, not a list of layers")
+            raise SpecError(
+                f"mlp_only_layers is {json.dumps(mlp_only_layers)}, not a list of layers"
+            )
         keys["dense_layers"] = sorted(dense_layers | set(mlp_only_layers or []))
     return keys
 
@@ -253,19 +296,31 @@ def _parse_window(family: Family, config: Config, layers: int) -> dict[str, Any]
     layer_kinds = []
     if "layer_types" in WINDOW_KEYS[family.window]:
         layer_types = config.get("layer_types") or []
-        if not isinstance(layer_types, list) or any(kind not in LAYER_KINDS for kind in map(str, layer_types)):
+        if not isinstance(layer_types, list) or any(
+            kind not in LAYER_KINDS for kind in map(str, layer_types)
+        ):
             raise SpecError(
-                f"layer_types is {json.dumps(layer_types)}: of kinds of layers {', '.join(LAYER_KINDS)} are supported"
+                f"layer_types is {json.dumps(layer_types)}: of kinds of layers "
+                f"{', '.join(LAYER_KINDS)} are supported"
             )
         if layer_types and len(layer_types) != layers:
-            raise SpecError(f"layer_types has {len(layer_types)} layers, num_hidden_layers is {layers}")
+            raise SpecError(
+                f"layer_types has {len(layer_types)} layers, num_hidden_layers is {layers}"
+            )
         layer_kinds = [LAYER_KINDS[kind] for kind in layer_types]
     if window is None and "window" in layer_kinds:
-        raise SpecError("layer_types lists sliding_attention, and sliding_window or use_sliding_window says no window")
+        raise SpecError(
+            "layer_types lists sliding_attention, and sliding_window or use_sliding_window "
+            "says no window"
+        )
     layer_kinds = layer_kinds or _default_layer_kinds(family, config, layers)
     if window is None or "window" not in layer_kinds:
         return no_window
-    period = next(n for n in range(1, layers + 1) if all(layer_kinds[i] == layer_kinds[i % n] for i in range(layers)))
+    period = next(
+        n
+        for n in range(1, layers + 1)
+        if all(layer_kinds[i] == layer_kinds[i % n] for i in range(layers))
+    )
     return {"window": window, "pattern": layer_kinds[:period]}
 
 
@@ -291,15 +346,22 @@ def _parse_rope(family: Family, config: Config, keys: Mapping[str, Any]) -> dict
     written = version_5 if {"rope_theta", "rope_scaling"}.isdisjoint(config) else version_4
     if any({**keys, **written}.get(key) != value for key, value in version_5.items()):
         raise SpecError(
-            f"rope_parameters is {json.dumps(config['rope_parameters'])}, and rope_theta and rope_scaling say "
+            f"rope_parameters is {json.dumps(config['rope_parameters'])}, and rope_theta and "
+            "rope_scaling say "
             "otherwise; keep those that the weights were trained with"
         )
     return version_5
 
 
 def _parse_rope_block(family: Family, config: Config, name: str) -> dict[str, Any]:
-    block, local_block, local_name = _parse_block(name, config.get(name)), {}, f"{name}.sliding_attention"
-    if name == "rope_parameters" and "rope_local_base_freq" in family.keys and "full_attention" in block:
+    block = _parse_block(name, config.get(name))
+    local_block = {}
+    local_name = f"{name}.sliding_attention"
+    if (
+        name == "rope_parameters"
+        and "rope_local_base_freq" in family.keys
+        and "full_attention" in block
+    ):
         _check_keys(name, block, {"full_attention", "sliding_attention"})
         local_block = _parse_block(local_name, block.get("sliding_attention"))
         block = _parse_block(f"{name}.full_attention", block["full_attention"])
@@ -307,11 +369,19 @@ def _parse_rope_block(family: Family, config: Config, name: str) -> dict[str, An
     _check_keys(local_name, local_block, ROPE_BLOCK_KEYS)
     theta = block.get("rope_theta") if name == "rope_parameters" else None
     theta = _config_value(family, config, "rope_theta") if theta is None else theta
-    keys = {"rope_theta": _parse_number("rope_theta", theta), "rope_scaling": _parse_scaling(name, block, config)}
+    keys = {
+        "rope_theta": _parse_number("rope_theta", theta),
+        "rope_scaling": _parse_scaling(name, block, config),
+    }
     if local_block:
         if _parse_scaling(local_name, local_block, config) is not None:
-            raise SpecError(f"{local_name}.rope_type is {local_block.get('rope_type')}: only default is supported")
-        keys["rope_local_theta"] = _parse_number(f"{local_name}.rope_theta", local_block.get("rope_theta"))
+            raise SpecError(
+                f"{local_name}.rope_type is {local_block.get('rope_type')}: only default "
+                "is supported"
+            )
+        keys["rope_local_theta"] = _parse_number(
+            f"{local_name}.rope_theta", local_block.get("rope_theta")
+        )
     return keys
 
 
@@ -322,9 +392,12 @@ def _parse_block(key: str, value: Any) -> dict[str, Any]:
 
 
 def _check_keys(name: str, block: Mapping[str, Any], known_keys: Collection[str]) -> None:
-    if unknown_keys := [key for key, value in block.items() if key not in known_keys and value is not None]:
+    if unknown_keys := [
+        key for key, value in block.items() if key not in known_keys and value is not None
+    ]:
         raise SpecError(
-            f"{name}.{unknown_keys[0]} is {json.dumps(block[unknown_keys[0]])}, a key that is not known here"
+            f"{name}.{unknown_keys[0]} is {json.dumps(block[unknown_keys[0]])}, a key that is "
+            "not known here"
         )
 
 
@@ -339,7 +412,8 @@ def _parse_scaling(name: str, block: Mapping[str, Any], config: Config) -> dict[
         return None
     if kind not in ("llama3", "linear", "yarn"):
         raise SpecError(
-            f"{name}.rope_type is {kind}: of rotary scalings default, linear, llama3 and yarn are supported"
+            f"{name}.rope_type is {kind}: of rotary scalings default, linear, llama3 and yarn "
+            "are supported"
         )
     factor = _parse_number(f"{name}.factor", block.get("factor"))
     scaling: dict[str, Any] = {"kind": kind, "factor": factor}
@@ -352,21 +426,29 @@ def _parse_scaling(name: str, block: Mapping[str, Any], config: Config) -> dict[
         scaling |= {key: _parse_number(f"{name}.{key}", block.get(key)) for key in factors}
         scaling["original_length"] = _parse_count(f"{name}.{length_key}", block.get(length_key))
         return scaling
-    scaling |= {key: _parse_number(f"{name}.{key}", block.get(key) or plain) for key, plain in _YARN.items()}
+    scaling |= {
+        key: _parse_number(f"{name}.{key}", block.get(key) or plain) for key, plain in _YARN.items()
+    }
     # An attention factor of None is the default.
     scaling |= {"truncate": block.get("truncate", True), "attention_factor": None}
     if block.get("attention_factor") is not None:
-        scaling["attention_factor"] = _parse_number(f"{name}.attention_factor", block["attention_factor"])
+        scaling["attention_factor"] = _parse_number(
+            f"{name}.attention_factor", block["attention_factor"]
+        )
     elif block.get("mscale") and block.get("mscale_all_dim"):
         log_factor = 0.1 * math.log(max(factor, 1.0))
-        mscale, mscale_all_dim = (_parse_number(f"{name}.{key}", block[key]) for key in ("mscale", "mscale_all_dim"))
-        scaling["attention_factor"] = (mscale * log_factor + 1.0) / (mscale_all_dim * log_factor + 1.0)
+        mscale, mscale_all_dim = (
+            _parse_number(f"{name}.{key}", block[key]) for key in ("mscale", "mscale_all_dim")
+        )
+        scaling["attention_factor"] = (mscale * log_factor + 1.0) / (
+            mscale_all_dim * log_factor + 1.0
+        )
     if not isinstance(scaling["truncate"], bool):
         raise SpecError(f"{name}.truncate is {json.dumps(scaling['truncate'])}, not true or false")
     return scaling
 
 
-# --- ours -> theirs ---------------------------------------------------------------------------------------------------
+# --- ours -> theirs -------------------------------------------------------------------------------
 
 
 def _effective_value(model: spec.PublishedModel, key: str) -> Any:
@@ -408,13 +490,19 @@ def _render_as_family(model: spec.PublishedModel, name: str) -> dict[str, Any]:
         config |= {"bos_token_id": None, "eos_token_id": None}
     elif isinstance(model, spec.ImageModel):
         labels = {str(label): f"LABEL_{label}" for label in range(model.classes)}
-        config |= {"id2label": labels, "label2id": {name: int(label) for label, name in labels.items()}}
+        config |= {
+            "id2label": labels,
+            "label2id": {name: int(label) for label, name in labels.items()},
+        }
     return config
 
 
 def _render_decoder(model: spec.Decoder, family: Family) -> Iterator[tuple[str, Any]]:
     """Yield the keys that are not plain renames of ours."""
-    yield family.activation, next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation)
+    yield (
+        family.activation,
+        next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation),
+    )
     yield "rope_theta", model.rope_theta
     yield "rope_scaling", _render_scaling(model)
     if family.has_biases:

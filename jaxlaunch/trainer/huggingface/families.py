@@ -1,8 +1,9 @@
 """A table of the families of published models, which maps config.json to our options and back.
 
-A family defines which of its keys correspond to ours, the defaults of missing keys, and the options that all of its
-models have. A config.json may contain the keys that are read and those that do not matter. Other keys are refused,
-although transformers ignores them, because they may belong to code that computes something else.
+A family defines which of its keys correspond to ours, the defaults of missing keys, and the options
+that all of its models have. A config.json may contain the keys that are read and those that do not
+matter. Other keys are refused, although transformers ignores them, because they may belong to code
+that computes something else.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Family:
     silent: frozenset[str] = frozenset()
     # Their key of the activation.
     activation: str = "hidden_act"
-    # How they define which layers have a window: all, [all_]switched or layers; None: no layer has one.
+    # How they define which layers have a window: all, [all_]switched or layers; None: no layer has
+    # one.
     window: str | None = None
     # Whether the family has attention_bias and mlp_bias.
     has_biases: bool = False
@@ -58,9 +60,22 @@ _SIZES: Keys = {
     "max_position_embeddings": "positions",
     "head_dim": "head_size",
 }
-_ABSENT: Values = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0}
-_QWEN_ABSENT: Values = {"sliding_window": 4096, "num_key_value_heads": 32, "max_position_embeddings": 32768}
-_GEMMA_KEYS: Keys = {**_SIZES, "query_pre_attn_scalar": "query_scalar", "final_logit_softcapping": "logit_cap"}
+_ABSENT: Values = {
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+}
+_QWEN_ABSENT: Values = {
+    "sliding_window": 4096,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+}
+_GEMMA_KEYS: Keys = {
+    **_SIZES,
+    "query_pre_attn_scalar": "query_scalar",
+    "final_logit_softcapping": "logit_cap",
+}
 _GEMMA_ABSENT: Values = {
     **_ABSENT,
     "tie_word_embeddings": True,
@@ -73,24 +88,40 @@ _GEMMA_ABSENT: Values = {
 _GEMMA: Values = {"norms": "both", "norm_from_one": True, "embedding_scale": True}
 
 # Keys of image models that select features if the model is a backbone of another one.
-_BACKBONE_KEYS = frozenset("num_labels out_features out_indices stage_names tie_word_embeddings".split())
+_BACKBONE_KEYS = frozenset(
+    "num_labels out_features out_indices stage_names tie_word_embeddings".split()
+)
 # Keys of convolutional models.
 _STAGES: Keys = {"depths": "depths", "hidden_sizes": "widths", "num_channels": "channels"}
 
 # Families by model_type. An export of a model without a family tries them in this order.
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
-        "LlamaForCausalLM", "decoder", _SIZES, {**_ABSENT, "max_position_embeddings": 2048}, has_biases=True
+        "LlamaForCausalLM",
+        "decoder",
+        _SIZES,
+        {**_ABSENT, "max_position_embeddings": 2048},
+        has_biases=True,
     ),
     "mistral": Family(
         "MistralForCausalLM",
         "decoder",
         _SIZES,
-        {**_ABSENT, "sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+        {
+            **_ABSENT,
+            "sliding_window": 4096,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+        },
         window="all",
     ),
     "qwen2": Family(
-        "Qwen2ForCausalLM", "decoder", _SIZES, {**_ABSENT, **_QWEN_ABSENT}, {"biases": ["qkv"]}, window="switched"
+        "Qwen2ForCausalLM",
+        "decoder",
+        _SIZES,
+        {**_ABSENT, **_QWEN_ABSENT},
+        {"biases": ["qkv"]},
+        window="switched",
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
@@ -122,7 +153,12 @@ FAMILIES: Mapping[str, Family] = {
         "Gemma3ForCausalLM",
         "decoder",
         {**_GEMMA_KEYS, "rope_local_base_freq": "rope_local_theta"},
-        {**_GEMMA_ABSENT, "rope_theta": 1e6, "rope_local_base_freq": 10000.0, "max_position_embeddings": 131072},
+        {
+            **_GEMMA_ABSENT,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "max_position_embeddings": 131072,
+        },
         {**_GEMMA, "qk_norm": "head"},
         # layer_types contains what the second key says.
         silent=frozenset(["hidden_act", "_sliding_window_pattern"]),
@@ -195,9 +231,11 @@ FAMILIES: Mapping[str, Family] = {
         },
         {"layer_norm_epsilon": 1e-5, "n_inner": None, "n_positions": 1024},
         constant={"activation_function": "gelu_new", "tie_word_embeddings": True},
-        # The summary keys belong to a classifier; the others change the order of two float32 operations at most.
+        # The summary keys belong to a classifier; the others change the order of two float32
+        # operations at most.
         silent=frozenset(
-            "attn_pdrop n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout summary_last_dropout "
+            "attn_pdrop n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout "
+            "summary_last_dropout "
             "summary_proj_to_labels summary_type summary_use_proj".split()
         ),
     ),
@@ -215,7 +253,8 @@ FAMILIES: Mapping[str, Family] = {
         constant={"hidden_act": "gelu", "qkv_bias": True},
         # Keys of the pooler and the decoder of patches, which a classifier does not have.
         silent=frozenset(
-            "attention_probs_dropout_prob encoder_stride hidden_dropout_prob num_labels pooler_act pooler_output_size "
+            "attention_probs_dropout_prob encoder_stride hidden_dropout_prob num_labels pooler_act "
+            "pooler_output_size "
             "tie_word_embeddings".split()
         ),
     ),
@@ -230,7 +269,11 @@ FAMILIES: Mapping[str, Family] = {
             "layer_type": "bottleneck",
             "num_channels": 3,
         },
-        constant={"hidden_act": "relu", "downsample_in_first_stage": False, "downsample_in_bottleneck": False},
+        constant={
+            "hidden_act": "relu",
+            "downsample_in_first_stage": False,
+            "downsample_in_bottleneck": False,
+        },
         silent=_BACKBONE_KEYS,
     ),
     "convnext": Family(
@@ -245,15 +288,22 @@ FAMILIES: Mapping[str, Family] = {
             "layer_norm_eps": 1e-12,
         },
         constant={"hidden_act": "gelu"},
-        silent=_BACKBONE_KEYS | {"drop_path_rate", "image_size", "layer_scale_init_value", "num_stages"},
+        silent=_BACKBONE_KEYS
+        | {"drop_path_rate", "image_size", "layer_scale_init_value", "num_stages"},
     ),
 }
 
 # Theirs -> ours.
-ACTIVATIONS: Keys = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+ACTIVATIONS: Keys = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
 LAYER_KINDS: Keys = {"sliding_attention": "window", "full_attention": "full"}
 
-# Keys that change what a model computes, with the only value that is supported unless the family reads the key.
+# Keys that change what a model computes, with the only value that is supported unless the family
+# reads the key.
 SUPPORTED_VALUES: Values = {
     "add_cross_attention": False,
     "attn_logit_softcapping": None,
@@ -288,19 +338,29 @@ EFFECTS: Keys = {
     "tie_word_embeddings": "gives the head weights of its own",
     "use_bidirectional_attention": "lets a token see those after it",
 }
-# Keys that do not change what a model computes, such as those that transformers writes for every model.
+# Keys that do not change what a model computes, such as those that transformers writes for every
+# model.
 IGNORED_KEYS = frozenset(
-    "_attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path _num_labels "
-    "architectures attention_dropout attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id "
+    "_attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled "
+    "_name_or_path _num_labels "
+    "architectures attention_dropout attn_implementation auto_map bad_words_ids "
+    "begin_suppress_tokens bos_token_id "
     "cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size "
-    "decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size "
-    "eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id "
-    "gradient_checkpointing id2label initializer_range is_decoder is_llama_config label2id length_penalty max_length "
-    "max_position_embeddings min_length model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams "
-    "num_labels num_return_sequences output_attentions output_hidden_states output_scores pad_token_id prefix "
+    "decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop "
+    "encoder_no_repeat_ngram_size "
+    "eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id "
+    "forced_eos_token_id "
+    "gradient_checkpointing id2label initializer_range is_decoder is_llama_config label2id "
+    "length_penalty max_length "
+    "max_position_embeddings min_length model_type name_or_path no_repeat_ngram_size "
+    "num_beam_groups num_beams "
+    "num_labels num_return_sequences output_attentions output_hidden_states output_scores "
+    "pad_token_id prefix "
     "pretraining_tp problem_type remove_invalid_values repetition_penalty resid_pdrop return_dict "
-    "return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss "
-    "tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config "
+    "return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature "
+    "tf_legacy_loss "
+    "tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript "
+    "transformers.js_config "
     "transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache".split()
 )
 
@@ -308,7 +368,8 @@ EXPERT_KEYS = frozenset({"router_aux_loss_coef", "output_router_logits"})
 ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
 # Keys of a block of rotary positions. YaRN's own models have `finetuned`.
 ROPE_BLOCK_KEYS = frozenset(
-    "attention_factor beta_fast beta_slow factor finetuned high_freq_factor low_freq_factor mscale mscale_all_dim "
+    "attention_factor beta_fast beta_slow factor finetuned high_freq_factor low_freq_factor mscale "
+    "mscale_all_dim "
     "original_max_position_embeddings rope_theta rope_type truncate type".split()
 )
 # Keys that are read for each way in which families define their windows.
@@ -316,11 +377,14 @@ WINDOW_KEYS: Mapping[str | None, frozenset[str]] = {
     None: frozenset(),
     "all": frozenset({"sliding_window"}),
     "all_switched": frozenset({"sliding_window", "use_sliding_window"}),
-    "switched": frozenset({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}),
+    "switched": frozenset(
+        {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+    ),
     "layers": frozenset({"sliding_window", "layer_types", "sliding_window_pattern"}),
 }
 BOOLEAN_KEYS = frozenset(
-    "attention_bias mlp_bias norm_topk_prob output_router_logits tie_word_embeddings use_sliding_window".split()
+    "attention_bias mlp_bias norm_topk_prob output_router_logits tie_word_embeddings "
+    "use_sliding_window".split()
 )
 
 
@@ -332,7 +396,9 @@ def model_keys(name: str, family: Family) -> frozenset[str]:
     if family.has_biases:
         keys |= {"attention_bias"} | ({"mlp_bias"} if name == "llama" else set())
     if "experts" in family.keys.values():
-        keys |= EXPERT_KEYS | ({"decoder_sparse_step", "mlp_only_layers"} if name == "qwen3_moe" else set())
+        keys |= EXPERT_KEYS | (
+            {"decoder_sparse_step", "mlp_only_layers"} if name == "qwen3_moe" else set()
+        )
     return frozenset(keys)
 
 
@@ -340,27 +406,40 @@ def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator
     """Yield a sentence for each key of a config.json that is unknown or has an unsupported value."""
     known_keys, supported_values = model_keys(name, family), {**SUPPORTED_VALUES, **family.constant}
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    head_size = width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else None
+    head_size = (
+        width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else None
+    )
     for key, value in config.items():
         fault = f"{key} is {json.dumps(value)}"
         if key in family.constant or (key in SUPPORTED_VALUES and key not in known_keys):
             if value != supported_values[key] and (value is not None or supported_values[key]):
                 supported = json.dumps(supported_values[key])
                 yield (
-                    f"{fault}, which {EFFECTS[key]}: only {supported} is supported; start from weights that have it so"
+                    f"{fault}, which {EFFECTS[key]}: only {supported} is supported; start from "
+                    "weights that have it so"
                 )
         elif key in known_keys:
             if key in BOOLEAN_KEYS and value is not None and not isinstance(value, bool):
                 yield f"{fault}, not true or false"
             # transformers fails on such a null.
-            is_count = family.keys.get(key) in ("experts", "experts_per_token", "expert_hidden", "head_size")
+            is_count = family.keys.get(key) in (
+                "experts",
+                "experts_per_token",
+                "expert_hidden",
+                "head_size",
+            )
             if value is None and is_count and family.absent.get(key) is not None:
                 yield f"{key} is null, not a number; leave it out for {family.absent[key]}"
         # In a family without this key, heads have this size anyway.
         elif key == "head_dim" and value == head_size:
             continue
-        elif key not in IGNORED_KEYS and key not in family.silent and value not in (None, False, "", [], {}):
+        elif (
+            key not in IGNORED_KEYS
+            and key not in family.silent
+            and value not in (None, False, "", [], {})
+        ):
             yield (
-                f"{fault}, and {name} has no such key: what it changes is not known here; remove it if the weights "
+                f"{fault}, and {name} has no such key: what it changes is not known here; remove "
+                "it if the weights "
                 "were trained without it"
             )

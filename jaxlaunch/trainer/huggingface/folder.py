@@ -1,8 +1,9 @@
 """The metadata files of a Hugging Face folder: model, preprocessor and special tokens.
 
-config.json of `init_from` defines every size, and the keys of the job must agree with it. preprocessor_config.json
-defines how transformers normalizes images; its means and deviations apply to pixels times a factor, 1/255 by default,
-while ours apply to bytes. generation_config.json and the tokenizer define the tokens that begin, end and pad a text.
+config.json of `init_from` defines every size, and the keys of the job must agree with it.
+preprocessor_config.json defines how transformers normalizes images; its means and deviations apply
+to pixels times a factor, 1/255 by default, while ours apply to bytes. generation_config.json and
+the tokenizer define the tokens that begin, end and pad a text.
 """
 
 from __future__ import annotations
@@ -32,15 +33,27 @@ TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 def resolve_spec(train: TrainSpec, *, must_exist: bool = True) -> TrainSpec:
     """Return the spec with the model of its `init_from` folder, or unchanged if it has none.
 
-    If `must_exist` is False, the folder may be missing as long as the job defines every size. Raises SpecError if
-    config.json cannot be read, is not supported, or does not agree with the job.
+    If `must_exist` is False, the folder may be missing as long as the job defines every size.
+    Raises SpecError if config.json cannot be read, is not supported, or does not agree with the
+    job.
     """
     model = train.model
     if not isinstance(model, PublishedModel) or model.init_from is None:
         return train
     folder = model.init_from
     if not must_exist:
-        sizes = {"layers", "width", "heads", "vocab", "length", "image", "patch", "classes", "depths", "widths"}
+        sizes = {
+            "layers",
+            "width",
+            "heads",
+            "vocab",
+            "length",
+            "image",
+            "patch",
+            "classes",
+            "depths",
+            "widths",
+        }
         # The other models derive it as 4 × width.
         sizes |= {"hidden"} if isinstance(model, Decoder) else set()
         has_every_size = sizes & type(model).model_fields.keys() <= model.model_fields_set
@@ -56,14 +69,18 @@ def resolve_spec(train: TrainSpec, *, must_exist: bool = True) -> TrainSpec:
     }
     keys = {key: getattr(train, key) for key in train.model_fields_set}
     try:
-        keys["model"] = type(folder_model).model_validate({**folder_model.model_dump(), **kept_keys})
+        keys["model"] = type(folder_model).model_validate(
+            {**folder_model.model_dump(), **kept_keys}
+        )
     except pydantic.ValidationError as error:
         raise SpecError(f"train.model: {pydantic_message(error.errors()[0])}") from None
     try:
         return TrainSpec.model_validate(keys)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        raise SpecError(f"{'.'.join(('train', *map(str, first['loc'])))}: {pydantic_message(first)}") from None
+        raise SpecError(
+            f"{'.'.join(('train', *map(str, first['loc'])))}: {pydantic_message(first)}"
+        ) from None
 
 
 def _config_path(folder: str) -> epath.Path:
@@ -97,24 +114,36 @@ def read_model(folder: str) -> PublishedModel:
         name = PREPROCESSOR_FILE
         with _translate_errors(folder):
             preprocessor = epath.Path(folder) / name
-            text = preprocessor.read_text() if isinstance(model, ImageModel) and preprocessor.exists() else None
+            text = (
+                preprocessor.read_text()
+                if isinstance(model, ImageModel) and preprocessor.exists()
+                else None
+            )
     except (OSError, ValueError) as error:
-        raise SpecError(f"train.model.init_from = {folder}: {name} cannot be read: {error}") from None
+        raise SpecError(
+            f"train.model.init_from = {folder}: {name} cannot be read: {error}"
+        ) from None
     if text is None or not isinstance(model, ImageModel):
         return model
     return with_pixel_statistics(model, parse_pixel_statistics(text, str(preprocessor)))
 
 
 def check_model(
-    job_model: PublishedModel, folder_model: PublishedModel, folder: str, keys: set[str] | None = None
+    job_model: PublishedModel,
+    folder_model: PublishedModel,
+    folder: str,
+    keys: set[str] | None = None,
 ) -> None:
     """Raise SpecError if keys of the job's model, by default all, differ from the model of the folder."""
     differences = config_json.find_differences(job_model, folder_model, keys)
     if differences:
-        raise SpecError(f"{_config_path(folder)} describes another model than train.model: {'; '.join(differences)}")
+        raise SpecError(
+            f"{_config_path(folder)} describes another model than train.model: "
+            f"{'; '.join(differences)}"
+        )
 
 
-# --- preprocessor_config.json -----------------------------------------------------------------------------------------
+# --- preprocessor_config.json ---------------------------------------------------------------------
 
 
 def parse_pixel_statistics(text: str, path: str) -> dict[str, list[float]]:
@@ -124,7 +153,9 @@ def parse_pixel_statistics(text: str, path: str) -> dict[str, list[float]]:
         if not isinstance(preprocessor, dict):
             raise ValueError("it is not a block of keys, as transformers writes it")
         factor = (
-            float(preprocessor.get("rescale_factor", RESCALE_FACTOR)) if preprocessor.get("do_rescale", True) else 1.0
+            float(preprocessor.get("rescale_factor", RESCALE_FACTOR))
+            if preprocessor.get("do_rescale", True)
+            else 1.0
         )
         if not preprocessor.get("do_normalize", True):
             preprocessor |= {"image_mean": [0.0], "image_std": [1.0]}
@@ -133,7 +164,9 @@ def parse_pixel_statistics(text: str, path: str) -> dict[str, list[float]]:
         pixels: dict[str, list[float]] = {}
         for ours, theirs in (("pixel_mean", "image_mean"), ("pixel_std", "image_std")):
             values = preprocessor[theirs]
-            pixels[ours] = [float(value) for value in (values if isinstance(values, list) else [values])]
+            pixels[ours] = [
+                float(value) for value in (values if isinstance(values, list) else [values])
+            ]
             if not pixels[ours] or not all(map(math.isfinite, pixels[ours])):
                 raise ValueError(f"{values} is not a number for each channel")
         if factor <= 0 or min(pixels["pixel_std"]) <= 0:
@@ -145,19 +178,27 @@ def parse_pixel_statistics(text: str, path: str) -> dict[str, list[float]]:
 
 def with_pixel_statistics(model: ImageModel, pixels: Mapping[str, list[float]]) -> ImageModel:
     """Return the model with these means and deviations; a single number applies to all channels."""
-    update = {key: values * (model.channels if len(values) == 1 else 1) for key, values in pixels.items()}
+    update = {
+        key: values * (model.channels if len(values) == 1 else 1) for key, values in pixels.items()
+    }
     return model.model_copy(update=update)
 
 
-def render_preprocessor(model: ImageModel, size: Sequence[int] | None, crop_share: float) -> dict[str, Any] | None:
+def render_preprocessor(
+    model: ImageModel, size: Sequence[int] | None, crop_share: float
+) -> dict[str, Any] | None:
     """Return the preprocessing of an evaluation in transformers' keys.
 
-    The center crop has `crop_share` of a side and is resized to `size`, height and width. Returns None if each image is
-    standardized by itself, which transformers does not support.
+    The center crop has `crop_share` of a side and is resized to `size`, height and width. Returns
+    None if each image is standardized by itself, which transformers does not support.
     """
     if model.pixel_mean is None or model.pixel_std is None:
         return None
-    keys: dict[str, Any] = {"do_rescale": True, "rescale_factor": RESCALE_FACTOR, "do_normalize": True}
+    keys: dict[str, Any] = {
+        "do_rescale": True,
+        "rescale_factor": RESCALE_FACTOR,
+        "do_normalize": True,
+    }
     keys |= {"image_mean": [mean * RESCALE_FACTOR for mean in model.pixel_mean]}
     keys |= {"image_std": [deviation * RESCALE_FACTOR for deviation in model.pixel_std]}
     keys |= {"do_resize": size is not None, "resample": BILINEAR}
@@ -167,11 +208,19 @@ def render_preprocessor(model: ImageModel, size: Sequence[int] | None, crop_shar
     if size[0] != size[1]:
         # BitImageProcessor cannot crop to the proportions of a size.
         return {"image_processor_type": "ViTImageProcessor", **keys, "size": sides}
-    keys |= {"size": {"shortest_edge": round(size[0] / crop_share)}, "do_center_crop": True, "crop_size": sides}
-    return {"image_processor_type": "BitImageProcessor", "do_convert_rgb": model.channels == 3, **keys}
+    keys |= {
+        "size": {"shortest_edge": round(size[0] / crop_share)},
+        "do_center_crop": True,
+        "crop_size": sides,
+    }
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "do_convert_rgb": model.channels == 3,
+        **keys,
+    }
 
 
-# --- special tokens ---------------------------------------------------------------------------------------------------
+# --- special tokens -------------------------------------------------------------------------------
 
 
 def read_generation_config(folder: str | None) -> dict[str, Any]:
@@ -206,19 +255,26 @@ def end_tokens(folder: str) -> tuple[int, ...]:
 def special_token_ids(files: Mapping[str, bytes]) -> dict[str, int]:
     """Return the ids of a tokenizer's special tokens, as far as its tokenizer.json contains them.
 
-    The files are parsed as JSON, so that an export does not need the package `tokenizers`. Unreadable files are
-    ignored.
+    The files are parsed as JSON, so that an export does not need the package `tokenizers`.
+    Unreadable files are ignored.
     """
     names: dict[str, Any] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         # The newer file comes last and takes precedence.
-        names |= {key: token for key, token in _parse_keys(files.get(file, b"")).items() if token is not None}
+        names |= {
+            key: token
+            for key, token in _parse_keys(files.get(file, b"")).items()
+            if token is not None
+        }
     tokenizer = _parse_keys(files.get("tokenizer.json", b""))
     vocab = tokenizer.get("model", {}).get("vocab")
     ids: dict[str, int] = dict(vocab) if isinstance(vocab, dict) else {}
     ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
     token_names = {key: names.get(key.removesuffix("_id")) for key in TOKEN_KEYS}
-    tokens = {key: token.get("content") if isinstance(token, dict) else token for key, token in token_names.items()}
+    tokens = {
+        key: token.get("content") if isinstance(token, dict) else token
+        for key, token in token_names.items()
+    }
     return {key: ids[token] for key, token in tokens.items() if token in ids}
 
 

@@ -1,10 +1,12 @@
 """Loads weights from a Hugging Face folder with config.json and safetensors, one file or many with an index.
 
-Parameters are loaded one by one, and a process reads only the parts for its own devices. The folder may be local or in
-gs:// or s3://; of an object in a store only the needed rows are fetched, as ranges.
+Parameters are loaded one by one, and a process reads only the parts for its own devices. The folder
+may be local or in gs:// or s3://; of an object in a store only the needed rows are fetched, as
+ranges.
 
-A ViT for images of another size than its folder's gets its positions interpolated, as in transformers and PyTorch.
-N positions: a class token's, then those of the patches, row by row; D model.
+A ViT for images of another size than its folder's gets its positions interpolated, as in
+transformers and PyTorch. N positions: a class token's, then those of the patches, row by row; D
+model.
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ from jaxlaunch.trainer.spec import PublishedModel, ViT
 
 INDEX_FILE = "model.safetensors.index.json"
 DEFAULT_KEY = "train.model.init_from"
-DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "F64": np.float64}
+DTYPES: dict[str, Any] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": jnp.bfloat16,
+    "F64": np.float64,
+}
 # Size of the field that holds the length of the header.
 LENGTH_BYTES = 8
 # Coefficient of the cubic kernel, as in PyTorch.
@@ -42,10 +49,13 @@ Slices = tuple[slice, ...]
 Grid = tuple[int, int]  # rows and columns of patches
 
 
-def load_parameters(model: PublishedModel, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Array]:
+def load_parameters(
+    model: PublishedModel, targets: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, Array]:
     """Load the parameters of `model` from its folder, with the shapes, dtypes and shardings of `targets`, by name.
 
-    Raises SpecError if config.json describes another model, or a tensor is missing, unexpected or of another shape.
+    Raises SpecError if config.json describes another model, or a tensor is missing, unexpected or
+    of another shape.
     """
     return dict(iterate_parameters(model, targets))
 
@@ -55,7 +65,8 @@ def iterate_parameters(
 ) -> Iterator[tuple[str, Array]]:
     """Yield the parameters of `load_parameters` one by one, so that the caller can release them.
 
-    Unless `is_cast`, each has the smallest dtype that holds all of its tensors in the folder, float32 for a double.
+    Unless `is_cast`, each has the smallest dtype that holds all of its tensors in the folder,
+    float32 for a double.
     """
     path = model.init_from or ""
     folder_model = folder.read_model(path)
@@ -72,18 +83,23 @@ def iterate_parameters(
     for name, like in targets.items():
         leaf, shape, dtype = leaves[name], stored[name].shape, like.dtype
         if not is_cast:
-            dtype = jnp.result_type(*{files.tensor_dtype(tensor) for tensor, _ in leaf.tensor_shapes(like.shape)})
+            dtype = jnp.result_type(
+                *{files.tensor_dtype(tensor) for tensor, _ in leaf.tensor_shapes(like.shape)}
+            )
         cast = jax.ShapeDtypeStruct(like.shape, dtype, sharding=like.sharding)
         if like.shape == shape:
             yield name, read_parameter(leaf, cast, files)
             continue
-        # The grid of patches differs from the folder's: each process reads all positions and interpolates them.
+        # The grid of patches differs from the folder's: each process reads all positions and
+        # interpolates them.
         assert isinstance(model, ViT) and isinstance(folder_model, ViT), "no other model has a grid"
         assert cast.sharding is not None, "the train step gives every parameter a sharding"
         spans = tuple(slice(0, size) for size in shape)
         stored_ND = read_part(leaf, spans, jax.ShapeDtypeStruct(shape, jnp.float32), files)
         files.close()
-        positions = interpolate_positions(stored_ND, folder_model.patch_grid, model.patch_grid).astype(dtype)
+        positions = interpolate_positions(
+            stored_ND, folder_model.patch_grid, model.patch_grid
+        ).astype(dtype)
         yield name, jax.make_array_from_callback(cast.shape, cast.sharding, positions.__getitem__)
 
 
@@ -92,7 +108,10 @@ def folder_leaves(model: PublishedModel, files: TensorFiles) -> dict[str, Leaf]:
     leaves, prefix = names.parameter_leaves(model), names.NAME_PREFIXES[model.kind]
     if any(name.startswith(prefix) for name in files):
         return leaves
-    return {ours: dataclasses.replace(leaf, name=leaf.name.removeprefix(prefix)) for ours, leaf in leaves.items()}
+    return {
+        ours: dataclasses.replace(leaf, name=leaf.name.removeprefix(prefix))
+        for ours, leaf in leaves.items()
+    }
 
 
 def check_tensors(
@@ -110,13 +129,27 @@ def check_tensors(
     unknown = [name for name in targets if name not in leaves]
     if unknown:
         raise SpecError(f"{key}.init_from: Hugging Face has no counterpart of {', '.join(unknown)}")
-    shapes = {name: shape for ours, like in targets.items() for name, shape in leaves[ours].tensor_shapes(like.shape)}
+    shapes = {
+        name: shape
+        for ours, like in targets.items()
+        for name, shape in leaves[ours].tensor_shapes(like.shape)
+    }
     faults = [f"{name} is missing" for name in shapes if name not in files]
     for name, shape in shapes.items():
         if name in files and tuple(files[name].get_shape()) != shape:
-            hint = "; for classes of your own set new_head: true" if name.startswith("classifier.") else ""
-            faults.append(f"{name} is {files[name].get_shape()}, {key} makes it {list(shape)}{hint}")
-    faults += [f"{name} is not used by {key}" for name in files if name not in shapes and not name.endswith(unread)]
+            hint = (
+                "; for classes of your own set new_head: true"
+                if name.startswith("classifier.")
+                else ""
+            )
+            faults.append(
+                f"{name} is {files[name].get_shape()}, {key} makes it {list(shape)}{hint}"
+            )
+    faults += [
+        f"{name} is not used by {key}"
+        for name in files
+        if name not in shapes and not name.endswith(unread)
+    ]
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise SpecError(f"{path} does not match {key}: {'; '.join(faults[:5])}{more}")
@@ -128,7 +161,9 @@ def read_parameter(leaf: Leaf, like: jax.ShapeDtypeStruct, files: TensorFiles) -
 
     def read_shard(index: Slices | None) -> np.ndarray[Any, Any]:
         assert index is not None, "every local device holds a part"
-        spans = tuple(slice(*cut.indices(size)[:2]) for cut, size in zip(index, like.shape, strict=True))
+        spans = tuple(
+            slice(*cut.indices(size)[:2]) for cut, size in zip(index, like.shape, strict=True)
+        )
         if str(spans) not in parts:
             parts[str(spans)] = read_part(leaf, spans, like, files)
         return parts[str(spans)]
@@ -139,16 +174,23 @@ def read_parameter(leaf: Leaf, like: jax.ShapeDtypeStruct, files: TensorFiles) -
     return array
 
 
-def read_part(leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: TensorFiles) -> np.ndarray[Any, Any]:
+def read_part(
+    leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: TensorFiles
+) -> np.ndarray[Any, Any]:
     """Read `parameter[spans]`, assembled tensor by tensor in the dtype it will have."""
-    sizes, span = dict(zip(leaf.ours, like.shape, strict=True)), dict(zip(leaf.ours, spans, strict=True))
+    sizes = dict(zip(leaf.ours, like.shape, strict=True))
+    span = dict(zip(leaf.ours, spans, strict=True))
     cuts = [_cut_axis(group.strip("1"), sizes, span) for group in leaf.theirs.split()]
     shape = [size for cut in cuts for size in cut.shape]
     inside = tuple(inner for cut in cuts for inner in cut.inside)
-    part: np.ndarray[Any, Any] = np.empty([extent.stop - extent.start for extent in spans], like.dtype)
+    part: np.ndarray[Any, Any] = np.empty(
+        [extent.stop - extent.start for extent in spans], like.dtype
+    )
     for places in leaf.stacked_indexes(span):
         tensor = files[leaf.tensor_name(places)][tuple(cut.read for cut in cuts)]
-        destination = tuple(places[axis] - span[axis].start if axis in places else slice(None) for axis in leaf.ours)
+        destination = tuple(
+            places[axis] - span[axis].start if axis in places else slice(None) for axis in leaf.ours
+        )
         part[destination] = tensor.reshape(shape)[inside].transpose(leaf.axis_order)
     return part
 
@@ -169,16 +211,22 @@ def _cut_axis(letters: str, sizes: Mapping[str, int], span: Mapping[str, slice])
     if all(span[axis] == slice(0, sizes[axis]) for axis in letters[1:]):
         first, step = span[letters[0]], math.prod(axis_sizes[1:])
         shape = [first.stop - first.start, *axis_sizes[1:]]
-        return _Cut(slice(first.start * step, first.stop * step), shape, [slice(None)] * len(axis_sizes))
+        return _Cut(
+            slice(first.start * step, first.stop * step), shape, [slice(None)] * len(axis_sizes)
+        )
     return _Cut(slice(0, math.prod(axis_sizes)), axis_sizes, [span[axis] for axis in letters])
 
 
-def interpolate_positions(positions_ND: NDArray[np.float32], old_grid: Grid, new_grid: Grid) -> NDArray[np.float32]:
+def interpolate_positions(
+    positions_ND: NDArray[np.float32], old_grid: Grid, new_grid: Grid
+) -> NDArray[np.float32]:
     """Interpolate the positions of a grid of patches bicubically, keeping that of the class token."""
     patches_YXD = positions_ND[1:].reshape(*old_grid, -1).astype(np.float64)
     rows, columns = (_bicubic_weights(*sizes) for sizes in zip(old_grid, new_grid, strict=True))
     patches_YXD = np.einsum("ry,cx,yxd->rcd", rows, columns, patches_YXD, optimize=True)
-    return np.concatenate([positions_ND[:1], patches_YXD.reshape(new_grid[0] * new_grid[1], -1)]).astype(np.float32)
+    return np.concatenate(
+        [positions_ND[:1], patches_YXD.reshape(new_grid[0] * new_grid[1], -1)]
+    ).astype(np.float32)
 
 
 def _bicubic_weights(old_size: int, new_size: int) -> NDArray[np.float64]:
@@ -195,7 +243,7 @@ def _bicubic_weights(old_size: int, new_size: int) -> NDArray[np.float64]:
     return matrix
 
 
-# --- tensors by name --------------------------------------------------------------------------------------------------
+# --- tensors by name ------------------------------------------------------------------------------
 
 
 class TensorFiles:
@@ -237,7 +285,9 @@ class TensorFiles:
 
     def close(self) -> None:
         """Close the local files, whose mapped pages count as memory of this process."""
-        self._open = {path: file for path, file in self._open.items() if isinstance(file, RemoteFile)}
+        self._open = {
+            path: file for path, file in self._open.items() if isinstance(file, RemoteFile)
+        }
 
 
 def _open_file(path: str, key: str) -> Any:
@@ -281,7 +331,8 @@ class RemoteFile:
             end = self._start + max(about["data_offsets"][1] for about in self._header.values())
         except (ValueError, TypeError, LookupError, AttributeError):
             raise SpecError(
-                f"{key}: {url} is not a safetensors file: its {size} bytes do not begin with a header"
+                f"{key}: {url} is not a safetensors file: its {size} bytes do not begin "
+                "with a header"
             ) from None
         if size < end:
             raise SpecError(f"{key}: {url} is cut off: it has {size} bytes of {end}")
@@ -293,18 +344,25 @@ class RemoteFile:
     def get_slice(self, name: str) -> RemoteTensor:
         """Return a lazy tensor. Raises SpecError if it is not in the file or not floating-point."""
         if name not in self._header:
-            raise SpecError(f"{self._key}: {name} is not in {self._url}, where {INDEX_FILE} says it is")
+            raise SpecError(
+                f"{self._key}: {name} is not in {self._url}, where {INDEX_FILE} says it is"
+            )
         about = self._header[name]
         if about["dtype"] not in DTYPES:
             raise SpecError(
-                f"{self._key}: {name} in {self._url} is {about['dtype']}; {', '.join(DTYPES)} are supported"
+                f"{self._key}: {name} in {self._url} is {about['dtype']}; {', '.join(DTYPES)} "
+                "are supported"
             )
-        return RemoteTensor(self, about["shape"], about["dtype"], self._start + about["data_offsets"][0])
+        return RemoteTensor(
+            self, about["shape"], about["dtype"], self._start + about["data_offsets"][0]
+        )
 
     def read_range(self, start: int, end: int) -> bytes:
         """Read the bytes from `start` to `end`. Raises SpecError, StorageError."""
         with remote.convert_errors(f"reading {self._url}", SpecError):
-            data: bytes = remote.open_filesystem(self._url).cat_file(self._url, start=start, end=end)
+            data: bytes = remote.open_filesystem(self._url).cat_file(
+                self._url, start=start, end=end
+            )
         return data
 
 
@@ -328,6 +386,8 @@ class RemoteTensor:
     def __getitem__(self, slices: Slices) -> np.ndarray[Any, Any]:
         dtype, rows = np.dtype(DTYPES[self.dtype]), range(*slices[0].indices(self.shape[0]))
         row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
-        data = self.file.read_range(self.start + rows.start * row_bytes, self.start + rows.stop * row_bytes)
+        data = self.file.read_range(
+            self.start + rows.start * row_bytes, self.start + rows.stop * row_bytes
+        )
         array: np.ndarray[Any, Any] = np.frombuffer(data, dtype).reshape(len(rows), *self.shape[1:])
         return array[(slice(None), *slices[1:])]

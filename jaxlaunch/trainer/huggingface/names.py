@@ -1,8 +1,8 @@
 """Tables of the names and layouts of our models' parameters in Hugging Face's files.
 
-A parameter of ours is a stack of tensors of theirs, each with its axes permuted and grouped. `Leaf("ldhk", "hk d",
-"model.layers.{l}.self_attn.q_proj.weight")` means: our parameter has the axes layer, D, heads, head size, and for every
-layer there is one tensor, [heads × head size, D].
+A parameter of ours is a stack of tensors of theirs, each with its axes permuted and grouped.
+`Leaf("ldhk", "hk d", "model.layers.{l}.self_attn.q_proj.weight")` means: our parameter has the axes
+layer, D, heads, head size, and for every layer there is one tensor, [heads × head size, D].
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Leaf:
 
     # A letter for each axis.
     ours: str
-    # A word for each axis: the letters of our axes that it covers, the last one fastest; 1 for an axis of size one.
+    # A word for each axis: the letters of our axes that it covers, the last one fastest; 1 for an
+    # axis of size one.
     theirs: str
     # Name of a tensor; {letter} stands for the index along that axis of ours.
     name: str
@@ -46,7 +47,10 @@ class Leaf:
     def stacked_indexes(self, span: Mapping[str, slice]) -> Iterator[dict[str, int]]:
         """Yield the indexes along the stacked axes within `span` by axis, one dict for each tensor."""
         ranges = [range(span[axis].start, span[axis].stop) for axis in self.stacked_axes]
-        return (dict(zip(self.stacked_axes, places, strict=True)) for places in itertools.product(*ranges))
+        return (
+            dict(zip(self.stacked_axes, places, strict=True))
+            for places in itertools.product(*ranges)
+        )
 
     def full_span(self, shape: tuple[int, ...]) -> dict[str, slice]:
         """Return the span of a whole parameter of this shape."""
@@ -55,8 +59,13 @@ class Leaf:
     def tensor_shapes(self, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the names and shapes of the tensors of a parameter with this shape."""
         sizes = dict(zip(self.ours, shape, strict=True))
-        theirs = tuple(math.prod(sizes[axis] for axis in group.strip("1")) for group in self.theirs.split())
-        return ((self.tensor_name(places), theirs) for places in self.stacked_indexes(self.full_span(shape)))
+        theirs = tuple(
+            math.prod(sizes[axis] for axis in group.strip("1")) for group in self.theirs.split()
+        )
+        return (
+            (self.tensor_name(places), theirs)
+            for places in self.stacked_indexes(self.full_span(shape))
+        )
 
     def tensor_name(self, places: Mapping[str, int]) -> str:
         """Return the name of the tensor at these indexes of the stacked axes."""
@@ -68,10 +77,14 @@ class Leaf:
         return self.name.format(**names)
 
 
-# Their names of a layer's norms by the position of ours. The same name means another norm in another family.
+# Their names of a layer's norms by the position of ours. The same name means another norm in
+# another family.
 NORM_NAMES: Mapping[str, Mapping[str, str]] = {
     "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
-    "after": {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
+    "after": {
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
     "both": {
         "attention_norm": "input_layernorm",
         "attention_out_norm": "post_attention_layernorm",
@@ -81,7 +94,9 @@ NORM_NAMES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def _decoder_leaves(model: spec.Decoder, layer: str = "model.layers.{l}.") -> Iterator[tuple[str, Leaf]]:
+def _decoder_leaves(
+    model: spec.Decoder, layer: str = "model.layers.{l}."
+) -> Iterator[tuple[str, Leaf]]:
     yield "embedding", Leaf("vd", "v d", "model.embed_tokens.weight")
     yield "norm.scale", Leaf("d", "d", "model.norm.weight")
     if not model.tied:
@@ -98,7 +113,10 @@ def _attention_leaves(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Le
     for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
         yield f"blocks.attention.{ours}", Leaf("ldhk", "hk d", f"{layer}self_attn.{theirs}.weight")
         if "qkv" in model.biases:
-            yield f"blocks.attention.{ours}_bias", Leaf("lhk", "hk", f"{layer}self_attn.{theirs}.bias")
+            yield (
+                f"blocks.attention.{ours}_bias",
+                Leaf("lhk", "hk", f"{layer}self_attn.{theirs}.bias"),
+            )
     yield "blocks.attention.out", Leaf("lhkd", "d hk", layer + "self_attn.o_proj.weight")
     if "out" in model.biases:
         yield "blocks.attention.out_bias", Leaf("ld", "d", layer + "self_attn.o_proj.bias")
@@ -132,7 +150,9 @@ def _gpt2_leaves(layer: str = "transformer.h.{l}.") -> Iterator[tuple[str, Leaf]
     yield from _norm_leaves("norm", "transformer.ln_f", "")
     yield from _norm_leaves("blocks.attention_norm", layer + "ln_1", "l")
     yield from _norm_leaves("blocks.mlp_norm", layer + "ln_2", "l")
-    yield from _block_kernels(layer, ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), "thk", is_torch=False)
+    yield from _block_kernels(
+        layer, ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), "thk", is_torch=False
+    )
 
 
 def _vit_leaves(layer: str = "vit.encoder.layer.{l}.") -> Iterator[tuple[str, Leaf]]:
@@ -144,7 +164,12 @@ def _vit_leaves(layer: str = "vit.encoder.layer.{l}.") -> Iterator[tuple[str, Le
     yield from _head_leaves("classifier")
     yield from _norm_leaves("blocks.attention_norm", layer + "layernorm_before", "l")
     yield from _norm_leaves("blocks.mlp_norm", layer + "layernorm_after", "l")
-    theirs = ("attention.attention.{t}", "attention.output.dense", "intermediate.dense", "output.dense")
+    theirs = (
+        "attention.attention.{t}",
+        "attention.output.dense",
+        "intermediate.dense",
+        "output.dense",
+    )
     yield from _block_kernels(layer, theirs, "hk", is_torch=True)
 
 
@@ -179,7 +204,8 @@ def _normalized_convolutions(model: spec.ResNet) -> Iterator[tuple[str, str]]:
     input_width = model.stem_width
     for stage, (depth, width) in enumerate(zip(model.depths, model.widths, strict=True)):
         for block_number in range(depth):
-            ours, theirs = f"stages.{stage}.{block_number}", f"resnet.encoder.stages.{stage}.layers.{block_number}"
+            ours = f"stages.{stage}.{block_number}"
+            theirs = f"resnet.encoder.stages.{stage}.layers.{block_number}"
             for number in range(2 if model.block == "basic" else 3):
                 yield f"{ours}.branch.{number}", f"{theirs}.layer.{number}"
             if block_number == 0 and (stage or input_width != width):
@@ -223,7 +249,8 @@ def _norm_leaves(ours: str, theirs: str, stacked: str) -> Iterator[tuple[str, Le
     yield f"{ours}.bias", Leaf(stacked + "d", "d", f"{theirs}.bias")
 
 
-# Suffixes of tensors that are not parameters, and the prefix that names lack in files without the head.
+# Suffixes of tensors that are not parameters, and the prefix that names lack in files without the
+# head.
 _UNREAD_SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "decoder": ("rotary_emb.inv_freq",),
     "gpt2": (".attn.bias", ".attn.masked_bias", "lm_head.weight"),
@@ -244,10 +271,15 @@ HEAD_PARAMETERS = ("head", "head_bias")
 
 def unread_suffixes(model: spec.PublishedModel) -> tuple[str, ...]:
     """Return the suffixes of tensors that this model's files may contain and that are not read."""
-    if isinstance(model, spec.Decoder) and model.tied:  # some publish the embedding under the head's name as well
+    if (
+        isinstance(model, spec.Decoder) and model.tied
+    ):  # some publish the embedding under the head's name as well
         # Some repositories also publish the embedding under the name of the head.
         return (*_UNREAD_SUFFIXES[model.kind], "lm_head.weight")
-    return (*_UNREAD_SUFFIXES[model.kind], *(parameter_leaves(model)[name].name for name in new_parameters(model)))
+    return (
+        *_UNREAD_SUFFIXES[model.kind],
+        *(parameter_leaves(model)[name].name for name in new_parameters(model)),
+    )
 
 
 def new_parameters(model: spec.PublishedModel) -> tuple[str, ...]:
@@ -273,9 +305,14 @@ def parameter_leaves(model: spec.PublishedModel) -> dict[str, Leaf]:
     match model:
         case spec.ResNet():
             if model.stem != "imagenet":
-                raise SpecError(f"train.model.stem = {model.stem}: Hugging Face's ResNet knows only imagenet")
+                raise SpecError(
+                    f"train.model.stem = {model.stem}: Hugging Face's ResNet knows only imagenet"
+                )
             if model.norm_eps != 1e-5:
-                raise SpecError(f"train.model.norm_eps = {model.norm_eps:g}: Hugging Face's ResNet knows only 1e-05")
+                raise SpecError(
+                    f"train.model.norm_eps = {model.norm_eps:g}: Hugging Face's ResNet "
+                    "knows only 1e-05"
+                )
             return dict(_resnet_leaves(model))
         case spec.ConvNeXt():
             return dict(_convnext_leaves(model))

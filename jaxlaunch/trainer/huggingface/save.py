@@ -1,8 +1,9 @@
 """Saves weights as a folder of config.json and safetensors, one file or many with an index.
 
-A folder is written tensor by tensor under a temporary name and renamed, so that no reader sees a partial folder. Models
-that Hugging Face supports are written in its format. For the MLP of a table, which it does not support, the arrays have
-our names and axes, so that a few lines of NumPy can evaluate it, and config.json contains its sizes.
+A folder is written tensor by tensor under a temporary name and renamed, so that no reader sees a
+partial folder. Models that Hugging Face supports are written in its format. For the MLP of a table,
+which it does not support, the arrays have our names and axes, so that a few lines of NumPy can
+evaluate it, and config.json contains its sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ from jax import Array
 
 from jaxlaunch.trainer.errors import SpecError, pydantic_message
 from jaxlaunch.trainer.huggingface import config_json, load, names
-from jaxlaunch.trainer.huggingface.folder import GENERATION_FILE, TOKEN_KEYS, read_generation_config, special_token_ids
+from jaxlaunch.trainer.huggingface.folder import (
+    GENERATION_FILE,
+    TOKEN_KEYS,
+    read_generation_config,
+    special_token_ids,
+)
 from jaxlaunch.trainer.huggingface.load import INDEX_FILE, TensorFiles
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.spec import GPT2, MLP, ImageModel, PublishedModel
@@ -63,15 +69,16 @@ def save_model(
 ) -> list[str]:
     """Write the parameters of `model` as a folder, and return the names of its safetensors.
 
-    Each parameter is read once, tensor by tensor, and at most one is in memory. One process must be able to read
-    all of them.
+    Each parameter is read once, tensor by tensor, and at most one is in memory. One process must be
+    able to read all of them.
 
     Args:
         target: A folder that is new or empty.
         model: The model, which may have an `init_from` with special tokens of its own.
         params: The parameters by name.
         file_bytes: Maximum size of a file, which has at least one tensor.
-        extra_files: Files of the tokenizer by name, which define special tokens that `model.init_from` does not.
+        extra_files: Files of the tokenizer by name, which define special tokens that
+            `model.init_from` does not.
         classes: The names of its labels, if they have names.
 
     Raises:
@@ -82,7 +89,8 @@ def save_model(
         raise SpecError(f"train.model: Hugging Face has no counterpart of {', '.join(unknown)}")
     if missing := [name for name in leaves if name not in params]:
         raise SpecError(
-            f"train.model: Hugging Face's {model.kind} also needs parameters that it does not have: "
+            f"train.model: Hugging Face's {model.kind} also needs parameters that it "
+            "does not have: "
             f"{', '.join(missing)}"
         )
     generation = {**special_token_ids(extra_files), **read_generation_config(model.init_from)}
@@ -91,9 +99,13 @@ def save_model(
     files: dict[str, Mapping[str, Any] | bytes] = {}
     if isinstance(model, ImageModel):
         if len(classes) == model.classes:
-            config |= {"id2label": dict(enumerate(classes)), "label2id": {name: at for at, name in enumerate(classes)}}
+            config |= {
+                "id2label": dict(enumerate(classes)),
+                "label2id": {name: at for at, name in enumerate(classes)},
+            }
     else:
-        # Unknown tokens are null. If they were missing, transformers would use the defaults of its own vocabulary.
+        # Unknown tokens are null. If they were missing, transformers would use the defaults of its
+        # own vocabulary.
         if not (isinstance(model, GPT2) and model.vocab > config_json.GPT2_END_TOKEN):
             config |= dict.fromkeys(TOKEN_KEYS)
         config |= {key: generation[key] for key in TOKEN_KEYS if key in generation}
@@ -122,14 +134,20 @@ def write_folder(
         if len(groups) == 1:
             weights = {f"{stem}.safetensors": groups[0]}
         else:
-            weights = {f"{stem}-{at:05}-of-{len(groups):05}.safetensors": group for at, group in enumerate(groups, 1)}
+            weights = {
+                f"{stem}-{at:05}-of-{len(groups):05}.safetensors": group
+                for at, group in enumerate(groups, 1)
+            }
         for name, group in weights.items():
             with _open_synced(folder / name) as file:
                 _write_tensors(file, group, leaves, params)
         if len(weights) > 1:
             total = sum(tensor.nbytes for tensor in itertools.chain.from_iterable(groups))
             file_names = {tensor.name: name for name, group in weights.items() for tensor in group}
-            files = {INDEX_FILE: {"metadata": {"total_size": total}, "weight_map": file_names}, **files}
+            files = {
+                INDEX_FILE: {"metadata": {"total_size": total}, "weight_map": file_names},
+                **files,
+            }
         for name, content in files.items():
             # Chat templates are in a subfolder.
             (folder / name).parent.mkdir(exist_ok=True)
@@ -141,12 +159,17 @@ def write_folder(
 def check_target(target: str) -> Path:
     """Return the absolute path of the folder to write. Raises SpecError if it cannot be replaced by a new folder."""
     if "://" in target:
-        raise SpecError(f"{target} is not a local folder; write to a local one, and copy it from there")
+        raise SpecError(
+            f"{target} is not a local folder; write to a local one, and copy it from there"
+        )
     folder = Path(target).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError(f"{folder} already exists; name a new folder or an empty one")
     if folder.is_symlink() or folder.is_mount():
-        raise SpecError(f"{folder} is a symbolic link or a mount point, which cannot be replaced; name a folder in it")
+        raise SpecError(
+            f"{folder} is a symbolic link or a mount point, which cannot be replaced; name a "
+            "folder in it"
+        )
     return folder
 
 
@@ -213,32 +236,47 @@ def _group_tensors(tensors: Iterable[_Tensor], file_bytes: int) -> Iterator[list
 
 
 def _write_tensors(
-    file: IO[bytes], tensors: Iterable[_Tensor], leaves: Mapping[str, Leaf], params: Mapping[str, Parameter]
+    file: IO[bytes],
+    tensors: Iterable[_Tensor],
+    leaves: Mapping[str, Leaf],
+    params: Mapping[str, Parameter],
 ) -> None:
     """Write a safetensors file: the length of the header, the header, and the bytes of the tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for tensor in tensors:
         offsets = [start, start := start + tensor.nbytes]
-        header[tensor.name] = {"dtype": DTYPES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": offsets}
+        header[tensor.name] = {
+            "dtype": DTYPES[tensor.dtype.name],
+            "shape": tensor.shape,
+            "data_offsets": offsets,
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     # Pad the header so that the tensors begin aligned.
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for tensor in tensors:
         # The array is not bound to a name, so that it is released before the next one is read.
-        file.write(_read_tensor(leaves[tensor.parameter], params[tensor.parameter], tensor).view(np.uint8).data)
+        file.write(
+            _read_tensor(leaves[tensor.parameter], params[tensor.parameter], tensor)
+            .view(np.uint8)
+            .data
+        )
 
 
 def _read_tensor(leaf: Leaf, parameter: Parameter, tensor: _Tensor) -> np.ndarray[Any, Any]:
     inverse_order = np.argsort(leaf.axis_order)
-    return np.ascontiguousarray(np.asarray(parameter[tensor.slices]).transpose(inverse_order).reshape(tensor.shape))
+    return np.ascontiguousarray(
+        np.asarray(parameter[tensor.slices]).transpose(inverse_order).reshape(tensor.shape)
+    )
 
 
-# --- the MLP of a table -----------------------------------------------------------------------------------------------
+# --- the MLP of a table ---------------------------------------------------------------------------
 
 
-def save_mlp(target: str, model: MLP, params: Mapping[str, Parameter], extra_files: Mapping[str, bytes]) -> list[str]:
+def save_mlp(
+    target: str, model: MLP, params: Mapping[str, Parameter], extra_files: Mapping[str, bytes]
+) -> list[str]:
     """Write the folder atomically and return its safetensors. Raises SpecError if `target` is not empty."""
     config = {"model_type": MLP_TYPE, **{key: getattr(model, key) for key in MLP_SIZES}}
     leaves = {name: _mlp_leaf(name, len(array.shape)) for name, array in params.items()}
@@ -254,7 +292,9 @@ def read_mlp_model(folder: str) -> MLP | None:
         return MLP.model_validate({"kind": "mlp", **{key: config.get(key) for key in MLP_SIZES}})
     except pydantic.ValidationError as error:
         fault = error.errors()[0]
-        raise SpecError(f"{folder}: config.json: {fault['loc'][0]} {pydantic_message(fault)}") from None
+        raise SpecError(
+            f"{folder}: config.json: {fault['loc'][0]} {pydantic_message(fault)}"
+        ) from None
     except ValueError as error:
         raise SpecError(f"{folder}: config.json cannot be read: {error}") from None
 

@@ -1,8 +1,9 @@
 """The training loop, for the built-in training and for a program's own step.
 
-The order within a step is fixed: evaluate, save, get the batch, dispatch the step, read metrics. The metrics of a step
-are read after the next step was dispatched, so that the device never waits for the host. Before a save or an evaluation
-they are read first, so that a state that is not finite is never committed.
+The order within a step is fixed: evaluate, save, get the batch, dispatch the step, read metrics.
+The metrics of a step are read after the next step was dispatched, so that the device never waits
+for the host. Before a save or an evaluation they are read first, so that a state that is not finite
+is never committed.
 """
 
 from __future__ import annotations
@@ -46,12 +47,18 @@ READY_BATCH_S = 0.02
 class Loop(Generic[S]):
     """One attempt at a run of `training`, from the newest checkpoint until every save is committed."""
 
-    def __init__(self, training: Training[S], context: RunContext, stop: Stop, report: Progress) -> None:
+    def __init__(
+        self, training: Training[S], context: RunContext, stop: Stop, report: Progress
+    ) -> None:
         self.training, self.settings, self.metrics = training, training.settings, training.metrics
         self._earlier_saved_step = context.saved_step
         self.stop, self.report = stop, report
         self.store = Store(
-            training.folder, keep=self.settings.keep, uid=context.uid, take_over=context.take_over, note=training.note
+            training.folder,
+            keep=self.settings.keep,
+            uid=context.uid,
+            take_over=context.take_over,
+            note=training.note,
         )
         self.profiler = Profiler(
             self.settings.profile,
@@ -63,7 +70,9 @@ class Loop(Generic[S]):
             programs=training.hlo_texts,
         )
         self.best = None if self.settings.best is None else BestSteps(self.settings.best)
-        self.patience = None if self.settings.stop_early is None else Patience(self.settings.stop_early)
+        self.patience = (
+            None if self.settings.stop_early is None else Patience(self.settings.stop_early)
+        )
         # The last step that was dispatched. Its metrics may still be unread.
         self.done_step = 0
         # Whether this attempt has dispatched a step.
@@ -81,8 +90,8 @@ class Loop(Generic[S]):
     def run(self) -> S:
         """Run to the last step and return its state. Raises Stopped or another TrainerError when the run ends early."""
         start, state = self._restore_newest()
-        # Ranks agree to stop by the count of their polls, so each must poll equally often: before and after everything
-        # that can take long, such as restoring and compiling.
+        # Ranks agree to stop by the count of their polls, so each must poll equally often: before
+        # and after everything that can take long, such as restoring and compiling.
         self._stop_if_asked(start, state)
         if self._is_out_of_patience():
             # An earlier attempt ended the run. The tracker may not have every line of it.
@@ -98,18 +107,22 @@ class Loop(Generic[S]):
     def _train_steps(self, start: int, state: S, flops_per_step: float | None) -> S:
         """Train to the last step, or to the one at which patience ends, and return the state."""
         settings, timer = self.settings, self.metrics.timer
-        # Evaluations and saves come between dispatches, so steps that are dispatched together end where one is due.
+        # Evaluations and saves come between dispatches, so steps that are dispatched together end
+        # where one is due.
         pauses = settings.eval_every, settings.save_every
         spans = cut_spans(start, settings.steps, settings.steps_per_dispatch, pauses)
         batches = self.training.iterate_batches(spans)
-        # A collection in one rank's step delays every rank, so it runs during evaluations and saves. The objects that
-        # are alive now stay until the end, so they are frozen and not scanned again. The collection before the freeze
-        # removes garbage, which would otherwise be frozen, too.
+        # A collection in one rank's step delays every rank, so it runs during evaluations and
+        # saves. The objects that are alive now stay until the end, so they are frozen and not
+        # scanned again. The collection before the freeze removes garbage, which would otherwise be
+        # frozen, too.
         gc.collect()
         gc.freeze()
         gc.disable()
         self._logged_step = start
-        self.metrics.start(start, flops_per_step=flops_per_step, peak_flops=flops.peak_flops(jax.devices()))
+        self.metrics.start(
+            start, flops_per_step=flops_per_step, peak_flops=flops.peak_flops(jax.devices())
+        )
         # The last span is empty. It stands for the end of the run.
         for span in itertools.chain(spans, [range(settings.steps, settings.steps)]):
             self.done_step = step = span.start
@@ -124,17 +137,19 @@ class Loop(Generic[S]):
                 self._save(step, state)
             if step == settings.steps or self._is_out_of_patience():
                 break
-            # A stop comes after what is due at this step, so that a resumed run has nothing to repeat.
+            # A stop comes after what is due at this step, so that a resumed run has nothing to
+            # repeat.
             self._stop_if_asked(step, state)
             self.profiler.before_step(step)
             self.report.report_phase("step", step)
             with timer.get_part("data"):
                 batch = self._next_batch(batches, step)
-            # This returns once the steps are dispatched. The state is donated: only the new one is valid from here on.
+            # This returns once the steps are dispatched. The state is donated: only the new one is
+            # valid from here on.
             state, metrics = self.training.train_steps(state, batch, span)
             self.has_stepped = True
-            # While the device runs these steps, the host waits for the previous ones. It is at most one dispatch ahead,
-            # and the device never waits while the host handles metrics.
+            # While the device runs these steps, the host waits for the previous ones. It is at most
+            # one dispatch ahead, and the device never waits while the host handles metrics.
             with timer.get_part("device"):
                 self._read_metrics()
             self._pending_metrics = (span, metrics)
@@ -150,7 +165,9 @@ class Loop(Generic[S]):
         if self._earlier_saved_step:
             # Restoring a state keeps storage busy and leaves the processor free to compile.
             training.compile_ahead()
-        restored = self.store.restore(training.to_tree(training.abstract_state), training.describe_difference)
+        restored = self.store.restore(
+            training.to_tree(training.abstract_state), training.describe_difference
+        )
         start, tree, meta = (0, {}, {}) if restored is None else restored
         if start < self._earlier_saved_step:
             training.note(
@@ -160,7 +177,9 @@ class Loop(Generic[S]):
             )
         # Foreign files in the place of a checkpoint are reported now, not at a save hours later.
         first_new_step = 0 if restored is None else start + 1
-        self.store.check_free(lambda step: step >= first_new_step and settings.is_due(settings.save_every, step))
+        self.store.check_free(
+            lambda step: step >= first_new_step and settings.is_due(settings.save_every, step)
+        )
         if restored is None:
             # The program that creates a new state is compiled, too.
             self.report.report_phase("compile", 0)
@@ -184,7 +203,7 @@ class Loop(Generic[S]):
             training.note(changes)
         return start, training.from_tree(tree, meta, start)
 
-    # --- within a step ------------------------------------------------------------------------------------------------
+    # --- within a step ----------------------------------------------------------------------------
 
     def _is_out_of_patience(self) -> bool:
         """Return whether patience ends the run. Every rank gets the same answer."""
@@ -192,20 +211,28 @@ class Loop(Generic[S]):
 
     def _should_save(self, step: int) -> bool:
         is_best = self.best is not None and step in self.best.steps
-        return self.settings.is_due(self.settings.save_every, step) or is_best or self._is_out_of_patience()
+        return (
+            self.settings.is_due(self.settings.save_every, step)
+            or is_best
+            or self._is_out_of_patience()
+        )
 
     def _evaluate(self, step: int, state: S) -> None:
         """Record the means over the held-out set and the samples for the prompts."""
         self._read_metrics()
         self.report.report_phase("eval", step)
         with self.profiler.pause_context(), self.metrics.timer.get_part("eval"):
-            # An evaluation may last longer than the grace period, so the loop polls for a stop between batches, too.
+            # An evaluation may last longer than the grace period, so the loop polls for a stop
+            # between batches, too.
             means = self.training.evaluate(state, partial(self._stop_if_asked, step, state))
             gc.collect()
         self.evaluated_step = step
         if means:
             self.metrics.record_evaluated(step, means)
-            for watch, rule in ((self.best, self.settings.best), (self.patience, self.settings.stop_early)):
+            for watch, rule in (
+                (self.best, self.settings.best),
+                (self.patience, self.settings.stop_early),
+            ):
                 if watch is not None and rule is not None:
                     # All ranks take the value of process 0, so that they decide alike.
                     watch.add_value(step, run_on_primary(partial(watched_value, rule, means)))
@@ -258,13 +285,19 @@ class Loop(Generic[S]):
         flags = {name: np.atleast_1d(value) for name, value in values.items()}
         for index, step in enumerate(range(span.start + 1, span.stop + 1)):
             if not flags[Key.FINITE][index]:
-                raise self.training.not_finite_error(step, _metrics_of_step(metrics, index), self.saved_step)
+                raise self.training.not_finite_error(
+                    step, _metrics_of_step(metrics, index), self.saved_step
+                )
             if Key.WEIGHT in flags:
                 tokens = float(flags[Key.TOKENS][index]) if Key.TOKENS in flags else 0.0
                 self.metrics.record_trained(step, float(flags[Key.WEIGHT][index]), tokens)
             if Key.SKIPPED in flags and flags[Key.SKIPPED][index]:
-                fault = self.training.describe_wrong_batch(step) if jax.process_index() == 0 else None
-                self.metrics.record_skipped(step, _metrics_of_step(metrics, index)[Key.LOSS_SCALE], fault)
+                fault = (
+                    self.training.describe_wrong_batch(step) if jax.process_index() == 0 else None
+                )
+                self.metrics.record_skipped(
+                    step, _metrics_of_step(metrics, index)[Key.LOSS_SCALE], fault
+                )
             if step % self.settings.log_every == 0 or step == self.settings.steps:
                 # The time since the last line is divided evenly among the steps since.
                 share = (step - self._logged_step) / (span.stop - self._logged_step)
@@ -282,7 +315,7 @@ class Loop(Generic[S]):
             self.metrics.record_committed(step)
             self.report.report_committed(step)
 
-    # --- the ends -----------------------------------------------------------------------------------------------------
+    # --- the ends ---------------------------------------------------------------------------------
 
     def _stop_if_asked(self, step: int, state: S) -> None:
         """Save the state and raise Stopped if the run is asked to stop. Every rank is at the same step."""
@@ -293,10 +326,14 @@ class Loop(Generic[S]):
         self._forget_if_deleted(step)
         saved_step = max(self.saved_step, 0)
         is_new, note = step > saved_step, f"nothing new to save after step {saved_step}"
-        # Foreign files may occupy the place of this step. The run can continue from an older one, so this is no error.
+        # Foreign files may occupy the place of this step. The run can continue from an older one,
+        # so this is no error.
         if is_new and (names := self.store.blocking_names(step)):
             is_new = False
-            note = f"nothing new saved after step {saved_step}: {names} in {self.training.folder} is another's"
+            note = (
+                f"nothing new saved after step {saved_step}: {names} in {self.training.folder} "
+                "is another's"
+            )
         if is_new:
             note = f"saved step {step}"
             self._save(step, state)
@@ -309,7 +346,9 @@ class Loop(Generic[S]):
         """Write everything that is left to write, and return the state after the last step."""
         if self.patience is not None and self.patience.is_over:
             reason = self.patience.describe_end()
-            self.training.note(f"stopped early at step {self.done_step} of {self.settings.steps}: {reason}")
+            self.training.note(
+                f"stopped early at step {self.done_step} of {self.settings.steps}: {reason}"
+            )
         self.profiler.finish_trace(self.done_step)
         if self._forget_if_deleted(self.done_step):
             self._save(self.done_step, state)
@@ -323,7 +362,8 @@ class Loop(Generic[S]):
         if step != self.saved_step or not self.store.forget_if_deleted(step):
             return False
         self.training.note(
-            f"step {step} is gone from {self.training.folder}, which somebody else deleted: saving it again"
+            f"step {step} is gone from {self.training.folder}, which somebody else deleted: "
+            "saving it again"
         )
         self.saved_step = -1
         return True
@@ -339,7 +379,8 @@ class Loop(Generic[S]):
     def _end_tracking(self, *, is_stopping: bool) -> None:
         """Wait for the tracker. The run has reported its end, which a failure here does not change.
 
-        All ranks wait with rank 0, because JAX aborts ranks that reach its shutdown long before rank 0 does.
+        All ranks wait with rank 0, because JAX aborts ranks that reach its shutdown long before
+        rank 0 does.
         """
         if tracker_feed.has_tracker():
             self.metrics.end_tracking(stops=is_stopping)
@@ -348,12 +389,16 @@ class Loop(Generic[S]):
     def end_saves(self, *, release_folder: bool = False) -> None:
         """End the saves of a run that ends with an error. Exceptions of the store are suppressed: the error matters.
 
-        A run that has trained keeps its claim on the folder for its next attempt. If the process lives on,
-        `release_folder` must be set: otherwise a thread would renew the claim of a run that is over.
+        A run that has trained keeps its claim on the folder for its next attempt. If the process
+        lives on, `release_folder` must be set: otherwise a thread would renew the claim of a run
+        that is over.
         """
         if self.has_stepped:
             # A save that began before the error is valid. It is the last one of this attempt.
-            with contextlib.suppress(Exception), self.report.temporary_phase("save", self.done_step):
+            with (
+                contextlib.suppress(Exception),
+                self.report.temporary_phase("save", self.done_step),
+            ):
                 self.store.wait()
                 self._report_commits()
         if release_folder or not self.has_stepped:
@@ -363,4 +408,7 @@ class Loop(Generic[S]):
 
 
 def _metrics_of_step(metrics: Mapping[str, jax.Array], index: int) -> dict[str, float]:
-    return {name: float(np.atleast_1d(value)[index]) for name, value in jax.device_get(dict(metrics)).items()}
+    return {
+        name: float(np.atleast_1d(value)[index])
+        for name, value in jax.device_get(dict(metrics)).items()
+    }

@@ -1,6 +1,7 @@
 """`jaxlaunch.run`: join the other processes, drive a program's own step, and report how the run ended.
 
-Under an agent a run that ends early exits the process with its code, like the built-in trainer. Otherwise it raises.
+Under an agent a run that ends early exits the process with its code, like the built-in trainer.
+Otherwise it raises.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from jaxlaunch import contract
 from jaxlaunch.trainer import spec, user_code
 from jaxlaunch.trainer.checkpoint import storage
 from jaxlaunch.trainer.data.pipeline import Prefetcher
-from jaxlaunch.trainer.errors import CheckpointError, DataError, NotFiniteError, SpecError, Stopped, TrainerError
+from jaxlaunch.trainer.errors import (
+    CheckpointError,
+    DataError,
+    NotFiniteError,
+    SpecError,
+    Stopped,
+    TrainerError,
+)
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import RunContext, Settings, Training
 from jaxlaunch.trainer.loop.user_program import (
@@ -49,7 +57,9 @@ JAX_USED_MESSAGE = "jax.distributed.initialize() must be called before"
 def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
     """Return the state after the last step; see jaxlaunch.run. Under an agent an error exits the process."""
     # This process is a rank of a gang, not a process that a rank's program started.
-    is_rank = contract.PROGRESS_FD in os.environ and os.environ.get(contract.REPORTER) == str(os.getpid())
+    is_rank = contract.PROGRESS_FD in os.environ and os.environ.get(contract.REPORTER) == str(
+        os.getpid()
+    )
     stop = Stop()
     report = Progress(int(os.environ[contract.PROGRESS_FD]) if is_rank else None)
     loop: Loop[NamedArrays] | None = None
@@ -99,8 +109,10 @@ def _join_gang(report: Progress) -> None:
                 raise
             if os.environ.get(contract.NUM_PROCESSES) != "1":
                 raise SpecError(
-                    "jaxlaunch.run: the program used JAX before it joined the other processes; give the state as a "
-                    "function that makes it, run(step, make_state, …), or begin with jax.distributed.initialize()"
+                    "jaxlaunch.run: the program used JAX before it joined the other processes; "
+                    "give the state as a "
+                    "function that makes it, run(step, make_state, …), or begin with "
+                    "jax.distributed.initialize()"
                 ) from None
     preflight.check_devices()
 
@@ -134,7 +146,12 @@ class RunOptions:
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "log_every", "keep", *(name for name in ("every", "batch") if getattr(self, name))):
+        for name in (
+            "steps",
+            "log_every",
+            "keep",
+            *(name for name in ("every", "batch") if getattr(self, name)),
+        ):
             self._check_count(name, 1)
         self._check_count("seed", 0)
         for name in ("every", "batch"):
@@ -142,7 +159,8 @@ class RunOptions:
                 raise SpecError(f"jaxlaunch.run({name}=0): a whole number above 0, or None")
         if self.evaluate is not None and not callable(self.evaluate):
             raise SpecError(
-                f"jaxlaunch.run(evaluate=…) is {describe_type(self.evaluate)}, not a function of the state that "
+                f"jaxlaunch.run(evaluate=…) is {describe_type(self.evaluate)}, not a function of "
+                "the state that "
                 "returns a dict of numbers"
             )
         _ = self.mesh_axes
@@ -150,7 +168,11 @@ class RunOptions:
     @property
     def mesh_axes(self) -> spec.Mesh:
         """The requested mesh, by default all devices as dp."""
-        return spec.Mesh(dp=-1) if self.mesh is None else meshes.parse_axes(self.mesh, "run", {"dp": 4, "mp": 2})
+        return (
+            spec.Mesh(dp=-1)
+            if self.mesh is None
+            else meshes.parse_axes(self.mesh, "run", {"dp": 4, "mp": 2})
+        )
 
     def _check_count(self, name: str, minimum: int) -> None:
         value = getattr(self, name)
@@ -166,23 +188,37 @@ class UserTraining(Training[NamedArrays]):
     """The training of a program's own step, data and evaluation, checked by tracing the step once."""
 
     def __init__(
-        self, step: Any, state: Any, data: Any, options: RunOptions, context: RunContext, report: Progress
+        self,
+        step: Any,
+        state: Any,
+        data: Any,
+        options: RunOptions,
+        context: RunContext,
+        report: Progress,
     ) -> None:
         super().__init__(report)
         run_folder = context.run_folder
         if options.folder is None and run_folder is None:
-            raise SpecError("jaxlaunch.run: this job has no run folder to keep checkpoints in; give folder=")
+            raise SpecError(
+                "jaxlaunch.run: this job has no run folder to keep checkpoints in; give folder="
+            )
         self.folder = (
-            f"{str(run_folder).rstrip('/')}/checkpoints" if options.folder is None else os.fspath(options.folder)
+            f"{str(run_folder).rstrip('/')}/checkpoints"
+            if options.folder is None
+            else os.fspath(options.folder)
         )
         self.options = options
         mesh = meshes.build_mesh(options.mesh_axes, note=self.note)
         self.state = ProgramState(state, mesh, options.sharding)
         self.batches = None
         if data is not None:
-            self.batches = ProgramBatches(data, mesh, batch=options.batch, seed=options.seed, shuffle=options.shuffle)
+            self.batches = ProgramBatches(
+                data, mesh, batch=options.batch, seed=options.seed, shuffle=options.shuffle
+            )
         report.report_phase("compile", 0)
-        self.step = ProgramStep(step, self.state, None if self.batches is None else self.batches.abstract, mesh)
+        self.step = ProgramStep(
+            step, self.state, None if self.batches is None else self.batches.abstract, mesh
+        )
         if self.batches is not None:
             self.batches.check_repeats()
         storage.check_writable(self.folder)
@@ -227,7 +263,8 @@ class UserTraining(Training[NamedArrays]):
         """Raise SpecError if more steps are done than requested, DataError or CheckpointError for other batches."""
         if step > self.options.steps:
             raise SpecError(
-                f"jaxlaunch.run(steps={self.options.steps}): step {step} is already saved in {self.folder}; raise "
+                f"jaxlaunch.run(steps={self.options.steps}): step {step} is already saved in "
+                f"{self.folder}; raise "
                 "steps, or give folder="
             )
         for key, current in self.checkpoint_meta()["loop"].items():
@@ -252,10 +289,14 @@ class UserTraining(Training[NamedArrays]):
     ) -> tuple[NamedArrays, dict[str, jax.Array]]:
         return self.step(state, batch)
 
-    def not_finite_error(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
+    def not_finite_error(
+        self, step: int, metrics: Mapping[str, float], saved: int
+    ) -> NotFiniteError:
         """Return an error that names the losses. The step has replaced the state, so only earlier saves are good."""
         losses = {
-            name: value for name, value in metrics.items() if name.endswith(LOSS_SUFFIX) and not np.isfinite(value)
+            name: value
+            for name, value in metrics.items()
+            if name.endswith(LOSS_SUFFIX) and not np.isfinite(value)
         }
         listed = ", ".join(f"{name} {value:g}" for name, value in losses.items())
         fault = self.describe_wrong_batch(step)
@@ -265,7 +306,8 @@ class UserTraining(Training[NamedArrays]):
             else f"Its batch is not: {fault}"
         )
         return NotFiniteError(
-            f"step {step}: {listed} of {self.step.name}; nothing after step {max(saved, 0)} is saved. {reason}"
+            f"step {step}: {listed} of {self.step.name}; nothing after step {max(saved, 0)} is "
+            f"saved. {reason}"
         )
 
     def _find_wrong_batch(self, number: int) -> str | None:
@@ -279,5 +321,7 @@ class UserTraining(Training[NamedArrays]):
         if evaluate is None:
             return {}
         with self.state.trace_context():
-            means = check_metrics(user_code.describe_function(evaluate), evaluate(self.state.to_tree(state)))
+            means = check_metrics(
+                user_code.describe_function(evaluate), evaluate(self.state.to_tree(state))
+            )
             return {name: float(value) for name, value in jax.device_get(dict(means)).items()}

@@ -1,6 +1,7 @@
 """The interface between the loop and a training: the run's files, the settings, and the methods of a training.
 
-There are two trainings: the built-in one (trainer/train) and that of a program's own step (loop/run).
+There are two trainings: the built-in one (trainer/train) and that of a program's own step
+(loop/run).
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class RunContext:
         if spec.checkpoint.path is not None:
             return spec.checkpoint.path
         if self.run_dir is None:
-            raise SpecError("train.checkpoint.path is not given and there is no run folder to keep checkpoints in")
+            raise SpecError(
+                "train.checkpoint.path is not given and there is no run folder to keep "
+                "checkpoints in"
+            )
         return os.path.join(self.run_dir, "checkpoints")
 
 
@@ -104,14 +108,14 @@ class Settings:
 class Training(abc.ABC, Generic[S]):
     """A state, the step that changes it, the batches, the evaluation, and the conversion to checkpoints.
 
-    Building one reports every error in it before the first compile. The loop calls every method on all
-    processes, in the same order.
+    Building one reports every error in it before the first compile. The loop calls every method on
+    all processes, in the same order.
 
     Attributes:
         folder: The path or URL of the checkpoints.
         has_evaluation: Whether there is anything to evaluate or to sample.
-        repeats_last_evaluation: Whether a completed run that is started again evaluates its last step, so that the
-            record of the new start has the result.
+        repeats_last_evaluation: Whether a completed run that is started again evaluates its last
+            step, so that the record of the new start has the result.
     """
 
     settings: Settings
@@ -129,7 +133,7 @@ class Training(abc.ABC, Generic[S]):
             print(text, flush=True)
             self.report.report_note(text)
 
-    # --- the state ----------------------------------------------------------------------------------------------------
+    # --- the state --------------------------------------------------------------------------------
 
     @property
     @abc.abstractmethod
@@ -163,7 +167,7 @@ class Training(abc.ABC, Generic[S]):
         Raises SpecError, DataError or CheckpointError where continuing would not be the same run.
         """
 
-    # --- the steps ----------------------------------------------------------------------------------------------------
+    # --- the steps --------------------------------------------------------------------------------
 
     def compile_ahead(self) -> None:  # noqa: B027
         """Start to compile in a thread while the state is restored. Optional."""
@@ -180,12 +184,14 @@ class Training(abc.ABC, Generic[S]):
     def train_steps(self, state: S, batch: Any, span: range) -> tuple[S, dict[str, jax.Array]]:
         """Dispatch the steps of `span`, donating the state. Return the new state and the metrics of the steps.
 
-        The metrics include `finite`, and may include `weight` and `skipped`. For several steps each array has one value
-        per step.
+        The metrics include `finite`, and may include `weight` and `skipped`. For several steps each
+        array has one value per step.
         """
 
     @abc.abstractmethod
-    def not_finite_error(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
+    def not_finite_error(
+        self, step: int, metrics: Mapping[str, float], saved: int
+    ) -> NotFiniteError:
         """Return the error for a step that was not finite. `saved` is the last step that was handed to the store."""
 
     @abc.abstractmethod
@@ -202,7 +208,7 @@ class Training(abc.ABC, Generic[S]):
     def _find_wrong_batch(self, number: int) -> str | None:
         return None
 
-    # --- the evaluations ----------------------------------------------------------------------------------------------
+    # --- the evaluations --------------------------------------------------------------------------
 
     @abc.abstractmethod
     def evaluate(self, state: S, between: Callable[[], None]) -> dict[str, float]:
@@ -236,9 +242,9 @@ class Spans(Sequence[range]):
 def cut_spans(start: int, total: int, size: int = 1, intervals: Iterable[int | None] = ()) -> Spans:
     """Cut the steps from `start` to `total` into spans of `size` or 1 steps that begin at multiples of `intervals`.
 
-    A tiny model's step is shorter than the time that the host needs to dispatch one, so several are dispatched
-    together. Evaluations and saves come between dispatches. The remaining steps before one are dispatched one by one,
-    so that a run needs only two programs.
+    A tiny model's step is shorter than the time that the host needs to dispatch one, so several are
+    dispatched together. Evaluations and saves come between dispatches. The remaining steps before
+    one are dispatched one by one, so that a run needs only two programs.
     """
     if size == 1:
         return Spans(range(start, total + 1))

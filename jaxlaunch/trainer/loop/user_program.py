@@ -1,11 +1,12 @@
 """The checked arguments of `jaxlaunch.run`: the state, the step and the data of a program.
 
-The state is any pytree of arrays: dicts, optax states, flax.nnx modules, random keys. Between steps it is a flat dict,
-name -> array, and within a step the pytree that the program created first. Everything in it that is not an array
-(functions, sizes) is taken from that first pytree.
+The state is any pytree of arrays: dicts, optax states, flax.nnx modules, random keys. Between steps
+it is a flat dict, name -> array, and within a step the pytree that the program created first.
+Everything in it that is not an array (functions, sizes) is taken from that first pytree.
 
-The batches are a function of the step, so that a resumed run sees the same batches. Each process makes the
-global batch and sends its own rows to its devices. From a dataset with `batch=` it reads only its own rows.
+The batches are a function of the step, so that a resumed run sees the same batches. Each process
+makes the global batch and sends its own rows to its devices. From a dataset with `batch=` it reads
+only its own rows.
 """
 
 from __future__ import annotations
@@ -42,12 +43,20 @@ PREFETCHED_BATCHES = 2
 # The suffix of the names of metrics that must be finite.
 LOSS_SUFFIX = "loss"
 # Records use these names. A program may report the other metrics of a training itself.
-RESERVED_METRICS = contract.RESERVED_METRICS - {Key.LOSS, Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE}
+RESERVED_METRICS = contract.RESERVED_METRICS - {
+    Key.LOSS,
+    Key.GRAD_NORM,
+    Key.LEARNING_RATE,
+    Key.LOSS_SCALE,
+}
 
-STATE_HINT = "a state is a pytree of arrays: dicts, lists, tuples, dataclasses and flax.nnx modules of them"
+STATE_HINT = (
+    "a state is a pytree of arrays: dicts, lists, tuples, dataclasses and flax.nnx modules of them"
+)
 STEP_HINT = "return (state, metrics), the new state and a dict of scalars"
 DATA_HINT = (
-    "a function of the step that returns a batch, a dataset with __len__ and __getitem__ and its batch=, or None for a "
+    "a function of the step that returns a batch, a dataset with __len__ and __getitem__ and its "
+    "batch=, or None for a "
     "step without data"
 )
 
@@ -55,42 +64,58 @@ DATA_HINT = (
 class ProgramState:
     """A program's state, or the function that creates it. Building one allocates nothing.
 
-    Raises SpecError for a state that is not a pytree of arrays, and for sharding rules that do not fit.
+    Raises SpecError for a state that is not a pytree of arrays, and for sharding rules that do not
+    fit.
 
     Attributes:
         abstract: The shape, dtype and sharding of each array by name.
     """
 
     def __init__(
-        self, state: Any, mesh: jax.sharding.Mesh, rules: Mapping[str, Sequence[str | None]] | None = None
+        self,
+        state: Any,
+        mesh: jax.sharding.Mesh,
+        rules: Mapping[str, Sequence[str | None]] | None = None,
     ) -> None:
         self._state, self._mesh = state, mesh
         # A model is callable, too, but it is a state itself. A function is its own only leaf.
         leaves = jax.tree.leaves(state)
         self._is_function = callable(state) and len(leaves) == 1 and leaves[0] is state
-        self.name = user_code.describe_function(state) if self._is_function else "jaxlaunch.run(state=…)"
+        self.name = (
+            user_code.describe_function(state) if self._is_function else "jaxlaunch.run(state=…)"
+        )
         tree = self._trace_function() if self._is_function else state
         arrays = self._check_leaves(tree)
         axes = sharding.axes_by_path(rules or {}, dict.fromkeys(arrays))
         self._structure = jax.tree.structure(tree)
         self.shardings = {
-            name: sharding.state_sharding(name, leaf.shape, axes[name], mesh) for name, leaf in arrays.items()
+            name: sharding.state_sharding(name, leaf.shape, axes[name], mesh)
+            for name, leaf in arrays.items()
         }
-        self.abstract: NamedArrays = {name: leaf.update(sharding=self.shardings[name]) for name, leaf in arrays.items()}
+        self.abstract: NamedArrays = {
+            name: leaf.update(sharding=self.shardings[name]) for name, leaf in arrays.items()
+        }
 
     def init_arrays(self) -> NamedArrays:
         """Return the arrays before the first step, created on the devices by the function or copied there."""
         stored: NamedArrays = {}
-        make: Callable[[NamedArrays], NamedArrays] = lambda stored: _without_weak_types(name_leaves(self._state()))  # noqa: E731
         if not self._is_function:
             abstract_arrays = self.to_stored(self.abstract)
             stored = {
-                name: _put_on_mesh(leaf, abstract_arrays[name]) for name, leaf in name_leaves(self._state).items()
+                name: _put_on_mesh(leaf, abstract_arrays[name])
+                for name, leaf in name_leaves(self._state).items()
             }
-            make = lambda stored: self.from_stored(jax.tree.map(jnp.copy, stored))  # noqa: E731
+
+        def make(stored: NamedArrays) -> NamedArrays:
+            if self._is_function:
+                return _without_weak_types(name_leaves(self._state()))
+            return self.from_stored(jax.tree.map(jnp.copy, stored))
+
         with self.trace_context():
             state: NamedArrays = jax.jit(
-                make, out_shardings=self.shardings, compiler_options=setup_compiler_options(self._mesh)
+                make,
+                out_shardings=self.shardings,
+                compiler_options=setup_compiler_options(self._mesh),
             )(stored)
         return state
 
@@ -105,7 +130,9 @@ class ProgramState:
     def from_stored(self, stored: Mapping[str, Any]) -> NamedArrays:
         """Return the inverse of `to_stored`."""
         return {
-            name: jax.random.wrap_key_data(stored[name], impl=leaf.dtype._impl) if _is_key(leaf) else stored[name]
+            name: jax.random.wrap_key_data(stored[name], impl=leaf.dtype._impl)
+            if _is_key(leaf)
+            else stored[name]
             for name, leaf in self.abstract.items()
         }
 
@@ -114,7 +141,8 @@ class ProgramState:
         arrays = name_leaves(tree)
         if (difference := find_difference(self.abstract, arrays)) is not None:
             raise SpecError(
-                f"{function}: the state that it returns has {difference}; return the arrays that it was given"
+                f"{function}: the state that it returns has {difference}; return the arrays that "
+                "it was given"
             )
         return _without_weak_types(arrays)
 
@@ -141,14 +169,21 @@ class ProgramState:
         """Return the shape and dtype of each leaf. Raises SpecError for a leaf that is no array, or a repeated name."""
         flat = jax.tree_util.tree_flatten_with_path(tree)[0]
         if not flat:
-            raise SpecError(f"{self.name} gives {describe_type(tree)} without an array; {STATE_HINT}")
+            raise SpecError(
+                f"{self.name} gives {describe_type(tree)} without an array; {STATE_HINT}"
+            )
         leaves: dict[str, jax.ShapeDtypeStruct] = {}
         for path, leaf in flat:
             name = _leaf_name(path)
             if not _is_array(leaf):
-                raise SpecError(f"{self.name}: {name} is {describe_type(leaf)}, not an array; {STATE_HINT}")
+                raise SpecError(
+                    f"{self.name}: {name} is {describe_type(leaf)}, not an array; {STATE_HINT}"
+                )
             if name in leaves:
-                raise SpecError(f"{self.name}: two arrays of the state have the name {name}; rename a key of theirs")
+                raise SpecError(
+                    f"{self.name}: two arrays of the state have the name {name}; rename a "
+                    "key of theirs"
+                )
             dtype = leaf.dtype if _is_key(leaf) else jnp.result_type(leaf)
             leaves[name] = jax.ShapeDtypeStruct(np.shape(leaf), dtype)
         return leaves
@@ -157,19 +192,28 @@ class ProgramState:
 class ProgramStep:
     """`step(state, batch) -> (state, metrics)`, or `step(state)` without data, checked by tracing it once.
 
-    Raises SpecError for any other function, naming its file and line, and everything that tracing raises.
+    Raises SpecError for any other function, naming its file and line, and everything that tracing
+    raises.
     """
 
-    def __init__(self, step: Any, state: ProgramState, batch: Tree | None, mesh: jax.sharding.Mesh) -> None:
+    def __init__(
+        self, step: Any, state: ProgramState, batch: Tree | None, mesh: jax.sharding.Mesh
+    ) -> None:
         if not callable(step):
             raise SpecError(
-                f"jaxlaunch.run(step=…) is {describe_type(step)}, not a function; it is called step(state, batch)"
+                f"jaxlaunch.run(step=…) is {describe_type(step)}, not a function; it is called "
+                "step(state, batch)"
             )
         self.name = user_code.describe_function(step)
         self._step, self._state, self._mesh = step, state, mesh
         self._arguments = (state.abstract,) if batch is None else (state.abstract, batch)
         hint = "; without data= a step has no batch" if batch is None else ""
-        _check_signature(step, "step(state)" if batch is None else "step(state, batch)", len(self._arguments), hint)
+        _check_signature(
+            step,
+            "step(state)" if batch is None else "step(state, batch)",
+            len(self._arguments),
+            hint,
+        )
         self._compiled: Executable | None = None
         with state.trace_context():
             _, self._outputs = jax.eval_shape(self._update, *self._arguments)
@@ -180,13 +224,21 @@ class ProgramStep:
         shardings = (self._state.shardings, jax.tree.map(lambda _: replicated, self._outputs))
         with self._state.trace_context():
             self._compiled = Executable(
-                "program's", self._update, self._arguments, donate_argnums=0, out_shardings=shardings
+                "program's",
+                self._update,
+                self._arguments,
+                donate_argnums=0,
+                out_shardings=shardings,
             )
 
-    def __call__(self, state: NamedArrays, batch: Tree | None) -> tuple[NamedArrays, dict[str, Any]]:
+    def __call__(
+        self, state: NamedArrays, batch: Tree | None
+    ) -> tuple[NamedArrays, dict[str, Any]]:
         """Take a step, donating the state. Return the new state and the metrics, with `finite` for all losses."""
         assert self._compiled is not None, "compile comes before a step"
-        new_state, metrics = self._compiled(state) if batch is None else self._compiled(state, batch)
+        new_state, metrics = (
+            self._compiled(state) if batch is None else self._compiled(state, batch)
+        )
         return new_state, metrics
 
     def hlo_texts(self) -> list[str]:
@@ -200,7 +252,9 @@ class ProgramStep:
         new_state = self._state.from_tree(self.name, outputs[0])
         metrics = check_metrics(self.name, outputs[1])
         scalars = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
-        losses = [jnp.isfinite(value) for name, value in scalars.items() if name.endswith(LOSS_SUFFIX)]
+        losses = [
+            jnp.isfinite(value) for name, value in scalars.items() if name.endswith(LOSS_SUFFIX)
+        ]
         finite = jnp.all(jnp.stack(losses)) if losses else jnp.ones((), bool)
         return new_state, {**scalars, Key.FINITE: finite}
 
@@ -208,17 +262,33 @@ class ProgramStep:
 def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
     """Return the metrics that `function` returned. Raises SpecError unless they are a dict of real scalars."""
     if not isinstance(metrics, Mapping):
-        raise SpecError(f"{function}: its metrics are {describe_type(metrics)}, not a dict of scalars; {STEP_HINT}")
+        raise SpecError(
+            f"{function}: its metrics are {describe_type(metrics)}, not a dict of scalars; "
+            f"{STEP_HINT}"
+        )
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise SpecError(f"{function}: the name of metric {name!r} is {describe_type(name)}, not text")
-        if name in RESERVED_METRICS or name.startswith(contract.EVAL_PREFIX):
-            reserved = f"{', '.join(sorted(RESERVED_METRICS))}, and what begins with {contract.EVAL_PREFIX}"
-            raise SpecError(f"{function}: a metric cannot be named {name!r}; the records of a run use {reserved}")
-        is_number = isinstance(value, bool | int | float | _ArrayLike)
-        if not is_number or jnp.shape(value) != () or jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
             raise SpecError(
-                f"{function}: metric {name!r} is {_describe_leaf(value)}, not a real scalar; return its mean over the "
+                f"{function}: the name of metric {name!r} is {describe_type(name)}, not text"
+            )
+        if name in RESERVED_METRICS or name.startswith(contract.EVAL_PREFIX):
+            reserved = (
+                f"{', '.join(sorted(RESERVED_METRICS))}, and what begins with "
+                f"{contract.EVAL_PREFIX}"
+            )
+            raise SpecError(
+                f"{function}: a metric cannot be named {name!r}; the records of a run "
+                f"use {reserved}"
+            )
+        is_number = isinstance(value, bool | int | float | _ArrayLike)
+        if (
+            not is_number
+            or jnp.shape(value) != ()
+            or jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
+        ):
+            raise SpecError(
+                f"{function}: metric {name!r} is {_describe_leaf(value)}, not a real scalar; "
+                "return its mean over the "
                 "batch"
             )
     return metrics
@@ -227,7 +297,8 @@ def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
 class ProgramBatches:
     """The batches of a program's data on the mesh. The first one is created immediately and checked.
 
-    Raises SpecError for invalid data and for batches that do not divide, DataError for batches that differ.
+    Raises SpecError for invalid data and for batches that do not divide, DataError for batches that
+    differ.
 
     Attributes:
         size: Rows of a batch.
@@ -236,7 +307,13 @@ class ProgramBatches:
     """
 
     def __init__(
-        self, data: Any, mesh: jax.sharding.Mesh, *, batch: int | None, seed: int = 0, shuffle: bool = True
+        self,
+        data: Any,
+        mesh: jax.sharding.Mesh,
+        *,
+        batch: int | None,
+        seed: int = 0,
+        shuffle: bool = True,
     ) -> None:
         self._mesh = mesh
         self._pipeline: Pipeline | None = None
@@ -246,11 +323,19 @@ class ProgramBatches:
         if batch is None:
             self._make, self.name, self._is_repeatable = _batch_function(data)
             self._first_batch = self._global_batch(0)
-            rows = {name: leaf.shape[0] for name, leaf in name_leaves(self._first_batch).items() if leaf.ndim}
+            rows = {
+                name: leaf.shape[0]
+                for name, leaf in name_leaves(self._first_batch).items()
+                if leaf.ndim
+            }
             if len(set(rows.values())) != 1 or 0 in rows.values():
-                listed = _list_first(f"{name} {count}" for name, count in rows.items()) or "no array with rows"
+                listed = (
+                    _list_first(f"{name} {count}" for name, count in rows.items())
+                    or "no array with rows"
+                )
                 raise SpecError(
-                    f"{self.name}: the arrays of a batch have one number of rows, their first dimension, and here "
+                    f"{self.name}: the arrays of a batch have one number of rows, their first "
+                    "dimension, and here "
                     f"they have: {listed}"
                 )
             self.size = next(iter(rows.values()))
@@ -258,18 +343,22 @@ class ProgramBatches:
             missing = [name for name in ("__len__", "__getitem__") if not hasattr(data, name)]
             if missing or isinstance(data, Mapping):
                 raise SpecError(
-                    f"jaxlaunch.run(batch={batch}) takes examples of a dataset, and data is {describe_type(data)}"
-                    f"{f' without {_list_first(missing)}' if missing else ''}; leave batch out for {DATA_HINT}"
+                    f"jaxlaunch.run(batch={batch}) takes examples of a dataset, and data is "
+                    f"{describe_type(data)}"
+                    f"{f' without {_list_first(missing)}' if missing else ''}; leave batch out for "
+                    f"{DATA_HINT}"
                 )
             self.size, self.name = batch, type(data).__name__
         if self.size % (shards := meshes.count_shards(mesh)):
             raise SpecError(
-                f"{self.name}: a batch of {self.size} rows cannot be split evenly over {meshes.describe_shards(mesh)} "
+                f"{self.name}: a batch of {self.size} rows cannot be split evenly over "
+                f"{meshes.describe_shards(mesh)} "
                 f"devices; use a multiple of {shards}"
             )
         self._rows = meshes.process_rows(mesh, self.size)
         if batch is not None:
-            source, order_options = _ProgramDataset(data), {"batch": batch, "seed": seed, "shuffle": shuffle}
+            source = _ProgramDataset(data)
+            order_options = {"batch": batch, "seed": seed, "shuffle": shuffle}
             self._pipeline = Pipeline(
                 source,
                 dict,
@@ -294,16 +383,24 @@ class ProgramBatches:
         for name, leaf in name_leaves(self._first_batch).items():
             if not np.array_equal(leaf, repeated[name], equal_nan=leaf.dtype.kind in "fc"):
                 raise DataError(
-                    f"{self.name}: asked twice for step 0 it gave two batches that differ in {name}; make a batch a "
-                    "function of the step, drawing from np.random.default_rng(step), or a resumed run sees other data"
+                    f"{self.name}: asked twice for step 0 it gave two batches that differ in "
+                    f"{name}; make a batch a "
+                    "function of the step, drawing from np.random.default_rng(step), or a resumed "
+                    "run sees other data"
                 )
 
     def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Tree]:
         """Return the prefetched batches of these spans, of one step each, on the devices."""
         if self._pipeline is not None:
-            return self._pipeline.iterate(spans, lambda batch: self._put_rows(_without_weight(batch)))
+            return self._pipeline.iterate(
+                spans, lambda batch: self._put_rows(_without_weight(batch))
+            )
         read = pipeline.iterate_batches(
-            lambda span, rows: self._local_rows(span.start), spans, self._rows, threads=1, put=self._put_rows
+            lambda span, rows: self._local_rows(span.start),
+            spans,
+            self._rows,
+            threads=1,
+            put=self._put_rows,
         )
         return Prefetcher(read, ahead=PREFETCHED_BATCHES)
 
@@ -311,7 +408,9 @@ class ProgramBatches:
         """Describe the first number in the batch of a step that is not finite; None if all are."""
         if self._pipeline is not None:
             return self._pipeline.describe_not_finite(step)
-        for name, leaf in name_leaves(self._first_batch if step == 0 else self._global_batch(step)).items():
+        for name, leaf in name_leaves(
+            self._first_batch if step == 0 else self._global_batch(step)
+        ).items():
             if (fault := first_not_finite(leaf)) is not None:
                 row = f" in row {fault[0]}" if leaf.ndim else ""
                 return f"{self.name}: the batch of step {step} has {name} {fault[1]}{row}"
@@ -319,11 +418,14 @@ class ProgramBatches:
 
     def _put_rows(self, local: Tree) -> Tree:
         """Put this process's rows in global arrays, split over the batch axes. Scalars go to every device."""
-        rows, replicated = meshes.batch_sharding(self._mesh), NamedSharding(self._mesh, PartitionSpec())
+        rows = meshes.batch_sharding(self._mesh)
+        replicated = NamedSharding(self._mesh, PartitionSpec())
 
         def put_leaf(leaf: np.ndarray[Any, Any]) -> jax.Array:
             shape = (self.size, *leaf.shape[1:]) if leaf.ndim else ()
-            result: jax.Array = jax.make_array_from_process_local_data(rows if leaf.ndim else replicated, leaf, shape)
+            result: jax.Array = jax.make_array_from_process_local_data(
+                rows if leaf.ndim else replicated, leaf, shape
+            )
             return result
 
         return jax.tree.map(put_leaf, local)
@@ -332,22 +434,31 @@ class ProgramBatches:
         """Return this process's rows of the batch of a step."""
         if self._pipeline is not None:
             return _without_weight(self._pipeline.read_batch(step))
-        batch, rows = (
-            self._first_batch if step == 0 else self._global_batch(step),
-            slice(self._rows.start, self._rows.stop),
-        )
+        batch = self._first_batch if step == 0 else self._global_batch(step)
+        rows = slice(self._rows.start, self._rows.stop)
         return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, batch)
 
     def _global_batch(self, step: int) -> Tree:
         """Return the batch of a step as numpy arrays. Raises DataError if its structure differs from step 0's."""
         output = self._make(step)
         if inspect.isgenerator(output) or isinstance(output, Iterator):
-            raise SpecError(f"{self.name}: the batch of step {step} is {describe_type(output)}; return its arrays")
+            raise SpecError(
+                f"{self.name}: the batch of step {step} is {describe_type(output)}; "
+                "return its arrays"
+            )
         leaves = name_leaves(output)
-        fault = next((f"{name} is {_describe_leaf(leaf)}" for name, leaf in leaves.items() if not _is_number(leaf)), "")
+        fault = next(
+            (
+                f"{name} is {_describe_leaf(leaf)}"
+                for name, leaf in leaves.items()
+                if not _is_number(leaf)
+            ),
+            "",
+        )
         if fault or not leaves:
             raise SpecError(
-                f"{self.name}: in the batch of step {step} {fault or describe_type(output)}; a batch is a pytree of "
+                f"{self.name}: in the batch of step {step} {fault or describe_type(output)}; a "
+                "batch is a pytree of "
                 "arrays of numbers"
             )
         batch = jax.tree.map(_to_device_dtype, output)
@@ -358,8 +469,10 @@ class ProgramBatches:
         )
         if difference is not None:
             raise DataError(
-                f"{self.name}: the batch of step {step} has {difference}, as that of step 0; every batch has the "
-                "same arrays, shapes and dtypes: pad the last one of an epoch, or take it from the next"
+                f"{self.name}: the batch of step {step} has {difference}, as that of step 0; every "
+                "batch has the "
+                "same arrays, shapes and dtypes: pad the last one of an epoch, or take it "
+                "from the next"
             )
         return batch
 
@@ -390,7 +503,8 @@ def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
     """Return the function from step to batch, its name, and whether it must be repeatable. Raises SpecError."""
     if isinstance(data, Iterator) or inspect.isgeneratorfunction(data):
         raise SpecError(
-            f"jaxlaunch.run(data=…) is {describe_type(data)}, which cannot go back to the batch of a step when the "
+            f"jaxlaunch.run(data=…) is {describe_type(data)}, which cannot go back to the batch of "
+            "a step when the "
             f"run resumes; give {DATA_HINT}"
         )
     is_plain = not isinstance(data, type | _Indexable)
@@ -399,7 +513,11 @@ def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
     if inspect.isroutine(data) or (is_plain and callable(data)):
         _check_signature(data, "with the step, data(step)", 1)
         return data, user_code.describe_function(data), True
-    if isinstance(data, _Indexable) and isinstance(data, Sized) and not isinstance(data, Mapping | str | bytes):
+    if (
+        isinstance(data, _Indexable)
+        and isinstance(data, Sized)
+        and not isinstance(data, Mapping | str | bytes)
+    ):
         if not len(data):
             raise DataError(f"jaxlaunch.run(data=…) is {describe_type(data)} without an item")
         return lambda step: data[step % len(data)], f"{type(data).__name__}[step]", False
@@ -411,14 +529,15 @@ def _check_signature(function: Callable[..., Any], call: str, count: int, hint: 
         inspect.signature(function).bind(*range(count))
     except TypeError as error:
         raise SpecError(
-            f"{user_code.describe_function(function)} is called {call}, and that fails: {error}{hint}"
+            f"{user_code.describe_function(function)} is called {call}, and that fails: "
+            f"{error}{hint}"
         ) from None
     except ValueError:
         # Functions written in C may have no signature.
         return
 
 
-# --- the leaves of a pytree -------------------------------------------------------------------------------------------
+# --- the leaves of a pytree -----------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -456,7 +575,9 @@ def find_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | Non
 
 def _describe_leaf(leaf: Any) -> str:
     """Return `float32[4, 8]` for an array, and the type of anything else."""
-    return f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, _ArrayLike) else describe_type(leaf)
+    return (
+        f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, _ArrayLike) else describe_type(leaf)
+    )
 
 
 def describe_type(value: Any) -> str:
@@ -470,7 +591,9 @@ def describe_type(value: Any) -> str:
 
 def _list_first(names: Iterable[Any], max_names: int = 5) -> str:
     names = list(map(str, names))
-    return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")
+    return ", ".join(names[:max_names]) + (
+        f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    )
 
 
 def _is_array(leaf: Any) -> bool:
@@ -493,7 +616,10 @@ def _is_key(leaf: Any) -> bool:
 
 def _without_weak_types(arrays: NamedArrays) -> NamedArrays:
     """Convert weak types to strong ones: a step is compiled for one type only."""
-    return {name: leaf if _is_key(leaf) else jnp.asarray(leaf, jnp.result_type(leaf)) for name, leaf in arrays.items()}
+    return {
+        name: leaf if _is_key(leaf) else jnp.asarray(leaf, jnp.result_type(leaf))
+        for name, leaf in arrays.items()
+    }
 
 
 def _unwrap_key(leaf: Any) -> Any:
@@ -504,7 +630,9 @@ def _unwrap_key(leaf: Any) -> Any:
         return jax.random.key_data(leaf)
     data = jax.eval_shape(jax.random.key_data, leaf)
     assert isinstance(leaf.sharding, NamedSharding)
-    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=NamedSharding(leaf.sharding.mesh, leaf.sharding.spec))
+    return jax.ShapeDtypeStruct(
+        data.shape, data.dtype, sharding=NamedSharding(leaf.sharding.mesh, leaf.sharding.spec)
+    )
 
 
 def _put_on_mesh(leaf: Any, abstract_array: jax.ShapeDtypeStruct) -> jax.Array:
@@ -514,7 +642,9 @@ def _put_on_mesh(leaf: Any, abstract_array: jax.ShapeDtypeStruct) -> jax.Array:
         # It is a global array already.
         return data
     array = np.asarray(data, abstract_array.dtype)
-    return jax.make_array_from_callback(array.shape, abstract_array.sharding, lambda index: array[index])
+    return jax.make_array_from_callback(
+        array.shape, abstract_array.sharding, lambda index: array[index]
+    )
 
 
 def _to_device_dtype(leaf: Any) -> np.ndarray[Any, Any]:

@@ -1,11 +1,11 @@
 """Numbers of a run (means, speeds, counts, memory, step times) and their export to Prometheus.
 
-The loop splits its time into parts, measured on the host at about one microsecond per step. Steps are asynchronous, so
-the parts tell what the loop waited for, not what the device did: `device` is the wait for the previous step, and `host`
-is the time that no other part accounts for.
+The loop splits its time into parts, measured on the host at about one microsecond per step. Steps
+are asynchronous, so the parts tell what the loop waited for, not what the device did: `device` is
+the wait for the previous step, and `host` is the time that no other part accounts for.
 
-The agent of the process gets all numbers as one Prometheus text over a Unix socket. A separate thread reads them at
-each scrape, so they cost the loop nothing.
+The agent of the process gets all numbers as one Prometheus text over a Unix socket. A separate
+thread reads them at each scrape, so they cost the loop nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ STEP_BOUNDS_S = (
     300.0,
     600.0,
 )
-# The first dispatch of an attempt fills the pipeline without waiting, the second waits for a cold device.
+# The first dispatch of an attempt fills the pipeline without waiting, the second waits for a cold
+# device.
 WARMUP_DISPATCHES = 2
 # Number of steps over which the median is taken.
 RECENT_STEPS = 100
@@ -70,8 +71,8 @@ RECENT_STEPS = 100
 class LoopPart:
     """Seconds spent in one part of the loop, as a reusable context manager. Parts do not nest.
 
-    The scraping thread reads while the loop writes, so the seconds and the start of the current visit are one tuple,
-    which is replaced atomically.
+    The scraping thread reads while the loop writes, so the seconds and the start of the current
+    visit are one tuple, which is replaced atomically.
     """
 
     __slots__ = ("_spent",)
@@ -126,7 +127,12 @@ class StepTimer:
     """Counts steps and splits the time between them."""
 
     def __init__(self) -> None:
-        self._parts = {"data": LoopPart(), "device": LoopPart(), "save": LoopPart(), "eval": LoopPart()}
+        self._parts = {
+            "data": LoopPart(),
+            "device": LoopPart(),
+            "save": LoopPart(),
+            "eval": LoopPart(),
+        }
         self.steps = self._dispatches = 0
         # Steps by time; the last bin is for those above every bound.
         self.counts = [0] * (len(STEP_BOUNDS_S) + 1)
@@ -170,11 +176,15 @@ class StepTimer:
         previous_s, current_s = self._last_part_seconds, self.part_seconds()
         parts = {name: (seconds - previous_s[name]) * share for name, seconds in current_s.items()}
         self._last_part_seconds = (
-            current_s if share == 1.0 else {name: previous_s[name] + seconds for name, seconds in parts.items()}
+            current_s
+            if share == 1.0
+            else {name: previous_s[name] + seconds for name, seconds in parts.items()}
         )
         steps_per_s = None
         if self._warm is not None and self._last.steps > self._warm.steps:
-            busy = self._last.time_s - self._warm.time_s - (self._last.paused_s - self._warm.paused_s)
+            busy = (
+                self._last.time_s - self._warm.time_s - (self._last.paused_s - self._warm.paused_s)
+            )
             steps_per_s = (self._last.steps - self._warm.steps) / busy
             self._warm = self._last
         return Interval(sum(parts.values()), parts, steps_per_s)
@@ -213,7 +223,9 @@ class Workload:
 
     def epoch_at(self, step: int) -> float | None:
         """Return the number of passes over the training set after `step` steps."""
-        return step * self.examples_per_step / self.dataset_examples if self.dataset_examples else None
+        return (
+            step * self.examples_per_step / self.dataset_examples if self.dataset_examples else None
+        )
 
 
 class Throughput:
@@ -237,15 +249,24 @@ class Throughput:
     def end_interval(self, steps_per_s: float | None) -> None:
         """Compute the speeds of an interval with this many steps per second; None keeps the previous speeds."""
         if steps_per_s is not None:
-            work, flops, peak, count = self._workload, self.flops_per_step, self.peak_flops, len(self._recent)
+            work = self._workload
+            flops = self.flops_per_step
+            peak = self.peak_flops
+            count = len(self._recent)
             columns = zip(*self._recent, strict=True)
             tokens, targets = (sum(column) / count for column in columns) if count else (0.0, 0.0)
             has_tokens = work.has_tokens and count
             self.speeds = {
-                Key.EXAMPLES_PER_S: work.examples_per_step * steps_per_s if work.examples_per_step else None,
+                Key.EXAMPLES_PER_S: work.examples_per_step * steps_per_s
+                if work.examples_per_step
+                else None,
                 Key.TOKENS_PER_S: tokens * steps_per_s if has_tokens else None,
-                Key.TARGETS_PER_S: targets * steps_per_s if has_tokens and work.has_targets else None,
-                Key.MFU: flops * steps_per_s / peak if flops is not None and peak is not None else None,
+                Key.TARGETS_PER_S: targets * steps_per_s
+                if has_tokens and work.has_targets
+                else None,
+                Key.MFU: flops * steps_per_s / peak
+                if flops is not None and peak is not None
+                else None,
             }
         self._recent.clear()
 
@@ -294,10 +315,17 @@ class Counters:
 
     def prometheus_values(self) -> dict[str, Value]:
         """Return the values of the trainer's rows in contract.PROMETHEUS; called by the scraping thread."""
-        timer, work, speed, checkpoints = self.timer, self.workload, self.throughput, self.checkpoints
+        timer = self.timer
+        work = self.workload
+        speed = self.throughput
+        checkpoints = self.checkpoints
         step, steps = self.first_step + timer.steps, timer.steps
         task: dict[Labels, float | None] = {(split, Key.LOSS): None for split in ("train", "eval")}
-        task |= {("train", name): value for name, value in self.train_means.items() if name not in STEP_KEYS}
+        task |= {
+            ("train", name): value
+            for name, value in self.train_means.items()
+            if name not in STEP_KEYS
+        }
         task |= {("eval", name): value for name, value in self.eval_means.items()}
         numbers = self.train_means | speed.speeds | {Key.STEP: step, Key.EPOCH: work.epoch_at(step)}
         values: dict[str, Value] = {name: numbers.get(key) for key, name in GAUGES.items()}
@@ -305,7 +333,9 @@ class Counters:
             "jaxlaunch_target_step": work.total_steps,
             "jaxlaunch_steps_total": steps,
             "jaxlaunch_step_seconds": Histogram(STEP_BOUNDS_S, tuple(timer.counts), timer.seconds),
-            "jaxlaunch_part_seconds_total": {(part,): seconds for part, seconds in timer.part_seconds().items()},
+            "jaxlaunch_part_seconds_total": {
+                (part,): seconds for part, seconds in timer.part_seconds().items()
+            },
             "jaxlaunch_examples_total": work.examples_per_step * steps,
             "jaxlaunch_tokens_total": speed.tokens if work.has_tokens else 0,
             "jaxlaunch_targets_total": speed.targets if work.has_tokens and work.has_targets else 0,
@@ -343,7 +373,7 @@ def read_device_bytes() -> dict[Labels, float | None]:
     return sizes
 
 
-# --- the export -------------------------------------------------------------------------------------------------------
+# --- the export -----------------------------------------------------------------------------------
 
 METRIC_ROWS = tuple(metric for metric in PROMETHEUS if metric.exporter == "trainer")
 # Timeout for a reader that connects but does not read.
@@ -367,7 +397,9 @@ class RankCollector(Collector):
             histogram = HistogramMetricFamily(row.name, row.help, labels=row.labels)
             bounds = [*map(str, value.bounds), "+Inf"]
             cumulative = itertools.accumulate(value.counts)
-            histogram.add_metric([self._rank], list(zip(bounds, cumulative, strict=True)), value.sum)
+            histogram.add_metric(
+                [self._rank], list(zip(bounds, cumulative, strict=True)), value.sum
+            )
             return histogram
         kind = CounterMetricFamily if row.type == "counter" else GaugeMetricFamily
         family = kind(row.name, row.help, labels=row.labels)

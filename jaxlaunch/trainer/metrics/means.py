@@ -18,7 +18,8 @@ class EvaluationMeans:
 
     def __init__(self, derived: Callable[[dict[str, float]], Mapping[str, float]]) -> None:
         self._derived = derived
-        # Sum and weight of each metric, for each part of a mixture, and under None for the whole set.
+        # Sum and weight of each metric, for each part of a mixture, and under None for the whole
+        # set.
         self._pairs: dict[str | None, dict[str, tuple[float, float]]] = {None: {}}
 
     def add(self, part: str | None, sums: Mapping[str, Any]) -> None:
@@ -33,13 +34,19 @@ class EvaluationMeans:
         """Return the means of the whole set and of its parts, as `loss` and `loss/code`, and their `examples`."""
         means = self._part_means(None)
         for part in self._pairs.keys() - {None}:
-            means |= {f"{name}/{part}": mean for name, mean in self._part_means(part).items() if "/" not in name}
+            means |= {
+                f"{name}/{part}": mean
+                for name, mean in self._part_means(part).items()
+                if "/" not in name
+            }
         return means
 
     def _part_means(self, part: str | None) -> dict[str, float]:
         pairs = dict(self._pairs[part])
         examples, _ = pairs.pop(Key.EXAMPLES)
-        means = {name: total / weight if weight else math.nan for name, (total, weight) in pairs.items()}
+        means = {
+            name: total / weight if weight else math.nan for name, (total, weight) in pairs.items()
+        }
         return {**means, **self._derived(means), Key.EXAMPLES: examples}
 
 
@@ -77,7 +84,10 @@ class BestSteps:
 
     def to_meta(self) -> dict[str, Any]:
         """Return the steps and values for the metadata of a checkpoint."""
-        return {**_watched_key(self._best), "steps": [[step, value] for step, value in self._values]}
+        return {
+            **_watched_key(self._best),
+            "steps": [[step, value] for step, value in self._values],
+        }
 
     def resume(self, meta: Mapping[str, Any] | None, steps: Collection[int]) -> None:
         """Restore the state from a checkpoint of the same metric, with the `steps` that still exist."""
@@ -96,7 +106,9 @@ class Patience:
 
     def add_value(self, step: int, value: float) -> None:
         """Add the value of an evaluation. A value that is not finite is no improvement."""
-        is_better = self._best is None or _is_better(self._rule, value, self._best[1], self._rule.min_delta)
+        is_better = self._best is None or _is_better(
+            self._rule, value, self._best[1], self._rule.min_delta
+        )
         if math.isfinite(value) and is_better:
             self._best, self._stale = (step, value), 0
         else:
@@ -126,5 +138,7 @@ class Patience:
     def resume(self, meta: Mapping[str, Any] | None) -> None:
         """Restore the state from a checkpoint of the same metric."""
         if meta is not None and _watched_key(self._rule).items() <= meta.items():
-            self._best = None if meta["best"] is None else (int(meta["best"][0]), float(meta["best"][1]))
+            self._best = (
+                None if meta["best"] is None else (int(meta["best"][0]), float(meta["best"][1]))
+            )
             self._stale = int(meta["stale"])

@@ -1,7 +1,8 @@
 """The trainer's reports to its agent, as lines on the progress pipe that never block the loop.
 
-Reports of steps and metrics are cheap, because a thread sends only the newest ones, at most ten times per second.
-Everything else is sent immediately and in order. Without a pipe no call has an effect.
+Reports of steps and metrics are cheap, because a thread sends only the newest ones, at most ten
+times per second. Everything else is sent immediately and in order. Without a pipe no call has an
+effect.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ class Progress:
     def report_hello(self) -> None:
         """Identify the built-in trainer, whose exit code the agent then interprets by the contract."""
         self._post_message(
-            {"hello": "trainer", "python": platform.python_version(), "jax": importlib.metadata.version("jax")}
+            {
+                "hello": "trainer",
+                "python": platform.python_version(),
+                "jax": importlib.metadata.version("jax"),
+            }
         )
 
     def report_joined(self) -> None:

@@ -1,7 +1,8 @@
 """The metrics of a run and their destinations: Prometheus, the run folder, the agent, and standard output.
 
-The loop calls this module at log intervals, evaluations and saves; a step only uses `timer`. Every process exports to
-Prometheus, and process 0 also writes and prints. A failing disk or socket raises no exception here, but is noted once.
+The loop calls this module at log intervals, evaluations and saves; a step only uses `timer`. Every
+process exports to Prometheus, and process 0 also writes and prints. A failing disk or socket raises
+no exception here, but is noted once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ class Metrics:
     """The metrics of one process. Created before the first compilation, so that every scrape has every name."""
 
     def __init__(
-        self, workload: Workload, *, rank: int, run_dir: str | None, socket: str | None, report: Progress
+        self,
+        workload: Workload,
+        *,
+        rank: int,
+        run_dir: str | None,
+        socket: str | None,
+        report: Progress,
     ) -> None:
         self._workload, self._counters = workload, Counters(workload)
         self.timer = self._counters.timer
@@ -42,7 +49,9 @@ class Metrics:
         if run_dir is None and self._is_first and tracker_feed.has_tracker():
             # The tracker follows the files of the run folder.
             run_dir = tempfile.mkdtemp()
-        self._files = MetricsFiles(run_dir, report) if self._is_first and run_dir is not None else None
+        self._files = (
+            MetricsFiles(run_dir, report) if self._is_first and run_dir is not None else None
+        )
         self._feed: tracker_feed.TrackerFeed | None = None
         # Numbers of the last interval, as written and reported.
         self._numbers: dict[str, float | None] = {}
@@ -53,7 +62,9 @@ class Metrics:
             with _note_failure(report, "no metrics for Prometheus"):
                 self._exporter = Exporter(socket, rank, self._counters.prometheus_values)
 
-    def start(self, step: int, *, flops_per_step: float | None = None, peak_flops: float | None = None) -> None:
+    def start(
+        self, step: int, *, flops_per_step: float | None = None, peak_flops: float | None = None
+    ) -> None:
         """Start the metrics of a loop after `step` complete steps.
 
         Args:
@@ -62,7 +73,10 @@ class Metrics:
             peak_flops: FLOPs per second of all devices together; None when not known.
         """
         self._counters.first_step = step
-        self._counters.throughput.flops_per_step, self._counters.throughput.peak_flops = flops_per_step, peak_flops
+        self._counters.throughput.flops_per_step, self._counters.throughput.peak_flops = (
+            flops_per_step,
+            peak_flops,
+        )
         # A step that was restored is on storage.
         self._counters.checkpoints.step = step or None
         if self._files is not None:
@@ -74,10 +88,13 @@ class Metrics:
     def record_interval(self, step: int, values: Mapping[str, float], share: float = 1.0) -> None:
         """Record the means of `step` and this share of the time since the last call.
 
-        Called once per log interval on every process. A dispatch may contain several intervals, which share its time.
+        Called once per log interval on every process. A dispatch may contain several intervals,
+        which share its time.
         """
         counters, work = self._counters, self._workload
-        counters.train_means = {name: float(value) for name, value in values.items() if name not in LOOP_KEYS}
+        counters.train_means = {
+            name: float(value) for name, value in values.items() if name not in LOOP_KEYS
+        }
         took = self.timer.end_interval(share)
         counters.throughput.end_interval(took.steps_per_s)
         counters.device_bytes = read_device_bytes()
@@ -89,9 +106,17 @@ class Metrics:
         self._numbers = {**counters.train_means, **speeds, **overall}
         self._numbers |= {f"{Key.EPOCH}/{name}": passes for name, passes in parts.items()}
         split = {Key.PART_S.format(part=part): seconds for part, seconds in took.parts.items()}
-        self._write_row("metrics", step, {**self._numbers, **split, "wall_s": took.seconds, "time": time.time()})
-        busy = {part: took.parts[part] / took.seconds for part in ("data", "save")} if took.seconds else {}
-        print(format_interval(step, work.total_steps, counters.train_means, speeds, busy), flush=True)
+        self._write_row(
+            "metrics", step, {**self._numbers, **split, "wall_s": took.seconds, "time": time.time()}
+        )
+        busy = (
+            {part: took.parts[part] / took.seconds for part in ("data", "save")}
+            if took.seconds
+            else {}
+        )
+        print(
+            format_interval(step, work.total_steps, counters.train_means, speeds, busy), flush=True
+        )
 
     def record_trained(self, step: int, weight: float, tokens: float = 0.0) -> None:
         """Count the tokens and targets of `step`, and print a line if it has no target."""
@@ -137,7 +162,10 @@ class Metrics:
 
     def record_committed(self, step: int) -> None:
         """Record that the checkpoint of `step` is complete on storage."""
-        self._counters.checkpoints.step, self._counters.checkpoints.committed_at = step, time.monotonic()
+        self._counters.checkpoints.step, self._counters.checkpoints.committed_at = (
+            step,
+            time.monotonic(),
+        )
 
     def close(self) -> None:
         """End the export and close the files. Never raises, because the run is already complete and saved."""
@@ -152,7 +180,10 @@ class Metrics:
 
     def end_tracking(self, *, stops: bool) -> None:
         """Wait until the tracker has every line of the closed files, but only briefly if the run `stops`."""
-        if self._feed is not None and (lost := self._feed.close_at_stop() if stops else self._feed.close()) is not None:
+        if (
+            self._feed is not None
+            and (lost := self._feed.close_at_stop() if stops else self._feed.close()) is not None
+        ):
             self._report.report_note(lost)
             print(lost, file=sys.stderr, flush=True)
 
@@ -163,7 +194,9 @@ class Metrics:
 
     def _report_numbers(self, step: int) -> None:
         held_out = {f"eval_{name}": value for name, value in self._counters.eval_means.items()}
-        self._report.report_metrics({Key.STEP: step, **self._numbers, **held_out, **self._best_step})
+        self._report.report_metrics(
+            {Key.STEP: step, **self._numbers, **held_out, **self._best_step}
+        )
 
     def _print_line(self, step: int, text: str) -> None:
         if self._is_first:
@@ -185,7 +218,10 @@ class MetricsFiles:
         with _note_failure(self._report, "no metrics in the run folder"):
             for name in ("metrics", "eval"):
                 self._journals[name] = Journal(os.path.join(self.folder, f"{name}.jsonl"), step)
-            if importlib.util.find_spec("tensorboardX") is not None and not tracker_feed.writes_events():
+            if (
+                importlib.util.find_spec("tensorboardX") is not None
+                and not tracker_feed.writes_events()
+            ):
                 self._board = TensorBoard(os.path.join(self.folder, layout.TENSORBOARD), step)
 
     def write_row(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
@@ -201,7 +237,10 @@ class MetricsFiles:
         if (board := self._board) is not None:
             prefix, self._board = "train" if name == "metrics" else name, None
             with _note_failure(self._report, "no more TensorBoard events"):
-                board.write(step, {f"{prefix}/{key}": value for key, value in values.items() if key != "time"})
+                board.write(
+                    step,
+                    {f"{prefix}/{key}": value for key, value in values.items() if key != "time"},
+                )
                 self._board = board
             if self._board is None:
                 board.close()
@@ -210,7 +249,9 @@ class MetricsFiles:
         """Write a line of samples."""
         with _note_failure(self._report, "no samples in the run folder"):
             if "samples" not in self._journals:
-                self._journals["samples"] = Journal(os.path.join(self.folder, layout.SAMPLES), self._first_step)
+                self._journals["samples"] = Journal(
+                    os.path.join(self.folder, layout.SAMPLES), self._first_step
+                )
             self._journals["samples"].write(step, {"samples": samples, "time": time.time()})
 
     def close(self) -> None:
@@ -232,14 +273,21 @@ def _note_failure(report: Progress, lost: str, kind: type[Exception] = OSError) 
 
 
 def format_interval(
-    step: int, total: int, trained: Mapping[str, float], speeds: Mapping[str, float | None], busy: Mapping[str, float]
+    step: int,
+    total: int,
+    trained: Mapping[str, float],
+    speeds: Mapping[str, float | None],
+    busy: Mapping[str, float],
 ) -> str:
     """Return `step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %`.
 
-    For tokens the speeds are `29.1k tokens/s  1.8k targets/s`: tokens that are read, and predicted tokens that count.
+    For tokens the speeds are `29.1k tokens/s  1.8k targets/s`: tokens that are read, and predicted
+    tokens that count.
     """
     words = [f"step {step}/{total}", _format_values(trained)]
-    tokens, examples, mfu = (speeds.get(key) for key in (Key.TOKENS_PER_S, Key.EXAMPLES_PER_S, Key.MFU))
+    tokens, examples, mfu = (
+        speeds.get(key) for key in (Key.TOKENS_PER_S, Key.EXAMPLES_PER_S, Key.MFU)
+    )
     speed, unit = (examples, "examples") if tokens is None else (tokens, "tokens")
     if speed is not None:
         words.append(f"{format_short(speed)} {unit}/s")
@@ -259,7 +307,9 @@ def _format_values(values: Mapping[str, float]) -> str:
         Key.LOSS_SCALE: "scale {:g}",
     }
     # Families of values, such as expert_load/3, are only written to the files.
-    formats |= {name: f"{name} {{:.4g}}" for name in values if name not in formats and "/" not in name}
+    formats |= {
+        name: f"{name} {{:.4g}}" for name in values if name not in formats and "/" not in name
+    }
     return "  ".join(text.format(values[name]) for name, text in formats.items() if name in values)
 
 

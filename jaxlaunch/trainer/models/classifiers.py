@@ -1,7 +1,7 @@
 """The models that classify: an MLP for examples of any shape; ResNet, ConvNeXt and a vision transformer for images.
 
-B batch, Y and X places of an image, I channels in, O channels out, C channels, F hidden, P side of a patch, L patches
-(and a class token), D model, V classes.
+B batch, Y and X places of an image, I channels in, O channels out, C channels, F hidden, P side of
+a patch, L patches (and a class token), D model, V classes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Classifier(nnx.Module):
     """examples -> logits_BV.
 
     Attributes:
-        pixels: The mean and deviation of each channel for normalizing images; None normalizes each image by its own.
+        pixels: The mean and deviation of each channel for normalizing images; None normalizes each
+            image by its own.
     """
 
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
@@ -65,14 +66,23 @@ class MLP(Classifier):
     """`layers` hidden layers of `width` ReLUs over examples of `shape`, then `classes` logits."""
 
     def __init__(
-        self, config: spec.MLP, shape: Sequence[int], rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS
+        self,
+        config: spec.MLP,
+        shape: Sequence[int],
+        rngs: nnx.Rngs,
+        options: ModelOptions = DEFAULT_OPTIONS,
     ) -> None:
         super().__init__(options)
         sizes = list(pairwise([math.prod(shape), *[config.width] * config.layers]))
         self.layers = nnx.List(
-            [Linear(*size, (_layer_axis(i), _layer_axis(i + 1)), rngs) for i, size in enumerate(sizes)]
+            [
+                Linear(*size, (_layer_axis(i), _layer_axis(i + 1)), rngs)
+                for i, size in enumerate(sizes)
+            ]
         )
-        self.head = Linear(config.width, config.classes, (_layer_axis(config.layers), "classes"), rngs)
+        self.head = Linear(
+            config.width, config.classes, (_layer_axis(config.layers), "classes"), rngs
+        )
 
         def apply_hidden(layer: Linear, x_BF: Array) -> Array:
             result: Array = checkpoint_name(jax.nn.relu(layer(x_BF)), "hidden")
@@ -111,10 +121,12 @@ class ImageClassifier(Classifier):
         raise NotImplementedError
 
 
-# --- convolutional networks -------------------------------------------------------------------------------------------
+# --- convolutional networks -----------------------------------------------------------------------
 
 
-def convolve(x_BYXI: Array, kernel_YXIO: Array, stride: int, padding: int, groups: int = 1) -> Array:
+def convolve(
+    x_BYXI: Array, kernel_YXIO: Array, stride: int, padding: int, groups: int = 1
+) -> Array:
     """Convolve x with the kernel, in `groups` of channels, with `padding` zeros on each side."""
     return jax.lax.conv_general_dilated(
         x_BYXI,
@@ -129,12 +141,16 @@ def convolve(x_BYXI: Array, kernel_YXIO: Array, stride: int, padding: int, group
 class BatchNorm(nnx.Module):
     """x less the batch's mean, over its deviation, by channel, scaled and shifted; float32 inside.
 
-    Evaluation, and training with `use_running_average`, take the running statistics, of which training replaces the
-    share `momentum` with a batch's. Ioffe and Szegedy 2015.
+    Evaluation, and training with `use_running_average`, take the running statistics, of which
+    training replaces the share `momentum` with a batch's. Ioffe and Szegedy 2015.
     """
 
     def __init__(
-        self, channels: int, eps: float, momentum: float, running_variance: Literal["unbiased", "biased"]
+        self,
+        channels: int,
+        eps: float,
+        momentum: float,
+        running_variance: Literal["unbiased", "biased"],
     ) -> None:
         self.scale = nnx.Param(jnp.ones(channels, jnp.float32), axes=("embed",))
         self.bias = init_bias((channels,), ("embed",))
@@ -153,7 +169,10 @@ class BatchNorm(nnx.Module):
             self._update_statistics(mean_C, variance_C, x_BYXC.size // x_BYXC.shape[-1])
         scale_C = self.scale[...].astype(jnp.float32) * jax.lax.rsqrt(variance_C + self.eps)
         centred_BYXC = wide_BYXC - mean_C[None, None, None, :]
-        shifted = centred_BYXC * scale_C[None, None, None, :] + self.bias[...].astype(jnp.float32)[None, None, None, :]
+        shifted = (
+            centred_BYXC * scale_C[None, None, None, :]
+            + self.bias[...].astype(jnp.float32)[None, None, None, :]
+        )
         return shifted.astype(x_BYXC.dtype)
 
     def _update_statistics(self, mean_C: Array, variance_C: Array, count: int) -> None:
@@ -161,7 +180,9 @@ class BatchNorm(nnx.Module):
         if self.is_unbiased and count > 1:
             variance_C = variance_C * (count / (count - 1))
         for running, batch_C in ((self.mean, mean_C), (self.variance, variance_C)):
-            running[...] = (1.0 - self.momentum) * running[...] + self.momentum * jax.lax.stop_gradient(batch_C)
+            running[...] = (1.0 - self.momentum) * running[
+                ...
+            ] + self.momentum * jax.lax.stop_gradient(batch_C)
 
 
 class Convolution(nnx.Module):
@@ -181,7 +202,9 @@ class Convolution(nnx.Module):
 class Normalized(nnx.Module):
     """A convolution and its batch normalization."""
 
-    def __init__(self, config: spec.ResNet, inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: spec.ResNet, inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rngs
+    ) -> None:
         self.convolution = Convolution(inputs, outputs, size, stride, rngs)
         self.norm = BatchNorm(outputs, config.norm_eps, config.momentum, config.running_variance)
 
@@ -192,14 +215,22 @@ class Normalized(nnx.Module):
 class ResidualBlock(nnx.Module):
     """Convolutions with a shortcut, which is a convolution if the block changes the shape."""
 
-    def __init__(self, config: spec.ResNet, inputs: int, outputs: int, stride: int, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: spec.ResNet, inputs: int, outputs: int, stride: int, rngs: nnx.Rngs
+    ) -> None:
         layer, inner = partial(Normalized, config, rngs=rngs), outputs // 4
         if config.block == "basic":
             branch = [layer(inputs, outputs, 3, stride), layer(outputs, outputs, 3, 1)]
         else:
-            branch = [layer(inputs, inner, 1, 1), layer(inner, inner, 3, stride), layer(inner, outputs, 1, 1)]
+            branch = [
+                layer(inputs, inner, 1, 1),
+                layer(inner, inner, 3, stride),
+                layer(inner, outputs, 1, 1),
+            ]
         self.branch = nnx.List(branch)
-        self.shortcut = layer(inputs, outputs, 1, stride) if inputs != outputs or stride != 1 else None
+        self.shortcut = (
+            layer(inputs, outputs, 1, stride) if inputs != outputs or stride != 1 else None
+        )
 
     def __call__(self, x_BYXC: Array) -> Array:
         shortcut_BYXC = x_BYXC if self.shortcut is None else self.shortcut(x_BYXC)
@@ -211,7 +242,9 @@ class ResidualBlock(nnx.Module):
 class ResNet(ImageClassifier):
     """A residual network. He et al. 2016, with the stride in the 3 × 3 of a bottleneck (v1.5)."""
 
-    def __init__(self, config: spec.ResNet, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(
+        self, config: spec.ResNet, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS
+    ) -> None:
         super().__init__(options, config)
         self.is_pooled = config.stem != "small"
         size, stride = (7, 2) if self.is_pooled else (3, 1)
@@ -219,7 +252,13 @@ class ResNet(ImageClassifier):
         widths = [config.stem_width, *config.widths]
         self.stages = nnx.List(
             nnx.List(
-                ResidualBlock(config, widths[stage] if i == 0 else width, width, 2 if stage and i == 0 else 1, rngs)
+                ResidualBlock(
+                    config,
+                    widths[stage] if i == 0 else width,
+                    width,
+                    2 if stage and i == 0 else 1,
+                    rngs,
+                )
                 for i in range(depth)
             )
             for stage, (depth, width) in enumerate(zip(config.depths, config.widths, strict=True))
@@ -232,11 +271,15 @@ class ResNet(ImageClassifier):
         if self.is_pooled:
             # Max pooling over 3 × 3 places with stride 2.
             padding = ((0, 0), (1, 1), (1, 1), (0, 0))
-            x_BYXC = jax.lax.reduce_window(x_BYXC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
+            x_BYXC = jax.lax.reduce_window(
+                x_BYXC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding
+            )
         for stage in self.stages:
             for block in stage:
                 x_BYXC = self.apply(block, x_BYXC)
-        return constrain(x_BYXC.astype(jnp.float32).mean((1, 2)), "batch", "embed").astype(x_BYXC.dtype)
+        return constrain(x_BYXC.astype(jnp.float32).mean((1, 2)), "batch", "embed").astype(
+            x_BYXC.dtype
+        )
 
 
 class Patches(nnx.Module):
@@ -249,7 +292,10 @@ class Patches(nnx.Module):
 
     def __call__(self, x_BYXC: Array) -> Array:
         kernel = self.kernel[...]
-        return convolve(x_BYXC.astype(kernel.dtype), kernel, self.size, 0) + self.bias[...][None, None, None, :]
+        return (
+            convolve(x_BYXC.astype(kernel.dtype), kernel, self.size, 0)
+            + self.bias[...][None, None, None, :]
+        )
 
 
 class ConvNeXtBlock(nnx.Module):
@@ -263,14 +309,18 @@ class ConvNeXtBlock(nnx.Module):
         self.up_bias = init_bias((4 * width,), ("hidden",))
         self.down = init_weight(rngs, (4 * width, width), ("hidden", "embed"), INIT_STD)
         self.down_bias = init_bias((width,), ("embed",))
-        self.layer_scale = nnx.Param(jnp.full(width, config.layer_scale, jnp.float32), axes=("embed",))
+        self.layer_scale = nnx.Param(
+            jnp.full(width, config.layer_scale, jnp.float32), axes=("embed",)
+        )
         self.drop = Drop(0.0, config.drop_path > 0.0, rngs)
 
     def __call__(self, x_BYXC: Array, path: Array | None) -> Array:
         """Apply the block to all but the share `path` of the examples, which skip it."""
         alone_BYXC = convolve(x_BYXC, self.kernel[...], 1, 3, groups=x_BYXC.shape[-1])
         alone_BYXC = self.norm(alone_BYXC + self.bias[...][None, None, None, :])
-        up_BYXF = checkpoint_name(alone_BYXC @ self.up[...] + self.up_bias[...][None, None, None, :], "up")
+        up_BYXF = checkpoint_name(
+            alone_BYXC @ self.up[...] + self.up_bias[...][None, None, None, :], "up"
+        )
         hidden_BYXF = constrain(gelu(up_BYXF), "batch", None, None, "hidden")
         down_BYXC = hidden_BYXF @ self.down[...] + self.down_bias[...][None, None, None, :]
         scaled_BYXC = down_BYXC * self.layer_scale[...][None, None, None, :]
@@ -280,7 +330,9 @@ class ConvNeXtBlock(nnx.Module):
 class Stage(nnx.Module):
     """Blocks of one width, behind what halves the image; the first stage, without `inputs`, does not."""
 
-    def __init__(self, config: spec.ConvNeXt, inputs: int | None, width: int, depth: int, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: spec.ConvNeXt, inputs: int | None, width: int, depth: int, rngs: nnx.Rngs
+    ) -> None:
         self.norm = None if inputs is None else LayerNorm(inputs, CONVNEXT_EPS)
         self.half = None if inputs is None else Patches(inputs, width, 2, rngs)
         self.blocks = nnx.List(ConvNeXtBlock(config, width, rngs) for _ in range(depth))
@@ -289,7 +341,9 @@ class Stage(nnx.Module):
 class ConvNeXt(ImageClassifier):
     """ConvNeXt. Liu et al. 2022."""
 
-    def __init__(self, config: spec.ConvNeXt, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(
+        self, config: spec.ConvNeXt, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS
+    ) -> None:
         super().__init__(options, config)
         widths = config.widths
         self.patches = Patches(config.channels, widths[0], config.patch, rngs)
@@ -300,7 +354,9 @@ class ConvNeXt(ImageClassifier):
         )
         self.norm = LayerNorm(widths[-1], config.norm_eps)
         self.add_head(config, widths[-1], INIT_STD, rngs)
-        self.apply = remat.remat_layer(ConvNeXtBlock.__call__, options.remat, ("up",), scanned=False)
+        self.apply = remat.remat_layer(
+            ConvNeXtBlock.__call__, options.remat, ("up",), scanned=False
+        )
         self.paths = np.linspace(0.0, config.drop_path, sum(config.depths)).tolist()
 
     def pool(self, images_BYXC: Array) -> Array:
@@ -315,33 +371,46 @@ class ConvNeXt(ImageClassifier):
         return self.norm(constrain(x_BYXC.mean((1, 2)), "batch", "embed"))
 
 
-# --- the vision transformer -------------------------------------------------------------------------------------------
+# --- the vision transformer -----------------------------------------------------------------------
 
 
 class ViT(ImageClassifier):
     """A vision transformer. Dosovitskiy et al. 2021; mean pooling as in Beyer et al. 2022."""
 
-    def __init__(self, config: spec.ViT, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(
+        self, config: spec.ViT, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS
+    ) -> None:
         super().__init__(options, config)
         side, width, has_class = config.patch, config.width, config.pool == "cls"
-        block = partial(Block, config=config, attend=implementations.full_attention(options.attention))
-        self.patches = init_weight(rngs, (side, side, config.channels, width), (None, None, None, "embed"), INIT_STD)
+        block = partial(
+            Block, config=config, attend=implementations.full_attention(options.attention)
+        )
+        self.patches = init_weight(
+            rngs, (side, side, config.channels, width), (None, None, None, "embed"), INIT_STD
+        )
         self.patches_bias = init_bias((width,), ("embed",))
         self.cls = init_weight(rngs, (width,), ("embed",), INIT_STD) if has_class else None
-        self.positions = init_weight(rngs, (config.patch_count + has_class, width), (None, "embed"), INIT_STD)
+        self.positions = init_weight(
+            rngs, (config.patch_count + has_class, width), (None, "embed"), INIT_STD
+        )
         self.blocks = nnx.vmap(block)(rngs.split(config.layers))
         self.norm = LayerNorm(width, config.norm_eps)
         self.add_head(config, width, INIT_STD, rngs)
         self.drop = Drop(config.dropout, False, rngs)
         self.paths = partial(path_rates, config)
-        self.apply = remat.remat_layer(Block.__call__, options.remat, REMAT_NAMES, scanned=config.scan)
+        self.apply = remat.remat_layer(
+            Block.__call__, options.remat, REMAT_NAMES, scanned=config.scan
+        )
         self.scanned = config.scan
 
     def pool(self, images_BYXC: Array) -> Array:
         x_BLD = self.drop(self._embed_patches(images_BYXC))
-        x_BLD = run_stack(self.apply, self.blocks, x_BLD, None, per_layer=(self.paths(),), scanned=self.scanned)
+        x_BLD = run_stack(
+            self.apply, self.blocks, x_BLD, None, per_layer=(self.paths(),), scanned=self.scanned
+        )
         x_BLD = gather_sequence(self.norm(x_BLD))
-        # Without this constraint a head split along D would gather the gradients of the whole batch's logits.
+        # Without this constraint a head split along D would gather the gradients of the whole
+        # batch's logits.
         return constrain(x_BLD.mean(1) if self.cls is None else x_BLD[:, 0], "batch", "embed")
 
     def _embed_patches(self, images_BYXC: Array) -> Array:
@@ -353,10 +422,14 @@ class ViT(ImageClassifier):
             batch, height // side, side, breadth // side, side, channels
         )
         flat_BLF = tiles.swapaxes(2, 3).reshape(batch, -1, side * side * channels)
-        x_BLD = apply_kernel(flat_BLF, kernel_PPCD.reshape(-1, width)) + self.patches_bias[...][None, None, :]
+        x_BLD = (
+            apply_kernel(flat_BLF, kernel_PPCD.reshape(-1, width))
+            + self.patches_bias[...][None, None, :]
+        )
         if self.cls is not None:
             cls_B1D = jnp.broadcast_to(self.cls[...][None, None, :], (batch, 1, width))
             x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)
         positions_LD = constrain(self.positions[...], None, "embed")
-        # The positions are gathered first. Splitting directly would fetch class token and patches from other devices.
+        # The positions are gathered first. Splitting directly would fetch class token and patches
+        # from other devices.
         return split_sequence(gather_sequence(x_BLD + positions_LD[None]))

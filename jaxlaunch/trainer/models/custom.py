@@ -1,8 +1,10 @@
 """User models by module:Name: flax.nnx, and flax.linen and Haiku wrapped as flax.nnx modules.
 
-Linen and Haiku separate a model from its arrays: one function creates them for a sample of the inputs, another applies
-them. Here the arrays are nnx variables under the library's own names (`params.Dense_0.kernel`,
-`batch_stats.BatchNorm_0.mean`), so that the trainer shards, saves, averages and freezes them like any others."""
+Linen and Haiku separate a model from its arrays: one function creates them for a sample of the
+inputs, another applies them. Here the arrays are nnx variables under the library's own names
+(`params.Dense_0.kernel`, `batch_stats.BatchNorm_0.mean`), so that the trainer shards, saves,
+averages and freezes them like any others.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ Sample = Callable[[], tuple[Array, ...]]
 # Linen's default collection of `sow`.
 SOWN_COLLECTION = "intermediates"
 
-# Names of a call's argument that tells whether the model trains -> its value in training. A model whose call takes one
-# gets it unless the caller passes it.
+# Names of a call's argument that tells whether the model trains -> its value in training. A model
+# whose call takes one gets it unless the caller passes it.
 MODE_VALUES: Mapping[str, bool] = {
     "train": True,
     "training": True,
@@ -39,18 +41,22 @@ MODE_VALUES: Mapping[str, bool] = {
 NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
-def build_model(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample | None = None) -> nnx.Module:
+def build_model(
+    spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample | None = None
+) -> nnx.Module:
     """Return the model `Name(**other keys, rngs=rngs)`; of linen and Haiku, without rngs and made for `sample`.
 
     Raises SpecError for keys it does not take, and for remat and loss.
     """
     if spec.loss != Loss():
         raise SpecError(
-            f"train.loss: {config.kind} is not a built-in model; add these terms in the loss of a task of your own"
+            f"train.loss: {config.kind} is not a built-in model; add these terms in the loss of a "
+            "task of your own"
         )
     if spec.remat != "none":
         raise SpecError(
-            f"train.remat = {spec.remat}: {config.kind} is not a built-in model and rematerializes by itself; "
+            f"train.remat = {spec.remat}: {config.kind} is not a built-in model and rematerializes "
+            "by itself; "
             "leave remat out"
         )
     make, keys = user_code.load_object(config.kind), config.model_extra or {}
@@ -58,7 +64,8 @@ def build_model(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sa
     def sample_inputs() -> tuple[Array, ...]:
         if sample is None:
             raise SpecError(
-                f"train.model.kind = {config.kind} is made for a sample of its inputs, which custom.build was not given"
+                f"train.model.kind = {config.kind} is made for a sample of its inputs, which "
+                "custom.build was not given"
             )
         return sample()
 
@@ -73,12 +80,15 @@ def build_model(spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sa
         try:
             model = make(**arguments)
         except TypeError as error:
-            raise SpecError(f"train.model: {config.kind}({', '.join(arguments)}) failed: {error}") from error
+            raise SpecError(
+                f"train.model: {config.kind}({', '.join(arguments)}) failed: {error}"
+            ) from error
         if user_code.is_linen(model):
             return Linen(model, *sample_inputs(), rngs=rngs)
         if not isinstance(model, nnx.Module):
             raise SpecError(
-                f"train.model: {config.kind} makes a {type(model).__name__}, not a flax.nnx.Module, a "
+                f"train.model: {config.kind} makes a {type(model).__name__}, not a "
+                "flax.nnx.Module, a "
                 "flax.linen.Module or a function that Haiku transformed"
             )
         return model
@@ -91,15 +101,18 @@ def _takes_rngs(make: Any) -> bool:
     except (TypeError, ValueError):
         return True
     is_plain_function = inspect.isfunction(make) or inspect.isbuiltin(make)
-    return not is_plain_function or any(item.name == "rngs" or item.kind is item.VAR_KEYWORD for item in parameters)
+    return not is_plain_function or any(
+        item.name == "rngs" or item.kind is item.VAR_KEYWORD for item in parameters
+    )
 
 
 class Linen(nnx.Module):
     """A model of flax.linen as a `flax.nnx` module, for a task that makes its model itself. It is called as the linen
     module is.
 
-    Collections other than `params` are state: what a call in training makes of them is kept. Random streams of any name
-    are seeded. An axis that is named (`linen.with_partitioning`) is split as a rule of `sharding` says.
+    Collections other than `params` are state: what a call in training makes of them is kept. Random
+    streams of any name are seeded. An axis that is named (`linen.with_partitioning`) is split as a
+    rule of `sharding` says.
 
     **Arguments:**
 
@@ -134,15 +147,25 @@ class Linen(nnx.Module):
         keys = {"params": rngs.params(), "dropout": self.streams.dropout()}
         init = lambda: module.init(keys, *sample, **_mode_flags(self.modes, False), **keywords)  # noqa: E731
         collections = _initialize_arrays(module, init, sample)
-        self.collections = tuple(name for name, tree in collections.items() if not _is_sown(name, tree))
+        self.collections = tuple(
+            name for name, tree in collections.items() if not _is_sown(name, tree)
+        )
         variables = {"params": nnx.Param, "batch_stats": nnx.BatchStat}
         for name in self.collections:
-            setattr(self, name, nnx.data(_to_variables(collections[name], variables.get(name, nnx.Variable))))
+            setattr(
+                self,
+                name,
+                nnx.data(_to_variables(collections[name], variables.get(name, nnx.Variable))),
+            )
 
-    def __call__(self, *args: Any, method: str | Callable[..., Any] | None = None, **keywords: Any) -> Any:
+    def __call__(
+        self, *args: Any, method: str | Callable[..., Any] | None = None, **keywords: Any
+    ) -> Any:
         """Return what the module returns, or another `method` of it."""
         stored = {name: _variable_values(getattr(self, name)) for name in self.collections}
-        updated = [] if self.deterministic else [name for name in self.collections if name != "params"]
+        updated = (
+            [] if self.deterministic else [name for name in self.collections if name != "params"]
+        )
         flags = {} if method is not None else _mode_flags(self.modes, not self.deterministic)
         key = self.streams.dropout()  # a stream without a key of its own takes that of params
         outputs, updates = self.module.apply(
@@ -154,8 +177,12 @@ class Linen(nnx.Module):
             **(flags | keywords),
         )
         for name in updated:
-            _store_values(f"{describe_kind(self.module)}: {name}", getattr(self, name), updates[name])
-        self.last_sown = nnx.Intermediate({name: tree for name, tree in updates.items() if name not in updated})
+            _store_values(
+                f"{describe_kind(self.module)}: {name}", getattr(self, name), updates[name]
+            )
+        self.last_sown = nnx.Intermediate(
+            {name: tree for name, tree in updates.items() if name not in updated}
+        )
         return outputs
 
     def sown(self, collection: str = SOWN_COLLECTION) -> Any:
@@ -200,7 +227,9 @@ class Haiku(nnx.Module):
         self.modes = _mode_arguments(getattr(transformed.apply, "_original_fn", transformed.apply))
         self.streams = nnx.Rngs(dropout=rngs.dropout())
         flags, key = _mode_flags(self.modes, True), rngs.params()
-        arrays = _initialize_arrays(transformed, lambda: transformed.init(key, *sample, **flags, **keywords), sample)
+        arrays = _initialize_arrays(
+            transformed, lambda: transformed.init(key, *sample, **flags, **keywords), sample
+        )
         params, state = arrays if self.has_state else (arrays, {})
         self.params = nnx.data(_to_variables(_dotted_names(params), nnx.Param))
         self.state = nnx.data(_to_variables(_dotted_names(state), nnx.BatchStat))
@@ -226,7 +255,9 @@ def _transform_haiku(make: Any, keys: Mapping[str, Any]) -> Any:
 
     if not isinstance(make, type):
         if keys:
-            raise SpecError(f"a transformed function of Haiku takes no arguments; leave out {', '.join(keys)}")
+            raise SpecError(
+                f"a transformed function of Haiku takes no arguments; leave out {', '.join(keys)}"
+            )
         return make
     modes = _mode_arguments(make.__call__)
 
@@ -255,12 +286,15 @@ def _mode_flags(modes: tuple[str, ...], is_training: bool) -> dict[str, bool]:
 def _initialize_arrays(model: Any, init: Callable[[], Any], sample: tuple[Any, ...]) -> Any:
     """Call `init`. Raises SpecError if the model does not accept the sample."""
     try:
-        with jax.sharding.use_abstract_mesh(NO_MESH):  # linen would place what is annotated by the mesh's own names
+        with jax.sharding.use_abstract_mesh(
+            NO_MESH
+        ):  # linen would place what is annotated by the mesh's own names
             return init()
     except (TypeError, ValueError) as error:
         inputs = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(sample))
         raise SpecError(
-            f"{describe_kind(model)} cannot be called with {inputs}: {type(error).__name__}: {error}"
+            f"{describe_kind(model)} cannot be called with {inputs}: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
@@ -277,7 +311,9 @@ def _to_variables(tree: Mapping[str, Any], variable: type[nnx.Variable[Any]]) ->
         if isinstance(value, Mapping):
             return _to_variables(value, variable)
         if isinstance(value, AxisMetadata):
-            return variable(_unbox(value), axes=tuple(value.names) if isinstance(value, Partitioned) else ())
+            return variable(
+                _unbox(value), axes=tuple(value.names) if isinstance(value, Partitioned) else ()
+            )
         return variable(value)
 
     return {name: convert_value(value) for name, value in tree.items()}

@@ -1,8 +1,9 @@
 """A decoder: Llama's unless its options say otherwise. RMSNorm, RoPE, grouped-query attention, a gated MLP.
 
-B batch, L length, D model, H query heads, G key and value heads, K head size, F hidden, V vocabulary.
-Touvron et al. 2023 (LLaMA 2); Shazeer 2020 (SwiGLU, GeGLU); Ainslie et al. 2023 (grouped queries); Beltagy et al. 2020
-(windows); Gemma Team 2024 and 2025 (caps, norms on both sides, two bases); OLMo Team 2024 (norms behind).
+B batch, L length, D model, H query heads, G key and value heads, K head size, F hidden, V
+vocabulary. Touvron et al. 2023 (LLaMA 2); Shazeer 2020 (SwiGLU, GeGLU); Ainslie et al. 2023
+(grouped queries); Beltagy et al. 2020 (windows); Gemma Team 2024 and 2025 (caps, norms on both
+sides, two bases); OLMo Team 2024 (norms behind).
 """
 
 from __future__ import annotations
@@ -40,7 +41,14 @@ from jaxlaunch.trainer.models.layers import (
 from jaxlaunch.trainer.numerics import remat
 from jaxlaunch.trainer.parallel.sharding import Axes, constrain
 
-REMAT_NAMES = ("query", "key", "value", implementations.ATTENTION_OUTPUT, "gate", "up")  # what remat may keep by name
+REMAT_NAMES = (
+    "query",
+    "key",
+    "value",
+    implementations.ATTENTION_OUTPUT,
+    "gate",
+    "up",
+)  # what remat may keep by name
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu": gelu,
@@ -58,11 +66,14 @@ class LayerAttention(NamedTuple):
     def from_config(cls, config: spec.Decoder, name: str, attention: str) -> LayerAttention:
         """Return those of the layers with a window, or of the `full` ones."""
         is_window = name == "window"
-        window, scale = config.window if is_window else None, (config.query_scalar or config.head_channels) ** -0.5
+        window = config.window if is_window else None
+        scale = (config.query_scalar or config.head_channels) ** -0.5
         theta, scaling = config.rope_theta, config.rope_scaling
         if is_window and config.rope_local_theta is not None:
             theta, scaling = config.rope_local_theta, None
-        attend = implementations.causal_attention(attention, window=window, cap=config.score_cap, scale=scale)
+        attend = implementations.causal_attention(
+            attention, window=window, cap=config.score_cap, scale=scale
+        )
         return cls(attend, partial(apply_rope, theta=theta, scaling=scaling))
 
 
@@ -70,12 +81,24 @@ class SelfAttention(nnx.Module):
     """Causal grouped-query self-attention with rotary positions."""
 
     def __init__(self, config: spec.Decoder, rngs: nnx.Rngs) -> None:
-        width, heads, groups, size = config.width, config.heads, config.kv_head_count, config.head_channels
-        self.query = init_weight(rngs, (width, heads, size), ("embed", "heads", "head"), width**-0.5)
-        self.key = init_weight(rngs, (width, groups, size), ("embed", "kv_heads", "head"), width**-0.5)
-        self.value = init_weight(rngs, (width, groups, size), ("embed", "kv_heads", "head"), width**-0.5)
+        width = config.width
+        heads = config.heads
+        groups = config.kv_head_count
+        size = config.head_channels
+        self.query = init_weight(
+            rngs, (width, heads, size), ("embed", "heads", "head"), width**-0.5
+        )
+        self.key = init_weight(
+            rngs, (width, groups, size), ("embed", "kv_heads", "head"), width**-0.5
+        )
+        self.value = init_weight(
+            rngs, (width, groups, size), ("embed", "kv_heads", "head"), width**-0.5
+        )
         self.out = init_weight(
-            rngs, (heads, size, width), ("heads", "head", "embed"), (2 * config.layers * heads * size) ** -0.5
+            rngs,
+            (heads, size, width),
+            ("heads", "head", "embed"),
+            (2 * config.layers * heads * size) ** -0.5,
         )
         has_bias = "qkv" in config.biases
         self.query_bias = init_bias((heads, size), ("heads", "head")) if has_bias else None
@@ -86,11 +109,17 @@ class SelfAttention(nnx.Module):
         self.key_norm = _head_norm(config, groups, "kv_heads")
 
     def __call__(self, x_BLD: Array, keys: implementations.Keys, look: LayerAttention) -> Array:
-        query_BLHK = _apply_norm(self.query_norm, apply_kernel(x_BLD, self.query[...], bias=self.query_bias))
-        key_BLGK = _apply_norm(self.key_norm, apply_kernel(x_BLD, self.key[...], bias=self.key_bias))
+        query_BLHK = _apply_norm(
+            self.query_norm, apply_kernel(x_BLD, self.query[...], bias=self.query_bias)
+        )
+        key_BLGK = _apply_norm(
+            self.key_norm, apply_kernel(x_BLD, self.key[...], bias=self.key_bias)
+        )
         query_BLHK = checkpoint_name(look.rope(query_BLHK), "query")
         key_BLGK = checkpoint_name(look.rope(key_BLGK), "key")
-        value_BLGK = checkpoint_name(apply_kernel(x_BLD, self.value[...], bias=self.value_bias), "value")
+        value_BLGK = checkpoint_name(
+            apply_kernel(x_BLD, self.value[...], bias=self.value_bias), "value"
+        )
         query_BLHK = constrain(query_BLHK, "batch", "length", "heads", "head")
         mixed_BLHK = look.attend(query_BLHK, key_BLGK, value_BLGK, keys)
         mixed_BLHK = constrain(mixed_BLHK, "batch", "length", "heads", "head")
@@ -115,7 +144,9 @@ class GatedMLP(nnx.Module):
         width, hidden = config.width, config.mlp_units
         self.gate = init_weight(rngs, (width, hidden), ("embed", "hidden"), width**-0.5)
         self.up = init_weight(rngs, (width, hidden), ("embed", "hidden"), width**-0.5)
-        self.down = init_weight(rngs, (hidden, width), ("hidden", "embed"), (2 * config.layers * hidden) ** -0.5)
+        self.down = init_weight(
+            rngs, (hidden, width), ("hidden", "embed"), (2 * config.layers * hidden) ** -0.5
+        )
         has_bias = "mlp" in config.biases
         self.gate_bias = init_bias((hidden,), ("hidden",)) if has_bias else None
         self.up_bias = init_bias((hidden,), ("hidden",)) if has_bias else None
@@ -125,7 +156,9 @@ class GatedMLP(nnx.Module):
     def __call__(self, x_BLD: Array) -> Array:
         gate_BLF = checkpoint_name(apply_kernel(x_BLD, self.gate[...], bias=self.gate_bias), "gate")
         up_BLF = checkpoint_name(apply_kernel(x_BLD, self.up[...], bias=self.up_bias), "up")
-        hidden_BLF = constrain(gated_activation(self.activation, gate_BLF, up_BLF), "batch", "length", "hidden")
+        hidden_BLF = constrain(
+            gated_activation(self.activation, gate_BLF, up_BLF), "batch", "length", "hidden"
+        )
         return apply_kernel(hidden_BLF, self.down[...], bias=self.down_bias)
 
 
@@ -147,9 +180,13 @@ class Block(nnx.Module):
         x_BLD = self.add_attention(x_BLD, keys, look)
         return self.add_mlp(x_BLD, self.mlp(gather_sequence(_apply_norm(self.mlp_norm, x_BLD))))
 
-    def add_attention(self, x_BLD: Array, keys: implementations.Keys, look: LayerAttention) -> Array:
+    def add_attention(
+        self, x_BLD: Array, keys: implementations.Keys, look: LayerAttention
+    ) -> Array:
         """Add the output of attention to the stream."""
-        mixed_BLD = split_sequence(self.attention(gather_sequence(_apply_norm(self.attention_norm, x_BLD)), keys, look))
+        mixed_BLD = split_sequence(
+            self.attention(gather_sequence(_apply_norm(self.attention_norm, x_BLD)), keys, look)
+        )
         return x_BLD + _apply_norm(self.attention_out_norm, mixed_BLD)
 
     def add_mlp(self, x_BLD: Array, mlp_BLD: Array) -> Array:
@@ -180,40 +217,56 @@ def _apply_norm(norm: RMSNorm | None, x: Array) -> Array:
 class Decoder(LanguageModel):
     """tokens_BL -> logits_BLV. Blocks with experts and those without are a stack each: [layers, ...]."""
 
-    def __init__(self, config: spec.Decoder, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(
+        self, config: spec.Decoder, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS
+    ) -> None:
         super().__init__(options)
-        self.embedding = init_weight(rngs, (config.vocab, config.width), ("vocab", "embed"), config.width**-0.5)
-        stacked, layers = nnx.vmap(partial(Block, config=config, is_sparse=bool(config.experts))), config.layer_stacks
+        self.embedding = init_weight(
+            rngs, (config.vocab, config.width), ("vocab", "embed"), config.width**-0.5
+        )
+        stacked = nnx.vmap(partial(Block, config=config, is_sparse=bool(config.experts)))
+        layers = config.layer_stacks
         self.blocks = stacked(rngs.split(len(layers["blocks"])))
         if dense := layers.get("dense_blocks"):
             self.dense_blocks = nnx.vmap(partial(Block, config=config))(rngs.split(len(dense)))
         self.norm = RMSNorm(config.width, config.norm_eps, from_one=config.norm_from_one)
-        head = partial(init_weight, rngs, (config.width, config.vocab), ("embed", "vocab"), config.width**-0.5)
+        head = partial(
+            init_weight, rngs, (config.width, config.vocab), ("embed", "vocab"), config.width**-0.5
+        )
         self.head = None if config.tied else head()
         self.scanned, self.cap = config.scan, config.logit_cap
         self.factor = config.width**0.5 if config.embedding_scale else None
         self.mixture = None if config.experts is None else Mixture.from_config(config)
         self.spans = tuple(_layer_spans(config))
         # The compiler removes a loop of one round.
-        self.apply, self.apply_alone = (_functions_by_layer(config, options, looped=looped) for looped in (True, False))
+        self.apply, self.apply_alone = (
+            _functions_by_layer(config, options, looped=looped) for looped in (True, False)
+        )
 
     def features(self, tokens_BL: Array, keys: implementations.Keys = None) -> Array:
         """Return the normalized stream x_BLD. Raises SpecError in training where routers add to the loss."""
         if self.mixture is not None and self.mixture.is_penalized and not self.deterministic:
             raise SpecError(
-                "the task's loss calls the model, or its features, and so leaves out train.model.balance and router_z; "
+                "the task's loss calls the model, or its features, and so leaves out "
+                "train.model.balance and router_z; "
                 "add the penalty of model.read(tokens), as NextToken does, or set both to 0"
             )
         return self.read(tokens_BL, keys).x_BLD
 
-    def read(self, tokens_BL: Array, keys: implementations.Keys = None, real_BL: Array | None = None) -> Features:
+    def read(
+        self, tokens_BL: Array, keys: implementations.Keys = None, real_BL: Array | None = None
+    ) -> Features:
         """Return the features and the routing of the tokens in `real_BL`, by default those visible by `keys`."""
         x_BLD = self.embed_inputs(tokens_BL)
         if self.mixture is None:
-            x_BLD = run_stack(self._layer_functions(self.spans[0]), self.blocks, x_BLD, keys, scanned=self.scanned)
+            x_BLD = run_stack(
+                self._layer_functions(self.spans[0]), self.blocks, x_BLD, keys, scanned=self.scanned
+            )
             return Features(gather_sequence(self.norm(x_BLD)))
         if real_BL is None:
-            real_BL = padding.real_tokens({"tokens": tokens_BL, **implementations.as_visible(keys).to_keys()})
+            real_BL = padding.real_tokens(
+                {"tokens": tokens_BL, **implementations.as_visible(keys).to_keys()}
+            )
         real_BL = real_BL.astype(jnp.float32)
         carry: Any = x_BLD, RoutingTotals.zeros(self.mixture)
         for span in self.spans:
@@ -222,11 +275,19 @@ class Decoder(LanguageModel):
             place_NM = jnp.eye(span.stop - span.start, self.mixture.layers, dtype=jnp.float32)
             place_NM = jnp.roll(place_NM, span.start, axis=1)
             carry = run_stack(
-                self._layer_functions(span), layers, carry, keys, real_BL, per_layer=(place_NM,), scanned=self.scanned
+                self._layer_functions(span),
+                layers,
+                carry,
+                keys,
+                real_BL,
+                per_layer=(place_NM,),
+                scanned=self.scanned,
             )
         x_BLD, routed = carry
         means = routed.metric_means(real_BL.sum(), self.mixture)
-        return Features(gather_sequence(self.norm(x_BLD)), self.mixture.compute_penalty(means), means)
+        return Features(
+            gather_sequence(self.norm(x_BLD)), self.mixture.compute_penalty(means), means
+        )
 
     def embed_inputs(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
         x_BLD = self.embed_tokens(tokens_BL)
@@ -252,7 +313,9 @@ class Span(NamedTuple):
 
 def _layer_spans(config: spec.Decoder) -> list[Span]:
     place_by_layer = {
-        layer: (name, place) for name, layers in config.layer_stacks.items() for place, layer in enumerate(layers)
+        layer: (name, place)
+        for name, layers in config.layer_stacks.items()
+        for place, layer in enumerate(layers)
     }
     spans: list[Span] = []
     for layer in range(config.layers):
@@ -264,16 +327,23 @@ def _layer_spans(config: spec.Decoder) -> list[Span]:
     return spans
 
 
-def _functions_by_layer(config: spec.Decoder, options: ModelOptions, *, looped: bool) -> tuple[Callable[..., Any], ...]:
+def _functions_by_layer(
+    config: spec.Decoder, options: ModelOptions, *, looped: bool
+) -> tuple[Callable[..., Any], ...]:
     """Return the function that applies a layer, in a loop or alone, for each place in the pattern of windows."""
 
     def make_function(name: str) -> Callable[..., Any]:
         look = LayerAttention.from_config(config, name, options.attention)
 
         def apply(block: Block, x: Any, keys: implementations.Keys, *of_experts: Array) -> Any:
-            return block(x, keys, look) if config.experts is None else block.apply_routed(x, keys, look, *of_experts)
+            return (
+                block(x, keys, look)
+                if config.experts is None
+                else block.apply_routed(x, keys, look, *of_experts)
+            )
 
-        # With several looks the body of a loop holds several layers, whose recomputation the compiler could merge.
+        # With several looks the body of a loop holds several layers, whose recomputation the
+        # compiler could merge.
         scanned = looped and config.scan and len(config.attention_spans) == 1
         return remat.remat_layer(apply, options.remat, REMAT_NAMES, scanned=scanned)
 

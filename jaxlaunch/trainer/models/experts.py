@@ -1,15 +1,18 @@
 """An MLP of experts: a router sends each token to a few of them and sums their outputs.
 
-Shazeer et al. 2017; Fedus et al. 2022 (Switch); Zoph et al. 2022 (the z-loss); Jiang et al. 2024 (Mixtral).
+Shazeer et al. 2017; Fedus et al. 2022 (Switch); Zoph et al. 2022 (the z-loss); Jiang et al. 2024
+(Mixtral).
 
-Tokens go to their experts and back on one device, or over the mesh axis `ep` by two all-to-alls. That runs on each
-device by itself (inside `shard_map`), so every size is static. Without a capacity the buffers are large enough for any
-routing, so that no token is left out. With one they hold a fixed number of tokens of an example for each expert, and
-the others are left out. The choice does not depend on the mesh.
+Tokens go to their experts and back on one device, or over the mesh axis `ep` by two all-to-alls.
+That runs on each device by itself (inside `shard_map`), so every size is static. Without a capacity
+the buffers are large enough for any routing, so that no token is left out. With one they hold a
+fixed number of tokens of an example for each expert, and the others are left out. The choice does
+not depend on the mesh.
 
-B batch, L length, D model, E experts, K experts of a token, F hidden units of an expert, M layers with experts,
-S parts of the batch, one on a device, T tokens of a device, P = T × K pairs, W devices along ep, R rows of a buffer, or
-that one device may send to another, C places of an example with an expert.
+B batch, L length, D model, E experts, K experts of a token, F hidden units of an expert, M layers
+with experts, S parts of the batch, one on a device, T tokens of a device, P = T × K pairs, W
+devices along ep, R rows of a buffer, or that one device may send to another, C places of an example
+with an expert.
 """
 
 from __future__ import annotations
@@ -96,21 +99,26 @@ class RoutingTotals(NamedTuple):
         parts = 1 if mesh.empty else meshes.count_shards(mesh)
         by_expert = constrain(jnp.zeros((parts, mixture.experts), jnp.float32), "batch", None)
         alone = constrain(jnp.zeros(parts, jnp.float32), "batch")
-        chosen = constrain(jnp.zeros((mixture.layers, parts, mixture.experts), jnp.float32), None, "batch", None)
+        chosen = constrain(
+            jnp.zeros((mixture.layers, parts, mixture.experts), jnp.float32), None, "batch", None
+        )
         return cls(chosen, by_expert, alone, alone)
 
     def add_layer(self, counts: LayerCounts, place_M: Array) -> RoutingTotals:
         """Add the sums of one more layer, the one where `place_M` is 1."""
         chosen_MSE = self.chosen_MSE + place_M[:, None, None] * counts.chosen_SE[None]
-        return RoutingTotals(chosen_MSE, *(have + more for have, more in zip(self[1:], counts[1:], strict=True)))
+        return RoutingTotals(
+            chosen_MSE, *(have + more for have, more in zip(self[1:], counts[1:], strict=True))
+        )
 
     def metric_means(self, tokens: Array, mixture: Mixture) -> dict[str, Array]:
         """Return the penalties and metrics by name; `tokens` is the number of real tokens of the batch.
 
-        `balance_loss` is transformers' load_balancing_loss_func: E times the sum over experts of the tokens that chose
-        one times its probability, both as means over tokens and layers. `expert_load/3` is the share of all choices
-        that number 3 had, `expert_load_max` and `expert_load_min` the most and the least that an expert of a layer had,
-        in even shares, `expert_left_out` the share of choices that found no place.
+        `balance_loss` is transformers' load_balancing_loss_func: E times the sum over experts of
+        the tokens that chose one times its probability, both as means over tokens and layers.
+        `expert_load/3` is the share of all choices that number 3 had, `expert_load_max` and
+        `expert_load_min` the most and the least that an expert of a layer had, in even shares,
+        `expert_left_out` the share of choices that found no place.
         """
         layers, experts, per_token = mixture.layers, mixture.experts, mixture.experts_per_token
         rows = jnp.maximum(tokens, 1.0) * layers
@@ -124,7 +132,9 @@ class RoutingTotals(NamedTuple):
             "expert_load_min": chosen_ME.min() / even,
         }
         if mixture.has_capacity:
-            means["expert_left_out"] = jax.lax.stop_gradient(self.left_out_S.sum()) / (rows * per_token)
+            means["expert_left_out"] = jax.lax.stop_gradient(self.left_out_S.sum()) / (
+                rows * per_token
+            )
         listed = range(experts) if experts <= MAX_LISTED_EXPERTS else ()
         return means | {f"expert_load/{number}": load_E[number] for number in listed}
 
@@ -133,7 +143,10 @@ class Experts(nnx.Module):
     """The sum over a token's K experts of its share × (activation(x · gate) * (x · up)) · down."""
 
     def __init__(
-        self, config: spec.Decoder, rngs: nnx.Rngs, activations: Mapping[str, Callable[[Array], Array]]
+        self,
+        config: spec.Decoder,
+        rngs: nnx.Rngs,
+        activations: Mapping[str, Callable[[Array], Array]],
     ) -> None:
         width, hidden, experts = config.width, config.expert_units, config.experts or 0
         axes = ("experts", "embed", "hidden")
@@ -143,21 +156,27 @@ class Experts(nnx.Module):
         std = (2 * config.layers * hidden) ** -0.5
         self.down = init_weight(rngs, (experts, hidden, width), ("experts", "hidden", "embed"), std)
         self.activation = activations[config.activation]
-        self.each, self.is_normal, self.capacity = config.experts_per_token, config.experts_normalized, config.capacity
+        self.each = config.experts_per_token
+        self.is_normal = config.experts_normalized
+        self.capacity = config.capacity
 
     def __call__(self, x_BLD: Array, real_BL: Array) -> tuple[Array, LayerCounts]:
         """Return the output of this layer, with all positions, and the counts of its routing."""
-        # The router needs full float32 precision, even where a device multiplies float32 in fewer bits: rounding would
-        # send tokens to other experts.
+        # The router needs full float32 precision, even where a device multiplies float32 in fewer
+        # bits: rounding would send tokens to other experts.
         with jax.default_matmul_precision("highest"):
-            logits_BLE = apply_kernel(x_BLD.astype(jnp.float32), self.router[...].astype(jnp.float32))
+            logits_BLE = apply_kernel(
+                x_BLD.astype(jnp.float32), self.router[...].astype(jnp.float32)
+            )
         logits_BLE = constrain(logits_BLE, "batch", "length", None)
         arrays = x_BLD, logits_BLE, real_BL, self.gate[...], self.up[...], self.down[...]
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or mesh.size == 1:
             return self._apply_part(*arrays, ways=1, over=None)
         over = "mp" if mesh.shape["mp"] > 1 else None
-        rows, into, out = PartitionSpec(BATCH_AXES), PartitionSpec("ep", None, over), PartitionSpec("ep", over, None)
+        rows = PartitionSpec(BATCH_AXES)
+        into = PartitionSpec("ep", None, over)
+        out = PartitionSpec("ep", over, None)
         on_each: Any = jax.shard_map(
             partial(self._apply_part, ways=mesh.shape["ep"], over=over),
             in_specs=(rows, rows, rows, into, into, out),
@@ -201,7 +220,13 @@ class Experts(nnx.Module):
         return made_BLD, _count_tokens(logits_BLE, shares_BLE, expert_BLK, has_place_BLK, real_BL)
 
     def _apply_grouped(
-        self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_RD: Array, counts_E: Array
+        self,
+        pairs: int,
+        gate_EDF: Array,
+        up_EDF: Array,
+        down_EFD: Array,
+        x_RD: Array,
+        counts_E: Array,
     ) -> Array:
         """Apply the experts to consecutive groups of rows, of sizes `counts_E`; `pairs` rows count as work."""
         is_loop = platform() == "gpu" and grouped.is_loop_faster(pairs, len(x_RD), gate_EDF.shape)
@@ -211,17 +236,25 @@ class Experts(nnx.Module):
             up_RF = checkpoint_name(multiplied(x_RD, up_EDF, counts_E), "up")
             return multiplied(gated_activation(self.activation, gate_RF, up_RF), down_EFD, counts_E)
 
-    def _apply_equal_rows(self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_ERD: Array) -> Array:
+    def _apply_equal_rows(
+        self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_ERD: Array
+    ) -> Array:
         """Apply the experts to equally many rows of each."""
         room = x_ERD.shape[0] * x_ERD.shape[1]
         with jax.named_scope(flops.share_scope(min(pairs, room), room)):
             gate_ERF = checkpoint_name(jnp.einsum("erd,edf->erf", x_ERD, gate_EDF), "gate")
             up_ERF = checkpoint_name(jnp.einsum("erd,edf->erf", x_ERD, up_EDF), "up")
-            return jnp.einsum("erf,efd->erd", gated_activation(self.activation, gate_ERF, up_ERF), down_EFD)
+            return jnp.einsum(
+                "erf,efd->erd", gated_activation(self.activation, gate_ERF, up_ERF), down_EFD
+            )
 
 
 def _count_tokens(
-    logits_BLE: Array, shares_BLE: Array, expert_BLK: Array, has_place_BLK: Array | None, real_BL: Array
+    logits_BLE: Array,
+    shares_BLE: Array,
+    expert_BLK: Array,
+    has_place_BLK: Array | None,
+    real_BL: Array,
 ) -> LayerCounts:
     index_E = jnp.arange(logits_BLE.shape[-1], dtype=expert_BLK.dtype)
     is_chosen_BLE = (expert_BLK[..., None] == index_E[None, None, None, :]).any(2)
@@ -238,16 +271,19 @@ def _count_tokens(
     )
 
 
-# --- the way to the experts and back ----------------------------------------------------------------------------------
+# --- the way to the experts and back --------------------------------------------------------------
 
 
-def dispatch_sorted(x_TD: Array, expert_TK: Array, experts: int, ways: int, apply: ApplyGrouped) -> Array:
+def dispatch_sorted(
+    x_TD: Array, expert_TK: Array, experts: int, ways: int, apply: ApplyGrouped
+) -> Array:
     """Return the outputs of each token's experts, [T, K, D]; `apply` gets the rows sorted by expert.
 
     Each of `ways` devices sends to every other one the largest number of rows that it may need.
     """
     (tokens, per_token), local = expert_TK.shape, experts // ways
-    pairs, rows = tokens * per_token, tokens * per_token if ways == 1 else tokens * min(per_token, local)
+    pairs = tokens * per_token
+    rows = tokens * per_token if ways == 1 else tokens * min(per_token, local)
     expert_P, index_P = expert_TK.reshape(pairs), jnp.arange(pairs, dtype=jnp.int32)
     order_P = jnp.argsort(expert_P, stable=True)
     counts_WE = _count_pairs(expert_P, experts).reshape(ways, local)
@@ -257,7 +293,9 @@ def dispatch_sorted(x_TD: Array, expert_TK: Array, experts: int, ways: int, appl
     place_P = jnp.zeros_like(index_P).at[order_P].set(sorted_P, unique_indices=True)
     sent_RD = jnp.zeros((ways * rows, x_TD.shape[1]), x_TD.dtype)
     sent_RD = sent_RD.at[place_P].set(jnp.repeat(x_TD, per_token, axis=0), unique_indices=True)
-    made_RD = apply(sent_RD, counts_WE[0]) if ways == 1 else _apply_remotely(sent_RD, counts_WE, apply)
+    made_RD = (
+        apply(sent_RD, counts_WE[0]) if ways == 1 else _apply_remotely(sent_RD, counts_WE, apply)
+    )
     return made_RD.at[place_P].get(unique_indices=True).reshape(tokens, per_token, -1)
 
 
@@ -265,7 +303,8 @@ def _apply_remotely(sent_RD: Array, counts_WE: Array, apply: ApplyGrouped) -> Ar
     """Return the outputs of remote experts for the rows; each part of `sent_RD` is for one device."""
     (ways, local), width = counts_WE.shape, sent_RD.shape[1]
     rows = sent_RD.shape[0] // ways
-    # Besides the two all-to-alls a few integers are exchanged, which assign the received rows to experts.
+    # Besides the two all-to-alls a few integers are exchanged, which assign the received rows to
+    # experts.
     all_WWE = jax.lax.all_gather(counts_WE, EXPERT_AXIS)
     counts_WE = all_WWE[:, jax.lax.axis_index(EXPERT_AXIS)]
     got_RD = _exchange_parts(sent_RD.reshape(ways, rows, width)).reshape(ways * rows, width)
@@ -286,23 +325,40 @@ def _places_per_expert(capacity: float, length: int, per_token: int, experts: in
 
 
 def dispatch_within_capacity(
-    x_BLD: Array, expert_BLK: Array, real_BL: Array, experts: int, ways: int, capacity: float, apply: ApplyStacked
+    x_BLD: Array,
+    expert_BLK: Array,
+    real_BL: Array,
+    experts: int,
+    ways: int,
+    capacity: float,
+    apply: ApplyStacked,
 ) -> tuple[Array, Array]:
     """Return the outputs of each token's experts, [B, L, K, D], zeros without a place, and who had one, [B, L, K].
 
-    Earlier tokens come before later ones, and then first choices before second ones, so that no token depends on a
-    later one. Padding, where `real_BL` is 0, takes no place. Lepikhin et al. 2020 (GShard), but for the order.
+    Earlier tokens come before later ones, and then first choices before second ones, so that no
+    token depends on a later one. Padding, where `real_BL` is 0, takes no place. Lepikhin et al.
+    2020 (GShard), but for the order.
     """
     batch, length, per_token = expert_BLK.shape
     count, width = _places_per_expert(capacity, length, per_token, experts), x_BLD.shape[-1]
-    rank_BLK = _rank_within_expert(jnp.where(real_BL[..., None] > 0, expert_BLK, experts), experts + 1)
+    rank_BLK = _rank_within_expert(
+        jnp.where(real_BL[..., None] > 0, expert_BLK, experts), experts + 1
+    )
     total, has_place_BLK = experts * batch * count, (rank_BLK < count) & (real_BL[..., None] > 0)
-    row_BLK = (expert_BLK * batch + jnp.arange(batch, dtype=jnp.int32)[:, None, None]) * count + rank_BLK
+    row_BLK = (
+        expert_BLK * batch + jnp.arange(batch, dtype=jnp.int32)[:, None, None]
+    ) * count + rank_BLK
     outside_BLK = total + jnp.arange(expert_BLK.size, dtype=jnp.int32).reshape(expert_BLK.shape)
     place_P = jnp.where(has_place_BLK, row_BLK, outside_BLK).reshape(-1)
     rows_PD = jnp.repeat(x_BLD.reshape(-1, width), per_token, axis=0)
-    sent_RD = jnp.zeros((total, width), x_BLD.dtype).at[place_P].set(rows_PD, mode="drop", unique_indices=True)
-    made_RD = _apply_stacked(sent_RD.reshape(experts, batch * count, width), ways, apply).reshape(total, width)
+    sent_RD = (
+        jnp.zeros((total, width), x_BLD.dtype)
+        .at[place_P]
+        .set(rows_PD, mode="drop", unique_indices=True)
+    )
+    made_RD = _apply_stacked(sent_RD.reshape(experts, batch * count, width), ways, apply).reshape(
+        total, width
+    )
     made_PD = made_RD.at[place_P].get(mode="fill", fill_value=0, unique_indices=True)
     return made_PD.reshape(batch, length, per_token, width), has_place_BLK
 
@@ -322,7 +378,9 @@ def _rank_within_expert(expert_BLK: Array, experts: int) -> Array:
     batch, length, per_token = expert_BLK.shape
     expert_BP = expert_BLK.reshape(batch, length * per_token)
     order_BP = jnp.argsort(expert_BP, axis=1, stable=True)
-    starts_BE = jax.vmap(lambda expert_P: _exclusive_cumsum(_count_pairs(expert_P, experts)))(expert_BP)
+    starts_BE = jax.vmap(lambda expert_P: _exclusive_cumsum(_count_pairs(expert_P, experts)))(
+        expert_BP
+    )
     starts_BP = jnp.take_along_axis(starts_BE, jnp.take_along_axis(expert_BP, order_BP, 1), 1)
     sorted_BP = jnp.arange(length * per_token, dtype=jnp.int32)[None, :] - starts_BP
     rank_BP = jnp.take_along_axis(sorted_BP, jnp.argsort(order_BP, axis=1), 1)
@@ -330,7 +388,9 @@ def _rank_within_expert(expert_BLK: Array, experts: int) -> Array:
 
 
 def _count_pairs(expert_P: Array, experts: int) -> Array:
-    return (expert_P[:, None] == jnp.arange(experts, dtype=expert_P.dtype)[None, :]).sum(0, dtype=jnp.int32)
+    return (expert_P[:, None] == jnp.arange(experts, dtype=expert_P.dtype)[None, :]).sum(
+        0, dtype=jnp.int32
+    )
 
 
 def _exclusive_cumsum(counts: Array) -> Array:

@@ -37,7 +37,8 @@ from jaxlaunch.trainer.parallel.sharding import constrain
 
 # Names of activations that remat may keep.
 REMAT_NAMES = ("qkv", ATTENTION_OUTPUT, "up")
-# Deviation of initial weights, scaled down by depth where they add to the stream. Radford et al. 2019, section 2.3.
+# Deviation of initial weights, scaled down by depth where they add to the stream. Radford et al.
+# 2019, section 2.3.
 INIT_STD = 0.02
 
 
@@ -46,18 +47,27 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, config: spec.ViT | spec.GPT2, attend: Attention, rngs: nnx.Rngs) -> None:
         width, heads, size = config.width, config.heads, config.width // config.heads
-        self.qkv = init_weight(rngs, (width, 3, heads, size), ("embed", None, "heads", "head"), INIT_STD)
+        self.qkv = init_weight(
+            rngs, (width, 3, heads, size), ("embed", None, "heads", "head"), INIT_STD
+        )
         self.qkv_bias = init_bias((3, heads, size), (None, "heads", "head"))
         self.out = init_weight(
-            rngs, (heads, size, width), ("heads", "head", "embed"), INIT_STD * (2 * config.layers) ** -0.5
+            rngs,
+            (heads, size, width),
+            ("heads", "head", "embed"),
+            INIT_STD * (2 * config.layers) ** -0.5,
         )
         self.out_bias = init_bias((width,), ("embed",))
         self.attend = attend
 
     def __call__(self, x_BLD: Array, keys: Keys) -> Array:
         qkv_BL3HK = apply_kernel(x_BLD, self.qkv[...]) + self.qkv_bias[...][None, None]
-        qkv_BL3HK = checkpoint_name(constrain(qkv_BL3HK, "batch", "length", None, "heads", "head"), "qkv")
-        query_BLHK, key_BLHK, value_BLHK = (part[:, :, 0] for part in jnp.split(qkv_BL3HK, 3, axis=2))
+        qkv_BL3HK = checkpoint_name(
+            constrain(qkv_BL3HK, "batch", "length", None, "heads", "head"), "qkv"
+        )
+        query_BLHK, key_BLHK, value_BLHK = (
+            part[:, :, 0] for part in jnp.split(qkv_BL3HK, 3, axis=2)
+        )
         mixed_BLHK = self.attend(query_BLHK, key_BLHK, value_BLHK, keys)
         mixed_BLHK = constrain(mixed_BLHK, "batch", "length", "heads", "head")
         return apply_kernel(mixed_BLHK, self.out[...], axes=2) + self.out_bias[...][None, None, :]
@@ -70,13 +80,21 @@ class MLP(nnx.Module):
         width, hidden = config.width, config.mlp_units
         self.up = init_weight(rngs, (width, hidden), ("embed", "hidden"), INIT_STD)
         self.up_bias = init_bias((hidden,), ("hidden",))
-        self.down = init_weight(rngs, (hidden, width), ("hidden", "embed"), INIT_STD * (2 * config.layers) ** -0.5)
+        self.down = init_weight(
+            rngs, (hidden, width), ("hidden", "embed"), INIT_STD * (2 * config.layers) ** -0.5
+        )
         self.down_bias = init_bias((width,), ("embed",))
-        self.gelu = partial(jax.nn.gelu, approximate=True) if isinstance(config, spec.GPT2) else gelu
+        self.gelu = (
+            partial(jax.nn.gelu, approximate=True) if isinstance(config, spec.GPT2) else gelu
+        )
 
     def __call__(self, x_BLD: Array) -> Array:
-        up_BLF = checkpoint_name(apply_kernel(x_BLD, self.up[...]) + self.up_bias[...][None, None, :], "up")
-        hidden_BLF = constrain(recompute_in_backward(self.gelu)(up_BLF), "batch", "length", "hidden")
+        up_BLF = checkpoint_name(
+            apply_kernel(x_BLD, self.up[...]) + self.up_bias[...][None, None, :], "up"
+        )
+        hidden_BLF = constrain(
+            recompute_in_backward(self.gelu)(up_BLF), "batch", "length", "hidden"
+        )
         return apply_kernel(hidden_BLF, self.down[...]) + self.down_bias[...][None, None, :]
 
 
@@ -94,39 +112,58 @@ class Block(nnx.Module):
         """Apply the layer. The share `path` of the examples skips a branch of it."""
         mixed_BLD = self.attention(gather_sequence(self.attention_norm(x_BLD)), keys)
         x_BLD = x_BLD + self.drop(split_sequence(mixed_BLD), path)
-        x_BLD = x_BLD + self.drop(split_sequence(self.mlp(gather_sequence(self.mlp_norm(x_BLD)))), path)
+        x_BLD = x_BLD + self.drop(
+            split_sequence(self.mlp(gather_sequence(self.mlp_norm(x_BLD)))), path
+        )
         return split_sequence(x_BLD)
 
 
 def path_rates(config: spec.ViT | spec.GPT2) -> Array | None:
     """Return the share of examples that skip a branch, by layer: 0 to `drop_path`. Huang et al. 2016.
 
-    Call it inside the trace: an array created earlier would be an argument that a compiled step does not have.
+    Call it inside the trace: an array created earlier would be an argument that a compiled step
+    does not have.
     """
-    return jnp.linspace(0.0, config.drop_path, config.layers, dtype=jnp.float32) if config.drop_path else None
+    return (
+        jnp.linspace(0.0, config.drop_path, config.layers, dtype=jnp.float32)
+        if config.drop_path
+        else None
+    )
 
 
 class GPT2(LanguageModel):
     """tokens_BL -> logits_BLV. The blocks' parameters are stacked: [layers, ...]."""
 
-    def __init__(self, config: spec.GPT2, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(
+        self, config: spec.GPT2, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS
+    ) -> None:
         super().__init__(options)
-        block = partial(Block, config=config, attend=implementations.causal_attention(options.attention))
-        self.embedding = init_weight(rngs, (config.vocab, config.width), ("vocab", "embed"), INIT_STD)
+        block = partial(
+            Block, config=config, attend=implementations.causal_attention(options.attention)
+        )
+        self.embedding = init_weight(
+            rngs, (config.vocab, config.width), ("vocab", "embed"), INIT_STD
+        )
         self.head = None
-        self.positions = init_weight(rngs, (config.position_rows, config.width), (None, "embed"), INIT_STD / 2)
+        self.positions = init_weight(
+            rngs, (config.position_rows, config.width), (None, "embed"), INIT_STD / 2
+        )
         self.blocks = nnx.vmap(block)(rngs.split(config.layers))
         self.norm = LayerNorm(config.width, config.norm_eps)
         self.drop = Drop(config.dropout, False, rngs)
         self.paths = partial(path_rates, config)
-        self.apply = remat.remat_layer(Block.__call__, options.remat, REMAT_NAMES, scanned=config.scan)
+        self.apply = remat.remat_layer(
+            Block.__call__, options.remat, REMAT_NAMES, scanned=config.scan
+        )
         self.scanned = config.scan
 
     def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
         # Each example of a packed row begins at 0.
         places_BL = implementations.as_visible(keys).places_BL
         x_BLD = self.embed_inputs(tokens_BL, places_BL)
-        x_BLD = run_stack(self.apply, self.blocks, x_BLD, keys, per_layer=(self.paths(),), scanned=self.scanned)
+        x_BLD = run_stack(
+            self.apply, self.blocks, x_BLD, keys, per_layer=(self.paths(),), scanned=self.scanned
+        )
         return gather_sequence(self.norm(x_BLD))
 
     def embed_inputs(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:

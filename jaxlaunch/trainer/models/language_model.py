@@ -59,9 +59,10 @@ class LanguageModel(nnx.Module):
     def embed_tokens(self, tokens_BL: Array) -> Array:
         """Return the tokens' rows of the embedding, x_BLD.
 
-        Whole rows are looked up, and their gradient is summed over the devices. If the table is larger than the rows
-        that a device looks up, exchanging the rows is cheaper: the devices that share a table then look up each other's
-        tokens in their own columns of it. A table that is also the head is gathered in any case.
+        Whole rows are looked up, and their gradient is summed over the devices. If the table is
+        larger than the rows that a device looks up, exchanging the rows is cheaper: the devices
+        that share a table then look up each other's tokens in their own columns of it. A table that
+        is also the head is gathered in any case.
         """
         vocab, width = self.embedding.shape
         mesh = jax.sharding.get_abstract_mesh()
@@ -73,7 +74,9 @@ class LanguageModel(nnx.Module):
         if self.head is None:
             return jnp.take(self.table_VD, tokens_BL, axis=0)
         tokens_BL = constrain(tokens_BL, "other_batch", "length")
-        return constrain(jnp.take(self.embedding[...], tokens_BL, axis=0), "other_batch", "length", "columns")
+        return constrain(
+            jnp.take(self.embedding[...], tokens_BL, axis=0), "other_batch", "length", "columns"
+        )
 
     @property
     def table_VD(self) -> Array:
@@ -83,7 +86,11 @@ class LanguageModel(nnx.Module):
     @property
     def head_DV(self) -> Array:
         """The output matrix [D, V], its columns whole: a loss in chunks would gather a split one for every chunk."""
-        return self.table_VD.T if self.head is None else gather_weight(self.head[...], "embed", "vocab")
+        return (
+            self.table_VD.T
+            if self.head is None
+            else gather_weight(self.head[...], "embed", "vocab")
+        )
 
     def project(self, x_BLD: Array, head_DV: Array, output: jnp.dtype | None = None) -> Array:
         """Return features times the head, within the cap: logits_BLV in `output` or the model's own dtype."""
@@ -99,11 +106,15 @@ def _project_logits(x: Array, head_DV: Array, output: jnp.dtype) -> Array:
     return jnp.matmul(x, head_DV, preferred_element_type=output)
 
 
-def _logits_forward(x: Array, head_DV: Array, output: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
+def _logits_forward(
+    x: Array, head_DV: Array, output: jnp.dtype
+) -> tuple[Array, tuple[Array, Array]]:
     return _project_logits(x, head_DV, output), (x, head_DV)
 
 
-def _logits_backward(output: jnp.dtype, residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _logits_backward(
+    output: jnp.dtype, residuals: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
     x, head_DV = residuals
     # float16 has no room for the small ones among the gradients of logits.
     if x.dtype == jnp.bfloat16:

@@ -36,7 +36,12 @@ class ModelOptions(NamedTuple):
     @classmethod
     def from_spec(cls, spec: TrainSpec) -> ModelOptions:
         """Return the options that a train block asks for."""
-        return cls(spec.attention, spec.remat, precision.resolve_precision(spec.precision).output, spec.loss)
+        return cls(
+            spec.attention,
+            spec.remat,
+            precision.resolve_precision(spec.precision).output,
+            spec.loss,
+        )
 
 
 DEFAULT_OPTIONS = ModelOptions()
@@ -60,7 +65,8 @@ def gather_sequence(x_BLD: Array) -> Array:
 def split_sequence(x_BLD: Array) -> Array:
     """Split an example's positions over mp, so that each device keeps its part of the sum of products.
 
-    Norms, dropout and what remat keeps are then split too. Korthikanti et al. 2022, "sequence parallelism".
+    Norms, dropout and what remat keeps are then split too. Korthikanti et al. 2022, "sequence
+    parallelism".
     """
     return constrain(x_BLD, "batch", "sequence", "embed")
 
@@ -72,12 +78,15 @@ class Kernel(Protocol):
         """Multiply like the function of this name, without a bias."""
 
 
-def apply_kernel(x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Array] | None = None) -> Array:
+def apply_kernel(
+    x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Array] | None = None
+) -> Array:
     """Multiply x [B, L, ..., I] with kernel [I, ..., O], the last `axes` of x with its first; add a bias [..., O].
 
-    On CPU devices B and L are merged for the product: the kernel's gradient would sum over two axes, for which XLA's
-    CPU compiler transposes its operand in memory. On other devices they stay apart: if the rows of a sum over mp are
-    one axis, XLA's GPU compiler emits an all-reduce instead of a reduce-scatter along L.
+    On CPU devices B and L are merged for the product: the kernel's gradient would sum over two
+    axes, for which XLA's CPU compiler transposes its operand in memory. On other devices they stay
+    apart: if the rows of a sum over mp are one axis, XLA's GPU compiler emits an all-reduce instead
+    of a reduce-scatter along L.
     """
     if isinstance(kernel, Array):
         rows = x.reshape(-1, *x.shape[2:]) if platform() == "cpu" else x
@@ -96,7 +105,8 @@ def platform() -> str:
 def recompute_in_backward(function: Callable[..., Array]) -> Callable[..., Array]:
     """Recompute `function`, elementwise or a norm, from its arguments in the backward pass.
 
-    The arguments are in memory in any case. The intermediates, some of them in float32, need not be.
+    The arguments are in memory in any case. The intermediates, some of them in float32, need not
+    be.
     """
     return jax.checkpoint(function, prevent_cse=False)
 
@@ -125,16 +135,21 @@ class RMSNorm(nnx.Module):
     """
 
     def __init__(
-        self, shape: int | tuple[int, ...], eps: float, axes: Axes = ("embed",), *, from_one: bool = False
+        self,
+        shape: int | tuple[int, ...],
+        eps: float,
+        axes: Axes = ("embed",),
+        *,
+        from_one: bool = False,
     ) -> None:
         start = jnp.zeros if from_one else jnp.ones
         self.scale = nnx.Param(start(shape, jnp.float32), axes=axes)
         self.eps, self.from_one = eps, from_one
 
     def __call__(self, x: Array) -> Array:
-        return recompute_in_backward(partial(_root_mean_square, eps=self.eps, from_one=self.from_one))(
-            x, self.scale[...]
-        )
+        return recompute_in_backward(
+            partial(_root_mean_square, eps=self.eps, from_one=self.from_one)
+        )(x, self.scale[...])
 
 
 def _root_mean_square(x: Array, scale: Array, eps: float, *, from_one: bool) -> Array:
@@ -155,7 +170,9 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        return recompute_in_backward(partial(_layer_norm, eps=self.eps))(x, self.scale[...], self.bias[...])
+        return recompute_in_backward(partial(_layer_norm, eps=self.eps))(
+            x, self.scale[...], self.bias[...]
+        )
 
 
 def _layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
@@ -169,7 +186,8 @@ def _layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
 def gelu(x: Array) -> Array:
     """Return x times the normal distribution's share below it; float32 inside. Hendrycks and Gimpel 2016, exact.
 
-    By erf, not by erfc as in jax.nn: a polynomial without cases, at a small share of erfc's cost on a CPU.
+    By erf, not by erfc as in jax.nn: a polynomial without cases, at a small share of erfc's cost on
+    a CPU.
     """
     wide = x.astype(jnp.float32)
     return (0.5 * wide * (1.0 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
@@ -187,11 +205,15 @@ def apply_rope(
     first, second = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     if scaling is not None and scaling.kind == "yarn":
-        turned = turned * (scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0)
+        turned = turned * (
+            scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
+        )
     return turned.astype(x_BLHK.dtype)
 
 
-Frequencies = np.ndarray[tuple[int], np.dtype[np.float64]]  # radians per position of each channel pair, [K/2]
+Frequencies = np.ndarray[
+    tuple[int], np.dtype[np.float64]
+]  # radians per position of each channel pair, [K/2]
 
 
 def _rope_frequencies(size: int, theta: float, scaling: RopeScaling | None) -> Frequencies:
@@ -202,10 +224,13 @@ def _rope_frequencies(size: int, theta: float, scaling: RopeScaling | None) -> F
     return frequency_K * (unscaled_K + (1 - unscaled_K) / scaling.factor)
 
 
-def _unscaled_share(scaling: RopeScaling, frequency_K: Frequencies, size: int, theta: float) -> Frequencies:
+def _unscaled_share(
+    scaling: RopeScaling, frequency_K: Frequencies, size: int, theta: float
+) -> Frequencies:
     """Return the share of each frequency that is not stretched: as the Llama 3.1 model card's code does, or by YaRN.
 
-    Peng et al. 2023 (YaRN), section 3.2, with the ends of the ramp in channels, as their code has them.
+    Peng et al. 2023 (YaRN), section 3.2, with the ends of the ramp in channels, as their code has
+    them.
     """
     if scaling.kind == "linear":
         return np.zeros_like(frequency_K)
@@ -220,7 +245,9 @@ def _unscaled_share(scaling: RopeScaling, frequency_K: Frequencies, size: int, t
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
-    result: Frequencies = 1.0 - np.clip((np.arange(size // 2) - first) / ((last - first) or 0.001), 0.0, 1.0)
+    result: Frequencies = 1.0 - np.clip(
+        (np.arange(size // 2) - first) / ((last - first) or 0.001), 0.0, 1.0
+    )
     return result
 
 
@@ -249,7 +276,7 @@ def _drop_and_scale(x: Array, share: float | Array, shape: tuple[int, ...], key:
     return jnp.where(is_kept, x / jnp.asarray(share, x.dtype), jnp.zeros((), x.dtype))
 
 
-# --- stacks of equal layers -------------------------------------------------------------------------------------------
+# --- stacks of equal layers -----------------------------------------------------------------------
 
 
 def run_stack(
@@ -262,11 +289,12 @@ def run_stack(
 ) -> Array:
     """Apply `x = apply(layer, x, *shared, *own)` to every layer, where `own` is its slice of the arrays of `per_layer`.
 
-    The parameters of the layers are stacked: [layers, ...]. A scan compiles one layer and keeps the residuals of its
-    backward pass in arrays over all layers. Unrolled layers are slower to compile and faster to run.
+    The parameters of the layers are stacked: [layers, ...]. A scan compiles one layer and keeps the
+    residuals of its backward pass in arrays over all layers. Unrolled layers are slower to compile
+    and faster to run.
 
-    Several functions take turns over the layers. A scan then has as many layers in its body, and the remaining layers
-    follow it.
+    Several functions take turns over the layers. A scan then has as many layers in its body, and
+    the remaining layers follow it.
     """
     turns = apply if isinstance(apply, tuple) else (apply,)
     if scanned and len(turns) == 1:
@@ -296,11 +324,17 @@ def run_stack(
 
 
 def _scan_rounds(
-    write_out: Callable[[Array, PyTree], tuple[Array, PyTree]], x: Array, stacked: PyTree, rounds: int, turns: int
+    write_out: Callable[[Array, PyTree], tuple[Array, PyTree]],
+    x: Array,
+    stacked: PyTree,
+    rounds: int,
+    turns: int,
 ) -> tuple[Array, PyTree]:
     """Scan over rounds of `turns` layers, then run the remaining ones. Return their random streams, stacked."""
     count = rounds * turns
-    by_round = jax.tree.map(lambda leaf: leaf[:count].reshape(rounds, turns, *leaf.shape[1:]), stacked)
+    by_round = jax.tree.map(
+        lambda leaf: leaf[:count].reshape(rounds, turns, *leaf.shape[1:]), stacked
+    )
     x, drawn = jax.lax.scan(write_out, x, by_round)
     drawn = jax.tree.map(lambda counts: counts.reshape(count, *counts.shape[2:]), drawn)
     remaining = jax.tree.map(lambda leaf: leaf[count:], stacked)

@@ -1,10 +1,11 @@
 """Counting of a model's floating-point operations from its jaxpr.
 
-Only model FLOPs count: two per multiply-add of matrix products and convolutions. A training step is the forward pass
-plus twice as much for the backward pass. With frozen parameters, the backward pass counts each product once for every
-operand that depends on trained parameters. Rematerialization does not count. Masked scores of attention count, unless
-`causal` is 0.5, which halves causal attention. A window counts as if each query had that many keys, or with 0.5 the
-pairs inside of it. Experts count for the tokens that they receive, not for their capacity. XLA's own cost analysis
+Only model FLOPs count: two per multiply-add of matrix products and convolutions. A training step is
+the forward pass plus twice as much for the backward pass. With frozen parameters, the backward pass
+counts each product once for every operand that depends on trained parameters. Rematerialization
+does not count. Masked scores of attention count, unless `causal` is 0.5, which halves causal
+attention. A window counts as if each query had that many keys, or with 0.5 the pairs inside of it.
+Experts count for the tokens that they receive, not for their capacity. XLA's own cost analysis
 counts the body of a scan only once, so it is not used.
 """
 
@@ -25,7 +26,11 @@ from jaxlaunch.accelerators import PEAK_FLOPS
 def peak_flops(devices: Iterable[jax.Device]) -> float | None:
     """Return the dense bf16 peak FLOP/s of all devices together; None if one of them is not in PEAK_FLOPS."""
     kinds = [device.device_kind for device in devices]
-    return sum(PEAK_FLOPS[kind] for kind in kinds) if kinds and all(kind in PEAK_FLOPS for kind in kinds) else None
+    return (
+        sum(PEAK_FLOPS[kind] for kind in kinds)
+        if kinds and all(kind in PEAK_FLOPS for kind in kinds)
+        else None
+    )
 
 
 # Prefix of the scope in which trainer/attention/implementations computes causal attention.
@@ -35,7 +40,11 @@ _CAUSAL_SCOPE = re.compile(rf"{CAUSAL_PREFIX}(?:_(\d+)_of_(\d+))?")
 
 def causal_scope(length: int, window: int | None) -> str:
     """Return the name of the scope of causal attention, which includes a window that hides keys."""
-    return CAUSAL_PREFIX if window is None or window >= length else f"{CAUSAL_PREFIX}_{window}_of_{length}"
+    return (
+        CAUSAL_PREFIX
+        if window is None or window >= length
+        else f"{CAUSAL_PREFIX}_{window}_of_{length}"
+    )
 
 
 _SHARE_SCOPE = re.compile(r"(\d+)_of_(\d+)_rows")
@@ -46,13 +55,16 @@ def share_scope(rows: int, room: int) -> str:
     return f"{rows}_of_{room}_rows"
 
 
-# Name of the call in trainer/numerics/grouped. Its operands are the rows, the matrices, and the rows of each matrix.
+# Name of the call in trainer/numerics/grouped. Its operands are the rows, the matrices, and the
+# rows of each matrix.
 GROUPED_PRODUCT = "jaxlaunch_grouped_product"
 
 
 def _counted_share(scopes: str, causal: float) -> float:
     """Return the share of a product's FLOPs that counts in its scopes, 1 outside of causal attention and buffers."""
-    if (rows := next(filter(None, map(_SHARE_SCOPE.fullmatch, scopes.split("/"))), None)) is not None:
+    if (
+        rows := next(filter(None, map(_SHARE_SCOPE.fullmatch, scopes.split("/"))), None)
+    ) is not None:
         return int(rows[1]) / int(rows[2])
     match = next(filter(None, map(_CAUSAL_SCOPE.fullmatch, scopes.split("/"))), None)
     if match is None or match[1] is None:
@@ -61,21 +73,28 @@ def _counted_share(scopes: str, causal: float) -> float:
     return share * (1.0 - (1.0 - causal) * share)
 
 
-def train_step_flops(forward: Jaxpr, causal: float = 1.0, trained: int | None = None) -> float | None:
+def train_step_flops(
+    forward: Jaxpr, causal: float = 1.0, trained: int | None = None
+) -> float | None:
     """Return the FLOPs of a training step.
 
     Args:
         forward: Forward pass of the step.
         causal: Weight of causal attention; 0.5 excludes the masked scores.
-        trained: Number of leading arguments that are trained. None trains all, and counts the backward pass twice.
+        trained: Number of leading arguments that are trained. None trains all, and counts the
+            backward pass twice.
 
     Returns:
-        The FLOPs, or None if they depend on the data, as in a loop of unknown length around a matrix product.
+        The FLOPs, or None if they depend on the data, as in a loop of unknown length around a
+        matrix product.
     """
     forward_flops = count_flops(forward, causal)
     if math.isnan(forward_flops) or trained is None:
         return None if math.isnan(forward_flops) else 3 * forward_flops
-    return forward_flops + backward_flops(forward, causal, [at < trained for at in range(len(forward.invars))])[0]
+    return (
+        forward_flops
+        + backward_flops(forward, causal, [at < trained for at in range(len(forward.invars))])[0]
+    )
 
 
 def count_flops(jaxpr: Jaxpr, causal: float | None = 1.0) -> float:
@@ -84,7 +103,10 @@ def count_flops(jaxpr: Jaxpr, causal: float | None = 1.0) -> float:
 
 
 def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
-    if causal is not None and (share := _counted_share(str(equation.source_info.name_stack), causal)) != 1.0:
+    if (
+        causal is not None
+        and (share := _counted_share(str(equation.source_info.name_stack), causal)) != 1.0
+    ):
         return share * _count_equation(equation, None)
     name, params = equation.primitive.name, equation.params
     if (summed := _contracted_sizes(equation)) is not None:
@@ -99,11 +121,13 @@ def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
     return sum(inner, 0.0) * _repetitions(name, params)
 
 
-def backward_flops(jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]) -> tuple[float, list[bool]]:
+def backward_flops(
+    jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]
+) -> tuple[float, list[bool]]:
     """Return the FLOPs of the backward pass of `jaxpr`, and which results depend on trained parameters.
 
-    `moves` tells which arguments depend on them. A product counts once for each operand that does, for the gradient of
-    this operand.
+    `moves` tells which arguments depend on them. A product counts once for each operand that does,
+    for the gradient of this operand.
     """
     moving = {id(variable) for variable, does in zip(jaxpr.invars, moves, strict=True) if does}
     total = 0.0
@@ -119,9 +143,14 @@ def backward_flops(jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]) ->
     return total, [id(variable) in moving for variable in jaxpr.outvars]
 
 
-def _backward_equation(equation: JaxprEqn, causal: float | None, moves: list[bool]) -> tuple[float, list[bool]]:
+def _backward_equation(
+    equation: JaxprEqn, causal: float | None, moves: list[bool]
+) -> tuple[float, list[bool]]:
     """Return the backward FLOPs of one equation, and which of its results depend on trained parameters."""
-    if causal is not None and (share := _counted_share(str(equation.source_info.name_stack), causal)) != 1.0:
+    if (
+        causal is not None
+        and (share := _counted_share(str(equation.source_info.name_stack), causal)) != 1.0
+    ):
         flops, results = _backward_equation(equation, None, moves)
         return share * flops, results
     name, params = equation.primitive.name, equation.params
@@ -129,7 +158,9 @@ def _backward_equation(equation: JaxprEqn, causal: float | None, moves: list[boo
         return _count_equation(equation, None) * sum(moves), [any(moves)]
     inner = list(_inner_jaxprs(params))
     if name == "cond":
-        flops_of, results_of = zip(*(backward_flops(branch, causal, moves[1:]) for branch in inner), strict=True)
+        flops_of, results_of = zip(
+            *(backward_flops(branch, causal, moves[1:]) for branch in inner), strict=True
+        )
         return max(flops_of), [any(branches) for branches in zip(*results_of, strict=True)]
     if name == "scan":
         moves = _through_scan(inner[0], causal, moves, *consts_and_carries(params))
@@ -147,11 +178,17 @@ def consts_and_carries(scan: Mapping[str, Any]) -> tuple[int, int]:
     return len(consts), len(carries)
 
 
-def _through_scan(body: Jaxpr, causal: float | None, moves: list[bool], consts: int, carries: int) -> list[bool]:
+def _through_scan(
+    body: Jaxpr, causal: float | None, moves: list[bool], consts: int, carries: int
+) -> list[bool]:
     """Extend `moves` until it is a fixed point of the loop's carried values."""
     while True:
         results = backward_flops(body, causal, moves)[1][:carries]
-        next_moves = [*moves[:consts], *map(max, moves[consts : consts + carries], results), *moves[consts + carries :]]
+        next_moves = [
+            *moves[:consts],
+            *map(max, moves[consts : consts + carries], results),
+            *moves[consts + carries :],
+        ]
         if next_moves == moves:
             return moves
         moves = next_moves

@@ -1,8 +1,9 @@
 """Products of sorted rows with the matrix of their group, for GPUs, where the compiler has no efficient one.
 
-On GPUs XLA implements `jax.lax.ragged_dot` as a product of the whole row buffer with every matrix. Here a loop
-multiplies one block of rows at a time, and runs only for the rows that exist. A block may begin at any row; its rows of
-the next group are masked. This follows MegaBlocks (Gale et al. 2022), with blocks large enough for XLA's own products.
+On GPUs XLA implements `jax.lax.ragged_dot` as a product of the whole row buffer with every matrix.
+Here a loop multiplies one block of rows at a time, and runs only for the rows that exist. A block
+may begin at any row; its rows of the next group are masked. This follows MegaBlocks (Gale et al.
+2022), with blocks large enough for XLA's own products.
 
 R rows of the buffer, E groups, I inputs, O outputs, M rows of a block.
 """
@@ -22,8 +23,8 @@ from jaxlaunch.trainer.numerics import flops
 
 # With fewer rows an H100 takes longer to read a matrix than to multiply it, at 295 FLOPs per byte.
 _MIN_BLOCK = 256
-# Overhead of an iteration in FLOPs: those of an H100 in 20 µs, in which a few kernels are launched and the host learns
-# whether another iteration follows.
+# Overhead of an iteration in FLOPs: those of an H100 in 20 µs, in which a few kernels are launched
+# and the host learns whether another iteration follows.
 _TURN = 2e10
 
 # Expected iterations of a loop, in the metadata of its operation. `_turns_scope` writes it.
@@ -65,7 +66,9 @@ def _loop_product(x_RI: Array, w_EIO: Array, counts_E: Array, share: float) -> A
     return _multiply_groups(x_RI, w_EIO, counts_E, 1, share)
 
 
-def _loop_product_forward(x_RI: Array, w_EIO: Array, counts_E: Array, share: float) -> tuple[Array, Any]:
+def _loop_product_forward(
+    x_RI: Array, w_EIO: Array, counts_E: Array, share: float
+) -> tuple[Array, Any]:
     return _loop_product(x_RI, w_EIO, counts_E, share), (x_RI, w_EIO, counts_E)
 
 
@@ -74,7 +77,8 @@ def _loop_product_backward(
 ) -> tuple[Array, Array, None]:
     x_RI, w_EIO, counts_E = residuals
     w_gradient_EIO = _sum_groups(x_RI, gradient_RO, counts_E, share)
-    # The gradient of the rows comes second, because the rows can be freed after the gradient of the matrices.
+    # The gradient of the rows comes second, because the rows can be freed after the gradient of the
+    # matrices.
     w_gradient_EIO, gradient_RO = jax.lax.optimization_barrier((w_gradient_EIO, gradient_RO))
     x_gradient_RI = _multiply_groups(gradient_RO, w_EIO, counts_E, 2, share)
     return x_gradient_RI.astype(x_RI.dtype), w_gradient_EIO.astype(w_EIO.dtype), None
@@ -94,7 +98,9 @@ def _multiply_groups(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, shar
         rows = _GroupRows(ends_E[group] - counts_E[group], ends_E[group], block, room)
 
         def multiply_block(turn: Array, made_RO: Array) -> Array:
-            made_MO = jax.lax.dot_general(rows.slice_block(x_RI, turn), w_IO, (((1,), (over - 1,)), ((), ())))
+            made_MO = jax.lax.dot_general(
+                rows.slice_block(x_RI, turn), w_IO, (((1,), (over - 1,)), ((), ()))
+            )
             kept_MO = jnp.where(rows.is_own_M1(turn), made_MO, rows.slice_block(made_RO, turn))
             return jax.lax.dynamic_update_slice_in_dim(made_RO, kept_MO, rows.block_start(turn), 0)
 
@@ -102,10 +108,12 @@ def _multiply_groups(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, shar
             result: Array = jax.lax.fori_loop(0, rows.turns, multiply_block, made_RO)
             return result
 
-    # The zeros depend on the arguments, although no count is below 0. Otherwise the compiler would share one buffer of
-    # zeros between products, and copy it for each.
+    # The zeros depend on the arguments, although no count is below 0. Otherwise the compiler would
+    # share one buffer of zeros between products, and copy it for each.
     zero = jnp.where(counts_E[0] < 0, w_EIO[0, 0, 0], jnp.zeros((), w_EIO.dtype))
-    nothing_RO = jnp.broadcast_to(zero.astype(jnp.result_type(x_RI, w_EIO)), (room, w_EIO.shape[3 - over]))
+    nothing_RO = jnp.broadcast_to(
+        zero.astype(jnp.result_type(x_RI, w_EIO)), (room, w_EIO.shape[3 - over])
+    )
     result: Array = jax.lax.fori_loop(0, groups, multiply_group, nothing_RO)
     return result
 
@@ -113,8 +121,8 @@ def _multiply_groups(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, shar
 def _sum_groups(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) -> Array:
     """Return the gradient of the matrices [E, I, O]: the sum over the rows of each group, accumulated in float32.
 
-    The blocks have twice as many rows as in the forward pass, because every block after the first reads and writes the
-    sum.
+    The blocks have twice as many rows as in the forward pass, because every block after the first
+    reads and writes the sum.
     """
     room, ends_E = len(x_RI), jnp.cumsum(counts_E)
     block = min(2 * _block_rows(share, room, x_RI.shape[1] * gradient_RO.shape[1]), room)
@@ -134,7 +142,9 @@ def _sum_groups(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) 
 
         first_IO = sum_block(0)
         with _turns_scope(_expected_turns(share, block) - 1.0):
-            sum_IO: Array = jax.lax.fori_loop(1, rows.turns, lambda turn, sum_IO: sum_IO + sum_block(turn), first_IO)
+            sum_IO: Array = jax.lax.fori_loop(
+                1, rows.turns, lambda turn, sum_IO: sum_IO + sum_block(turn), first_IO
+            )
         return sum_IO.astype(dtype)
 
     result: Array = jax.lax.map(sum_group, (ends_E - counts_E, ends_E))
@@ -144,7 +154,8 @@ def _sum_groups(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) 
 class _GroupRows:
     """The rows of one group, from `begin` to `end` of the buffer, in blocks.
 
-    The last block of a group includes rows of the next one. At the end of the buffer it begins earlier to be complete.
+    The last block of a group includes rows of the next one. At the end of the buffer it begins
+    earlier to be complete.
     """
 
     def __init__(self, begin: Array, end: Array, block: int, room: int) -> None:
@@ -166,8 +177,9 @@ class _GroupRows:
 def _block_rows(share: float, room: int, products: int) -> int:
     """Return the number of rows in a block, a power of two unless the buffer is smaller.
 
-    A group has a mean of `share` rows, and each row takes `products` multiplications. The overhead of a group's
-    iterations equals the cost of the half block that it wastes in the mean. A block has at most twice the group's rows.
+    A group has a mean of `share` rows, and each row takes `products` multiplications. The overhead
+    of a group's iterations equals the cost of the half block that it wastes in the mean. A block
+    has at most twice the group's rows.
     """
     ideal_rows = min(math.sqrt(share * _TURN / products), 2.0 * share)
     return min(room, max(_MIN_BLOCK, 1 << math.floor(math.log2(max(ideal_rows, 1.0)))))

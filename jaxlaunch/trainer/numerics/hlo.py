@@ -16,7 +16,9 @@ _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _KIND = re.compile(r" ([a-z][\w\-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|to_apply|branch_computations|called_computations)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|branch_computations|called_computations)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)"
+)
 _REFERENCE = re.compile(r"%([\w.\-]+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
@@ -50,7 +52,11 @@ class Operation:
     @cached_property
     def called_computations(self) -> list[str]:
         """Computations that run once per execution of this operation, without those of a loop."""
-        return [name for match in _CALLED.finditer(self.attributes) for name in _REFERENCE.findall(match[1])]
+        return [
+            name
+            for match in _CALLED.finditer(self.attributes)
+            for name in _REFERENCE.findall(match[1])
+        ]
 
     @property
     def cycles(self) -> int:
@@ -127,23 +133,29 @@ class Program:
     def loop_trips(self, loop: Operation, caller: str) -> float:
         """Return the trip count of a loop in the computation `caller`.
 
-        The count is in the loop's attributes, in the scope of trainer/numerics/grouped, or in the comparison of its
-        condition. It is 1 if none of these tells.
+        The count is in the loop's attributes, in the scope of trainer/numerics/grouped, or in the
+        comparison of its condition. It is 1 if none of these tells.
         """
         if (match := _TRIPS.search(loop.attributes) or TURNS.search(loop.attributes)) is not None:
             return float(match[1])
         condition = self.computations.get(loop.read_attribute("condition") or "", ())
         places: list[tuple[Computation, Operation | None]] = [(condition, None)]
         places += [
-            (self.computations.get(name, ()), fusion) for fusion in condition for name in fusion.called_computations
+            (self.computations.get(name, ()), fusion)
+            for fusion in condition
+            for name in fusion.called_computations
         ]
         outside = {operation.name: operation for operation in self.computations[caller]}
         for operations, fusion in places:
             by_name = {operation.name: operation for operation in (*condition, *operations)}
             for operation in operations:
-                if operation.kind == "compare" and all(name in by_name for name in operation.operands):
+                if operation.kind == "compare" and all(
+                    name in by_name for name in operation.operands
+                ):
                     values = (by_name[name] for name in operation.operands)
-                    limits = (_counter_limit(value, by_name, fusion, loop, outside) for value in values)
+                    limits = (
+                        _counter_limit(value, by_name, fusion, loop, outside) for value in values
+                    )
                     if (limit := next(filter(None, limits), None)) is not None:
                         return limit
         return 1
@@ -174,7 +186,13 @@ def _counter_limit(
         carried = outside.get(loop.operands[0])
         if carried is not None and carried.kind == "tuple":
             origin = outside.get(carried.operands[int(value.read_attribute("index") or 0)])
-            while origin is not None and origin.kind in ("copy", "copy-done", "copy-start", "bitcast", "convert"):
+            while origin is not None and origin.kind in (
+                "copy",
+                "copy-done",
+                "copy-start",
+                "bitcast",
+                "convert",
+            ):
                 origin = outside.get(origin.operands[0])
     if origin is None or origin.kind != "constant" or not origin.arguments.isdecimal():
         return None
@@ -191,7 +209,12 @@ def _parse_operation(line: str) -> Operation | None:
         return None
     close = _closing_index(definition, kind.end() - 1)
     return Operation(
-        name[2], kind[1], definition[:end], definition[kind.end() : close - 1], definition[close:], bool(name[1])
+        name[2],
+        kind[1],
+        definition[:end],
+        definition[kind.end() : close - 1],
+        definition[close:],
+        bool(name[1]),
     )
 
 

@@ -1,8 +1,8 @@
 """Memory of a train step on one device, from the shapes of its arrays, without allocating or computing anything.
 
-The residuals (what the forward pass keeps for the backward pass) are taken from the traced program, which covers every
-model and every rematerialization. Residuals that grow with the batch are split like the batch. How far mp splits them
-is only known to the compiler, so the result is a range.
+The residuals (what the forward pass keeps for the backward pass) are taken from the traced program,
+which covers every model and every rematerialization. Residuals that grow with the batch are split
+like the batch. How far mp splits them is only known to the compiler, so the result is a range.
 """
 
 from __future__ import annotations
@@ -27,12 +27,19 @@ class Range(NamedTuple):
 
 def bytes_per_device(tree: PyTree) -> int:
     """Return the bytes on one device of the arrays, or of ShapeDtypeStructs with shardings, in `tree`."""
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def total_bytes(tree: PyTree) -> int:
     """Return the bytes of the arrays in `tree`, each counted once, without random keys."""
-    arrays = [leaf for leaf in jax.tree.leaves(tree) if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)]
+    arrays = [
+        leaf
+        for leaf in jax.tree.leaves(tree)
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    ]
     return sum(math.prod(array.shape) * int(array.dtype.itemsize) for array in arrays)
 
 
@@ -47,16 +54,22 @@ def residual_bytes(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
 
     jaxpr = jax.make_jaxpr(make_backward)(params, *args).jaxpr
     inputs = {id(variable) for variable in jaxpr.invars}
-    outputs = {id(variable): variable for variable in jaxpr.outvars if not isinstance(variable, Literal)}
+    outputs = {
+        id(variable): variable for variable in jaxpr.outvars if not isinstance(variable, Literal)
+    }
     return total_bytes([variable.aval for key, variable in outputs.items() if key not in inputs])
 
 
-def residuals_per_device(batch_bytes: int, double_batch_bytes: int, shards: int, fsdp: int, mp: int) -> Range:
+def residuals_per_device(
+    batch_bytes: int, double_batch_bytes: int, shards: int, fsdp: int, mp: int
+) -> Range:
     """Return the residuals of one device, given those of all devices for a batch and for one of twice the rows.
 
-    Residuals that grow with the rows are split over the `shards` of the batch. The others are copies of weights, which
-    are split like the weights.
+    Residuals that grow with the rows are split over the `shards` of the batch. The others are
+    copies of weights, which are split like the weights.
     """
     row_bytes = double_batch_bytes - batch_bytes
     weight_bytes = max(0, batch_bytes - row_bytes) / (fsdp * mp)
-    return Range(int(row_bytes / shards / mp + weight_bytes), int(row_bytes / shards + weight_bytes))
+    return Range(
+        int(row_bytes / shards / mp + weight_bytes), int(row_bytes / shards + weight_bytes)
+    )

@@ -7,9 +7,9 @@
 | bf16 | bfloat16 | as JAX is configured; the layers' own products are of bfloat16 operands |
 | fp16 | float16 | likewise of float16 operands; the loss is scaled (trainer/optim/loss_scale) |
 
-Parameters and outputs of all four are float32. By default JAX rounds float32 products to TF32 on such GPUs and to
-bfloat16 on TPU, so fp32 sets `highest`. Whatever `compute` is, softmax, norms' statistics, loss, gradient sums and
-optimizer state are float32.
+Parameters and outputs of all four are float32. By default JAX rounds float32 products to TF32 on
+such GPUs and to bfloat16 on TPU, so fp32 sets `highest`. Whatever `compute` is, softmax, norms'
+statistics, loss, gradient sums and optimizer state are float32.
 """
 
 from typing import NamedTuple
@@ -22,8 +22,9 @@ from jaxlaunch.trainer import spec
 class Precision(NamedTuple):
     """Dtypes of parameters, of the layers' arithmetic and of the model's output, and JAX's matmul precision.
 
-    `matmul` goes to `jax.default_matmul_precision(...)` around the tracing of a step; None leaves JAX as it is
-    configured. The backward products take the precision that their forward product was traced with.
+    `matmul` goes to `jax.default_matmul_precision(...)` around the tracing of a step; None leaves
+    JAX as it is configured. The backward products take the precision that their forward product was
+    traced with.
     """
 
     params: jnp.dtype

@@ -24,7 +24,9 @@ from jaxlaunch.trainer.spec import Remat
 Policy = Any  # one of jax.checkpoint_policies
 
 
-def remat_layer(body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scanned: bool) -> Callable[..., Any]:
+def remat_layer(
+    body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scanned: bool
+) -> Callable[..., Any]:
     """Rematerialize a layer's forward pass according to `remat`.
 
     Args:
@@ -34,11 +36,13 @@ def remat_layer(body: Callable[..., Any], remat: Remat, names: Sequence[str], *,
         scanned: Whether the layer runs inside a scan.
 
     Raises:
-        SpecError: `remat` has another name, or asks to offload although devices cannot reach the host's memory.
+        SpecError: `remat` has another name, or asks to offload although devices cannot reach the
+            host's memory.
     """
     if remat == "none":
         return body
-    # Outside of a loop the compiler would merge the recomputation with the forward pass, unless this is prevented.
+    # Outside of a loop the compiler would merge the recomputation with the forward pass, unless
+    # this is prevented.
     return nnx.remat(body, policy=_checkpoint_policy(remat, names), prevent_cse=not scanned)
 
 
@@ -47,7 +51,9 @@ def _checkpoint_policy(remat: Remat, names: Sequence[str]) -> Policy:
     if isinstance(remat, list):
         if unknown := [name for name in remat if name not in names]:
             model_names = ", ".join(names) or "none"
-            raise SpecError(f"train.remat: unknown tensor {', '.join(unknown)}; this model names {model_names}")
+            raise SpecError(
+                f"train.remat: unknown tensor {', '.join(unknown)}; this model names {model_names}"
+            )
         return policies.save_only_these_names(*remat)
     match remat:
         case "full":
@@ -59,11 +65,15 @@ def _checkpoint_policy(remat: Remat, names: Sequence[str]) -> Policy:
         case "offload":
             if not names:
                 raise SpecError(
-                    "train.remat = offload: this model names no tensors to keep on the host; use full or dots"
+                    "train.remat = offload: this model names no tensors to keep on the host; use "
+                    "full or dots"
                 )
-            if "pinned_host" not in {memory.kind for memory in jax.local_devices()[0].addressable_memories()}:
+            if "pinned_host" not in {
+                memory.kind for memory in jax.local_devices()[0].addressable_memories()
+            }:
                 raise SpecError(
-                    f"train.remat = offload: {jax.devices()[0].platform} devices have no pinned_host memory"
+                    f"train.remat = offload: {jax.devices()[0].platform} devices have no "
+                    "pinned_host memory"
                 )
             return policies.save_and_offload_only_these_names(
                 names_which_can_be_saved=[],

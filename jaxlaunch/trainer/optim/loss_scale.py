@@ -1,9 +1,10 @@
 """The dynamic loss scale of float16, the largest one without overflow, found by trial.
 
-Float16 has no numbers below 6e-8, where most gradients are. The mean loss is multiplied by the scale before the
-backward pass, and the gradients are divided by it afterwards. If gradients overflow, the scale is halved and the step
-is skipped. After many consecutive finite steps, the scale is doubled. Micikevicius et al. 2018, "Mixed Precision
-Training", §3.2; the constants are those of torch's GradScaler.
+Float16 has no numbers below 6e-8, where most gradients are. The mean loss is multiplied by the
+scale before the backward pass, and the gradients are divided by it afterwards. If gradients
+overflow, the scale is halved and the step is skipped. After many consecutive finite steps, the
+scale is doubled. Micikevicius et al. 2018, "Mixed Precision Training", §3.2; the constants are
+those of torch's GradScaler.
 """
 
 from __future__ import annotations

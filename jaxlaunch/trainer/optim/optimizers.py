@@ -1,8 +1,9 @@
 """Optimizers by name, built from optax: clipping, the optimizer, weight decay, the schedule, and parameter groups.
 
-Parameters are identified by their dotted paths, as in a checkpoint and in `launcher plan --sharding`. By default every
-parameter decays, including biases and norms, as with torch's `optimizer(model.parameters())` and in MaxText. The decay
-is multiplied by the learning rate. docs/optimizers.md contains the formulas.
+Parameters are identified by their dotted paths, as in a checkpoint and in `launcher plan
+--sharding`. By default every parameter decays, including biases and norms, as with torch's
+`optimizer(model.parameters())` and in MaxText. The decay is multiplied by the learning rate.
+docs/optimizers.md contains the formulas.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def build_optimizer(
 ) -> optax.GradientTransformation:
     """Build the optax transformation from gradients to updates of the trained parameters, in flat dicts by name.
 
-    `init` and `update` both need the parameters. State and arithmetic are always float32, since the second moment of
-    Adam in bfloat16 would never change (1 - b2 = 0.001 is below its resolution of 0.004). The updates have the dtypes
-    of the parameters.
+    `init` and `update` both need the parameters. State and arithmetic are always float32, since the
+    second moment of Adam in bfloat16 would never change (1 - b2 = 0.001 is below its resolution of
+    0.004). The updates have the dtypes of the parameters.
 
     Args:
         optimizer: Optimizer block of the job.
@@ -53,21 +54,33 @@ def build_optimizer(
     whole = _build_chain(optimizer, rate, None, axes or {})
     parts = {}
     for number, group in enumerate(optimizer.groups):
-        if not group.freeze and (group.lr != 1.0 or _group_decay(optimizer, number) != _group_decay(optimizer, None)):
-            scaled = rate if group.lr == 1.0 else partial(lambda step, factor: factor * rate(step), factor=group.lr)
+        if not group.freeze and (
+            group.lr != 1.0 or _group_decay(optimizer, number) != _group_decay(optimizer, None)
+        ):
+            scaled = (
+                rate
+                if group.lr == 1.0
+                else partial(lambda step, factor: factor * rate(step), factor=group.lr)
+            )
             parts[number] = _build_chain(optimizer, scaled, number, axes or {})
-    return _update_in_float32(optax.chain(clip, split_groups(optimizer.groups, parts, whole) if parts else whole))
+    return _update_in_float32(
+        optax.chain(clip, split_groups(optimizer.groups, parts, whole) if parts else whole)
+    )
 
 
 def check_optimizer(
-    optimizer: spec.Optimizer, transformation: optax.GradientTransformation, params: Mapping[str, Any]
+    optimizer: spec.Optimizer,
+    transformation: optax.GradientTransformation,
+    params: Mapping[str, Any],
 ) -> None:
     """Raise SpecError if a user's transformation cannot update `params`, ShapeDtypeStructs by name."""
     if any(is_user_path(link.name) for link in optimizer.all_links()):
         schedules.check_transformation(transformation, params)
 
 
-def describe_optimizer(optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes) -> list[str]:
+def describe_optimizer(
+    optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes
+) -> list[str]:
     """Return the notes of a run on its optimizer: groups, decayed parameters, and keys without effect."""
     notes, links = [], optimizer.all_links()
     for number, group in enumerate(optimizer.groups):
@@ -76,25 +89,34 @@ def describe_optimizer(optimizer: spec.Optimizer, params: Mapping[str, Any], axe
         terms += [] if group.weight_decay is None else [f"weight decay {group.weight_decay:g}"]
         numbers = sum(params[name].size for name in names)
         notes.append(
-            f"train.optimizer.groups.{number} ({group.match}): {len(names)} arrays, {numbers:,} numbers, "
+            f"train.optimizer.groups.{number} ({group.match}): {len(names)} arrays, "
+            f"{numbers:,} numbers, "
             f"{', '.join(terms)}"
         )
-    trained = {name: leaf for name, leaf in params.items() if name not in find_frozen(optimizer, params)}
+    trained = {
+        name: leaf for name, leaf in params.items() if name not in find_frozen(optimizer, params)
+    }
     decayed = [name for name, leaf in trained.items() if _is_decayed(optimizer, name, leaf, axes)]
     if optimizer.decay_on == "matrices" and decayed:
         notes.append(f"weight decay on matrices alone: {len(decayed)} of {len(trained)} arrays")
     if all(
-        is_user_path(link.name) and not schedules.factory_parameters(link).intersection(schedules.RATE_PARAMETERS)
+        is_user_path(link.name)
+        and not schedules.factory_parameters(link).intersection(schedules.RATE_PARAMETERS)
         for link in links
     ):
         factory_names = ", ".join(link.name for link in links)
-        notes.append(f"train.optimizer.lr and schedule have no effect: {factory_names} takes no learning_rate")
+        notes.append(
+            f"train.optimizer.lr and schedule have no effect: {factory_names} takes no "
+            "learning_rate"
+        )
     return notes
 
 
 def find_group(name: str, groups: Sequence[Group]) -> int | None:
     """Return the number of the first group whose pattern matches the whole path of a parameter, if any."""
-    return next((number for number, group in enumerate(groups) if re.fullmatch(group.match, name)), None)
+    return next(
+        (number for number, group in enumerate(groups) if re.fullmatch(group.match, name)), None
+    )
 
 
 def find_frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[str]:
@@ -107,42 +129,58 @@ def find_frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[st
         key = f"train.optimizer.groups.{number}.match = {group.match}"
         if any(re.fullmatch(group.match, name) for name in names):
             raise SpecError(
-                f"{key} matches only parameters of the groups before it, and the first group that matches has a "
+                f"{key} matches only parameters of the groups before it, and the first group that "
+                "matches has a "
                 "parameter; move this group up, or remove it"
             )
         more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-        raise SpecError(f"{key} matches no parameter. There are: {', '.join(names[:MAX_LISTED])}{more}")
-    frozen = frozenset(name for name, owner in owners.items() if owner is not None and groups[owner].freeze)
+        raise SpecError(
+            f"{key} matches no parameter. There are: {', '.join(names[:MAX_LISTED])}{more}"
+        )
+    frozen = frozenset(
+        name for name, owner in owners.items() if owner is not None and groups[owner].freeze
+    )
     if frozen and len(frozen) == len(names):
         raise SpecError("train.optimizer.groups freeze every parameter; leave some to be trained")
     return frozen
 
 
 def split_groups(
-    groups: Sequence[Group], parts: Mapping[int, optax.GradientTransformation], default: optax.GradientTransformation
+    groups: Sequence[Group],
+    parts: Mapping[int, optax.GradientTransformation],
+    default: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
     """Return a transformation that applies `parts` to the parameters of their groups, and `default` to all others.
 
-    The state is a dict by label, such as `group0` or `default`, of states for the parameters with this label.
+    The state is a dict by label, such as `group0` or `default`, of states for the parameters with
+    this label.
     """
-    transformations = {f"group{number}": part for number, part in parts.items()} | {DEFAULT_LABEL: default}
+    transformations = {f"group{number}": part for number, part in parts.items()} | {
+        DEFAULT_LABEL: default
+    }
 
     def by_label(tree: Named) -> dict[str, Named]:
         labelled: dict[str, Named] = {}
         for name, leaf in tree.items():
             label = f"group{find_group(name, groups)}"
-            labelled.setdefault(label if label in transformations else DEFAULT_LABEL, {})[name] = leaf
+            labelled.setdefault(label if label in transformations else DEFAULT_LABEL, {})[name] = (
+                leaf
+            )
         return labelled
 
     def init(params: Named) -> Named:
-        return {label: transformations[label].init(part) for label, part in by_label(params).items()}
+        return {
+            label: transformations[label].init(part) for label, part in by_label(params).items()
+        }
 
     def update(grads: Named, state: Named, params: Named | None = None) -> tuple[Named, Named]:
         updates: Named = {}
         after: Named = {}
         labelled_params = by_label(params or {})
         for label, part in by_label(grads).items():
-            new, after[label] = transformations[label].update(part, state[label], labelled_params.get(label))
+            new, after[label] = transformations[label].update(
+                part, state[label], labelled_params.get(label)
+            )
             updates |= new
         return {name: updates[name] for name in grads}, after
 
@@ -154,17 +192,28 @@ def _group_decay(optimizer: spec.Optimizer, group: int | None) -> float | None:
     if group is not None and optimizer.groups[group].weight_decay is not None:
         return optimizer.groups[group].weight_decay
     has_own = any(is_user_path(link.name) for link in optimizer.all_links())
-    return None if has_own and "weight_decay" not in optimizer.model_fields_set else optimizer.weight_decay
+    return (
+        None
+        if has_own and "weight_decay" not in optimizer.model_fields_set
+        else optimizer.weight_decay
+    )
 
 
 def _is_decayed(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> bool:
     """Return whether a parameter decays with `decay_on: matrices`."""
-    decay, links = _group_decay(optimizer, find_group(name, optimizer.groups)), optimizer.all_links()
-    if not (decay or any(is_user_path(link.name) and schedules.may_decay(link, decay) for link in links)):
+    decay = _group_decay(optimizer, find_group(name, optimizer.groups))
+    links = optimizer.all_links()
+    if not (
+        decay or any(is_user_path(link.name) and schedules.may_decay(link, decay) for link in links)
+    ):
         return False
     if any(link.name == "muon" for link in links):
         return transforms.muon_axes(name, leaf, axes) is not None
     return transforms.is_matrix(name, leaf, axes)
+
+
+def _mask_matrices(params: Named, axes: Axes) -> dict[str, bool]:
+    return {name: transforms.is_matrix(name, leaf, axes) for name, leaf in params.items()}
 
 
 def _build_chain(
@@ -172,16 +221,21 @@ def _build_chain(
 ) -> optax.GradientTransformation:
     """Build the optimizer of a group, or of ungrouped parameters."""
     links, decay = optimizer.all_links(), _group_decay(optimizer, number)
-    mask: Mask = None
-    if optimizer.decay_on == "matrices":
-        mask = lambda params: {name: transforms.is_matrix(name, leaf, axes) for name, leaf in params.items()}  # noqa: E731
+    is_masked = optimizer.decay_on == "matrices"
+    mask: Mask = partial(_mask_matrices, axes=axes) if is_masked else None
     if decay and all(
-        is_user_path(link.name) and "weight_decay" not in schedules.factory_parameters(link) for link in links
+        is_user_path(link.name) and "weight_decay" not in schedules.factory_parameters(link)
+        for link in links
     ):
         names = ", ".join(link.name for link in links)
-        group = "" if number is None or optimizer.groups[number].weight_decay is None else f".groups.{number}"
+        group = (
+            ""
+            if number is None or optimizer.groups[number].weight_decay is None
+            else f".groups.{number}"
+        )
         raise SpecError(
-            f"train.optimizer{group}.weight_decay = {decay:g}, but {names} takes no weight_decay; leave it out, or add "
+            f"train.optimizer{group}.weight_decay = {decay:g}, but {names} takes no weight_decay; "
+            "leave it out, or add "
             "{name: optax:add_decayed_weights, args: {weight_decay: …}} to train.optimizer.chain"
         )
     transformations = []
@@ -189,7 +243,9 @@ def _build_chain(
         if is_user_path(link.name):
             transformations.append(schedules.build_transformation(link, rate, decay, mask))
         elif link.name == "muon":
-            transformations.append(transforms.make_muon(rate, decay or 0.0, mask, axes, link.options()))
+            transformations.append(
+                transforms.make_muon(rate, decay or 0.0, mask, axes, link.options())
+            )
         else:
             transformations.append(MAKERS[link.name](rate, decay or 0.0, mask, link.options()))
     return transformations[0] if len(transformations) == 1 else optax.chain(*transformations)
@@ -205,7 +261,9 @@ def _make_coupled(
     if "momentum" in options:
         # With momentum 0 optax would still hold a buffer as large as the parameters.
         options = options | {"momentum": options["momentum"] or None}
-    return optax.chain(optax.add_decayed_weights(decay, mask) if decay else optax.identity(), make(rate, **options))
+    return optax.chain(
+        optax.add_decayed_weights(decay, mask) if decay else optax.identity(), make(rate, **options)
+    )
 
 
 def _make_decoupled(
@@ -214,7 +272,9 @@ def _make_decoupled(
     return make(rate, weight_decay=decay, mask=mask, **options)
 
 
-def _make_adafactor(rate: optax.Schedule, decay: float, mask: Mask, options: Options) -> optax.GradientTransformation:
+def _make_adafactor(
+    rate: optax.Schedule, decay: float, mask: Mask, options: Options
+) -> optax.GradientTransformation:
     """Return Adafactor (Shazeer and Stern 2018, algorithm 4), whose decay we multiply by the rate, unlike optax."""
     return optax.adafactor(
         rate,
@@ -225,8 +285,8 @@ def _make_adafactor(rate: optax.Schedule, decay: float, mask: Mask, options: Opt
     )
 
 
-# Loshchilov and Hutter 2019, algorithm 2 (adamw); Chen et al. 2023, algorithm 2 (lion); You et al. 2020 (lamb).
-# torch's sgd and adam are the same.
+# Loshchilov and Hutter 2019, algorithm 2 (adamw); Chen et al. 2023, algorithm 2 (lion); You et al.
+# 2020 (lamb). torch's sgd and adam are the same.
 MAKERS: Mapping[str, Make] = {
     "sgd": partial(_make_coupled, optax.sgd),
     "adam": partial(_make_coupled, optax.adam),
@@ -266,7 +326,8 @@ def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = Tr
     """Return `opt` with the counts of its schedules from `after` if `when`, since a skipped step changes only these."""
 
     def is_schedule(state: Any) -> bool:
-        # A NamedTuple with the one field `count`: optax.ScaleByScheduleState, and those of users' own schedules.
+        # A NamedTuple with the one field `count`: optax.ScaleByScheduleState, and those of users'
+        # own schedules.
         return isinstance(state, tuple) and vars(type(state)).get("_fields") == ("count",)
 
     def take_counts(old: Any, new: Any) -> Any:
@@ -285,12 +346,14 @@ def update_ema(ema: PyTree, params: PyTree, decay: float) -> PyTree:
     return optax.incremental_update(_to_float32(params), ema, 1.0 - decay)
 
 
-def state_shardings(transformation: optax.GradientTransformation, params: PyTree, shardings: PyTree) -> PyTree:
+def state_shardings(
+    transformation: optax.GradientTransformation, params: PyTree, shardings: PyTree
+) -> PyTree:
     """Return the sharding of each leaf of `transformation.init(params)`, for jit's `out_shardings`.
 
-    A leaf with the shape of its parameter (moments, momentum) is sharded like the parameter. A mean over one axis of
-    the parameter (Adafactor's rows and columns) is sharded like the parameter without that axis. All others (counts,
-    Adafactor's unused leaves) are replicated.
+    A leaf with the shape of its parameter (moments, momentum) is sharded like the parameter. A mean
+    over one axis of the parameter (Adafactor's rows and columns) is sharded like the parameter
+    without that axis. All others (counts, Adafactor's unused leaves) are replicated.
 
     Args:
         transformation: The optimizer.
@@ -300,17 +363,26 @@ def state_shardings(transformation: optax.GradientTransformation, params: PyTree
     mesh = jax.tree.leaves(shardings)[0].mesh
 
     def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        # optax's tree_map_params would miss parameters behind a mask, and states that are not optax's.
+        # optax's tree_map_params would miss parameters behind a mask, and states that are not
+        # optax's.
         names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
         owner = next((name for name in reversed(names) if name in params), None)
         of_whole = owner is None or leaf.shape == ()
-        spec = PartitionSpec() if of_whole else _leaf_spec(leaf.shape, params[owner].shape, shardings[owner].spec)
+        spec = (
+            PartitionSpec()
+            if of_whole
+            else _leaf_spec(leaf.shape, params[owner].shape, shardings[owner].spec)
+        )
         return NamedSharding(mesh, spec)
 
-    return jax.tree_util.tree_map_with_path(leaf_sharding, jax.eval_shape(transformation.init, params))
+    return jax.tree_util.tree_map_with_path(
+        leaf_sharding, jax.eval_shape(transformation.init, params)
+    )
 
 
-def _leaf_spec(shape: tuple[int, ...], param_shape: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:
+def _leaf_spec(
+    shape: tuple[int, ...], param_shape: tuple[int, ...], spec: PartitionSpec
+) -> PartitionSpec:
     if shape == param_shape:
         return spec
     axes = (*spec, *[None] * (len(param_shape) - len(spec)))

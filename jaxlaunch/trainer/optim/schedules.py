@@ -1,8 +1,9 @@
 """Learning rate schedules by name, and optimizers and schedules that users provide.
 
-A user's optimizer or schedule, or one of optax without a name of ours, is a factory `module:Name`. The parameters of
-its signature decide what it receives: `learning_rate` or `lr` is the schedule, `weight_decay` the decay, and `mask`
-tells which parameters decay. All other arguments come from `args`. The result is tried on shapes before compilation.
+A user's optimizer or schedule, or one of optax without a name of ours, is a factory `module:Name`.
+The parameters of its signature decide what it receives: `learning_rate` or `lr` is the schedule,
+`weight_decay` the decay, and `mask` tells which parameters decay. All other arguments come from
+`args`. The result is tried on shapes before compilation.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ RATE_PARAMETERS, MASK_PARAMETERS = ("learning_rate", "lr"), ("mask", "weight_dec
 def build_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     """Build the schedule step (int32, from 0) -> learning rate (float32): warm-up, constant rate, decay.
 
-    The first update uses the rate of step 0, as in torch and Hugging Face, so that it changes no parameter if the
-    warm-up starts at 0. From step `total_steps` on, the rate is `final` × lr. A user's function can build the schedule
-    instead. Raises SpecError if warm-up and decay do not fit into `total_steps`, or if the user's function fails.
+    The first update uses the rate of step 0, as in torch and Hugging Face, so that it changes no
+    parameter if the warm-up starts at 0. From step `total_steps` on, the rate is `final` × lr. A
+    user's function can build the schedule instead. Raises SpecError if warm-up and decay do not fit
+    into `total_steps`, or if the user's function fails.
     """
     lr, schedule = optimizer.lr, optimizer.schedule
     if is_user_path(schedule.name):
@@ -68,15 +70,22 @@ def build_transformation(
     make, names = _load_factory(path, link.name)
     offered: dict[str, Any] = {next((key for key in RATE_PARAMETERS if key in names), ""): rate}
     offered |= {"weight_decay": decay} if "weight_decay" in names and decay is not None else {}
-    offered |= {next((key for key in MASK_PARAMETERS if key in names), ""): mask} if mask is not None else {}
+    offered |= (
+        {next((key for key in MASK_PARAMETERS if key in names), ""): mask}
+        if mask is not None
+        else {}
+    )
     offered.pop("", None)
     if twice := [key for key in RATE_PARAMETERS if key in link.args and key in offered]:
-        raise SpecError(f"{path} gets {twice[0]} of train.optimizer.lr and its schedule; take it out of args")
+        raise SpecError(
+            f"{path} gets {twice[0]} of train.optimizer.lr and its schedule; take it out of args"
+        )
     transformation = _call_factory(path, make, {**offered, **link.args})
     if isinstance(transformation, optax.GradientTransformation):
         return transformation
     raise SpecError(
-        f"{path} makes {user_code.describe_kind(transformation)}, not an optax.GradientTransformation "
+        f"{path} makes {user_code.describe_kind(transformation)}, not an "
+        "optax.GradientTransformation "
         "(a pair init, update)"
     )
 
@@ -97,20 +106,27 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     path = f"train.optimizer.schedule: {chosen.name}"
     make, names = _load_factory(path, chosen.name)
     offered = {"lr": optimizer.lr, "total_steps": total_steps}
-    schedule = _call_factory(path, make, {key: value for key, value in offered.items() if key in names} | chosen.args)
+    schedule = _call_factory(
+        path, make, {key: value for key, value in offered.items() if key in names} | chosen.args
+    )
     if not callable(schedule):
         raise SpecError(
-            f"{path} makes {user_code.describe_kind(schedule)}, not a schedule: a function step -> learning rate"
+            f"{path} makes {user_code.describe_kind(schedule)}, not a schedule: a function step -> "
+            "learning rate"
         )
     try:
         with jax.numpy_dtype_promotion("standard"):
             shape = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:
         # A user's function may raise anything.
-        raise SpecError(f"{path}: the schedule failed for a step under jit: {first_line(error)}") from error
+        raise SpecError(
+            f"{path}: the schedule failed for a step under jit: {first_line(error)}"
+        ) from error
     is_array = isinstance(shape, jax.ShapeDtypeStruct)
     if not is_array or shape.shape != () or not jnp.issubdtype(shape.dtype, jnp.number):
-        description = f"an array of shape {list(shape.shape)}" if is_array else user_code.describe_kind(shape)
+        description = (
+            f"an array of shape {list(shape.shape)}" if is_array else user_code.describe_kind(shape)
+        )
         raise SpecError(f"{path}: the schedule gives {description} for a step, not a number")
 
     def learning_rate(step: Any) -> jax.Array:
@@ -120,7 +136,9 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     return learning_rate
 
 
-def check_transformation(transformation: optax.GradientTransformation, params: Mapping[str, Any]) -> None:
+def check_transformation(
+    transformation: optax.GradientTransformation, params: Mapping[str, Any]
+) -> None:
     """Raise SpecError if a transformation cannot update these ShapeDtypeStructs by name. Computes nothing."""
     try:
         state = jax.eval_shape(transformation.init, params)
@@ -131,13 +149,21 @@ def check_transformation(transformation: optax.GradientTransformation, params: M
         # A user's function may raise anything.
         raise SpecError(f"train.optimizer: the update failed: {first_line(error)}") from error
     if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, dict(params)):
-        raise SpecError("train.optimizer: the update gives arrays of other shapes than the parameters")
-    kinds = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state, next_state)]
+        raise SpecError(
+            "train.optimizer: the update gives arrays of other shapes than the parameters"
+        )
+    kinds = [
+        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state, next_state)
+    ]
     if kinds[0] != kinds[1]:
-        raise SpecError("train.optimizer: the update gives a state of other shapes or dtypes than init's")
+        raise SpecError(
+            "train.optimizer: the update gives a state of other shapes or dtypes than init's"
+        )
 
 
-def _load_factory(path: str, name: str) -> tuple[Callable[..., Any], Mapping[str, inspect.Parameter]]:
+def _load_factory(
+    path: str, name: str
+) -> tuple[Callable[..., Any], Mapping[str, inspect.Parameter]]:
     make = user_code.load_object(name)
     if not callable(make):
         raise SpecError(f"{path} is {user_code.describe_kind(make)}, not a function that makes one")

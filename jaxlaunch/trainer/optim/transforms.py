@@ -23,9 +23,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def is_matrix(name: str, leaf: Any, axes: Axes) -> bool:
     """Return whether a parameter has at least two axes per layer, and is neither a bias nor a scale."""
     param_axes = axes.get(name)
-    return (leaf.ndim if param_axes is None else len(param_axes)) >= 2 and not name.rpartition(".")[2].endswith(
-        ("bias", "scale")
-    )
+    return (leaf.ndim if param_axes is None else len(param_axes)) >= 2 and not name.rpartition(".")[
+        2
+    ].endswith(("bias", "scale"))
 
 
 def make_muon(
@@ -33,15 +33,21 @@ def make_muon(
 ) -> optax.GradientTransformation:
     """Return Muon (Jordan 2024) for matrices of hidden layers, and AdamW for all other parameters.
 
-    With a mask only Muon's matrices decay. Unlike optax.contrib.muon, but like Jordan's version and torch.optim.Muon,
-    it neither corrects the bias of Muon's averages nor gives Adam a Nesterov step.
+    With a mask only Muon's matrices decay. Unlike optax.contrib.muon, but like Jordan's version and
+    torch.optim.Muon, it neither corrects the bias of Muon's averages nor gives Adam a Nesterov
+    step.
     """
 
     def label_parameters(params: Named) -> dict[str, str]:
-        return {name: "adam" if muon_axes(name, leaf, axes) is None else "muon" for name, leaf in params.items()}
+        return {
+            name: "adam" if muon_axes(name, leaf, axes) is None else "muon"
+            for name, leaf in params.items()
+        }
 
     muon = optax.chain(
-        _orthogonalize_updates(axes, options), optax.add_decayed_weights(decay), optax.scale_by_learning_rate(rate)
+        _orthogonalize_updates(axes, options),
+        optax.add_decayed_weights(decay),
+        optax.scale_by_learning_rate(rate),
     )
     adam_decay = decay if mask is None else 0.0
     adam = optax.adamw(rate, options["b1"], options["b2"], options["eps"], weight_decay=adam_decay)
@@ -51,8 +57,9 @@ def make_muon(
 def muon_axes(name: str, leaf: Any, axes: Axes) -> Matrix | None:
     """Return the input and output axes of a parameter for Muon, or None if Adam optimizes it.
 
-    Stacked layers, experts, and the query, key and value of one tensor are orthogonalized separately. As Jordan
-    advises, Adam optimizes embeddings, positions and heads (axes `vocab`, `classes`).
+    Stacked layers, experts, and the query, key and value of one tensor are orthogonalized
+    separately. As Jordan advises, Adam optimizes embeddings, positions and heads (axes `vocab`,
+    `classes`).
     """
     own_axes = axes.get(name)
     if isinstance(leaf, optax.MaskedNode) or not is_matrix(name, leaf, axes):
@@ -64,7 +71,11 @@ def muon_axes(name: str, leaf: Any, axes: Axes) -> Matrix | None:
         return None
     if len(own_axes) == 2:
         return ((first,), (first + 1,))
-    used = [at for at, axis in enumerate(own_axes, first) if axis is not None and not axis.startswith("expert")]
+    used = [
+        at
+        for at, axis in enumerate(own_axes, first)
+        if axis is not None and not axis.startswith("expert")
+    ]
     if len(used) < 2:
         return None
     cut = 1 if own_axes[used[0] - first] in ("embed", "rank") else -1
@@ -75,13 +86,17 @@ def _orthogonalize_updates(axes: Axes, options: Mapping[str, Any]) -> optax.Grad
     """Replace the Nesterov steps by the nearest orthogonal matrices. The state is that of optax."""
     beta, steps, eps = options["beta"], options["ns_steps"], options["eps"]
 
-    def update(grads: Named, state: MuonState, params: Named | None = None) -> tuple[Named, MuonState]:
+    def update(
+        grads: Named, state: MuonState, params: Named | None = None
+    ) -> tuple[Named, MuonState]:
         momentum = optax.tree.update_moment(grads, state.mu, beta, 1)
         ahead = optax.tree.update_moment(grads, momentum, beta, 1)
         moves = {
             name: leaf
             if isinstance(leaf, optax.MaskedNode)
-            else _orthogonal_step(leaf, muon_axes(name, leaf, axes), steps, eps, options["consistent_rms"])
+            else _orthogonal_step(
+                leaf, muon_axes(name, leaf, axes), steps, eps, options["consistent_rms"]
+            )
             for name, leaf in ahead.items()
         }
         return moves, state._replace(count=optax.safe_increment(state.count), mu=momentum)
@@ -95,10 +110,14 @@ def _orthogonal_step(
     """Return the orthogonal step of a parameter, computed for each of its matrices."""
     assert matrix is not None, "labels give Muon only matrices"
     inputs, outputs = matrix
-    order = tuple(axis for axis in range(leaf.ndim) if axis not in inputs + outputs) + inputs + outputs
+    order = (
+        tuple(axis for axis in range(leaf.ndim) if axis not in inputs + outputs) + inputs + outputs
+    )
     turned = leaf.transpose(order)
     fan_in, fan_out = (math.prod(leaf.shape[axis] for axis in side) for side in (inputs, outputs))
-    orthogonal = _newton_schulz(turned.reshape(-1, fan_in, fan_out), steps, eps).reshape(turned.shape)
+    orthogonal = _newton_schulz(turned.reshape(-1, fan_in, fan_out), steps, eps).reshape(
+        turned.shape
+    )
     back = tuple(order.index(axis) for axis in range(leaf.ndim))
     if consistent_rms is not None:
         return math.sqrt(max(fan_in, fan_out)) * consistent_rms * orthogonal.transpose(back)
@@ -123,18 +142,23 @@ def make_schedule_free(
 ) -> optax.GradientTransformation:
     """Return schedule-free AdamW (Defazio et al. 2024, algorithm 1): trained at y, evaluated at x, the average of z.
 
-    The state is that of optax and holds z. Its b1 is the one with which the current parameters were computed, so that a
-    run that resumes with another b1 continues from the same x and z. In contrast, optax.contrib.schedule_free weights a
-    step in the average by the rate of the next step, and keeps the b1 of the initial state.
+    The state is that of optax and holds z. Its b1 is the one with which the current parameters were
+    computed, so that a run that resumes with another b1 continues from the same x and z. In
+    contrast, optax.contrib.schedule_free weights a step in the average by the rate of the next
+    step, and keeps the b1 of the initial state.
     """
     b1 = options["b1"]
     adam = optax.chain(
-        optax.scale_by_rms(decay=options["b2"], eps=options["eps"], eps_in_sqrt=False, bias_correction=True),
+        optax.scale_by_rms(
+            decay=options["b2"], eps=options["eps"], eps_in_sqrt=False, bias_correction=True
+        ),
         optax.add_decayed_weights(decay, mask),
         optax.scale_by_learning_rate(rate),
     )
 
-    def update(grads: Named, state: ScheduleFreeState, params: Named | None = None) -> tuple[Named, ScheduleFreeState]:
+    def update(
+        grads: Named, state: ScheduleFreeState, params: Named | None = None
+    ) -> tuple[Named, ScheduleFreeState]:
         assert params is not None, "the optimizer is always given its parameters"
         moves, after = adam.update(grads, state.base_optimizer_state, params)
         z = {name: leaf + moves[name] for name, leaf in state.z.items()}
@@ -142,8 +166,13 @@ def make_schedule_free(
         largest = jnp.maximum(state.max_lr, rate(state.base_optimizer_state[-1].count))
         total = state.weight_sum + largest**2
         share = jnp.where(total > 0, largest**2 / jnp.where(total > 0, total, 1.0), 0.0)
-        x = {name: leaf + share * (z[name] - leaf) for name, leaf in _average_params(state, params).items()}
-        updates = {name: b1 * leaf + (1.0 - b1) * z[name] - params[name] for name, leaf in x.items()}
+        x = {
+            name: leaf + share * (z[name] - leaf)
+            for name, leaf in _average_params(state, params).items()
+        }
+        updates = {
+            name: b1 * leaf + (1.0 - b1) * z[name] - params[name] for name, leaf in x.items()
+        }
         step = optax.safe_increment(state.step_count)
         return updates, ScheduleFreeState(jnp.float32(b1), total, step, largest, after, z)
 
@@ -158,7 +187,14 @@ def averaged_params(opt: PyTree, params: Named) -> Named | None:
 
     states = list(filter(is_free, jax.tree.leaves(opt, is_leaf=is_free)))
     return (
-        {**params, **{name: leaf for state in states for name, leaf in _average_params(state, params).items()}}
+        {
+            **params,
+            **{
+                name: leaf
+                for state in states
+                for name, leaf in _average_params(state, params).items()
+            },
+        }
         if states
         else None
     )

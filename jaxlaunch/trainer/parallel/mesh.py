@@ -22,14 +22,17 @@ Across = tuple[int, ...]  # number of slices that each axis spans
 
 
 def build_mesh(
-    mesh: spec.Mesh, devices: Sequence[jax.Device] | None = None, note: Callable[[str], None] = lambda text: None
+    mesh: spec.Mesh,
+    devices: Sequence[jax.Device] | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> jax.sharding.Mesh:
     """Build the mesh of the spec. Across slices the dcn part of an axis is outermost.
 
-    On TPU the axes follow the torus, mp first. Elsewhere the devices of a process are adjacent. Without dcn the axes
-    are divided over the slices, beginning with the outermost. `note` is called with a sentence about this, and if the
-    torus could not be followed. Axis types are Auto, because ported models do not trace with Explicit, the default of
-    `jax.make_mesh`. Raises SpecError if the product of the axes is not the number of devices.
+    On TPU the axes follow the torus, mp first. Elsewhere the devices of a process are adjacent.
+    Without dcn the axes are divided over the slices, beginning with the outermost. `note` is called
+    with a sentence about this, and if the torus could not be followed. Axis types are Auto, because
+    ported models do not trace with Explicit, the default of `jax.make_mesh`. Raises SpecError if
+    the product of the axes is not the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     try:
@@ -45,8 +48,13 @@ def build_mesh(
     ways = [across] if mesh.dcn or slices == 1 else list(_slice_divisions(sizes, slices))
     across, grid = _lay_out(devices, sizes, ways, note)
     if not mesh.dcn and slices > 1:
-        parts = ", ".join(f"{axis}: {count}" for axis, count in zip(MESH_AXES, across, strict=True) if count > 1)
-        note(f"train.mesh has no dcn: its axes are divided over the {slices} slices as dcn: {{{parts}}} says")
+        parts = ", ".join(
+            f"{axis}: {count}" for axis, count in zip(MESH_AXES, across, strict=True) if count > 1
+        )
+        note(
+            f"train.mesh has no dcn: its axes are divided over the {slices} slices as dcn: "
+            f"{{{parts}}} says"
+        )
     return jax.sharding.Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
@@ -62,7 +70,10 @@ def _slice_divisions(sizes: Sequence[int], slices: int) -> Iterator[Across]:
 
 
 def _lay_out(
-    devices: list[jax.Device], sizes: Sequence[int], ways: Sequence[Across], note: Callable[[str], None]
+    devices: list[jax.Device],
+    sizes: Sequence[int],
+    ways: Sequence[Across],
+    note: Callable[[str], None],
 ) -> tuple[Across, Grid]:
     """Return the first division over slices that follows the torus, or else the first, and its grid of devices."""
     if devices[0].platform == "tpu":
@@ -73,11 +84,15 @@ def _lay_out(
                 return across, grid
         note(reasons[0])
     across = ways[0]
-    near = np.array(sorted(devices, key=lambda device: (slice_index(device), device.process_index, device.id)))
+    near = np.array(
+        sorted(devices, key=lambda device: (slice_index(device), device.process_index, device.id))
+    )
     # Each pair is the dcn part of an axis and its remainder.
     pairs = zip(range(len(sizes)), range(len(sizes), 2 * len(sizes)), strict=True)
     order = itertools.chain.from_iterable(pairs)
-    return across, near.reshape(*across, *_sizes_per_slice(sizes, across)).transpose(*order).reshape(sizes)
+    return across, near.reshape(*across, *_sizes_per_slice(sizes, across)).transpose(
+        *order
+    ).reshape(sizes)
 
 
 def _sizes_per_slice(sizes: Sequence[int], across: Sequence[int]) -> list[int]:
@@ -98,7 +113,11 @@ def parse_axes(mesh: Mapping[str, int], function: str, example: Mapping[str, int
     try:
         return spec.Mesh.model_validate(dict(mesh))
     except (pydantic.ValidationError, TypeError, ValueError) as error:
-        why = pydantic_message(error.errors()[0]) if isinstance(error, pydantic.ValidationError) else "is not a dict"
+        why = (
+            pydantic_message(error.errors()[0])
+            if isinstance(error, pydantic.ValidationError)
+            else "is not a dict"
+        )
         hint = f"give devices per axis, such as {example}"
         raise SpecError(f"jaxlaunch.{function}(mesh={mesh!r}): {why}; {hint}") from None
 
@@ -110,24 +129,38 @@ def slice_index(device: jax.Device) -> int:
 
 
 def _torus_grid(
-    devices: list[jax.Device], inside: Sequence[int], across: Sequence[int], note: Callable[[str], None]
+    devices: list[jax.Device],
+    inside: Sequence[int],
+    across: Sequence[int],
+    note: Callable[[str], None],
 ) -> Grid | None:
     """Return TPU devices along the torus, or None if JAX fails; physical axes are split only if needed."""
     slices = len(set(map(slice_index, devices)))
     granules = math.prod(across)
-    of_processes = granules != slices and granules == len({device.process_index for device in devices})
+    of_processes = granules != slices and granules == len(
+        {device.process_index for device in devices}
+    )
     reason = ""
     for is_split in (False, True):
         try:
             if granules == slices == 1:
-                return mesh_utils.create_device_mesh(inside, devices, allow_split_physical_axes=is_split)
+                return mesh_utils.create_device_mesh(
+                    inside, devices, allow_split_physical_axes=is_split
+                )
             return mesh_utils.create_hybrid_device_mesh(
-                inside, across, devices, process_is_granule=of_processes, allow_split_physical_axes=is_split
+                inside,
+                across,
+                devices,
+                process_is_granule=of_processes,
+                allow_split_physical_axes=is_split,
             )
         except (AssertionError, AttributeError, NotImplementedError, ValueError) as error:
             # JAX raises these for missing devices and unusual shapes.
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    note(f"train.mesh does not follow the TPU's torus, its devices are in the order of their processes: {reason[:200]}")
+    note(
+        "train.mesh does not follow the TPU's torus, its devices are in the order of their "
+        f"processes: {reason[:200]}"
+    )
     return None
 
 
@@ -143,28 +176,37 @@ def count_shards(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
 
 def describe_shards(mesh: jax.sharding.Mesh) -> str:
     """Return text such as `dp × fsdp = 8`, with ep if it is larger than 1."""
-    return f"{' × '.join(axis for axis in BATCH_AXES if axis != 'ep' or mesh.shape[axis] > 1)} = {count_shards(mesh)}"
+    return (
+        f"{' × '.join(axis for axis in BATCH_AXES if axis != 'ep' or mesh.shape[axis] > 1)} = "
+        f"{count_shards(mesh)}"
+    )
 
 
 def process_rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> range:
     """Return the rows of a global batch that a process reads, by default this one. An mp group shares its rows.
 
-    A torus may give a process parts of the batch that are not contiguous. Processes then read contiguous rows in the
-    order of their first parts, so that every row is read once, although at another position in the batch. Raises
-    SpecError if dp × fsdp × ep does not divide `batch`, or if the parts of two processes partly overlap.
+    A torus may give a process parts of the batch that are not contiguous. Processes then read
+    contiguous rows in the order of their first parts, so that every row is read once, although at
+    another position in the batch. Raises SpecError if dp × fsdp × ep does not divide `batch`, or if
+    the parts of two processes partly overlap.
     """
     process = jax.process_index() if process is None else process
     parts = count_shards(mesh)
     if batch % parts:
-        raise SpecError(f"train.batch = {batch} cannot be split evenly over {describe_shards(mesh)} devices")
+        raise SpecError(
+            f"train.batch = {batch} cannot be split evenly over {describe_shards(mesh)} devices"
+        )
     parts_by_process, size = _parts_by_process(mesh), batch // parts
     if all(indexes[-1] - indexes[0] + 1 == len(indexes) for indexes in parts_by_process.values()):
-        return range(parts_by_process[process][0] * size, (parts_by_process[process][-1] + 1) * size)
+        return range(
+            parts_by_process[process][0] * size, (parts_by_process[process][-1] + 1) * size
+        )
     groups = sorted(set(parts_by_process.values()))
     if sum(map(len, groups)) != parts:
         mine = ", ".join(map(str, parts_by_process[process]))
         raise SpecError(
-            f"train.mesh: process {process} holds the parts {mine} of the batch, which overlap with others'"
+            f"train.mesh: process {process} holds the parts {mine} of the batch, which overlap "
+            "with others'"
         )
     start = sum(len(group) for group in groups[: groups.index(parts_by_process[process])])
     return range(start * size, (start + len(parts_by_process[process])) * size)
@@ -172,7 +214,10 @@ def process_rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None
 
 def _parts_by_process(mesh: jax.sharding.Mesh) -> dict[int, tuple[int, ...]]:
     """Return the parts of a batch that the devices of each process hold."""
-    processes = np.vectorize(lambda device: device.process_index)(mesh.devices).reshape(-1, mesh.shape["mp"])
+    processes = np.vectorize(lambda device: device.process_index)(mesh.devices).reshape(
+        -1, mesh.shape["mp"]
+    )
     return {
-        int(process): tuple(np.flatnonzero((processes == process).any(1)).tolist()) for process in np.unique(processes)
+        int(process): tuple(np.flatnonzero((processes == process).any(1)).tolist())
+        for process in np.unique(processes)
     }

@@ -1,9 +1,10 @@
 """The sharding of every array, from one table of logical axis -> mesh axes.
 
-A model names the axes of a parameter (`nnx.Param(value, axes=("embed", "hidden"))`), or its task names them by path
-(`sharding = {r".*kernel": ("embed", "hidden")}`). The names belong to the last dimensions; a dimension before them,
-which nnx.vmap adds, is `layers`. In addition, every array of the state is split over fsdp along one divisible
-dimension. Vectors are not, because a collective for each of them would cost more than their bytes.
+A model names the axes of a parameter (`nnx.Param(value, axes=("embed", "hidden"))`), or its task
+names them by path (`sharding = {r".*kernel": ("embed", "hidden")}`). The names belong to the last
+dimensions; a dimension before them, which nnx.vmap adds, is `layers`. In addition, every array of
+the state is split over fsdp along one divisible dimension. Vectors are not, because a collective
+for each of them would cost more than their bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer.errors import SpecError
 
-Axes = tuple[str | None, ...]  # a logical axis, a mesh axis, or None for each of the last dimensions
+Axes = tuple[
+    str | None, ...
+]  # a logical axis, a mesh axis, or None for each of the last dimensions
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost first
 
@@ -50,27 +53,38 @@ RULES: Mapping[str, Entry] = {
     # Between the two matrices of an adapter.
     "rank": (),
 }
-# These stay whole if they do not divide. A class token lengthens a sequence by one, and GPT-2's vocabulary is odd.
+# These stay whole if they do not divide. A class token lengthens a sequence by one, and GPT-2's
+# vocabulary is odd.
 OPTIONAL_AXES = ("sequence", "vocab")
 
 _is_by_device: ContextVar[bool] = ContextVar("_is_by_device", default=False)
 
 
-def state_sharding(name: str, shape: tuple[int, ...], axes: Axes | None, mesh: jax.sharding.Mesh) -> NamedSharding:
+def state_sharding(
+    name: str, shape: tuple[int, ...], axes: Axes | None, mesh: jax.sharding.Mesh
+) -> NamedSharding:
     """Return the sharding of an array by its named axes, then fsdp. Raises SpecError for axes that do not fit."""
     axes = axes or ()
     if len(axes) > len(shape):
-        raise SpecError(f"{name}: {len(axes)} axes {axes} are named for {len(shape)} dimensions {shape}")
+        raise SpecError(
+            f"{name}: {len(axes)} axes {axes} are named for {len(shape)} dimensions {shape}"
+        )
     logical_axes = ("layers" if axes else None,) * (len(shape) - len(axes)) + axes
-    entries = _keep_whole(shape, logical_axes, [_mesh_axes(name, axis, mesh) for axis in logical_axes], mesh)
+    entries = _keep_whole(
+        shape, logical_axes, [_mesh_axes(name, axis, mesh) for axis in logical_axes], mesh
+    )
     used = [mesh_axis for entry in entries for mesh_axis in entry]
     if twice := sorted({mesh_axis for mesh_axis in used if used.count(mesh_axis) > 1}):
         raise SpecError(
-            f"{name}: axes {logical_axes} translate to {tuple(entries)}: two dimensions share {', '.join(twice)}"
+            f"{name}: axes {logical_axes} translate to {tuple(entries)}: two dimensions share "
+            f"{', '.join(twice)}"
         )
     for size, axis, entry in zip(shape, logical_axes, entries, strict=True):
         if size % (ways := _count_ways(entry, mesh)):
-            raise SpecError(f"{name}: {axis} = {size} cannot be split evenly over {' × '.join(entry)} = {ways} devices")
+            raise SpecError(
+                f"{name}: {axis} = {size} cannot be split evenly over {' × '.join(entry)} = "
+                f"{ways} devices"
+            )
     return NamedSharding(mesh, PartitionSpec(*_split_fsdp(shape, logical_axes, entries, mesh)))
 
 
@@ -82,7 +96,10 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    mesh_axes = [RULES[axis] if axis and not (_is_by_device.get() and axis == "batch") else () for axis in axes]
+    mesh_axes = [
+        RULES[axis] if axis and not (_is_by_device.get() and axis == "batch") else ()
+        for axis in axes
+    ]
     entries = _keep_whole(x.shape, axes, mesh_axes, mesh)
     result: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
     return result
@@ -91,7 +108,8 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 def gather_weight(weight: jax.Array, *axes: str | None) -> jax.Array:
     """Gather a weight over fsdp, and keep its named axes split. Its gradient is split over fsdp like the state.
 
-    `constrain` would apply the same sharding to the gradient, and each device would get the whole sum.
+    `constrain` would apply the same sharding to the gradient, and each device would get the whole
+    sum.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or _is_by_device.get():
@@ -104,15 +122,17 @@ def gather_weight(weight: jax.Array, *axes: str | None) -> jax.Array:
 def constrain_value(weight: jax.Array, weight_sharding: NamedSharding) -> jax.Array:
     """Constrain `weight` to a sharding, but not its gradient.
 
-    This is for the cast of a weight that the state splits. Without it XLA's compiler for GPUs moves the sharding
-    through the cast to its operand, and gathers in float32 instead of bfloat16.
+    This is for the cast of a weight that the state splits. Without it XLA's compiler for GPUs moves
+    the sharding through the cast to its operand, and gathers in float32 instead of bfloat16.
     """
     return _constrain_both(weight, weight_sharding, None)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _constrain_both(
-    weight: jax.Array, weight_sharding: PartitionSpec | NamedSharding, gradient_sharding: PartitionSpec | None
+    weight: jax.Array,
+    weight_sharding: PartitionSpec | NamedSharding,
+    gradient_sharding: PartitionSpec | None,
 ) -> jax.Array:
     """Constrain `weight` to one sharding, and its gradient to another."""
     result: jax.Array = jax.lax.with_sharding_constraint(weight, weight_sharding)
@@ -120,7 +140,9 @@ def _constrain_both(
 
 
 def _constrain_forward(
-    weight: jax.Array, weight_sharding: PartitionSpec | NamedSharding, gradient_sharding: PartitionSpec | None
+    weight: jax.Array,
+    weight_sharding: PartitionSpec | NamedSharding,
+    gradient_sharding: PartitionSpec | None,
 ) -> tuple[jax.Array, None]:
     return jax.lax.with_sharding_constraint(weight, weight_sharding), None
 
@@ -131,7 +153,11 @@ def _constrain_backward(
     _: None,
     gradient: jax.Array,
 ) -> tuple[jax.Array]:
-    return (gradient if gradient_sharding is None else jax.lax.with_sharding_constraint(gradient, gradient_sharding),)
+    return (
+        gradient
+        if gradient_sharding is None
+        else jax.lax.with_sharding_constraint(gradient, gradient_sharding),
+    )
 
 
 _constrain_both.defvjp(_constrain_forward, _constrain_backward)
@@ -152,26 +178,35 @@ def axes_by_path(
 ) -> dict[str, Axes | None]:
     """Return the axes of every parameter, from the first rule that matches its whole name, or else from the model.
 
-    Raises SpecError for invalid rules, and for rules that match no parameter, since a typing error would silently
-    replicate an array that should be split.
+    Raises SpecError for invalid rules, and for rules that match no parameter, since a typing error
+    would silently replicate an array that should be split.
     """
     if not isinstance(rules, Mapping):
         raise SpecError(
-            f"sharding is a {type(rules).__name__}, not a dict of patterns: {{r'.*kernel': ('embed', 'hidden')}}"
+            f"sharding is a {type(rules).__name__}, not a dict of patterns: {{r'.*kernel': "
+            "('embed', 'hidden')}"
         )
     for pattern, axes in rules.items():
-        if not isinstance(axes, list | tuple) or not all(axis is None or isinstance(axis, str) for axis in axes):
-            raise SpecError(f"sharding rule {pattern!r}: {axes!r} is not a tuple of axes, such as ('embed', None)")
+        if not isinstance(axes, list | tuple) or not all(
+            axis is None or isinstance(axis, str) for axis in axes
+        ):
+            raise SpecError(
+                f"sharding rule {pattern!r}: {axes!r} is not a tuple of axes, such as "
+                "('embed', None)"
+            )
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
             raise SpecError(f"sharding rule {pattern!r} is not a pattern: {error}") from None
         if not any(re.fullmatch(pattern, name) for name in model_axes):
             raise SpecError(
-                f"sharding rule {pattern!r} matches no parameter. There are: {', '.join(sorted(model_axes))}"
+                f"sharding rule {pattern!r} matches no parameter. There are: "
+                f"{', '.join(sorted(model_axes))}"
             )
     return {
-        name: next((tuple(axes) for pattern, axes in rules.items() if re.fullmatch(pattern, name)), default)
+        name: next(
+            (tuple(axes) for pattern, axes in rules.items() if re.fullmatch(pattern, name)), default
+        )
         for name, default in model_axes.items()
     }
 
@@ -183,10 +218,14 @@ def _mesh_axes(name: str, axis: str | None, mesh: jax.sharding.Mesh) -> Entry:
         return RULES[axis]
     if axis in mesh.axis_names:
         return (axis,)
-    raise SpecError(f"{name}: unknown axis {axis!r}; name one of {', '.join((*RULES, *mesh.axis_names))}")
+    raise SpecError(
+        f"{name}: unknown axis {axis!r}; name one of {', '.join((*RULES, *mesh.axis_names))}"
+    )
 
 
-def _keep_whole(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: AnyMesh) -> list[Entry]:
+def _keep_whole(
+    shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: AnyMesh
+) -> list[Entry]:
     """Clear the entries of optional axes that do not divide."""
     return [
         () if axis in OPTIONAL_AXES and size % _count_ways(entry, mesh) else entry
@@ -194,16 +233,23 @@ def _keep_whole(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: 
     ]
 
 
-def _split_fsdp(shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: AnyMesh) -> list[Entry]:
+def _split_fsdp(
+    shape: tuple[int, ...], axes: Axes, entries: list[Entry], mesh: AnyMesh
+) -> list[Entry]:
     """Add fsdp to one divisible dimension, if any: `embed`, or else the one with the largest share.
 
-    `layers` is never split, because a scan would then gather each layer's weights from a single device.
+    `layers` is never split, because a scan would then gather each layer's weights from a single
+    device.
     """
     is_vector = sum(axis != "layers" for axis in axes) == 1
     if mesh.shape["fsdp"] == 1 or is_vector or any("fsdp" in entry for entry in entries):
         return entries
     shares = [size // _count_ways(entry, mesh) for size, entry in zip(shape, entries, strict=True)]
-    fits = [i for i, share in enumerate(shares) if axes[i] != "layers" and share % mesh.shape["fsdp"] == 0]
+    fits = [
+        i
+        for i, share in enumerate(shares)
+        if axes[i] != "layers" and share % mesh.shape["fsdp"] == 0
+    ]
     if not fits:
         return entries
     best = max(fits, key=lambda i: (axes[i] == "embed", shares[i], -i))

@@ -1,9 +1,10 @@
 """Packs the images or the table of a job for `launcher prepare`: `python -m jaxlaunch.trainer.prepare.pack JSON`.
 
-TRAIN_SPEC in, one JSON object on stdout: what was packed, and the data block that reads it. Exits with a code of the
-contract; SIGINT and SIGTERM end it with 80, and the next resumes. Examples are written as array_record, in files that
-each appear whole: killed at any moment and begun again, it gives the same bytes. `jaxlaunch.json`, next to them, names
-the classes or, of a table, its columns with means and deviations.
+TRAIN_SPEC in, one JSON object on stdout: what was packed, and the data block that reads it. Exits
+with a code of the contract; SIGINT and SIGTERM end it with 80, and the next resumes. Examples are
+written as array_record, in files that each appear whole: killed at any moment and begun again, it
+gives the same bytes. `jaxlaunch.json`, next to them, names the classes or, of a table, its columns
+with means and deviations.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ SPLITS: tuple[Literal["train"], Literal["eval"]] = ("train", "eval")
 StopCheck = Callable[[], bool]
 
 
-def pack_data(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped: StopCheck = lambda: False) -> Any:
+def pack_data(
+    spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped: StopCheck = lambda: False
+) -> Any:
     """Pack both splits of `spec.data` into `folder` and return the description that is written there.
 
-    `resize` reduces images whose shorter side has more pixels. Existing files are kept and verified by their digests.
-    Raises DataError, SpecError, Stopped once `is_stopped`, and StorageError.
+    `resize` reduces images whose shorter side has more pixels. Existing files are kept and verified
+    by their digests. Raises DataError, SpecError, Stopped once `is_stopped`, and StorageError.
     """
     sources = _open_sources(spec, resize)
     recipe = {
@@ -73,23 +76,36 @@ def pack_data(spec: TrainSpec, folder: Path, resize: int | None = None, is_stopp
         description: dict[str, Any] = json.loads((folder / NOTES_FILE).read_text())
         for name, about in description["files"].items():
             path = folder / name
-            if not path.exists() or path.stat().st_size != about["size"] or shards.file_digest(path) != about["sha256"]:
-                raise DataError(f"{path} is missing or damaged; remove {folder}, and it is packed again")
+            if (
+                not path.exists()
+                or path.stat().st_size != about["size"]
+                or shards.file_digest(path) != about["sha256"]
+            ):
+                raise DataError(
+                    f"{path} is missing or damaged; remove {folder}, and it is packed again"
+                )
         return description
     except (OSError, RuntimeError) as error:
         # array_record raises a RuntimeError if the disk is full.
         raise StorageError(
-            f"{folder} cannot be written: {error}; make room or name another folder: what is complete is kept, and "
+            f"{folder} cannot be written: {error}; make room or name another folder: what is "
+            "complete is kept, and "
             "the same command resumes from there"
         ) from error
 
 
-def _open_sources(spec: TrainSpec, resize: int | None) -> dict[Literal["train", "eval"], DataSource]:
+def _open_sources(
+    spec: TrainSpec, resize: int | None
+) -> dict[Literal["train", "eval"], DataSource]:
     """Open the sources by split, with images in their own sizes and without augmentation."""
     if not isinstance(spec.data, Images | Table):
-        raise SpecError(f"train.data.source = {spec.data.source} is not packed; images and table are")
+        raise SpecError(
+            f"train.data.source = {spec.data.source} is not packed; images and table are"
+        )
     if isinstance(spec.data, Table) and resize is not None:
-        raise SpecError("--resize applies to images, and train.data.source = table has none; leave it out")
+        raise SpecError(
+            "--resize applies to images, and train.data.source = table has none; leave it out"
+        )
     plain = {"size": None, "augment": None} if isinstance(spec.data, Images) else {}
     unchanged = spec.model_copy(update={"data": spec.data.model_copy(update=plain)})
     sources_by_split = {split: open_source(unchanged, split) for split in SPLITS}
@@ -145,7 +161,8 @@ def _lock_folder(folder: Path, recipe: Mapping[str, Any]) -> Iterator[bool]:
     unknown_files = sorted(path.name for path in folder.iterdir())
     if unknown_files and not (folder / IN_PROGRESS_FILE).exists():
         raise DataError(
-            f"{folder} holds {unknown_files[0]}, which `launcher prepare` did not write there; use an empty folder"
+            f"{folder} holds {unknown_files[0]}, which `launcher prepare` did not write there; use "
+            "an empty folder"
         )
     with (folder / IN_PROGRESS_FILE).open("a+") as file:
         # On a file system without locks, drafts still have unique names.
@@ -191,31 +208,46 @@ def _write_shards(
             records.write(path, _read_examples(source, range(first, last), is_stopped, folder))
         if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
-            print(f"packed {last} of {len(source)} examples of {split}", file=sys.stderr, flush=True)
-        about = {"split": split, "rows": last - first, "size": path.stat().st_size, "sha256": shards.file_digest(path)}
+            print(
+                f"packed {last} of {len(source)} examples of {split}", file=sys.stderr, flush=True
+            )
+        about = {
+            "split": split,
+            "rows": last - first,
+            "size": path.stat().st_size,
+            "sha256": shards.file_digest(path),
+        }
         yield path.name, about
 
 
-def _read_examples(source: DataSource, indexes: range, is_stopped: StopCheck, folder: Path) -> Iterator[dict[str, Any]]:
+def _read_examples(
+    source: DataSource, indexes: range, is_stopped: StopCheck, folder: Path
+) -> Iterator[dict[str, Any]]:
     threads = len(os.sched_getaffinity(0))
     remaining = iter(indexes)
     with ThreadPoolExecutor(threads) as pool:
         pending: collections.deque[Future[dict[str, Any]]] = collections.deque(
-            pool.submit(source.__getitem__, index) for index in itertools.islice(remaining, 2 * threads)
+            pool.submit(source.__getitem__, index)
+            for index in itertools.islice(remaining, 2 * threads)
         )
         while pending:
             if is_stopped():
                 for future in pending:
                     future.cancel()
                 raise Stopped(
-                    f"stopped while {folder} was written; what is complete is kept, and the same command resumes"
+                    f"stopped while {folder} was written; what is complete is kept, and the same "
+                    "command resumes"
                 )
             try:
                 example = pending.popleft().result()
             except OSError as error:
-                raise faults.read_error(f"an example of {source_name(source)} cannot be read", error) from error
+                raise faults.read_error(
+                    f"an example of {source_name(source)} cannot be read", error
+                ) from error
             yield example
-            pending.extend(pool.submit(source.__getitem__, index) for index in itertools.islice(remaining, 1))
+            pending.extend(
+                pool.submit(source.__getitem__, index) for index in itertools.islice(remaining, 1)
+            )
 
 
 def main() -> int:
@@ -228,14 +260,17 @@ def main() -> int:
 
     def pack() -> dict[str, Any]:
         spec = read_spec(os.environ)[0]
-        description = pack_data(spec, Path(arguments["to"]), arguments["resize"], lambda: bool(received_signals))
+        description = pack_data(
+            spec, Path(arguments["to"]), arguments["resize"], lambda: bool(received_signals)
+        )
         block = {"source": "array_record", "path": f"{arguments['to']}/train-*.array_record"}
         if any(about["split"] == "eval" for about in description["files"].values()):
             block["eval_path"] = f"{arguments['to']}/eval-*.array_record"
         data_block = spec.data.model_dump(mode="json", exclude_unset=True)
         return {
             **description,
-            "data": block | {key: data_block[key] for key in ("size", "augment") if key in data_block},
+            "data": block
+            | {key: data_block[key] for key in ("size", "augment") if key in data_block},
         }
 
     return print_result(pack)

@@ -1,7 +1,8 @@
 """Prepares the text of a job before it runs: `python -m jaxlaunch.trainer.prepare.text`.
 
-TRAIN_SPEC in, one JSON object on stdout: what was prepared, where, and a report on it. What is there already is
-verified to the byte. Exits with a code of the contract; SIGINT and SIGTERM end it with 80, and the next goes on.
+TRAIN_SPEC in, one JSON object on stdout: what was prepared, where, and a report on it. What is
+there already is verified to the byte. Exits with a code of the contract; SIGINT and SIGTERM end it
+with 80, and the next goes on.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def main() -> int:
         signal.signal(number, lambda signum, frame: received_signals.append(signum))
     return print_result(
         lambda: {
-            "prepared": prepare_text(folder.resolve_spec(read_spec(os.environ)[0]), lambda: bool(received_signals))
+            "prepared": prepare_text(
+                folder.resolve_spec(read_spec(os.environ)[0]), lambda: bool(received_signals)
+            )
         }
     )
 
@@ -39,8 +42,9 @@ def prepare_before_start(
 ) -> None:
     """Prepare the text of a run before its processes join, since they could not wait for hours or be stopped later.
 
-    `announce` is called if there is something to prepare. The defaults of a user's task are only known after its
-    import, so its text is prepared when it is opened. Raises the errors of `prepare`, and Stopped.
+    `announce` is called if there is something to prepare. The defaults of a user's task are only
+    known after its import, so its text is prepared when it is opened. Raises the errors of
+    `prepare`, and Stopped.
     """
     try:
         raw = json.loads(environ[contract.TRAIN_SPEC])
@@ -55,7 +59,9 @@ def prepare_before_start(
         pass
 
 
-def prepare_text(spec: TrainSpec, is_stopped: Callable[[], bool] = lambda: False) -> list[dict[str, Any]]:
+def prepare_text(
+    spec: TrainSpec, is_stopped: Callable[[], bool] = lambda: False
+) -> list[dict[str, Any]]:
     """Prepare every corpus of a spec and return a report on each.
 
     Raises SpecError if there is nothing to prepare, and Stopped once `is_stopped`.
@@ -63,7 +69,8 @@ def prepare_text(spec: TrainSpec, is_stopped: Callable[[], bool] = lambda: False
     reports = list(_prepare_each(spec, is_stopped, whole=True))
     if not reports:
         raise SpecError(
-            f"train.data.source = {spec.data.source}: there is nothing to prepare; text with a tokenizer, a field or a "
+            f"train.data.source = {spec.data.source}: there is nothing to prepare; text with a "
+            "tokenizer, a field or a "
             "packing is prepared"
         )
     return reports
@@ -75,7 +82,9 @@ def texts_to_prepare(spec: TrainSpec) -> list[Text]:
     return [block for block in blocks if isinstance(block, Text) and block.is_prepared]
 
 
-def _prepare_each(spec: TrainSpec, is_stopped: Callable[[], bool], *, whole: bool = False) -> Iterator[dict[str, Any]]:
+def _prepare_each(
+    spec: TrainSpec, is_stopped: Callable[[], bool], *, whole: bool = False
+) -> Iterator[dict[str, Any]]:
     for data in texts_to_prepare(spec):
         for held_out in [False] if data.eval_path in (None, data.path) else [False, True]:
             yield _prepare_corpus(spec, data, held_out, is_stopped, whole)

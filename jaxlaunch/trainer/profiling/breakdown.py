@@ -1,8 +1,9 @@
 """Breakdown of a step's time by kind of operation, from a trace of JAX's profiler.
 
-Every moment of a step counts once, so that the parts add up to the step. If operations of several kinds run on a device
-at the same time, the first kind in ORDER counts. Collectives therefore count only as exposed (non-overlapped)
-communication. `host` is the time in which a device runs nothing: it waits for the host, for data, or between kernels.
+Every moment of a step counts once, so that the parts add up to the step. If operations of several
+kinds run on a device at the same time, the first kind in ORDER counts. Collectives therefore count
+only as exposed (non-overlapped) communication. `host` is the time in which a device runs nothing:
+it waits for the host, for data, or between kernels.
 """
 
 from __future__ import annotations
@@ -62,14 +63,21 @@ class Breakdown(NamedTuple):
             "devices": self.devices,
             "step_s": round(self.step_s, 9),
             "seconds": {kind: round(seconds, 9) for kind, seconds in self.seconds.items()},
-            "shares": {kind: round(seconds / self.step_s, 4) for kind, seconds in self.seconds.items()},
+            "shares": {
+                kind: round(seconds / self.step_s, 4) for kind, seconds in self.seconds.items()
+            },
             "collectives_hidden_s": round(self.hidden_s, 9),
-            "top": [{"op": name, "kind": kind, "seconds": round(seconds, 9)} for name, kind, seconds in self.top],
+            "top": [
+                {"op": name, "kind": kind, "seconds": round(seconds, 9)}
+                for name, kind, seconds in self.top
+            ],
         }
 
     def to_line(self) -> str:
         """Return `12.345 ms a step: matmul 49 %, attention 12 %, …`."""
-        shares = ", ".join(f"{kind} {100 * seconds / self.step_s:.0f} %" for kind, seconds in self.seconds.items())
+        shares = ", ".join(
+            f"{kind} {100 * seconds / self.step_s:.0f} %" for kind, seconds in self.seconds.items()
+        )
         return f"{self.step_s * 1e3:.3f} ms a step: {shares}"
 
     def to_table(self) -> list[str]:
@@ -89,10 +97,14 @@ def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: i
     Raises ValueError if no device ran an operation in the window.
     """
     paused = _merge_spans(_clip_spans(pauses, window))
-    by_device: defaultdict[str, dict[str, list[Span]]] = defaultdict(lambda: {kind: [] for kind in ORDER})
+    by_device: defaultdict[str, dict[str, list[Span]]] = defaultdict(
+        lambda: {kind: [] for kind in ORDER}
+    )
     top: defaultdict[tuple[str, str], float] = defaultdict(float)
     for op in ops:
-        if _clip_spans([op.span], window) and not any(start <= op.span[0] < end for start, end in paused):
+        if _clip_spans([op.span], window) and not any(
+            start <= op.span[0] < end for start, end in paused
+        ):
             by_device[op.device][op.kind].append(op.span)
             top[op.name, op.kind] += op.span[1] - op.span[0]
     devices = [_split_device(spans, window, paused) for spans in by_device.values()]
@@ -108,14 +120,18 @@ def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: i
     return Breakdown(steps, len(devices), step_s, means, hidden_s, rows)
 
 
-def _split_device(spans: Mapping[str, list[Span]], window: Span, paused: list[Span]) -> tuple[dict[str, float], float]:
+def _split_device(
+    spans: Mapping[str, list[Span]], window: Span, paused: list[Span]
+) -> tuple[dict[str, float], float]:
     """Return the seconds by kind on one device, and the seconds of hidden collectives."""
     covered, seconds = paused, {}
     for kind in ORDER:
         before_s = _total_s(covered)
         covered = _merge_spans([*covered, *_clip_spans(spans[kind], window)])
         seconds[kind] = _total_s(covered) - before_s
-    alone_s = _total_s(_merge_spans([*paused, *_clip_spans(spans[COLLECTIVES], window)])) - _total_s(paused)
+    alone_s = _total_s(
+        _merge_spans([*paused, *_clip_spans(spans[COLLECTIVES], window)])
+    ) - _total_s(paused)
     return seconds, alone_s - seconds[COLLECTIVES]
 
 
@@ -140,12 +156,15 @@ def _total_s(spans: Iterable[Span]) -> float:
     return sum(end - start for start, end in spans)
 
 
-# --- kinds ------------------------------------------------------------------------------------------------------------
+# --- kinds ----------------------------------------------------------------------------------------
 
 # Opcodes that contain others or do nothing. The operations inside of them have their own names.
-_CONTAINER_OPCODES = frozenset("while conditional call tuple get-tuple-element parameter constant bitcast".split())
+_CONTAINER_OPCODES = frozenset(
+    "while conditional call tuple get-tuple-element parameter constant bitcast".split()
+)
 _COLLECTIVES = frozenset(
-    "all-reduce all-gather reduce-scatter all-to-all ragged-all-to-all collective-permute collective-broadcast "
+    "all-reduce all-gather reduce-scatter all-to-all ragged-all-to-all collective-permute "
+    "collective-broadcast "
     "send recv".split()
 )
 _HOLDER = re.compile(r"(?:while|conditional|call)(?:\.\d+)?$")
@@ -155,7 +174,9 @@ _SCOPE = re.compile(r"(?:^|[/(;])attention(?:$|[/);])")
 # Names of kernels.
 _ATTENTION = re.compile(r"fmha|flash|splash|dot_product_attention", re.IGNORECASE)
 _MATMUL = re.compile(r"gemm|matmul|cutlass|nvjet|xmma|conv(?!ert)|(?:^|[_\W])dot", re.IGNORECASE)
-_COLLECTIVE = re.compile("nccl|" + "|".join(_COLLECTIVES - {"send", "recv"}).replace("-", "[-_]?"), re.IGNORECASE)
+_COLLECTIVE = re.compile(
+    "nccl|" + "|".join(_COLLECTIVES - {"send", "recv"}).replace("-", "[-_]?"), re.IGNORECASE
+)
 _MODULE = re.compile(r"HloModule ([\w.\-]+)")
 # The origin of an operation in the traced program.
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -165,8 +186,8 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 def program_kinds(texts: Iterable[str]) -> dict[str, str | None]:
     """Return the kind of each operation of compiled programs, None for those that only contain others.
 
-    The keys are `program/operation`. For traces without the program, the operation alone is also a key, with the kind
-    of the first program that has it.
+    The keys are `program/operation`. For traces without the program, the operation alone is also a
+    key, with the kind of the first program that has it.
     """
     kinds: dict[str, str | None] = {}
     for text in texts:
@@ -203,7 +224,11 @@ def _operation_kind(operation: Operation, program: Program) -> str | None:
     if any(map(_SCOPE.search, scopes)) or any(map(_ATTENTION.search, targets)):
         return ATTENTION
     is_matmul = any(part.kind in _MATMULS for part in parts)
-    return MATMUL if is_matmul or any(target and kernel_kind(target) == MATMUL for target in targets) else ELEMENTWISE
+    return (
+        MATMUL
+        if is_matmul or any(target and kernel_kind(target) == MATMUL for target in targets)
+        else ELEMENTWISE
+    )
 
 
 def _first_group(pattern: re.Pattern[str], text: str) -> str:
@@ -211,13 +236,14 @@ def _first_group(pattern: re.Pattern[str], text: str) -> str:
     return match[1] if match else ""
 
 
-# --- the trace --------------------------------------------------------------------------------------------------------
+# --- the trace ------------------------------------------------------------------------------------
 
 # Names of our annotations: a step, and time that belongs to no step.
 STEP, PAUSE = "train", "jaxlaunch pause"
 # The pattern does not match the parts of a chip, such as SparseCores.
 _HOST, _DEVICE = "/host:CPU", re.compile(r"/device:\w+:\d+$")
-# On GPU a stream's kernels name their operation. On TPU operations are events of a line, which begin with their text.
+# On GPU a stream's kernels name their operation. On TPU operations are events of a line, which
+# begin with their text.
 _LINES = re.compile(r"Stream|XLA Ops$")
 _TEXT = re.compile(r"%?([\w.\-]+) = ")
 Kinds = Mapping[str, str | None]  # operation of the train steps -> kind
@@ -234,7 +260,8 @@ class Trace(NamedTuple):
 def read_trace(path: Path, kinds: Kinds) -> Trace:
     """Read the trace in a file with JAX's own reader, which does not need TensorFlow (jax 0.10, 0.11)."""
     with warnings.catch_warnings():
-        # Under `-W error` Python 3.12's warning about the reader's types ends the process (jaxlib 0.11, by nanobind).
+        # Under `-W error` Python 3.12's warning about the reader's types ends the process (jaxlib
+        # 0.11, by nanobind).
         warnings.simplefilter("ignore", DeprecationWarning)
         return read_planes(ProfileData.from_file(str(path)).planes, kinds)
 
@@ -264,8 +291,12 @@ def _read_host_line(events: Any, kinds: Kinds, trace: Trace) -> Iterator[Op]:
             trace.steps.append(_event_span(event))
         elif event.name == PAUSE:
             trace.pauses.append(_event_span(event))
-        # Most events of a CPU's threads are not operations, and reading their statistics takes time.
-        elif not event.name.startswith(("end: ", "Threadpool", "ThunkExecutor")) and event.duration_ns > 0:
+        # Most events of a CPU's threads are not operations, and reading their statistics takes
+        # time.
+        elif (
+            not event.name.startswith(("end: ", "Threadpool", "ThunkExecutor"))
+            and event.duration_ns > 0
+        ):
             stats = dict(event.stats)
             if "hlo_op" in stats:
                 yield from _read_op(event, stats, kinds, f"cpu:{stats.get('device_ordinal', 0)}")

@@ -1,7 +1,7 @@
 """Profiler that traces some steps of the loop on request of the job or the user, and reports their breakdown.
 
-Without a trace a step only costs a check for a file. Every rank traces independently of the others. A failure is noted
-and never ends the run.
+Without a trace a step only costs a check for a file. Every rank traces independently of the others.
+A failure is noted and never ends the run.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Profiler:
         for reader in self._readers:
             reader.join()
 
-    # --- the trace ----------------------------------------------------------------------------------------------------
+    # --- the trace --------------------------------------------------------------------------------
 
     def _begin_trace(self, step: int, number: int | None, steps: int) -> None:
         # The trace must begin with a step.
@@ -132,7 +132,11 @@ class Profiler:
         """Mark in the trace that the previous step ended, and that `step` begins if it is not None."""
         if self._annotation is not None:
             self._annotation.__exit__(None, None, None)
-        self._annotation = None if step is None else jax.profiler.StepTraceAnnotation(breakdown.STEP, step_num=step)
+        self._annotation = (
+            None
+            if step is None
+            else jax.profiler.StepTraceAnnotation(breakdown.STEP, step_num=step)
+        )
         if self._annotation is not None:
             self._annotation.__enter__()
 
@@ -146,7 +150,9 @@ class Profiler:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError) as error:
             return self._report_failure(tracing.number, tracing.first_step, error)
-        reader = threading.Thread(target=self._report_trace, args=(tracing, step), name="profile", daemon=True)
+        reader = threading.Thread(
+            target=self._report_trace, args=(tracing, step), name="profile", daemon=True
+        )
         self._readers.append(reader)
         reader.start()
 
@@ -154,7 +160,9 @@ class Profiler:
         """Create an empty folder for a trace, and remove the oldest traces. Raises OSError."""
         if self._base is None:
             self._base = Path(tempfile.mkdtemp(prefix="jaxlaunch-profiles-"))
-        traces = sorted(self._base.glob(f"step-*/rank-{self._rank}"), key=lambda folder: folder.stat().st_mtime)
+        traces = sorted(
+            self._base.glob(f"step-*/rank-{self._rank}"), key=lambda folder: folder.stat().st_mtime
+        )
         folder = self._base / f"step-{step}" / f"rank-{self._rank}"
         # An earlier attempt may have traced the same steps.
         shutil.rmtree(folder, ignore_errors=True)
@@ -166,7 +174,7 @@ class Profiler:
         folder.mkdir(parents=True)
         return folder
 
-    # --- the report ---------------------------------------------------------------------------------------------------
+    # --- the report -------------------------------------------------------------------------------
 
     def _report_trace(self, tracing: ActiveTrace, end: int) -> None:
         """Read the trace and report its breakdown; runs in a thread while the loop continues."""
@@ -176,13 +184,23 @@ class Profiler:
             # The run continues after any failure, and the agent must get an answer.
             return self._report_failure(tracing.number, tracing.first_step, error)
         if self._rank == 0:
-            steps = f"steps {tracing.first_step}-{end - 1}" if summary["steps"] > 1 else f"step {tracing.first_step}"
+            steps = (
+                f"steps {tracing.first_step}-{end - 1}"
+                if summary["steps"] > 1
+                else f"step {tracing.first_step}"
+            )
             self._report.report_note(f"profile of {steps}: {line}; {tracing.folder}")
-            head = f"profile of {steps} on {summary['devices']} devices of rank 0, in {tracing.folder}"
+            head = (
+                f"profile of {steps} on {summary['devices']} devices of rank 0, in {tracing.folder}"
+            )
             print("\n".join([head, *table]), flush=True)
-        self._report_state(tracing.number, "done", folder=str(tracing.folder), summary=summary, table=table)
+        self._report_state(
+            tracing.number, "done", folder=str(tracing.folder), summary=summary, table=table
+        )
 
-    def _write_summary(self, tracing: ActiveTrace, end: int) -> tuple[dict[str, Any], str, list[str]]:
+    def _write_summary(
+        self, tracing: ActiveTrace, end: int
+    ) -> tuple[dict[str, Any], str, list[str]]:
         """Write the summary of a trace, and return it with a line and a table for the user."""
         files = sorted(tracing.folder.rglob("*.xplane.pb"))
         if not files:
@@ -193,7 +211,12 @@ class Profiler:
         window = min(start for start, _ in trace.steps), max(stop for _, stop in trace.steps)
         parts = breakdown.break_down(trace.ops, window, trace.pauses, end - tracing.first_step)
         device = jax.local_devices()[0].device_kind
-        summary = {"rank": self._rank, "first_step": tracing.first_step, "device": device, **parts.to_json()}
+        summary = {
+            "rank": self._rank,
+            "first_step": tracing.first_step,
+            "device": device,
+            **parts.to_json(),
+        }
         (tracing.folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
         if sum(file.stat().st_size for file in tracing.folder.rglob("*")) > MAX_BYTES:
             shutil.rmtree(tracing.folder / "plugins")

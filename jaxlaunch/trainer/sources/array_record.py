@@ -21,7 +21,8 @@ from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import ArrayRecord
 
-# Read one record in the calling thread: handing it to array_record's own threads takes longer than reading it.
+# Read one record in the calling thread: handing it to array_record's own threads takes longer than
+# reading it.
 READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 # Buffer size of one file; array_record's own default is 1 MiB.
 READ_BYTES = 1 << 15
@@ -40,9 +41,14 @@ def open_source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSourc
     all_records = Records(files.match_files(data.path))
     share = HeldOutShare(data.eval_split, len(all_records))
     if not share.kept_count:
-        raise DataError(f"data.eval_split = {data.eval_split} of {len(all_records)} records leaves none to train on")
+        raise DataError(
+            f"data.eval_split = {data.eval_split} of {len(all_records)} records leaves none "
+            "to train on"
+        )
     if split == "eval":
-        return _Part(all_records, share.held_out_index, share.held_out_count, f"held out {data.eval_split}")
+        return _Part(
+            all_records, share.held_out_index, share.held_out_count, f"held out {data.eval_split}"
+        )
     return _Part(all_records, share.kept_index, share.kept_count, f"all but {data.eval_split}")
 
 
@@ -50,7 +56,9 @@ class Records(DataSource):
     """All records of several files, in order."""
 
     def __init__(self, paths: list[str]) -> None:
-        self.name = f"array_record {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+        self.name = f"array_record {paths[0]}" + (
+            f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        )
         self._paths = paths
         idle = max(1, MAX_OPEN_FILES // len(paths))
         self._files = [RecordFile(path, idle) for path in paths]
@@ -64,10 +72,15 @@ class Records(DataSource):
         record = index - (self._ends[number - 1] if number else 0)
         try:
             return records.decode_record(self._files[number].read_record(record))
-        except Exception as error:  # array_record raises what its C++ raises, a RuntimeError or an IndexError
+        except (
+            Exception
+        ) as error:  # array_record raises what its C++ raises, a RuntimeError or an IndexError
             # array_record raises the exceptions of its C++ code, RuntimeError or IndexError.
             kind = faults.error_kind(error)
-            raise kind(f"example {index}, record {record} of {self._paths[number]}, cannot be read: {error}") from error
+            raise kind(
+                f"example {index}, record {record} of {self._paths[number]}, cannot be "
+                f"read: {error}"
+            ) from error
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -83,7 +96,9 @@ class Records(DataSource):
 class _Part(DataSource):
     """A subset of records: the k-th is record `index(k)` of the whole."""
 
-    def __init__(self, whole: Records, index: Callable[[int], int], length: int, label: str) -> None:
+    def __init__(
+        self, whole: Records, index: Callable[[int], int], length: int, label: str
+    ) -> None:
         self._whole, self._index, self._length, self._label = whole, index, length, label
         self.name = f"{whole.name}, {label}"
 
@@ -108,13 +123,19 @@ def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
     """Read the metadata of these files, empty if their folder has none. Raises DataError if it is damaged."""
     folder = os.path.dirname(paths[0])
     path = os.path.join(folder, NOTES_FILE)
-    if not (NOTES_FILE in remote.list_entries(folder) if remote.is_remote(path) else os.path.exists(path)):
+    if not (
+        NOTES_FILE in remote.list_entries(folder)
+        if remote.is_remote(path)
+        else os.path.exists(path)
+    ):
         return {}
     try:
         notes = json.loads(files.read_bytes(path, 0, files.file_size(path)))
         return dict(notes) if os.path.basename(paths[0]) in notes["files"] else {}
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path} is damaged: {error}; remove it, or the folder, and pack it again") from None
+        raise DataError(
+            f"{path} is damaged: {error}; remove it, or the folder, and pack it again"
+        ) from None
 
 
 class RecordFile:
@@ -130,7 +151,8 @@ class RecordFile:
             why = str(error).partition(";")[0]
             detail = "" if "64KB" in why else f" ({why})"
             raise DataError(
-                f"{path} is not an array_record file, or is truncated{detail}; data.source = array_record reads no "
+                f"{path} is not an array_record file, or is truncated{detail}; data.source = "
+                "array_record reads no "
                 "other"
             ) from error
         # Readers that no thread uses. Each has its own position and an open file.

@@ -1,9 +1,9 @@
 """Several sets of examples in fixed proportions: the set of an example is a function of its position alone.
 
-The endless sequence is divided into blocks of a thousand positions, or of more if that would round a small weight by
-more than 1 %. In each block the number of examples of a part is proportional to its weight, rounded by less than one
-example, and they are spread evenly in a fixed pattern. Within a part, each example occurs once per epoch, in a separate
-shuffled order.
+The endless sequence is divided into blocks of a thousand positions, or of more if that would round
+a small weight by more than 1 %. In each block the number of examples of a part is proportional to
+its weight, rounded by less than one example, and they are spread evenly in a fixed pattern. Within
+a part, each example occurs once per epoch, in a separate shuffled order.
 
 P positions, S parts.
 """
@@ -50,7 +50,8 @@ class Mixture(DataSource):
         for name, count in zip(parts, count_S.tolist(), strict=True):
             if not count and weights[name]:
                 raise SpecError(
-                    f"train.data.parts.{name}.weight = {weights[name]} is less than one example in {self._block}; "
+                    f"train.data.parts.{name}.weight = {weights[name]} is less than one example in "
+                    f"{self._block}; "
                     "leave the part out, or raise its weight"
                 )
         # The part at each position of a block, spread as evenly as possible.
@@ -81,7 +82,10 @@ class Mixture(DataSource):
     def evaluated_parts(self) -> dict[str, range]:
         """The indexes of each part by name."""
         starts = [0, *self._ends]
-        return {name: range(first, last) for name, first, last in zip(self._names, starts, self._ends, strict=False)}
+        return {
+            name: range(first, last)
+            for name, first, last in zip(self._names, starts, self._ends, strict=False)
+        }
 
     def example_indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
         """Return the indexes of the examples at positions `start` … `stop` − 1."""

@@ -41,17 +41,17 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
 
     **Raises:**
 
-    [`TrainerError`](#trainererror) where there is nothing to read, storage fails or the model does not fit the data.
+    [`TrainerError`](#trainererror) where there is nothing to read, storage fails or the model does
+    not fit the data.
 
     **Example:**
 
     ```python
     import jaxlaunch
 
-    spec = jaxlaunch.TrainSpec.model_validate({"task": "lm", "data": {"source": "tfds", "name": "digits"}})
-    source = jaxlaunch.open_source(spec, "train")
-    assert source is not None and len(source) == 1437
-    ```
+    spec = jaxlaunch.TrainSpec.model_validate({"task": "lm", "data": {"source": "tfds", "name":
+    "digits"}}) source = jaxlaunch.open_source(spec, "train") assert source is not None and
+    len(source) == 1437 ```
     """
     try:
         source = _find_opener(spec.data)(spec, split)
@@ -69,7 +69,9 @@ def import_modules(data: Data) -> None:
     _find_opener(data)
 
 
-def baseline_metrics(spec: TrainSpec, train: DataSource, held_out: DataSource | None) -> dict[str, float]:
+def baseline_metrics(
+    spec: TrainSpec, train: DataSource, held_out: DataSource | None
+) -> dict[str, float]:
     """Return the metrics of baseline models on the held-out data, which are reported with the evaluation."""
     if isinstance(spec.data, Text) and spec.data.bigram:
         from jaxlaunch.trainer.sources import text
@@ -83,7 +85,9 @@ def tokenizer_files(data: Data) -> Mapping[str, bytes]:
     """Return the tokenizer files that checkpoints contain by name, none for bytes and for other data."""
     from jaxlaunch.trainer.text import tokenizer
 
-    return tokenizer.load_tokenizer(data.tokenizer).files if isinstance(data, Text | Mixture) else {}
+    return (
+        tokenizer.load_tokenizer(data.tokenizer).files if isinstance(data, Text | Mixture) else {}
+    )
 
 
 def open_mixture(block: str, split: Split) -> DataSource:
@@ -118,10 +122,14 @@ def _find_opener(data: Data) -> Opener:
 
             def open_torch(spec: TrainSpec, split: Split) -> DataSource | None:
                 if split == "train":
-                    return torch.open_source(data.dataset, data.args, shuffle=data.shuffle, workers=data.workers)
+                    return torch.open_source(
+                        data.dataset, data.args, shuffle=data.shuffle, workers=data.workers
+                    )
                 if data.eval_dataset is None and data.eval_args is None:
                     return None
-                return torch.open_source(data.eval_dataset or data.dataset, data.eval_args or {}, workers=data.workers)
+                return torch.open_source(
+                    data.eval_dataset or data.dataset, data.eval_args or {}, workers=data.workers
+                )
 
             return open_torch
         case Synthetic():
@@ -129,13 +137,17 @@ def _find_opener(data: Data) -> Opener:
 
             def open_synthetic(spec: TrainSpec, split: Split) -> DataSource | None:
                 # Evaluation uses the examples after those of training.
-                first, examples = (0, data.examples) if split == "train" else (data.examples, data.eval_examples)
+                first, examples = (
+                    (0, data.examples) if split == "train" else (data.examples, data.eval_examples)
+                )
                 if not examples:
                     return None
                 if data.shape is None and model_sizes(spec.model).length is not None:
                     length, vocab = _text_sizes(spec)
                     return synthetic.Tokens(examples, length, vocab, first=first)
-                return synthetic.Images(examples, tuple(data.shape or (28, 28)), data.classes, first=first)
+                return synthetic.Images(
+                    examples, tuple(data.shape or (28, 28)), data.classes, first=first
+                )
 
             return open_synthetic
 
@@ -153,14 +165,18 @@ def _examples_opener(data: Images | ArrayRecord | Tfds) -> Callable[[Split], Dat
         case ArrayRecord():
             from jaxlaunch.trainer.sources import array_record
 
-            return lambda split: _apply_augmentation(array_record.open_source(data, split), data, split)
+            return lambda split: _apply_augmentation(
+                array_record.open_source(data, split), data, split
+            )
         case Images():
             from jaxlaunch.trainer.sources.images import source as images
 
             return lambda split: images.open_source(data, split)
 
 
-def _apply_augmentation(source: DataSource | None, data: Tfds | ArrayRecord, split: Split) -> DataSource | None:
+def _apply_augmentation(
+    source: DataSource | None, data: Tfds | ArrayRecord, split: Split
+) -> DataSource | None:
     if source is None or (data.augment is None and data.size is None):
         return source
     from jaxlaunch.trainer.data.augment import AugmentedSource, Transform
@@ -177,7 +193,11 @@ def _text_opener() -> Callable[[TrainSpec, Text, Split], DataSource | None]:
         tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
         if data.format == "preference":
             return preferences.open_source(data, length, split)
-        return text.open_rows(data, length, split) if data.is_prepared else text.open_stream(data, length, split)
+        return (
+            text.open_rows(data, length, split)
+            if data.is_prepared
+            else text.open_stream(data, length, split)
+        )
 
     return open_text
 
@@ -198,10 +218,18 @@ def _mixture_opener(data: Mixture) -> Opener:
 
     def open_texts(spec: TrainSpec, split: Split) -> DataSource | None:
         weights = {name: part.weight for name, part in data.parts.items()}
-        texts = {name: part for name, part in data.text_parts().items() if weights[name] or split == "eval"}
+        texts = {
+            name: part
+            for name, part in data.text_parts().items()
+            if weights[name] or split == "eval"
+        }
         sources = {name: open_text(spec, part, split) for name, part in texts.items()}
         parts = {name: source for name, source in sources.items() if source is not None}
-        return mixture.Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0)) if parts else None
+        return (
+            mixture.Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0))
+            if parts
+            else None
+        )
 
     return open_texts
 
@@ -209,5 +237,7 @@ def _mixture_opener(data: Mixture) -> Opener:
 def _text_sizes(spec: TrainSpec) -> tuple[int, int]:
     sizes = model_sizes(spec.model)
     if sizes.length is None or sizes.length < 1:
-        raise SpecError(f"data.source = {spec.data.source} needs train.model.length, the tokens of an example")
+        raise SpecError(
+            f"data.source = {spec.data.source} needs train.model.length, the tokens of an example"
+        )
     return sizes.length, BYTE_VOCAB if sizes.vocab is None else sizes.vocab

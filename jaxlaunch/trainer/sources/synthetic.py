@@ -63,4 +63,7 @@ class Tokens(DataSource):
 
     def fingerprint(self) -> str:
         """Return the number and length of the windows, the vocabulary, and the index of the first."""
-        return f"synthetic, {self._examples} windows of {self._length} tokens of {len(self._next_V)} from {self._first}"
+        return (
+            f"synthetic, {self._examples} windows of {self._length} tokens of "
+            f"{len(self._next_V)} from {self._first}"
+        )

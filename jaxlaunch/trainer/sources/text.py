@@ -1,8 +1,8 @@
 """Text sources: windows of the bytes of files, or rows of a prepared corpus; and a bigram baseline.
 
-L length of a window or row. Window k is bytes k L … k L + L of the stream, so that each byte but the first is a target
-exactly once. A row of a corpus is padded with zeros, which form segment 0 and are no targets. A corpus is prepared when
-it is opened for the first time.
+L length of a window or row. Window k is bytes k L … k L + L of the stream, so that each byte but
+the first is a target exactly once. A row of a corpus is padded with zeros, which form segment 0 and
+are no targets. A corpus is prepared when it is opened for the first time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
         documents.check_packing(path)
     if table := next((path for path, _, _ in pieces if documents.is_table(path)), None):
         raise DataError(
-            f"{table} is not plain text; data.packing: concat reads its documents, data.field names their text"
+            f"{table} is not plain text; data.packing: concat reads its documents, data.field "
+            "names their text"
         )
     pieces = [piece for piece in pieces if piece[2]]
     if not pieces:
@@ -66,28 +67,38 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
         train = [pieces[share.kept_index(j)] for j in range(share.kept_count)]
         held_out = [pieces[share.held_out_index(k)] for k in range(share.held_out_count)]
     if not train:
-        raise DataError(f"data.eval_split = {data.eval_split} of {len(pieces)} files leaves none to train on")
+        raise DataError(
+            f"data.eval_split = {data.eval_split} of {len(pieces)} files leaves none to train on"
+        )
     try:
         return TextStream(train if split == "train" else held_out, length, split, data.apart)
     except DataError as error:
-        raise DataError(f"{error}; data.eval_split = {data.eval_split} says how much either split has") from None
+        raise DataError(
+            f"{error}; data.eval_split = {data.eval_split} says how much either split has"
+        ) from None
 
 
 class TextStream(DataSource):
     """Windows of a stream: `tokens` int32 [L + 1]; `mask` float32 [L], 1 where tokens[1:] is a target.
 
-    Only the last window may be short: it is padded with zeros, which the mask excludes. If files are kept `apart`,
-    `segments` [L + 1] is the number of each token's file from 1, and 0 for padding.
+    Only the last window may be short: it is padded with zeros, which the mask excludes. If files
+    are kept `apart`, `segments` [L + 1] is the number of each token's file from 1, and 0 for
+    padding.
     """
 
     def __init__(self, pieces: list[Piece], length: int, label: str, apart: bool = False) -> None:
-        self.name = f"text {pieces[0][0]}" + (f" and {len(pieces) - 1} more files" if len(pieces) > 1 else "")
+        self.name = f"text {pieces[0][0]}" + (
+            f" and {len(pieces) - 1} more files" if len(pieces) > 1 else ""
+        )
         self._pieces, self._window, self._label, self._apart = pieces, length, label, apart
         self._ends = list(itertools.accumulate(stop - start for _, start, stop in pieces))
         # Number of bytes in the stream.
         self.bytes = self._ends[-1]
         if self.bytes < 2:
-            raise DataError(f"{self.name}: the {label} split has {self.bytes} bytes, which leaves nothing to predict")
+            raise DataError(
+                f"{self.name}: the {label} split has {self.bytes} bytes, which leaves "
+                "nothing to predict"
+            )
 
     def __len__(self) -> int:
         return -(-(self.bytes - 1) // self._window)
@@ -101,7 +112,9 @@ class TextStream(DataSource):
         example = {"tokens": tokens_T, "mask": mask_L}
         if self._apart:
             places = np.arange(first, first + self._window + 1)
-            low, high = (bisect.bisect_right(self._ends, int(place)) for place in (places[0], places[-1]))
+            low, high = (
+                bisect.bisect_right(self._ends, int(place)) for place in (places[0], places[-1])
+            )
             number_T = 1 + np.searchsorted(self._ends[low:high], places, side="right")
             example["segments"] = np.where(places < self.bytes, number_T, 0).astype(np.int32)
         return example
@@ -117,7 +130,10 @@ class TextStream(DataSource):
             part = files.read_bytes(path, offset, piece_end - start)
             if len(part) < piece_end - start:
                 end = offset + piece_end - start
-                raise DataError(f"{path} ends at byte {files.file_size(path)}; at the start of the run it had {end}")
+                raise DataError(
+                    f"{path} ends at byte {files.file_size(path)}; at the start of the run "
+                    f"it had {end}"
+                )
             parts.append(part)
             start, number = piece_end, number + 1
         return np.frombuffer(b"".join(parts), np.uint8)
@@ -126,7 +142,8 @@ class TextStream(DataSource):
         """Return bytes, files, window length and a digest of the files of this split."""
         digest = files.sample_digest([path for path, _, _ in self._pieces])
         return (
-            f"text {self._label}, {self.bytes} bytes of {len(self._pieces)} files in windows of {self._window}, "
+            f"text {self._label}, {self.bytes} bytes of {len(self._pieces)} files in windows of "
+            f"{self._window}, "
             f"{'apart, ' if self._apart else ''}sha256 {digest}"
         )
 
@@ -134,8 +151,9 @@ class TextStream(DataSource):
 def bigram_bits_per_byte(train: TextStream, held_out: TextStream) -> float:
     """Return the bits per byte of a bigram model of `train` on `held_out`, without the first byte.
 
-    Smoothing is interpolated Witten-Bell: p(b|a) = (c(ab) + t(a) p(b)) / (c(a) + t(a)), where t(a) is how many
-    different bytes follow a, over an add-one unigram p(b). Witten and Bell 1991; Chen and Goodman 1998, section 2.5.
+    Smoothing is interpolated Witten-Bell: p(b|a) = (c(ab) + t(a) p(b)) / (c(a) + t(a)), where t(a)
+    is how many different bytes follow a, over an add-one unigram p(b). Witten and Bell 1991; Chen
+    and Goodman 1998, section 2.5.
     """
     count_VV = _count_pairs(train)
     unigram_V = (count_VV.sum(0) + 1.0) / (count_VV.sum() + BYTE_VOCAB)
@@ -151,23 +169,35 @@ def _count_pairs(stream: TextStream) -> npt.NDArray[np.int64]:
     count = np.zeros(BYTE_VOCAB * BYTE_VOCAB, np.int64)
     for start in range(0, stream.bytes - 1, CHUNK_BYTES):
         chunk = stream.read_stream(start, min(start + CHUNK_BYTES + 1, stream.bytes))
-        count += np.bincount(chunk[:-1].astype(np.int64) * BYTE_VOCAB + chunk[1:], minlength=BYTE_VOCAB * BYTE_VOCAB)
+        count += np.bincount(
+            chunk[:-1].astype(np.int64) * BYTE_VOCAB + chunk[1:], minlength=BYTE_VOCAB * BYTE_VOCAB
+        )
     return count.reshape(BYTE_VOCAB, BYTE_VOCAB)
 
 
-# --- prepared rows ----------------------------------------------------------------------------------------------------
+# --- prepared rows --------------------------------------------------------------------------------
 
 
 def open_rows(data: Text, length: int, split: Split) -> PackedRows | None:
     """Open the rows of a split, preparing them if necessary; None if nothing is held out."""
     if split == "eval" and data.eval_path is not None:
-        return PackedRows(prepare_rows(data, recipe.make_recipe(data, length, held_out=True)), "train")
+        return PackedRows(
+            prepare_rows(data, recipe.make_recipe(data, length, held_out=True)), "train"
+        )
     row_recipe = recipe.make_recipe(data, length)
-    return PackedRows(prepare_rows(data, row_recipe), split) if split == "train" or row_recipe.eval_split else None
+    return (
+        PackedRows(prepare_rows(data, row_recipe), split)
+        if split == "train" or row_recipe.eval_split
+        else None
+    )
 
 
 def prepare_rows(
-    data: Text, row_recipe: Recipe, *, verify: bool = False, is_stopped: Callable[[], bool] = lambda: False
+    data: Text,
+    row_recipe: Recipe,
+    *,
+    verify: bool = False,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Prepare the rows of a recipe if necessary, and return the folder, verified to the byte if `verify`.
 
@@ -183,7 +213,9 @@ def prepare_rows(
     return folder
 
 
-def _run_build(row_recipe: Recipe, folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> None:
+def _run_build(
+    row_recipe: Recipe, folder: Path, is_stopped: Callable[[], bool] = lambda: False
+) -> None:
     """Build in a separate process, because the workers do not need jax."""
     print(
         f"preparing text: {row_recipe.tokenizer}, packing {row_recipe.packing}, in {folder}",
@@ -212,8 +244,10 @@ def _run_build(row_recipe: Recipe, folder: Path, is_stopped: Callable[[], bool] 
         raise ERRORS_BY_CODE[code](json.loads(output.splitlines()[-1])["message"])
     if code < 0:
         raise StorageError(
-            f"preparing the text in {folder} was killed ({signal.Signals(-code).name}), as the system does where "
-            "memory is short: give it more, or fewer cores; what is complete is kept, and the next start resumes"
+            f"preparing the text in {folder} was killed ({signal.Signals(-code).name}), as the "
+            "system does where "
+            "memory is short: give it more, or fewer cores; what is complete is kept, and the next "
+            "start resumes"
         )
     if code:
         raise RuntimeError(f"jaxlaunch.trainer.text.build ended with {code}; its output is above")
@@ -228,16 +262,22 @@ class PackedRows(DataSource):
     def __init__(self, folder: Path, split: str) -> None:
         index = build.read_index(folder)
         self.name, self._length = f"text {folder.name} {split}", index["length"]
-        names = [name for name, file in sorted(index["files"].items()) if file["split"] == split and file["rows"]]
+        names = [
+            name
+            for name, file in sorted(index["files"].items())
+            if file["split"] == split and file["rows"]
+        ]
         if not names:
             raise DataError(
-                f"the {split} split of {folder} has no rows: data.eval_split of {index['documents']} documents leaves "
+                f"the {split} split of {folder} has no rows: data.eval_split of "
+                f"{index['documents']} documents leaves "
                 "it none; change data.eval_split, or name data.eval_path"
             )
         self._records = Records([str(folder / name) for name in names])
         digest = shards.file_digest(folder / INDEX_FILE)[:12]
         self._fingerprint = (
-            f"text {split}, {len(self)} rows of {self._length}, tokenizer {index['tokenizer']}, prepared as "
+            f"text {split}, {len(self)} rows of {self._length}, tokenizer {index['tokenizer']}, "
+            "prepared as "
             f"{index['address']}, sha256 {digest}"
         )
 

@@ -1,8 +1,9 @@
 """Splits of tensorflow-datasets, prepared once as array_record and read in random order without TensorFlow.
 
-If several processes of a host need a dataset, one prepares it under a file lock while the others wait. The folder of a
-dataset is renamed when it is complete. Most builders use TensorFlow only for opening files and encoding images, which
-plain Python does here. A builder that needs more fails with an error that names it.
+If several processes of a host need a dataset, one prepares it under a file lock while the others
+wait. The folder of a dataset is renamed when it is complete. Most builders use TensorFlow only for
+opening files and encoding images, which plain Python does here. A builder that needs more fails
+with an error that names it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ FILE_FORMAT = "array_record"
 # Our builder, which is not in the list of tensorflow-datasets.
 OWN_BUILDER = "digits"
 
-# These are logged for every dataset that is prepared, and for every first image (Pillow is used on purpose).
+# These are logged for every dataset that is prepared, and for every first image (Pillow is used on
+# purpose).
 IGNORED_LOGS = re.compile(r"Variant folder .* has no dataset_info.json|OpenCV is not installed")
 logging.getLogger("absl").addFilter(lambda record: not IGNORED_LOGS.match(record.getMessage()))
 
@@ -51,10 +53,15 @@ logging.getLogger("absl").addFilter(lambda record: not IGNORED_LOGS.match(record
 def open_source(data: Tfds, split: Literal["train", "eval"]) -> TfdsSplit | None:
     """Open the split for training or evaluation, preparing the dataset if necessary; None if the job has none.
 
-    Slices such as `train[:90%]` work. Raises DataError for an unknown split, and if the preparation fails.
+    Slices such as `train[:90%]` work. Raises DataError for an unknown split, and if the preparation
+    fails.
     """
     name = data.split if split == "train" else data.eval_split
-    return None if name is None else TfdsSplit(data.name, name, data.data_dir or str(user_cache.cache_folder("tfds")))
+    return (
+        None
+        if name is None
+        else TfdsSplit(data.name, name, data.data_dir or str(user_cache.cache_folder("tfds")))
+    )
 
 
 class TfdsSplit(DataSource):
@@ -69,11 +76,13 @@ class TfdsSplit(DataSource):
         except ValueError as error:
             split_names = ", ".join(sorted(builder.info.splits))
             raise DataError(
-                f"{dataset} has no split {split!r}; it has {split_names}, and slices such as train[:90%]"
+                f"{dataset} has no split {split!r}; it has {split_names}, and slices such as "
+                "train[:90%]"
             ) from error
         except NotImplementedError as error:
             raise DataError(
-                f"{dataset} is stored in {folder} as {builder.info.file_format}, which has no random access; "
+                f"{dataset} is stored in {folder} as {builder.info.file_format}, which has no "
+                "random access; "
                 "prepare it with file_format='array_record', or set data.data_dir to another folder"
             ) from error
 
@@ -86,7 +95,8 @@ class TfdsSplit(DataSource):
 
     def fingerprint(self) -> str:
         """Return dataset, version and split, number of examples, and a digest of SAMPLES decoded ones."""
-        # Hash decoded examples, because files may differ: another version of zlib compresses a PNG differently.
+        # Hash decoded examples, because files may differ: another version of zlib compresses a PNG
+        # differently.
         digest = hashlib.sha256()
         for index in np.linspace(0, len(self) - 1, min(DIGEST_SAMPLES, len(self)), dtype=int):
             _update_digest(digest, self[int(index)])
@@ -114,7 +124,10 @@ def prepare_dataset(name: str, folder: str) -> Any:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.open("a")
     except OSError as error:
-        message = f"{name} is not prepared in {folder}, which cannot be written ({error}); set data.data_dir"
+        message = (
+            f"{name} is not prepared in {folder}, which cannot be written ({error}); set "
+            "data.data_dir"
+        )
         raise DataError(message) from error
     with lock:
         # The kernel releases the lock when its holder dies.
@@ -135,9 +148,13 @@ def _make_builder(name: str, folder: str) -> Any:
     try:
         return tfds.builder(name, data_dir=folder)
     except tfds.core.registered.DatasetNotFoundError as error:
-        suggestions = find_nearest(name, [OWN_BUILDER, *tfds.list_builders(with_community_datasets=False)], 3)
+        suggestions = find_nearest(
+            name, [OWN_BUILDER, *tfds.list_builders(with_community_datasets=False)], 3
+        )
         hint = (
-            f"did you mean {' or '.join(suggestions)}?" if suggestions else "name one of tensorflow-datasets, or digits"
+            f"did you mean {' or '.join(suggestions)}?"
+            if suggestions
+            else "name one of tensorflow-datasets, or digits"
         )
         raise DataError(f"data.name = {name} is not a dataset; {hint}") from error
 
@@ -145,7 +162,8 @@ def _make_builder(name: str, folder: str) -> Any:
 def _prepare_builder(builder: Any, name: str, folder: str) -> None:
     if name == OWN_BUILDER and importlib.util.find_spec("sklearn") is None:
         raise DataError(
-            f"data.name = digits needs scikit-learn, which has the images: {installation.install_hint('train')}"
+            "data.name = digits needs scikit-learn, which has the images: "
+            f"{installation.install_hint('train')}"
         )
     _require_network(builder, name, folder)
     tfds.disable_progress_bar()
@@ -161,14 +179,17 @@ def _prepare_builder(builder: Any, name: str, folder: str) -> None:
     except Exception as error:  # any builder's own code runs in there
         # The code of any builder runs here.
         raise faults.error_kind(error)(
-            f"{name} is not prepared in {folder} and preparing it failed ({type(error).__name__}: {error}); "
+            f"{name} is not prepared in {folder} and preparing it failed "
+            f"({type(error).__name__}: {error}); "
             "prepare it where that works and set data.data_dir to its folder"
         ) from error
 
 
 def _require_network(builder: Any, name: str, folder: str) -> None:
     """Raise DataError if no download host of `builder` has an address, because its retries take minutes."""
-    hosts = sorted({urllib.parse.urlsplit(url).hostname or "" for url in builder.url_infos or {}} - {""})
+    hosts = sorted(
+        {urllib.parse.urlsplit(url).hostname or "" for url in builder.url_infos or {}} - {""}
+    )
     if not hosts or urllib.request.getproxies():
         # Behind a proxy, the proxy resolves names.
         return
@@ -177,7 +198,8 @@ def _require_network(builder: Any, name: str, folder: str) -> None:
             socket.getaddrinfo(host, None)
             return
     raise DataError(
-        f"{name} is not prepared in {folder} and there is no network to download it ({hosts[0]} has no address); "
+        f"{name} is not prepared in {folder} and there is no network to download it ({hosts[0]} "
+        "has no address); "
         "prepare it where there is one and set data.data_dir to its folder"
     )
 
@@ -209,7 +231,11 @@ def without_tensorflow(builder: Any) -> Iterator[None]:
         return _encode_images(examples, images) if isinstance(examples, Iterator) else examples
 
     builder._generate_examples = generate_encoded
-    modules = [module for module in (extractor, sys.modules[type(builder).__module__]) if hasattr(module, "tf")]
+    modules = [
+        module
+        for module in (extractor, sys.modules[type(builder).__module__])
+        if hasattr(module, "tf")
+    ]
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.callback(setattr, module, "tf", module.tf)
@@ -217,12 +243,16 @@ def without_tensorflow(builder: Any) -> Iterator[None]:
         yield
 
 
-def _encode_images(examples: Iterator[tuple[Any, Any]], images: set[str]) -> Iterator[tuple[Any, Any]]:
+def _encode_images(
+    examples: Iterator[tuple[Any, Any]], images: set[str]
+) -> Iterator[tuple[Any, Any]]:
     for key, example in examples:
         encoded = dict(example)
         for name in images & set(example):
             if isinstance(image_HWC := example[name], np.ndarray):
                 file = io.BytesIO()
-                Image.fromarray(image_HWC[..., 0] if image_HWC.shape[-1] == 1 else image_HWC).save(file, "png")
+                Image.fromarray(image_HWC[..., 0] if image_HWC.shape[-1] == 1 else image_HWC).save(
+                    file, "png"
+                )
                 encoded[name] = io.BytesIO(file.getvalue())
         yield key, encoded

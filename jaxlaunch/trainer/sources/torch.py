@@ -15,28 +15,37 @@ from jaxlaunch.trainer.data.source import DataSource, describe_definition, finge
 from jaxlaunch.trainer.errors import DataError, SpecError
 
 
-def open_source(path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0) -> MapDataset:
+def open_source(
+    path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0
+) -> MapDataset:
     """Open the dataset `path`, a `module:name` of a class to call with `args`, an object, or a DataLoader.
 
-    `workers` processes read it, or as many as the DataLoader has if that is None. Raises SpecError for other objects,
-    and for an iterable dataset with shuffling or workers.
+    `workers` processes read it, or as many as the DataLoader has if that is None. Raises SpecError
+    for other objects, and for an iterable dataset with shuffling or workers.
     """
     target = user_code.load_object(path)
     with user_code.append_place(target):
         built = _build_dataset(path, target, args)
         dataset = _find_dataset(path, built)
         if hasattr(dataset, "__getitem__"):
-            count = getattr(built, "num_workers", 0) if workers is None and dataset is not built else workers
+            count = (
+                getattr(built, "num_workers", 0)
+                if workers is None and dataset is not built
+                else workers
+            )
             return MapDataset(path, args, dataset, user_code.find_place(target), count or 0)
         if workers:
             raise SpecError(
-                f"{path} is iterable: no example can be read without those before it, so {workers} processes would "
+                f"{path} is iterable: no example can be read without those before it, so {workers} "
+                "processes would "
                 "each read all of it. Leave data.workers out, or give the dataset a __getitem__"
             )
         if shuffle:
             raise SpecError(
-                f"{path} is iterable: it has one order, its own, and no example can be read without those before it. "
-                "Set data.shuffle: false to have it in that order; each process then reads all of it and keeps its own "
+                f"{path} is iterable: it has one order, its own, and no example can be read "
+                "without those before it. "
+                "Set data.shuffle: false to have it in that order; each process then reads all of "
+                "it and keeps its own "
                 "rows, and a run that resumes reads what it has seen again to skip it"
             )
         return IterableDataset(path, args, dataset, user_code.find_place(target))
@@ -47,14 +56,18 @@ def _build_dataset(path: str, target: Any, args: Mapping[str, Any]) -> Any:
     if not (isinstance(target, type) or callable(target) and not hasattr(target, "__len__")):
         if args:
             kind = user_code.describe_kind(target)
-            raise SpecError(f"{path} is {kind}, not a class, so it takes no args; leave data.args out")
+            raise SpecError(
+                f"{path} is {kind}, not a class, so it takes no args; leave data.args out"
+            )
         return target
     try:
         return target(**args)
     except (Exception, SystemExit) as error:  # whatever the user's class raises
         # The class of the user may raise anything.
         # The values may be secret, so only the names are printed.
-        names = f" with args {', '.join(args)}" if args else ""  # not their values, which may be secret
+        names = (
+            f" with args {', '.join(args)}" if args else ""
+        )  # not their values, which may be secret
         raise faults.read_error(f"{path}{names} cannot be built", error) from error
 
 
@@ -62,11 +75,21 @@ def _find_dataset(path: str, built: Any) -> Any:
     if all(hasattr(built, key) for key in ("dataset", "batch_size", "sampler", "collate_fn")):
         sampler = type(built.sampler).__name__
         if sampler not in ("SequentialSampler", "RandomSampler", "_InfiniteConstantSampler"):
-            raise SpecError(f"{path} uses a {sampler}; here the run's seed orders the examples: leave the sampler out")
+            raise SpecError(
+                f"{path} uses a {sampler}; here the run's seed orders the examples: leave the "
+                "sampler out"
+            )
         if not str(built.collate_fn.__module__).startswith("torch."):
-            raise SpecError(f"{path} has a collate_fn of its own; make each example whole in its dataset's __getitem__")
+            raise SpecError(
+                f"{path} has a collate_fn of its own; make each example whole in its dataset's "
+                "__getitem__"
+            )
         built = built.dataset
-    reader = "__getitem__" if hasattr(built, "__getitem__") or not hasattr(built, "__iter__") else "__iter__"
+    reader = (
+        "__getitem__"
+        if hasattr(built, "__getitem__") or not hasattr(built, "__iter__")
+        else "__iter__"
+    )
     if missing := [method for method in ("__len__", reader) if not hasattr(built, method)]:
         raise SpecError(f"{path} has no {' and no '.join(missing)}; a map-style dataset has both")
     return built
@@ -75,15 +98,18 @@ def _find_dataset(path: str, built: Any) -> Any:
 class MapDataset(DataSource):
     """A map-style dataset, whose items are mappings, or pairs that become `image` and `label`.
 
-    A dataset may draw from the global generators, or from the numpy Generator that a parameter `rng` of its
-    `__getitem__` gets.
+    A dataset may draw from the global generators, or from the numpy Generator that a parameter
+    `rng` of its `__getitem__` gets.
     """
 
     may_draw = True
-    # The length is read once: it determines the order of a run on every process, and __len__ may be slow or change.
+    # The length is read once: it determines the order of a run on every process, and __len__ may be
+    # slow or change.
     _length: int | None = None
 
-    def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str, workers: int = 0) -> None:
+    def __init__(
+        self, path: str, args: Mapping[str, Any], dataset: Any, place: str, workers: int = 0
+    ) -> None:
         self.name, self.place, self.workers = path, place, workers
         self._args, self._dataset = dict(args), dataset
         self.opener = f"{__name__}:{open_source.__name__}", (path, self._args)
@@ -102,7 +128,9 @@ class MapDataset(DataSource):
         return self._length
 
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        return _as_mapping(self._dataset.__getitem__(index, rng=rng) if self.takes_rng else self._dataset[index])
+        return _as_mapping(
+            self._dataset.__getitem__(index, rng=rng) if self.takes_rng else self._dataset[index]
+        )
 
     def fingerprint(self) -> str:
         """Return class, number of examples and digests of the arguments; not the content."""
@@ -132,14 +160,19 @@ class IterableDataset(MapDataset):
 def _as_mapping(item: Any) -> dict[str, Any]:
     """Convert an item of a dataset to a dict.
 
-    Tensors (`.numpy()`) and images (`__array_interface__`) become arrays, without a copy if possible.
+    Tensors (`.numpy()`) and images (`__array_interface__`) become arrays, without a copy if
+    possible.
     """
     if hasattr(item, "_asdict"):
         item = item._asdict()
     if isinstance(item, tuple | list) and len(item) == 2:
         item = {"image": item[0], "label": item[1]}
     if not isinstance(item, Mapping):
-        kind = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
+        kind = (
+            f"{type(item).__name__} of {len(item)}"
+            if isinstance(item, tuple | list)
+            else type(item).__name__
+        )
         raise TypeError(f"an item is a mapping or a pair (image, label), not {kind}")
     example: dict[str, Any] = {}
     for key, value in item.items():

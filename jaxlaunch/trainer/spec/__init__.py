@@ -2,7 +2,15 @@
 
 # ruff: noqa: F401  # what others use of its modules
 
-from jaxlaunch.trainer.spec.block import Block, Few, Natural, Place, Positive, at_most, check_bucket_url
+from jaxlaunch.trainer.spec.block import (
+    Block,
+    Few,
+    Natural,
+    Place,
+    Positive,
+    at_most,
+    check_bucket_url,
+)
 from jaxlaunch.trainer.spec.data import (
     ArrayRecord,
     Data,

@@ -12,8 +12,8 @@ from jaxlaunch.trainer.spec.block import Block, Natural, Rate, Weight
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
-# Recipes by name: those of torchvision for ResNet, of DeiT (Touvron et al. 2021), of He et al. 2016 (section 4.2) for
-# CIFAR, and shifts for MNIST. Blending of two images belongs to the loss.
+# Recipes by name: those of torchvision for ResNet, of DeiT (Touvron et al. 2021), of He et al. 2016
+# (section 4.2) for CIFAR, and shifts for MNIST. Blending of two images belongs to the loss.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "imagenet-resnet": {"crop": [0.08, 1.0], "flip": 0.5, "eval_crop": 0.875},
     "imagenet-vit": {
@@ -44,8 +44,12 @@ class Jitter(Block):
     """
 
     brightness: Weight = Field(0.0, description="change of brightness, of all channels")
-    contrast: Weight = Field(0.0, description="change of contrast, relative to the image's mean grey")
-    saturation: Weight = Field(0.0, description="change of saturation, relative to the image in grey")
+    contrast: Weight = Field(
+        0.0, description="change of contrast, relative to the image's mean grey"
+    )
+    saturation: Weight = Field(
+        0.0, description="change of saturation, relative to the image in grey"
+    )
     hue: Annotated[float, Field(ge=0.0, le=0.5)] = Field(
         0.0, description="change of hue, in turns of the colour circle in either direction"
     )
@@ -69,7 +73,9 @@ class RandAugment(Block):
     count: Annotated[int, Field(ge=1, le=14)] = Field(
         2, description="number of operations, applied one after the other"
     )
-    magnitude: Annotated[int, Field(ge=0, le=30)] = Field(9, description="strength of the operations, up to 30")
+    magnitude: Annotated[int, Field(ge=0, le=30)] = Field(
+        9, description="strength of the operations, up to 30"
+    )
 
 
 class AugMix(Block):
@@ -87,18 +93,25 @@ class AugMix(Block):
     ```
     """
 
-    severity: Annotated[int, Field(ge=1, le=10)] = Field(3, description="strength of the strongest operation, up to 10")
+    severity: Annotated[int, Field(ge=1, le=10)] = Field(
+        3, description="strength of the strongest operation, up to 10"
+    )
     width: Annotated[int, Field(ge=1, le=10)] = Field(3, description="chains")
-    depth: Annotated[int, Field(ge=1, le=10)] | None = Field(None, description="operations per chain; null: 1 to 3")
+    depth: Annotated[int, Field(ge=1, le=10)] | None = Field(
+        None, description="operations per chain; null: 1 to 3"
+    )
     alpha: Rate = Field(
-        1.0, description="parameter of the Dirichlet and Beta distributions that the shares are drawn from"
+        1.0,
+        description="parameter of the Dirichlet and Beta distributions that the shares "
+        "are drawn from",
     )
 
 
 class Augment(Block):
     """Random changes of the training images. Each depends only on the seed and the position of the example in the run.
 
-    The order is: crop or shift, flip, randaugment, augmix, jitter, erase. An evaluation uses the middle of each image.
+    The order is: crop or shift, flip, randaugment, augmix, jitter, erase. An evaluation uses the
+    middle of each image.
 
     ```yaml
     train:
@@ -107,7 +120,8 @@ class Augment(Block):
         source: images
         path: photos
         size: 224
-        augment: {preset: imagenet-resnet, jitter: {brightness: 0.4}}  # or its name alone: augment: imagenet-resnet
+        augment: {preset: imagenet-resnet, jitter: {brightness: 0.4}}  # or its name alone: augment:
+            imagenet-resnet
     ```
     """
 
@@ -115,21 +129,32 @@ class Augment(Block):
         None, description="a recipe by name; keys given here override it; default none"
     )
     crop: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
-        None, description="random-resized crop: smallest and largest share of the area; null: the middle of the image"
+        None,
+        description="random-resized crop: smallest and largest share of the area; null: the middle "
+        "of the image",
     )
     ratio: Annotated[list[Rate], Field(min_length=2, max_length=2)] = Field(
         [3 / 4, 4 / 3], description="smallest and largest width / height of a crop"
     )
-    shift: Natural = Field(0, description="largest shift of the image in pixels; the free area is black")
+    shift: Natural = Field(
+        0, description="largest shift of the image in pixels; the free area is black"
+    )
     flip: Probability = Field(0.0, description="probability of mirroring left and right")
     flip_vertical: Probability = Field(0.0, description="probability of mirroring top and bottom")
-    jitter: Jitter | None = Field(None, description="random changes of the colours; default unchanged")
-    randaugment: RandAugment | None = Field(None, description="random operations of equal strength; default none")
+    jitter: Jitter | None = Field(
+        None, description="random changes of the colours; default unchanged"
+    )
+    randaugment: RandAugment | None = Field(
+        None, description="random operations of equal strength; default none"
+    )
     augmix: AugMix | None = Field(None, description="blended chains of operations; default none")
-    erase: Probability = Field(0.0, description="probability that a rectangle is filled with the image's mean colour")
+    erase: Probability = Field(
+        0.0, description="probability that a rectangle is filled with the image's mean colour"
+    )
     eval_crop: Share = Field(
         1.0,
-        description="in an evaluation: the share of each side that is used, from the middle; 0.875: 224 of 256",
+        description="in an evaluation: the share of each side that is used, from the middle; "
+        "0.875: 224 of 256",
     )
 
     @model_validator(mode="before")
@@ -143,7 +168,8 @@ class Augment(Block):
         for key, pair in (("crop", self.crop), ("ratio", self.ratio)):
             if pair is not None and pair[0] > pair[1]:
                 raise ValueError(
-                    f"{key} = {pair}: the first number is larger than the second; write the smaller number first"
+                    f"{key} = {pair}: the first number is larger than the second; write the "
+                    "smaller number first"
                 )
         if self.crop is not None and self.shift:
             raise ValueError(f"crop and shift = {self.shift} are both given; keep one")

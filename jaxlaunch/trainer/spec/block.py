@@ -1,8 +1,8 @@
 """The base class of all blocks of a job and the types of values that they share.
 
 Names of buckets are checked by the rules of their stores, before any request to a store. Source:
-cloud.google.com/storage/docs/buckets, "Bucket names"; docs.aws.amazon.com/AmazonS3/latest/userguide, "General purpose
-bucket naming rules".
+cloud.google.com/storage/docs/buckets, "Bucket names";
+docs.aws.amazon.com/AmazonS3/latest/userguide, "General purpose bucket naming rules".
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ MAX_INT32 = 2**31 - 1
 _AT_MOST_INT32 = at_most(MAX_INT32, "the largest whole number that a device counts to")
 Natural = Annotated[int, Field(ge=0), _AT_MOST_INT32]
 Positive = Annotated[int, Field(gt=0), _AT_MOST_INT32]
-# Limits about a thousand times larger than published models, at which a mistake still fails quickly.
+# Limits about a thousand times larger than published models, at which a mistake still fails
+# quickly.
 Few = Annotated[int, Field(gt=0), at_most(2**10)]
 Many = Annotated[int, Field(gt=0), at_most(2**16)]
 Wide = Annotated[int, Field(gt=0), at_most(2**20)]
@@ -40,13 +41,16 @@ Rate = Annotated[float, Field(gt=0.0)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Steps = Annotated[int, Field(gt=0, le=MAX_INT32)]  # a device counts them in 32 bits
-Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits; an order of examples, any number
+Seed = Annotated[
+    int, Field(ge=0, le=2**64 - 1)
+]  # a key of JAX holds 64 bits; an order of examples, any number
 
 
 class Block(BaseModel):
     """A mapping with fixed keys: an unknown key is an error, and a value cannot change after it was read."""
 
-    # Validators are built on first use, because nearly all blocks are parts of another, which builds them again.
+    # Validators are built on first use, because nearly all blocks are parts of another, which
+    # builds them again.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
@@ -72,15 +76,23 @@ def _check_place(path: str) -> str:
 
 Place = Annotated[str, AfterValidator(_check_place)]  # where something is kept
 
-STORES = ("gs", "s3")  # the schemes of the object stores that weights and data are read from and checkpoints written to
+STORES = (
+    "gs",
+    "s3",
+)  # the schemes of the object stores that weights and data are read from and checkpoints written to
 _CHARACTER_RULES = {
     "gs": (r"[^a-z0-9._-]", "lower-case letters, digits, dashes, dots and _"),
     "s3": (r"[^a-z0-9.-]", "lower-case letters, digits, dashes and dots"),
 }
 _SHORTEST, _LONGEST = 3, 63  # characters
-_LONGEST_WITH_DOTS = {"gs": 222, "s3": _LONGEST}  # on Google's each part between dots has the other limit
+_LONGEST_WITH_DOTS = {
+    "gs": 222,
+    "s3": _LONGEST,
+}  # on Google's each part between dots has the other limit
 _IP_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
-_ALMOST_URL = re.compile(r"(?i)(gs|s3)(?::/?(?!/)|//)\S")  # gs:/bucket and gs//bucket would be names of folders
+_ALMOST_URL = re.compile(
+    r"(?i)(gs|s3)(?::/?(?!/)|//)\S"
+)  # gs:/bucket and gs//bucket would be names of folders
 
 
 def bucket_fault(path: str) -> str | None:
@@ -108,7 +120,10 @@ def _bucket_name_fault(scheme: str, bucket: str) -> str | None:
     if (match := re.search(forbidden, bucket)) is not None:
         return f"its name contains {match[0]!r}, and names of {scheme}:// consist of {allowed}"
     if not _SHORTEST <= len(bucket) <= longest:
-        return f"its name has {len(bucket)} characters, and names of {scheme}:// have {_SHORTEST} to {longest}"
+        return (
+            f"its name has {len(bucket)} characters, and names of {scheme}:// have {_SHORTEST} "
+            f"to {longest}"
+        )
     if not (bucket[0].isalnum() and bucket[-1].isalnum()):
         return "its name must begin and end with a letter or digit"
     if ".." in bucket or any(len(part) > _LONGEST for part in bucket.split(".")):

@@ -8,7 +8,14 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, create_model, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from jaxlaunch.trainer.spec import block
 from jaxlaunch.trainer.spec.augment import Augment, expand_preset
@@ -37,11 +44,14 @@ class Source(Block):
 
     shuffle: bool = Field(True, description="a new order every epoch, drawn from the seed")
     trace: bool = Field(False, description="write the example ids of every step to the run folder")
-    prefetch: Annotated[int, Field(ge=0), at_most(2**10)] = Field(2, description="batches read ahead")
+    prefetch: Annotated[int, Field(ge=0), at_most(2**10)] = Field(
+        2, description="batches read ahead"
+    )
     threads: Few = Field(4, description="threads per process that read examples")
     deterministic: bool | None = Field(
         None,
-        description="whether an example is the same each time it is read; default: false for your own dataset or task, "
+        description="whether an example is the same each time it is read; default: false for your "
+        "own dataset or task, "
         "whose examples are read one at a time with seeded generators",
     )
 
@@ -52,7 +62,9 @@ def _check_readable(path: str | list[str] | None) -> str | list[str] | None:
     for file in [path] if isinstance(path, str) else path or []:
         scheme, is_url, location = file.partition("://")
         if is_url and scheme.lower() not in (*block.STORES, "stdlib"):
-            raise ValueError(f"contains {file}, which cannot be read: only folders, gs:// and s3:// can")
+            raise ValueError(
+                f"contains {file}, which cannot be read: only folders, gs:// and s3:// can"
+            )
         if not file or (is_url and scheme != "stdlib" and not location.partition("/")[0]):
             raise ValueError(f"contains {file!r}, which names no {'bucket' if file else 'file'}")
         if (fault := block.bucket_fault(file)) is not None:
@@ -70,7 +82,10 @@ def _check_tokenizer(path: str) -> str:
 
 def _check_folder(path: str | None) -> str | None:
     if path is not None and "://" in path:
-        raise ValueError("is not a folder, and data can only be prepared in a folder: mount the bucket as a volume")
+        raise ValueError(
+            "is not a folder, and data can only be prepared in a folder: mount the bucket "
+            "as a volume"
+        )
     return path
 
 
@@ -81,11 +96,18 @@ _EvalFiles = Annotated[
     Field(description="files or globs to evaluate on; default none"),
 ]
 _HeldOutRecords = Annotated[
-    Fraction | None, Field(description="share of the records held out when there is no eval_path; default none")
+    Fraction | None,
+    Field(description="share of the records held out when there is no eval_path; default none"),
 ]
-_Builder = Annotated[str, Field(description="name of the builder, such as digits, mnist or my_set/config:1.0.0")]
-_TrainedSplit = Annotated[str, Field(description="what to train on, in tensorflow-datasets' split syntax")]
-_EvaluatedSplit = Annotated[str | None, Field(description="what to evaluate on; null: no evaluation")]
+_Builder = Annotated[
+    str, Field(description="name of the builder, such as digits, mnist or my_set/config:1.0.0")
+]
+_TrainedSplit = Annotated[
+    str, Field(description="what to train on, in tensorflow-datasets' split syntax")
+]
+_EvaluatedSplit = Annotated[
+    str | None, Field(description="what to evaluate on; null: no evaluation")
+]
 _PreparedFolder = Annotated[
     str | None,
     AfterValidator(_check_folder),
@@ -99,8 +121,13 @@ Side = Annotated[int, Field(gt=0), at_most(MAX_SIDE)]
 def _check_size(size: Any) -> Any:
     """Raise ValueError for a size that is neither one nor two sides; pydantic would report both alternatives."""
     sides = size if isinstance(size, list) else [size, size]
-    if size is not None and (len(sides) != 2 or not all(type(side) is int and 0 < side <= MAX_SIDE for side in sides)):
-        raise ValueError(f"is {size}; write [height, width], or one number for both, in pixels from 1 to {MAX_SIDE}")
+    if size is not None and (
+        len(sides) != 2 or not all(type(side) is int and 0 < side <= MAX_SIDE for side in sides)
+    ):
+        raise ValueError(
+            f"is {size}; write [height, width], or one number for both, in pixels from 1 "
+            f"to {MAX_SIDE}"
+        )
     return size
 
 
@@ -108,8 +135,12 @@ class ImageData(Source):
     """Keys of the sources of images."""
 
     size: Annotated[
-        Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None, BeforeValidator(_check_size)
-    ] = Field(None, description="images: height and width, or both as one number; default that of every image")
+        Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None,
+        BeforeValidator(_check_size),
+    ] = Field(
+        None,
+        description="images: height and width, or both as one number; default that of every image",
+    )
     augment: Annotated[Augment | None, BeforeValidator(expand_preset)] = Field(
         None,
         description="images: random changes in training, or the name of a recipe; null: none",
@@ -172,31 +203,37 @@ class Text(Source):
         path: corpus/*.jsonl.zst           # rows of {"text": …}
         field: text
         tokenizer: tokenizers/llama        # a folder with tokenizer.json
-        packing: first-fit                 # whole documents, several in a row, which never see each other
+        packing: first-fit                 # whole documents, several in a row, which never see each
+            other
     ```
     """
 
     source: Literal["text"] = Field(description="this source")
     path: _Readable = Field(
-        description="files or globs, here or in gs:// or s3://; stdlib://*.py names the interpreter's own library"
+        description="files or globs, here or in gs:// or s3://; stdlib://*.py names the "
+        "interpreter's own library"
     )
     tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
         "bytes",
-        description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a Hugging Face tokenizer",
+        description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a "
+        "Hugging Face tokenizer",
     )
     format: Literal["text", "chat", "preference"] = Field(
         "text",
-        description="format of a row. text: a text; chat: messages for the tokenizer's template, with the assistant's "
+        description="format of a row. text: a text; chat: messages for the tokenizer's template, "
+        "with the assistant's "
         "tokens as targets; preference: chosen and rejected, and optionally prompt or messages",
     )
     field: str | None = Field(
         None,
         min_length=1,
-        description="field of JSON lines, Parquet and Arrow that contains the text; default text, for chats messages",
+        description="field of JSON lines, Parquet and Arrow that contains the text; default text, "
+        "for chats messages",
     )
     packing: Literal["concat", "first-fit", "none"] | None = Field(
         None,
-        description="how documents are packed into rows: concat cuts them, first-fit keeps them whole, none gives each "
+        description="how documents are packed into rows: concat cuts them, first-fit keeps them "
+        "whole, none gives each "
         "its own row; default concat; for bytes without a field one stream without document ends",
     )
     eval_path: _Readable | None = Field(
@@ -211,10 +248,13 @@ class Text(Source):
     )
     apart: bool = Field(
         False,
-        description="document masking: attention and loss stop at the boundaries of files, as they do at those of "
+        description="document masking: attention and loss stop at the boundaries of files, as they "
+        "do at those of "
         "documents",
     )
-    bigram: bool = Field(False, description="also report the loss of a bigram model that is counted on the same text")
+    bigram: bool = Field(
+        False, description="also report the loss of a bigram model that is counted on the same text"
+    )
 
     @property
     def is_prepared(self) -> bool:
@@ -228,15 +268,24 @@ class Text(Source):
         if self.format == "preference":
             keys = [key for key in ("field", "packing", "apart", "bigram") if getattr(self, key)]
             if keys:
-                raise ValueError(f"{keys[0]} does not apply to format: preference, whose rows have chosen and rejected")
+                raise ValueError(
+                    f"{keys[0]} does not apply to format: preference, whose rows have chosen "
+                    "and rejected"
+                )
             return self
         if self.is_prepared and (self.apart or self.bigram):
             key = "apart" if self.apart else "bigram"
-            raise ValueError(f"{key} applies to one stream of bytes; leave it out with a tokenizer, field or packing")
+            raise ValueError(
+                f"{key} applies to one stream of bytes; leave it out with a tokenizer, "
+                "field or packing"
+            )
         if self.format == "chat" and self.tokenizer == "bytes":
             raise ValueError("format: chat needs a tokenizer with a chat template; bytes have none")
         if not self.is_prepared and self.eval_path is not None:
-            raise ValueError("eval_path applies to documents; set packing, for example to concat, or use eval_split")
+            raise ValueError(
+                "eval_path applies to documents; set packing, for example to concat, or "
+                "use eval_split"
+            )
         return self
 
 
@@ -253,18 +302,26 @@ _Classes = Annotated[list[str | int] | None, AfterValidator(_check_distinct)]
 _EvalPath = Annotated[  # beside files whose names may say of which split they are
     str | list[str] | None,
     AfterValidator(_check_readable),
-    Field(description="what to evaluate on; default the files that are called val, validation or test, next to train"),
+    Field(
+        description="what to evaluate on; default the files that are called val, validation or "
+        "test, next to train"
+    ),
 ]
 _HeldOutImages = Annotated[
-    Fraction | None, Field(description="share of the images held out when nothing else is evaluated; default none")
+    Fraction | None,
+    Field(description="share of the images held out when nothing else is evaluated; default none"),
 ]
 _HeldOutRows = Annotated[
-    Fraction | None, Field(description="share of the rows held out when nothing else is evaluated; default none")
+    Fraction | None,
+    Field(description="share of the rows held out when nothing else is evaluated; default none"),
 ]
 _ImageColumn = Annotated[
-    str | None, Field(min_length=1, description="column of the image, or of its path; default it is detected")
+    str | None,
+    Field(min_length=1, description="column of the image, or of its path; default it is detected"),
 ]
-_LabelColumn = Annotated[str | None, Field(min_length=1, description="column of the label; default it is detected")]
+_LabelColumn = Annotated[
+    str | None, Field(min_length=1, description="column of the label; default it is detected")
+]
 _Names = Annotated[list[str], Field(min_length=1)]
 _Labels = Annotated[str, Field(min_length=1)] | _Names | None
 _Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
@@ -284,7 +341,8 @@ class Images(ImageData):
       model: {preset: vit-s16, classes: 2}
       data:
         source: images
-        path: photos          # photos/cat/1.jpg, photos/dog/2.png …; or photos/train/cat/1.jpg and photos/val/…
+        path: photos          # photos/cat/1.jpg, photos/dog/2.png …; or photos/train/cat/1.jpg and
+            photos/val/…
         size: 224
         eval_split: 0.1
     ```
@@ -292,7 +350,8 @@ class Images(ImageData):
 
     source: Literal["images"] = Field(description="this source")
     path: _Readable = Field(
-        description="a folder, files or globs, here or in gs:// or s3://: images, .csv, .tsv or .jsonl of paths and "
+        description="a folder, files or globs, here or in gs:// or s3://: images, .csv, .tsv or "
+        ".jsonl of paths and "
         "labels, .tar, .parquet, .arrow"
     )
     eval_path: _EvalPath = None
@@ -300,14 +359,19 @@ class Images(ImageData):
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
     image: _ImageColumn = None
     label: _LabelColumn = None
-    classes: _Classes = Field(None, description="the labels in the order in which they are numbered; default sorted")
+    classes: _Classes = Field(
+        None, description="the labels in the order in which they are numbered; default sorted"
+    )
     on_broken: Literal["stop", "skip"] = Field(
         "stop",
-        description="an image that cannot be decoded ends the run; skip: all images are decoded once, and broken ones "
+        description="an image that cannot be decoded ends the run; skip: all images are decoded "
+        "once, and broken ones "
         "are left out",
     )
     workers: _Workers = Field(
-        0, description="processes that decode images, per process of the run; 0: the threads of data.threads decode"
+        0,
+        description="processes that decode images, per process of the run; 0: the threads of "
+        "data.threads decode",
     )
 
     @model_validator(mode="after")
@@ -333,21 +397,28 @@ class Table(Source):
 
     source: Literal["table"] = Field(description="this source")
     path: _Readable = Field(
-        description="a folder, files or globs, here or in gs:// or s3://: .csv, .tsv, .jsonl, .parquet, .arrow, .npy, "
+        description="a folder, files or globs, here or in gs:// or s3://: .csv, .tsv, .jsonl, "
+        ".parquet, .arrow, .npy, "
         ".npz"
     )
     eval_path: _EvalPath = None
     eval_split: _HeldOutRows = None
     label: _Labels = Field(
-        None, description="column of the label, or several; default one named label, class, target or y"
+        None,
+        description="column of the label, or several; default one named label, class, target or y",
     )
-    columns: _Names | None = Field(None, description="columns that are read as features; default all but the label")
+    columns: _Names | None = Field(
+        None, description="columns that are read as features; default all but the label"
+    )
     missing: Literal["stop", "mean"] = Field(
         "stop",
-        description="a feature without a value ends the run; mean: it gets the mean of its column in the training "
+        description="a feature without a value ends the run; mean: it gets the mean of its column "
+        "in the training "
         "rows, and a text becomes all zeros",
     )
-    classes: _Classes = Field(None, description="the labels in the order in which they are numbered; default sorted")
+    classes: _Classes = Field(
+        None, description="the labels in the order in which they are numbered; default sorted"
+    )
 
     @model_validator(mode="after")
     def _check_held_out(self) -> Table:
@@ -381,7 +452,8 @@ class Part(Block):
     """One set of examples of a mixture: its weight, and the keys of its source that are not the mixture's."""
 
     weight: Weight = Field(
-        description="share of the examples, relative to the other parts; 0: the part is only evaluated, on what it "
+        description="share of the examples, relative to the other parts; 0: the part is only "
+        "evaluated, on what it "
         "holds out by the names of its files or else on all of it"
     )
     if TYPE_CHECKING:
@@ -404,7 +476,8 @@ _EXAMPLES: Mapping[str, tuple[str, str, str]] = {
     "images": (
         "task: classify\n  model: {preset: vit-s16, classes: 2}",
         "photos: {source: images, weight: 3, path: photos}",
-        "drawings: {source: images, weight: 1, path: drawings.csv, image: file, label: kind}  # one in four",
+        "drawings: {source: images, weight: 1, path: drawings.csv, image: file, label: kind}  # "
+        "one in four",
     ),
     "table": (
         "task: classify\n  model: {kind: mlp, width: 64, layers: 2, classes: 2}",
@@ -413,7 +486,8 @@ _EXAMPLES: Mapping[str, tuple[str, str, str]] = {
     ),
     "array_record": (
         "task: classify",
-        "packed: {source: array_record, weight: 2, path: packed/train-*.array_record}  # two in three",
+        "packed: {source: array_record, weight: 2, path: packed/train-*.array_record}  # "
+        "two in three",
         "digits: {source: tfds, weight: 1, name: digits}",
     ),
     "tfds": (
@@ -422,13 +496,15 @@ _EXAMPLES: Mapping[str, tuple[str, str, str]] = {
         "digits: {source: tfds, weight: 1, name: digits, eval_split: null}  # only trained on",
     ),
 }
-# Keys that differ in a part: there are no pairs of texts, and a builder of tensorflow-datasets has no default.
+# Keys that differ in a part: there are no pairs of texts, and a builder of tensorflow-datasets has
+# no default.
 _CHANGED_KEYS: Mapping[str, Mapping[str, Any]] = {
     "text": {
         "weight": (
             Weight,
             Field(
-                description="share of the examples, relative to the other parts; 0: the part is only evaluated, on all "
+                description="share of the examples, relative to the other parts; 0: the part is "
+                "only evaluated, on all "
                 "of its documents"
             ),
         ),
@@ -436,7 +512,8 @@ _CHANGED_KEYS: Mapping[str, Mapping[str, Any]] = {
             Literal["text", "chat"],
             Field(
                 "text",
-                description="format of a row. text: a text; chat: messages for the tokenizer's template, with the "
+                description="format of a row. text: a text; chat: messages for the tokenizer's "
+                "template, with the "
                 "assistant's tokens as targets",
             ),
         ),
@@ -449,7 +526,9 @@ _EXCLUDED_KEYS = {*Source.model_fields, "source", "apart", "bigram"}
 def _make_part_model(source: str) -> type[Part]:
     task, first, second = _EXAMPLES[source]
     default = "text" if source == "text" else ...
-    keys: dict[str, Any] = {"source": (Literal[source], Field(default, description="the source of this part"))}
+    keys: dict[str, Any] = {
+        "source": (Literal[source], Field(default, description="the source of this part"))
+    }
     for name, field in _BLOCKS[source].model_fields.items():
         if name not in _EXCLUDED_KEYS and name not in _SHARED_KEYS[source]:
             keys[name] = field.rebuild_annotation(), field
@@ -457,8 +536,10 @@ def _make_part_model(source: str) -> type[Part]:
         f"PartOf{_BLOCKS[source].__name__}",
         __base__=Part,
         __module__=__name__,
-        __doc__=f"A part of a mixture: the keys of `source: {source}` that the mixture does not have for all parts.\n\n"
-        f"```yaml\ntrain:\n  {task}\n  data:\n    source: mixture\n    parts:\n      {first}\n      {second}\n```\n",
+        __doc__=f"A part of a mixture: the keys of `source: {source}` that the mixture does not "
+        "have for all parts.\n\n"
+        f"```yaml\ntrain:\n  {task}\n  data:\n    source: mixture\n    parts:\n      {first}\n     "
+        f" {second}\n```\n",
         **{**keys, **_CHANGED_KEYS.get(source, {})},
     )
     return model
@@ -488,11 +569,13 @@ class Mixture(ImageData):
 
     source: Literal["mixture"] = Field(description="this source")
     parts: dict[str, Annotated[_Parts, Field(discriminator="source")]] = Field(
-        description="by name; all are text (the default), or all tables, or each is images, array_record or tfds"
+        description="by name; all are text (the default), or all tables, or each is images, "
+        "array_record or tfds"
     )
     tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
         "bytes",
-        description="text: tokenizer of all parts, bytes, or the folder or tokenizer.json of a Hugging Face tokenizer",
+        description="text: tokenizer of all parts, bytes, or the folder or tokenizer.json of a "
+        "Hugging Face tokenizer",
     )
     packing: Literal["concat", "first-fit", "none"] = Field(
         "concat", description="text: how documents are packed into rows, as for source: text"
@@ -503,22 +586,28 @@ class Mixture(ImageData):
     )
     channels: Literal[1, 3] = Field(3, description="images: 3 is RGB, 1 is grey")
     workers: _Workers = Field(
-        0, description="images: processes that decode, per process of the run; 0: the threads of data.threads decode"
+        0,
+        description="images: processes that decode, per process of the run; 0: the threads of "
+        "data.threads decode",
     )
     classes: _Classes = Field(
         None,
-        description="images and tables: the labels in the order in which they are numbered; default those of the "
+        description="images and tables: the labels in the order in which they are numbered; "
+        "default those of the "
         "parts, which then must be the same",
     )
     label: _Labels = Field(
-        None, description="tables: column of the label, or several; default one named label, class, target or y"
+        None,
+        description="tables: column of the label, or several; default one named label, class, "
+        "target or y",
     )
     columns: _Names | None = Field(
         None, description="tables: columns that are read as features; default all but the label"
     )
     missing: Literal["stop", "mean"] = Field(
         "stop",
-        description="tables: a feature without a value ends the run; mean: it gets the mean of its column in the "
+        description="tables: a feature without a value ends the run; mean: it gets the mean of its "
+        "column in the "
         "training rows of all parts",
     )
 
@@ -528,7 +617,8 @@ class Mixture(ImageData):
         if not isinstance(parts, dict):
             return parts
         with_sources = {
-            name: {"source": "text"} | part if isinstance(part, dict) else part for name, part in parts.items()
+            name: {"source": "text"} | part if isinstance(part, dict) else part
+            for name, part in parts.items()
         }
         for name, part in with_sources.items():
             if not isinstance(part, dict):
@@ -536,11 +626,15 @@ class Mixture(ImageData):
             source = part["source"]
             if source in ("torch", "synthetic", "mixture"):
                 raise ValueError(
-                    f"holds {name} with source = {source}; a part is text, images, table, array_record or tfds"
+                    f"holds {name} with source = {source}; a part is text, images, table, "
+                    "array_record or tfds"
                 )
-            if shared_key := next((key for key in part if key in _SHARED_KEYS.get(str(source), ())), None):
+            if shared_key := next(
+                (key for key in part if key in _SHARED_KEYS.get(str(source), ())), None
+            ):
                 raise ValueError(
-                    f"holds {name} with a {shared_key} of its own; all parts have one, train.data.{shared_key}"
+                    f"holds {name} with a {shared_key} of its own; all parts have one, "
+                    f"train.data.{shared_key}"
                 )
         return with_sources
 
@@ -549,11 +643,15 @@ class Mixture(ImageData):
     def _check_alike(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
         for name, part in parts.items():
             first_name, first_part = next(iter(parts.items()))
-            if part.source not in next(group for group in MIXABLE_SOURCES if first_part.source in group):
+            if part.source not in next(
+                group for group in MIXABLE_SOURCES if first_part.source in group
+            ):
                 raise ValueError(
-                    f"holds {first_name} with source = {first_part.source} and {name} with source = "
+                    f"holds {first_name} with source = {first_part.source} and {name} "
+                    "with source = "
                     f"{part.source}, whose examples "
-                    "have no keys in common; mix text with text, tables with tables, and images, array_record and tfds "
+                    "have no keys in common; mix text with text, tables with tables, and images, "
+                    "array_record and tfds "
                     "with each other"
                 )
         return parts
@@ -563,14 +661,25 @@ class Mixture(ImageData):
     def _check_weights(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
         total = sum(part.weight for part in parts.values())
         if not 0 < total < math.inf:
-            raise ValueError(f"has weights that sum to {total:g}; give each part its share of the examples")
+            raise ValueError(
+                f"has weights that sum to {total:g}; give each part its share of the examples"
+            )
         return parts
 
     @model_validator(mode="after")
     def _check_chat_template(self) -> Mixture:
-        chat = next((name for name, part in self.parts.items() if part.model_dump().get("format") == "chat"), None)
+        chat = next(
+            (
+                name
+                for name, part in self.parts.items()
+                if part.model_dump().get("format") == "chat"
+            ),
+            None,
+        )
         if chat is not None and self.tokenizer == "bytes":
-            raise ValueError(f"parts.{chat}.format: chat needs a tokenizer with a chat template; bytes have none")
+            raise ValueError(
+                f"parts.{chat}.format: chat needs a tokenizer with a chat template; bytes have none"
+            )
         return self
 
     @model_validator(mode="after")
@@ -581,7 +690,8 @@ class Mixture(ImageData):
             if key not in usable and getattr(self, key) != type(self).model_fields[key].default:
                 sources_with_key = [source for source, keys in _SHARED_KEYS.items() if key in keys]
                 raise ValueError(
-                    f"{key} applies to parts of {', '.join(sources_with_key)}, and these are of {', '.join(sources)}; "
+                    f"{key} applies to parts of {', '.join(sources_with_key)}, and these are of "
+                    f"{', '.join(sources)}; "
                     "leave it out"
                 )
         return self
@@ -594,7 +704,9 @@ class Mixture(ImageData):
 
     def text_parts(self) -> dict[str, Text]:
         """Return the text parts; a part that is not trained on is evaluated on all of its files."""
-        texts = {name: block for name, block in self.part_sources().items() if isinstance(block, Text)}
+        texts = {
+            name: block for name, block in self.part_sources().items() if isinstance(block, Text)
+        }
         for name, text in texts.items():
             if not self.parts[name].weight:
                 files = text.path if text.eval_path is None else text.eval_path
@@ -605,7 +717,11 @@ class Mixture(ImageData):
         """Return each part as a source without its own worker processes."""
         return {
             name: _BLOCKS[part.source].model_validate(
-                {key: getattr(self, key) for key in (*_SHARED_KEYS[part.source], "shuffle") if key != "workers"}
+                {
+                    key: getattr(self, key)
+                    for key in (*_SHARED_KEYS[part.source], "shuffle")
+                    if key != "workers"
+                }
                 | part.model_dump(exclude={"weight"})
             )
             for name, part in self.parts.items()
@@ -629,7 +745,10 @@ class Torch(Source):
     source: Literal["torch"] = Field(description="this source")
     dataset: Annotated[
         str,
-        Field(pattern=r"^[\w.]+:[\w.]+$", description="module:name of a class or object with __len__ and __getitem__"),
+        Field(
+            pattern=r"^[\w.]+:[\w.]+$",
+            description="module:name of a class or object with __len__ and __getitem__",
+        ),
     ]
     args: dict[str, Any] = Field({}, description="arguments, if the dataset is a class")
     eval_args: dict[str, Any] | None = Field(
@@ -639,7 +758,8 @@ class Torch(Source):
         str | None,
         Field(
             pattern=r"^[\w.]+:[\w.]+$",
-            description="the dataset for evaluation, if it is another one; default the training dataset with eval_args",
+            description="the dataset for evaluation, if it is another one; default the training "
+            "dataset with eval_args",
         ),
     ] = None
     workers: Annotated[
@@ -647,7 +767,8 @@ class Torch(Source):
         Field(
             ge=0,
             le=MAX_WORKERS,
-            description="worker processes that read examples, per process of the run; default: num_workers of a "
+            description="worker processes that read examples, per process of the run; default: "
+            "num_workers of a "
             "DataLoader, else 0, and data.threads read",
         ),
     ] = None
@@ -678,5 +799,6 @@ class Synthetic(Source):
 
 
 Data = Annotated[
-    Tfds | ArrayRecord | Text | Images | Table | Mixture | Torch | Synthetic, Field(discriminator="source")
+    Tfds | ArrayRecord | Text | Images | Table | Mixture | Torch | Synthetic,
+    Field(discriminator="source"),
 ]

@@ -6,10 +6,26 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from jaxlaunch.spelling import find_completions, find_nearest
-from jaxlaunch.trainer.spec.block import Block, Few, Fraction, Natural, Positive, Rate, Weight, allow_text
+from jaxlaunch.trainer.spec.block import (
+    Block,
+    Few,
+    Fraction,
+    Natural,
+    Positive,
+    Rate,
+    Weight,
+    allow_text,
+)
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Arguments = dict[str, Any]
@@ -19,7 +35,8 @@ USER_PATH = re.compile(r"[\w.]+:[\w.]+")  # module:Name
 CHAIN = "chain"
 SCHEDULE_FREE = "schedule-free"
 
-# Options of each optimizer in addition to lr, weight_decay and clip, with optax's defaults. Other keys are errors.
+# Options of each optimizer in addition to lr, weight_decay and clip, with optax's defaults. Other
+# keys are errors.
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "nesterov": False},
     "adamw": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
@@ -27,11 +44,29 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "lion": {"b1": 0.9, "b2": 0.99},
     "sgd": {"momentum": 0.0, "nesterov": False},
     "lamb": {"b1": 0.9, "b2": 0.999, "eps": 1e-6},
-    "muon": {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "beta": 0.95, "ns_steps": 5, "consistent_rms": None},
+    "muon": {
+        "b1": 0.9,
+        "b2": 0.999,
+        "eps": 1e-8,
+        "beta": 0.95,
+        "ns_steps": 5,
+        "consistent_rms": None,
+    },
     SCHEDULE_FREE: {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
 }
 # Other optimizers of optax, which users sometimes name without `optax:`.
-OPTAX_NAMES = ("adadelta", "adagrad", "adamax", "adan", "lars", "nadam", "novograd", "radam", "rmsprop", "yogi")
+OPTAX_NAMES = (
+    "adadelta",
+    "adagrad",
+    "adamax",
+    "adan",
+    "lars",
+    "nadam",
+    "novograd",
+    "radam",
+    "rmsprop",
+    "yogi",
+)
 OPTIONS = tuple(dict.fromkeys(key for takes in OPTIMIZERS.values() for key in takes))
 SHAPES = ("constant", "linear", "cosine", "exponential", "wsd")
 
@@ -60,7 +95,11 @@ def _check_known(name: str, names: tuple[str, ...], noun: str) -> str:
     if name in names or USER_PATH.fullmatch(name):
         return name
     matches = find_nearest(name, names) or find_completions(name, names)
-    hint = f' (did you mean "{matches[0]}"?)' if matches else f"; write one of {', '.join(names)}, or module:Name"
+    hint = (
+        f' (did you mean "{matches[0]}"?)'
+        if matches
+        else f"; write one of {', '.join(names)}, or module:Name"
+    )
     raise ValueError(f"is not a known {noun}{hint}")
 
 
@@ -74,7 +113,9 @@ def _check_pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"is not a pattern ({error}); write .* for any text and \\. for a dot") from None
+        raise ValueError(
+            f"is not a pattern ({error}); write .* for any text and \\. for a dot"
+        ) from None
     return text
 
 
@@ -85,25 +126,38 @@ class Schedule(Block):
     train:
       task: lm
       steps: 10000
-      optimizer: {lr: 3e-4, schedule: {name: wsd, warmup: 200, decay: 2000}}  # constant from 200 to 8000
+      optimizer: {lr: 3e-4, schedule: {name: wsd, warmup: 200, decay: 2000}}  # constant from 200 to
+          8000
     ```
     """
 
-    name: Annotated[str, AfterValidator(lambda name: _check_known(name, SHAPES, "schedule"))] = Field(
-        "cosine",
-        description="constant, linear, cosine, exponential, wsd (constant, then a short decay), after the warmup; "
-        "or module:Name",
+    name: Annotated[str, AfterValidator(lambda name: _check_known(name, SHAPES, "schedule"))] = (
+        Field(
+            "cosine",
+            description="constant, linear, cosine, exponential, wsd (constant, then a short "
+            "decay), after the warmup; "
+            "or module:Name",
+        )
     )
-    warmup: Natural = Field(0, description="steps of linear warmup to lr; if longer than the run, lr is never reached")
+    warmup: Natural = Field(
+        0, description="steps of linear warmup to lr; if longer than the run, lr is never reached"
+    )
     start: Share = Field(0.0, description="fraction of lr at step 0 of the warmup")
-    decay: Positive | None = Field(None, description="wsd only: steps of the decay; default a tenth of all")
-    shape: Literal["cosine", "linear"] | None = Field(None, description="wsd only: shape of the decay; default cosine")
+    decay: Positive | None = Field(
+        None, description="wsd only: steps of the decay; default a tenth of all"
+    )
+    shape: Literal["cosine", "linear"] | None = Field(
+        None, description="wsd only: shape of the decay; default cosine"
+    )
     final: Share | None = Field(
         None,
         validate_default=True,
-        description="fraction of lr at the end of the run; default 0; not with constant; required with exponential",
+        description="fraction of lr at the end of the run; default 0; not with constant; required "
+        "with exponential",
     )
-    args: Arguments = Field({}, description="module:Name only: its arguments, in addition to lr and total_steps")
+    args: Arguments = Field(
+        {}, description="module:Name only: its arguments, in addition to lr and total_steps"
+    )
 
     @field_validator("start")
     @classmethod
@@ -129,7 +183,9 @@ class Schedule(Block):
     @classmethod
     def _check_final(cls, final: float | None, info: ValidationInfo) -> float | None:
         if info.data.get("name") == "exponential" and not final:
-            raise ValueError("must be above 0 with exponential, which never reaches 0; write 0.01, for example")
+            raise ValueError(
+                "must be above 0 with exponential, which never reaches 0; write 0.01, for example"
+            )
         return final
 
     def decay_steps(self, total_steps: int) -> int:
@@ -141,7 +197,8 @@ class Schedule(Block):
             return after_warmup
         if self.decay is not None and self.decay > after_warmup:
             raise ValueError(
-                f"schedule.warmup = {self.warmup} and decay = {self.decay} do not fit in {total_steps} steps"
+                f"schedule.warmup = {self.warmup} and decay = {self.decay} do not fit in "
+                f"{total_steps} steps"
             )
         return self.decay or min(max(1, total_steps // 10), after_warmup)
 
@@ -163,26 +220,42 @@ class Link(Block):
     name: Annotated[str, AfterValidator(_check_link_name)] = Field(
         description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation"
     )
-    args: Arguments = Field({}, description="module:Name only: its arguments, in addition to learning_rate")
+    args: Arguments = Field(
+        {}, description="module:Name only: its arguments, in addition to learning_rate"
+    )
     b1: Fraction | None = Field(
-        None, description=f"decay of the first moment; default {_describe_defaults('b1')}; muon's is its Adam's"
+        None,
+        description=f"decay of the first moment; default {_describe_defaults('b1')}; muon's "
+        "is its Adam's",
     )
     b2: Fraction | None = Field(
-        None, description=f"decay of the second moment; default {_describe_defaults('b2')}; muon's is its Adam's"
+        None,
+        description=f"decay of the second moment; default {_describe_defaults('b2')}; muon's "
+        "is its Adam's",
     )
-    eps: Rate | None = Field(None, description=f"avoids a division by zero; default {_describe_defaults('eps')}")
+    eps: Rate | None = Field(
+        None, description=f"avoids a division by zero; default {_describe_defaults('eps')}"
+    )
     momentum: Fraction | None = Field(
-        None, description=f"share of the previous step that is kept; default {_describe_defaults('momentum')}"
+        None,
+        description="share of the previous step that is kept; default "
+        f"{_describe_defaults('momentum')}",
     )
     nesterov: bool | None = Field(
-        None, description=f"Nesterov's momentum; all but adam need a momentum; default {_describe_defaults('nesterov')}"
+        None,
+        description="Nesterov's momentum; all but adam need a momentum; default "
+        f"{_describe_defaults('nesterov')}",
     )
-    beta: Fraction | None = Field(None, description=f"muon's momentum; default {_describe_defaults('beta')}")
+    beta: Fraction | None = Field(
+        None, description=f"muon's momentum; default {_describe_defaults('beta')}"
+    )
     ns_steps: Few | None = Field(
         None, description=f"Newton-Schulz iterations; default {_describe_defaults('ns_steps')}"
     )
     consistent_rms: Rate | None = Field(
-        None, description=f"size of muon's updates; 0.2 is that of Adam; default {_describe_defaults('consistent_rms')}"
+        None,
+        description="size of muon's updates; 0.2 is that of Adam; default "
+        f"{_describe_defaults('consistent_rms')}",
     )
 
     @field_validator("args", *OPTIONS)
@@ -200,7 +273,12 @@ class Link(Block):
         if (name, key, value) == (SCHEDULE_FREE, "b1", 0.0):
             raise ValueError("must be above 0: schedule-free divides by it")
         default = OPTIMIZERS.get(name, {}).get("momentum")
-        if key == "nesterov" and value and default is not None and not (info.data.get("momentum") or default):
+        if (
+            key == "nesterov"
+            and value
+            and default is not None
+            and not (info.data.get("momentum") or default)
+        ):
             raise ValueError("needs a momentum above 0")
         return value
 
@@ -228,14 +306,20 @@ class Group(Block):
         description="a regular expression for the whole dotted path: blocks\\..*, .*bias"
     )
     lr: Rate = Field(1.0, description="a factor of the learning rate")
-    weight_decay: Weight | None = Field(None, description="weight decay of these parameters; default the optimizer's")
-    freeze: bool = Field(False, description="the parameters do not change: they have no gradient and no state")
+    weight_decay: Weight | None = Field(
+        None, description="weight decay of these parameters; default the optimizer's"
+    )
+    freeze: bool = Field(
+        False, description="the parameters do not change: they have no gradient and no state"
+    )
 
     @field_validator("freeze")
     @classmethod
     def _check_freeze(cls, freeze: bool, info: ValidationInfo) -> bool:
         if freeze and (info.data.get("lr") != 1.0 or info.data.get("weight_decay") is not None):
-            problem = "is given together with lr or weight_decay, which do not apply to frozen parameters"
+            problem = (
+                "is given together with lr or weight_decay, which do not apply to frozen parameters"
+            )
             raise ValueError(f"{problem}; keep one")
         return freeze
 
@@ -265,27 +349,41 @@ class Optimizer(Link):
     ```
     """
 
-    name: Annotated[str, AfterValidator(lambda name: name if name == CHAIN else _check_link_name(name))] = Field(
-        "adamw", description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation; chain with one"
+    name: Annotated[
+        str, AfterValidator(lambda name: name if name == CHAIN else _check_link_name(name))
+    ] = Field(
+        "adamw",
+        description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation; "
+        "chain with one",
     )
     chain: list[Link] = Field(
         [], validate_default=True, description="transformations applied in order, instead of name"
     )
     lr: Rate = Field(3e-4, description="largest learning rate")
-    weight_decay: Weight = Field(0.0, description="weight decay of every parameter, multiplied by lr")
+    weight_decay: Weight = Field(
+        0.0, description="weight decay of every parameter, multiplied by lr"
+    )
     decay_on: Literal["all", "matrices"] = Field(
         "all",
-        description="parameters that weight_decay applies to; matrices: those of two axes or more, no bias or scale",
+        description="parameters that weight_decay applies to; matrices: those of two axes or more, "
+        "no bias or scale",
     )
-    clip: Rate | None = Field(1.0, description="clip gradients to this global norm; null: no clipping")
+    clip: Rate | None = Field(
+        1.0, description="clip gradients to this global norm; null: no clipping"
+    )
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        None, description="decay of a moving average of the weights, which eval then uses; null: none"
+        None,
+        description="decay of a moving average of the weights, which eval then uses; null: none",
     )
     schedule: Annotated[Schedule, BeforeValidator(_expand_name)] = Field(
-        Schedule(), description="learning rate schedule, or only its name", json_schema_extra=allow_text
+        Schedule(),
+        description="learning rate schedule, or only its name",
+        json_schema_extra=allow_text,
     )
     groups: list[Group] = Field(
-        [], description="groups of parameters, by path, that have their own rate or decay, or are frozen"
+        [],
+        description="groups of parameters, by path, that have their own rate or decay, "
+        "or are frozen",
     )
 
     @model_validator(mode="before")
@@ -296,7 +394,10 @@ class Optimizer(Link):
             return raw
         raw = {"name": CHAIN, **raw} if raw.get("chain") else dict(raw)
         links = raw["chain"] if isinstance(raw.get("chain"), list) else []
-        names = [raw.get("name"), *(link.get("name") for link in links if isinstance(link, Mapping))]
+        names = [
+            raw.get("name"),
+            *(link.get("name") for link in links if isinstance(link, Mapping)),
+        ]
         schedule = _expand_name(raw.get("schedule", {}))
         if SCHEDULE_FREE in names and isinstance(schedule, Mapping):
             raw["schedule"] = {"name": "constant", **schedule}
@@ -307,12 +408,15 @@ class Optimizer(Link):
     def _check_chain(cls, chain: list[Link], info: ValidationInfo) -> list[Link]:
         name = info.data.get("name")
         if chain and name not in (CHAIN, None):
-            raise ValueError(f"is given together with name = {name}; make that an entry of the chain")
+            raise ValueError(
+                f"is given together with name = {name}; make that an entry of the chain"
+            )
         if name == CHAIN and not chain:
             raise ValueError("is empty, but name = chain needs its entries")
         if len(builtin_names := [link.name for link in chain if not is_user_path(link.name)]) > 1:
             raise ValueError(
-                f"must have one optimizer by name; {' and '.join(builtin_names)} would each multiply by the rate"
+                f"must have one optimizer by name; {' and '.join(builtin_names)} would each "
+                "multiply by the rate"
             )
         return chain
 
@@ -328,7 +432,9 @@ class Optimizer(Link):
     def _check_schedule(cls, schedule: Schedule, info: ValidationInfo) -> Schedule:
         name = schedule.name
         if name in SHAPES and name != "constant" and _is_schedule_free(info):
-            raise ValueError(f"{name} decays, and schedule-free needs no decay; write constant, or leave it out")
+            raise ValueError(
+                f"{name} decays, and schedule-free needs no decay; write constant, or leave it out"
+            )
         return schedule
 
     def all_links(self) -> list[Link]:

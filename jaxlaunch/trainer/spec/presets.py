@@ -14,14 +14,26 @@ from jaxlaunch.trainer.spec.block import Block, Place
 
 Sizes = Mapping[str, Any]
 
-# Touvron et al. 2023 and the Llama 3.1 and 3.2 model cards; Radford et al. 2019 (GPT-2); Dosovitskiy et al. 2021 and
-# Touvron et al. 2021 (ViT); He et al. 2016 (ResNet); Liu et al. 2022 (ConvNeXt); the model cards of Qwen 2.5 and 3,
-# Mistral, Mixtral, Gemma 2 and 3, OLMo 2.
+# Touvron et al. 2023 and the Llama 3.1 and 3.2 model cards; Radford et al. 2019 (GPT-2);
+# Dosovitskiy et al. 2021 and Touvron et al. 2021 (ViT); He et al. 2016 (ResNet); Liu et al. 2022
+# (ConvNeXt); the model cards of Qwen 2.5 and 3, Mistral, Mixtral, Gemma 2 and 3, OLMo 2.
 _DECODER: Sizes = {"kind": "decoder", "length": 2048}
-_LLAMA3: Sizes = {**_DECODER, "family": "llama", "vocab": 128256, "rope_theta": 500000.0, "positions": 131072}
+_LLAMA3: Sizes = {
+    **_DECODER,
+    "family": "llama",
+    "vocab": 128256,
+    "rope_theta": 500000.0,
+    "positions": 131072,
+}
 _QWEN: Sizes = {**_DECODER, "rope_theta": 1e6, "norm_eps": 1e-6, "vocab": 151936}
 _QWEN2: Sizes = {**_QWEN, "family": "qwen2", "biases": ["qkv"], "positions": 32768}
-_QWEN3: Sizes = {**_QWEN, "family": "qwen3", "head_size": 128, "qk_norm": "head", "positions": 40960}
+_QWEN3: Sizes = {
+    **_QWEN,
+    "family": "qwen3",
+    "head_size": 128,
+    "qk_norm": "head",
+    "positions": 40960,
+}
 _MISTRAL: Sizes = {**_DECODER, "family": "mistral", "rope_theta": 1e6, "kv_heads": 8}
 _GEMMA: Sizes = {
     **_DECODER,
@@ -65,15 +77,29 @@ _OLMO2: Sizes = {
     "qk_norm": "whole",
     "positions": 4096,
 }
-_MIXTRAL: Sizes = {**_DECODER, "family": "mixtral", "rope_theta": 1e6, "experts": 8, "experts_per_token": 2}
+_MIXTRAL: Sizes = {
+    **_DECODER,
+    "family": "mixtral",
+    "rope_theta": 1e6,
+    "experts": 8,
+    "experts_per_token": 2,
+}
 _QWEN3_MOE: Sizes = {**_QWEN3, "family": "qwen3_moe", "experts": 128, "experts_per_token": 8}
 _GPT2: Sizes = {"kind": "gpt2", "vocab": 50257, "length": 1024, "positions": 1024}
 _BASIC, _BOTTLENECK = [64, 128, 256, 512], [256, 512, 1024, 2048]  # channels of a ResNet's stages
 _VIT: Sizes = {"kind": "vit", "patch": 16, "image": [224, 224], "classes": 1000}
 
 
-def _decoder_sizes(below: Sizes, layers: int, width: int, heads: int, kv_heads: int, hidden: int, **keys: Any) -> Sizes:
-    sizes = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "hidden": hidden}
+def _decoder_sizes(
+    below: Sizes, layers: int, width: int, heads: int, kv_heads: int, hidden: int, **keys: Any
+) -> Sizes:
+    sizes = {
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "hidden": hidden,
+    }
     return {**below, **sizes, **keys}
 
 
@@ -90,9 +116,15 @@ PRESETS: Mapping[str, Sizes] = {
     "qwen2.5-1.5b": _decoder_sizes(_QWEN2, 28, 1536, 12, 2, 8960, tied=True, positions=131072),
     "qwen2.5-3b": _decoder_sizes(_QWEN2, 36, 2048, 16, 2, 11008, tied=True),
     "qwen2.5-7b": _decoder_sizes(_QWEN2, 28, 3584, 28, 4, 18944, vocab=152064, positions=131072),
-    "qwen2.5-14b": _decoder_sizes(_QWEN2, 48, 5120, 40, 8, 13824, vocab=152064, norm_eps=1e-5, positions=131072),
-    "qwen2.5-32b": _decoder_sizes(_QWEN2, 64, 5120, 40, 8, 27648, vocab=152064, norm_eps=1e-5, positions=131072),
-    "qwen2.5-72b": _decoder_sizes(_QWEN2, 80, 8192, 64, 8, 29568, vocab=152064, norm_eps=1e-5, positions=131072),
+    "qwen2.5-14b": _decoder_sizes(
+        _QWEN2, 48, 5120, 40, 8, 13824, vocab=152064, norm_eps=1e-5, positions=131072
+    ),
+    "qwen2.5-32b": _decoder_sizes(
+        _QWEN2, 64, 5120, 40, 8, 27648, vocab=152064, norm_eps=1e-5, positions=131072
+    ),
+    "qwen2.5-72b": _decoder_sizes(
+        _QWEN2, 80, 8192, 64, 8, 29568, vocab=152064, norm_eps=1e-5, positions=131072
+    ),
     "qwen3-0.6b": _decoder_sizes(_QWEN3, 28, 1024, 16, 8, 3072, tied=True),
     "qwen3-1.7b": _decoder_sizes(_QWEN3, 28, 2048, 16, 8, 6144, tied=True),
     "qwen3-4b": _decoder_sizes(_QWEN3, 36, 2560, 32, 8, 9728, tied=True),
@@ -100,10 +132,14 @@ PRESETS: Mapping[str, Sizes] = {
     "qwen3-14b": _decoder_sizes(_QWEN3, 40, 5120, 40, 8, 17408),
     "qwen3-32b": _decoder_sizes(_QWEN3, 64, 5120, 64, 8, 25600),
     "mistral-7b": _decoder_sizes(_MISTRAL, 32, 4096, 32, 8, 14336, vocab=32768, positions=32768),
-    "mistral-nemo-12b": _decoder_sizes(_MISTRAL, 40, 5120, 32, 8, 14336, head_size=128, vocab=131072, positions=131072),
+    "mistral-nemo-12b": _decoder_sizes(
+        _MISTRAL, 40, 5120, 32, 8, 14336, head_size=128, vocab=131072, positions=131072
+    ),
     "gemma2-2b": _decoder_sizes(_GEMMA2, 26, 2304, 8, 4, 9216),
     "gemma2-9b": _decoder_sizes(_GEMMA2, 42, 3584, 16, 8, 14336),
-    "gemma2-27b": _decoder_sizes(_GEMMA2, 46, 4608, 32, 16, 36864, head_size=128, query_scalar=144.0),
+    "gemma2-27b": _decoder_sizes(
+        _GEMMA2, 46, 4608, 32, 16, 36864, head_size=128, query_scalar=144.0
+    ),
     "gemma3-270m": _decoder_sizes(_GEMMA3, 18, 640, 4, 1, 2048),
     "gemma3-1b": _decoder_sizes(_GEMMA3, 26, 1152, 4, 1, 6912),
     "olmo2-1b": _decoder_sizes(_OLMO2, 16, 2048, 16, 16, 8192),
@@ -122,7 +158,13 @@ PRESETS: Mapping[str, Sizes] = {
     "vit-b16": {**_VIT, "layers": 12, "width": 768, "heads": 12},
     "vit-l16": {**_VIT, "layers": 24, "width": 1024, "heads": 16},
     **{
-        f"resnet-{layers}": {"kind": "resnet", "classes": 1000, "block": block, "depths": depths, "widths": widths}
+        f"resnet-{layers}": {
+            "kind": "resnet",
+            "classes": 1000,
+            "block": block,
+            "depths": depths,
+            "widths": widths,
+        }
         for layers, block, depths, widths in (
             (18, "basic", [2, 2, 2, 2], _BASIC),
             (34, "basic", [3, 4, 6, 3], _BASIC),
@@ -132,7 +174,12 @@ PRESETS: Mapping[str, Sizes] = {
         )
     },
     **{
-        f"convnext-{name}": {"kind": "convnext", "classes": 1000, "depths": depths, "widths": widths}
+        f"convnext-{name}": {
+            "kind": "convnext",
+            "classes": 1000,
+            "depths": depths,
+            "widths": widths,
+        }
         for name, depths, widths in (
             ("tiny", [3, 3, 9, 3], [96, 192, 384, 768]),
             ("small", [3, 3, 27, 3], [96, 192, 384, 768]),
@@ -163,13 +210,18 @@ else:
 class PublishedModel(Block):
     """A published model: sizes by name, weights from files."""
 
-    SIZES: ClassVar[frozenset[str]] = frozenset({"layers", "width", "heads"})  # that a job says, or a folder
+    SIZES: ClassVar[frozenset[str]] = frozenset(
+        {"layers", "width", "heads"}
+    )  # that a job says, or a folder
 
     kind: str = Field(description="this model")
-    preset: str | None = Field(None, description="a preset of sizes by name; keys given here override it; default none")
+    preset: str | None = Field(
+        None, description="a preset of sizes by name; keys given here override it; default none"
+    )
     init_from: Place | None = Field(
         None,
-        description="a Hugging Face folder or gs://, s3:// URL to start from, which also sets the sizes; default "
+        description="a Hugging Face folder or gs://, s3:// URL to start from, which also sets the "
+        "sizes; default "
         "random weights",
     )
 
@@ -182,12 +234,18 @@ class PublishedModel(Block):
     @classmethod
     def _fill_preset(cls, raw: Any) -> Any:
         sizes = PRESETS.get(str(raw.get("preset"))) if isinstance(raw, Mapping) else None
-        return raw if sizes is None or sizes["kind"] != cls.model_fields["kind"].default else {**sizes, **raw}
+        return (
+            raw
+            if sizes is None or sizes["kind"] != cls.model_fields["kind"].default
+            else {**sizes, **raw}
+        )
 
 
 class LayeredModel(PublishedModel):
     """A published model of equal layers."""
 
     scan: bool = Field(
-        True, description="run the layers as one loop (scan): compiles fast; false: unrolled, runs faster"
+        True,
+        description="run the layers as one loop (scan): compiles fast; false: unrolled, "
+        "runs faster",
     )

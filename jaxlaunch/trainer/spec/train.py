@@ -6,7 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from jaxlaunch.contract import BATCH_AXES, MESH_AXES, PROFILE_STEPS
 from jaxlaunch.trainer.spec import model as models
@@ -26,7 +33,16 @@ from jaxlaunch.trainer.spec.block import (
     Wide,
 )
 from jaxlaunch.trainer.spec.data import Data, Mixture, Text, Tfds
-from jaxlaunch.trainer.spec.model import GPT2, MLP, CustomModel, Decoder, Model, ResNet, Sizes, model_sizes
+from jaxlaunch.trainer.spec.model import (
+    GPT2,
+    MLP,
+    CustomModel,
+    Decoder,
+    Model,
+    ResNet,
+    Sizes,
+    model_sizes,
+)
 from jaxlaunch.trainer.spec.optimizer import Optimizer
 from jaxlaunch.trainer.spec.presets import PublishedModel
 
@@ -52,12 +68,18 @@ def merge_task_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -
     if "model" in block:
         block = {**block, "model": models.fill_preset_kind(block["model"])}
     model, default_model = block.get("model"), models.fill_preset_kind(defaults.get("model"))
-    if isinstance(model, Mapping) and model.get("init_from") is not None and isinstance(default_model, Mapping):
+    if (
+        isinstance(model, Mapping)
+        and model.get("init_from") is not None
+        and isinstance(default_model, Mapping)
+    ):
         defaults = {**defaults, "model": _defaults_with_folder(model, default_model)}
     return merge_defaults(block, defaults)
 
 
-def _defaults_with_folder(model: Mapping[str, Any], default: Mapping[str, Any]) -> Mapping[str, Any]:
+def _defaults_with_folder(
+    model: Mapping[str, Any], default: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Return the default model keys that still apply with init_from, whose config.json sets sizes and kind."""
     kind = default.get("kind")
     # For a user's model, init_from is one of its arguments.
@@ -74,14 +96,19 @@ def merge_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     merged = dict(defaults)
     for key, value in block.items():
         default = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(default, Mapping) and _same_kind(value, default):
+        if (
+            isinstance(value, Mapping)
+            and isinstance(default, Mapping)
+            and _same_kind(value, default)
+        ):
             value = merge_defaults(value, default)
         merged[key] = value
     return merged
 
 
 def _same_kind(block: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
-    # The name of an optimizer or a schedule determines which keys apply; that of a data source does not.
+    # The name of an optimizer or a schedule determines which keys apply; that of a data source does
+    # not.
     if "chain" in block:
         return False
     keys = ["kind", "source", *(["name"] if "name" in default and "source" not in default else [])]
@@ -96,7 +123,8 @@ class Mesh(Block):
     accelerator: {type: v5e, topology: 4x4}
     train:
       task: lm
-      mesh: {dp: 2, fsdp: -1, mp: 4, dcn: {dp: 2}}  # -1 is 32 / (2 × 4) = 4; dp spans the two slices
+      mesh: {dp: 2, fsdp: -1, mp: 4, dcn: {dp: 2}}  # -1 is 32 / (2 × 4) = 4; dp spans the two
+          slices
     ```
     """
 
@@ -106,14 +134,17 @@ class Mesh(Block):
     mp: int = Field(1, description="model parallel: weights and activations are split")
     dcn: dict[Literal["dp", "fsdp", "ep", "mp"], Positive] = Field(
         {},
-        description="the factor of an axis that spans slices; left out: the outermost axes, as far as they divide",
+        description="the factor of an axis that spans slices; left out: the outermost axes, as far "
+        "as they divide",
     )
 
     @model_validator(mode="after")
     def _check_axes(self) -> Mesh:
         sizes = [getattr(self, axis) for axis in MESH_AXES]
         if any(size == 0 or size < -1 for size in sizes):
-            raise ValueError("an axis is a positive number of devices, or -1 for the remaining ones")
+            raise ValueError(
+                "an axis is a positive number of devices, or -1 for the remaining ones"
+            )
         if sizes.count(-1) > 1:
             raise ValueError("only one axis may be -1")
         return self
@@ -127,7 +158,9 @@ class Mesh(Block):
         if devices % fixed or (-1 not in sizes and fixed != devices):
             shape = format_axes(dict(zip(MESH_AXES, sizes, strict=True)))
             request = f"asks for a multiple of {fixed}" if -1 in sizes else f"asks for {fixed}"
-            raise ValueError(f"{shape} {request} devices, there {'is' if devices == 1 else 'are'} {devices}")
+            raise ValueError(
+                f"{shape} {request} devices, there {'is' if devices == 1 else 'are'} {devices}"
+            )
         dp, fsdp, ep, mp = (size if size > 0 else devices // fixed for size in sizes)
         return dp, fsdp, ep, mp
 
@@ -147,10 +180,18 @@ class Policy(Block):
     ```
     """
 
-    params: Literal["float32", "bfloat16"] = Field("float32", description="dtype the parameters are kept in")
-    compute: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of layers and activations")
-    output: Literal["float32", "bfloat16"] = Field("float32", description="dtype of what the model returns")
-    matmul: Literal["default", "tensorfloat32", "highest"] = Field("default", description="XLA's matmul precision")
+    params: Literal["float32", "bfloat16"] = Field(
+        "float32", description="dtype the parameters are kept in"
+    )
+    compute: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="dtype of layers and activations"
+    )
+    output: Literal["float32", "bfloat16"] = Field(
+        "float32", description="dtype of what the model returns"
+    )
+    matmul: Literal["default", "tensorfloat32", "highest"] = Field(
+        "default", description="XLA's matmul precision"
+    )
 
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"] | Policy
@@ -171,7 +212,8 @@ class Samples(Block):
       task: lm
       eval:
         every: 500
-        samples: {prompts: ["def ", "import "], max_tokens: 32, temperature: 0.8}  # 0: the likeliest token
+        samples: {prompts: ["def ", "import "], max_tokens: 32, temperature: 0.8}  # 0: the
+            likeliest token
     ```
     """
 
@@ -192,19 +234,23 @@ class Eval(Block):
     ```
     """
 
-    every: Positive | None = Field(500, description="steps between evaluations; null: only at the end")
+    every: Positive | None = Field(
+        500, description="steps between evaluations; null: only at the end"
+    )
     batches: Positive | None = Field(
         None, description="batches per evaluation, at least one per part of a mixture; null: all"
     )
     samples: Samples | None = Field(
-        None, description="prompts to generate from, into samples.jsonl of the run folder; null: none"
+        None,
+        description="prompts to generate from, into samples.jsonl of the run folder; null: none",
     )
 
 
 def _check_eval_metric(metric: str) -> str:
     if not metric.startswith(EVAL_PREFIX) or metric == EVAL_PREFIX:
         raise ValueError(
-            f"is not a metric of an evaluation; write {EVAL_PREFIX}loss, or another metric that the evaluation gives"
+            f"is not a metric of an evaluation; write {EVAL_PREFIX}loss, or another metric that "
+            "the evaluation gives"
         )
     return metric
 
@@ -222,7 +268,9 @@ class WatchedMetric(Block):
     @model_validator(mode="after")
     def _check_mode(self) -> WatchedMetric:
         if "mode" not in self.model_fields_set and not self.metric.endswith(LOSS_SUFFIXES):
-            raise ValueError(f"needs mode for metric = {self.metric}: min or max, whichever values are better")
+            raise ValueError(
+                f"needs mode for metric = {self.metric}: min or max, whichever values are better"
+            )
         return self
 
 
@@ -233,7 +281,8 @@ class StopEarly(WatchedMetric):
     train:
       task: lm
       eval: {every: 100}
-      stop_early: {metric: eval/loss, patience: 5, min_delta: 0.001}  # five in a row without a better one
+      stop_early: {metric: eval/loss, patience: 5, min_delta: 0.001}  # five in a row without a
+          better one
     ```
     """
 
@@ -261,16 +310,21 @@ class Checkpoint(Block):
     ```yaml
     train:
       task: lm
-      checkpoint: {path: gs://team-runs/lm, every: 500, keep: 3}  # without path: the run folder, or the claim
+      checkpoint: {path: gs://team-runs/lm, every: 500, keep: 3}  # without path: the run folder, or
+          the claim
     ```
     """
 
     path: Place | None = Field(
-        None, description="a folder or gs://, s3:// URL; default the run folder, or the volume of the cluster defaults"
+        None,
+        description="a folder or gs://, s3:// URL; default the run folder, or the volume of the "
+        "cluster defaults",
     )
     every: Positive | None = Field(500, description="steps between saves; null: only at the end")
     keep: Positive = Field(3, description="number of newest verified steps that are kept")
-    best: Best | None = Field(None, description="the best steps by a metric, which are also saved and kept; null: none")
+    best: Best | None = Field(
+        None, description="the best steps by a metric, which are also saved and kept; null: none"
+    )
 
     def max_kept_steps(self) -> int:
         """Return the largest number of steps that are kept at a time."""
@@ -284,26 +338,32 @@ class Lora(Block):
     train:
       task: lm
       model: {init_from: weights/qwen3-8b, length: 2048}
-      lora: {rank: 16, alpha: 32, targets: [q, v], base: int8}  # the model itself is frozen, in int8
+      lora: {rank: 16, alpha: 32, targets: [q, v], base: int8}  # the model itself is frozen, in
+          int8
     ```
     """
 
     init_from: Place | None = Field(
         None,
-        description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora; default new adapters",
+        description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora; "
+        "default new adapters",
     )
     rank: Many = Field(16, description="columns of an adapter's first matrix, rows of its second")
     alpha: Rate = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
     targets: Annotated[list[str], Field(min_length=1)] = Field(
         ["q", "v"],
-        description="linear layers with an adapter: q, k, v, o, gate, up, down, peft's names (q_proj), or all-linear",
+        description="linear layers with an adapter: q, k, v, o, gate, up, down, peft's names "
+        "(q_proj), or all-linear",
     )
     dropout: Fraction = Field(0.0, description="dropout probability on an adapter's input")
     rslora: bool = Field(
-        False, description="multiply by alpha / √rank instead (rank-stabilized LoRA). Kalajdzievski 2023"
+        False,
+        description="multiply by alpha / √rank instead (rank-stabilized LoRA). Kalajdzievski 2023",
     )
     base: Literal["bf16", "int8"] | None = Field(
-        None, description="precision of the frozen model: bf16, or int8 matrices; null: that of train.precision"
+        None,
+        description="precision of the frozen model: bf16, or int8 matrices; null: that of "
+        "train.precision",
     )
 
     @property
@@ -324,7 +384,9 @@ class Dpo(Block):
     ```
     """
 
-    kind: Literal["sigmoid", "ipo"] = Field("sigmoid", description="loss of a pair: DPO's (sigmoid) or IPO's")
+    kind: Literal["sigmoid", "ipo"] = Field(
+        "sigmoid", description="loss of a pair: DPO's (sigmoid) or IPO's"
+    )
     beta: Annotated[float, Field(gt=0)] = Field(
         0.1, description="strength of the penalty for diverging from the reference model"
     )
@@ -352,23 +414,35 @@ class Loss(Block):
     chunks: Literal["auto"] | Many = Field(
         "auto", description="tokens: sequence chunks for chunked cross-entropy; must divide length"
     )
-    z: Weight = Field(0.0, description="weight of the z-loss (squared log of the softmax normalizer), such as 1e-4")
-    smoothing: Fraction = Field(0.0, description="label smoothing: share of a label's weight spread over all classes")
+    z: Weight = Field(
+        0.0,
+        description="weight of the z-loss (squared log of the softmax normalizer), such as 1e-4",
+    )
+    smoothing: Fraction = Field(
+        0.0, description="label smoothing: share of a label's weight spread over all classes"
+    )
     dpo: Dpo = Field(Dpo(), description="preferences: the loss of a pair of texts")
     target: Literal["class", "multi_label", "regression"] = Field(
         "class",
-        description="images and tables: one class; multi_label: 0 or 1 for each class, by sigmoids; regression: "
+        description="images and tables: one class; multi_label: 0 or 1 for each class, by "
+        "sigmoids; regression: "
         "numbers, by squared error",
     )
     class_weights: Annotated[list[Rate], Field(min_length=2)] | None = Field(
         None,
-        description="images and tables: weight of each class; multi_label: of its positive rows; default 1 for each",
+        description="images and tables: weight of each class; multi_label: of its positive rows; "
+        "default 1 for each",
     )
-    focal: Weight = Field(0.0, description="images and tables: gamma of the focal loss, such as 2; 0: none")
-    mixup: Weight = Field(0.0, description="images: alpha of the Beta distribution that blends pairs; 0: none")
+    focal: Weight = Field(
+        0.0, description="images and tables: gamma of the focal loss, such as 2; 0: none"
+    )
+    mixup: Weight = Field(
+        0.0, description="images: alpha of the Beta distribution that blends pairs; 0: none"
+    )
     cutmix: Weight = Field(
         0.0,
-        description="images: alpha of the Beta distribution of the area that is pasted from another image; 0: none. "
+        description="images: alpha of the Beta distribution of the area that is pasted from "
+        "another image; 0: none. "
         "With mixup, a step draws one of both",
     )
 
@@ -381,12 +455,17 @@ class Loss(Block):
     @model_validator(mode="after")
     def _check_target(self) -> Loss:
         if self.focal and self.smoothing and self.target == "class":
-            raise ValueError(f"focal = {self.focal:g} and smoothing = {self.smoothing:g} are both given; keep one")
+            raise ValueError(
+                f"focal = {self.focal:g} and smoothing = {self.smoothing:g} are both "
+                "given; keep one"
+            )
         if self.target == "multi_label" and self.z:
             raise ValueError("z applies to a softmax, and target: multi_label has none")
         if self.target == "regression":
             keys = [
-                key for key in ("z", "smoothing", "class_weights", "focal", "mixup", "cutmix") if getattr(self, key)
+                key
+                for key in ("z", "smoothing", "class_weights", "focal", "mixup", "cutmix")
+                if getattr(self, key)
             ]
             if keys:
                 raise ValueError(f"{keys[0]} applies to classes, and target is regression")
@@ -408,8 +487,12 @@ class Profile(Block):
     ```
     """
 
-    at: Natural | None = Field(None, description="steps that are complete when it begins; null: on demand alone")
-    steps: Annotated[int, Field(ge=1, le=PROFILE_STEPS)] = Field(5, description="how many are traced")
+    at: Natural | None = Field(
+        None, description="steps that are complete when it begins; null: on demand alone"
+    )
+    steps: Annotated[int, Field(ge=1, le=PROFILE_STEPS)] = Field(
+        5, description="how many are traced"
+    )
 
 
 class OnNonfinite(Block):
@@ -447,8 +530,8 @@ class TrainSpec(Block):
     # Built at once with its own serializer, which building it as part of a job would not create.
     model_config = ConfigDict(defer_build=False)
 
-    task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] = Field(
-        description="a built-in task, or module:Class of your own task"
+    task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] = (
+        Field(description="a built-in task, or module:Class of your own task")
     )
     model: Model = Field(MLP(), description="the model, by kind; default the task's own")
     data: Data = Field(Tfds(), description="the data, by source; default the task's own")
@@ -456,23 +539,39 @@ class TrainSpec(Block):
     precision: Precision = Field("fp32", description="a named policy, or the dtype of each part")
     batch_norm: Literal["global", "device", "frozen"] = Field(
         "global",
-        description="batch norm in resnet and in your own models. global: statistics of the whole micro-batch; device: "
+        description="batch norm in resnet and in your own models. global: statistics of the whole "
+        "micro-batch; device: "
         "of each device's part, with running statistics averaged over devices; frozen: the running "
         "statistics, which do not change",
     )
-    remat: Remat = Field("none", description="activation checkpointing; a list names the activations to save")
-    batch: Ids = Field(128, description="global batch: examples per step, over all devices and micro-batches")
+    remat: Remat = Field(
+        "none", description="activation checkpointing; a list names the activations to save"
+    )
+    batch: Ids = Field(
+        128, description="global batch: examples per step, over all devices and micro-batches"
+    )
     accumulate: Wide = Field(1, description="gradient accumulation: micro-batches per step")
     steps: Steps | None = Field(
         None, description=f"optimizer steps; alternatively epochs; default {DEFAULT_STEPS} steps"
     )
     epochs: Positive | None = Field(
-        None, description="passes over the training set, instead of steps; default none: steps count"
+        None,
+        description="passes over the training set, instead of steps; default none: steps count",
     )
-    seed: Seed = Field(0, description="seed of the initial weights, the order of examples and a task's random numbers")
-    optimizer: Optimizer = Field(Optimizer(), description="the optimizer, by name, and its schedule")
-    lora: Lora | None = Field(None, description="adapters that are trained instead of the model; null: none")
-    loss: Loss = Field(Loss(), description="terms added to the loss in training, and label smoothing")
+    seed: Seed = Field(
+        0,
+        description="seed of the initial weights, the order of examples and a task's "
+        "random numbers",
+    )
+    optimizer: Optimizer = Field(
+        Optimizer(), description="the optimizer, by name, and its schedule"
+    )
+    lora: Lora | None = Field(
+        None, description="adapters that are trained instead of the model; null: none"
+    )
+    loss: Loss = Field(
+        Loss(), description="terms added to the loss in training, and label smoothing"
+    )
     eval: Eval = Field(Eval(), description="evaluation on the held-out set")
     checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often to save")
     stop_early: StopEarly | None = Field(
@@ -480,17 +579,21 @@ class TrainSpec(Block):
     )
     attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
         "auto",
-        description="implementation; auto: cudnn or splash if devices, precision and sizes allow, else xla; the log "
+        description="implementation; auto: cudnn or splash if devices, precision and sizes allow, "
+        "else xla; the log "
         "says which",
     )
     compile_cache: Place | None = Field(
         AUTO,
-        description="XLA's compilation cache: folder or URL; auto: on the host, seeded from the run folder; null: none",
+        description="XLA's compilation cache: folder or URL; auto: on the host, seeded from the "
+        "run folder; null: none",
     )
     on_nonfinite: OnNonfinite = Field(
         OnNonfinite(), description="what to do when the loss or the gradients are not finite"
     )
-    steps_per_dispatch: Many = Field(1, description="steps per dispatch to the device; more for tiny models")
+    steps_per_dispatch: Many = Field(
+        1, description="steps per dispatch to the device; more for tiny models"
+    )
     profile: Profile = Field(Profile(), description="which steps are traced")
     log_every: Positive = Field(10, description="steps between two lines of metrics")
 
@@ -506,9 +609,14 @@ class TrainSpec(Block):
     def _check_data(cls, data: Data, info: ValidationInfo) -> Data:
         task, form = info.data.get("task"), data.format if isinstance(data, Text) else None
         if task == DPO and (isinstance(data, Mixture) or form not in (None, "preference")):
-            raise ValueError(f"has no pairs of texts, which {DPO} trains on; give source: text, format: preference")
+            raise ValueError(
+                f"has no pairs of texts, which {DPO} trains on; give source: text, "
+                "format: preference"
+            )
         if task == LM and form == "preference":
-            raise ValueError(f"format: preference has pairs of texts, which the task {DPO} trains on")
+            raise ValueError(
+                f"format: preference has pairs of texts, which the task {DPO} trains on"
+            )
         return data
 
     @field_validator("batch")
@@ -527,7 +635,9 @@ class TrainSpec(Block):
         if task in (LM, DPO) and loss.label_keys:
             raise ValueError(f"{loss.label_keys[0]} applies to images and tables, not to tokens")
         if task == DPO and (loss.z or loss.smoothing):
-            raise ValueError("z and smoothing apply to a cross-entropy; preferences have dpo.label_smoothing")
+            raise ValueError(
+                "z and smoothing apply to a cross-entropy; preferences have dpo.label_smoothing"
+            )
         if task in (LM, CLASSIFY) and loss.dpo != Dpo():
             raise ValueError(f"dpo applies to preferences, which the task {DPO} trains on")
         if task == CLASSIFY and loss.chunks != "auto":
@@ -536,8 +646,14 @@ class TrainSpec(Block):
         sizes = Sizes() if model is None else model_sizes(model)
         classes = None if isinstance(model, CustomModel) else sizes.classes
         if loss.class_weights and classes and len(loss.class_weights) != classes:
-            raise ValueError(f"class_weights has {len(loss.class_weights)} numbers for model.classes = {classes}")
-        is_of_folder = isinstance(model, PublishedModel) and model.is_partial and "length" not in model.model_fields_set
+            raise ValueError(
+                f"class_weights has {len(loss.class_weights)} numbers for model.classes = {classes}"
+            )
+        is_of_folder = (
+            isinstance(model, PublishedModel)
+            and model.is_partial
+            and "length" not in model.model_fields_set
+        )
         length = None if is_of_folder else sizes.length
         if length is not None and loss.chunks != "auto" and length % loss.chunks:
             raise ValueError(f"chunks = {loss.chunks} does not divide model.length = {length}")
@@ -547,7 +663,11 @@ class TrainSpec(Block):
     @classmethod
     def _check_batch_norm(cls, batch_norm: str, info: ValidationInfo) -> str:
         model = info.data.get("model")
-        if batch_norm != "global" and model is not None and not isinstance(model, CustomModel | ResNet):
+        if (
+            batch_norm != "global"
+            and model is not None
+            and not isinstance(model, CustomModel | ResNet)
+        ):
             problem = f"train.model.kind = {model.kind} has no batch norm"
             raise ValueError(f"applies to resnet and your own models; {problem}")
         return batch_norm
@@ -577,7 +697,9 @@ class TrainSpec(Block):
 
     @field_validator("stop_early")
     @classmethod
-    def _check_stop_early(cls, stop_early: StopEarly | None, info: ValidationInfo) -> StopEarly | None:
+    def _check_stop_early(
+        cls, stop_early: StopEarly | None, info: ValidationInfo
+    ) -> StopEarly | None:
         if stop_early is not None and "eval" in info.data and info.data["eval"].every is None:
             raise ValueError("needs evaluations during the run; set eval.every")
         return stop_early
@@ -585,7 +707,9 @@ class TrainSpec(Block):
     @field_validator("profile")
     @classmethod
     def _check_profile(cls, profile: Profile, info: ValidationInfo) -> Profile:
-        steps = None if info.data.get("epochs") is not None else info.data.get("steps") or DEFAULT_STEPS
+        steps = (
+            None if info.data.get("epochs") is not None else info.data.get("steps") or DEFAULT_STEPS
+        )
         if profile.at is not None and steps is not None and profile.at >= steps:
             raise ValueError(f"at = {profile.at} is not below the {steps} steps of the run")
         return profile
@@ -597,7 +721,7 @@ class TrainSpec(Block):
         return self.steps or DEFAULT_STEPS
 
 
-# --- on fewer devices -------------------------------------------------------------------------------------------------
+# --- on fewer devices -----------------------------------------------------------------------------
 
 
 def shrink_mesh(mesh: Mesh, devices: int, full_devices: int) -> Mesh:
@@ -607,23 +731,31 @@ def shrink_mesh(mesh: Mesh, devices: int, full_devices: int) -> Mesh:
         other_devices = math.prod(size for other, size in sizes.items() if other != axis)
         if devices % other_devices == 0 and 0 < devices // other_devices <= sizes[axis]:
             return mesh.model_copy(update=sizes | {axis: devices // other_devices})
-    raise ValueError(f"{format_axes(sizes)} does not shrink to {devices} devices: neither dp nor fsdp alone can")
+    raise ValueError(
+        f"{format_axes(sizes)} does not shrink to {devices} devices: neither dp nor fsdp alone can"
+    )
 
 
 def shrink_to_devices(spec: TrainSpec, devices: int, full_devices: int) -> TrainSpec:
     """Return the training for fewer than `full_devices` devices with the same batches.
 
-    More micro-batches keep the part of each device as small as before. Raises ValueError if mesh or batch cannot be
-    divided.
+    More micro-batches keep the part of each device as small as before. Raises ValueError if mesh or
+    batch cannot be divided.
     """
     if devices == full_devices:
         return spec
     mesh = shrink_mesh(spec.mesh, devices, full_devices)
     full_shards, shards = _batch_shards(spec.mesh, full_devices), _batch_shards(mesh, devices)
     if spec.batch % shards:
-        raise ValueError(f"batch {spec.batch} cannot be divided evenly over {shards} devices instead of {full_shards}")
-    rows_per_shard, min_accumulate = spec.batch // shards, -(-spec.accumulate * full_shards // shards)
-    fitting = (count for count in range(min_accumulate, rows_per_shard + 1) if rows_per_shard % count == 0)
+        raise ValueError(
+            f"batch {spec.batch} cannot be divided evenly over {shards} devices instead of "
+            f"{full_shards}"
+        )
+    rows_per_shard = spec.batch // shards
+    min_accumulate = -(-spec.accumulate * full_shards // shards)
+    fitting = (
+        count for count in range(min_accumulate, rows_per_shard + 1) if rows_per_shard % count == 0
+    )
     # Batch norm depends on the size of a micro-batch, so that must not change.
     if isinstance(spec.model, CustomModel | ResNet):
         if spec.batch_norm == "device":

@@ -1,14 +1,16 @@
 """The cache of compiled programs, on the host and next to the run's checkpoints, from which a restart loads them.
 
-Entries are machine code. Their folder is named after everything that they depend on and JAX's key does not include:
-versions, kind of device and, on CPUs, the features of the processor. An entry is written atomically and begins with a
-digest of its contents; a damaged one is skipped. No fault of the cache ends a run.
+Entries are machine code. Their folder is named after everything that they depend on and JAX's key
+does not include: versions, kind of device and, on CPUs, the features of the processor. An entry is
+written atomically and begins with a digest of its contents; a damaged one is skipped. No fault of
+the cache ends a run.
 
-In a gang, process 0 announces at the start which entries exist, and all processes use only those. On GPUs, a process
-that loads a program while another compiles it would otherwise block it, because processes share the autotuning.
+In a gang, process 0 announces at the start which entries exist, and all processes use only those.
+On GPUs, a process that loads a program while another compiles it would otherwise block it, because
+processes share the autotuning.
 
-Private names of JAX 0.10 and 0.11 in use: compilation_cache.get_file_cache, without which JAX writes its own files to
-the folder of the host; for gangs on CPUs cache_key._hash_devices.
+Private names of JAX 0.10 and 0.11 in use: compilation_cache.get_file_cache, without which JAX
+writes its own files to the folder of the host; for gangs on CPUs cache_key._hash_devices.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ _background = ThreadPoolExecutor(1, "compile-cache")
 def configure_cache(cache_folder: str | None) -> None:
     """Configure JAX with the folder or URL that a job names, and XLA with its own files if that is a folder.
 
-    XLA cannot open URLs ("File system scheme 'gs' not implemented"), not even for results of autotuning.
+    XLA cannot open URLs ("File system scheme 'gs' not implemented"), not even for results of
+    autotuning.
     """
     if cache_folder not in (None, AUTO):
         jax.config.update("jax_compilation_cache_dir", cache_folder)
@@ -61,7 +64,8 @@ def configure_cache(cache_folder: str | None) -> None:
 def install_cache(run_folder: str | None, note: Callable[[str], None]) -> None:
     """Install a cache on this host and, for hosts that join later, in the run folder, which is a path or a URL.
 
-    A folder that the user has configured in JAX remains. Collective, after `distributed.initialize`.
+    A folder that the user has configured in JAX remains. Collective, after
+    `distributed.initialize`.
     """
     if _config.jax_compilation_cache_dir or not _config.jax_enable_compilation_cache:
         return
@@ -74,7 +78,9 @@ def install_cache(run_folder: str | None, note: Callable[[str], None]) -> None:
     entry_names = _shared_entries(host_folder, run_cache)
     if host_folder is None:
         return
-    programs = ProgramCache(host_folder, None if run_cache is None else run_cache / host_folder.name, entry_names)
+    programs = ProgramCache(
+        host_folder, None if run_cache is None else run_cache / host_folder.name, entry_names
+    )
     _background.submit(sweep_folders, host_folder.parent, run_cache)
     # The path of XLA's own files would be part of every key, and it differs between users.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
@@ -82,19 +88,28 @@ def install_cache(run_folder: str | None, note: Callable[[str], None]) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_compilation_cache_dir", str(host_folder))
     _jax_cache.get_file_cache = lambda path: (programs, path)
-    if jax.process_count() > 1 and jax.default_backend() == "cpu" and hasattr(_jax_cache_key, "_hash_devices"):
-        # On CPUs, JAX's key includes the devices of the process, so only process 0 would find its entries again.
+    if (
+        jax.process_count() > 1
+        and jax.default_backend() == "cpu"
+        and hasattr(_jax_cache_key, "_hash_devices")
+    ):
+        # On CPUs, JAX's key includes the devices of the process, so only process 0 would find its
+        # entries again.
         _jax_cache_key._hash_accelerator_config = _jax_cache_key._hash_devices
 
 
 class ProgramCache:
     """Implementation of JAX's CacheInterface, with entries on this host and in the run folder."""
 
-    def __init__(self, host_folder: Path, run_folder: epath.Path | None, entry_names: set[str]) -> None:
+    def __init__(
+        self, host_folder: Path, run_folder: epath.Path | None, entry_names: set[str]
+    ) -> None:
         """Create a cache of which this process may use the entries in `entry_names`."""
         # Part of JAX's interface.
         self._path = host_folder
-        self._host_folder, self._run_folder, self._entry_names = epath.Path(host_folder), run_folder, entry_names
+        self._host_folder = epath.Path(host_folder)
+        self._run_folder = run_folder
+        self._entry_names = entry_names
         self._is_alone = jax.process_count() == 1
 
     def get(self, key: str) -> bytes | None:
@@ -107,7 +122,10 @@ class ProgramCache:
             with contextlib.suppress(OSError):
                 # Entries are removed in the order of their last use.
                 os.utime(self._host_folder / name)
-        elif self._run_folder is not None and (value := _read_entry(self._run_folder / name)) is not None:
+        elif (
+            self._run_folder is not None
+            and (value := _read_entry(self._run_folder / name)) is not None
+        ):
             _write_entry(self._host_folder / name, value)
         return value
 
@@ -136,7 +154,11 @@ def _shared_entries(host_folder: Path | None, run_cache: epath.Path | None) -> s
 
 def _environment_digest() -> str:
     device = jax.devices()[0]
-    versions = [jax.__version__, importlib.metadata.version("jaxlib"), device.client.platform_version]
+    versions = [
+        jax.__version__,
+        importlib.metadata.version("jaxlib"),
+        device.client.platform_version,
+    ]
     parts = [*versions, device.platform, device.device_kind]
     if device.platform == "cpu":
         parts.append(_processor_features())
@@ -146,7 +168,9 @@ def _environment_digest() -> str:
 def _processor_features() -> str:
     """Return the features of the processor that XLA compiles for, or the name of the host if they are unknown."""
     with contextlib.suppress(OSError):
-        lines = re.findall(r"^(?:model name|flags|Features|CPU \w+)\s*:.*", Path("/proc/cpuinfo").read_text(), re.M)
+        lines = re.findall(
+            r"^(?:model name|flags|Features|CPU \w+)\s*:.*", Path("/proc/cpuinfo").read_text(), re.M
+        )
         if lines:
             return "\n".join(sorted(set(lines)))
     return " ".join(os.uname())
@@ -168,7 +192,9 @@ def _entry_name(key: str) -> str:
 
 def _list_entries(folder: epath.Path) -> list[str]:
     try:
-        return sorted(entry.name for entry in folder.iterdir() if not entry.name.endswith(DRAFT_SUFFIX))[:MAX_ENTRIES]
+        return sorted(
+            entry.name for entry in folder.iterdir() if not entry.name.endswith(DRAFT_SUFFIX)
+        )[:MAX_ENTRIES]
     except Exception:
         # The folder does not exist yet, or the store fails, which saving a checkpoint will report.
         return []
@@ -199,12 +225,20 @@ def _write_entry(path: epath.Path, value: bytes) -> None:
 
 def sweep_folders(home: Path, run_cache: epath.Path | None) -> None:
     """Remove the least recently used entries of folders that exceed their limits."""
-    for folder in [epath.Path(home)] + ([run_cache] if run_cache is not None and jax.process_index() == 0 else []):
+    for folder in [epath.Path(home)] + (
+        [run_cache] if run_cache is not None and jax.process_index() == 0 else []
+    ):
         # Another process may remove the same entries, or the store may be unavailable.
         with contextlib.suppress(Exception):
-            files = [(about.mtime, about.length, file) for file in folder.glob("*/*") for about in [file.stat()]]
+            files = [
+                (about.mtime, about.length, file)
+                for file in folder.glob("*/*")
+                for about in [file.stat()]
+            ]
             total = 0
-            for number, (_, size, file) in enumerate(sorted(files, key=lambda item: item[0], reverse=True)):
+            for number, (_, size, file) in enumerate(
+                sorted(files, key=lambda item: item[0], reverse=True)
+            ):
                 total += size
                 if total > MAX_BYTES or number >= MAX_ENTRIES:
                     file.unlink(missing_ok=True)

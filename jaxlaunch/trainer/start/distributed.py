@@ -1,6 +1,7 @@
 """The processes of a run in JAX: joining, agreeing when to stop, leaving together.
 
-Private name of JAX 0.10 and 0.11 in use: distributed.global_state, which has the client of the coordination service.
+Private name of JAX 0.10 and 0.11 in use: distributed.global_state, which has the client of the
+coordination service.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ DAY_MS = 24 * 3600 * 1000
 def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
     """Join the processes that the environment describes, if it does.
 
-    Every value is passed and detection is off: JAX's own Kubernetes detection reads one Job's parallelism, wrong for a
-    JobSet (so in jax 0.10 and 0.11, jax/_src/clusters/k8s_cluster.py).
+    Every value is passed and detection is off: JAX's own Kubernetes detection reads one Job's
+    parallelism, wrong for a JobSet (so in jax 0.10 and 0.11, jax/_src/clusters/k8s_cluster.py).
     """
     if contract.COORDINATOR not in environ:
         return
@@ -58,7 +59,9 @@ def wait_for_all(reason: str, limit_s: float) -> None:
     if global_state.client is not None:
         # If a process is late or dead, the agents report it.
         with contextlib.suppress(RuntimeError):
-            global_state.client.wait_at_barrier(f"jaxlaunch: {reason} {next(_barrier_numbers)}", int(1000 * limit_s))
+            global_state.client.wait_at_barrier(
+                f"jaxlaunch: {reason} {next(_barrier_numbers)}", int(1000 * limit_s)
+            )
 
 
 _answer_numbers = itertools.count()
@@ -89,9 +92,10 @@ def shutdown() -> None:
 class Stop:
     """The agreement of all ranks to stop at the same poll.
 
-    Every rank must call `poll` equally often: polls are counted, and JAX's preemption service agrees on the count at
-    which all of them return true. It is created before `initialize`, because a SIGTERM may come at any time.
-    From `initialize` on, JAX's own handler is installed and must not be replaced, so `arm` forwards an early signal.
+    Every rank must call `poll` equally often: polls are counted, and JAX's preemption service
+    agrees on the count at which all of them return true. It is created before `initialize`, because
+    a SIGTERM may come at any time. From `initialize` on, JAX's own handler is installed and must
+    not be replaced, so `arm` forwards an early signal.
     """
 
     def __init__(self) -> None:
@@ -100,7 +104,9 @@ class Stop:
         self._polls = 0
         # If the program has joined before, JAX's own handler is already installed.
         self._previous_handler = (
-            None if jax.distributed.is_initialized() else signal.signal(signal.SIGTERM, self._on_sigterm)
+            None
+            if jax.distributed.is_initialized()
+            else signal.signal(signal.SIGTERM, self._on_sigterm)
         )
 
     def _on_sigterm(self, signum: int, frame: types.FrameType | None) -> None:
@@ -118,7 +124,10 @@ class Stop:
 
     def restore_handler(self) -> None:
         """Restore the previous signal handler in a program that continues, unless JAX's own is installed."""
-        if signal.getsignal(signal.SIGTERM) == self._on_sigterm and not jax.distributed.is_initialized():
+        if (
+            signal.getsignal(signal.SIGTERM) == self._on_sigterm
+            and not jax.distributed.is_initialized()
+        ):
             signal.signal(signal.SIGTERM, self._previous_handler or signal.SIG_DFL)
 
     def poll(self) -> bool:

@@ -33,7 +33,8 @@ DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
 def check_driver(environ: Mapping[str, str] = os.environ) -> None:
     """Raise SpecError if the driver is too old or has fewer GPUs than the job requests for this process.
 
-    It runs before the processes join, because hosts without GPUs let all others wait for their topology.
+    It runs before the processes join, because hosts without GPUs let all others wait for their
+    topology.
     """
     job = _read_agent_job(environ)
     if job is None or job.platform != "cuda":
@@ -53,13 +54,19 @@ def _check_cuda() -> None:
         return
     cuda = min(installed)
     usable_versions = [version for version in OLDEST_DRIVER if version <= supported[0]]
-    alternative = f"use an image with the extra cuda{max(usable_versions)} of jaxlaunch, or " if usable_versions else ""
+    alternative = (
+        f"use an image with the extra cuda{max(usable_versions)} of jaxlaunch, or "
+        if usable_versions
+        else ""
+    )
     text = DRIVER_VERSION_FILE.read_text() if DRIVER_VERSION_FILE.exists() else ""
     version = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", text)
     driver = f"driver {version[1]}" if version else "the driver"
     raise SpecError(
-        f"{driver} on this machine ({socket.gethostname()}) is too old for CUDA {cuda}: it runs CUDA "
-        f"{supported[0]}.{supported[1]} at most, and the extra cuda{cuda} needs driver {OLDEST_DRIVER[cuda]} "
+        f"{driver} on this machine ({socket.gethostname()}) is too old for CUDA {cuda}: "
+        "it runs CUDA "
+        f"{supported[0]}.{supported[1]} at most, and the extra cuda{cuda} needs driver "
+        f"{OLDEST_DRIVER[cuda]} "
         f"or newer; {alternative}update the driver of the nodes"
     )
 
@@ -90,7 +97,8 @@ def check_name(environ: Mapping[str, str] = os.environ) -> None:
 def check_devices(environ: Mapping[str, str] = os.environ) -> None:
     """Raise SpecError if platform or number of JAX's local devices differ from the job.
 
-    JAX silently uses the CPU if it finds nothing better. Without an agent there is no job, and nothing is checked.
+    JAX silently uses the CPU if it finds nothing better. Without an agent there is no job, and
+    nothing is checked.
     """
     job = _read_agent_job(environ)
     if job is None:
@@ -116,12 +124,19 @@ def _device_mismatch(job: AgentJob, platform: str, device_count: int) -> str:
     if job.processes_per_host > 1:
         requested, owner = f"{requested} in each process", "this process"
     comparison = (
-        f"the job asks for {requested}, {owner} ({socket.gethostname()}) has {_format_count(device_count, platform)}"
+        f"the job asks for {requested}, {owner} ({socket.gethostname()}) has "
+        f"{_format_count(device_count, platform)}"
     )
     if platform == job.platform and device_count > job.devices_per_process:
-        return f"{comparison}: set accelerator.per_host, or show JAX fewer (CUDA_VISIBLE_DEVICES, TPU_VISIBLE_DEVICES)"
+        return (
+            f"{comparison}: set accelerator.per_host, or show JAX fewer (CUDA_VISIBLE_DEVICES, "
+            "TPU_VISIBLE_DEVICES)"
+        )
     if job.platform == "cpu":
-        return f"{comparison}: leave {contract.NUM_CPU_DEVICES}, JAX_PLATFORMS and XLA_FLAGS to the launcher"
+        return (
+            f"{comparison}: leave {contract.NUM_CPU_DEVICES}, JAX_PLATFORMS and XLA_FLAGS to "
+            "the launcher"
+        )
     extra = {"cuda": "cuda13", "tpu": "tpu"}[job.platform]
     return (
         f"{comparison}: run it where they are, with driver and the extra {extra} of jaxlaunch, or "
@@ -131,7 +146,9 @@ def _device_mismatch(job: AgentJob, platform: str, device_count: int) -> str:
 
 
 def _format_count(number: int, platform: str) -> str:
-    name = {"cuda": "GPU", "GPU": "GPU", "tpu": "TPU device", "cpu": "CPU device"}.get(platform, f"{platform} device")
+    name = {"cuda": "GPU", "GPU": "GPU", "tpu": "TPU device", "cpu": "CPU device"}.get(
+        platform, f"{platform} device"
+    )
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
@@ -166,7 +183,8 @@ def check_cache(spec: TrainSpec) -> None:
     path = spec.compile_cache
     if path in (None, AUTO):
         return
-    # Only the name of a bucket is checked, since JAX continues without a cache that it cannot reach.
+    # Only the name of a bucket is checked, since JAX continues without a cache that it cannot
+    # reach.
     if remote.is_remote(path):
         return remote.check_url("train.compile_cache", path)
     folder = epath.Path(path)
@@ -180,15 +198,20 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
         then = meta.get(key)
         if then == value or then is None:
             continue
-        text = f"{key} is {_format_value(value)}, but the checkpoints in {path} were made with {_format_value(then)}"
+        text = (
+            f"{key} is {_format_value(value)}, but the checkpoints in {path} were made with "
+            f"{_format_value(then)}"
+        )
         if key == "data":
             keys = ", ".join(f"train.data.args.{name}" for name in changed_arguments(then, value))
             raise DataError(
-                f"the training data changed{f' ({keys})' if keys else ''}: {text}; restore the data, or start in "
+                f"the training data changed{f' ({keys})' if keys else ''}: {text}; restore the "
+                "data, or start in "
                 "another checkpoint.path"
             )
         raise CheckpointError(
-            f"{text}: resuming would not see each example once; keep it, or use another checkpoint.path"
+            f"{text}: resuming would not see each example once; keep it, or use another "
+            "checkpoint.path"
         )
 
 
@@ -197,21 +220,31 @@ def check_watched(spec: TrainSpec, metrics: Collection[str] | None) -> None:
 
     `metrics` are the metrics of an evaluation, or None if there is no evaluation.
     """
-    for key, watched in (("checkpoint.best", spec.checkpoint.best), ("stop_early", spec.stop_early)):
+    for key, watched in (
+        ("checkpoint.best", spec.checkpoint.best),
+        ("stop_early", spec.stop_early),
+    ):
         if watched is None:
             continue
         setting = f"train.{key}.metric = {watched.metric}"
         if metrics is None:
-            raise SpecError(f"{setting}, but the training has no held-out data to evaluate; leave train.{key} out")
+            raise SpecError(
+                f"{setting}, but the training has no held-out data to evaluate; leave "
+                f"train.{key} out"
+            )
         if watched.metric.removeprefix(EVAL_PREFIX) not in metrics:
             available = ", ".join(f"{EVAL_PREFIX}{name}" for name in sorted(metrics))
-            raise SpecError(f"{setting} is not given by the evaluations of {spec.task}; they give {available}")
+            raise SpecError(
+                f"{setting} is not given by the evaluations of {spec.task}; they give {available}"
+            )
 
 
 def check_profile(spec: TrainSpec, total_steps: int) -> None:
     """Raise SpecError if the run ends before its profile begins; with epochs, its length depends on the data."""
     if spec.profile.at is not None and spec.profile.at >= total_steps:
-        raise SpecError(f"train.profile.at = {spec.profile.at} is not below the {total_steps} steps of the run")
+        raise SpecError(
+            f"train.profile.at = {spec.profile.at} is not below the {total_steps} steps of the run"
+        )
 
 
 def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> None:
@@ -219,9 +252,12 @@ def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> No
     if start <= total_steps:
         return
     setting = f"train.epochs = {spec.epochs} is {total_steps} steps"
-    setting, key = (f"train.steps = {total_steps}", "steps") if spec.epochs is None else (setting, "epochs")
+    setting, key = (
+        (f"train.steps = {total_steps}", "steps") if spec.epochs is None else (setting, "epochs")
+    )
     raise SpecError(
-        f"{setting}; step {start} is already saved in {path}. Raise train.{key}, or set checkpoint.path to a new folder"
+        f"{setting}; step {start} is already saved in {path}. Raise train.{key}, or set "
+        "checkpoint.path to a new folder"
     )
 
 
@@ -230,11 +266,13 @@ def check_finished(spec: TrainSpec, differing: Sequence[tuple[str, str, str]], s
     if not differing:
         return
     shown = differing[:MAX_SHOWN_KEYS]
-    saved_keys, current_keys = (
-        ", ".join(f"{key} = {then}" for key, then, _ in shown),
-        ", ".join(now for _, _, now in shown),
+    saved_keys = ", ".join(f"{key} = {then}" for key, then, _ in shown)
+    current_keys = ", ".join(now for _, _, now in shown)
+    more_note = (
+        f" ({len(differing) - MAX_SHOWN_KEYS} more keys differ)"
+        if len(differing) > MAX_SHOWN_KEYS
+        else ""
     )
-    more_note = f" ({len(differing) - MAX_SHOWN_KEYS} more keys differ)" if len(differing) > MAX_SHOWN_KEYS else ""
     length_key = "steps" if spec.epochs is None else "epochs"
     raise SpecError(
         f"finished at step {step} with {saved_keys}; this job says {current_keys}{more_note}: use "
@@ -246,14 +284,15 @@ def check_finished(spec: TrainSpec, differing: Sequence[tuple[str, str, str]], s
 def describe_changes(saved_meta: Mapping[str, Any], current_meta: Mapping[str, Any]) -> str:
     """Describe how the state of a checkpoint (`saved_meta`) differs from that of a job (`current_meta`).
 
-    Only keys that change the arrays of the state are named; the result is "" if there are none. Keys that the version
-    of the checkpoint did not have are in `saved_meta` with their defaults.
+    Only keys that change the arrays of the state are named; the result is "" if there are none.
+    Keys that the version of the checkpoint did not have are in `saved_meta` with their defaults.
     """
     saved_block, current_block = saved_meta.get("optimizer") or {}, current_meta["optimizer"]
     if saved_block and saved_block["name"] != current_block["name"]:
         return f"was trained with {saved_block['name']}, the job says {current_block['name']}"
     differences = [
-        f"train.optimizer.{key} was {_format_value(saved_block[key])}, the job says {_format_value(current_block[key])}"
+        f"train.optimizer.{key} was {_format_value(saved_block[key])}, the job says "
+        f"{_format_value(current_block[key])}"
         for key in ("ema", "clip", "momentum")
         if saved_block and bool(saved_block[key]) != bool(current_block[key])
     ]
@@ -268,25 +307,38 @@ def describe_changes(saved_meta: Mapping[str, Any], current_meta: Mapping[str, A
     # With another kind of model, the other keys differ anyway.
     kinds = "kind" if saved_block.get("kind") != current_block["kind"] else None
     differences += [
-        f"train.model.{key} was {_format_value(saved_block.get(key))}, the job says {_format_value(value)}"
+        f"train.model.{key} was {_format_value(saved_block.get(key))}, the job says "
+        f"{_format_value(value)}"
         for key, value in (current_block.items() if saved_block else ())
-        if saved_block.get(key, value) != value and key in (kinds or key, "kind") and key != "init_from"
+        if saved_block.get(key, value) != value
+        and key in (kinds or key, "kind")
+        and key != "init_from"
     ]
     if "precision" in saved_meta and saved_meta["precision"] != current_meta["precision"]:
-        differences.append(f"train.precision was {saved_meta['precision']}, the job says {current_meta['precision']}")
+        differences.append(
+            f"train.precision was {saved_meta['precision']}, the job says "
+            f"{current_meta['precision']}"
+        )
     return ", ".join(differences[:3])
 
 
-def _adapter_changes(saved: Mapping[str, Any] | None, current: Mapping[str, Any] | None) -> list[str]:
+def _adapter_changes(
+    saved: Mapping[str, Any] | None, current: Mapping[str, Any] | None
+) -> list[str]:
     if (saved is None) != (current is None):
-        saved_form, current_form = ("null" if adapters is None else "given" for adapters in (saved, current))
+        saved_form, current_form = (
+            "null" if adapters is None else "given" for adapters in (saved, current)
+        )
         return [f"train.lora was {saved_form}, the job says {current_form}"]
     return [
-        f"train.lora.{key} was {_format_value(saved[key])}, the job says {_format_value(current[key])}"
+        f"train.lora.{key} was {_format_value(saved[key])}, the job says "
+        f"{_format_value(current[key])}"
         for key in ("rank", "targets")
         if saved is not None and current is not None and saved[key] != current[key]
     ]
 
 
 def _format_value(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

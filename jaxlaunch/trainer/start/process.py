@@ -19,7 +19,13 @@ from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import SpecError, TrainerError, pydantic_message
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.sources import open as sources
-from jaxlaunch.trainer.spec import TASK_DEFAULTS, TASKS, TrainSpec, merge_task_defaults, shrink_to_devices
+from jaxlaunch.trainer.spec import (
+    TASK_DEFAULTS,
+    TASKS,
+    TrainSpec,
+    merge_task_defaults,
+    shrink_to_devices,
+)
 from jaxlaunch.trainer.spec import format_axes as spelled
 from jaxlaunch.trainer.start import compile_cache, distributed
 from jaxlaunch.trainer.task import Task, make_task, task_class
@@ -46,7 +52,9 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
     try:
         raw = json.loads(environ[contract.TRAIN_SPEC])
     except KeyError:
-        raise SpecError(f"{contract.TRAIN_SPEC} is not set; `launcher run job.yaml` sets it") from None
+        raise SpecError(
+            f"{contract.TRAIN_SPEC} is not set; `launcher run job.yaml` sets it"
+        ) from None
     except json.JSONDecodeError as error:
         raise SpecError(f"{contract.TRAIN_SPEC} is not JSON: {error}") from None
     if not isinstance(raw, dict):
@@ -56,33 +64,42 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
     task_type = task_class(name, load_object(path)) if ":" in path else None
     default_keys: set[str] = set()
     if task_type is not None and name not in TASK_DEFAULTS:
-        default_keys, raw = task_type.defaults.keys() - raw.keys(), merge_task_defaults(raw, task_type.defaults)
+        default_keys = task_type.defaults.keys() - raw.keys()
+        raw = merge_task_defaults(raw, task_type.defaults)
     try:
         spec = TrainSpec.model_validate(raw)
     except pydantic.ValidationError as error:
         errors = [
             f"train.{'.'.join(map(str, fault['loc']))}: {pydantic_message(fault)}"
-            + (f" (of the defaults of {name})" if fault["loc"] and fault["loc"][0] in default_keys else "")
+            + (
+                f" (of the defaults of {name})"
+                if fault["loc"] and fault["loc"][0] in default_keys
+                else ""
+            )
             for fault in error.errors()
         ]
         raise SpecError("; ".join(errors)) from None
     compile_cache.configure_cache(spec.compile_cache)
-    assert task_type is not None, "a name that is not a path is one of TASKS: the spec was validated"
+    assert task_type is not None, (
+        "a name that is not a path is one of TASKS: the spec was validated"
+    )
     return spec, make_task(spec.task, task_type)
 
 
 def get_ready(environ: Mapping[str, str]) -> None:
     """Prepare a standby process: read the spec and import its task and its data source.
 
-    A user's task is left to the attempt, because importing its module may have side effects. Faults are left to the
-    attempt too, which reports them.
+    A user's task is left to the attempt, because importing its module may have side effects. Faults
+    are left to the attempt too, which reports them.
     """
     with contextlib.suppress(Exception):
         if json.loads(environ[contract.TRAIN_SPEC]).get("task") in TASKS:
             sources.import_modules(read_spec(environ)[0].data)
 
 
-def fit_to_processes(spec: TrainSpec, environ: Mapping[str, str], note: Callable[[str], None]) -> TrainSpec:
+def fit_to_processes(
+    spec: TrainSpec, environ: Mapping[str, str], note: Callable[[str], None]
+) -> TrainSpec:
     """Return the training for the present processes, if the job continues with fewer hosts.
 
     Raises SpecError if mesh or batch cannot be divided.
@@ -91,11 +108,18 @@ def fit_to_processes(spec: TrainSpec, environ: Mapping[str, str], note: Callable
     if full_processes == jax.process_count():
         return spec
     try:
-        fitted = shrink_to_devices(spec, jax.device_count(), jax.device_count() // jax.process_count() * full_processes)
+        fitted = shrink_to_devices(
+            spec, jax.device_count(), jax.device_count() // jax.process_count() * full_processes
+        )
     except ValueError as error:
-        raise SpecError(f"with {jax.process_count()} of {full_processes} processes: {error}") from None
+        raise SpecError(
+            f"with {jax.process_count()} of {full_processes} processes: {error}"
+        ) from None
     mesh = spelled(fitted.mesh.model_dump(include=set(contract.MESH_AXES)))
-    note(f"trains on {jax.process_count()} of {full_processes} processes: mesh {mesh}, accumulate {fitted.accumulate}")
+    note(
+        f"trains on {jax.process_count()} of {full_processes} processes: mesh {mesh}, accumulate "
+        f"{fitted.accumulate}"
+    )
     return fitted
 
 
@@ -122,7 +146,10 @@ def describe_exit(error: BaseException) -> str:
     if not isinstance(error, SystemExit):
         return ""
     location = raised_at(error)
-    return f"sys.exit({error.code!r}){f' ({location})' if location else ''} ends no run; raise an error to end it"
+    return (
+        f"sys.exit({error.code!r}){f' ({location})' if location else ''} ends no run; raise an "
+        "error to end it"
+    )
 
 
 def print_error(error: BaseException, code: int) -> None:

@@ -16,13 +16,14 @@ CompilerOptions = dict[str, Any]
 
 # benchmarks/RESULTS.md ("Compiled, before and after") has the cost of libtpu's defaults.
 _TPU_OPTIONS: CompilerOptions = {
-    # If an operand is larger than this, in MiB, the weight that a product gathers is sent around a ring, and each part
-    # is multiplied as it arrives. The compiler estimates more cycles for that with every decoder that was compared:
-    # the products are small, and each part reads and writes the sum. No operand reaches this size.
+    # If an operand is larger than this, in MiB, the weight that a product gathers is sent around a
+    # ring, and each part is multiplied as it arrives. The compiler estimates more cycles for that
+    # with every decoder that was compared: the products are small, and each part reads and writes
+    # the sum. No operand reaches this size.
     "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
 }
-# Weights are gathered and gradients summed while products run: MaxText's names for them are CF_FOR_ALL_GATHER and
-# CF_FOR_ALL_REDUCE (benchmarks/xla_flags_library.py).
+# Weights are gathered and gradients summed while products run: MaxText's names for them are
+# CF_FOR_ALL_GATHER and CF_FOR_ALL_REDUCE (benchmarks/xla_flags_library.py).
 _ASYNC_COLLECTIVE_OPTIONS: CompilerOptions = {
     "xla_tpu_enable_async_collective_fusion": "true",
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
@@ -31,7 +32,8 @@ _ASYNC_COLLECTIVE_OPTIONS: CompilerOptions = {
     "xla_tpu_overlap_compute_collective_tc": "true",
     "xla_enable_async_all_gather": "true",
     "xla_enable_async_all_reduce": "true",
-    # Sums that are combined into one wait for each other, and nothing hides them. Only small ones are combined.
+    # Sums that are combined into one wait for each other, and nothing hides them. Only small ones
+    # are combined.
     "xla_jf_crs_combiner_threshold_in_bytes": str(2**20),
 }
 _UNKNOWN_OPTION = re.compile(r"No such compile option: '(\w+)'")
@@ -42,8 +44,8 @@ _SPARSE_CORE_KIND = "TPU7x"
 class Executable:
     """`function` compiled for arguments like `abstract` (ShapeDtypeStructs with shardings). It never traces again.
 
-    Call it with arrays of exactly these shapes, dtypes and shardings. Raises TypeError, naming each that differs.
-    XLA `options` that the compiler does not know are left out.
+    Call it with arrays of exactly these shapes, dtypes and shardings. Raises TypeError, naming each
+    that differs. XLA `options` that the compiler does not know are left out.
     """
 
     def __init__(
@@ -68,12 +70,16 @@ class Executable:
         """Raise TypeError when `args` do not have the compiled shapes, dtypes and shardings."""
         expected, actual = _describe_leaves(self.abstract), _describe_leaves(args)
         changed = [
-            f"  {name}: compiled for {expected.get(name, 'nothing')}, got {actual.get(name, 'nothing')}"
+            f"  {name}: compiled for {expected.get(name, 'nothing')}, got "
+            f"{actual.get(name, 'nothing')}"
             for name in dict.fromkeys([*expected, *actual])
             if expected.get(name) != actual.get(name)
         ]
         if changed:
-            raise TypeError(f"the {self.name} step was compiled once and is not traced again:\n" + "\n".join(changed))
+            raise TypeError(
+                f"the {self.name} step was compiled once and is not traced again:\n"
+                + "\n".join(changed)
+            )
 
     def hlo_text(self) -> str:
         """Return the compiled program as HLO text, with the scope of each operation."""
@@ -96,10 +102,15 @@ def _describe_leaves(tree: PyTree) -> dict[str, str]:
             return type(leaf).__name__
         sharding = None if isinstance(leaf, np.ndarray | np.generic) else leaf.sharding
         part = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-        return f"{leaf.dtype}{list(leaf.shape)}" + (f" in parts of {list(part)}" if part != leaf.shape else "")
+        return f"{leaf.dtype}{list(leaf.shape)}" + (
+            f" in parts of {list(part)}" if part != leaf.shape else ""
+        )
 
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): describe_leaf(leaf) for path, leaf in leaves}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): describe_leaf(leaf)
+        for path, leaf in leaves
+    }
 
 
 def step_compiler_options(mesh: jax.sharding.Mesh) -> CompilerOptions | None:
@@ -107,7 +118,11 @@ def step_compiler_options(mesh: jax.sharding.Mesh) -> CompilerOptions | None:
     device = mesh.devices.flat[0]
     if device.platform != "tpu":
         return None
-    options = _TPU_OPTIONS if device.device_kind == _SPARSE_CORE_KIND else _TPU_OPTIONS | _ASYNC_COLLECTIVE_OPTIONS
+    options = (
+        _TPU_OPTIONS
+        if device.device_kind == _SPARSE_CORE_KIND
+        else _TPU_OPTIONS | _ASYNC_COLLECTIVE_OPTIONS
+    )
     flags = os.environ.get("LIBTPU_INIT_ARGS", "").replace("=", " ").split()
     return {name: value for name, value in options.items() if f"--{name}" not in flags}
 
@@ -115,19 +130,23 @@ def step_compiler_options(mesh: jax.sharding.Mesh) -> CompilerOptions | None:
 def setup_compiler_options(mesh: jax.sharding.Mesh) -> CompilerOptions | None:
     """Return the options of a program that runs once.
 
-    On CPU devices LLVM's second level of optimization takes three quarters of the compilation and gains nothing. The
-    results are the same bits (jaxlib 0.10). JAX_DISABLE_MOST_OPTIMIZATIONS applies here, too.
+    On CPU devices LLVM's second level of optimization takes three quarters of the compilation and
+    gains nothing. The results are the same bits (jaxlib 0.10). JAX_DISABLE_MOST_OPTIMIZATIONS
+    applies here, too.
     """
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     skips_optimizations = jax.config.read("jax_disable_most_optimizations")
     return {"xla_backend_optimization_level": 1} if is_cpu and not skips_optimizations else None
 
 
-def compile_lowered(lowered: jax.stages.Lowered, options: CompilerOptions | None) -> jax.stages.Compiled:
+def compile_lowered(
+    lowered: jax.stages.Lowered, options: CompilerOptions | None
+) -> jax.stages.Compiled:
     """Compile with the options that this compiler knows, and name each unknown one on stderr.
 
-    The options only make a program faster, and another version of libtpu may have renamed or dropped one. libtpu
-    0.0.42.1 fails ("INTERNAL: RET_CHECK") with those that hide collectives, for experts over fsdp 2 × ep 2 of a v5p.
+    The options only make a program faster, and another version of libtpu may have renamed or
+    dropped one. libtpu 0.0.42.1 fails ("INTERNAL: RET_CHECK") with those that hide collectives, for
+    experts over fsdp 2 × ep 2 of a v5p.
     """
     options = dict(options or {})
     while True:
@@ -136,9 +155,22 @@ def compile_lowered(lowered: jax.stages.Lowered, options: CompilerOptions | None
         except jax.errors.JaxRuntimeError as error:
             unknown = _UNKNOWN_OPTION.search(str(error))
             if unknown is not None and options.pop(unknown[1], None) is not None:
-                print(f"this version of the compiler does not know the option {unknown[1]}: left out", file=sys.stderr)
-            elif str(error).startswith("INTERNAL") and options.keys() & _ASYNC_COLLECTIVE_OPTIONS.keys():
-                options = {name: value for name, value in options.items() if name not in _ASYNC_COLLECTIVE_OPTIONS}
-                print("the compiler fails with the options that hide collectives: left out", file=sys.stderr)
+                print(
+                    f"this version of the compiler does not know the option {unknown[1]}: left out",
+                    file=sys.stderr,
+                )
+            elif (
+                str(error).startswith("INTERNAL")
+                and options.keys() & _ASYNC_COLLECTIVE_OPTIONS.keys()
+            ):
+                options = {
+                    name: value
+                    for name, value in options.items()
+                    if name not in _ASYNC_COLLECTIVE_OPTIONS
+                }
+                print(
+                    "the compiler fails with the options that hide collectives: left out",
+                    file=sys.stderr,
+                )
             else:
                 raise

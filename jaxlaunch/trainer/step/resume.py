@@ -1,7 +1,8 @@
 """The differences between a checkpoint's training and the run that resumes from it. Pure functions.
 
-A run may resume with keys other than those of its checkpoint; preflight.check_resumed checks those that must not
-change. Nothing that may hold a secret is recorded: no arguments of a dataset, no paths.
+A run may resume with keys other than those of its checkpoint; preflight.check_resumed checks those
+that must not change. Nothing that may hold a secret is recorded: no arguments of a dataset, no
+paths.
 """
 
 from __future__ import annotations
@@ -19,22 +20,35 @@ from jaxlaunch.trainer.optim import schedules
 from jaxlaunch.trainer.spec import Optimizer, TrainSpec
 
 # Keys that change no number of a training, and keys that repeat others.
-NOT_RECORDED = "batch seed steps checkpoint compile_cache log_every profile steps_per_dispatch stop_early".split()
+NOT_RECORDED = (
+    "batch seed steps checkpoint compile_cache log_every profile steps_per_dispatch stop_early"
+).split()
 NOT_RECORDED_IN: Any = {
-    "data": set("shuffle prefetch threads workers trace path eval_path data_dir args eval_args parts".split()),
+    "data": set(
+        "shuffle prefetch threads workers trace path eval_path data_dir args "
+        "eval_args parts".split()
+    ),
     "model": {"preset", "init_from", "scan"},
     "eval": {"every", "samples"},
     "lora": {"init_from"},
 }
 # Keys of how a step is computed and what is observed. Other values give the same training.
-SAME_TRAINING = "mesh remat accumulate attention eval on_nonfinite loss.chunks data.deterministic".split()
+SAME_TRAINING = (
+    "mesh remat accumulate attention eval on_nonfinite loss.chunks data.deterministic".split()
+)
 
 
-def training_record(spec: TrainSpec, attention: str, total_steps: int, eval_set: Source | None) -> dict[str, Any]:
+def training_record(
+    spec: TrainSpec, attention: str, total_steps: int, eval_set: Source | None
+) -> dict[str, Any]:
     """Return the record of a training for its checkpoints; `attention` is the implementation in use."""
     keys = spec.model_dump(mode="json", exclude=dict.fromkeys(NOT_RECORDED, True) | NOT_RECORDED_IN)
     held_out = None if eval_set is None else eval_set.fingerprint()
-    return {"train": keys | {"attention": attention}, "total_steps": total_steps, "eval_data": held_out}
+    return {
+        "train": keys | {"attention": attention},
+        "total_steps": total_steps,
+        "eval_data": held_out,
+    }
 
 
 def fill_defaults(recorded: Any, current: Any, block: Any) -> Any:
@@ -42,18 +56,28 @@ def fill_defaults(recorded: Any, current: Any, block: Any) -> Any:
 
     `current` is this run's record of `block`. A block of another kind or source stays unchanged.
     """
-    is_block = isinstance(recorded, Mapping) and isinstance(current, Mapping) and isinstance(block, pydantic.BaseModel)
-    if not is_block or any(recorded.get(key, current.get(key)) != current.get(key) for key in ("kind", "source")):
+    is_block = (
+        isinstance(recorded, Mapping)
+        and isinstance(current, Mapping)
+        and isinstance(block, pydantic.BaseModel)
+    )
+    if not is_block or any(
+        recorded.get(key, current.get(key)) != current.get(key) for key in ("kind", "source")
+    ):
         return recorded
     filled = dict(recorded)
     for key, field in type(block).model_fields.items():
         if key in current and (key in recorded or not field.is_required()):
             default = {} if isinstance(field.default, pydantic.BaseModel) else field.default
-            filled[key] = fill_defaults(recorded.get(key, default), current[key], getattr(block, key))
+            filled[key] = fill_defaults(
+                recorded.get(key, default), current[key], getattr(block, key)
+            )
     return filled
 
 
-def find_retraining_changes(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def find_retraining_changes(
+    recorded: Mapping[str, Any], current: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
     """Return the keys whose values would have given another training, with both values."""
     if "train" not in recorded:
         return []
@@ -62,18 +86,28 @@ def find_retraining_changes(recorded: Mapping[str, Any], current: Mapping[str, A
     return [row for row in rows if not f"{row[0]}.".startswith(prefixes)]
 
 
-def describe_changes(recorded: Mapping[str, Any], current: Mapping[str, Any], step: int) -> str | None:
+def describe_changes(
+    recorded: Mapping[str, Any], current: Mapping[str, Any], step: int
+) -> str | None:
     """Describe the differences between two records with both values, and the learning rate after `step` steps.
 
     Returns None if they are equal, or if the version that saved the checkpoint recorded nothing.
     """
     if "train" not in recorded:
         return None
-    differences = [f"{key} {a} → {b}" for key, a, b in _find_differences("train", recorded["train"], current["train"])]
+    differences = [
+        f"{key} {a} → {b}"
+        for key, a, b in _find_differences("train", recorded["train"], current["train"])
+    ]
     for key, name in (("total_steps", "the steps of the run"), ("eval_data", "the held-out data")):
         if recorded.get(key) != current[key]:
-            name += "".join(f", args.{argument}" for argument in changed_arguments(recorded.get(key), current[key]))
-            differences.append(f"{name} {_format_value(recorded.get(key))} → {_format_value(current[key])}")
+            name += "".join(
+                f", args.{argument}"
+                for argument in changed_arguments(recorded.get(key), current[key])
+            )
+            differences.append(
+                f"{name} {_format_value(recorded.get(key))} → {_format_value(current[key])}"
+            )
     if not differences:
         # The learning rate is equal, too. Computing it would compile several programs.
         return None
@@ -83,7 +117,9 @@ def describe_changes(recorded: Mapping[str, Any], current: Mapping[str, Any], st
         and current_rate is not None
         and not math.isclose(recorded_rate, current_rate, rel_tol=1e-6)
     ):
-        differences.append(f"the learning rate at step {step} {recorded_rate:.3g} → {current_rate:.3g}")
+        differences.append(
+            f"the learning rate at step {step} {recorded_rate:.3g} → {current_rate:.3g}"
+        )
     return f"changed since step {step} was saved: {', '.join(differences)}"
 
 

@@ -1,7 +1,7 @@
 """The state of a training: built for a task, sharded over the mesh, and converted to and from a checkpoint's tree.
 
-An nnx model is split into its arrays once and merged again inside each trace. Outside of a trace the arrays are in flat
-dicts by name ("blocks.mlp.up"), the cheapest tree to call a step with.
+An nnx model is split into its arrays once and merged again inside each trace. Outside of a trace
+the arrays are in flat dicts by name ("blocks.mlp.up"), the cheapest tree to call a step with.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.adapters import frozen_base
-from jaxlaunch.trainer.adapters.lora import KERNEL_ATTRIBUTE, REFERENCE_PREFIX, Adapters, attach_reference
+from jaxlaunch.trainer.adapters.lora import (
+    KERNEL_ATTRIBUTE,
+    REFERENCE_PREFIX,
+    Adapters,
+    attach_reference,
+)
 from jaxlaunch.trainer.adapters.peft import is_adapter
 from jaxlaunch.trainer.huggingface import load
 from jaxlaunch.trainer.numerics import memory, precision
@@ -46,7 +51,8 @@ class TrainState(NamedTuple):
         step: Completed optimizer steps, an int32 scalar.
         params: The parameters. With adapters the frozen ones are the model.
         opt: The state of optax for the trained parameters.
-        ema: A float32 moving average of the trained parameters and of the statistics in `buffers`, or None.
+        ema: A float32 moving average of the trained parameters and of the statistics in `buffers`,
+            or None.
         buffers: The other arrays of the model, such as BatchNorm's statistics.
         scale: The loss scale under float16.
     """
@@ -68,7 +74,10 @@ class TrainState(NamedTuple):
     def evaluated_buffers(self) -> NamedArrays:
         """Return the other arrays that evaluation uses: their average if there is one, in their own dtypes."""
         ema = self.ema or {}
-        return {name: ema[name].astype(leaf.dtype) if name in ema else leaf for name, leaf in self.buffers.items()}
+        return {
+            name: ema[name].astype(leaf.dtype) if name in ema else leaf
+            for name, leaf in self.buffers.items()
+        }
 
 
 class Placement:
@@ -94,7 +103,10 @@ class Placement:
 
     def abstract_batch(self, batch: Batch) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shapes and dtypes of a global batch, with their shardings."""
-        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.rows) for name, x in batch.items()}
+        return {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.rows)
+            for name, x in batch.items()
+        }
 
     def abstract_state(
         self,
@@ -112,13 +124,17 @@ class Placement:
         shardings = TrainState(
             step=self.replicated,
             params={name: by_name[name] for name in shapes.params},
-            opt=optimizers.state_shardings(optimizer, trained, {name: by_name[name] for name in trained}),
+            opt=optimizers.state_shardings(
+                optimizer, trained, {name: by_name[name] for name in trained}
+            ),
             ema=None if shapes.ema is None else {name: by_name[name] for name in shapes.ema},
             buffers={name: by_name[name] for name in shapes.buffers},
             scale=jax.tree.map(lambda leaf: self.replicated, shapes.scale),
         )
         result: TrainState = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            shardings,
         )
         return result
 
@@ -132,7 +148,9 @@ class Placement:
 
     def split_micro_batches(self, rows: Array, count: int) -> Array:
         """Turn [B, ...] into [count, B / count, ...]: row i goes to micro-batch i mod count and stays on its device."""
-        return self._constrain_parts(rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1))
+        return self._constrain_parts(
+            rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1)
+        )
 
     def split_devices(self, rows: Array) -> Array:
         """Turn [B, ...] into [devices, B / devices, ...]: the rows of each device."""
@@ -154,7 +172,8 @@ class ModelArrays:
     Attributes:
         params: The parameters by name, abstract if those of the model are.
         buffers: The other arrays except random streams: BatchNorm's statistics, counters.
-        axes: The named axes of all arrays, from our metadata `axes` or from flax's `nnx.with_partitioning`.
+        axes: The named axes of all arrays, from our metadata `axes` or from flax's
+            `nnx.with_partitioning`.
     """
 
     def __init__(self, model: nnx.Module) -> None:
@@ -165,7 +184,8 @@ class ModelArrays:
             metadata = variable.get_metadata()
             axes = metadata.get("axes") or metadata.get("out_sharding")
             self.axes[_array_name(map(str, path))] = tuple(axes) if axes else None
-        self._params_tree, self._buffers_tree = jax.tree.structure(params), jax.tree.structure(buffers)
+        self._params_tree = jax.tree.structure(params)
+        self._buffers_tree = jax.tree.structure(buffers)
 
     def split_model(self, model: nnx.Module) -> tuple[NamedArrays, NamedArrays]:
         """Return `params` and `buffers` of a model of this structure."""
@@ -209,7 +229,9 @@ def _array_name(path: Iterable[str]) -> str:
 
 def float_buffers(buffers: NamedArrays) -> NamedArrays:
     """Select the arrays that can be averaged: statistics, but not counts and keys."""
-    return {name: leaf for name, leaf in buffers.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    return {
+        name: leaf for name, leaf in buffers.items() if jnp.issubdtype(leaf.dtype, jnp.floating)
+    }
 
 
 def cast_floats(array: Array, dtype: jnp.dtype) -> Array:
@@ -220,8 +242,8 @@ def cast_floats(array: Array, dtype: jnp.dtype) -> Array:
 class StateBuilder:
     """Builds the state of a task's training on a mesh. Building one allocates nothing.
 
-    The parameters of the *base* are read or drawn again at each start, and no checkpoint holds them. The base is the
-    model below its adapters, or the reference of a preference loss.
+    The parameters of the *base* are read or drawn again at each start, and no checkpoint holds
+    them. The base is the model below its adapters, or the reference of a preference loss.
 
     Attributes:
         is_builtin: Whether no user code is traced except for an optimizer.
@@ -245,19 +267,24 @@ class StateBuilder:
             self.arrays = ModelArrays(nnx.eval_shape(self._build_model))
         self.axes = sharding.axes_by_path(task.sharding, self.arrays.axes)
         self._base_names = frozenset(filter(self._is_base_name, self.arrays.params))
-        self.frozen = self._base_names | optimizers.find_frozen(spec.optimizer, self.saved_params(self.arrays.params))
+        self.frozen = self._base_names | optimizers.find_frozen(
+            spec.optimizer, self.saved_params(self.arrays.params)
+        )
         self.optimizer = optimizers.build_optimizer(spec.optimizer, total_steps, self.axes)
         with self.trace_context():
             shapes = jax.eval_shape(self._initial_state, {})
         self.abstract = placement.abstract_state(shapes, self.axes, self.optimizer, self.frozen)
         with self.trace_context():
-            optimizers.check_optimizer(spec.optimizer, self.optimizer, self.trained_params(self.abstract.params))
+            optimizers.check_optimizer(
+                spec.optimizer, self.optimizer, self.trained_params(self.abstract.params)
+            )
 
     @contextlib.contextmanager
     def trace_context(self) -> Iterator[None]:
         """Set the mesh and the matmul precision for tracing, and keep flax from placing arrays.
 
-        Built-in tasks and models never broadcast by rank, which would hide a wrong shape. User code may.
+        Built-in tasks and models never broadcast by rank, which would hide a wrong shape. User code
+        may.
         """
         matmul = self.precision.matmul
         ranks = jax.numpy_rank_promotion("raise") if self.is_builtin else contextlib.nullcontext()
@@ -275,15 +302,23 @@ class StateBuilder:
     def run_notes(self) -> list[str]:
         """Return the notes on optimizer, adapters and reference for a run's log and summary."""
         state = self.abstract
-        notes = list(optimizers.describe_optimizer(self._spec.optimizer, self.saved_params(state.params), self.axes))
+        notes = list(
+            optimizers.describe_optimizer(
+                self._spec.optimizer, self.saved_params(state.params), self.axes
+            )
+        )
         if self.adapters is not None:
-            notes.append(self.adapters.describe_training(state.params, state.opt, self.to_tree(state)))
+            notes.append(
+                self.adapters.describe_training(state.params, state.opt, self.to_tree(state))
+            )
         if self._has_reference:
             copy = {name: state.params[name] for name in self._base_names}
-            notes.append(f"the reference is a frozen copy of the model, {memory.total_bytes(copy):,} bytes")
+            notes.append(
+                f"the reference is a frozen copy of the model, {memory.total_bytes(copy):,} bytes"
+            )
         return notes
 
-    # --- which parameters -----------------------------------------------------------------------------------------
+    # --- which parameters -------------------------------------------------------------------------
 
     def trained_params(self, params: NamedArrays) -> NamedArrays:
         """Select the parameters that are not frozen."""
@@ -291,7 +326,9 @@ class StateBuilder:
 
     def split_frozen(self, params: NamedArrays) -> tuple[NamedArrays, NamedArrays]:
         """Split `params` into trained and frozen ones."""
-        return self.trained_params(params), {name: leaf for name, leaf in params.items() if name in self.frozen}
+        return self.trained_params(params), {
+            name: leaf for name, leaf in params.items() if name in self.frozen
+        }
 
     def saved_params(self, params: NamedArrays) -> NamedArrays:
         """Select the parameters that a checkpoint holds: all except the base."""
@@ -302,7 +339,7 @@ class StateBuilder:
             return name.startswith(REFERENCE_PREFIX)
         return self.adapters is not None and not is_adapter(name)
 
-    # --- a new state ----------------------------------------------------------------------------------------------
+    # --- a new state ------------------------------------------------------------------------------
 
     def init_state(self) -> TrainState:
         """Return a new state, equal on every mesh. Raises SpecError if the folder to start from has another model."""
@@ -311,13 +348,17 @@ class StateBuilder:
             loaded |= self.adapters.read_initial_adapters(self.saved_params(self.abstract.params))
         elif isinstance(model, PublishedModel) and model.init_from is not None:
             loaded |= load.load_parameters(
-                model, self.saved_params(self.abstract.params) | float_buffers(self.abstract.buffers)
+                model,
+                self.saved_params(self.abstract.params) | float_buffers(self.abstract.buffers),
             )
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
         options = setup_compiler_options(self._placement.mesh)
         with self.trace_context():
             result: TrainState = jax.jit(
-                self._initial_state, donate_argnums=0, out_shardings=shardings, compiler_options=options
+                self._initial_state,
+                donate_argnums=0,
+                out_shardings=shardings,
+                compiler_options=options,
             )(loaded)
             return result
 
@@ -337,12 +378,21 @@ class StateBuilder:
     def _initial_state(self, loaded: NamedArrays) -> TrainState:
         """Return the state before the first step, with the parameters in `loaded` and random values for all others."""
         initial_params, buffers = self.arrays.split_model(self._build_model())
-        params = {name: self._cast_stored(name, loaded.get(name, param)) for name, param in initial_params.items()}
+        params = {
+            name: self._cast_stored(name, loaded.get(name, param))
+            for name, param in initial_params.items()
+        }
         buffers = {name: loaded.get(name, leaf) for name, leaf in buffers.items()}
         trained = self.trained_params(params)
-        ema = None if self._spec.optimizer.ema is None else optimizers.init_ema(trained | float_buffers(buffers))
+        ema = (
+            None
+            if self._spec.optimizer.ema is None
+            else optimizers.init_ema(trained | float_buffers(buffers))
+        )
         scale = loss_scale.init_loss_scale() if self.precision.is_scaled else None
-        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(trained), ema, buffers, scale)
+        return TrainState(
+            jnp.zeros((), jnp.int32), params, self.optimizer.init(trained), ema, buffers, scale
+        )
 
     def _cast_stored(self, name: str, param: Any) -> Array:
         """Cast a parameter to the dtype in which the state stores it."""
@@ -353,10 +403,8 @@ class StateBuilder:
 
     def _read_base(self) -> NamedArrays:
         """Return the base as the state stores it, read from its folder or drawn from the seed."""
-        model, abstract_params = (
-            self._spec.model,
-            {name: self.abstract.params[name] for name in sorted(self._base_names)},
-        )
+        model = self._spec.model
+        abstract_params = {name: self.abstract.params[name] for name in sorted(self._base_names)}
         if not abstract_params:
             return {}
         if isinstance(model, PublishedModel) and model.init_from is not None:
@@ -374,12 +422,14 @@ class StateBuilder:
             result: NamedArrays = draw()
             return result
 
-    # --- the state in a checkpoint --------------------------------------------------------------------------------
+    # --- the state in a checkpoint ----------------------------------------------------------------
 
     def to_tree(self, state: TrainState) -> dict[str, Any]:
         """Convert the state to dicts of leaves by name for a checkpoint, without empty parts and without the base."""
         leaves = jax.tree_util.tree_flatten_with_path(state.opt)[0]
-        opt = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+        opt = {
+            jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves
+        }
         scale = None if state.scale is None else state.scale._asdict()
         parts = {
             "params": self.saved_params(state.params),
@@ -393,10 +443,14 @@ class StateBuilder:
     def from_tree(self, tree: Mapping[str, Any]) -> TrainState:
         """Convert a tree from `to_tree` to a state. The base is read or drawn again."""
         names = self.to_tree(self.abstract).get("opt", {})
-        opt = jax.tree.unflatten(jax.tree.structure(self.abstract.opt), [tree["opt"][name] for name in names])
+        opt = jax.tree.unflatten(
+            jax.tree.structure(self.abstract.opt), [tree["opt"][name] for name in names]
+        )
         ema = None if self.abstract.ema is None else dict(tree["ema"])
         scale = None if self.abstract.scale is None else LossScale(**tree["scale"])
-        return TrainState(tree["step"], self.add_base(tree["params"]), opt, ema, dict(tree.get("rest", {})), scale)
+        return TrainState(
+            tree["step"], self.add_base(tree["params"]), opt, ema, dict(tree.get("rest", {})), scale
+        )
 
     def add_base(self, saved: NamedArrays) -> NamedArrays:
         """Complete the parameters that a checkpoint holds with those of the base."""
@@ -411,9 +465,11 @@ class StateBuilder:
             owner: Name of the checkpoint in messages.
 
         Raises:
-            CheckpointError: The base is from another folder, or that folder holds other weights now.
+            CheckpointError: The base is from another folder, or that folder holds other weights
+                now.
         """
-        holds, model = frozen_base.REFERENCE_OF if self._has_reference else frozen_base.ADAPTERS_OF, self._spec.model
+        holds = frozen_base.REFERENCE_OF if self._has_reference else frozen_base.ADAPTERS_OF
+        model = self._spec.model
         if self._base_names and isinstance(model, PublishedModel):
             frozen_base.check_origin(recorded, model, owner, holds)
         yield

@@ -1,6 +1,7 @@
 """The compiled programs of a training: init, train, evaluate and samples of a task on a mesh.
 
-Every mean is kept as a sum and a weight until the end, so that micro-batches and devices add up to one global mean.
+Every mean is kept as a sum and a weight until the end, so that micro-batches and devices add up to
+one global mean.
 """
 
 from __future__ import annotations
@@ -55,13 +56,16 @@ class Step:
 
     Attributes:
         mesh: The devices of the step.
-        builder: The builder of the state, which also converts it for checkpoints and holds its optimizer.
+        builder: The builder of the state, which also converts it for checkpoints and holds its
+            optimizer.
         abstract: The state's shapes, dtypes and shardings.
         loss: The loss as it is traced.
         notes: Remarks for the run's log and summary.
     """
 
-    def __init__(self, task: Task, spec: TrainSpec, mesh: jax.sharding.Mesh, total_steps: int) -> None:
+    def __init__(
+        self, task: Task, spec: TrainSpec, mesh: jax.sharding.Mesh, total_steps: int
+    ) -> None:
         self._task, self.mesh, self._total_steps = task, mesh, total_steps
         self._spec, note = availability.resolve_attention(spec, mesh.devices.flat[0])
         _check_batch_divides(spec, mesh)
@@ -89,19 +93,23 @@ class Step:
         """Put this process's rows of a batch in global arrays, split over the batch axes."""
         return self._placement.put_rows(batch, self._spec.batch)
 
-    # --- before the first step ------------------------------------------------------------------------------------
+    # --- before the first step --------------------------------------------------------------------
 
     def check_loss(self, batch: Batch) -> None:
         """Trace the loss, in training and in evaluation, on global batches like this one, without compiling.
 
         Raises:
-            SpecError: A task or a model violates its interface. The message names the line in the user's files.
+            SpecError: A task or a model violates its interface. The message names the line in the
+                user's files.
         """
         if self.builder.is_builtin:
             return
         abstract_batch, config = self._placement.abstract_batch(batch), self._spec.model
         model = user_code.load_object(config.kind) if isinstance(config, CustomModel) else None
-        with self.builder.trace_context(), _user_errors(self._spec.task, self._task, abstract_batch, model):
+        with (
+            self.builder.trace_context(),
+            _user_errors(self._spec.task, self._task, abstract_batch, model),
+        ):
             buffers = jax.eval_shape(self.loss.training_loss, *self._loss_arguments(batch))[1][1]
             with user_code.append_place(type(self._task) if model is None else model):
                 _check_buffers(self._spec.task, self.abstract.buffers, buffers)
@@ -130,23 +138,37 @@ class Step:
             return self._evaluate.check_arguments(self.abstract, abstract_batch)
 
         def sums_of_state(state: TrainState, batch: dict[str, Array]) -> tuple[Any, Any]:
-            return self.loss.sums_and(state.evaluated_params(), state.evaluated_buffers(), batch, also)
+            return self.loss.sums_and(
+                state.evaluated_params(), state.evaluated_buffers(), batch, also
+            )
 
         with self.builder.trace_context():
             self._evaluate = Executable(
-                "eval", sums_of_state, (self.abstract, abstract_batch), options=step_compiler_options(self.mesh)
+                "eval",
+                sums_of_state,
+                (self.abstract, abstract_batch),
+                options=step_compiler_options(self.mesh),
             )
 
-    def compile_evaluator(self, batch: Batch, also: Callable[[Any, Batch], Any] | None = None) -> Executable:
+    def compile_evaluator(
+        self, batch: Batch, also: Callable[[Any, Batch], Any] | None = None
+    ) -> Executable:
         """Compile `evaluate` of parameters and other arrays in place of a state, for batches like this one.
 
-        It returns the sums, the result of `also` for model and batch, and the rows' weights, replicated on every
-        process. XLA computes the common forward pass once.
+        It returns the sums, the result of `also` for model and batch, and the rows' weights,
+        replicated on every process. XLA computes the common forward pass once.
         """
-        arguments = self.abstract.params, self.abstract.buffers, self._placement.abstract_batch(batch)
+        arguments = (
+            self.abstract.params,
+            self.abstract.buffers,
+            self._placement.abstract_batch(batch),
+        )
         with self.builder.trace_context():
             return Executable(
-                "eval", partial(self.loss.sums_and, also=also), arguments, options=step_compiler_options(self.mesh)
+                "eval",
+                partial(self.loss.sums_and, also=also),
+                arguments,
+                options=step_compiler_options(self.mesh),
             )
 
     def compile_samples(self) -> Any:
@@ -159,29 +181,38 @@ class Step:
             )
 
         with self.builder.trace_context():
-            self._samples = Executable("samples", samples, (self.abstract,), options=step_compiler_options(self.mesh))
+            self._samples = Executable(
+                "samples", samples, (self.abstract,), options=step_compiler_options(self.mesh)
+            )
             return jax.eval_shape(samples, self.abstract)
 
     def evaluated_metrics(self, batch: Batch) -> list[str]:
         """Return the names of the metrics of `evaluate` for batches like this one, by tracing it."""
         with self.builder.trace_context():
-            return list(jax.eval_shape(self._evaluation_sums, self.abstract, self._placement.abstract_batch(batch)))
+            return list(
+                jax.eval_shape(
+                    self._evaluation_sums, self.abstract, self._placement.abstract_batch(batch)
+                )
+            )
 
     def _evaluation_sums(self, state: TrainState, batch: dict[str, Array]) -> Sums:
         return self.loss.evaluation_sums(state.evaluated_params(), state.evaluated_buffers(), batch)
 
-    # --- the steps ------------------------------------------------------------------------------------------------
+    # --- the steps --------------------------------------------------------------------------------
 
-    def train(self, state: TrainState, batch: Batch, steps: int = 1) -> tuple[TrainState, StepMetrics]:
+    def train(
+        self, state: TrainState, batch: Batch, steps: int = 1
+    ) -> tuple[TrainState, StepMetrics]:
         """Take one optimizer step; or several, on a batch [B, steps, ...] and with metrics [steps].
 
-        `state` is donated. The metrics are means on the device, float32 scalars by the names of contract.Key and of the
-        task, to be read later.
+        `state` is donated. The metrics are means on the device, float32 scalars by the names of
+        contract.Key and of the task, to be read later.
 
-        A step whose loss or gradients are not finite has `finite` False and returns the state unchanged. Under a loss
-        scale it is `skipped` instead, as long as the scale can be halved: it counts, and changes nothing else. A step
-        of `weight` 0, whose batch has no target, also changes nothing else, and its means are NaN. Raises TypeError
-        when the batch has other shapes or dtypes than the step was compiled for.
+        A step whose loss or gradients are not finite has `finite` False and returns the state
+        unchanged. Under a loss scale it is `skipped` instead, as long as the scale can be halved:
+        it counts, and changes nothing else. A step of `weight` 0, whose batch has no target, also
+        changes nothing else, and its means are NaN. Raises TypeError when the batch has other
+        shapes or dtypes than the step was compiled for.
         """
         new_state, metrics = self._train[steps](state, batch)
         return new_state, metrics
@@ -189,8 +220,9 @@ class Step:
     def evaluate(self, state: TrainState, batch: Batch) -> tuple[Any, Any]:
         """Return sums and weights, float32 scalars, of the loss and the task's metrics, and the sum of row weights.
 
-        The second element is the result of `also` of `compile_eval` with the rows' weights, or None without it. Both
-        are computed with the average of the parameters if there is one: the moving one, or schedule-free's.
+        The second element is the result of `also` of `compile_eval` with the rows' weights, or None
+        without it. Both are computed with the average of the parameters if there is one: the moving
+        one, or schedule-free's.
         """
         assert self._evaluate is not None, "compile_eval comes before evaluate"
         result: tuple[Any, Any] = self._evaluate(state, batch)
@@ -201,7 +233,7 @@ class Step:
         assert self._samples is not None, "compile_samples comes before samples"
         return self._samples(state)
 
-    # --- costs ----------------------------------------------------------------------------------------------------
+    # --- costs ------------------------------------------------------------------------------------
 
     def count_flops(self, batch: Batch) -> float | None:
         """Return the model FLOPs of a train step on global batches like this one; None when they depend on the data."""
@@ -210,7 +242,9 @@ class Step:
     @property
     def trained_arrays(self) -> int | None:
         """The number of leading arguments of `forward_jaxpr` that are trained; None if nothing is frozen."""
-        return len(self.builder.trained_params(self.abstract.params)) if self.builder.frozen else None
+        return (
+            len(self.builder.trained_params(self.abstract.params)) if self.builder.frozen else None
+        )
 
     def forward_jaxpr(self, batch: Batch) -> Jaxpr:
         """Return the jaxpr of the forward pass on global batches like this one, for counting FLOPs."""
@@ -220,7 +254,9 @@ class Step:
             plain = self._spec.model_copy(update={"attention": "xla"})
             step = Step(self._task, plain, self.mesh, self._total_steps)
         with step.builder.trace_context():
-            result: Jaxpr = jax.make_jaxpr(step.loss.training_loss)(*step._loss_arguments(batch)).jaxpr
+            result: Jaxpr = jax.make_jaxpr(step.loss.training_loss)(
+                *step._loss_arguments(batch)
+            ).jaxpr
             return result
 
     def residual_bytes(self, batch: Batch) -> int:
@@ -236,7 +272,9 @@ class Step:
     def compiled_steps(self) -> dict[str, Executable]:
         """The compiled steps: `train`, of one step per dispatch, and `eval`."""
         executables = {"train": self._train.get(1), "eval": self._evaluate}
-        return {name: executable for name, executable in executables.items() if executable is not None}
+        return {
+            name: executable for name, executable in executables.items() if executable is not None
+        }
 
     def _loss_arguments(self, batch: Batch) -> tuple[Any, ...]:
         """Return the abstract arguments of `loss.training_loss` for batches like this one."""
@@ -249,18 +287,24 @@ def _check_batch_divides(spec: TrainSpec, mesh: jax.sharding.Mesh) -> None:
     shards, ep = meshes.count_shards(mesh), mesh.shape["ep"]
     if spec.batch % (shards * spec.accumulate):
         raise SpecError(
-            f"train.batch = {spec.batch} cannot be split evenly over accumulate = {spec.accumulate} "
-            f"micro-batches × {meshes.describe_shards(mesh)} devices; use a multiple of {shards * spec.accumulate}"
+            f"train.batch = {spec.batch} cannot be split evenly over accumulate = "
+            f"{spec.accumulate} "
+            f"micro-batches × {meshes.describe_shards(mesh)} devices; use a multiple of "
+            f"{shards * spec.accumulate}"
         )
     has_experts = isinstance(spec.model, Decoder) and spec.model.experts is not None
     if ep > 1 and not has_experts and not isinstance(spec.model, CustomModel):
-        raise SpecError(f"train.mesh.ep = {ep} splits experts, and train.model has none; use dp or fsdp")
+        raise SpecError(
+            f"train.mesh.ep = {ep} splits experts, and train.model has none; use dp or fsdp"
+        )
 
 
 class StepLoss:
     """The loss of a task as a function of arrays in place of a model."""
 
-    def __init__(self, task: Task, spec: TrainSpec, placement: Placement, builder: StateBuilder) -> None:
+    def __init__(
+        self, task: Task, spec: TrainSpec, placement: Placement, builder: StateBuilder
+    ) -> None:
         self._task, self._spec, self._placement, self._builder = task, spec, placement, builder
 
     def training_loss(
@@ -296,56 +340,82 @@ class StepLoss:
             return loss, self._builder.arrays.split_model(model)[1]
 
         is_by_device = self._spec.batch_norm == "device"
-        loss, buffers = self._loss_by_device(rows_loss, batch, rng) if is_by_device else rows_loss(batch, rng)
+        loss, buffers = (
+            self._loss_by_device(rows_loss, batch, rng) if is_by_device else rows_loss(batch, rng)
+        )
         total = loss.sum if scale is None else loss.sum * loss_scale.loss_factor(scale, loss.weight)
         return total, (loss, buffers)
 
     def _loss_by_device(
-        self, rows_loss: Callable[..., tuple[Loss, NamedArrays]], batch: dict[str, Array], rng: Array
+        self,
+        rows_loss: Callable[..., tuple[Loss, NamedArrays]],
+        batch: dict[str, Array],
+        rng: Array,
     ) -> tuple[Loss, NamedArrays]:
         """Compute the loss of each device's rows, normalized by their own statistics; `buffers` are their mean."""
         count = meshes.count_shards(self._placement.mesh)
         parts = jax.tree.map(self._placement.split_devices, batch)
         with sharding.map_by_device():
-            losses, device_buffers = jax.vmap(rows_loss, spmd_axis_name=BATCH_AXES)(parts, jax.random.split(rng, count))
+            losses, device_buffers = jax.vmap(rows_loss, spmd_axis_name=BATCH_AXES)(
+                parts, jax.random.split(rng, count)
+            )
         loss = jax.tree.map(lambda per_device: per_device.sum(0), losses)
         averaged_names = float_buffers(device_buffers)
         return loss, {
-            name: part.mean(0) if name in averaged_names else part[0] for name, part in device_buffers.items()
+            name: part.mean(0) if name in averaged_names else part[0]
+            for name, part in device_buffers.items()
         }
 
-    def evaluation_sums(self, params: NamedArrays, buffers: NamedArrays, batch: dict[str, Array]) -> Sums:
+    def evaluation_sums(
+        self, params: NamedArrays, buffers: NamedArrays, batch: dict[str, Array]
+    ) -> Sums:
         """Return the sums and weights of the loss, the metrics and the examples of a batch in evaluation."""
 
         def compute_loss(batch: dict[str, Array]) -> Any:
-            return self._task_loss(self.evaluation_model(params, buffers), batch, self._builder.random_keys()[1])
+            return self._task_loss(
+                self.evaluation_model(params, buffers), batch, self._builder.random_keys()[1]
+            )
 
         sums, weight_B = compute_loss(batch), batch["weight"]
         examples = weight_B.sum()
         if not isinstance(sums, Loss):
-            # A mean over rows includes the rows that only fill up the batch, so the loss is computed row by row.
-            # Experts are split over devices by rows, so they cannot take one row.
+            # A mean over rows includes the rows that only fill up the batch, so the loss is
+            # computed row by row. Experts are split over devices by rows, so they cannot take one
+            # row.
             if isinstance(self._spec.model, Decoder) and self._spec.model.experts is not None:
                 raise SpecError(
-                    f"{self._spec.task}: the loss is a bare mean, which a model with experts is not evaluated by; "
+                    f"{self._spec.task}: the loss is a bare mean, which a model with experts is "
+                    "not evaluated by; "
                     "return jaxlaunch.trainer.task.Loss(sum, weight)"
                 )
             mean_B = jax.vmap(lambda row: compute_loss(jax.tree.map(lambda x: x[None], row)))(batch)
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
-        return {**sums.metrics, Key.LOSS: (sums.sum, sums.weight), Key.EXAMPLES: (examples, examples)}
+        return {
+            **sums.metrics,
+            Key.LOSS: (sums.sum, sums.weight),
+            Key.EXAMPLES: (examples, examples),
+        }
 
     def sums_and(
-        self, params: NamedArrays, buffers: NamedArrays, batch: dict[str, Array], also: Callable[..., Any] | None
+        self,
+        params: NamedArrays,
+        buffers: NamedArrays,
+        batch: dict[str, Array],
+        also: Callable[..., Any] | None,
     ) -> tuple[Any, Any]:
         """Return the sums, and the result of `also` with the rows' weights, replicated on every device."""
         sums = self.evaluation_sums(params, buffers, batch)
         if also is None:
             return sums, None
-        return sums, self._placement.replicate((also(self.evaluation_model(params, buffers), batch), batch["weight"]))
+        return sums, self._placement.replicate(
+            (also(self.evaluation_model(params, buffers), batch), batch["weight"])
+        )
 
     def evaluation_model(self, params: NamedArrays, buffers: NamedArrays) -> Any:
         """Return the model in evaluation mode, in the compute dtype. Call it in the builder's context."""
-        model = self._builder.arrays.merge_model(self._cast_params(params), buffers, self._builder.random_keys()[1])
+        model = self._builder.arrays.merge_model(
+            self._cast_params(params), buffers, self._builder.random_keys()[1]
+        )
         model.eval()
         return model
 
@@ -360,7 +430,9 @@ class StepLoss:
         late_names: frozenset[str] = frozenset() if adapters is None else adapters.late_cast_names
 
         def cast_param(name: str, param: Array) -> Array:
-            narrow = param if name in late_names else cast_floats(param, self._builder.precision.compute)
+            narrow = (
+                param if name in late_names else cast_floats(param, self._builder.precision.compute)
+            )
             if narrow.dtype == param.dtype:
                 return narrow
             return sharding.constrain_value(narrow, self._builder.abstract.params[name].sharding)
@@ -372,8 +444,8 @@ class StepLoss:
 def _user_errors(name: str, task: Any, batch: Mapping[str, Any], model: Any) -> Iterator[None]:
     """Turn an exception of the loss of `task` while it is traced into a SpecError with its place and the batch.
 
-    This includes calls that the loss or `model`, the user's class, does not accept. Any other exception that passed
-    through no file of the user is our bug and is raised unchanged.
+    This includes calls that the loss or `model`, the user's class, does not accept. Any other
+    exception that passed through no file of the user is our bug and is raised unchanged.
     """
     try:
         with user_code.append_place(type(task).loss):
@@ -406,11 +478,13 @@ def _check_buffers(name: str, initial: Mapping[str, Any], updated: Mapping[str, 
     """Raise SpecError if a step changes the names, shapes or dtypes of a model's other arrays."""
     for key in sorted({*initial, *updated}):
         initial_text, updated_text = (
-            _describe_array(arrays[key]) if key in arrays else "not there" for arrays in (initial, updated)
+            _describe_array(arrays[key]) if key in arrays else "not there"
+            for arrays in (initial, updated)
         )
         if initial_text != updated_text:
             raise SpecError(
-                f"{name}: the model's {key} is {initial_text} before a step and {updated_text} after "
+                f"{name}: the model's {key} is {initial_text} before a step and "
+                f"{updated_text} after "
                 "it; make it in the model's "
                 "__init__, and keep its shape and dtype"
             )
@@ -424,7 +498,12 @@ class Update:
     """The traced train step: gradients over micro-batches, the optimizer's update, the average, and the metrics."""
 
     def __init__(
-        self, spec: TrainSpec, placement: Placement, builder: StateBuilder, loss: StepLoss, total_steps: int
+        self,
+        spec: TrainSpec,
+        placement: Placement,
+        builder: StateBuilder,
+        loss: StepLoss,
+        total_steps: int,
     ) -> None:
         self._spec, self._placement, self._builder, self._step_loss = spec, placement, builder, loss
         self._rate = schedules.build_schedule(spec.optimizer, total_steps)
@@ -433,7 +512,9 @@ class Update:
         """Return the function to compile for a dispatch of this many steps."""
         return self._update if steps == 1 else self._updates
 
-    def _updates(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, StepMetrics]:
+    def _updates(
+        self, state: TrainState, batch: dict[str, Array]
+    ) -> tuple[TrainState, StepMetrics]:
         """Take several steps in a loop over the second axis of the batch."""
         return scan_parts(self._update, state, jax.tree.map(self._placement.split_steps, batch))
 
@@ -448,8 +529,12 @@ class Update:
         trained = optax.apply_updates(trained, updates)
         ema = None
         if state.ema is not None and self._spec.optimizer.ema is not None:
-            ema = optimizers.update_ema(state.ema, trained | float_buffers(buffers), self._spec.optimizer.ema)
-        new_state = TrainState(state.step + 1, {**state.params, **trained}, opt, ema, buffers, state.scale)
+            ema = optimizers.update_ema(
+                state.ema, trained | float_buffers(buffers), self._spec.optimizer.ema
+            )
+        new_state = TrainState(
+            state.step + 1, {**state.params, **trained}, opt, ema, buffers, state.scale
+        )
         next_state = jax.tree.map(partial(jnp.where, finite & ~is_empty), new_state, state)
         is_counted, flags = finite, {Key.FINITE: finite, Key.WEIGHT: loss.weight}
         if reads_tokens(self._spec, batch):
@@ -460,11 +545,17 @@ class Update:
                 scale=jax.tree.map(partial(jnp.where, is_empty & finite), state.scale, scale)
             )
             is_counted = jnp.ones((), bool)
-            flags |= {Key.FINITE: finite | ~loss_scale.is_exhausted(state.scale), Key.SKIPPED: ~finite}
+            flags |= {
+                Key.FINITE: finite | ~loss_scale.is_exhausted(state.scale),
+                Key.SKIPPED: ~finite,
+            }
             flags |= {Key.LOSS_SCALE: state.scale.value}
-        # A step that changes nothing else still counts in the run and in the schedule, which depends on the step.
+        # A step that changes nothing else still counts in the run and in the schedule, which
+        # depends on the step.
         opt = optimizers.with_schedule_counts(next_state.opt, new_state.opt, is_counted)
-        next_state = next_state._replace(step=jnp.where(is_counted, new_state.step, state.step), opt=opt)
+        next_state = next_state._replace(
+            step=jnp.where(is_counted, new_state.step, state.step), opt=opt
+        )
         return next_state, {
             **{name: total / weight for name, (total, weight) in loss.metrics.items()},
             Key.LOSS: loss.sum / loss.weight,
@@ -478,15 +569,22 @@ class Update:
     ) -> tuple[Loss, NamedArrays, NamedArrays]:
         """Return the loss, the gradient of its global mean, and `buffers` after all micro-batches."""
 
-        def add_micro_batch(carry: tuple[NamedArrays, NamedArrays], part: tuple[dict[str, Array], Array]) -> Any:
+        def add_micro_batch(
+            carry: tuple[NamedArrays, NamedArrays], part: tuple[dict[str, Array], Array]
+        ) -> Any:
             total, buffers = carry
             gradient = jax.grad(self._step_loss.training_loss, has_aux=True)
             grads, (loss, buffers) = gradient(trained, frozen, buffers, *part, state.scale)
             # Under fsdp this makes the sum of the gradients a reduce-scatter.
             grads = jax.lax.with_sharding_constraint(grads, shardings)
             if (scale := state.scale) is not None:
-                grads = jax.tree.map(lambda grad: grad / loss_scale.loss_factor(scale, loss.weight), grads)
-            return (jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, grads), buffers), loss
+                grads = jax.tree.map(
+                    lambda grad: grad / loss_scale.loss_factor(scale, loss.weight), grads
+                )
+            return (
+                jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, grads),
+                buffers,
+            ), loss
 
         trained, frozen = self._builder.split_frozen(state.params)
         count = self._spec.accumulate
@@ -506,11 +604,13 @@ def reads_tokens(spec: TrainSpec, batch: Batch) -> bool:
     return is_language_model and "tokens" in batch and len(batch["tokens"].shape) > 1
 
 
-def scan_parts(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, parts: Any) -> tuple[Any, Any]:
+def scan_parts(
+    body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, parts: Any
+) -> tuple[Any, Any]:
     """Run `jax.lax.scan` of `body` over the first axis of `parts`, without a loop if there is only one part.
 
-    Inside a loop XLA's CPU compiler does not use its fast kernels for the gradients of convolutions (jaxlib 0.10):
-    those of a small ResNet took 20 times as long.
+    Inside a loop XLA's CPU compiler does not use its fast kernels for the gradients of convolutions
+    (jaxlib 0.10): those of a small ResNet took 20 times as long.
     """
     if len(jax.tree.leaves(parts)[0]) > 1:
         return jax.lax.scan(body, carry, parts)
@@ -552,14 +652,19 @@ class TaskSamples:
         """Return the pictures and the texts of a report. Raises SpecError if a report does not accept them."""
         items = self._task.shown(samples)
         if not isinstance(items, Mapping):
-            method = "samples" if self._task.shown == MethodType(Task.shown, self._task) else "shown"
+            method = (
+                "samples" if self._task.shown == MethodType(Task.shown, self._task) else "shown"
+            )
             raise SpecError(
-                f"{self._name}: {method} returned {user_code.describe_kind(items)}, not a dict of pictures by name"
+                f"{self._name}: {method} returned {user_code.describe_kind(items)}, not a dict of "
+                "pictures by name"
             )
         texts = {name: item for name, item in items.items() if isinstance(item, str)}
         images = {name: item for name, item in items.items() if name not in texts}
         try:
             check_items(images, texts, is_kept=False)
         except (TypeError, ValueError) as error:
-            raise SpecError(f"{self._name}: what it shows after an evaluation cannot be: {error}") from None
+            raise SpecError(
+                f"{self._name}: what it shows after an evaluation cannot be: {error}"
+            ) from None
         return images, texts

@@ -1,6 +1,7 @@
 """The report on a classification besides its means: classes, confusion, calibration, worst examples.
 
-Examples are counted once, in NumPy. Rows of weight 0 only fill up a batch. B batch, V classes, b bins.
+Examples are counted once, in NumPy. Rows of weight 0 only fill up a batch. B batch, V classes, b
+bins.
 """
 
 from __future__ import annotations
@@ -69,11 +70,14 @@ class Classification:
 
     def __init__(self, classes: int) -> None:
         self._classes = classes
-        self._label_V, self._chosen_V, self._correct_V = (np.zeros(classes, np.int64) for _ in range(3))
+        self._label_V, self._chosen_V, self._correct_V = (
+            np.zeros(classes, np.int64) for _ in range(3)
+        )
         # Counts by label × V + chosen.
         self._pairs: Counter[int] = Counter()
         self._top1 = self._top5 = 0
-        self._count_b, self._right_b = np.zeros(CALIBRATION_BINS, np.int64), np.zeros(CALIBRATION_BINS, np.int64)
+        self._count_b = np.zeros(CALIBRATION_BINS, np.int64)
+        self._right_b = np.zeros(CALIBRATION_BINS, np.int64)
         self._confidence_b = np.zeros(CALIBRATION_BINS)
         # A heap with the smallest loss first.
         self._worst: list[tuple[float, int, int, int, float]] = []
@@ -81,8 +85,11 @@ class Classification:
     def add_batch(self, batch: ExampleScores, weight_B: Numbers, index_B: Numbers) -> None:
         """Add the rows of weight above 0; `index_B` are their numbers in the set."""
         is_counted_B = np.asarray(weight_B) > 0
-        label_B, chosen_B, above_B, confidence_B, nats_B = (np.asarray(array_B)[is_counted_B] for array_B in batch)
-        confidence_B, nats_B = np.nan_to_num(confidence_B, nan=0.0), np.nan_to_num(nats_B, nan=np.inf, posinf=np.inf)
+        label_B, chosen_B, above_B, confidence_B, nats_B = (
+            np.asarray(array_B)[is_counted_B] for array_B in batch
+        )
+        confidence_B = np.nan_to_num(confidence_B, nan=0.0)
+        nats_B = np.nan_to_num(nats_B, nan=np.inf, posinf=np.inf)
         index_B = np.asarray(index_B)[is_counted_B]
         is_right_B = label_B == chosen_B
         self._label_V += np.bincount(label_B, minlength=self._classes)
@@ -91,19 +98,35 @@ class Classification:
         self._pairs.update((label_B * self._classes + chosen_B).tolist())
         self._top1 += int((above_B < 1).sum())
         self._top5 += int((above_B < TOP_CLASSES).sum())
-        bin_B = np.clip(np.ceil(confidence_B * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
+        bin_B = np.clip(
+            np.ceil(confidence_B * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1
+        )
         self._count_b += np.bincount(bin_B, minlength=CALIBRATION_BINS)
         self._right_b += np.bincount(bin_B[is_right_B], minlength=CALIBRATION_BINS)
-        self._confidence_b += np.bincount(bin_B, confidence_B.astype(np.float64), minlength=CALIBRATION_BINS)
+        self._confidence_b += np.bincount(
+            bin_B, confidence_B.astype(np.float64), minlength=CALIBRATION_BINS
+        )
         for at in np.argsort(-nats_B, kind="stable")[:WORST_EXAMPLES].tolist():
-            row = (float(nats_B[at]), -int(index_B[at]), int(label_B[at]), int(chosen_B[at]), float(confidence_B[at]))
-            (heapq.heappush if len(self._worst) < WORST_EXAMPLES else heapq.heappushpop)(self._worst, row)
+            row = (
+                float(nats_B[at]),
+                -int(index_B[at]),
+                int(label_B[at]),
+                int(chosen_B[at]),
+                float(confidence_B[at]),
+            )
+            (heapq.heappush if len(self._worst) < WORST_EXAMPLES else heapq.heappushpop)(
+                self._worst, row
+            )
 
-    def to_record(self, names: Sequence[str], locate_example: Callable[[int], str | None] | None) -> dict[str, Any]:
+    def to_record(
+        self, names: Sequence[str], locate_example: Callable[[int], str | None] | None
+    ) -> dict[str, Any]:
         """Return the report as JSON of bounded size; `locate_example` gives the file of an example by its number."""
         examples = int(self._label_V.sum())
         total = max(1, examples)
-        classes = [names[number] if number < len(names) else str(number) for number in range(self._classes)]
+        classes = [
+            names[number] if number < len(names) else str(number) for number in range(self._classes)
+        ]
         rates = list(map(self._class_rates, range(self._classes)))
         present = [rate for rate in rates if rate["examples"]]
         macro = {
@@ -116,9 +139,9 @@ class Classification:
             **({"top5": self._top5 / total} if self._classes > TOP_CLASSES else {}),
             "macro": macro,
             "classes": self._classes,
-            "per_class": [{"label": name, **rate} for name, rate in zip(classes, rates, strict=True)][
-                :MAX_LISTED_CLASSES
-            ],
+            "per_class": [
+                {"label": name, **rate} for name, rate in zip(classes, rates, strict=True)
+            ][:MAX_LISTED_CLASSES],
             **self._count_confusion(classes),
             "calibration": self._measure_calibration(total),
             # The largest loss comes first, and among equal ones the first in the set.
@@ -136,7 +159,9 @@ class Classification:
         }
 
     def _class_rates(self, number: int) -> dict[str, Any]:
-        label, chosen, correct = (int(total_V[number]) for total_V in (self._label_V, self._chosen_V, self._correct_V))
+        label, chosen, correct = (
+            int(total_V[number]) for total_V in (self._label_V, self._chosen_V, self._correct_V)
+        )
         return {
             "examples": label,
             "precision": correct / chosen if chosen else None,
@@ -148,12 +173,24 @@ class Classification:
         """Count examples by label (rows) and prediction. With many classes, list the most confused pairs."""
         count = self._classes
         if count <= MAX_MATRIX_CLASSES:
-            return {"confusion": [[self._pairs[row * count + at] for at in range(count)] for row in range(count)]}
-        wrong = {divmod(pair, count): total for pair, total in self._pairs.items() if pair // count != pair % count}
+            return {
+                "confusion": [
+                    [self._pairs[row * count + at] for at in range(count)] for row in range(count)
+                ]
+            }
+        wrong = {
+            divmod(pair, count): total
+            for pair, total in self._pairs.items()
+            if pair // count != pair % count
+        }
         most = sorted(wrong, key=lambda pair: (-wrong[pair], pair))[:MAX_CONFUSED_PAIRS]
         return {
             "confused": [
-                {"label": classes[label], "predicted": classes[chosen], "examples": wrong[label, chosen]}
+                {
+                    "label": classes[label],
+                    "predicted": classes[chosen],
+                    "examples": wrong[label, chosen],
+                }
                 for label, chosen in most
             ]
         }
@@ -161,7 +198,9 @@ class Classification:
     def _measure_calibration(self, total: int) -> dict[str, Any]:
         """Compare the probability of the chosen class with the share of correct predictions."""
         error = float(np.abs(self._right_b - self._confidence_b).sum() / total)
-        bins = zip(self._count_b.tolist(), self._confidence_b.tolist(), self._right_b.tolist(), strict=True)
+        bins = zip(
+            self._count_b.tolist(), self._confidence_b.tolist(), self._right_b.tolist(), strict=True
+        )
         return {
             "ece": error,
             "bins": [

@@ -1,7 +1,7 @@
 """Images and rows of tables: examples with an `image` (bytes of any range and shape) or `features`, and a `label`.
 
-In training the images of a batch may be blended on the device: mixup and CutMix. Each is blended with the image at its
-place in the reversed batch, with one share for the whole batch.
+In training the images of a batch may be blended on the device: mixup and CutMix. Each is blended
+with the image at its place in the reversed batch, with one share for the whole batch.
 
 B batch, Y and X places of an image, V classes.
 """
@@ -52,8 +52,8 @@ class Classify(Task):
     import jaxlaunch
 
 
-    class TwoHeads(jaxlaunch.Classify):  # train.task: module:TwoHeads; the data and the examples stay
-        def loss(self, model, batch: jaxlaunch.Batch, rng: jax.Array) -> jaxlaunch.Loss:
+    class TwoHeads(jaxlaunch.Classify):  # train.task: module:TwoHeads; the data and the examples
+        stay def loss(self, model, batch: jaxlaunch.Batch, rng: jax.Array) -> jaxlaunch.Loss:
             found = super().loss(model, batch, rng)
             return found._replace(metrics=found.metrics | {"rows": (found.weight, found.weight)})
     ```
@@ -71,7 +71,8 @@ class Classify(Task):
         """Return an MLP for images like the first example's, a ViT, a ResNet, a ConvNeXt, or a model of the user's:
         images [B, ...] -> logits_BV.
 
-        A model's attribute `pixels`, if any, is the mean and deviation of each channel to normalize images by.
+        A model's attribute `pixels`, if any, is the mean and deviation of each channel to normalize
+        images by.
         """
         config, options = spec.model, ModelOptions.from_spec(spec)
         if isinstance(config, specs.MLP):
@@ -83,7 +84,9 @@ class Classify(Task):
             )
         if not isinstance(config, specs.ImageModel):
             kinds = "mlp, vit, resnet, convnext or module:Name"
-            raise SpecError(f"train.model.kind = {config.kind} does not classify images; use {kinds}")
+            raise SpecError(
+                f"train.model.kind = {config.kind} does not classify images; use {kinds}"
+            )
         self._check_image(spec, config)
         match config:
             case specs.ViT():
@@ -97,8 +100,8 @@ class Classify(Task):
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
         """Return the cross-entropy of `label` [B] by the normalized `image` [B, ...], times `weight` [B]; `accuracy`.
 
-        With `loss.target` the binary cross-entropy of label [B, V], or the squared error of label [B] or [B, K].
-        Training adds to it what the loss block of a built-in model says.
+        With `loss.target` the binary cross-entropy of label [B, V], or the squared error of label
+        [B] or [B, K]. Training adds to it what the loss block of a built-in model says.
         """
         images = self._model_inputs(model, batch)
         label_B, weight_B = batch["label"], batch["weight"]
@@ -112,7 +115,9 @@ class Classify(Task):
             images, share, partner_B = blend_images(images, label_B, rng, extras)
             logits_BV = model(images)
             own_loss = losses.target_loss(logits_BV, label_B, weight_B * share, extras)
-            partner_loss = losses.target_loss(logits_BV, partner_B, weight_B * (1.0 - share), extras)
+            partner_loss = losses.target_loss(
+                logits_BV, partner_B, weight_B * (1.0 - share), extras
+            )
             loss = Loss(*jax.tree.map(jnp.add, tuple(own_loss), tuple(partner_loss)))
         else:
             logits_BV = model(images)
@@ -164,8 +169,9 @@ class Classify(Task):
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Return `image` as it is stored, and `label` int32: bytes are copied to the device and become floats there.
 
-        Raises Unusable where one is missing, and for a label that is not one whole number; its shape may be [], [1]
-        or [1, 1]. For other targets than a class `label` is a float32: 0 or 1 for each class, or any numbers.
+        Raises Unusable where one is missing, and for a label that is not one whole number; its
+        shape may be [], [1] or [1, 1]. For other targets than a class `label` is a float32: 0 or 1
+        for each class, or any numbers.
         """
         label, key = ranges.get_value(raw, "label"), self._input_key(raw)
         readers = {"class": ranges.read_class, "multi_label": ranges.read_flags}
@@ -177,9 +183,16 @@ class Classify(Task):
         if not self.reports_classes(spec):
             return None
         classes = self._classes
-        if isinstance(spec.model, specs.MLP | specs.ImageModel) and type(self).model is Classify.model:
+        if (
+            isinstance(spec.model, specs.MLP | specs.ImageModel)
+            and type(self).model is Classify.model
+        ):
             classes = spec.model.classes
-        return None if classes is None else ranges.find_outside("label", batch["label"], classes, "the model's classes")
+        return (
+            None
+            if classes is None
+            else ranges.find_outside("label", batch["label"], classes, "the model's classes")
+        )
 
     def describe_inputs(self, spec: TrainSpec) -> dict[str, Any] | None:
         """Return how a file becomes an example, as JSON for checkpoints; None where the examples are a user's own."""
@@ -196,9 +209,17 @@ class Classify(Task):
             return {"kind": "table", **about, **source.encoding}
         if packed.get("kind") == "table":
             return {"kind": "table", **about, **{key: packed[key] for key in ENCODING_KEYS}}
-        if not isinstance(spec.data, ImageData) or form.dtype != np.uint8 or len(form.shape) not in (2, 3):
+        if (
+            not isinstance(spec.data, ImageData)
+            or form.dtype != np.uint8
+            or len(form.shape) not in (2, 3)
+        ):
             return None
-        classes = list(source.index.classes) if isinstance(source, ImageSource) else packed.get("classes", [])
+        classes = (
+            list(source.index.classes)
+            if isinstance(source, ImageSource)
+            else packed.get("classes", [])
+        )
         share = 1.0 if spec.data.augment is None else spec.data.augment.eval_crop
         return {"kind": "images", **about, "eval_crop": share, "classes": classes}
 
@@ -274,16 +295,22 @@ def scale_images(image: Array, mean: Sequence[float], std: Sequence[float]) -> A
     return (pixels - mean_C) / std_C
 
 
-def blend_images(images: Array, label: Array, rng: Array, block: specs.Loss) -> tuple[Array, Array, Array]:
+def blend_images(
+    images: Array, label: Array, rng: Array, block: specs.Loss
+) -> tuple[Array, Array, Array]:
     """Return the blended images, the share of their own label that they keep, and the labels [B, ...] blended in.
 
-    With both kinds a step draws one of them. Raises SpecError for CutMix of what has no height and width.
+    With both kinds a step draws one of them. Raises SpecError for CutMix of what has no height and
+    width.
     """
     partner_label = label[::-1]
     if not block.cutmix:
         return *mix_up(images, jax.random.beta(rng, block.mixup, block.mixup)), partner_label
     if images.ndim < 3:
-        raise SpecError(f"train.loss.cutmix pastes a part of an image, and the examples have shape {images.shape[1:]}")
+        raise SpecError(
+            "train.loss.cutmix pastes a part of an image, and the examples have shape "
+            f"{images.shape[1:]}"
+        )
     share_rng, place_rng, kind_rng = jax.random.split(rng, 3)
     place = jax.random.uniform(place_rng, (2,))
     cut = cut_mix(images, jax.random.beta(share_rng, block.cutmix, block.cutmix), place)
@@ -302,8 +329,8 @@ def mix_up(images: Array, share: Array) -> tuple[Array, Array]:
 def cut_mix(images_BYX: Array, share: Array, place: Array) -> tuple[Array, Array]:
     """Return images with a rectangle of their partner, of 1 - share of the area, and the share left of their own.
 
-    `place` is the middle of the rectangle, as shares of height and width; what lies outside is cut off.
-    Yun et al. 2019, "CutMix".
+    `place` is the middle of the rectangle, as shares of height and width; what lies outside is cut
+    off. Yun et al. 2019, "CutMix".
     """
     side = jnp.sqrt(1.0 - share)
     masks = []
@@ -315,4 +342,6 @@ def cut_mix(images_BYX: Array, share: Array, place: Array) -> tuple[Array, Array
         masks.append((places >= first) & (places < last))
     is_pasted_YX = masks[0][:, None] & masks[1][None, :]
     shape = (1, *is_pasted_YX.shape, *[1] * (images_BYX.ndim - 3))
-    return jnp.where(is_pasted_YX.reshape(shape), images_BYX[::-1], images_BYX), 1.0 - is_pasted_YX.mean()
+    return jnp.where(
+        is_pasted_YX.reshape(shape), images_BYX[::-1], images_BYX
+    ), 1.0 - is_pasted_YX.mean()

@@ -52,8 +52,9 @@ TEXT_BYTES = "text_bytes"
 
 class NextToken(Task):
     """The task `lm`: the cross-entropy of every token after the first, with equal weights for all targets. Its metrics
-    are `accuracy` and, if the number of bytes of text behind the targets is known, `bits_per_byte`. Examples have
-    `tokens` `[L + 1]`, and may have a `mask` `[L]`, which is 0 for targets that do not count: [text](text.md).
+    are `accuracy` and, if the number of bytes of text behind the targets is known, `bits_per_byte`.
+    Examples have `tokens` `[L + 1]`, and may have a `mask` `[L]`, which is 0 for targets that do
+    not count: [text](text.md).
 
     It is used like [`Classify`](#classify).
     """
@@ -74,23 +75,29 @@ class NextToken(Task):
             case specs.CustomModel() as config:
                 return custom.build_model(spec, config, rngs, lambda: (self._sample_tokens(spec),))
         raise SpecError(
-            f"train.model.kind = {spec.model.kind} does not predict tokens; use decoder, gpt2 or module:Name"
+            f"train.model.kind = {spec.model.kind} does not predict tokens; use decoder, gpt2 or "
+            "module:Name"
         )
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
         """Return the cross-entropy of tokens[:, 1:] given those before, times `mask` and the row's `weight`.
 
-        `batch` has `tokens` int32 [B, L + 1], `mask` float32 [B, L], `weight` [B], and any of TOKEN_KEYS.
+        `batch` has `tokens` int32 [B, L + 1], `mask` float32 [B, L], `weight` [B], and any of
+        TOKEN_KEYS.
         """
         tokens_BT = batch["tokens"]
-        inputs_BL, keys, labels_BL = tokens_BT[:, :-1], _visible_keys(model, batch), tokens_BT[:, 1:]
+        inputs_BL = tokens_BT[:, :-1]
+        keys = _visible_keys(model, batch)
+        labels_BL = tokens_BT[:, 1:]
         weight_BL = batch["mask"] * batch["weight"][:, None]
-        # The first token of an example is not predicted from another one, and padding is not predicted.
+        # The first token of an example is not predicted from another one, and padding is not
+        # predicted.
         weight_BL = weight_BL * padding.target_mask(batch).astype(weight_BL.dtype)
         if isinstance(model, LanguageModel):
             self._vocab = model.head_DV.shape[1]
             features = model.read(inputs_BL, keys[0] if keys else None, padding.input_mask(batch))
-            sums, means = _score_cross_entropy(model, features.x_BLD, labels_BL, weight_BL), features.means
+            sums = _score_cross_entropy(model, features.x_BLD, labels_BL, weight_BL)
+            means = features.means
             if features.penalty is not None and not model.deterministic:
                 sums = sums._replace(total=sums.total + sums.weight * features.penalty)
         else:
@@ -100,7 +107,9 @@ class NextToken(Task):
         metrics = {"accuracy": (sums.correct, sums.weight)}
         metrics |= {name: (mean * sums.weight, sums.weight) for name, mean in means.items()}
         if (bytes_B := batch.get(TEXT_BYTES)) is not None:
-            metrics |= {"bits_per_byte": (sums.nats / math.log(2), (bytes_B * batch["weight"]).sum())}
+            metrics |= {
+                "bits_per_byte": (sums.nats / math.log(2), (bytes_B * batch["weight"]).sum())
+            }
         elif self.are_bytes:
             metrics |= {"bits_per_byte": (sums.nats / math.log(2), sums.weight)}
         return Loss(sums.total, sums.weight, metrics)
@@ -113,11 +122,14 @@ class NextToken(Task):
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Return `tokens` int32 [L + 1], `mask` float32 [L], by default 1 for all text, TOKEN_KEYS as int32, and BYTES.
 
-        Raises Unusable without tokens, for those that are no whole numbers or no row, and for a key of another shape.
+        Raises Unusable without tokens, for those that are no whole numbers or no row, and for a key
+        of another shape.
         """
         tokens_T = ranges.read_integers("tokens", ranges.get_value(raw, "tokens"))
         if tokens_T.ndim != 1 or len(tokens_T) < 2:
-            raise UnusableExample(f"tokens of shape {list(tokens_T.shape)}, but an example is one row of at least 2")
+            raise UnusableExample(
+                f"tokens of shape {list(tokens_T.shape)}, but an example is one row of at least 2"
+            )
         example = {"tokens": tokens_T}
         if "mask" in raw:
             example["mask"] = np.asarray(raw["mask"], np.float32)
@@ -125,10 +137,13 @@ class NextToken(Task):
         if TEXT_BYTES in raw:
             example[TEXT_BYTES] = np.asarray(raw[TEXT_BYTES], np.float32)
         for key, value in example.items():
-            expected_shape = () if key in ("length", TEXT_BYTES) else (len(tokens_T) - (key == "mask"),)
+            expected_shape = (
+                () if key in ("length", TEXT_BYTES) else (len(tokens_T) - (key == "mask"),)
+            )
             if value.shape != expected_shape:
                 raise UnusableExample(
-                    f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with {list(expected_shape)}"
+                    f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with "
+                    f"{list(expected_shape)}"
                 )
         if "mask" not in example:
             is_target_1L = padding.target_mask({key: value[None] for key, value in example.items()})
@@ -140,7 +155,9 @@ class NextToken(Task):
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the tokens' length from")
-        return jnp.zeros((1, Examples(source, self.example).array_specs["tokens"].shape[0] - 1), jnp.int32)
+        return jnp.zeros(
+            (1, Examples(source, self.example).array_specs["tokens"].shape[0] - 1), jnp.int32
+        )
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return what follows from the means of an evaluation: the perplexity, e to the loss of a target."""
@@ -149,8 +166,9 @@ class NextToken(Task):
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
         """Return the first row that is longer than the model's, or whose tokens it does not have, and a sentence on it.
 
-        A token that is neither seen nor predicted may be any number, such as the -100 that others ignore; it becomes 0.
-        A task that computes another loss is not checked, and of a custom model only the targets are.
+        A token that is neither seen nor predicted may be any number, such as the -100 that others
+        ignore; it becomes 0. A task that computes another loss is not checked, and of a custom
+        model only the targets are.
         """
         if type(self).loss is not NextToken.loss:
             return None
@@ -159,13 +177,16 @@ class NextToken(Task):
             is_ours, length, vocab = True, tokens_BT.shape[1] - 1, config.vocab
             if length > config.length:
                 return 0, (
-                    f"{length + 1} tokens, and train.model.length = {config.length} is of {config.length + 1}: "
+                    f"{length + 1} tokens, and train.model.length = {config.length} is of "
+                    f"{config.length + 1}: "
                     f"make the length {length}, or cut the examples"
                 )
         if vocab is None or (tokens_BT.min() >= 0 and tokens_BT.max() < vocab):
             return None
         wrong_BT = (tokens_BT < 0) | (tokens_BT >= vocab)
-        counts_BT = ranges.find_counted_tokens(batch, np.flatnonzero(wrong_BT.any(1)), include_read=is_ours)
+        counts_BT = ranges.find_counted_tokens(
+            batch, np.flatnonzero(wrong_BT.any(1)), include_read=is_ours
+        )
         reason = f"outside 0 to {vocab - 1}, the vocabulary"
         fault = ranges.find_wrong("token", tokens_BT, wrong_BT & counts_BT, reason)
         if fault is None and is_ours:
@@ -183,24 +204,32 @@ def _visible_keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible,
         return (Visible(mask, segments, arrays.get("length")),)
     if set(arrays) != {"attention_mask"}:
         raise SpecError(
-            "the examples have segments or a length, which a custom model does not get; use an attention_mask instead"
+            "the examples have segments or a length, which a custom model does not get; use an "
+            "attention_mask instead"
         )
     return (arrays["attention_mask"][:, :-1],)
 
 
-def _score_cross_entropy(model: LanguageModel, x_BLD: Array, labels_BL: Array, weight_BL: Array) -> losses.Sums:
+def _score_cross_entropy(
+    model: LanguageModel, x_BLD: Array, labels_BL: Array, weight_BL: Array
+) -> losses.Sums:
     """Return the cross-entropy of a built-in model, in chunks if its logits would fill a device.
 
-    Training in bfloat16 keeps its logits in bfloat16, because in float32 they would be the largest array of a step. The
-    loss is still computed in float32. A cap needs more digits than bfloat16 has.
+    Training in bfloat16 keeps its logits in bfloat16, because in float32 they would be the largest
+    array of a step. The loss is still computed in float32. A cap needs more digits than bfloat16
+    has.
     """
     if model.deterministic:
         return score_logits(model, x_BLD, labels_BL, weight_BL, losses.cross_entropy)
-    score = partial(losses.cross_entropy, terms=specs.Loss(z=model.loss.z, smoothing=model.loss.smoothing))
+    score = partial(
+        losses.cross_entropy, terms=specs.Loss(z=model.loss.z, smoothing=model.loss.smoothing)
+    )
     is_narrow = x_BLD.dtype == jnp.bfloat16 and model.cap is None
     logits_dtype = jnp.dtype(jnp.bfloat16) if is_narrow else model.output
     # float16 has no room for the gradients of a loss that is not scaled yet.
-    return score_logits(model, x_BLD, labels_BL, weight_BL, score, logits_dtype, at_once=x_BLD.dtype != jnp.float16)
+    return score_logits(
+        model, x_BLD, labels_BL, weight_BL, score, logits_dtype, at_once=x_BLD.dtype != jnp.float16
+    )
 
 
 def score_logits(
@@ -214,28 +243,43 @@ def score_logits(
 ) -> losses.Summed:
     """Return `score` of the model's logits, labels and weights, a sum over positions; see losses.sum_in_chunks.
 
-    The backward pass keeps the logits alone, in `logits_dtype`, by default the model's output dtype, and computes again
-    what `score` makes of them, arrays of the same size.
+    The backward pass keeps the logits alone, in `logits_dtype`, by default the model's output
+    dtype, and computes again what `score` makes of them, arrays of the same size.
     """
-    project, size = partial(model.project, output=logits_dtype), jnp.dtype(logits_dtype or model.output).itemsize
-    count, head_DV = _choose_chunks(model.loss.chunks, labels_BL.shape, model.head_DV, size), model.head_DV
+    project = partial(model.project, output=logits_dtype)
+    size = jnp.dtype(logits_dtype or model.output).itemsize
+    count = _choose_chunks(model.loss.chunks, labels_BL.shape, model.head_DV, size)
+    head_DV = model.head_DV
     if count == 1:
-        result: losses.Summed = jax.checkpoint(score, prevent_cse=False)(project(x_BLD, head_DV), labels_BL, weight_BL)
+        result: losses.Summed = jax.checkpoint(score, prevent_cse=False)(
+            project(x_BLD, head_DV), labels_BL, weight_BL
+        )
         return result
-    return losses.sum_in_chunks(project, head_DV, x_BLD, labels_BL, weight_BL, count, score, at_once)
+    return losses.sum_in_chunks(
+        project, head_DV, x_BLD, labels_BL, weight_BL, count, score, at_once
+    )
 
 
 def _choose_chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array, size: int) -> int:
     """Return the number of chunks for logits of `size` bytes each.
 
-    It is one if the logits are not far larger than the head's gradient, of which chunks hold a second copy. That
-    gradient is summed over the devices once per chunk, so a large head has larger chunks.
+    It is one if the logits are not far larger than the head's gradient, of which chunks hold a
+    second copy. That gradient is summed over the devices once per chunk, so a large head has larger
+    chunks.
     """
     if isinstance(chunks, int):
         return chunks
     (batch, length), (width, vocab), mesh = shape, head_DV.shape, jax.sharding.get_abstract_mesh()
     devices = max(1, mesh.size)
-    rows = batch * length * mesh.shape.get("mp", 1) / devices  # of a device's logits; mp splits both along V
-    half_gradient_bytes = width * vocab / mesh.shape.get("mp", 1)  # bytes of half the head's gradient, in bfloat16
+    rows = (
+        batch * length * mesh.shape.get("mp", 1) / devices
+    )  # of a device's logits; mp splits both along V
+    half_gradient_bytes = (
+        width * vocab / mesh.shape.get("mp", 1)
+    )  # bytes of half the head's gradient, in bfloat16
     max_bytes = max(losses.CHUNK_LOGITS_BYTES, half_gradient_bytes)
-    return 1 if rows < 2 * width else losses.count_chunks(length, size * batch * length * vocab / devices, max_bytes)
+    return (
+        1
+        if rows < 2 * width
+        else losses.count_chunks(length, size * batch * length * vocab / devices, max_bytes)
+    )

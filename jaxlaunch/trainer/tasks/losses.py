@@ -42,12 +42,15 @@ class Sums(NamedTuple):
     weight: Array
 
 
-def cross_entropy(logits: Array, labels: Array, weight: Array, terms: specs.Loss = PLAIN_TERMS) -> Sums:
+def cross_entropy(
+    logits: Array, labels: Array, weight: Array, terms: specs.Loss = PLAIN_TERMS
+) -> Sums:
     """Return the cross-entropy and hits of `logits` [..., V] against integers `labels` [...], each times `weight`.
 
-    Positions of weight 0 add exactly 0, to the gradient too, whatever they hold. Any other position's label outside the
-    vocabulary makes the sum NaN, so that it is found at the first step. Raises SpecError for shapes that do not fit:
-    labels [B, 1] would broadcast to all pairs of examples.
+    Positions of weight 0 add exactly 0, to the gradient too, whatever they hold. Any other
+    position's label outside the vocabulary makes the sum NaN, so that it is found at the first
+    step. Raises SpecError for shapes that do not fit: labels [B, 1] would broadcast to all pairs of
+    examples.
     """
     softmax, counts = _compute_softmax(logits, labels, weight), weight != 0.0
     if terms.class_weights is None:
@@ -59,7 +62,10 @@ def cross_entropy(logits: Array, labels: Array, weight: Array, terms: specs.Loss
         label_weight = jnp.take(by_class_V, labels, mode="clip")
         total, weighted = label_weight * softmax.nats, weight * label_weight
         if terms.smoothing:
-            spread = jnp.matmul(softmax.log_sum[..., None] - softmax.logits, by_class_V) / by_class_V.shape[0]
+            spread = (
+                jnp.matmul(softmax.log_sum[..., None] - softmax.logits, by_class_V)
+                / by_class_V.shape[0]
+            )
             total = (1.0 - terms.smoothing) * total + terms.smoothing * spread
     if terms.focal:
         total = total * _focal_factor(softmax.nats, terms.focal)
@@ -77,11 +83,15 @@ def count_classes_above(logits_BV: Array, label_B: Array) -> Array:
     """Count the classes with a larger logit than the label, or with an equal one and a smaller number."""
     places_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
     chosen_B1 = jnp.where(places_BV == label_B[:, None], logits_BV, 0.0).sum(-1, keepdims=True)
-    before_BV = (logits_BV > chosen_B1) | ((logits_BV == chosen_B1) & (places_BV < label_B[:, None]))
+    before_BV = (logits_BV > chosen_B1) | (
+        (logits_BV == chosen_B1) & (places_BV < label_B[:, None])
+    )
     return before_BV.sum(-1)
 
 
-def multi_label_loss(logits_BV: Array, label_BV: Array, weight_B: Array, terms: specs.Loss = PLAIN_TERMS) -> Loss:
+def multi_label_loss(
+    logits_BV: Array, label_BV: Array, weight_B: Array, terms: specs.Loss = PLAIN_TERMS
+) -> Loss:
     """Return the binary cross-entropy of each class, a row's mean over its classes, with `accuracy` and `f1`.
 
     A class is predicted where its logit is above 0. Rows of weight 0 add exactly 0.
@@ -89,24 +99,33 @@ def multi_label_loss(logits_BV: Array, label_BV: Array, weight_B: Array, terms: 
     """
     if label_BV.shape != logits_BV.shape:
         raise SpecError(
-            f"the model makes logits of shape {list(logits_BV.shape)}, and the labels are {list(label_BV.shape)}: "
+            f"the model makes logits of shape {list(logits_BV.shape)}, and the labels are "
+            f"{list(label_BV.shape)}: "
             "target: multi_label takes 0 or 1 for each of model.classes"
         )
     counts_B = weight_B != 0.0
     logits_BV = jnp.where(counts_B[:, None], logits_BV.astype(jnp.float32), 0.0)
     is_label_BV, predicted_BV = label_BV.astype(jnp.float32), (logits_BV > 0.0).astype(jnp.float32)
     target_BV = is_label_BV * (1.0 - terms.smoothing) + 0.5 * terms.smoothing
-    positive = 1.0 if terms.class_weights is None else jnp.asarray(terms.class_weights, jnp.float32)[None, :]
+    positive = (
+        1.0
+        if terms.class_weights is None
+        else jnp.asarray(terms.class_weights, jnp.float32)[None, :]
+    )
     yes_BV, no_BV = jax.nn.softplus(-logits_BV), jax.nn.softplus(logits_BV)
     nats_BV = positive * target_BV * yes_BV + (1.0 - target_BV) * no_BV
     if terms.focal:
         nats_BV = nats_BV * _focal_factor(jnp.where(is_label_BV > 0.5, yes_BV, no_BV), terms.focal)
     is_right_BV = (predicted_BV == is_label_BV).astype(jnp.float32)
     # F1 is twice the correctly predicted classes over the sum of the true and the predicted ones.
-    overlap_B, sizes_B = 2.0 * (predicted_BV * is_label_BV).sum(-1), predicted_BV.sum(-1) + is_label_BV.sum(-1)
+    overlap_B = 2.0 * (predicted_BV * is_label_BV).sum(-1)
+    sizes_B = predicted_BV.sum(-1) + is_label_BV.sum(-1)
     is_right_B = jnp.where(counts_B, is_right_BV.mean(-1), 0.0)
     nats_B = jnp.where(counts_B, nats_BV.mean(-1), 0.0)
-    total, right, overlap, sizes = nats_B @ weight_B, is_right_B @ weight_B, overlap_B @ weight_B, sizes_B @ weight_B
+    total = nats_B @ weight_B
+    right = is_right_B @ weight_B
+    overlap = overlap_B @ weight_B
+    sizes = sizes_B @ weight_B
     count = weight_B.sum()
     return Loss(total, count, {"accuracy": (right, count), "f1": (overlap, sizes)})
 
@@ -116,7 +135,8 @@ def squared_error(output_BK: Array, number_BK: Array, weight_B: Array) -> tuple[
     number_BK = number_BK[:, None] if number_BK.ndim == 1 else number_BK
     if output_BK.shape != number_BK.shape:
         raise SpecError(
-            f"the model makes numbers of shape {list(output_BK.shape)}, and the labels are {list(number_BK.shape)}: "
+            f"the model makes numbers of shape {list(output_BK.shape)}, and the labels are "
+            f"{list(number_BK.shape)}: "
             "set model.classes to how many numbers a label is"
         )
     error_BK = output_BK.astype(jnp.float32) - number_BK.astype(jnp.float32)
@@ -135,7 +155,10 @@ def target_loss(logits_BV: Array, label: Array, weight_B: Array, block: specs.Lo
     sums = cross_entropy(logits_BV, label, weight_B, block)
     metrics = {"accuracy": (sums.correct, count)}
     if logits_BV.shape[-1] >= TOP5_MIN_CLASSES:
-        metrics["top5"] = jnp.where(count_classes_above(logits_BV, label) < 5, weight_B, 0.0).sum(), count
+        metrics["top5"] = (
+            jnp.where(count_classes_above(logits_BV, label) < 5, weight_B, 0.0).sum(),
+            count,
+        )
     return Loss(sums.total, sums.weight, metrics)
 
 
@@ -148,9 +171,12 @@ def _focal_factor(nats: Array, focal: float) -> Array:
 def log_probabilities(logits: Array, labels: Array, weight: Array) -> Array:
     """Return the log-probability of each row's `labels`, summed over positions times `weight`: [B] of [B, L, V].
 
-    As `cross_entropy` where a position has weight 0, a label is outside the vocabulary or a shape does not fit.
+    As `cross_entropy` where a position has weight 0, a label is outside the vocabulary or a shape
+    does not fit.
     """
-    return -jnp.where(weight != 0.0, _compute_softmax(logits, labels, weight).nats * weight, 0.0).sum(-1)
+    return -jnp.where(
+        weight != 0.0, _compute_softmax(logits, labels, weight).nats * weight, 0.0
+    ).sum(-1)
 
 
 class _Softmax(NamedTuple):
@@ -168,19 +194,22 @@ def _compute_softmax(logits: Array, labels: Array, weight: Array) -> _Softmax:
     for name, array in (("labels", labels), ("weights", weight)):
         if array.shape != logits.shape[:-1]:
             raise SpecError(
-                f"logits of shape {list(logits.shape)} go with {name} of shape {list(logits.shape[:-1])}, not "
-                f"{list(array.shape)}: the loss compares the last axis of each of the model's logits with one label"
+                f"logits of shape {list(logits.shape)} go with {name} of shape "
+                f"{list(logits.shape[:-1])}, not "
+                f"{list(array.shape)}: the loss compares the last axis of each of the model's "
+                "logits with one label"
             )
     counts, labels = weight != 0.0, labels.astype(jnp.int32)
     logits = jnp.where(counts[..., None], logits.astype(jnp.float32), 0.0)
     largest = jax.lax.stop_gradient(logits.max(-1))
     # The subtraction comes first, so that a loss near 0 keeps its digits.
     logits -= largest[..., None]
-    # This is a sum over a mask, because a gather along a vocabulary split over mp would fetch all logits.
+    # This is a sum over a mask, because a gather along a vocabulary split over mp would fetch all
+    # logits.
     places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     chosen = jnp.where(places == labels[..., None], logits, 0.0).sum(-1)
-    # argmax would carry an index along. A sum like the two others lets XLA compute all three in one pass over the
-    # logits, while `any` would read them again.
+    # argmax would carry an index along. A sum like the two others lets XLA compute all three in one
+    # pass over the logits, while `any` would read them again.
     is_beaten = ((logits == 0.0) & (places < labels[..., None])).astype(jnp.float32).sum(-1) > 0.0
     legal = (labels >= 0) & (labels < logits.shape[-1])
     log_sum = jnp.log(jnp.exp(logits).sum(-1))
@@ -200,9 +229,10 @@ def sum_in_chunks(
 ) -> Summed:
     """Return `score` of the logits `project(x, head)`, labels and weights, a sum over positions, in `count` parts of L.
 
-    The logits of one part are in memory at a time. The backward pass computes each part's logits again, or, `at_once`,
-    the forward pass takes the gradients too: of a score that is `Sums`, of which only the total is differentiated. The
-    head's gradient is summed over the parts in float32, on each device for its share.
+    The logits of one part are in memory at a time. The backward pass computes each part's logits
+    again, or, `at_once`, the forward pass takes the gradients too: of a score that is `Sums`, of
+    which only the total is differentiated. The head's gradient is summed over the parts in float32,
+    on each device for its share.
     """
 
     def split_chunks(array: Array) -> Array:
@@ -221,14 +251,20 @@ def sum_in_chunks(
     return result
 
 
-def _sum_parts(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
+def _sum_parts(
+    part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]
+) -> Summed:
     def add_part(sums: Summed, part: tuple[Array, ...]) -> tuple[Summed, None]:
         return jax.tree.map(jnp.add, sums, part_sums(wide_DV, part)), None
 
-    return jax.lax.scan(jax.checkpoint(add_part, prevent_cse=False), _zero_sums(part_sums, wide_DV, parts), parts)[0]
+    return jax.lax.scan(
+        jax.checkpoint(add_part, prevent_cse=False), _zero_sums(part_sums, wide_DV, parts), parts
+    )[0]
 
 
-def _zero_sums(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]) -> Summed:
+def _zero_sums(
+    part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]
+) -> Summed:
     part = tuple(jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in parts)
     result: Summed = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part_sums, wide_DV, part)
@@ -237,7 +273,9 @@ def _zero_sums(part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Ar
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sum_parts_at_once(part_sums: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]) -> Sums:
+def _sum_parts_at_once(
+    part_sums: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]
+) -> Sums:
     """Sum like _sum_parts, but compute the gradients in the forward pass, so that logits are computed once."""
     return _sum_parts(part_sums, wide_DV, parts)
 
@@ -245,12 +283,18 @@ def _sum_parts_at_once(part_sums: Callable[..., Sums], wide_DV: Array, parts: tu
 def _sum_parts_forward(
     part_sums: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]
 ) -> tuple[Sums, tuple[Array, Array]]:
-    def part_total(wide_DV: Array, x: Array, labels_and_weight: tuple[Array, ...]) -> tuple[Array, Sums]:
+    def part_total(
+        wide_DV: Array, x: Array, labels_and_weight: tuple[Array, ...]
+    ) -> tuple[Array, Sums]:
         sums = part_sums(wide_DV, (x, *labels_and_weight))
         return sums.total, sums
 
-    def add_part(carry: tuple[Sums, Array], part: tuple[Array, ...]) -> tuple[tuple[Sums, Array], Array]:
-        (head_gradient, x_gradient), sums = jax.grad(part_total, (0, 1), has_aux=True)(wide_DV, part[0], part[1:])
+    def add_part(
+        carry: tuple[Sums, Array], part: tuple[Array, ...]
+    ) -> tuple[tuple[Sums, Array], Array]:
+        (head_gradient, x_gradient), sums = jax.grad(part_total, (0, 1), has_aux=True)(
+            wide_DV, part[0], part[1:]
+        )
         return jax.tree.map(jnp.add, carry, (sums, head_gradient)), x_gradient
 
     zeros = _zero_sums(part_sums, wide_DV, parts), jnp.zeros_like(wide_DV)
@@ -271,4 +315,8 @@ _sum_parts_at_once.defvjp(_sum_parts_forward, _sum_parts_backward)
 
 def count_chunks(length: int, logits_bytes: float, max_bytes: float = CHUNK_LOGITS_BYTES) -> int:
     """Return the fewest equal parts of `length` that keep a device's logits within `max_bytes` bytes."""
-    return next(n for n in range(1, length + 1) if length % n == 0 and (logits_bytes / n <= max_bytes or n == length))
+    return next(
+        n
+        for n in range(1, length + 1)
+        if length % n == 0 and (logits_bytes / n <= max_bytes or n == length)
+    )

@@ -1,7 +1,7 @@
 """Reading the numbers of examples without loss, and checking them against the range of a model, on the host.
 
-On a device a label out of range makes the loss NaN, and a token out of range reads another row: neither tells which
-example is wrong.
+On a device a label out of range makes the loss NaN, and a token out of range reads another row:
+neither tells which example is wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ INT32 = np.iinfo(np.int32)
 def get_value(raw: Mapping[str, Any], key: str) -> Any:
     """Return the value of a key of a record. Raises Unusable if it is missing."""
     if key not in raw:
-        raise UnusableExample(f"no {key}, which the task reads; it has {', '.join(sorted(map(str, raw))) or 'nothing'}")
+        raise UnusableExample(
+            f"no {key}, which the task reads; it has "
+            f"{', '.join(sorted(map(str, raw))) or 'nothing'}"
+        )
     return raw[key]
 
 
@@ -37,7 +40,9 @@ def read_integers(key: str, value: Any) -> npt.NDArray[np.int32]:
     if array.dtype.itemsize >= 4 and array.dtype != np.int32:
         is_wrong = (array < INT32.min) | (array > INT32.max)
         if is_wrong.any():
-            raise UnusableExample(f"{key} {array[is_wrong].flat[0]}, too large for the int32 it becomes")
+            raise UnusableExample(
+                f"{key} {array[is_wrong].flat[0]}, too large for the int32 it becomes"
+            )
     return array.astype(np.int32)
 
 
@@ -46,9 +51,16 @@ def read_class(value: Any) -> npt.NDArray[np.int32]:
     array = np.asarray(value)
     if array.size == 1:
         return read_integers("label", array).reshape(())
-    is_one_hot = array.ndim == 1 and array.dtype.kind in "biuf" and array.sum() == 1 and np.count_nonzero(array) == 1
+    is_one_hot = (
+        array.ndim == 1
+        and array.dtype.kind in "biuf"
+        and array.sum() == 1
+        and np.count_nonzero(array) == 1
+    )
     hint = f"; it looks one-hot: its class is {int(array.argmax())}" if is_one_hot else ""
-    raise UnusableExample(f"a label of shape {list(array.shape)}, but a label is one whole number, the class{hint}")
+    raise UnusableExample(
+        f"a label of shape {list(array.shape)}, but a label is one whole number, the class{hint}"
+    )
 
 
 def read_flags(value: Any) -> npt.NDArray[np.float32]:
@@ -56,7 +68,8 @@ def read_flags(value: Any) -> npt.NDArray[np.float32]:
     array = read_numbers(value)
     if array.ndim != 1 or not np.isin(array, (0.0, 1.0)).all():
         raise UnusableExample(
-            f"a label of shape {list(array.shape)}, from {array.min()} to {array.max()}, but with loss.target = "
+            f"a label of shape {list(array.shape)}, from {array.min()} to {array.max()}, but with "
+            "loss.target = "
             "multi_label a label is 0 or 1 for each class, [classes]"
         )
     return array
@@ -65,9 +78,15 @@ def read_flags(value: Any) -> npt.NDArray[np.float32]:
 def read_numbers(value: Any) -> npt.NDArray[np.float32]:
     """Convert a label of numbers, [] or [K], to float32. Raises Unusable for numbers that are not finite."""
     array = np.asarray(value)
-    if array.dtype.kind not in "biuf" or array.ndim > 1 or not array.size or not np.isfinite(array).all():
+    if (
+        array.dtype.kind not in "biuf"
+        or array.ndim > 1
+        or not array.size
+        or not np.isfinite(array).all()
+    ):
         raise UnusableExample(
-            f"a label {array.ravel()[:3].tolist()} of {array.dtype}{list(array.shape)}, not finite numbers"
+            f"a label {array.ravel()[:3].tolist()} of {array.dtype}{list(array.shape)}, not "
+            "finite numbers"
         )
     return array.astype(np.float32)
 
@@ -77,16 +96,25 @@ def read_labels(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
     if target == "class":
         return read_integers("label", value_B)
     label_B = np.asarray(value_B, np.float32)
-    if not np.isfinite(label_B).all() or (target == "multi_label" and not np.isin(label_B, (0.0, 1.0)).all()):
+    if not np.isfinite(label_B).all() or (
+        target == "multi_label" and not np.isin(label_B, (0.0, 1.0)).all()
+    ):
         raise UnusableExample("a label that cannot be used")
     return label_B
 
 
-def find_outside(key: str, array_BX: npt.NDArray[Any], size: int, description: str) -> tuple[int, str] | None:
+def find_outside(
+    key: str, array_BX: npt.NDArray[Any], size: int, description: str
+) -> tuple[int, str] | None:
     """Return the first row with a number outside 0 … size − 1, the range of `description`, and a sentence; or None."""
     if not array_BX.size or (array_BX.min() >= 0 and array_BX.max() < size):
         return None
-    return find_wrong(key, array_BX, (array_BX < 0) | (array_BX >= size), f"outside 0 to {size - 1}, {description}")
+    return find_wrong(
+        key,
+        array_BX,
+        (array_BX < 0) | (array_BX >= size),
+        f"outside 0 to {size - 1}, {description}",
+    )
 
 
 def find_wrong(
@@ -96,13 +124,19 @@ def find_wrong(
     if not wrong_BX.any():
         return None
     row, *place = np.argwhere(wrong_BX)[0].tolist()
-    return row, f"{key} {array_BX[(row, *place)]}{f' at place {place[0]}' if place else ''}, {reason}"
+    return (
+        row,
+        f"{key} {array_BX[(row, *place)]}{f' at place {place[0]}' if place else ''}, {reason}",
+    )
 
 
-def find_counted_tokens(batch: Batch, rows: npt.NDArray[np.intp], *, include_read: bool) -> npt.NDArray[np.bool_]:
+def find_counted_tokens(
+    batch: Batch, rows: npt.NDArray[np.intp], *, include_read: bool
+) -> npt.NDArray[np.bool_]:
     """Return the mask [B, L + 1] of tokens that are predicted or, if `include_read`, read for a prediction.
 
-    It agrees with the weights of the loss in trainer/tasks/lm, whose keys `batch` has. Other rows are False.
+    It agrees with the weights of the loss in trainer/tasks/lm, whose keys `batch` has. Other rows
+    are False.
     """
     counts_BT = np.zeros(batch["tokens"].shape, bool)
     if not len(rows):
@@ -111,7 +145,8 @@ def find_counted_tokens(batch: Batch, rows: npt.NDArray[np.intp], *, include_rea
     real_RT, is_target_RL = padding.real_tokens(batch_R), padding.target_mask(batch_R)
     counts_BT[rows, 1:] = is_target_RL
     if include_read:
-        # The queries at and after a key's position in its segment read it, if they predict something.
+        # The queries at and after a key's position in its segment read it, if they predict
+        # something.
         index_T = np.arange(real_RT.shape[1])
         for row, real_T, is_target_L in zip(rows, real_RT, is_target_RL, strict=True):
             numbers_T = batch["segments"][row] if "segments" in batch else np.zeros_like(index_T)

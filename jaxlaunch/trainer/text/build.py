@@ -1,9 +1,10 @@
 """Prepares the rows of a corpus, once: `python -m jaxlaunch.trainer.text.build FOLDER PARENT`, a recipe on stdin.
 
-The build runs in a separate process without jax. Its workers tokenize units of the files or pack shards, so memory is
-proportional to the number of workers and not to the corpus. Complete parts are never built again, and a build that is
-killed and restarted gives the same bytes. Two builds of one folder take turns by a file lock; without locks in
-the file system both do all of the work, and do not disturb each other.
+The build runs in a separate process without jax. Its workers tokenize units of the files or pack
+shards, so memory is proportional to the number of workers and not to the corpus. Complete parts are
+never built again, and a build that is killed and restarted gives the same bytes. Two builds of one
+folder take turns by a file lock; without locks in the file system both do all of the work, and do
+not disturb each other.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ def _describe_failure(folder: Path, error: OSError) -> str:
     if error.errno == errno.ENOSPC or "No space left" in message:
         with contextlib.suppress(OSError):
             message += f", {shutil.disk_usage(folder).free >> 20} MiB free"
-        hint = f"make room or set data.data_dir; until it is done it takes about 6 bytes for a token; {RESUME_HINT}"
+        hint = (
+            "make room or set data.data_dir; until it is done it takes about 6 bytes for a "
+            f"token; {RESUME_HINT}"
+        )
     return f"preparing the text in {folder} failed: {message}; {hint}"
 
 
@@ -104,7 +108,9 @@ def check_folder(folder: Path, *, verify: bool = False) -> None:
             continue
         problem = "is missing" if size is None else "is damaged"
         hint = "remove that folder, and it is prepared again"
-        raise DataError(f"{path} {problem}: {size or 0} of {record['size']} bytes are there; {hint}")
+        raise DataError(
+            f"{path} {problem}: {size or 0} of {record['size']} bytes are there; {hint}"
+        )
 
 
 def _make_rows(recipe: Recipe, folder: Path, processes: int) -> None:
@@ -120,16 +126,28 @@ def _make_rows(recipe: Recipe, folder: Path, processes: int) -> None:
     _run_tasks("tokenized", "parts", shards.write_part, tasks, processes, len(units))
     count = min(buckets, MAX_SHARDS, -(-size // SHARD_BYTES))
     corpus, report = _count_documents(recipe, parts_folder, len(units), count, buckets)
-    missing = [shard for shard in range(corpus.shards) if not shards.record_path(parts_folder, shard).exists()]
+    missing = [
+        shard
+        for shard in range(corpus.shards)
+        if not shards.record_path(parts_folder, shard).exists()
+    ]
     packed = [(worker_recipe, folder, parts_folder, shard, corpus) for shard in missing]
     _run_tasks("packed", "shards", shards.write_shard, packed, processes, corpus.shards)
     files: dict[str, Any] = {}
     for shard in range(corpus.shards):
         files |= json.loads(shards.record_path(parts_folder, shard).read_text())
-    rows = {split: sum(file["rows"] for file in files.values() if file["split"] == split) for split in shards.SPLITS}
+    rows = {
+        split: sum(file["rows"] for file in files.values() if file["split"] == split)
+        for split in shards.SPLITS
+    }
     if not sum(rows.values()):
-        raise DataError(f"data.path: {recipe.paths[0]} and what else matches hold chats without a token to predict")
-    fill = sum(file["filled"] for file in files.values()) / (sum(rows.values()) * (recipe.length + 1))
+        raise DataError(
+            f"data.path: {recipe.paths[0]} and what else matches hold chats without a "
+            "token to predict"
+        )
+    fill = sum(file["filled"] for file in files.values()) / (
+        sum(rows.values()) * (recipe.length + 1)
+    )
     index: dict[str, Any] = {"address": recipe.address, "tokenizer": recipe.tokenizer_digest}
     if recipe.template is not None:
         index["targets"] = sum(file["targets"] for file in files.values())
@@ -151,7 +169,9 @@ def _count_documents(
         counts = (part_counts.documents, *sums, part_counts.replaced, part_counts.empty)
         report = {key: report[key] + number for key, number in zip(report, counts, strict=True)}
     if not report["documents"]:
-        raise DataError(f"data.path: {recipe.paths[0]} and what else matches hold no document with a text in it")
+        raise DataError(
+            f"data.path: {recipe.paths[0]} and what else matches hold no document with a text in it"
+        )
     cut = None
     if recipe.eval_split and report["documents"] == 1:
         # The end of the only document is held out, in tokens.
@@ -159,11 +179,13 @@ def _count_documents(
         held_out = max(round(tokens * recipe.eval_split), MIN_TOKENS)
         if documents.file_kind(recipe.paths[0]) != "text" or tokens - held_out < MIN_TOKENS:
             raise DataError(
-                f"data.eval_split = {recipe.eval_split} of one document leaves none to train on; set it to 0, or name "
+                f"data.eval_split = {recipe.eval_split} of one document leaves none to train on; "
+                "set it to 0, or name "
                 "data.eval_path"
             )
         _print_message(
-            f"data.eval_split = {recipe.eval_split} of one document, whose last {held_out} of {tokens} tokens are held "
+            f"data.eval_split = {recipe.eval_split} of one document, whose last {held_out} of "
+            f"{tokens} tokens are held "
             "out"
         )
         cut = tokens - held_out
@@ -175,15 +197,21 @@ def _print_message(message: str) -> None:
     print(f"preparing text: {message}", file=sys.stderr, flush=True)
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def _run_tasks(
-    verb: str, unit_name: str, work: Callable[..., None], tasks: Sequence[Any], processes: int, total: int
+    verb: str,
+    unit_name: str,
+    work: Callable[..., None],
+    tasks: Sequence[Any],
+    processes: int,
+    total: int,
 ) -> None:
     """Call `work` with each of `tasks` in up to `processes` processes, and print the progress.
 
-    If the system kills a process, usually for lack of memory, half as many continue with the remaining tasks.
+    If the system kills a process, usually for lack of memory, half as many continue with the
+    remaining tasks.
     """
     remaining = dict(enumerate(tasks))
     printed_at = time.monotonic()
@@ -193,7 +221,11 @@ def _run_tasks(
         del remaining[number]
         if time.monotonic() - printed_at >= PROGRESS_S:
             printed_at = time.monotonic()
-            print(f"{verb} {total - len(remaining)} of {total} {unit_name}", file=sys.stderr, flush=True)
+            print(
+                f"{verb} {total - len(remaining)} of {total} {unit_name}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     processes = min(processes, len(tasks))
     while remaining and processes > 1:
@@ -201,7 +233,10 @@ def _run_tasks(
             _run_in_pool(work, remaining, processes, finish)
         except concurrent.futures.process.BrokenProcessPool:
             processes //= 2
-            _print_message(f"a process was killed, as the system does where memory is short; {processes} continue")
+            _print_message(
+                "a process was killed, as the system does where memory is short; "
+                f"{processes} continue"
+            )
     for number, task in list(remaining.items()):
         work(*task)
         finish(number)
@@ -254,7 +289,8 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         file = path.open("a")
     except OSError as error:
         raise DataError(
-            f"the text cannot be prepared in {folder.parent}, which cannot be written ({error}); set data.data_dir"
+            f"the text cannot be prepared in {folder.parent}, which cannot be written ({error}); "
+            "set data.data_dir"
         ) from error
     with file:
         try:
@@ -286,7 +322,8 @@ def main() -> NoReturn:
         code = contract.STARTUP
     finally:
         sys.stderr.flush()
-        # Exit at once, because a normal exit would wait for the tasks of the workers, which end with this process.
+        # Exit at once, because a normal exit would wait for the tasks of the workers, which end
+        # with this process.
         os._exit(code)
 
 

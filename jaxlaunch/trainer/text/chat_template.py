@@ -1,7 +1,7 @@
 """Chat templates, rendered as in transformers: sandboxed jinja2 with the same filters, functions and tags.
 
-This follows `transformers.utils.chat_template_utils` 4.57, except that `strftime_now` uses a fixed date, so that the
-same files give the same rows at any time.
+This follows `transformers.utils.chat_template_utils` 4.57, except that `strftime_now` uses a fixed
+date, so that the same files give the same rows at any time.
 """
 
 from __future__ import annotations
@@ -69,21 +69,32 @@ class Template:
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise_template_error, "strftime_now": FIXED_DATE.strftime}
+        environment.globals |= {
+            "raise_exception": _raise_template_error,
+            "strftime_now": FIXED_DATE.strftime,
+        }
         marks = environment.extensions[_GenerationTag.identifier]
         assert isinstance(marks, _GenerationTag)
         self._marks, self._tokens = marks, tokens
         self._template = environment.from_string(source)
         self.has_marks = marks.is_used
 
-    def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, *, prompt: bool = False) -> Rendering:
+    def render(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None = None, *, prompt: bool = False
+    ) -> Rendering:
         """Render the chat in which `tools` may be called, followed by the start of an assistant's turn if `prompt`.
 
-        Raises jinja2.TemplateError if the template refuses it, GenerationTagError, and any error of its code.
+        Raises jinja2.TemplateError if the template refuses it, GenerationTagError, and any error of
+        its code.
         """
         self._marks.length, self._marks.blocks = 0, []
         pieces: list[str] = []
-        context = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
+        context = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": prompt,
+        }
         for piece in self._template.generate(**context, **self._tokens):
             pieces.append(piece)
             self._marks.length += len(piece)
@@ -91,9 +102,12 @@ class Template:
         for start, block in self._marks.blocks:
             if not text.startswith(block, start):
                 raise GenerationTagError(
-                    "its {% generation %} is inside of a macro or a set block, where it marks no place"
+                    "its {% generation %} is inside of a macro or a set block, where it "
+                    "marks no place"
                 )
-        return Rendering(text, tuple((start, start + len(block)) for start, block in self._marks.blocks if block))
+        return Rendering(
+            text, tuple((start, start + len(block)) for start, block in self._marks.blocks if block)
+        )
 
 
 def _to_json(
@@ -104,7 +118,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Encode without the HTML escapes of jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_template_error(message: str) -> NoReturn:

@@ -1,8 +1,8 @@
 """Chats as documents: messages rendered by the tokenizer's template, with the words of the assistant marked.
 
-The marked words are those that the template's {% generation %} tag encloses. A template without the tag is rendered
-turn by turn: the words of a turn are the text that it adds to the previous turns and their generation prompt. The text
-is never searched for markers.
+The marked words are those that the template's {% generation %} tag encloses. A template without the
+tag is rendered turn by turn: the words of a turn are the text that it adds to the previous turns
+and their generation prompt. The text is never searched for markers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class ChatTemplates:
                 tokens[key] = [tokenizers.token_text(token) for token in value]
             elif key in tokenizers.SPECIAL_TOKEN_KEYS:
                 tokens[key] = tokenizers.token_text(value)
-        self._templates = {name: self._compile_template(source, tokens) for name, source in sources.items()}
+        self._templates = {
+            name: self._compile_template(source, tokens) for name, source in sources.items()
+        }
         identity = [sources if TOOL_TEMPLATE in sources else sources[DEFAULT_TEMPLATE], tokens]
         self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -58,11 +60,15 @@ class ChatTemplates:
         except UnfitRow as error:
             raise UnfitRow(f"its field {field!r}: {error}") from None
 
-    def render_document(self, messages: Any, tools: Sequence[Any] | None = None, skipped: int = 0) -> Document:
+    def render_document(
+        self, messages: Any, tools: Sequence[Any] | None = None, skipped: int = 0
+    ) -> Document:
         """Render messages, with the spans of the assistant after the first `skipped` messages. Raises UnfitRow."""
         check_messages(messages)
         template = self._templates[
-            TOOL_TEMPLATE if tools is not None and TOOL_TEMPLATE in self._templates else DEFAULT_TEMPLATE
+            TOOL_TEMPLATE
+            if tools is not None and TOOL_TEMPLATE in self._templates
+            else DEFAULT_TEMPLATE
         ]
         text, spans = self._render_template(template, messages, tools)
         if not template.has_marks:
@@ -71,35 +77,51 @@ class ChatTemplates:
             spans = spans[len(self._render_template(template, messages[:skipped], tools).spans) :]
         if not spans:
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages[skipped:]))
-            raise UnfitRow(f"it has no words of the role {ASSISTANT!r}, which are the targets; its roles: {roles}")
+            raise UnfitRow(
+                f"it has no words of the role {ASSISTANT!r}, which are the targets; its "
+                f"roles: {roles}"
+            )
         return Document(*documents.replace_surrogates(text), spans)
 
     def render_prompt(self, messages: Sequence[Any]) -> str:
         """Render messages and the beginning of the assistant's answer. Raises UnfitRow."""
-        return self._render_template(self._templates[DEFAULT_TEMPLATE], messages, None, prompt=True).text
+        return self._render_template(
+            self._templates[DEFAULT_TEMPLATE], messages, None, prompt=True
+        ).text
 
     def answer_suffix(self) -> str:
         """Return the text that the template writes after the words of the assistant. Raises UnfitRow."""
         words = "an answer"
         turns = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": words}]
-        return self._render_template(self._templates[DEFAULT_TEMPLATE], turns, None).text.rpartition(words)[2]
+        return self._render_template(
+            self._templates[DEFAULT_TEMPLATE], turns, None
+        ).text.rpartition(words)[2]
 
     def _turn_spans(
-        self, template: Template, messages: Sequence[Mapping[str, Any]], text: str, tools: Any, skipped: int
+        self,
+        template: Template,
+        messages: Sequence[Mapping[str, Any]],
+        text: str,
+        tools: Any,
+        skipped: int,
     ) -> Spans:
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT or number < skipped:
                 continue
             turn_text = self._render_template(template, messages[: number + 1], tools).text
-            prompt_text = self._render_template(template, messages[:number], tools, prompt=True).text
+            prompt_text = self._render_template(
+                template, messages[:number], tools, prompt=True
+            ).text
             if not turn_text.startswith(prompt_text):
                 # The template begins an assistant's turn differently when it asks for one.
                 prompt_text = self._render_template(template, messages[:number], tools).text
             if not turn_text.startswith(prompt_text) or not text.startswith(turn_text):
                 raise UnfitRow(
-                    f"the chat template of {self._name} renders message {number + 1} or those before it otherwise when "
-                    "more follows, so whose words are whose is not known; mark the assistant's in the template by "
+                    f"the chat template of {self._name} renders message {number + 1} or those "
+                    "before it otherwise when "
+                    "more follows, so whose words are whose is not known; mark the assistant's in "
+                    "the template by "
                     "{% generation %} and {% endgeneration %}"
                 )
             if len(turn_text) > len(prompt_text):
@@ -115,18 +137,23 @@ class ChatTemplates:
             return template.render(messages, tools, prompt=prompt)
         except jinja2.TemplateError as error:
             # raise_exception in a template raises a TemplateError.
-            raise UnfitRow(f"the chat template of {self._name} refuses its messages: {error}") from None
+            raise UnfitRow(
+                f"the chat template of {self._name} refuses its messages: {error}"
+            ) from None
         except Exception as error:
             # The code of the template runs here.
             message = f"{type(error).__name__}: {error}"
-            raise UnfitRow(f"the chat template of {self._name} fails on its messages: {message}") from None
+            raise UnfitRow(
+                f"the chat template of {self._name} fails on its messages: {message}"
+            ) from None
 
     def _compile_template(self, source: str, tokens: Mapping[str, Any]) -> Template:
         try:
             import jinja2
         except ImportError:
             raise SpecError(
-                f"The chat template of {self._name} needs the package jinja2: {installation.install_hint('text')}"
+                f"The chat template of {self._name} needs the package jinja2: "
+                f"{installation.install_hint('text')}"
             ) from None
         from jaxlaunch.trainer.text.chat_template import Template
 
@@ -134,7 +161,8 @@ class ChatTemplates:
             return Template(source, tokens)
         except jinja2.TemplateSyntaxError as error:
             raise SpecError(
-                f"data.tokenizer = {self._name}: its chat template is not valid, line {error.lineno}: {error.message}"
+                f"data.tokenizer = {self._name}: its chat template is not valid, line "
+                f"{error.lineno}: {error.message}"
             ) from None
 
 
@@ -152,9 +180,14 @@ def check_messages(messages: Any) -> None:
         raise UnfitRow("it is an empty list, without a message")
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
-            raise UnfitRow(f"its message {number} is {describe_value(message)}, not an object with a role")
+            raise UnfitRow(
+                f"its message {number} is {describe_value(message)}, not an object with a role"
+            )
         if not isinstance(message.get("role"), str):
-            raise UnfitRow(f"its message {number} has no role; it has {', '.join(map(str, message)) or 'nothing'}")
+            raise UnfitRow(
+                f"its message {number} has no role; it has "
+                f"{', '.join(map(str, message)) or 'nothing'}"
+            )
 
 
 def parse_tools(value: Any) -> list[Any] | None:
@@ -174,7 +207,9 @@ def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
     """Return the default template and, if there is one, that for rows with tools. Raises SpecError."""
     fault = f"data.tokenizer = {tokenizer.name}"
     sources: dict[str, Any] = {
-        name.removeprefix(saved_files.TEMPLATES_FOLDER).removesuffix(".jinja"): text.decode(errors="replace")
+        name.removeprefix(saved_files.TEMPLATES_FOLDER).removesuffix(".jinja"): text.decode(
+            errors="replace"
+        )
         for name, text in tokenizer.files.items()
         if name.startswith(saved_files.TEMPLATES_FOLDER)
     }
@@ -184,20 +219,28 @@ def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
         configured = tokenizer.config.get("chat_template")
         if configured is None:
             raise SpecError(
-                f"{fault} has no chat template, which messages need: no chat_template in tokenizer_config.json and no "
+                f"{fault} has no chat template, which messages need: no chat_template in "
+                "tokenizer_config.json and no "
                 f"{TEMPLATE_FILE}; take the tokenizer of a model for chats, or put one there"
             )
         sources = {DEFAULT_TEMPLATE: configured}
         if isinstance(configured, list):
             # The configuration contains several named templates.
-            sources = {str(entry.get("name")): entry.get("template") for entry in configured if isinstance(entry, dict)}
+            sources = {
+                str(entry.get("name")): entry.get("template")
+                for entry in configured
+                if isinstance(entry, dict)
+            }
         for name, template in sources.items():
             if not isinstance(template, str):
                 suffix = "" if name == DEFAULT_TEMPLATE else f" named {name}"
-                raise SpecError(f"{fault}: its chat_template{suffix} is {describe_value(template)}, not a text")
+                raise SpecError(
+                    f"{fault}: its chat_template{suffix} is {describe_value(template)}, not a text"
+                )
     if DEFAULT_TEMPLATE not in sources:
         raise SpecError(
-            f"{fault} has chat templates named {', '.join(sources) or 'nothing'}, and none is named "
+            f"{fault} has chat templates named {', '.join(sources) or 'nothing'}, and "
+            "none is named "
             f"{DEFAULT_TEMPLATE}; name "
             "that to train with so"
         )

@@ -1,11 +1,12 @@
 """Reads documents from plain text, JSON lines, Parquet, and the Arrow files that `datasets` writes.
 
-Text and lines may be compressed by gzip or zstd. A text file is one document, or several if it is larger than 1 MiB,
-cut at the ends of lines. In the other formats each row is a document, the text in `field`. Errors name the file and the
-row, counted from 1.
+Text and lines may be compressed by gzip or zstd. A text file is one document, or several if it is
+larger than 1 MiB, cut at the ends of lines. In the other formats each row is a document, the text
+in `field`. Errors name the file and the row, counted from 1.
 
-A large file is divided into several units that are read separately: bytes of text and lines, row groups of Parquet,
-batches of Arrow. A compressed file is one unit, because it can only be read from its beginning.
+A large file is divided into several units that are read separately: bytes of text and lines, row
+groups of Parquet, batches of Arrow. A compressed file is one unit, because it can only be read from
+its beginning.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ BLOCK_BYTES = 1 << 20
 # Rows of a table that are read at a time.
 BATCH_ROWS = 1024
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-KINDS = {".jsonl": "lines", ".ndjson": "lines", ".json": "lines", ".parquet": "parquet", ".arrow": "arrow"}
+KINDS = {
+    ".jsonl": "lines",
+    ".ndjson": "lines",
+    ".json": "lines",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
 # Formats that are recognized and not supported.
 ARCHIVES = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".zip", ".7z", ".rar", ".tar", ".tgz")
 # Files that `datasets` writes and that contain no rows.
@@ -111,16 +118,25 @@ def check_packing(path: str) -> None:
     if _unpacked_name(inner) != inner:
         raise DataError(f"{path} is packed twice by its name; unpack it once, to {inner}")
     if (ending := os.path.splitext(inner)[1].lower()) in ARCHIVES:
-        raise DataError(f"{path}: {ending} is not read; unpack it, or pack its text or JSON lines as .gz or .zst")
+        raise DataError(
+            f"{path}: {ending} is not read; unpack it, or pack its text or JSON lines as "
+            ".gz or .zst"
+        )
     if inner != path and file_kind(path) in ("parquet", "arrow"):
-        raise DataError(f"{path}: only text and JSON lines are read as .gz or .zst; unpack it to {inner}")
+        raise DataError(
+            f"{path}: only text and JSON lines are read as .gz or .zst; unpack it to {inner}"
+        )
 
 
 def _folder_patterns(folder: str) -> list[str]:
     """Return the files of a folder: those that `datasets` lists in its state.json, or else those of one kind."""
-    names = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name not in DATASET_FILES)
-    # `save_to_disk` leaves caches, which repeat rows, next to the files that it lists. Other folders and those of older
-    # versions have no list.
+    names = sorted(
+        name
+        for name in os.listdir(folder)
+        if not name.startswith(".") and name not in DATASET_FILES
+    )
+    # `save_to_disk` leaves caches, which repeat rows, next to the files that it lists. Other
+    # folders and those of older versions have no list.
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
         with open(os.path.join(folder, "state.json"), "rb") as file:
             names = [str(entry["filename"]) for entry in json.load(file)["_data_files"]] or names
@@ -129,9 +145,12 @@ def _folder_patterns(folder: str) -> list[str]:
         if os.path.splitext(_unpacked_name(name))[1].lower() in FOLDER_SUFFIXES:
             kinds.setdefault(file_kind(name), []).append(name)
     if len(kinds) > 1:
-        counts = ", ".join(f"{len(names)} of {kind} such as {names[0]}" for kind, names in kinds.items())
+        counts = ", ".join(
+            f"{len(names)} of {kind} such as {names[0]}" for kind, names in kinds.items()
+        )
         raise DataError(
-            f"{folder} holds files of several kinds: {counts}; name those to read, as {folder}/*.jsonl does"
+            f"{folder} holds files of several kinds: {counts}; name those to read, as "
+            f"{folder}/*.jsonl does"
         )
     chosen = [name for names in kinds.values() for name in names]
     return [os.path.join(glob.escape(folder), glob.escape(name)) for name in chosen] or [folder]
@@ -185,7 +204,8 @@ def _split_file(path: str) -> Iterator[Part]:
         for number in range(metadata.num_row_groups):
             yield Part(path, kind, number, number + 1, metadata.row_group(number).total_byte_size)
     elif kind == "arrow":
-        # Group batches to the size of a unit. A file without batches is an empty part, so that its columns are checked.
+        # Group batches to the size of a unit. A file without batches is an empty part, so that its
+        # columns are checked.
         first = size = last = 0
         try:
             for last, batch in enumerate(_open_arrow(path)[1], 1):
@@ -211,27 +231,37 @@ def read_documents(
 ) -> Iterator[Document]:
     """Yield the documents of a part in order, including empty ones. Raises DataError naming file and row.
 
-    `make_document` converts rows to documents; by default their text is in `field`. Plain text has no rows.
+    `make_document` converts rows to documents; by default their text is in `field`. Plain text has
+    no rows.
     """
     if part.kind == "text":
         with _report_faults(part):
             yield from _read_pieces(part)
         return
     field = field or DEFAULT_FIELD
-    for document, replaced in read_rows(part, field, make_document or partial(_make_document, field), optional_fields):
+    for document, replaced in read_rows(
+        part, field, make_document or partial(_make_document, field), optional_fields
+    ):
         yield document._replace(replaced=document.replaced + replaced) if replaced else document
 
 
 def read_rows(
-    part: Part, field: str, make_item: Callable[[Values], RowItem], optional_fields: Sequence[str] = ()
+    part: Part,
+    field: str,
+    make_item: Callable[[Values], RowItem],
+    optional_fields: Sequence[str] = (),
 ) -> Iterator[tuple[RowItem, int]]:
     """Yield the result of `make_item` for each row of a part, and how many characters replace invalid UTF-8.
 
-    A row has `field`, and the fields of `optional_fields` that exist. `make_item` may raise UnfitRow.
-    Raises DataError with file and row.
+    A row has `field`, and the fields of `optional_fields` that exist. `make_item` may raise
+    UnfitRow. Raises DataError with file and row.
     """
     with _report_faults(part):
-        rows = _read_lines(part, field) if part.kind == "lines" else _read_table(part, field, optional_fields)
+        rows = (
+            _read_lines(part, field)
+            if part.kind == "lines"
+            else _read_table(part, field, optional_fields)
+        )
         for number, values, replaced in rows:
             try:
                 yield make_item(values), replaced
@@ -246,7 +276,9 @@ def _report_faults(part: Part) -> Iterator[None]:
     except TrainerError:
         raise
     except _WrongRow as row_error:
-        raise DataError(f"{part.path}, row {row_error.row + 1 + _count_rows_before(part)}: {row_error}") from None
+        raise DataError(
+            f"{part.path}, row {row_error.row + 1 + _count_rows_before(part)}: {row_error}"
+        ) from None
     except _damage_errors() as error:
         packing = "truncated or damaged" if _is_packed(part.path) else "damaged"
         raise DataError(f"{part.path} is {packing}: {error}") from error
@@ -264,13 +296,17 @@ def _count_rows_before(part: Part) -> int:
         metadata = _open_parquet(part.path).metadata
         return sum(metadata.row_group(number).num_rows for number in range(part.first))
     if part.kind == "arrow":
-        return sum(batch.num_rows for batch in itertools.islice(_open_arrow(part.path)[1], part.first))
+        return sum(
+            batch.num_rows for batch in itertools.islice(_open_arrow(part.path)[1], part.first)
+        )
     if part.kind != "lines" or not part.first:
         return 0
     # The line that contains the first byte of the part, or ends before it, began earlier.
     count, offset = 1, 0
     with _open_stream(part.path) as file:
-        while offset < part.first - 1 and (block := file.read(min(BLOCK_BYTES, part.first - 1 - offset))):
+        while offset < part.first - 1 and (
+            block := file.read(min(BLOCK_BYTES, part.first - 1 - offset))
+        ):
             count, offset = count + block.count(b"\n"), offset + len(block)
     return count
 
@@ -300,11 +336,17 @@ def decode_text(data: bytes) -> Document:
 
 def describe_value(value: Any) -> str:
     """Describe a JSON value in words."""
-    names = {dict: "an object", list: "a list", bool: "true or false", str: "a text", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        bool: "true or false",
+        str: "a text",
+        type(None): "null",
+    }
     return names.get(type(value), f"the number {value}")
 
 
-# --- text and lines ---------------------------------------------------------------------------------------------------
+# --- text and lines -------------------------------------------------------------------------------
 
 
 def _open_stream(path: str) -> BinaryIO:
@@ -346,11 +388,17 @@ def _read_lines(part: Part, field: str) -> Rows:
         try:
             row = json.loads(text.text)
         except (ValueError, RecursionError) as error:
-            raise _WrongRow(number, f"it is not JSON: {error}; a file of JSON lines has one object a line") from None
+            raise _WrongRow(
+                number, f"it is not JSON: {error}; a file of JSON lines has one object a line"
+            ) from None
         if not isinstance(row, dict):
-            raise _WrongRow(number, f"it is {describe_value(row)}, not an object with the field {field!r}")
+            raise _WrongRow(
+                number, f"it is {describe_value(row)}, not an object with the field {field!r}"
+            )
         if field not in row:
-            raise _WrongRow(number, f"it has no field {field!r}; it has {', '.join(map(str, row)) or 'none'}")
+            raise _WrongRow(
+                number, f"it has no field {field!r}; it has {', '.join(map(str, row)) or 'none'}"
+            )
         yield number, row, text.replaced
 
 
@@ -386,7 +434,7 @@ def _whole_lines(part: Part) -> Iterator[bytes]:
             offset, is_open, block = offset + len(block), True, file.read(BLOCK_BYTES)
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def _open_parquet(path: str) -> Any:
@@ -399,7 +447,9 @@ def _open_parquet(path: str) -> Any:
         if isinstance(error, OSError) and error.errno is not None:
             # The error comes from the file system.
             raise
-        raise DataError(f"{path} is not a Parquet file, or is truncated or damaged: {error}") from None
+        raise DataError(
+            f"{path} is not a Parquet file, or is truncated or damaged: {error}"
+        ) from None
 
 
 def _open_arrow(path: str) -> tuple[Any, Iterator[Any]]:
@@ -413,7 +463,9 @@ def _read_table(part: Part, field: str, optional_fields: Sequence[str]) -> Rows:
     if part.kind == "parquet":
         file = _open_parquet(part.path)
         columns = _choose_columns(part.path, file.schema_arrow, field, optional_fields)
-        batches = file.iter_batches(BATCH_ROWS, row_groups=list(range(part.first, part.last)), columns=columns)
+        batches = file.iter_batches(
+            BATCH_ROWS, row_groups=list(range(part.first, part.last)), columns=columns
+        )
     else:
         schema, batches = _open_arrow(part.path)
         columns = _choose_columns(part.path, schema, field, optional_fields)
@@ -422,23 +474,37 @@ def _read_table(part: Part, field: str, optional_fields: Sequence[str]) -> Rows:
     for batch in batches:
         column_values = [_column_values(batch.column(name)) for name in columns]
         for number in range(batch.num_rows):
-            row = {name: values[number] for name, (values, _) in zip(columns, column_values, strict=True)}
-            yield first + number, row, sum(replaced[number] for _, replaced in column_values if replaced)
+            row = {
+                name: values[number]
+                for name, (values, _) in zip(columns, column_values, strict=True)
+            }
+            yield (
+                first + number,
+                row,
+                sum(replaced[number] for _, replaced in column_values if replaced),
+            )
         first += batch.num_rows
 
 
-def _choose_columns(path: str, schema: Any, field: str, optional_fields: Sequence[str]) -> list[str]:
+def _choose_columns(
+    path: str, schema: Any, field: str, optional_fields: Sequence[str]
+) -> list[str]:
     import pyarrow
 
     if field not in schema.names:
         raise DataError(f"{path} has no column {field!r}; it has {', '.join(schema.names)}")
     columns = [field, *(name for name in optional_fields if name in schema.names and name != field)]
     if duplicate := next((name for name in columns if schema.names.count(name) > 1), None):
-        raise DataError(f"{path} has {schema.names.count(duplicate)} columns {duplicate!r}; rename all but one")
+        raise DataError(
+            f"{path} has {schema.names.count(duplicate)} columns {duplicate!r}; rename all but one"
+        )
     kind, types = schema.field(field).type, pyarrow.types
     # pandas writes categories as dictionary columns.
     value_type = kind.value_type if types.is_dictionary(kind) else kind
-    if any(is_of(value_type) for is_of in (types.is_integer, types.is_floating, types.is_boolean, types.is_temporal)):
+    if any(
+        is_of(value_type)
+        for is_of in (types.is_integer, types.is_floating, types.is_boolean, types.is_temporal)
+    ):
         raise DataError(f"{path}: its column {field!r} is of {kind}, not of text")
     return columns
 
@@ -446,7 +512,8 @@ def _choose_columns(path: str, schema: Any, field: str, optional_fields: Sequenc
 def _column_values(column: Any) -> tuple[list[Any], list[int]]:
     """Return the values of a column and, if some are invalid UTF-8, the number of replaced characters in each.
 
-    Raises ValueError for a damaged column, because a wrong offset in a mapped file would crash the process.
+    Raises ValueError for a damaged column, because a wrong offset in a mapped file would crash the
+    process.
     """
     import pyarrow
 
@@ -459,4 +526,6 @@ def _column_values(column: Any) -> tuple[list[Any], list[int]]:
         if column.type not in binary:
             raise
         texts = [None if value is None else decode_text(value) for value in as_bytes.to_pylist()]
-        return [text and text.text for text in texts], [text.replaced if text else 0 for text in texts]
+        return [text and text.text for text in texts], [
+            text.replaced if text else 0 for text in texts
+        ]

@@ -1,9 +1,10 @@
 """Preference data: pairs of a chosen and a rejected text after the same prompt.
 
-`chosen` and `rejected` are texts, or messages that the tokenizer's template renders; `prompt` or `messages` is the
-common prompt. In a row without a prompt, it is the common beginning of both.
+`chosen` and `rejected` are texts, or messages that the tokenizer's template renders; `prompt` or
+`messages` is the common prompt. In a row without a prompt, it is the common beginning of both.
 
-Every process tokenizes all pairs when a run starts and keeps them in memory, with 5 bytes per token.
+Every process tokenizes all pairs when a run starts and keeps them in memory, with 5 bytes per
+token.
 
 T tokens, P pairs, L length.
 """
@@ -64,7 +65,8 @@ class TokenizedPairs(NamedTuple):
 def open_source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | None:
     """Open the pairs of a split for rows of `length` targets, None if nothing is held out.
 
-    Raises DataError naming file and row, and SpecError if the tokenizer or its template cannot be read.
+    Raises DataError naming file and row, and SpecError if the tokenizer or its template cannot be
+    read.
     """
     is_apart = data.eval_path is not None
     if split == "eval" and not is_apart and not data.eval_split:
@@ -81,13 +83,16 @@ def open_source(data: Text, length: int, split: Literal["train", "eval"]) -> Pai
     chosen_P = np.flatnonzero(is_held_out_P if split == "eval" and not is_apart else ~is_held_out_P)
     if not len(chosen_P):
         raise DataError(
-            f"data.path: {paths[0]} and what else matches hold {count} pairs that fit into train.model.length = "
-            f"{length} ({tokenized.too_long} are longer, {tokenized.empty} have no token to predict), "
+            f"data.path: {paths[0]} and what else matches hold {count} pairs that fit into "
+            "train.model.length = "
+            f"{length} ({tokenized.too_long} are longer, {tokenized.empty} have no token "
+            "to predict), "
             "and data.eval_split = "
             f"{data.eval_split} leaves the {split} split none of them"
         )
     identity = (
-        f"{split}, {data.eval_split} of sha256 {digest}, tokenizer {tokenizer.load_tokenizer(data.tokenizer).digest}"
+        f"{split}, {data.eval_split} of sha256 {digest}, tokenizer "
+        f"{tokenizer.load_tokenizer(data.tokenizer).digest}"
     )
     return Pairs(tokenized, chosen_P, length, identity)
 
@@ -97,8 +102,13 @@ class Pairs(DataSource):
 
     name = "preferences"
 
-    def __init__(self, tokenized: TokenizedPairs, chosen_P: npt.NDArray[np.int64], length: int, identity: str) -> None:
-        self._tokenized, self._chosen_P, self._length, self._identity = tokenized, chosen_P, length, identity
+    def __init__(
+        self, tokenized: TokenizedPairs, chosen_P: npt.NDArray[np.int64], length: int, identity: str
+    ) -> None:
+        self._tokenized = tokenized
+        self._chosen_P = chosen_P
+        self._length = length
+        self._identity = identity
 
     def __len__(self) -> int:
         return len(self._chosen_P)
@@ -126,11 +136,17 @@ def parse_pair(load_chats: Callable[[], chats.ChatTemplates], values: Values) ->
     """Parse the two texts of a row. Raises UnfitRow."""
     for field in (CHOSEN, REJECTED):
         if values.get(field) is None:
-            raise UnfitRow(f"it has no {field!r}; it has {', '.join(key for key in values if values[key] is not None)}")
+            raise UnfitRow(
+                f"it has no {field!r}; it has "
+                f"{', '.join(key for key in values if values[key] is not None)}"
+            )
     prompts = [key for key in PROMPTS if values.get(key) is not None][:1]
     for field in (CHOSEN, REJECTED, *prompts):
         if not isinstance(values[field], str | list):
-            raise UnfitRow(f"its {field!r} is {describe_value(values[field])}, neither a text nor a list of messages")
+            raise UnfitRow(
+                f"its {field!r} is {describe_value(values[field])}, neither a text nor a list "
+                "of messages"
+            )
     prompt = values[prompts[0]] if prompts else None
     if any(isinstance(values[field], list) for field in (CHOSEN, REJECTED, *prompts)):
         pair = _render_messages(load_chats(), prompt, values)
@@ -141,7 +157,9 @@ def parse_pair(load_chats: Callable[[], chats.ChatTemplates], values: Values) ->
             texts = [text.removeprefix(prompt) for text in texts]
         pair = Pair(_join_texts(prompt, texts[0]), _join_texts(prompt, texts[1]), is_chat=False)
     if pair.chosen[:2] == pair.rejected[:2]:
-        raise UnfitRow("its 'chosen' and 'rejected' are the same text: neither can be the better one")
+        raise UnfitRow(
+            "its 'chosen' and 'rejected' are the same text: neither can be the better one"
+        )
     return pair
 
 
@@ -160,14 +178,18 @@ def _render_messages(chat: chats.ChatTemplates, prompt: Any, values: Values) -> 
     answers = [_as_messages(chats.ASSISTANT, values[key]) for key in (CHOSEN, REJECTED)]
     skipped = len(prompt_messages)
     if prompt is None:
-        shared_turns = itertools.takewhile(lambda turns: turns[0] == turns[1], zip(*answers, strict=False))
+        shared_turns = itertools.takewhile(
+            lambda turns: turns[0] == turns[1], zip(*answers, strict=False)
+        )
         skipped = sum(1 for _ in shared_turns)
     texts: list[Document] = []
     for field, messages in zip((CHOSEN, REJECTED), answers, strict=True):
         try:
             texts.append(
                 chat.render_document(
-                    [*prompt_messages, *messages], chats.parse_tools(values.get(chats.OPTIONAL_FIELDS[0])), skipped
+                    [*prompt_messages, *messages],
+                    chats.parse_tools(values.get(chats.OPTIONAL_FIELDS[0])),
+                    skipped,
                 )
             )
         except UnfitRow as error:
@@ -183,11 +205,17 @@ def _as_messages(role: str, value: str | list[Any]) -> list[Any]:
 # Training and evaluation read the same files.
 @functools.lru_cache(maxsize=2)
 def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> TokenizedPairs:
-    if (plain := next((path for path in paths if documents.file_kind(path) == "text"), None)) is not None:
-        raise DataError(f"{plain} is plain text; preferences are rows of JSON lines (.jsonl), Parquet or Arrow")
+    if (
+        plain := next((path for path in paths if documents.file_kind(path) == "text"), None)
+    ) is not None:
+        raise DataError(
+            f"{plain} is plain text; preferences are rows of JSON lines (.jsonl), Parquet or Arrow"
+        )
     make = partial(parse_pair, partial(chats.load_chats, name))
     parts = itertools.chain.from_iterable(documents.split_units(paths))
-    pairs = (pair for part in parts for pair, _ in documents.read_rows(part, CHOSEN, make, ROW_FIELDS))
+    pairs = (
+        pair for part in parts for pair, _ in documents.read_rows(part, CHOSEN, make, ROW_FIELDS)
+    )
     texts: list[Encoding] = []
     too_long = empty = 0
     while batch := list(itertools.islice(pairs, BATCH_PAIRS)):
@@ -198,7 +226,10 @@ def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> 
                 empty += 1
             else:
                 texts += pair_encodings
-    reasons = {"is longer than train.model.length + 1": too_long, "leaves no token to predict": empty}
+    reasons = {
+        "is longer than train.model.length + 1": too_long,
+        "leaves no token to predict": empty,
+    }
     for reason, count in reasons.items():
         if count:
             counts_text = f"{count} of {too_long + empty + len(texts) // 2} pairs are left out"
@@ -212,8 +243,12 @@ def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> 
 def _tokenize_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:
     """Yield the tokens of each pair's two texts, and which tokens are predicted."""
     texts = [text for pair in pairs for text in pair[:2]]
-    encodings = tokenizer.encode_spans([text.text for text in texts], [text.spans or () for text in texts])
-    bos_ids, eos_ids = ([] if token is None else [token] for token in (tokenizer.bos, tokenizer.eos))
+    encodings = tokenizer.encode_spans(
+        [text.text for text in texts], [text.spans or () for text in texts]
+    )
+    bos_ids, eos_ids = (
+        [] if token is None else [token] for token in (tokenizer.bos, tokenizer.eos)
+    )
     for number, pair in enumerate(pairs):
         pair_encodings = encodings[2 * number : 2 * number + 2]
         if not pair.is_chat:
@@ -221,7 +256,9 @@ def _tokenize_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[lis
             pair_encodings = [
                 (
                     np.concatenate([bos_ids, ids_T, eos_ids]).astype(np.int32),
-                    np.concatenate([np.zeros(len(bos_ids)), is_target_T, np.ones(len(eos_ids))]).astype(np.bool_),
+                    np.concatenate(
+                        [np.zeros(len(bos_ids)), is_target_T, np.ones(len(eos_ids))]
+                    ).astype(np.bool_),
                 )
                 for ids_T, is_target_T in pair_encodings
             ]

@@ -1,12 +1,13 @@
 """The recipe of a corpus: files, tokenizer, packing and order. Equal recipes give equal bytes on any machine.
 
-The folder of the rows is named by a digest of the recipe. So prepared rows are found again, and a change of a file, the
-tokenizer or a key gives another folder.
+The folder of the rows is named by a digest of the recipe. So prepared rows are found again, and a
+change of a file, the tokenizer or a key gives another folder.
 
-Files are identified by their names and a SHA-256 of every byte. Digests are cached in the folder of prepared rows, for
-all hosts that share it, and are valid while a file's path, size and modification time (in nanoseconds) are unchanged.
-The digest of a file that changed a moment ago is not cached, since its next change may have the same time. An object of
-a bucket is identified by its generation or ETag.
+Files are identified by their names and a SHA-256 of every byte. Digests are cached in the folder of
+prepared rows, for all hosts that share it, and are valid while a file's path, size and modification
+time (in nanoseconds) are unchanged. The digest of a file that changed a moment ago is not cached,
+since its next change may have the same time. An object of a bucket is identified by its generation
+or ETag.
 """
 
 from __future__ import annotations
@@ -64,11 +65,17 @@ class Recipe:
     @property
     def address(self) -> str:
         """The name of the folder, a digest of everything but the locations of files and tokenizer."""
-        keys = {key: value for key, value in dataclasses.asdict(self).items() if key not in ("paths", "tokenizer")}
+        keys = {
+            key: value
+            for key, value in dataclasses.asdict(self).items()
+            if key not in ("paths", "tokenizer")
+        }
         if self.template is None:
             # Texts keep the folders that they had before chats were supported.
             del keys["template"]
-        return hashlib.sha256(json.dumps([FORMAT_VERSION, keys], sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            json.dumps([FORMAT_VERSION, keys], sort_keys=True).encode()
+        ).hexdigest()[:16]
 
     def to_json(self) -> str:
         """Encode the recipe for `from_json`."""
@@ -82,22 +89,31 @@ class Recipe:
 
 
 def make_recipe(
-    data: Text, length: int, *, held_out: bool = False, is_stopped: Callable[[], bool] = lambda: False
+    data: Text,
+    length: int,
+    *,
+    held_out: bool = False,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Recipe:
     """Return the recipe of a data block for rows of `length` targets, for its eval_path if `held_out`.
 
-    Raises DataError if no file matches or one has no chats, SpecError if the tokenizer or its chat template cannot be
-    read, and Stopped once `is_stopped`.
+    Raises DataError if no file matches or one has no chats, SpecError if the tokenizer or its chat
+    template cannot be read, and Stopped once `is_stopped`.
     """
     assert data.eval_path is not None or not held_out
     eval_paths = [] if data.eval_path is None else documents.find_files(data.eval_path, "eval_path")
     paths = eval_paths if held_out else documents.find_files(data.path)
     is_chat = data.format == "chat"
-    if is_chat and (plain := next((path for path in paths if documents.file_kind(path) == "text"), None)):
-        raise DataError(f"{plain} is plain text; chats are rows of JSON lines (.jsonl), Parquet or Arrow")
+    if is_chat and (
+        plain := next((path for path in paths if documents.file_kind(path) == "text"), None)
+    ):
+        raise DataError(
+            f"{plain} is plain text; chats are rows of JSON lines (.jsonl), Parquet or Arrow"
+        )
     if data.field is not None and all(documents.file_kind(path) == "text" for path in paths):
         raise DataError(
-            f"{paths[0]} is plain text, by its name, which has no field {data.field!r}; JSON lines (.jsonl), Parquet "
+            f"{paths[0]} is plain text, by its name, which has no field {data.field!r}; JSON lines "
+            "(.jsonl), Parquet "
             "and Arrow have. Leave data.field out to read the whole file as text"
         )
     return Recipe(
@@ -119,21 +135,31 @@ def prepared_root(data: Text) -> str:
     return data.data_dir if data.data_dir is not None else str(user_cache.cache_folder("text"))
 
 
-def digest_files(paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> str:
+def digest_files(
+    paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool] = lambda: False
+) -> str:
     """Hash names below their common folder and contents to 12 hexadecimal digits, caching digests in `folder`.
 
-    The common folder is not part of the digest, because the same data may be mounted elsewhere on the next machine.
-    Raises DataError for a file that cannot be read, StorageError, Stopped.
+    The common folder is not part of the digest, because the same data may be mounted elsewhere on
+    the next machine. Raises DataError for a file that cannot be read, StorageError, Stopped.
     """
-    content = _digest_contents([path for path in paths if not remote.is_remote(path)], folder, is_stopped)
-    content |= {path: " ".join(map(str, files.stat_object(path))) for path in paths if remote.is_remote(path)}
+    content = _digest_contents(
+        [path for path in paths if not remote.is_remote(path)], folder, is_stopped
+    )
+    content |= {
+        path: " ".join(map(str, files.stat_object(path)))
+        for path in paths
+        if remote.is_remote(path)
+    }
     digest = hashlib.sha256()
     for path, name in zip(paths, files.relative_names(paths), strict=True):
         digest.update(f"{name} {content[path]}\n".encode(errors="backslashreplace"))
     return digest.hexdigest()[:12]
 
 
-def _digest_contents(paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool]) -> dict[str, str]:
+def _digest_contents(
+    paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool]
+) -> dict[str, str]:
     if not paths:
         return {}
     absolute = {path: os.path.abspath(path) for path in paths}
@@ -143,7 +169,8 @@ def _digest_contents(paths: Sequence[str], folder: Path, is_stopped: Callable[[]
     with contextlib.suppress(OSError, ValueError, TypeError):
         # If the file does not exist or is truncated, all files are hashed again.
         digests = {
-            name: (int(size), int(at), str(digest)) for name, (size, at, digest) in json.loads(cache_path.read_text())
+            name: (int(size), int(at), str(digest))
+            for name, (size, at, digest) in json.loads(cache_path.read_text())
         }
     digests |= _process_digests
     marks = {}
@@ -156,10 +183,13 @@ def _digest_contents(paths: Sequence[str], folder: Path, is_stopped: Callable[[]
     missing = [path for path, mark in marks.items() if digests.get(path, (0, 0, ""))[:2] != mark]
     # Threads are enough, because hashing releases the interpreter lock.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for path, digest in zip(missing, pool.map(lambda path: _hash_file(path, is_stopped), missing), strict=True):
+        for path, digest in zip(
+            missing, pool.map(lambda path: _hash_file(path, is_stopped), missing), strict=True
+        ):
             digests[path] = (*marks[path], digest)
     if missing:
-        # Cache the digests of files that did not change recently, in this process if the folder is not writable.
+        # Cache the digests of files that did not change recently, in this process if the folder is
+        # not writable.
         latest = time.time_ns() - int(SETTLED_S * 1e9)
         settled = {path: digests[path] for path in marks if digests[path][1] < latest}
         _process_digests.update(settled)

@@ -1,18 +1,21 @@
 """Tokenizes a corpus and packs it into shards, in two passes: parts of tokens first, then rows.
 
-A part contains the tokens of one unit of the files, and stays on the disk until the shards are complete. The bucket of
-a document and its place in the bucket are a hash of the seed and its number, which shuffles the corpus without holding
-it in memory. A part is written in lots, each sorted by bucket, with a table of the beginnings of the buckets, so that
-only the documents of a bucket are read for it. A part is complete when its second file is renamed.
+A part contains the tokens of one unit of the files, and stays on the disk until the shards are
+complete. The bucket of a document and its place in the bucket are a hash of the seed and its
+number, which shuffles the corpus without holding it in memory. A part is written in lots, each
+sorted by bucket, with a table of the beginnings of the buckets, so that only the documents of a
+bucket are read for it. A part is complete when its second file is renamed.
 
-A shard is packed bucket by bucket, so that memory is that of one bucket for any size of the corpus. It consists of two
-array_record files, for training and evaluation, and a record of both, which is written last. A row has `tokens`, the
-`lengths` of its segments, and `bytes`, the size of the text of its targets; rows of chats also have `targets`, 1 for
-the tokens that are targets. Rows of chats without targets are left out.
+A shard is packed bucket by bucket, so that memory is that of one bucket for any size of the corpus.
+It consists of two array_record files, for training and evaluation, and a record of both, which is
+written last. A row has `tokens`, the `lengths` of its segments, and `bytes`, the size of the text
+of its targets; rows of chats also have `targets`, 1 for the tokens that are targets. Rows of chats
+without targets are left out.
 
-Documents are packed into rows of a fixed length, each as a separate segment. A row has up to L + 1 tokens, of which all
-but the first of each segment are targets. Every token of a document but its first is a target exactly once: if a
-document is cut, the next row begins with the last token of the previous one.
+Documents are packed into rows of a fixed length, each as a separate segment. A row has up to L + 1
+tokens, of which all but the first of each segment are targets. Every token of a document but its
+first is a target exactly once: if a document is cut, the next row begins with the last token of the
+previous one.
 
 D documents of a part, in the order of its file of tokens; B buckets; T tokens; C chunks; L length.
 """
@@ -90,7 +93,9 @@ def part_path(folder: Path, unit: int) -> Path:
     return folder / f"part-{unit:06}.index"
 
 
-def write_part(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], buckets: int) -> None:
+def write_part(
+    recipe: Recipe, folder: Path, unit: int, parts: list[documents.Part], buckets: int
+) -> None:
     """Tokenize one unit. Raises DataError naming file and row."""
     path = part_path(folder, unit)
     # For each lot, the first document of each bucket, and the end.
@@ -114,7 +119,9 @@ def write_part(recipe: Recipe, folder: Path, unit: int, parts: list[documents.Pa
             replaced, empty = replaced + lot.replaced, empty + lot.empty
     with atomic_file.open_draft(path) as draft:
         header = np.array([replaced, empty, len(tables), buckets, first])
-        np.concatenate([header, *tables, *(lot_rows.ravel() for lot_rows in rows)]).astype(np.int64).tofile(draft)
+        np.concatenate([header, *tables, *(lot_rows.ravel() for lot_rows in rows)]).astype(
+            np.int64
+        ).tofile(draft)
 
 
 def is_complete(folder: Path, unit: int) -> bool:
@@ -127,7 +134,9 @@ def is_complete(folder: Path, unit: int) -> bool:
     if len(index) >= HEADER_NUMBERS and tokens.exists():
         _, _, lots, buckets, count = index[:HEADER_NUMBERS].tolist()
         rows = index[HEADER_NUMBERS + lots * (buckets + 1) :]
-        if len(rows) == INDEX_COLUMNS * count and tokens.stat().st_size == 4 * int(rows[3::INDEX_COLUMNS].sum()):
+        if len(rows) == INDEX_COLUMNS * count and tokens.stat().st_size == 4 * int(
+            rows[3::INDEX_COLUMNS].sum()
+        ):
             return True
     path.unlink(missing_ok=True)
     tokens.unlink(missing_ok=True)
@@ -142,21 +151,29 @@ def read_part(folder: Path, unit: int) -> tuple[PartCounts, PartIndex]:
     return PartCounts(count, replaced, empty), PartIndex.from_rows(rows_D5)
 
 
-def read_bucket(folder: Path, unit: int, bucket: int) -> Iterator[tuple[PartIndex, npt.NDArray[np.int32]]]:
+def read_bucket(
+    folder: Path, unit: int, bucket: int
+) -> Iterator[tuple[PartIndex, npt.NDArray[np.int32]]]:
     """Yield the documents of a bucket in a part and their concatenated tokens, lot by lot."""
     path = part_path(folder, unit)
-    with path.open("rb", buffering=0) as index, path.with_suffix(".tokens").open("rb", buffering=0) as tokens:
+    with (
+        path.open("rb", buffering=0) as index,
+        path.with_suffix(".tokens").open("rb", buffering=0) as tokens,
+    ):
         _, _, lots, buckets, _ = _read_numbers(index, 0, HEADER_NUMBERS).tolist()
         table = HEADER_NUMBERS + lots * (buckets + 1)
         for lot in range(lots):
-            low, high = _read_numbers(index, HEADER_NUMBERS + lot * (buckets + 1) + bucket, 2).tolist()
+            low, high = _read_numbers(
+                index, HEADER_NUMBERS + lot * (buckets + 1) + bucket, 2
+            ).tolist()
             if high == low:
                 continue
-            rows = _read_numbers(index, table + INDEX_COLUMNS * low, INDEX_COLUMNS * (high - low)).reshape(
-                -1, INDEX_COLUMNS
-            )
+            rows = _read_numbers(
+                index, table + INDEX_COLUMNS * low, INDEX_COLUMNS * (high - low)
+            ).reshape(-1, INDEX_COLUMNS)
             lot_index = PartIndex.from_rows(rows)
-            first, last = int(lot_index.begin_D[0]), int(lot_index.begin_D[-1] + lot_index.length_D[-1])
+            first = int(lot_index.begin_D[0])
+            last = int(lot_index.begin_D[-1] + lot_index.length_D[-1])
             tokens.seek(4 * first)
             yield lot_index, np.frombuffer(tokens.read(4 * (last - first)), np.int32)
 
@@ -173,7 +190,9 @@ def token_ids(tokens_T: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 def sort_keys(seed: int, unit: int, number_D: Ints) -> npt.NDArray[np.uint64]:
     """Return a hash of seed, unit and number for each document."""
-    unit_hash = hash_uint64(hash_uint64(np.array([seed], np.uint64), GOLDEN) ^ np.uint64(unit), GOLDEN)
+    unit_hash = hash_uint64(
+        hash_uint64(np.array([seed], np.uint64), GOLDEN) ^ np.uint64(unit), GOLDEN
+    )
     return hash_uint64(unit_hash ^ number_D.astype(np.uint64), GOLDEN)
 
 
@@ -204,12 +223,15 @@ class _Lot:
         self.empty += len(batch) - len(texts)
 
 
-def _encode_documents(texts: list[Document], tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.int32]]:
+def _encode_documents(
+    texts: list[Document], tokenizer: Tokenizer
+) -> Iterator[npt.NDArray[np.int32]]:
     """Yield the tokens of each document, with ~id for tokens that are not targets (see `token_ids`).
 
     Texts get bos and eos tokens; chats already have those of their template.
     """
-    strings, spans = [text.text for text in texts], [text.spans for text in texts if text.spans is not None]
+    strings = [text.text for text in texts]
+    spans = [text.spans for text in texts if text.spans is not None]
     if spans:
         for ids_T, is_target_T in tokenizer.encode_spans(strings, spans):
             yield np.where(is_target_T, ids_T, ~ids_T)
@@ -224,7 +246,9 @@ def _tokenize_parts(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lo
     """Yield the documents of a unit in lots of about 4 Mi tokens, at least one lot, which may be empty."""
     tokenizer, lot, make = load_tokenizer(recipe.tokenizer), _Lot(), None
     if recipe.template is not None:
-        make = partial(chats.load_chats(recipe.tokenizer).row_document, recipe.field or chats.MESSAGES_FIELD)
+        make = partial(
+            chats.load_chats(recipe.tokenizer).row_document, recipe.field or chats.MESSAGES_FIELD
+        )
     batch: list[Document] = []
     size = 0
     for part in parts:
@@ -241,7 +265,7 @@ def _tokenize_parts(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lo
     yield lot
 
 
-# --- shards -----------------------------------------------------------------------------------------------------------
+# --- shards ---------------------------------------------------------------------------------------
 
 
 class Corpus(NamedTuple):
@@ -275,7 +299,9 @@ def record_path(folder: Path, shard: int) -> Path:
     return folder / f"shard-{shard:05}.json"
 
 
-def write_shard(recipe: Recipe, folder: Path, parts_folder: Path, shard: int, corpus: Corpus) -> None:
+def write_shard(
+    recipe: Recipe, folder: Path, parts_folder: Path, shard: int, corpus: Corpus
+) -> None:
     """Pack one shard. Raises OSError if a file cannot be written."""
     record: dict[str, Any] = {}
     for split in SPLITS:
@@ -285,7 +311,9 @@ def write_shard(recipe: Recipe, folder: Path, parts_folder: Path, shard: int, co
         if recipe.template is not None:
             counts["targets"] = 0
         try:
-            counts["rows"] = records.write(path, _shard_rows(recipe, parts_folder, shard, corpus, split, counts))
+            counts["rows"] = records.write(
+                path, _shard_rows(recipe, parts_folder, shard, corpus, split, counts)
+            )
         except RuntimeError as error:
             # array_record raises a RuntimeError, for example if the disk is full.
             raise OSError(f"{path} cannot be written: {error}") from error
@@ -309,11 +337,18 @@ def _shard_rows(
         bytes_before_T = _count_bytes(texts, vocabulary.byte_counts)
         for row in pack_rows(recipe.packing, texts.lengths, recipe.length, recipe.seed + bucket):
             ends = row.starts + row.lengths
-            inside = [slice(start, end) for start, end in zip(row.starts.tolist(), ends.tolist(), strict=True)]
+            inside = [
+                slice(start, end)
+                for start, end in zip(row.starts.tolist(), ends.tolist(), strict=True)
+            ]
             tokens = np.concatenate([texts.tokens[segment] for segment in inside]).astype(dtype)
             # The first token of a segment is not a target.
             target_bytes = (bytes_before_T[ends] - bytes_before_T[row.starts + 1]).sum()
-            record = {"tokens": tokens, "lengths": row.lengths.astype(np.int32), "bytes": np.float32(target_bytes)}
+            record = {
+                "tokens": tokens,
+                "lengths": row.lengths.astype(np.int32),
+                "bytes": np.float32(target_bytes),
+            }
             if recipe.template is not None:
                 is_target = np.concatenate([texts.is_target[segment] for segment in inside])
                 is_target[np.cumsum(row.lengths) - row.lengths] = False
@@ -325,7 +360,9 @@ def _shard_rows(
             yield record
 
 
-def _read_documents(recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, split: str) -> _Documents:
+def _read_documents(
+    recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, split: str
+) -> _Documents:
     """Read the bucket's documents of a split in the order of their keys."""
     share = HeldOutShare(recipe.eval_split if corpus.cut is None else 0.0, corpus.documents)
     texts: list[npt.NDArray[np.int32]] = []
@@ -334,10 +371,15 @@ def _read_documents(recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, s
     for unit, first in enumerate(corpus.first_U):
         for index, tokens_T in read_bucket(folder, unit, bucket):
             is_held_out_D = share.is_held_out(first + index.number_D)
-            is_chosen_D = is_held_out_D == (split == "eval") if corpus.cut is None else ~is_held_out_D
+            is_chosen_D = (
+                is_held_out_D == (split == "eval") if corpus.cut is None else ~is_held_out_D
+            )
             ends_D = np.cumsum(index.length_D)
             begin_D = (ends_D - index.length_D)[is_chosen_D].tolist()
-            texts += (tokens_T[low:high] for low, high in zip(begin_D, ends_D[is_chosen_D].tolist(), strict=True))
+            texts += (
+                tokens_T[low:high]
+                for low, high in zip(begin_D, ends_D[is_chosen_D].tolist(), strict=True)
+            )
             key_D.append(index.key_D[is_chosen_D])
             bytes_D.append(index.bytes_D[is_chosen_D])
     order_D = np.argsort(np.concatenate([np.zeros(0, np.uint64), *key_D]), kind="stable")
@@ -360,7 +402,8 @@ def _cut_document(texts: _Documents, cut: int, split: str, counts: Ints) -> _Doc
 def _count_bytes(texts: _Documents, counts: Ints) -> npt.NDArray[np.float64]:
     """Return the cumulative bytes of text of the targets before each token, and of all, [T + 1].
 
-    The bytes of a document's tokens are scaled to the size of its text, even if the tokenizer normalizes it.
+    The bytes of a document's tokens are scaled to the size of its text, even if the tokenizer
+    normalizes it.
     """
     before_T = np.zeros(len(texts.tokens) + 1)
     bytes_T = before_T[1:]
@@ -368,7 +411,9 @@ def _count_bytes(texts: _Documents, counts: Ints) -> npt.NDArray[np.float64]:
     np.take(counts.astype(np.float64), texts.tokens, out=bytes_T, mode="clip")
     if len(texts.lengths):
         counted_D = np.add.reduceat(bytes_T, np.cumsum(texts.lengths) - texts.lengths)
-        scale_D = np.divide(texts.bytes, counted_D, out=np.ones(len(counted_D)), where=counted_D > 0)
+        scale_D = np.divide(
+            texts.bytes, counted_D, out=np.ones(len(counted_D)), where=counted_D > 0
+        )
         bytes_T *= np.repeat(scale_D.astype(np.float32), texts.lengths)
     bytes_T *= texts.is_target
     return np.cumsum(before_T, out=before_T)
@@ -385,7 +430,7 @@ def write_json(path: Path, content: Any) -> None:
     atomic_file.write_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
-# --- packing ----------------------------------------------------------------------------------------------------------
+# --- packing --------------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
@@ -398,9 +443,9 @@ class Row(NamedTuple):
 def pack_rows(packing: str, lengths_D: Ints, length: int, seed: int) -> Iterator[Row]:
     """Yield the rows of a stream of documents with these lengths.
 
-    `concat` cuts the stream every `length` tokens. `first-fit` keeps documents whole if they fit into a row, placing
-    the longest first, each in the fullest row with room. `none` gives each document a row. `seed` shuffles the rows of
-    `first-fit`.
+    `concat` cuts the stream every `length` tokens. `first-fit` keeps documents whole if they fit
+    into a row, placing the longest first, each in the fullest row with room. `none` gives each
+    document a row. `seed` shuffles the rows of `first-fit`.
     """
     if packing == "concat":
         return _pack_concatenated(lengths_D, length)
@@ -412,7 +457,10 @@ def pack_rows(packing: str, lengths_D: Ints, length: int, seed: int) -> Iterator
     lengths_C = np.minimum(lengths_D[document_C] - number_C * length, length + 1)
     chunks = Row(begin_D[document_C] + number_C * length, lengths_C)
     if packing == "none":
-        return (Row(chunks.starts[at : at + 1], chunks.lengths[at : at + 1]) for at in range(len(chunks.starts)))
+        return (
+            Row(chunks.starts[at : at + 1], chunks.lengths[at : at + 1])
+            for at in range(len(chunks.starts))
+        )
     return _pack_first_fit(chunks, length + 1, seed)
 
 

@@ -1,7 +1,7 @@
 """Tokenizers of bytes, and of the tokenizer.json of a Hugging Face folder.
 
-tokenizer.json is read with the package `tokenizers` of the extra [text]; transformers is not needed. Text is encoded as
-the tokenizer's added tokens define, without special tokens around it.
+tokenizer.json is read with the package `tokenizers` of the extra [text]; transformers is not
+needed. Text is encoded as the tokenizer's added tokens define, without special tokens around it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from jaxlaunch.trainer.errors import SpecError
 # Name of the tokenizer whose tokens are bytes.
 BYTE_TOKENIZER = "bytes"
 # Keys of the special tokens in a tokenizer's configuration.
-SPECIAL_TOKEN_KEYS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+SPECIAL_TOKEN_KEYS = tuple(
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
 REPLACEMENT_BYTES = "\ufffd".encode()
 
 # Ranges of characters in a text.
@@ -61,7 +63,12 @@ class ByteTokenizer:
             first, last = (len(text[:at].encode()) for at in span)
             ids = text.encode()
             place_T = np.arange(len(ids))
-            encodings.append((np.frombuffer(ids, np.uint8).astype(np.int32), (place_T >= first) & (place_T < last)))
+            encodings.append(
+                (
+                    np.frombuffer(ids, np.uint8).astype(np.int32),
+                    (place_T >= first) & (place_T < last),
+                )
+            )
         return encodings
 
     def encode(self, text: str) -> list[int]:
@@ -70,9 +77,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode bytes, with U+FFFD for invalid UTF-8 and for ids that are not bytes."""
-        return b"".join(bytes([token]) if token < self.vocab else REPLACEMENT_BYTES for token in ids).decode(
-            errors="replace"
-        )
+        return b"".join(
+            bytes([token]) if token < self.vocab else REPLACEMENT_BYTES for token in ids
+        ).decode(errors="replace")
 
     @property
     def byte_counts(self) -> npt.NDArray[np.int64]:
@@ -98,7 +105,9 @@ class HuggingFaceTokenizer:
             try:
                 keys = json.loads(files.get(file, b"{}"))
             except ValueError as error:
-                raise SpecError(f"data.tokenizer = {name}: {file} cannot be read: {error}") from None
+                raise SpecError(
+                    f"data.tokenizer = {name}: {file} cannot be read: {error}"
+                ) from None
             if not isinstance(keys, dict):
                 raise SpecError(f"data.tokenizer = {name}: {file} is not a block of keys")
             self.config |= {key: value for key, value in keys.items() if value is not None}
@@ -118,25 +127,35 @@ class HuggingFaceTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts without special tokens around them."""
-        return [encoding.ids for encoding in self._encode_texts(self._tokenizer.encode_batch_fast, texts)]
+        return [
+            encoding.ids
+            for encoding in self._encode_texts(self._tokenizer.encode_batch_fast, texts)
+        ]
 
     def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
         """Encode texts as `encode_batch` does, and return which tokens are in their spans, both [T]."""
         return [
             (np.array(encoding.ids, np.int32), _tokens_in_spans(encoding.offsets, text_spans))
-            for encoding, text_spans in zip(self._encode_texts(self._tokenizer.encode_batch, texts), spans, strict=True)
+            for encoding, text_spans in zip(
+                self._encode_texts(self._tokenizer.encode_batch, texts), spans, strict=True
+            )
         ]
 
-    def _encode_texts(self, encode: Callable[..., Sequence[Any]], texts: Sequence[str]) -> Sequence[Any]:
+    def _encode_texts(
+        self, encode: Callable[..., Sequence[Any]], texts: Sequence[str]
+    ) -> Sequence[Any]:
         """Call `encode`. Raises SpecError if it fails, for example without an unknown token."""
         try:
             return encode(list(texts), add_special_tokens=False)
         except Exception as error:
             # The library raises a bare Exception for errors in Rust.
             if len(texts) > 1:
-                return [encoding for text in texts for encoding in self._encode_texts(encode, [text])]
+                return [
+                    encoding for text in texts for encoding in self._encode_texts(encode, [text])
+                ]
             raise SpecError(
-                f"data.tokenizer = {self.name} has no token for a part of the text {texts[0][:40]!r}: {error}"
+                f"data.tokenizer = {self.name} has no token for a part of the text "
+                f"{texts[0][:40]!r}: {error}"
             ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -147,7 +166,9 @@ class HuggingFaceTokenizer:
     def byte_counts(self) -> npt.NDArray[np.int64]:
         """The bytes of text of each token, [vocab], 0 for special tokens."""
         described = json.loads(self.files[MAIN])
-        is_bytes = '"ByteLevel"' in json.dumps([described.get("decoder"), described.get("pre_tokenizer")])
+        is_bytes = '"ByteLevel"' in json.dumps(
+            [described.get("decoder"), described.get("pre_tokenizer")]
+        )
         prefix = described["model"].get("continuing_subword_prefix") or ""
         suffix = described["model"].get("end_of_word_suffix") or ""
         added = self._tokenizer.get_added_tokens_decoder()
@@ -177,16 +198,23 @@ class HuggingFaceTokenizer:
             return None
         token = token_text(value)
         if not isinstance(token, str):
-            raise SpecError(f"data.tokenizer = {self.name}: its {key} is {json.dumps(value)[:80]}, not a text")
+            raise SpecError(
+                f"data.tokenizer = {self.name}: its {key} is {json.dumps(value)[:80]}, not a text"
+            )
         if token not in self._ids:
-            raise SpecError(f"data.tokenizer = {self.name}: its {key} {token!r} is not in its {MAIN}")
+            raise SpecError(
+                f"data.tokenizer = {self.name}: its {key} {token!r} is not in its {MAIN}"
+            )
         return self._ids[token]
 
     def _starts_with_bos(self) -> bool:
         """Return whether texts begin with the bos token, by the configuration or else the post-processor."""
         adds_bos = self.config.get("add_bos_token")
         if adds_bos is not None and not isinstance(adds_bos, bool):
-            raise SpecError(f"data.tokenizer = {self.name}: its add_bos_token is {adds_bos!r}, not true or false")
+            raise SpecError(
+                f"data.tokenizer = {self.name}: its add_bos_token is {adds_bos!r}, not "
+                "true or false"
+            )
         if self.bos is None or adds_bos is not None:
             return self.bos is not None and bool(adds_bos)
         special_ids: list[int] = self._tokenizer.encode("", add_special_tokens=True).ids
@@ -213,10 +241,14 @@ def load_tokenizer(name: str) -> Tokenizer:
             if location.is_dir():
                 hint = f"it holds {', '.join(sorted(path.name for path in location.iterdir())[:5]) or 'nothing'}"
             raise SpecError(
-                f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; {hint}; transformers' "
+                f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; "
+                f"{hint}; transformers' "
                 f"save_pretrained of a fast tokenizer writes {MAIN}"
             )
-        files = {MAIN: bytes(main_file.read_bytes()), **saved_files.read_tokenizer(main_file.parent, FILES[1:])}
+        files = {
+            MAIN: bytes(main_file.read_bytes()),
+            **saved_files.read_tokenizer(main_file.parent, FILES[1:]),
+        }
     return HuggingFaceTokenizer(name, files)
 
 
@@ -225,11 +257,15 @@ def find_tokenizer(
 ) -> Tokenizer | None:
     """Return the tokenizer of `files` at `location`, or the byte tokenizer if `data` or `vocab` imply it.
 
-    Returns None for unknown tokens, and if the package `tokenizers` is not installed. Raises SpecError for files that
-    cannot be read.
+    Returns None for unknown tokens, and if the package `tokenizers` is not installed. Raises
+    SpecError for files that cannot be read.
     """
     if MAIN in files:
-        return HuggingFaceTokenizer(location, files) if importlib.util.find_spec("tokenizers") else None
+        return (
+            HuggingFaceTokenizer(location, files)
+            if importlib.util.find_spec("tokenizers")
+            else None
+        )
     if data is not None and data.get("tokenizer") is not None:
         return ByteTokenizer() if data["tokenizer"] == BYTE_TOKENIZER else None
     return ByteTokenizer() if vocab == ByteTokenizer.vocab else None
@@ -244,7 +280,8 @@ def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
     """Raise SpecError if the model has fewer tokens than the tokenizer."""
     if vocab < tokenizer.vocab:
         raise SpecError(
-            f"train.model.vocab = {vocab} is less than the {tokenizer.vocab} of data.tokenizer = {tokenizer.name}; "
+            f"train.model.vocab = {vocab} is less than the {tokenizer.vocab} of data.tokenizer = "
+            f"{tokenizer.name}; "
             f"make it {tokenizer.vocab} or more"
         )
 
@@ -254,13 +291,18 @@ def _parse_tokenizer(name: str, text: bytes) -> Any:
         import tokenizers
     except ImportError:
         raise SpecError(
-            f"data.tokenizer = {name} needs the package tokenizers: {installation.install_hint('text')}"
+            f"data.tokenizer = {name} needs the package tokenizers: "
+            f"{installation.install_hint('text')}"
         ) from None
     try:
         return tokenizers.Tokenizer.from_str(text.decode())
     except Exception as error:
         # The library raises a bare Exception for errors in Rust.
-        hint = f"; name the folder of a {MAIN}: no other file is read" if name.endswith(".model") else ""
+        hint = (
+            f"; name the folder of a {MAIN}: no other file is read"
+            if name.endswith(".model")
+            else ""
+        )
         raise SpecError(f"data.tokenizer = {name}: {MAIN} cannot be read: {error}{hint}") from None
 
 
@@ -276,7 +318,8 @@ def _count_bytes(token: str, prefix: str, suffix: str) -> int:
 def _tokens_in_spans(offsets: Sequence[tuple[int, int]], spans: Spans) -> npt.NDArray[np.bool_]:
     """Return which tokens, given their offsets, have a character in one of the spans.
 
-    A token without characters, such as a space whose offsets are trimmed, belongs to the spans that end at its place.
+    A token without characters, such as a space whose offsets are trimmed, belongs to the spans that
+    end at its place.
     """
     first_T, last_T = np.array(offsets, np.int64).reshape(-1, 2).T
     is_inside_T = np.zeros(len(first_T), np.bool_)

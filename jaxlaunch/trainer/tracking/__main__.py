@@ -1,12 +1,12 @@
 """Program that sends the metrics of a run to its tracker: `python -m jaxlaunch.trainer.tracking JSON`.
 
-It follows metrics.jsonl and eval.jsonl in the run folder, and sends each line once across restarts: `tracker.json`
-stores the id of the run and the last step of each file. If a step is trained again after a restart, its first line
-counts.
+It follows metrics.jsonl and eval.jsonl in the run folder, and sends each line once across restarts:
+`tracker.json` stores the id of the run and the last step of each file. If a step is trained again
+after a restart, its first line counts.
 
-A tracker only has to resume a run by its id and to accept numbers by step. Its own environment variables, such as
-WANDB_PROJECT, MLFLOW_TRACKING_URI and TRACKIO_DIR, configure everything else. Without a network or a key it stores the
-run in the run folder.
+A tracker only has to resume a run by its id and to accept numbers by step. Its own environment
+variables, such as WANDB_PROJECT, MLFLOW_TRACKING_URI and TRACKIO_DIR, configure everything else.
+Without a network or a key it stores the run in the run folder.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class _Lifecycle:
     """Events: the training has ended, the tracker is open, and there is no time left for further lines."""
 
     def __init__(self) -> None:
-        self.is_over, self.is_open, self.is_late = threading.Event(), threading.Event(), threading.Event()
+        self.is_over = threading.Event()
+        self.is_open = threading.Event()
+        self.is_late = threading.Event()
 
 
 def _watch_training(course: _Lifecycle, limits: Mapping[str, Any]) -> None:
@@ -82,15 +84,25 @@ def _hand_over(settings: Mapping[str, Any], course: _Lifecycle) -> None:
     run = Run(state.id, settings["name"], folder, max(state.sent.values(), default=0))
     tracker = open_tracker(settings["tracker"], run)
     course.is_open.set()
-    files = {journal: _JournalReader(os.path.join(folder, f"{journal}.jsonl")) for journal in PREFIXES}
+    files = {
+        journal: _JournalReader(os.path.join(folder, f"{journal}.jsonl")) for journal in PREFIXES
+    }
     is_last = False
     while True:
-        rows = [(row[STEP], journal, row) for journal, file in files.items() for row in file.read_rows()]
+        rows = [
+            (row[STEP], journal, row) for journal, file in files.items() for row in file.read_rows()
+        ]
         for step, journal, row in sorted(rows, key=lambda item: (item[0], item[1] == "eval")):
             if step > state.sent.get(journal, -1) and not course.is_late.is_set():
                 # The names are those of the TensorBoard events.
-                names = [name for name in row if name not in (STEP, "time") and isinstance(row[name], int | float)]
-                tracker.log(step, {f"{PREFIXES[journal]}/{name}": float(row[name]) for name in names})
+                names = [
+                    name
+                    for name in row
+                    if name not in (STEP, "time") and isinstance(row[name], int | float)
+                ]
+                tracker.log(
+                    step, {f"{PREFIXES[journal]}/{name}": float(row[name]) for name in names}
+                )
                 state.record_step(journal, step)
         state.sync_file()
         if is_last:
@@ -109,15 +121,18 @@ class _TrackerState:
             state = json.loads(self._path.read_text())
         # Another tracker has received nothing.
         state = state if state.get("tracker") == tracker else {}
-        # The uid is the same in all pods of a job, for the case that its run folder does not survive them.
-        self._tracker, self.id = tracker, str(state.get("id") or uuid.uuid5(uuid.NAMESPACE_OID, uid).hex)
+        # The uid is the same in all pods of a job, for the case that its run folder does not
+        # survive them.
+        self._tracker = tracker
+        self.id = str(state.get("id") or uuid.uuid5(uuid.NAMESPACE_OID, uid).hex)
         self.sent: dict[str, int] = dict(state.get("sent") or {})
         self._write_file(is_synced=True)
 
     def record_step(self, journal: str, step: int) -> None:
         """Record that the tracker has the line of this step, even if this process is killed now."""
         self.sent[journal] = step
-        # A sync for each line would take longer than many trackers do, and there are only 30 s for the last lines.
+        # A sync for each line would take longer than many trackers do, and there are only 30 s for
+        # the last lines.
         self._write_file(is_synced=False)
 
     def sync_file(self) -> None:
@@ -155,7 +170,7 @@ class _JournalReader:
                 yield row
 
 
-# --- trackers ---------------------------------------------------------------------------------------------------------
+# --- trackers -------------------------------------------------------------------------------------
 
 
 class Run(NamedTuple):
@@ -214,17 +229,25 @@ class Mlflow:
         self._metric: Any = Metric
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.name
         experiment = self._client.get_experiment_by_name(name)
-        experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        experiment_id = (
+            self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        )
         runs = self._client.search_runs([experiment_id], f"tags.`jaxlaunch.id` = '{run.id}'")
         tags = {"jaxlaunch.id": run.id}
-        stored = runs[0] if runs else self._client.create_run(experiment_id, tags=tags, run_name=run.name)
+        stored = (
+            runs[0]
+            if runs
+            else self._client.create_run(experiment_id, tags=tags, run_name=run.name)
+        )
         self._id = stored.info.run_id
         self._client.update_run(self._id, status="RUNNING")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Send one request for all numbers of the step."""
         now_ms = int(time.time() * 1000)
-        self._client.log_batch(self._id, [self._metric(name, value, now_ms, step) for name, value in values.items()])
+        self._client.log_batch(
+            self._id, [self._metric(name, value, now_ms, step) for name, value in values.items()]
+        )
 
     def close(self) -> None:
         """End the run; a later start sets it to RUNNING again."""

@@ -1,7 +1,8 @@
 """Start and end of the program that sends a run's metrics to a tracker during the training.
 
-The program is a separate process that follows the journals of the run folder, so that no step waits for a tracker that
-blocks, fails or needs much memory."""
+The program is a separate process that follows the journals of the run folder, so that no step waits
+for a tracker that blocks, fails or needs much memory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from jaxlaunch import contract, isolated
 
 # Output of the tracker's program, in the run folder.
 LOG_FILE = "tracker.log"
-# Exit codes of the program (EX_UNAVAILABLE, EX_TEMPFAIL): the tracker does not open, or does not return.
+# Exit codes of the program (EX_UNAVAILABLE, EX_TEMPFAIL): the tracker does not open, or does not
+# return.
 NOT_OPENED_CODE, LATE_CODE = 69, 75
 # Time after the training for a tracker to open. Importing it takes minutes on a busy machine.
 OPENS_S = 120.0
@@ -28,9 +30,9 @@ STOP_WAIT_S = 5.0
 # After this time, the end of a training prints what it waits for.
 NOTICE_AFTER_S = 3.0
 
-# Variables of a rank that the program does not inherit. A tracker that imports JAX must neither take a device nor join
-# the other processes. Without the run's uid, the program is not killed with the leftovers of a killed rank, whose last
-# lines it has to send.
+# Variables of a rank that the program does not inherit. A tracker that imports JAX must neither
+# take a device nor join the other processes. Without the run's uid, the program is not killed with
+# the leftovers of a killed rank, whose last lines it has to send.
 _RANK_VARIABLES = (
     "JAX_COORDINATOR",
     "JAX_NUM_PROCESSES",
@@ -60,7 +62,9 @@ class TrackerFeed:
             **json.loads(self._job),
         }
         inherited = isolated.inherited_environ(os.environ)
-        environ = {name: value for name, value in inherited.items() if not name.startswith(_RANK_VARIABLES)}
+        environ = {
+            name: value for name, value in inherited.items() if not name.startswith(_RANK_VARIABLES)
+        }
         with open(self._log, "ab") as log:
             return subprocess.Popen(
                 isolated.build_command("jaxlaunch.trainer.tracking", json.dumps(settings)),
@@ -76,7 +80,8 @@ class TrackerFeed:
     def close(self) -> str | None:
         """Wait until the program has sent the remaining lines; return a sentence if it could not within its limits.
 
-        If it failed or was killed during the training, it is started again, since the cause may be gone.
+        If it failed or was killed during the training, it is started again, since the cause may be
+        gone.
         """
         if self._process.poll() is not None:
             self._end_process(0.0)
@@ -85,7 +90,11 @@ class TrackerFeed:
                 self._process = self._start_process()
         code = self._end_process(NOTICE_AFTER_S)
         if code is None:
-            print(f"the training has ended; its tracker has {OPENS_S:g} s to open and {ENDS_S:g} s more", flush=True)
+            print(
+                f"the training has ended; its tracker has {OPENS_S:g} s to open and "
+                f"{ENDS_S:g} s more",
+                flush=True,
+            )
             code = self._end_process(max_wait_s() - NOTICE_AFTER_S)
         if code is None:
             # Such a tracker even keeps its own deadline from running.
@@ -93,7 +102,12 @@ class TrackerFeed:
             self._process.wait()
         busy = f"was still busy {ENDS_S:g} s after the training"
         return self._explain_exit(
-            code, {None: busy, LATE_CODE: busy, NOT_OPENED_CODE: f"was not open {OPENS_S:g} s after the training"}
+            code,
+            {
+                None: busy,
+                LATE_CODE: busy,
+                NOT_OPENED_CODE: f"was not open {OPENS_S:g} s after the training",
+            },
         )
 
     def close_at_stop(self) -> str | None:
@@ -102,7 +116,8 @@ class TrackerFeed:
         After that the program sends the remaining lines on its own, if the machine keeps running.
         """
         return self._explain_exit(
-            self._end_process(STOP_WAIT_S), {None: f"was still busy {STOP_WAIT_S:g} s after the stop"}
+            self._end_process(STOP_WAIT_S),
+            {None: f"was still busy {STOP_WAIT_S:g} s after the stop"},
         )
 
     def _end_process(self, timeout_s: float) -> int | None:
@@ -120,7 +135,10 @@ class TrackerFeed:
         if code == 0:
             return None
         reason = reasons.get(code, f"failed (exit {code})")
-        advice = "the run folder has every point, and the next `launcher run` of the job hands over the rest"
+        advice = (
+            "the run folder has every point, and the next `launcher run` of the job hands "
+            "over the rest"
+        )
         return f"the tracker {reason}: {self._log} has its words; {advice}"
 
 

@@ -42,7 +42,14 @@ def archives() -> int:
     return 0
 
 
-COMMANDS = {"up": up, "down": down, "env": environment, "status": status, "build": built, "images": archives}
+COMMANDS = {
+    "up": up,
+    "down": down,
+    "env": environment,
+    "status": status,
+    "build": built,
+    "images": archives,
+}
 
 
 def main(words: list[str]) -> int:

@@ -1,7 +1,7 @@
 """The API server as the harness and the tests' own preparations speak to it: plain dicts over HTTPS.
 
-Not the code under test, and quicker than a kubectl for every call. Reads the kubeconfigs of this harness and of kind:
-one cluster, certificates or a token inside.
+Not the code under test, and quicker than a kubectl for every call. Reads the kubeconfigs of this
+harness and of kind: one cluster, certificates or a token inside.
 """
 
 import base64
@@ -47,7 +47,9 @@ class Api:
         if "as" in user:
             self.own["Impersonate-User"] = user["as"]
 
-    def call(self, method: str, path: str, body: object = None, content: str = "application/json") -> Any:
+    def call(
+        self, method: str, path: str, body: object = None, content: str = "application/json"
+    ) -> Any:
         """The answer, parsed where it is JSON. Raises Refused."""
         return next(self.calls([Call(method, path, body, content)]))
 
@@ -81,7 +83,9 @@ class Api:
 
     def exchange(self, connection: http.client.HTTPSConnection, call: Call) -> Any:
         headers = {"Content-Type": call.content} | self.own
-        connection.request(call.method, call.path, None if call.body is None else json.dumps(call.body), headers)
+        connection.request(
+            call.method, call.path, None if call.body is None else json.dumps(call.body), headers
+        )
         answer = connection.getresponse()
         text = answer.read().decode()
         is_json = answer.headers.get_content_type() == "application/json"

@@ -1,7 +1,7 @@
 """The programs of a cluster, built from the Go modules beside this package.
 
-Built once into the user's cache directory, under a key of the modules and the flags, so that a fresh clone on the
-same machine does not build again.
+Built once into the user's cache directory, under a key of the modules and the flags, so that a
+fresh clone on the same machine does not build again.
 """
 
 import fcntl
@@ -16,7 +16,8 @@ from pathlib import Path
 
 MODULES = Path(__file__).parents[1] / "go"
 
-# One set of flags for all: another set changes every key of Go's own cache, and all is compiled again.
+# One set of flags for all: another set changes every key of Go's own cache, and all is compiled
+# again.
 FLAGS = ["-trimpath", "-buildvcs=false"]
 STAMP = "k8s.io/component-base/version."
 LINK = f"-s -w -X {STAMP}gitVersion=v1.35.4 -X {STAMP}gitMajor=1 -X {STAMP}gitMinor=35"
@@ -26,7 +27,13 @@ OLDEST = (1, 26)
 
 # Module folder -> what to build in it. kubectl only renders the kustomizations of JobSet and Kueue.
 PROGRAMS = {
-    "kubernetes": ["./kube-apiserver", "./kube-controller-manager", "./kube-scheduler", "./kubelet", "./kubectl"],
+    "kubernetes": [
+        "./kube-apiserver",
+        "./kube-controller-manager",
+        "./kube-scheduler",
+        "./kubelet",
+        "./kubectl",
+    ],
     "etcd": ["."],
     "jobset": ["sigs.k8s.io/jobset"],
     "kueue": ["sigs.k8s.io/kueue/cmd/kueue"],
@@ -41,7 +48,9 @@ class Missing(RuntimeError):
 
 
 def cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlaunch" / "cluster"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlaunch" / "cluster"
+    )
 
 
 def go() -> str:
@@ -58,11 +67,16 @@ def own_go() -> str:
     for found in (shutil.which("go"), "/usr/local/go/bin/go"):
         if found and os.access(found, os.X_OK):
             return found
-    raise Missing("no Go compiler, which builds a cluster's programs: apt-get install golang-go (any age will do)")
+    raise Missing(
+        "no Go compiler, which builds a cluster's programs: apt-get install golang-go (any "
+        "age will do)"
+    )
 
 
 def go_env(compiler: str, name: str) -> str:
-    return subprocess.run([compiler, "env", name], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [compiler, "env", name], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def downloaded_go(own: str) -> str:
@@ -78,7 +92,9 @@ def downloaded_go(own: str) -> str:
 def downloaded(compiler: str, module: str, folder: Path) -> Path:
     """The folder of a module's source in Go's module cache."""
     command = [compiler, "mod", "download", "-json", module]
-    done = subprocess.run(command, cwd=folder, env=os.environ | {"GOFLAGS": ""}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | {"GOFLAGS": ""}, capture_output=True, text=True
+    )
     if done.returncode:
         raise Missing(f"{module} cannot be downloaded: {done.stdout} {done.stderr}")
     return Path(json.loads(done.stdout)["Dir"])
@@ -120,7 +136,12 @@ def build(module: str, packages: list[str], folder: Path) -> None:
     print(f"building {module}: {' '.join(packages)}", file=sys.stderr, flush=True)
     # "." would be named after the module's last element, which is the folder's name.
     command = [go(), "build", *FLAGS, "-ldflags", LINK, "-o", f"{folder}/", *packages]
-    subprocess.run(command, cwd=MODULES / module, env=os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""}, check=True)
+    subprocess.run(
+        command,
+        cwd=MODULES / module,
+        env=os.environ | {"CGO_ENABLED": "0", "GOFLAGS": ""},
+        check=True,
+    )
 
 
 def module_source(module: str, path: str) -> Path:

@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.cluster.harness.places import CGROUP
 
 ROOT = Path("/sys/fs/cgroup")
-# By default all pods together weigh as much as one single process of the host. Four times that: they get on, and so do
-# the tests beside them.
+# By default all pods together weigh as much as one single process of the host. Four times that:
+# they get on, and so do the tests beside them.
 SHARES = 4096
 WEIGHT = 400  # the same, in cgroup v2's measure
 CONTROLLERS = {"cpu", "cpuset", "io", "memory", "pids"}  # of cgroup v2, which the kubelet uses
@@ -27,7 +27,9 @@ def hierarchies() -> list[Path]:
 
 def make() -> None:
     if is_unified():
-        for controller in CONTROLLERS.intersection((ROOT / "cgroup.controllers").read_text().split()):
+        for controller in CONTROLLERS.intersection(
+            (ROOT / "cgroup.controllers").read_text().split()
+        ):
             (ROOT / "cgroup.subtree_control").write_text(f"+{controller}")
     for hierarchy in hierarchies():
         (hierarchy / CGROUP).mkdir(exist_ok=True)
@@ -60,7 +62,10 @@ def remove(within: float = 10) -> None:
     deadline = time.monotonic() + within
     while left := list(folders()):
         if time.monotonic() > deadline:
-            raise RuntimeError(f"these cgroups cannot be removed: {', '.join(map(str, left))}; in them: {members()}")
+            raise RuntimeError(
+                f"these cgroups cannot be removed: {', '.join(map(str, left))}; in them: "
+                f"{members()}"
+            )
         for pid in members():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -134,7 +134,10 @@ def clean() -> None:
     teardown.end()
     if ports := machine.taken():
         listed = ", ".join(f"127.0.0.1:{port}" for port in ports)
-        raise Unable(f"another program listens on {listed}, which a cluster needs (`ss -ltnp` says which program)")
+        raise Unable(
+            f"another program listens on {listed}, which a cluster needs (`ss -ltnp` says "
+            "which program)"
+        )
     RUN.mkdir(parents=True)
     teardown.remember()
     network.make_bridge()

@@ -12,8 +12,9 @@ STATE = RUN / "containerd"
 SOCKET = RUN / "containerd.sock"
 PAUSE = "localhost/pause:1"
 
-# Without CAP_SYS_RESOURCE (a container, often) no process may lower its own oom_score_adj, and every sandbox would
-# fail: restrict_oom_score_adj. Network namespaces are mounted below the state folder, where `down` finds them.
+# Without CAP_SYS_RESOURCE (a container, often) no process may lower its own oom_score_adj, and
+# every sandbox would fail: restrict_oom_score_adj. Network namespaces are mounted below the state
+# folder, where `down` finds them.
 CONFIG = f"""
 version = 2
 root = "{STORE}"
@@ -54,7 +55,16 @@ disabled_plugins = [
 
 def ctr(*words: str | Path) -> str:
     """What `ctr` prints. Raises RuntimeError with its own words."""
-    command = ["ctr", "--address", SOCKET, "--connect-timeout", "3s", "--namespace", "k8s.io", *words]
+    command = [
+        "ctr",
+        "--address",
+        SOCKET,
+        "--connect-timeout",
+        "3s",
+        "--namespace",
+        "k8s.io",
+        *words,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"ctr {' '.join(map(str, words))}: {done.stderr.strip()}")
@@ -68,7 +78,9 @@ def start() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     (RUN / "containerd.toml").write_text(CONFIG)
     launch()
-    if containers():  # left by a crash; their tasks are gone, and their records would be taken for pods
+    if (
+        containers()
+    ):  # left by a crash; their tasks are gone, and their records would be taken for pods
         empty()
         process.stop("containerd")
         launch()
@@ -87,7 +99,9 @@ def containers() -> list[str]:
 def empty() -> None:
     """Kills and removes every container."""
     if tasks := ctr("tasks", "list", "-q").split():
-        with suppress(RuntimeError):  # a pod's containers share a shim, which may go with the first of them
+        with suppress(
+            RuntimeError
+        ):  # a pod's containers share a shim, which may go with the first of them
             ctr("tasks", "delete", "--force", *tasks)
     if left := containers():
         ctr("containers", "delete", *left)

@@ -20,13 +20,14 @@ from tests.cluster.harness.places import (
     SERVICE_NETWORK,
 )
 
-# A fake node's lease comes late when there are a thousand of them and the machine is busy: with a short grace, nodes go
-# NotReady and the controller marks their pods unready, for good.
+# A fake node's lease comes late when there are a thousand of them and the machine is busy: with a
+# short grace, nodes go NotReady and the controller marks their pods unready, for good.
 GRACE_S = 600
-# Endpoints: all of a service's addresses in one object, written anew for each pod that changes, and nothing here reads
-# it. The others hear of every pod or node too, and have no objects here.
+# Endpoints: all of a service's addresses in one object, written anew for each pod that changes, and
+# nothing here reads it. The others hear of every pod or node too, and have no objects here.
 UNUSED = (
-    "endpoints endpointslice-mirroring daemonset deployment replicaset replicationcontroller statefulset cronjob "
+    "endpoints endpointslice-mirroring daemonset deployment replicaset replicationcontroller "
+    "statefulset cronjob "
     "horizontal-pod-autoscaler ttl"
 ).split()
 
@@ -109,7 +110,9 @@ def start_controllers(home: Path) -> None:
         f"clientConnection: {{kubeconfig: {KUBECONFIGS}/scheduler.conf, qps: 2000, burst: 4000}}\n"
         "leaderElection: {leaderElect: false}\n"
     )
-    process.start("scheduler", [home / "kube-scheduler", f"--config={config}", *served("scheduler")])
+    process.start(
+        "scheduler", [home / "kube-scheduler", f"--config={config}", *served("scheduler")]
+    )
 
 
 def kcm_flags() -> list[str]:
@@ -138,14 +141,22 @@ def served(name: str) -> list[str]:
     """Where a controller serves its own health, and who may ask."""
     config = f"{KUBECONFIGS}/{name}.conf"
     secure = ["--bind-address=127.0.0.1", f"--secure-port={HEALTH[name]}"]
-    return [*secure, f"--authentication-kubeconfig={config}", f"--authorization-kubeconfig={config}"]
+    return [
+        *secure,
+        f"--authentication-kubeconfig={config}",
+        f"--authorization-kubeconfig={config}",
+    ]
 
 
 def settled() -> None:
     process.ready("kcm", lambda: is_healthy(f"https://127.0.0.1:{HEALTH['kcm']}/healthz"))
-    process.ready("scheduler", lambda: is_healthy(f"https://127.0.0.1:{HEALTH['scheduler']}/readyz"))
+    process.ready(
+        "scheduler", lambda: is_healthy(f"https://127.0.0.1:{HEALTH['scheduler']}/readyz")
+    )
     # Before its default service account exists, every pod of a namespace is refused.
-    process.ready("kcm", lambda: Api(ADMIN).get("/api/v1/namespaces/default/serviceaccounts/default"))
+    process.ready(
+        "kcm", lambda: Api(ADMIN).get("/api/v1/namespaces/default/serviceaccounts/default")
+    )
 
 
 def is_healthy(url: str) -> bool:
@@ -153,7 +164,9 @@ def is_healthy(url: str) -> bool:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with urllib.request.urlopen(url, timeout=5, context=context if url.startswith("https") else None) as answer:
+        with urllib.request.urlopen(
+            url, timeout=5, context=context if url.startswith("https") else None
+        ) as answer:
             return answer.status == 200
     except urllib.error.HTTPError as error:
         error.close()

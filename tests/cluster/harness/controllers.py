@@ -10,7 +10,16 @@ import yaml
 from tests.cluster.harness import process
 from tests.cluster.harness.api import Api, Refused
 from tests.cluster.harness.control import is_healthy
-from tests.cluster.harness.places import ADMIN, HEALTH, IP, JOBSET_WEBHOOK, KUBECONFIGS, KUEUE_WEBHOOK, PKI, RUN
+from tests.cluster.harness.places import (
+    ADMIN,
+    HEALTH,
+    IP,
+    JOBSET_WEBHOOK,
+    KUBECONFIGS,
+    KUEUE_WEBHOOK,
+    PKI,
+    RUN,
+)
 
 JOBSET_CERTIFICATE = RUN / "jobset-webhook"
 KUEUE_CERTIFICATE = RUN / "kueue-webhook"
@@ -46,7 +55,9 @@ def start_kueue(home: Path) -> None:
         "metrics": {"bindAddress": "0"},
         "health": {"healthProbeBindAddress": f"127.0.0.1:{HEALTH['kueue']}"},
         "clientConnection": {"qps": 500, "burst": 1000},
-        "featureGates": {"VisibilityOnDemand": False},  # it is an API of its own, which the manifests leave out
+        "featureGates": {
+            "VisibilityOnDemand": False
+        },  # it is an API of its own, which the manifests leave out
         "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
     }
     start("kueue", home, config)
@@ -88,7 +99,9 @@ def webhooks_answer() -> bool:
         "spec": {"replicatedJobs": [job]},
     }
     try:
-        Api(ADMIN).create("/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets?dryRun=All", jobset)
+        Api(ADMIN).create(
+            "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets?dryRun=All", jobset
+        )
     except Refused as error:
         if "failed calling webhook" not in str(error) and error.status != 404:
             raise

@@ -1,7 +1,7 @@
 """The state that every cluster starts from: JobSet and Kueue installed, the keys made. Made once a machine.
 
-Applying CRDs and their like takes as long as everything else together, so it is done once, and etcd's folder kept.
-It holds throw-away private keys: it stays in the cache, readable by its owner.
+Applying CRDs and their like takes as long as everything else together, so it is done once, and
+etcd's folder kept. It holds throw-away private keys: it stays in the cache, readable by its owner.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The product's own image, built from its Dockerfile with buildah on the base image, and put into the node's store.
 
-Built again it takes seconds: buildah keeps every layer whose inputs are the same, and the node is given only the
-layers that it lacks.
+Built again it takes seconds: buildah keeps every layer whose inputs are the same, and the node is
+given only the layers that it lacks.
 """
 
 import ast
@@ -23,8 +23,18 @@ from tests.cluster.harness.places import IMAGES
 
 IMAGE = "localhost/jaxlaunch:test"
 ROOT = Path(__file__).parents[3]
-# Where pip finds packages, as the user's own configuration says it; the rest of it is about other machines.
-INDEX = {"index-url", "extra-index-url", "no-index", "find-links", "trusted-host", "cert", "client-cert", "proxy"}
+# Where pip finds packages, as the user's own configuration says it; the rest of it is about other
+# machines.
+INDEX = {
+    "index-url",
+    "extra-index-url",
+    "no-index",
+    "find-links",
+    "trusted-host",
+    "cert",
+    "client-cert",
+    "proxy",
+}
 
 
 def load() -> None:
@@ -49,7 +59,15 @@ def locked() -> Iterator[None]:
 
 def buildah(store: Path, *words: str | Path) -> str:
     """What buildah prints. Raises RuntimeError with its own words."""
-    program = ["buildah", "--root", store / "root", "--runroot", store / "run", "--storage-driver", "overlay"]
+    program = [
+        "buildah",
+        "--root",
+        store / "root",
+        "--runroot",
+        store / "run",
+        "--storage-driver",
+        "overlay",
+    ]
     done = subprocess.run([*program, *words], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"buildah {words[0]}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
@@ -86,7 +104,9 @@ def build(store: Path) -> str:
 
 def pip_settings() -> dict[str, str]:
     """Where this machine's pip finds packages; the later of two says it, as for pip itself."""
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
+    ).stdout
     found = {}
     for line in listed.splitlines():
         name, _, value = line.partition("=")
@@ -110,8 +130,14 @@ def put_on_node(store: Path) -> str:
         digest = convert(whole, lacking, set(containerd.ctr("content", "list", "--quiet").split()))
         try:
             containerd.ctr("images", "import", lacking)
-        except RuntimeError:  # a store that was killed in an import may have a layer, and not the snapshots below it
-            held = [name for name, _ in containerd.images() if name == IMAGE or name.startswith("sha256:")]
+        except (
+            RuntimeError
+        ):  # a store that was killed in an import may have a layer, and not the snapshots below it
+            held = [
+                name
+                for name, _ in containerd.images()
+                if name == IMAGE or name.startswith("sha256:")
+            ]
             containerd.ctr("images", "delete", "--sync", *held)
             convert(whole, lacking, set())
             containerd.ctr("images", "import", lacking)
@@ -129,9 +155,16 @@ def convert(whole: Path, lacking: Path, held: set[str]) -> str:
                 blobs[digest] = lacking.parent / member
                 content = packed.extractfile(member)
                 assert content is not None, "layers and configs are files"
-                with content, blobs[digest].open("wb") as file:  # `extract` has filters since Python 3.11.4 alone
+                with (
+                    content,
+                    blobs[digest].open("wb") as file,
+                ):  # `extract` has filters since Python 3.11.4 alone
                     shutil.copyfileobj(content, file)
-            return {"mediaType": kind, "digest": f"sha256:{digest}", "size": packed.getmember(member).size}
+            return {
+                "mediaType": kind,
+                "digest": f"sha256:{digest}",
+                "size": packed.getmember(member).size,
+            }
 
         listed = packed.extractfile("manifest.json")
         assert listed is not None

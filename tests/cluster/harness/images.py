@@ -1,7 +1,7 @@
 """The images that the cluster brings, made of this machine: no registry is asked.
 
-localhost/pause:1 holds the namespaces of a pod; localhost/pybase:1 is Python and a shell; localhost/jaxbare:test is
-that with jax, and nothing of ours in it.
+localhost/pause:1 holds the namespaces of a pod; localhost/pybase:1 is Python and a shell;
+localhost/jaxbare:test is that with jax, and nothing of ours in it.
 """
 
 import fcntl
@@ -21,7 +21,12 @@ BASE = "localhost/pybase:1"
 BARE = "localhost/jaxbare:test"
 # jax and what it imports.
 DISTRIBUTIONS = ("jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "opt_einsum")
-ENVIRONMENT = ("PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "HOME=/tmp")
+ENVIRONMENT = (
+    "PATH=/usr/local/bin:/usr/bin:/bin",
+    "PYTHONUNBUFFERED=1",
+    "PYTHONDONTWRITEBYTECODE=1",
+    "HOME=/tmp",
+)
 VENV = "/opt/venv"
 
 
@@ -51,7 +56,9 @@ def base_folder() -> Path:
 
 def pause_archive(home: Path) -> Path:
     layers = [oci.Layer(home / "pause", "/pause")]
-    return made("pause", f"{home}", lambda path: oci.write(path, PAUSE, layers, entrypoint=["/pause"]))
+    return made(
+        "pause", f"{home}", lambda path: oci.write(path, PAUSE, layers, entrypoint=["/pause"])
+    )
 
 
 def base_archive() -> Path:
@@ -75,7 +82,9 @@ def write_bare(path: Path) -> None:
 def make_venv(folder: Path) -> None:
     """A venv on the image's Python, with the distributions as they are installed here."""
     folder.chmod(0o755)
-    (folder / "pyvenv.cfg").write_text("home = /usr/local/bin\ninclude-system-site-packages = false\n")
+    (folder / "pyvenv.cfg").write_text(
+        "home = /usr/local/bin\ninclude-system-site-packages = false\n"
+    )
     (folder / "bin").mkdir()
     for name in ("python", "python3"):
         (folder / "bin" / name).symlink_to(f"/usr/local/bin/{rootfs.VERSION}")

@@ -25,7 +25,9 @@ LABELS = "jaxlaunch.test/real=true"
 
 def start(home: Path) -> None:
     KUBELET_ROOT.mkdir(exist_ok=True)
-    (RUN / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # of pods with dnsPolicy Default: none answers there
+    (RUN / "resolv.conf").write_text(
+        "nameserver 127.0.0.1\n"
+    )  # of pods with dnsPolicy Default: none answers there
     (RUN / "kubelet.yaml").write_text(yaml.safe_dump(config()))
     flags = [
         f"--config={RUN}/kubelet.yaml",
@@ -76,13 +78,20 @@ def config() -> dict[str, object]:
         "kubeAPIBurst": 400,
         "eventRecordQPS": 0,
         "imageGCHighThresholdPercent": 100,
-        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "1%",
+            "imagefs.available": "1%",
+        },
     }
 
 
 def settled() -> None:
     def is_ready() -> bool:
         conditions = Api(ADMIN).get(f"/api/v1/nodes/{NODE}")["status"].get("conditions", [])
-        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+        return any(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in conditions
+        )
 
     process.ready("kubelet", is_ready)

@@ -31,7 +31,9 @@ THREADS = 8
 def config() -> str:
     """kwok's settings, with the stages that its module ships."""
     folder = module_source("kwok", "sigs.k8s.io/kwok") / "kustomize" / "stage"
-    return "---\n".join([OPTIONS, *((folder / f"{stage}.yaml").read_text() + "\n" for stage in STAGES)])
+    return "---\n".join(
+        [OPTIONS, *((folder / f"{stage}.yaml").read_text() + "\n" for stage in STAGES)]
+    )
 
 
 def start(home: Path) -> None:
@@ -40,7 +42,8 @@ def start(home: Path) -> None:
         f"--config={RUN}/{STAGES_FILE}",
         "--manage-all-nodes=false",
         f"--manage-nodes-with-annotation-selector={SELECTOR}",
-        # Renewed four times as often: a thousand nodes at kwok's usual 40 s are a hundred requests a second.
+        # Renewed four times as often: a thousand nodes at kwok's usual 40 s are a hundred requests
+        # a second.
         f"--node-lease-duration-seconds={GRACE_S}",
         "--cidr=10.128.0.0/12",
         f"--node-ip={ADDRESS}",
@@ -53,7 +56,9 @@ def settled() -> None:
     process.ready("kwok", lambda: is_healthy(f"http://127.0.0.1:{HEALTH['kwok']}/healthz"))
 
 
-def node(name: str, labels: Mapping[str, str], resources: Mapping[str, str], taint: str) -> dict[str, Any]:
+def node(
+    name: str, labels: Mapping[str, str], resources: Mapping[str, str], taint: str
+) -> dict[str, Any]:
     """A node that is ready from its birth: left to kwok, a thousand of them take most of a minute to get there."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     capacity = {"cpu": "208", "memory": "440Gi", "pods": "110", **resources}
@@ -70,19 +75,30 @@ def node(name: str, labels: Mapping[str, str], resources: Mapping[str, str], tai
         "status": {
             "capacity": capacity,
             "allocatable": capacity,
-            "addresses": [{"type": "InternalIP", "address": ADDRESS}, {"type": "Hostname", "address": name}],
-            "conditions": [{"type": "Ready", "status": "True", "reason": "Fake", "message": "kwok", **times}],
+            "addresses": [
+                {"type": "InternalIP", "address": ADDRESS},
+                {"type": "Hostname", "address": name},
+            ],
+            "conditions": [
+                {"type": "Ready", "status": "True", "reason": "Fake", "message": "kwok", **times}
+            ],
         },
     }
 
 
 @contextmanager
 def fake_nodes(
-    api: Api, count: int, labels: Mapping[str, str], resources: Mapping[str, str], taint: str = TAINT
+    api: Api,
+    count: int,
+    labels: Mapping[str, str],
+    resources: Mapping[str, str],
+    taint: str = TAINT,
 ) -> Iterator[list[str]]:
     """So many nodes that exist in name, while this lasts; gives their names."""
     names = [f"fake-{secrets.token_hex(3)}-{number:05d}" for number in range(count)]
-    send(api, [Call("POST", "/api/v1/nodes", node(name, labels, resources, taint)) for name in names])
+    send(
+        api, [Call("POST", "/api/v1/nodes", node(name, labels, resources, taint)) for name in names]
+    )
     try:
         yield names
     finally:

@@ -24,10 +24,16 @@ PROGRAMS = {
 def lacks() -> list[str]:
     """One sentence for each thing that is missing, with where to get it. Empty: a cluster can run here."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        return [f"a node and its images are made for Linux on x86_64; this is {sys.platform} on {platform.machine()}"]
+        return [
+            f"a node and its images are made for Linux on x86_64; this is {sys.platform} on "
+            f"{platform.machine()}"
+        ]
     faults = []
     if os.geteuid() != 0:
-        faults.append("a node needs root: run as root, or let TEST_KUBECONFIG name a cluster of your own, as kind's")
+        faults.append(
+            "a node needs root: run as root, or let TEST_KUBECONFIG name a cluster of your "
+            "own, as kind's"
+        )
     packages = {package for program, package in PROGRAMS.items() if not shutil.which(program)}
     if not (network.PLUGINS / "bridge").exists():
         packages.add("containernetworking-plugins")
@@ -48,7 +54,9 @@ def taken() -> list[int]:
 
 def is_taken(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the last cluster may linger
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # connections of the last cluster may linger
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:

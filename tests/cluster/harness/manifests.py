@@ -1,8 +1,9 @@
 """What JobSet and Kueue install, rendered from the manifests in their own modules, for controllers outside the cluster.
 
-Left out: the Deployments (their programs run on the host), the ConfigMaps (their settings are files there), and
-Kueue's APIServices (an API without a backend breaks the deletion of namespaces). Each webhook's Service loses its
-selector and gets an EndpointSlice that names the host instead: the API server dials that, and checks the same name.
+Left out: the Deployments (their programs run on the host), the ConfigMaps (their settings are files
+there), and Kueue's APIServices (an API without a backend breaks the deletion of namespaces). Each
+webhook's Service loses its selector and gets an EndpointSlice that names the host instead: the API
+server dials that, and checks the same name.
 """
 
 import base64
@@ -17,7 +18,8 @@ from tests.cluster.harness.places import IP
 
 MODULES = {"jobset": "sigs.k8s.io/jobset", "kueue": "sigs.k8s.io/kueue"}
 LEFT_OUT = {"Deployment", "ConfigMap", "APIService"}
-# Kueue also puts webhooks on pods, deployments and more, for integrations that are off here: they would only cost time.
+# Kueue also puts webhooks on pods, deployments and more, for integrations that are off here: they
+# would only cost time.
 HOOKED = {
     "jobs",
     "jobsets",
@@ -41,7 +43,11 @@ def rendered(home: Path, module: str, port: int, authority: Path | None) -> list
     if done.returncode:
         raise RuntimeError(f"kubectl kustomize {folder}: {done.stderr.strip()}")
     bundle = base64.b64encode(authority.read_bytes()).decode() if authority else None
-    objects = [made for object_ in yaml.load_all(done.stdout, yaml.CSafeLoader) for made in outside(object_, port)]
+    objects = [
+        made
+        for object_ in yaml.load_all(done.stdout, yaml.CSafeLoader)
+        for made in outside(object_, port)
+    ]
     for object_ in objects:
         hooks(object_, bundle)
     return sorted(objects, key=lambda object_: ORDER.get(object_["kind"], 2))
@@ -81,7 +87,9 @@ def hooks(object_: dict[str, Any], bundle: str | None) -> None:
     if object_["kind"].endswith("WebhookConfiguration"):
         object_["webhooks"] = [hook for hook in object_["webhooks"] if resources(hook) & HOOKED]
         clients = [hook["clientConfig"] for hook in object_["webhooks"]]
-    elif object_["kind"] == "CustomResourceDefinition" and "webhook" in object_["spec"].get("conversion", {}):
+    elif object_["kind"] == "CustomResourceDefinition" and "webhook" in object_["spec"].get(
+        "conversion", {}
+    ):
         clients = [object_["spec"]["conversion"]["webhook"]["clientConfig"]]
     else:
         clients = []
@@ -101,15 +109,27 @@ DNS: list[dict[str, Any]] = [
         "kind": "ClusterRole",
         "metadata": {"name": DNS_ROLE},
         "rules": [
-            {"apiGroups": [""], "resources": ["services", "pods", "namespaces"], "verbs": ["list", "watch"]},
-            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+            {
+                "apiGroups": [""],
+                "resources": ["services", "pods", "namespaces"],
+                "verbs": ["list", "watch"],
+            },
+            {
+                "apiGroups": ["discovery.k8s.io"],
+                "resources": ["endpointslices"],
+                "verbs": ["list", "watch"],
+            },
         ],
     },
     {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
         "metadata": {"name": DNS_ROLE},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": DNS_ROLE},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": DNS_ROLE,
+        },
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "coredns"}],
     },
 ]

@@ -22,17 +22,27 @@ class Layer(NamedTuple):
 
 
 def write(
-    archive: Path, name: str, layers: Sequence[Layer], *, env: Sequence[str] = (), entrypoint: Sequence[str] = ()
+    archive: Path,
+    name: str,
+    layers: Sequence[Layer],
+    *,
+    env: Sequence[str] = (),
+    entrypoint: Sequence[str] = (),
 ) -> None:
     """One image, all its files root's and of no time, so that equal files make an equal digest."""
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         blobs: dict[str, Path] = {}
-        descriptors = [add(blobs, pack(layer, Path(folder, f"layer-{i}"))) for i, layer in enumerate(layers)]
+        descriptors = [
+            add(blobs, pack(layer, Path(folder, f"layer-{i}"))) for i, layer in enumerate(layers)
+        ]
         config = {
             "architecture": "amd64",
             "os": "linux",
             "config": {"Env": list(env), "Entrypoint": list(entrypoint), "WorkingDir": "/"},
-            "rootfs": {"type": "layers", "diff_ids": [descriptor["digest"] for descriptor in descriptors]},
+            "rootfs": {
+                "type": "layers",
+                "diff_ids": [descriptor["digest"] for descriptor in descriptors],
+            },
         }
         manifest = {
             "schemaVersion": 2,
@@ -72,7 +82,10 @@ def add(blobs: dict[str, Path], path: Path) -> dict[str, Any]:
 
 def bundle(archive: Path, index: object, blobs: dict[str, Path]) -> None:
     with tarfile.open(archive, "w") as packed:
-        for name, content in (("oci-layout", {"imageLayoutVersion": "1.0.0"}), ("index.json", index)):
+        for name, content in (
+            ("oci-layout", {"imageLayoutVersion": "1.0.0"}),
+            ("index.json", index),
+        ):
             data = json.dumps(content).encode()
             member = tarfile.TarInfo(name)
             member.size = len(data)

@@ -8,16 +8,14 @@ from pathlib import Path
 from tests.cluster.harness.places import IP, NODE, SERVER
 
 DAYS = "3650"
-API_NAMES = (
-    "IP:127.0.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local"
-)
+API_NAMES = "IP:127.0.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local"
 SERVERS = {
     "apiserver": f"IP:{IP},IP:10.78.0.1,{API_NAMES}",
     "kubelet-server": f"IP:{IP},DNS:{NODE}",
     "jobset-webhook": "DNS:jobset-webhook-service.jobset-system.svc",
 }
-# Clients by the file of their kubeconfig. JobSet and Kueue go by the names of their own service accounts, so that the
-# rights which their manifests give are the rights they have.
+# Clients by the file of their kubeconfig. JobSet and Kueue go by the names of their own service
+# accounts, so that the rights which their manifests give are the rights they have.
 CLIENTS = {
     "admin": "/O=system:masters/CN=admin",
     "kcm": "/CN=system:kube-controller-manager",
@@ -42,10 +40,26 @@ def make(folder: Path) -> None:
     """Every key and certificate, new, into `folder`."""
     folder.mkdir(parents=True, mode=0o700)
     key(folder, "ca")
-    uses = ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature")
+    uses = (
+        "basicConstraints=critical,CA:TRUE",
+        "keyUsage=critical,keyCertSign,cRLSign,digitalSignature",
+    )
     extensions = [word for use in uses for word in ("-addext", use)]
     subject = ("-subj", "/CN=jaxlaunch-test")
-    openssl(folder, "req", "-x509", "-new", "-key", "ca.key", "-days", DAYS, *subject, "-out", "ca.crt", *extensions)
+    openssl(
+        folder,
+        "req",
+        "-x509",
+        "-new",
+        "-key",
+        "ca.key",
+        "-days",
+        DAYS,
+        *subject,
+        "-out",
+        "ca.crt",
+        *extensions,
+    )
     for name, names in SERVERS.items():
         leaf(folder, name, f"/CN={name}", f"extendedKeyUsage=serverAuth\nsubjectAltName={names}\n")
     for name, subject_ in CLIENTS.items():
@@ -64,14 +78,28 @@ def leaf(folder: Path, name: str, subject: str, extensions: str) -> None:
     (folder / f"{name}.ext").write_text(f"keyUsage=digitalSignature\n{extensions}")
     openssl(folder, "req", "-new", "-key", f"{name}.key", "-subj", subject, "-out", f"{name}.csr")
     signer = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", DAYS)
-    openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signer, "-extfile", f"{name}.ext", "-out", f"{name}.crt")
+    openssl(
+        folder,
+        "x509",
+        "-req",
+        "-in",
+        f"{name}.csr",
+        *signer,
+        "-extfile",
+        f"{name}.ext",
+        "-out",
+        f"{name}.crt",
+    )
 
 
 def kubeconfigs(pki: Path, folder: Path) -> None:
     """One kubeconfig a client; each holds its certificates, so that it works wherever it is moved."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name in CLIENTS:
-        pair = {"client-certificate-data": data(pki / f"{name}.crt"), "client-key-data": data(pki / f"{name}.key")}
+        pair = {
+            "client-certificate-data": data(pki / f"{name}.crt"),
+            "client-key-data": data(pki / f"{name}.key"),
+        }
         (folder / f"{name}.conf").write_text(kubeconfig(pki, pair))
 
 
@@ -80,7 +108,10 @@ def kubeconfig(pki: Path, user: dict[str, str]) -> str:
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [
-            {"name": "test", "cluster": {"server": SERVER, "certificate-authority-data": data(pki / "ca.crt")}}
+            {
+                "name": "test",
+                "cluster": {"server": SERVER, "certificate-authority-data": data(pki / "ca.crt")},
+            }
         ],
         "users": [{"name": "test", "user": user}],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],

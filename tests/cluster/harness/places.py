@@ -1,7 +1,7 @@
 """Where a cluster lives: its folders, addresses and names. One cluster a machine: the addresses are fixed.
 
-One bridge carries everything: it is the node's address, the API server's, the webhooks', the DNS server's and the
-gateway of the pods. There is no service network: nothing here dials a ClusterIP.
+One bridge carries everything: it is the node's address, the API server's, the webhooks', the DNS
+server's and the gateway of the pods. There is no service network: nothing here dials a ClusterIP.
 """
 
 import hashlib
@@ -42,7 +42,14 @@ ETCD_PEER = "http://127.0.0.1:12380"
 JOBSET_WEBHOOK = 19443
 KUEUE_WEBHOOK = 19444
 # Local health endpoints, by program.
-HEALTH = {"kcm": 11257, "scheduler": 11259, "jobset": 18081, "kueue": 18082, "coredns": 18181, "kwok": 18247}
+HEALTH = {
+    "kcm": 11257,
+    "scheduler": 11259,
+    "jobset": 18081,
+    "kueue": 18082,
+    "coredns": 18181,
+    "kwok": 18247,
+}
 KUBELET = 10250
 
 # What must be free before a start. The DNS port is on the bridge, which does not exist yet.

@@ -1,7 +1,8 @@
 """The daemons of a cluster: started, found again and stopped.
 
-Each carries a mark in its environment, so that they are found by reading /proc, even when whoever started them was
-killed between starting one and writing it down. A record that is no file cannot be stale.
+Each carries a mark in its environment, so that they are found by reading /proc, even when whoever
+started them was killed between starting one and writing it down. A record that is no file cannot be
+stale.
 """
 
 import os
@@ -16,14 +17,14 @@ from typing import NamedTuple
 from tests.cluster.harness.places import LOGS, RUN
 
 MARK = "JAXLAUNCH_TEST_CLUSTER"
-# Nine times the weight of a test's own process, twice that of all pods: beside pods that compute, a server that has to
-# wait its turn makes every test wait, and webhooks miss their deadlines.
+# Nine times the weight of a test's own process, twice that of all pods: beside pods that compute, a
+# server that has to wait its turn makes every test wait, and webhooks miss their deadlines.
 NICENESS = -10
-# Percent that a Go program's memory grows by before it collects garbage. At Go's own 100 that is more than a third of
-# the API server's time.
+# Percent that a Go program's memory grows by before it collects garbage. At Go's own 100 that is
+# more than a third of the API server's time.
 COLLECTS = "400"
-# A Go program's threads spin while they look for work: where one runs at a time, daemons that have little to do take a
-# quarter less processor time. The API server has much to do.
+# A Go program's threads spin while they look for work: where one runs at a time, daemons that have
+# little to do take a quarter less processor time. The API server has much to do.
 PARALLEL = {"apiserver"}
 ONE_AT_A_TIME = {"GOMAXPROCS": "1"}
 
@@ -46,7 +47,12 @@ def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] = os.
     pid = os.posix_spawnp(
         words[0],
         words,
-        {"GOGC": COLLECTS, **({} if name in PARALLEL else ONE_AT_A_TIME), **env, MARK: f"{RUN}:{name}"},
+        {
+            "GOGC": COLLECTS,
+            **({} if name in PARALLEL else ONE_AT_A_TIME),
+            **env,
+            MARK: f"{RUN}:{name}",
+        },
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
@@ -56,7 +62,9 @@ def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] = os.
         setsigmask=[],
         setsigdef=[signal.SIGINT, signal.SIGPIPE],
     )
-    with suppress(OSError):  # where Linux groups processes by session, a process's own niceness counts within its group
+    with suppress(
+        OSError
+    ):  # where Linux groups processes by session, a process's own niceness counts within its group
         Path(f"/proc/{pid}/autogroup").write_text(str(NICENESS))
 
 
@@ -133,4 +141,6 @@ def ready(name: str, probe: Callable[[], object], within: float = 300) -> None:
 def tail(name: str, lines: int = 15) -> str:
     log = LOGS / f"{name}.log"
     text = log.read_text(errors="replace") if log.exists() else ""
-    return f"the end of {log}:\n" + "\n".join(f"  {line[:400]}" for line in text.splitlines()[-lines:])
+    return f"the end of {log}:\n" + "\n".join(
+        f"  {line[:400]}" for line in text.splitlines()[-lines:]
+    )

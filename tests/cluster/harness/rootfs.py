@@ -1,6 +1,7 @@
 """The root folder of the images: this machine's Python, a shell and a few tools, with the libraries they load.
 
-Nothing is downloaded, so a base image needs no registry. Python stands in /usr/local, as in the official images.
+Nothing is downloaded, so a base image needs no registry. Python stands in /usr/local, as in the
+official images.
 """
 
 import os
@@ -12,17 +13,35 @@ import sysconfig
 from pathlib import Path
 
 TOOLS = (
-    "sh bash env cat ls cp mv rm mkdir rmdir ln chmod chown touch find grep sed tar gzip head tail sort cut tr wc du "
-    "df id kill ps hostname date sleep true false timeout getent readlink dirname basename uname sha256sum xargs test ["
+    "sh bash env cat ls cp mv rm mkdir rmdir ln chmod chown touch find grep sed tar gzip head tail "
+    "sort cut tr wc du "
+    "df id kill ps hostname date sleep true false timeout getent readlink dirname basename uname "
+    "sha256sum xargs test ["
 ).split()
-# Loaded by name at run time, or by libraries that are added later (jaxlib): no ldd of ours finds them.
+# Loaded by name at run time, or by libraries that are added later (jaxlib): no ldd of ours finds
+# them.
 LIBRARIES = (
-    "librt.so.1 libpthread.so.0 libdl.so.2 libutil.so.1 libm.so.6 libresolv.so.2 libnss_files.so.2 libnss_dns.so.2 "
+    "librt.so.1 libpthread.so.0 libdl.so.2 libutil.so.1 libm.so.6 libresolv.so.2 libnss_files.so.2 "
+    "libnss_dns.so.2 "
     "libstdc++.so.6 libgcc_s.so.1 libgomp.so.1 libz.so.1"
 ).split()
-LIBRARY_FOLDERS = [Path("/lib/x86_64-linux-gnu"), Path("/usr/lib/x86_64-linux-gnu"), Path("/lib64"), Path("/usr/lib64")]
+LIBRARY_FOLDERS = [
+    Path("/lib/x86_64-linux-gnu"),
+    Path("/usr/lib/x86_64-linux-gnu"),
+    Path("/lib64"),
+    Path("/usr/lib64"),
+]
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-UNUSED = {"test", "idlelib", "tkinter", "turtledemo", "lib2to3", "__pycache__", "site-packages", "dist-packages"}
+UNUSED = {
+    "test",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "lib2to3",
+    "__pycache__",
+    "site-packages",
+    "dist-packages",
+}
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000::/tmp:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n",

@@ -1,7 +1,8 @@
 """A second real node beside the first, for what happens when a node is lost: a kubelet and a containerd of its own.
 
-It shares the machine, the bridge and the pods' addresses with the first, and runs one pod at most, so that what is lost
-with it is one host of a gang. Everything it writes is in the run folder: `down` removes it with the rest.
+It shares the machine, the bridge and the pods' addresses with the first, and runs one pod at most,
+so that what is lost with it is one host of a gang. Everything it writes is in the run folder:
+`down` removes it with the rest.
 """
 
 import os
@@ -26,8 +27,8 @@ SOCKET = PLACE / "containerd.sock"
 NAMES = ("kubelet-1", "containerd-1")
 GROUP = f"{CGROUP}/{NODE}"
 TAINT = "jaxlaunch.test/second-node"
-# After which the node controller notices that a node is silent, as clusters have it (Kubernetes 1.32 on). The tests'
-# own waits for longer than any of them lasts: `unknown` says it in its place.
+# After which the node controller notices that a node is silent, as clusters have it (Kubernetes
+# 1.32 on). The tests' own waits for longer than any of them lasts: `unknown` says it in its place.
 GRACE_S = 50.0
 
 
@@ -48,7 +49,10 @@ def begin(home: Path, *images: str) -> None:
     for folder in (PLACE, PLACE / "opt", PLACE / "kubelet"):
         folder.mkdir(parents=True, exist_ok=True)
     pki.leaf(PKI, NODE, f"/O=system:nodes/CN=system:node:{NODE}", "extendedKeyUsage=clientAuth\n")
-    pair = {"client-certificate-data": pki.data(PKI / f"{NODE}.crt"), "client-key-data": pki.data(PKI / f"{NODE}.key")}
+    pair = {
+        "client-certificate-data": pki.data(PKI / f"{NODE}.crt"),
+        "client-key-data": pki.data(PKI / f"{NODE}.key"),
+    }
     (KUBECONFIGS / f"{NODE}.conf").write_text(pki.kubeconfig(PKI, pair))
     start_containerd()
     if left := ctr("containers", "list", "-q").split():  # of pods that were lost with it
@@ -104,12 +108,18 @@ def start_kubelet(home: Path) -> None:
 
 def stop_kubelet() -> None:
     """What runs on the node goes on, and nobody hears of it."""
-    process.end([pid for name, pid in process.leading().items() if name == "kubelet-1"], signal.SIGKILL, within=10)
+    process.end(
+        [pid for name, pid in process.leading().items() if name == "kubelet-1"],
+        signal.SIGKILL,
+        within=10,
+    )
 
 
 def lose(pids: Sequence[int]) -> None:
     """The machine is gone: no packet leaves its pod any more, then all that ran there ends."""
-    subprocess.run(["nsenter", "-t", str(pids[0]), "-n", "ip", "link", "set", "eth0", "down"], check=True)
+    subprocess.run(
+        ["nsenter", "-t", str(pids[0]), "-n", "ip", "link", "set", "eth0", "down"], check=True
+    )
     daemons = [daemon.pid for daemon in process.running() if daemon.name in NAMES]
     for pid in (*daemons, *pids):
         with suppress(ProcessLookupError):
@@ -122,14 +132,23 @@ def end() -> None:
     with suppress(RuntimeError):
         for task in ctr("tasks", "list", "-q").split():
             ctr("tasks", "delete", "--force", task)
-    process.end([daemon.pid for daemon in process.running() if daemon.name in NAMES], signal.SIGKILL, within=10)
+    process.end(
+        [daemon.pid for daemon in process.running() if daemon.name in NAMES],
+        signal.SIGKILL,
+        within=10,
+    )
 
 
 def unknown() -> None:
     """Says of a node and its pods what the node controller does once it has been silent for GRACE_S; what follows is
     that controller's own."""
     api, now = Api(ADMIN), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    silent = {"status": "Unknown", "reason": "NodeStatusUnknown", "message": "no status", "lastTransitionTime": now}
+    silent = {
+        "status": "Unknown",
+        "reason": "NodeStatusUnknown",
+        "message": "no status",
+        "lastTransitionTime": now,
+    }
     api.merge(f"{PATH}/status", {"status": {"conditions": [{"type": "Ready", **silent}]}})
     for pod in api.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{NODE}")["items"]:
         known = pod["status"].get("conditions", [])
@@ -156,7 +175,16 @@ def copy(name: str) -> None:
 
 
 def ctr(*words: str | Path) -> str:
-    command = ["ctr", "--address", str(SOCKET), "--connect-timeout", "3s", "--namespace", "k8s.io", *map(str, words)]
+    command = [
+        "ctr",
+        "--address",
+        str(SOCKET),
+        "--connect-timeout",
+        "3s",
+        "--namespace",
+        "k8s.io",
+        *map(str, words),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"ctr {' '.join(map(str, words))}: {done.stderr.strip()}")

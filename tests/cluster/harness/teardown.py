@@ -1,6 +1,7 @@
 """Ends a cluster and takes away all it left on the machine, whatever state it is in.
 
-What the programs write in fixed places of the machine is removed where it was not there before the start.
+What the programs write in fixed places of the machine is removed where it was not there before the
+start.
 """
 
 import json
@@ -41,7 +42,11 @@ CONTAINER_LOGS = Path("/var/log/containers")
 def remember() -> None:
     """Writes down what the machine is like before anything is started."""
     settings = {name: Path("/proc/sys", name).read_text() for name in SETTINGS}
-    BEFORE.write_text(json.dumps({"settings": settings, "folders": [name for name in FOLDERS if os.path.exists(name)]}))
+    BEFORE.write_text(
+        json.dumps(
+            {"settings": settings, "folders": [name for name in FOLDERS if os.path.exists(name)]}
+        )
+    )
 
 
 def end() -> None:
@@ -67,7 +72,9 @@ def stop_programs() -> None:
 
 
 def restore() -> None:
-    before = json.loads(BEFORE.read_text()) if BEFORE.exists() else {"settings": {}, "folders": FOLDERS}
+    before = (
+        json.loads(BEFORE.read_text()) if BEFORE.exists() else {"settings": {}, "folders": FOLDERS}
+    )
     for name, value in before["settings"].items():
         if Path("/proc/sys", name).read_text() != value:
             Path("/proc/sys", name).write_text(value)
@@ -83,12 +90,16 @@ def restore() -> None:
 def results() -> list[Path]:
     """The CNI library's notes on our containers; one network's name is ours, another's is everybody's."""
     prefix = f"{NETWORK}-"  # then the container, and its interface
-    ours = {path.name.removeprefix(prefix).rpartition("-")[0] for path in CNI_RESULTS.glob(f"{prefix}*")}
+    ours = {
+        path.name.removeprefix(prefix).rpartition("-")[0] for path in CNI_RESULTS.glob(f"{prefix}*")
+    }
     return [path for container in ours for path in CNI_RESULTS.glob(f"*-{container}-*")]
 
 
 def log_links() -> list[Path]:
-    return [link for link in CONTAINER_LOGS.glob("*") if link.is_symlink() and in_run(os.readlink(link))]
+    return [
+        link for link in CONTAINER_LOGS.glob("*") if link.is_symlink() and in_run(os.readlink(link))
+    ]
 
 
 def in_run(target: str) -> bool:

@@ -1,8 +1,8 @@
 """Nodes of EKS: labels and what is allocatable as Karpenter's reference lists them by instance type, capacity by who
 made the node.
 
-EKS itself taints no node. A pool of GPUs that Karpenter makes has the taint that AWS's examples give it (POOLS), one of
-a managed group has none: what asks for no GPU may land there.
+EKS itself taints no node. A pool of GPUs that Karpenter makes has the taint that AWS's examples
+give it (POOLS), one of a managed group has none: what asks for no GPU may land there.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from collections.abc import Mapping
 from tests.cluster.node_kinds.kind import Kind, Platform, cpu_left, names
 
 TYPES = "karpenter.sh/docs/reference/instance-types"  # of each: labels, memory left, GPUs, EFA
-EC2 = "docs.aws.amazon.com/ec2/latest/instancetypes/ac.html"  # of types that the reference lacks: vCPUs, memory
+# Of types that the reference lacks: vCPUs, memory.
+EC2 = "docs.aws.amazon.com/ec2/latest/instancetypes/ac.html"
 EFA = "docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html"
-KARPENTER = "karpenter.sh/docs/concepts/scheduling"  # karpenter.sh/capacity-type, capacity-reservation-id
-MANAGED = "docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html"  # eks.amazonaws.com/capacityType
+KARPENTER = (
+    "karpenter.sh/docs/concepts/scheduling"  # karpenter.sh/capacity-type, capacity-reservation-id
+)
+# Eks.amazonaws.com/capacityType.
+MANAGED = "docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html"
 BLOCKS = "docs.aws.amazon.com/eks/latest/userguide/capacity-blocks-mng.html"
 POOLS = "docs.aws.amazon.com/eks/latest/userguide/ml-node-pools.html"
 
@@ -48,9 +52,16 @@ def _node(
         "kubernetes.io/arch": arch,
         "kubernetes.io/os": "linux",
         "node.kubernetes.io/instance-type": instance,
-        **({"karpenter.k8s.aws/instance-family": instance.partition(".")[0]} if made_by_karpenter else {}),
+        **(
+            {"karpenter.k8s.aws/instance-family": instance.partition(".")[0]}
+            if made_by_karpenter
+            else {}
+        ),
     }
-    counts = {{"gpu": "nvidia.com/gpu", "efa": "vpc.amazonaws.com/efa"}[key]: str(n) for key, n in resources.items()}
+    counts = {
+        {"gpu": "nvidia.com/gpu", "efa": "vpc.amazonaws.com/efa"}[key]: str(n)
+        for key, n in resources.items()
+    }
     return Kind(
         f"eks-{instance}{suffix and '-' + suffix}".replace(".", "-"),
         source,
@@ -65,18 +76,39 @@ _ON_DEMAND = _karpenter("on-demand")
 _P5 = (192, 1938410)
 _P5EN = (192, 1937332)
 
-# A job that names no capacity takes any; one for cpu takes whatever has no taint, whatever its architecture.
+# A job that names no capacity takes any; one for cpu takes whatever has no taint, whatever its
+# architecture.
 KINDS = (
     _node("m7i.8xlarge", (32, 118312), {}, _managed("ON_DEMAND"), "cpu"),
-    _node("m7i.8xlarge", (32, 118312), {}, _karpenter("spot"), "cpu, cpu spot", KARPENTER, suffix="spot"),
+    _node(
+        "m7i.8xlarge",
+        (32, 118312),
+        {},
+        _karpenter("spot"),
+        "cpu, cpu spot",
+        KARPENTER,
+        suffix="spot",
+    ),
     _node("m7g.8xlarge", (32, 118253), {}, _managed("ON_DEMAND"), "cpu", arch="arm64"),
     _node("g6.xlarge", (4, 14162), {"gpu": 1}, _ON_DEMAND, "l4"),
     _node("g6.12xlarge", (48, 178933), {"gpu": 4, "efa": 1}, _ON_DEMAND, "l4, l4 x4, l4 efa"),
-    _node("g6.48xlarge", (192, 718987), {"gpu": 8, "efa": 1}, _ON_DEMAND, "l4, l4 x4, l4 x8, l4 efa"),
-    _node("g6.xlarge", (4, 14162), {"gpu": 1}, _karpenter("spot"), "l4, l4 spot", KARPENTER, suffix="spot"),
+    _node(
+        "g6.48xlarge", (192, 718987), {"gpu": 8, "efa": 1}, _ON_DEMAND, "l4, l4 x4, l4 x8, l4 efa"
+    ),
+    _node(
+        "g6.xlarge",
+        (4, 14162),
+        {"gpu": 1},
+        _karpenter("spot"),
+        "l4, l4 spot",
+        KARPENTER,
+        suffix="spot",
+    ),
     _node("g6e.48xlarge", (192, 1449132), {"gpu": 8, "efa": 4}, _ON_DEMAND, ""),
     _node("p3dn.24xlarge", (96, 718987), {"gpu": 8, "efa": 1}, _ON_DEMAND, ""),
-    _node("p4d.24xlarge", (96, 1082712), {"gpu": 8, "efa": 4}, _ON_DEMAND, "a100, a100 of 40 GB efa"),
+    _node(
+        "p4d.24xlarge", (96, 1082712), {"gpu": 8, "efa": 4}, _ON_DEMAND, "a100, a100 of 40 GB efa"
+    ),
     _node("p4de.24xlarge", (96, 1082712), {"gpu": 8, "efa": 4}, _ON_DEMAND, "a100, a100 of 80 GB"),
     _node("p5.4xlarge", (16, 240830), {"gpu": 1, "efa": 1}, _ON_DEMAND, "h100 x1, h100 x1 efa"),
     _node("p5.48xlarge", _P5, {"gpu": 8, "efa": 32}, _ON_DEMAND, "h100, h100 x1, h100 efa"),
@@ -84,7 +116,11 @@ KINDS = (
         "p5.48xlarge",
         _P5,
         {"gpu": 8, "efa": 32},
-        _karpenter("reserved", capacity_reservation_id="cr-0123456789abcdef0", capacity_reservation_type="default"),
+        _karpenter(
+            "reserved",
+            capacity_reservation_id="cr-0123456789abcdef0",
+            capacity_reservation_type="default",
+        ),
         "h100, h100 x1, h100 efa, h100 bought",
         KARPENTER,
         suffix="reserved",
@@ -101,7 +137,9 @@ KINDS = (
         suffix="spot",
     ),
     _node("p6-b200.48xlarge", _P5EN, {"gpu": 8, "efa": 8}, _ON_DEMAND, "b200, b200 efa"),
-    _node("p6-b300.48xlarge", (192, 3877198), {"gpu": 8, "efa": 16}, _ON_DEMAND, "b300, b300 efa", EFA),
+    _node(
+        "p6-b300.48xlarge", (192, 3877198), {"gpu": 8, "efa": 16}, _ON_DEMAND, "b300, b300 efa", EFA
+    ),
     _node("p6e-gb200.36xlarge", (144, 906779), {"gpu": 4}, _ON_DEMAND, "gb200", EC2, arch="arm64"),
 )
 _CHOSEN = "node_selector: {node.kubernetes.io/instance-type: %s}"
@@ -114,21 +152,29 @@ JOBS = {
     "l4 efa": "accelerator: {type: l4, per_host: 4}\nnetwork: efa",
     "l4 spot": "accelerator: {type: l4}\ncapacity: spot",
     "a100": "accelerator: {type: a100}\nresources: {cpu: 90, memory: 1000Gi}",
-    "a100 of 40 GB efa": "accelerator: {type: a100}\nhosts: 2\nnetwork: efa\n" + _CHOSEN % "p4d.24xlarge",
+    "a100 of 40 GB efa": "accelerator: {type: a100}\nhosts: 2\nnetwork: efa\n"
+    + _CHOSEN % "p4d.24xlarge",
     "a100 of 80 GB": "accelerator: {type: a100}\nhosts: 2\n" + _CHOSEN % "p4de.24xlarge",
     "h100": "accelerator: {type: h100}\nhosts: 2\nresources: {cpu: 180, memory: 1800Gi}",
     "h100 x1": "accelerator: {type: h100, per_host: 1}",
-    "h100 x1 efa": "accelerator: {type: h100, per_host: 1}\nnetwork: efa\n" + _CHOSEN % "p5.4xlarge",
-    "h100 efa": "accelerator: {type: h100}\nhosts: 2\nnetwork: efa\nresources: {cpu: 90, memory: 1500Gi}",
-    "h100 bought": "accelerator: {type: h100}\nnetwork: efa\ncapacity: {reservation: cr-0123456789abcdef0}",
+    "h100 x1 efa": "accelerator: {type: h100, per_host: 1}\nnetwork: efa\n"
+    + _CHOSEN % "p5.4xlarge",
+    "h100 efa": "accelerator: {type: h100}\nhosts: 2\nnetwork: efa\nresources: {cpu: 90, "
+    "memory: 1500Gi}",
+    "h100 bought": "accelerator: {type: h100}\nnetwork: efa\ncapacity: {reservation: "
+    "cr-0123456789abcdef0}",
     "h200": "accelerator: {type: h200}\nresources: {cpu: 180, memory: 1800Gi}",
-    "h200 efa of p5e": "accelerator: {type: h200}\nhosts: 2\nnetwork: efa\n" + _CHOSEN % "p5e.48xlarge",
-    "h200 efa of p5en": "accelerator: {type: h200}\nhosts: 2\nnetwork: efa\n" + _CHOSEN % "p5en.48xlarge",
+    "h200 efa of p5e": "accelerator: {type: h200}\nhosts: 2\nnetwork: efa\n"
+    + _CHOSEN % "p5e.48xlarge",
+    "h200 efa of p5en": "accelerator: {type: h200}\nhosts: 2\nnetwork: efa\n"
+    + _CHOSEN % "p5en.48xlarge",
     "h200 spot": "accelerator: {type: h200}\ncapacity: spot",
     "b200": "accelerator: {type: b200}",
-    "b200 efa": "accelerator: {type: b200}\nhosts: 2\nnetwork: efa\nresources: {cpu: 180, memory: 1800Gi}",
+    "b200 efa": "accelerator: {type: b200}\nhosts: 2\nnetwork: efa\nresources: {cpu: 180, "
+    "memory: 1800Gi}",
     "b300": "accelerator: {type: b300}",
-    "b300 efa": "accelerator: {type: b300}\nhosts: 2\nnetwork: efa\nresources: {cpu: 180, memory: 3500Gi}",
+    "b300 efa": "accelerator: {type: b300}\nhosts: 2\nnetwork: efa\nresources: {cpu: 180, "
+    "memory: 3500Gi}",
     "gb200": "accelerator: {type: gb200}\nresources: {cpu: 130, memory: 800Gi}",
 }
 EKS = Platform(KINDS, JOBS)
@@ -137,8 +183,24 @@ EKS = Platform(KINDS, JOBS)
 _B300 = {"gpu": 8, "efa": 16}
 MANAGED_GROUPS = Platform(
     (
-        _node("m7i.8xlarge", (32, 118312), {}, _managed("SPOT"), "cpu, cpu spot", MANAGED, suffix="spot-group"),
-        _node("g6.xlarge", (4, 14162), {"gpu": 1}, _managed("ON_DEMAND"), "cpu, l4", MANAGED, suffix="group"),
+        _node(
+            "m7i.8xlarge",
+            (32, 118312),
+            {},
+            _managed("SPOT"),
+            "cpu, cpu spot",
+            MANAGED,
+            suffix="spot-group",
+        ),
+        _node(
+            "g6.xlarge",
+            (4, 14162),
+            {"gpu": 1},
+            _managed("ON_DEMAND"),
+            "cpu, l4",
+            MANAGED,
+            suffix="group",
+        ),
         _node(
             "g6.xlarge",
             (4, 14162),
@@ -152,7 +214,8 @@ MANAGED_GROUPS = Platform(
             "p6-b300.48xlarge",
             (192, 3877198),
             _B300,
-            _managed("CAPACITY_BLOCK") | {"capacity-reservation-id": "cr-0123456789abcdef0"},  # the group's own label
+            _managed("CAPACITY_BLOCK")
+            | {"capacity-reservation-id": "cr-0123456789abcdef0"},  # the group's own label
             "cpu, b300",
             BLOCKS,
             suffix="block",
@@ -163,7 +226,8 @@ MANAGED_GROUPS = Platform(
         "cpu spot": JOBS["cpu spot"],
         "l4": JOBS["l4"],
         "l4 spot": JOBS["l4 spot"],
-        "b300": "accelerator: {type: b300}\nnetwork: efa\ncapacity: {reservation: cr-0123456789abcdef0}",
+        "b300": "accelerator: {type: b300}\nnetwork: efa\ncapacity: {reservation: "
+        "cr-0123456789abcdef0}",
     },
     "provisioner: managed",
 )

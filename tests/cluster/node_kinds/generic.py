@@ -12,9 +12,12 @@ MIG, SHARING = (
     f"{_OPERATOR}/gpu-operator-mig.html",
     f"{_OPERATOR}/gpu-sharing.html",
 )  # what they make of a product's name
-PRODUCTS = "docs.nvidia.com/nim, supported models: verified GPUs"  # nvidia.com/gpu.product of each make
+PRODUCTS = (
+    "docs.nvidia.com/nim, supported models: verified GPUs"  # nvidia.com/gpu.product of each make
+)
 AMD = "instinct.docs.amd.com/projects/k8s-device-plugin"  # amd.com/gpu.product-name, amd.com/gpu
-NETWORK = "docs.nvidia.com/networking, k8s-rdma-shared-dev-plugin"  # the resource's name is its owner's choice
+# The resource's name is its owner's choice.
+NETWORK = "docs.nvidia.com/networking, k8s-rdma-shared-dev-plugin"
 NODES = "kubernetes.io/docs/reference/labels-annotations-taints"
 
 
@@ -32,15 +35,35 @@ def _node(
     return Kind(f"generic-{name}", source, common | dict(labels), {}, left, names(takes))
 
 
-def _nvidia(product: str, count: int, takes: str, source: str = PRODUCTS, *, arch: str = "amd64", ib: int = 0) -> Kind:
-    labels = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": str(count), "nvidia.com/gpu.product": product}
+def _nvidia(
+    product: str,
+    count: int,
+    takes: str,
+    source: str = PRODUCTS,
+    *,
+    arch: str = "amd64",
+    ib: int = 0,
+) -> Kind:
+    labels = {
+        "nvidia.com/gpu.present": "true",
+        "nvidia.com/gpu.count": str(count),
+        "nvidia.com/gpu.product": product,
+    }
     resources = {"nvidia.com/gpu": count, **({"rdma/ib": ib} if ib else {})}
-    name = product.lower().replace(".", "-") + (f"-x{count}" if count != 8 else "") + ("-ib" if ib else "")
+    name = (
+        product.lower().replace(".", "-")
+        + (f"-x{count}" if count != 8 else "")
+        + ("-ib" if ib else "")
+    )
     return _node(name, labels, resources, f"cpu, {takes}", source, arch)
 
 
 def _amd(product: str, device: str, takes: str) -> Kind:
-    labels = {"amd.com/gpu.product-name": product, "amd.com/gpu.device-id": device, "amd.com/gpu.family": "AI"}
+    labels = {
+        "amd.com/gpu.product-name": product,
+        "amd.com/gpu.device-id": device,
+        "amd.com/gpu.family": "AI",
+    }
     name = product.lower().replace("_", "-")
     return _node(name, labels, {"amd.com/gpu": 8}, f"cpu, {takes}", AMD)
 

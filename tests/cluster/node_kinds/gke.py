@@ -1,8 +1,9 @@
 """Nodes of GKE: a pool's node as Google's control plane labels and taints it.
 
-The keys of every label here are those of GKE's own autoscaler (AUTOSCALER, package labels), which also builds the node
-that a pool would have. A pool of GPUs or TPUs has a taint of its own; a Spot or a flex-start pool has one where its
-owner, or node auto-provisioning for a pod that tolerates it, adds it; a pool for queued provisioning always has.
+The keys of every label here are those of GKE's own autoscaler (AUTOSCALER, package labels), which
+also builds the node that a pool would have. A pool of GPUs or TPUs has a taint of its own; a Spot
+or a flex-start pool has one where its owner, or node auto-provisioning for a pod that tolerates it,
+adds it; a pool for queued provisioning always has.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from tests.cluster.node_kinds.kind import Kind, Platform, cpu_left, names
 
 _DOCS = "cloud.google.com/kubernetes-engine/docs"
 AUTOSCALER = "k8s.io/gke-autoscaling, cluster-autoscaler/pkg/cloudprovider/gke/labels"
-GPUS = f"{_DOCS}/concepts/gpus"  # nvidia.com/gpu=present:NoSchedule, cloud.google.com/gke-accelerator
+GPUS = (
+    f"{_DOCS}/concepts/gpus"  # nvidia.com/gpu=present:NoSchedule, cloud.google.com/gke-accelerator
+)
 ACCELERATED = "cloud.google.com/compute/docs/accelerator-optimized-machines"  # vCPUs, memory, GPUs
 TPUS = f"{_DOCS}/concepts/plan-tpus"  # machine types of each topology, vCPUs, memory, chips
-TOOLKIT = "github.com/GoogleCloudPlatform/cluster-toolkit, modules/internal/tpu-definition/main.tf"  # TPU label, taint
+# TPU label, taint.
+TOOLKIT = "github.com/GoogleCloudPlatform/cluster-toolkit, modules/internal/tpu-definition/main.tf"
 SPOT = f"{_DOCS}/concepts/spot-vms"
 DWS = f"{_DOCS}/concepts/dws"
 RESERVATIONS = f"{_DOCS}/how-to/consuming-reservations"
@@ -32,7 +36,9 @@ _SHARED = {**_BOUGHT, f"{_CLOUD}/reservation-project": "owner"}
 _BLOCK = {**_BOUGHT, f"{_CLOUD}/reservation-blocks": "block-1"}
 _QUEUED = {f"{_CLOUD}/gke-queued": "true"}
 
-_Device = tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]  # labels, taints, resources
+_Device = tuple[
+    Mapping[str, str], Mapping[str, str], Mapping[str, str]
+]  # labels, taints, resources
 _NONE: _Device = ({}, {}, {})
 _ARM: _Device = ({"kubernetes.io/arch": "arm64"}, {"kubernetes.io/arch": "arm64"}, {})
 
@@ -92,7 +98,10 @@ def _node(
 
 
 _L4, _A100, _A100_80 = "nvidia-l4", "nvidia-tesla-a100", "nvidia-a100-80gb"
-_H100, _MEGA, _H200, _B200 = "nvidia-h100-80gb", "nvidia-h100-mega-80gb", "nvidia-h200-141gb", "nvidia-b200"
+_H100 = "nvidia-h100-80gb"
+_MEGA = "nvidia-h100-mega-80gb"
+_H200 = "nvidia-h200-141gb"
+_B200 = "nvidia-b200"
 _V5E, _V6E = "tpu-v5-lite-podslice", "tpu-v6e-slice"
 _ULTRA = (224, 2952)
 
@@ -127,9 +136,13 @@ KINDS = (
     ),
     _node("a2-highgpu-1g", (12, 85), _gpu(_A100, 1), "a100 x1", ACCELERATED),
     _node("a2-highgpu-8g", (96, 680), _gpu(_A100, 8), "a100, a100 x1, a100 of 40 GB", ACCELERATED),
-    _node("a2-ultragpu-8g", (96, 1360), _gpu(_A100_80, 8), "a100, a100 x1, a100 of 80 GB", ACCELERATED),
+    _node(
+        "a2-ultragpu-8g", (96, 1360), _gpu(_A100_80, 8), "a100, a100 x1, a100 of 80 GB", ACCELERATED
+    ),
     _node("a3-highgpu-1g", (26, 234), _gpu(_H100, 1), "h100 x1", ACCELERATED),
-    _node("a3-highgpu-8g", (208, 1872), _gpu(_H100, 8), "h100, h100 x1, h100 of one pool", ACCELERATED),
+    _node(
+        "a3-highgpu-8g", (208, 1872), _gpu(_H100, 8), "h100, h100 x1, h100 of one pool", ACCELERATED
+    ),
     _node("a3-megagpu-8g", (208, 1872), _gpu(_MEGA, 8), "h100, h100 x1, h100 tcpxo", ACCELERATED),
     _node(
         "a3-megagpu-8g",
@@ -210,7 +223,9 @@ KINDS = (
     ),
     _node("ct4p-hightpu-4t", (240, 400), _tpu("tpu-v4-podslice", "2x2x4", 4), "v4", TPUS),
     _node("ct5lp-hightpu-1t", (24, 48), _tpu(_V5E, "1x1", 1), "v5e of one chip", TPUS),
-    _node("ct5lp-hightpu-4t", (112, 192), _tpu(_V5E, "2x4", 4), "v5e of two hosts", TPUS, suffix="2x4"),
+    _node(
+        "ct5lp-hightpu-4t", (112, 192), _tpu(_V5E, "2x4", 4), "v5e of two hosts", TPUS, suffix="2x4"
+    ),
     _node("ct5lp-hightpu-8t", (224, 384), _tpu(_V5E, "2x4", 8), "v5e of one host", TPUS),
     _node("ct5lp-hightpu-4t", (112, 192), _tpu(_V5E, "4x8", 4), "v5e", TPUS, suffix="4x8"),
     _node("ct5p-hightpu-4t", (208, 448), _tpu("tpu-v5p-slice", "2x2x4", 4), "v5p", TOOLKIT),
@@ -225,11 +240,27 @@ KINDS = (
         taints={f"{_CLOUD}/gke-spot": "true"},
     ),
     _node("ct6e-standard-4t", (180, 720), _tpu(_V6E, "4x4", 4), "v6e", TPUS, suffix="4x4"),
-    _node("ct6e-standard-4t", (180, 720), _tpu(_V6E, "2x4", 4), "v6e of two hosts", TPUS, suffix="2x4"),
+    _node(
+        "ct6e-standard-4t", (180, 720), _tpu(_V6E, "2x4", 4), "v6e of two hosts", TPUS, suffix="2x4"
+    ),
     _node("ct6e-standard-8t", (180, 1440), _tpu(_V6E, "2x4", 8), "v6e of one host", TPUS),
-    _node("tpu7x-standard-4t", (224, 960), _tpu("tpu7x", "2x2x4", 4), "7x, tpu7x", TPUS, suffix="2x2x4"),
+    _node(
+        "tpu7x-standard-4t",
+        (224, 960),
+        _tpu("tpu7x", "2x2x4", 4),
+        "7x, tpu7x",
+        TPUS,
+        suffix="2x2x4",
+    ),
     _node("tpu7-standard-4t", (224, 960), _tpu("tpu7", "2x2x4", 4), "tpu7", AUTOSCALER),
-    _node("tpu7x-standard-4t", (224, 960), _tpu("tpu7x", "4x4x4", 4), "7x of a cube", TPUS, suffix="4x4x4"),
+    _node(
+        "tpu7x-standard-4t",
+        (224, 960),
+        _tpu("tpu7x", "4x4x4", 4),
+        "7x of a cube",
+        TPUS,
+        suffix="4x4x4",
+    ),
 )
 
 _KIND = "node_selector: {cloud.google.com/gke-accelerator: %s}"
@@ -247,8 +278,10 @@ JOBS = {
     "h100": "accelerator: {type: h100}\nresources: {cpu: 90, memory: 1500Gi}",
     "h100 x1": "accelerator: {type: h100, per_host: 1}",
     "h100 of one pool": "accelerator: {type: h100}\nhosts: 2\n" + _KIND % _H100,
-    "h100 tcpxo": "accelerator: {type: h100}\nnetwork: gpudirect-tcpxo\nresources: {cpu: 180, memory: 1700Gi}",
-    "h100 flex-start": f"accelerator: {{type: h100}}\nhosts: 2\ncapacity: flex-start\n{_KIND % _MEGA}",
+    "h100 tcpxo": "accelerator: {type: h100}\nnetwork: gpudirect-tcpxo\nresources: {cpu: 180, "
+    "memory: 1700Gi}",
+    "h100 flex-start": "accelerator: {type: h100}\nhosts: 2\ncapacity: "
+    f"flex-start\n{_KIND % _MEGA}",
     "h200": "accelerator: {type: h200}\nresources: {cpu: 200, memory: 2500Gi}",
     "h200 gib": "accelerator: {type: h200}\nhosts: 2\nnetwork: gpudirect-rdma",
     "h200 spot": "accelerator: {type: h200}\ncapacity: spot",

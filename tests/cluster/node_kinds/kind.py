@@ -1,7 +1,7 @@
 """A kind of node as whoever makes it says that it is: written from their pages, never from the launcher's own data.
 
-What a pod may ask of a node is here twice, on purpose: launcher/platforms says what is asked for, these
-modules say what is there, and test_node_kinds.py has the scheduler compare them.
+What a pod may ask of a node is here twice, on purpose: launcher/platforms says what is asked for,
+these modules say what is there, and test_node_kinds.py has the scheduler compare them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ class Platform:
 
 def cpu_left(vcpus: int) -> str:
     """The processor that the kubelet leaves to pods, on GKE and EKS alike: it keeps 6 % of the first core, 1 % of the
-    next, 0.5 % of the next two and 0.25 % of those above (GKE: Plan node sizes; Karpenter's instance types)."""
-    kept = sum(60 if core == 0 else 10 if core == 1 else 5 if core < 4 else 2.5 for core in range(vcpus))
+    next, 0.5 % of the next two and 0.25 % of those above (GKE: Plan node sizes; Karpenter's
+    instance types).
+    """
+    kept = sum(
+        60 if core == 0 else 10 if core == 1 else 5 if core < 4 else 2.5 for core in range(vcpus)
+    )
     return f"{int(1000 * vcpus - kept)}m"
 
 

@@ -1,6 +1,7 @@
 """Counts, and goes on from the count it saved: `counts.py FOLDER [stubborn]`.
 
-Told to stop it saves and says so; stubborn, it saves now and then and never listens. It ends a little after it went on.
+Told to stop it saves and says so; stubborn, it saves now and then and never listens. It ends a
+little after it went on.
 """
 
 import json
@@ -17,7 +18,9 @@ MORE = 5  # steps after it went on
 rank = os.environ["JAX_PROCESS_ID"]
 saved, is_stubborn = Path(sys.argv[1]) / f"count-{rank}", sys.argv[2:] == ["stubborn"]
 told: list[int] = []
-signal.signal(signal.SIGTERM, signal.SIG_IGN if is_stubborn else lambda number, frame: told.append(number))
+signal.signal(
+    signal.SIGTERM, signal.SIG_IGN if is_stubborn else lambda number, frame: told.append(number)
+)
 
 
 def say(**message: object) -> None:

@@ -13,7 +13,16 @@ from jaxlaunch.records.codec import MAX_DEPTH, parse_json
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"{", b"\xff\xfe", b"1 2", b'{"a": 1} {"b": 2}', b"[" * 100_000, b'{"a":' * 50_000, b"1" * 5_000]
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"1 2",
+        b'{"a": 1} {"b": 2}',
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b"1" * 5_000,
+    ]
     + [b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2)],
 )
 def test_what_is_no_line_of_json_is_a_value_error_and_nothing_else(line: bytes) -> None:
@@ -38,7 +47,9 @@ def test_what_was_read_can_be_written_anywhere(line: bytes, value: Any) -> None:
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
-def test_a_line_that_nests_too_deep_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_nests_too_deep_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(codec, "_STRICT", None)
     monkeypatch.setattr(codec, "_LENIENT", None)
     for line in (b'{"note":' * 8000, b"[" * 60_000, b'["' + rb"\"" * 30_000 + b'",' + b"[" * 40):

@@ -14,47 +14,74 @@ from jaxlaunch.records.verdict import verdict_for_code
 
 
 def test_a_line_is_read_as_it_was_written() -> None:
-    beat = BeatLine(at=1.5, attempt=2, step=3, phase="data", phases={"data": [0, 1]}, metrics={"loss": 1.5})
-    assert log_lines.parse_line(log_lines.format_line(beat)) == dataclasses.replace(beat, missing=[], refused=[])
+    beat = BeatLine(
+        at=1.5, attempt=2, step=3, phase="data", phases={"data": [0, 1]}, metrics={"loss": 1.5}
+    )
+    assert log_lines.parse_line(log_lines.format_line(beat)) == dataclasses.replace(
+        beat, missing=[], refused=[]
+    )
 
 
 @pytest.mark.parametrize(
     "line",
-    ["", "jaxlaunch: ", "jaxlaunch: beat", "jaxlaunch: beat {", "jaxlaunch: beat 3", "jaxlaunch: boast {}", "[0] x"],
+    [
+        "",
+        "jaxlaunch: ",
+        "jaxlaunch: beat",
+        "jaxlaunch: beat {",
+        "jaxlaunch: beat 3",
+        "jaxlaunch: boast {}",
+        "[0] x",
+    ],
 )
 def test_any_other_line_is_none(line: str) -> None:
     assert log_lines.parse_line(line) is None
 
 
 def test_a_program_cannot_pass_for_the_agent() -> None:
-    assert not log_lines.is_for_programs("[0] " + log_lines.format_line(VerdictLine(verdict=verdict_for_code(83, "x"))))
+    assert not log_lines.is_for_programs(
+        "[0] " + log_lines.format_line(VerdictLine(verdict=verdict_for_code(83, "x")))
+    )
 
 
 def test_a_line_that_was_truncated_is_still_not_for_people() -> None:
-    assert log_lines.is_for_programs(log_lines.format_line(TailLine(generation=0, rank=0, lines=["a" * 50]))[:40])
+    assert log_lines.is_for_programs(
+        log_lines.format_line(TailLine(generation=0, rank=0, lines=["a" * 50]))[:40]
+    )
 
 
 @pytest.mark.parametrize("fill", ["x", "\n", "\x00", "é", "🦊"])
 @pytest.mark.parametrize("length", [0, 100, 3_000, 50_000])
 def test_a_termination_message_fits_whatever_the_program_printed(fill: str, length: int) -> None:
     verdict = verdict_for_code(
-        83, "rank 1 raised: " + fill * length, rank=1, traceback=fill * length + "\nValueError: last"
+        83,
+        "rank 1 raised: " + fill * length,
+        rank=1,
+        traceback=fill * length + "\nValueError: last",
     )
-    text = log_lines.format_termination_message(TerminationMessage(verdict, host=1, generation=2, attempt=3))
+    text = log_lines.format_termination_message(
+        TerminationMessage(verdict, host=1, generation=2, attempt=3)
+    )
     assert len(text.encode()) <= log_lines.MAX_MESSAGE_BYTES
     read = log_lines.parse_termination_message(text)
     assert read is not None and (read.host, read.generation, read.attempt) == (1, 2, 3)
     assert read.verdict.code == 83 and read.verdict.message.startswith("rank 1 raised: ")
-    assert read.verdict.traceback is not None and read.verdict.traceback.endswith("ValueError: last")
+    assert read.verdict.traceback is not None and read.verdict.traceback.endswith(
+        "ValueError: last"
+    )
 
 
-@pytest.mark.parametrize("message", [None, "", "Killed", "[1, 2]", '{"verdict": {}}', '{"jaxlaunch": 1}'])
+@pytest.mark.parametrize(
+    "message", [None, "", "Killed", "[1, 2]", '{"verdict": {}}', '{"jaxlaunch": 1}']
+)
 def test_anothers_termination_message_is_none(message: str | None) -> None:
     assert log_lines.parse_termination_message(message) is None
 
 
 def test_a_verdict_is_the_same_after_a_termination_message() -> None:
-    verdict = verdict_for_code(83, "rank 1 raised", rank=1, host=0, step=3, traceback="Traceback\nValueError")
+    verdict = verdict_for_code(
+        83, "rank 1 raised", rank=1, host=0, step=3, traceback="Traceback\nValueError"
+    )
     read = log_lines.parse_termination_message(
         log_lines.format_termination_message(TerminationMessage(verdict, 0, 0, 1))
     )

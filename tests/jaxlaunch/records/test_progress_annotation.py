@@ -25,7 +25,9 @@ FULL = ProgressAnnotation(
 )
 
 
-@pytest.mark.parametrize("known", [FULL, ProgressAnnotation("1234", 1.0, "running", 0, 0)], ids=["all", "nothing"])
+@pytest.mark.parametrize(
+    "known", [FULL, ProgressAnnotation("1234", 1.0, "running", 0, 0)], ids=["all", "nothing"]
+)
 def test_what_is_written_is_read_again(known: ProgressAnnotation) -> None:
     assert ProgressAnnotation.from_json(known.to_json(), "1234") == known
 
@@ -33,7 +35,8 @@ def test_what_is_written_is_read_again(known: ProgressAnnotation) -> None:
 @pytest.mark.parametrize("letter", ["x", "ü", "😀", '"', "\x1b"])
 def test_it_is_bounded_however_long_the_message_is(letter: str) -> None:
     ends = {
-        f"cause_{'x' * 20}_{number}".translate(str.maketrans("0123456789", "abcdefghij")): 2**50 for number in range(20)
+        f"cause_{'x' * 20}_{number}".translate(str.maketrans("0123456789", "abcdefghij")): 2**50
+        for number in range(20)
     }
     verdict = verdict_for_code(83, letter * 100_000, rank=0, traceback="x" * 100_000)
     text = ProgressAnnotation("1234", 1.0, "ended", 3, 1, ends=ends, verdict=verdict).to_json()
@@ -60,19 +63,29 @@ WRONG: dict[str, Any] = {
     "a count that is text": {"ends": {"crash": "1"}},
     "a verdict that is text": {"verdict": "done"},
     "a verdict without a message": {"verdict": {"cause": "crash", "code": 83}},
-    "a verdict whose code is no exit code": {"verdict": {"cause": "crash", "code": 8300, "message": "x"}},
-    "a verdict whose rank is a list": {"verdict": {"cause": "crash", "code": 83, "message": "x", "rank": [0]}},
+    "a verdict whose code is no exit code": {
+        "verdict": {"cause": "crash", "code": 8300, "message": "x"}
+    },
+    "a verdict whose rank is a list": {
+        "verdict": {"cause": "crash", "code": 83, "message": "x", "rank": [0]}
+    },
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_one_field_that_is_wrong_makes_all_of_it_unknown(case: str) -> None:
     changed = json.loads(FULL.to_json()) | WRONG[case]
-    text = json.dumps(changed) if "digits" not in case else FULL.to_json().replace('"step":40', f'"step":{"7" * 1900}')
+    text = (
+        json.dumps(changed)
+        if "digits" not in case
+        else FULL.to_json().replace('"step":40', f'"step":{"7" * 1900}')
+    )
     assert ProgressAnnotation.from_json(text, "1234") is None
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{", "[" * 1_999, '"x"', "{}" + " " * 3_000, "\ud800"])
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "{", "[" * 1_999, '"x"', "{}" + " " * 3_000, "\ud800"]
+)
 def test_what_is_no_such_object_is_unknown(text: str) -> None:
     assert ProgressAnnotation.from_json(text, "1234") is None
 
@@ -82,6 +95,8 @@ def test_no_change_of_it_is_more_than_unknown_or_well_formed() -> None:
     for _ in range(3_000):
         letters = list(text)
         for _ in range(generator.randrange(1, 4)):
-            letters[generator.randrange(len(letters))] = generator.choice('0123456789eE+-.,:{}[]"\\ntfu \x00\ud800')
+            letters[generator.randrange(len(letters))] = generator.choice(
+                '0123456789eE+-.,:{}[]"\\ntfu \x00\ud800'
+            )
         found = ProgressAnnotation.from_json("".join(letters), "1234")
         assert found is None or ProgressAnnotation.from_json(found.to_json(), "1234") is not None

@@ -48,11 +48,23 @@ def test_ranks_that_never_agree_for_a_month_are_a_file_of_a_few_hundred_kilobyte
         None,
         [],
         {"columns": 7},
-        {"columns": [[1.0, "s9999", "0x9999,"], [1.0, "s", "0,"], [0.5, "s", "0,"], ["2", "s", "0,"], [3, 4, 5], 6]},
+        {
+            "columns": [
+                [1.0, "s9999", "0x9999,"],
+                [1.0, "s", "0,"],
+                [0.5, "s", "0,"],
+                ["2", "s", "0,"],
+                [3, 4, 5],
+                6,
+            ]
+        },
         {"columns": [[float("nan"), "s", "0,"], [2.0, "s" * 100_000, "0,"]], "period_s": -1},
     ],
 )
 def test_what_others_wrote_is_read_within_bounds(found: object) -> None:
     history = RankHistory.from_json(found)
     assert history.period_s == rank_history.PERIOD_S and len(history.columns) <= 1
-    assert all(len(rank_history.decode_letters(column)) <= rank_history.MAX_RANKS for column in history.columns)
+    assert all(
+        len(rank_history.decode_letters(column)) <= rank_history.MAX_RANKS
+        for column in history.columns
+    )

@@ -42,16 +42,37 @@ from jaxlaunch.records.verdict import (
 from jaxlaunch.runs import history
 
 HANG = HangFacts(
-    "step", 60.0, 61.0, 3, "rank 3 in step in f (x.py:1)", Numbers((0, 1), 2), Numbers((3,), 1), "no answer"
+    "step",
+    60.0,
+    61.0,
+    3,
+    "rank 3 in step in f (x.py:1)",
+    Numbers((0, 1), 2),
+    Numbers((3,), 1),
+    "no answer",
 )
-LOST = Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(1, "connection closed", 2, 3, agent_signal=9),))
-RAISED = Failure(FailureKind.EXCEPTION, rank=1, phase="data", step=20, exception=ExceptionFacts("ValueError", "boom"))
-FULL = ExceptionFacts("StorageError", "saving failed: [Errno 28] No space left", errno=28, is_storage_full=True)
+LOST = Failure(
+    FailureKind.HOST_LOST, lost_hosts=(LostHost(1, "connection closed", 2, 3, agent_signal=9),)
+)
+RAISED = Failure(
+    FailureKind.EXCEPTION,
+    rank=1,
+    phase="data",
+    step=20,
+    exception=ExceptionFacts("ValueError", "boom"),
+)
+FULL = ExceptionFacts(
+    "StorageError", "saving failed: [Errno 28] No space left", errno=28, is_storage_full=True
+)
 EXCESS = DiskExcess(1, 4 * 2**20, 3 * 2**20)
 
 
-def stopped(outcome: StopOutcome | None, reason: StopReason = StopReason.OUTSIDE, **facts: Any) -> Failure:
-    cause, detail, lost = facts.pop("cause", None), facts.pop("detail", ""), facts.pop("lost_hosts", ())
+def stopped(
+    outcome: StopOutcome | None, reason: StopReason = StopReason.OUTSIDE, **facts: Any
+) -> Failure:
+    cause = facts.pop("cause", None)
+    detail = facts.pop("detail", "")
+    lost = facts.pop("lost_hosts", ())
     stop = StopFacts(reason, outcome, **facts)
     return Failure(FailureKind.STOPPED, stop=stop, cause=cause, detail=detail, lost_hosts=lost)
 
@@ -63,27 +84,51 @@ CASES: list[tuple[int, Failure, str]] = [
     (0, Failure(FailureKind.DONE, count=1), "the process finished"),
     (0, Failure(FailureKind.DONE, count=2), "every process finished"),
     (83, RAISED, "rank 1 raised in data at step 20: ValueError: boom"),
-    (84, Failure(FailureKind.TRAINER_ERROR, rank=1, exception=FULL), f"rank 1 ended: {FULL.message}"),
-    (83, Failure(FailureKind.EXIT_CODE, rank=0, exit_code=3), "rank 0's program ended with exit code 3"),
+    (
+        84,
+        Failure(FailureKind.TRAINER_ERROR, rank=1, exception=FULL),
+        f"rank 1 ended: {FULL.message}",
+    ),
+    (
+        83,
+        Failure(FailureKind.EXIT_CODE, rank=0, exit_code=3),
+        "rank 0's program ended with exit code 3",
+    ),
     (
         137,
         Failure(FailureKind.SIGNAL, rank=0, signal=9),
         "rank 0 was killed by SIGKILL (by the kernel because memory ran out, or by a person)",
     ),
-    (190, Failure(FailureKind.SIGNAL, rank=0, signal=62, step=5), "rank 0 was killed by signal 62 at step 5"),
+    (
+        190,
+        Failure(FailureKind.SIGNAL, rank=0, signal=62, step=5),
+        "rank 0 was killed by signal 62 at step 5",
+    ),
     (
         137,
         Failure(FailureKind.OOM_KILLED, rank=0, signal=9),
         "rank 0 was OOMKilled: its container reached its memory limit",
     ),
-    (70, Failure(FailureKind.NOT_STARTED, rank=0, detail="no file x"), "rank 0 could not be started: no file x"),
-    (70, Failure(FailureKind.NOT_STARTED, rank=0, exit_code=127), "rank 0 could not be started: exit code 127"),
+    (
+        70,
+        Failure(FailureKind.NOT_STARTED, rank=0, detail="no file x"),
+        "rank 0 could not be started: no file x",
+    ),
+    (
+        70,
+        Failure(FailureKind.NOT_STARTED, rank=0, exit_code=127),
+        "rank 0 could not be started: exit code 127",
+    ),
     (
         70,
         Failure(FailureKind.NO_TRAINER, rank=0),
         "rank 0's program ended with exit code 0 before the trainer began",
     ),
-    (83, Failure(FailureKind.ENDED_EARLY, rank=0, step=5), "rank 0's program ended at step 5, before its last step"),
+    (
+        83,
+        Failure(FailureKind.ENDED_EARLY, rank=0, step=5),
+        "rank 0's program ended at step 5, before its last step",
+    ),
     (
         83,
         Failure(FailureKind.LEFT_EARLY, rank=0),
@@ -92,7 +137,8 @@ CASES: list[tuple[int, Failure, str]] = [
     (
         82,
         Failure(FailureKind.HANG, rank=3, step=5, hang=HANG),
-        "rank 3 makes no progress at step 5 (the step timeout of 60 s passed first on rank 3, after 61 s): "
+        "rank 3 makes no progress at step 5 (the step timeout of 60 s passed first on rank 3, "
+        "after 61 s): "
         "rank 3 in step in f (x.py:1); ranks 0, 1 wait for rank 3; NCCL: no answer",
     ),
     (
@@ -126,19 +172,27 @@ CASES: list[tuple[int, Failure, str]] = [
         81,
         Failure(
             FailureKind.NOT_JOINED,
-            rendezvous=RendezvousFacts(Numbers((2, 5), 2), 30.0, "timeouts.rendezvous", ("host 2 is old",)),
+            rendezvous=RendezvousFacts(
+                Numbers((2, 5), 2), 30.0, "timeouts.rendezvous", ("host 2 is old",)
+            ),
         ),
-        "rendezvous: hosts 2, 5 did not join within 30 s (timeouts.rendezvous); refused: host 2 is old",
+        "rendezvous: hosts 2, 5 did not join within 30 s (timeouts.rendezvous); refused: "
+        "host 2 is old",
     ),
     (
         81,
-        Failure(FailureKind.CANNOT_JOIN, detail="refused", rendezvous=RendezvousFacts(address="a:1")),
+        Failure(
+            FailureKind.CANNOT_JOIN, detail="refused", rendezvous=RendezvousFacts(address="a:1")
+        ),
         "rendezvous: cannot join host 0 at a:1: refused",
     ),
     (
         83,
-        dataclasses.replace(RAISED, rendezvous=RendezvousFacts(Numbers((0,), 1), 300.0, "timeouts.replace")),
-        "rank 1 raised in data at step 20: ValueError: boom; no other host 0 within 300 s (timeouts.replace)",
+        dataclasses.replace(
+            RAISED, rendezvous=RendezvousFacts(Numbers((0,), 1), 300.0, "timeouts.replace")
+        ),
+        "rank 1 raised in data at step 20: ValueError: boom; no other host 0 within 300 s "
+        "(timeouts.replace)",
     ),
     (81, Failure(FailureKind.AGENT_ENDED, exit_code=1), "host 0's agent ended with exit code 1"),
     (81, Failure(FailureKind.AGENT_ENDED, signal=15), "host 0's agent was killed by SIGTERM"),
@@ -155,18 +209,25 @@ CASES: list[tuple[int, Failure, str]] = [
     (
         81,
         Failure(FailureKind.RUN_KILLED),
-        "launcher and agents were killed together, or the machine was restarted, before they could write how it ended",
+        "launcher and agents were killed together, or the machine was restarted, before they could "
+        "write how it ended",
     ),
     (80, stopped(StopOutcome.NOT_JOINED), "stopped from outside before every host had joined"),
     (80, stopped(StopOutcome.NO_RANK), "stopped from outside: it held no rank"),
     (
         77,
         stopped(StopOutcome.BETWEEN_ATTEMPTS, StopReason.DEADLINE, deadline_s=90.0, cause=RAISED),
-        "the job's deadline of 90 s passed, after: rank 1 raised in data at step 20: ValueError: boom",
+        "the job's deadline of 90 s passed, after: rank 1 raised in data at step 20: "
+        "ValueError: boom",
     ),
     (
         80,
-        stopped(StopOutcome.SAVED, saved_step=7, late={"data": Numbers((1,), 1)}, lost_hosts=(LostHost(0, "reset"),)),
+        stopped(
+            StopOutcome.SAVED,
+            saved_step=7,
+            late={"data": Numbers((1,), 1)},
+            lost_hosts=(LostHost(0, "reset"),),
+        ),
         "stopped from outside: saved at step 7; host 0 was lost: reset; rank 1 in data did not end",
     ),
     (80, stopped(StopOutcome.NOT_SAVED), "stopped from outside: not saved"),
@@ -175,7 +236,11 @@ CASES: list[tuple[int, Failure, str]] = [
         stopped(StopOutcome.NOT_SAVED, detail="the step is saved already"),
         "stopped from outside: the step is saved already",
     ),
-    (80, stopped(StopOutcome.NOT_REPORTED), "stopped from outside: the program did not report whether it saved"),
+    (
+        80,
+        stopped(StopOutcome.NOT_REPORTED),
+        "stopped from outside: the program did not report whether it saved",
+    ),
     (
         80,
         stopped(StopOutcome.NOT_SAVED, late={"": Numbers((0, 1), 2)}, was_killed=True),
@@ -184,7 +249,8 @@ CASES: list[tuple[int, Failure, str]] = [
     (
         80,
         stopped(StopOutcome.NOT_SAVED, cause=RAISED, committed_step=7),
-        "stopped from outside: not saved: rank 1 raised in data at step 20: ValueError: boom; step 7 is saved",
+        "stopped from outside: not saved: rank 1 raised in data at step 20: ValueError: boom; "
+        "step 7 is saved",
     ),
     (
         80,
@@ -206,13 +272,15 @@ CASES: list[tuple[int, Failure, str]] = [
     (
         84,
         stopped(StopOutcome.NOT_JOINED, StopReason.DISK_EXCEEDED, excess=EXCESS),
-        "host 1 uses 4 MiB of ephemeral storage, over its limit of 3 MiB (resources.ephemeral), for which its pod is "
+        "host 1 uses 4 MiB of ephemeral storage, over its limit of 3 MiB (resources.ephemeral), "
+        "for which its pod is "
         "evicted before every host had joined",
     ),
     (
         70,
         Failure(FailureKind.REPEATED, cause=RAISED, detail="the last line"),
-        "rank 1 raised in data at step 20: ValueError: boom (the last line); so did the attempt before, and neither "
+        "rank 1 raised in data at step 20: ValueError: boom (the last line); so did the attempt "
+        "before, and neither "
         "made progress",
     ),
     (
@@ -224,8 +292,10 @@ CASES: list[tuple[int, Failure, str]] = [
     (
         79,
         Failure(FailureKind.PREEMPTED_TOO_OFTEN, count=3, limit=3, cause=LOST),
-        "no newly committed step in 3 preemptions in a row, of 3 (restarts.preempted): host 1 (ranks 2 to 3) was lost: "
-        "connection closed (its agent was killed by SIGKILL (by the kernel because memory ran out, or by a person))",
+        "no newly committed step in 3 preemptions in a row, of 3 (restarts.preempted): host 1 "
+        "(ranks 2 to 3) was lost: "
+        "connection closed (its agent was killed by SIGKILL (by the kernel because memory ran out, "
+        "or by a person))",
     ),
     (
         79,
@@ -236,12 +306,22 @@ CASES: list[tuple[int, Failure, str]] = [
 ]
 FREE_TEXT = (FailureKind.OTHER, FailureKind.REFUSED)
 STEPPING = Status(phase="step", step=20, stepped=True)
-GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer", "code": None}
+GLOO = {
+    "type": "ValueError",
+    "message": "Gloo all-reduce failed: Connection closed by peer",
+    "code": None,
+}
 EVENTS = [
     Event(EventKind.ERROR, 0, 0, STEPPING, error=GLOO),
-    Event(EventKind.ERROR, 1, 1, STEPPING, error={"type": "KeyError", "message": "3", "code": None}),
     Event(
-        EventKind.ERROR, 1, 1, STEPPING, error={"type": "StorageError", "message": "disk quota exceeded", "code": 84}
+        EventKind.ERROR, 1, 1, STEPPING, error={"type": "KeyError", "message": "3", "code": None}
+    ),
+    Event(
+        EventKind.ERROR,
+        1,
+        1,
+        STEPPING,
+        error={"type": "StorageError", "message": "disk quota exceeded", "code": 84},
     ),
     Event(EventKind.EXIT, 1, 1, dataclasses.replace(STEPPING, exit=-9), exit=-9, oom=True),
     Event(EventKind.EXIT, 1, 1, dataclasses.replace(STEPPING, exit=3), exit=3, text="bye"),
@@ -255,12 +335,16 @@ def replace_all_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put nonsense in the place of every word of the catalog."""
     for name, template in CATALOG.items():
         parts = re.split(r"(\{[^}]*\})", template)
-        replaced = [part if part.startswith("{") else re.sub(r"[A-Za-z']+", "zq", part) for part in parts]
+        replaced = [
+            part if part.startswith("{") else re.sub(r"[A-Za-z']+", "zq", part) for part in parts
+        ]
         monkeypatch.setitem(CATALOG, name, "".join(replaced))
 
 
 def record(attempt: int, verdict: Verdict) -> AttemptRecord:
-    return AttemptRecord("u", attempt, attempt, verdict.cause, verdict.rank, None, None, {}, verdict, 1.0, 2.0)
+    return AttemptRecord(
+        "u", attempt, attempt, verdict.cause, verdict.rank, None, None, {}, verdict, 1.0, 2.0
+    )
 
 
 def decisions(verdict: Verdict) -> Any:
@@ -269,8 +353,19 @@ def decisions(verdict: Verdict) -> Any:
     moves = [history.decide_next(records, 2, all_hosts_alive=True) for records in histories]
     given_up = history.give_up_verdict(histories[2], 4, 3)
     return (
-        (verdict.code, verdict.cause, verdict.rank, verdict.host, verdict.step, verdict.failure, verdict.is_full_disk),
-        [(move.should_restart, move.verdict.code, move.verdict.cause, move.verdict.failure) for move in moves],
+        (
+            verdict.code,
+            verdict.cause,
+            verdict.rank,
+            verdict.host,
+            verdict.step,
+            verdict.failure,
+            verdict.is_full_disk,
+        ),
+        [
+            (move.should_restart, move.verdict.code, move.verdict.cause, move.verdict.failure)
+            for move in moves
+        ],
         history.preemptions_without_progress(histories[2]),
         given_up and (given_up.code, given_up.failure),
     )
@@ -285,7 +380,10 @@ def all_verdicts() -> list[Verdict]:
             found = find_root_cause([first, second])
             assert found is not None
             verdicts.append(verdict_for_event(found[0]))
-    statuses = [dataclasses.replace(STEPPING, committed=10, stopped={"saved": saved}) for saved in (True, False)]
+    statuses = [
+        dataclasses.replace(STEPPING, committed=10, stopped={"saved": saved})
+        for saved in (True, False)
+    ]
     return verdicts + [
         verdict_for_lost_leader("reset", 0, [status], 10, is_stopping=is_stopping)
         for status in statuses
@@ -322,7 +420,9 @@ def test_facts_survive_json_and_a_newer_kind_is_other() -> None:
 
 def test_a_sentence_without_facts_is_the_cause_of_the_next_one() -> None:
     verdict = verdict_for_code(contract.CRASH, "it broke")
-    assert render_failure(Failure(FailureKind.NO_PROGRESS, count=3, cause=verdict.facts)).endswith(": it broke")
+    assert render_failure(Failure(FailureKind.NO_PROGRESS, count=3, cause=verdict.facts)).endswith(
+        ": it broke"
+    )
 
 
 def test_names_cuts_a_long_list() -> None:
@@ -331,16 +431,24 @@ def test_names_cuts_a_long_list() -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\N{PILE OF POO}"])
-def test_a_verdict_with_long_facts_fits_where_space_is_scarce_and_keeps_its_kind(letter: str) -> None:
+def test_a_verdict_with_long_facts_fits_where_space_is_scarce_and_keeps_its_kind(
+    letter: str,
+) -> None:
     exception = ExceptionFacts("ValueError", 2000 * letter, errno=28)
     raised = Failure(FailureKind.EXCEPTION, rank=1, exception=exception)
-    verdict = verdict_for_code(79, Failure(FailureKind.NO_PROGRESS, count=3, cause=raised), traceback=8000 * letter)
+    verdict = verdict_for_code(
+        79, Failure(FailureKind.NO_PROGRESS, count=3, cause=raised), traceback=8000 * letter
+    )
     text = log_lines.format_termination_message(log_lines.TerminationMessage(verdict, 0))
     end = log_lines.parse_termination_message(text)
     assert len(text) <= log_lines.MAX_MESSAGE_BYTES and end is not None
     annotation = ProgressAnnotation("u", 1.0, "ended", 1, 0, verdict=verdict).to_json()
     recorded = ProgressAnnotation.from_json(annotation, "u")
-    assert len(annotation) <= MAX_ANNOTATION_BYTES and recorded is not None and recorded.verdict is not None
+    assert (
+        len(annotation) <= MAX_ANNOTATION_BYTES
+        and recorded is not None
+        and recorded.verdict is not None
+    )
     for read in (end.verdict, recorded.verdict):
         assert (read.failure.kind, read.failure.errno) == (FailureKind.NO_PROGRESS, 28)
         assert verdict.message.startswith(read.message) and len(read.message) > 100
@@ -354,11 +462,14 @@ def test_facts_are_read_back_without_a_way_through_json() -> None:
 
 def test_refusals_of_many_hosts_leave_space_for_the_message() -> None:
     refused = tuple(
-        f"host {host} (llama-{host} on node-{host}, pod llama-{host}-x7c5f) belongs to another set of pods: "
+        f"host {host} (llama-{host} on node-{host}, pod llama-{host}-x7c5f) belongs to another "
+        "set of pods: "
         "it has generation 3, host 0 has generation 4"
         for host in range(1, 50)
     )
-    wait = RendezvousFacts(Numbers.from_sequence(range(1, 50)), 600.0, "timeouts.rendezvous", refused)
+    wait = RendezvousFacts(
+        Numbers.from_sequence(range(1, 50)), 600.0, "timeouts.rendezvous", refused
+    )
     not_joined = Failure(FailureKind.NOT_JOINED, rendezvous=wait)
     for failure in (not_joined, Failure(FailureKind.NO_PROGRESS, count=3, cause=not_joined)):
         verdict = verdict_for_code(contract.LOST, failure, rank=1, host=1)
@@ -369,4 +480,8 @@ def test_refusals_of_many_hosts_leave_space_for_the_message() -> None:
             ProgressAnnotation("u", 1.0, "ended", 1, 0, verdict=verdict).to_json(), "u"
         )
         assert end is not None and len(end.verdict.message) > 2000
-        assert recorded is not None and recorded.verdict is not None and len(recorded.verdict.message) > 400
+        assert (
+            recorded is not None
+            and recorded.verdict is not None
+            and len(recorded.verdict.message) > 400
+        )

@@ -14,7 +14,9 @@ def record(started: float, ended: float, **seconds: float) -> AttemptRecord:
 
 
 def test_gaps_between_attempts_belong_to_down() -> None:
-    found = sum_seconds([record(100.0, 140.0, step=40.0), record(160.0, 200.0, step=30.0, init=10.0)], 230.0)
+    found = sum_seconds(
+        [record(100.0, 140.0, step=40.0), record(160.0, 200.0, step=30.0, init=10.0)], 230.0
+    )
     assert found["down"] == 50.0 and sum(found.values()) == 130.0
 
 
@@ -24,4 +26,6 @@ def test_the_seconds_of_a_first_attempt_that_was_stored_without_them_do_not_vani
 
 
 def test_the_seconds_before_the_start_of_an_attempt_are_its_own() -> None:
-    assert sum(sum_seconds([record(110.0, 140.0, rendezvous=10.0, step=30.0)], 150.0).values()) == 50.0
+    assert (
+        sum(sum_seconds([record(110.0, 140.0, rendezvous=10.0, step=30.0)], 150.0).values()) == 50.0
+    )

@@ -28,7 +28,17 @@ def record(
 ) -> AttemptRecord:
     verdict = verdict_for_code(code, f"error {attempt}", rank=1)
     return AttemptRecord(
-        "u", generation, attempt, verdict.cause, 1, committed, committed, {}, verdict, attempt, attempt
+        "u",
+        generation,
+        attempt,
+        verdict.cause,
+        1,
+        committed,
+        committed,
+        {},
+        verdict,
+        attempt,
+        attempt,
     )
 
 
@@ -39,7 +49,13 @@ def record(
         ([record(1)], 0, False, 83, "error 1"),
         ([record(1), record(2), record(3)], 3, True, 83, "error 3"),
         ([record(1), record(2), record(3), record(4)], 3, False, 83, "error 1"),
-        ([record(1), record(2), record(3, committed=10), record(4), record(5)], 3, True, 83, "error 5"),
+        (
+            [record(1), record(2), record(3, committed=10), record(4), record(5)],
+            3,
+            True,
+            83,
+            "error 5",
+        ),
         ([record(1, committed=10), record(2, committed=10), record(3)], 2, False, 83, "error 1"),
         ([record(1, contract.HANG), record(2)], 1, False, 82, "error 1"),
         ([record(1, contract.NOT_FINITE)], 3, False, 76, "error 1"),
@@ -48,9 +64,27 @@ def record(
         ([record(1, 137)], 3, True, 137, "error 1"),
         ([record(1), record(2, generation=1)], 1, True, 83, "error 2"),
         ([record(1), record(2, generation=1), record(3, generation=1)], 1, False, 83, "error 1"),
-        ([record(1), record(2, generation=1), record(3, generation=2)], 0, False, 79, "the first error was: error 1"),
-        ([record(1, committed=5), record(2, generation=1), record(3, generation=2)], 0, False, 83, "error 1"),
-        ([record(1), record(2, generation=1), record(3, 5, 7, generation=2)], 0, False, 5, "error 3"),
+        (
+            [record(1), record(2, generation=1), record(3, generation=2)],
+            0,
+            False,
+            79,
+            "the first error was: error 1",
+        ),
+        (
+            [record(1, committed=5), record(2, generation=1), record(3, generation=2)],
+            0,
+            False,
+            83,
+            "error 1",
+        ),
+        (
+            [record(1), record(2, generation=1), record(3, 5, 7, generation=2)],
+            0,
+            False,
+            5,
+            "error 3",
+        ),
         (
             [record(1), record(2, contract.PREEMPTED, generation=1), record(3, generation=2)],
             0,
@@ -88,13 +122,20 @@ def preempted(attempt: int, committed: int | None = None, generation: int = 0) -
     return record(attempt, contract.PREEMPTED, committed, generation)
 
 
-def test_preemptions_in_a_row_without_a_newly_committed_step_end_as_no_progress_unless_unlimited() -> None:
+def test_preemptions_in_a_row_without_a_newly_committed_step_end_as_no_progress_unless_unlimited() -> (
+    None
+):
     past = [preempted(index, generation=index) for index in range(3)]
     verdict = give_up_verdict(past, 3, 3)
     assert verdict is not None and verdict.code == contract.NO_PROGRESS
-    assert "no newly committed step in 3 preemptions in a row, of 3 (restarts.preempted)" in verdict.message
+    assert (
+        "no newly committed step in 3 preemptions in a row, of 3 (restarts.preempted)"
+        in verdict.message
+    )
     assert give_up_verdict(past, 3, None) is None and give_up_verdict(past, 3, 4) is None
-    again = give_up_verdict([preempted(index) for index in range(3)], 0, 3)  # Kueue's: pods of the same generation
+    again = give_up_verdict(
+        [preempted(index) for index in range(3)], 0, 3
+    )  # Kueue's: pods of the same generation
     assert again is not None and again.code == contract.NO_PROGRESS
 
 
@@ -103,7 +144,10 @@ def test_a_trainer_without_checkpoints_is_given_up_after_as_many_free_restarts()
     assert give_up_verdict_unrecorded(generation=99, crash_limit=5, preempted_limit=None) is None
     verdict = give_up_verdict_unrecorded(generation=25, crash_limit=5, preempted_limit=20)
     assert verdict is not None and verdict.code == contract.NO_PROGRESS
-    assert "in at least 20 preemptions in a row, of 20 (restarts.preempted): the job keeps no" in verdict.message
+    assert (
+        "in at least 20 preemptions in a row, of 20 (restarts.preempted): the job keeps no"
+        in verdict.message
+    )
 
 
 def test_a_newly_committed_step_ends_a_row_of_preemptions_and_a_crash_does_not() -> None:
@@ -113,10 +157,14 @@ def test_a_newly_committed_step_ends_a_row_of_preemptions_and_a_crash_does_not()
     assert preemptions_without_progress([]) == 0
 
 
-def test_a_program_that_reports_no_step_and_ran_for_long_before_its_preemption_was_not_fruitless() -> None:
+def test_a_program_that_reports_no_step_and_ran_for_long_before_its_preemption_was_not_fruitless() -> (
+    None
+):
     long = dataclasses.replace(preempted(1), ended=1 + SILENT_PROGRESS_S + 1)
     assert preemptions_without_progress([long]) == 0
-    stepped = dataclasses.replace(long, verdict=verdict_for_code(contract.PREEMPTED, "stopped", step=5))
+    stepped = dataclasses.replace(
+        long, verdict=verdict_for_code(contract.PREEMPTED, "stopped", step=5)
+    )
     assert preemptions_without_progress([stepped]) == 1
 
 
@@ -124,21 +172,32 @@ def test_an_attempt_that_was_preempted_while_it_waited_long_for_hosts_was_fruitl
     long = dataclasses.replace(preempted(1), ended=1 + SILENT_PROGRESS_S + 1)
     waited = dict.fromkeys(contract.CLOCK, 0.0) | {"rendezvous": SILENT_PROGRESS_S, "down": 1.0}
     assert preemptions_without_progress([dataclasses.replace(long, seconds=waited)]) == 1
-    assert preemptions_without_progress([dataclasses.replace(long, seconds=waited | {"init": 700.0})]) == 0
+    assert (
+        preemptions_without_progress([dataclasses.replace(long, seconds=waited | {"init": 700.0})])
+        == 0
+    )
 
 
 def test_every_end_but_the_last_was_a_restart() -> None:
-    assert restarts_by_cause([record(1), record(2), record(3, 137), record(4, 0)]) == {"crash": 2, "killed": 1}
+    assert restarts_by_cause([record(1), record(2), record(3, 137), record(4, 0)]) == {
+        "crash": 2,
+        "killed": 1,
+    }
     assert restarts_by_cause([record(1), record(2)], attempt=3) == {"crash": 2}
     assert restarts_by_cause([]) == {} and restarts_by_cause([], attempt=1) == {}
 
 
-TRACE = 'Traceback (most recent call last):\n  File "/x/train.py", line {line}, in main\n    build()\nValueError: no\n'
+TRACE = (
+    'Traceback (most recent call last):\n  File "/x/train.py", line {line}, in main\n    '
+    "build()\nValueError: no\n"
+)
 
 
 def raised(name: str, message: str, code: int | None = None) -> Failure:
     """Return what a host reports of an exception."""
-    return failure_for_event(Event(EventKind.ERROR, 0, 0, error={"type": name, "message": message, "code": code}))
+    return failure_for_event(
+        Event(EventKind.ERROR, 0, 0, error={"type": name, "message": message, "code": code})
+    )
 
 
 def exited(code: int) -> Failure:
@@ -165,7 +224,17 @@ def failed(
     facts = dataclasses.replace(what, rank=rank)
     verdict = verdict_for_code(code, facts, rank=rank, step=step, traceback=trace)
     return AttemptRecord(
-        "u", attempt, attempt, verdict.cause, rank, committed, committed, {}, verdict, 100.0, 100.0 + took_s
+        "u",
+        attempt,
+        attempt,
+        verdict.cause,
+        rank,
+        committed,
+        committed,
+        {},
+        verdict,
+        100.0,
+        100.0 + took_s,
     )
 
 
@@ -175,7 +244,10 @@ def failed(
         [failed(1), failed(2)],
         [failed(1), failed(2, rank=3)],
         [failed(1), failed(2, KEY), failed(3, KEY)],
-        [failed(1, raised("ValueError", "at 0x7f01, pid 17")), failed(2, raised("ValueError", "at 0x7f99, pid 18"))],
+        [
+            failed(1, raised("ValueError", "at 0x7f01, pid 17")),
+            failed(2, raised("ValueError", "at 0x7f99, pid 18")),
+        ],
         [
             failed(1, raised("ValueError", "option reduce='nccl'")),
             failed(2, raised("ValueError", "option reduce='nccl'")),
@@ -184,7 +256,9 @@ def failed(
         [failed(n, exited(1), "") for n in (1, 2)],
     ],
 )
-def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(records: list[AttemptRecord]) -> None:
+def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(
+    records: list[AttemptRecord],
+) -> None:
     move = decide_next(records, 3, True)
     assert (move.should_restart, move.verdict.code) == (False, contract.STARTUP)
     assert move.verdict.message.startswith(records[-1].verdict.message)
@@ -201,9 +275,18 @@ def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(re
         [failed(1, step=7), failed(2, step=7)],
         [failed(1, committed=7), failed(2)],
         [failed(1, took_s=4000.0), failed(2)],
-        [failed(n, raised("ConnectionRefusedError", "[Errno 111] Connection refused")) for n in (1, 2)],
-        [failed(n, raised("JaxRuntimeError", "UNAVAILABLE: failed to connect to all addresses")) for n in (1, 2)],
-        [failed(n, raised("ValueError", "Gloo all-reduce failed: Connection closed by peer")) for n in (1, 2)],
+        [
+            failed(n, raised("ConnectionRefusedError", "[Errno 111] Connection refused"))
+            for n in (1, 2)
+        ],
+        [
+            failed(n, raised("JaxRuntimeError", "UNAVAILABLE: failed to connect to all addresses"))
+            for n in (1, 2)
+        ],
+        [
+            failed(n, raised("ValueError", "Gloo all-reduce failed: Connection closed by peer"))
+            for n in (1, 2)
+        ],
         [failed(n, Failure(FailureKind.LEFT_EARLY), "") for n in (1, 2)],
         [failed(n, SIGKILL, "", code=137) for n in (1, 2)],
         [failed(1, exited(2), "x"), failed(2, exited(3), "x")],
@@ -213,17 +296,30 @@ def test_what_may_pass_or_made_progress_is_tried_again(records: list[AttemptReco
     assert decide_next(records, 3, True).should_restart
 
 
-@pytest.mark.parametrize("words", ["No space left on device", "Disk quota exceeded", "RESOURCE: [ENOSPC] write"])
+@pytest.mark.parametrize(
+    "words", ["No space left on device", "Disk quota exceeded", "RESOURCE: [ENOSPC] write"]
+)
 def test_a_full_disk_is_not_tried_again_on_the_same_hosts(words: str) -> None:
-    errors = [raised("StorageError", f"saving failed: {text}", contract.STORAGE) for text in (words, "stale handle")]
+    errors = [
+        raised("StorageError", f"saving failed: {text}", contract.STORAGE)
+        for text in (words, "stale handle")
+    ]
     full, broken = (failed(1, error, step=5, code=contract.STORAGE) for error in errors)
     move = decide_next([full], 3, True)
-    assert (move.should_restart, move.verdict.code) == (False, contract.STORAGE) and words in move.verdict.message
+    assert (move.should_restart, move.verdict.code) == (
+        False,
+        contract.STORAGE,
+    ) and words in move.verdict.message
     assert decide_next([broken], 3, True).should_restart
 
 
 def test_a_full_disk_keeps_its_verdict_whatever_failed_before_it() -> None:
-    full = failed(2, raised("StorageError", "saving failed: No space left on device"), step=5, code=contract.STORAGE)
+    full = failed(
+        2,
+        raised("StorageError", "saving failed: No space left on device"),
+        step=5,
+        code=contract.STORAGE,
+    )
     for earlier in (failed(1, step=5), failed(1, SIGKILL, code=137, step=5)):
         move = decide_next([earlier, full], 3, True)
         assert (move.should_restart, move.verdict.code) == (False, contract.STORAGE)
@@ -240,6 +336,8 @@ def test_a_full_disk_keeps_its_verdict_whatever_failed_before_it() -> None:
         ([record(1, committed=10), record(2, committed=30), record(3)], 30),
     ],
 )
-def test_an_attempt_is_told_how_far_the_run_has_got(records: list[AttemptRecord], step: int | None) -> None:
+def test_an_attempt_is_told_how_far_the_run_has_got(
+    records: list[AttemptRecord], step: int | None
+) -> None:
     assert newest_saved_step(records) == step
     assert newest_saved_step(records, generation=1) == (step if records else 0)

@@ -15,7 +15,14 @@ from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, Summary
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history, run_folder
 from jaxlaunch.runs.layout import AGENTS, ATTEMPTS, SUMMARY, log_path, start_folder
-from jaxlaunch.runs.run_folder import MAX_ATTEMPTS_BYTES, MAX_JSON_BYTES, TAIL_BYTES, RunFolder, RunStarts, read_agents
+from jaxlaunch.runs.run_folder import (
+    MAX_ATTEMPTS_BYTES,
+    MAX_JSON_BYTES,
+    TAIL_BYTES,
+    RunFolder,
+    RunStarts,
+    read_agents,
+)
 from tests import mutate
 
 
@@ -25,13 +32,20 @@ def test_tails_of_many_ranks_stay_bounded(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{rank} says {line}\n" for line in range(5_000)))
     tails = RunFolder(tmp_path, print).read_log_tails(3, [73, *range(73), *range(74, 100)])
-    assert tails[0][0] == 73 and sum(len(line) + 1 for _, lines in tails for line in lines) <= TAIL_BYTES
-    assert len(tails[0][1]) > len(tails[1][1]) and all(lines[-1].endswith("says 4999") for _, lines in tails)
+    assert (
+        tails[0][0] == 73
+        and sum(len(line) + 1 for _, lines in tails for line in lines) <= TAIL_BYTES
+    )
+    assert len(tails[0][1]) > len(tails[1][1]) and all(
+        lines[-1].endswith("says 4999") for _, lines in tails
+    )
 
 
 def record(attempt: int) -> AttemptRecord:
     verdict = Verdict("crash", 83, "rank 1 raised")
-    return AttemptRecord("uid", 0, attempt, "crash", None, None, None, {"step": 1.5}, verdict, 1.0, 2.0)
+    return AttemptRecord(
+        "uid", 0, attempt, "crash", None, None, None, {"step": 1.5}, verdict, 1.0, 2.0
+    )
 
 
 def test_a_torn_line_does_not_swallow_the_next_record(tmp_path: Path) -> None:
@@ -59,7 +73,9 @@ def test_a_torn_line_does_not_swallow_the_next_record(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_record_with_a_field_of_another_form_is_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_record_with_a_field_of_another_form_is_left_out(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     folder = RunFolder(tmp_path, print)
     folder.append_record(record(1))
     with (tmp_path / ATTEMPTS).open("a") as file:
@@ -79,7 +95,9 @@ def test_what_is_no_regular_file_is_read_as_none_and_said(tmp_path: Path, name: 
         (tmp_path / name).rmdir() if (tmp_path / name).is_dir() else (tmp_path / name).unlink()
 
 
-@pytest.mark.parametrize("text", ["[" * 9_000, "{}", "[1]", '[{"host": 0}]', '[{"host": 0, "address": 1, "pid": 1}]'])
+@pytest.mark.parametrize(
+    "text", ["[" * 9_000, "{}", "[1]", '[{"host": 0}]', '[{"host": 0, "address": 1, "pid": 1}]']
+)
 def test_a_list_of_agents_of_another_form_names_none(tmp_path: Path, text: str) -> None:
     (tmp_path / AGENTS).write_text(text)
     assert read_agents(tmp_path) == []
@@ -96,7 +114,11 @@ def test_of_a_file_that_others_filled_the_end_is_read(tmp_path: Path) -> None:
 
 
 def test_a_file_of_more_values_than_ours_get_takes_no_memory_of_its_agent(tmp_path: Path) -> None:
-    for data in (b"[" * MAX_JSON_BYTES, b"[" + b"[]," * (MAX_JSON_BYTES // 3 - 9) + b"0]", b"1" * (2 * MAX_JSON_BYTES)):
+    for data in (
+        b"[" * MAX_JSON_BYTES,
+        b"[" + b"[]," * (MAX_JSON_BYTES // 3 - 9) + b"0]",
+        b"1" * (2 * MAX_JSON_BYTES),
+    ):
         (tmp_path / SUMMARY).write_bytes(data)
         tracemalloc.start()
         assert RunFolder(tmp_path, print).read_summary() is None
@@ -113,10 +135,14 @@ def test_the_summary_of_a_large_gang_that_hung_is_read(tmp_path: Path) -> None:
     assert found is not None and found.stacks == stacks
 
 
-def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(tmp_path: Path) -> None:
+def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(
+    tmp_path: Path,
+) -> None:
     folder, chance = RunFolder(tmp_path, print), random.Random(19)
     of = AttemptProgress("uid", 1, 4, 1.0, 2.0, {"step": 1.0}, 3, 5, 0.5, record(4).verdict)
-    summary = Summary(None, 5, {"step": 1.0}, {"crash": 3}, 5, {"loss": 1.0}, ["a note"], {0: "a stack"}, of).to_json()
+    summary = Summary(
+        None, 5, {"step": 1.0}, {"crash": 3}, 5, {"loss": 1.0}, ["a note"], {0: "a stack"}, of
+    ).to_json()
     seeds = [json.dumps(record(number).to_json()).encode() for number in (1, 2, 3)]
     whole = json.dumps(summary).encode()
     for _ in range(200):
@@ -124,7 +150,10 @@ def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(t
         (tmp_path / SUMMARY).write_bytes(mutate.one(whole, chance))
         records = run_folder.settle_records(folder, "uid")
         if records:
-            json.dumps(history.decide_next(records, 3, all_hosts_alive=True).verdict.to_json(), allow_nan=False)
+            json.dumps(
+                history.decide_next(records, 3, all_hosts_alive=True).verdict.to_json(),
+                allow_nan=False,
+            )
             assert sum(history.restarts_by_cause(records, 10**9).values()) == len(records)
         found = folder.read_summary()
         assert found is None or found.to_json()["of"] is None or found.of

@@ -18,18 +18,31 @@ from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
 
-def start(folder: Path, uid: str, train: dict[str, Any], *, first: int | None = 1, hosts: int = 4) -> RunStarts:
+def start(
+    folder: Path, uid: str, train: dict[str, Any], *, first: int | None = 1, hosts: int = 4
+) -> RunStarts:
     """A start that trained from step `first` on, and ended."""
     job = AgentJob("t", sizes=(1, 3), timeouts_s={"step": None, "save": 90.0})
-    environ = {contract.LEADER: "h:1", contract.INDEX: "0", contract.UID: uid, contract.JOB: job.to_json()}
-    environ |= {contract.HOSTS: str(hosts), contract.SLICES: "1", contract.TRAIN_SPEC: json.dumps(train)}
+    environ = {
+        contract.LEADER: "h:1",
+        contract.INDEX: "0",
+        contract.UID: uid,
+        contract.JOB: job.to_json(),
+    }
+    environ |= {
+        contract.HOSTS: str(hosts),
+        contract.SLICES: "1",
+        contract.TRAIN_SPEC: json.dumps(train),
+    }
     starts = RunStarts(RunFolder(folder, pytest.fail), uid)
     starts.keep_job(job_fields(config.read_config(environ), environ))
     of = AttemptProgress(uid, 0, 1, 1.0, 2.0, first_step=first)
     starts.write_summary(Summary(None, step=None, seconds={}, restarts={}, of=of))
     assert read(folder, "summary.json")["starts"][-1]["ended"] is None
     code = contract.BAD_SPEC if first is None else contract.DONE
-    starts.write_summary(Summary(verdict_for_code(code, "it ended"), step=first, seconds={}, restarts={}, of=of))
+    starts.write_summary(
+        Summary(verdict_for_code(code, "it ended"), step=first, seconds={}, restarts={}, of=of)
+    )
     return starts
 
 
@@ -44,11 +57,19 @@ def test_each_start_keeps_the_job_that_its_pods_got_and_says_what_changed(tmp_pa
     start(tmp_path, "a", {**train, "optimizer": {"lr": 0.1}})
     first = read(tmp_path, "starts/1/job.yaml")
     assert first["train"]["data"] == {**data, "args": {"token": "…"}}
-    assert (first["name"], first["hosts"], first["timeouts"]) == ("t", {"min": 1, "max": 3}, {"save": 90})
-    assert jobs.parse_job(json.dumps(first)).train is not None  # the commands that read a run's job read this
+    assert (first["name"], first["hosts"], first["timeouts"]) == (
+        "t",
+        {"min": 1, "max": 3},
+        {"save": 90},
+    )
+    assert (
+        jobs.parse_job(json.dumps(first)).train is not None
+    )  # the commands that read a run's job read this
     start(tmp_path, "b", {**train, "optimizer": {"lr": 0.2}}, first=None)  # it was refused
     start(tmp_path, "a-later", {**train, "optimizer": {"lr": 0.1}, "seed": 8}, first=5)
-    start(tmp_path, "a-later", {"optimizer": {"lr": 0.3}}, first=5)  # the next pods of the same JobSet
+    start(
+        tmp_path, "a-later", {"optimizer": {"lr": 0.3}}, first=5
+    )  # the next pods of the same JobSet
     rows = read(tmp_path, "summary.json")["starts"]
     assert [row["changed"] for row in rows] == [
         {},
@@ -64,6 +85,11 @@ def test_a_start_after_one_of_this_machine_says_of_no_key_that_it_changed(tmp_pa
     (tmp_path / "starts" / "1" / "job.yaml").write_text("name: t\ntrain: {batch: 4}\n")
     start(tmp_path, "b", {"batch": 8})
     assert read(tmp_path, "summary.json")["starts"][1]["changed"] == {}
-    environ = {contract.LEADER: "h:1", contract.INDEX: "0", contract.UID: "c", contract.JOB: AgentJob("t").to_json()}
+    environ = {
+        contract.LEADER: "h:1",
+        contract.INDEX: "0",
+        contract.UID: "c",
+        contract.JOB: AgentJob("t").to_json(),
+    }
     environ |= {contract.HOSTS: "1", contract.SLICES: "1", contract.TRAIN_SPEC: "{"}
     assert "train" not in job_fields(config.read_config(environ), environ)

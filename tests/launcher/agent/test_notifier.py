@@ -24,7 +24,9 @@ class Hook(ThreadingHTTPServer):
 
     def __init__(self, *answers: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.answers, self.got, self.never = list(answers), list[dict[str, Any]](), threading.Event()
+        self.answers = list(answers)
+        self.got = list[dict[str, Any]]()
+        self.never = threading.Event()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -63,7 +65,10 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             "stall_s": 60.0,
             **asked,
         }
-        variables = {"HOOK": f"http://127.0.0.1:{hook.server_port}/canary", contract.NOTIFY: json.dumps(block)}
+        variables = {
+            "HOOK": f"http://127.0.0.1:{hook.server_port}/canary",
+            contract.NOTIFY: json.dumps(block),
+        }
         return hook, Notifier("digits", variables, said.append), said
 
     yield begin
@@ -98,9 +103,14 @@ def test_each_event_that_is_asked_for_is_one_message(start: Start) -> None:
     told.notify_verdict(DONE, 2)
     until(lambda: len(hook.got) == 4)
     assert [one["event"] for one in hook.got] == ["failure", "stall", "best", "done"] and said == []
-    assert hook.got[0]["text"] == "digits ended attempt 1 at step 7: rank 3: <ValueError> & more (exit 83)"
+    assert (
+        hook.got[0]["text"]
+        == "digits ended attempt 1 at step 7: rank 3: <ValueError> & more (exit 83)"
+    )
     assert (hook.got[0]["code"], hook.got[0]["rank"], hook.got[0]["job"]) == (83, 3, "digits")
-    assert "without progress for 61 s" in hook.got[1]["text"] and hook.got[2]["metrics"] == {"eval_loss": 0.5}
+    assert "without progress for 61 s" in hook.got[1]["text"] and hook.got[2]["metrics"] == {
+        "eval_loss": 0.5
+    }
     assert hook.got[3]["text"] == "digits is done at step 9: every process finished (exit 0)"
 
 
@@ -113,7 +123,9 @@ def test_slack_gets_its_own_form_and_nobody_what_was_not_asked_for(start: Start)
     assert hook.got == [{"text": text}]
 
 
-def test_a_message_is_tried_three_times_then_given_up_and_the_address_is_never_said(start: Start) -> None:
+def test_a_message_is_tried_three_times_then_given_up_and_the_address_is_never_said(
+    start: Start,
+) -> None:
     hook, told, said = start(500, 500, 500, 404, 200)
     told.notify_verdict(CRASH, 1)
     told.notify_verdict(CRASH, 2)
@@ -122,19 +134,27 @@ def test_a_message_is_tried_three_times_then_given_up_and_the_address_is_never_s
     assert said == ["notify: a message could not be sent: the server answers 500"]
 
 
-def test_a_server_that_never_answers_holds_nothing_up_and_costs_bounded_memory(start: Start) -> None:
+def test_a_server_that_never_answers_holds_nothing_up_and_costs_bounded_memory(
+    start: Start,
+) -> None:
     hook, told, _ = start(0)
     began = time.monotonic()
     for attempt in range(10_000):
         told.notify_verdict(CRASH, attempt)
     assert told._queue.qsize() <= publishers.MAX_QUEUED_MESSAGES
     told.begin_closing()
-    assert told.is_busy(began) and not told.is_busy(time.monotonic() + publishers.LAST_MESSAGE_TIMEOUT_S)
+    assert told.is_busy(began) and not told.is_busy(
+        time.monotonic() + publishers.LAST_MESSAGE_TIMEOUT_S
+    )
     until(lambda: hook.got)
 
 
-@pytest.mark.parametrize("address", ["", "file:///etc/passwd", "canary", "http://", "http://[canary", "http://x y/\n"])
-def test_an_address_that_is_none_is_said_without_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "address", ["", "file:///etc/passwd", "canary", "http://", "http://[canary", "http://x y/\n"]
+)
+def test_an_address_that_is_none_is_said_without_it(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(publishers, "RETRY_INTERVAL_S", 0.0)
     said = list[str]()
     block = {"url": "HOOK", "format": "json", "events": ["failure"], "stall_s": 60.0}

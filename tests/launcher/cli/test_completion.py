@@ -15,7 +15,9 @@ def offered(words: list[str], begun: str) -> list[str]:
     return [item.value for item in completion.get_completions(words, begun)]
 
 
-def test_runs_topics_and_keys_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_topics_and_keys_are_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "runs" / "digits").mkdir(parents=True)
     (tmp_path / "runs" / "digits" / "job.yaml").touch()
     (tmp_path / "runs" / "else").mkdir()

@@ -48,12 +48,19 @@ def test_no_escape_of_a_job_reaches_the_terminal(
         (JOBS, objects.job_object()),
         *((PODS, p) for p in pods),
     ):
-        obj = apiserver.merged(one, {"metadata": {"namespace": "team", "labels": {JOB_LABEL: "lm"}}})
+        obj = apiserver.merged(
+            one, {"metadata": {"namespace": "team", "labels": {JOB_LABEL: "lm"}}}
+        )
         server.put(kind.path("team", one["metadata"]["name"]), obj)
-    records = [objects.past(82, EVIL), objects.beat(attempt=2, phase=EVIL, refused=[EVIL], overdue=EVIL)]
+    records = [
+        objects.past(82, EVIL),
+        objects.beat(attempt=2, phase=EVIL, refused=[EVIL], overdue=EVIL),
+    ]
     tail = log_lines.TailLine(generation=0, rank=0, lines=[EVIL])
     log = [*map(log_lines.format_line, (*records, tail)), f"[0] says {EVIL}", f"agent 0: {EVIL}"]
-    text = "".join(f"2026-11-21T11:51:00Z {line}\n" if command == "logs" else f"{line}\n" for line in log)
+    text = "".join(
+        f"2026-11-21T11:51:00Z {line}\n" if command == "logs" else f"{line}\n" for line in log
+    )
     server.put(PODS.path("team", pods[0]["metadata"]["name"], "log"), {"text": text})
     left = launcher(capsys, monkeypatch, *COMMANDS[command])
     said = left.out + left.err

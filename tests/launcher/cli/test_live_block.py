@@ -43,7 +43,10 @@ def address() -> Iterator[str]:
 
 
 def test_the_block_shows_the_step_that_rank_0_reports_and_goes(
-    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    address: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live_block, "PERIOD_S", 0.01)
     agents = tmp_path / "agents.json"

@@ -26,13 +26,19 @@ Patch = pytest.MonkeyPatch
 def python(*arguments: str, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
     environ = {"PYTHONPATH": str(ROOT), "PATH": ""} | environ
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=environ, capture_output=True, text=True, timeout=600
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
 
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from jaxlaunch.launcher.cli.main import cli; cli.main(['--help'], standalone_mode=False);"
+        "import sys; from jaxlaunch.launcher.cli.main import cli; cli.main(['--help'], "
+        "standalone_mode=False);"
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     )
     said = python("-c", code)
@@ -42,11 +48,14 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("name: x\nimage: i\naccelerator: {type: cpu}\ncommand: [a]\n")
+    (tmp_path / "job.yaml").write_text(
+        "name: x\nimage: i\naccelerator: {type: cpu}\ncommand: [a]\n"
+    )
     code = (
         "import sys; from jaxlaunch.launcher.cli.main import cli; "
         "cli.main(['render', 'job.yaml'], standalone_mode=False);"
-        "print([name for name in ('kubernetes', 'jax', 'urllib3') if name in sys.modules], file=sys.stderr)"
+        "print([name for name in ('kubernetes', 'jax', 'urllib3') if name in sys.modules], "
+        "file=sys.stderr)"
     )
     said = python("-c", code, cwd=tmp_path)
     assert said.stderr == "[]\n"
@@ -57,7 +66,8 @@ def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
 def test_commands_on_a_submitted_job_do_not_wait_for_what_reads_a_job_file(module: str) -> None:
     code = (
         f"import sys, jaxlaunch.launcher.cli.{module};"
-        "print([name for name in ('pydantic_core', 'jaxlaunch.trainer.spec', 'cryptography') if name in sys.modules])"
+        "print([name for name in ('pydantic_core', 'jaxlaunch.trainer.spec', 'cryptography') if "
+        "name in sys.modules])"
     )
     assert python("-c", code).stdout == "[]\n"
 
@@ -66,7 +76,8 @@ def test_the_launcher_never_imports_the_jax_side() -> None:
     code = (
         "import json, sys; from jaxlaunch.launcher.cli import validate, schema;"
         "outer = ('trainer', 'launcher', 'jax', 'numpy');"
-        "found = [name for name in sys.modules if name[:17] == 'jaxlaunch.trainer' or name.split('.')[0] in outer];"
+        "found = [name for name in sys.modules if name[:17] == 'jaxlaunch.trainer' or "
+        "name.split('.')[0] in outer];"
         "print(json.dumps(sorted(found)))"
     )
     found = json.loads(python("-c", code).stdout)
@@ -75,7 +86,9 @@ def test_the_launcher_never_imports_the_jax_side() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_is_found_and_says_what_the_list_says(name: str, capsys: Capture, monkeypatch: Patch) -> None:
+def test_every_command_is_found_and_says_what_the_list_says(
+    name: str, capsys: Capture, monkeypatch: Patch
+) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None and command.name == name
     assert (command.help or "").split("\n")[0] == COMMANDS[name]
@@ -84,7 +97,9 @@ def test_every_command_is_found_and_says_what_the_list_says(name: str, capsys: C
     assert (left.code, left.err) == (0, "")
 
 
-def test_a_command_that_does_not_exist_is_a_usage_error(capsys: Capture, monkeypatch: Patch) -> None:
+def test_a_command_that_does_not_exist_is_a_usage_error(
+    capsys: Capture, monkeypatch: Patch
+) -> None:
     left = launcher(capsys, monkeypatch, "vaildate", "job.yaml")
     assert left.code == 2
     assert "No such command 'vaildate'. Did you mean 'validate'?" in left.err
@@ -93,7 +108,11 @@ def test_a_command_that_does_not_exist_is_a_usage_error(capsys: Capture, monkeyp
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("--steps", "A key of the job has no dashes, as in hosts=2; arguments of your program belong in its"),
+        (
+            "--steps",
+            "A key of the job has no dashes, as in hosts=2; arguments of your program "
+            "belong in its",
+        ),
         ("--simulte", "No such option '--simulte'. Did you mean '--simulate'?"),
     ],
 )
@@ -126,12 +145,18 @@ def test_init_writes_a_job_that_validates_and_never_overwrites(
         "batch: 128 examples a step, 32 per device\n"
     )
     left = launcher(capsys, monkeypatch, "init", "first")
-    assert (left.code, left.out, left.err) == (2, "", "first.yaml already exists.\n  hint: choose another name.\n")
+    assert (left.code, left.out, left.err) == (
+        2,
+        "",
+        "first.yaml already exists.\n  hint: choose another name.\n",
+    )
     assert Path("first.yaml").read_text() == text
 
 
 @pytest.mark.parametrize("name", ["My_Run", "../up", "no/where", "a" * 300])
-def test_init_refuses_a_name_that_is_none(name: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+def test_init_refuses_a_name_that_is_none(
+    name: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
     monkeypatch.chdir(tmp_path)
     left = launcher(capsys, monkeypatch, "init", name)
     assert (left.code, left.out) == (2, "")
@@ -143,8 +168,13 @@ def test_validate_answers_a_script(
     output: str, read: object, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     file = tmp_path / "job.yaml"
-    file.write_text("name: lm\naccelerator: {type: h100}\nhosts: 4\ntrain: {task: 'a:B', batch: 512, accumulate: 2}\n")
-    left = launcher(capsys, monkeypatch, "validate", str(file), "train.mesh={dp: 4, fsdp: 8}", "-o", output)
+    file.write_text(
+        "name: lm\naccelerator: {type: h100}\nhosts: 4\ntrain: {task: 'a:B', batch: 512, "
+        "accumulate: 2}\n"
+    )
+    left = launcher(
+        capsys, monkeypatch, "validate", str(file), "train.mesh={dp: 4, fsdp: 8}", "-o", output
+    )
     assert left.code == 0
     assert read(left.out) == {  # type: ignore[operator]
         "name": "lm",
@@ -174,7 +204,10 @@ def test_a_job_with_faults_leaves_2_and_says_nothing_on_stdout(
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("missing.yaml", "no such file.\n  hint: create one with `launcher init`.\n"), ("", "is a directory.\n")],
+    [
+        ("missing.yaml", "no such file.\n  hint: create one with `launcher init`.\n"),
+        ("", "is a directory.\n"),
+    ],
 )
 def test_a_file_that_cannot_be_read_is_told(
     name: str, said: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
@@ -186,7 +219,11 @@ def test_a_file_that_cannot_be_read_is_told(
 @pytest.mark.parametrize(
     ("raised", "code", "said"),
     [
-        (ClusterError("api.example: refused.", "is the VPN up?"), 3, "api.example: refused.\n  hint: is the VPN up?\n"),
+        (
+            ClusterError("api.example: refused.", "is the VPN up?"),
+            3,
+            "api.example: refused.\n  hint: is the VPN up?\n",
+        ),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
@@ -222,7 +259,14 @@ def test_what_a_command_returns_is_the_exit_code(capsys: Capture, monkeypatch: P
 
 def test_a_terminal_without_unicode_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: lm\naccelerator: {type: cpu}\ntrain: {task: 'a:B'}\n")
-    left = python("-m", "jaxlaunch.launcher.cli.main", "validate", "job.yaml", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    left = python(
+        "-m",
+        "jaxlaunch.launcher.cli.main",
+        "validate",
+        "job.yaml",
+        cwd=tmp_path,
+        PYTHONIOENCODING="ascii",
+    )
     assert (left.returncode, left.stderr) == (0, "")
     assert "(1 host" in left.stdout
 
@@ -236,7 +280,8 @@ def processor_time_of_children() -> float:
 def test_a_command_starts_soon(tmp_path: Path, capsys: Capture) -> None:
     """With three times the ratio that the bench allows; see benchmarks/cli.py."""
     (tmp_path / "job.yaml").write_text(
-        "name: lm\nimage: i\naccelerator: {type: cpu}\ntrain: {task: 'a:B', checkpoint: {path: 'gs://team-b/lm'}}\n"
+        "name: lm\nimage: i\naccelerator: {type: cpu}\ntrain: {task: 'a:B', checkpoint: {path: "
+        "'gs://team-b/lm'}}\n"
     )
     lines = {
         "python -I -c pass": ("-I", "-c", "pass"),
@@ -254,5 +299,9 @@ def test_a_command_starts_soon(tmp_path: Path, capsys: Capture) -> None:
         medians[name] = statistics.median(taken)
     with capsys.disabled():
         for name, seconds in medians.items():
-            print(f"\n{name}: {seconds * 1000:.0f} ms, {seconds / medians['python -I -c pass']:.1f} ×", end="")
+            print(
+                f"\n{name}: {seconds * 1000:.0f} ms, "
+                f"{seconds / medians['python -I -c pass']:.1f} ×",
+                end="",
+            )
     assert medians["launcher render"] <= 3 * 35 * medians["python -I -c pass"]

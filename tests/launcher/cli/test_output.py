@@ -18,10 +18,16 @@ LINES = (Line(0, 0, "a"), Line(0, 1, "b"), Line(0, None, "agent: c"))
 def test_data_is_the_same_as_json_and_as_yaml(capsys: Capture) -> None:
     value = {"a": ("×", 1.5, None), "b": {"on": "yes"}}
     output.show_data(value, "json")
-    assert json.loads(text := capsys.readouterr().out) == {"a": ["×", 1.5, None], "b": {"on": "yes"}}
+    assert json.loads(text := capsys.readouterr().out) == {
+        "a": ["×", 1.5, None],
+        "b": {"on": "yes"},
+    }
     assert "×" in text
     output.show_data(value, "yaml")
-    assert yaml.safe_load(text := capsys.readouterr().out) == {"a": ["×", 1.5, None], "b": {"on": "yes"}}
+    assert yaml.safe_load(text := capsys.readouterr().out) == {
+        "a": ["×", 1.5, None],
+        "b": {"on": "yes"},
+    }
     assert text.endswith("\n") and not text.endswith("\n\n")
 
 
@@ -57,7 +63,10 @@ def test_what_is_written_meanwhile_appears_above_the_status_line(
     output.show_status("")
     output.show_messages("ended")
     erase = "\r\x1b[2K"
-    assert capsys.readouterr().err == f"{erase}training {erase}launcher: saved\ntraining {erase}launcher: ended\n"
+    assert (
+        capsys.readouterr().err
+        == f"{erase}training {erase}launcher: saved\ntraining {erase}launcher: ended\n"
+    )
 
 
 def test_a_status_of_several_lines_is_erased_as_a_terminal_has_it(
@@ -75,7 +84,9 @@ def test_a_status_of_several_lines_is_erased_as_a_terminal_has_it(
 
 OSC = "\x1b]52;c;aGVsbG8=\x07"  # sets the clipboard
 INVISIBLE = [
-    chr(code) for code in range(0xA0, sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Zl", "Zp", "Cs")
+    chr(code)
+    for code in range(0xA0, sys.maxunicode + 1)
+    if unicodedata.category(chr(code)) in ("Zl", "Zp", "Cs")
 ]
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 NO_WIDTH = "\xad\u180e\u200b\u200c\u200d\u2060\ufeff\U000e0041"
@@ -113,7 +124,9 @@ def test_data_with_control_characters_is_the_same_as_json_and_as_yaml(capsys: Ca
         assert load(capsys.readouterr().out) == {"a": held, held: 1}
 
 
-def test_a_program_keeps_its_colours_to_the_end_of_its_line_and_nothing_else(capsys: Capture) -> None:
+def test_a_program_keeps_its_colours_to_the_end_of_its_line_and_nothing_else(
+    capsys: Capture,
+) -> None:
     printer = Printer(Selection())
     printer.show_line(Line(0, 3, "\x1b[1;31mred\x1b[38;2;1;2;3m\x1b[2Jx\x1b[5n\x1b[?25l"))
     printer.show_line(Line(0, 3, "plain"))

@@ -44,7 +44,9 @@ def test_volumes_and_run_folder_are_those_that_run_is_given(
 ) -> None:
     found = prepared(tmp_path, capsys, monkeypatch)
     assert found["path"] == f"{tmp_path}/runs/mine/volumes/corpus/*.jsonl"
-    found = prepared(tmp_path, capsys, monkeypatch, "--volume", "corpus=texts", "--run-dir", "elsewhere")
+    found = prepared(
+        tmp_path, capsys, monkeypatch, "--volume", "corpus=texts", "--run-dir", "elsewhere"
+    )
     assert found["path"] == f"{tmp_path}/texts/*.jsonl"
     assert found["data_dir"] == f"{tmp_path}/elsewhere/volumes/out/prepared"
 
@@ -59,7 +61,10 @@ def test_one_that_is_interrupted_says_what_is_kept(
     monkeypatch.setattr(trainer_process, "run_program", interrupted)
     left = launcher(capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"))
     assert left.code == 130
-    assert left.err.strip() == "launcher: stopped; what is complete is kept, and the same command resumes from there"
+    assert (
+        left.err.strip()
+        == "launcher: stopped; what is complete is kept, and the same command resumes from there"
+    )
 
 
 def test_a_mixture_of_images_is_packed_part_by_part(
@@ -69,6 +74,8 @@ def test_a_mixture_of_images_is_packed_part_by_part(
     (tmp_path / "job.yaml").write_text(
         f"name: m\naccelerator: {{type: cpu}}\ntrain: {{task: classify, data: {data}}}\n"
     )
-    left = launcher(capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"), "--to", str(tmp_path / "out"))
+    left = launcher(
+        capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"), "--to", str(tmp_path / "out")
+    )
     assert left.code == 2 and "train.data.source = mixture is not packed as a whole" in left.err
     assert "pack each part as a job with that source" in left.err

@@ -15,7 +15,13 @@ from jaxlaunch.launcher.local import trainer_process
 from tests.launcher.invoke import launcher
 
 ONE = {"text": "x\x1b", "ids": [120, 27], "score": -1.5, "ended": False}
-LAST = {"step": 5, "samples": [[ONE]], "tokens": 2, "seconds": 0.5, "notes": ["step 7: damaged; using step 5"]}
+LAST = {
+    "step": 5,
+    "samples": [[ONE]],
+    "tokens": 2,
+    "seconds": 0.5,
+    "notes": ["step 7: damaged; using step 5"],
+}
 
 
 class Trainer:
@@ -35,7 +41,9 @@ def test_one_sample_is_printed_piece_by_piece(
 ) -> None:
     trainer = Trainer({"piece": "x"}, {"piece": "\x1b"}, LAST)
     monkeypatch.setattr(trainer_process, "stream_program", trainer)
-    left = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--prompt", "a b", "--top-p", "0.5", "--ema")
+    left = launcher(
+        capsys, monkeypatch, "sample", str(tmp_path), "--prompt", "a b", "--top-p", "0.5", "--ema"
+    )
     asked = programs.Sample(folder=str(tmp_path), prompt=("a b",), top_p=0.5, ema=True)
     assert trainer.asked == ("jaxlaunch.trainer.generate", *programs.json_arguments(asked))
     assert (left.code, left.out) == (0, "x\\x1b\n")
@@ -50,9 +58,22 @@ def test_several_samples_are_printed_under_their_numbers_or_as_json(
 ) -> None:
     samples = [[ONE, {"ids": [1, 2], "score": -2.0, "ended": True}]]
     monkeypatch.setattr(
-        trainer_process, "stream_program", Trainer({**LAST, "samples": samples, "notes": [], "step": None})
+        trainer_process,
+        "stream_program",
+        Trainer({**LAST, "samples": samples, "notes": [], "step": None}),
     )
-    left = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--ids", "1 2", "-n", "2", "--temperature", "1")
+    left = launcher(
+        capsys,
+        monkeypatch,
+        "sample",
+        str(tmp_path),
+        "--ids",
+        "1 2",
+        "-n",
+        "2",
+        "--temperature",
+        "1",
+    )
     assert left.out == "x\\x1b\n1 2\n"
     assert left.err.splitlines()[:2] == [
         "launcher: prompt 1, sample 1, log-probability -1.5",
@@ -65,13 +86,29 @@ def test_several_samples_are_printed_under_their_numbers_or_as_json(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("nowhere", "--prompt", "a"), "There is no run nowhere: neither nowhere nor runs/nowhere is a folder."),
-        ((".",), "There is no prompt.\n  hint: give --prompt TEXT, or --ids for a model without tokenizer."),
-        ((".", "--chat", "--prompt", "a"), "--chat and --prompt are both given.\n  hint: leave one of them out"),
+        (
+            ("nowhere", "--prompt", "a"),
+            "There is no run nowhere: neither nowhere nor runs/nowhere is a folder.",
+        ),
+        (
+            (".",),
+            "There is no prompt.\n  hint: give --prompt TEXT, or --ids for a model "
+            "without tokenizer.",
+        ),
+        (
+            (".", "--chat", "--prompt", "a"),
+            "--chat and --prompt are both given.\n  hint: leave one of them out",
+        ),
         ((".", "--chat", "-n", "2"), "--chat and -n are both given."),
-        ((".", "--prompt", "a", "--system", "b"), "--system is the system message of a conversation."),
+        (
+            (".", "--prompt", "a", "--system", "b"),
+            "--system is the system message of a conversation.",
+        ),
         ((".", "--prompt", "a", "-n", "0"), "0 is not in the range x>=1"),
-        ((".", "--prompt", "a", "--step", "last"), "'last' is neither the number of a step nor best"),
+        (
+            (".", "--prompt", "a", "--step", "last"),
+            "'last' is neither the number of a step nor best",
+        ),
     ],
 )
 def test_a_wrong_call_is_a_sentence(
@@ -103,10 +140,14 @@ def test_the_weights_of_a_run_its_steps_and_published_folders_are_found(
     assert trainer_process.find_weights("gs://bucket/lm") == ("gs://bucket/lm", None)
 
 
-def test_what_the_trainer_prints_comes_line_by_line_and_its_failure_at_the_end(tmp_path: Path) -> None:
+def test_what_the_trainer_prints_comes_line_by_line_and_its_failure_at_the_end(
+    tmp_path: Path,
+) -> None:
     lines = [{"piece": "a"}, {"samples": []}]
     (tmp_path / "said").write_text("\n".join(map(json.dumps, lines)))
     as_lines = ("json.tool", "--json-lines", "--compact")
-    assert list(trainer_process.stream_program(*as_lines, str(tmp_path / "said"), environ={})) == lines
+    assert (
+        list(trainer_process.stream_program(*as_lines, str(tmp_path / "said"), environ={})) == lines
+    )
     with pytest.raises(UserError, match=r"`python -m json.tool` failed \(exit"):
         list(trainer_process.stream_program(*as_lines, str(tmp_path / "absent"), environ={}))

@@ -37,11 +37,18 @@ def test_a_pipe_without_a_writer_is_no_job_and_one_with_is_read(tmp_path: Path) 
 
 
 def test_an_output_that_is_closed_or_full_is_no_bug_of_ours(job: Path) -> None:
-    closed = subprocess.run(("sh", "-c", '"$@" >&-', "sh", *MAIN, "validate", str(job)), capture_output=True, text=True)
+    closed = subprocess.run(
+        ("sh", "-c", '"$@" >&-', "sh", *MAIN, "validate", str(job)), capture_output=True, text=True
+    )
     assert (closed.returncode, closed.stderr) == (0, "")
     with open("/dev/full", "w") as full:
-        found = subprocess.run((*MAIN, "validate", str(job)), stdout=full, stderr=subprocess.PIPE, text=True)
-    assert found.stderr == "The output cannot be written: No space left on device.\n" and found.returncode == 2
+        found = subprocess.run(
+            (*MAIN, "validate", str(job)), stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (
+        found.stderr == "The output cannot be written: No space left on device.\n"
+        and found.returncode == 2
+    )
 
 
 def test_an_empty_run_folder_is_not_the_working_folder(job, capsys, monkeypatch) -> None:

@@ -23,12 +23,29 @@ train:
 
 
 def point(mesh: dict[str, int], changes: dict[str, Any], **said: Any) -> dict[str, Any]:
-    keys = {"mesh": mesh, "remat": "none", "accumulate": 1, "attention": "auto", "precision": "bf16"}
-    return {"keys": keys, "changes": changes, "expected": 0.05, "modelled": said.get("seconds")} | said
+    keys = {
+        "mesh": mesh,
+        "remat": "none",
+        "accumulate": 1,
+        "attention": "auto",
+        "precision": "bf16",
+    }
+    return {
+        "keys": keys,
+        "changes": changes,
+        "expected": 0.05,
+        "modelled": said.get("seconds"),
+    } | said
 
 
 OWN = point({"dp": 4}, {}, seconds=0.04, peak=4 * 2**20, compiled={"attention": "splash"})
-FAST = point({"fsdp": 4}, {"train.mesh": {"fsdp": 4}}, seconds=0.01, peak=2**20, compiled={"attention": "splash"})
+FAST = point(
+    {"fsdp": 4},
+    {"train.mesh": {"fsdp": 4}},
+    seconds=0.01,
+    peak=2**20,
+    compiled={"attention": "splash"},
+)
 BROKEN = point({"mp": 4}, {"train.mesh": {"mp": 4}}, refused="the rule does not fit")
 LEFT = [point({"dp": 2, "fsdp": 2}, {}), point({"ep": 4}, {}, refused="it needs 99 of 16 GiB")]
 
@@ -73,7 +90,9 @@ def test_a_job_that_nothing_improves_and_one_of_which_nothing_compiles_each_say_
     assert left.code == 2 and "'batch' is not one of mesh, remat" in left.err
 
 
-@pytest.mark.parametrize(("modelled", "said"), [((1, 2, 4, 3), "0.80"), ((4, 3, 2, 1), "-1.00"), ((1, 1, 1, 1), None)])
+@pytest.mark.parametrize(
+    ("modelled", "said"), [((1, 2, 4, 3), "0.80"), ((4, 3, 2, 1), "-1.00"), ((1, 1, 1, 1), None)]
+)
 def test_what_was_measured_is_listed_with_what_was_modelled_and_how_well_their_orders_agree(
     modelled: tuple[int, ...],
     said: str | None,
@@ -83,11 +102,18 @@ def test_what_was_measured_is_listed_with_what_was_modelled_and_how_well_their_o
 ) -> None:
     """Spearman's coefficient by hand: 1 − 6 Σ d² / (n (n² − 1)) = 1 − 6 · 2 / 60."""
     timed = [
-        point({"dp": 4}, {}, seconds=0.01 * at, peak=2**20, modelled=0.5 * each) for at, each in enumerate(modelled, 1)
+        point({"dp": 4}, {}, seconds=0.01 * at, peak=2**20, modelled=0.5 * each)
+        for at, each in enumerate(modelled, 1)
     ]
     monkeypatch.setattr(trainer_process, "stream_program", Trainer(*timed, {"left": []}))
     left = launcher(capsys, monkeypatch, "tune", str(job), "--measure")
     head, first = left.out.splitlines()[:2]
     assert head.split()[-3:] == ["step", "modelled", "expected"]
-    assert first.split()[-6:-2] == ["10", "ms", *(f"{500 * modelled[0]:.3g} ms" if modelled[0] < 2 else "2 s").split()]
-    assert (f"rank correlation of {said}" in left.out) if said else "rank correlation" not in left.out
+    assert first.split()[-6:-2] == [
+        "10",
+        "ms",
+        *(f"{500 * modelled[0]:.3g} ms" if modelled[0] < 2 else "2 s").split(),
+    ]
+    assert (
+        (f"rank correlation of {said}" in left.out) if said else "rank correlation" not in left.out
+    )

@@ -18,14 +18,21 @@ Call = Callable[..., Left]
 
 
 @pytest.fixture
-def call(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+def call(
+    server: Server,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Call:
     """A folder with the run lm, and a cluster with a job of that name and job other."""
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "lm").mkdir(parents=True)
     (tmp_path / "runs" / "lm" / ".lock").touch()
     for name in ("lm", "other"):
-        found = apiserver.merged(objects.jobset(), {"metadata": {"name": name, "namespace": "team"}})
+        found = apiserver.merged(
+            objects.jobset(), {"metadata": {"name": name, "namespace": "team"}}
+        )
         server.put(JOBSETS.path("team", name), found)
     return lambda *arguments: launcher(capsys, monkeypatch, *arguments)
 
@@ -33,7 +40,10 @@ def call(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
 def test_a_name_that_is_both_needs_a_word_and_no_other_does(call: Call) -> None:
     for verb in ("status", "explain", "logs", "stop"):
         both = call(verb, "lm")
-        assert both.code == 2 and "lm is both a run on this machine and a job in namespace team." in both.err
+        assert (
+            both.code == 2
+            and "lm is both a run on this machine and a job in namespace team." in both.err
+        )
     folder = str(Path("runs/lm").absolute())
     for which, found in (
         (("lm", "--local"), folder),
@@ -53,7 +63,11 @@ def test_a_list_has_both_unless_one_is_asked_for(call: Call) -> None:
         ["team", "other"],
     ]
     assert [line.split()[0] for line in call("list", "--local").out.splitlines()] == ["NAME", "lm"]
-    assert [line.split()[0] for line in call("list", "--cluster").out.splitlines()] == ["NAME", "lm", "other"]
+    assert [line.split()[0] for line in call("list", "--cluster").out.splitlines()] == [
+        "NAME",
+        "lm",
+        "other",
+    ]
     assert call("list", "runs", "-A").code == 0 and call("list", ".", "-A").code == 2
 
 
@@ -63,7 +77,9 @@ def test_a_run_is_shown_though_the_cluster_refuses(call: Call, server: Server) -
     assert shown.code == 3 and shown.out.splitlines()[1].split()[:2] == ["lm", "Failed"]
 
 
-def test_a_sweep_has_one_row_and_each_of_its_runs_another_where_it_is_named(call: Call, tmp_path: Path) -> None:
+def test_a_sweep_has_one_row_and_each_of_its_runs_another_where_it_is_named(
+    call: Call, tmp_path: Path
+) -> None:
     for name, codes in (("lr-0", (0,)), ("lr-1", (137, 0)), ("lr-2", (83,))):
         made_runs.run(tmp_path / "runs" / "lr" / name, codes, points=1)
     (tmp_path / "runs" / "lr" / "sweep.jsonl").touch()
@@ -71,7 +87,11 @@ def test_a_sweep_has_one_row_and_each_of_its_runs_another_where_it_is_named(call
     assert rows[0][:2] == ["lm", "Failed"]
     assert rows[1] == ["lr", "Done:2,Failed:1", "2", "3000/3000", "0"]
     assert len(call("list", "--local", "-o", "wide").out.splitlines()) == 3
-    assert [line.split()[0] for line in call("list", "lr").out.splitlines()[1:]] == ["lr-0", "lr-1", "lr-2"]
+    assert [line.split()[0] for line in call("list", "lr").out.splitlines()[1:]] == [
+        "lr-0",
+        "lr-1",
+        "lr-2",
+    ]
     assert [one["name"] for one in json.loads(call("list", "--local", "-o", "json").out)][1:] == [
         "lr-0",
         "lr-1",
@@ -79,8 +99,12 @@ def test_a_sweep_has_one_row_and_each_of_its_runs_another_where_it_is_named(call
     ]
 
 
-@pytest.mark.parametrize("link", ["starts/1/logs/rank-0.log", "starts/1/logs", "starts/1", "starts"])
-def test_no_link_in_a_run_leads_to_what_only_who_looks_can_read(call: Call, tmp_path: Path, link: str) -> None:
+@pytest.mark.parametrize(
+    "link", ["starts/1/logs/rank-0.log", "starts/1/logs", "starts/1", "starts"]
+)
+def test_no_link_in_a_run_leads_to_what_only_who_looks_can_read(
+    call: Call, tmp_path: Path, link: str
+) -> None:
     run = tmp_path / "runs" / "made"
     made_runs.run(run, points=1)
     (run / "starts" / "1" / "logs").mkdir(parents=True)
@@ -90,7 +114,12 @@ def test_no_link_in_a_run_leads_to_what_only_who_looks_can_read(call: Call, tmp_
 
     (run / link).rename(tmp_path / "elsewhere")
     (run / link).symlink_to(tmp_path / "elsewhere")
-    for arguments in (("logs", "made", "--rank", "0"), ("logs", "made", "-f"), ("list",), ("explain", "made")):
+    for arguments in (
+        ("logs", "made", "--rank", "0"),
+        ("logs", "made", "-f"),
+        ("list",),
+        ("explain", "made"),
+    ):
         told = call(*arguments, "--local")
         assert "a line of the run" not in told.out + told.err, arguments
 

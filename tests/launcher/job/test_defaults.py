@@ -19,12 +19,19 @@ def faults(text: str) -> str:
 
 def test_no_file_and_an_empty_one_are_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# nothing\n")
-    assert defaults.load_defaults(None).values == defaults.load_defaults(tmp_path / "empty.yaml").values == Defaults()
+    assert (
+        defaults.load_defaults(None).values
+        == defaults.load_defaults(tmp_path / "empty.yaml").values
+        == Defaults()
+    )
 
 
 def test_a_configmap_and_a_plain_file_say_the_same() -> None:
     plain = "platform: gke\nimage: registry.example/train:1\n"
-    wrapped = "kind: ConfigMap\nmetadata: {name: x}\ndata:\n  defaults.yaml: |\n    " + plain.replace("\n", "\n    ")
+    wrapped = (
+        "kind: ConfigMap\nmetadata: {name: x}\ndata:\n  defaults.yaml: |\n    "
+        + plain.replace("\n", "\n    ")
+    )
     found = Defaults(platform="gke", image="registry.example/train:1")
     assert defaults.parse_defaults(wrapped).values == defaults.parse_defaults(plain).values == found
 
@@ -36,7 +43,10 @@ def test_the_defaults_that_the_repository_shows_are_valid() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("platfrom: gke", 'defaults.yaml:1: unknown key "platfrom" in defaults. Did you mean "platform"?'),
+        (
+            "platfrom: gke",
+            'defaults.yaml:1: unknown key "platfrom" in defaults. Did you mean "platform"?',
+        ),
         ("\nplatform: gce", "defaults.yaml:2: platform = gce is not one of gke, eks, generic."),
         ("user: 0", "defaults.yaml:1: user = 0 is not a whole number above 0."),
         ("checkpoint: {path: /x}", "checkpoint"),

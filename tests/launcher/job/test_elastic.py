@@ -11,11 +11,22 @@ from jaxlaunch.launcher.cli import validate
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.load import parse_job
 
-TRAIN = {"task": "classify", "model": {"kind": "mlp"}, "data": {"source": "synthetic", "shape": [8, 8]}, "batch": 24}
+TRAIN = {
+    "task": "classify",
+    "model": {"kind": "mlp"},
+    "data": {"source": "synthetic", "shape": [8, 8]},
+    "batch": 24,
+}
 
 
 def document(**keys: Any) -> dict[str, Any]:
-    return {"name": "t", "hosts": {"min": 2, "max": 4}, "accelerator": {"type": "cpu"}, "train": TRAIN, **keys}
+    return {
+        "name": "t",
+        "hosts": {"min": 2, "max": 4},
+        "accelerator": {"type": "cpu"},
+        "train": TRAIN,
+        **keys,
+    }
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -29,13 +40,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"slices": 2}, "hosts.min = 2 does not apply to 2 slices"),
     ({"hosts": 1, "spares": 1}, "spares = 1 needs several hosts that are replaced one by one"),
     ({"hosts": 2, "slices": 2, "spares": 1}, "spares = 1 does not apply to 2 slices"),
-    ({"accelerator": {"type": "v5e", "topology": "4x4"}, "hosts": 4, "spares": 1}, "spares = 1 does not apply to v5e"),
+    (
+        {"accelerator": {"type": "v5e", "topology": "4x4"}, "hosts": 4, "spares": 1},
+        "spares = 1 does not apply to v5e",
+    ),
     ({"train": None, "command": ["python"]}, "hosts.min = 2 is of train: jobs"),
 ]
 
 
 @pytest.mark.parametrize(("keys", "said"), WRONG, ids=[said for _, said in WRONG])
-def test_what_cannot_shrink_or_be_replaced_is_refused_by_name(keys: dict[str, Any], said: str) -> None:
+def test_what_cannot_shrink_or_be_replaced_is_refused_by_name(
+    keys: dict[str, Any], said: str
+) -> None:
     given = {key: value for key, value in document(**keys).items() if value is not None}
     with pytest.raises(UserError, match="hosts|spares|batch") as refused:
         parse_job(yaml.safe_dump(given))
@@ -46,16 +62,21 @@ def test_what_is_asked_for_names_the_mesh_and_the_batch_on_fewer_hosts() -> None
     def last(**keys: Any) -> list[str]:
         given = {key: value for key, value in document(**keys).items() if value is not None}
         lines = validate.describe_request(parse_job(yaml.safe_dump(given)))
-        return lines[next(at for at, line in enumerate(lines) if line.startswith("a lost host: ")) :]
+        return lines[
+            next(at for at, line in enumerate(lines) if line.startswith("a lost host: ")) :
+        ]
 
     mesh = TRAIN | {"mesh": {"dp": -1}}
     assert last(train=mesh, spares=2) == [
-        "a lost host: 2 spares take its ranks, and its pod alone is made again; after timeouts.replace it continues "
+        "a lost host: 2 spares take its ranks, and its pod alone is made again; after "
+        "timeouts.replace it continues "
         "with fewer:",
         "  3 hosts: dp 3 × fsdp 1 × mp 1, 4 per device, accumulate 2",
         "  2 hosts: dp 2 × fsdp 1 × mp 1, 6 per device, accumulate 2",
     ]
     assert last(hosts=3) == ["a lost host: its pod alone is made again"]
     assert last(hosts=3, restarts={"crash": 0}) == ["a lost host: all pods are replaced"]
-    slices = last(hosts=4, accelerator={"type": "v5e", "topology": "4x4"}, train=None, command=["true"])
+    slices = last(
+        hosts=4, accelerator={"type": "v5e", "topology": "4x4"}, train=None, command=["true"]
+    )
     assert slices == ["a lost host: all pods are replaced: a TPU slice is lost as a whole"]

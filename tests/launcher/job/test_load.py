@@ -81,7 +81,11 @@ train:
 
 def job(text: str = "", **parts: Any) -> JobSpec:
     """A job of the least a job needs, with `text` in front and `parts` on top."""
-    least: dict[str, Any] = {"name": "lm", "accelerator": {"type": "cpu", "per_host": 8}, "train": {"task": LM}}
+    least: dict[str, Any] = {
+        "name": "lm",
+        "accelerator": {"type": "cpu", "per_host": 8},
+        "train": {"task": LM},
+    }
     return jobs.parse_job(text + yaml.safe_dump(least | parts, sort_keys=False))
 
 
@@ -93,7 +97,12 @@ def faults_of(text: str) -> str:
 
 def test_the_whole_schema_is_read() -> None:
     whole = jobs.parse_job(WHOLE)
-    assert (whole.devices, whole.host_count, whole.processes, whole.devices_per_process) == (32, 4, 4, 8)
+    assert (whole.devices, whole.host_count, whole.processes, whole.devices_per_process) == (
+        32,
+        4,
+        4,
+        8,
+    )
     assert (whole.grace, whole.deadline, whole.ttl) == (60.0, 172800.0, 259200.0)
     assert [volume.name for volume in whole.volumes] == ["ckpt", "team-b", "scratch", "s", "c"]
     assert isinstance(whole.train, spec.TrainSpec)
@@ -105,13 +114,18 @@ def test_what_a_program_reads_as_text_stays_as_it_was_written() -> None:
     assert whole.env == {"A": "b", "N": "010", "F": "3e-4", "T": "true"}
     assert (whole.labels, whole.node_selector) == ({"team": "7"}, {"pool": "1.0"})
     command = jobs.parse_job(
-        "name: a\naccelerator: {type: cpu}\ncommand: [python, x.py, --lr, 3e-4, --n, 010, --yes, no]"
+        "name: a\naccelerator: {type: cpu}\ncommand: [python, x.py, --lr, 3e-4, --n, "
+        "010, --yes, no]"
     ).command
     assert command == ["python", "x.py", "--lr", "3e-4", "--n", "010", "--yes", "no"]
 
 
 @pytest.mark.parametrize(
-    "text", [WHOLE, "name: a\naccelerator: {type: v6e, topology: 4x4}\ncommand: ['3e-4', 'no', '010', '']\n"]
+    "text",
+    [
+        WHOLE,
+        "name: a\naccelerator: {type: v6e, topology: 4x4}\ncommand: ['3e-4', 'no', '010', '']\n",
+    ],
 )
 def test_a_dumped_job_reads_back_equal(text: str) -> None:
     first = jobs.parse_job(text)
@@ -122,7 +136,9 @@ def test_a_dumped_job_reads_back_equal(text: str) -> None:
 
 
 def test_a_dumped_job_leaves_a_task_its_own_defaults() -> None:
-    whole = jobs.parse_job("name: a\naccelerator: {type: cpu}\ntrain: {task: 'my.tasks:Mine', batch: 8}\n")
+    whole = jobs.parse_job(
+        "name: a\naccelerator: {type: cpu}\ntrain: {task: 'my.tasks:Mine', batch: 8}\n"
+    )
     assert yaml.safe_load(jobs.dump_job(whole))["train"] == {"task": "my.tasks:Mine", "batch": 8}
 
 
@@ -152,9 +168,18 @@ def test_text_that_looks_like_something_else_survives_a_dump() -> None:
 
 
 def test_a_user_model_keeps_its_own_keys() -> None:
-    whole = job(train={"task": "my.tasks:Mine", "model": {"kind": "my.models:Net", "blocks": [1, 2], "drop": 0.1}})
+    whole = job(
+        train={
+            "task": "my.tasks:Mine",
+            "model": {"kind": "my.models:Net", "blocks": [1, 2], "drop": 0.1},
+        }
+    )
     assert whole.train is not None
-    assert whole.train.model.model_dump() == {"kind": "my.models:Net", "blocks": [1, 2], "drop": 0.1}
+    assert whole.train.model.model_dump() == {
+        "kind": "my.models:Net",
+        "blocks": [1, 2],
+        "drop": 0.1,
+    }
     assert jobs.parse_job(jobs.dump_job(whole)) == whole
 
 
@@ -164,7 +189,13 @@ def test_a_user_model_keeps_its_own_keys() -> None:
         ({"accelerator": {"type": "cpu"}}, 1, 1, 1, 1),
         ({"accelerator": {"type": "h100"}, "hosts": 2}, 2, 16, 2, 8),
         ({"accelerator": {"type": "h100"}, "hosts": 2, "processes_per_host": "all"}, 2, 16, 16, 1),
-        ({"accelerator": {"type": "cpu", "per_host": 4}, "hosts": 2, "processes_per_host": 2}, 2, 8, 4, 2),
+        (
+            {"accelerator": {"type": "cpu", "per_host": 4}, "hosts": 2, "processes_per_host": 2},
+            2,
+            8,
+            4,
+            2,
+        ),
         ({"accelerator": {"type": "l4"}}, 1, 1, 1, 1),
         ({"accelerator": {"type": "gb200"}}, 1, 4, 1, 4),
         ({"accelerator": {"type": "v6e", "topology": "1x1"}}, 1, 1, 1, 1),
@@ -179,12 +210,22 @@ def test_devices_and_processes_follow_from_the_accelerator(
     parts: dict[str, Any], hosts: int, devices: int, processes: int, each: int
 ) -> None:
     whole = job(**parts, train=None, command=["x"])
-    assert (whole.hosts, whole.devices, whole.processes, whole.devices_per_process) == (hosts, devices, processes, each)
+    assert (whole.hosts, whole.devices, whole.processes, whole.devices_per_process) == (
+        hosts,
+        devices,
+        processes,
+        each,
+    )
 
 
 def test_the_agents_timeouts_are_seconds_and_the_learned_one_is_none() -> None:
     timeouts = job(timeouts={"init": "90s", "save": None, "step": 5}).timeouts.to_seconds()
-    assert (timeouts["init"], timeouts["save"], timeouts["step"], timeouts["compile"]) == (90.0, None, 5.0, 1800.0)
+    assert (timeouts["init"], timeouts["save"], timeouts["step"], timeouts["compile"]) == (
+        90.0,
+        None,
+        5.0,
+        1800.0,
+    )
     assert "pending" not in timeouts
     assert job().timeouts.to_seconds()["step"] is None
 
@@ -212,13 +253,17 @@ def test_every_divisor_a_message_offers_divides(devices: int) -> None:
     assert all(devices % divisor == 0 for divisor in offered)
 
 
-@pytest.mark.parametrize("mesh", [{"dp": 3}, {"fsdp": 5}, {"dp": 2, "mp": 2}, {"dp": 16}, {"dp": 4, "mp": 4}])
+@pytest.mark.parametrize(
+    "mesh", [{"dp": 3}, {"fsdp": 5}, {"dp": 2, "mp": 2}, {"dp": 16}, {"dp": 4, "mp": 4}]
+)
 def test_the_mesh_a_hint_offers_is_accepted(mesh: dict[str, int]) -> None:
     with pytest.raises(JobFaults) as faults:
         job(train={"task": LM, "mesh": mesh})
     hint = faults.value.faults[0].hint or ""
     axis, size = re.findall(r"(dp|fsdp|mp): (\d+)", hint)[0] if "write" in hint else ("dp", "-1")
-    assert job(train={"task": LM, "mesh": mesh | {axis: int(size)} if "write" in hint else {"dp": -1}})
+    assert job(
+        train={"task": LM, "mesh": mesh | {axis: int(size)} if "write" in hint else {"dp": -1}}
+    )
 
 
 def test_the_batches_a_hint_offers_are_accepted() -> None:
@@ -238,19 +283,26 @@ def test_the_longest_name_a_hint_allows_is_accepted() -> None:
 
 def test_overrides_are_read_as_yaml_and_name_themselves_in_faults(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
-    file.write_text("name: a\naccelerator: {type: cpu, per_host: 8}\ntrain: {task: 'a:B', batch: 64}\n")
+    file.write_text(
+        "name: a\naccelerator: {type: cpu, per_host: 8}\ntrain: {task: 'a:B', batch: 64}\n"
+    )
     whole = jobs.load_job(
-        file, ["train.steps=100", "train.mesh={mp: 2, dp: -1}", "train.optimizer.lr=1e-3", "env.N=010"]
+        file,
+        ["train.steps=100", "train.mesh={mp: 2, dp: -1}", "train.optimizer.lr=1e-3", "env.N=010"],
     )
     assert whole.train is not None
     assert (whole.train.steps, whole.train.mesh.mp, whole.train.optimizer.lr) == (100, 2, 1e-3)
     assert whole.env == {"N": "010"}
     with pytest.raises(JobFaults) as faults:
-        jobs.load_job(file, ["train.steps=abc", "train.mesh.fsdp=3", "train.stesp=1", "train.optimzer.lr=1"])
+        jobs.load_job(
+            file, ["train.steps=abc", "train.mesh.fsdp=3", "train.stesp=1", "train.optimzer.lr=1"]
+        )
     assert str(faults.value).splitlines() == [
-        "train.steps=abc (override): train.steps = abc is not a whole number above 0 and of at most 2147483647.",
+        "train.steps=abc (override): train.steps = abc is not a whole number above 0 and of at "
+        "most 2147483647.",
         'train.stesp=1 (override): unknown key "stesp" in train. Did you mean "steps"?',
-        'train.optimzer.lr=1 (override): unknown key "optimzer" in train. Did you mean "optimizer"?',
+        'train.optimzer.lr=1 (override): unknown key "optimzer" in train. Did you mean '
+        '"optimizer"?',
         "train.mesh.fsdp=3 (override): train.mesh.fsdp = 3 does not divide 8 devices (1 host × 8).",
         "  hint: use 1, 2, 4 or 8, or -1 to take what remains.",
     ]
@@ -263,7 +315,10 @@ def test_what_no_longer_fits_an_override_is_said_of_the_override(tmp_path: Path)
     with pytest.raises(JobFaults) as faults:
         jobs.load_job(file, ["accelerator.per_host=3", "train.steps=2"])
     said = "train.mesh.dp = 4 does not divide 6 devices (2 hosts × 3)."
-    assert str(faults.value).splitlines()[0] == f"accelerator.per_host=3 (override) with {file}:4: {said}"
+    assert (
+        str(faults.value).splitlines()[0]
+        == f"accelerator.per_host=3 (override) with {file}:4: {said}"
+    )
     with pytest.raises(JobFaults) as faults:
         jobs.load_job(file, ["train.mesh={dp: 8}", "hosts=3"])
     (fault,) = faults.value.faults
@@ -276,14 +331,17 @@ def test_an_override_that_is_no_number_names_key_value_and_what_is_wanted(tmp_pa
     with pytest.raises(JobFaults) as faults:
         jobs.load_job(file, ["train.optimizer.lr=.nan", "hosts=-.inf", "train.loss.z=.inf"])
     assert str(faults.value).splitlines() == [
-        "train.optimizer.lr=.nan (override): train.optimizer.lr = .nan is not a finite number above 0.",
+        "train.optimizer.lr=.nan (override): train.optimizer.lr = .nan is not a finite "
+        "number above 0.",
         "hosts=-.inf (override): hosts = -.inf is not a whole number above 0.",
         "train.loss.z=.inf (override): train.loss.z = .inf is not a finite number of at least 0.",
     ]
 
 
 @pytest.mark.parametrize("argument", ["steps", "--steps", "--steps=3"])
-def test_an_argument_that_is_no_override_gets_an_example_that_every_job_has(argument: str, tmp_path: Path) -> None:
+def test_an_argument_that_is_no_override_gets_an_example_that_every_job_has(
+    argument: str, tmp_path: Path
+) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\naccelerator: {type: cpu}\ncommand: [a]\n")
     with pytest.raises(JobFaults) as faults:
@@ -313,12 +371,14 @@ SECRET_PLACES = {
     "secrets": f"secrets: {{HF_TOKEN: {CANARY}}}",
     "secrets as a text": f"secrets: {CANARY}",
     "a secret's key": f"secrets: {{HF_TOKEN: {{name: 'Not A Name {CANARY}', key: '? {CANARY}'}}}}",
-    "pod": f"pod: {{spec: {{containers: [{{name: main, command: 5, env: [{{name: API_KEY, value: {CANARY}}}]}}]}}}}",
+    "pod": "pod: {spec: {containers: [{name: main, command: 5, env: [{name: API_KEY, value: "
+    f"{CANARY}}}]}}]}}}}",
     "pod as a text": f"pod: {CANARY}",
     "init": f"init: [{CANARY}]",
     "annotations": f"annotations: [{CANARY}]",
     "command": f"command: {CANARY}",
-    "a URL": f"train: {{task: 'a:B', checkpoint: {{path: ['https://me:{CANARY}@host/x']}}, compile_cache: 'https://me:{CANARY}@h'}}",
+    "a URL": f"train: {{task: 'a:B', checkpoint: {{path: ['https://me:{CANARY}@host/x']}}, "
+    f"compile_cache: 'https://me:{CANARY}@h'}}",
     "a token elsewhere": f"image: 'ghp_{CANARY.replace('-', '')} x'",
     "a syntax error": f"env: {{HF_TOKEN: '{CANARY}",
     "a tab": f"env:\n\tHF_TOKEN: {CANARY}",
@@ -336,20 +396,32 @@ def test_no_fault_repeats_a_secret(place: str) -> None:
 
 
 def test_a_literal_is_let_through_at_the_key_that_has_a_reason_and_nowhere_else() -> None:
-    text = "name: a\naccelerator: {type: cpu}\nenv: {BROKER: 'redis://:test@cache', OTHER: 'redis://:test@cache'}\n"
+    text = (
+        "name: a\naccelerator: {type: cpu}\nenv: {BROKER: 'redis://:test@cache', OTHER: "
+        "'redis://:test@cache'}\n"
+    )
     text += "command: [a, 'https://me:test@host/x']\n"
     reasons = "env.BROKER: of a test, env.OTHER: of a test, command.1: of a test"
-    assert jobs.parse_job(text + f"allow_literal: {{{reasons}}}\n").env["BROKER"] == "redis://:test@cache"
+    assert (
+        jobs.parse_job(text + f"allow_literal: {{{reasons}}}\n").env["BROKER"]
+        == "redis://:test@cache"
+    )
     for allowed in ("{env.BROKER: of a test}", "{env.BROKER: of a test, env.OTHER: ''}"):
         said = faults_of(text + f"allow_literal: {allowed}\n")
-        assert "env.BROKER" not in said and "env.OTHER holds a credential" in said and "command.1 holds" in said
+        assert (
+            "env.BROKER" not in said
+            and "env.OTHER holds a credential" in said
+            and "command.1 holds" in said
+        )
 
 
 def _paths() -> list[str]:
     return sorted({".".join(map(str, path)) for path, _ in introspection.walk_fields(JobSpec)})
 
 
-@pytest.mark.parametrize("value", ["[[1]]", "{zz: {y: 1}}", "0.5", "-7", "true", "null", "'?!'", "2026-01-01"])
+@pytest.mark.parametrize(
+    "value", ["[[1]]", "{zz: {y: 1}}", "0.5", "-7", "true", "null", "'?!'", "2026-01-01"]
+)
 def test_any_value_at_any_key_is_accepted_or_told_in_our_words(value: str, tmp_path: Path) -> None:
     """Every type error of every key goes through the translator: none may crash it or show pydantic."""
     file = tmp_path / "job.yaml"
@@ -365,9 +437,9 @@ def test_any_value_at_any_key_is_accepted_or_told_in_our_words(value: str, tmp_p
         except JobFaults as faults:
             assert faults.faults
             text = str(faults)
-            assert not re.search(r"Input should|valid |pydantic|literal\[|Value error|None|\bdict\b|\bstr\b|<", text), (
-                text
-            )
+            assert not re.search(
+                r"Input should|valid |pydantic|literal\[|Value error|None|\bdict\b|\bstr\b|<", text
+            ), text
 
 
 def test_a_key_taken_as_written_is_a_key_of_the_schema() -> None:

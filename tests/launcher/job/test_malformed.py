@@ -20,7 +20,9 @@ GOLDEN = Path(__file__).parent / "malformed.txt"
 LIMIT_S = 2.0
 SLACK = 3
 NOT_OURS = re.compile(
-    r"Input should|Field required|Extra inputs|Value error|pydantic|literal\[|union|Traceback|yaml\.", re.I
+    r"Input should|Field required|Extra inputs|Value "
+    r"error|pydantic|literal\[|union|Traceback|yaml\.",
+    re.I,
 )
 
 HEAD = "name: lm\naccelerator: {type: cpu}\ncommand: [x]\n"
@@ -35,7 +37,8 @@ def golden() -> Iterator[tuple[str, str, str]]:
 
 CASES = list(golden())
 
-# Too large, too deep or too strange to stand in a text file: what it holds, and how its message begins.
+# Too large, too deep or too strange to stand in a text file: what it holds, and how its message
+# begins.
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "two megabytes": (b"# " + b"x" * 2**21, "job.yaml: is larger than 1 MiB."),
     "one megabyte of keys": (
@@ -46,21 +49,31 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         HEAD.encode() + b"".join(b"k%d: 1\n" % i for i in range(9_000)),
         'job.yaml:4: unknown key "k0" in job.',
     ),
-    "one value of a megabyte": (HEAD.encode() + b"grace: " + b"1" * 900_000 + b"s", "job.yaml:4: grace = 1111"),
+    "one value of a megabyte": (
+        HEAD.encode() + b"grace: " + b"1" * 900_000 + b"s",
+        "job.yaml:4: grace = 1111",
+    ),
     "a number of a megabyte": (
         HEAD.encode() + b"hosts: " + b"1" * 900_000,
         "job.yaml:4: hosts is a number of 900000 digits.",
     ),
-    "brackets without end": (b"a: " + b"[" * 500_000, "job.yaml:1: is nested deeper than 64 levels."),
+    "brackets without end": (
+        b"a: " + b"[" * 500_000,
+        "job.yaml:1: is nested deeper than 64 levels.",
+    ),
     "blocks 65 deep": (
         b"".join(b" " * i + b"a:\n" for i in range(66)) + b" " * 66 + b"b: 1\n",
         "job.yaml:66: is nested deeper than 64 levels.",
     ),
     "a bomb of aliases": (
-        b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 2_000)),
+        b"a0: &a0 [x, x]\n"
+        + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 2_000)),
         "job.yaml: neither train nor command is given",
     ),
-    "a cycle": (b"a: &a [*a]\n" + HEAD.encode(), "job.yaml:1: uses an anchor, an alias or a merge key"),
+    "a cycle": (
+        b"a: &a [*a]\n" + HEAD.encode(),
+        "job.yaml:1: uses an anchor, an alias or a merge key",
+    ),
     "latin-1": ("name: größe\n".encode("latin-1"), "job.yaml:1: is not UTF-8 (byte 0xf6)."),
     "utf-16": (HEAD.encode("utf-16"), "job.yaml:1: is not UTF-8 (byte 0xff)."),
     "a binary": (bytes(range(256)) * 100, "job.yaml:2: is not UTF-8 (byte 0x80)."),
@@ -83,7 +96,9 @@ def test_there_are_enough_of_them() -> None:
     assert len(CASES) + len(HOSTILE) >= 60
 
 
-@pytest.mark.parametrize("said", [said for _, _, said in CASES], ids=[title for title, _, _ in CASES])
+@pytest.mark.parametrize(
+    "said", [said for _, _, said in CASES], ids=[title for title, _, _ in CASES]
+)
 def test_messages_are_our_own_and_each_names_a_place(said: str) -> None:
     assert not NOT_OURS.search(said)
     for line in said.splitlines():
@@ -91,7 +106,9 @@ def test_messages_are_our_own_and_each_names_a_place(said: str) -> None:
         assert line.endswith((".", "?")) or line.startswith("  hint: "), line
 
 
-@pytest.mark.parametrize("said", [said for _, _, said in CASES], ids=[title for title, _, _ in CASES])
+@pytest.mark.parametrize(
+    "said", [said for _, _, said in CASES], ids=[title for title, _, _ in CASES]
+)
 def test_faults_come_in_the_order_of_their_lines(said: str) -> None:
     lines = [int(number or 0) for number in re.findall(r"^job\.yaml(?::(\d+))?:", said, re.M)]
     assert lines == sorted(lines)
@@ -115,7 +132,9 @@ def test_a_hostile_file_is_refused_by_a_real_process_in_time(title: str, tmp_pat
         text=True,
         timeout=240,
     )
-    assert cpu_of_children_s() - before < LIMIT_S * SLACK  # the clock would measure what else this machine runs
+    assert (
+        cpu_of_children_s() - before < LIMIT_S * SLACK
+    )  # the clock would measure what else this machine runs
     assert (left.returncode, left.stdout) == (2, "")
     assert left.stderr.startswith(begins), left.stderr[:400]
     assert len(left.stderr) < 20_000
@@ -132,9 +151,16 @@ def test_a_job_judged_in_parts_is_never_returned() -> None:
 @pytest.mark.parametrize("kind", ["cpu", "tpu"])
 def test_rows_that_are_not_contiguous_and_do_not_overlap_are_no_fault(kind: str) -> None:
     mesh = {"dp": 2, "fsdp": 16, "dcn": {"fsdp": 2}}
-    accelerator = {"type": "cpu", "per_host": 16} if kind == "cpu" else {"type": "v6e", "topology": "4x4"}
+    accelerator = (
+        {"type": "cpu", "per_host": 16} if kind == "cpu" else {"type": "v6e", "topology": "4x4"}
+    )
     job = JobSpec.model_validate(
-        {"name": "lm", "accelerator": accelerator, "slices": 2, "train": {"task": "a:B", "mesh": mesh}}
+        {
+            "name": "lm",
+            "accelerator": accelerator,
+            "slices": 2,
+            "train": {"task": "a:B", "mesh": mesh},
+        }
     )
     assert not list(checks.row_faults(job))
 
@@ -155,10 +181,25 @@ MEANT = (
     "2 weeks",
     "99999w",
 )
-MEANT += ("9M", "32GB", "0.5 gib", "1 000", "yes", "a/b", "../a", "x" * 70, "A.b", "１２", "1.10", "1e400")
+MEANT += (
+    "9M",
+    "32GB",
+    "0.5 gib",
+    "1 000",
+    "yes",
+    "a/b",
+    "../a",
+    "x" * 70,
+    "A.b",
+    "１２",
+    "1.10",
+    "1e400",
+)
 
 
-@pytest.mark.parametrize(("text", "proposed"), [("Übung_x", ["ubung-x"]), ("Дом-b", []), ("größe", ["grosse"])])
+@pytest.mark.parametrize(
+    ("text", "proposed"), [("Übung_x", ["ubung-x"]), ("Дом-b", []), ("größe", ["grosse"])]
+)
 def test_a_name_that_a_hint_proposes_has_lost_no_letter(text: str, proposed: list[str]) -> None:
     with pytest.raises(JobFaults) as raised:
         jobs.parse_job(HEAD.partition("\n")[2] + f"name: {text}\n")
@@ -178,7 +219,11 @@ def test_a_value_that_a_hint_proposes_is_one_that_the_key_takes(text: str) -> No
         "restarts: {crash",
         "x",
     ):
-        block = f"resources: {{memory: '{text}'}}\n" if key == "x" else f"{key}: '{text}'{'}' * key.count('{')}\n"
+        block = (
+            f"resources: {{memory: '{text}'}}\n"
+            if key == "x"
+            else f"{key}: '{text}'{'}' * key.count('{')}\n"
+        )
         head = HEAD.partition("\n")[2] if key == "name" else HEAD
         try:
             jobs.parse_job(head + block)

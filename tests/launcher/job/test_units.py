@@ -9,7 +9,15 @@ from jaxlaunch.launcher.wording import format_duration
 
 @pytest.mark.parametrize(
     ("written", "seconds"),
-    [("90s", 90), ("10m", 600), ("1h30m", 5400), ("3d", 259200), ("1d2h3m4s", 93784), (45, 45), ("0h5m", 300)],
+    [
+        ("90s", 90),
+        ("10m", 600),
+        ("1h30m", 5400),
+        ("3d", 259200),
+        ("1d2h3m4s", 93784),
+        (45, 45),
+        ("0h5m", 300),
+    ],
 )
 def test_a_duration_is_seconds(written: object, seconds: float) -> None:
     assert types.parse_duration(written) == seconds
@@ -17,20 +25,25 @@ def test_a_duration_is_seconds(written: object, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["", "10", "5m1h", "1.5h", "-3s", "3 s", "1w", "s", 0, -1, 1.5, True, None, [], "9999999d"]
+    "written",
+    ["", "10", "5m1h", "1.5h", "-3s", "3 s", "1w", "s", 0, -1, 1.5, True, None, [], "9999999d"],
 )
 def test_what_is_no_duration_is_refused(written: object) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         types.parse_duration(written)
 
 
-@pytest.mark.parametrize("written", ["", "8 Gi", "8GB", "8K", "-1", "1e3", "Gi", ".5", "1.", "0x10", "٣", "0", "0Gi"])
+@pytest.mark.parametrize(
+    "written", ["", "8 Gi", "8GB", "8K", "-1", "1e3", "Gi", ".5", "1.", "0x10", "٣", "0", "0Gi"]
+)
 def test_what_a_job_may_not_write_as_a_quantity_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         TypeAdapter(Quantity).validate_python(written)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, facts in ACCELERATORS.items() if facts.platform == "tpu"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind, facts in ACCELERATORS.items() if facts.platform == "tpu"]
+)
 def test_every_topology_offered_is_accepted_and_splits_into_hosts(kind: str) -> None:
     for topology in ACCELERATORS[kind].listed_topologies():
         sides = parse_topology(topology)
@@ -84,7 +97,9 @@ def test_slices_are_those_that_are_made(kind: str, topology: str, made: bool) ->
         ("", "login(token='hf_abcdefghijklmnopqrst0123')"),
     ],
 )
-def test_a_credential_is_known_by_its_form_and_by_the_name_that_a_program_reads_it_from(name: str, value: str) -> None:
+def test_a_credential_is_known_by_its_form_and_by_the_name_that_a_program_reads_it_from(
+    name: str, value: str
+) -> None:
     assert credentials.has_credential(value, name)
 
 

@@ -35,7 +35,13 @@ Call = Callable[..., Left]
 
 def jobset(defaults: Defaults = SAVED, **keys: Any) -> dict[str, Any]:
     """A stopped job of two hosts, without pods."""
-    document = {"name": "lm", "namespace": "team", "image": "i", "hosts": 2, "accelerator": {"type": "cpu"}}
+    document = {
+        "name": "lm",
+        "namespace": "team",
+        "image": "i",
+        "hosts": 2,
+        "accelerator": {"type": "cpu"},
+    }
     spec = JobSpec.model_validate({**document, "command": ["a"], **keys})
     made = render(resolve(spec, ClusterDefaults(defaults)))[0]
     made["spec"]["suspend"] = True
@@ -43,11 +49,18 @@ def jobset(defaults: Defaults = SAVED, **keys: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def call(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+def call(
+    server: Server,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Call:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
     monkeypatch.setattr(jobs_volume, "START_TIMEOUT_S", 1.0)
     server.put(AT, jobset())
-    return lambda verb, *options: launcher(capsys, monkeypatch, verb, "lm", "--from-volume", *options)
+    return lambda verb, *options: launcher(
+        capsys, monkeypatch, verb, "lm", "--from-volume", *options
+    )
 
 
 @pytest.fixture
@@ -58,7 +71,9 @@ def folder(server: Server, tmp_path: Path) -> Path:
     def runs(handler: Handler) -> bool:
         """The program in the manifest, with the folder as it is here."""
         sent = handler.body
-        (container,) = sent["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+        (container,) = sent["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
+            "containers"
+        ]
         asked = json.loads(container["command"][-1]) | {"folder": str(found)}
         argv = [sys.executable, *container["command"][1:-1], json.dumps(asked)]
         text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
@@ -80,7 +95,9 @@ def fill(folder: Path, uid: str) -> None:
     of = AttemptProgress(uid, 1, 2, started=3.0, at=1_795_000_000.0)
     seconds = {"step": 3.0, "init": 1.0}
     RunStarts(keeper, uid).write_summary(
-        Summary(verdict_for_code(80, "saved at step 40"), 40, seconds, {"crash": 1}, saved=40, of=of)
+        Summary(
+            verdict_for_code(80, "saved at step 40"), 40, seconds, {"crash": 1}, saved=40, of=of
+        )
     )
     for rank in range(2):
         log = RankLog(start_folder(folder, 1), rank, 1 << 20, pytest.fail)
@@ -90,24 +107,39 @@ def fill(folder: Path, uid: str) -> None:
         log._file.close()
 
 
-def test_the_status_of_a_job_without_pods_is_read_from_its_volume(server: Server, call: Call, folder: Path) -> None:
+def test_the_status_of_a_job_without_pods_is_read_from_its_volume(
+    server: Server, call: Call, folder: Path
+) -> None:
     fill(folder, server.objects[AT]["metadata"]["uid"])
     left = call("status")
     assert left.code == 0, left.err
-    assert left.out.splitlines()[:2] == ["preempted (80): saved at step 40", "lm: Stopped (generation 0, attempt 2)"]
-    assert "step 40" in left.out and "75.0%" in left.out and "by the files on its volume" in left.out
+    assert left.out.splitlines()[:2] == [
+        "preempted (80): saved at step 40",
+        "lm: Stopped (generation 0, attempt 2)",
+    ]
+    assert (
+        "step 40" in left.out and "75.0%" in left.out and "by the files on its volume" in left.out
+    )
     assert server.stored("jobsets") == [AT]
 
 
-def test_the_logs_of_a_job_without_pods_are_read_from_its_volume(server: Server, call: Call, folder: Path) -> None:
+def test_the_logs_of_a_job_without_pods_are_read_from_its_volume(
+    server: Server, call: Call, folder: Path
+) -> None:
     fill(folder, server.objects[AT]["metadata"]["uid"])
     left = call("logs", "--previous")
-    assert left.out.splitlines() == [f"[{rank}] line {number}" for rank in range(2) for number in range(3)]
-    assert "launcher: attempt 1 of generation 0: crash (83): rank 1 raised: X" in left.err.splitlines()
+    assert left.out.splitlines() == [
+        f"[{rank}] line {number}" for rank in range(2) for number in range(3)
+    ]
+    assert (
+        "launcher: attempt 1 of generation 0: crash (83): rank 1 raised: X" in left.err.splitlines()
+    )
     assert server.stored("jobsets") == [AT]
 
 
-def test_lines_on_the_volume_are_chosen_by_rank_text_and_number(server: Server, call: Call, folder: Path) -> None:
+def test_lines_on_the_volume_are_chosen_by_rank_text_and_number(
+    server: Server, call: Call, folder: Path
+) -> None:
     fill(folder, server.objects[AT]["metadata"]["uid"])
     assert call("logs", "--rank", "1", "--grep", "[01]$", "--tail", "1").out == "line 1\n"
 
@@ -134,7 +166,9 @@ def test_what_reads_the_volume_is_gone_however_it_ended(
     assert server.stored("jobsets") == [AT] and server.count("DELETE", "jobsets") == 2
 
 
-def test_a_user_who_may_not_create_jobsets_is_told_what_reading_takes(server: Server, call: Call) -> None:
+def test_a_user_who_may_not_create_jobsets_is_told_what_reading_takes(
+    server: Server, call: Call
+) -> None:
     server.on("POST", "jobsets", refuse(403))
     left = call("status")
     assert left.code == 3 and "reading a volume takes the right to create jobsets" in left.err
@@ -142,32 +176,50 @@ def test_a_user_who_may_not_create_jobsets_is_told_what_reading_takes(server: Se
 
 def test_what_kueue_reads_of_a_gang_s_pods_is_not_asked_for_the_one_pod() -> None:
     made = jobset(
-        slices=2, queue="q", placement={"required": "rack"}, pod={"metadata": {"annotations": {"a.b/c": "d"}}}
+        slices=2,
+        queue="q",
+        placement={"required": "rack"},
+        pod={"metadata": {"annotations": {"a.b/c": "d"}}},
     )
     made["metadata"]["uid"] = "1234"
-    own = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["metadata"]["annotations"]
-    assert "kueue.x-k8s.io/podset-slice-size" in own
-    found = jobs_volume.reader_manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0]["template"]["spec"][
-        "template"
+    own = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["metadata"][
+        "annotations"
     ]
+    assert "kueue.x-k8s.io/podset-slice-size" in own
+    found = jobs_volume.reader_manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0][
+        "template"
+    ]["spec"]["template"]
     assert found["metadata"]["annotations"] == {"a.b/c": "d"}
 
 
 def test_the_pod_has_the_job_s_image_user_and_one_volume_read_only_and_nothing_more() -> None:
-    keys = {"service_account": "trainer", "env": {"WORD": "x"}, "volumes": [{"secret": "s", "path": "/secret"}]}
+    keys = {
+        "service_account": "trainer",
+        "env": {"WORD": "x"},
+        "volumes": [{"secret": "s", "path": "/secret"}],
+    }
     made = jobset(**keys, node_selector={"kubernetes.io/arch": "arm64", "pool": "gpu"})
     made["metadata"]["uid"] = "1234"
     found = jobs_volume.reader_manifest(made, {"ranks": None})
     job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
-    spec, own = job["template"]["spec"], made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    spec = job["template"]["spec"]
+    own = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     (container,), (volume,) = spec["containers"], spec["volumes"]
-    assert spec["securityContext"] == own["securityContext"] and spec["automountServiceAccountToken"] is False
+    assert (
+        spec["securityContext"] == own["securityContext"]
+        and spec["automountServiceAccountToken"] is False
+    )
     assert container["securityContext"] == own["containers"][0]["securityContext"]
     assert container["image"] == "i" and "env" not in container
     assert volume["persistentVolumeClaim"] == {"claimName": "checkpoints"}
-    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/checkpoints", "readOnly": True}]
+    assert container["volumeMounts"] == [
+        {"name": volume["name"], "mountPath": "/checkpoints", "readOnly": True}
+    ]
     assert spec["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
-    assert found["metadata"]["ownerReferences"][0]["uid"] == "1234" and found["spec"]["ttlSecondsAfterFinished"]
+    assert (
+        found["metadata"]["ownerReferences"][0]["uid"] == "1234"
+        and found["spec"]["ttlSecondsAfterFinished"]
+    )
     assert "jaxlaunch.io/job" not in found["metadata"]["labels"], "it is no job of its own"
 
 
@@ -175,10 +227,14 @@ def test_the_pod_has_the_job_s_image_user_and_one_volume_read_only_and_nothing_m
 def test_the_pod_of_a_job_that_is_root_is_not(chosen: User) -> None:
     made = jobset(SAVED.model_copy(update={"users": {"cpu": chosen}}))
     made["metadata"]["uid"] = "1234"
-    pod = jobs_volume.reader_manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0]["template"]["spec"][
+    pod = jobs_volume.reader_manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0][
         "template"
-    ]
-    assert pod["spec"]["securityContext"]["runAsUser"] == pod["spec"]["securityContext"]["runAsGroup"] == DEFAULT_USER
+    ]["spec"]["template"]
+    assert (
+        pod["spec"]["securityContext"]["runAsUser"]
+        == pod["spec"]["securityContext"]["runAsGroup"]
+        == DEFAULT_USER
+    )
     assert pod_rules.strictest_level(pod) == "restricted"
 
 
@@ -198,6 +254,8 @@ def test_a_job_without_a_run_folder_on_a_volume_is_refused_before_anything_is_cr
 
 
 @pytest.mark.parametrize("options", [("-f",), ("--since", "5m")])
-def test_options_that_the_volume_cannot_serve_are_refused(call: Call, options: tuple[str, ...]) -> None:
+def test_options_that_the_volume_cannot_serve_are_refused(
+    call: Call, options: tuple[str, ...]
+) -> None:
     left = call("logs", *options)
     assert left.code == 2 and "cannot be combined" in left.err

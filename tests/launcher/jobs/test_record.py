@@ -22,11 +22,23 @@ def later(seen: Snapshot, when: str, **now: object) -> Snapshot:
     return snapshot(made)
 
 
-def test_a_stopped_job_keeps_its_step_its_checkpoint_its_goodput_its_restarts_and_its_verdict() -> None:
-    ended = over(0, 80, message=farewell(80, "saved at step 41", attempt=2, generation=1, step=41), generation=1)
+def test_a_stopped_job_keeps_its_step_its_checkpoint_its_goodput_its_restarts_and_its_verdict() -> (
+    None
+):
+    ended = over(
+        0,
+        80,
+        message=farewell(80, "saved at step 41", attempt=2, generation=1, step=41),
+        generation=1,
+    )
     seen = snapshot(jobset(1, suspend=True), ended, records=(past(83), LAST))
     status = derive_status(later(seen, "stopped", suspend=True, status={"restarts": 1}))
-    assert (status.state, status.step, status.committed, status.goodput) == (State.STOPPED, 41, 37, 0.9)
+    assert (status.state, status.step, status.committed, status.goodput) == (
+        State.STOPPED,
+        41,
+        37,
+        0.9,
+    )
     assert status.restarts.by_cause == {"crash": 1}
     assert status.verdict is not None and status.verdict["message"] == "saved at step 41"
     assert status.as_of == {"at": "2026-11-21T12:00:00+00:00", "when": "when it was stopped"}
@@ -43,7 +55,9 @@ def test_a_job_that_failed_keeps_its_exit_code_although_its_pods_are_gone() -> N
 def test_the_verdict_of_an_attempt_before_is_not_that_of_the_end() -> None:
     """Its last pods were killed, and said nothing."""
     failed = objects.ended("Failed", restarts=1)
-    seen = snapshot(jobset(1, status=failed), over(0, 137, generation=1), records=(past(80), beat(generation=1)))
+    seen = snapshot(
+        jobset(1, status=failed), over(0, 137, generation=1), records=(past(80), beat(generation=1))
+    )
     assert derive_status(later(seen, "ended", status=failed)).verdict is None
 
 
@@ -61,7 +75,9 @@ def test_newer_words_of_the_pods_count_before_what_was_written() -> None:
 
 
 def test_what_the_pods_no_longer_say_is_kept_from_what_was_written() -> None:
-    known = later(snapshot(jobset(1), pod(0), records=(beat(step=40, committed=37),)), "queued").jobset
+    known = later(
+        snapshot(jobset(1), pod(0), records=(beat(step=40, committed=37),)), "queued"
+    ).jobset
     found = lifecycle.progress_record(
         snapshot(dict(known), over(0, 80, message=farewell(80, "saved", step=41))), "stopped"
     )
@@ -71,4 +87,9 @@ def test_what_the_pods_no_longer_say_is_kept_from_what_was_written() -> None:
 
 def test_nothing_is_written_of_a_job_whose_pods_said_nothing() -> None:
     assert lifecycle.progress_record(snapshot(jobset(1)), "stopped") is None
-    assert lifecycle.progress_record(later(snapshot(jobset(1), pod(0), records=(beat(),)), "stopped"), "ended") is None
+    assert (
+        lifecycle.progress_record(
+            later(snapshot(jobset(1), pod(0), records=(beat(),)), "stopped"), "ended"
+        )
+        is None
+    )

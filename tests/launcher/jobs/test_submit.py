@@ -83,7 +83,7 @@ def change(server: Server, path: str, **parts: Any) -> None:
     server.put(path, apiserver.merged(server.objects[path], parts))
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- what is written ------------------------------------------------------------------------------
 
 
 def test_what_the_jobset_owns_goes_with_it(server: Server, run: Run) -> None:
@@ -92,10 +92,17 @@ def test_what_the_jobset_owns_goes_with_it(server: Server, run: Run) -> None:
     (configmap,) = server.stored("configmaps")
     for path in (POLICY_AT, configmap):
         (reference,) = server.objects[path]["metadata"]["ownerReferences"]
-        assert reference == {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "x", "uid": uid}
+        assert reference == {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "name": "x",
+            "uid": uid,
+        }
 
 
-def test_what_is_there_already_gets_one_owner_more_and_nothing_else(server: Server, run: Run) -> None:
+def test_what_is_there_already_gets_one_owner_more_and_nothing_else(
+    server: Server, run: Run
+) -> None:
     submit(run)
     assert run("submit", "job.yaml", "name=y").code == 0
     uid = server.objects[AT[:-1] + "y"]["metadata"]["uid"]
@@ -119,12 +126,17 @@ def test_a_dry_run_prints_the_manifests_and_writes_nothing(server: Server, run: 
     assert writes(server) == []
 
 
-def test_a_fault_in_the_cluster_s_own_defaults_names_its_configmap_and_line(server: Server, run: Run) -> None:
+def test_a_fault_in_the_cluster_s_own_defaults_names_its_configmap_and_line(
+    server: Server, run: Run
+) -> None:
     text = "image: i\nplatform: gke\nnetwork: {h100: efa}\n"
     server.put(CONFIGMAPS.path("team-a", "jaxlaunch"), defaults(text))
     left = submit(run, "accelerator.type=h100")
     assert left.code == 2 and writes(server) == []
-    assert "ConfigMap team-a/jaxlaunch, defaults.yaml:3: network = efa does not exist on platform = gke." in left.err
+    assert (
+        "ConfigMap team-a/jaxlaunch, defaults.yaml:3: network = efa does not exist on "
+        "platform = gke." in left.err
+    )
 
 
 def test_a_dry_run_with_a_file_of_defaults_needs_no_cluster(
@@ -142,19 +154,23 @@ def test_a_servers_dry_run_asks_it_and_keeps_nothing(server: Server, run: Run) -
     assert second == "networkpolicy.networking.k8s.io/x created (server dry run)"
     assert third.startswith("configmap/jaxlaunch-") and third.endswith(" created (server dry run)")
     assert all(
-        query["dryRun"] == "All" for method, path, query in server.requests if ("POST", "sets") == (method, path[-4:])
+        query["dryRun"] == "All"
+        for method, path, query in server.requests
+        if ("POST", "sets") == (method, path[-4:])
     )
     assert not server.stored("jobsets")
 
 
 @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_the_jobset_is_printed_as_the_server_has_it(run: Run, output: str, read: Callable[[str], Any]) -> None:
+def test_the_jobset_is_printed_as_the_server_has_it(
+    run: Run, output: str, read: Callable[[str], Any]
+) -> None:
     shown = read(submit(run, "-o", output).out)["metadata"]
     assert shown["uid"]
     assert "managedFields" not in shown
 
 
-# --- the gang's secret ------------------------------------------------------------------------------------------------
+# --- the gang's secret ----------------------------------------------------------------------------
 
 SECRET_AT = SECRETS.path("team-a", "x-gang")
 
@@ -170,14 +186,21 @@ def used_up(handler: Handler) -> bool:
     plural = handler.at.rpartition("/")[2]
     if not any(path.rpartition("/")[0].endswith(f"/{plural}") for path in handler.server.objects):
         return False
-    handler.fail(403, "Forbidden", f"{plural} is forbidden: exceeded quota: few, used: count/{plural}=1")
+    handler.fail(
+        403, "Forbidden", f"{plural} is forbidden: exceeded quota: few, used: count/{plural}=1"
+    )
     return True
 
 
 def test_a_gang_s_secret_is_32_random_bytes_that_the_jobset_owns(server: Server, run: Run) -> None:
     left = submit(run, "gang_secret=true")
     assert (left.code, left.err) == (0, "")
-    assert [plural for _, plural in writes(server)] == ["jobsets", "networkpolicies", "configmaps", "secrets"]
+    assert [plural for _, plural in writes(server)] == [
+        "jobsets",
+        "networkpolicies",
+        "configmaps",
+        "secrets",
+    ]
     secret = server.objects[SECRET_AT]
     assert len(base64.b64decode(secret["data"]["key"])) == 32
     (reference,) = secret["metadata"]["ownerReferences"]
@@ -187,7 +210,9 @@ def test_a_gang_s_secret_is_32_random_bytes_that_the_jobset_owns(server: Server,
     assert secret["data"]["key"] not in json.dumps(server.objects[AT])
 
 
-def test_several_hosts_have_certificates_of_an_authority_that_only_their_job_has(server: Server, run: Run) -> None:
+def test_several_hosts_have_certificates_of_an_authority_that_only_their_job_has(
+    server: Server, run: Run
+) -> None:
     left = run("submit", "job.yaml", "hosts=2")
     assert (left.code, left.err) == (0, "")
     run("submit", "job.yaml", "name=y", "hosts=2")
@@ -198,9 +223,12 @@ def test_several_hosts_have_certificates_of_an_authority_that_only_their_job_has
         }
         for job in ("x", "y")
     )
-    assert mine.keys() == {"key", "tls.crt", "tls.key", "ca.crt"} and not set(mine.values()) & set(other.values())
+    assert mine.keys() == {"key", "tls.crt", "tls.key", "ca.crt"} and not set(mine.values()) & set(
+        other.values()
+    )
     own, authority, another = (
-        x509.load_pem_x509_certificate(held) for held in (mine["tls.crt"], mine["ca.crt"], other["ca.crt"])
+        x509.load_pem_x509_certificate(held)
+        for held in (mine["tls.crt"], mine["ca.crt"], other["ca.crt"])
     )
     own.verify_directly_issued_by(authority)
     with pytest.raises(InvalidSignature):
@@ -214,14 +242,18 @@ def test_several_hosts_go_without_certificates_where_the_user_may_not_create_sec
     server.denied.add(("create", "secrets"))
     left = run("submit", "job.yaml", "hosts=2")
     assert (
-        left.code == 0 and "traffic is not encrypted, since you may not create Secrets in namespace team-a" in left.err
+        left.code == 0
+        and "traffic is not encrypted, since you may not create Secrets in namespace team-a"
+        in left.err
     )
     assert SECRET_AT not in server.objects
     left = run("submit", "job.yaml", "name=y")  # a host alone
     assert (left.code, left.err) == (0, "")
 
 
-def test_submitting_again_keeps_the_gang_s_secret_and_makes_one_that_is_missing(server: Server, run: Run) -> None:
+def test_submitting_again_keeps_the_gang_s_secret_and_makes_one_that_is_missing(
+    server: Server, run: Run
+) -> None:
     submit(run, "gang_secret=true")
     before = server.objects[SECRET_AT]["data"]
     assert submit(run, "gang_secret=true").out == "jobset.jobset.x-k8s.io/x unchanged\n"
@@ -231,13 +263,23 @@ def test_submitting_again_keeps_the_gang_s_secret_and_makes_one_that_is_missing(
     assert server.objects[SECRET_AT]["data"] != before
 
 
-def test_a_gang_s_secret_needs_the_right_to_create_secrets_and_none_to_read_them(server: Server, run: Run) -> None:
-    server.denied |= {("get", "secrets"), ("list", "secrets"), ("patch", "secrets"), ("delete", "secrets")}
+def test_a_gang_s_secret_needs_the_right_to_create_secrets_and_none_to_read_them(
+    server: Server, run: Run
+) -> None:
+    server.denied |= {
+        ("get", "secrets"),
+        ("list", "secrets"),
+        ("patch", "secrets"),
+        ("delete", "secrets"),
+    }
     assert submit(run, "gang_secret=true").code == 0
     assert not any(method != "POST" for method, path, _ in server.requests if "secrets" in path)
     server.denied.add(("create", "secrets"))
     left = run("submit", "job.yaml", "name=y", "gang_secret=true")
-    assert left.code == 3 and "Missing RBAC permissions in namespace team-a: create secrets." in left.err
+    assert (
+        left.code == 3
+        and "Missing RBAC permissions in namespace team-a: create secrets." in left.err
+    )
     assert run("submit", "job.yaml", "name=y").code == 0
 
 
@@ -249,7 +291,10 @@ def test_a_secret_that_was_there_before_the_jobset_is_refused_before_anything_is
     server.put(SECRET_AT, {"data": {"key": "a2V5"}})
     left = submit(run, "gang_secret=true", *rehearsed)
     assert left.code == 2
-    assert "Secret x-gang in namespace team-a was there before JobSet x, so others may know what it holds." in left.err
+    assert (
+        "Secret x-gang in namespace team-a was there before JobSet x, so others may know "
+        "what it holds." in left.err
+    )
     assert "`kubectl -n team-a delete secret x-gang`, then submit again." in left.err
     assert writes(server) == []
     assert server.objects[SECRET_AT]["data"] == {"key": "a2V5"}
@@ -264,8 +309,13 @@ def test_a_secret_that_comes_while_the_job_is_submitted_is_refused_and_the_job_t
 
     server.on("POST", "jobsets", came)
     left = submit(run, "gang_secret=true")
-    assert left.code == 2 and server.count("POST", "secrets") == 3  # two dry runs; no JobSet runs on while others try
-    assert "JobSet x was deleted again: its pods would have used that." in left.err and AT not in server.objects
+    assert (
+        left.code == 2 and server.count("POST", "secrets") == 3
+    )  # two dry runs; no JobSet runs on while others try
+    assert (
+        "JobSet x was deleted again: its pods would have used that." in left.err
+        and AT not in server.objects
+    )
 
 
 @pytest.mark.parametrize("fault", [commit_then_drop, commit_then_fail])
@@ -343,7 +393,7 @@ def test_a_quota_that_the_gang_s_secret_itself_uses_up_refuses_neither_the_job_n
     assert left.code == 0 and "jobset.jobset.x-k8s.io/x replaced" in left.out, left.err
 
 
-# --- again ------------------------------------------------------------------------------------------------------------
+# --- again ----------------------------------------------------------------------------------------
 
 
 def test_what_an_interrupted_submission_left_out_is_added(server: Server, run: Run) -> None:
@@ -363,8 +413,13 @@ def test_a_stopped_job_is_resumed_by_the_same_file(server: Server, run: Run) -> 
 
 
 @pytest.mark.parametrize("arguments", [(), ("--replace",), ("--dry-run=server",)])
-def test_a_jobset_that_is_not_ours_is_never_changed(server: Server, run: Run, arguments: tuple[str, ...]) -> None:
-    theirs = {"metadata": {"name": "x", "managedFields": [{"manager": "kubectl-create"}]}, "status": {}}
+def test_a_jobset_that_is_not_ours_is_never_changed(
+    server: Server, run: Run, arguments: tuple[str, ...]
+) -> None:
+    theirs = {
+        "metadata": {"name": "x", "managedFields": [{"manager": "kubectl-create"}]},
+        "status": {},
+    }
     server.put(AT, theirs | {"status": {"terminalState": "Completed"}})
     before = json.dumps(server.objects)
     left = submit(run, *arguments)
@@ -378,14 +433,23 @@ def test_who_created_it_is_no_controller_that_touched_it_later(server: Server, r
         {"manager": "kueue", "operation": "Apply", "time": "2026-11-21T06:00:00Z"},
         {"manager": "argocd", "operation": "Update", "time": "2026-11-21T07:00:00Z"},
         {"manager": "kubectl-create", "operation": "Update", "time": "2026-11-21T06:00:00Z"},
-        {"manager": "alice-tool", "operation": "Update", "time": "2026-11-21T05:00:00Z", "subresource": "status"},
+        {
+            "manager": "alice-tool",
+            "operation": "Update",
+            "time": "2026-11-21T05:00:00Z",
+            "subresource": "status",
+        },
     ]
     server.put(AT, {"metadata": {"name": "x", "managedFields": managers}})
-    assert "is not managed by launcher: created by kubectl-create at 2026-" in run("delete", "x").err
+    assert (
+        "is not managed by launcher: created by kubectl-create at 2026-" in run("delete", "x").err
+    )
 
 
 @pytest.mark.parametrize("command", [("stop",), ("delete", "--yes")])
-def test_a_job_whose_label_was_taken_away_remains_ours(server: Server, run: Run, command: tuple[str, ...]) -> None:
+def test_a_job_whose_label_was_taken_away_remains_ours(
+    server: Server, run: Run, command: tuple[str, ...]
+) -> None:
     assert submit(run).code == 0
     server.objects[AT]["metadata"]["labels"] = {}
     left = run(*command, "x")
@@ -393,7 +457,9 @@ def test_a_job_whose_label_was_taken_away_remains_ours(server: Server, run: Run,
 
 
 @pytest.mark.parametrize("command", ["stop", "delete"])
-def test_what_is_not_ours_is_neither_stopped_nor_deleted(server: Server, run: Run, command: str) -> None:
+def test_what_is_not_ours_is_neither_stopped_nor_deleted(
+    server: Server, run: Run, command: str
+) -> None:
     server.put(AT, {"metadata": {"name": "x"}})
     left = run(command, "x")
     assert left.code == 2
@@ -401,7 +467,9 @@ def test_what_is_not_ours_is_neither_stopped_nor_deleted(server: Server, run: Ru
     assert writes(server) == []
 
 
-def test_a_network_policy_that_is_not_ours_is_refused_before_anything_is_written(server: Server, run: Run) -> None:
+def test_a_network_policy_that_is_not_ours_is_refused_before_anything_is_written(
+    server: Server, run: Run
+) -> None:
     server.put(POLICY_AT, {"metadata": {"name": "x"}})
     left = submit(run)
     assert left.code == 2
@@ -430,7 +498,9 @@ def test_what_the_server_would_refuse_is_known_before_the_jobset_is_there(
     assert writes(server) == [] and not server.stored("jobsets")
 
 
-def test_a_refusal_after_the_jobset_is_there_says_what_exists_and_what_completes_it(server: Server, run: Run) -> None:
+def test_a_refusal_after_the_jobset_is_there_says_what_exists_and_what_completes_it(
+    server: Server, run: Run
+) -> None:
     server.on("POST", "configmaps", forbid)
     left = submit(run)
     assert left.code == 3
@@ -440,7 +510,9 @@ def test_a_refusal_after_the_jobset_is_there_says_what_exists_and_what_completes
     assert submit(run).out == "jobset.jobset.x-k8s.io/x unchanged\n" and server.stored("configmaps")
 
 
-def test_a_server_dry_run_of_a_job_that_would_be_replaced_judges_the_new_one(server: Server, run: Run) -> None:
+def test_a_server_dry_run_of_a_job_that_would_be_replaced_judges_the_new_one(
+    server: Server, run: Run
+) -> None:
     submit(run)
     change(server, AT, status={"terminalState": "Completed"})
     judged: list[str] = []
@@ -514,7 +586,7 @@ def test_a_policy_of_another_that_came_meanwhile_is_not_said_to_be_completed_by_
     assert "Submitting again completes it" not in left.err
 
 
-# --- a server that is not well ----------------------------------------------------------------------------------------
+# --- a server that is not well --------------------------------------------------------------------
 
 
 def foreign(made: dict[str, Any], how: str) -> dict[str, Any]:
@@ -530,8 +602,12 @@ def foreign(made: dict[str, Any], how: str) -> dict[str, Any]:
         "no label": {"metadata": {"labels": None}},
     }
     found = apiserver.merged(made, changes[how])
-    found["metadata"] = {key: one for key, one in found["metadata"].items() if key != "ownerReferences"}
-    return found | {"metadata": found["metadata"] | {"managedFields": [{"manager": "kubectl-create"}]}}
+    found["metadata"] = {
+        key: one for key, one in found["metadata"].items() if key != "ownerReferences"
+    }
+    return found | {
+        "metadata": found["metadata"] | {"managedFields": [{"manager": "kubectl-create"}]}
+    }
 
 
 @pytest.fixture
@@ -552,23 +628,38 @@ def brought(server: Server, run: Run) -> tuple[str, dict[str, Any]]:
         ("empty", "but it lacks agent.pyz: created by kubectl-create at 2026-"),
         ("other bytes", "but its agent.pyz is not this job's ("),
         ("one file more", "but it holds sitecustomize.py too"),
-        ("the same file as text", "but its agent.pyz is not this job's (1 bytes, sha256 2d711642b726 in place of "),
-        ("not immutable", "but it is not immutable, so that anyone who may write ConfigMaps could exchange the code"),
-        ("another tool's", "but its label app.kubernetes.io/managed-by is Helm, so launcher did not make it"),
+        (
+            "the same file as text",
+            "but its agent.pyz is not this job's (1 bytes, sha256 2d711642b726 in place of ",
+        ),
+        (
+            "not immutable",
+            "but it is not immutable, so that anyone who may write ConfigMaps could "
+            "exchange the code",
+        ),
+        (
+            "another tool's",
+            "but its label app.kubernetes.io/managed-by is Helm, so launcher did not make it",
+        ),
         ("no label", "but its label app.kubernetes.io/managed-by is missing"),
     ],
 )
 @pytest.mark.parametrize("rehearsed", [(), ("--dry-run=server",)])
 def test_a_configmap_made_beforehand_under_the_digest_s_name_is_read_and_refused(
-    server: Server, run: Run, brought: tuple[str, dict[str, Any]], how: str, said: str, rehearsed: tuple[str, ...]
+    server: Server,
+    run: Run,
+    brought: tuple[str, dict[str, Any]],
+    how: str,
+    said: str,
+    rehearsed: tuple[str, ...],
 ) -> None:
     path, made = brought
     server.put(path, foreign(made, how))
     left = submit(run, *rehearsed)
     assert left.code == 2 and said in left.err, left.err
     assert (
-        f"ConfigMap {made['metadata']['name']} in namespace team-a has the name of one that this job creates"
-        in left.err
+        f"ConfigMap {made['metadata']['name']} in namespace team-a has the name of one that this "
+        "job creates" in left.err
     )
     assert f"kubectl delete configmap {made['metadata']['name']} -n team-a" in left.err
     assert writes(server) == []
@@ -578,7 +669,12 @@ def test_a_configmap_of_the_same_contents_is_shared_whoever_labelled_it_further(
     server: Server, run: Run, brought: tuple[str, dict[str, Any]]
 ) -> None:
     path, made = brought
-    server.put(path, apiserver.merged(made, {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "x"}}}))
+    server.put(
+        path,
+        apiserver.merged(
+            made, {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "x"}}}
+        ),
+    )
     assert submit(run).code == 0
 
 
@@ -627,7 +723,9 @@ def test_a_fault_while_writing_leaves_exactly_one_of_each(
     assert server.objects[POLICY_AT]["metadata"]["ownerReferences"][0]["uid"] == uid
 
 
-@pytest.mark.parametrize("part", ["jobsets", "selfsubjectaccessreviews", "jobset.x-k8s.io", "configmaps"])
+@pytest.mark.parametrize(
+    "part", ["jobsets", "selfsubjectaccessreviews", "jobset.x-k8s.io", "configmaps"]
+)
 def test_a_server_that_never_answers_ends_it_within_bounds(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -646,7 +744,11 @@ def test_a_webhook_that_is_down_is_tried_for_a_while_and_named(
     monkeypatch.setattr("jaxlaunch.launcher.jobs.submit.RETRY_TIMEOUT_S", 1.0)
 
     def down(handler: Handler) -> bool:
-        handler.fail(500, "InternalError", 'Internal error occurred: failed calling webhook "mjobset.kb.io": refused')
+        handler.fail(
+            500,
+            "InternalError",
+            'Internal error occurred: failed calling webhook "mjobset.kb.io": refused',
+        )
         return True
 
     server.on("POST", "jobsets", *[down] * 50)
@@ -657,7 +759,9 @@ def test_a_webhook_that_is_down_is_tried_for_a_while_and_named(
     assert server.count("POST", "jobsets") > 1
 
 
-def interrupted(server: Server, fault: Callable[[Handler, Callable[[], None]], bool], here: Path) -> tuple[int, str]:
+def interrupted(
+    server: Server, fault: Callable[[Handler, Callable[[], None]], bool], here: Path
+) -> tuple[int, str]:
     """Exit code and talk of a submission that gets one Ctrl-C at the moment the fault chooses."""
     process = subprocess.Popen(
         [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "submit", str(here / "job.yaml")],
@@ -667,19 +771,28 @@ def interrupted(server: Server, fault: Callable[[Handler, Callable[[], None]], b
         start_new_session=True,
         text=True,
     )
-    server.on("POST", "jobsets", lambda handler: fault(handler, lambda: process.send_signal(signal.SIGINT)))
+    server.on(
+        "POST",
+        "jobsets",
+        lambda handler: fault(handler, lambda: process.send_signal(signal.SIGINT)),
+    )
     _, err = process.communicate(timeout=600)
     return process.returncode, err
 
 
-def test_ctrl_c_while_the_jobset_is_sent_says_that_it_may_still_come(server: Server, here: Path) -> None:
+def test_ctrl_c_while_the_jobset_is_sent_says_that_it_may_still_come(
+    server: Server, here: Path
+) -> None:
     def fault(handler: Handler, interrupt: Callable[[], None]) -> bool:
         interrupt()
         return hang(handler)
 
     code, err = interrupted(server, fault, here)
     assert code == 130
-    assert "interrupted: JobSet x in namespace team-a does not exist now, but its creation had been sent" in err
+    assert (
+        "interrupted: JobSet x in namespace team-a does not exist now, but its creation "
+        "had been sent" in err
+    )
     assert "Traceback" not in err
 
 
@@ -696,10 +809,12 @@ def test_ctrl_c_after_the_jobset_was_made_says_that_it_exists(server: Server, he
     assert server.stored("jobsets") == [AT]
 
 
-# --- what is asked before ---------------------------------------------------------------------------------------------
+# --- what is asked before -------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_the_file_is_said_without_a_cluster(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_with_the_file_is_said_without_a_cluster(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     left = submit(run, "hosts=-1")
     assert left.code == 2
@@ -747,7 +862,10 @@ def test_a_queue_that_stands_still_is_said_and_joined(server: Server, run: Run) 
 def test_a_job_that_requests_nothing_is_told_so(server: Server, run: Run, here: Path) -> None:
     (here / "job.yaml").write_text(ASKING_NOTHING)
     left = submit(run)
-    assert left.code == 0 and "launcher: the pods request no cpu or memory: the scheduler counts none" in left.err
+    assert (
+        left.code == 0
+        and "launcher: the pods request no cpu or memory: the scheduler counts none" in left.err
+    )
     limits = [{"type": "Container", "defaultRequest": {"cpu": "1", "memory": "1Gi"}}]
     server.put(LIMIT_RANGES.path("team-a", "limits"), {"spec": {"limits": limits}})
     assert submit(run, "name=y").err == ""
@@ -760,14 +878,19 @@ def test_what_a_limit_range_that_may_not_be_read_gives_the_pods_is_not_taken_for
     server.on("GET", "limitranges", *[refuse(403)] * 9)
     left = submit(run)
     assert left.code == 0
-    assert "launcher: whether the pods request cpu or memory: the job requests no cpu or memory, and" in left.err
+    assert (
+        "launcher: whether the pods request cpu or memory: the job requests no cpu or memory, and"
+        in left.err
+    )
     assert "the pods request no" not in left.err
     assert server.count("GET", "limitranges") == 1
 
 
 def test_whoever_may_not_look_is_not_kept_from_submitting(server: Server, run: Run) -> None:
     server.on(
-        "GET", "namespaces/team-a", *[lambda handler: handler.at.endswith("/team-a") and refuse(403)(handler)] * 9
+        "GET",
+        "namespaces/team-a",
+        *[lambda handler: handler.at.endswith("/team-a") and refuse(403)(handler)] * 9,
     )
     server.on("GET", "priorityclasses", refuse(403))
     server.on("GET", "jaxlaunch-system", refuse(403))
@@ -776,14 +899,16 @@ def test_whoever_may_not_look_is_not_kept_from_submitting(server: Server, run: R
     assert "whether PriorityClass high exists is not known" in left.err
 
 
-# --- the cluster defaults ---------------------------------------------------------------------------------------------
+# --- the cluster defaults -------------------------------------------------------------------------
 
 
 def defaults(text: str) -> dict[str, Any]:
     return {"data": {"defaults.yaml": text}}
 
 
-def test_the_defaults_of_the_namespace_come_before_the_cluster_s(server: Server, run: Run, here: Path) -> None:
+def test_the_defaults_of_the_namespace_come_before_the_cluster_s(
+    server: Server, run: Run, here: Path
+) -> None:
     (here / "job.yaml").write_text(JOB.replace("image: i\n", ""))
     server.put(CONFIGMAPS.path("jaxlaunch-system", "jaxlaunch"), defaults("image: of-all\n"))
     assert "image: of-all" in submit(run, "--dry-run").out
@@ -793,7 +918,7 @@ def test_the_defaults_of_the_namespace_come_before_the_cluster_s(server: Server,
     assert left.err == "launcher: the cluster defaults are in ConfigMap team-a/jaxlaunch\n"
 
 
-# --- stop, delete, wait -----------------------------------------------------------------------------------------------
+# --- stop, delete, wait ---------------------------------------------------------------------------
 
 
 def test_a_job_in_a_queue_is_stopped_where_its_queue_keeps_it(server: Server, run: Run) -> None:
@@ -801,7 +926,10 @@ def test_a_job_in_a_queue_is_stopped_where_its_queue_keeps_it(server: Server, ru
     submit(run, "queue=q")
     uid = server.objects[AT]["metadata"]["uid"]
     workload = WORKLOADS.path("team-a", "jobset-x")
-    server.put(workload, {"metadata": {"labels": {"kueue.x-k8s.io/job-uid": uid}}, "spec": {"active": True}})
+    server.put(
+        workload,
+        {"metadata": {"labels": {"kueue.x-k8s.io/job-uid": uid}}, "spec": {"active": True}},
+    )
     assert run("stop", "x").code == 0
     assert server.objects[workload]["spec"] == {"active": False}
     assert "suspend" not in server.objects[AT]["spec"]
@@ -824,8 +952,12 @@ def test_stop_waits_for_the_pods_and_says_what_was_saved(server: Server, run: Ru
     def ends(handler: Handler) -> bool:
         """The kubelet, once the job is suspended."""
         verdict = {"code": 80, "cause": "preempted", "message": "stopped, and saved at step 12"}
-        said = json.dumps({"jaxlaunch": 1, "verdict": verdict, "host": 0, "generation": 0, "attempt": 1})
-        threading.Timer(0.5, lambda: (server.put(path, pod("Running", said)), server.drop(path))).start()
+        said = json.dumps(
+            {"jaxlaunch": 1, "verdict": verdict, "host": 0, "generation": 0, "attempt": 1}
+        )
+        threading.Timer(
+            0.5, lambda: (server.put(path, pod("Running", said)), server.drop(path))
+        ).start()
         return False
 
     server.on("PATCH", "jobsets", ends)
@@ -833,7 +965,11 @@ def test_stop_waits_for_the_pods_and_says_what_was_saved(server: Server, run: Ru
     assert (left.code, left.out) == (0, "jobset.jobset.x-k8s.io/x stopped\n")
     assert left.err == "launcher: stopped, and saved at step 12\n"
     said = json.loads(server.objects[AT]["metadata"]["annotations"]["jaxlaunch.io/progress"])
-    assert (said["when"], said["verdict"]["code"], said["verdict"]["message"]) == ("stopped", 80, left.err[10:-1])
+    assert (said["when"], said["verdict"]["code"], said["verdict"]["message"]) == (
+        "stopped",
+        80,
+        left.err[10:-1],
+    )
     shown = run("status", "x")
     assert shown.out.splitlines()[0] == "preempted (80): stopped, and saved at step 12"
     assert re.search(r"as of +\d\d:\d\d:\d\d UTC \(\d+s ago\), when it was stopped", shown.out)
@@ -842,7 +978,9 @@ def test_stop_waits_for_the_pods_and_says_what_was_saved(server: Server, run: Ru
 def test_a_stop_whose_progress_may_not_be_written_says_so_once(server: Server, run: Run) -> None:
     submit(run)
     verdict = {"cause": "preempted", "code": 80, "message": "saved at step 12"}
-    said = json.dumps({"jaxlaunch": 1, "verdict": verdict, "host": 0, "generation": 0, "attempt": 1})
+    said = json.dumps(
+        {"jaxlaunch": 1, "verdict": verdict, "host": 0, "generation": 0, "attempt": 1}
+    )
     server.put(PODS.path("team-a", "x-w-0-0-abcde"), pod("Failed", said))
     server.on("PATCH", "jobsets", lambda handler: False, refuse(403))
     left = run("stop", "x")
@@ -850,7 +988,9 @@ def test_a_stop_whose_progress_may_not_be_written_says_so_once(server: Server, r
     assert left.err.count("how far x was is not on its JobSet: ") == 1
 
 
-def test_pods_that_do_not_go_are_waited_for_no_longer_than_was_said(server: Server, run: Run) -> None:
+def test_pods_that_do_not_go_are_waited_for_no_longer_than_was_said(
+    server: Server, run: Run
+) -> None:
     submit(run)
     server.put(PODS.path("team-a", "x-w-0-0-abcde"), pod("Running"))
     left = run("stop", "x", "--timeout", "1s")
@@ -915,7 +1055,9 @@ def test_a_job_that_is_deleted_while_it_is_waited_for_is_said(server: Server, ru
 
 def test_the_end_of_a_wait_is_the_jobs_own(server: Server, run: Run) -> None:
     def ends(handler: Handler) -> bool:
-        threading.Timer(0.5, lambda: change(server, AT, status={"terminalState": "Completed"})).start()
+        threading.Timer(
+            0.5, lambda: change(server, AT, status={"terminalState": "Completed"})
+        ).start()
         return False
 
     server.on("POST", "configmaps", ends)
@@ -931,12 +1073,16 @@ def test_what_is_ours_bears_our_label_and_the_digest_of_its_spec(server: Server,
     assert len(metadata["annotations"][SPEC_HASH]) == 64
 
 
-def test_a_sweep_is_jobs_of_one_label_that_are_listed_and_stopped_by_its_name(server: Server, run: Run) -> None:
+def test_a_sweep_is_jobs_of_one_label_that_are_listed_and_stopped_by_its_name(
+    server: Server, run: Run
+) -> None:
     asked = ("sweep", "job.yaml", "env.SEED=0..2", "--cluster", "--name", "x-seeds")
     printed = run(*asked, "--dry-run")
-    assert [one["metadata"]["name"] for one in yaml.safe_load_all(printed.out) if one["kind"] == "JobSet"] == [
-        f"x-seeds-00{seed}" for seed in range(3)
-    ]
+    assert [
+        one["metadata"]["name"]
+        for one in yaml.safe_load_all(printed.out)
+        if one["kind"] == "JobSet"
+    ] == [f"x-seeds-00{seed}" for seed in range(3)]
     assert not server.stored("/jobsets/") and not Path("runs").exists()
     first, again = run(*asked), run(*asked)
     assert (first.code, again.code) == (0, 0), first.err + again.err
@@ -946,17 +1092,29 @@ def test_a_sweep_is_jobs_of_one_label_that_are_listed_and_stopped_by_its_name(se
         assert jobset["metadata"]["labels"]["sweep"] == "x-seeds"
         assert f"'{seed}'" in str(jobset["spec"]).replace('"', "'")
     listed = run("list", "x-seeds")
-    assert [row.split()[0] for row in listed.out.splitlines()[1:]] == [f"x-seeds-00{seed}" for seed in range(3)]
+    assert [row.split()[0] for row in listed.out.splitlines()[1:]] == [
+        f"x-seeds-00{seed}" for seed in range(3)
+    ]
     refused = run(*asked, "--halving")
     assert refused.code == 2 and "no process follows them" in refused.err
     stopped = run("stop", "x-seeds")
     assert stopped.code == 0 and stopped.out.count("stopping\n") == 3
-    assert all(server.objects[JOBSETS.path("team-a", f"x-seeds-00{seed}")]["spec"]["suspend"] for seed in range(3))
+    assert all(
+        server.objects[JOBSETS.path("team-a", f"x-seeds-00{seed}")]["spec"]["suspend"]
+        for seed in range(3)
+    )
 
 
 def test_each_job_of_a_sweep_gets_the_secret_of_its_own_gang(server: Server, run: Run) -> None:
-    left = run("sweep", "job.yaml", "gang_secret=true", "env.SEED=0,1", "--cluster", "--name", "x-seeds")
+    left = run(
+        "sweep", "job.yaml", "gang_secret=true", "env.SEED=0,1", "--cluster", "--name", "x-seeds"
+    )
     assert left.code == 0, left.err
-    first, second = (server.objects[server_path] for server_path in sorted(server.stored("/secrets/")))
-    assert [one["metadata"]["name"] for one in (first, second)] == ["x-seeds-000-gang", "x-seeds-001-gang"]
+    first, second = (
+        server.objects[server_path] for server_path in sorted(server.stored("/secrets/"))
+    )
+    assert [one["metadata"]["name"] for one in (first, second)] == [
+        "x-seeds-000-gang",
+        "x-seeds-001-gang",
+    ]
     assert first["data"] != second["data"]

@@ -28,10 +28,13 @@ from tests.launcher.apiserver import Fault, Handler, Server, drop, refuse
 from tests.launcher.invoke import Left, launcher
 from tests.launcher.relay import Relay
 
-JOB = "name: lm\nimage: i\naccelerator: {type: cpu}\ncommand: [a]\nresources: {cpu: 1, memory: 1Gi}\n"
+JOB = (
+    "name: lm\nimage: i\naccelerator: {type: cpu}\ncommand: [a]\nresources: {cpu: 1, memory: 1Gi}\n"
+)
 AT = JOBSETS.path("team", "lm")
 FIRST, LAST = (
-    f"2026-11-21T12:00:0{second}.000000000Z [0] {what}\n" for second, what in enumerate(("before", "meanwhile"))
+    f"2026-11-21T12:00:0{second}.000000000Z [0] {what}\n"
+    for second, what in enumerate(("before", "meanwhile"))
 )
 
 SCALE = 40  # the launcher's minutes are so much shorter
@@ -61,7 +64,11 @@ def relay(server: Server) -> Iterator[Relay]:
 
 @pytest.fixture
 def submit(
-    relay: Relay, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    relay: Relay,
+    server: Server,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Submit:
     config = apiserver.kubeconfig(tmp_path, f"http://127.0.0.1:{relay.port}", "team")
     monkeypatch.setenv("KUBECONFIG", str(config))
@@ -72,8 +79,12 @@ def submit(
     monkeypatch.setattr(
         "jaxlaunch.launcher.kubernetes.transport.READ_TIMEOUT_S", transport.READ_TIMEOUT_S * SCALE
     )  # an answer takes its real time
-    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.watch.WATCH_DURATION_S", 1)  # by the server's clock
-    return lambda *arguments: launcher(capsys, monkeypatch, "submit", str(tmp_path / "job.yaml"), *arguments)
+    monkeypatch.setattr(
+        "jaxlaunch.launcher.kubernetes.watch.WATCH_DURATION_S", 1
+    )  # by the server's clock
+    return lambda *arguments: launcher(
+        capsys, monkeypatch, "submit", str(tmp_path / "job.yaml"), *arguments
+    )
 
 
 def away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -> None:
@@ -98,7 +109,9 @@ def away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -
     server.on("POST", "configmaps", begins)
 
 
-@pytest.mark.parametrize("fault", [drop, refuse(503), refuse(429, Retry_After="0")], ids=["refused", "503", "429"])
+@pytest.mark.parametrize(
+    "fault", [drop, refuse(503), refuse(429, Retry_After="0")], ids=["refused", "503", "429"]
+)
 @pytest.mark.parametrize("options", [("--wait",), ("--follow",)])
 def test_a_server_that_is_away_for_minutes_is_waited_for_and_the_exit_code_is_the_verdict_s(
     server: Server, submit: Submit, fault: Fault, options: tuple[str, ...]
@@ -106,7 +119,9 @@ def test_a_server_that_is_away_for_minutes_is_waited_for_and_the_exit_code_is_th
     away(server, fault, 100.0, {"terminalState": "Failed"})
     left = submit(*options)
     assert left.code == 83, left.err
-    assert re.search(r"^launcher: the server has not answered for \d+ s; trying again$", left.err, re.MULTILINE)
+    assert re.search(
+        r"^launcher: the server has not answered for \d+ s; trying again$", left.err, re.MULTILINE
+    )
     assert "VPN" not in left.err
     known = json.loads(server.objects[AT]["metadata"]["annotations"]["jaxlaunch.io/progress"])
     assert (known["when"], known["verdict"]["code"]) == ("ended", 83)
@@ -128,7 +143,9 @@ def test_a_server_that_refuses_connections_for_5_minutes_is_waited_for_and_the_e
         over = objects.over(0, 83, message=objects.farewell(83, "rank 0 raised"))
         server.put(f"{at}/log", {"text": f"{FIRST}{LAST}"})
         server.put(at, over)
-        server.put(AT, apiserver.merged(server.objects[AT], {"status": {"terminalState": "Failed"}}))
+        server.put(
+            AT, apiserver.merged(server.objects[AT], {"status": {"terminalState": "Failed"}})
+        )
         Clock.sleep(300)
         relay.accept()
 
@@ -144,12 +161,16 @@ def test_a_server_that_refuses_connections_for_5_minutes_is_waited_for_and_the_e
     left = submit("--follow", "--wait")
     assert left.code == 83, left.err
     assert left.out.endswith("[0] before\n[0] meanwhile\n")
-    assert re.search(r"^launcher: the server has not answered for \d+ s; trying again$", left.err, re.MULTILINE)
+    assert re.search(
+        r"^launcher: the server has not answered for \d+ s; trying again$", left.err, re.MULTILINE
+    )
     assert "launcher: the server answers again\n" in left.err
     assert "VPN" not in left.err
 
 
-def test_a_limit_that_passes_while_the_server_is_away_is_124(server: Server, submit: Submit) -> None:
+def test_a_limit_that_passes_while_the_server_is_away_is_124(
+    server: Server, submit: Submit
+) -> None:
     away(server, drop, math.inf, {})
     left = submit("--wait", "--timeout", "1s")
     assert left.code == 124
@@ -163,7 +184,10 @@ def test_a_server_that_stays_away_is_given_up_without_advice_about_the_network(
     away(server, drop, math.inf, {})
     left = submit("--wait")
     assert left.code == 3
-    assert "lm keeps running. `launcher logs -n team -f lm` shows its lines again" in left.err and "VPN" not in left.err
+    assert (
+        "lm keeps running. `launcher logs -n team -f lm` shows its lines again" in left.err
+        and "VPN" not in left.err
+    )
 
 
 def chatty(handler: Handler) -> bool:
@@ -197,7 +221,9 @@ def test_a_job_that_prints_all_the_time_is_followed_no_longer_than_was_said(
     left = submit("--wait", "--follow", "--timeout", "100s")
     assert left.code == 124
     assert "line 0" in left.out and "the last line" not in left.out
-    assert "lm has not ended and keeps running" in left.err and "not read to the end" not in left.err
+    assert (
+        "lm has not ended and keeps running" in left.err and "not read to the end" not in left.err
+    )
 
 
 def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
@@ -212,17 +238,24 @@ def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
     server.put(WORKLOADS.path("team", "jobset-lm"), workload)
     name = objects.pod(0)["metadata"]["name"]
     server.put(PODS.path("team", name), objects.pod(0))
-    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.format_line(objects.beat(step=40))}\n"})
+    server.put(
+        PODS.path("team", name, "log"),
+        {"text": f"{log_lines.format_line(objects.beat(step=40))}\n"},
+    )
     done = {"status": {"terminalState": "Completed"}}
 
     def admitted(handler: Handler) -> bool:
-        threading.Timer(0.2, lambda: server.put(AT, apiserver.merged(server.objects[AT], done))).start()
+        threading.Timer(
+            0.2, lambda: server.put(AT, apiserver.merged(server.objects[AT], done))
+        ).start()
         return False
 
     server.on("PATCH", "jobsets", admitted)
     assert wait_for_end(Cluster.connect(), made, 60.0).state is State.DONE
     first = next(body for body in server.bodies if body and ANNOTATION in str(body))
-    known = ProgressAnnotation.from_json(first["metadata"]["annotations"][ANNOTATION], made["metadata"]["uid"])
+    known = ProgressAnnotation.from_json(
+        first["metadata"]["annotations"][ANNOTATION], made["metadata"]["uid"]
+    )
     assert known is not None and (known.when, known.step) == ("queued", 40)
 
 
@@ -233,7 +266,10 @@ def test_how_far_a_job_is_is_written_down_when_nobody_waits_any_longer(
     made = server.put(AT, objects.jobset(1))
     name = objects.pod(0)["metadata"]["name"]
     server.put(PODS.path("team", name), objects.pod(0))
-    server.put(PODS.path("team", name, "log"), {"text": f"{log_lines.format_line(objects.beat(step=40))}\n"})
+    server.put(
+        PODS.path("team", name, "log"),
+        {"text": f"{log_lines.format_line(objects.beat(step=40))}\n"},
+    )
     with pytest.raises(WaitTimeout):
         wait_for_end(Cluster.connect(), made, 0.5)
     known = json.loads(server.objects[AT]["metadata"]["annotations"][ANNOTATION])

@@ -37,13 +37,15 @@ def jobset(name: str = "x", **metadata: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "namespace": "team-a", **metadata}}
 
 
-# --- objects ----------------------------------------------------------------------------------------------------------
+# --- objects --------------------------------------------------------------------------------------
 
 
 def test_an_object_is_created_found_changed_and_deleted(server: Server, cluster: Cluster) -> None:
     made = cluster.create(JOBSETS, jobset())
     assert cluster.get(JOBSETS, "x") == made
-    assert cluster.merge_patch(JOBSETS, "x", "team-a", {"spec": {"suspend": True}})["spec"] == {"suspend": True}
+    assert cluster.merge_patch(JOBSETS, "x", "team-a", {"spec": {"suspend": True}})["spec"] == {
+        "suspend": True
+    }
     assert cluster.delete(JOBSETS, "x", "team-a", uid=made["metadata"]["uid"])
     assert cluster.get(JOBSETS, "x") is None
     assert not cluster.delete(JOBSETS, "x", "team-a")
@@ -60,9 +62,15 @@ def test_the_time_is_the_server_s_where_the_clocks_are_far_apart(
     assert off_s == pytest.approx(ahead_s if abs(ahead_s) > 30 else 0.0, abs=30)
 
 
-def test_a_create_lets_the_server_refuse_fields_that_it_does_not_know(server: Server, cluster: Cluster) -> None:
+def test_a_create_lets_the_server_refuse_fields_that_it_does_not_know(
+    server: Server, cluster: Cluster
+) -> None:
     cluster.create(JOBSETS, jobset(), dry_run=True)
-    assert server.requests[-1][2] == {"fieldManager": "jaxlaunch", "fieldValidation": "Strict", "dryRun": "All"}
+    assert server.requests[-1][2] == {
+        "fieldManager": "jaxlaunch",
+        "fieldValidation": "Strict",
+        "dryRun": "All",
+    }
     assert not server.stored("jobsets")
 
 
@@ -111,11 +119,13 @@ def test_a_kind_knows_its_path(kind: Kind, namespace: str | None, path: str) -> 
     assert kind.path(namespace, "x", "log") == f"{path}/x/log"
 
 
-# --- a server that is not well ----------------------------------------------------------------------------------------
+# --- a server that is not well --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_server_that_is_busy_is_asked_again_when_it_says(server: Server, cluster: Cluster, method: str) -> None:
+def test_a_server_that_is_busy_is_asked_again_when_it_says(
+    server: Server, cluster: Cluster, method: str
+) -> None:
     server.put(AT, jobset())
     server.on(method, "jobsets", refuse(429, Retry_After="0"), refuse(429))
     if method == "GET":
@@ -143,7 +153,9 @@ def test_what_changes_nothing_is_asked_again(server: Server, cluster: Cluster, f
 
 
 @pytest.mark.parametrize("fault", [refuse(500), refuse(503), refuse(504), drop])
-def test_a_create_that_may_have_happened_is_not_sent_again(server: Server, cluster: Cluster, fault: Any) -> None:
+def test_a_create_that_may_have_happened_is_not_sent_again(
+    server: Server, cluster: Cluster, fault: Any
+) -> None:
     server.on("POST", "jobsets", fault)
     with pytest.raises((ApiError, Unreachable)) as failed:
         cluster.create(JOBSETS, jobset())
@@ -187,7 +199,9 @@ def test_nobody_at_the_address_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, url)))
         cluster = Cluster.connect()
         cluster.limit_call_time(1)
-        with pytest.raises(Unreachable, match=f"{url} of context test cannot be reached: Connection refused") as failed:
+        with pytest.raises(
+            Unreachable, match=f"{url} of context test cannot be reached: Connection refused"
+        ) as failed:
             cluster.create(JOBSETS, jobset())
     assert not failed.value.was_sent
     assert failed.value.exit_code == 3
@@ -203,7 +217,7 @@ def test_what_is_no_api_server_is_said(server: Server, cluster: Cluster) -> None
         cluster.get(JOBSETS, "x")
 
 
-# --- who asks ---------------------------------------------------------------------------------------------------------
+# --- who asks -------------------------------------------------------------------------------------
 
 
 def test_new_credentials_are_read_when_the_server_no_longer_takes_the_old(
@@ -212,21 +226,30 @@ def test_new_credentials_are_read_when_the_server_no_longer_takes_the_old(
     server.on("GET", "jobsets", refuse(401))
     apiserver.kubeconfig(tmp_path, server.url, token="renewed")
     cluster.get(JOBSETS, "x")
-    assert [held["authorization"] for held in server.headers] == [f"Bearer {CANARY}", "Bearer renewed"]
+    assert [held["authorization"] for held in server.headers] == [
+        f"Bearer {CANARY}",
+        "Bearer renewed",
+    ]
 
 
-def test_credentials_that_the_server_does_not_take_are_said_and_not_shown(server: Server, cluster: Cluster) -> None:
+def test_credentials_that_the_server_does_not_take_are_said_and_not_shown(
+    server: Server, cluster: Cluster
+) -> None:
     server.on("GET", "jobsets", refuse(401), refuse(401))
     with pytest.raises(ApiError) as refused:
         cluster.get(JOBSETS, "x")
-    assert f"The server {server.url} does not accept the credentials of context test" in str(refused.value)
+    assert f"The server {server.url} does not accept the credentials of context test" in str(
+        refused.value
+    )
     assert CANARY not in str(refused.value)
 
 
 def test_the_user_acts_as_another_when_the_kubeconfig_says_so(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, **{"as": "alice"})))
+    monkeypatch.setenv(
+        "KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, **{"as": "alice"}))
+    )
     Cluster.connect().get(JOBSETS, "x")
     assert server.headers[-1]["Impersonate-User"] == "alice"
 
@@ -244,11 +267,17 @@ def test_rights_are_asked_for_in_a_namespace(server: Server, cluster: Cluster) -
     server.denied.add(("create", "jobsets"))
     assert cluster.is_allowed("get", PODS, "team-a", subresource="log")
     assert not cluster.is_allowed("create", JOBSETS, "team-a")
-    asked = {"verb": "get", "group": "", "resource": "pods", "subresource": "log", "namespace": "team-a"}
+    asked = {
+        "verb": "get",
+        "group": "",
+        "resource": "pods",
+        "subresource": "log",
+        "namespace": "team-a",
+    }
     assert server.bodies[0]["spec"]["resourceAttributes"] == asked
 
 
-# --- the kubeconfig ---------------------------------------------------------------------------------------------------
+# --- the kubeconfig -------------------------------------------------------------------------------
 
 
 def test_no_kubeconfig_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,18 +289,25 @@ def test_no_kubeconfig_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert failed.value.exit_code == 3
 
 
-def test_a_context_that_is_not_there_is_said_with_those_that_are(server: Server, cluster: Cluster) -> None:
+def test_a_context_that_is_not_there_is_said_with_those_that_are(
+    server: Server, cluster: Cluster
+) -> None:
     with pytest.raises(
-        ClusterError, match="no context prod.\n  hint: its contexts are test. `launcher run JOB_FILE` trains"
+        ClusterError,
+        match="no context prod.\n  hint: its contexts are test. `launcher run JOB_FILE` trains",
     ):
         Cluster.connect("prod")
 
 
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "{", "clusters: 3\n"])
-def test_what_is_no_kubeconfig_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_what_is_no_kubeconfig_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     (tmp_path / "config").write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    with pytest.raises(ClusterError, match="is not a kubeconfig:(.|\n)* hint: .*`launcher run JOB_FILE` trains"):
+    with pytest.raises(
+        ClusterError, match="is not a kubeconfig:(.|\n)* hint: .*`launcher run JOB_FILE` trains"
+    ):
         Cluster.connect()
 
 
@@ -279,7 +315,9 @@ def test_the_first_of_several_files_names_the_context(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    first.write_text(yaml.safe_dump({"current-context": "test", "clusters": [], "contexts": [], "users": []}))
+    first.write_text(
+        yaml.safe_dump({"current-context": "test", "clusters": [], "contexts": [], "users": []})
+    )
     second.mkdir()
     file = apiserver.kubeconfig(second, server.url, namespace="of-second")
     document = yaml.safe_load(file.read_text())
@@ -289,7 +327,9 @@ def test_the_first_of_several_files_names_the_context(
     assert Cluster.connect().namespace == "of-second"
 
 
-def test_a_proxy_of_the_kubeconfig_is_used(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_kubeconfig_is_used(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = apiserver.kubeconfig(tmp_path, "http://nowhere.invalid")
     document = yaml.safe_load(file.read_text())
     document["clusters"][0]["cluster"]["proxy-url"] = server.url
@@ -298,7 +338,9 @@ def test_a_proxy_of_the_kubeconfig_is_used(server: Server, tmp_path: Path, monke
     assert Cluster.connect().server_version() == "v1.35.4"
 
 
-def plugin(tmp_path: Path, server: Server, text: str, command: str = "./plugin", **fields: Any) -> Path:
+def plugin(
+    tmp_path: Path, server: Server, text: str, command: str = "./plugin", **fields: Any
+) -> Path:
     """A kubeconfig whose user asks a program beside it."""
     (tmp_path / "plugin").write_text(f"#!{sys.executable}\n{text}")
     (tmp_path / "plugin").chmod(0o755)
@@ -306,7 +348,9 @@ def plugin(tmp_path: Path, server: Server, text: str, command: str = "./plugin",
     return apiserver.kubeconfig(tmp_path, server.url, exec=asked)
 
 
-def test_a_credential_plugin_is_asked(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_credential_plugin_is_asked(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = """
 import json, os, sys
 info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
@@ -323,24 +367,35 @@ print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "s
     ("text", "command", "said"),
     [
         ("", "./missing", "cannot be run: No such file or directory\\.\n  hint: get it there"),
-        ("import sys; sys.exit('log in first')", "./plugin", "ended with exit code 1: log in first"),
+        (
+            "import sys; sys.exit('log in first')",
+            "./plugin",
+            "ended with exit code 1: log in first",
+        ),
         (f"print('{CANARY}')", "./plugin", "answered without a token or a certificate"),
         ("import time; time.sleep(60)", "./plugin", "gave no answer within 1 s"),
     ],
 )
 def test_a_credential_plugin_that_gives_nothing_is_said(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, command: str, said: str
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    command: str,
+    said: str,
 ) -> None:
     if "sleep" in text:  # the others may take their time to start, on a busy machine
         monkeypatch.setattr("jaxlaunch.launcher.kubernetes.kubeconfig.PLUGIN_TIMEOUT_S", 1.0)
-    monkeypatch.setenv("KUBECONFIG", str(plugin(tmp_path, server, text, command, installHint="get it there")))
+    monkeypatch.setenv(
+        "KUBECONFIG", str(plugin(tmp_path, server, text, command, installHint="get it there"))
+    )
     with pytest.raises(ClusterError, match=said) as failed:
         Cluster.connect()
     assert CANARY not in str(failed.value)
     assert not server.requests
 
 
-# --- what goes on -----------------------------------------------------------------------------------------------------
+# --- what goes on ---------------------------------------------------------------------------------
 
 
 def test_a_watch_tells_what_there_is_and_what_changes(server: Server, cluster: Cluster) -> None:
@@ -365,12 +420,16 @@ def test_a_log_comes_line_by_line(server: Server, cluster: Cluster) -> None:
 
 
 def test_the_client_is_not_imported_before_a_cluster_is_meant() -> None:
-    told = "import json, sys, jaxlaunch.launcher.kubernetes.client; print(json.dumps([*sys.modules]))"
-    modules = json.loads(subprocess.run([sys.executable, "-c", told], capture_output=True, check=True).stdout)
+    told = (
+        "import json, sys, jaxlaunch.launcher.kubernetes.client; print(json.dumps([*sys.modules]))"
+    )
+    modules = json.loads(
+        subprocess.run([sys.executable, "-c", told], capture_output=True, check=True).stdout
+    )
     assert not {"kubernetes", "urllib3", "yaml", "pydantic"} & set(modules)
 
 
-# --- what is waited for -----------------------------------------------------------------------------------------------
+# --- what is waited for ---------------------------------------------------------------------------
 
 
 def patient() -> tuple[list[str], Callable[[str], None], Callable[[Handler], bool]]:
@@ -409,7 +468,9 @@ def test_who_waits_for_a_log_is_told_of_which_pod_and_of_slow_calls_in_a_row(
     told, say, slow = patient()
     cluster = Cluster.connect(say=say)
     assert cluster.get(JOBSETS, "x") is None
-    monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.REPORT_AFTER_S", 1e-9)  # less than that call took
+    monkeypatch.setattr(
+        "jaxlaunch.launcher.kubernetes.transport.REPORT_AFTER_S", 1e-9
+    )  # less than that call took
     server.put(PODS.path("team", "lm-0", "log"), {"text": "hello\n"})
     server.on("GET", "/log", slow)
     assert list(cluster.log("team", "lm-0")) == ["hello"]

@@ -42,7 +42,11 @@ from jaxlaunch.launcher.kubernetes.merge import merge_patch
         ({"a": 1}, {}, {"a": 1}),
         ({"drop": ["ALL"]}, {"drop": []}, {"drop": []}),
         ({"tolerations": [{"key": "a"}]}, {"tolerations": []}, {"tolerations": [{"key": "a"}]}),
-        ({"volumes": [{"name": "a"}]}, {"volumes": [{"name": ["b"]}]}, {"volumes": [{"name": "a"}, {"name": ["b"]}]}),
+        (
+            {"volumes": [{"name": "a"}]},
+            {"volumes": [{"name": ["b"]}]},
+            {"volumes": [{"name": "a"}, {"name": ["b"]}]},
+        ),
     ],
 )
 def test_a_patch_lies_over_its_base(base: Any, patch: Any, merged: Any) -> None:

@@ -26,7 +26,9 @@ agent: image
 
 
 def template(more: str = "", cluster: str = "") -> dict[str, Any]:
-    manifest = jobset.render(resolve(jobs.parse_job(JOB + more), defaults.parse_defaults(cluster or "{}")))[0]
+    manifest = jobset.render(
+        resolve(jobs.parse_job(JOB + more), defaults.parse_defaults(cluster or "{}"))
+    )[0]
     found: dict[str, Any] = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     return found
 
@@ -36,7 +38,7 @@ def template(more: str = "", cluster: str = "") -> dict[str, Any]:
     [
         ("", "", "restricted", set()),
         ("init: [{name: fetch, command: [true]}]", "", "restricted", set()),
-        ("network: efa\nresources: {cpu: 8}\nnode_selector: {node.kubernetes.io/instance-type: p5.48xlarge}",
+        ("network: efa\nresources: {cpu: " "8}\nnode_selector: " "{node.kubernetes.io/instance-type: " "p5.48xlarge}",
          "platform: eks", "restricted", set()),
         ("network: hostnetwork", "", "privileged", {"host namespaces", "hostPort"}),
         ("network: {profile: rdma, resource: rdma/ib}", "", "restricted", set()),
@@ -48,7 +50,7 @@ def template(more: str = "", cluster: str = "") -> dict[str, Any]:
         ("", "users: {h100: 2000, cpu: root}", "restricted", set()),
         ("network: gpudirect-tcpxo", "platform: gke\ntcpxo: {image: daemon:1}", "privileged",
          {"non-default capabilities", "hostPath volumes"}),
-        ("pod: {spec: {containers: [{name: main, securityContext: {readOnlyRootFilesystem: false}}]}}", "",
+        ("pod: {spec: {containers: " "[{name: main, " "securityContext: " "{readOnlyRootFilesystem: false}}]}}", "",
          "restricted", set()),
         ("pod: {spec: {volumes: [{name: n, nfs: {server: a, path: /b}}]}}", "", "baseline",
          {"restricted volume types"}),
@@ -67,7 +69,10 @@ def test_a_job_meets_the_level_that_its_network_and_pod_leave_it(
     assert {violation.reason for violation in find_violations(found, refusing)} == reasons
 
 
-MAIN = {"name": "main", "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
+MAIN = {
+    "name": "main",
+    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+}
 CLEAN: dict[str, Any] = {
     "spec": {
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -85,7 +90,7 @@ def container(**security: Any) -> dict[str, Any]:
     [
         ({"spec": {"hostPID": True}}, "privileged", "host namespaces (hostPID=true)"),
         (container(privileged=True), "privileged", 'privileged (container "main" is privileged)'),
-        (container(capabilities={"add": ["CHOWN"]}), "baseline", 'unrestricted capabilities (container "main" adds CH'),
+        (container(capabilities={"add": ["CHOWN"]}), "baseline", 'unrestricted capabilities ' '(container ' '"main" adds CH'),
         (container(capabilities={"add": ["NET_BIND_SERVICE"]}), "restricted", ""),
         ({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}, "privileged", 'volumes (volume "v")'),
         ({"spec": {"volumes": [{"name": "v"}]}}, "restricted", ""),
@@ -112,9 +117,13 @@ def test_each_rule_of_what_render_makes_names_what_breaks_it(
 
 def test_a_weaker_rule_is_not_told_beside_the_stricter_one() -> None:
     found = merge_patch(CLEAN, {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}})
-    assert [violation.reason for violation in find_violations(found, "restricted")] == ["restricted volume types"]
+    assert [violation.reason for violation in find_violations(found, "restricted")] == [
+        "restricted volume types"
+    ]
 
 
 def test_a_namespace_admits_what_meets_its_level_or_a_stricter_one() -> None:
-    assert pod_rules.is_admitted("baseline", "restricted") and pod_rules.is_admitted("privileged", "privileged")
+    assert pod_rules.is_admitted("baseline", "restricted") and pod_rules.is_admitted(
+        "privileged", "privileged"
+    )
     assert not pod_rules.is_admitted("restricted", "baseline")

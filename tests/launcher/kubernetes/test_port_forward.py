@@ -34,16 +34,21 @@ class Pod(socketserver.StreamRequestHandler):
     def accept(self) -> bytes:
         """Opens the tunnel and reads one message: the request, without its channel."""
         fields = dict(line.split(": ", 1) for line in self.head.splitlines()[1:])
-        key = fields["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 4.2.2
+        key = (
+            fields["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        )  # RFC 6455, 4.2.2
         accepted = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
         self.wfile.write(
             f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Protocol: v4.channel.k8s.io\r\nSec-WebSocket-Accept: {accepted}\r\n\r\n".encode()
+            "Sec-WebSocket-Protocol: v4.channel.k8s.io\r\nSec-WebSocket-Accept: "
+            f"{accepted}\r\n\r\n".encode()
         )
         for channel in (0, 1):
             self.say(channel, PORT)
         _, length = self.rfile.read(2)
-        length = length & 0x7F if length & 0x7F < 126 else struct.unpack(">H", self.rfile.read(2))[0]
+        length = (
+            length & 0x7F if length & 0x7F < 126 else struct.unpack(">H", self.rfile.read(2))[0]
+        )
         mask = self.rfile.read(4)
         data = bytes(byte ^ mask[place % 4] for place, byte in enumerate(self.rfile.read(length)))
         assert data[0] == 0
@@ -66,9 +71,13 @@ class Server(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def reached(folder: Path, monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[tuple[Cluster, Server]]:
+def reached(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, answers: Answers
+) -> Iterator[tuple[Cluster, Server]]:
     with Server(answers) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         thread.start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         config = apiserver.kubeconfig(folder, url, token="canary", **{"as": "ann"})
@@ -91,11 +100,15 @@ def test_a_request_reaches_the_port_and_its_answer_comes_back_whole(
         assert cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello") == b"one, two"
     assert asked == [b"hello"]
     (head,) = server.heads
-    assert head.startswith("GET /api/v1/namespaces/team-a/pods/lm-w-0-0/portforward?ports=9400 HTTP/1.1\r\n")
+    assert head.startswith(
+        "GET /api/v1/namespaces/team-a/pods/lm-w-0-0/portforward?ports=9400 HTTP/1.1\r\n"
+    )
     assert "bearer canary" in head.lower() and "Impersonate-User: ann" in head
 
 
-def test_a_port_that_nothing_listens_on_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_nothing_listens_on_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answers(pod: Pod) -> None:
         pod.accept()
         pod.say(1, b"connection refused")
@@ -111,7 +124,9 @@ def test_a_refusal_is_in_the_server_s_words_and_names_the_right_that_is_lacking(
 ) -> None:
     def answers(pod: Pod) -> None:
         body = b'{"kind": "Status", "message": "pods is forbidden"}'
-        pod.wfile.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        pod.wfile.write(
+            b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
 
     with reached(tmp_path, monkeypatch, answers) as (cluster, _):
         with pytest.raises(ApiError, match="pods is forbidden") as refused:

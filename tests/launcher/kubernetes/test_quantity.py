@@ -29,7 +29,8 @@ def test_a_quantity_counts_as_kubernetes_counts(written: str, number: object) ->
 
 
 @pytest.mark.parametrize(
-    "written", ["", "8GB", "Gi", "0x10", "8mi", "all", "NaN", "inf", "1_000", "1e999999", " 5", "٣", "."]
+    "written",
+    ["", "8GB", "Gi", "0x10", "8mi", "all", "NaN", "inf", "1_000", "1e999999", " 5", "٣", "."],
 )
 def test_what_is_no_quantity_is_refused(written: str) -> None:
     with pytest.raises(ValueError):

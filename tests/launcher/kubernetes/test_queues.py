@@ -26,9 +26,15 @@ from tests.launcher.objects import cluster_queue, condition, local_queue
             local_queue(stopPolicy="Hold"),
             InactiveQueue("Hold", "", ""),
         ),  # Active is still True
-        (cluster_queue(active=False, message="m", stopPolicy="Hold"), InactiveQueue("Hold", "FlavorNotFound", "m")),
+        (
+            cluster_queue(active=False, message="m", stopPolicy="Hold"),
+            InactiveQueue("Hold", "FlavorNotFound", "m"),
+        ),
         (local_queue(active=False, reason="Broken"), InactiveQueue(None, "Broken", "")),
-        (cluster_queue(active=False, message="no flavor"), InactiveQueue(None, "FlavorNotFound", "no flavor")),
+        (
+            cluster_queue(active=False, message="no flavor"),
+            InactiveQueue(None, "FlavorNotFound", "no flavor"),
+        ),
         ({"status": {"conditions": [condition("Active", "False")]}}, InactiveQueue(None, "", "")),
     ],
 )

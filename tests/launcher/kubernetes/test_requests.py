@@ -24,11 +24,33 @@ def container(cpu: str, *, sidecar: bool = False, **limits: str) -> dict[str, An
         ({"containers": [container("2"), container("500m")]}, "2.5"),
         ({"containers": [container("2")], "initContainers": [container("3")]}, "3"),
         ({"containers": [container("2")], "initContainers": [container("1", sidecar=True)]}, "3"),
-        ({"containers": [container("2")], "initContainers": [container("1", sidecar=True), container("3")]}, "4"),
-        ({"containers": [container("2")], "initContainers": [container("3"), container("1", sidecar=True)]}, "3"),
-        ({"containers": [container("1")], "initContainers": [container("1", sidecar=True)] * 2}, "3"),
+        (
+            {
+                "containers": [container("2")],
+                "initContainers": [container("1", sidecar=True), container("3")],
+            },
+            "4",
+        ),
+        (
+            {
+                "containers": [container("2")],
+                "initContainers": [container("3"), container("1", sidecar=True)],
+            },
+            "3",
+        ),
+        (
+            {"containers": [container("1")], "initContainers": [container("1", sidecar=True)] * 2},
+            "3",
+        ),
         ({"containers": [container("2")], "overhead": {"cpu": "250m"}}, "2.25"),
-        ({"containers": [container("2")], "resources": {"requests": {"cpu": "5"}}, "overhead": {"cpu": "1"}}, "6"),
+        (
+            {
+                "containers": [container("2")],
+                "resources": {"requests": {"cpu": "5"}},
+                "overhead": {"cpu": "1"},
+            },
+            "6",
+        ),
         ({"containers": [{"name": "c", "resources": {"limits": {"cpu": "3"}}}]}, "3"),
     ],
 )
@@ -46,7 +68,11 @@ def test_a_node_that_the_sidecar_makes_too_small_does_not_fit() -> None:
 
 def test_explain_counts_what_admission_added_to_a_pod_that_waits() -> None:
     """An injected sidecar, a RuntimeClass's overhead and a LimitRange's defaults are in the pod, not in the JobSet."""
-    spec = {"containers": [container("6")], "initContainers": [container("2", sidecar=True)], "overhead": {"cpu": "1"}}
+    spec = {
+        "containers": [container("6")],
+        "initContainers": [container("2", sidecar=True)],
+        "overhead": {"cpu": "1"},
+    }
     waits = objects.pending(0, "0/1 nodes are available: 1 Insufficient cpu.")
     waits |= {"spec": trim_pod({"metadata": {"name": "p"}, "spec": spec})["spec"]}
     found = explain_job(objects.snapshot(objects.jobset(1), waits, nodes=(objects.node(),)))

@@ -30,7 +30,9 @@ def line(event: str, obj: Mapping[str, Any]) -> bytes:
 class Server:
     """Answers each list and each watch request with the next of what a test wrote down."""
 
-    def __init__(self, lists: Iterable[tuple[list[dict[str, Any]], str]], streams: Iterable[Iterable[Any]]) -> None:
+    def __init__(
+        self, lists: Iterable[tuple[list[dict[str, Any]], str]], streams: Iterable[Iterable[Any]]
+    ) -> None:
         self._lists, self._streams = iter(lists), iter(streams)
         self.since: list[str] = []
 
@@ -47,11 +49,20 @@ class Server:
     def told(self, number: int, since: str = "") -> list[tuple[str, str, str]]:
         """The first events of a watch: what happened to whom, and the version it then had."""
         events = itertools.islice(Watch(self.listed, self.streamed, since).iter_events(), number)
-        return [(kind, found["metadata"]["name"], found["metadata"]["resourceVersion"]) for kind, found in events]
+        return [
+            (kind, found["metadata"]["name"], found["metadata"]["resourceVersion"])
+            for kind, found in events
+        ]
 
 
 @pytest.mark.parametrize(
-    "end", [[], [Unreachable("silent", sent=True)], [ApiError("", None, 500)], [b'{"type": "MODIFIED", "obj']]
+    "end",
+    [
+        [],
+        [Unreachable("silent", sent=True)],
+        [ApiError("", None, 500)],
+        [b'{"type": "MODIFIED", "obj'],
+    ],
 )
 def test_a_watch_that_ends_goes_on_from_the_last_version(end: list[Any]) -> None:
     server = Server(
@@ -68,11 +79,15 @@ def test_a_watch_that_ends_goes_on_from_the_last_version(end: list[Any]) -> None
 
 
 @pytest.mark.parametrize(
-    "gone", [line("ERROR", {"code": 410, "reason": "Expired"}), ApiError("too old", None, 410, "Expired")]
+    "gone",
+    [line("ERROR", {"code": 410, "reason": "Expired"}), ApiError("too old", None, 410, "Expired")],
 )
 def test_after_a_forgotten_version_only_what_changed_is_told(gone: Any) -> None:
     server = Server(
-        [([one("a", 1), one("b", 2), one("c", 3)], "5"), ([one("a", 1), one("b", 7), one("d", 8)], "9")],
+        [
+            ([one("a", 1), one("b", 2), one("c", 3)], "5"),
+            ([one("a", 1), one("b", 7), one("d", 8)], "9"),
+        ],
         [[line("MODIFIED", one("c", 6)), gone], [line("ADDED", one("e", 10))]],
     )
     assert server.told(8)[3:] == [

@@ -21,7 +21,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "jaxlaunch" / "agent"
 
 
-def test_runs_that_start_together_make_one_file_and_later_ones_use_it(cache: Path, tmp_path: Path) -> None:
+def test_runs_that_start_together_make_one_file_and_later_ones_use_it(
+    cache: Path, tmp_path: Path
+) -> None:
     with ThreadPoolExecutor(4) as pool:
         made = set(pool.map(agents.pack_agent, [tmp_path / "run"] * 4))
     (file,) = made
@@ -30,21 +32,36 @@ def test_runs_that_start_together_make_one_file_and_later_ones_use_it(cache: Pat
     assert agents.pack_agent(tmp_path / "run") == file and file.stat().st_ino == before.st_ino
 
 
-def test_files_of_versions_that_were_not_used_for_a_day_go_but_for_the_newest(cache: Path, tmp_path: Path) -> None:
+def test_files_of_versions_that_were_not_used_for_a_day_go_but_for_the_newest(
+    cache: Path, tmp_path: Path
+) -> None:
     cache.mkdir(parents=True)
     names = [f"agent-{number}.pyz" for number in range(6)] + ["agent-6.pyz.0123456789abcdef.tmp"]
     for days, name in enumerate([*reversed(names), "agent-of-today.pyz", "mine.txt"]):
         (cache / name).touch()
-        os.utime(cache / name, (then := time.time() - 86_400 * (0.5 if "of" in name else 10 - days), then))
+        os.utime(
+            cache / name,
+            (then := time.time() - 86_400 * (0.5 if "of" in name else 10 - days), then),
+        )
     file = agents.pack_agent(tmp_path)
     left = {path.name for path in cache.iterdir()}
-    assert left == {file.name, "agent-of-today.pyz", "agent-0.pyz", "agent-1.pyz", "agent-2.pyz", "mine.txt"}
+    assert left == {
+        file.name,
+        "agent-of-today.pyz",
+        "agent-0.pyz",
+        "agent-1.pyz",
+        "agent-2.pyz",
+        "mine.txt",
+    }
 
 
 def test_a_python_compiles_none_of_it_again(cache: Path, tmp_path: Path) -> None:
     """The same file, with sources that cannot be compiled."""
     broken = tmp_path / "agent.pyz"
-    with zipfile.ZipFile(agents.pack_agent(tmp_path)) as made, zipfile.ZipFile(broken, "w") as archive:
+    with (
+        zipfile.ZipFile(agents.pack_agent(tmp_path)) as made,
+        zipfile.ZipFile(broken, "w") as archive,
+    ):
         for name in made.namelist():
             archive.writestr(name, made.read(name) if name.endswith(".pyc") else b"no Python")
     ended = subprocess.run([sys.executable, "-I", broken], env={}, capture_output=True, text=True)

@@ -20,8 +20,14 @@ train: {{task: lm, model: {{kind: decoder, length: 16}}, data: {{source: text, {
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ("path: mine.txt", "train.data.path: 1 file here, 100 B; its end is held out, by eval_split = 0.05."),
-        ("path: mine.txt, packing: concat, eval_split: 0.0", "train.data.path: 1 file here, 100 B."),
+        (
+            "path: mine.txt",
+            "train.data.path: 1 file here, 100 B; its end is held out, by eval_split = 0.05.",
+        ),
+        (
+            "path: mine.txt, packing: concat, eval_split: 0.0",
+            "train.data.path: 1 file here, 100 B.",
+        ),
         ("path: rows.jsonl, packing: concat", "train.data.path: 1 file here, 20 B."),
         ("path: [mine.txt, 'ro*']", "train.data.path: 2 files here, 120 B."),
         ("path: empty.txt", "train.data.path: 1 file here, 0 B: every file that matches is empty."),
@@ -29,10 +35,15 @@ train: {{task: lm, model: {{kind: decoder, length: 16}}, data: {{source: text, {
         ("path: '/data/*.txt'", ""),
         ("path: 'stdlib://*.py'", ""),
         ("path: gs://team-data/x", ""),
-        ("path: /data/x, tokenizer: tok", "train.data.tokenizer = tok does not exist here, in FOLDER."),
+        (
+            "path: /data/x, tokenizer: tok",
+            "train.data.tokenizer = tok does not exist here, in FOLDER.",
+        ),
     ],
 )
-def test_files_that_are_here_are_counted_and_what_is_not_here_is_said(tmp_path: Path, data: str, said: str) -> None:
+def test_files_that_are_here_are_counted_and_what_is_not_here_is_said(
+    tmp_path: Path, data: str, said: str
+) -> None:
     for name, size in (("mine.txt", 100), ("rows.jsonl", 20), ("empty.txt", 0)):
         (tmp_path / name).write_bytes(b"x" * size)
     found = list(job_notes.describe_data(jobs.parse_job(JOB.format(data)), tmp_path))
@@ -50,10 +61,15 @@ def test_the_parts_of_a_mixture_are_said_with_their_shares(tmp_path: Path) -> No
       digits: {source: tfds, weight: 4, name: digits}
       held: {source: array_record, weight: 0, path: "gone/*"}
 """
-    job = JOB.replace("{{source: text, {}}}", "").replace("task: lm, model: {{kind: decoder, length: 16}}, data: ", "")
-    job = job.format().replace("train: {}\n", f"train:\n  task: classify\n  data:\n    source: mixture{parts}")
+    job = JOB.replace("{{source: text, {}}}", "").replace(
+        "task: lm, model: {{kind: decoder, length: 16}}, data: ", ""
+    )
+    job = job.format().replace(
+        "train: {}\n", f"train:\n  task: classify\n  data:\n    source: mixture{parts}"
+    )
     assert [
-        note.replace(str(tmp_path), "FOLDER") for note in job_notes.describe_data(jobs.parse_job(job), tmp_path)
+        note.replace(str(tmp_path), "FOLDER")
+        for note in job_notes.describe_data(jobs.parse_job(job), tmp_path)
     ] == [
         "train.data.parts.photos.path: 3 files here, 30 B; 37.5 % of the examples.",
         "train.data.parts.bucket.path: gs://team-data/x; 12.5 % of the examples.",

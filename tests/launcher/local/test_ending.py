@@ -36,8 +36,17 @@ def running(attempt: int = 1, generation: int = 0, **fields: Any) -> Summary:
     now = time.time()
     seconds = dict.fromkeys(contract.CLOCK, 0.0) | {"step": 10.0}
     of = AttemptProgress("uid", generation, attempt, now - 10.0, now, seconds, 20, 40, unsafe_s=4.0)
-    of = dataclasses.replace(of, **{name: fields.pop(name) for name in list(fields) if hasattr(of, name)})
-    known: dict[str, Any] = {"step": 43, "seconds": seconds, "restarts": {}, "saved": 40, "of": of, **fields}
+    of = dataclasses.replace(
+        of, **{name: fields.pop(name) for name in list(fields) if hasattr(of, name)}
+    )
+    known: dict[str, Any] = {
+        "step": 43,
+        "seconds": seconds,
+        "restarts": {},
+        "saved": 40,
+        "of": of,
+        **fields,
+    }
     return Summary(None, **known)
 
 
@@ -50,7 +59,9 @@ def write(folder: RunFolder, summary: Summary) -> None:
 def end(folder: Path, codes: list[int], generation: int = 0, **fields: Any) -> dict[str, Any]:
     """summary.json after the agents of a generation left with `codes`."""
     known: dict[str, Any] = {"is_stopped": False, "started_at": time.time() - 60.0, **fields}
-    end_generation(RunFolder(folder, fail), "uid", generation, codes, folder / "checkpoints", **known)
+    end_generation(
+        RunFolder(folder, fail), "uid", generation, codes, folder / "checkpoints", **known
+    )
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return found
 
@@ -93,7 +104,8 @@ NOT_SAVED = Failure(
         (
             80,
             NOT_SAVED,
-            f"stopped from outside: not saved: host 0 was lost: connection closed {KILLED}; step 40 is saved",
+            f"stopped from outside: not saved: host 0 was lost: connection closed {KILLED}; step "
+            "40 is saved",
         ),
     ],
 )
@@ -101,12 +113,20 @@ NOT_SAVED = Failure(
 def test_the_end_by_a_lost_host_has_the_signal_that_only_the_launcher_saw(
     tmp_path: Path, code: int, facts: Failure, told: str, is_written: bool
 ) -> None:
-    folder, verdict = RunFolder(tmp_path, fail), verdict_for_code(code, facts, rank=0, host=0, step=43)
+    folder = RunFolder(tmp_path, fail)
+    verdict = verdict_for_code(code, facts, rank=0, host=0, step=43)
     before = running()
     assert before.of is not None
-    folder.append_record(run_folder.close_unfinished(dataclasses.replace(before.of, uid="another"), verdict))
+    folder.append_record(
+        run_folder.close_unfinished(dataclasses.replace(before.of, uid="another"), verdict)
+    )
     folder.append_record(run_folder.close_unfinished(before.of, verdict))
-    write(folder, dataclasses.replace(before, verdict=verdict) if is_written else dataclasses.replace(before, step=0))
+    write(
+        folder,
+        dataclasses.replace(before, verdict=verdict)
+        if is_written
+        else dataclasses.replace(before, step=0),
+    )
     found = end(tmp_path, [-9, code])
     assert (found["verdict"]["message"], found["step"]) == (told, 43)
     assert [one["verdict"]["message"] for one in attempts(tmp_path)] == [verdict.message, told]
@@ -115,12 +135,17 @@ def test_the_end_by_a_lost_host_has_the_signal_that_only_the_launcher_saw(
 @pytest.mark.parametrize(
     ("code", "facts", "told"),
     [
-        (82, Failure(FailureKind.EXIT_CODE, rank=1, exit_code=3), "rank 1's program ended with exit code 3"),
+        (
+            82,
+            Failure(FailureKind.EXIT_CODE, rank=1, exit_code=3),
+            "rank 1's program ended with exit code 3",
+        ),
         (81, LOST_LEADER, f"host 0 was lost: connection closed {KILLED}"),
         (
             80,
             NOT_SAVED,
-            f"stopped from outside: not saved: host 0 was lost: connection closed {KILLED}; step 60 is saved",
+            f"stopped from outside: not saved: host 0 was lost: connection closed {KILLED}; step "
+            "60 is saved",
         ),
     ],
 )
@@ -130,7 +155,9 @@ def test_a_step_that_was_saved_and_that_nobody_could_tell_of_is_on_record(
     folder, before = RunFolder(tmp_path, fail), running(first_step=1)
     assert before.of is not None
     folder.append_record(
-        run_folder.close_unfinished(before.of, verdict := verdict_for_code(code, facts, rank=0, host=0, step=43))
+        run_folder.close_unfinished(
+            before.of, verdict := verdict_for_code(code, facts, rank=0, host=0, step=43)
+        )
     )
     write(folder, dataclasses.replace(before, verdict=verdict))
     for step in (40, 60):
@@ -140,7 +167,9 @@ def test_a_step_that_was_saved_and_that_nobody_could_tell_of_is_on_record(
     own = 43 if code == 82 else 60  # of the rank that the verdict names
     assert (found["saved"], found["step"], found["verdict"]["step"]) == (60, 60, own)
     assert found["verdict"]["message"] == told
-    assert [(one["last_committed"], one["verdict"]["step"]) for one in attempts(tmp_path)] == [(60, own)]
+    assert [(one["last_committed"], one["verdict"]["step"]) for one in attempts(tmp_path)] == [
+        (60, own)
+    ]
 
 
 def test_all_seconds_since_the_start_are_counted_after_a_kill(tmp_path: Path) -> None:
@@ -165,18 +194,25 @@ def test_three_killed_generations_without_a_commit_are_no_progress(tmp_path: Pat
 def test_agents_that_never_wrote_anything_are_lost_attempts_too(tmp_path: Path) -> None:
     codes = [end(tmp_path, [-9, -9], generation)["verdict"]["code"] for generation in range(3)]
     assert codes == [81, 81, 79]
-    assert "every agent was killed: host 0's was killed by SIGKILL" in attempts(tmp_path)[0]["verdict"]["message"]
+    assert (
+        "every agent was killed: host 0's was killed by SIGKILL"
+        in attempts(tmp_path)[0]["verdict"]["message"]
+    )
 
 
 @pytest.mark.parametrize(("saved", "words"), [(40, "step 40 is saved"), (None, "nothing is saved")])
-def test_a_run_that_its_user_killed_says_what_is_saved(tmp_path: Path, saved: int | None, words: str) -> None:
+def test_a_run_that_its_user_killed_says_what_is_saved(
+    tmp_path: Path, saved: int | None, words: str
+) -> None:
     write(RunFolder(tmp_path, fail), running(saved=saved))
     found = end(tmp_path, [-9], is_stopped=True)
     assert (found["status"], found["verdict"]["code"]) == ("stopped", contract.PREEMPTED)
     assert found["verdict"]["message"] == f"stopped by you; {words}"
 
 
-@pytest.mark.parametrize(("first", "step", "own"), [(1, 13, 13), (14, 3, None)], ids=["its own", "an earlier start's"])
+@pytest.mark.parametrize(
+    ("first", "step", "own"), [(1, 13, 13), (14, 3, None)], ids=["its own", "an earlier start's"]
+)
 def test_a_run_that_its_user_killed_in_a_save_says_what_is_on_disk(
     tmp_path: Path, first: int, step: int, own: int | None
 ) -> None:
@@ -199,7 +235,9 @@ def test_a_run_that_its_user_killed_in_a_save_says_what_is_on_disk(
         (40, "stopped by you; step 40 is saved"),
     ],
 )
-def test_a_step_that_somebody_deleted_is_not_said_to_be_saved(tmp_path: Path, kept: int | None, words: str) -> None:
+def test_a_step_that_somebody_deleted_is_not_said_to_be_saved(
+    tmp_path: Path, kept: int | None, words: str
+) -> None:
     if kept is not None:
         (tmp_path / "checkpoints" / str(kept)).mkdir(parents=True)
         (tmp_path / "checkpoints" / str(kept) / contract.MANIFEST).touch()
@@ -208,7 +246,9 @@ def test_a_step_that_somebody_deleted_is_not_said_to_be_saved(tmp_path: Path, ke
     assert (found["verdict"]["message"], found["saved"]) == (words, kept)
 
 
-def test_a_step_that_somebody_deleted_is_not_said_to_be_saved_by_agents_that_looked_before(tmp_path: Path) -> None:
+def test_a_step_that_somebody_deleted_is_not_said_to_be_saved_by_agents_that_looked_before(
+    tmp_path: Path,
+) -> None:
     verdict = verdict_for_code(contract.PREEMPTED, NOT_SAVED, step=43)
     write(RunFolder(tmp_path, fail), dataclasses.replace(running(), verdict=verdict))
     found = end(tmp_path, [80], is_stopped=True, has_train_block=True)
@@ -235,7 +275,10 @@ def test_what_was_decided_before_the_agents_were_killed_stands(tmp_path: Path) -
 def test_a_job_result_is_final(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, fail)
     done = dataclasses.replace(
-        running(), verdict=verdict_for_code(contract.DONE, "done"), metrics={"loss": 1.5}, notes=["a"]
+        running(),
+        verdict=verdict_for_code(contract.DONE, "done"),
+        metrics={"loss": 1.5},
+        notes=["a"],
     )
     write(folder, done)
     found = end(tmp_path, [-9], is_stopped=True)
@@ -243,7 +286,9 @@ def test_a_job_result_is_final(tmp_path: Path) -> None:
     assert not (tmp_path / "attempts.jsonl").exists()
 
 
-@pytest.mark.parametrize(("codes", "code"), [([-9, 83], 83), ([0, 0], 0), ([-9, -15], 81), ([1], 81), ([80], 80)])
+@pytest.mark.parametrize(
+    ("codes", "code"), [([-9, 83], 83), ([0, 0], 0), ([-9, -15], 81), ([1], 81), ([80], 80)]
+)
 def test_agents_that_could_not_write_leave_with_the_code_of_the_gang(
     tmp_path: Path, codes: list[int], code: int
 ) -> None:
@@ -288,6 +333,12 @@ def test_a_full_disk_ends_the_run_as_that_after_another_failure_too(tmp_path: Pa
         code = (contract.CRASH, contract.STORAGE)[generation]
         facts = Failure(FailureKind.EXCEPTION, rank=0, exception=exception)
         judged = verdict_for_code(code, facts, rank=0, step=43)
-        write(RunFolder(tmp_path, fail), running(generation + 1, generation, judged=judged, first_committed=None))
+        write(
+            RunFolder(tmp_path, fail),
+            running(generation + 1, generation, judged=judged, first_committed=None),
+        )
         found = end(tmp_path, [-9], generation)
-    assert found["verdict"]["code"] == contract.STORAGE and "No space left" in found["verdict"]["message"]
+    assert (
+        found["verdict"]["code"] == contract.STORAGE
+        and "No space left" in found["verdict"]["message"]
+    )

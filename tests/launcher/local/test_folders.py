@@ -20,7 +20,9 @@ def refused(folder: Path, **volumes: Path) -> str:
 
 
 @pytest.mark.parametrize("which", ["run", "base", "volume"])
-def test_a_folder_whose_name_is_no_utf_8_is_refused_before_anything_is_made(tmp_path: Path, which: str) -> None:
+def test_a_folder_whose_name_is_no_utf_8_is_refused_before_anything_is_made(
+    tmp_path: Path, which: str
+) -> None:
     given = {name: tmp_path / name for name in ("run", "base", "volume")}
     given[which] = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     with pytest.raises(UserError, match=r"caf\\xe9, has a name that is not UTF-8"):
@@ -32,7 +34,9 @@ def test_what_is_in_the_way_of_a_run_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to("nowhere")
     assert "cannot be used: it is a file, not a folder." in refused(tmp_path / "file")
-    assert f"cannot be used: {tmp_path / 'file'} is a file, not a folder." in refused(tmp_path / "file" / "deep" / "er")
+    assert f"cannot be used: {tmp_path / 'file'} is a file, not a folder." in refused(
+        tmp_path / "file" / "deep" / "er"
+    )
     assert "cannot be used: it is a link to nothing." in refused(tmp_path / "link")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
     assert (tmp_path / "file").read_text() == "mine"

@@ -15,7 +15,10 @@ from jaxlaunch.launcher.local.run_folders import hold_lock
 
 
 def test_a_folder_is_refused_with_the_pid_of_who_runs_in_it(tmp_path: Path) -> None:
-    with hold_lock(tmp_path), pytest.raises(UserError, match=f"is in use by the run with pid {os.getpid()}"):
+    with (
+        hold_lock(tmp_path),
+        pytest.raises(UserError, match=f"is in use by the run with pid {os.getpid()}"),
+    ):
         with hold_lock(tmp_path):
             pass
     with hold_lock(tmp_path) as lock:
@@ -24,7 +27,8 @@ def test_a_folder_is_refused_with_the_pid_of_who_runs_in_it(tmp_path: Path) -> N
         assert lock.is_gone
 
 
-AGENT = "import sys; print('up', flush=True); open(sys.argv[1]).read()"  # in place of one: it ends when it is told to
+# In place of one: it ends when it is told to.
+AGENT = "import sys; print('up', flush=True); open(sys.argv[1]).read()"
 LAUNCHER = """
 import subprocess, sys
 from pathlib import Path
@@ -41,7 +45,9 @@ with jaxlaunch.launcher.local.run_folders.hold_lock(Path(folder)) as lock:
 """
 
 
-def test_a_folder_is_in_use_until_the_agents_of_a_killed_launcher_have_ended(tmp_path: Path) -> None:
+def test_a_folder_is_in_use_until_the_agents_of_a_killed_launcher_have_ended(
+    tmp_path: Path,
+) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     folder = tmp_path / "run"

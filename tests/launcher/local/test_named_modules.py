@@ -26,7 +26,9 @@ train:
 def keys(folder: Path, task: str) -> list[str]:
     return [
         note.partition(":")[0]
-        for note in job_notes.list_missing_modules(load.parse_job(JOB.replace("TASK", task)), folder)
+        for note in job_notes.list_missing_modules(
+            load.parse_job(JOB.replace("TASK", task)), folder
+        )
     ]
 
 
@@ -40,7 +42,9 @@ def test_a_module_that_is_nowhere_is_named_by_its_key_and_none_is_imported(tmp_p
     assert keys(tmp_path, "mine") == []
 
 
-def test_a_ctrl_c_while_the_command_is_imported_leaves_130_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ctrl_c_while_the_command_is_imported_leaves_130_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Pressed:
         def find_spec(self, name: str, *_: object) -> None:
             if name == "jaxlaunch.launcher.cli.main":

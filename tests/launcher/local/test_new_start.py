@@ -30,10 +30,14 @@ def begin(folder: Path, uid: str, text: str) -> RunStarts:
 def ended(uid: str, code: int | None, first: int | None, step: int | None) -> Summary:
     verdict = None if code is None else verdict_for_code(code, "it ended")
     of = AttemptProgress(uid, 0, 1, 1.0, 2.0, first_step=first)
-    return Summary(verdict, step=step, seconds={"step": 1.0}, restarts={}, saved=step or None, of=of)
+    return Summary(
+        verdict, step=step, seconds={"step": 1.0}, restarts={}, saved=step or None, of=of
+    )
 
 
-def train(folder: Path, uid: str, text: str, first: int | None, step: int | None, code: int | None = 0) -> None:
+def train(
+    folder: Path, uid: str, text: str, first: int | None, step: int | None, code: int | None = 0
+) -> None:
     """A start that ended; one without a code was killed with its agents."""
     begin(folder, uid, text).write_summary(ended(uid, code, first, step))
 
@@ -44,7 +48,11 @@ def read(folder: Path, name: str = "summary.json") -> dict[str, Any]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def told(folder: Path) -> list[tuple[Any, ...]]:
@@ -62,11 +70,23 @@ def test_the_summary_says_which_start_trained_what_and_the_job_is_that_of_the_ne
     train(tmp_path, "a", job(1.0), 1, 6)
     first = tree(tmp_path / "starts" / "1")
     train(tmp_path, "b", job(2.0), 7, 0, code=64)
-    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (1.0, "failed", 6)
+    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (
+        1.0,
+        "failed",
+        6,
+    )
     train(tmp_path, "c", job(1.0, env={"A": "b"}), 7, 6)
-    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (1.0, "done", 6)
+    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (
+        1.0,
+        "done",
+        6,
+    )
     train(tmp_path, "d", job(3.0), 7, 9, code=80)
-    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (3.0, "stopped", None)
+    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (
+        3.0,
+        "stopped",
+        None,
+    )
     assert told(tmp_path) == [(1, 0, 1, 6), (2, 64, None, None), (3, 0, None, 6), (4, 80, 7, 9)]
     changed = [row["changed"] for row in read(tmp_path)["starts"]]
     assert changed == [
@@ -76,11 +96,20 @@ def test_the_summary_says_which_start_trained_what_and_the_job_is_that_of_the_ne
         {"train.optimizer.lr": [1.0, 3.0]},
     ]
     assert tree(tmp_path / "starts" / "1") == first
-    assert [lr(tmp_path, f"starts/{number}/job.yaml") for number in (1, 2, 3, 4)] == [1.0, 2.0, 1.0, 3.0]
-    assert [read(tmp_path, f"starts/{number}/summary.json")["of"]["uid"] for number in (1, 2, 3, 4)] == list("abcd")
+    assert [lr(tmp_path, f"starts/{number}/job.yaml") for number in (1, 2, 3, 4)] == [
+        1.0,
+        2.0,
+        1.0,
+        3.0,
+    ]
+    assert [
+        read(tmp_path, f"starts/{number}/summary.json")["of"]["uid"] for number in (1, 2, 3, 4)
+    ] == list("abcd")
 
 
-def test_a_start_knows_whether_an_earlier_one_trained_with_its_checkpoints_in_the_same_place(tmp_path: Path) -> None:
+def test_a_start_knows_whether_an_earlier_one_trained_with_its_checkpoints_in_the_same_place(
+    tmp_path: Path,
+) -> None:
     def has_written(uid: str, **checkpoint: Any) -> bool:
         begin(tmp_path, uid, json.dumps({"name": "t", "train": {"checkpoint": checkpoint}}))
         return RunStarts(RunFolder(tmp_path, pytest.fail), uid).has_earlier_checkpoints
@@ -107,13 +136,21 @@ def test_a_program_that_tells_of_no_steps_has_run_when_it_is_done(tmp_path: Path
 
 def test_a_row_keeps_its_first_step_while_a_later_attempt_restores(tmp_path: Path) -> None:
     starts = begin(tmp_path, "a", job(1.0))
-    for first, step, row in ((1, 0, (None, None)), (1, 9, (1, 9)), (1, 0, (1, 9)), (6, 5, (1, 9)), (6, 7, (1, 7))):
+    for first, step, row in (
+        (1, 0, (None, None)),
+        (1, 9, (1, 9)),
+        (1, 0, (1, 9)),
+        (6, 5, (1, 9)),
+        (6, 7, (1, 7)),
+    ):
         starts.write_summary(ended("a", None, first, step))
         assert told(tmp_path)[0][2:] == row or row == (1, 9)
     assert told(tmp_path) == [(1, None, 1, 7)]
 
 
-@pytest.mark.parametrize("has_told", [True, False], ids=["it told its first step", "it had no time to"])
+@pytest.mark.parametrize(
+    "has_told", [True, False], ids=["it told its first step", "it had no time to"]
+)
 @pytest.mark.parametrize("committed", [None, 8], ids=["nothing saved", "a step saved"])
 def test_a_start_that_was_killed_with_its_launcher_is_ended_by_the_next_with_what_is_on_disk(
     tmp_path: Path, committed: int | None, has_told: bool
@@ -125,7 +162,11 @@ def test_a_start_that_was_killed_with_its_launcher_is_ended_by_the_next_with_wha
         save(tmp_path, committed)
     begin(tmp_path, "c", job(3.0))
     found = read(tmp_path, "starts/2/summary.json")
-    assert (found["status"], found["verdict"]["cause"], found["saved"]) == ("failed", "lost", committed or 6)
+    assert (found["status"], found["verdict"]["cause"], found["saved"]) == (
+        "failed",
+        "lost",
+        committed or 6,
+    )
     last = committed or (6 if has_told else None)
     assert told(tmp_path)[1:] == [(2, contract.LOST, committed and 7, last), (3, None, None, None)]
     assert lr(tmp_path) == (1.0 if committed is None else 2.0)
@@ -190,7 +231,9 @@ def test_a_launcher_that_is_killed_anywhere_in_its_beginning_leaves_a_folder_fro
     assert left > 6
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"starts": 7}', '{"starts": []}', '{"starts": [{"start": 1}]}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"starts": 7}', '{"starts": []}', '{"starts": [{"start": 1}]}']
+)
 def test_a_summary_that_cannot_be_read_is_written_again_from_the_records_of_the_starts(
     tmp_path: Path, text: str
 ) -> None:
@@ -198,10 +241,15 @@ def test_a_summary_that_cannot_be_read_is_written_again_from_the_records_of_the_
     train(tmp_path, "b", job(2.0), 7, 9)
     (tmp_path / "summary.json").write_text(text)
     begin(tmp_path, "c", job(3.0))
-    assert told(tmp_path) == [(1, 0, 1, 6), (2, 0, 7, 9), (3, None, None, None)] and lr(tmp_path) == 2.0
+    assert (
+        told(tmp_path) == [(1, 0, 1, 6), (2, 0, 7, 9), (3, None, None, None)]
+        and lr(tmp_path) == 2.0
+    )
 
 
-def test_what_is_saved_is_known_before_the_agents_of_a_start_have_restored_it(tmp_path: Path) -> None:
+def test_what_is_saved_is_known_before_the_agents_of_a_start_have_restored_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "checkpoints" / "63").mkdir(parents=True)
     (tmp_path / "checkpoints" / "63" / contract.MANIFEST).touch()
     assert begin(tmp_path, "one", job(0.1)).known_saved_step == 63

@@ -51,14 +51,19 @@ def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
     packed = tmp_path / agents.PACKED_NAME.format("0123")
     packed.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     program = f"exec {sys.executable} -I {packed}"
-    with process("uid-of-this") as (_, below), process("uid-of-this", "sh", "-c", program) as (agent, _):
+    with (
+        process("uid-of-this") as (_, below),
+        process("uid-of-this", "sh", "-c", program) as (agent, _),
+    ):
         assert agents.kill_orphans("uid-of-this") == 0 and lives(below)
         agent.kill()
         agent.wait()
         assert agents.kill_orphans("uid-of-this") == 2 and not lives(below)
 
 
-def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(tmp_path: Path) -> None:
+def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(
+    tmp_path: Path,
+) -> None:
     folder = RunFolder(tmp_path, print)
     of = AttemptProgress("uid-of-this", 0, 1, 1.0, 2.0)
     RunStarts(folder, of.uid).write_summary(Summary(None, None, {"step": 0.0}, {}, of=of))

@@ -14,12 +14,19 @@ from jaxlaunch.trainer.spec import Mixture, Text
 
 
 def spec(folder: Path, **keys: Any) -> JobSpec:
-    document: dict[str, Any] = {"name": "t", "accelerator": {"type": "cpu"}, "train": {"task": "a.b:C"}} | keys
+    document: dict[str, Any] = {
+        "name": "t",
+        "accelerator": {"type": "cpu"},
+        "train": {"task": "a.b:C"},
+    } | keys
     (folder / "job.yaml").write_text(json.dumps(document))
     return jobs.load_job(folder / "job.yaml")
 
 
-VOLUMES = [{"claim": "ckpt", "path": "/ckpt"}, {"bucket": "gs://corpus/a", "path": "/data", "read_only": True}]
+VOLUMES = [
+    {"claim": "ckpt", "path": "/ckpt"},
+    {"bucket": "gs://corpus/a", "path": "/data", "read_only": True},
+]
 
 
 def test_a_volume_is_a_folder_of_the_run(tmp_path: Path) -> None:
@@ -40,7 +47,10 @@ def test_a_relative_path_starts_at_the_job_file_and_a_url_stays(tmp_path: Path) 
 def test_only_paths_below_a_volume_are_rewritten_in_a_command(tmp_path: Path) -> None:
     here = paths.map_paths(spec(tmp_path, volumes=VOLUMES), tmp_path, tmp_path / "run", {})
     below = str(tmp_path / "run/volumes/ckpt/x")
-    assert [here.map_argument(part) for part in ("train.py", "/ckpt/x", "--out=/ckpt/x", "--lr=3e-4", "a=/ckpt/x")] == [
+    assert [
+        here.map_argument(part)
+        for part in ("train.py", "/ckpt/x", "--out=/ckpt/x", "--lr=3e-4", "a=/ckpt/x")
+    ] == [
         "train.py",
         below,
         f"--out={below}",
@@ -72,26 +82,38 @@ def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: P
     }
 
 
-def test_the_files_of_a_tokenizer_and_of_every_part_of_a_mixture_are_rewritten(tmp_path: Path) -> None:
-    parts = {"a": {"weight": 1, "path": "/data/a"}, "b": {"weight": 2, "path": ["b/*"], "eval_path": "gs://team-c"}}
+def test_the_files_of_a_tokenizer_and_of_every_part_of_a_mixture_are_rewritten(
+    tmp_path: Path,
+) -> None:
+    parts = {
+        "a": {"weight": 1, "path": "/data/a"},
+        "b": {"weight": 2, "path": ["b/*"], "eval_path": "gs://team-c"},
+    }
     data = {"source": "mixture", "tokenizer": "tok", "data_dir": "/data/made", "parts": parts}
     job = spec(tmp_path, volumes=VOLUMES, train={"task": "mine:Task", "data": data})
     assert job.train is not None
-    found = paths.map_paths(job, tmp_path, tmp_path / "run", {"corpus": Path("/x")}).map_train(job.train).data
+    found = (
+        paths.map_paths(job, tmp_path, tmp_path / "run", {"corpus": Path("/x")})
+        .map_train(job.train)
+        .data
+    )
     assert isinstance(found, Mixture)
     assert (found.tokenizer, found.data_dir) == (f"{tmp_path}/tok", "/x/made")
     assert [block.path for block in found.part_sources().values()] == ["/x/a", [f"{tmp_path}/b/*"]]
     assert found.part_sources()["b"].eval_path == "gs://team-c"
     bare = job.train.model_copy(update={"data": Text(source="text", path="/data/a")})
-    assert paths.map_paths(job, tmp_path, tmp_path / "run", {}).map_train(bare).data.tokenizer == "bytes"  # type: ignore[union-attr]
+    assert (
+        paths.map_paths(job, tmp_path, tmp_path / "run", {}).map_train(bare).data.tokenizer
+        == "bytes"
+    )  # type: ignore[union-attr]
 
 
 def test_what_the_job_leaves_to_the_task_stays_unsaid(tmp_path: Path) -> None:
     job = spec(tmp_path)
     assert job.train is not None
-    assert paths.map_paths(job, tmp_path, tmp_path, {}).map_train(job.train).model_dump(exclude_unset=True) == {
-        "task": "a.b:C"
-    }
+    assert paths.map_paths(job, tmp_path, tmp_path, {}).map_train(job.train).model_dump(
+        exclude_unset=True
+    ) == {"task": "a.b:C"}
 
 
 def test_a_volume_that_the_job_does_not_have_is_refused(tmp_path: Path) -> None:
@@ -101,7 +123,9 @@ def test_a_volume_that_the_job_does_not_have_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [".", {"folder": ".", "include": [".env.example"]}])
-def test_the_job_that_a_run_keeps_says_the_same_from_any_folder(tmp_path: Path, code: object) -> None:
+def test_the_job_that_a_run_keeps_says_the_same_from_any_folder(
+    tmp_path: Path, code: object
+) -> None:
     """`launcher run runs/one/job.yaml` trains what `launcher run job.yaml` did."""
     train = {
         "task": "mine:Task",
@@ -124,18 +148,28 @@ def test_the_job_that_a_run_keeps_says_the_same_from_any_folder(tmp_path: Path, 
     assert job.train is not None and again.train is not None
     assert there.map_train(again.train) == here.map_train(job.train)
     assert run.make_agent_job(again, there, False) == run.make_agent_job(job, here, False)
-    assert (there.base / str(again.code_folder), there.base / str(again.workdir)) == (tmp_path, tmp_path / "inside")
+    assert (there.base / str(again.code_folder), there.base / str(again.workdir)) == (
+        tmp_path,
+        tmp_path / "inside",
+    )
     assert again.code_include == job.code_include
     assert jobs.dump_job(there.map_job(again)) == kept.read_text()
     assert (
-        resolve(again, ClusterDefaults()).code.workdir == resolve(job, ClusterDefaults()).code.workdir == "/code/inside"
+        resolve(again, ClusterDefaults()).code.workdir
+        == resolve(job, ClusterDefaults()).code.workdir
+        == "/code/inside"
     )
 
 
 def test_one_claim_at_two_mounts_is_one_folder(tmp_path: Path) -> None:
-    job = spec(tmp_path, volumes=[{"claim": "c", "path": "/a"}, {"claim": "c", "path": "/b", "read_only": True}])
+    job = spec(
+        tmp_path,
+        volumes=[{"claim": "c", "path": "/a"}, {"claim": "c", "path": "/b", "read_only": True}],
+    )
     here = paths.map_paths(job, tmp_path, tmp_path / "run", {})
-    assert here.resolve_path("/a/x") == here.resolve_path("/b/x") == str(tmp_path / "run/volumes/c/x")
+    assert (
+        here.resolve_path("/a/x") == here.resolve_path("/b/x") == str(tmp_path / "run/volumes/c/x")
+    )
     assert here.resolve_path("/a") != "/a"
     given = paths.map_paths(job, tmp_path, tmp_path / "run", {"/b": Path("/mnt")})
     assert given.resolve_path("/a/x") == "/mnt/x"
@@ -151,8 +185,13 @@ def test_volumes_that_only_share_a_name_are_folders_of_their_own(tmp_path: Path)
     job = spec(tmp_path, volumes=volumes)
     here = paths.map_paths(job, tmp_path, tmp_path / "run", {"/b": Path("/mnt/b")})
     assert len({here.resolve_path(path) for path in ("/a", "/b", "/c", "/corpus")}) == 4
-    assert (here.resolve_path("/a"), here.resolve_path("/b")) == (str(tmp_path / "run/volumes/corpus"), "/mnt/b")
-    with pytest.raises(UserError, match=r"has 4 of that name.\n  hint: name one by its path: /a, /b, /c or /corpus"):
+    assert (here.resolve_path("/a"), here.resolve_path("/b")) == (
+        str(tmp_path / "run/volumes/corpus"),
+        "/mnt/b",
+    )
+    with pytest.raises(
+        UserError, match=r"has 4 of that name.\n  hint: name one by its path: /a, /b, /c or /corpus"
+    ):
         paths.map_paths(job, tmp_path, tmp_path, {"corpus": Path("/x")})
 
 
@@ -167,20 +206,52 @@ def test_of_nested_mounts_the_innermost_counts(turned: bool, tmp_path: Path) -> 
     assert here.resolve_path("/data/../etc/x") == "/data/../etc/x"
 
 
-def test_texts_for_the_user_s_code_are_rewritten_where_they_name_a_mounted_path(tmp_path: Path) -> None:
-    args = {"root": "/data/images", "deep": [{"at": "/data"}], "name": "data", "other": "/dataset", "n": 3}
+def test_texts_for_the_user_s_code_are_rewritten_where_they_name_a_mounted_path(
+    tmp_path: Path,
+) -> None:
+    args = {
+        "root": "/data/images",
+        "deep": [{"at": "/data"}],
+        "name": "data",
+        "other": "/dataset",
+        "n": 3,
+    }
     below = str(tmp_path / "volumes/corpus")
-    mine = {"root": f"{below}/images", "deep": [{"at": below}], "name": "data", "other": "/dataset", "n": 3}
-    train = {"task": "a.b:C", "data": {"source": "torch", "dataset": "a.b:D", "args": args, "eval_args": args}}
-    job = spec(tmp_path, volumes=VOLUMES, train=train | {"model": {"kind": "a.b:Net", "words": "/data/words"}})
+    mine = {
+        "root": f"{below}/images",
+        "deep": [{"at": below}],
+        "name": "data",
+        "other": "/dataset",
+        "n": 3,
+    }
+    train = {
+        "task": "a.b:C",
+        "data": {"source": "torch", "dataset": "a.b:D", "args": args, "eval_args": args},
+    }
+    job = spec(
+        tmp_path,
+        volumes=VOLUMES,
+        train=train | {"model": {"kind": "a.b:Net", "words": "/data/words"}},
+    )
     assert job.train is not None
-    found = paths.map_paths(job, tmp_path, tmp_path, {}).map_train(job.train).model_dump(exclude_unset=True)
+    found = (
+        paths.map_paths(job, tmp_path, tmp_path, {})
+        .map_train(job.train)
+        .model_dump(exclude_unset=True)
+    )
     assert (found["data"]["args"], found["data"]["eval_args"]) == (mine, mine)
     assert found["model"] == {"kind": "a.b:Net", "words": f"{below}/words"}
 
 
-def test_the_working_folder_and_the_variables_of_a_program_are_on_this_machine(tmp_path: Path) -> None:
-    keys = {"train": None, "command": ["a"], "workdir": "/data/code", "env": {"DATA": "/data/x", "A": "/dat"}}
+def test_the_working_folder_and_the_variables_of_a_program_are_on_this_machine(
+    tmp_path: Path,
+) -> None:
+    keys = {
+        "train": None,
+        "command": ["a"],
+        "workdir": "/data/code",
+        "env": {"DATA": "/data/x", "A": "/dat"},
+    }
     job = spec(tmp_path, volumes=VOLUMES, **keys)
     here = paths.map_paths(job, tmp_path, tmp_path, {})
     environ = run.make_agent_environ(job, here, run.LocalRun(tmp_path, tmp_path), "uid")

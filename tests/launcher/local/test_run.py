@@ -28,23 +28,35 @@ from tests.launcher.invoke import launcher
 JOB = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ncommand: [true]\n"
 
 
-def test_more_hosts_than_this_machine_has_memory_for_are_refused_before_the_first(tmp_path: Path) -> None:
+def test_more_hosts_than_this_machine_has_memory_for_are_refused_before_the_first(
+    tmp_path: Path,
+) -> None:
     job = jobs.parse_job(JOB.replace("hosts: 1", "hosts: 100000"))
-    with pytest.raises(UserError, match="100000 hosts are 200000 processes here, and this machine's .* hold at most"):
+    with pytest.raises(
+        UserError,
+        match="100000 hosts are 200000 processes here, and this machine's .* hold at most",
+    ):
         run.run_job(job, run.LocalRun(tmp_path / "run", tmp_path), print, print)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [(0, "done"), (77, "stopped"), (80, "stopped"), (81, "failed"), (70, "failed")]
+    ("code", "status"),
+    [(0, "done"), (77, "stopped"), (80, "stopped"), (81, "failed"), (70, "failed")],
 )
 def test_the_status_follows_from_the_verdict(code: int, status: str) -> None:
-    summary = Summary(verdict_for_code(code, "it ended"), step=None, seconds=history.sum_seconds([], 0.0), restarts={})
+    summary = Summary(
+        verdict_for_code(code, "it ended"),
+        step=None,
+        seconds=history.sum_seconds([], 0.0),
+        restarts={},
+    )
     assert summary.to_json()["status"] == status
 
 
 @pytest.mark.parametrize(
-    ("text", "volumes"), [("secrets: {TOKEN_OF_T: {name: s, key: k}}\n", {}), ("", {"data": Path("data")})]
+    ("text", "volumes"),
+    [("secrets: {TOKEN_OF_T: {name: s, key: k}}\n", {}), ("", {"data": Path("data")})],
 )
 def test_what_is_wrong_before_the_start_leaves_no_run_folder(
     tmp_path: Path, text: str, volumes: dict[str, Path]
@@ -70,7 +82,10 @@ def test_the_first_signal_stops_and_the_second_kills(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert find_holder(tmp_path) == Holder(os.getpid(), is_stopping=True)
     assert sent == [signal.SIGTERM, signal.SIGKILL] and signals.received == 2
-    assert said == ["saving and stopping; a second signal kills", "killing the agents and their processes"]
+    assert said == [
+        "saving and stopping; a second signal kills",
+        "killing the agents and their processes",
+    ]
 
 
 TRAIN = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ntrain: {task: 'a:B'}\n"
@@ -99,9 +114,14 @@ def test_a_run_whose_folder_was_deleted_has_its_job_and_summary_again(
     said: list[str] = []
     monkeypatch.setattr(run, "run_generations", generations)
     ended = run.run_job(
-        jobs.load_job(tmp_path / "job.yaml"), run.LocalRun(home, tmp_path), lambda line: None, said.append
+        jobs.load_job(tmp_path / "job.yaml"),
+        run.LocalRun(home, tmp_path),
+        lambda line: None,
+        said.append,
     )
-    assert (ended.code, ended.reached_step) == (64, None) and "was deleted during the run" in said[-1]
+    assert (ended.code, ended.reached_step) == (64, None) and "was deleted during the run" in said[
+        -1
+    ]
     for folder in (home, home / "starts" / "1"):
         assert json.loads((folder / "summary.json").read_text())["verdict"]["code"] == 64
         assert "a:B" in (folder / "job.yaml").read_text()
@@ -110,7 +130,9 @@ def test_a_run_whose_folder_was_deleted_has_its_job_and_summary_again(
 def test_the_lines_are_shown_and_the_verdict_is_said_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_job(job: object, local: object, show: Callable[[Line], None], *_: object, **__: object) -> run.RunEnd:
+    def run_job(
+        job: object, local: object, show: Callable[[Line], None], *_: object, **__: object
+    ) -> run.RunEnd:
         show(Line(0, 0, "trainer: saved (exit 64)"))
         verdict = verdict_for_code(contract.BAD_DATA, "no data", rank=0)
         return run.RunEnd(contract.BAD_DATA, Summary(verdict, 3, {"step": 0.0}, {}).to_json(), 57)
@@ -119,7 +141,9 @@ def test_the_lines_are_shown_and_the_verdict_is_said_at_the_end(
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_text("{}")
     monkeypatch.setattr(cli_run, "run_job", run_job)
-    left = launcher(capsys, monkeypatch, "run", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
+    left = launcher(
+        capsys, monkeypatch, "run", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run")
+    )
     assert (left.code, left.out) == (contract.BAD_DATA, "[0] trainer: saved (exit 64)\n")
     assert "failed; the run is at step 57: no data (exit 65); see " in left.err
 
@@ -128,7 +152,8 @@ def test_an_agent_that_ends_with_a_code_of_no_verdict_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = tmp_path / "agent.py"
-    agent.write_text(  # host 0's ends, with the gang's verdict, when host 1's has been started again
+    # Host 0's ends, with the gang's verdict, when host 1's has been started again.
+    agent.write_text(
         "import os, pathlib, sys, time\n"
         f"first, again = (pathlib.Path({str(tmp_path)!r}) / name for name in ('first', 'again'))\n"
         "if os.environ['JOB_COMPLETION_INDEX'] == '0':\n"
@@ -142,6 +167,8 @@ def test_an_agent_that_ends_with_a_code_of_no_verdict_is_started_again(
     monkeypatch.setattr(agents, "pack_agent", lambda otherwise: agent)
     said: list[str] = []
     with hold_lock(tmp_path) as lock:
-        gang = agents.Gang(dict(os.environ), jobs.parse_job(JOB.replace("hosts: 1", "hosts: 2")), 0, lock)
+        gang = agents.Gang(
+            dict(os.environ), jobs.parse_job(JOB.replace("hosts: 1", "hosts: 2")), 0, lock
+        )
         assert gang.follow_output(print, said.append) == [0, 0]
     assert said == ["starting another agent for host 1"]

@@ -16,7 +16,11 @@ from jaxlaunch.runs.layout import SWEEP
 from tests.launcher.invoke import launcher
 from tests.launcher.report import made_runs
 
-JOB = {"name": "one", "accelerator": {"type": "cpu"}, "volumes": [{"claim": "ckpt", "path": "/ckpt"}]}
+JOB = {
+    "name": "one",
+    "accelerator": {"type": "cpu"},
+    "volumes": [{"claim": "ckpt", "path": "/ckpt"}],
+}
 ROOT = Path(__file__).parents[3]
 DIGITS = "classify"
 
@@ -42,7 +46,9 @@ def test_a_run_is_named_or_its_folder_is(here: Path) -> None:
         == run_folders.resolve_folder(str(folder))
         == folder
     )
-    with pytest.raises(UserError, match="There is no run two: neither two nor runs/two is a folder"):
+    with pytest.raises(
+        UserError, match="There is no run two: neither two nor runs/two is a folder"
+    ):
         run_folders.resolve_folder("two")
 
 
@@ -55,9 +61,13 @@ def test_a_run_is_named_or_its_folder_is(here: Path) -> None:
         ("gs://bucket/one", "gs://bucket/one"),
     ],
 )
-def test_a_run_s_checkpoints_are_where_its_job_says(path: str | None, found: str, here: Path) -> None:
+def test_a_run_s_checkpoints_are_where_its_job_says(
+    path: str | None, found: str, here: Path
+) -> None:
     run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": path}})
-    assert trainer_process.find_checkpoints("one") == (found if "://" in found else os.path.join(here, found))
+    assert trainer_process.find_checkpoints("one") == (
+        found if "://" in found else os.path.join(here, found)
+    )
 
 
 def test_checkpoints_are_found_by_their_own_folder_too(here: Path) -> None:
@@ -68,7 +78,9 @@ def test_checkpoints_are_found_by_their_own_folder_too(here: Path) -> None:
 
 def test_a_folder_that_only_the_job_s_file_places_is_asked_for(here: Path) -> None:
     run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": "kept"}})
-    with pytest.raises(UserError, match="keeps its checkpoints in kept, relative to a folder that is unknown"):
+    with pytest.raises(
+        UserError, match="keeps its checkpoints in kept, relative to a folder that is unknown"
+    ):
         trainer_process.find_checkpoints("one")
     run(here / "runs" / "mine", command=["python", "train.py"])
     with pytest.raises(UserError, match="Run mine runs its own command"):
@@ -77,10 +89,22 @@ def test_a_folder_that_only_the_job_s_file_places_is_asked_for(here: Path) -> No
 
 def test_a_run_s_checkpoints_are_found_wherever_its_command_line_put_them(here: Path) -> None:
     (here / "jobs").mkdir()
-    job = JOB | {"train": {"task": "nowhere:Task", "steps": 1, "checkpoint": {"path": "/ckpt/deep"}}}  # ends at once
+    job = JOB | {
+        "train": {"task": "nowhere:Task", "steps": 1, "checkpoint": {"path": "/ckpt/deep"}}
+    }  # ends at once
     (here / "jobs" / "one.yaml").write_text(yaml.safe_dump(job))
-    argv = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "run", "jobs/one.yaml", "--volume", "ckpt=kept"]
-    left = subprocess.run(argv, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    argv = [
+        sys.executable,
+        "-m",
+        "jaxlaunch.launcher.cli.main",
+        "run",
+        "jobs/one.yaml",
+        "--volume",
+        "ckpt=kept",
+    ]
+    left = subprocess.run(
+        argv, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
     assert left.returncode == 64, left.stderr
     assert trainer_process.find_checkpoints("one") == str(here / "kept" / "deep")
 
@@ -89,7 +113,9 @@ def test_a_run_s_job_has_the_folder_to_which_its_path_is_relative(here: Path) ->
     job = JobSpec.model_validate(JOB | {"train": {"task": DIGITS, "checkpoint": {"path": "kept"}}})
     folder = here / "runs" / "one"
     folder.mkdir(parents=True)
-    (folder / "job.yaml").write_text(jobs.dump_job(paths.map_paths(job, here / "jobs", folder, {}).map_job(job)))
+    (folder / "job.yaml").write_text(
+        jobs.dump_job(paths.map_paths(job, here / "jobs", folder, {}).map_job(job))
+    )
     assert trainer_process.find_checkpoints("one") == str(here / "jobs" / "kept")
 
 

@@ -26,7 +26,11 @@ from jaxlaunch.runs.layout import Holder
     ],
 )
 def test_a_run_that_starts_again_is_at_the_step_that_is_saved_until_it_trains_one(
-    tmp_path: Path, reached: int | None, saved: int | None, live: LiveStatus | None, step: int | None
+    tmp_path: Path,
+    reached: int | None,
+    saved: int | None,
+    live: LiveStatus | None,
+    step: int | None,
 ) -> None:
     summary = Summary(None, reached, {}, {}, saved)
     assert status.run_status(Run("mine", tmp_path, summary, Holder(1, False)), live).step == step

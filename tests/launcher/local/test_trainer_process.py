@@ -19,7 +19,9 @@ def says(program: str, code: int, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(isolated, "build_command", lambda *_: [sys.executable, "-c", source])
     shown: list[str] = []
     with pytest.raises(UserError) as raised:
-        trainer_process.run_program("jaxlaunch.trainer.export", environ=os.environ, show=shown.append)
+        trainer_process.run_program(
+            "jaxlaunch.trainer.export", environ=os.environ, show=shown.append
+        )
     assert raised.value.exit_code == 2
     assert not any(line.startswith("trainer: ") for line in shown)
     return str(raised.value)
@@ -28,7 +30,8 @@ def says(program: str, code: int, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_refusal_names_no_exit_code_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "print('a warning', file=sys.stderr);"
-        " contract.refuse('/out already exists; name a new folder or an empty one', contract.BAD_SPEC)"
+        " contract.refuse('/out already exists; name a new folder or an empty one', "
+        "contract.BAD_SPEC)"
     )
     said = says(program, contract.BAD_SPEC, monkeypatch)
     assert said == "/out already exists; name a new folder or an empty one"
@@ -36,10 +39,14 @@ def test_a_refusal_names_no_exit_code_but_its_own(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_logged_behind_a_refusal_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
-        "contract.refuse('no usable checkpoint in /c:\\n  step 3: damaged', contract.NO_CHECKPOINT);"
+        "contract.refuse('no usable checkpoint in /c:\\n  step 3: damaged', "
+        "contract.NO_CHECKPOINT);"
         " print('bye', file=sys.stderr)"
     )
-    assert says(program, contract.NO_CHECKPOINT, monkeypatch) == "no usable checkpoint in /c: step 3: damaged"
+    assert (
+        says(program, contract.NO_CHECKPOINT, monkeypatch)
+        == "no usable checkpoint in /c: step 3: damaged"
+    )
 
 
 def test_a_program_that_ends_well_without_its_result_has_failed() -> None:
@@ -48,7 +55,9 @@ def test_a_program_that_ends_well_without_its_result_has_failed() -> None:
         trainer_process.run_program,
         lambda *args, **keys: list(trainer_process.stream_program(*args, **keys)),
     ):
-        with pytest.raises(UserError, match=r"^bye\n`python -m .*ends_at_once` ended without a result \(exit 0\)"):
+        with pytest.raises(
+            UserError, match=r"^bye\n`python -m .*ends_at_once` ended without a result \(exit 0\)"
+        ):
             asked(here, environ=os.environ | {"PYTHONPATH": ROOT})
 
 

@@ -24,7 +24,14 @@ RANDOM = "7f3a9c51e0b84d26af19"  # of nothing
 
 
 def git(folder: Path, *arguments: str) -> None:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "protocol.file.allow=always")
+    identity = (
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b.example",
+        "-c",
+        "protocol.file.allow=always",
+    )
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
@@ -39,7 +46,9 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A small project, in no repository."""
-    return write(tmp_path / "mine", {"train.py": "print(1)", "pkg/model.py": "x = 1", "pkg/__init__.py": ""})
+    return write(
+        tmp_path / "mine", {"train.py": "print(1)", "pkg/model.py": "x = 1", "pkg/__init__.py": ""}
+    )
 
 
 def names(packed: bytes) -> list[str]:
@@ -47,7 +56,7 @@ def names(packed: bytes) -> list[str]:
         return tar.getnames()
 
 
-# --- which files ------------------------------------------------------------------------------------------------------
+# --- which files ----------------------------------------------------------------------------------
 
 
 def test_a_folder_in_no_repository_is_taken_whole(folder: Path) -> None:
@@ -58,8 +67,23 @@ def test_a_folder_in_no_repository_is_taken_whole(folder: Path) -> None:
 def test_what_git_ignores_stays_here(folder: Path, is_repository: bool) -> None:
     if is_repository:
         git(folder, "init")
-    write(folder, {".gitignore": "data/\n*.npz\n", "data/a": "a", "b.npz": "b", "pkg/c.npz": "c", "new.py": ""})
-    assert set(archive.list_files(folder)) == {".gitignore", "new.py", "pkg/__init__.py", "pkg/model.py", "train.py"}
+    write(
+        folder,
+        {
+            ".gitignore": "data/\n*.npz\n",
+            "data/a": "a",
+            "b.npz": "b",
+            "pkg/c.npz": "c",
+            "new.py": "",
+        },
+    )
+    assert set(archive.list_files(folder)) == {
+        ".gitignore",
+        "new.py",
+        "pkg/__init__.py",
+        "pkg/model.py",
+        "train.py",
+    }
 
 
 def test_a_folder_inside_of_a_repository_is_seen_alone(folder: Path) -> None:
@@ -85,14 +109,20 @@ def test_what_programs_leave_behind_never_travels(folder: Path) -> None:
 
 def test_what_runs_here_left_is_no_code(folder: Path) -> None:
     before = archive.pack_folder(folder, LIMIT)
-    write(folder / "runs" / "digits", {"job.yaml": "x", "summary.json": "x", "logs/rank-0.log": "x"})
+    write(
+        folder / "runs" / "digits", {"job.yaml": "x", "summary.json": "x", "logs/rank-0.log": "x"}
+    )
     assert archive.pack_folder(folder, LIMIT) == before
     write(folder, {"runs/notes.txt": "x", "job.yaml": "x", "summary.json": "x"})
-    assert {"runs/notes.txt", "job.yaml", "summary.json", "train.py"} <= set(archive.list_files(folder))
+    assert {"runs/notes.txt", "job.yaml", "summary.json", "train.py"} <= set(
+        archive.list_files(folder)
+    )
 
 
 def test_repositories_inside_of_one_travel_too(folder: Path, tmp_path: Path) -> None:
-    inner = write(tmp_path / "lib", {"a.py": "a", ".gitignore": "b.py\n*.log\n", "b.py": "b", "kept.log": "c"})
+    inner = write(
+        tmp_path / "lib", {"a.py": "a", ".gitignore": "b.py\n*.log\n", "b.py": "b", "kept.log": "c"}
+    )
     git(inner, "init")
     git(inner, "add", "--force", "a.py", ".gitignore", "kept.log")
     git(inner, "commit", "-m", "a")
@@ -111,7 +141,12 @@ def ran_by(folder: Path) -> Path:
     marks.mkdir(exist_ok=True)
     for setting in COMMANDS:
         git(folder, "config", setting, f"touch {marks}/{setting} #")
-    for hook in ("post-index-change", "fsmonitor-watchman", "post-checkout", "reference-transaction"):
+    for hook in (
+        "post-index-change",
+        "fsmonitor-watchman",
+        "post-checkout",
+        "reference-transaction",
+    ):
         write(folder / ".git" / "hooks", {hook: f"#!/bin/sh\ntouch {marks}/{hook}\n"})
         (folder / ".git" / "hooks" / hook).chmod(0o755)
     write(folder, {".gitattributes": "* filter=x diff=x\n"})
@@ -119,9 +154,28 @@ def ran_by(folder: Path) -> Path:
 
 
 COMMANDS = (
-    *("core.fsmonitor", "core.sshCommand", "core.gitProxy", "core.pager", "core.editor", "core.askPass"),
-    *("core.alternateRefsCommand", "pager.ls-files", "credential.helper", "diff.external", "diff.x.textconv"),
-    *("filter.x.clean", "filter.x.smudge", "filter.x.process", "alias.ls-files", "uploadpack.packObjectsHook"),
+    *(
+        "core.fsmonitor",
+        "core.sshCommand",
+        "core.gitProxy",
+        "core.pager",
+        "core.editor",
+        "core.askPass",
+    ),
+    *(
+        "core.alternateRefsCommand",
+        "pager.ls-files",
+        "credential.helper",
+        "diff.external",
+        "diff.x.textconv",
+    ),
+    *(
+        "filter.x.clean",
+        "filter.x.smudge",
+        "filter.x.process",
+        "alias.ls-files",
+        "uploadpack.packObjectsHook",
+    ),
 )
 
 
@@ -133,14 +187,18 @@ def test_no_setting_of_a_repository_runs_a_command(folder: Path, tmp_path: Path)
         git(repository, "commit", "-m", "a")
     marks = [ran_by(repository) for repository in (inner, folder)]
     subprocess.run(["git", "ls-files", "--others"], cwd=inner, check=True, capture_output=True)
-    assert [path.name for path in marks[0].iterdir()] == ["core.fsmonitor"]  # a listing runs it unless told not to
+    assert [path.name for path in marks[0].iterdir()] == [
+        "core.fsmonitor"
+    ]  # a listing runs it unless told not to
     (marks[0] / "core.fsmonitor").unlink()
     write(folder, {"train.py": "print(2)", "inner/b.py": "b"})
     assert {"train.py", "inner/a.py", "inner/b.py"} <= set(archive.list_files(folder))
     assert not any(path for one in marks for path in one.iterdir())
 
 
-def test_a_listing_fetches_nothing_from_a_remote_that_the_repository_names(folder: Path, tmp_path: Path) -> None:
+def test_a_listing_fetches_nothing_from_a_remote_that_the_repository_names(
+    folder: Path, tmp_path: Path
+) -> None:
     git(folder, "init")
     git(folder, "add", ".")
     git(folder, "commit", "-m", "a")
@@ -174,7 +232,9 @@ def indexed(folder: Path, *names: str) -> Path:
 
 
 @pytest.mark.parametrize("is_inner", [False, True])
-@pytest.mark.parametrize("name", ["../secret", "pkg/../../secret", "/etc/hostname", "out/secret", "out/deep/secret"])
+@pytest.mark.parametrize(
+    "name", ["../secret", "pkg/../../secret", "/etc/hostname", "out/secret", "out/deep/secret"]
+)
 def test_an_index_that_names_what_is_outside_is_refused(
     folder: Path, tmp_path: Path, name: str, is_inner: bool
 ) -> None:
@@ -185,22 +245,34 @@ def test_an_index_that_names_what_is_outside_is_refused(
     indexed(repository, name)
     if is_inner and name == "../secret":
         write(folder, {"secret": "of the outer folder"})
-    with pytest.raises(UserError, match=r"git's index names .*, which is outside of .*\n.*git rm --cached"):
+    with pytest.raises(
+        UserError, match=r"git's index names .*, which is outside of .*\n.*git rm --cached"
+    ):
         archive.pack_folder(folder, LIMIT)
 
 
-def test_what_lies_behind_a_link_inside_of_the_folder_travels_as_the_link_alone(folder: Path) -> None:
+def test_what_lies_behind_a_link_inside_of_the_folder_travels_as_the_link_alone(
+    folder: Path,
+) -> None:
     git(folder, "init")
     write(folder, {"old/model.py": "x = 1"})
     git(folder, "add", ".")
     shutil.rmtree(folder / "old")
     (folder / "old").symlink_to("pkg")
-    assert [name for name in names(archive.pack_folder(folder, LIMIT)) if name.startswith("old")] == ["old"]
+    assert [
+        name for name in names(archive.pack_folder(folder, LIMIT)) if name.startswith("old")
+    ] == ["old"]
 
 
-def test_a_git_folder_that_is_a_pipe_or_names_itself_is_no_repository_to_wait_for(folder: Path) -> None:
+def test_a_git_folder_that_is_a_pipe_or_names_itself_is_no_repository_to_wait_for(
+    folder: Path,
+) -> None:
     git(folder, "init")
-    for name, pointer in (("loop", "gitdir: .git\n"), ("odd", "\0" * 9000), ("elsewhere", "gitdir: /nonexistent")):
+    for name, pointer in (
+        ("loop", "gitdir: .git\n"),
+        ("odd", "\0" * 9000),
+        ("elsewhere", "gitdir: /nonexistent"),
+    ):
         write(folder, {f"{name}/a.py": "a", f"{name}/.git": pointer})
     (folder / "pipe").mkdir()
     os.mkfifo(folder / "pipe" / ".git")
@@ -208,7 +280,9 @@ def test_a_git_folder_that_is_a_pipe_or_names_itself_is_no_repository_to_wait_fo
     assert "train.py" in archive.list_files(folder)
 
 
-def test_another_repositorys_environment_does_not_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_repositorys_environment_does_not_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
     monkeypatch.setenv("GIT_INDEX_FILE", "/nonexistent/index")
     assert "train.py" in archive.list_files(folder)
@@ -227,19 +301,25 @@ def test_without_git_a_folder_is_walked(folder: Path, monkeypatch: pytest.Monkey
     assert archive.list_files(folder) == ["link", "pkg/__init__.py", "pkg/model.py", "train.py"]
 
 
-def test_without_git_nothing_that_is_to_stay_here_is_sent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_nothing_that_is_to_stay_here_is_sent_away(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(folder, {"pkg/.gitignore": "keys\n", "pkg/keys": "secret"})
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="git, which reads it, is not installed"):
         archive.list_files(folder)
 
 
-# --- one archive ------------------------------------------------------------------------------------------------------
+# --- one archive ----------------------------------------------------------------------------------
 
 
-def test_equal_files_make_equal_bytes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_files_make_equal_bytes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = archive.pack_folder(folder, LIMIT)
-    again = write(tmp_path / "other", {"pkg/__init__.py": "", "train.py": "print(1)", "pkg/model.py": "x = 1"})
+    again = write(
+        tmp_path / "other", {"pkg/__init__.py": "", "train.py": "print(1)", "pkg/model.py": "x = 1"}
+    )
     (again / "empty").mkdir()
     os.utime(again / "train.py", (1, 1))
     (again / "train.py").chmod(0o600)
@@ -274,9 +354,10 @@ def test_what_is_no_file_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPat
     os.mkfifo("fifo")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket")
-        assert "train.py" in (found := names(archive.pack_folder(folder, LIMIT))) and not {"fifo", "socket"} & set(
-            found
-        )
+        assert "train.py" in (found := names(archive.pack_folder(folder, LIMIT))) and not {
+            "fifo",
+            "socket",
+        } & set(found)
 
 
 def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(folder: Path) -> None:
@@ -289,7 +370,9 @@ def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(folder: Pa
     assert "hint: leave out in .gitignore" in str(error.value)
 
 
-def test_a_folder_of_data_is_refused_before_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_data_is_refused_before_it_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (folder / "sparse").open("wb") as file:
         file.truncate(10 * 1024**3)
     with pytest.raises(UserError, match=r"the folder holds 10240\.0 MiB.*sparse \(10240\.0 MiB\)"):
@@ -309,40 +392,64 @@ def test_a_link_that_leads_out_is_refused(folder: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize("is_tracked", [True, False])
-def test_what_looks_like_credentials_is_refused_tracked_or_not(folder: Path, is_tracked: bool) -> None:
-    write(folder, {".env": "X=1", "run.sh": f"set -e\nexport WANDB_API_KEY={RANDOM}\n", "a/.netrc": ""})
+def test_what_looks_like_credentials_is_refused_tracked_or_not(
+    folder: Path, is_tracked: bool
+) -> None:
+    write(
+        folder,
+        {".env": "X=1", "run.sh": f"set -e\nexport WANDB_API_KEY={RANDOM}\n", "a/.netrc": ""},
+    )
     if is_tracked:
         git(folder, "init")
         git(folder, "add", ".")
     with pytest.raises(UserError) as error:
         archive.pack_folder(folder, LIMIT)
     first, *files = str(error.value).splitlines()[:4]
-    assert first.startswith("code: 3 files to be shipped look like credentials, and anyone who may read ConfigMaps")
+    assert first.startswith(
+        "code: 3 files to be shipped look like credentials, and anyone who may read ConfigMaps"
+    )
     assert files == [
         "  .env (by its name)",
         "  a/.netrc (by its name)",
         "  run.sh (line 2: WANDB_API_KEY)",
     ]
     assert RANDOM not in str(error.value)
-    assert "mount a Secret" in str(error.value) and "include: {.env: the reason why}" in str(error.value)
+    assert "mount a Secret" in str(error.value) and "include: {.env: the reason why}" in str(
+        error.value
+    )
 
 
 def test_what_is_named_in_include_travels_though_it_looks_like_credentials(folder: Path) -> None:
-    write(folder, {".env.example": "X=", "tests/certs/a.p12": "1", "tests/certs/deep/b.p12": "1", "tests/c.p12": "1"})
-    with pytest.raises(UserError, match=r"code: 1 file to be shipped looks like(.|\n)*tests/c\.p12"):
+    write(
+        folder,
+        {
+            ".env.example": "X=",
+            "tests/certs/a.p12": "1",
+            "tests/certs/deep/b.p12": "1",
+            "tests/c.p12": "1",
+        },
+    )
+    with pytest.raises(
+        UserError, match=r"code: 1 file to be shipped looks like(.|\n)*tests/c\.p12"
+    ):
         archive.pack_folder(folder, LIMIT, [".env.example", "tests/certs/"])
-    for include in ([".env.example", "./tests"], {".env.example": "a template", "./tests": "made for the tests"}):
+    for include in (
+        [".env.example", "./tests"],
+        {".env.example": "a template", "./tests": "made for the tests"},
+    ):
         packed = archive.pack_folder(folder, LIMIT, include)
         assert {".env.example", "tests/certs/deep/b.p12", "tests/c.p12"} <= set(names(packed))
 
 
 def test_a_name_in_include_that_names_no_file_is_refused(folder: Path) -> None:
     write(folder, {".gitignore": ".env\n", ".env": "X=1"})
-    with pytest.raises(UserError, match=r"code\.include: \.env, nowhere: no such file or folder is shipped\."):
+    with pytest.raises(
+        UserError, match=r"code\.include: \.env, nowhere: no such file or folder is shipped\."
+    ):
         archive.pack_folder(folder, LIMIT, ["nowhere", ".env", "train.py"])
 
 
-# --- unpacked by the agent --------------------------------------------------------------------------------------------
+# --- unpacked by the agent ------------------------------------------------------------------------
 
 
 def tarball(path: Path, *members: tarfile.TarInfo) -> str:
@@ -365,13 +472,17 @@ def test_a_folder_arrives_as_it_was_sent(folder: Path, tmp_path: Path) -> None:
     packed = tmp_path / "code.tar.gz"
     packed.write_bytes(archive.pack_folder(folder, LIMIT))
     agent.unpack_code(str(packed), str(tmp_path / "there"))
-    sent, there = ({path.relative_to(at) for path in at.rglob("*")} for at in (folder, tmp_path / "there"))
+    sent, there = (
+        {path.relative_to(at) for path in at.rglob("*")} for at in (folder, tmp_path / "there")
+    )
     assert sent == there
     for path in there:
         if (at := tmp_path / "there" / path).is_file():
             assert at.read_bytes() == (folder / path).read_bytes()
     assert os.readlink(tmp_path / "there/pkg/link.py") == "../train.py"
-    assert os.access(tmp_path / "there/run.sh", os.X_OK) and not os.access(tmp_path / "there/train.py", os.X_OK)
+    assert os.access(tmp_path / "there/run.sh", os.X_OK) and not os.access(
+        tmp_path / "there/train.py", os.X_OK
+    )
 
 
 @pytest.mark.parametrize(
@@ -395,8 +506,12 @@ def test_nothing_is_unpacked_elsewhere(tmp_path: Path, bad: tarfile.TarInfo) -> 
     assert {path.name for path in tmp_path.rglob("*")} <= {"a.tar.gz", "there", "b"}
 
 
-@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: b"junk", lambda data: data[: len(data) // 2]])
-def test_a_damaged_archive_is_named(folder: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"", lambda data: b"junk", lambda data: data[: len(data) // 2]]
+)
+def test_a_damaged_archive_is_named(
+    folder: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
     packed = tmp_path / "code.tar.gz"
     packed.write_bytes(damage(archive.pack_folder(folder, LIMIT)))
     with pytest.raises(agent.CodeError, match="is damaged"):

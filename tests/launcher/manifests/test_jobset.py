@@ -1,6 +1,7 @@
 """Rendering: whole manifests against golden files, and what no manifest may ever lack or hold.
 
-After a change that is meant: GOLDEN=write pytest tests/launcher/manifests/test_jobset.py, and read the diff.
+After a change that is meant: GOLDEN=write pytest tests/launcher/manifests/test_jobset.py, and read
+the diff.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def jobs_in(folder: Path) -> list[Path]:
 
 FILES = [*jobs_in(CASES), *jobs_in(EXAMPLES)]
 COMBINATIONS = list(matrix.combinations())
-SMALL = "name: x\nimage: registry.example/train:1\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
+SMALL = (
+    "name: x\nimage: registry.example/train:1\naccelerator: {type: cpu}\ncommand: [python, "
+    "train.py]\n"
+)
 # What any of these grants is beyond the restricted Pod Security Standard.
 PRIVILEGED = {
     "cpu-hostnetwork",
@@ -61,7 +65,9 @@ PRIVILEGED = {
 def manifests(path: Path) -> list[dict[str, Any]]:
     beside = path.with_name(path.stem + DEFAULTS)
     spec = load.load_job(path)
-    return render(resolve(spec, defaults.load_defaults(beside if beside.exists() else None)), brought(spec))
+    return render(
+        resolve(spec, defaults.load_defaults(beside if beside.exists() else None)), brought(spec)
+    )
 
 
 def brought(spec: load.JobSpec) -> Bundle | None:
@@ -95,7 +101,10 @@ def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
 def env_of(manifest: dict[str, Any]) -> dict[str, Any]:
     """Variables of the main container, as the kubelet expands them; what comes from elsewhere as it is written."""
     main = pod_of(manifest)["containers"][0]
-    return {one["name"]: one.get("value", "").replace("$$", "$") or one["valueFrom"] for one in main["env"]}
+    return {
+        one["name"]: one.get("value", "").replace("$$", "$") or one["valueFrom"]
+        for one in main["env"]
+    }
 
 
 WHOLES = {GOLDEN / f"{one.name}.yaml": one.manifests() for one in matrix.PLAIN}
@@ -112,13 +121,20 @@ def test_a_job_differs_from_the_plainest_as_its_golden_file_says(path: Path) -> 
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda one: one.name)
-def test_a_combination_differs_from_the_plainest_as_its_golden_file_says(combination: matrix.Combination) -> None:
-    compare_difference(combination.manifests(), GOLDEN / "matrix" / f"{combination.name}.diff", WHOLES)
+def test_a_combination_differs_from_the_plainest_as_its_golden_file_says(
+    combination: matrix.Combination,
+) -> None:
+    compare_difference(
+        combination.manifests(), GOLDEN / "matrix" / f"{combination.name}.diff", WHOLES
+    )
 
 
 def test_every_accelerator_and_every_option_is_combined_and_they_are_many() -> None:
     pairs = {
-        (kind, where) for where, known in table.NODES.items() for kind in known if not matrix.is_plain(kind, where)
+        (kind, where)
+        for where, known in table.NODES.items()
+        for kind in known
+        if not matrix.is_plain(kind, where)
     }
     assert {(one.kind, one.where) for one in COMBINATIONS} == pairs
     assert {one.option for one in COMBINATIONS} == set(matrix.OPTIONS)
@@ -126,7 +142,9 @@ def test_every_accelerator_and_every_option_is_combined_and_they_are_many() -> N
 
 
 def test_every_golden_file_has_its_job() -> None:
-    differences = [f"{path.parent.name}/{path.stem}" for path in FILES] + [f"matrix/{one.name}" for one in COMBINATIONS]
+    differences = [f"{path.parent.name}/{path.stem}" for path in FILES] + [
+        f"matrix/{one.name}" for one in COMBINATIONS
+    ]
     names = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.*")}
     assert names == {path.name for path in WHOLES} | {f"{name}.diff" for name in differences}
 
@@ -139,51 +157,84 @@ def test_rendering_twice_gives_the_same_and_changes_nothing(path: Path) -> None:
     before = spec.model_dump_json(), cluster.values.model_dump_json()
     first, second = (render(resolve(spec, cluster), brought(spec)) for _ in range(2))
     assert first == second
-    first[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0].clear()
+    first[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][
+        0
+    ].clear()
     assert render(resolve(spec, cluster), brought(spec)) == second
     assert (spec.model_dump_json(), cluster.values.model_dump_json()) == before
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_gang_ends_as_a_whole_and_where_its_peers_wait_a_lost_pod_is_made_again_alone(path: Path) -> None:
+def test_every_gang_ends_as_a_whole_and_where_its_peers_wait_a_lost_pod_is_made_again_alone(
+    path: Path,
+) -> None:
     manifest = manifests(path)[0]
     spec, pod = spec_of(manifest), pod_of(manifest)
     assert manifest["spec"]["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
     assert (spec["podReplacementPolicy"], pod["restartPolicy"]) == ("Failed", "Never")
     assert spec["completions"] == spec["parallelism"]
     hosts = spec["completions"] * manifest["spec"]["replicatedJobs"][0]["replicas"]
-    (job,) = (json.loads(one["value"]) for one in pod["containers"][0]["env"] if one["name"] == contract.JOB)
+    (job,) = (
+        json.loads(one["value"])
+        for one in pod["containers"][0]["env"]
+        if one["name"] == contract.JOB
+    )
     waits, dispensable = job["replaces"], hosts - min(job.get("sizes", [hosts]))
-    assert waits is (hosts > 1 and "google.com/tpu" not in str(pod["containers"]) and spec.get("backoffLimit") != 0)
+    assert waits is (
+        hosts > 1
+        and "google.com/tpu" not in str(pod["containers"])
+        and spec.get("backoffLimit") != 0
+    )
     actions = {rule["action"] for rule in spec["podFailurePolicy"]["rules"]}
     if waits:
         assert actions == {"FailJob", "Ignore"} and "backoffLimit" not in spec
         charged = manifest["spec"]["failurePolicy"]["maxRestarts"]
         assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (charged, dispensable)
-        assert ("successPolicy" in spec) is (dispensable > 0), "a pod that is not needed may never succeed"
+        assert ("successPolicy" in spec) is (dispensable > 0), (
+            "a pod that is not needed may never succeed"
+        )
     else:
         assert actions == {"FailJob"} and spec["backoffLimit"] == 0
-    gone = [one for one in pod["tolerations"] if one.get("effect") == "NoExecute" and "tolerationSeconds" in one]
+    gone = [
+        one
+        for one in pod["tolerations"]
+        if one.get("effect") == "NoExecute" and "tolerationSeconds" in one
+    ]
     assert [one["tolerationSeconds"] for one in gone] == [30, 30]
 
 
 def containers(pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield from (one for one in [*pod["containers"], *pod.get("initContainers", [])] if one["name"] != "sidecar")
+    yield from (
+        one
+        for one in [*pod["containers"], *pod.get("initContainers", [])]
+        if one["name"] != "sidecar"
+    )
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.stem not in PRIVILEGED], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.stem not in PRIVILEGED], ids=lambda path: path.stem
+)
 def test_pods_meet_the_restricted_pod_security_standard(path: Path) -> None:
     pod = pod_of(manifests(path)[0])
     assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
-    is_tpu = "google.com/tpu" in str(pod["containers"])  # root by default, which alone the standard forbids
-    assert pod["securityContext"]["runAsNonRoot"] is (pod["securityContext"]["runAsUser"] > 0) is not is_tpu
+    is_tpu = "google.com/tpu" in str(
+        pod["containers"]
+    )  # root by default, which alone the standard forbids
+    assert (
+        pod["securityContext"]["runAsNonRoot"]
+        is (pod["securityContext"]["runAsUser"] > 0)
+        is not is_tpu
+    )
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
     assert kinds <= {"emptyDir", "persistentVolumeClaim", "secret", "configMap", "csi"}
     for container in containers(pod):
         security = container["securityContext"]
         assert security["capabilities"] == {"drop": ["ALL"]}
-        assert security["allowPrivilegeEscalation"] is False and security["readOnlyRootFilesystem"] is True
+        assert (
+            security["allowPrivilegeEscalation"] is False
+            and security["readOnlyRootFilesystem"] is True
+        )
         assert "runAsUser" not in security and "privileged" not in security
 
 
@@ -191,7 +242,9 @@ def answer(manifest: dict[str, Any], message: str, reason: str = "PodFailurePoli
     """What JobSet does about a failed Job: the first rule that matches, else a counted restart."""
     for rule in manifest["spec"]["failurePolicy"]["rules"]:
         patterns = rule.get("onJobFailureMessagePatterns", [""])
-        if reason in rule["onJobFailureReasons"] and any(re.search(pattern, message) for pattern in patterns):
+        if reason in rule["onJobFailureReasons"] and any(
+            re.search(pattern, message) for pattern in patterns
+        ):
             return str(rule["action"])
     return Action.RESTART.value
 
@@ -201,11 +254,16 @@ def answer(manifest: dict[str, Any], message: str, reason: str = "PodFailurePoli
 def test_jobset_answers_every_exit_code_as_the_contract_says(code: int, hosts: int) -> None:
     """With the words in which the Job controller reports a failure."""
     manifest = rendered(SMALL + f"hosts: {hosts}\n")
-    rule = next(rule for rule in spec_of(manifest)["podFailurePolicy"]["rules"] if "onExitCodes" in rule)
+    rule = next(
+        rule for rule in spec_of(manifest)["podFailurePolicy"]["rules"] if "onExitCodes" in rule
+    )
     is_left_to_the_job = hosts > 1 and contract.agent_exit_code(code, leaves_alone=False) != code
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"]["containerName"] == pod_of(manifest)["containers"][0]["name"]
-    message = f"Container main for pod team/x-w-0-0-abcde failed with exit code {code} matching FailJob rule at index 1"
+    message = (
+        f"Container main for pod team/x-w-0-0-abcde failed with exit code {code} matching "
+        "FailJob rule at index 1"
+    )
     if code not in rule["onExitCodes"]["values"]:
         message, reason = "Job has reached the specified backoff limit", "BackoffLimitExceeded"
     else:
@@ -218,29 +276,45 @@ def test_a_pod_that_dies_or_leaves_alone_is_made_again_and_only_what_died_is_cha
     decided, disrupted, left = spec_of(rendered(SMALL + "hosts: 2\n"))["podFailurePolicy"]["rules"]
     values = decided["onExitCodes"]["values"]
     assert values == [code for code in contract.OUTCOMES if 0 < code < 128]
-    assert {contract.agent_exit_code(code, leaves_alone=False) for code in range(1, 256)} & {contract.LEFT} == set()
-    assert (disrupted["action"], disrupted["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+    assert {contract.agent_exit_code(code, leaves_alone=False) for code in range(1, 256)} & {
+        contract.LEFT
+    } == set()
+    assert (disrupted["action"], disrupted["onPodConditions"][0]["type"]) == (
+        "Ignore",
+        "DisruptionTarget",
+    )
     assert (left["action"], left["onExitCodes"]["values"]) == ("Ignore", [contract.LEFT])
 
 
 def test_an_evicted_pod_is_never_charged() -> None:
-    message = "Pod team/x-w-0-0-abcde has condition DisruptionTarget matching FailJob rule at index 0"
+    message = (
+        "Pod team/x-w-0-0-abcde has condition DisruptionTarget matching FailJob rule at index 0"
+    )
     manifest = rendered(SMALL)
     assert answer(manifest, message) == Action.RESTART_UNCHARGED.value
-    assert spec_of(manifest)["podFailurePolicy"]["rules"][0]["onPodConditions"][0]["type"] == "DisruptionTarget"
+    assert (
+        spec_of(manifest)["podFailurePolicy"]["rules"][0]["onPodConditions"][0]["type"]
+        == "DisruptionTarget"
+    )
 
 
 def test_a_job_past_its_deadline_is_not_started_again() -> None:
     manifest = rendered(SMALL + "deadline: 90s\n")
     assert spec_of(manifest)["activeDeadlineSeconds"] == 90
-    assert answer(manifest, "Job was active longer than specified deadline", "DeadlineExceeded") == "FailJobSet"
+    assert (
+        answer(manifest, "Job was active longer than specified deadline", "DeadlineExceeded")
+        == "FailJobSet"
+    )
 
 
 def test_the_agent_can_read_what_the_pod_tells_it() -> None:
     """The agent's own reader, on the environment of host 5 of 2 × 4."""
     from jaxlaunch.launcher.agent.gang import config
 
-    manifest = rendered(SMALL.replace("{type: cpu}", "{type: cpu, per_host: 2}") + "hosts: 4\nslices: 2\ngrace: 20s\n")
+    manifest = rendered(
+        SMALL.replace("{type: cpu}", "{type: cpu, per_host: 2}")
+        + "hosts: 4\nslices: 2\ngrace: 20s\n"
+    )
     found = {name: value for name, value in env_of(manifest).items() if isinstance(value, str)}
     told = {
         contract.SLICE: "1",
@@ -256,19 +330,36 @@ def test_the_agent_can_read_what_the_pod_tells_it() -> None:
         8,
         3,
     )
-    assert (read.job.command, read.job.grace_s, read.job.metrics_port) == (("python", "train.py"), 20.0, 9400)
+    assert (read.job.command, read.job.grace_s, read.job.metrics_port) == (
+        ("python", "train.py"),
+        20.0,
+        9400,
+    )
     assert not read.is_local and read.listen_address == "10.4.0.7"
     fields = env_of(manifest)
-    for name in (contract.SLICE, contract.UID, contract.GENERATION, contract.POD_UID, contract.POD_IP, contract.NODE):
+    for name in (
+        contract.SLICE,
+        contract.UID,
+        contract.GENERATION,
+        contract.POD_UID,
+        contract.POD_IP,
+        contract.NODE,
+    ):
         assert "fieldRef" in fields[name]
 
 
 def test_values_reach_the_program_as_they_are_written() -> None:
     """The kubelet expands $(NAME) in variables."""
-    manifest = rendered(SMALL.replace("train.py]", "train.py, $(HOME)]") + "env: {A: $(HOME) costs $$5}\n")
+    manifest = rendered(
+        SMALL.replace("train.py]", "train.py, $(HOME)]") + "env: {A: $(HOME) costs $$5}\n"
+    )
     raw = {one["name"]: one.get("value") for one in pod_of(manifest)["containers"][0]["env"]}
     assert raw["A"] == "$$(HOME) costs $$$$5"
-    assert json.loads(env_of(manifest)[contract.JOB])["command"] == ["python", "train.py", "$(HOME)"]
+    assert json.loads(env_of(manifest)[contract.JOB])["command"] == [
+        "python",
+        "train.py",
+        "$(HOME)",
+    ]
 
 
 def test_the_train_block_reaches_the_pod_with_its_checkpoint_folder() -> None:
@@ -278,24 +369,34 @@ def test_the_train_block_reaches_the_pod_with_its_checkpoint_folder() -> None:
     spec = json.loads(env_of(manifest)[contract.TRAIN_SPEC])
     assert spec == {"task": "my.tasks:Mine", "steps": 10, "checkpoint": {"path": "/runs/x"}}
     assert env_of(manifest)[contract.RUN_DIR] == "/runs/x/.jaxlaunch"
-    mounts = {one["name"]: one["mountPath"] for one in pod_of(manifest)["containers"][0]["volumeMounts"]}
+    mounts = {
+        one["name"]: one["mountPath"] for one in pod_of(manifest)["containers"][0]["volumeMounts"]
+    }
     assert mounts == {"tmp": "/tmp", "volume-0": "/runs"}
 
 
 def test_a_bucket_is_no_folder_but_keeps_the_run_s_memory() -> None:
     cluster = defaults.parse_defaults("{image: i, checkpoint: {url: gs://runs/all}}")
-    manifest = rendered("name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n", cluster)
-    assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["checkpoint"] == {"path": "gs://runs/all/x"}
+    manifest = rendered(
+        "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n", cluster
+    )
+    assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["checkpoint"] == {
+        "path": "gs://runs/all/x"
+    }
     assert contract.RUN_DIR not in env_of(manifest)
     assert env_of(manifest)[contract.RUN_URL] == "gs://runs/all/x/.jaxlaunch"
 
 
 def test_the_cluster_defaults_claim_is_mounted_once_where_a_checkpoint_lies_on_it() -> None:
     cluster = defaults.parse_defaults("{image: i, checkpoint: {claim: runs, path: /runs}}")
-    text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, checkpoint: {path: %s}}\n"
+    text = (
+        "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, checkpoint: {path: %s}}\n"
+    )
     assert len(pod_of(rendered(text % "/runs/other", cluster))["volumes"]) == 2
     mounted = text % "/runs/other" + "volumes: [{claim: mine, path: /runs}]\n"
-    claims = [one["persistentVolumeClaim"] for one in pod_of(rendered(mounted, cluster))["volumes"][1:]]
+    claims = [
+        one["persistentVolumeClaim"] for one in pod_of(rendered(mounted, cluster))["volumes"][1:]
+    ]
     assert claims == [{"claimName": "mine"}]
     assert len(pod_of(rendered(text % "gs://team-b/x", cluster))["volumes"]) == 1
 
@@ -310,12 +411,18 @@ def test_a_secret_appears_by_reference_only(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_cluster_defaults_compile_cache_is_mounted_and_told_to_jobs_that_name_none() -> None:
-    cluster = defaults.parse_defaults("{image: i, checkpoint: {url: gs://runs}, compile_cache: {claim: compiled}}")
+    cluster = defaults.parse_defaults(
+        "{image: i, checkpoint: {url: gs://runs}, compile_cache: {claim: compiled}}"
+    )
     text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine}\n"
     manifest = rendered(text, cluster)
     assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["compile_cache"] == "/compile-cache"
-    assert {"name": "volume-0", "mountPath": "/compile-cache"} in pod_of(manifest)["containers"][0]["volumeMounts"]
-    assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "compiled"}} in pod_of(manifest)["volumes"]
+    assert {"name": "volume-0", "mountPath": "/compile-cache"} in pod_of(manifest)["containers"][0][
+        "volumeMounts"
+    ]
+    assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "compiled"}} in pod_of(
+        manifest
+    )["volumes"]
     none = rendered(text.replace("Mine}", "Mine, compile_cache: null}"), cluster)
     assert json.loads(env_of(none)[contract.TRAIN_SPEC])["compile_cache"] is None
     own = rendered(text.replace("Mine}", "Mine, compile_cache: gs://mine}"), cluster)
@@ -323,7 +430,9 @@ def test_the_cluster_defaults_compile_cache_is_mounted_and_told_to_jobs_that_nam
     assert [volume["name"] for volume in pod_of(own)["volumes"]] == ["tmp"]
 
 
-def test_the_cluster_defaults_service_account_is_for_jobs_that_name_none_and_mounts_no_token() -> None:
+def test_the_cluster_defaults_service_account_is_for_jobs_that_name_none_and_mounts_no_token() -> (
+    None
+):
     cluster = defaults.parse_defaults("{image: i, service_account: everyone}")
     pod = pod_of(rendered(SMALL, cluster))
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("everyone", False)
@@ -339,7 +448,9 @@ def test_the_cluster_defaults_network_is_for_jobs_on_its_accelerator_that_name_n
     assert pod_of(rendered(h100, cluster))["hostNetwork"] is True
     assert "hostNetwork" not in pod_of(rendered(h100 + "network: default\n", cluster))
     assert "hostNetwork" not in pod_of(rendered(SMALL, cluster))
-    limits = pod_of(rendered(h100.replace("h100", "a100"), cluster))["containers"][0]["resources"]["limits"]
+    limits = pod_of(rendered(h100.replace("h100", "a100"), cluster))["containers"][0]["resources"][
+        "limits"
+    ]
     assert limits["rdma/ib"] == "1"
 
 
@@ -353,7 +464,11 @@ def test_a_job_says_otherwise_than_our_defaults_for_the_program() -> None:
     text = SMALL.replace("type: cpu", "type: l4") + "env: {HOME: /home/me, JAX_PLATFORMS: cuda}\n"
     found = env_of(rendered(text))
     assert (found["HOME"], found["JAX_PLATFORMS"]) == ("/home/me", "cuda")
-    secret = env_of(rendered(text.replace("env: {HOME: /home/me, ", "secrets: {HOME: {name: s, key: k}}\nenv: {")))
+    secret = env_of(
+        rendered(
+            text.replace("env: {HOME: /home/me, ", "secrets: {HOME: {name: s, key: k}}\nenv: {")
+        )
+    )
     assert secret["HOME"] == {"secretKeyRef": {"name": "s", "key": "k"}}
 
 
@@ -368,9 +483,13 @@ def test_only_slices_that_span_hosts_are_placed_exclusively() -> None:
 
     assert annotations("{type: v6e, topology: 4x4}")[key] == "cloud.google.com/gke-nodepool"
     assert key not in annotations("{type: v6e, topology: 2x2}")
-    assert key not in annotations("{type: v6e, topology: 4x4}", "queue: q\nplacement: {required: rack}\n")
+    assert key not in annotations(
+        "{type: v6e, topology: 4x4}", "queue: q\nplacement: {required: rack}\n"
+    )
     # What Kueue only prefers must not put two slices' hosts into one node pool.
-    assert key in annotations("{type: v6e, topology: 4x4}", "queue: q\nplacement: {preferred: rack}\n")
+    assert key in annotations(
+        "{type: v6e, topology: 4x4}", "queue: q\nplacement: {preferred: rack}\n"
+    )
     assert key not in annotations("{type: cpu}", "hosts: 4\n")
 
 
@@ -384,11 +503,18 @@ def test_every_accelerator_is_asked_for_or_refused_on_every_platform(kind: str, 
     topology = "" if shape is None else f", topology: {shape}"
     text = SMALL.replace("{type: cpu}", f"{{type: {kind}{topology}}}") + f"platform: {where}\n"
     if kind not in table.NODES[where]:
-        with pytest.raises(UserError, match=f"accelerator.type = {kind} is not known on platform = {where}"):
+        with pytest.raises(
+            UserError, match=f"accelerator.type = {kind} is not known on platform = {where}"
+        ):
             rendered(text)
         return
     spec, pod = load.parse_job(text), pod_of(rendered(text))
-    resources = {"cpu": None, "cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
+    resources = {
+        "cpu": None,
+        "cuda": "nvidia.com/gpu",
+        "rocm": "amd.com/gpu",
+        "tpu": "google.com/tpu",
+    }
     resource = resources[spec.accelerator.platform]
     if resource is None:
         assert "resources" not in pod["containers"][0] and "nodeSelector" not in pod
@@ -404,8 +530,12 @@ def test_every_accelerator_is_asked_for_or_refused_on_every_platform(kind: str, 
 def test_a_job_s_node_selector_chooses_among_the_nodes_that_fit() -> None:
     text = SMALL.replace("cpu", "a100") + "platform: gke\n"
     assert "affinity" in pod_of(rendered(text))
-    chosen = rendered(text + "node_selector: {cloud.google.com/gke-accelerator: nvidia-a100-80gb}\n")
-    assert pod_of(chosen)["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}
+    chosen = rendered(
+        text + "node_selector: {cloud.google.com/gke-accelerator: nvidia-a100-80gb}\n"
+    )
+    assert pod_of(chosen)["nodeSelector"] == {
+        "cloud.google.com/gke-accelerator": "nvidia-a100-80gb"
+    }
     assert "affinity" not in pod_of(chosen)
 
 
@@ -414,7 +544,9 @@ def test_jobs_that_share_hosts_do_not_share_ports() -> None:
     ports = {
         port["containerPort"]
         for name in ("x", "y", "z")
-        for port in pod_of(rendered(text.replace("name: x", f"name: {name}")))["containers"][0]["ports"]
+        for port in pod_of(rendered(text.replace("name: x", f"name: {name}")))["containers"][0][
+            "ports"
+        ]
     }
     assert len(ports) == 6 and all(20000 <= port < 30000 for port in ports)
     assert (
@@ -423,13 +555,22 @@ def test_jobs_that_share_hosts_do_not_share_ports() -> None:
 
 
 def test_the_policy_lets_in_the_gang_and_prometheus() -> None:
-    _, policy = render(resolve(load.parse_job(SMALL), defaults.parse_defaults("prometheus: {namespace: monitoring}")))
+    _, policy = render(
+        resolve(
+            load.parse_job(SMALL), defaults.parse_defaults("prometheus: {namespace: monitoring}")
+        )
+    )
     gang = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "x"}}
     own, scrape = policy["spec"]["ingress"]
     assert policy["spec"]["podSelector"] == gang and own == {"from": [{"podSelector": gang}]}
     assert scrape["ports"] == [{"protocol": "TCP", "port": network.METRICS_PORT}]
-    assert scrape["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
-    assert len(render(resolve(load.parse_job(SMALL + "network_policy: false\n"), ClusterDefaults()))) == 1
+    assert scrape["from"][0]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "monitoring"
+    }
+    assert (
+        len(render(resolve(load.parse_job(SMALL + "network_policy: false\n"), ClusterDefaults())))
+        == 1
+    )
 
 
 def test_the_spec_hash_tells_jobs_apart_and_nothing_else() -> None:
@@ -440,7 +581,10 @@ def test_the_spec_hash_tells_jobs_apart_and_nothing_else() -> None:
 
 
 def test_a_job_that_cannot_run_there_is_refused_with_everything_at_once() -> None:
-    text = SMALL.replace("image: registry.example/train:1\n", "") + "placement: {preferred: rack}\ncapacity: spot\n"
+    text = (
+        SMALL.replace("image: registry.example/train:1\n", "")
+        + "placement: {preferred: rack}\ncapacity: spot\n"
+    )
     with pytest.raises(UserError) as error:
         rendered(text)
     assert "placement is done by Kueue" in str(error.value)
@@ -453,8 +597,14 @@ def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
     _, _, shared = render(resolve(spec, ClusterDefaults()), Bundle(b"agent", b"code"))
     main = pod_of(rendered_with(spec, Bundle(b"agent", b"code")))["containers"][0]
     assert main["command"] == ["python3", "-I", "/jaxlaunch/agent.pyz"]
-    assert shared["binaryData"] == {"agent.pyz": "YWdlbnQ=", "code.tar.gz": "Y29kZQ=="} and shared["immutable"]
-    assert json.loads(env_of(rendered_with(spec, Bundle(b"agent", b"code")))[contract.JOB])["workdir"] == "/code/sub"
+    assert (
+        shared["binaryData"] == {"agent.pyz": "YWdlbnQ=", "code.tar.gz": "Y29kZQ=="}
+        and shared["immutable"]
+    )
+    assert (
+        json.loads(env_of(rendered_with(spec, Bundle(b"agent", b"code")))[contract.JOB])["workdir"]
+        == "/code/sub"
+    )
 
 
 @pytest.mark.parametrize(
@@ -462,9 +612,19 @@ def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
     [
         (SMALL, True),
         (SMALL + "agent: image\n", False),
-        (SMALL.replace("image: registry.example/train:1\n", ""), False),  # that of the defaults holds us
-        (SMALL.replace("command: [python, train.py]", "train: {task: 'a:B'}"), False),  # the trainer's holds us
-        (SMALL.replace("command: [python, train.py]", "train: {task: 'a:B'}") + "agent: inject\n", True),
+        (
+            SMALL.replace("image: registry.example/train:1\n", ""),
+            False,
+        ),  # that of the defaults holds us
+        (
+            SMALL.replace("command: [python, train.py]", "train: {task: 'a:B'}"),
+            False,
+        ),  # the trainer's holds us
+        (
+            SMALL.replace("command: [python, train.py]", "train: {task: 'a:B'}")
+            + "agent: inject\n",
+            True,
+        ),
     ],
 )
 def test_the_agent_travels_where_the_image_need_not_hold_it(text: str, brings: bool) -> None:
@@ -473,11 +633,18 @@ def test_the_agent_travels_where_the_image_need_not_hold_it(text: str, brings: b
 
 
 def test_what_is_brought_is_named_by_all_that_it_holds() -> None:
-    names = {Bundle(b"a", b"b").name, Bundle(b"a").name, Bundle(None, b"a").name, Bundle(b"ab", b"").name}
+    names = {
+        Bundle(b"a", b"b").name,
+        Bundle(b"a").name,
+        Bundle(None, b"a").name,
+        Bundle(b"ab", b"").name,
+    }
     assert len(names) == 4 and all(re.fullmatch("jaxlaunch-[0-9a-f]{12}", name) for name in names)
 
 
-@pytest.mark.parametrize("variables", ["null", "{}", "[{name: JAXLAUNCH_LEADER, value: x}]", "[{name: TRAIN_SPEC}]"])
+@pytest.mark.parametrize(
+    "variables", ["null", "{}", "[{name: JAXLAUNCH_LEADER, value: x}]", "[{name: TRAIN_SPEC}]"]
+)
 def test_the_pod_escape_cannot_take_our_variables_away(variables: str) -> None:
     text = SMALL + f"pod: {{spec: {{containers: [{{name: main, env: {variables}}}]}}}}\n"
     with pytest.raises(UserError, match=r"pod\.spec\.containers\.0\.env"):
@@ -494,17 +661,34 @@ def test_a_difference_that_fits_nowhere_is_no_golden_file() -> None:
 
 
 def test_a_single_host_of_efa_asks_for_the_least_interfaces_and_pins_nothing() -> None:
-    text = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100, per_host: 1}\nplatform: eks\nnetwork: efa\n"
-    (pod,) = [job["template"]["spec"]["template"]["spec"] for job in rendered(text)["spec"]["replicatedJobs"]]
+    text = (
+        "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100, per_host: 1}\nplatform: "
+        "eks\nnetwork: efa\n"
+    )
+    (pod,) = [
+        job["template"]["spec"]["template"]["spec"]
+        for job in rendered(text)["spec"]["replicatedJobs"]
+    ]
     (main,) = pod["containers"]
     assert main["resources"]["limits"]["vpc.amazonaws.com/efa"] == "1"
     (job,) = [json.loads(one["value"]) for one in main["env"] if one["name"] == contract.JOB]
     assert job["pinning"] is None
 
 
-@pytest.mark.parametrize(("network", "added"), [("default", ["DAC_OVERRIDE"]), ("efa", ["DAC_OVERRIDE", "IPC_LOCK"])])
+@pytest.mark.parametrize(
+    ("network", "added"), [("default", ["DAC_OVERRIDE"]), ("efa", ["DAC_OVERRIDE", "IPC_LOCK"])]
+)
 def test_root_goes_on_with_the_files_of_another_user(network: str, added: list[str]) -> None:
-    text = f"name: x\nimage: i\ncommand: [a]\naccelerator: {{type: h100}}\nhosts: 2\nnetwork: {network}\n"
+    text = (
+        "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\nhosts: 2\nnetwork: "
+        f"{network}\n"
+    )
     cluster = defaults.parse_defaults("{platform: eks, users: {h100: root}}")
-    (pod,) = [job["template"]["spec"]["template"]["spec"] for job in rendered(text, cluster)["spec"]["replicatedJobs"]]
-    assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": added}
+    (pod,) = [
+        job["template"]["spec"]["template"]["spec"]
+        for job in rendered(text, cluster)["spec"]["replicatedJobs"]
+    ]
+    assert pod["containers"][0]["securityContext"]["capabilities"] == {
+        "drop": ["ALL"],
+        "add": added,
+    }

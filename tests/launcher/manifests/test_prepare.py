@@ -29,7 +29,11 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
     ("text", "cluster", "said"),
     [
         (CPU + "code: src\nworkdir: data\n", "", "workdir = data is outside of code = src"),
-        (CPU.replace("image: i\n", ""), "", "image is missing, and the cluster defaults have none."),
+        (
+            CPU.replace("image: i\n", ""),
+            "",
+            "image is missing, and the cluster defaults have none.",
+        ),
         (TPU, "", "accelerator.type = v5e is not known on platform = generic."),
         (TPU + "platform: eks\n", "", "accelerator.type = v5e is not known on platform = eks."),
         (
@@ -43,15 +47,43 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
             "node_selector: p5.4xlarge has 1 GPU, and accelerator.per_host = 8.",
         ),
         (CPU + "capacity: spot\n", "", "capacity = spot is not known on platform = generic."),
-        (CPU + "capacity: flex-start\n", "platform: eks", "capacity = flex-start is not known on platform = eks."),
-        (CPU + "capacity: {reservation: r}\n", "", "capacity = reservation is not known on platform = generic."),
-        (CPU + "placement: {preferred: rack}\n", "", "placement is done by Kueue, and the job has no queue."),
-        (H100 + "network: efa\n", "platform: gke", "network = efa does not exist on platform = gke."),
-        (H100 + "network: gpudirect-tcpxo\n", "", "network = gpudirect-tcpxo does not exist on platform = generic."),
+        (
+            CPU + "capacity: flex-start\n",
+            "platform: eks",
+            "capacity = flex-start is not known on platform = eks.",
+        ),
+        (
+            CPU + "capacity: {reservation: r}\n",
+            "",
+            "capacity = reservation is not known on platform = generic.",
+        ),
+        (
+            CPU + "placement: {preferred: rack}\n",
+            "",
+            "placement is done by Kueue, and the job has no queue.",
+        ),
+        (
+            H100 + "network: efa\n",
+            "platform: gke",
+            "network = efa does not exist on platform = gke.",
+        ),
+        (
+            H100 + "network: gpudirect-tcpxo\n",
+            "",
+            "network = gpudirect-tcpxo does not exist on platform = generic.",
+        ),
         (H100 + "network: gpudirect-tcpxo\n", "platform: gke", "needs the receive daemon's image"),
-        (CPU, "network: {cpu: {profile: rdma, resource: rdma/ib}}", "network = rdma does not apply to cpu."),
+        (
+            CPU,
+            "network: {cpu: {profile: rdma, resource: rdma/ib}}",
+            "network = rdma does not apply to cpu.",
+        ),
         (H200 + "network: gpudirect-tcpxo\n", TCPXO, "does not apply to h200 with 8 per host."),
-        (H200.replace("h200", "gb300") + EFA, "", "how many interfaces nodes of gb300 have is not known."),
+        (
+            H200.replace("h200", "gb300") + EFA,
+            "",
+            "how many interfaces nodes of gb300 have is not known.",
+        ),
         (
             H100 + EFA + "resources: {hugepages: 5Gi}\n",
             "",
@@ -70,12 +102,14 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
         (
             SMALL + "accelerator: {type: a100}\nhosts: 2\n",
             "platform: gke",
-            "2 hosts of a100 could be nvidia-tesla-a100 or nvidia-a100-80gb, which differ in memory or network.",
+            "2 hosts of a100 could be nvidia-tesla-a100 or nvidia-a100-80gb, which differ in "
+            "memory or network.",
         ),
         (
             H200 + "hosts: 2\n" + EFA,
             "",
-            "2 hosts of h200 could be p5e.48xlarge or p5en.48xlarge, which differ in memory or network.",
+            "2 hosts of h200 could be p5e.48xlarge or p5en.48xlarge, which differ in memory "
+            "or network.",
         ),
         (
             CPU + "capacity: {reservation: cr-0, project: p}\n",
@@ -92,12 +126,20 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
             "platform: gke",
             "s3:// cannot be mounted on platform = gke.",
         ),
-        (CPU + "volumes: [{bucket: gs://team-b, path: /b}]\n", "", "gs:// cannot be mounted on platform = generic."),
+        (
+            CPU + "volumes: [{bucket: gs://team-b, path: /b}]\n",
+            "",
+            "gs:// cannot be mounted on platform = generic.",
+        ),
         (TRAIN + "train: {task: 'a:B'}\n", "", "train.checkpoint.path is missing"),
         (TRAIN + "train: {task: 'a:B', checkpoint: {path: /a/b}}\n", "", "is on no volume"),
         (TRAIN + AT_CKPT % "ephemeral: 1Gi" + "hosts: 2\n", "", "which every host has for itself."),
         (TRAIN + AT_CKPT % "claim: c, read_only: true", "", "is on a read-only volume."),
-        (TRAIN + "train: {task: 'a:B', checkpoint: {path: runs}}\n", "", "runs is relative to the job file"),
+        (
+            TRAIN + "train: {task: 'a:B', checkpoint: {path: runs}}\n",
+            "",
+            "runs is relative to the job file",
+        ),
         (
             TRAIN + "train: {task: 'a:B', data: {source: text, path: a.txt}}\n",
             "checkpoint: {url: gs://team-b}",
@@ -109,7 +151,8 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
             "train.data.tokenizer = here is relative to the job file",
         ),
         (
-            TRAIN + "train: {task: 'a:B', data: {source: mixture, parts: {x: {weight: 1, path: a.txt}}}}\n",
+            TRAIN + "train: {task: 'a:B', data: {source: mixture, parts: {x: {weight: 1, path: "
+            "a.txt}}}}\n",
             "checkpoint: {url: gs://team-b}",
             "train.data.parts.x.path = a.txt is relative to the job file",
         ),
@@ -142,13 +185,21 @@ def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
         (H200 + EFA, ""),
         (H100.replace("h100", "h100, per_host: 1") + EFA, ""),
         (
-            CPU.replace("cpu}", "cpu, per_host: 4}") + "node_selector: {node.kubernetes.io/instance-type: g6.xlarge}\n",
+            CPU.replace("cpu}", "cpu, per_host: 4}")
+            + "node_selector: {node.kubernetes.io/instance-type: g6.xlarge}\n",
             "platform: eks",
         ),
         (H100 + "network: gpudirect-tcpxo\n", TCPXO),
         (H200 + "hosts: 2\nnetwork: gpudirect-rdma\n", "platform: gke"),
-        (H200 + "network: gpudirect-rdma\n", "{platform: gke, nodes: {h200: {node_selector: {pool: a}}}}"),
-        (SMALL + "accelerator: {type: mi300x}\nhosts: 2\nnetwork: {profile: rdma, resource: rdma/ib}\n", ""),
+        (
+            H200 + "network: gpudirect-rdma\n",
+            "{platform: gke, nodes: {h200: {node_selector: {pool: a}}}}",
+        ),
+        (
+            SMALL + "accelerator: {type: mi300x}\nhosts: 2\nnetwork: {profile: rdma, "
+            "resource: rdma/ib}\n",
+            "",
+        ),
         (SMALL + "accelerator: {type: a100, per_host: 16}\n", "platform: gke"),
         (H100 + "node_selector: {node.kubernetes.io/instance-type: p7.new}\n", "platform: eks"),
         (CPU + "capacity: {reservation: mine}\n", "{platform: eks, provisioner: managed}"),
@@ -173,9 +224,13 @@ def test_what_the_server_would_refuse_is_refused_before_it_is_sent(one: wrong.Wr
     assert one.ours in str(refused.value)
 
 
-def test_a_volume_that_keeps_the_cluster_s_folder_of_checkpoints_for_one_host_is_named_and_not_the_cluster() -> None:
+def test_a_volume_that_keeps_the_cluster_s_folder_of_checkpoints_for_one_host_is_named_and_not_the_cluster() -> (
+    None
+):
     text = TRAIN + "hosts: 2\ntrain: {task: 'a:B'}\nvolumes: [{ephemeral: 1Gi, path: /c}]\n"
-    (found,) = resolve(load.parse_job(text), defaults.parse_defaults("checkpoint: {claim: c, path: /c}")).find_faults()
+    (found,) = resolve(
+        load.parse_job(text), defaults.parse_defaults("checkpoint: {claim: c, path: /c}")
+    ).find_faults()
     assert found.path == ("volumes", 0) and "/c/x is on ephemeral storage" in found.message
 
 
@@ -202,8 +257,12 @@ def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
         ("{type: l4, per_host: 8}", {"g6.48xlarge"}),
     ],
 )
-def test_only_instance_types_with_enough_gpus_are_asked_for(accelerator: str, types: set[str]) -> None:
-    job = resolve(load.parse_job(SMALL + f"accelerator: {accelerator}\nplatform: eks\n"), ClusterDefaults())
+def test_only_instance_types_with_enough_gpus_are_asked_for(
+    accelerator: str, types: set[str]
+) -> None:
+    job = resolve(
+        load.parse_job(SMALL + f"accelerator: {accelerator}\nplatform: eks\n"), ClusterDefaults()
+    )
     assert set(job.nodes.labels["node.kubernetes.io/instance-type"]) == types
 
 
@@ -213,7 +272,11 @@ def test_only_instance_types_with_enough_gpus_are_asked_for(accelerator: str, ty
         ("{type: v6e, topology: 2x4}", "", ("4",)),
         ("{type: v6e, topology: 2x4, per_host: 8}", "", ("8",)),
         ("{type: v6e, topology: 4x4}", "", None),
-        ("{type: v6e, topology: 2x4}", f"nodes: {{v6e: {{node_selector: {{{GKE_TPU}: own}}}}}}", None),
+        (
+            "{type: v6e, topology: 2x4}",
+            f"nodes: {{v6e: {{node_selector: {{{GKE_TPU}: own}}}}}}",
+            None,
+        ),
     ],
 )
 def test_a_slice_of_one_host_or_of_two_asks_for_the_chips_of_its_hosts(
@@ -221,7 +284,10 @@ def test_a_slice_of_one_host_or_of_two_asks_for_the_chips_of_its_hosts(
 ) -> None:
     """Where the platform's usual labels are not overruled."""
     spec = load.parse_job(SMALL + f"accelerator: {accelerator}\nplatform: gke\n")
-    assert resolve(spec, defaults.parse_defaults(cluster)).nodes.labels.get(gke.CHIPS_LABEL.value) == chips
+    assert (
+        resolve(spec, defaults.parse_defaults(cluster)).nodes.labels.get(gke.CHIPS_LABEL.value)
+        == chips
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +298,9 @@ def test_a_slice_of_one_host_or_of_two_asks_for_the_chips_of_its_hosts(
         ("{tolerations: [{key: team}]}", {"team"}),
     ],
 )
-def test_nodes_of_other_labels_have_the_usual_taints_unless_theirs_are_given(own: str, tolerated: set[str]) -> None:
+def test_nodes_of_other_labels_have_the_usual_taints_unless_theirs_are_given(
+    own: str, tolerated: set[str]
+) -> None:
     job = resolve(load.parse_job(H200), defaults.parse_defaults(f"nodes: {{h200: {own}}}"))
     found = {one["key"] for one in job.nodes.tolerations}
     assert {key for key in found if not key.startswith("node.kubernetes.io/")} == tolerated
@@ -245,7 +313,12 @@ def test_the_gpus_of_every_instance_type_are_known() -> None:
 
 @pytest.mark.parametrize(
     ("key", "size", "is_refused"),
-    [("env", 131_069, False), ("env", 131_070, True), ("env", 200_000, True), ("command", 200_000, True)]
+    [
+        ("env", 131_069, False),
+        ("env", 131_070, True),
+        ("env", 200_000, True),
+        ("command", 200_000, True),
+    ]
     + [("train", 100_000, False), ("train", 200_000, True)],
 )
 def test_what_no_program_can_be_started_with_is_refused_before_it_costs_starts(
@@ -256,7 +329,8 @@ def test_what_no_program_can_be_started_with_is_refused_before_it_costs_starts(
     jobs = {
         "env": CPU + f"env: {{A: {text}}}\n",
         "command": CPU.replace("[a]", f"[a, {text}]"),
-        "train": TRAIN + f"train: {{task: 'a:B', data: {{source: torch, dataset: 'a:B', args: {{text: {text}}}}}}}\n",
+        "train": TRAIN + "train: {task: 'a:B', data: {source: torch, dataset: 'a:B', args: {text: "
+        f"{text}}}}}}}\n",
     }
     job = jobs[key]
     if not is_refused:

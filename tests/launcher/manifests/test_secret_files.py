@@ -12,22 +12,103 @@ BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQDZ7f3a9c51"
 BEGIN, END = "-----BEGIN {}" + "PRIVATE KEY-----\n", "\n-----END {}PRIVATE KEY-----\n"
 
 BY_NAME = (
-    *(".env", ".env.local", ".env.production", "app/.env", ".env.example", ".envrc", ".netrc", "_netrc", ".pypirc"),
-    *(".git-credentials", ".pgpass", ".my.cnf", ".s3cfg", ".boto", ".htpasswd", ".vault-token", ".databrickscfg"),
-    *("home/.aws/credentials", ".docker/config.json", ".kube/config", "kubeconfig", "prod.kubeconfig", ".dockercfg"),
-    *("id_rsa", ".ssh/id_ed25519", ".ssh/id_work", "keys/ID_RSA", "a.ppk", "a.p12", "a.pfx", "server.jks", "a.kdbx"),
-    *("terraform.tfstate", "terraform.tfstate.backup", "client_secret_12.apps.json", "kaggle.json", "rclone.conf"),
-    *("application_default_credentials.json", ".config/gcloud/access_tokens.db", ".cargo/credentials.toml"),
-    *(".config/gh/hosts.yml", ".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".gnupg/secring.gpg"),
-    *(".streamlit/secrets.toml", "secrets.yaml", ".azure/accessTokens.json", ".aws/config", ".oci/oci_api_key"),
-    *(".vault_pass", ".vault_pass.txt", "terraform.tfvars", "prod.auto.tfvars", "id_rsa.bak", "id_rsa~", ".netrc.orig"),
-    *("prod.env", "docker.env", "server.key", "AuthKey.p8", "service-account.json", "secrets.prod.yaml"),
-    *("credentials.json", "google_credentials.json", "helm-secrets.yml", ".env.sh", ".aws/config.sh", ".modal.toml"),
+    *(
+        ".env",
+        ".env.local",
+        ".env.production",
+        "app/.env",
+        ".env.example",
+        ".envrc",
+        ".netrc",
+        "_netrc",
+        ".pypirc",
+    ),
+    *(
+        ".git-credentials",
+        ".pgpass",
+        ".my.cnf",
+        ".s3cfg",
+        ".boto",
+        ".htpasswd",
+        ".vault-token",
+        ".databrickscfg",
+    ),
+    *(
+        "home/.aws/credentials",
+        ".docker/config.json",
+        ".kube/config",
+        "kubeconfig",
+        "prod.kubeconfig",
+        ".dockercfg",
+    ),
+    *(
+        "id_rsa",
+        ".ssh/id_ed25519",
+        ".ssh/id_work",
+        "keys/ID_RSA",
+        "a.ppk",
+        "a.p12",
+        "a.pfx",
+        "server.jks",
+        "a.kdbx",
+    ),
+    *(
+        "terraform.tfstate",
+        "terraform.tfstate.backup",
+        "client_secret_12.apps.json",
+        "kaggle.json",
+        "rclone.conf",
+    ),
+    *(
+        "application_default_credentials.json",
+        ".config/gcloud/access_tokens.db",
+        ".cargo/credentials.toml",
+    ),
+    *(
+        ".config/gh/hosts.yml",
+        ".cache/huggingface/token",
+        ".cache/huggingface/stored_tokens",
+        ".gnupg/secring.gpg",
+    ),
+    *(
+        ".streamlit/secrets.toml",
+        "secrets.yaml",
+        ".azure/accessTokens.json",
+        ".aws/config",
+        ".oci/oci_api_key",
+    ),
+    *(
+        ".vault_pass",
+        ".vault_pass.txt",
+        "terraform.tfvars",
+        "prod.auto.tfvars",
+        "id_rsa.bak",
+        "id_rsa~",
+        ".netrc.orig",
+    ),
+    *(
+        "prod.env",
+        "docker.env",
+        "server.key",
+        "AuthKey.p8",
+        "service-account.json",
+        "secrets.prod.yaml",
+    ),
+    *(
+        "credentials.json",
+        "google_credentials.json",
+        "helm-secrets.yml",
+        ".env.sh",
+        ".aws/config.sh",
+        ".modal.toml",
+    ),
     *("pull/.dockerconfigjson", "release.keystore"),
 )
 BY_CONTENT = {
     "key.pem": BEGIN.format("RSA ") + BODY + END.format("RSA "),
-    "encrypted.pem": BEGIN.format("RSA ") + "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,7F\n\n" + BODY,
+    "encrypted.pem": BEGIN.format("RSA ")
+    + "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,7F\n\n"
+    + BODY,
     "deploy_key": BEGIN.format("OPENSSH ") + BODY,
     "windows.pem": BEGIN.format("").replace("\n", "\r\n") + BODY,
     "key.asc": BEGIN.format("PGP ").replace("KEY-", "KEY BLOCK-") + "Version: GnuPG v2\n\n" + BODY,
@@ -45,7 +126,8 @@ BY_CONTENT = {
     "kube.yaml": "users:\n- name: me\n  user:\n    client-key-data: "
     + "TFMwdExTMUNSVWRKVGlCU1UwRWdVRkpKVmtGVVJTQkxSVmt0TFMwdExR==",
     "docker.json": '{"auths": {"ghcr.io": {"auth": "dXNlcjpjb3JyZWN0aG9yc2U="}}}',
-    "secret.yaml": "apiVersion: v1\nkind: Secret\nmetadata: {name: db}\ndata:\n  password: Y29ycmVjdGhvcnNl\n",
+    "secret.yaml": "apiVersion: v1\nkind: Secret\nmetadata: {name: db}\ndata:\n  password: "
+    "Y29ycmVjdGhvcnNl\n",
     "wandb_login.py": f'wandb.login(\n    relogin=True,\n    key="{HEX}7d2058e6",\n)\n',
     "groq.py": f"client = Groq(api_key='gsk_{TEXT}{TEXT[:20]}')\n",
     "replicate.py": f"token = 'r8_{TEXT}{TEXT[:5]}'\n",
@@ -74,26 +156,36 @@ BY_CONTENT = {
 INNOCENT = {
     "cert.pem": "-----BEGIN CERTIFICATE-----\n" + BODY + "\n-----END CERTIFICATE-----\n",
     "id_rsa.pub": "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAABgQ me@host\n",
-    ".ssh/known_hosts": "github.com ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl\n",
+    ".ssh/known_hosts": "github.com ssh-ed25519 "
+    "AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl\n",
     "pem.py": 'if text.startswith("' + BEGIN.format("").strip() + '"):\n    raise ValueError\n',
     "docs/keys.md": BEGIN.format("RSA ") + "...\n" + END.format("RSA "),
-    "README.md": "export HF_TOKEN=hf_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\nexport WANDB_API_KEY=<your key>\n",
-    "docs/aws.md": "key: AKIAIOSFODNN7EXAMPLE\naws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY\n",
-    "docs/db.md": "postgres://user:password@localhost/db, redis://:<password>@host, mysql://root:root@db\n",
+    "README.md": "export HF_TOKEN=hf_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\nexport "
+    "WANDB_API_KEY=<your key>\n",
+    "docs/aws.md": "key: AKIAIOSFODNN7EXAMPLE\naws_secret_access_key = "
+    "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY\n",
+    "docs/db.md": "postgres://user:password@localhost/db, redis://:<password>@host, "
+    "mysql://root:root@db\n",
     "db.py": 'url = f"postgresql://{user}:{password}@{host}/{name}"\n',
-    "compose.yaml": "DATABASE_URL: postgres://app:${DB_PASSWORD}@db/app\nBROKER: redis://:$PW@cache\n",
-    "urls.py": 'URLS = ["http://localhost:8080/path@v1", "https://host:443", "mailto:a@b.example"]\n',
+    "compose.yaml": "DATABASE_URL: postgres://app:${DB_PASSWORD}@db/app\nBROKER: "
+    "redis://:$PW@cache\n",
+    "urls.py": 'URLS = ["http://localhost:8080/path@v1", "https://host:443", '
+    '"mailto:a@b.example"]\n',
     "minified.js": 'a="http://localhost:8000",b="me@corp.example"',
-    "tokenizer_config.json": '{"pad_token": "<|endoftext|>", "eos_token": "<|im_end|>", "model_max_length": 131072}',
-    "special_tokens_map.json": '{"bos_token": "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "mask_token": "[MASK]"}',
+    "tokenizer_config.json": '{"pad_token": "<|endoftext|>", "eos_token": "<|im_end|>", '
+    '"model_max_length": 131072}',
+    "special_tokens_map.json": '{"bos_token": "<\uff5cbegin\u2581of\u2581sentence\uff5c>", '
+    '"mask_token": "[MASK]"}',
     "vocab.json": '{"token": 30001, "secret": 1203, "password": 9999999999999999}',
     "model.py": "self.pad_token = tokenizer.pad_token_id_2026_11_22\nMAX_TOKENS = 1000000000000\n",
     "login.py": 'token = os.environ["HF_TOKEN"]\napi_key=get_secret("projects/1234567/secrets/k1")\n',
     "client.py": "_auth = HTTPBasicAuth2\n_password = read_password_1()\n",
     "args.py": 'parser.add_argument("--api-key", default=None)\npassword = getpass.getpass()\n',
-    "k8s/secret-ref.yaml": "env:\n- name: HF_TOKEN\n  valueFrom: {secretKeyRef: {name: hub, key: token}}\n",
+    "k8s/secret-ref.yaml": "env:\n- name: HF_TOKEN\n  valueFrom: {secretKeyRef: {name: hub, "
+    "key: token}}\n",
     "k8s/sealed.yaml": "kind: SealedSecret\nspec:\n  encryptedData:\n    a: AgBy3i4OJSWK\n",
-    "helm/secret.yaml": "apiVersion: v1\nkind: Secret\ndata:\n  password: {{ .Values.pw | b64enc }}\n",
+    "helm/secret.yaml": "apiVersion: v1\nkind: Secret\ndata:\n  password: {{ .Values.pw | "
+    "b64enc }}\n",
     "kube.md": "client-key-data: <base64>\nclient-certificate-data: " + BODY,
     "go.sum": "github.com/x/y v1.2.3 h1:Qz7mXw9LzT4bNc8JdF1hPs6GyA3uEkR7vQ2mXw9LzT4=\n",
     "poetry.lock": f'files = [{{file = "token-1.0.whl", hash = "sha256:{HEX}{HEX}"}}]\n',
@@ -107,7 +199,8 @@ INNOCENT = {
     "train.old": "lr = 3e-4\n",
     "pip.conf": "[global]\nindex-url = https://pypi.corp/simple\n",
     ".docker/Dockerfile": "FROM python:3.11\nARG TOKEN\n",
-    "docs/auth.md": "Use Bearer authentication: `Authorization: Bearer $TOKEN`. Basic authentication is deprecated.\n",
+    "docs/auth.md": "Use Bearer authentication: `Authorization: Bearer $TOKEN`. Basic "
+    "authentication is deprecated.\n",
     "secrets.py": "import os\nTOKEN_FILE = '/var/run/secrets/token1234567890123'\n",
     "environment.yml": "dependencies: [python=3.11, jax]\n",
     "envs/cartpole.py": "class Env: ...\n",
@@ -115,16 +208,21 @@ INNOCENT = {
     "data.bin": bytes(range(256)).decode("latin-1") * 40,
     "image.ipynb": '{"image/png": "' + BODY * 30 + '"}',
     "sk.py": "from sklearn import sk_learn_wrapper as sk\nhf_transformers_compat = 1\n",
-    "workflow.yaml": "token: ${{ secrets.GITHUB_TOKEN }}\npassword: ${{ secrets.DOCKERHUB_TOKEN_2026 }}\n",
+    "workflow.yaml": "token: ${{ secrets.GITHUB_TOKEN }}\npassword: ${{ "
+    "secrets.DOCKERHUB_TOKEN_2026 }}\n",
     "formatted.py": 'a = "mysql://root:%s@localhost" % pw\nb = "mysql://%s:%-8s@db" % (user, pw)\n',
-    "stand-ins.md": "redis://:{password}@h, redis://:<password>@h, redis://:$PW@h, redis://:****@h, http://a:b@host/\n",
+    "stand-ins.md": "redis://:{password}@h, redis://:<password>@h, redis://:$PW@h, "
+    "redis://:****@h, http://a:b@host/\n",
     "smb.py": "open('smb://myuser:mypassword@myserver.corp/share')\n",
     "fsspec.py": "'github://org:repo@sha/precip/catalog.yml'\n",
     "bake.hcl": f'contexts = {{ base = "docker-image://alpine:3.19.1@sha256:{HEX}{HEX}" }}\n',
-    "docs/start.md": "see the basic examples/resnet50_imagenet.py, or basic transformer-decoder-only-12-layers\n",
-    "docs/bearers.md": "the bearer services/tokens_v2.example_service, Basic tests/test_train_step_3.py\n",
+    "docs/start.md": "see the basic examples/resnet50_imagenet.py, or basic "
+    "transformer-decoder-only-12-layers\n",
+    "docs/bearers.md": "the bearer services/tokens_v2.example_service, Basic "
+    "tests/test_train_step_3.py\n",
     "RECORD": "websocket/_cookiejar.py,sha256=sk_bJkC1VTNz9STPygp9WigFOc4yKFXbXJzz7vnNA7c,2346\n",
-    "list.json": f'{{"nextPageToken": "a", "next_page_token": "{TEXT}", "continuation-token": "{HEX}"}}\n',
+    "list.json": f'{{"nextPageToken": "a", "next_page_token": "{TEXT}", "continuation-token": '
+    f'"{HEX}"}}\n',
     "storage.tf": 'resource "x" "y" { secret_id = var.secret_name_2026_11_22 }\n',
 }
 
@@ -178,4 +276,6 @@ def test_no_text_takes_long_to_search(text: str) -> None:
 
 def test_the_line_is_that_of_the_credential() -> None:
     assert sign("a", f"\n\nhf_{TEXT}") == credentials.CredentialSign(3, "a token")
-    assert sign("run.sh", f"x\nexport WANDB_API_KEY={HEX}") == credentials.CredentialSign(2, "WANDB_API_KEY")
+    assert sign("run.sh", f"x\nexport WANDB_API_KEY={HEX}") == credentials.CredentialSign(
+        2, "WANDB_API_KEY"
+    )

@@ -1,6 +1,7 @@
 """Jobs that no cluster would run: what we say of each before anything is sent, beside what the API server says.
 
-Kubernetes 1.35, JobSet 0.12, Kueue 0.15. Ours: manifests/test_prepare.py. The server's: cluster/test_admission.py.
+Kubernetes 1.35, JobSet 0.12, Kueue 0.15. Ours: manifests/test_prepare.py. The server's:
+cluster/test_admission.py.
 """
 
 from __future__ import annotations
@@ -10,11 +11,20 @@ from typing import Any, NamedTuple
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.manifests.jobset import render, resolve
 
-HEAD = {"name": "x", "image": "registry.example/train:1", "accelerator": "{type: cpu}", "command": "[python, train.py]"}
-LABEL = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.'"
+HEAD = {
+    "name": "x",
+    "image": "registry.example/train:1",
+    "accelerator": "{type: cpu}",
+    "command": "[python, train.py]",
+}
+LABEL = (
+    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.'"
+)
 KEY = "name part must consist of alphanumeric characters, '-', '_' or '.'"
 NAME = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-'"
-OBJECT = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.'"
+OBJECT = (
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.'"
+)
 QUANTITY = "quantities must match the regular expression"
 # Where a manifest's parts begin, in the JobSet.
 JOB = "spec.replicatedJobs.0.template.spec"
@@ -34,7 +44,11 @@ class Wrong(NamedTuple):
 def text(lines: str) -> str:
     """The whole job.yaml."""
     said = {line.partition(":")[0] for line in lines.splitlines()}
-    return "".join(f"{key}: {value}\n" for key, value in HEAD.items() if key not in said) + lines + "\n"
+    return (
+        "".join(f"{key}: {value}\n" for key, value in HEAD.items() if key not in said)
+        + lines
+        + "\n"
+    )
 
 
 def jobset(path: str, value: Any) -> dict[str, Any]:
@@ -64,7 +78,8 @@ TABLE = (
         "name = 1st is not a name: lower-case letters, digits and inner dashes, a letter first.",
         "metadata.name",
         "1st",
-        "\"1st-w-0\": a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with",
+        '"1st-w-0": a DNS-1035 label must consist of lower case alphanumeric characters or '
+        "'-', start with",
     ),
     Wrong(
         "name: a.b",
@@ -99,7 +114,8 @@ TABLE = (
         "ttl = 30000d is not a duration above 0",
         "spec.ttlSecondsAfterFinished",
         30_000 * 86_400,
-        "cannot unmarshal number 2592000000 into Go struct field JobSetSpec.spec.ttlSecondsAfterFinished of type int32",
+        "cannot unmarshal number 2592000000 into Go struct field "
+        "JobSetSpec.spec.ttlSecondsAfterFinished of type int32",
     ),
     Wrong(
         "deadline: -1",
@@ -117,7 +133,8 @@ TABLE = (
     ),
     Wrong(
         "labels: {team: a b}",
-        "labels.team = a b is not a label's value: at most 63 letters, digits and inner dashes, dots and _.",
+        "labels.team = a b is not a label's value: at most 63 letters, digits and inner dashes, "
+        "dots and _.",
         "metadata.labels.team",
         "a b",
         f'metadata.labels: Invalid value: "a b": {LABEL}',
@@ -155,7 +172,8 @@ TABLE = (
         "tolerations.0.effect = NoRun is not one of NoSchedule, PreferNoSchedule, NoExecute.",
         f"{POD}.tolerations.+",
         {"key": "a", "effect": "NoRun"},
-        'Unsupported value: "NoRun": supported values: "NoSchedule", "PreferNoSchedule", "NoExecute"',
+        'Unsupported value: "NoRun": supported values: "NoSchedule", "PreferNoSchedule", '
+        '"NoExecute"',
     ),
     Wrong(
         "tolerations: [{key: a b, operator: Exists}]",
@@ -169,11 +187,13 @@ TABLE = (
         'env has the key "A=B", which is not a variable\'s name: letters, digits and _.',
         f"{MAIN}.env.+",
         {"name": "A=B", "value": "c"},
-        "a valid environment variable name must consist only of printable ASCII characters other than '='",
+        "a valid environment variable name must consist only of printable ASCII characters "
+        "other than '='",
     ),
     Wrong(
         "secrets: {A: {name: My_Secret, key: a}}",
-        "secrets.A.name is not a Kubernetes name: lower-case letters, digits, and inner dashes and dots.",
+        "secrets.A.name is not a Kubernetes name: lower-case letters, digits, and inner "
+        "dashes and dots.",
         f"{MAIN}.env.+",
         {"name": "A", "valueFrom": {"secretKeyRef": {"name": "My_Secret", "key": "a"}}},
         f'secretKeyRef.name: Invalid value: "My_Secret": {OBJECT}',
@@ -218,7 +238,8 @@ TABLE = (
         "network.resource = infiniband is not a resource's name, such as rdma/ib.",
         f"{MAIN}.resources",
         {"requests": {"infiniband": "1"}, "limits": {"infiniband": "1"}},
-        'limits[infiniband]: Invalid value: "infiniband": must be a standard resource type or fully qualified',
+        'limits[infiniband]: Invalid value: "infiniband": must be a standard resource type or '
+        "fully qualified",
     ),
     Wrong(
         "volumes: [{claim: a, path: /x}, {claim: b, path: /x}]",
@@ -257,7 +278,8 @@ TABLE = (
     ),
     Wrong(
         "init: [{name: Prepare_1}]",
-        "container Prepare_1: its name is not a name of at most 63 lower-case letters, digits and inner dashes.",
+        "container Prepare_1: its name is not a name of at most 63 lower-case letters, digits and "
+        "inner dashes.",
         f"{POD}.initContainers",
         [{"name": "Prepare_1", "image": "i"}],
         f'initContainers[0].name: Invalid value: "Prepare_1": {NAME}',
@@ -291,14 +313,16 @@ TABLE = (
         "containers[1].name: Required value",
     ),
     Wrong(
-        "pod: {spec: {containers: [{name: main, volumeMounts: [{name: cache, mountPath: /cache}]}]}}",
+        "pod: {spec: {containers: [{name: main, volumeMounts: [{name: cache, mountPath: "
+        "/cache}]}]}}",
         "container main: it mounts cache, and no volume has that name.",
         f"{MAIN}.volumeMounts.+",
         {"name": "cache", "mountPath": "/cache"},
         'volumeMounts[1].name: Not found: "cache"',
     ),
     Wrong(
-        "pod: {spec: {containers: [{name: main, resources: {requests: {memory: 2Gi}, limits: {memory: 1Gi}}}]}}",
+        "pod: {spec: {containers: [{name: main, resources: {requests: {memory: 2Gi}, limits: "
+        "{memory: 1Gi}}}]}}",
         "container main: it requests 2Gi of memory, and its limit is 1Gi.",
         f"{MAIN}.resources",
         {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}},
@@ -306,7 +330,8 @@ TABLE = (
     ),
     Wrong(
         "pod: {spec: {volumes: [{name: My_Cache, emptyDir: {}}]}}",
-        "volume My_Cache: its name is not a name of at most 63 lower-case letters, digits and inner dashes.",
+        "volume My_Cache: its name is not a name of at most 63 lower-case letters, digits and "
+        "inner dashes.",
         f"{POD}.volumes.+",
         {"name": "My_Cache", "emptyDir": {}},
         f'volumes[1].name: Invalid value: "My_Cache": {NAME}',

@@ -27,7 +27,9 @@ def job(path: str | None, *volumes: str) -> ResolvedJob:
 
 
 @pytest.mark.parametrize("path", ["ckpt/a", "{}/ckpt/a"])
-def test_a_folder_here_has_what_is_free_and_what_its_own_steps_hold(tmp_path: Path, path: str) -> None:
+def test_a_folder_here_has_what_is_free_and_what_its_own_steps_hold(
+    tmp_path: Path, path: str
+) -> None:
     asked = job(path.format(tmp_path))
     free = shutil.disk_usage(tmp_path).free
     empty = estimate.checkpoint_room(asked, tmp_path)
@@ -48,9 +50,19 @@ def test_a_job_without_a_folder_saves_in_its_run_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "volumes", "size", "says"),
     [
-        ("/ckpt/lm", ["{claim: ckpt, path: /ckpt}"], None, "on claim ckpt, whose size `launcher doctor` compares"),
+        (
+            "/ckpt/lm",
+            ["{claim: ckpt, path: /ckpt}"],
+            None,
+            "on claim ckpt, whose size `launcher doctor` compares",
+        ),
         ("/s/lm", ["{ephemeral: 100Gi, path: /s}"], 100 * 2**30, "of the volume's 100Gi"),
-        ("/d/s/lm", ["{claim: d, path: /d}", "{ephemeral: 1Gi, path: /d/s}"], 2**30, "of the volume's 1Gi"),
+        (
+            "/d/s/lm",
+            ["{claim: d, path: /d}", "{ephemeral: 1Gi, path: /d/s}"],
+            2**30,
+            "of the volume's 1Gi",
+        ),
         ("/b/lm", ["{bucket: gs://team-b, path: /b}"], None, "a bucket"),
         ("gs://team-b/lm", [], None, "a bucket"),
     ],
@@ -58,4 +70,6 @@ def test_a_job_without_a_folder_saves_in_its_run_folder(tmp_path: Path) -> None:
 def test_a_volume_has_what_the_job_says_of_it(
     tmp_path: Path, path: str, volumes: list[str], size: int | None, says: str
 ) -> None:
-    assert estimate.checkpoint_room(job(path, *volumes), tmp_path) == estimate.Room(path, size, says)
+    assert estimate.checkpoint_room(job(path, *volumes), tmp_path) == estimate.Room(
+        path, size, says
+    )

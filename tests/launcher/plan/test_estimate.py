@@ -47,7 +47,10 @@ def job(*more: str) -> JobSpec:
     text = JOB
     for line in more:
         key = line.partition(":")[0]
-        text = "\n".join(kept for kept in text.splitlines() if not kept.startswith(f"{key}:")) + f"\n{line}\n"
+        text = (
+            "\n".join(kept for kept in text.splitlines() if not kept.startswith(f"{key}:"))
+            + f"\n{line}\n"
+        )
     return jobs.parse_job(text)
 
 
@@ -58,7 +61,11 @@ def trained(spec: JobSpec) -> tuple[JobSpec, TrainSpec]:
 
 def of(state_gib: float, low: float, high: float, full: float = 0.0) -> dict[str, Any]:
     """Shapes as the trainer tells them."""
-    kept = {"asked": [low * GIB, high * GIB], "none": [low * GIB, high * GIB], "full": [full * GIB, full * GIB]}
+    kept = {
+        "asked": [low * GIB, high * GIB],
+        "none": [low * GIB, high * GIB],
+        "full": [full * GIB, full * GIB],
+    }
     return {
         "device": {"parameters": state_gib * GIB, "batch": 0},
         "activations": kept,
@@ -70,7 +77,15 @@ def of(state_gib: float, low: float, high: float, full: float = 0.0) -> dict[str
 @pytest.mark.parametrize(
     ("state", "low", "high", "full", "fits", "says", "hint"),
     [
-        (10, 5, 5, 1, True, "fits into 36.0 GiB (90% of 40 GiB or 80 GiB: JAX's part of a100)", None),
+        (
+            10,
+            5,
+            5,
+            1,
+            True,
+            "fits into 36.0 GiB (90% of 40 GiB or 80 GiB: JAX's part of a100)",
+            None,
+        ),
         (
             10,
             40,
@@ -82,12 +97,26 @@ def of(state_gib: float, low: float, high: float, full: float = 0.0) -> dict[str
         ),
         (10, 20, 65, 1, None, "may not fit into 36.0 GiB", "--compile"),
         (10, 65, 65, 1, False, "does not fit into 72.0 GiB", "train.remat: full needs 11.0 GiB."),
-        (75, 1, 1, 1, False, "does not fit into 72.0 GiB", "train.mesh.fsdp splits it, dp copies it"),
+        (
+            75,
+            1,
+            1,
+            1,
+            False,
+            "does not fit into 72.0 GiB",
+            "train.mesh.fsdp splits it, dp copies it",
+        ),
         (10, 90, 90, 80, False, "does not fit into 72.0 GiB", "smaller batch"),
     ],
 )
 def test_the_verdict_compares_the_step_with_the_accelerators_memory(
-    state: float, low: float, high: float, full: float, fits: bool | None, says: str, hint: str | None
+    state: float,
+    low: float,
+    high: float,
+    full: float,
+    fits: bool | None,
+    says: str,
+    hint: str | None,
 ) -> None:
     found = estimate.judge_memory(*trained(job()), of(state, low, high, full))
     assert found.fits is fits and says in found.text
@@ -95,7 +124,9 @@ def test_the_verdict_compares_the_step_with_the_accelerators_memory(
 
 
 @pytest.mark.parametrize(("experts", "axes"), [(None, "fsdp or mp"), (4, "fsdp, ep or mp")])
-def test_a_state_that_nothing_copies_is_split_further_and_experts_over_ep_too(experts: int | None, axes: str) -> None:
+def test_a_state_that_nothing_copies_is_split_further_and_experts_over_ep_too(
+    experts: int | None, axes: str
+) -> None:
     spec, train = trained(job())
     model = train.model.model_copy(update={"experts": experts})
     train = train.model_copy(update={"model": model, "mesh": Mesh(dp=1, fsdp=8)})
@@ -106,8 +137,18 @@ def test_a_state_that_nothing_copies_is_split_further_and_experts_over_ep_too(ex
 @pytest.mark.parametrize(
     ("platform", "accelerator", "cluster", "usable"),
     [
-        ("generic", "{type: a100}", "node_selector: {nvidia.com/gpu.product: NVIDIA-A100-80GB-PCIe}", [80]),
-        ("generic", "{type: h100}", "node_selector: {nvidia.com/gpu.product: NVIDIA-H100-NVL}", [93.6]),
+        (
+            "generic",
+            "{type: a100}",
+            "node_selector: {nvidia.com/gpu.product: NVIDIA-A100-80GB-PCIe}",
+            [80],
+        ),
+        (
+            "generic",
+            "{type: h100}",
+            "node_selector: {nvidia.com/gpu.product: NVIDIA-H100-NVL}",
+            [93.6],
+        ),
         ("generic", "{type: h100}", "node_selector: {pool: a}", [79.6, 93.6]),
         ("gke", "{type: a100}", "", [40, 80]),
         (
@@ -117,7 +158,12 @@ def test_a_state_that_nothing_copies_is_split_further_and_experts_over_ep_too(ex
             [80],
         ),
         ("gke", "{type: h100}", "", [79.6]),
-        ("eks", "{type: a100}", "node_selector: {node.kubernetes.io/instance-type: p4d.24xlarge}", [40]),
+        (
+            "eks",
+            "{type: a100}",
+            "node_selector: {node.kubernetes.io/instance-type: p4d.24xlarge}",
+            [40],
+        ),
         ("generic", "{type: a100}", "nodes: {a100: {node_selector: {pool: a}}}", [40, 80]),
     ],
 )
@@ -127,7 +173,9 @@ def test_the_memory_is_that_of_the_nodes_that_job_or_cluster_defaults_choose(
     text = f"name: x\nimage: i\ncommand: [a]\nplatform: {platform}\naccelerator: {accelerator}\n"
     given = resolve(jobs.parse_job(text), defaults.parse_defaults(cluster))
     found = estimate.device_memory(given.spec, given.nodes.labels)
-    assert found is not None and found.usable == pytest.approx([size * 0.9 * GIB for size in usable])
+    assert found is not None and found.usable == pytest.approx(
+        [size * 0.9 * GIB for size in usable]
+    )
 
 
 def test_the_verdict_is_of_the_make_that_is_chosen_and_names_a_label_of_the_larger() -> None:
@@ -137,7 +185,9 @@ def test_the_verdict_is_of_the_make_that_is_chosen_and_names_a_label_of_the_larg
         assert estimate.judge_memory(*trained(job()), fits, {product: [value]}).fits is verdict
     both = {"cloud.google.com/gke-accelerator": ["nvidia-tesla-a100", "nvidia-a100-80gb"]}
     found = estimate.judge_memory(*trained(job()), fits, both)
-    assert found.fits is None and "{cloud.google.com/gke-accelerator: nvidia-a100-80gb}" in str(found.hint)
+    assert found.fits is None and "{cloud.google.com/gke-accelerator: nvidia-a100-80gb}" in str(
+        found.hint
+    )
 
 
 def test_jaxs_part_of_a_gpu_is_the_one_that_the_job_sets() -> None:
@@ -164,20 +214,28 @@ def test_devices_of_a_cpu_host_share_what_the_job_asks_for() -> None:
         ("{type: a100, memory: 10Gi}", 10 * 0.9),  # a part of one
     ],
 )
-def test_the_memory_is_what_the_compiler_grants_or_what_the_job_says(accelerator: str, usable: float) -> None:
-    found = estimate.device_memory(jobs.parse_job(f"name: x\ncommand: [a]\naccelerator: {accelerator}\n"), {})
+def test_the_memory_is_what_the_compiler_grants_or_what_the_job_says(
+    accelerator: str, usable: float
+) -> None:
+    found = estimate.device_memory(
+        jobs.parse_job(f"name: x\ncommand: [a]\naccelerator: {accelerator}\n"), {}
+    )
     assert found is not None and found.usable == pytest.approx([usable * GIB])
 
 
 def test_what_a_gpu_of_any_name_has_is_asked_for() -> None:
-    found = estimate.judge_memory(*trained(job("accelerator: {type: gpu, per_host: 4}")), of(1, 1, 1))
+    found = estimate.judge_memory(
+        *trained(job("accelerator: {type: gpu, per_host: 4}")), of(1, 1, 1)
+    )
     assert found.fits is None and "accelerator.memory, such as 24Gi" in str(found.hint)
 
 
 def test_the_peak_of_a_device_is_that_of_the_chip_s_part() -> None:
     assert PEAK_FLOPS["TPU7x"] * 2 == 2307e12
     assert {"NVIDIA B300 SXM6 AC", "NVIDIA H200 NVL", "NVIDIA GB300"} < set(PEAK_FLOPS)
-    assert not ACCELERATORS["tpu7"].accepts_topology("8x8x8") and ACCELERATORS["tpu7x"].accepts_topology("8x8x8")
+    assert not ACCELERATORS["tpu7"].accepts_topology("8x8x8") and ACCELERATORS[
+        "tpu7x"
+    ].accepts_topology("8x8x8")
 
 
 def test_every_accelerator_says_its_memory() -> None:
@@ -203,7 +261,10 @@ def test_a_checkpoint_counts_once_more_than_it_is_kept() -> None:
 def test_a_level_below_restricted_says_why() -> None:
     manifest = jobset.render(resolve(job("network: hostnetwork"), ClusterDefaults()))[0]
     secured = estimate.security_level(manifest)
-    assert secured["level"] == "privileged" and secured["because"][0] == "host namespaces (hostNetwork=true)"
+    assert (
+        secured["level"] == "privileged"
+        and secured["because"][0] == "host namespaces (hostNetwork=true)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,7 +284,8 @@ def test_a_quantity_is_written_as_people_write_it(name: str, number: str, text: 
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(999, "999 B"), (1000, "1.0 KiB"), (3 * 1024**2, "3.0 MiB"), (2 * 1024**4, "2048.0 GiB")]
+    ("number", "text"),
+    [(999, "999 B"), (1000, "1.0 KiB"), (3 * 1024**2, "3.0 MiB"), (2 * 1024**4, "2048.0 GiB")],
 )
 def test_a_size_has_the_unit_that_keeps_it_short(number: int, text: str) -> None:
     assert wording.format_size(number) == text
@@ -232,9 +294,15 @@ def test_a_size_has_the_unit_that_keeps_it_short(number: int, text: str) -> None
 def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> None:
     whole = job("accelerator: {type: cpu, per_host: 4}")
     assert whole.train is not None
-    environ = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "TRAIN_SPEC": whole.train.model_dump_json()}
+    environ = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "8",
+        "TRAIN_SPEC": whole.train.model_dump_json(),
+    }
     asked = subprocess.run(
-        [sys.executable, "-m", "jaxlaunch.trainer.plan"], env=os.environ | environ, capture_output=True
+        [sys.executable, "-m", "jaxlaunch.trainer.plan"],
+        env=os.environ | environ,
+        capture_output=True,
     )
     assert estimate.trace_shapes(*trained(whole), tmp_path) == json.loads(asked.stdout)
 
@@ -278,10 +346,12 @@ def test_a_plan_tells_what_protects_a_job_s_ports_and_what_does_not(line: str, t
     assert estimate.describe_ingress(resolved).startswith(told)
     policies = [one for one in jobset.render(resolved) if one["kind"] == "NetworkPolicy"]
     assert bool(policies) == told.startswith("its own hosts")
-    assert ("no NetworkPolicy protects" in estimate.describe_ingress(resolved)) == ("hostnetwork" in line)
+    assert ("no NetworkPolicy protects" in estimate.describe_ingress(resolved)) == (
+        "hostnetwork" in line
+    )
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -291,7 +361,9 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_plan_tells_devices_bytes_cluster_and_level(file: str, capsys: Any, monkeypatch: Any) -> None:
+def test_a_plan_tells_devices_bytes_cluster_and_level(
+    file: str, capsys: Any, monkeypatch: Any
+) -> None:
     left = launcher(capsys, monkeypatch, "plan", file, "--sharding")
     assert left.code == 0
     for told in (
@@ -313,7 +385,9 @@ def test_a_training_that_cannot_fit_leaves_with_2(file: str, capsys: Any, monkey
     left = launcher(capsys, monkeypatch, "plan", file, *sets, "-o", "json")
     answer = json.loads(left.out)
     assert left.code == 2
-    assert answer["memory"]["fits"] is False and answer["memory"]["says"].startswith("does not fit into 20.2 GiB")
+    assert answer["memory"]["fits"] is False and answer["memory"]["says"].startswith(
+        "does not fit into 20.2 GiB"
+    )
 
 
 def test_checkpoints_that_do_not_fit_into_their_folder_are_told_before_the_first_save(
@@ -334,13 +408,23 @@ def test_offline_faults_come_first(file: str, capsys: Any, monkeypatch: Any) -> 
     assert left.code == 2 and "the job has no queue" in left.err and left.out == ""
 
 
-def test_what_the_trainer_refuses_is_told_in_its_words(file: str, capsys: Any, monkeypatch: Any) -> None:
+def test_what_the_trainer_refuses_is_told_in_its_words(
+    file: str, capsys: Any, monkeypatch: Any
+) -> None:
     left = launcher(capsys, monkeypatch, "plan", file, "train.task=nowhere:Task")
-    assert left.code == 2 and "nowhere:Task: importing nowhere failed" in left.err and "Traceback" not in left.err
+    assert (
+        left.code == 2
+        and "nowhere:Task: importing nowhere failed" in left.err
+        and "Traceback" not in left.err
+    )
 
 
-def test_a_program_of_ones_own_is_planned_without_bytes(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    (tmp_path / "job.yaml").write_text("name: a\nimage: i:1\naccelerator: {type: cpu}\ncommand: [python, -V]\n")
+def test_a_program_of_ones_own_is_planned_without_bytes(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "name: a\nimage: i:1\naccelerator: {type: cpu}\ncommand: [python, -V]\n"
+    )
     left = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"))
     assert left.code == 0 and "bytes" not in left.out and "cluster: 1 pod" in left.out
     asked = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"), "--compile")

@@ -12,10 +12,15 @@ from jaxlaunch.launcher.plan.notes import list_notes
 
 H100 = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\nplatform: gke\n"
 H200, GB200 = H100.replace("h100", "h200"), H100.replace("h100", "gb200")
-EKS = H100.replace("gke", "eks") + "node_selector: {node.kubernetes.io/instance-type: p5.48xlarge}\n"
+EKS = (
+    H100.replace("gke", "eks") + "node_selector: {node.kubernetes.io/instance-type: p5.48xlarge}\n"
+)
 AMD = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: mi300x}\n"
 HIGH = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}\n"
-SLICE = "restarts: a TPU slice is lost as a whole, so a lost host costs all pods: they are made again together"
+SLICE = (
+    "restarts: a TPU slice is lost as a whole, so a lost host costs all pods: they are made "
+    "again together"
+)
 V5E = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: v5e, topology: 2x4}\nplatform: gke\n"
 MEGA = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-mega-80gb}\n"
 
@@ -23,28 +28,52 @@ MEGA = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-mega-80gb}
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (H100 + "capacity: spot\ngrace: 25s\n", ["grace: 25 s, but GKE ends the pods of a Spot node after 15 s"]),
+        (
+            H100 + "capacity: spot\ngrace: 25s\n",
+            ["grace: 25 s, but GKE ends the pods of a Spot node after 15 s"],
+        ),
         (H100 + "capacity: spot\ngrace: 15s\n", []),
         (H100 + "grace: 60s\n", []),
-        (H100 + "hosts: 2\n" + MEGA, ["network: the 2 hosts communicate over TCP on one interface"]),
+        (
+            H100 + "hosts: 2\n" + MEGA,
+            ["network: the 2 hosts communicate over TCP on one interface"],
+        ),
         (H100 + MEGA, []),
         (
             H100 + "hosts: 2\n" + HIGH,
-            ["network: the 2 hosts communicate over TCP on one interface; those of nvidia-h100-80gb"],
+            [
+                "network: the 2 hosts communicate over TCP on one interface; those of "
+                "nvidia-h100-80gb"
+            ],
         ),
         (H200 + "hosts: 2\n", ["network: the 2 hosts communicate over TCP"]),
-        (H200 + "hosts: 2\nnetwork: gpudirect-rdma\n", ["user: 1000, who can pin memory for network gpudirect-rdma"]),
-        (GB200 + "hosts: 2\n", ["network: the 2 hosts communicate over TCP", "image: nodes of gb200 are arm64"]),
+        (
+            H200 + "hosts: 2\nnetwork: gpudirect-rdma\n",
+            ["user: 1000, who can pin memory for network gpudirect-rdma"],
+        ),
+        (
+            GB200 + "hosts: 2\n",
+            ["network: the 2 hosts communicate over TCP", "image: nodes of gb200 are arm64"],
+        ),
         (EKS + "hosts: 2\n", ["network: the 2 hosts communicate over TCP"]),
         (EKS + "hosts: 2\nnetwork: efa\n", ["user: 1000, who can pin memory for network efa"]),
-        (EKS + "resources: {memory: 1Ti, hugepages: 5Gi}\n", ["resources.hugepages: 5Gi, but Karpenter"]),
+        (
+            EKS + "resources: {memory: 1Ti, hugepages: 5Gi}\n",
+            ["resources.hugepages: 5Gi, but Karpenter"],
+        ),
         (
             V5E.replace("v5e", "tpu7x").replace("2x4", "2x2x1"),
-            ["host: the 4 chips of a tpu7x host are on 2 NUMA nodes", "user: the pods run as root without"],
+            [
+                "host: the 4 chips of a tpu7x host are on 2 NUMA nodes",
+                "user: the pods run as root without",
+            ],
         ),
         (AMD, ["devices: /dev/kfd and /dev/dri belong to the node's group render, and user 1000"]),
         (AMD + "pod: {spec: {securityContext: {supplementalGroups: [109]}}}\n", []),
-        (H100 + "hosts: 2\nnetwork: gpudirect-tcpxo\n", ["user: 1000, who can pin memory for network gpudirect-tcpxo"]),
+        (
+            H100 + "hosts: 2\nnetwork: gpudirect-tcpxo\n",
+            ["user: 1000, who can pin memory for network gpudirect-tcpxo"],
+        ),
     ],
 )
 def test_what_costs_time_or_progress_is_noted(text: str, said: list[str]) -> None:
@@ -54,19 +83,40 @@ def test_what_costs_time_or_progress_is_noted(text: str, said: list[str]) -> Non
 @pytest.mark.parametrize(
     ("text", "users", "said"),
     [
-        (V5E, {}, [SLICE, "user: the pods run as root without capabilities (Pod Security level baseline): no source"]),
+        (
+            V5E,
+            {},
+            [
+                SLICE,
+                "user: the pods run as root without capabilities (Pod Security level "
+                "baseline): no source",
+            ],
+        ),
         (
             V5E,
             {"v5e": 1000},
-            [SLICE, "user: 1000, who can open /dev/vfio/0 only where the nodes' containerd has device_"],
+            [
+                SLICE,
+                "user: 1000, who can open /dev/vfio/0 only where the nodes' containerd has device_",
+            ],
         ),
         (V5E, {"v5e": 2000}, [SLICE, "user: 2000, who can open"]),
-        (V5E, {"v5e": "root"}, [SLICE, "user: the pods run as root, by users.v5e of the cluster defaults."]),
-        (V5E, {"v5e": "privileged"}, [SLICE, "user: the pods run as root, in a privileged container, by users.v5e"]),
+        (
+            V5E,
+            {"v5e": "root"},
+            [SLICE, "user: the pods run as root, by users.v5e of the cluster defaults."],
+        ),
+        (
+            V5E,
+            {"v5e": "privileged"},
+            [SLICE, "user: the pods run as root, in a privileged container, by users.v5e"],
+        ),
         (H100, {"v5e": "privileged"}, []),
     ],
 )
-def test_what_the_pods_user_needs_of_the_nodes_is_noted(text: str, users: dict[Kind, User], said: list[str]) -> None:
+def test_what_the_pods_user_needs_of_the_nodes_is_noted(
+    text: str, users: dict[Kind, User], said: list[str]
+) -> None:
     judge(text, said, users)
 
 
@@ -80,17 +130,24 @@ def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
 @pytest.mark.parametrize(
     ("text", "factor", "way"),
     [
-        (H100 + MEGA, 8, "network: gpudirect-tcpxo, with which NVIDIA measured NCCL at 340 GB/s in place of 4."),
+        (
+            H100 + MEGA,
+            8,
+            "network: gpudirect-tcpxo, with which NVIDIA measured NCCL at 340 GB/s in place of 4.",
+        ),
         (
             H100 + HIGH,
             4,
-            "jaxlaunch does not support their GPUDirect-TCPX, and nvidia-h100-mega-80gb has network: gpudirect-tcpxo.",
+            "jaxlaunch does not support their GPUDirect-TCPX, and nvidia-h100-mega-80gb has "
+            "network: gpudirect-tcpxo.",
         ),
         (H200, 16, "network: gpudirect-rdma."),
         (GB200, 8, "network: gpudirect-rdma-dra, and compute_domain: true for their NVLink."),
         (EKS, 32, "network: efa."),
     ],
 )
-def test_plain_tcp_is_noted_with_what_it_costs_and_the_way_out(text: str, factor: int, way: str) -> None:
+def test_plain_tcp_is_noted_with_what_it_costs_and_the_way_out(
+    text: str, factor: int, way: str
+) -> None:
     note = next(list_notes(resolve(load.parse_job(text + "hosts: 2\n"), ClusterDefaults())))
     assert f"have {factor} × its bandwidth: " in note and note.endswith(way)

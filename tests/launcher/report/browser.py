@@ -48,7 +48,13 @@ class Page:
 
     def open(self, url: str, width: int = 1180, is_dark: bool = False) -> None:
         """Shows a page, and returns when it has loaded."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self._load("Page.navigate", url=url)
@@ -65,7 +71,9 @@ class Page:
 
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript is, awaited."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        found = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
@@ -73,14 +81,17 @@ class Page:
         """The value of an expression once it is true."""
         return self.value(
             f"new Promise((done, fail) => {{ const look = (left) => {{ const found = {expression};"
-            " found ? done(found) : left ? setTimeout(look, 50, left - 1) : fail('it never was'); }; look(1000); })"
+            " found ? done(found) : left ? setTimeout(look, 50, left - 1) : fail('it never was'); "
+            "}; look(1000); })"
         )
 
     def picture(self, width: int = 1180, most: int = 6000) -> bytes:
         """The whole page as PNG."""
         height = min(most, int(self.value("document.documentElement.scrollHeight")))
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"])
+        return base64.b64decode(
+            self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
+        )
 
     def _note(self, event: dict[str, Any]) -> None:
         method, about = event.get("method"), event.get("params", {})
@@ -92,7 +103,11 @@ class Page:
             self.errors.append(json.dumps(about))
         elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
             self.errors.append(about["entry"]["text"])
-        elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning", "assert"):
+        elif method == "Runtime.consoleAPICalled" and about["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.errors.append(json.dumps(about["args"]))
 
 
@@ -100,8 +115,15 @@ class Page:
 def page() -> Iterator[Page]:
     """A page of a browser that ends with it."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        options = (f"--user-data-dir={profile}", "--remote-debugging-port=0", "--remote-allow-origins=*", "about:blank")
-        browser = subprocess.Popen([*CHROMIUM, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        options = (
+            f"--user-data-dir={profile}",
+            "--remote-debugging-port=0",
+            "--remote-allow-origins=*",
+            "about:blank",
+        )
+        browser = subprocess.Popen(
+            [*CHROMIUM, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         told = Path(profile) / "DevToolsActivePort"
         try:
             while browser.poll() is None and not (told.exists() and "\n" in told.read_text()):

@@ -27,25 +27,51 @@ train:
   steps: 1000
   checkpoint: {best: {metric: eval/loss}}
 """
-ATTEMPT_S = {"rendezvous": 1.0, "init": 4.0, "restore": 0.5, "compile": 6.0, "step": 20.0, "data": 1.0, "eval": 2.0}
+ATTEMPT_S = {
+    "rendezvous": 1.0,
+    "init": 4.0,
+    "restore": 0.5,
+    "compile": 6.0,
+    "step": 20.0,
+    "data": 1.0,
+    "eval": 2.0,
+}
 
 
-def attempt(number: int, ended: float, code: int, seconds: Mapping[str, float] = ATTEMPT_S) -> AttemptRecord:
+def attempt(
+    number: int, ended: float, code: int, seconds: Mapping[str, float] = ATTEMPT_S
+) -> AttemptRecord:
     """An attempt that ended at `ended` seconds of the run, with 3 more of steps that were lost unless it is done."""
     lost = {} if code == contract.DONE else {"lost_work": 3.0}
     spent = {**seconds, "save": 0.5, **lost}
     verdict = verdict_for_code(
-        code, "every process finished" if not code else f"rank 1 ended with {code}", rank=1 if code else None
+        code,
+        "every process finished" if not code else f"rank 1 ended with {code}",
+        rank=1 if code else None,
     )
     began = BEGAN + ended - sum(spent.values())
     saved = 100 * number
     return AttemptRecord(
-        "uid", 0, number, verdict.cause, verdict.rank, saved, saved, spent, verdict, began + 0.2, BEGAN + ended
+        "uid",
+        0,
+        number,
+        verdict.cause,
+        verdict.rank,
+        saved,
+        saved,
+        spent,
+        verdict,
+        began + 0.2,
+        BEGAN + ended,
     )
 
 
 def run(
-    folder: Path, codes: Sequence[int] = (137, 0), gap_s: float = 2.0, points: int = 60, job: str = JOB
+    folder: Path,
+    codes: Sequence[int] = (137, 0),
+    gap_s: float = 2.0,
+    points: int = 60,
+    job: str = JOB,
 ) -> Mapping[str, float]:
     """Makes a run whose attempts end with these codes, `gap_s` apart. Returns its seconds by cause, as its summary."""
     folder.mkdir(parents=True)
@@ -68,7 +94,9 @@ def run(
 def write(folder: Path, summary: Summary, records: Sequence[AttemptRecord], job: str = JOB) -> None:
     """The files that the leader writes."""
     (folder / "summary.json").write_text(json.dumps(summary.to_json()))
-    (folder / "attempts.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in records))
+    (folder / "attempts.jsonl").write_text(
+        "".join(json.dumps(one.to_json()) + "\n" for one in records)
+    )
     (folder / "job.yaml").write_text(job)
     (folder / ".lock").touch()
 
@@ -77,7 +105,8 @@ def rows(folder: Path, points: int, wall_s: float) -> None:
     """metrics.jsonl and eval.jsonl, with the points spread over the run."""
     with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "eval.jsonl", "w") as evals:
         for at in range(points):
-            step, time = 1000 * (at + 1) // points if points <= 1000 else at + 1, BEGAN + wall_s * (at + 1) / points
+            step = 1000 * (at + 1) // points if points <= 1000 else at + 1
+            time = BEGAN + wall_s * (at + 1) / points
             loss = 2.0 * math.exp(-3.0 * at / points) + 0.05 * math.sin(at)
             parts = {
                 "data_s": 0.01,
@@ -121,7 +150,10 @@ def classification(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """classification.json as `launcher eval` writes it: 8 of each class are right, and one is taken for the next."""
     count = len(names)
     rates = {"examples": 9, "precision": 8 / 9, "recall": 8 / 9, "f1": 8 / 9}
-    square = [[8 if at == to else int(to == (at + 1) % count) for to in range(count)] for at in range(count)]
+    square = [
+        [8 if at == to else int(to == (at + 1) % count) for to in range(count)]
+        for at in range(count)
+    ]
     pair = {"label": names[0], "predicted": names[1]}
     worst = {"example": 3, "where": None, **pair, "confidence": 0.75, "loss": None}
     found = {
@@ -134,7 +166,10 @@ def classification(folder: Path, names: Sequence[str]) -> dict[str, Any]:
         "macro": {"precision": 8 / 9, "recall": 8 / 9, "f1": 8 / 9},
         "per_class": [{"label": name, **rates} for name in names],
         **({"confusion": square} if count <= 50 else {"confused": [{**pair, "examples": 1}]}),
-        "calibration": {"ece": 0.05, "bins": [{"examples": 0}, {"examples": 9, "confidence": 0.9, "accuracy": 8 / 9}]},
+        "calibration": {
+            "ece": 0.05,
+            "bins": [{"examples": 0}, {"examples": 9, "confidence": 0.9, "accuracy": 8 / 9}],
+        },
         "worst": [worst, {**worst, "where": f"images/{names[0]}.png", "loss": 3.5}],
     }
     (folder / "classification.json").write_text(json.dumps(found))

@@ -17,7 +17,10 @@ from tests.launcher.report.serving import serving
 from tests.launcher.report.test_page import NASTY
 from tests.launcher.report.test_viewers import ALICE, EVE, Api
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not browser.is_here(), reason="there is no chromium")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not browser.is_here(), reason="there is no chromium"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +36,24 @@ def test_a_report_draws_everything_asks_for_nothing_and_complains_of_nothing(
     made_runs.run(folder, (137, 83, 0), points=300)
     made_runs.run(tmp_path / "empty", (83,), points=0)
     with open(folder / "eval.jsonl", "a") as file:
-        file.write('{"step": 1001, "loss": 1.0, "<img src=x onerror=alert(1)>": 1e300, "flat": 0.0}\n')
-    (tmp_path / "run.html").write_text(page.render_page("run", NASTY, RunReader(folder).read_report().to_json()))
+        file.write(
+            '{"step": 1001, "loss": 1.0, "<img src=x onerror=alert(1)>": 1e300, "flat": 0.0}\n'
+        )
+    (tmp_path / "run.html").write_text(
+        page.render_page("run", NASTY, RunReader(folder).read_report().to_json())
+    )
     for width, is_dark in ((1180, False), (400, True)):
         chromium.requests.clear()
 
         chromium.open((tmp_path / "run.html").as_uri(), width, is_dark)
 
-        shown = chromium.value("[...document.querySelectorAll('h2')].map((each) => each.textContent)")
+        shown = chromium.value(
+            "[...document.querySelectorAll('h2')].map((each) => each.textContent)"
+        )
         assert {"Where the time went", "Attempts", "Curves", "Commands", "Job"} <= set(shown)
-        assert chromium.value("document.querySelectorAll('#strip canvas, #loss canvas').length") == 2
+        assert (
+            chromium.value("document.querySelectorAll('#strip canvas, #loss canvas').length") == 2
+        )
         edges = "view.pair.map((chart) => `${chart.plot.bbox.left} ${chart.plot.bbox.width}`)"
         assert len(set(chromium.value(edges))) == 1  # one axis
         assert chromium.value("document.querySelectorAll('#the-attempts tbody tr').length") == 3
@@ -57,7 +68,9 @@ def test_a_report_draws_everything_asks_for_nothing_and_complains_of_nothing(
     assert chromium.errors == []
 
 
-def test_a_chart_is_moved_by_keys_and_the_strip_follows_the_loss(chromium: browser.Page, tmp_path: Path) -> None:
+def test_a_chart_is_moved_by_keys_and_the_strip_follows_the_loss(
+    chromium: browser.Page, tmp_path: Path
+) -> None:
     made_runs.run(tmp_path / "run", (137, 0))
     (tmp_path / "run.html").write_text(
         page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
@@ -65,7 +78,9 @@ def test_a_chart_is_moved_by_keys_and_the_strip_follows_the_loss(chromium: brows
     chromium.open((tmp_path / "run.html").as_uri())
     wide = chromium.value("view.pair.map((chart) => chart.plot.scales.x.max)")
 
-    chromium.value("document.getElementById('loss').dispatchEvent(new KeyboardEvent('keydown', {key: '+'}))")
+    chromium.value(
+        "document.getElementById('loss').dispatchEvent(new KeyboardEvent('keydown', {key: '+'}))"
+    )
 
     strip, loss = chromium.value("view.pair.map((chart) => chart.plot.scales.x.max)")
     assert strip == loss < wide[0]
@@ -89,14 +104,20 @@ def test_the_ranks_are_walked_by_keys_told_in_words_and_lead_to_their_logs(
         chromium.open((tmp_path / "run.html").as_uri(), width, is_dark)
         edges = "view.pair.map((chart) => `${chart.plot.bbox.left} ${chart.plot.bbox.width}`)"
         assert len(chromium.value(edges)) == 3 and len(set(chromium.value(edges))) == 1  # one axis
-        press = "document.getElementById('heat').dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}))"
+        press = (
+            "document.getElementById('heat').dispatchEvent(new KeyboardEvent('keydown', "
+            "{key: '%s'}))"
+        )
         for key in ("ArrowDown", "ArrowDown", "ArrowLeft"):
             chromium.value(press % key)
         told = chromium.value("document.getElementById('heat-readout').textContent")
         assert told.startswith("Rank 2 at ") and told.endswith("waiting for data, 238 steps behind")
         chromium.value(press % "Enter")
         assert (
-            chromium.value("document.activeElement.parentNode.open && document.activeElement.textContent") == "Rank 2"
+            chromium.value(
+                "document.activeElement.parentNode.open && document.activeElement.textContent"
+            )
+            == "Rank 2"
         )
         chromium.value("document.querySelector('input[name=heat][value=lag]').click()")
         chromium.value("openRank(999)")
@@ -108,21 +129,33 @@ def test_the_ranks_are_walked_by_keys_told_in_words_and_lead_to_their_logs(
     assert chromium.errors == []
 
 
-def test_the_classes_of_an_evaluation_are_tables_with_their_numbers(chromium: browser.Page, tmp_path: Path) -> None:
+def test_the_classes_of_an_evaluation_are_tables_with_their_numbers(
+    chromium: browser.Page, tmp_path: Path
+) -> None:
     made_runs.run(tmp_path / "run", (0,))
     for count, (width, is_dark) in {3: (1180, False), 50: (400, True), 60: (400, False)}.items():
-        made_runs.classification(tmp_path / "run", [NASTY[:100], *(f"class {at}" for at in range(1, count))])
+        made_runs.classification(
+            tmp_path / "run", [NASTY[:100], *(f"class {at}" for at in range(1, count))]
+        )
         text = page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
         (tmp_path / "run.html").write_text(text)
         chromium.open((tmp_path / "run.html").as_uri(), width, is_dark)
         cells = "document.querySelectorAll('.matrix tbody td')"
         assert chromium.value(f"{cells}.length") == (count**2 if count <= 50 else 0)
         if count <= 50:
-            assert chromium.value(f"[...{cells}].slice(0, 3).map((each) => each.textContent)") == ["8", "1", "·"]
-            shades = chromium.value(f"[...{cells}].slice(0, 3).map((each) => getComputedStyle(each).backgroundColor)")
+            assert chromium.value(f"[...{cells}].slice(0, 3).map((each) => each.textContent)") == [
+                "8",
+                "1",
+                "·",
+            ]
+            shades = chromium.value(
+                f"[...{cells}].slice(0, 3).map((each) => getComputedStyle(each).backgroundColor)"
+            )
             assert len(set(shades)) == 3
         else:
-            assert "class 1" in chromium.value("document.querySelector('[aria-label=\"Confused pairs\"]').innerText")
+            assert "class 1" in chromium.value(
+                "document.querySelector('[aria-label=\"Confused pairs\"]').innerText"
+            )
         rows = "document.querySelectorAll('table[aria-label=\"Rates by class\"] tbody tr').length"
         assert chromium.value(rows) == count
         assert chromium.value("document.querySelectorAll('.calibration .bar').length") == 1
@@ -130,33 +163,47 @@ def test_the_classes_of_an_evaluation_are_tables_with_their_numbers(chromium: br
     assert chromium.errors == []
 
 
-def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(chromium: browser.Page, tmp_path: Path) -> None:
+def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(
+    chromium: browser.Page, tmp_path: Path
+) -> None:
     made_runs.run(tmp_path / "first", points=40)
     made_runs.run(tmp_path / "second", points=40)
     made_runs.failed(tmp_path / "third", verdict_for_code(83, NASTY, rank=0))
     with serving(Server(RunCatalog(tmp_path, None))) as server:
         chromium.open(server.page_url)
-        names = "[...document.querySelectorAll('tbody tr')].map((each) => each.children[1].textContent)"
+        names = (
+            "[...document.querySelectorAll('tbody tr')].map((each) => each.children[1].textContent)"
+        )
         chromium.value("document.querySelector('[data-sort=name]').click()")
         assert chromium.value(names) == ["first", "second", "third"]
         box = "document.querySelector('input[type=search]')"
         chromium.value(f"({box}.value = 'failed', {box}.dispatchEvent(new Event('input')))")
         assert chromium.value(names) == ["third"]
         chromium.value(f"({box}.value = '', {box}.dispatchEvent(new Event('input')))")
-        chromium.value("[...document.querySelectorAll('tbody input')].slice(0, 2).forEach((each) => each.click())")
+        chromium.value(
+            "[...document.querySelectorAll('tbody input')].slice(0, 2).forEach((each) => "
+            "each.click())"
+        )
         chromium.open(chromium.value("document.querySelector('#compare a').href"))
         assert chromium.value("document.querySelector('h1').textContent") == "first and second"
         assert chromium.value("document.querySelectorAll('#curves canvas').length") == 4
 
         chromium.open(chromium.value("document.querySelector('tbody a').href"))
-        chromium.until("performance.getEntriesByName('drawn').length > 1")  # the page, and what the server knew of it
-        press = "document.querySelector('#curves .chart').dispatchEvent(new KeyboardEvent('keydown', {key: '+'}))"
+        chromium.until(
+            "performance.getEntriesByName('drawn').length > 1"
+        )  # the page, and what the server knew of it
+        press = (
+            "document.querySelector('#curves .chart').dispatchEvent(new "
+            "KeyboardEvent('keydown', {key: '+'}))"
+        )
         axis = "(({min, max}) => [min, max])(view.charts.values().next().value.chart.plot.scales.x)"
         chromium.value(f"{press}, document.querySelector('#curves summary').click()")
         zoomed = chromium.value(axis)
         with open(tmp_path / "first" / "metrics.jsonl", "a") as file:
             file.write('{"step": 1001, "loss": 0.125}\n')
-        assert chromium.until("document.querySelector('#curves p').textContent.startsWith('now 0.125')")
+        assert chromium.until(
+            "document.querySelector('#curves p').textContent.startsWith('now 0.125')"
+        )
         assert chromium.value(axis) == zoomed  # what somebody looks at stays
         newest = chromium.value("document.querySelector('#curves tbody').lastChild.innerText")
         assert newest.split() == ["1001", "0.125"]
@@ -164,7 +211,9 @@ def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(chromium: br
     assert chromium.errors == []
 
 
-def test_a_viewer_signs_in_to_the_dashboard_of_a_cluster_and_out_again(chromium: browser.Page) -> None:
+def test_a_viewer_signs_in_to_the_dashboard_of_a_cluster_and_out_again(
+    chromium: browser.Page,
+) -> None:
     axe = (needs.packages("axe") / "axe_playwright_python" / "axe.min.js").read_text()
     api = Api()
     with serving(viewers.Server(api, ["team-a", "team-b"], [])) as server:
@@ -186,7 +235,10 @@ def test_a_viewer_signs_in_to_the_dashboard_of_a_cluster_and_out_again(chromium:
         signs_in(EVE)
         assert chromium.value(alert).startswith("You may not list jobs")
         signs_in(ALICE)
-        names = "[...document.querySelectorAll('tbody tr')].map((each) => each.children[0].textContent).join()"
+        names = (
+            "[...document.querySelectorAll('tbody tr')].map((each) => "
+            "each.children[0].textContent).join()"
+        )
         assert chromium.value(names) == "job-of-team-a"
         assert chromium.value("document.cookie + location.pathname + location.search") == "/"
         assert chromium.value("document.querySelectorAll('tbody input, #compare *').length") == 0
@@ -195,12 +247,17 @@ def test_a_viewer_signs_in_to_the_dashboard_of_a_cluster_and_out_again(chromium:
         assert chromium.value(alert) == "You have signed out."
         chromium.open(f"http://127.0.0.1:{server.server_address[1]}/")
         assert chromium.value(alert) == "Sign in to see your jobs."
-        told, refused = "Failed to load resource: the server responded with a status of ", {"401", "403"}
-        assert {text.removeprefix(told).split()[0] for text in chromium.errors} == refused  # which a console repeats
+        told = "Failed to load resource: the server responded with a status of "
+        refused = {"401", "403"}
+        assert {
+            text.removeprefix(told).split()[0] for text in chromium.errors
+        } == refused  # which a console repeats
         chromium.errors.clear()
 
 
-def test_everyone_can_use_the_pages_as_far_as_a_program_can_tell(chromium: browser.Page, tmp_path: Path) -> None:
+def test_everyone_can_use_the_pages_as_far_as_a_program_can_tell(
+    chromium: browser.Page, tmp_path: Path
+) -> None:
     axe = (needs.packages("axe") / "axe_playwright_python" / "axe.min.js").read_text()
     wall_s = sum(made_runs.run(tmp_path / "first", (137, 83, 0), points=300).values())
     made_runs.ranks(tmp_path / "first", 12, wall_s, slow=2)
@@ -210,20 +267,34 @@ def test_everyone_can_use_the_pages_as_far_as_a_program_can_tell(chromium: brows
     rows = RunCatalog(tmp_path, None).read_table()
     rows["runs"] = [{**row, "page": row["name"]} for row in rows["runs"]]
     both = compare.compare_runs(seen, (), "step")
-    for kind, data in {"run": seen[0].to_json(), "runs": {**rows, "compare": "compare"}, "compare": both}.items():
+    for kind, data in {
+        "run": seen[0].to_json(),
+        "runs": {**rows, "compare": "compare"},
+        "compare": both,
+    }.items():
         (tmp_path / f"{kind}.html").write_text(page.render_page(kind, kind, data))
         for width, is_dark in ((1180, False), (400, True)):
             chromium.open((tmp_path / f"{kind}.html").as_uri(), width, is_dark)
-            chromium.value("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+            chromium.value(
+                "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
+            )
             chromium.call("Runtime.evaluate", expression=axe)
             told = "found.violations.map((each) => [each.impact, each.id, each.nodes[0].html])"
-            assert chromium.value(f"axe.run().then((found) => {told})") == [], (kind, width, is_dark)
+            assert chromium.value(f"axe.run().then((found) => {told})") == [], (
+                kind,
+                width,
+                is_dark,
+            )
 
 
-def test_a_comparison_of_runs_without_a_common_curve_is_a_page_too(chromium: browser.Page, tmp_path: Path) -> None:
+def test_a_comparison_of_runs_without_a_common_curve_is_a_page_too(
+    chromium: browser.Page, tmp_path: Path
+) -> None:
     for name in ("one", "two"):
         made_runs.run(tmp_path / name, (83,), points=0)
-    data = compare.compare_runs([RunReader(tmp_path / name).read_report() for name in ("one", "two")], (), "hour")
+    data = compare.compare_runs(
+        [RunReader(tmp_path / name).read_report() for name in ("one", "two")], (), "hour"
+    )
     (tmp_path / "both.html").write_text(page.render_page("compare", "both", data))
     chromium.open((tmp_path / "both.html").as_uri(), 400)
     assert chromium.value("document.querySelector('h1').textContent") == "one and two"

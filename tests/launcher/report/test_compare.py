@@ -24,11 +24,17 @@ def test_a_table_has_each_run_and_another_the_keys_that_differ(
     made_runs.run(two, codes=(0,), job=made_runs.JOB.replace("steps: 1000", "steps: 500"))
     for run, python in ((one, "3.11.2"), (two, "3.12.1")):
         kept = Summary.from_json(json.loads((run / "summary.json").read_text()))
-        of = dataclasses.replace(kept.of, made_of={"python": python, "jax": "0.10.2", "code": "abc"})
+        of = dataclasses.replace(
+            kept.of, made_of={"python": python, "jax": "0.10.2", "code": "abc"}
+        )
         step = None if run == two else kept.step
-        (run / "summary.json").write_text(json.dumps(dataclasses.replace(kept, of=of, step=step).to_json()))
+        (run / "summary.json").write_text(
+            json.dumps(dataclasses.replace(kept, of=of, step=step).to_json())
+        )
     left = invoke.launcher(capsys, monkeypatch, "compare", str(one), str(two))
-    heads, first, second, blank, keys, differs, versions = (line.split() for line in left.out.splitlines()[:7])
+    heads, first, second, blank, keys, differs, versions = (
+        line.split() for line in left.out.splitlines()[:7]
+    )
     assert heads == ["RUN", "STATE", "STEP", "LOSS", "EVAL/LOSS", "GOODPUT", "TIME"]
     assert (first[:3], second[:3]) == (["one", "done", "1000"], ["two", "done", "-"])
     assert first[3:5] == second[3:5] and float(first[3]) < float(first[4])
@@ -45,13 +51,25 @@ def timed(tmp_path: Path) -> tuple[Path, Path]:
         job = made_runs.JOB.replace("  steps: 1000", f"  steps: 30\n  batch: {batch}")
         made_runs.run(tmp_path / name, codes=(0,), job=job, points=0)
         rows = [
-            {"step": step, "loss": 3.0 - step / 10, "top": float(step), "time": made_runs.BEGAN + time}
+            {
+                "step": step,
+                "loss": 3.0 - step / 10,
+                "top": float(step),
+                "time": made_runs.BEGAN + time,
+            }
             for step, time in zip((10, 20, 30), times, strict=True)
         ]
-        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     path = tmp_path / "two" / "summary.json"
     found = json.loads(path.read_text())
-    later = {**found["starts"][0], "start": 2, "uid": "second", "started": made_runs.BEGAN + 90_000.0}
+    later = {
+        **found["starts"][0],
+        "start": 2,
+        "uid": "second",
+        "started": made_runs.BEGAN + 90_000.0,
+    }
     found["starts"].append({**later, "ended": made_runs.BEGAN + 90_035.0})
     found["of"]["uid"] = "second"
     path.write_text(json.dumps(found))
@@ -68,7 +86,10 @@ X_OF = {
 
 @pytest.mark.parametrize("at", X_OF)
 def test_curves_are_over_steps_hours_of_running_or_examples(
-    timed: tuple[Path, Path], at: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    timed: tuple[Path, Path],
+    at: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines = compare.curve_lines([RunReader(run).read_report() for run in timed], "top", at)
 
@@ -86,7 +107,11 @@ def test_curves_are_over_steps_hours_of_running_or_examples(
     assert len(ends) == 2 and ends[0] == ends[1]  # a plot of each metric
     assert [float(end) for end in ends[0][:2]] == pytest.approx([least, most], rel=0.02)
     data = data_of(page.read_text())
-    assert (data["at"], data["metric"], [run["batch"] for run in data["runs"]]) == (at, ["top", "loss"], [8, 32])
+    assert (data["at"], data["metric"], [run["batch"] for run in data["runs"]]) == (
+        at,
+        ["top", "loss"],
+        [8, 32],
+    )
 
 
 def test_a_metric_that_no_run_has_and_examples_that_a_run_does_not_tell_are_one_sentence(

@@ -18,7 +18,9 @@ from jaxlaunch.records.verdict import verdict_for_code
 from tests.launcher.invoke import launcher
 from tests.launcher.report import made_runs
 
-NASTY = "<script>alert(1)</script>\u202e../../etc/passwd\n\u2028</script>&\x00\x1b]52;c;aGk=\x07\ud800"
+NASTY = (
+    "<script>alert(1)</script>\u202e../../etc/passwd\n\u2028</script>&\x00\x1b]52;c;aGk=\x07\ud800"
+)
 
 
 def data_of(text: str) -> dict:
@@ -26,7 +28,9 @@ def data_of(text: str) -> dict:
     return json.loads(found[1])
 
 
-def test_a_report_is_one_file_that_names_nothing_elsewhere(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_report_is_one_file_that_names_nothing_elsewhere(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
     made_runs.run(tmp_path / "runs" / "digits")
     monkeypatch.chdir(tmp_path)
 
@@ -36,11 +40,16 @@ def test_a_report_is_one_file_that_names_nothing_elsewhere(tmp_path: Path, capsy
     text = (tmp_path / "page.html").read_text()
     assert "default-src 'none'" in text and len(text) < 500_000
     assert not re.search(r"""(?:src|href)=["'](?!data:)""", text)
-    assert data_of(text)["sentence"]["text"] == "Run digits is done at step 1000: every process finished"
+    assert (
+        data_of(text)["sentence"]["text"]
+        == "Run digits is done at step 1000: every process finished"
+    )
     assert "not-to-be-shown" not in text  # of the job's environment
 
 
-def test_the_pictures_of_a_report_are_svg_and_png_files(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_the_pictures_of_a_report_are_svg_and_png_files(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
     made_runs.run(tmp_path / "runs" / "digits")
     monkeypatch.chdir(tmp_path)
 
@@ -62,9 +71,13 @@ def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 2000, NASTY[:60]: 1.0, "loss": 1.0}) + "\n")
     (folder / "reported").mkdir()
-    (folder / "reported" / "7.json").write_text(json.dumps({"step": 7, "samples": [{"name": NASTY, "text": NASTY}]}))
+    (folder / "reported" / "7.json").write_text(
+        json.dumps({"step": 7, "samples": [{"name": NASTY, "text": NASTY}]})
+    )
     (folder / "reported" / "8.json").write_text("{" * 9)
-    (folder / "samples.jsonl").write_text(json.dumps({"step": 1, "samples": [{"prompt": NASTY, "text": NASTY}]}) + "\n")
+    (folder / "samples.jsonl").write_text(
+        json.dumps({"step": 1, "samples": [{"prompt": NASTY, "text": NASTY}]}) + "\n"
+    )
 
     text = page.render_page("run", folder.name, RunReader(folder).read_report().to_json())
 
@@ -95,11 +108,14 @@ def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
     ids=lambda line: line[:24],
 )
 @pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "eval.jsonl", "attempts.jsonl", "summary.json", "samples.jsonl", "job.yaml"]
+    "name",
+    ["metrics.jsonl", "eval.jsonl", "attempts.jsonl", "summary.json", "samples.jsonl", "job.yaml"],
 )
 def test_no_line_of_a_file_ends_the_page(tmp_path: Path, name: str, line: str) -> None:
     made_runs.run(tmp_path / "run", codes=(0,), points=5)
-    with open(tmp_path / "run" / name, "a" if name.endswith("jsonl") else "w", encoding="latin-1") as file:
+    with open(
+        tmp_path / "run" / name, "a" if name.endswith("jsonl") else "w", encoding="latin-1"
+    ) as file:
         file.write(line + "\n")
 
     text = page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
@@ -116,15 +132,25 @@ def test_what_eval_found_of_the_classes_is_on_the_page(tmp_path: Path, count: in
 
     shown = data_of(text)["classes"]
     assert text.count("<script") == 2 and len(text) < 1_000_000
-    assert shown["per_class"][1] == {"label": "1", "examples": 9, "precision": 0.8889, "recall": 0.8889, "f1": 0.8889}
+    assert shown["per_class"][1] == {
+        "label": "1",
+        "examples": 9,
+        "precision": 0.8889,
+        "recall": 0.8889,
+        "f1": 0.8889,
+    }
     assert shown["confusion"] == made.get("confusion")
     assert [one["predicted"] for one in shown["confused"]] == ([] if count <= 50 else ["1"])
-    assert [one["loss"] for one in shown["worst"]] == [None, 3.5] and shown["worst"][0]["where"] == "example 3"
+    assert [one["loss"] for one in shown["worst"]] == [None, 3.5] and shown["worst"][0][
+        "where"
+    ] == "example 3"
 
 
 def _spoiled(found: Any) -> Iterator[Any]:
     """What was found, each time with another value of it replaced by each of another kind, or left out."""
-    for key in found if isinstance(found, dict) else range(len(found)) if isinstance(found, list) else ():
+    for key in (
+        found if isinstance(found, dict) else range(len(found)) if isinstance(found, list) else ()
+    ):
         for other in (None, -1, 1e999, math.nan, "x", [[]], {"a": 1}, True):
             yield _with(found, key, other)
         for inner in _spoiled(found[key]):
@@ -142,14 +168,24 @@ def test_a_wrong_or_huge_file_of_classes_is_left_out_and_ends_no_page(tmp_path: 
     path = tmp_path / "run" / contract.CLASSIFICATION
     found = made_runs.classification(tmp_path / "run", ["a", "b"])
     kept = 0
-    for spoiled in [*_spoiled(found), {**found, "per_class": found["per_class"] * 2000}, [found], None]:
+    for spoiled in [
+        *_spoiled(found),
+        {**found, "per_class": found["per_class"] * 2000},
+        [found],
+        None,
+    ]:
         path.write_text(json.dumps(spoiled))
         shown = run_files.read_classification(tmp_path / "run")
         page.to_json(shown)
         kept += shown is not None
     assert kept < 80  # what may be absent, and what the page does not read
     whole = json.dumps(found)
-    for text in ("[" * 100_000, whole[:-1], whole.replace("1000", "9" * 5000, 1), whole + " " * (4 << 20)):
+    for text in (
+        "[" * 100_000,
+        whole[:-1],
+        whole.replace("1000", "9" * 5000, 1),
+        whole + " " * (4 << 20),
+    ):
         path.write_text(text)
         assert run_files.read_classification(tmp_path / "run") is None, text[:60]
     path.unlink()

@@ -20,8 +20,22 @@ SECRET = "nobody else's business"
 
 
 def _jobs() -> tuple[list[dict], list[str]]:
-    row = {"id": "", "page": "", "name": "lm", "state": "queued", "why": "lm waits for its queue", "step": None}
-    more = {"steps": None, "goodput": None, "restarts": 0, "age_s": 60.0, "owner": "research", "where": "namespace a"}
+    row = {
+        "id": "",
+        "page": "",
+        "name": "lm",
+        "state": "queued",
+        "why": "lm waits for its queue",
+        "step": None,
+    }
+    more = {
+        "steps": None,
+        "goodput": None,
+        "restarts": 0,
+        "age_s": 60.0,
+        "owner": "research",
+        "where": "namespace a",
+    }
     return [{**row, **more}], ["the pods of namespace a cannot be read"]
 
 
@@ -53,7 +67,9 @@ def rows_of(server: Server) -> dict[str, dict]:
     return {run["name"]: run for run in data_of(get(server, f"/{server.token}/")[1])["runs"]}
 
 
-def test_the_table_has_every_run_of_the_folder_and_job_of_the_cluster_and_leads_to_their_pages(server: Server) -> None:
+def test_the_table_has_every_run_of_the_folder_and_job_of_the_cluster_and_leads_to_their_pages(
+    server: Server,
+) -> None:
     runs = rows_of(server)
 
     assert set(runs) == {"first", "second", "<script>alert(1)<", "..\\u202e", "lm"}
@@ -61,7 +77,9 @@ def test_the_table_has_every_run_of_the_folder_and_job_of_the_cluster_and_leads_
     status, text = get(server, runs["<script>alert(1)<"]["page"])
     assert status == 200 and text.count("<script") == 2
     both = "&".join(f"run={runs[name]['id']}" for name in ("first", "second"))
-    assert [run["name"] for run in data_of(get(server, f"/{server.token}/compare?{both}")[1])["runs"]] == [
+    assert [
+        run["name"] for run in data_of(get(server, f"/{server.token}/compare?{both}")[1])["runs"]
+    ] == [
         "first",
         "second",
     ]
@@ -121,13 +139,17 @@ def test_no_path_leads_out_of_the_folder(server: Server) -> None:
 def test_no_link_in_a_run_leads_its_page_out_of_it(server: Server, tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "7.json").write_text(json.dumps({"samples": [{"text": SECRET}]}))
-    (tmp_path / "rows").write_text(json.dumps({"step": 1, "samples": [SECRET], SECRET: 1.0, "loss": 1.0}) + "\n")
+    (tmp_path / "rows").write_text(
+        json.dumps({"step": 1, "samples": [SECRET], SECRET: 1.0, "loss": 1.0}) + "\n"
+    )
     (tmp_path / "job").write_text(f"name: {SECRET}\n")
     run = tmp_path / "runs" / "second"
     (run / "starts" / "1" / "logs").mkdir(parents=True)
     (run / "starts" / "1" / "logs" / "rank-0.log").symlink_to(tmp_path / "secret")
     (tmp_path / "steps" / "7").mkdir(parents=True)
-    (tmp_path / "steps" / "7" / contract.MANIFEST).write_text(json.dumps({"manifest": {"files": {"a": [5, ""]}}}))
+    (tmp_path / "steps" / "7" / contract.MANIFEST).write_text(
+        json.dumps({"manifest": {"files": {"a": [5, ""]}}})
+    )
     links = {
         "checkpoints": "steps",
         "reported": "words",
@@ -157,7 +179,11 @@ def test_a_page_that_is_open_gets_what_is_new(server: Server, tmp_path: Path) ->
     answer = client.getresponse()
     assert answer.headers["Content-Type"] == "text/event-stream"
 
-    assert [answer.readline()[:6] for _ in range(3)] == [b"event:", b"data: ", b"\n"]  # how it stands
+    assert [answer.readline()[:6] for _ in range(3)] == [
+        b"event:",
+        b"data: ",
+        b"\n",
+    ]  # how it stands
     with open(tmp_path / "runs" / "first" / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 1001, "loss": 0.125, "time": made_runs.BEGAN + 60}) + "\n")
 
@@ -172,13 +198,17 @@ def test_a_fault_of_ours_is_printed_and_a_client_that_leaves_is_not(
     server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_connection(server.server_address[:2], timeout=30) as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # leaves with a reset
+        client.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )  # leaves with a reset
         client.sendall(f"GET /{server.token}/ HTTP/1.1\r\n".encode())
     assert get(server, f"/{server.token}/")[0] == 200
     assert capsys.readouterr().err == ""
 
     (row,), _ = _jobs()
-    monkeypatch.setattr(server.runs, "_jobs", lambda: ([row | {"step": {1}}], []))  # a row that is no JSON
+    monkeypatch.setattr(
+        server.runs, "_jobs", lambda: ([row | {"step": {1}}], [])
+    )  # a row that is no JSON
     monkeypatch.setattr(server.runs, "_table", None)
     with pytest.raises(http.client.RemoteDisconnected):
         get(server, f"/{server.token}/")

@@ -20,9 +20,12 @@ def test_the_strip_adds_up_to_the_clock_and_to_the_seconds_of_the_summary(
     assert seen["wall_s"] == pytest.approx(wall, rel=0.001)
     assert sum(end - begin for begin, end, _ in seen["strip"]) == pytest.approx(wall, rel=0.001)
     for cause, spent in by_summary.items():
-        assert seen["seconds"].get(cause, 0.0) == pytest.approx(spent, abs=0.01 + 0.001 * wall), cause
+        assert seen["seconds"].get(cause, 0.0) == pytest.approx(spent, abs=0.01 + 0.001 * wall), (
+            cause
+        )
     assert all(
-        before[1] == pytest.approx(after[0]) for before, after in zip(seen["strip"], seen["strip"][1:], strict=False)
+        before[1] == pytest.approx(after[0])
+        for before, after in zip(seen["strip"], seen["strip"][1:], strict=False)
     )
 
 

@@ -21,7 +21,9 @@ from tests.launcher.invoke import launcher
 from tests.launcher.report.serving import serving
 from tests.launcher.report.test_page import data_of
 
-ALICE, BOB, EVE, NOBODY = (f"eyJhbGciOi.{name}-_." + "x" * 900 for name in ("alice", "bob", "eve", "nobody"))
+ALICE, BOB, EVE, NOBODY = (
+    f"eyJhbGciOi.{name}-_." + "x" * 900 for name in ("alice", "bob", "eve", "nobody")
+)
 MAY: Mapping[str, tuple[str, ...]] = {ALICE: ("team-a",), BOB: ("team-a", "team-b"), EVE: ()}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
@@ -42,8 +44,22 @@ class Api:
             raise ApiError("Unauthorized", None, 401)
         if namespace not in MAY[token]:
             raise ApiError(f'jobsets is forbidden in the namespace "{namespace}"', None, 403)
-        row = {"id": "", "page": "", "name": f"job-of-{namespace}", "state": "running", "why": "", "step": 1}
-        more = {"steps": 2, "goodput": None, "restarts": 0, "age_s": 60.0, "owner": "", "where": namespace}
+        row = {
+            "id": "",
+            "page": "",
+            "name": f"job-of-{namespace}",
+            "state": "running",
+            "why": "",
+            "step": 1,
+        }
+        more = {
+            "steps": 2,
+            "goodput": None,
+            "restarts": 0,
+            "age_s": 60.0,
+            "owner": "",
+            "where": namespace,
+        }
         return [{**row, **more}], []
 
 
@@ -68,15 +84,23 @@ def served(api: Api) -> Iterator[viewers.Server]:
         yield made
 
 
-def ask(server: viewers.Server, path: str = "/", body: bytes | None = None, **headers: str) -> Answer:
+def ask(
+    server: viewers.Server, path: str = "/", body: bytes | None = None, **headers: str
+) -> Answer:
     """The answer to a GET, or to a POST of a body, of a stream its first line; `headers` may have `_` for `-`."""
     client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
-        client.request("GET" if body is None else "POST", path, body, (FORM if body is not None else {}) | sent)
+        client.request(
+            "GET" if body is None else "POST", path, body, (FORM if body is not None else {}) | sent
+        )
         answer = client.getresponse()
         is_stream = answer.headers["Content-Type"] == "text/event-stream"
-        return Answer(answer.status, (answer.readline() if is_stream else answer.read()).decode(), answer.headers)
+        return Answer(
+            answer.status,
+            (answer.readline() if is_stream else answer.read()).decode(),
+            answer.headers,
+        )
     finally:
         client.close()
 
@@ -99,7 +123,10 @@ def test_a_viewer_signs_in_and_sees_what_the_token_may_see_beside_another_who_se
 ) -> None:
     first = ask(server)
     assert (first.status, first.headers["WWW-Authenticate"]) == (401, "Bearer")
-    assert "Sign in to see your jobs." in first.text and '<input type="password" name="token"' in first.text
+    assert (
+        "Sign in to see your jobs." in first.text
+        and '<input type="password" name="token"' in first.text
+    )
 
     alice, bob = signed_in(server, f"\n{ALICE} \r\n"), signed_in(server, BOB)
 
@@ -110,7 +137,10 @@ def test_a_viewer_signs_in_and_sees_what_the_token_may_see_beside_another_who_se
     shown = ask(server, Cookie=cookie_of(alice))
     assert names(shown) == ["job-of-team-a"]
     (left_out,) = data_of(shown.text)["unread"]
-    assert left_out == "1 of 2 namespaces are left out: you may not list jobs there." and "team-b" not in shown.text
+    assert (
+        left_out == "1 of 2 namespaces are left out: you may not list jobs there."
+        and "team-b" not in shown.text
+    )
     assert names(ask(server, Cookie=f"a=b; {cookie_of(bob)}")) == ["job-of-team-a", "job-of-team-b"]
     assert names(ask(server, Authorization=f"bearer {BOB}", Cookie=cookie_of(alice))) == [
         "job-of-team-a",
@@ -126,19 +156,35 @@ def test_a_token_that_is_missing_wrong_or_without_rights_gets_a_sentence_and_not
     eve, nobody, none = signed_in(server, EVE), signed_in(server, NOBODY), signed_in(server, "  ")
     assert [eve.status, nobody.status, none.status] == [403, 401, 401]
     assert viewers.NO_RIGHTS in eve.text and viewers.NOT_ACCEPTED in nobody.text
-    sent = [ask(server, path, Authorization=f"Bearer {token}") for path in ("/", "/events") for token in (EVE, NOBODY)]
+    sent = [
+        ask(server, path, Authorization=f"Bearer {token}")
+        for path in ("/", "/events")
+        for token in (EVE, NOBODY)
+    ]
     assert [each.status for each in sent] == [403, 401, 403, 401]
-    answers = [eve, nobody, none, *sent, ask(server, "/events"), ask(server, "/runs"), ask(server, "/?token=" + BOB)]
+    answers = [
+        eve,
+        nobody,
+        none,
+        *sent,
+        ask(server, "/events"),
+        ask(server, "/runs"),
+        ask(server, "/?token=" + BOB),
+    ]
     for each in answers:
         assert each.status in (401, 403, 404)
         assert "job-of" not in each.text and "team-" not in each.text and "eyJ" not in each.text
-    assert "Set-Cookie" not in eve.headers and "<form" not in sent[0].text  # a form does not change a proxy's token
+    assert (
+        "Set-Cookie" not in eve.headers and "<form" not in sent[0].text
+    )  # a form does not change a proxy's token
 
     kept = cookie_of(signed_in(server, BOB))
     api.ended.add(BOB)
     over = ask(server, Cookie=kept)
     assert over.status == 401 and "job-of" not in over.text
-    assert [text.rpartition("; ")[2] for text in over.headers.get_all("Set-Cookie", [])] == ["Max-Age=0"] * 2
+    assert [text.rpartition("; ")[2] for text in over.headers.get_all("Set-Cookie", [])] == [
+        "Max-Age=0"
+    ] * 2
     api.is_silent = True
     assert ask(server, Cookie=kept).status == 503
 
@@ -146,9 +192,14 @@ def test_a_token_that_is_missing_wrong_or_without_rights_gets_a_sentence_and_not
 def test_a_sign_in_is_secure_over_https_and_of_no_use_elsewhere_or_afterwards(
     server: viewers.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seen in ({"X_Forwarded_Proto": "https"}, {"Origin": "https://jobs.example.org", "Host": "jobs.example.org"}):
+    for seen in (
+        {"X_Forwarded_Proto": "https"},
+        {"Origin": "https://jobs.example.org", "Host": "jobs.example.org"},
+    ):
         kept = str(signed_in(server, ALICE, **seen).headers["Set-Cookie"])
-        assert kept.startswith("__Host-jaxlaunch=") and kept.endswith("; Path=/; HttpOnly; SameSite=Strict; Secure")
+        assert kept.startswith("__Host-jaxlaunch=") and kept.endswith(
+            "; Path=/; HttpOnly; SameSite=Strict; Secure"
+        )
     kept = kept.partition(";")[0]
     assert names(ask(server, Cookie=kept)) == ["job-of-team-a"]
 
@@ -160,16 +211,40 @@ def test_a_sign_in_is_secure_over_https_and_of_no_use_elsewhere_or_afterwards(
     assert "You are no longer signed in" in ask(server, Cookie=kept).text
 
 
-def test_only_our_own_pages_under_a_configured_name_are_answered(server: viewers.Server, api: Api) -> None:
+def test_only_our_own_pages_under_a_configured_name_are_answered(
+    server: viewers.Server, api: Api
+) -> None:
     kept, port = cookie_of(signed_in(server, ALICE)), server.server_address[1]
-    led = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
-    for right in ("localhost", f"127.0.0.1:{port}", "[::1]:8080", "jobs.example.org", "JOBS.example.org.:8443"):
-        assert names(ask(server, Host=right, Origin=f"http://{right}", Cookie=kept)) == ["job-of-team-a"]
+    led = {
+        "Sec_Fetch_Site": "cross-site",
+        "Sec_Fetch_Mode": "navigate",
+        "Sec_Fetch_Dest": "document",
+    }
+    for right in (
+        "localhost",
+        f"127.0.0.1:{port}",
+        "[::1]:8080",
+        "jobs.example.org",
+        "JOBS.example.org.:8443",
+    ):
+        assert names(ask(server, Host=right, Origin=f"http://{right}", Cookie=kept)) == [
+            "job-of-team-a"
+        ]
     linked = ask(server, **led)
     assert linked.status == 401 and "if you have signed in already" in linked.text
-    assert "Set-Cookie" not in linked.headers  # which would end a sign-in that the browser did not send along
+    assert (
+        "Set-Cookie" not in linked.headers
+    )  # which would end a sign-in that the browser did not send along
     assert names(ask(server, Authorization=f"Bearer {ALICE}", **led)) == ["job-of-team-a"]
-    hosts = ("evil.example", "localhost.evil.example", "evil@localhost", "localhost:x", "a b", "", "10.0.0.7:8080")
+    hosts = (
+        "evil.example",
+        "localhost.evil.example",
+        "evil@localhost",
+        "localhost:x",
+        "a b",
+        "",
+        "10.0.0.7:8080",
+    )
     wrong: list[dict[str, str]] = [
         *({"Host": each} for each in hosts),
         {"Origin": "http://evil.example"},
@@ -207,14 +282,23 @@ def test_only_our_own_pages_under_a_configured_name_are_answered(server: viewers
     ],
     ids=lambda end: repr(end)[:16],
 )
-def test_an_odd_token_is_refused_and_never_sent_on(server: viewers.Server, api: Api, end: str | bytes) -> None:
+def test_an_odd_token_is_refused_and_never_sent_on(
+    server: viewers.Server, api: Api, end: str | bytes
+) -> None:
     token = b"eyJ" + (end.encode() if isinstance(end, str) else end)
     in_form = ask(server, "/sign-in", urllib.parse.urlencode({"token": token}).encode())
-    assert in_form.status == 401 and 'role="alert"' in in_form.text and "eyJ" not in in_form.text and not api.asked
+    assert (
+        in_form.status == 401
+        and 'role="alert"' in in_form.text
+        and "eyJ" not in in_form.text
+        and not api.asked
+    )
     in_header = raw(server, b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + token)
     assert in_header.startswith(b"HTTP/1.1 401") and b"eyJ" not in in_header
     if token[3:] != b"x" * 3000:  # which is too long for a cookie, and not for a header
-        assert api.asked <= {"eyJ"}  # what follows the end of a line is another header, which is not sent on
+        assert api.asked <= {
+            "eyJ"
+        }  # what follows the end of a line is another header, which is not sent on
     assert names(ask(server, Authorization=f"Bearer {ALICE}")) == ["job-of-team-a"]
 
 
@@ -223,26 +307,48 @@ def test_an_odd_token_is_refused_and_never_sent_on(server: viewers.Server, api: 
     [
         (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\n\r\ntoken=a", b"401"),
         (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\ntoken=a", b"401"),
-        (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999999999999\r\n\r\ntoken=a", b"401"),
-        (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\ntoken=a", b"401"),
         (
-            b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048583\r\n\r\ntoken=" + b"x" * 1048577,
+            b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+            b"9999999999999999\r\n\r\ntoken=a",
             b"401",
         ),
-        (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n" + b"a=b&" * 5, b"401"),
-        (b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n\r\n" + b"a=b&" * 10, b"401"),
+        (
+            b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\ntoken=a",
+            b"401",
+        ),
+        (
+            b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048583\r\n\r\ntoken="
+            + b"x" * 1048577,
+            b"401",
+        ),
+        (
+            b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n"
+            + b"a=b&" * 5,
+            b"401",
+        ),
+        (
+            b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n\r\n"
+            + b"a=b&" * 10,
+            b"401",
+        ),
         (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 7\r\n\r\ntoken=a", b"404"),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost", b"403"),
         (b"GET / HTTP/1.1", b"403"),
         (b"GET //[ HTTP/1.1\r\nHost: localhost", b"404"),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic YTpi", b"401"),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b", b"401"),
+        (
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+            b"a\r\nAuthorization: Bearer b",
+            b"401",
+        ),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + b"x" * 1_000_000, b"431"),
         (b"DELETE / HTTP/1.1\r\nHost: localhost", b"501"),
     ],
     ids=lambda each: each.decode()[:60] if len(each) > 3 else each.decode(),
 )
-def test_an_odd_request_is_answered(server: viewers.Server, api: Api, request_: bytes, status: bytes) -> None:
+def test_an_odd_request_is_answered(
+    server: viewers.Server, api: Api, request_: bytes, status: bytes
+) -> None:
     assert raw(server, request_).split()[:2] == [b"HTTP/1.1", status]
     assert not api.asked
 
@@ -253,7 +359,10 @@ def test_a_connection_has_one_request_and_says_so(server: viewers.Server) -> Non
     for first in (b"GET /healthz", b"GET /", b"POST /sign-in"):
         length = f"\r\nContent-Length: {0 if b'POST' in first else len(second)}\r\n\r\n".encode()
         answer = raw(server, first + b" HTTP/1.1\r\nHost: localhost" + length + second)
-        assert answer.count(b"HTTP/1.1 ") == answer.count(b"Connection: close\r\n") == 1 and b"job-of" not in answer
+        assert (
+            answer.count(b"HTTP/1.1 ") == answer.count(b"Connection: close\r\n") == 1
+            and b"job-of" not in answer
+        )
     assert signed_in(server, BOB).headers["Connection"] == "close"
 
 
@@ -262,11 +371,16 @@ def test_connections_beyond_the_most_are_closed_and_make_room_when_they_end(
 ) -> None:
     monkeypatch.setattr(viewers, "MAX_CONNECTIONS", 2)
     for server in served(api):
-        idle = [socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30) for _ in range(3)]
+        idle = [
+            socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30)
+            for _ in range(3)
+        ]
         assert idle[2].recv(1) == b""  # the third is closed
         for each in idle:
             each.close()
-        while raw(server, b"GET /healthz HTTP/1.1\r\nHost: localhost") == b"":  # the threads of the others end
+        while (
+            raw(server, b"GET /healthz HTTP/1.1\r\nHost: localhost") == b""
+        ):  # the threads of the others end
             pass
 
 
@@ -301,14 +415,21 @@ def test_an_open_page_gets_what_its_own_viewer_may_see_until_the_token_ends(
     client.close()
     assert ask(server, "/events", Authorization=f"Bearer {ALICE}").status == 401
     monkeypatch.setattr(viewers, "MAX_STREAM_S", 0.0)
-    assert ask(server, "/events", Authorization=f"Bearer {BOB}").text == ""  # the browser asks again
+    assert (
+        ask(server, "/events", Authorization=f"Bearer {BOB}").text == ""
+    )  # the browser asks again
 
 
-def test_the_api_server_of_a_pod_is_addressed_over_ipv6_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_api_server_of_a_pod_is_addressed_over_ipv6_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(kubeconfig, "CA_FILE", tmp_path / "ca.crt")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     (tmp_path / "ca.crt").write_text("")
-    for host, server in {"fd00::1": "https://[fd00::1]:443", "10.96.0.1": "https://10.96.0.1:443"}.items():
+    for host, server in {
+        "fd00::1": "https://[fd00::1]:443",
+        "10.96.0.1": "https://10.96.0.1:443",
+    }.items():
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
         assert kubeconfig.pod_server_url() == server
 
@@ -321,8 +442,13 @@ def test_the_command_says_what_the_dashboard_of_a_cluster_needs(
         "--in-cluster": "--in-cluster names no namespace.",
         "runs --in-cluster -n a": "--in-cluster and the folder runs are both given.",
         "--in-cluster --context c -n a": "--in-cluster and --context c are both given.",
-        "--in-cluster -n a": "This is not a pod of a cluster: KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT",
+        "--in-cluster -n a": "This is not a pod of a cluster: KUBERNETES_SERVICE_HOST or "
+        "KUBERNETES_SERVICE_PORT",
         "--accept-host a": "--accept-host is only for --in-cluster.",
     }.items():
         left = launcher(capsys, monkeypatch, "dashboard", *arguments.split())
-        assert left.err.startswith(said) and "hint: " in left.err and left.code == (3 if "pod" in said else 2)
+        assert (
+            left.err.startswith(said)
+            and "hint: " in left.err
+            and left.code == (3 if "pod" in said else 2)
+        )

@@ -31,7 +31,9 @@ def test_commas_outside_of_brackets_and_quotes_separate_values(argument: str) ->
     assert list(axis.values) == VALUES[argument]
 
 
-@pytest.mark.parametrize("argument", ["a", "=1", "--a=1,2", "a=1,,2", "a=1,", "a=2..0", "a=0..5000", "a=1e-1..1e-4"])
+@pytest.mark.parametrize(
+    "argument", ["a", "=1", "--a=1,2", "a=1,,2", "a=1,", "a=2..0", "a=0..5000", "a=1e-1..1e-4"]
+)
 def test_what_cannot_be_read_is_refused(argument: str) -> None:
     with pytest.raises(UserError):
         grid.parse_axes([argument])
@@ -51,18 +53,23 @@ def test_the_last_key_of_a_grid_changes_first_and_a_smaller_most_takes_its_begin
 def test_draws_are_those_of_their_seed_different_and_continued_by_a_larger_number() -> None:
     axes = grid.parse_axes(["lr=1e-4..1e-1", "drop=0.0..0.5", "seed=0..9"])
     points = grid.draw_points(axes, 200, seed=3)
-    assert len(set(points)) == 200 and points == grid.draw_points(axes, 200, seed=3) != grid.draw_points(
-        axes, 200, seed=4
-    )
+    assert len(set(points)) == 200 and points == grid.draw_points(
+        axes, 200, seed=3
+    ) != grid.draw_points(axes, 200, seed=4)
     assert grid.draw_points(axes, 50, seed=3) == points[:50]
     rates, drops = ([float(point[at].partition("=")[2]) for point in points] for at in (0, 1))
     assert all(1e-4 <= rate <= 1e-1 for rate in rates) and all(0 <= drop <= 0.5 for drop in drops)
-    below = sum(rate < math.sqrt(1e-4 * 1e-1) for rate in rates)  # half of them, where the logarithm is uniform
+    below = sum(
+        rate < math.sqrt(1e-4 * 1e-1) for rate in rates
+    )  # half of them, where the logarithm is uniform
     assert 70 < below < 130 and 70 < sum(drop < 0.25 for drop in drops) < 130
     tenfold = [
-        float(point[0].partition("=")[2]) for point in grid.draw_points(grid.parse_axes(["lr=1.0..10.0"]), 200, seed=3)
+        float(point[0].partition("=")[2])
+        for point in grid.draw_points(grid.parse_axes(["lr=1.0..10.0"]), 200, seed=3)
     ]
-    assert 70 < sum(rate < math.sqrt(10) for rate in tenfold) < 130  # the least factor that the logarithm is for
+    assert (
+        70 < sum(rate < math.sqrt(10) for rate in tenfold) < 130
+    )  # the least factor that the logarithm is for
     assert sorted(grid.draw_points(grid.parse_axes(["a=0..2", "b=x,y"]), 100, seed=0)) == sorted(
         (f"a={a}", f"b={b}") for a in range(3) for b in "xy"
     )

@@ -15,9 +15,13 @@ def test_a_rung_is_decided_when_every_run_is_there_or_over() -> None:
     assert count_decided(runs, 2) == 2
 
 
-def test_the_worse_half_of_those_with_a_value_is_stopped_the_smaller_part_of_an_odd_number() -> None:
+def test_the_worse_half_of_those_with_a_value_is_stopped_the_smaller_part_of_an_odd_number() -> (
+    None
+):
     values = {"a": 3.0, "b": 1.0, "c": 2.0, "d": 5.0, "e": 4.0}
-    runs = {name: Standing(values={0: value}) for name, value in values.items()} | {"f": Standing(is_over=True)}
+    runs = {name: Standing(values={0: value}) for name, value in values.items()} | {
+        "f": Standing(is_over=True)
+    }
     assert find_worse_half(runs, 0, is_higher_better=False) == ["e", "d"]
     assert find_worse_half(runs, 0, is_higher_better=True) == ["c", "b"]
     assert find_worse_half({"a": Standing(values={0: 1.0})}, 0, is_higher_better=False) == []
@@ -33,4 +37,8 @@ def test_a_later_rung_is_among_those_that_are_left() -> None:
 
 def test_of_equal_runs_the_later_is_stopped() -> None:
     runs = {name: Standing(values={0: 1.0}) for name in "abc"}
-    assert find_worse_half(runs, 0, is_higher_better=False) == find_worse_half(runs, 0, is_higher_better=True) == ["c"]
+    assert (
+        find_worse_half(runs, 0, is_higher_better=False)
+        == find_worse_half(runs, 0, is_higher_better=True)
+        == ["c"]
+    )

@@ -46,7 +46,12 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
 
 
 def test_keys_are_text_whatever_they_look_like() -> None:
-    assert read("{1: a, no: b, null: c, 3e-4: d}").data == {"1": "a", "no": "b", "null": "c", "3e-4": "d"}
+    assert read("{1: a, no: b, null: c, 3e-4: d}").data == {
+        "1": "a",
+        "no": "b",
+        "null": "c",
+        "3e-4": "d",
+    }
 
 
 def test_every_path_knows_its_line() -> None:
@@ -87,7 +92,8 @@ def test_what_stands_below_a_duplicate_key_is_judged_too() -> None:
 def test_an_override_sets_replaces_and_makes_blocks() -> None:
     found = read("train:\n  mesh: {dp: 2, mp: 2}\n  data:\nlist: [1, {a: 2}]\n")
     load._apply_overrides(
-        found, ["train.mesh={fsdp: 4}", "train.data.source=text", "list.1.a=3e-4", "new.key=", "x=a=b"]
+        found,
+        ["train.mesh={fsdp: 4}", "train.data.source=text", "list.1.a=3e-4", "new.key=", "x=a=b"],
     )
     assert found.faults == []
     assert found.data == {
@@ -107,7 +113,9 @@ def test_the_later_of_two_overrides_wins() -> None:
     assert found.overrides == {("a",): "a=3"}
 
 
-@pytest.mark.parametrize("argument", ["a", "=1", ".a=1", "a..b=1", "a=*x", "a=[1", "a.b=1", "l.7=1", "l.x=1", "a=&x 1"])
+@pytest.mark.parametrize(
+    "argument", ["a", "=1", ".a=1", "a..b=1", "a=*x", "a=[1", "a.b=1", "l.7=1", "l.x=1", "a=&x 1"]
+)
 def test_an_override_that_cannot_be_set_is_a_fault(argument: str) -> None:
     found = read("a: text\nl: [1]")
     load._apply_overrides(found, [argument])
@@ -116,7 +124,14 @@ def test_an_override_that_cannot_be_set_is_a_fault(argument: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "argument", ["env.TOKEN=hunter2", "env={T: hunter2}", "secrets.T=hunter2", "x=https://u:hunter2@h", "env.T:hunter2"]
+    "argument",
+    [
+        "env.TOKEN=hunter2",
+        "env={T: hunter2}",
+        "secrets.T=hunter2",
+        "x=https://u:hunter2@h",
+        "env.T:hunter2",
+    ],
 )
 def test_an_override_that_may_hold_a_secret_is_shown_without_it(argument: str) -> None:
     found = read("env: {}")
@@ -127,7 +142,16 @@ def test_an_override_that_may_hold_a_secret_is_shown_without_it(argument: str) -
 
 
 def test_the_whole_numbers_at_some_paths_are_read() -> None:
-    text = "hosts: {min: 2, max: 4}\nslices: '3'\ntrain: {steps: 0x10, epochs: null}\nrestarts: true\n"
-    paths = (("hosts",), ("hosts", "max"), ("slices",), ("train", "steps"), ("train", "epochs"), ("restarts", "crash"))
+    text = (
+        "hosts: {min: 2, max: 4}\nslices: '3'\ntrain: {steps: 0x10, epochs: null}\nrestarts: true\n"
+    )
+    paths = (
+        ("hosts",),
+        ("hosts", "max"),
+        ("slices",),
+        ("train", "steps"),
+        ("train", "epochs"),
+        ("restarts", "crash"),
+    )
     assert reader.read_whole_numbers(text, paths) == {("hosts", "max"): 4, ("train", "steps"): 16}
     assert reader.read_whole_numbers("hosts: [", paths) == {}

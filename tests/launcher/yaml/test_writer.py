@@ -55,4 +55,7 @@ def test_what_some_reader_takes_for_more_than_text_is_quoted(text: str) -> None:
 
 def test_documents_are_one_stream() -> None:
     shared = {"a": 1}
-    assert writer.render_documents([{"b": shared, "c": shared}, {}]) == "b:\n  a: 1\nc:\n  a: 1\n---\n{}\n"
+    assert (
+        writer.render_documents([{"b": shared, "c": shared}, {}])
+        == "b:\n  a: 1\nc:\n  a: 1\n---\n{}\n"
+    )

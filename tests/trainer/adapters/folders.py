@@ -59,7 +59,9 @@ def train_spec(case: str, at: Path, lora: dict[str, Any] | None = None, **keys: 
     return peft.resolve_lora(references.train_spec(BASES[case], base(case, at / "hf"), **keys))
 
 
-def step(case: str, at: Path, devices: int = 1, lora: dict[str, Any] | None = None, **keys: Any) -> Step:
+def step(
+    case: str, at: Path, devices: int = 1, lora: dict[str, Any] | None = None, **keys: Any
+) -> Step:
     train = train_spec(case, at, lora, **keys)
     return Step(NextToken(), train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), STEPS)
 

@@ -73,13 +73,16 @@ def test_the_curve_and_the_final_adapters_equal_peft_s(trained: Trained, tmp_pat
     np.testing.assert_allclose(trained.said["loss"], curve["loss"], rtol=0, atol=2e-5)
     np.testing.assert_allclose(trained.said["grad_norm"], curve["grad_norm"], rtol=2e-5)
     export(trained.checkpoints, str(tmp_path / "out"))
-    final, wanted = load_file(tmp_path / "out" / "adapter_model.safetensors"), references.tensors(trained.case, "final")
+    final = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    wanted = references.tensors(trained.case, "final")
     assert final.keys() == wanted.keys()
     for name, array in wanted.items():
         assert_close(final[name], array, is_rounding(trained.case, name), name)
 
 
-def assert_close(found: np.ndarray, wanted: np.ndarray, rounding: np.ndarray | bool, name: str) -> None:
+def assert_close(
+    found: np.ndarray, wanted: np.ndarray, rounding: np.ndarray | bool, name: str
+) -> None:
     """To 1e-5, and to a tenth of the rate where `rounding` decides."""
     assert np.all(np.abs(found - wanted) <= np.where(rounding, 1e-3, 1e-5)), name
 
@@ -98,24 +101,38 @@ def test_every_gradient_of_the_first_step_equals_peft_s(trained: Trained, tmp_pa
     norm, clip = trained.said["grad_norm"][0], folders.config(trained.case)["clip"]
     factor = 0.1 * min(1.0, (clip or np.inf) / norm)
     opt = trained.step.builder.to_tree(trained.first)["opt"]
-    moments = {name.partition(".mu.")[2]: np.asarray(leaf) / factor for name, leaf in opt.items() if ".mu." in name}
-    found = theirs(trained, {name: leaf.astype(np.float32) for name, leaf in moments.items()}, tmp_path / "grads")
+    moments = {
+        name.partition(".mu.")[2]: np.asarray(leaf) / factor
+        for name, leaf in opt.items()
+        if ".mu." in name
+    }
+    found = theirs(
+        trained,
+        {name: leaf.astype(np.float32) for name, leaf in moments.items()},
+        tmp_path / "grads",
+    )
     wanted = references.tensors(trained.case, "grads")
     assert found.keys() == wanted.keys()
     for name, grad in wanted.items():
-        np.testing.assert_allclose(found[name], grad, rtol=0, atol=GRADIENT * np.abs(grad).max() + 1e-7, err_msg=name)
+        np.testing.assert_allclose(
+            found[name], grad, rtol=0, atol=GRADIENT * np.abs(grad).max() + 1e-7, err_msg=name
+        )
 
 
 def test_merged_weights_equal_peft_s_and_start_a_run(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: list[TensorFiles] = []
-    monkeypatch.setattr(frozen_base, "TensorFiles", lambda folder: files.append(TensorFiles(folder)) or files[-1])
+    monkeypatch.setattr(
+        frozen_base, "TensorFiles", lambda folder: files.append(TensorFiles(folder)) or files[-1]
+    )
     exported = export(trained.checkpoints, str(tmp_path / "merged"), merged=True)
     assert not files[0]._open  # what is open stays mapped, up to the whole base
     assert exported["architecture"] in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
     found = load_file(tmp_path / "merged" / "model.safetensors")
-    original = {k: v for at in (trained.at / "hf").glob("*.safetensors") for k, v in load_file(at).items()}
+    original = {
+        k: v for at in (trained.at / "hf").glob("*.safetensors") for k, v in load_file(at).items()
+    }
     wanted = references.tensors(trained.case, "merged")
     assert found.keys() == original.keys()
     for name, array in found.items():
@@ -123,8 +140,12 @@ def test_merged_weights_equal_peft_s_and_start_a_run(
             rounding: np.ndarray | bool = False  # of a bias
             if name.endswith(".weight"):
                 of = f"base_model.model.{name.removesuffix('.weight')}"
-                columns = is_rounding(trained.case, f"{of}.lora_A.weight").any(axis=0, keepdims=True)
-                rounding = columns | is_rounding(trained.case, f"{of}.lora_B.weight").any(axis=1, keepdims=True)
+                columns = is_rounding(trained.case, f"{of}.lora_A.weight").any(
+                    axis=0, keepdims=True
+                )
+                rounding = columns | is_rounding(trained.case, f"{of}.lora_B.weight").any(
+                    axis=1, keepdims=True
+                )
             assert_close(array, wanted[name], rounding, name)
         else:
             assert np.array_equal(array, original[name]), name
@@ -134,10 +155,14 @@ def test_merged_weights_equal_peft_s_and_start_a_run(
     assert all(np.array_equal(loaded[name], start[name]) for name in start)
 
 
-def test_adapters_alone_are_trained_and_saved(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapters_alone_are_trained_and_saved(
+    trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
     state, tree = trained.state, trained.step.builder.to_tree(trained.state)
     before = trained.step.init_state().params
-    changed = {name for name, leaf in state.params.items() if not np.array_equal(leaf, before[name])}
+    changed = {
+        name for name, leaf in state.params.items() if not np.array_equal(leaf, before[name])
+    }
     assert changed == set(tree["params"]) == set(trained.step.builder.trained_params(state.params))
     assert all(name.endswith((".lora_a", ".lora_b")) for name in changed)
     count = {True: 0, False: 0}
@@ -149,7 +174,9 @@ def test_adapters_alone_are_trained_and_saved(trained: Trained, capsys: pytest.C
     assert memory.total_bytes(tree) == 12 * count[True] + 12
     note = trained.step.notes[-1]
     print(note)
-    assert f"{count[True]:,} of {sum(count.values()):,} parameters are trained ({share:.2%})" in note
+    assert (
+        f"{count[True]:,} of {sum(count.values()):,} parameters are trained ({share:.2%})" in note
+    )
 
 
 def test_a_checkpoint_and_its_base_are_the_state_again(trained: Trained) -> None:
@@ -166,9 +193,15 @@ def test_a_checkpoint_and_its_base_are_the_state_again(trained: Trained) -> None
 def test_a_folder_of_peft_is_written_as_it_was_read(trained: Trained, tmp_path: Path) -> None:
     save(trained.step, trained.spec, trained.step.init_state(), str(tmp_path / "in"))
     export(str(tmp_path / "in"), str(tmp_path / "out"))
-    found, wanted = (load_file(at / "adapter_model.safetensors") for at in (tmp_path / "out", trained.at / "peft"))
+    found, wanted = (
+        load_file(at / "adapter_model.safetensors")
+        for at in (tmp_path / "out", trained.at / "peft")
+    )
     assert found.keys() == wanted.keys()
-    assert all(found[name].dtype == wanted[name].dtype and np.array_equal(found[name], wanted[name]) for name in wanted)
+    assert all(
+        found[name].dtype == wanted[name].dtype and np.array_equal(found[name], wanted[name])
+        for name in wanted
+    )
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     given = folders.config(trained.case)["adapter_config"]
     assert config.keys() - given.keys() == {"base_model_name_or_path"}
@@ -186,20 +219,29 @@ def test_adapters_are_not_merged_into_another_model(trained: Trained, tmp_path: 
             data[-3] ^= 1  # one bit of one number
         (other / path.name).write_bytes(data)
     assert (other / file).exists()
-    train = trained.spec.model_copy(update={"model": trained.spec.model.model_copy(update={"init_from": str(other)})})
+    train = trained.spec.model_copy(
+        update={"model": trained.spec.model.model_copy(update={"init_from": str(other)})}
+    )
     store = Store(str(tmp_path / "in"), keep=1, uid="mine")
     store.claim()
     store.save(20, trained.step.builder.to_tree(trained.state), folders.meta(trained.step, train))
     store.close()
-    with pytest.raises(CheckpointError, match=r"step 20 of .*/in holds adapters of the weights of .*/hf with digest"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"step 20 of .*/in holds adapters of the weights of .*/hf with digest",
+    ):
         export(str(tmp_path / "in"), str(tmp_path / "out"), merged=True)
     for path in other.iterdir():
         path.unlink()
     other.rmdir()
-    with pytest.raises(SpecError, match=r"weights of .*/hf, and .*/other is not a folder here: .* as --base"):
+    with pytest.raises(
+        SpecError, match=r"weights of .*/hf, and .*/other is not a folder here: .* as --base"
+    ):
         export(str(tmp_path / "in"), str(tmp_path / "out"), merged=True)
     assert not (tmp_path / "out").exists()
-    assert export(str(tmp_path / "in"), str(tmp_path / "out"), merged=True, base=str(trained.at / "hf"))["files"]
+    assert export(
+        str(tmp_path / "in"), str(tmp_path / "out"), merged=True, base=str(trained.at / "hf")
+    )["files"]
     with pytest.raises(SpecError, match=r"--base x is of --merged"):
         export(str(tmp_path / "in"), str(tmp_path / "adapters"), base="x")
 
@@ -207,7 +249,9 @@ def test_adapters_are_not_merged_into_another_model(trained: Trained, tmp_path: 
 def test_a_whole_model_has_nothing_to_merge(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "in"), keep=1, uid="mine")
     store.claim()
-    store.save(1, {"params": {"head": np.ones(3, np.float32)}}, {"model": {"kind": "gpt2"}, "lora": None})
+    store.save(
+        1, {"params": {"head": np.ones(3, np.float32)}}, {"model": {"kind": "gpt2"}, "lora": None}
+    )
     store.close()
     with pytest.raises(SpecError, match="step 1 holds a whole model, no adapters to be merged"):
         export(str(tmp_path / "in"), str(tmp_path / "out"), merged=True)

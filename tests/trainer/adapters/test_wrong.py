@@ -38,10 +38,15 @@ CASE = "lora_qwen2_tiny"
     [
         (
             ["q", "w_proj"],
-            "train.lora.targets: w_proj matches no linear layer of train.model.kind = decoder; there are q_p",
+            "train.lora.targets: w_proj matches no linear layer of train.model.kind = decoder; "
+            "there are q_p",
         ),
         (["embedding"], "embedding matches no linear layer"),
-        (["c_attn"], "there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, and all-linear"),
+        (
+            ["c_attn"],
+            "there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, "
+            "and all-linear",
+        ),
         (["attention_norm"], "attention_norm matches no linear layer"),
     ],
 )
@@ -74,36 +79,77 @@ def test_a_wrong_block_is_refused(task: Any, lora: dict[str, Any], says: str) ->
     [
         ({"peft_type": "IA3"}, {}, "peft_type = IA3 is not LORA"),
         ({"use_dora": True}, {}, "use_dora = True is not supported"),
-        ({"bias": "all", "rank_pattern": {"q_proj": 2}}, {}, "bias = all, rank_pattern = .'q_proj': 2. is not supp"),
+        (
+            {"bias": "all", "rank_pattern": {"q_proj": 2}},
+            {},
+            "bias = all, rank_pattern = .'q_proj': 2. is not supp",
+        ),
         ({"modules_to_save": ["lm_head"]}, {}, "modules_to_save"),
         ({"ensure_weight_tying": True}, {}, "ensure_weight_tying = True is not supported"),
-        ({"megatron_config": {"hidden_size": 64}}, {}, "megatron_config = .'hidden_size': 64. is not supported"),
+        (
+            {"megatron_config": {"hidden_size": 64}},
+            {},
+            "megatron_config = .'hidden_size': 64. is not supported",
+        ),
         ({"layers_to_transform": 1}, {}, "layers_to_transform = 1 is not supported"),
-        ({"a_key_of_tomorrow": 0.5}, {}, "a_key_of_tomorrow = 0.5 is not supported.*remove a key if the adapters were"),
+        (
+            {"a_key_of_tomorrow": 0.5},
+            {},
+            "a_key_of_tomorrow = 0.5 is not supported.*remove a key if the adapters were",
+        ),
         ({"r": 0}, {}, "adapter_config.json: .*greater than 0"),
-        ({"target_modules": ["q_proj", "wq"]}, {}, "adapter_config.json: target_modules: wq matches no linear layer"),
-        ({"target_modules": "q_proj"}, {}, "adapter_config.json: target_modules: q_proj matches no linear layer"),
+        (
+            {"target_modules": ["q_proj", "wq"]},
+            {},
+            "adapter_config.json: target_modules: wq matches no linear layer",
+        ),
+        (
+            {"target_modules": "q_proj"},
+            {},
+            "adapter_config.json: target_modules: q_proj matches no linear layer",
+        ),
         (
             {"target_modules": "*"},
             {},
             "adapter_config.json: target_modules = .* is not a regular expression: nothing to",
         ),
-        ({"target_modules": ["layers.0.mlp.up_proj"]}, {}, "matches blocks.mlp.up in 1 of 2 layers, not .*1.mlp.up_p"),
-        ({"target_modules": 5}, {}, "target_modules = 5 is neither a list of names nor a regular expression"),
+        (
+            {"target_modules": ["layers.0.mlp.up_proj"]},
+            {},
+            "matches blocks.mlp.up in 1 of 2 layers, not .*1.mlp.up_p",
+        ),
+        (
+            {"target_modules": 5},
+            {},
+            "target_modules = 5 is neither a list of names nor a regular expression",
+        ),
         ({"target_modules": [1, "q_proj"]}, {}, "is neither a list of names"),
         ({"target_modules": None}, {}, "is neither a list of names"),
         ({}, {"targets": ["wq"]}, "train.lora.targets: wq matches no linear layer"),
-        ({"lora_alpha": None}, {}, "adapter_config.json: lora_alpha = None: Input should be a valid number"),
+        (
+            {"lora_alpha": None},
+            {},
+            "adapter_config.json: lora_alpha = None: Input should be a valid number",
+        ),
         ({"r": "4"}, {}, "adapter_config.json: r = 4: Input should be a valid integer"),
         ({}, {"rank": 8}, "another adapter than train.lora: rank is 4 there and 8 here"),
         ({}, {"alpha": 1.0}, "alpha is 8.0 there and 1.0 here"),
         ({}, {"rslora": True}, "rslora is False there and True here"),
         ({}, {"targets": ["q", "v"]}, "targets is .* there and .'q', 'v'. here"),
-        ({"r": 8}, {}, r"does not match train.lora: .*lora_A.weight is \[4, 64\], train.lora makes it \[8, 64\]"),
+        (
+            {"r": 8},
+            {},
+            r"does not match train.lora: .*lora_A.weight is \[4, 64\], train.lora makes "
+            r"it \[8, 64\]",
+        ),
         ({"init_lora_weights": "pissa"}, {}, "init_lora_weights = pissa is not supported"),
         ({"task_type": "SEQ_CLS"}, {}, "task_type = SEQ_CLS is not supported"),
         ({"target_modules": ["q_proj"]}, {}, "lora_A.weight is not used by train.lora"),
-        ({"target_modules": ["q_proj", "v_proj", "down_proj", "o_proj"]}, {}, "o_proj.lora_A.weight is missing"),
+        (
+            {"target_modules": ["q_proj", "v_proj", "down_proj", "o_proj"]},
+            {},
+            "o_proj.lora_A.weight is missing",
+        ),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused(
@@ -120,13 +166,19 @@ def test_what_a_folder_says_of_its_base_and_its_training_changes_nothing(tmp_pat
     folders.step(CASE, tmp_path).init_state()
 
 
-def test_each_key_that_peft_writes_is_read_or_says_nothing_or_is_refused_by_name(tmp_path: Path) -> None:
-    written = folders.config(CASE)["adapter_config"]  # all keys of a LoraConfig, most with peft's default
+def test_each_key_that_peft_writes_is_read_or_says_nothing_or_is_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    written = folders.config(CASE)[
+        "adapter_config"
+    ]  # all keys of a LoraConfig, most with peft's default
     model = folders.train_spec(CASE, tmp_path).model
     assert isinstance(model, PublishedModel)
     for key in written.keys() - peft.READ_KEYS:
         for value in (True, 2, 0.5, "other", ["q_proj"], {"q_proj": 2}):
-            (tmp_path / "peft" / "adapter_config.json").write_text(json.dumps(written | {key: value}))
+            (tmp_path / "peft" / "adapter_config.json").write_text(
+                json.dumps(written | {key: value})
+            )
             if key in peft.IGNORED_KEYS or value in peft.PLAIN_VALUES.get(key, ()):
                 peft.read_lora_config(str(tmp_path / "peft"), model)
                 continue
@@ -135,7 +187,9 @@ def test_each_key_that_peft_writes_is_read_or_says_nothing_or_is_refused_by_name
 
 
 def test_the_same_targets_in_other_words_are_no_difference(tmp_path: Path) -> None:
-    found = folders.train_spec(CASE, tmp_path, lora={"targets": ["down", "query", "self_attn.v_proj"]}).lora
+    found = folders.train_spec(
+        CASE, tmp_path, lora={"targets": ["down", "query", "self_attn.v_proj"]}
+    ).lora
     assert found is not None and (found.rank, found.alpha) == (4, 8.0)
 
 
@@ -146,7 +200,9 @@ def test_a_folder_of_gpt2_sets_targets_that_the_job_left_out(tmp_path: Path) -> 
     assert found is not None and found.targets == ["c_attn"]
 
 
-def test_a_folder_s_regular_expression_is_of_whole_names_and_its_dropout_is_not_the_job_s(tmp_path: Path) -> None:
+def test_a_folder_s_regular_expression_is_of_whole_names_and_its_dropout_is_not_the_job_s(
+    tmp_path: Path,
+) -> None:
     text = r"model\.layers\.\d+\.(self_attn\.[qv]|mlp\.down)_proj"
     folders.start(CASE, tmp_path / "peft", target_modules=text, lora_dropout=0.5)
     found = folders.train_spec(CASE, tmp_path).lora
@@ -189,17 +245,26 @@ def test_weights_of_another_dtype_are_cast(tmp_path: Path) -> None:
         (Lora(), Lora(alpha=1.0), ""),
     ],
 )
-def test_a_checkpoint_of_other_adapters_is_told_in_the_job_s_words(then: Any, now: Any, says: str) -> None:
+def test_a_checkpoint_of_other_adapters_is_told_in_the_job_s_words(
+    then: Any, now: Any, says: str
+) -> None:
     def meta(lora: Lora | None) -> dict[str, Any]:
         train = tiny.train_spec(tiny.Counting()).model_copy(update={"lora": lora})
-        return json.loads(train.model_dump_json(include={"model", "optimizer", "precision", "lora"}))
+        return json.loads(
+            train.model_dump_json(include={"model", "optimizer", "precision", "lora"})
+        )
 
     assert describe_changes(meta(then), meta(now)) == says
 
 
 def training(at: Path, weights: Path | None) -> BuiltInTraining:
     """A training of two steps on these weights, or on drawn ones; nothing of it is compiled."""
-    keys = {"data": {"source": "synthetic", "examples": 64}, "batch": 8, "mesh": {"dp": 8}, "steps": 2}
+    keys = {
+        "data": {"source": "synthetic", "examples": 64},
+        "batch": 8,
+        "mesh": {"dp": 8},
+        "steps": 2,
+    }
     train = references.train_spec(folders.BASES[CASE], weights, lora={"rank": 2}, **keys)
     return BuiltInTraining(train, NextToken(), RunContext(str(at)), Progress(None))
 
@@ -207,19 +272,29 @@ def training(at: Path, weights: Path | None) -> BuiltInTraining:
 @pytest.mark.parametrize(
     ("then", "now", "says"),
     [
-        (True, False, "adapters of the weights of .*/hf with digest .*; without train.model.init_from the weights are"),
+        (
+            True,
+            False,
+            "adapters of the weights of .*/hf with digest .*; without train.model.init_from the "
+            "weights are",
+        ),
         (
             False,
             True,
-            "adapters of weights that were drawn from train.seed, not those of train.model.init_from = .*",
+            "adapters of weights that were drawn from train.seed, not those of "
+            "train.model.init_from = .*",
         ),
     ],
 )
-def test_a_run_goes_on_with_no_other_base_than_it_began_with(then: bool, now: bool, says: str, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_no_other_base_than_it_began_with(
+    then: bool, now: bool, says: str, tmp_path: Path
+) -> None:
     weights = folders.base(CASE, tmp_path / "hf")
     first = training(tmp_path, weights if then else None)
     first.step.builder.base = {"init_from": str(weights), "digest": "0" * 32} if then else None
-    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), first.step.abstract)
+    state = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), first.step.abstract
+    )
     store = Store(first.folder, keep=1, uid="mine")
     store.claim()
     store.save(1, first.to_tree(state), first.checkpoint_meta())
@@ -236,13 +311,19 @@ def test_the_digest_of_a_base_is_that_of_its_folder_in_whatever_dtype(tmp_path: 
         step.builder._read_base()
         assert step.builder.base is not None
         found.append(step.builder.base)
-    assert {each["digest"] for each in found} == {frozen_base.record_base(step.builder._spec.model, found[0])["digest"]}
+    assert {each["digest"] for each in found} == {
+        frozen_base.record_base(step.builder._spec.model, found[0])["digest"]
+    }
     (other,) = (dict(each, digest="of another folder") for each in found[:1])
-    with pytest.raises(CheckpointError, match="name the folder that they were trained on as train.model.init_from"):
+    with pytest.raises(
+        CheckpointError, match="name the folder that they were trained on as train.model.init_from"
+    ):
         frozen_base.check_digest(other, found[1], "step 3 of here")
 
 
-def test_one_parameter_of_an_int8_base_is_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_parameter_of_an_int8_base_is_read_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, seen = load.read_parameter, []
 
     def watched(*arguments: Any) -> Any:
@@ -255,4 +336,8 @@ def test_one_parameter_of_an_int8_base_is_read_at_a_time(tmp_path: Path, monkeyp
     monkeypatch.setattr(load, "read_parameter", watched)
     step.builder._read_base()
     kept = len(seen)
-    assert kept and frozen_base.record_base(step.builder._spec.model, step.builder.base or {}) and len(seen) == 2 * kept
+    assert (
+        kept
+        and frozen_base.record_base(step.builder._spec.model, step.builder.base or {})
+        and len(seen) == 2 * kept
+    )

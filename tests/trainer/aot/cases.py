@@ -24,7 +24,10 @@ VIT: dict[str, Any] = {
     "heads": 2,
     "classes": 10,
 }
-LARGE: dict[str, Any] = {**DECODER, "layers": 256}  # one scan: of small products, which compile in less time
+LARGE: dict[str, Any] = {
+    **DECODER,
+    "layers": 256,
+}  # one scan: of small products, which compile in less time
 ONE, FLAT = Chips("v5e", 1, 1, 1, "1x1"), Chips("v5e", 2, 4, 1, "2x4")
 CASES: dict[str, tuple[Chips, dict[str, Any]]] = {
     "fsdp and mp": (FLAT, {"model": DECODER, "mesh": {"fsdp": 4, "mp": 2}, "accumulate": 2}),
@@ -40,9 +43,13 @@ def compiled(chips: Chips, keys: dict[str, Any]) -> dict[str, Any]:
     task = Classify() if keys["model"] is VIT else NextToken()
     name = "classify" if keys["model"] is VIT else "lm"
     optimizer = {"name": "adamw", "lr": 1e-3}
-    train = spec.TrainSpec(**{"task": name, "batch": 16, "precision": "bf16", "optimizer": optimizer, **keys})
+    train = spec.TrainSpec(
+        **{"task": name, "batch": 16, "precision": "bf16", "optimizer": optimizer, **keys}
+    )
     try:
-        return plan.ahead_of_time(plan.with_synthetic_data(train, task), task, chips).compile_or_shrink()
+        return plan.ahead_of_time(
+            plan.with_synthetic_data(train, task), task, chips
+        ).compile_or_shrink()
     except SpecError as error:
         return {"refused": str(error)}
 

@@ -1,7 +1,7 @@
 """Compiles every candidate of three small jobs, and writes what `test_tune` reads: `python -m … FILE [JOB…]`.
 
-Needs libtpu on PYTHONPATH and, for the last, JAX's CUDA plugin; an hour on two cores. FILE keeps what it has of jobs
-that are not named.
+Needs libtpu on PYTHONPATH and, for the last, JAX's CUDA plugin; an hour on two cores. FILE keeps
+what it has of jobs that are not named.
 """
 
 from __future__ import annotations
@@ -28,8 +28,16 @@ NARROW = {**SIZES, "width": 512, "vocab": 4096, "hidden": 512}
 EXPERTS = {**SIZES, "width": 512, "vocab": 512, "hidden": 512, "experts": 4, "experts_per_token": 2}
 DEVICES = 4  # of each job
 JOBS: dict[str, tuple[Chips, dict[str, Any], tuple[Choice, ...]]] = {
-    "wide": (Chips("v5e", 1, 4, 1, "2x2"), {"model": WIDE, "batch": 8}, ("mesh", "remat", "accumulate")),
-    "a large vocabulary": (Chips("v6e", 1, 4, 1, "2x2"), {"model": NARROW, "batch": 16}, ("mesh", "remat")),
+    "wide": (
+        Chips("v5e", 1, 4, 1, "2x2"),
+        {"model": WIDE, "batch": 8},
+        ("mesh", "remat", "accumulate"),
+    ),
+    "a large vocabulary": (
+        Chips("v6e", 1, 4, 1, "2x2"),
+        {"model": NARROW, "batch": 16},
+        ("mesh", "remat"),
+    ),
     "experts": (Chips("h100", 1, 4), {"model": EXPERTS, "batch": 16}, ("mesh", "remat")),
 }
 
@@ -41,7 +49,13 @@ def main(target: Path, jobs: Sequence[str]) -> None:
     for name in jobs or JOBS:
         chips, keys, over = JOBS[name]
         train = TrainSpec.model_validate(
-            {"task": "lm", "data": {"source": "synthetic"}, "precision": "bf16", "steps": 10, **keys}
+            {
+                "task": "lm",
+                "data": {"source": "synthetic"},
+                "precision": "bf16",
+                "steps": 10,
+                **keys,
+            }
         )
         task = NextToken()
         search = tune.Search(with_synthetic_data(train, task), task, chips, over, is_measured=False)

@@ -20,7 +20,9 @@ from jaxlaunch.trainer.numerics.hlo import Program
 from jaxlaunch.trainer.parallel import mesh
 
 LENGTH, WIDTH, HIDDEN = 2048, 1024, 16384
-CONFIG = spec.Decoder(layers=2, width=WIDTH, heads=8, vocab=512, length=LENGTH, experts=4, expert_hidden=HIDDEN)
+CONFIG = spec.Decoder(
+    layers=2, width=WIDTH, heads=8, vocab=512, length=LENGTH, experts=4, expert_hidden=HIDDEN
+)
 
 
 def flops() -> float:
@@ -33,7 +35,9 @@ def flops() -> float:
             made_BLD, _ = nnx.merge(graph, state)(x_BLD, real_BL)
             return jnp.square(made_BLD.astype(jnp.float32)).sum()
 
-        by_expert, rows = (NamedSharding(on, PartitionSpec(axis)) for axis in ("ep", ("dp", "fsdp", "ep")))
+        by_expert, rows = (
+            NamedSharding(on, PartitionSpec(axis)) for axis in ("ep", ("dp", "fsdp", "ep"))
+        )
         whole = NamedSharding(on, PartitionSpec())
         given = jax.tree.map(
             lambda like: jax.ShapeDtypeStruct(

@@ -13,7 +13,8 @@ from jaxlaunch.trainer.numerics.hlo import Program, array_bytes
 
 AXES, SHAPE = ("dp", "fsdp", "ep", "mp"), (2, 2, 1, 2)
 
-# A loop of three trips by its condition, one of five by its attribute inside it, and a fusion that both call.
+# A loop of three trips by its condition, one of five by its attribute inside it, and a fusion that
+# both call.
 LOOPS = """HloModule jit_step, is_scheduled=true
 
 %work (a.1: f32[8]) -> f32[8] {
@@ -80,11 +81,16 @@ def test_the_bytes_of_a_shape(shape: str, sizes: list[int]) -> None:
     assert array_bytes(shape) == sizes
 
 
-def found(*lines: str, fused: str = "", across: Mapping[str, int] = MappingProxyType({})) -> list[Collective]:
+def found(
+    *lines: str, fused: str = "", across: Mapping[str, int] = MappingProxyType({})
+) -> list[Collective]:
     """The collectives of a program of these lines on the mesh of 8 devices."""
     body = "\n".join(f"  {line}" for line in lines)
     return find_collectives(
-        Program.from_text(f"{fused}\nENTRY %main (p: f32[8]) -> f32[8] {{\n{body}\n}}\n"), AXES, SHAPE, across
+        Program.from_text(f"{fused}\nENTRY %main (p: f32[8]) -> f32[8] {{\n{body}\n}}\n"),
+        AXES,
+        SHAPE,
+        across,
     )
 
 
@@ -99,23 +105,37 @@ def found(*lines: str, fused: str = "", across: Mapping[str, int] = MappingProxy
         ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_1'}", ("mp",)),
         ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", ("dp", "fsdp")),
         ("replica_groups=mesh['axis_0'=8] {'axis_0':(2)2}", ("fsdp",)),
-        ("replica_groups=mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_0'}", ("fsdp", "mp")),
-        ("replica_groups=mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", ("dp",)),
+        (
+            "replica_groups=mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_0'}",
+            ("fsdp", "mp"),
+        ),
+        (
+            "replica_groups=mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_1'}",
+            ("dp",),
+        ),
         ("replica_groups={}", AXES[:2] + AXES[3:]),
     ],
 )
 def test_groups_in_each_form_are_axes_of_the_mesh(groups: str, axes: tuple[str, ...]) -> None:
-    (each,) = found("%p = f32[8]{0} parameter(0)", f"%r = f32[8]{{0}} all-reduce(%p), {groups}, to_apply=%add")
+    (each,) = found(
+        "%p = f32[8]{0} parameter(0)", f"%r = f32[8]{{0}} all-reduce(%p), {groups}, to_apply=%add"
+    )
     members = int(np.prod([size for axis, size in zip(AXES, SHAPE, strict=True) if axis in axes]))
     assert (each.axes, each.group_size, each.exposed_share) == (axes, members, 1.0)
     assert each.wire_bytes == pytest.approx(2 * 32 * (members - 1) / members)
 
 
 def test_a_start_with_work_before_its_done_is_hidden() -> None:
-    start = "%s = (f32[4]{0}, f32[8]{0}) all-gather-start(%p), replica_groups=[4,2]<=[8], dimensions={0}"
-    done, work = "%d = f32[8]{0} all-gather-done(%s)", "%w = f32[4]{0} fusion(%p), kind=kLoop, calls=%nothing"
+    start = (
+        "%s = (f32[4]{0}, f32[8]{0}) all-gather-start(%p), replica_groups=[4,2]<=[8], "
+        "dimensions={0}"
+    )
+    done = "%d = f32[8]{0} all-gather-done(%s)"
+    work = "%w = f32[4]{0} fusion(%p), kind=kLoop, calls=%nothing"
     (hidden,), (exposed,) = found(start, work, done), found(start, done, work)
-    (at_once,) = found(f'{start}, backend_config={{"collective_backend_config":{{"is_sync":true}}}}', work, done)
+    (at_once,) = found(
+        f'{start}, backend_config={{"collective_backend_config":{{"is_sync":true}}}}', work, done
+    )
     assert (hidden.exposed_share, exposed.exposed_share, at_once.exposed_share) == (0.0, 1.0, 1.0)
     assert (hidden.kind, hidden.size_bytes, hidden.wire_bytes) == ("all-gather", 32, 16)
 
@@ -123,43 +143,75 @@ def test_a_start_with_work_before_its_done_is_hidden() -> None:
 def test_arrays_that_are_sent_together_all_count() -> None:
     groups = "replica_groups=[4,2]<=[8], dimensions={0}"
     pairs = "((f32[4]{0}, f32[16]{0}), (f32[8]{0}, f32[32]{0}))"
-    (gathered,) = found(f"%s = {pairs} all-gather-start(%p, %q), {groups}", "%d = f32[] all-gather-done(%s)")
+    (gathered,) = found(
+        f"%s = {pairs} all-gather-start(%p, %q), {groups}", "%d = f32[] all-gather-done(%s)"
+    )
     pairs = "((f32[8]{0}, f32[32]{0}), (f32[4]{0}, f32[16]{0}))"
-    (scattered,) = found(f"%s = {pairs} reduce-scatter-start(%p, %q), {groups}", "%d = f32[] reduce-scatter-done(%s)")
-    (permuted,) = found(f"%s = (f32[8]{{0}}, f32[8]{{0}}, u32[], u32[]) collective-permute-start(%p), {groups}")
+    (scattered,) = found(
+        f"%s = {pairs} reduce-scatter-start(%p, %q), {groups}", "%d = f32[] reduce-scatter-done(%s)"
+    )
+    (permuted,) = found(
+        f"%s = (f32[8]{{0}}, f32[8]{{0}}, u32[], u32[]) collective-permute-start(%p), {groups}"
+    )
     assert (gathered.size_bytes, scattered.size_bytes, permuted.size_bytes) == (160, 160, 32)
 
 
 def test_a_collective_that_an_operation_starts_has_the_name_of_that_operation() -> None:
     """By which what waits for it is found."""
-    fused = "%run (q: f32[4]) -> f32[8] {\n  %g = f32[8]{0} all-gather(%q), replica_groups=[4,2]<=[8]\n}\n"
-    lines = "%s = ((f32[4]{0}), f32[8]{0}) async-start(%p), calls=%run", "%d = f32[8]{0} async-done(%s)"
+    fused = (
+        "%run (q: f32[4]) -> f32[8] {\n  %g = f32[8]{0} all-gather(%q), "
+        "replica_groups=[4,2]<=[8]\n}\n"
+    )
+    lines = (
+        "%s = ((f32[4]{0}), f32[8]{0}) async-start(%p), calls=%run",
+        "%d = f32[8]{0} async-done(%s)",
+    )
     (each,) = found(*lines, fused=fused)
-    assert (each.name, each.kind, each.size_bytes, each.exposed_share) == ("s", "all-gather", 32, 1.0)
+    assert (each.name, each.kind, each.size_bytes, each.exposed_share) == (
+        "s",
+        "all-gather",
+        32,
+        1.0,
+    )
 
 
 def test_a_channel_that_runs_along_several_fusions_counts_once_and_is_hidden() -> None:
     gather = (
-        '%g = f32[8]{0} all-gather(%q), channel_id=7, replica_groups=[4,2]<=[8], frontend_attributes={chain_id="1"}'
+        "%g = f32[8]{0} all-gather(%q), channel_id=7, replica_groups=[4,2]<=[8], "
+        'frontend_attributes={chain_id="1"}'
     )
-    fused = "".join(f"%{name} (q: f32[4]) -> f32[8] {{\n  {gather}\n}}\n" for name in ("begin", "rest"))
-    lines = (f"%{name} = f32[8]{{0}} fusion(%p), kind=kCustom, calls=%{name}" for name in ("begin", "rest"))
+    fused = "".join(
+        f"%{name} (q: f32[4]) -> f32[8] {{\n  {gather}\n}}\n" for name in ("begin", "rest")
+    )
+    lines = (
+        f"%{name} = f32[8]{{0}} fusion(%p), kind=kCustom, calls=%{name}"
+        for name in ("begin", "rest")
+    )
     assert found(*lines, fused=fused) == [Collective("g", "all-gather", ("mp",), 2, 1.0, 32, 0.0)]
 
 
 def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter() -> None:
     fused = (
-        "%all-reduce-scatter.1 (q: f32[8]) -> f32[4] {\n  %r = f32[8]{0} all-reduce(%q), replica_groups=[4,2]<=[8]\n}\n"
+        "%all-reduce-scatter.1 (q: f32[8]) -> f32[4] {\n  %r = f32[8]{0} all-reduce(%q), "
+        "replica_groups=[4,2]<=[8]\n}\n"
     )
-    (each,) = found("%f = f32[4]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1", fused=fused)
+    (each,) = found(
+        "%f = f32[4]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1", fused=fused
+    )
     assert (each.kind, each.size_bytes, each.wire_bytes) == ("reduce-scatter", 32, 16)
 
 
 def test_what_slices_send_each_other_crosses_the_axes_between_them() -> None:
     attributes = 'frontend_attributes={_xla_host_transfer_rendezvous="r_0",_xla_megascale_transfer_type="ALL_REDUCE"}'
     work = '%w = f32[8]{0} fusion(%p), calls=%nothing, backend_config={"estimated_cycles":"5"}'
-    send = f"%s = (f32[8]{{0}}, u32[], token[]) send(%p, %t), channel_id=1, is_host_transfer=true, {attributes}"
-    recv = f"%v = (f32[8]{{0}}, u32[], token[]) recv(%t), channel_id=1, is_host_transfer=true, {attributes}"
+    send = (
+        "%s = (f32[8]{0}, u32[], token[]) send(%p, %t), channel_id=1, is_host_transfer=true, "
+        f"{attributes}"
+    )
+    recv = (
+        "%v = (f32[8]{0}, u32[], token[]) recv(%t), channel_id=1, is_host_transfer=true, "
+        f"{attributes}"
+    )
     done = "%e = (f32[8]{0}, token[]) recv-done(%v), channel_id=1"
     (each,) = found(send, recv, work, done, across={"dp": 2})
     assert each == Collective("s", "all-reduce", ("dp",), 2, 1.0, 32, 0.0)

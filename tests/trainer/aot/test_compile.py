@@ -17,7 +17,9 @@ from tests.trainer.references import FIXTURES
 
 pytestmark = pytest.mark.extended
 
-RECORDED = FIXTURES / "collectives.json"  # as the libtpu of tests/requirements/libtpu.txt compiles them
+RECORDED = (
+    FIXTURES / "collectives.json"
+)  # as the libtpu of tests/requirements/libtpu.txt compiles them
 ROOT = os.path.abspath(os.path.join(__file__, *[os.pardir] * 4))
 
 
@@ -26,7 +28,9 @@ def found() -> dict[str, Any]:
     """What the planner says of each case, compiled one after the other in one process."""
     path = os.pathsep.join((ROOT, str(needs.packages("libtpu"))))
     environ = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    asked = subprocess.run([sys.executable, "-m", cases.__name__], env=environ, capture_output=True, text=True)
+    asked = subprocess.run(
+        [sys.executable, "-m", cases.__name__], env=environ, capture_output=True, text=True
+    )
     assert asked.returncode == 0, asked.stderr[-2000:]
     of: dict[str, Any] = json.loads(asked.stdout)
     return of | {"one chip": of["too large"]["change"]}
@@ -45,7 +49,11 @@ def test_each_case_fits_and_gets_its_kernel(found: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_collectives_are_those_recorded(found: dict[str, Any]) -> None:
     """After a change that is meant, and to record further cases: GOLDEN=write, and read the difference."""
-    listed = {name: sorted(map(_line, each["collectives"])) for name, each in found.items() if each["fits"]}
+    listed = {
+        name: sorted(map(_line, each["collectives"]))
+        for name, each in found.items()
+        if each["fits"]
+    }
     if os.environ.get("GOLDEN") == "write":
         RECORDED.write_text(json.dumps(listed, indent=1) + "\n")
     recorded = json.loads(RECORDED.read_text())
@@ -53,17 +61,26 @@ def test_collectives_are_those_recorded(found: dict[str, Any]) -> None:
 
 
 def _line(row: dict[str, Any]) -> str:
-    return f"{row['kind']} over {' and '.join(row['axes'])}: {row['times']:g} a step, {row['bytes']:.0f} bytes"
+    return (
+        f"{row['kind']} over {' and '.join(row['axes'])}: {row['times']:g} a step, "
+        f"{row['bytes']:.0f} bytes"
+    )
 
 
 @pytest.mark.slow
 def test_collectives_cross_the_axes_that_the_mesh_has(found: dict[str, Any]) -> None:
     def crossed(name: str) -> set[tuple[str, str]]:
-        return {(each["kind"], axis) for each in found[name]["collectives"] for axis in each["axes"]}
+        return {
+            (each["kind"], axis) for each in found[name]["collectives"] for axis in each["axes"]
+        }
 
     assert crossed("one chip") == set()
-    assert {("all-gather", "fsdp"), ("all-gather", "mp"), ("reduce-scatter", "mp")} <= crossed("fsdp and mp")
-    assert ("all-reduce", "dp") in crossed("two slices") and crossed("images") == {("all-reduce", "dp")}
+    assert {("all-gather", "fsdp"), ("all-gather", "mp"), ("reduce-scatter", "mp")} <= crossed(
+        "fsdp and mp"
+    )
+    assert ("all-reduce", "dp") in crossed("two slices") and crossed("images") == {
+        ("all-reduce", "dp")
+    }
     assert any(axis == "ep" for _, axis in crossed("experts"))
 
 
@@ -79,7 +96,9 @@ def test_gradients_cross_slices_once_a_step(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_said_by_the_compiler_and_a_change_that_fits_is_compiled(found: dict[str, Any]) -> None:
+def test_what_does_not_fit_is_said_by_the_compiler_and_a_change_that_fits_is_compiled(
+    found: dict[str, Any],
+) -> None:
     large = found["too large"]
     assert not large["fits"] and "exceeds available HBM" in large["says"]
     assert large["change"]["set"]["train.remat"] == "full" and large["change"]["fits"]
@@ -87,7 +106,13 @@ def test_what_does_not_fit_is_said_by_the_compiler_and_a_change_that_fits_is_com
 
 def test_without_the_compiler_a_sentence_says_which_extra_brings_it() -> None:
     chips = json.dumps({"type": "v5e", "hosts": 1, "per_host": 1, "topology": "1x1"})
-    train = {"task": "lm", "model": cases.DECODER, "data": {"source": "synthetic"}, "batch": 8, "steps": 3}
+    train = {
+        "task": "lm",
+        "model": cases.DECODER,
+        "data": {"source": "synthetic"},
+        "batch": 8,
+        "steps": 3,
+    }
     environ = os.environ | {"TRAIN_SPEC": json.dumps(train), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "jaxlaunch.trainer.plan", "--compile", chips]
     asked = subprocess.run(command, env=environ, capture_output=True, text=True)

@@ -20,12 +20,18 @@ ROWS = 2 * layer.LENGTH  # that a device's experts get in the mean: each token g
 @pytest.mark.slow
 def test_rows_are_multiplied_in_blocks_and_once() -> None:
     """By arithmetic, of two experts with 2,048 rows each: for gate, up and down and for the gradients of their rows 2.5
-    blocks of 1,024, for those of the matrices 1.5 of 2,048. All rows with both matrices would be thrice as much."""
+    blocks of 1,024, for those of the matrices 1.5 of 2,048. All rows with both matrices would be
+    thrice as much.
+    """
     path = os.pathsep.join((ROOT, str(needs.packages("cuda12"))))
     environ = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    asked = subprocess.run([sys.executable, "-m", layer.__name__], env=environ, capture_output=True, text=True)
+    asked = subprocess.run(
+        [sys.executable, "-m", layer.__name__], env=environ, capture_output=True, text=True
+    )
     assert asked.returncode == 0, asked.stderr[-2000:]
     of_a_row = 2 * layer.WIDTH * layer.HIDDEN
     in_blocks = 2 * (6 * 2.5 * 1024 + 3 * 1.5 * 2048) * of_a_row
-    assert float(asked.stdout) == pytest.approx(in_blocks, rel=1e-3)  # a router's products are the rest
+    assert float(asked.stdout) == pytest.approx(
+        in_blocks, rel=1e-3
+    )  # a router's products are the rest
     assert in_blocks < 9 * ROWS * 1.4 * of_a_row

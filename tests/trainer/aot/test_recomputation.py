@@ -14,7 +14,9 @@ LAYERS, WIDTH = 6, 64
 
 
 @pytest.mark.parametrize(("is_kept", "again"), [(True, 0.0), (False, 1 / 4)])
-def test_a_layer_that_is_computed_again_is_a_quarter_of_its_products(is_kept: bool, again: float) -> None:
+def test_a_layer_that_is_computed_again_is_a_quarter_of_its_products(
+    is_kept: bool, again: float
+) -> None:
     """Forward one product, backward two, and one again."""
 
     def loss(weights: Array, x: Array) -> Array:
@@ -23,9 +25,14 @@ def test_a_layer_that_is_computed_again_is_a_quarter_of_its_products(is_kept: bo
 
         return jax.lax.scan(layer if is_kept else jax.checkpoint(layer), x, weights)[0].sum()
 
-    shapes = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), "float32"), jax.ShapeDtypeStruct((32, WIDTH), "float32")
+    shapes = (
+        jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), "float32"),
+        jax.ShapeDtypeStruct((32, WIDTH), "float32"),
+    )
     text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*shapes).compile().as_text()
-    assert step_time.recomputed_share(Program.from_text(text or "")) == pytest.approx(again, abs=0.01)
+    assert step_time.recomputed_share(Program.from_text(text or "")) == pytest.approx(
+        again, abs=0.01
+    )
 
 
 def test_cycles_count_before_products_and_by_the_trips_of_loops() -> None:

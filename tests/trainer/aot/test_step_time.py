@@ -75,28 +75,47 @@ ENTRY %main (p: f32[9,8], k: s32[]) -> f32[9,8] {
 
 
 @pytest.mark.parametrize(("backward", "count"), [("", 2), ("Backward", 5)])
-def test_attention_of_cudnn_counts_its_products_and_half_of_them_under_a_causal_mask(backward: str, count: int) -> None:
-    attributes = f'custom_call_target="__cudnn$fmhaSoftmax{backward}", backend_config={{"mask_type": "%s"}}'
+def test_attention_of_cudnn_counts_its_products_and_half_of_them_under_a_causal_mask(
+    backward: str, count: int
+) -> None:
+    attributes = (
+        f'custom_call_target="__cudnn$fmhaSoftmax{backward}", backend_config={{"mask_type": "%s"}}'
+    )
     lines = "".join(
-        f"  %{mask} = (bf16[2,4,16,8]{{3,2,1,0}}, u8[0]{{0}}) custom-call(%q, %k, %k), {attributes % mask.upper()}\n"
+        f"  %{mask} = (bf16[2,4,16,8]{{3,2,1,0}}, u8[0]{{0}}) custom-call(%q, %k, %k), "
+        f"{attributes % mask.upper()}\n"
         for mask in ("causal", "no_mask")
     )
-    arrays = "  %q = bf16[2,16,4,8]{3,2,1,0} parameter(0)\n  %k = bf16[2,32,4,8]{3,2,1,0} parameter(1)\n"
+    arrays = (
+        "  %q = bf16[2,16,4,8]{3,2,1,0} parameter(0)\n  %k = bf16[2,32,4,8]{3,2,1,0} parameter(1)\n"
+    )
     program = Program.from_text(f"ENTRY %main (q: bf16[]) -> bf16[] {{\n{arrays}{lines}}}\n")
     of = program.computations["main"]
     product = 2 * 2 * 16 * 32 * 4 * 8
-    assert [step_time.operation_flops(program, each, of) for each in of] == [0, 0, count * product / 2, count * product]
+    assert [step_time.operation_flops(program, each, of) for each in of] == [
+        0,
+        0,
+        count * product / 2,
+        count * product,
+    ]
 
 
 def test_products_count_inside_fusions_too() -> None:
     like = jax.ShapeDtypeStruct((16, 32), "float32"), jax.ShapeDtypeStruct((32, 8), "float32")
-    program = Program.from_text(jax.jit(lambda x, w: jax.nn.relu(x @ w)).lower(*like).compile().as_text() or "")
-    counted = [step_time.operation_flops(program, each, of) for of in program.computations.values() for each in of]
+    program = Program.from_text(
+        jax.jit(lambda x, w: jax.nn.relu(x @ w)).lower(*like).compile().as_text() or ""
+    )
+    counted = [
+        step_time.operation_flops(program, each, of)
+        for of in program.computations.values()
+        for each in of
+    ]
     assert 2 * 16 * 32 * 8 in counted
 
 
 @pytest.mark.parametrize(
-    ("between", "group", "ports"), [({"fsdp": 2}, 16, 8), ({"fsdp": 16}, 16, 1), ({"dp": 2}, 16, None)]
+    ("between", "group", "ports"),
+    [({"fsdp": 2}, 16, 8), ({"fsdp": 16}, 16, 1), ({"dp": 2}, 16, None)],
 )
 def test_a_collective_between_hosts_uses_the_port_of_each_of_its_gpus_on_a_host(
     between: dict[str, int], group: int, ports: int | None
@@ -104,7 +123,9 @@ def test_a_collective_between_hosts_uses_the_port_of_each_of_its_gpus_on_a_host(
     machine = ACCELERATORS["h100"].machine
     assert machine is not None
     each = Collective("g", "all-gather", ("fsdp",), group, 1.0, 16 * 10**9, 1.0)
-    program = Program.from_text("ENTRY %main (p: s8[4]) -> s8[4] {\n  %g = s8[4]{0} all-gather(%p)\n}\n")
+    program = Program.from_text(
+        "ENTRY %main (p: s8[4]) -> s8[4] {\n  %g = s8[4]{0} all-gather(%p)\n}\n"
+    )
     model = step_time.StepTimeModel(Chips("h100", 2, 8), between)
     found = model.estimate_step(program, [each], step_time.ComputeCost(None, 0.0, 0.0))
     assert found is not None
@@ -130,10 +151,8 @@ def test_devices_of_which_nothing_is_known_take_as_long_as_what_they_reached_say
     chips = Chips("cpu", 1, 8)
     gather = Collective("g", "all-gather", ("dp",), 2, 1.0, 12, 1.0)
     few, many = step_time.ComputeCost(8.0, 0.0, 24.0), step_time.ComputeCost(8 * 400.0, 0.0, 24.0)
-    model, program = (
-        step_time.StepTimeModel(chips, {}, Rates(4.0, 2.0, start_s=10.0, meeting_s=100.0)),
-        Program.from_text(text),
-    )
+    model = step_time.StepTimeModel(chips, {}, Rates(4.0, 2.0, start_s=10.0, meeting_s=100.0))
+    program = Program.from_text(text)
     assert step_time.StepTimeModel(chips, {}).estimate_step(program, [gather], few) is None
     found = model.estimate_step(program, [gather], few)
     assert found is not None and found["exposed"] == [100 + 2 * 6 / 2] * 2
@@ -144,7 +163,9 @@ def test_devices_of_which_nothing_is_known_take_as_long_as_what_they_reached_say
     )
 
 
-def test_what_devices_reach_is_the_share_of_each_of_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_devices_reach_is_the_share_of_each_of_what_was_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shapes: list[tuple[int, ...]] = []
 
     def half_a_second(run: Callable[[], jax.Array], least: float) -> float:
@@ -154,5 +175,10 @@ def test_what_devices_reach_is_the_share_of_each_of_what_was_timed(monkeypatch: 
     monkeypatch.setattr(step_time, "_median_s", half_a_second)
     found = step_time.measure_rates(jax.devices(), jnp.dtype("bfloat16"))
     assert sorted(shapes) == [(8,), (8,), (8 * 512, 512), (8 * 2**21,)]
-    products, passes = 2 * 512**3, (4 + 4) * 2**21  # FLOPs, and bytes of float32 that are read and written
-    assert found == Rates(products / (0.5 / 8), passes / (0.5 / 2), start_s=0.5 / 256, meeting_s=0.5 / 32)
+    products, passes = (
+        2 * 512**3,
+        (4 + 4) * 2**21,
+    )  # FLOPs, and bytes of float32 that are read and written
+    assert found == Rates(
+        products / (0.5 / 8), passes / (0.5 / 2), start_s=0.5 / 256, meeting_s=0.5 / 32
+    )

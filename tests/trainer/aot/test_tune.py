@@ -17,7 +17,15 @@ from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 from tests.trainer.references import FIXTURES
 
-DECODER = {"kind": "decoder", "layers": 2, "width": 64, "heads": 4, "vocab": 64, "length": 32, "hidden": 128}
+DECODER = {
+    "kind": "decoder",
+    "layers": 2,
+    "width": 64,
+    "heads": 4,
+    "vocab": 64,
+    "length": 32,
+    "hidden": 128,
+}
 
 
 def job(**keys: Any) -> TrainSpec:
@@ -29,7 +37,11 @@ def job(**keys: Any) -> TrainSpec:
 @pytest.mark.parametrize("experts", [None, 4])
 def test_every_candidate_divides_devices_batch_heads_and_experts(experts: int | None) -> None:
     model = DECODER | ({} if experts is None else {"experts": experts, "experts_per_token": 2})
-    found = list(enumerate_candidates(job(model=model, mesh={"fsdp": -1}), 8, ("mesh", "remat", "accumulate")))
+    found = list(
+        enumerate_candidates(
+            job(model=model, mesh={"fsdp": -1}), 8, ("mesh", "remat", "accumulate")
+        )
+    )
     assert len(found) == len(set(found)) and Candidate.from_spec(job(mesh={"fsdp": -1}), 8) in found
     for each in found:
         dp, fsdp, ep, mp = each.mesh
@@ -45,28 +57,48 @@ def test_mp_divides_the_heads_of_keys_too_which_are_fewer_than_those_of_queries(
 
 
 def test_what_may_not_change_stays_the_jobs_own() -> None:
-    own = job(mesh={"dp": 2, "mp": 4}, remat=["mixed"], accumulate=2, precision={"compute": "bfloat16"})
+    own = job(
+        mesh={"dp": 2, "mp": 4}, remat=["mixed"], accumulate=2, precision={"compute": "bfloat16"}
+    )
     (only,) = enumerate_candidates(own, 8, ())
     assert only.changed_keys(own, 8) == {} and only.apply_to(own).precision == own.precision
-    (kept,) = [each for each in enumerate_candidates(own, 8, ("remat",)) if each.remat == ("mixed",)]
+    (kept,) = [
+        each for each in enumerate_candidates(own, 8, ("remat",)) if each.remat == ("mixed",)
+    ]
     assert kept.apply_to(own).remat == ["mixed"]
     others = [each.changed_keys(own, 8) for each in enumerate_candidates(own, 8, ("mesh",))]
-    assert {"train.mesh": {"dp": 8}} in others and all(change.keys() <= {"train.mesh"} for change in others)
+    assert {"train.mesh": {"dp": 8}} in others and all(
+        change.keys() <= {"train.mesh"} for change in others
+    )
 
 
 def test_the_forecast_follows_what_was_said_of_candidates_that_are_alike() -> None:
     traced = TracedModel(
-        "v5e", 1, 10**8, 12 * 10**8, 1e13, {"none": (10**9, 2 * 10**9), "full": (10**8, 10**8)}, 2, 64, 64
+        "v5e",
+        1,
+        10**8,
+        12 * 10**8,
+        1e13,
+        {"none": (10**9, 2 * 10**9), "full": (10**8, 10**8)},
+        2,
+        64,
+        64,
     )
     forecast = Forecast(traced)
-    near, other = Candidate((8, 1, 1, 1), "none", 1, "auto", "bf16"), Candidate((8, 1, 1, 1), "full", 1, "auto", "bf16")
+    near = Candidate((8, 1, 1, 1), "none", 1, "auto", "bf16")
+    other = Candidate((8, 1, 1, 1), "full", 1, "auto", "bf16")
     before = {each: forecast.predict_seconds(each) for each in (near, other)}
-    assert forecast.predict_seconds(other, 1.0) < before[other], "what was not tried gets the benefit of the doubt"
+    assert forecast.predict_seconds(other, 1.0) < before[other], (
+        "what was not tried gets the benefit of the doubt"
+    )
     forecast.add_observation(near, 3 * before[near])
     assert forecast.predict_seconds(near) == pytest.approx(3 * before[near], rel=0.05)
     assert 2 * before[other] < forecast.predict_seconds(other) < 3 * before[other]
     forecast.add_observation(other, before[other])
-    assert forecast.predict_seconds(near) > 2 * forecast.predict_seconds(other) * before[near] / before[other]
+    assert (
+        forecast.predict_seconds(near)
+        > 2 * forecast.predict_seconds(other) * before[near] / before[other]
+    )
 
 
 def test_the_search_finds_nearly_the_best_of_all_with_a_third_of_the_compilations() -> None:
@@ -80,7 +112,10 @@ def test_the_search_finds_nearly_the_best_of_all_with_a_third_of_the_compilation
         for _ in range(len(points) // 3):
             chosen = min(
                 points.keys() - took.keys(),
-                key=lambda each: (each != own, forecast.predict_seconds(each, tune.OPTIMISM_DEVIATIONS)),
+                key=lambda each: (
+                    each != own,
+                    forecast.predict_seconds(each, tune.OPTIMISM_DEVIATIONS),
+                ),
             )
             took[chosen] = points[chosen]
             forecast.add_observation(chosen, took[chosen])
@@ -99,7 +134,9 @@ def test_a_candidate_with_which_the_compiler_itself_fails_is_listed_with_its_wor
     train = with_synthetic_data(job(), task)
     search = tune.Search(train, task, Chips("cpu", 1, 8), ("remat",), is_measured=True)
     monkeypatch.setattr(jax.stages.Lowered, "compile", fails)
-    with pytest.raises(jax.errors.JaxRuntimeError):  # of the job itself it is no candidate's refusal
+    with pytest.raises(
+        jax.errors.JaxRuntimeError
+    ):  # of the job itself it is no candidate's refusal
         search.compile_next()
     tried = search.compile_next()
     assert tried is not None
@@ -108,7 +145,13 @@ def test_a_candidate_with_which_the_compiler_itself_fails_is_listed_with_its_wor
 
 def test_what_is_timed_here_has_what_its_program_takes_by_what_the_devices_reach() -> None:
     task = NextToken()
-    search = tune.Search(with_synthetic_data(job(), task), task, Chips("cpu", 1, 8), ("accumulate",), is_measured=True)
+    search = tune.Search(
+        with_synthetic_data(job(), task),
+        task,
+        Chips("cpu", 1, 8),
+        ("accumulate",),
+        is_measured=True,
+    )
     found = [search.compile_next(), search.compile_next()]
     modelled = [each["compiled"]["modelled"]["seconds"] for each in found if each is not None]
     assert [len(set(seconds)) for seconds in modelled] == [1, 1], "one number and no range"
@@ -116,4 +159,10 @@ def test_what_is_timed_here_has_what_its_program_takes_by_what_the_devices_reach
 
 
 def _candidate(point: dict[str, Any]) -> Candidate:
-    return Candidate(tuple(point["mesh"]), point["remat"], point["accumulate"], point["attention"], point["precision"])
+    return Candidate(
+        tuple(point["mesh"]),
+        point["remat"],
+        point["accumulate"],
+        point["attention"],
+        point["precision"],
+    )

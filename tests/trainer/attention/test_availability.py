@@ -53,10 +53,14 @@ class Device(NamedTuple):
 CPU, TPU, ROCM = Device("cpu"), Device("tpu"), Device("gpu", Client("ROCm 7"))
 CUDA = Device("gpu", Client("PJRT C API\ncuda 13000"), "8.0")
 TURING = CUDA._replace(compute_capability="7.5")
-NOT_HERE = Device("gpu", Client("PJRT C API\nNVIDIA H100 80GB HBM3"), "9.0", "NVIDIA H100 80GB HBM3")  # compiled for
+NOT_HERE = Device(
+    "gpu", Client("PJRT C API\nNVIDIA H100 80GB HBM3"), "9.0", "NVIDIA H100 80GB HBM3"
+)  # compiled for
 
 
-def train_spec(attention: str, model: dict[str, Any] = DECODER, precision: str = "bf16") -> spec.TrainSpec:
+def train_spec(
+    attention: str, model: dict[str, Any] = DECODER, precision: str = "bf16"
+) -> spec.TrainSpec:
     return spec.TrainSpec(task=LM, model=model, attention=attention, precision=precision)
 
 
@@ -71,13 +75,21 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (train_spec("cudnn"), CPU, "there is no CUDA device, the devices are cpu"),
         (train_spec("cudnn"), ROCM, "there is no CUDA device, the devices are gpu"),
-        (train_spec("cudnn", precision="fp32"), CUDA, "reads float16 and bfloat16, and train.precision computes in"),
+        (
+            train_spec("cudnn", precision="fp32"),
+            CUDA,
+            "reads float16 and bfloat16, and train.precision computes in",
+        ),
         (
             train_spec("cudnn", DECODER | {"width": 80}),
             CUDA,
             "The head dim must be <= 128 and a multiple of 8",
         ),
-        (train_spec("cudnn", DECODER | {"score_cap": 50.0}), CUDA, "cuDNN's kernel does not support score_cap"),
+        (
+            train_spec("cudnn", DECODER | {"score_cap": 50.0}),
+            CUDA,
+            "cuDNN's kernel does not support score_cap",
+        ),
         (
             train_spec("cudnn", DECODER | {"head_size": 256}),
             CUDA,
@@ -92,7 +104,9 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_what_cannot_be_had_is_said(train: spec.TrainSpec, device: Any, says: str, cudnn: None) -> None:
+def test_what_cannot_be_had_is_said(
+    train: spec.TrainSpec, device: Any, says: str, cudnn: None
+) -> None:
     reason = str(unavailable_reason(train, device))
     assert says in reason
     note = f"train.attention = {train.attention} is unavailable here: {reason}. Using xla"
@@ -127,7 +141,11 @@ def test_what_can_be_had_is_used(train: spec.TrainSpec, device: Any, cudnn: None
         (train_spec("auto"), CUDA, "cudnn"),
         (train_spec("auto"), NOT_HERE, "cudnn"),
         (train_spec("auto", precision="fp16"), CUDA, "cudnn"),
-        (train_spec("auto", {"kind": "vit", "preset": "vit-b16"}), CUDA, "cudnn"),  # of 197 tokens, and no mask
+        (
+            train_spec("auto", {"kind": "vit", "preset": "vit-b16"}),
+            CUDA,
+            "cudnn",
+        ),  # of 197 tokens, and no mask
         (train_spec("auto"), TPU, "splash"),
     ],
 )
@@ -143,11 +161,31 @@ def test_auto_is_the_kernel_of_the_accelerator_and_says_so(
 @pytest.mark.parametrize(
     ("train", "device", "says"),
     [
-        (train_spec("auto", precision="fp32"), CUDA, "cudnn is unavailable here: cuDNN's kernel reads float16"),
-        (train_spec("auto", precision="tf32"), CUDA, "cudnn is unavailable here: cuDNN's kernel reads float16"),
-        (train_spec("auto", DECODER | {"width": 80}), CUDA, "cudnn is unavailable here: The head dim must be"),
-        (train_spec("auto"), TURING, "cudnn is unavailable here: cuDNN's kernel needs compute capability 8.0"),
-        (train_spec("auto", DECODER | {"length": 200}), TPU, "splash is unavailable here: its blocks are of 128"),
+        (
+            train_spec("auto", precision="fp32"),
+            CUDA,
+            "cudnn is unavailable here: cuDNN's kernel reads float16",
+        ),
+        (
+            train_spec("auto", precision="tf32"),
+            CUDA,
+            "cudnn is unavailable here: cuDNN's kernel reads float16",
+        ),
+        (
+            train_spec("auto", DECODER | {"width": 80}),
+            CUDA,
+            "cudnn is unavailable here: The head dim must be",
+        ),
+        (
+            train_spec("auto"),
+            TURING,
+            "cudnn is unavailable here: cuDNN's kernel needs compute capability 8.0",
+        ),
+        (
+            train_spec("auto", DECODER | {"length": 200}),
+            TPU,
+            "splash is unavailable here: its blocks are of 128",
+        ),
         (
             train_spec("auto", DECODER | {"window": 8}),
             CUDA,
@@ -158,18 +196,30 @@ def test_auto_is_the_kernel_of_the_accelerator_and_says_so(
             CUDA,
             "cudnn is unavailable here: cuDNN's kernel does not support score_cap",
         ),
-        (train_spec("auto", precision="fp32"), TPU, "splash is unavailable here: auto uses it for bfloat16 only"),
-        (train_spec("auto", precision="fp16"), TPU, "splash is unavailable here: auto uses it for bfloat16 only"),
+        (
+            train_spec("auto", precision="fp32"),
+            TPU,
+            "splash is unavailable here: auto uses it for bfloat16 only",
+        ),
+        (
+            train_spec("auto", precision="fp16"),
+            TPU,
+            "splash is unavailable here: auto uses it for bfloat16 only",
+        ),
     ],
 )
 def test_auto_is_xla_where_the_kernel_does_not_fit_and_says_why(
     train: spec.TrainSpec, device: Any, says: str, cudnn: None
 ) -> None:
     found, note = resolve_attention(train, device)
-    assert found.attention == "xla" and str(note).startswith(f"train.attention = auto: using xla; {says}")
+    assert found.attention == "xla" and str(note).startswith(
+        f"train.attention = auto: using xla; {says}"
+    )
 
 
-def test_auto_is_xla_where_the_kernel_reads_no_mask(cudnn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_xla_where_the_kernel_reads_no_mask(
+    cudnn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def reads_none(query: Any, key: Any, value: Any, keys: Any, scores: Any) -> Any:
         if keys is not None:
             raise NotImplementedError("No masks.")
@@ -178,7 +228,9 @@ def test_auto_is_xla_where_the_kernel_reads_no_mask(cudnn: None, monkeypatch: py
     monkeypatch.setitem(implementations.ATTENTION, "cudnn", reads_none)
     device: Any = CUDA
     assert resolve_attention(train_spec("auto"), device)[0].attention == "xla"
-    assert resolve_attention(train_spec("cudnn"), device)[0].attention == "cudnn"  # as it was asked for
+    assert (
+        resolve_attention(train_spec("cudnn"), device)[0].attention == "cudnn"
+    )  # as it was asked for
 
 
 A100, H100, CLOUD_TPU = Accelerator("cuda", (8, 0)), Accelerator("cuda", (9, 0)), Accelerator("tpu")
@@ -223,19 +275,27 @@ def test_a_plan_counts_what_the_kernel_itself_keeps(
     train = tiny.train_spec(Long(), precision="bf16", remat=remat, model=model)
     grid = mesh.build_mesh(train.mesh, jax.devices()[:1])
     kernel, planned, plain = (
-        Step(Long(), train.model_copy(update={"attention": each}), grid, 1) for each in (name, "fused", "xla")
+        Step(Long(), train.model_copy(update={"attention": each}), grid, 1)
+        for each in (name, "fused", "xla")
     )
-    kept, counted, all_pairs = (step.residual_bytes(Long().batch(0)) for step in (kernel, planned, plain))
-    # By name, splash keeps a number for each head and position too, which is much for heads of this size alone.
+    kept, counted, all_pairs = (
+        step.residual_bytes(Long().batch(0)) for step in (kernel, planned, plain)
+    )
+    # By name, splash keeps a number for each head and position too, which is much for heads of this
+    # size alone.
     assert (0.95 if name == "splash" and "mixed" in remat else 0.99) < counted / kept < 1.01
     if remat in ("none", "dots"):
         assert counted < all_pairs / 2
 
 
-def test_a_job_of_auto_has_the_operations_of_the_one_that_runs(cudnn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_auto_has_the_operations_of_the_one_that_runs(
+    cudnn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = tiny.Counting()
     train = tiny.train_spec(task, attention="auto", precision="bf16", mesh={"dp": -1})
-    planned = [Plan(plan.with_synthetic_data(train, task), task, on) for on in (None, A100, CLOUD_TPU)]
+    planned = [
+        Plan(plan.with_synthetic_data(train, task), task, on) for on in (None, A100, CLOUD_TPU)
+    ]
     counted = [each.to_dict(sharding=False) for each in planned]
     monkeypatch.setattr(availability, "_is_cuda", lambda device: True)
     step = tiny.build(task, attention="auto", precision="bf16")
@@ -248,7 +308,8 @@ def test_a_job_of_auto_has_the_operations_of_the_one_that_runs(cudnn: None, monk
 def test_a_step_falls_back_and_says_so(standard: None) -> None:
     step = tiny.compiled(tiny.Counting(), attention="cudnn", precision="bf16")
     assert step.notes == [
-        "train.attention = cudnn is unavailable here: there is no CUDA device, the devices are cpu. Using xla"
+        "train.attention = cudnn is unavailable here: there is no CUDA device, the devices are "
+        "cpu. Using xla"
     ]
     assert tiny.build(tiny.Counting()).notes == []
 
@@ -266,14 +327,21 @@ def test_splash_takes_fewer_rows_than_the_mesh_splits() -> None:
     row = jax.ShapeDtypeStruct((1, splash.LANES, 4, 64), np.float32)
     with jax.set_mesh(mesh.build_mesh(spec.Mesh(dp=2, fsdp=2, mp=2))):
         attended = jax.eval_shape(
-            partial(splash.splash_attention, ids=None, scores=implementations.Scores(True)), row, row, row
+            partial(splash.splash_attention, ids=None, scores=implementations.Scores(True)),
+            row,
+            row,
+            row,
         )
     assert attended.shape == row.shape
 
 
-def test_splash_trains_a_scanned_model_on_a_mesh(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
+def test_splash_trains_a_scanned_model_on_a_mesh(
+    monkeypatch: pytest.MonkeyPatch, standard: None
+) -> None:
     monkeypatch.setattr(availability, "unavailable_reason", lambda train, device: None)
-    monkeypatch.setattr(splash, "splash_attention", partial(splash.splash_attention, interpret=True))
+    monkeypatch.setattr(
+        splash, "splash_attention", partial(splash.splash_attention, interpret=True)
+    )
     model = tiny.DECODER.model_copy(update={"length": splash.LANES})
     keys = {"model": model, "remat": "full", "mesh": {"dp": 2, "fsdp": 2, "mp": 2}}
     losses = {name: tiny.run(Long(), 2, attention=name, **keys)[0] for name in ("xla", "splash")}

@@ -1,6 +1,7 @@
 """Every implementation of attention says what xla says, whatever may be seen.
 
-cuDNN's is lowered for a GPU that is not here, and its arguments are computed by xla; splash's kernel is interpreted.
+cuDNN's is lowered for a GPU that is not here, and its arguments are computed by xla; splash's
+kernel is interpreted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.attention import implementations, splash
-from jaxlaunch.trainer.attention.implementations import Keys, Visible, causal_attention, full_attention
+from jaxlaunch.trainer.attention.implementations import (
+    Keys,
+    Visible,
+    causal_attention,
+    full_attention,
+)
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.tasks.lm import NextToken
@@ -29,8 +35,12 @@ from jaxlaunch.trainer.tasks.lm import NextToken
 HEADS, GROUPS, SIZE = 4, 2, 16
 SEEN: dict[str, Callable[[int], Visible]] = {
     "all": lambda length: Visible(),
-    "mask": lambda length: Visible(mask_BL=jnp.asarray(np.arange(length)[None] >= [[0], [3]], jnp.int32)),
-    "segments": lambda length: Visible(segments_BL=jnp.asarray(np.arange(length)[None] // [[5], [7]], jnp.int32)),
+    "mask": lambda length: Visible(
+        mask_BL=jnp.asarray(np.arange(length)[None] >= [[0], [3]], jnp.int32)
+    ),
+    "segments": lambda length: Visible(
+        segments_BL=jnp.asarray(np.arange(length)[None] // [[5], [7]], jnp.int32)
+    ),
     "lengths": lambda length: Visible(lengths_B=jnp.asarray([length, length - 4], jnp.int32)),
     "segments and lengths": lambda length: Visible(
         None,
@@ -88,11 +98,13 @@ def capped(name: str) -> implementations.Attention:
     return causal_attention(name, window=150, scale=0.3, cap=2.0)
 
 
-# --- xla --------------------------------------------------------------------------------------------------------------
+# --- xla ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [causal_attention, full_attention])
-def test_segments_are_rows_of_their_own(kind: Callable[[str], implementations.Attention], standard: None) -> None:
+def test_segments_are_rows_of_their_own(
+    kind: Callable[[str], implementations.Attention], standard: None
+) -> None:
     attend, cut, length = kind("xla"), 5, 12
 
     def packed(*given: Array) -> Array:
@@ -100,8 +112,9 @@ def test_segments_are_rows_of_their_own(kind: Callable[[str], implementations.At
         return attend(*given, Visible(segments_BL=segments))  # type: ignore[call-arg]
 
     def alone(*given: Array) -> Array:
-        parts = (attend(*(x[:, part] for x in given), None) for part in (slice(0, cut), slice(cut, None)))  # type: ignore[call-arg]
-        return jnp.concatenate(list(parts), axis=1)
+        slices = slice(0, cut), slice(cut, None)
+        parts = [attend(*(x[:, part] for x in given), None) for part in slices]  # type: ignore[call-arg]
+        return jnp.concatenate(parts, axis=1)
 
     _same_with_gradients(packed, alone, operands(length))
 
@@ -133,12 +146,13 @@ def _same_with_gradients(one: Any, other: Any, given: tuple[Array, ...]) -> None
     same(both(one), both(other))
 
 
-# --- cudnn ------------------------------------------------------------------------------------------------------------
+# --- cudnn ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SEEN)
 @pytest.mark.parametrize(
-    ("kind", "length"), [(causal_attention, 16), (full_attention, 17), (causal_attention, 17), (windowed, 17)]
+    ("kind", "length"),
+    [(causal_attention, 16), (full_attention, 17), (causal_attention, 17), (windowed, 17)],
 )
 def test_what_cudnn_is_asked_for_is_what_xla_computes(
     kind: Callable[[str], implementations.Attention],
@@ -181,7 +195,8 @@ def test_cudnn_trains_by_its_own_kernels_and_makes_pairs_of_a_mask_alone(
 ) -> None:
     found = _lowered(kind, SEEN[name](length), length, monkeypatch)
     assert found == {
-        f"__cudnn$fmha{'ScaleBias' if has_bias else ''}Softmax{pass_}": mask_type for pass_ in ("", "Backward")
+        f"__cudnn$fmha{'ScaleBias' if has_bias else ''}Softmax{pass_}": mask_type
+        for pass_ in ("", "Backward")
     }
 
 
@@ -190,17 +205,22 @@ def test_cudnn_reads_a_whole_row_of_a_vit(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(_lowered(full_attention, None, 197, monkeypatch).values()) == {"PADDING"}
 
 
-@pytest.mark.parametrize(("said", "has_pairs"), [({"length": 40}, False), ({"attention_mask": np.ones(49)}, True)])
+@pytest.mark.parametrize(
+    ("said", "has_pairs"), [({"length": 40}, False), ({"attention_mask": np.ones(49)}, True)]
+)
 def test_a_row_that_is_filled_up_trains_without_an_array_of_all_pairs(
     said: dict[str, Any], has_pairs: bool, standard: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
-    task, model = NextToken(), {"kind": "decoder", "layers": 1, "width": 64, "heads": 4, "vocab": 32, "length": 48}
+    task = NextToken()
+    model = {"kind": "decoder", "layers": 1, "width": 64, "heads": 4, "vocab": 32, "length": 48}
     train = spec.TrainSpec(task="lm", model=model, attention="cudnn")
     graph, params = nnx.split(task.model(train, nnx.Rngs(0)))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     row = task.example({"tokens": np.arange(49) % 32, **said})
-    batch = {name: jnp.asarray(value)[None] for name, value in row.items()} | {"weight": jnp.ones(1)}
+    batch = {name: jnp.asarray(value)[None] for name, value in row.items()} | {
+        "weight": jnp.ones(1)
+    }
 
     def loss(params: Any) -> Array:
         return task.loss(nnx.merge(graph, params), batch, jax.random.key(0)).sum
@@ -211,30 +231,42 @@ def test_a_row_that_is_filled_up_trains_without_an_array_of_all_pairs(
 
 
 def _lowered(
-    kind: Callable[[str], implementations.Attention], keys: Keys, length: int, monkeypatch: pytest.MonkeyPatch
+    kind: Callable[[str], implementations.Attention],
+    keys: Keys,
+    length: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, str]:
     """cuDNN's kernels in a training step that is lowered for CUDA, each with its kind of mask."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
-    shapes = [jax.ShapeDtypeStruct((2, length, heads, SIZE), jnp.bfloat16) for heads in (HEADS, GROUPS, GROUPS)]
+    shapes = [
+        jax.ShapeDtypeStruct((2, length, heads, SIZE), jnp.bfloat16)
+        for heads in (HEADS, GROUPS, GROUPS)
+    ]
 
     def loss(*given: Array) -> Array:
         return kind("cudnn")(*given, keys).astype(jnp.float32).sum()  # type: ignore[call-arg]
 
     traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(*shapes)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    calls = re.findall(r'custom_call @(__cudnn\$fmha\w+)\(.*?backend_config = "((?:[^"\\]|\\.)*)"', text)
+    calls = re.findall(
+        r'custom_call @(__cudnn\$fmha\w+)\(.*?backend_config = "((?:[^"\\]|\\.)*)"', text
+    )
     configs = {name: json.loads(config.replace("\\22", '"')) for name, config in calls}
-    return {name: config["cudnn_fmha_backend_config"]["mask_type"] for name, config in configs.items()}
+    return {
+        name: config["cudnn_fmha_backend_config"]["mask_type"] for name, config in configs.items()
+    }
 
 
-# --- splash -----------------------------------------------------------------------------------------------------------
+# --- splash ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
     """Splash without a TPU, in the smallest blocks."""
     monkeypatch.setattr(splash, "BLOCKS", (splash.LANES,))
-    monkeypatch.setattr(splash, "splash_attention", partial(splash.splash_attention, interpret=True))
+    monkeypatch.setattr(
+        splash, "splash_attention", partial(splash.splash_attention, interpret=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,7 +278,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
         (capped, "segments"),
     ],
 )
-def test_splash_equals_xla(kind: Callable[[str], implementations.Attention], name: str, interpreted: None) -> None:
+def test_splash_equals_xla(
+    kind: Callable[[str], implementations.Attention], name: str, interpreted: None
+) -> None:
     length = 2 * splash.LANES
     seen = SEEN[name](length)
     same(answers(kind("splash"), seen, length), answers(kind("xla"), seen, length))
@@ -265,7 +299,9 @@ def test_splash_by_name_is_not_computed_again() -> None:
     attend, kernels = causal_attention("splash"), []
     for names in ((), (implementations.ATTENTION_OUTPUT,)):
         kept = jax.checkpoint_policies.save_only_these_names(*names)
-        apply = jax.checkpoint(lambda query, key, value: attend(query, key, value, None).sum(), policy=kept)
+        apply = jax.checkpoint(
+            lambda query, key, value: attend(query, key, value, None).sum(), policy=kept
+        )
         step = jax.jit(jax.value_and_grad(apply, (0, 1, 2)))
         lowered = step.trace(*operands(splash.LANES)).lower(lowering_platforms=("tpu",)).as_text()
         kernels.append(lowered.count("tpu_custom_call"))
@@ -273,19 +309,29 @@ def test_splash_by_name_is_not_computed_again() -> None:
 
 
 def test_splash_refuses_what_is_not_made_of_blocks() -> None:
-    with pytest.raises(ValueError, match="its blocks are of 128 positions, which do not divide 197"):
+    with pytest.raises(
+        ValueError, match="its blocks are of 128 positions, which do not divide 197"
+    ):
         full_attention("splash")(*operands(197), None)
 
 
 def test_the_stand_in_of_a_kernel_can_be_mapped_over_and_differentiated() -> None:
-    query, key, value = (jax.random.normal(jax.random.key(number), (3, 2, 5, 4, 8)) for number in range(3))
+    query, key, value = (
+        jax.random.normal(jax.random.key(number), (3, 2, 5, 4, 8)) for number in range(3)
+    )
 
     def plain(
-        query: jax.Array, key: jax.Array, value: jax.Array, keys: None, scores: implementations.Scores
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        keys: None,
+        scores: implementations.Scores,
     ) -> jax.Array:
         return jax.nn.dot_product_attention(query, key, value, is_causal=scores.is_causal)
 
-    def summed(attend: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def summed(
+        attend: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array
+    ) -> jax.Array:
         return jnp.square(attend(query, key, value, None, implementations.Scores(True))).sum()
 
     for axes in ((0, 0, 0), (None, 1, 0)):
@@ -294,4 +340,8 @@ def test_the_stand_in_of_a_kernel_can_be_mapped_over_and_differentiated() -> Non
             jax.jit(jax.vmap(jax.grad(partial(summed, attend), argnums=(0, 1, 2)), axes))(*given)  # noqa: B023
             for attend in (implementations.fuse_attention(plain), plain)
         )
-        jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), found, wanted)
+        jax.tree.map(
+            lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5),
+            found,
+            wanted,
+        )

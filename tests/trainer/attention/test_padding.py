@@ -38,7 +38,9 @@ MODELS: dict[str, Any] = {
     "gpt2": tiny.GPT2.model_copy(update=SIZES | {"positions": MORE}),
 }
 PICTURES: dict[str, Any] = {"vit": tiny.Pictures(), "mlp": tiny.Digits()}
-MODELS["tight, longer"] = MODELS["tight"].model_copy(update={"capacity": 0.75 * LENGTH / MORE})  # as many places
+MODELS["tight, longer"] = MODELS["tight"].model_copy(
+    update={"capacity": 0.75 * LENGTH / MORE}
+)  # as many places
 MODELS |= {name: tiny.MODELS[type(task)][0] for name, task in PICTURES.items()}
 Rows = dict[str, np.ndarray]
 
@@ -47,21 +49,42 @@ Rows = dict[str, np.ndarray]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
     corpora.saved(
-        folder / "tokenizer", bos_token=corpora.BEGIN, eos_token=corpora.END, chat_template=chat_corpora.CHATML
+        folder / "tokenizer",
+        bos_token=corpora.BEGIN,
+        eos_token=corpora.END,
+        chat_template=chat_corpora.CHATML,
     )
     corpora.lines(folder / "text.jsonl", list(filter(None, corpora.texts(40, seed=4, longest=8))))
     chats = [json.dumps({"messages": chat}) for chat in chat_corpora.chats(30)]
     (folder / "chat.jsonl").write_text("\n".join(chats) + "\n")
     (folder / "bytes.txt").write_text("what fills a row up\n" * 8)
-    words = [("yes", "no, not at all"), ("it is so", "never"), ("a", "b"), ("so it is", "is it")] * 2
-    pairs = [json.dumps({"prompt": f"{at}? ", "chosen": yes, "rejected": no}) for at, (yes, no) in enumerate(words)]
+    words = [
+        ("yes", "no, not at all"),
+        ("it is so", "never"),
+        ("a", "b"),
+        ("so it is", "is it"),
+    ] * 2
+    pairs = [
+        json.dumps({"prompt": f"{at}? ", "chosen": yes, "rejected": no})
+        for at, (yes, no) in enumerate(words)
+    ]
     (folder / "pairs.jsonl").write_text("\n".join(pairs) + "\n")
     return folder
 
 
 def packed(folder: Path, name: str) -> PackedRows:
-    keys: dict[str, Any] = {"path": f"{folder}/{name}.jsonl", "format": name, "packing": "first-fit"}
-    data = specs.Text(source="text", tokenizer=f"{folder}/tokenizer", data_dir=f"{folder}/out", eval_split=0.0, **keys)
+    keys: dict[str, Any] = {
+        "path": f"{folder}/{name}.jsonl",
+        "format": name,
+        "packing": "first-fit",
+    }
+    data = specs.Text(
+        source="text",
+        tokenizer=f"{folder}/tokenizer",
+        data_dir=f"{folder}/out",
+        eval_split=0.0,
+        **keys,
+    )
     made = recipe.make_recipe(data, LENGTH)
     place = Path(recipe.prepared_root(data)) / made.address
     if not place.exists():
@@ -76,7 +99,9 @@ def plain(folder: Path, *, apart: bool) -> TextStream:
 
 
 def pairs(folder: Path) -> Rows:
-    data = specs.Text(source="text", path=f"{folder}/pairs.jsonl", format="preference", eval_split=0.0)
+    data = specs.Text(
+        source="text", path=f"{folder}/pairs.jsonl", format="preference", eval_split=0.0
+    )
     source = preferences.open_source(data, LENGTH, "train")
     assert source is not None
     return first(source, Preference().example)
@@ -97,7 +122,9 @@ def own(**keys: Any) -> Rows:
         for key, made in keys.items():
             row[key] = made(length)
         rows.append(NextToken().example(row))
-    return {key: np.stack([row[key] for row in rows]) for key in rows[0]} | {"weight": np.ones(ROWS, np.float32)}
+    return {key: np.stack([row[key] for row in rows]) for key in rows[0]} | {
+        "weight": np.ones(ROWS, np.float32)
+    }
 
 
 def run_of(value: int, width: int = LENGTH + 1) -> Callable[[int], np.ndarray]:
@@ -117,7 +144,9 @@ BATCHES: dict[str, Callable[[Path], Rows]] = {
     "packed": lambda folder: first(packed(folder, "text"), NextToken().example),
     "chat": lambda folder: first(packed(folder, "chat"), NextToken().example),
     "mixture": lambda folder: first(
-        Mixture({name: packed(folder, name) for name in ("text", "chat")}, {"text": 1.0, "chat": 1.0}),
+        Mixture(
+            {name: packed(folder, name) for name in ("text", "chat")}, {"text": 1.0, "chat": 1.0}
+        ),
         NextToken().example,
     ),
     "pairs": pairs,
@@ -128,7 +157,7 @@ BATCHES: dict[str, Callable[[Path], Rows]] = {
 }
 
 
-# --- what a step makes of a batch -------------------------------------------------------------------------------------
+# --- what a step makes of a batch -----------------------------------------------------------------
 
 
 STEPS: dict[Any, Step] = {}  # by model, settings and the form of the batch: each is compiled once
@@ -140,8 +169,13 @@ def trained(model: str, batch: Rows, **settings: Any) -> dict[str, np.ndarray]:
     form = tuple((key, array.shape) for key, array in sorted(batch.items()))
     found = STEPS.get(key := (model, repr(settings), form))
     if found is None:
-        task: Any = PICTURES.get(model) or (NextToken() if batch["tokens"].ndim == 2 else Preference())
-        given = {"optimizer": {"name": "sgd", "lr": 1.0, "momentum": 0.0, "schedule": "constant"}, **settings}
+        task: Any = PICTURES.get(model) or (
+            NextToken() if batch["tokens"].ndim == 2 else Preference()
+        )
+        given = {
+            "optimizer": {"name": "sgd", "lr": 1.0, "momentum": 0.0, "schedule": "constant"},
+            **settings,
+        }
         train = TrainSpec(task="tests:Rows", model=MODELS[model], batch=ROWS, **given)
         devices = jax.devices()[: math.prod(settings.get("mesh", {}).values())]
         found = STEPS[key] = Step(task, train, mesh.build_mesh(train.mesh, devices), 20)
@@ -188,11 +222,18 @@ def without_two(batch: Rows) -> list[Rows]:
 
 
 CASES = [("experts alone" if name == "pairs" else "experts", name) for name in BATCHES]
-CASES += [("decoder", "packed"), ("decoder", "attention_mask"), ("gpt2", "packed"), ("gpt2", "length")]
+CASES += [
+    ("decoder", "packed"),
+    ("decoder", "attention_mask"),
+    ("gpt2", "packed"),
+    ("gpt2", "length"),
+]
 
 
 @pytest.mark.parametrize(("model", "name"), CASES)
-def test_what_fills_a_row_up_changes_nothing_nor_does_the_order_of_rows(folder: Path, model: str, name: str) -> None:
+def test_what_fills_a_row_up_changes_nothing_nor_does_the_order_of_rows(
+    folder: Path, model: str, name: str
+) -> None:
     batch = BATCHES[name](folder)
     found = trained(model, batch)
     assert_alike(found, trained(model, permuted(batch)))
@@ -211,13 +252,17 @@ def test_within_a_capacity_what_fills_a_row_up_takes_no_place(folder: Path) -> N
 
 
 @pytest.mark.parametrize("model", PICTURES)
-def test_of_images_rows_that_only_fill_a_batch_up_change_nothing_nor_does_their_order(model: str) -> None:
+def test_of_images_rows_that_only_fill_a_batch_up_change_nothing_nor_does_their_order(
+    model: str,
+) -> None:
     batch = {key: array[:ROWS] for key, array in PICTURES[model].batch(0).items()}
     assert_alike(trained(model, batch), trained(model, permuted(batch)))
     assert_alike(*(trained(model, each) for each in without_two(batch)))
 
 
-@pytest.mark.parametrize("keys", [{"mesh": {"fsdp": 2, "ep": 2}}, {"mesh": {"dp": 2}, "accumulate": 2}], ids=str)
+@pytest.mark.parametrize(
+    "keys", [{"mesh": {"fsdp": 2, "ep": 2}}, {"mesh": {"dp": 2}, "accumulate": 2}], ids=str
+)
 def test_nor_does_it_on_a_mesh_or_in_micro_batches(folder: Path, keys: dict[str, Any]) -> None:
     batch = BATCHES["packed"](folder)
     found = trained("experts", batch, **keys)

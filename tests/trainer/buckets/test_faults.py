@@ -37,7 +37,9 @@ def of_status(status: int) -> Exception:
 def boto(status: int, code: str = "said") -> Exception:
     """A store's answer, as botocore raises it."""
     answer = {"ResponseMetadata": {"HTTPStatusCode": status}}
-    return type("ClientError", (Exception,), {"__module__": "botocore.exceptions", "response": answer})(code)
+    return type(
+        "ClientError", (Exception,), {"__module__": "botocore.exceptions", "response": answer}
+    )(code)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,8 @@ def test_a_right_that_a_run_had_and_lost_is_storage_s_fault(refusal: Exception) 
     with faults.mark_training():
         with faults.mark_training():
             assert faults.is_storage(refusal) and not faults.is_refusal(refusal)
-            assert not faults.is_storage(FileNotFoundError(2, "gone")) and not faults.is_storage(of_status(404))
+            assert not faults.is_storage(FileNotFoundError(2, "gone")) and not faults.is_storage(
+                of_status(404)
+            )
         assert faults.has_trained()
     assert not faults.has_trained() and not faults.is_storage(refusal)

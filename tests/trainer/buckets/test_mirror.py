@@ -32,15 +32,28 @@ def bucket(server) -> Iterator[Bucket]:
 
 
 def put(bucket: Bucket, **files: str) -> None:
-    bucket.objects.update({f"{HOME}/{name.replace('__', '/')}": text.encode() for name, text in files.items()})
+    bucket.objects.update(
+        {f"{HOME}/{name.replace('__', '/')}": text.encode() for name, text in files.items()}
+    )
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def test_what_earlier_attempts_left_is_fetched_and_what_did_not_change_is_not_put_again(bucket, tmp_path) -> None:
-    left = {"attempts.jsonl": "1\n", "metrics.jsonl": "2\n", "logs/rank-0.log": "3\n", "logs/rank-90.log": "4\n"}
+def test_what_earlier_attempts_left_is_fetched_and_what_did_not_change_is_not_put_again(
+    bucket, tmp_path
+) -> None:
+    left = {
+        "attempts.jsonl": "1\n",
+        "metrics.jsonl": "2\n",
+        "logs/rank-0.log": "3\n",
+        "logs/rank-90.log": "4\n",
+    }
     put(bucket, **left)
     mirror = Mirror(URL, tmp_path)
     mirror.pull(range(1), True)
@@ -56,7 +69,9 @@ def test_a_host_beside_the_leader_fetches_the_logs_of_its_own_ranks(bucket, tmp_
     assert files(tmp_path) == {"logs/rank-9.log": "3\n"}
 
 
-def test_a_host_that_takes_ranks_continues_their_logs_and_leaves_those_of_others(bucket, tmp_path) -> None:
+def test_a_host_that_takes_ranks_continues_their_logs_and_leaves_those_of_others(
+    bucket, tmp_path
+) -> None:
     put(bucket, **{"logs/rank-1.log": "by host 1\n", "logs/rank-2.log": "by host 2\n"})
     mirror = Mirror(URL, tmp_path)
     mirror.pull(range(1, 2), False)
@@ -73,7 +88,11 @@ def test_a_host_that_takes_ranks_continues_their_logs_and_leaves_those_of_others
 
 
 def test_of_the_logs_of_earlier_starts_none_is_fetched(bucket, tmp_path) -> None:
-    logs = {f"{start}logs/rank-{rank}.log": "1\n" for start in ("", "starts/2/", "starts/10/") for rank in (0, 9)}
+    logs = {
+        f"{start}logs/rank-{rank}.log": "1\n"
+        for start in ("", "starts/2/", "starts/10/")
+        for rank in (0, 9)
+    }
     put(bucket, **logs, **{"starts/2/summary.json": "2\n"})
     Mirror(URL, tmp_path / "leader").pull(range(1), True)
     Mirror(URL, tmp_path / "other").pull(range(9, 10), False)
@@ -96,31 +115,48 @@ def test_attempts_that_another_host_added_meanwhile_stay(bucket, tmp_path) -> No
         file.write('{"attempt": 3}\n')
     mirror.push(at_once=True)
     found = bucket.objects[f"{HOME}/attempts.jsonl"].decode().splitlines()
-    assert sorted(found) == ['{"attempt": 1}', '{"attempt": 2}', '{"attempt": 3}'] and found[-1] == '{"attempt": 3}'
+    assert (
+        sorted(found) == ['{"attempt": 1}', '{"attempt": 2}', '{"attempt": 3}']
+        and found[-1] == '{"attempt": 3}'
+    )
 
 
 def test_drafts_are_left_out_and_a_large_file_waits_until_the_end(bucket, tmp_path) -> None:
     mirror = Mirror(URL, tmp_path)
-    for name, size in ((".summary.json.7", 1), ("metrics.jsonl.tmp", 1), ("logs/rank-0.log", 1), ("trace", 2**19)):
+    for name, size in (
+        (".summary.json.7", 1),
+        ("metrics.jsonl.tmp", 1),
+        ("logs/rank-0.log", 1),
+        ("trace", 2**19),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * size)
     mirror.push()
-    assert {name.removeprefix(f"{HOME}/") for name in bucket.objects} == {"logs/rank-0.log", "trace"}
+    assert {name.removeprefix(f"{HOME}/") for name in bucket.objects} == {
+        "logs/rank-0.log",
+        "trace",
+    }
     for name in ("trace", "summary.json"):
         with (tmp_path / name).open("ab") as file:
             file.write(b"more")
     mirror.push()
-    assert f"{HOME}/summary.json" in bucket.objects and bucket.objects[f"{HOME}/trace"] == b"x" * 2**19
+    assert (
+        f"{HOME}/summary.json" in bucket.objects and bucket.objects[f"{HOME}/trace"] == b"x" * 2**19
+    )
     mirror.push(at_once=True)
     assert bucket.objects[f"{HOME}/trace"].endswith(b"more")
 
 
-def test_a_store_that_fails_is_a_storage_error_and_what_was_not_put_is_put_later(bucket, tmp_path, monkeypatch) -> None:
+def test_a_store_that_fails_is_a_storage_error_and_what_was_not_put_is_put_later(
+    bucket, tmp_path, monkeypatch
+) -> None:
     mirror = Mirror(URL, tmp_path)
     (tmp_path / "summary.json").write_text("{}")
     with monkeypatch.context() as patch:
         patch.setattr(remote, "open_filesystem", lambda url: 1 / 0)
-        with pytest.raises(StorageError, match=r"writing gs://.*/summary.json failed: ZeroDivisionError"):
+        with pytest.raises(
+            StorageError, match=r"writing gs://.*/summary.json failed: ZeroDivisionError"
+        ):
             mirror.push(at_once=True)
     mirror.push(at_once=True)
     assert bucket.objects[f"{HOME}/summary.json"] == b"{}"
@@ -139,9 +175,13 @@ def test_the_process_says_ready_and_puts_all_when_its_input_ends(bucket, tmp_pat
         "1",
         "--whole",
     ]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stdin is not None
-        assert process.stdout.readline() == "ready\n" and files(tmp_path) == {"attempts.jsonl": "1\n"}
+        assert process.stdout.readline() == "ready\n" and files(tmp_path) == {
+            "attempts.jsonl": "1\n"
+        }
         process.terminate()  # it does not end by it: what ranks write while they stop is put too
         (tmp_path / "summary.json").write_text("{}")
         process.stdin.close()

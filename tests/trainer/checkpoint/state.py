@@ -56,6 +56,8 @@ def same(tree: dict[str, Any], step: int) -> bool:
     """Whether the parts of `tree` that this process holds are those of step `step`, to the bit."""
 
     def equal(array: jax.Array, value: np.ndarray[Any, Any]) -> bool:
-        return all(np.array_equal(shard.data, value[shard.index]) for shard in array.addressable_shards)
+        return all(
+            np.array_equal(shard.data, value[shard.index]) for shard in array.addressable_shards
+        )
 
     return bool(jax.tree.all(jax.tree.map(equal, tree, values(step))))

@@ -74,7 +74,9 @@ def test_what_was_saved_comes_back_and_rotation_leaves_nothing_of_the_oldest(
     assert not list(tmp_path.iterdir())  # no folder here that is named like the URL
 
 
-def test_an_object_cut_short_is_walked_back_from_and_its_step_can_be_saved_again(store, objects, notes):
+def test_an_object_cut_short_is_walked_back_from_and_its_step_can_be_saved_again(
+    store, objects, notes
+):
     cut_short(objects, "2/state/d/")
     step, tree, _ = store.restore(abstract(mesh()))
     assert step == 1 and same(tree, 1)
@@ -124,7 +126,13 @@ def contents(objects: dict[str, bytes]) -> dict[str, bytes]:
 
 def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(objects, notes, folder):
     before = put(
-        objects, "1/weights", "2/state/w", "3/4/weights", "5.orbax-checkpoint-tmp/w", "6.bad-1/w", "7/_METADATA"
+        objects,
+        "1/weights",
+        "2/state/w",
+        "3/4/weights",
+        "5.orbax-checkpoint-tmp/w",
+        "6.bad-1/w",
+        "7/_METADATA",
     )
     with contextlib.closing(Store(folder, keep=1, uid="run-a", note=notes.append)) as store:
         store.claim()
@@ -139,7 +147,9 @@ def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(objects, note
     assert {name.split("/")[4] for name in after.keys() - before.keys()} == {"9"}
 
 
-def test_a_step_is_not_saved_over_what_another_put_there_and_that_is_said_before_the_first(objects, notes, folder):
+def test_a_step_is_not_saved_over_what_another_put_there_and_that_is_said_before_the_first(
+    objects, notes, folder
+):
     before = put(objects, "20/weights")
     with contextlib.closing(Store(folder, keep=1, uid="run-a", note=notes.append)) as store:
         store.claim()
@@ -151,7 +161,9 @@ def test_a_step_is_not_saved_over_what_another_put_there_and_that_is_said_before
     assert contents(objects) == before
 
 
-def test_what_another_put_into_the_folder_of_a_step_outlives_the_step(store, objects, notes, folder):
+def test_what_another_put_into_the_folder_of_a_step_outlives_the_step(
+    store, objects, notes, folder
+):
     before = put(objects, "1/notes.txt", "1/state/notes.txt", "2/notes.txt")
     store.save(3, state(3, mesh()), {})
     store.wait()
@@ -160,10 +172,17 @@ def test_what_another_put_into_the_folder_of_a_step_outlives_the_step(store, obj
     store.close()
     with contextlib.closing(Store(folder, keep=2, uid="run-b", note=notes.append)) as second:
         second.claim()
-    assert [name for name in names(objects) if name[0] in "12"] == ["1/notes.txt", "1/state/notes.txt", "2/notes.txt"]
+    assert [name for name in names(objects) if name[0] in "12"] == [
+        "1/notes.txt",
+        "1/state/notes.txt",
+        "2/notes.txt",
+    ]
     after = contents(objects)
     assert all(after[name] == before[name] for name in before if name.endswith("notes.txt"))
-    assert "step 1 was removed, except for files that no save wrote: notes.txt, state/notes.txt" in notes
+    assert (
+        "step 1 was removed, except for files that no save wrote: notes.txt, state/notes.txt"
+        in notes
+    )
     assert "they are ignored: 1/, 2/notes.txt" in notes[-1]
 
 
@@ -171,5 +190,7 @@ def test_a_damaged_step_that_another_tool_saved_is_walked_over_where_it_is(store
     put(objects, "3/commit_success.txt", "3/items/w")
     before = {name: data for name, data in contents(objects).items() if "checkpoints/3" in name}
     assert store.restore(abstract(mesh()))[0] == 2
-    assert {name: data for name, data in contents(objects).items() if "checkpoints/3" in name} == before
+    assert {
+        name: data for name, data in contents(objects).items() if "checkpoints/3" in name
+    } == before
     assert "using step 2 (3 is left: no run saved it)" in notes[0]

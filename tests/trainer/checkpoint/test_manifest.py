@@ -22,7 +22,9 @@ def folder(tmp_path) -> epath.Path:
     (step / "state" / "d" / "weights").write_bytes(bytes(range(200)))
     (step / "state" / "_METADATA").write_text("{}")
     (step / "commit_success.txt").write_text("")
-    manifest.write_manifest(step, Manifest(40, "run-a", manifest.digest_files(step, manifest.list_files(step))))
+    manifest.write_manifest(
+        step, Manifest(40, "run-a", manifest.digest_files(step, manifest.list_files(step)))
+    )
     return step
 
 
@@ -82,7 +84,9 @@ def test_a_file_replaced_by_a_folder_is_named(folder):
 
 def test_other_bytes_of_the_same_size_are_found(folder):
     (folder / "state" / "_METADATA").write_text("[]")
-    assert faults(folder) == ["file state/_METADATA has changed since it was written (SHA-256 differs)"]
+    assert faults(folder) == [
+        "file state/_METADATA has changed since it was written (SHA-256 differs)"
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -102,7 +106,9 @@ OUTSIDE = ["/dev/zero", "../50/state/weights", "state/../../x", "state//x", "./x
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_manifest_that_names_what_is_not_in_its_folder_is_damaged_and_nothing_is_read(folder, name):
+def test_a_manifest_that_names_what_is_not_in_its_folder_is_damaged_and_nothing_is_read(
+    folder, name
+):
     manifest.write_manifest(folder, Manifest(40, "run-a", {name: FileDigest(1, "0" * 64)}))
     with pytest.raises(DamagedManifestError, match="which is not a file of this folder"):
         manifest.read_manifest(folder)
@@ -139,7 +145,9 @@ def test_a_file_that_grew_by_a_terabyte_is_not_read(folder):
     assert faults(folder) == [f"file commit_success.txt grew ({1 << 40} bytes, 0 were written)"]
 
 
-def test_a_manifest_that_was_changed_anywhere_and_signed_anew_is_damaged_or_names_files_of_its_folder(folder):
+def test_a_manifest_that_was_changed_anywhere_and_signed_anew_is_damaged_or_names_files_of_its_folder(
+    folder,
+):
     data, chance = (folder / manifest.MANIFEST_FILE).read_bytes(), random.Random(19)
     body = json.dumps(json.loads(data)["manifest"]).encode()
     for number in range(20_000):
@@ -151,7 +159,9 @@ def test_a_manifest_that_was_changed_anywhere_and_signed_anew_is_damaged_or_name
             except (ValueError, RecursionError):
                 continue
             written = json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
-            forged = manifest._to_json({"manifest": value, "sha256": hashlib.sha256(written).hexdigest()})
+            forged = manifest._to_json(
+                {"manifest": value, "sha256": hashlib.sha256(written).hexdigest()}
+            )
         try:
             found = Manifest.from_bytes(forged)
         except DamagedManifestError:

@@ -38,7 +38,10 @@ def folder(tmp_path) -> epath.Path:
 def other(folder):
     """Another live process that holds the folder for run-other."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "claimed\n"
         yield process
@@ -71,14 +74,18 @@ def test_a_new_folder_is_claimed_without_a_word(folder, claimant):
 
 
 def test_a_folder_of_a_live_run_is_refused_by_name(folder, claimant, other):
-    with pytest.raises(CheckpointError, match=rf"run run-other \(process {other.pid} on .*--take-over") as raised:
+    with pytest.raises(
+        CheckpointError, match=rf"run run-other \(process {other.pid} on .*--take-over"
+    ) as raised:
         claimant("run-a").claim()
     shows("belongs to run …, which renewed its claim", str(raised.value))
 
 
 def test_a_killed_run_on_this_host_gives_way_at_once_even_as_a_zombie(folder, claimant, other):
     other.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has reaped it
+    os.waitid(
+        os.P_PID, other.pid, os.WEXITED | os.WNOWAIT
+    )  # it has ended, and nobody has reaped it
     assert claimant("run-a").claim().endswith("that process has ended")
 
 
@@ -100,7 +107,9 @@ def test_the_same_run_alive_in_another_process_gives_way_and_that_is_said(folder
 
 
 @pytest.mark.parametrize("elsewhere", [{"host": "pod-7"}, {"boot": "before"}, {"pids": "pid:[1]"}])
-def test_a_process_that_cannot_be_looked_at_holds_until_it_is_stale(folder, claimant, other, elsewhere):
+def test_a_process_that_cannot_be_looked_at_holds_until_it_is_stale(
+    folder, claimant, other, elsewhere
+):
     rewrite(folder, **elsewhere)
     with pytest.raises(CheckpointError, match="renewed its claim"):
         claimant("run-a").claim()
@@ -113,7 +122,9 @@ def test_taking_over_by_force_stops_the_former_owner_before_it_writes(folder, cl
     former.claim()
     former.check_ownership()
     rewrite(folder, uid="run-b", host="pod-7")
-    with pytest.raises(CheckpointError, match="taken over by run run-b, process .* on pod-7") as raised:
+    with pytest.raises(
+        CheckpointError, match="taken over by run run-b, process .* on pod-7"
+    ) as raised:
         former.check_ownership()
     shows("no longer belongs to run", str(raised.value))
     assert claimant("run-c").claim(take_over=True).endswith("--take-over was given")
@@ -145,7 +156,9 @@ def test_a_folder_that_was_taken_is_not_released(folder, claimant):
     assert (folder / owner.OWNER_FILE).exists()
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"uid": "run-b", "renewed": "soon"}', "[" * 200_000])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '{"uid": "run-b", "renewed": "soon"}', "[" * 200_000]
+)
 def test_an_owner_file_that_cannot_be_read_is_refused_unless_told(folder, claimant, text):
     (folder / owner.OWNER_FILE).write_text(text)
     with pytest.raises(CheckpointError, match="cannot be read .* remove that file"):
@@ -165,7 +178,9 @@ def test_an_owner_file_with_a_field_of_another_form_is_refused(folder, claimant,
     assert "that process has ended" in claimant("run-a").claim()
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["fifo", "zero"])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["fifo", "zero"]
+)
 def test_an_owner_file_that_is_a_fifo_or_a_device_is_refused_and_never_read(folder, claimant, make):
     make(folder / owner.OWNER_FILE)
     with pytest.raises(CheckpointError, match="is not a regular file"):

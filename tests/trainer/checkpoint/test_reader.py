@@ -19,7 +19,9 @@ def folder(tmp_path: Path) -> Path:
     store = Store(str(tmp_path), keep=9, uid="mine")
     store.claim()
     for step in (1, 2):
-        store.save(step, {"params": {name: step * array for name, array in FLAT.items()}}, {"model": step})
+        store.save(
+            step, {"params": {name: step * array for name, array in FLAT.items()}}, {"model": step}
+        )
     store.close()
     return tmp_path
 
@@ -38,9 +40,15 @@ def test_the_newest_step_is_found_and_its_arrays_read(folder: Path) -> None:
     assert reader.find_step(str(folder), 1).step == 1
 
 
-def test_an_array_is_read_once_however_it_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_is_read_once_however_it_is_cut(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, real = [], arrays.load_array
-    monkeypatch.setattr(arrays, "load_array", lambda folder, part, name: read.append(name) or real(folder, part, name))
+    monkeypatch.setattr(
+        arrays,
+        "load_array",
+        lambda folder, part, name: read.append(name) or real(folder, part, name),
+    )
     params = reader.find_step(str(folder)).part_arrays("params")
     rows = [params["a.kernel"][row] for row in range(3)]
     np.testing.assert_array_equal(np.stack(rows), 2 * FLAT["a.kernel"])
@@ -54,7 +62,11 @@ def test_a_damaged_step_is_passed_over_and_said(folder: Path) -> None:
     before = sorted(path.name for path in folder.iterdir())
     said: list[str] = []
     assert reader.find_step(str(folder), note=said.append).step == 1
-    assert len(said) == 1 and said[0].startswith("step 2: file meta/") and said[0].endswith("; using step 1")
+    assert (
+        len(said) == 1
+        and said[0].startswith("step 2: file meta/")
+        and said[0].endswith("; using step 1")
+    )
     with pytest.raises(CheckpointError, match="no valid checkpoint in .*: step 2: file meta/"):
         reader.find_step(str(folder), 2)
     assert sorted(path.name for path in folder.iterdir()) == before

@@ -22,7 +22,12 @@ def test_the_average_and_the_best_step_are_read(tmp_path: Path) -> None:
         state, _ = step.train(state, step.put_batch(task.batch(number)))
         seen.append((number, value))
         best = [list(each) for each in sorted(seen, key=lambda each: each[1])][:2]
-        store.save(number, step.builder.to_tree(state), {"best": {"steps": best}}, [each[0] for each in best])
+        store.save(
+            number,
+            step.builder.to_tree(state),
+            {"best": {"steps": best}},
+            [each[0] for each in best],
+        )
         store.wait()
         wanted[number] = {name: np.array(leaf) for name, leaf in state.evaluated_params().items()}
     store.close()
@@ -33,8 +38,12 @@ def test_the_average_and_the_best_step_are_read(tmp_path: Path) -> None:
         read = average_parameters(found.part_arrays("params"), found.part_arrays("opt"))
         for name, leaf in wanted[number].items():
             np.testing.assert_allclose(read[name][...], leaf, rtol=1e-6, atol=1e-7, err_msg=name)
-        assert not np.array_equal(read["layers.0.kernel"][...], found.part_arrays("params")["layers.0.kernel"][...])
-        np.testing.assert_array_equal(read["layers.0.bias"][...], found.part_arrays("params")["layers.0.bias"][...])
+        assert not np.array_equal(
+            read["layers.0.kernel"][...], found.part_arrays("params")["layers.0.kernel"][...]
+        )
+        np.testing.assert_array_equal(
+            read["layers.0.bias"][...], found.part_arrays("params")["layers.0.bias"][...]
+        )
 
 
 def test_a_training_that_watched_nothing_has_no_best_step(tmp_path: Path) -> None:
@@ -42,7 +51,9 @@ def test_a_training_that_watched_nothing_has_no_best_step(tmp_path: Path) -> Non
     store.claim()
     store.save(1, {"params": {"w": np.ones(2, np.float32)}}, {})
     store.close()
-    with pytest.raises(CheckpointError, match="records no best step: its training had no train.checkpoint.best"):
+    with pytest.raises(
+        CheckpointError, match="records no best step: its training had no train.checkpoint.best"
+    ):
         reader.find_step(str(tmp_path), "best")
 
 
@@ -51,5 +62,7 @@ def test_a_best_step_that_was_deleted_is_told_so(tmp_path: Path) -> None:
     store.claim()
     store.save(3, {"params": {"w": np.ones(2, np.float32)}}, {"best": {"steps": [[2, 1.0]]}})
     store.close()
-    with pytest.raises(CheckpointError, match="records 2 as best, but holds no such step; name one: it holds 3"):
+    with pytest.raises(
+        CheckpointError, match="records 2 as best, but holds no such step; name one: it holds 3"
+    ):
         reader.find_step(str(tmp_path), "best")

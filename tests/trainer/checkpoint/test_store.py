@@ -36,9 +36,13 @@ HERE = Path(__file__).parent
 class Opened(Store):
     """A claimed store that keeps what it was told to say."""
 
-    def __init__(self, folder: Path, uid: str = "run-a", keep: int = 3, take_over: bool = False) -> None:
+    def __init__(
+        self, folder: Path, uid: str = "run-a", keep: int = 3, take_over: bool = False
+    ) -> None:
         self.notes: list[str] = []
-        super().__init__(str(folder), keep=keep, uid=uid, take_over=take_over, note=self.notes.append)
+        super().__init__(
+            str(folder), keep=keep, uid=uid, take_over=take_over, note=self.notes.append
+        )
         self.claim()
 
     def __enter__(self) -> "Opened":
@@ -91,7 +95,11 @@ def flip(path: Path, chance: random.Random) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files(folder) if path.name != OWNER}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in files(folder)
+        if path.name != OWNER
+    }
 
 
 # What was saved comes back.
@@ -130,14 +138,20 @@ def test_arrays_donated_right_after_save_are_saved_as_they_were(tmp_path):
 
 
 def test_random_keys_small_dtypes_and_any_name_come_back(tmp_path):
-    tree = {"rest": {"layers.0/key['a']": jax.random.key(3), "half": jnp.arange(3, dtype=jnp.bfloat16)}}
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
+    tree = {
+        "rest": {"layers.0/key['a']": jax.random.key(3), "half": jnp.arange(3, dtype=jnp.bfloat16)}
+    }
+    like = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree
+    )
     with Opened(tmp_path) as store:
         store.save(0, tree, {"none": None, "list": [1, "a"], "float": 1.5})
         store.wait()
         step, found, meta = store.restore(like)
     assert (step, meta) == (0, {"none": None, "list": [1, "a"], "float": 1.5})
-    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), tree, found))
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), tree, found)
+    )
 
 
 def test_committed_follows_the_manifest_and_a_committed_step_is_not_saved_again(tmp_path):
@@ -172,20 +186,30 @@ def test_a_hundred_flipped_bytes_over_all_files_are_found(folder):
     sizes = {path: path.stat().st_size for path in files(folder / "40") if path.stat().st_size}
     every = list(sizes)
     for n in range(100):
-        path = every[n] if n < len(every) else chance.choices(every, list(sizes.values()))[0]  # each file, then by size
+        path = (
+            every[n] if n < len(every) else chance.choices(every, list(sizes.values()))[0]
+        )  # each file, then by size
         whole = path.read_bytes()
         flip(path, chance)
         try:
-            assert manifest.find_damage(step, manifest.read_manifest(step)), f"{path} was changed and nobody noticed"
+            assert manifest.find_damage(step, manifest.read_manifest(step)), (
+                f"{path} was changed and nobody noticed"
+            )
         except manifest.DamagedManifestError:
             assert path.name == manifest.MANIFEST_FILE
         path.write_bytes(whole)
     assert manifest.find_damage(step, manifest.read_manifest(step)) == []
 
 
-@pytest.mark.parametrize("which", ["biggest", "_METADATA", "_CHECKPOINT_METADATA", "metadata", manifest.MANIFEST_FILE])
+@pytest.mark.parametrize(
+    "which", ["biggest", "_METADATA", "_CHECKPOINT_METADATA", "metadata", manifest.MANIFEST_FILE]
+)
 def test_a_flipped_byte_is_never_restored(folder, which):
-    path = biggest(folder / "40") if which == "biggest" else next(p for p in files(folder / "40") if p.name == which)
+    path = (
+        biggest(folder / "40")
+        if which == "biggest"
+        else next(p for p in files(folder / "40") if p.name == which)
+    )
     flip(path, random.Random(1))
     with Opened(folder) as store:
         step, said = store.found()
@@ -200,7 +224,8 @@ def test_a_file_cut_short_is_named_and_the_step_before_is_used(folder):
     with Opened(folder) as store:
         assert store.found() == (
             30,
-            f"step 40: file {path.relative_to(folder / '40')} cut short (12 of {size} bytes); using step 30 "
+            f"step 40: file {path.relative_to(folder / '40')} cut short (12 of {size} bytes); "
+            "using step 30 "
             "(40 is kept as 40.bad-1)",
         )
         assert store.newest_committed_step() == 30
@@ -285,10 +310,16 @@ def test_a_step_without_a_manifest_gives_way_to_one_that_can_be_verified(folder,
     """It may be damaged, and nothing would tell."""
     (folder / "40" / manifest.MANIFEST_FILE).unlink()
     if is_half_written:  # as a process leaves it that is killed in the middle
-        (folder / "40" / (f"{manifest.MANIFEST_FILE}.0123456789abcdef.tmp")).write_bytes(b'{"files": {')
+        (folder / "40" / (f"{manifest.MANIFEST_FILE}.0123456789abcdef.tmp")).write_bytes(
+            b'{"files": {'
+        )
     with Opened(folder, uid="run-b") as store:
         step, said = store.found()
-        assert step == 30 and "step 40: no manifest" in said and "using step 30 (40 was removed)" in said
+        assert (
+            step == 30
+            and "step 40: no manifest" in said
+            and "using step 30 (40 was removed)" in said
+        )
         assert not (folder / "40").exists() and store.committed_steps()[-1] == 30
         save(store, 40)
     with Opened(folder) as store:
@@ -331,7 +362,11 @@ def test_a_step_without_a_manifest_is_used_where_the_others_are_damaged(folder):
 
 @pytest.mark.parametrize(
     ("reader", "call"),
-    [(CheckpointFolder, "list_steps"), (Restore, "_inspect_step"), (CheckpointFolder, "clear_unfinished")],
+    [
+        (CheckpointFolder, "list_steps"),
+        (Restore, "_inspect_step"),
+        (CheckpointFolder, "clear_unfinished"),
+    ],
 )
 def test_storage_that_fails_for_a_moment_is_tried_again(folder, monkeypatch, reader, call):
     monkeypatch.setenv(contract.STORAGE_WAIT, "60")
@@ -354,7 +389,11 @@ def test_what_somebody_deleted_while_the_run_trains_is_told_once_and_saved_again
     with Opened(tmp_path / "checkpoints", keep=2) as store:
         save(store, 1, 2)
         store._owner._on_renewed()
-        assert store.newest_committed_step() == 2 and not store.forget_if_deleted(2) and store.notes == []
+        assert (
+            store.newest_committed_step() == 2
+            and not store.forget_if_deleted(2)
+            and store.notes == []
+        )
         shutil.rmtree(tmp_path / "checkpoints" / what)
         for _ in range(2):
             store._owner._on_renewed()
@@ -377,9 +416,13 @@ def test_a_state_of_another_optimizer_is_told_in_the_words_of_the_job(folder):
     now = {**abstract(mesh()), "opt": {"1.count": jax.ShapeDtypeStruct((), jnp.int32)}}
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")}
     with Opened(folder) as store, pytest.raises(CheckpointError) as raised:
-        store.restore(now, lambda meta: f"was trained with adamw on {meta['data']}, the job says sgd")
+        store.restore(
+            now, lambda meta: f"was trained with adamw on {meta['data']}, the job says sgd"
+        )
     assert "step 40 of" in str(raised.value)
-    assert "was trained with adamw on abc, the job says sgd; change it back, or set" in str(raised.value)
+    assert "was trained with adamw on abc, the job says sgd; change it back, or set" in str(
+        raised.value
+    )
     assert "absent" not in str(raised.value)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")} == before
 
@@ -388,15 +431,24 @@ def test_a_model_of_another_shape_is_refused_by_its_first_leaf_and_nothing_is_ch
     before = contents(folder)
     with Opened(folder) as store, pytest.raises(CheckpointError) as caught:
         store.restore(abstract(mesh(), width=16))
-    assert "params/dense/kernel is float32[8,64] in the checkpoint and float32[8,16] in this model" in str(caught.value)
+    assert (
+        "params/dense/kernel is float32[8,64] in the checkpoint and float32[8,16] in this model"
+        in str(caught.value)
+    )
     assert contents(folder) == before
 
 
 def test_leaves_that_one_side_lacks_are_named():
     kernel = ((8,), "float32")
     assert describe_first_difference({"a": kernel}, {"a": kernel}) is None
-    assert describe_first_difference({}, {"a": kernel}) == "a is absent in the checkpoint and float32[8] in this model"
-    assert describe_first_difference({"a": kernel}, {}) == "a is float32[8] in the checkpoint and absent in this model"
+    assert (
+        describe_first_difference({}, {"a": kernel})
+        == "a is absent in the checkpoint and float32[8] in this model"
+    )
+    assert (
+        describe_first_difference({"a": kernel}, {})
+        == "a is float32[8] in the checkpoint and absent in this model"
+    )
     assert describe_first_difference({"a": ((8,), "bfloat16")}, {"a": kernel}) == (
         "a is bfloat16[8] in the checkpoint and float32[8] in this model"
     )
@@ -406,7 +458,9 @@ def test_an_owner_that_was_taken_from_writes_nothing_more(tmp_path):
     first = Opened(tmp_path)
     save(first, 1)
     hold = threading.Event()
-    first._background.submit(hold.wait)  # its next save is cut off between Orbax's part and the manifest
+    first._background.submit(
+        hold.wait
+    )  # its next save is cut off between Orbax's part and the manifest
     first.save(2, state(2, mesh()), {})
     first._checkpointer.wait()
     second = Opened(tmp_path, uid="run-b", take_over=True)
@@ -434,22 +488,30 @@ def test_a_second_live_run_is_refused_before_it_touches_anything(tmp_path):
 # Storage fails, processes are killed.
 
 
-def test_storage_that_fails_behind_the_loop_is_said_at_the_next_call_and_the_next_save_works(tmp_path):
+def test_storage_that_fails_behind_the_loop_is_said_at_the_next_call_and_the_next_save_works(
+    tmp_path,
+):
     done = subprocess.run(
         [sys.executable, HERE / "saves_to_full_storage.py", tmp_path],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert done.stdout.splitlines() == [f"StorageError saving step 2 in {tmp_path} failed", "committed 1", "[1, 3]"], (
-        done
-    )
+    assert done.stdout.splitlines() == [
+        f"StorageError saving step 2 in {tmp_path} failed",
+        "committed 1",
+        "[1, 3]",
+    ], done
     with Opened(tmp_path) as store:
         assert store.restore(abstract(mesh()))[0] == 3
 
 
 def test_what_a_killed_save_left_is_cleared_and_nothing_else(tmp_path):
-    for name in ("7.orbax-checkpoint-tmp", "8.orbax-checkpoint-tmp-17", "model.orbax-checkpoint-tmp"):
+    for name in (
+        "7.orbax-checkpoint-tmp",
+        "8.orbax-checkpoint-tmp-17",
+        "model.orbax-checkpoint-tmp",
+    ):
         (tmp_path / name / "state").mkdir(parents=True)
     with Opened(tmp_path) as store:
         assert store.restore(abstract(mesh())) is None
@@ -457,7 +519,12 @@ def test_what_a_killed_save_left_is_cleared_and_nothing_else(tmp_path):
 
 
 def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(tmp_path):
-    for name in ("1/weights", "2/state/w", "7.orbax-checkpoint-tmp/state/w", "jaxlaunch.digests/notes.txt"):
+    for name in (
+        "1/weights",
+        "2/state/w",
+        "7.orbax-checkpoint-tmp/state/w",
+        "jaxlaunch.digests/notes.txt",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"mine: {name}")
     (tmp_path / "8").write_text("a file")
@@ -466,7 +533,9 @@ def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(tmp_path):
         assert "they are ignored: 1/, 2/, 7.orbax-checkpoint-tmp/" in store.notes[0]
         store.check_free(lambda step: step > 8)
         for step in (7, 8):
-            with pytest.raises(CheckpointError, match=f"holds {step}.*, in the place of checkpoints"):
+            with pytest.raises(
+                CheckpointError, match=f"holds {step}.*, in the place of checkpoints"
+            ):
                 save(store, step)
         save(store, 9, 10)
         (tmp_path / "10" / "notes.txt").write_text("mine")
@@ -493,7 +562,9 @@ def test_what_an_older_version_left_unfinished_is_said_before_the_first_step(tmp
         (tmp_path / name / "w").touch()
     with Opened(tmp_path) as store:
         store.check_free(lambda step: step != 8)
-        with pytest.raises(CheckpointError, match=r"holds 8\.orbax-checkpoint-tmp, which no run saved"):
+        with pytest.raises(
+            CheckpointError, match=r"holds 8\.orbax-checkpoint-tmp, which no run saved"
+        ):
             store.check_free(lambda step: step % 4 == 0)
         assert [store.blocking_names(step) for step in (8, 9)] == ["8.orbax-checkpoint-tmp", ""]
 
@@ -512,24 +583,38 @@ def test_the_latest_good_step_comes_back_equal_after_kills_at_random_moments(tmp
             lines = []
             for line in process.stdout:
                 lines.append(line)
-                if line.startswith("saved") and len([line for line in lines if line.startswith("saved")]) == 3:
+                if (
+                    line.startswith("saved")
+                    and len([line for line in lines if line.startswith("saved")]) == 3
+                ):
                     break
             time.sleep(chance.random() * 0.2)  # a random moment, not a wait for something
             process.kill()
             assert "ready\n" in lines, lines
-            reported = [int(line.split()[1]) for line in lines if line.startswith("saved ") and "None" not in line]
+            reported = [
+                int(line.split()[1])
+                for line in lines
+                if line.startswith("saved ") and "None" not in line
+            ]
             committed = max([committed, *reported])
     with Opened(tmp_path, uid="last") as store:
         step, tree, _ = store.restore(abstract(mesh()))
         assert same(tree, step) and step >= committed
 
 
-LATE = 'RESOURCE_EXHAUSTED: Error writing "params.w/0" in "/{}/d/f52": Failed to write 63 bytes: {} [os_error_code=28]'
+LATE = (
+    'RESOURCE_EXHAUSTED: Error writing "params.w/0" in "/{}/d/f52": Failed to write 63 bytes: '
+    "{} [os_error_code=28]"
+)
 
 
-@pytest.mark.parametrize("words", ["No space left on device", "Disk quota exceeded", "Input/output error"])
+@pytest.mark.parametrize(
+    "words", ["No space left on device", "Disk quota exceeded", "Input/output error"]
+)
 @pytest.mark.parametrize("call", ["save", "wait"])
-def test_what_the_system_says_of_a_disk_comes_first_however_late_it_is_said(tmp_path, monkeypatch, call, words):
+def test_what_the_system_says_of_a_disk_comes_first_however_late_it_is_said(
+    tmp_path, monkeypatch, call, words
+):
     def fail(*_):
         raise ValueError(LATE.format("long/" * 100, words))
 
@@ -541,7 +626,9 @@ def test_what_the_system_says_of_a_disk_comes_first_however_late_it_is_said(tmp_
 
 
 def away(*_, **__):
-    raise type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})("no such endpoint")
+    raise type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})(
+        "no such endpoint"
+    )
 
 
 @pytest.mark.parametrize("act", ["claim", "restore", "check_free", "save", "close"])

@@ -5,7 +5,10 @@ from jaxlaunch.trainer.data.pipeline import ExampleLog
 
 
 def lines(folder: Path, process: int) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "examples" / f"process-{process}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "examples" / f"process-{process}.jsonl").read_text().splitlines()
+    ]
 
 
 def write(folder: Path, process: int, start: int, stop: int, *, processes: int = 1) -> None:

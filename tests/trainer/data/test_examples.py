@@ -126,7 +126,9 @@ def test_threads_do_not_draw_each_other_s_numbers() -> None:
     index = np.arange(20)
     alone = Examples(Listed([0.0] * 20), example).read(index, index)["x"]
     with ThreadPoolExecutor(8) as pool:
-        several = [Examples(Listed([0.0] * 20), example) for _ in range(4)]  # as training and evaluation are
+        several = [
+            Examples(Listed([0.0] * 20), example) for _ in range(4)
+        ]  # as training and evaluation are
         found = list(pool.map(lambda examples: taken(examples, index)["x"], several * 2))
     assert all(np.array_equal(x, alone) for x in found)
 
@@ -139,7 +141,10 @@ def test_who_takes_a_generator_is_read_by_several_threads_and_who_does_not_is_to
     ):
         assert seeded.reader_threads(4) == 1 and "listed may use random numbers" in str(seeded.note)
     taking = Examples(Drawing([0.0]), drawn_from)
-    assert taking.reader_threads(4) == 4 and taking.note is None is Examples(Listed([0.0]), drawn, KNOWN).note
+    assert (
+        taking.reader_threads(4) == 4
+        and taking.note is None is Examples(Listed([0.0]), drawn, KNOWN).note
+    )
 
 
 class Drawing(Listed):
@@ -166,7 +171,9 @@ def test_what_example_finds_wrong_with_a_record_follows_its_name() -> None:
             raise UnusableExample("label 3.7, not a whole number")
         return raw
 
-    with pytest.raises(DataError, match=r"^listed: example 1 has label 3.7, not a whole number \(.*tests/"):
+    with pytest.raises(
+        DataError, match=r"^listed: example 1 has label 3.7, not a whole number \(.*tests/"
+    ):
         read([0, 1], example=example)
 
 
@@ -197,7 +204,9 @@ def test_64_bits_become_32() -> None:
 
 def test_another_shape_is_refused_with_both(keep_bytes: int) -> None:
     items = [np.zeros((8, 8))] * 17 + [np.zeros((8, 9))]
-    with pytest.raises(DataError, match=r"listed: example 17 has x \(8, 9\), the first \(8, 8\); pad to one shape"):
+    with pytest.raises(
+        DataError, match=r"listed: example 17 has x \(8, 9\), the first \(8, 8\); pad to one shape"
+    ):
         read(items)
 
 
@@ -274,9 +283,14 @@ def test_a_source_of_the_user_s_is_adapted_with_and_without_the_base_class() -> 
     assert (source_name(inherited), source_name(drawn)) == ("Inherited", "drawn numbers")
     assert (inherited.is_light, drawn.is_light) == (False, True)
     assert (inherited.takes_rng, drawn.takes_rng) == (False, True)
-    assert all(source.may_draw and source.is_of_user and not source.workers for source in (inherited, drawn))
+    assert all(
+        source.may_draw and source.is_of_user and not source.workers
+        for source in (inherited, drawn)
+    )
     assert as_data_source(drawn) is drawn
-    assert drawn.read_example(0, np.random.default_rng(5)) == {"x": np.float32(np.random.default_rng(5).integers(100))}
+    assert drawn.read_example(0, np.random.default_rng(5)) == {
+        "x": np.float32(np.random.default_rng(5).integers(100))
+    }
     assert inherited.read_example(2, np.random.default_rng(5)) == {"x": np.float32(2)}
     assert inherited.example_indexes(0, 6, seed=0, shuffle=False).tolist() == [0, 1, 2, 0, 1, 2]
     assert (inherited.epochs_by_part(3), inherited.locate_example(0), inherited.fingerprint()) == (

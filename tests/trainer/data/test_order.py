@@ -5,7 +5,9 @@ from jaxlaunch.trainer.data import order
 
 
 def all_indexes(length: int, *, epochs: int = 1, seed: int = 0, shuffle: bool = True) -> list[int]:
-    return order.example_indices(0, epochs * length, length=length, seed=seed, shuffle=shuffle).tolist()
+    return order.example_indices(
+        0, epochs * length, length=length, seed=seed, shuffle=shuffle
+    ).tolist()
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 100, 1437, order.CHUNK_SIZE + 1])
@@ -25,7 +27,10 @@ def test_epochs_differ_and_seeds_differ_and_the_same_seed_agrees() -> None:
 def test_any_range_of_positions_equals_that_part_of_the_whole() -> None:
     whole = all_indexes(10, epochs=5)
     for start, stop in [(0, 1), (7, 23), (9, 11), (30, 50)]:
-        assert order.example_indices(start, stop, length=10, seed=0, shuffle=True).tolist() == whole[start:stop]
+        assert (
+            order.example_indices(start, stop, length=10, seed=0, shuffle=True).tolist()
+            == whole[start:stop]
+        )
 
 
 def test_an_order_made_in_parts_equals_one_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,5 +50,10 @@ def test_the_order_never_changes_between_releases() -> None:
 
 
 def test_first_places_are_spread_over_the_set() -> None:
-    first = [int(order.example_indices(0, 1, length=10, seed=seed, shuffle=True)[0]) for seed in range(1000)]
-    assert np.bincount(first, minlength=10).min() > 60  # 100 expected; 60 is four standard deviations away
+    first = [
+        int(order.example_indices(0, 1, length=10, seed=seed, shuffle=True)[0])
+        for seed in range(1000)
+    ]
+    assert (
+        np.bincount(first, minlength=10).min() > 60
+    )  # 100 expected; 60 is four standard deviations away

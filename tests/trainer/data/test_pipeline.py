@@ -25,7 +25,9 @@ class Numbers:
         return f"numbers {self.length}"
 
 
-def pipeline(length: int, *, batch: int, rows: range | None = None, seed: int = 0, shuffle: bool = True) -> Pipeline:
+def pipeline(
+    length: int, *, batch: int, rows: range | None = None, seed: int = 0, shuffle: bool = True
+) -> Pipeline:
     return Pipeline(
         Numbers(length),
         lambda raw: raw,
@@ -66,7 +68,8 @@ def test_the_examples_of_a_step_do_not_depend_on_the_number_of_processes() -> No
         for step in range(12):
             assert sum((share.example_ids(step) for share in shares), []) == whole.example_ids(step)
             assert np.array_equal(
-                np.concatenate([s.read_batch(step)["x"] for s in shares]), whole.read_batch(step)["x"]
+                np.concatenate([s.read_batch(step)["x"] for s in shares]),
+                whole.read_batch(step)["x"],
             )
 
 
@@ -85,11 +88,15 @@ def test_several_steps_are_read_as_one_and_hold_the_same_examples() -> None:
     data = pipeline(10, batch=4, rows=range(1, 4))
     batches = data.iterate(cut_spans(0, 8, 3, [7]))
     one, other, single, last = batches
-    assert one["x"].shape == one["weight"].shape == (3, 3) and single["x"].shape == last["x"].shape == (3,)
+    assert one["x"].shape == one["weight"].shape == (3, 3) and single["x"].shape == last[
+        "x"
+    ].shape == (3,)
     assert [one["x"][:, step].tolist() for step in range(3)] == [
         data.read_batch(step)["x"].tolist() for step in range(3)
     ]
-    assert other["x"][:, 1].tolist() == data.example_ids(4) and last["x"].tolist() == data.example_ids(7)
+    assert other["x"][:, 1].tolist() == data.example_ids(4) and last[
+        "x"
+    ].tolist() == data.example_ids(7)
     assert data.read_batch(3, 3)["x"].tolist() == other["x"].tolist()
 
 
@@ -142,7 +149,9 @@ def test_evaluation_counts_every_example_once_on_any_number_of_processes(
     counted: Counter[int] = Counter()
     counts = set()
     for rows in parts(batch, processes):
-        batches = list(Evaluation(Numbers(length), lambda raw: raw, batch=batch, rows=rows, threads=1))
+        batches = list(
+            Evaluation(Numbers(length), lambda raw: raw, batch=batch, rows=rows, threads=1)
+        )
         counts.add(len(batches))
         for found in batches:
             assert len(found["x"]) == len(rows)
@@ -160,12 +169,24 @@ def test_the_first_example_that_is_not_finite_is_named_by_whoever_looks(rows: ra
         return {"x": np.full((2, 2), [1.0, np.inf if raw["x"] == 4 else 2.0]), "label": raw["x"]}
 
     found = Pipeline(
-        Numbers(7), example, batch=4, rows=rows, seed=0, shuffle=False, prefetch=1, threads=1, deterministic=True
+        Numbers(7),
+        example,
+        batch=4,
+        rows=rows,
+        seed=0,
+        shuffle=False,
+        prefetch=1,
+        threads=1,
+        deterministic=True,
     )
     assert found.describe_not_finite(0) is None
     place = r"\(.*test_pipeline.py:\d+\)"
-    assert re.fullmatch(rf"\w+: example 4, at position 4, has x inf {place}", found.describe_not_finite(1) or "")
-    assert re.fullmatch(rf"\w+: example 4, at position 11, has x inf {place}", found.describe_not_finite(2) or "")
+    assert re.fullmatch(
+        rf"\w+: example 4, at position 4, has x inf {place}", found.describe_not_finite(1) or ""
+    )
+    assert re.fullmatch(
+        rf"\w+: example 4, at position 11, has x inf {place}", found.describe_not_finite(2) or ""
+    )
 
 
 def test_evaluation_may_be_limited_and_repeated() -> None:

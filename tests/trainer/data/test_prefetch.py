@@ -54,7 +54,9 @@ def test_a_wait_that_is_too_long_returns_and_the_batch_is_not_lost() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
 @pytest.mark.parametrize("kind", [ValueError, TimeoutError])
-def test_what_reading_raises_comes_out_in_its_turn_and_stays(ahead: int, kind: type[Exception]) -> None:
+def test_what_reading_raises_comes_out_in_its_turn_and_stays(
+    ahead: int, kind: type[Exception]
+) -> None:
     def read(step: int) -> int:
         if step == 2:
             raise kind("step 2")

@@ -26,7 +26,11 @@ def test_each_batch_holds_its_rows_in_order(threads: int) -> None:
 
 def test_batches_are_put_whole() -> None:
     batches = pipeline.iterate_batches(
-        rows_of, range(2), range(4), threads=2, put=lambda batch: (threading.get_ident(), len(batch["x"]))
+        rows_of,
+        range(2),
+        range(4),
+        threads=2,
+        put=lambda batch: (threading.get_ident(), len(batch["x"])),
     )
     assert list(batches) == [(threading.get_ident(), 4)] * 2
 
@@ -55,7 +59,9 @@ def test_the_next_batch_is_begun_and_no_more(threads: int, begun: int) -> None:
     parts = [range(2), range(2, 4)] if threads == 2 else [range(4)]
     found = {started.get(timeout=10) for _ in range(begun)}
     batches.close()
-    assert found == {(5 + number // len(parts), parts[number % len(parts)]) for number in range(begun)}
+    assert found == {
+        (5 + number // len(parts), parts[number % len(parts)]) for number in range(begun)
+    }
     assert started.empty()
 
 
@@ -84,5 +90,7 @@ read = lambda step, rows: {"x": np.zeros(len(rows))}
 batches = Prefetcher(iterate_batches(read, range(2**40), range(8), threads=2), ahead=2)
 next(batches)
 """
-    left = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=120)
+    left = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=120
+    )
     assert (left.returncode, left.stdout, left.stderr) == (0, "", "")

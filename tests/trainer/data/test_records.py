@@ -28,7 +28,9 @@ from jaxlaunch.trainer.data import records
 def test_a_record_gives_back_what_was_put_in(array: np.ndarray) -> None:
     found = records.decode_record(records.encode_example({"x": array, "n": 7}))
     assert found.keys() == {"x", "n"} and found["n"] == 7
-    assert found["x"].shape == array.shape and found["x"].dtype == np.asarray(array).dtype.newbyteorder("<")
+    assert found["x"].shape == array.shape and found["x"].dtype == np.asarray(
+        array
+    ).dtype.newbyteorder("<")
     assert np.array_equal(found["x"], array)
 
 
@@ -45,12 +47,20 @@ def test_what_is_not_a_record_or_not_whole_is_refused() -> None:
 
 
 def test_a_record_is_an_example_that_other_readers_understand() -> None:
-    record = records.encode_example({"image": np.arange(6, dtype=np.uint8).reshape(2, 3), "label": 7, "text": "grün"})
+    record = records.encode_example(
+        {"image": np.arange(6, dtype=np.uint8).reshape(2, 3), "label": 7, "text": "grün"}
+    )
     features = tf_example_pb2.Example.FromString(record).features.feature
     assert features["image"].bytes_list.value == [bytes(range(6))]
     (arrays,) = features["jaxlaunch/arrays"].bytes_list.value
-    assert json.loads(arrays) == {"image": ["|u1", [2, 3]], "label": ["<i8", []], "text": ["<U4", []]}
-    assert features["label"].int64_list.value == [7] and features["text"].bytes_list.value == ["grün".encode()]
+    assert json.loads(arrays) == {
+        "image": ["|u1", [2, 3]],
+        "label": ["<i8", []],
+        "text": ["<U4", []],
+    }
+    assert features["label"].int64_list.value == [7] and features["text"].bytes_list.value == [
+        "grün".encode()
+    ]
 
 
 def test_an_example_of_another_writer_is_read() -> None:
@@ -65,9 +75,17 @@ def test_an_example_of_another_writer_is_read() -> None:
 
 
 def test_any_key_and_any_text_is_kept_but_the_one_that_describes_the_others() -> None:
-    example = {"image": np.zeros((2, 2), np.uint8), "image/shape": np.array([2, 2]), "image/dtype": "uint8"}
+    example = {
+        "image": np.zeros((2, 2), np.uint8),
+        "image/shape": np.array([2, 2]),
+        "image/dtype": "uint8",
+    }
     found = records.decode_record(records.encode_example(example | {"text": "\ud800"}))
-    assert found["image/shape"].tolist() == [2, 2] and found["image/dtype"] == "uint8" and found["text"] == "\ud800"
+    assert (
+        found["image/shape"].tolist() == [2, 2]
+        and found["image/dtype"] == "uint8"
+        and found["text"] == "\ud800"
+    )
     assert records.decode_record(records.encode_example({})) == {}
     with pytest.raises(ValueError, match="the key jaxlaunch/arrays describes"):
         records.encode_example({"jaxlaunch/arrays": 1})

@@ -3,7 +3,9 @@ import pytest
 from jaxlaunch.trainer.data.order import HeldOutShare
 
 
-@pytest.mark.parametrize("share", [0.0, 1e-9, 0.0004, 0.05, 0.1, 0.3, 1 / 3, 0.5, 0.6, 0.95, 0.9996])
+@pytest.mark.parametrize(
+    "share", [0.0, 1e-9, 0.0004, 0.05, 0.1, 0.3, 1 / 3, 0.5, 0.6, 0.95, 0.9996]
+)
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 20, 101])
 def test_both_parts_together_are_the_whole_in_order(share: float, n: int) -> None:
     parts = HeldOutShare(share, n)

@@ -120,23 +120,35 @@ def with_rng(raw: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, A
 
 
 def pipeline(dataset: MapDataset, example: Any, rows: range = range(4, BATCH)) -> Pipeline:
-    return Pipeline(dataset, example, batch=BATCH, rows=rows, seed=3, shuffle=True, prefetch=2, threads=4)
+    return Pipeline(
+        dataset, example, batch=BATCH, rows=rows, seed=3, shuffle=True, prefetch=2, threads=4
+    )
 
 
 def hashed(batch: Batch) -> str:
     digest = hashlib.sha256()
     for key in sorted(batch):
-        digest.update(f"{key} {batch[key].dtype} {batch[key].shape}".encode() + batch[key].tobytes())
+        digest.update(
+            f"{key} {batch[key].dtype} {batch[key].shape}".encode() + batch[key].tobytes()
+        )
     return digest.hexdigest()
 
 
-def hashes(dataset: MapDataset, example: Any, start: int = 0, killed: random.Random | None = None) -> list[str]:
+def hashes(
+    dataset: MapDataset, example: Any, start: int = 0, killed: random.Random | None = None
+) -> list[str]:
     """The hash of each batch from a step on, while a process is killed now and then."""
     found = []
-    drawn = pipeline(dataset, example).iterate([range(step, step + 1) for step in range(start, STEPS)])
+    drawn = pipeline(dataset, example).iterate(
+        [range(step, step + 1) for step in range(start, STEPS)]
+    )
     for batch in drawn:
         found.append(hashed(batch))
-        if killed is not None and (pids := workers.shared_workers(dataset.workers).pids) and killed.random() < 0.5:
+        if (
+            killed is not None
+            and (pids := workers.shared_workers(dataset.workers).pids)
+            and killed.random() < 0.5
+        ):
             os.kill(killed.choice(pids), signal.SIGKILL)
     drawn.close()
     return found
@@ -158,7 +170,9 @@ def test_eight_processes_killed_at_random_deliver_the_batches_of_none_across_a_r
 
 
 def test_a_generator_goes_on_in_the_task_where_the_dataset_left_it(theirs: Path) -> None:
-    wanted, found = (hashes(open_source("their_items:Given", {}, workers=count), with_rng) for count in (0, 2))
+    wanted, found = (
+        hashes(open_source("their_items:Given", {}, workers=count), with_rng) for count in (0, 2)
+    )
     assert found == wanted
 
 
@@ -185,16 +199,30 @@ def test_an_evaluation_and_a_cached_set_read_alike(theirs: Path) -> None:
         (
             7,
             DataError,
-            r"their_items:Wrong: example 7 cannot be read: ValueError: a file without\na header .*:\d+ in __g",
+            r"their_items:Wrong: example 7 cannot be read: ValueError: a file without\na header "
+            r".*:\d+ in __g",
         ),
         (
             8,
             StorageError,
-            r"example 8 cannot be read: TimeoutError: the bucket does not answer \(.*their_items.py:\d+ in",
+            r"example 8 cannot be read: TimeoutError: the bucket does not answer "
+            r"\(.*their_items.py:\d+ in",
         ),
-        (9, DataError, r"3 processes in turn that read example 9 ended: the last was killed by SIGSEGV"),
-        (10, DataError, r"3 processes in turn that read example 10 ended: the last left with exit code 3"),
-        (11, DataError, r"example 11 cannot leave its process: .*lambda.*; return arrays and numbers"),
+        (
+            9,
+            DataError,
+            r"3 processes in turn that read example 9 ended: the last was killed by SIGSEGV",
+        ),
+        (
+            10,
+            DataError,
+            r"3 processes in turn that read example 10 ended: the last left with exit code 3",
+        ),
+        (
+            11,
+            DataError,
+            r"example 11 cannot leave its process: .*lambda.*; return arrays and numbers",
+        ),
     ],
 )
 def test_what_ends_a_read_is_told_with_the_example_and_how(
@@ -205,7 +233,14 @@ def test_what_ends_a_read_is_told_with_the_example_and_how(
         for step in range(COUNT // BATCH):
             broken.read_batch(step)
     assert type(caught.value) is kind
-    assert len(pipeline(open_source("their_items:Wrong", {"at": -1}, workers=2), dict).read_batch(0)["x"]) == 12
+    assert (
+        len(
+            pipeline(open_source("their_items:Wrong", {"at": -1}, workers=2), dict).read_batch(0)[
+                "x"
+            ]
+        )
+        == 12
+    )
 
 
 def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -> None:
@@ -228,16 +263,21 @@ def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -
 
 def test_a_process_that_reads_imports_neither_jax_nor_grain(theirs: Path) -> None:
     program = (
-        "import sys; from jaxlaunch.trainer.data import worker; from jaxlaunch.trainer.sources import torch\n"
+        "import sys; from jaxlaunch.trainer.data import worker; from jaxlaunch.trainer.sources "
+        "import torch\n"
         "print({'jax', 'grain'} & set(sys.modules))"
     )
     assert subprocess.check_output([sys.executable, "-c", program]) == b"set()\n"
 
 
-def test_the_workers_of_a_loader_are_the_default_and_those_of_an_iterable_one_are_left_out(theirs: Path) -> None:
+def test_the_workers_of_a_loader_are_the_default_and_those_of_an_iterable_one_are_left_out(
+    theirs: Path,
+) -> None:
     assert open_source("their_items:loader", {}, workers=None).workers == 2
     assert open_source("their_items:loader", {}, workers=0).workers == 0
     assert open_source("their_items:Drawing", {}, workers=None).workers == 0
     assert open_source("their_items:streaming", {}, workers=None).workers == 0
-    with pytest.raises(SpecError, match=r"is iterable: .*so 3 processes would each read all of it.*their_items.py:"):
+    with pytest.raises(
+        SpecError, match=r"is iterable: .*so 3 processes would each read all of it.*their_items.py:"
+    ):
         open_source("their_items:streaming", {}, workers=3)

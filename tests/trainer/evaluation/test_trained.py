@@ -55,11 +55,15 @@ TRAINS: Mapping[str, dict[str, Any]] = {
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two steps on eight devices, as `launcher run` leaves it."""
     folder: Path = tmp_path_factory.mktemp(request.param)
-    train = {"batch": 8, "steps": 2, "eval": {"every": None}, "optimizer": {"lr": 0.05}} | TRAINS[request.param]
+    train = {"batch": 8, "steps": 2, "eval": {"every": None}, "optimizer": {"lr": 0.05}} | TRAINS[
+        request.param
+    ]
     if request.param == "lora":
         train["model"] |= {"init_from": str(references.folder("qwen2_tiny", folder / "weights"))}
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-    build_loop(folders.resolve_spec(spec), task, RunContext(run_dir=str(folder)), Stop(), Progress(None)).run()
+    build_loop(
+        folders.resolve_spec(spec), task, RunContext(run_dir=str(folder)), Stop(), Progress(None)
+    ).run()
     document = {"name": "run", "accelerator": {"type": "cpu", "per_host": 8}, "train": train}
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
     (folder / ".lock").touch()
@@ -70,7 +74,11 @@ def logged(run: Path) -> dict[str, float]:
     """The last evaluation, without the step and the model that others are compared with."""
     last: dict[str, float] = json.loads((run / "eval.jsonl").read_text().splitlines()[-1])
     assert last.pop("step") == 2
-    return {name: value for name, value in last.items() if not name.startswith("bigram") and name != "time"}
+    return {
+        name: value
+        for name, value in last.items()
+        if not name.startswith("bigram") and name != "time"
+    }
 
 
 def test_the_command_finds_what_a_language_model_s_run_logged(
@@ -106,12 +114,16 @@ def test_a_program_gets_the_model_that_was_trained(run: Path) -> None:
     loaded = jaxlaunch.load(str(run))
     assert loaded.step == 2
     _, train, _ = trainer_process.open_training(str(run))
-    again = evaluated.load_task_model(str(run / "checkpoints"), train.model_dump_json(exclude_unset=True))
+    again = evaluated.load_task_model(
+        str(run / "checkpoints"), train.model_dump_json(exclude_unset=True)
+    )
     batches = list(again.held_out())
     tokens, mask = (np.concatenate([batch[key] for batch in batches]) for key in ("tokens", "mask"))
     tokens, mask = tokens.reshape(-1, tokens.shape[-1])[:4], mask.reshape(-1, mask.shape[-1])[:4]
     logits = np.asarray(again.model(tokens[:, :-1]), np.float64)
-    likely = np.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
+    likely = np.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0] - np.log(
+        np.exp(logits).sum(-1)
+    )
     found = np.stack(loaded.logprobs(tokens.tolist()))
     assert mask.any()
     np.testing.assert_allclose(found * mask, likely * mask, rtol=0, atol=1e-4)
@@ -120,7 +132,9 @@ def test_a_program_gets_the_model_that_was_trained(run: Path) -> None:
 
 
 @pytest.mark.parametrize("run", ["lora"], indirect=True)
-def test_adapters_of_weights_that_changed_since_are_not_evaluated(tmp_path: Path, run: Path) -> None:
+def test_adapters_of_weights_that_changed_since_are_not_evaluated(
+    tmp_path: Path, run: Path
+) -> None:
     _, train, _ = trainer_process.open_training(str(run))
     other = references.folder("qwen2_tiny", tmp_path / "weights")
     (file,) = other.glob("*.safetensors")
@@ -130,5 +144,8 @@ def test_adapters_of_weights_that_changed_since_are_not_evaluated(tmp_path: Path
     file.write_bytes(changed)
     given = train.model_dump(exclude_unset=True, mode="json")
     given["model"]["init_from"] = str(other)
-    with pytest.raises(CheckpointError, match="step 2 holds adapters of the weights of .* name the folder that they"):
+    with pytest.raises(
+        CheckpointError,
+        match="step 2 holds adapters of the weights of .* name the folder that they",
+    ):
         evaluated.load_task_model(str(run / "checkpoints"), json.dumps(given))

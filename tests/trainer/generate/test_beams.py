@@ -35,4 +35,6 @@ def test_beams_find_the_best_of_all_texts(ends: tuple[int, ...]) -> None:
         order = np.argsort(means)[::-1][: len(samples)]
         whole = [tuple(sample.ids) + (ends if sample.ended else ()) for sample in samples]
         assert whole == [texts[at] for at in order]
-        np.testing.assert_allclose([sample.score for sample in samples], [means[at] for at in order], atol=1e-5)
+        np.testing.assert_allclose(
+            [sample.score for sample in samples], [means[at] for at in order], atol=1e-5
+        )

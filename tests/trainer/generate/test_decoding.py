@@ -12,7 +12,13 @@ import pytest
 from jaxlaunch import programs
 from jaxlaunch.trainer.attention.implementations import MASKED_SCORE
 from jaxlaunch.trainer.errors import SpecError
-from jaxlaunch.trainer.generate.decoding import CUTTING_FIELDS, DrawParameters, Sampling, SamplingOptions, _cut_logits
+from jaxlaunch.trainer.generate.decoding import (
+    CUTTING_FIELDS,
+    DrawParameters,
+    Sampling,
+    SamplingOptions,
+    _cut_logits,
+)
 
 LOGITS = np.log(np.array([[0.1, 0.4, 0.2, 0.3]], np.float32))
 
@@ -37,7 +43,9 @@ def test_what_is_left_to_draw_from(how: dict[str, Any], left: list[int]) -> None
 
 
 def left_of(logits_BV: np.ndarray, how: Sampling) -> list[list[int]]:
-    found_BV = np.asarray(_cut_logits(jnp.asarray(logits_BV), DrawParameters.from_sampling(how, logits_BV.shape[1])))
+    found_BV = np.asarray(
+        _cut_logits(jnp.asarray(logits_BV), DrawParameters.from_sampling(how, logits_BV.shape[1]))
+    )
     return [np.flatnonzero(row > MASKED_SCORE).tolist() for row in found_BV]
 
 

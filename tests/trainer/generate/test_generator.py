@@ -31,7 +31,9 @@ def test_with_a_cache_the_logits_are_those_without(model: Any) -> None:
 
     def fed(weights: Any, tokens_BP: Any, pad_B: Any, after_BN: Any) -> Any:
         start = tokens_BP.shape[1]
-        first, caches = network.run_prompts(weights, tokens_BP, pad_B, network.cache_slots(start + LONG))
+        first, caches = network.run_prompts(
+            weights, tokens_BP, pad_B, network.cache_slots(start + LONG)
+        )
 
         def one(caches: Any, at: Any) -> Any:
             logits, caches = network.run_token(weights, after_BN[:, at], start + at, pad_B, caches)
@@ -47,7 +49,9 @@ def test_with_a_cache_the_logits_are_those_without(model: Any) -> None:
         plain_BLV = np.asarray(jax.jit(network.compute_logits)(weights, whole))
     for row, ids in enumerate(ROWS):
         cached_LV = np.concatenate([first_BV[row][None], after_NBV[:, row]])
-        np.testing.assert_allclose(cached_LV, plain_BLV[row, len(ids) - 1 : len(ids) + LONG], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            cached_LV, plain_BLV[row, len(ids) - 1 : len(ids) + LONG], rtol=0, atol=1e-5
+        )
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +61,16 @@ def alone() -> list[list[Sample]]:
     return [made.generate([ids], Sampling(max_tokens=12))[0] for ids in ROWS]
 
 
-def test_padding_changes_nothing_and_scores_are_sums_of_log_probabilities(alone: list[list[Sample]]) -> None:
+def test_padding_changes_nothing_and_scores_are_sums_of_log_probabilities(
+    alone: list[list[Sample]],
+) -> None:
     made = generator(DECODER)
     together = made.generate(ROWS, Sampling(max_tokens=12))
     assert [row[0].ids for row in together] == [row[0].ids for row in alone]
     whole = [[*ids, *sample.ids] for ids, (sample,) in zip(ROWS, together, strict=True)]
-    for ids, (sample,), (logprob_L, is_best_L) in zip(ROWS, together, made.compute_logprobs(whole), strict=True):
+    for ids, (sample,), (logprob_L, is_best_L) in zip(
+        ROWS, together, made.compute_logprobs(whole), strict=True
+    ):
         assert is_best_L[len(ids) - 1 :].all()
         assert sample.score == pytest.approx(logprob_L[len(ids) - 1 :].sum(), abs=1e-4)
 
@@ -74,8 +82,12 @@ def test_a_mesh_generates_what_one_device_does(alone: list[list[Sample]]) -> Non
 
 def test_experts_that_a_mesh_splits_generate_and_search_as_on_one_device() -> None:
     for how in (Sampling(max_tokens=8), Sampling(max_tokens=5, beams=3, n=2)):
-        alone, found = (generator(EXPERTS, **axes).generate(ROWS, how) for axes in ({}, {"ep": 2, "mp": 2}))
-        assert [[each.ids for each in row] for row in found] == [[each.ids for each in row] for row in alone]
+        alone, found = (
+            generator(EXPERTS, **axes).generate(ROWS, how) for axes in ({}, {"ep": 2, "mp": 2})
+        )
+        assert [[each.ids for each in row] for row in found] == [
+            [each.ids for each in row] for row in alone
+        ]
 
 
 def test_a_stream_grows_into_the_whole_by_one_program(alone: list[list[Sample]]) -> None:
@@ -90,7 +102,9 @@ def test_a_text_ends_at_its_end_while_others_go_on(alone: list[list[Sample]]) ->
     end = alone[0][0].ids[4]
     stops = [ids.index(end) if end in ids else 12 for ids in (row[0].ids for row in alone)]
     found = generator(DECODER, ends=(end,)).generate(ROWS, Sampling(max_tokens=12))
-    assert [row[0].ids for row in found] == [row[0].ids[:stop] for row, stop in zip(alone, stops, strict=True)]
+    assert [row[0].ids for row in found] == [
+        row[0].ids[:stop] for row, stop in zip(alone, stops, strict=True)
+    ]
     assert [row[0].ended for row in found] == [stop < 12 for stop in stops]
 
 
@@ -103,7 +117,9 @@ def test_what_is_drawn_depends_on_the_seed_and_on_no_other_row() -> None:
     assert len({tuple(sample.ids) for sample in (*four, *other)}) == 8
     assert made.generate([[1, 2]], Sampling(seed=4, **how))[0][0].ids != one
     for one_token in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
-        cut = made.generate([[1, 2]], Sampling(temperature=1.5, max_tokens=8, **one_token))[0][0].ids
+        cut = made.generate([[1, 2]], Sampling(temperature=1.5, max_tokens=8, **one_token))[0][
+            0
+        ].ids
         assert cut == made.generate([[1, 2]], Sampling(max_tokens=8))[0][0].ids
 
 
@@ -113,10 +129,16 @@ def test_what_is_drawn_depends_on_the_seed_and_on_no_other_row() -> None:
         ([], {}, "there is no prompt"),
         ([[1], []], {"max_tokens": 1}, "prompt 2 has no tokens; give at least one"),
         ([[1, 32]], {"max_tokens": 1}, "prompt 1 has the token 32, the model those from 0 to 31"),
-        ([[1] * 10], {"max_tokens": 8}, "prompt 1 has 10 tokens, and max_tokens = 8 more: the model has 16 positions"),
+        (
+            [[1] * 10],
+            {"max_tokens": 8},
+            "prompt 1 has 10 tokens, and max_tokens = 8 more: the model has 16 positions",
+        ),
     ],
 )
-def test_a_prompt_that_does_not_fit_is_refused(rows: list[list[int]], how: dict[str, Any], says: str) -> None:
+def test_a_prompt_that_does_not_fit_is_refused(
+    rows: list[list[int]], how: dict[str, Any], says: str
+) -> None:
     with pytest.raises(SpecError, match=says):
         generator(GPT2).generate(rows, Sampling(**how))
 

@@ -40,7 +40,9 @@ def gpt2(to: Path) -> Path:
     draw = np.random.default_rng(0)
     assert isinstance(model, spec.PublishedModel)
     save.save_model(
-        str(to), model, {name: draw.normal(0, 0.1, like.shape).astype("f") for name, like in shapes.items()}
+        str(to),
+        model,
+        {name: draw.normal(0, 0.1, like.shape).astype("f") for name, like in shapes.items()},
     )
     return to
 
@@ -50,7 +52,14 @@ def prompts(case: str, lengths: tuple[int, ...]) -> list[list[int]]:
 
 
 def call(folder: Path, rows: list[list[int]], tokens: int = TOKENS, **more: Any) -> dict[str, Any]:
-    return {"folder": str(folder), "prompts": rows, "tokens": tokens, "end": None, "beams": 1, **more}
+    return {
+        "folder": str(folder),
+        "prompts": rows,
+        "tokens": tokens,
+        "end": None,
+        "beams": 1,
+        **more,
+    }
 
 
 def ours(loaded: TextModel, asked: dict[str, Any]) -> list[list[int]]:
@@ -71,11 +80,17 @@ def test_greedy_tokens_and_beams_are_those_of_transformers(tmp_path: Path) -> No
     for case in (*FAMILIES, "gpt2_tiny"):
         place = gpt2(tmp_path / case) if case == "gpt2_tiny" else folder(case, tmp_path / case)
         loaded = load_text_model(str(place), mesh=one_device())
-        place = tmp_path / f"{case}-out"  # as transformers reads it: the fixtures do not name their format
+        place = (
+            tmp_path / f"{case}-out"
+        )  # as transformers reads it: the fixtures do not name their format
         save.save_model(str(place), loaded.config, loaded.params)
-        calls = [call(place, prompts(case, (32, 7, 13)))]  # the first is as long as ours are padded to
+        calls = [
+            call(place, prompts(case, (32, 7, 13)))
+        ]  # the first is as long as ours are padded to
         found += [ours(loaded, each) for each in calls]
-        if case == "mistral_tiny":  # a text that ends before the others, and beams; both beyond its window
+        if (
+            case == "mistral_tiny"
+        ):  # a text that ends before the others, and beams; both beyond its window
             ends = call(place, calls[0]["prompts"], end=found[-1][0][10])
             beams = call(place, calls[0]["prompts"], tokens=24, end=ends["end"], beams=3)
             calls, found = [*calls, ends, beams], [*found, ours(loaded, ends), ours(loaded, beams)]
@@ -90,9 +105,16 @@ def test_greedy_tokens_and_beams_are_those_of_transformers(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("case", ["mistral_tiny", "gpt2_tiny"])
 def test_a_loaded_folder_says_the_reference_s_logits(case: str, tmp_path: Path) -> None:
-    given, loaded = tensors(case, "io"), load_text_model(str(folder(case, tmp_path / case)), mesh=one_device())
+    given = tensors(case, "io")
+    loaded = load_text_model(str(folder(case, tmp_path / case)), mesh=one_device())
     np.testing.assert_allclose(loaded.model(given["input_ids"]), given["logits"], rtol=0, atol=1e-5)
-    shares = given["logits"] - np.log(np.exp(given["logits"].astype(np.float64)).sum(-1, keepdims=True))
-    for row, found in zip(given["input_ids"], loaded.logprobs(given["input_ids"].tolist()), strict=True):
+    shares = given["logits"] - np.log(
+        np.exp(given["logits"].astype(np.float64)).sum(-1, keepdims=True)
+    )
+    for row, found in zip(
+        given["input_ids"], loaded.logprobs(given["input_ids"].tolist()), strict=True
+    ):
         at = given["input_ids"].tolist().index(row.tolist())
-        np.testing.assert_allclose(found, shares[at, np.arange(len(row) - 1), row[1:]], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(
+            found, shares[at, np.arange(len(row) - 1), row[1:]], rtol=0, atol=2e-5
+        )

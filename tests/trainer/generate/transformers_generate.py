@@ -1,6 +1,7 @@
 """What transformers generates: a program for an environment that holds it. Nothing of ours is imported.
 
-Argument: a JSON file with a list of calls: {folder, prompts, tokens, end, beams}. Prints the new tokens of each call.
+Argument: a JSON file with a list of calls: {folder, prompts, tokens, end, beams}. Prints the new
+tokens of each call.
 """
 
 import json
@@ -11,7 +12,9 @@ import transformers
 
 
 def answer(call):
-    model = transformers.AutoModelForCausalLM.from_pretrained(call["folder"], attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        call["folder"], attn_implementation="eager"
+    ).eval()
     longest = max(map(len, call["prompts"]))
     rows = [[0] * (longest - len(ids)) + ids for ids in call["prompts"]]
     seen = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in call["prompts"]]

@@ -17,7 +17,15 @@ from jaxlaunch.trainer.spec import CLASSIFY, LM, TrainSpec
 from jaxlaunch.trainer.spec.presets import PRESETS
 from tests.trainer.references import config
 
-DECODERS = ["llama3_tiny", "qwen2_tiny", "qwen3_tiny", "mistral_tiny", "gemma2_tiny", "gemma3_tiny", "olmo2_tiny"]
+DECODERS = [
+    "llama3_tiny",
+    "qwen2_tiny",
+    "qwen3_tiny",
+    "mistral_tiny",
+    "gemma2_tiny",
+    "gemma3_tiny",
+    "olmo2_tiny",
+]
 DECODERS += ["mixtral_tiny", "mixtral_tiny_aux", "qwen3_moe_tiny"]
 
 
@@ -29,13 +37,19 @@ def train(folder: Path, given: dict[str, Any], task: str = LM, **model: Any) -> 
 
 
 @pytest.mark.parametrize("case", [*DECODERS, "gpt2_tiny", "vit_tiny"])
-def test_a_folder_alone_sets_every_size_and_is_written_as_it_was_read(case: str, tmp_path: Path) -> None:
+def test_a_folder_alone_sets_every_size_and_is_written_as_it_was_read(
+    case: str, tmp_path: Path
+) -> None:
     given = config(case)
     model = train(tmp_path, given, CLASSIFY if case == "vit_tiny" else LM).model
     assert model.kind == FAMILIES[given["model_type"]].kind
     written = config_json.render_config(model)
     assert written["model_type"] == given["model_type"]
-    same = [key for key in ("layer_types", "sliding_window", "use_sliding_window", "head_dim") if key in given]
+    same = [
+        key
+        for key in ("layer_types", "sliding_window", "use_sliding_window", "head_dim")
+        if key in given
+    ]
     assert [written.get(key, given[key]) for key in same if given[key] is not None] == [
         given[key] for key in same if given[key] is not None
     ]
@@ -58,7 +72,10 @@ def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[
         ({"head_dim": 32}, {"head_size": 32}),
         ({"num_key_value_heads": None}, {"kv_heads": None, "kv_head_count": 4}),
         ({"hidden_act": "gelu_new"}, {"activation": "gelu_tanh"}),
-        ({"rope_scaling": {"type": "linear", "factor": 4}}, {"rope_scaling": {"kind": "linear", "factor": 4.0}}),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 4}},
+            {"rope_scaling": {"kind": "linear", "factor": 4.0}},
+        ),
         (
             {
                 "rope_parameters": {
@@ -71,19 +88,46 @@ def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[
             },
             {
                 "rope_theta": 7.0,
-                "rope_scaling": {"kind": "yarn", "factor": 4.0, "attention_factor": 1.0, "original_length": 128},
+                "rope_scaling": {
+                    "kind": "yarn",
+                    "factor": 4.0,
+                    "attention_factor": 1.0,
+                    "original_length": 128,
+                },
             },
         ),
-        ({"model_type": "mistral", "sliding_window": 8}, {"attention_spans": ("window",), "window": 8}),
-        ({"model_type": "mistral", "sliding_window": None}, {"attention_spans": ("full",), "window": None}),
+        (
+            {"model_type": "mistral", "sliding_window": 8},
+            {"attention_spans": ("window",), "window": 8},
+        ),
+        (
+            {"model_type": "mistral", "sliding_window": None},
+            {"attention_spans": ("full",), "window": None},
+        ),
         ({"model_type": "qwen2", "sliding_window": 8}, {"window": None}),
         (
-            {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+            {
+                "model_type": "qwen2",
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
             {"attention_spans": ("full", "window"), "window": 8},
         ),
         (
-            {"model_type": "mixtral", "num_local_experts": 4, "sliding_window": 8, "router_aux_loss_coef": 0.5},
-            {"experts": 4, "experts_per_token": 2, "expert_units": 160, "window": 8, "balance": 0.0},
+            {
+                "model_type": "mixtral",
+                "num_local_experts": 4,
+                "sliding_window": 8,
+                "router_aux_loss_coef": 0.5,
+            },
+            {
+                "experts": 4,
+                "experts_per_token": 2,
+                "expert_units": 160,
+                "window": 8,
+                "balance": 0.0,
+            },
         ),
         (
             {
@@ -96,12 +140,31 @@ def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[
                 "output_router_logits": True,
                 "router_aux_loss_coef": 0.5,
             },
-            {"sparse_layers": (3,), "experts_normalized": False, "expert_units": 768, "mlp_units": 160, "balance": 0.5},
+            {
+                "sparse_layers": (3,),
+                "experts_normalized": False,
+                "expert_units": 768,
+                "mlp_units": 160,
+                "balance": 0.5,
+            },
         ),
-        ({"model_type": "gemma2"}, {"attention_spans": ("window", "full"), "window": 4096, "head_channels": 256, "score_cap": 50.0}),
+        (
+            {"model_type": "gemma2"},
+            {
+                "attention_spans": ("window", "full"),
+                "window": 4096,
+                "head_channels": 256,
+                "score_cap": 50.0,
+            },
+        ),
         (
             {"model_type": "gemma3_text", "num_hidden_layers": 8},
-            {"attention_spans": ("window",) * 5 + ("full",), "rope_theta": 1e6, "rope_local_theta": 1e4, "tied": False},
+            {
+                "attention_spans": ("window",) * 5 + ("full",),
+                "rope_theta": 1e6,
+                "rope_local_theta": 1e4,
+                "tied": False,
+            },
         ),
     ],
     ids=str,
@@ -113,32 +176,57 @@ def test_a_key_of_theirs_is_one_of_ours(given: dict[str, Any], says: dict[str, A
     )
     for key, wanted in says.items():
         found = getattr(model, key)
-        assert (found.model_dump(exclude_defaults=True) | {"kind": found.kind} if key == "rope_scaling" else found) == (
-            wanted
-        ), key
-    assert config_json.find_differences(model, config_json.parse_model(config_json.render_config(model))) == []
+        assert (
+            found.model_dump(exclude_defaults=True) | {"kind": found.kind}
+            if key == "rope_scaling"
+            else found
+        ) == (wanted), key
+    assert (
+        config_json.find_differences(
+            model, config_json.parse_model(config_json.render_config(model))
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"model_type": "phi3", "resid_pdrop": 0.0, "embd_scale": 2}, "model_type is phi3, and only llama, mistral"),
+        (
+            {"model_type": "phi3", "resid_pdrop": 0.0, "embd_scale": 2},
+            "model_type is phi3, and only llama, mistral",
+        ),
         ({"model_type": "phi3", "embd_scale": 2}, "; keys that these do not have: embd_scale"),
         (
             {"partial_rotary_factor": 0.5},
             "partial_rotary_factor is 0.5, which rotates a part of each head: only 1.0 is",
         ),
-        ({"model_type": "mixtral", "num_local_experts": 1}, "num_local_experts is 1: Input should be greater"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 1},
+            "num_local_experts is 1: Input should be greater",
+        ),
         (
             {"model_type": "mixtral", "num_experts_per_tok": 9},
             "num_experts_per_tok = 9 is more than num_local_experts = 8",
         ),
-        ({"model_type": "qwen3_moe", "mlp_only_layers": 1}, "mlp_only_layers is 1, not a list of layers"),
-        ({"model_type": "qwen3_moe", "mlp_only_layers": [0, 1]}, "mlp_only_layers has all 2 layers, which leaves"),
+        (
+            {"model_type": "qwen3_moe", "mlp_only_layers": 1},
+            "mlp_only_layers is 1, not a list of layers",
+        ),
+        (
+            {"model_type": "qwen3_moe", "mlp_only_layers": [0, 1]},
+            "mlp_only_layers has all 2 layers, which leaves",
+        ),
         ({"hidden_act": "relu2"}, "hidden_act is relu2: of activations silu, gelu"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is dynamic: of rotary scalings default"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type is dynamic: of rotary scalings default",
+        ),
         ({"head_dim": 15}, "head_dim = 15 is odd"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads = 3 does not divide num_attention_heads = 4"),
+        (
+            {"num_key_value_heads": 3},
+            "num_key_value_heads = 3 does not divide num_attention_heads = 4",
+        ),
     ],
 )
 def test_what_is_not_supported_is_said(given: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -152,7 +240,9 @@ def test_what_the_job_says_besides_must_agree(tmp_path: Path) -> None:
     assert train(tmp_path, gpt2, layers=2, length=32).model.kind == "gpt2"
     with pytest.raises(SpecError, match=r"n_layer is 2, train\.model\.layers makes it 3"):
         train(tmp_path, gpt2, layers=3)
-    with pytest.raises(SpecError, match=r"train\.model\.kv_heads does not apply to a model of the kind gpt2"):
+    with pytest.raises(
+        SpecError, match=r"train\.model\.kv_heads does not apply to a model of the kind gpt2"
+    ):
         train(tmp_path, gpt2, kv_heads=2)
     with pytest.raises(SpecError, match="kind gpt2, train.model.kind is decoder"):
         train(tmp_path, gpt2, kind="decoder")
@@ -162,7 +252,9 @@ def test_what_the_job_says_besides_must_agree(tmp_path: Path) -> None:
         train(tmp_path, config("llama_tiny"), preset="llama-1b")
 
 
-def test_a_folder_that_is_not_here_is_forgiven_where_the_job_says_every_size(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_here_is_forgiven_where_the_job_says_every_size(
+    tmp_path: Path,
+) -> None:
     away = str(tmp_path / "nowhere")
     whole = TrainSpec(task=LM, model={"preset": "llama-1b", "init_from": away})
     assert resolve_spec(whole, must_exist=False) == whole
@@ -173,22 +265,33 @@ def test_a_folder_that_is_not_here_is_forgiven_where_the_job_says_every_size(tmp
 
 def test_a_decoder_that_no_family_has_is_not_exported() -> None:
     odd = spec.Decoder(norms="both", qk_norm="whole")
-    with pytest.raises(SpecError, match="Hugging Face has no such decoder, .* is nearest: .*norms is"):
+    with pytest.raises(
+        SpecError, match="Hugging Face has no such decoder, .* is nearest: .*norms is"
+    ):
         config_json.render_config(odd)
-    with pytest.raises(SpecError, match="llama is nearest: qk_norm is None, train.model.qk_norm makes it head"):
+    with pytest.raises(
+        SpecError, match="llama is nearest: qk_norm is None, train.model.qk_norm makes it head"
+    ):
         config_json.render_config(spec.Decoder(family="llama", qk_norm="head"))
-    assert config_json.render_config(spec.Decoder(qk_norm="head"))["architectures"] == ["Qwen3ForCausalLM"]
+    assert config_json.render_config(spec.Decoder(qk_norm="head"))["architectures"] == [
+        "Qwen3ForCausalLM"
+    ]
 
 
 def test_a_family_that_cannot_have_a_model_is_one_of_those_that_do_not() -> None:
-    thin = spec.Decoder(width=64, heads=3, kv_heads=3, head_size=24)  # OLMo 2 has no head size of its own
+    thin = spec.Decoder(
+        width=64, heads=3, kv_heads=3, head_size=24
+    )  # OLMo 2 has no head size of its own
     assert config_json.find_family(thin) == "llama"
-    with pytest.raises(SpecError, match="olmo2 is nearest: hidden_size = 64 does not split into num_attention"):
+    with pytest.raises(
+        SpecError, match="olmo2 is nearest: hidden_size = 64 does not split into num_attention"
+    ):
         config_json.find_family(thin.model_copy(update={"family": "olmo2"}))
 
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
-# A key of a config.json and a value that changes what transformers 4.57.6 computes, or that it cannot read.
+# A key of a config.json and a value that changes what transformers 4.57.6 computes, or that it
+# cannot read.
 REFUSED: list[tuple[str, str, Any]] = [
     ("gpt2_tiny", "scale_attn_weights", False),
     ("gpt2_tiny", "scale_attn_weights", None),
@@ -209,9 +312,21 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("llama_tiny", "rope_scaling", {"rope_type": "linear", "type": "yarn", "factor": 2.0}),
     ("llama_tiny", "rope_scaling", {"rope_type": "llama3", "factor": 2.0}),
     ("llama_tiny", "rope_scaling", {"rope_type": "yarn", "factor": 2.0, "truncate": "no"}),
-    ("llama_tiny", "rope_scaling", {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}),
-    ("llama_tiny", "rope_parameters", {**LINEAR, "rope_theta": 10000.0}),  # rope_theta beside it has no scaling
-    ("mistral_tiny", "layer_types", ["sliding_attention", "full_attention"]),  # transformers gives all a window
+    (
+        "llama_tiny",
+        "rope_scaling",
+        {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+    ),
+    (
+        "llama_tiny",
+        "rope_parameters",
+        {**LINEAR, "rope_theta": 10000.0},
+    ),  # rope_theta beside it has no scaling
+    (
+        "mistral_tiny",
+        "layer_types",
+        ["sliding_attention", "full_attention"],
+    ),  # transformers gives all a window
     ("mistral_tiny", "sliding_window", True),
     ("qwen2_tiny", "attention_bias", True),
     ("qwen2_tiny", "use_sliding_window", "false"),
@@ -262,20 +377,30 @@ ACCEPTED: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("case", "key", "value"), REFUSED, ids=str)
-def test_a_key_that_changes_the_model_and_is_not_ours_is_refused_by_name(case: str, key: str, value: Any) -> None:
+def test_a_key_that_changes_the_model_and_is_not_ours_is_refused_by_name(
+    case: str, key: str, value: Any
+) -> None:
     with pytest.raises(SpecError, match=key):
         config_json.parse_model(config(case) | {key: value})
 
 
 @pytest.mark.parametrize(("case", "key", "value"), ACCEPTED, ids=str)
 def test_a_key_that_says_nothing_changes_nothing(case: str, key: str, value: Any) -> None:
-    assert config_json.parse_model(config(case) | {key: value}) == config_json.parse_model(config(case))
+    assert config_json.parse_model(config(case) | {key: value}) == config_json.parse_model(
+        config(case)
+    )
 
 
 @pytest.mark.parametrize("case", ["qwen2_tiny", "qwen3_tiny"])
 def test_a_window_that_is_turned_on_and_not_said_is_transformers_own(case: str) -> None:
-    given = {key: value for key, value in config(case).items() if key not in ("sliding_window", "layer_types")}
-    model: Any = config_json.parse_model(given | {"use_sliding_window": True, "max_window_layers": 1})
+    given = {
+        key: value
+        for key, value in config(case).items()
+        if key not in ("sliding_window", "layer_types")
+    }
+    model: Any = config_json.parse_model(
+        given | {"use_sliding_window": True, "max_window_layers": 1}
+    )
     assert (model.window, model.attention_spans) == (4096, ("full", "window"))
 
 
@@ -286,7 +411,11 @@ SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": Tru
     ("case", "given", "says"),
     [
         ("llama_tiny", {"num_hidden_layers": ...}, "it does not say num_hidden_layers"),
-        ("llama_tiny", {"num_attention_heads": ..., "vocab_size": None}, "not say num_attention_heads, vocab_size"),
+        (
+            "llama_tiny",
+            {"num_attention_heads": ..., "vocab_size": None},
+            "not say num_attention_heads, vocab_size",
+        ),
         (
             "llama_tiny",
             {"hidden_size": ..., "intermediate_size": ...},
@@ -294,24 +423,60 @@ SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": Tru
         ),
         ("gpt2_tiny", {"n_layer": ..., "n_embd": ...}, "it does not say n_layer, n_embd"),
         ("vit_tiny", {"hidden_size": ...}, "it does not say hidden_size"),
-        ("llama_tiny", {"num_hidden_layers": "2"}, 'num_hidden_layers is "2", not a whole number above 0'),
-        ("llama_tiny", {"num_key_value_heads": "2"}, 'num_key_value_heads is "2": Input should be a valid integer'),
-        ("llama_tiny", {"max_position_embeddings": "64"}, 'max_position_embeddings is "64", not a whole number'),
-        ("llama_tiny", {"tie_word_embeddings": None}, "tie_word_embeddings is null: Input should be a valid boolean"),
+        (
+            "llama_tiny",
+            {"num_hidden_layers": "2"},
+            'num_hidden_layers is "2", not a whole number above 0',
+        ),
+        (
+            "llama_tiny",
+            {"num_key_value_heads": "2"},
+            'num_key_value_heads is "2": Input should be a valid integer',
+        ),
+        (
+            "llama_tiny",
+            {"max_position_embeddings": "64"},
+            'max_position_embeddings is "64", not a whole number',
+        ),
+        (
+            "llama_tiny",
+            {"tie_word_embeddings": None},
+            "tie_word_embeddings is null: Input should be a valid boolean",
+        ),
         ("llama_tiny", {"rms_norm_eps": None}, "rms_norm_eps is null, not a number"),
         ("llama_tiny", {"rms_norm_eps": "small"}, 'rms_norm_eps is "small", not a number'),
         ("llama_tiny", {"rope_theta": None}, "rope_theta is null, not a number"),
-        ("llama_tiny", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is null, not a number"),
+        (
+            "llama_tiny",
+            {"rope_scaling": {"type": "linear"}},
+            "rope_scaling.factor is null, not a number",
+        ),
         ("llama_tiny", {"rope_scaling": "yarn"}, 'rope_scaling is "yarn", not a block of keys'),
-        ("llama_tiny", {"rope_parameters": {"rope_type": "yarn", "factor": "4"}}, 'rope_parameters.factor is "4"'),
-        ("qwen2_tiny", {**SLIDING, "layer_types": ..., "max_window_layers": None}, "max_window_layers is null"),
+        (
+            "llama_tiny",
+            {"rope_parameters": {"rope_type": "yarn", "factor": "4"}},
+            'rope_parameters.factor is "4"',
+        ),
+        (
+            "qwen2_tiny",
+            {**SLIDING, "layer_types": ..., "max_window_layers": None},
+            "max_window_layers is null",
+        ),
         (
             "qwen2_tiny",
             {**SLIDING, "layer_types": ["sliding_attention"]},
             "layer_types has 1 layers, num_hidden_layers",
         ),
-        ("qwen2_tiny", {**SLIDING, "layer_types": ["linear_attention"] * 2}, "kinds of layers sliding_attention, full"),
-        ("mistral_tiny", {"sliding_window": "8"}, 'sliding_window is "8": Input should be a valid integer'),
+        (
+            "qwen2_tiny",
+            {**SLIDING, "layer_types": ["linear_attention"] * 2},
+            "kinds of layers sliding_attention, full",
+        ),
+        (
+            "mistral_tiny",
+            {"sliding_window": "8"},
+            'sliding_window is "8": Input should be a valid integer',
+        ),
     ],
     ids=str,
 )
@@ -326,35 +491,56 @@ def test_a_broken_config_is_one_sentence_with_its_key(
 
 def test_a_part_of_what_the_folder_says_agrees_with_it(tmp_path: Path) -> None:
     looks = ["sliding_attention"] * 5 + ["full_attention"]
-    gemma = config("gemma3_tiny") | {"num_hidden_layers": 6, "sliding_window": 8, "layer_types": looks}
+    gemma = config("gemma3_tiny") | {
+        "num_hidden_layers": 6,
+        "sliding_window": 8,
+        "layer_types": looks,
+    }
     pattern = ["window"] * 5 + ["full"]
     for said in ({"window": 8, "pattern": pattern}, {"pattern": pattern}, {"window": 8}):
         assert train(tmp_path, gemma, **said).model.attention_spans == tuple(pattern)
     with pytest.raises(SpecError, match="layer_types is .*, train.model.pattern makes it"):
         train(tmp_path, gemma, pattern=["window", "full"])
-    nulls = dict.fromkeys(("kv_heads", "hidden", "head_size", "query_scalar", "pattern", "positions"))
+    nulls = dict.fromkeys(
+        ("kv_heads", "hidden", "head_size", "query_scalar", "pattern", "positions")
+    )
     assert train(tmp_path, gemma, **nulls).model == train(tmp_path, gemma).model
 
 
 def test_the_positions_of_a_decoder_are_the_folder_s(tmp_path: Path) -> None:
-    model = train(tmp_path, config("llama_tiny") | {"max_position_embeddings": 32768}, positions=131072).model
+    model = train(
+        tmp_path, config("llama_tiny") | {"max_position_embeddings": 32768}, positions=131072
+    ).model
     assert (model.positions, model.length) == (32768, 2048)
-    given = {key: value for key, value in config("llama_tiny").items() if key != "max_position_embeddings"}
+    given = {
+        key: value
+        for key, value in config("llama_tiny").items()
+        if key != "max_position_embeddings"
+    }
     assert train(tmp_path, given).model.length == 2048
     with pytest.raises(SpecError, match="n_positions is 64, train.model.positions makes it 128"):
         train(tmp_path, config("gpt2_tiny"), positions=128)
 
 
 @pytest.mark.parametrize("missing", ["vocab", "hidden", "length"])
-def test_a_folder_that_is_not_here_is_not_forgiven_where_a_size_is_missing(missing: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_here_is_not_forgiven_where_a_size_is_missing(
+    missing: str, tmp_path: Path
+) -> None:
     sizes = {"layers": 2, "width": 64, "heads": 4, "hidden": 160, "vocab": 97, "length": 32}
     model = {"kind": "decoder", "init_from": str(tmp_path / "nowhere"), **sizes}
     whole = TrainSpec(task=LM, model=model)
     assert resolve_spec(whole, must_exist=False) == whole
     with pytest.raises(SpecError, match=r"nowhere: config\.json cannot be read"):
-        resolve_spec(TrainSpec(task=LM, model={k: v for k, v in model.items() if k != missing}), must_exist=False)
+        resolve_spec(
+            TrainSpec(task=LM, model={k: v for k, v in model.items() if k != missing}),
+            must_exist=False,
+        )
 
 
 def test_a_vit_of_two_labels_names_none(tmp_path: Path) -> None:
-    given = {key: value for key, value in config("vit_tiny").items() if key not in ("id2label", "label2id")}
+    given = {
+        key: value
+        for key, value in config("vit_tiny").items()
+        if key not in ("id2label", "label2id")
+    }
     assert train(tmp_path, given, CLASSIFY).model.classes == 2

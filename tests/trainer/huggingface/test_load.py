@@ -15,18 +15,31 @@ from tests import bucket_server
 from tests.trainer import peaks, references
 from tests.trainer.references import folder, step, tensors, train_spec
 
-CASES = ["llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny", "qwen2_tiny", "gemma3_tiny", "olmo2_tiny"]
+CASES = [
+    "llama_tiny",
+    "llama3_tiny",
+    "gpt2_tiny",
+    "vit_tiny",
+    "qwen2_tiny",
+    "gemma3_tiny",
+    "olmo2_tiny",
+]
 CASES += ["mixtral_tiny", "qwen3_moe_tiny"]
 
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and np.array_equal(one[name], other[name]) for name in one
+        one[name].dtype == other[name].dtype and np.array_equal(one[name], other[name])
+        for name in one
     )
 
 
 def written(path: Path) -> dict[str, np.ndarray]:
-    return {name: array for file in sorted(path.glob("*.safetensors")) for name, array in load_file(file).items()}
+    return {
+        name: array
+        for file in sorted(path.glob("*.safetensors"))
+        for name, array in load_file(file).items()
+    }
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -42,11 +55,21 @@ def test_every_device_reads_its_own_part(case: str, tmp_path: Path) -> None:
     model = {} if case == "vit_tiny" else {"vocab": 96}  # the fixtures' 97 do not split over mp
     params = step(case, None, model=model).init_state().params
     save.save_model(str(tmp_path), train_spec(case, None, model=model).model, params)
-    axes = {"ep" if getattr(train_spec(case, None).model, "experts", None) else "dp": 2, "fsdp": 2, "mp": 2}
+    axes = {
+        "ep" if getattr(train_spec(case, None).model, "experts", None) else "dp": 2,
+        "fsdp": 2,
+        "mp": 2,
+    }
     split = step(case, tmp_path, 8, model=model, mesh=axes, batch=8).init_state().params
     assert equal(split, params)
-    cut = {name for name, leaf in split.items() if leaf.addressable_shards[0].data.size * 4 <= leaf.size}
-    assert {name for name in params if name.endswith((".qkv", ".query", ".out", ".up", ".down"))} <= cut
+    cut = {
+        name
+        for name, leaf in split.items()
+        if leaf.addressable_shards[0].data.size * 4 <= leaf.size
+    }
+    assert {
+        name for name in params if name.endswith((".qkv", ".query", ".out", ".up", ".down"))
+    } <= cut
 
 
 @pytest.mark.parametrize("case", ["llama_tiny", "vit_tiny"])
@@ -77,12 +100,18 @@ step = Step(NextToken(), train, mesh.build_mesh(train.mesh, jax.devices()), 1)
 def test_a_model_is_never_in_memory_twice(tmp_path: Path) -> None:
     params = peaks.large()
     save.save_model(str(tmp_path / "hf"), peaks.LARGE, params)
-    peak = peaks.growth(STEP, "state = step.init_state()", peaks.LARGE.model_dump_json(), str(tmp_path / "hf"))
-    assert peak < 2 * sum(array.nbytes for array in params.values())  # 1.7 of it where this was written, state and all
+    peak = peaks.growth(
+        STEP, "state = step.init_state()", peaks.LARGE.model_dump_json(), str(tmp_path / "hf")
+    )
+    assert peak < 2 * sum(
+        array.nbytes for array in params.values()
+    )  # 1.7 of it where this was written, state and all
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_weights_in_a_bucket_are_read_by_the_ranges_that_a_process_needs(scheme: str, tmp_path: Path) -> None:
+def test_weights_in_a_bucket_are_read_by_the_ranges_that_a_process_needs(
+    scheme: str, tmp_path: Path
+) -> None:
     local = folder("qwen2_tiny", tmp_path / "hf")
     with bucket_server.served_here() as bucket:
         for path in local.iterdir():
@@ -91,7 +120,9 @@ def test_weights_in_a_bucket_are_read_by_the_ranges_that_a_process_needs(scheme:
         params = step("qwen2_tiny", url).init_state().params
         assert equal(params, step("qwen2_tiny", local).init_state().params)
         reads = [
-            asked for method, path, asked in bucket.requests if method == "GET" and "safetensors" in path and asked
+            asked
+            for method, path, asked in bucket.requests
+            if method == "GET" and "safetensors" in path and asked
         ]
         assert len(reads) > len(params)  # the header, and each tensor by itself
         with pytest.raises(SpecError, match=r"config\.json cannot be read"):
@@ -99,48 +130,95 @@ def test_weights_in_a_bucket_are_read_by_the_ranges_that_a_process_needs(scheme:
 
 
 def test_an_average_starts_from_what_was_read(tmp_path: Path) -> None:
-    state = step("vit_tiny", folder("vit_tiny", tmp_path / "hf"), optimizer={"ema": 0.9}).init_state()
+    state = step(
+        "vit_tiny", folder("vit_tiny", tmp_path / "hf"), optimizer={"ema": 0.9}
+    ).init_state()
     assert state.ema is not None and equal(state.ema, state.params)
 
 
 def test_files_of_a_model_without_its_head_have_shorter_names(tmp_path: Path) -> None:
-    short = {name.removeprefix("transformer."): array for name, array in tensors("gpt2_tiny", "weights").items()}
-    short["h.0.attn.bias"] = np.ones((1, 1, 64, 64), np.float32)  # a causal mask, as the oldest files hold it
+    short = {
+        name.removeprefix("transformer."): array
+        for name, array in tensors("gpt2_tiny", "weights").items()
+    }
+    short["h.0.attn.bias"] = np.ones(
+        (1, 1, 64, 64), np.float32
+    )  # a causal mask, as the oldest files hold it
     found = step("gpt2_tiny", _copied("gpt2_tiny", tmp_path / "short", short)).init_state().params
-    assert equal(found, step("gpt2_tiny", folder("gpt2_tiny", tmp_path / "long")).init_state().params)
+    assert equal(
+        found, step("gpt2_tiny", folder("gpt2_tiny", tmp_path / "long")).init_state().params
+    )
 
 
 @pytest.mark.parametrize(
     ("case", "model", "says"),
     [
         ("llama_tiny", {"heads": 8}, "num_attention_heads is 4, train.model.heads makes it 8"),
-        ("llama_tiny", {"tied": True}, "tie_word_embeddings is False, train.model.tied makes it True"),
-        ("llama_tiny", {"norm_eps": 1e-6}, "rms_norm_eps is 1e-05, train.model.norm_eps makes it 1e-06"),
-        ("llama_tiny", {"rope_theta": 5e5}, "rope_theta is 10000.0, train.model.rope_theta makes it 500000.0"),
+        (
+            "llama_tiny",
+            {"tied": True},
+            "tie_word_embeddings is False, train.model.tied makes it True",
+        ),
+        (
+            "llama_tiny",
+            {"norm_eps": 1e-6},
+            "rms_norm_eps is 1e-05, train.model.norm_eps makes it 1e-06",
+        ),
+        (
+            "llama_tiny",
+            {"rope_theta": 5e5},
+            "rope_theta is 10000.0, train.model.rope_theta makes it 500000.0",
+        ),
         ("llama3_tiny", {"rope_scaling": None}, "train.model.rope_scaling makes it None"),
         ("gpt2_tiny", {"hidden": 128}, "n_inner is 256, train.model.hidden makes it 128"),
         ("vit_tiny", {"layers": 3}, "num_hidden_layers is 2, train.model.layers makes it 3"),
         ("vit_tiny", {"classes": 5}, "classifier.weight is [10, 64], train.model makes it [5, 64]"),
-        ("vit_tiny", {"pool": "mean"}, "train.model.pool = mean: Hugging Face's ViT knows only cls"),
-        ("qwen2_tiny", {"kind": "gpt2"}, "it holds a model of the kind decoder, train.model.kind is gpt2"),
+        (
+            "vit_tiny",
+            {"pool": "mean"},
+            "train.model.pool = mean: Hugging Face's ViT knows only cls",
+        ),
+        (
+            "qwen2_tiny",
+            {"kind": "gpt2"},
+            "it holds a model of the kind decoder, train.model.kind is gpt2",
+        ),
         ("qwen2_tiny", {"biases": []}, "biases is ['qkv'], train.model.biases makes it []"),
         ("qwen3_tiny", {"head_size": 16}, "head_dim is 24, train.model.head_size makes it 16"),
         ("qwen3_tiny", {"family": "qwen2"}, "model_type is qwen3, train.model.family is qwen2"),
         ("mistral_tiny", {"window": 8}, "sliding_window is 16, train.model.window makes it 8"),
         ("gemma2_tiny", {"norms": "before"}, "norms is both, train.model.norms makes it before"),
-        ("gemma2_tiny", {"score_cap": None}, "attn_logit_softcapping is 50.0, train.model.score_cap makes it None"),
-        ("gemma3_tiny", {"rope_local_theta": 5.0}, "rope_local_base_freq is 10000.0, train.model.rope_local_theta"),
+        (
+            "gemma2_tiny",
+            {"score_cap": None},
+            "attn_logit_softcapping is 50.0, train.model.score_cap makes it None",
+        ),
+        (
+            "gemma3_tiny",
+            {"rope_local_theta": 5.0},
+            "rope_local_base_freq is 10000.0, train.model.rope_local_theta",
+        ),
         ("mixtral_tiny", {"experts": 8}, "num_local_experts is 4, train.model.experts makes it 8"),
         (
             "mixtral_tiny",
             {"experts_per_token": 1},
             "num_experts_per_tok is 2, train.model.experts_per_token makes it 1",
         ),
-        ("qwen3_moe_tiny", {"dense_layers": [1]}, "mlp_only_layers is [], train.model.dense_layers makes it [1]"),
-        ("olmo2_tiny", {"preset": "olmo2-1b"}, "hidden_size is 64, train.model.width makes it 2048"),
+        (
+            "qwen3_moe_tiny",
+            {"dense_layers": [1]},
+            "mlp_only_layers is [], train.model.dense_layers makes it [1]",
+        ),
+        (
+            "olmo2_tiny",
+            {"preset": "olmo2-1b"},
+            "hidden_size is 64, train.model.width makes it 2048",
+        ),
     ],
 )
-def test_another_model_than_the_folders_is_refused(case: str, model: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_another_model_than_the_folders_is_refused(
+    case: str, model: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(SpecError) as error:
         step(case, folder(case, tmp_path / "hf"), model=model).init_state()
     assert says in str(error.value)
@@ -148,22 +226,34 @@ def test_another_model_than_the_folders_is_refused(case: str, model: dict[str, A
 
 def test_tensors_that_are_missing_or_left_over_are_named(tmp_path: Path) -> None:
     changed = dict(tensors("llama_tiny", "weights"))
-    changed["model.layers.0.self_attn.q_proj.bias"] = changed.pop("model.layers.1.mlp.up_proj.weight")
-    with pytest.raises(SpecError, match="1.mlp.up_proj.weight is missing; .*q_proj.bias is not used"):
+    changed["model.layers.0.self_attn.q_proj.bias"] = changed.pop(
+        "model.layers.1.mlp.up_proj.weight"
+    )
+    with pytest.raises(
+        SpecError, match="1.mlp.up_proj.weight is missing; .*q_proj.bias is not used"
+    ):
         step("llama_tiny", _copied("llama_tiny", tmp_path / "hf", changed)).init_state()
 
 
 def test_a_tied_head_that_is_stored_besides_is_not_read(tmp_path: Path) -> None:
     twice = dict(tensors("llama3_tiny", "weights"))  # as Qwen3-0.6B is published
     twice["lm_head.weight"] = twice["model.embed_tokens.weight"]
-    assert "head" not in step("llama3_tiny", _copied("llama3_tiny", tmp_path / "hf", twice)).init_state().params
+    assert (
+        "head"
+        not in step("llama3_tiny", _copied("llama3_tiny", tmp_path / "hf", twice))
+        .init_state()
+        .params
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         (save_one({"a": np.ones((8, 4), np.float32)})[:-1], "x.safetensors is cut off: it has"),
-        (save_one({"a": np.ones((8, 4), np.float32)})[:20], "x.safetensors is not a safetensors file: its 20 bytes"),
+        (
+            save_one({"a": np.ones((8, 4), np.float32)})[:20],
+            "x.safetensors is not a safetensors file: its 20 bytes",
+        ),
         (b"<html>no tensors</html>", "is not a safetensors file"),
         (b"\x02" + bytes(7) + b"[]", "is not a safetensors file"),
         (b"", "is not a safetensors file: its 0 bytes"),
@@ -173,7 +263,9 @@ def test_a_tied_head_that_is_stored_besides_is_not_read(tmp_path: Path) -> None:
 def test_a_broken_file_in_a_bucket_is_one_sentence(content: bytes, says: str) -> None:
     with bucket_server.served_here() as bucket:
         bucket.objects["weights/broken/x.safetensors"] = content
-        bucket.objects[f"weights/broken/{INDEX_FILE}"] = json.dumps({"weight_map": {"a": "x.safetensors"}}).encode()
+        bucket.objects[f"weights/broken/{INDEX_FILE}"] = json.dumps(
+            {"weight_map": {"a": "x.safetensors"}}
+        ).encode()
         with pytest.raises(SpecError, match=says):
             TensorFiles("gs://weights/broken")["a"]
         bucket.objects["weights/broken/x.safetensors"] = save_one({"b": np.ones(3, np.float32)})

@@ -24,15 +24,31 @@ def of_transformers(given: dict[str, Any]) -> list[float]:
     stds = [given["image_std"][at % len(given["image_std"])] for at in range(3)]
     if not given.get("do_normalize", True):
         means, stds = [0.0] * 3, [1.0] * 3
-    return [(each * factor - mean) / std for each, mean, std in zip(PIXEL, means, stds, strict=True)]
+    return [
+        (each * factor - mean) / std for each, mean, std in zip(PIXEL, means, stds, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 224}, **IMAGENET},
-        {"feature_extractor_type": "ViTFeatureExtractor", "do_normalize": True, "size": 224, **IMAGENET},
-        {**IMAGENET, "image_mean": [0.5], "image_std": [0.5], "rescale_factor": 0.00392156862745098},
+        {
+            "image_processor_type": "ConvNextImageProcessor",
+            "size": {"shortest_edge": 224},
+            **IMAGENET,
+        },
+        {
+            "feature_extractor_type": "ViTFeatureExtractor",
+            "do_normalize": True,
+            "size": 224,
+            **IMAGENET,
+        },
+        {
+            **IMAGENET,
+            "image_mean": [0.5],
+            "image_std": [0.5],
+            "rescale_factor": 0.00392156862745098,
+        },
         {**IMAGENET, "do_rescale": False},
         {**IMAGENET, "do_normalize": False},
     ],
@@ -42,17 +58,28 @@ def test_a_folder_s_pixels_are_those_of_its_preprocessor_unless_the_job_says_oth
 ) -> None:
     home = tmp_path / "vit"
     home.mkdir()
-    (home / "config.json").write_text(json.dumps(json.loads((FIXTURE / "config.json").read_text())["hf_config"]))
+    (home / "config.json").write_text(
+        json.dumps(json.loads((FIXTURE / "config.json").read_text())["hf_config"])
+    )
     model: dict[str, Any] = {"kind": "vit", "init_from": str(home)}
     before = folder.read_model(str(home))
     assert isinstance(before, ViT) and before.pixel_mean is None
     (home / "preprocessor_config.json").write_text(json.dumps(given))
-    found = folder.resolve_spec(TrainSpec.model_validate({"task": "classify", "model": model})).model
+    found = folder.resolve_spec(
+        TrainSpec.model_validate({"task": "classify", "model": model})
+    ).model
     assert isinstance(found, ViT) and found.pixel_mean and found.pixel_std
-    ours = [(each - m) / s for each, m, s in zip(PIXEL, found.pixel_mean, found.pixel_std, strict=True)]
+    ours = [
+        (each - m) / s for each, m, s in zip(PIXEL, found.pixel_mean, found.pixel_std, strict=True)
+    ]
     assert ours == pytest.approx(of_transformers(given), rel=1e-6)
-    for own in ({"pixel_mean": None, "pixel_std": None}, {"pixel_mean": [1.0] * 3, "pixel_std": [2.0] * 3}):
-        kept = folder.resolve_spec(TrainSpec.model_validate({"task": "classify", "model": model | own})).model
+    for own in (
+        {"pixel_mean": None, "pixel_std": None},
+        {"pixel_mean": [1.0] * 3, "pixel_std": [2.0] * 3},
+    ):
+        kept = folder.resolve_spec(
+            TrainSpec.model_validate({"task": "classify", "model": model | own})
+        ).model
         assert isinstance(kept, ViT) and kept.pixel_mean == own["pixel_mean"]
 
 
@@ -66,7 +93,9 @@ def test_a_folder_s_pixels_are_those_of_its_preprocessor_unless_the_job_says_oth
     ],
 )
 def test_a_damaged_one_is_a_sentence(text: str, says: str) -> None:
-    with pytest.raises(SpecError, match=f"x/preprocessor_config.json cannot be read: .*{says}|{says}"):
+    with pytest.raises(
+        SpecError, match=f"x/preprocessor_config.json cannot be read: .*{says}|{says}"
+    ):
         folder.parse_pixel_statistics(text, "x/preprocessor_config.json")
 
 
@@ -75,9 +104,13 @@ def test_what_is_written_is_read_again_and_what_cannot_be_written_is_not() -> No
     said = folder.render_preprocessor(model, (224, 224), 0.875)
     assert said is not None and said["size"] == {"shortest_edge": 256}
     again = folder.parse_pixel_statistics(json.dumps(said), "")
-    assert again["pixel_mean"] == pytest.approx(model.pixel_mean) and again["pixel_std"] == pytest.approx(
-        model.pixel_std
-    )
+    assert again["pixel_mean"] == pytest.approx(model.pixel_mean) and again[
+        "pixel_std"
+    ] == pytest.approx(model.pixel_std)
     wide = folder.render_preprocessor(model, (224, 320), 1.0)
-    assert wide is not None and wide["size"] == {"height": 224, "width": 320} and "crop_size" not in wide
+    assert (
+        wide is not None
+        and wide["size"] == {"height": 224, "width": 320}
+        and "crop_size" not in wide
+    )
     assert folder.render_preprocessor(ResNet(), (224, 224), 1.0) is None

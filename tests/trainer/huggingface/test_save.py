@@ -19,15 +19,27 @@ MODEL = train_spec("llama3_tiny", None).model
 
 @pytest.fixture(scope="module")
 def params(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return step("llama3_tiny", folder("llama3_tiny", tmp_path_factory.mktemp("hf") / "in")).init_state().params
+    return (
+        step("llama3_tiny", folder("llama3_tiny", tmp_path_factory.mktemp("hf") / "in"))
+        .init_state()
+        .params
+    )
 
 
-def test_large_models_are_written_in_many_files_with_an_index(params: dict[str, Any], tmp_path: Path) -> None:
+def test_large_models_are_written_in_many_files_with_an_index(
+    params: dict[str, Any], tmp_path: Path
+) -> None:
     names = save.save_model(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
-    assert files == names and len(files) > 5 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    assert (
+        files == names
+        and len(files) > 5
+        and files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    )
     index = json.loads((tmp_path / "out" / INDEX_FILE).read_text())
-    assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors("llama3_tiny", "weights").values())
+    assert index["metadata"]["total_size"] == sum(
+        array.nbytes for array in tensors("llama3_tiny", "weights").values()
+    )
     assert set(index["weight_map"].values()) == set(files)
     assert equal(written(tmp_path / "out"), tensors("llama3_tiny", "weights"))
     assert equal(step("llama3_tiny", tmp_path / "out").init_state().params, params)
@@ -53,12 +65,16 @@ def test_a_folder_has_its_name_once_its_files_are_on_the_disk(
 ) -> None:
     synced: list[bool] = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append((tmp_path / "out").exists()) or real(fd))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append((tmp_path / "out").exists()) or real(fd)
+    )
     save.save_model(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
     assert synced == [False] * len(list((tmp_path / "out").iterdir()))
 
 
-def test_an_empty_folder_is_filled_and_any_other_left_alone(params: dict[str, Any], tmp_path: Path) -> None:
+def test_an_empty_folder_is_filled_and_any_other_left_alone(
+    params: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
     save.save_model(str(tmp_path / "out"), MODEL, params)
     kept = (tmp_path / "out" / "config.json").read_bytes()
@@ -83,19 +99,31 @@ class Counted:
 
 def test_a_parameter_is_read_tensor_by_tensor(params: dict[str, Any], tmp_path: Path) -> None:
     asked: list[int] = []
-    save.save_model(str(tmp_path / "out"), MODEL, {name: Counted(np.asarray(x), asked) for name, x in params.items()})
-    assert sorted(asked) == sorted(array.nbytes for array in tensors("llama3_tiny", "weights").values())
+    save.save_model(
+        str(tmp_path / "out"),
+        MODEL,
+        {name: Counted(np.asarray(x), asked) for name, x in params.items()},
+    )
+    assert sorted(asked) == sorted(
+        array.nbytes for array in tensors("llama3_tiny", "weights").values()
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "given", "says"),
     [
-        (spec.ViT(kind="vit", pool="mean"), {}, "train.model.pool = mean: Hugging Face's ViT knows only cls"),
+        (
+            spec.ViT(kind="vit", pool="mean"),
+            {},
+            "train.model.pool = mean: Hugging Face's ViT knows only cls",
+        ),
         (MODEL, {"mine.kernel": np.ones(1)}, "Hugging Face has no counterpart of mine.kernel"),
         (MODEL, {}, "also needs parameters that it does not have: embedding, norm.scale"),
     ],
 )
-def test_what_has_no_form_there_is_refused(model: Any, given: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_has_no_form_there_is_refused(
+    model: Any, given: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(SpecError) as error:
         save.save_model(str(tmp_path / "out"), model, given)
     assert says in str(error.value)
@@ -104,7 +132,9 @@ def test_what_has_no_form_there_is_refused(model: Any, given: dict[str, Any], sa
 
 def test_a_small_gpt2_has_no_token_that_ends_it() -> None:
     assert config_json.render_config(spec.GPT2(kind="gpt2", vocab=256))["eos_token_id"] is None
-    assert "eos_token_id" not in config_json.render_config(spec.GPT2(kind="gpt2", preset="gpt2-124m"))
+    assert "eos_token_id" not in config_json.render_config(
+        spec.GPT2(kind="gpt2", preset="gpt2-124m")
+    )
 
 
 def test_made_up_weights_are_written_within_twice_the_largest_tensor(tmp_path: Path) -> None:
@@ -112,7 +142,10 @@ def test_made_up_weights_are_written_within_twice_the_largest_tensor(tmp_path: P
     model = spec.Decoder(layers=4, width=256, heads=4, vocab=65536, length=256, tied=False)
     each = made_up.params(model, np.float32)
     peak = peaks.growth(
-        made_up.PREPARE, "save.save_model(sys.argv[2], model, each)", model.model_dump_json(), str(tmp_path / "out")
+        made_up.PREPARE,
+        "save.save_model(sys.argv[2], model, each)",
+        model.model_dump_json(),
+        str(tmp_path / "out"),
     )
     assert made_up.largest(each) == 65536 * 256 * 4
     assert peak <= 2 * made_up.largest(each) + 8e6

@@ -38,7 +38,9 @@ class Counting(Training[jax.Array]):
         super().__init__(Progress(None))
         self.folder, self.calls, self.bad = str(folder / "checkpoints"), calls, bad
         self.settings = Settings(steps=4, log_every=1, eval_every=2, save_every=4, keep=1)
-        self.metrics = Written(Workload(4, 1), rank=0, run_dir=None, socket=None, report=self.report)
+        self.metrics = Written(
+            Workload(4, 1), rank=0, run_dir=None, socket=None, report=self.report
+        )
         self.metrics.calls = calls
 
     @property
@@ -73,11 +75,15 @@ class Counting(Training[jax.Array]):
     def iterate_batches(self, spans: Sequence[range]) -> None:
         return None
 
-    def train_steps(self, state: jax.Array, batch: Any, span: range) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def train_steps(
+        self, state: jax.Array, batch: Any, span: range
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
         self.calls.append(f"step {span.stop}")
         return state + 1, {"finite": jnp.asarray(span.stop != self.bad), "loss": state}
 
-    def not_finite_error(self, step: int, metrics: Mapping[str, float], saved: int) -> NotFiniteError:
+    def not_finite_error(
+        self, step: int, metrics: Mapping[str, float], saved: int
+    ) -> NotFiniteError:
         return NotFiniteError(f"step {step}, saved {saved}")
 
     def hlo_texts(self) -> list[str]:
@@ -105,12 +111,16 @@ class StopAt:
         return self._poll is not None and self.polls >= self._poll
 
 
-def loop_of(folder: Path, calls: list[str], stop: StopAt, bad: int | None = None) -> Loop[jax.Array]:
+def loop_of(
+    folder: Path, calls: list[str], stop: StopAt, bad: int | None = None
+) -> Loop[jax.Array]:
     place = RunContext(str(folder), uid="a run")
     return Loop(Counting(folder, calls, bad), place, stop, Progress(None))  # type: ignore[arg-type]
 
 
-def test_a_step_is_read_once_the_next_is_dispatched_and_before_an_evaluation_and_a_save(tmp_path: Path) -> None:
+def test_a_step_is_read_once_the_next_is_dispatched_and_before_an_evaluation_and_a_save(
+    tmp_path: Path,
+) -> None:
     calls: list[str] = []
     assert float(loop_of(tmp_path, calls, StopAt()).run()) == 4
     two, four = ([f"evaluate {step}, batch {batch}" for batch in (1, 2)] for step in (2, 4))
@@ -125,7 +135,8 @@ def test_a_stop_between_two_batches_of_an_evaluation_saves_the_step_and_the_next
     tmp_path: Path,
 ) -> None:
     calls: list[str] = []
-    # The polls: after restoring, after compiling, after no and one step, and before each batch of the evaluation.
+    # The polls: after restoring, after compiling, after no and one step, and before each batch of
+    # the evaluation.
     with pytest.raises(Stopped, match="saved step 2"):
         loop_of(tmp_path, calls, StopAt(6)).run()
     assert calls == ["step 1", "step 2", "read 1", "read 2", "evaluate 2, batch 1", "save"]

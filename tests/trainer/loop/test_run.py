@@ -69,10 +69,17 @@ def lines(home: Path, name: str) -> list[dict[str, Any]]:
 
 def test_a_loop_goes_on_from_its_checkpoint_as_if_it_had_never_ended(home: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    how: dict[str, Any] = {"batch": 8, "every": 2, "log_every": 1, "evaluate": lambda state: {"w": state.w}}
+    how: dict[str, Any] = {
+        "batch": 8,
+        "every": 2,
+        "log_every": 1,
+        "evaluate": lambda state: {"w": state.w},
+    }
     mine = given()
     whole = jaxlaunch.run(step, mine, Numbers(), steps=6, folder=str(home / "whole"), **how)
-    assert sum(line["seen"] for line in lines(home, "metrics")[:3]) == sum(range(24))  # each once an epoch
+    assert sum(line["seen"] for line in lines(home, "metrics")[:3]) == sum(
+        range(24)
+    )  # each once an epoch
     jaxlaunch.run(step, mine, Numbers(), steps=3, **how)  # the program's own arrays are still there
     parts = jaxlaunch.run(step, given, Numbers(), steps=6, **how)
     assert isinstance(parts, Line) and int(parts.count) == 6 and float(parts.w) > 0
@@ -83,11 +90,18 @@ def test_a_loop_goes_on_from_its_checkpoint_as_if_it_had_never_ended(home: Path)
     again = jaxlaunch.run(step, given, Numbers(), steps=6, **how)
     assert jnp.array_equal(again.w, parts.w)
     assert signal.getsignal(signal.SIGTERM) == before
-    with pytest.raises(SpecError, match=r"run\(steps=5\): step 6 is already saved in .* raise steps, or give folder="):
+    with pytest.raises(
+        SpecError,
+        match=r"run\(steps=5\): step 6 is already saved in .* raise steps, or give folder=",
+    ):
         jaxlaunch.run(step, given, Numbers(), steps=5, **how)
-    with pytest.raises(CheckpointError, match="seed is 1, and the checkpoints in .* were made with 0"):
+    with pytest.raises(
+        CheckpointError, match="seed is 1, and the checkpoints in .* were made with 0"
+    ):
         jaxlaunch.run(step, given, Numbers(), steps=8, seed=1, **how)
-    with pytest.raises(CheckpointError, match="state/w is float32.. in the checkpoint and float32.3. in this model"):
+    with pytest.raises(
+        CheckpointError, match="state/w is float32.. in the checkpoint and float32.3. in this model"
+    ):
         jaxlaunch.run(lambda s: (s, {}), {"w": np.zeros(3, np.float32)}, steps=8)
 
 
@@ -98,16 +112,22 @@ def test_what_goes_wrong_on_the_way_is_named_and_what_was_saved_stays(home: Path
 
     with pytest.raises(
         NotFiniteError,
-        match=r"step 4: loss nan of test_run.py:\d+ step; nothing after step 2 is saved. Its batch is not: "
+        match=r"step 4: loss nan of test_run.py:\d+ step; nothing after step 2 is saved. Its "
+        r"batch is not: "
         r"test_run.py:\d+ data: the batch of step 3 has y nan in row 0",
     ):
         jaxlaunch.run(step, given, data, steps=6, every=2)
     with pytest.raises(
-        DataError, match=r"<lambda>: the batch of step 5 has x as float32\[16\], not float32\[8\], as that"
+        DataError,
+        match=r"<lambda>: the batch of step 5 has x as float32\[16\], not float32\[8\], as that",
     ):
-        jaxlaunch.run(step, given, lambda number: data(max(number, 4)), steps=7, folder=str(home / "other"))
+        jaxlaunch.run(
+            step, given, lambda number: data(max(number, 4)), steps=7, folder=str(home / "other")
+        )
     assert sorted(path.name for path in home.glob("runs/*/checkpoints/[0-9]*")) == ["2"]
-    assert not list(home.rglob("jaxlaunch.owner.json"))  # this process lives on, and another run may use the folders
+    assert not list(
+        home.rglob("jaxlaunch.owner.json")
+    )  # this process lives on, and another run may use the folders
 
 
 class Net(nnx.Module):
@@ -122,7 +142,11 @@ def test_a_module_with_random_streams_is_a_state_split_by_rules(home: Path) -> N
     def learn(net: Net) -> Any:
         return net, {"drawn": net(jnp.ones((8, 4))).sum()}
 
-    how: dict[str, Any] = {"mesh": {"dp": 4, "mp": 2}, "sharding": {r"one\.kernel": (None, "mp")}, "log_every": 1}
+    how: dict[str, Any] = {
+        "mesh": {"dp": 4, "mp": 2},
+        "sharding": {r"one\.kernel": (None, "mp")},
+        "log_every": 1,
+    }
     net = jaxlaunch.run(learn, lambda: Net(nnx.Rngs(0)), steps=2, **how)
     assert net.one.kernel[...].sharding.shard_shape((4, 8)) == (4, 4)
     first, second = (line["drawn"] for line in lines(home, "metrics"))

@@ -26,7 +26,9 @@ def test_a_line_is_on_its_way_when_the_write_returns(tmp_path: pathlib.Path) -> 
     journal.close()
 
 
-def test_a_resumed_run_drops_the_lines_behind_its_step_and_each_step_stands_once(tmp_path: pathlib.Path) -> None:
+def test_a_resumed_run_drops_the_lines_behind_its_step_and_each_step_stands_once(
+    tmp_path: pathlib.Path,
+) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 0, range(1, 38), attempt=1.0)
     write(path, 30, range(31, 61), attempt=2.0)
@@ -81,12 +83,16 @@ def events(folder: pathlib.Path) -> list[Any]:
     return found
 
 
-def test_a_tensorboard_event_holds_what_is_known_and_is_there_when_the_write_returns(tmp_path: pathlib.Path) -> None:
+def test_a_tensorboard_event_holds_what_is_known_and_is_there_when_the_write_returns(
+    tmp_path: pathlib.Path,
+) -> None:
     board = TensorBoard(str(tmp_path / "tensorboard"), 30)
     board.write(31, {"train/loss": 0.5, "train/mfu": None})
     version, began, scalars = events(tmp_path / "tensorboard")
     assert version.file_version == "brain.Event:2"
     assert began.step == 31 and began.session_log.status == began.session_log.START
-    assert [(value.tag, value.simple_value) for value in scalars.summary.value] == [("train/loss", 0.5)]
+    assert [(value.tag, value.simple_value) for value in scalars.summary.value] == [
+        ("train/loss", 0.5)
+    ]
     assert scalars.step == 31
     board.close()

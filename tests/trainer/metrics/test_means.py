@@ -28,7 +28,8 @@ def test_a_run_that_resumes_decides_as_an_unbroken_one() -> None:
         assert whole.is_over == (at == 4)
     assert second.is_over and second.to_meta() == whole.to_meta()
     assert second.describe_end() == (
-        "eval/loss was not better than 2.4 of step 2 by more than 0.5 in 2 evaluations (train.stop_early)"
+        "eval/loss was not better than 2.4 of step 2 by more than 0.5 in 2 evaluations "
+        "(train.stop_early)"
     )
 
 

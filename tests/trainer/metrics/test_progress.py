@@ -51,7 +51,11 @@ def test_without_a_pipe_every_call_does_nothing() -> None:
 def test_hello_names_trainer_python_and_jax(pipe: Pipe) -> None:
     pipe.progress.report_hello()
     hello = next(pipe.lines)
-    assert hello["hello"] == "trainer" and hello["python"].startswith("3.") and hello["jax"][0].isdigit()
+    assert (
+        hello["hello"] == "trainer"
+        and hello["python"].startswith("3.")
+        and hello["jax"][0].isdigit()
+    )
 
 
 def test_a_change_of_phase_is_sent_by_the_caller_at_once(pipe: Pipe) -> None:
@@ -142,4 +146,9 @@ def test_within_a_phase_that_ends_the_process_is_again_where_it_was_before(pipe:
     with pytest.raises(KeyError), pipe.progress.temporary_phase("save", 7):
         raise KeyError
     pipe.progress.report_note("the end")
-    assert [line.get("phase") for line in pipe.until({"note": "the end"})] == ["data", "save", "data", None]
+    assert [line.get("phase") for line in pipe.until({"note": "the end"})] == [
+        "data",
+        "save",
+        "data",
+        None,
+    ]

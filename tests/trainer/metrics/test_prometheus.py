@@ -53,7 +53,9 @@ def test_promtool_finds_no_fault_in_a_scrape(tmp_path: pathlib.Path) -> None:
     exporter = Exporter(str(tmp_path / "s"), 0, nothing_known)
     text = scrape(tmp_path / "s")
     exporter.close()
-    checked = subprocess.run([promtool, "check", "metrics"], input=text, text=True, capture_output=True)
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=text, text=True, capture_output=True
+    )
     assert checked.returncode == 0 and checked.stderr == "", checked.stderr
 
 
@@ -75,7 +77,9 @@ def test_a_reader_that_leaves_does_not_end_the_export(tmp_path: pathlib.Path) ->
     exporter.close()
 
 
-def test_the_socket_of_a_killed_attempt_is_replaced_and_a_closed_one_is_gone(tmp_path: pathlib.Path) -> None:
+def test_the_socket_of_a_killed_attempt_is_replaced_and_a_closed_one_is_gone(
+    tmp_path: pathlib.Path,
+) -> None:
     stale = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stale.bind(str(tmp_path / "s"))
     stale.close()
@@ -97,7 +101,9 @@ def test_names_are_in_the_prometheus_style() -> None:
 
 @pytest.mark.parametrize("metric", contract.PROMETHEUS, ids=lambda metric: metric.name)
 def test_units_are_base_units(metric: contract.Metric) -> None:
-    assert not any(unit in metric.name for unit in ("_ms", "_millis", "_kb", "_mb", "_percent", "_minutes"))
+    assert not any(
+        unit in metric.name for unit in ("_ms", "_millis", "_kb", "_mb", "_percent", "_minutes")
+    )
 
 
 def test_an_exporter_whose_socket_is_gone_closes(tmp_path: pathlib.Path) -> None:

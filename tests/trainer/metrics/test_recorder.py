@@ -40,7 +40,13 @@ class Loop:
                 pass
             self.metrics.timer.end_step()
             if step % 10 == 0:
-                values = {"accuracy": 0.5, "finite": True, "grad_norm": 1.234, "learning_rate": 3e-4, "loss": 1 / step}
+                values = {
+                    "accuracy": 0.5,
+                    "finite": True,
+                    "grad_norm": 1.234,
+                    "learning_rate": 3e-4,
+                    "loss": 1 / step,
+                }
                 self.metrics.record_interval(step, values)
 
     def scrape(self) -> str:
@@ -49,7 +55,10 @@ class Loop:
             return b"".join(iter(lambda: client.recv(65536), b"")).decode()
 
     def lines(self, name: str = "metrics") -> list[dict[str, float]]:
-        return [json.loads(line) for line in (self.folder / "run" / f"{name}.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.folder / "run" / f"{name}.jsonl").read_text().splitlines()
+        ]
 
     def told(self) -> list[dict[str, object]]:
         """Ends the loop and returns all that the agent read."""
@@ -76,7 +85,9 @@ def test_before_the_first_step_a_scrape_holds_every_name(loop: Loop) -> None:
     text = loop.scrape()
     for row in METRIC_ROWS:
         samples = (row.name, f"{row.name}_bucket")
-        assert any(line.startswith(tuple(f"{name}{{" for name in samples)) for line in text.splitlines()), row.name
+        assert any(
+            line.startswith(tuple(f"{name}{{" for name in samples)) for line in text.splitlines()
+        ), row.name
 
 
 def test_the_step_is_exported_live_not_at_intervals(loop: Loop) -> None:
@@ -84,7 +95,10 @@ def test_the_step_is_exported_live_not_at_intervals(loop: Loop) -> None:
     loop.steps(21, 27)
     text = loop.scrape()
     assert 'jaxlaunch_step{rank="0"} 27.0' in text and 'jaxlaunch_steps_total{rank="0"} 7.0' in text
-    assert 'jaxlaunch_examples_total{rank="0"} 56.0' in text and 'jaxlaunch_epoch{rank="0"} 2.16' in text
+    assert (
+        'jaxlaunch_examples_total{rank="0"} 56.0' in text
+        and 'jaxlaunch_epoch{rank="0"} 2.16' in text
+    )
 
 
 def test_an_interval_is_in_the_scrape_the_run_folder_the_pipe_and_the_output(
@@ -93,12 +107,26 @@ def test_an_interval_is_in_the_scrape_the_run_folder_the_pipe_and_the_output(
     loop.metrics.start(0, flops_per_step=1e6, peak_flops=1e12)
     loop.steps(1, 20)
     text = loop.scrape()
-    for sample in ('loss{rank="0"} 0.05', 'grad_norm{rank="0"} 1.234', 'learning_rate{rank="0"} 0.0003'):
+    for sample in (
+        'loss{rank="0"} 0.05',
+        'grad_norm{rank="0"} 1.234',
+        'learning_rate{rank="0"} 0.0003',
+    ):
         assert f"jaxlaunch_{sample}" in text
     assert 'jaxlaunch_task_metric{metric="accuracy",rank="0",split="train"} 0.5' in text
     first, second = loop.lines()
-    assert (first["step"], second["step"], second["loss"], second["accuracy"]) == (10, 20, 0.05, 0.5)
-    assert first["examples_per_s"] > 0 and first["mfu"] > 0 and first["tokens_per_s"] is None and "finite" not in first
+    assert (first["step"], second["step"], second["loss"], second["accuracy"]) == (
+        10,
+        20,
+        0.05,
+        0.5,
+    )
+    assert (
+        first["examples_per_s"] > 0
+        and first["mfu"] > 0
+        and first["tokens_per_s"] is None
+        and "finite" not in first
+    )
     parts = sum(second[f"{part}_s"] for part in ("data", "host", "device", "save", "eval"))
     assert parts == pytest.approx(second["wall_s"])
     keys = {row.key for row in METRIC_ROWS if row.key} - {
@@ -108,7 +136,9 @@ def test_an_interval_is_in_the_scrape_the_run_folder_the_pipe_and_the_output(
     assert keys <= first.keys()
     told = loop.told()[-1]["metrics"]
     assert (told["step"], told["loss"], told["epoch"]) == (20, 0.05, 1.6)
-    assert "step 20/60  loss 0.0500  grad 1.23  lr 3.0e-04  accuracy 0.5  " in capsys.readouterr().out
+    assert (
+        "step 20/60  loss 0.0500  grad 1.23  lr 3.0e-04  accuracy 0.5  " in capsys.readouterr().out
+    )
 
 
 def test_an_evaluation_has_its_own_file_and_stays_in_what_the_agent_is_told(
@@ -127,8 +157,12 @@ def test_an_evaluation_has_its_own_file_and_stays_in_what_the_agent_is_told(
     last = loop.told()[-1]["metrics"]
     assert last["examples_per_s"] > 0
     assert (last["step"], last["loss"], last["eval_accuracy"]) == (20, 0.05, 0.975)
-    assert (last["best_step"], last["eval_loss"]) == (20, 0.25) and "best_step" not in loop.lines("eval")[-1]
-    assert "step 10/60  eval  loss 0.2500  accuracy 0.975  examples 360\n" in capsys.readouterr().out
+    assert (last["best_step"], last["eval_loss"]) == (20, 0.25) and "best_step" not in loop.lines(
+        "eval"
+    )[-1]
+    assert (
+        "step 10/60  eval  loss 0.2500  accuracy 0.975  examples 360\n" in capsys.readouterr().out
+    )
 
 
 def test_saves_and_commits_are_counted(loop: Loop) -> None:
@@ -191,7 +225,10 @@ def test_a_disk_that_fills_up_is_said_once_and_the_run_goes_on(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     notes = [str(line["note"]) for line in loop.told() if "note" in line]
-    assert [note.partition(":")[0] for note in notes] == ["no more metrics.jsonl", "no more TensorBoard events"]
+    assert [note.partition(":")[0] for note in notes] == [
+        "no more metrics.jsonl",
+        "no more TensorBoard events",
+    ]
     assert "step 20/60" in capsys.readouterr().out
     loop.pipe.close()
 
@@ -230,21 +267,31 @@ def test_tokens_are_shown_beside_the_targets_among_them(
         loop.metrics.record_trained(step, 32.0 if step <= 10 else 64.0, 512.0)
         loop.steps(step, step)
     for line, share in zip(loop.lines(), (32, 64), strict=True):
-        assert line["targets_per_s"] == pytest.approx(line["tokens_per_s"] * share / 512) and "weight" not in line
+        assert (
+            line["targets_per_s"] == pytest.approx(line["tokens_per_s"] * share / 512)
+            and "weight" not in line
+        )
     text = loop.scrape()
-    assert 'jaxlaunch_targets_total{rank="0"} 960.0' in text and 'jaxlaunch_tokens_total{rank="0"} 10240.0' in text
+    assert (
+        'jaxlaunch_targets_total{rank="0"} 960.0' in text
+        and 'jaxlaunch_tokens_total{rank="0"} 10240.0' in text
+    )
     assert re.search(r" tokens/s  [\d.]+[kM]? targets/s  data ", capsys.readouterr().out)
     loop.told()
     loop.pipe.close()
 
 
-def test_a_step_without_a_target_is_counted_and_said(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_without_a_target_is_counted_and_said(
+    loop: Loop, capsys: pytest.CaptureFixture[str]
+) -> None:
     loop.metrics.start(0)
     for step, weight in ((1, 8.0), (2, 0.0), (3, 8.0)):
         loop.metrics.record_trained(step, weight)
     loop.metrics.record_interval(3, {"loss": math.nan, "weight": 8.0})
     assert 'jaxlaunch_empty_steps_total{rank="0"} 1.0' in loop.scrape()
-    assert "step 2/60  empty: its batch has no target, nothing is changed\n" in capsys.readouterr().out
+    assert (
+        "step 2/60  empty: its batch has no target, nothing is changed\n" in capsys.readouterr().out
+    )
     assert loop.lines()[-1]["loss"] is None
 
 
@@ -267,12 +314,16 @@ def test_the_human_line_leaves_out_what_is_not_known() -> None:
     )
 
 
-@pytest.mark.parametrize(("number", "text"), [(0.5, "0.5"), (999.0, "999"), (1049.0, "1.05k"), (2.5e6, "2.5M")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.5, "0.5"), (999.0, "999"), (1049.0, "1.05k"), (2.5e6, "2.5M")]
+)
 def test_numbers_are_short(number: float, text: str) -> None:
     assert format_short(number) == text
 
 
-def test_metrics_whose_socket_and_files_are_gone_close_without_an_error(tmp_path: pathlib.Path) -> None:
+def test_metrics_whose_socket_and_files_are_gone_close_without_an_error(
+    tmp_path: pathlib.Path,
+) -> None:
     loop = Loop(tmp_path)
     loop.metrics.start(0)
     loop.steps(1, 10)
@@ -282,7 +333,9 @@ def test_metrics_whose_socket_and_files_are_gone_close_without_an_error(tmp_path
     loop.pipe.close()
 
 
-def test_metrics_whose_listeners_are_cleared_and_whose_disk_is_full_close_with_a_note(tmp_path: pathlib.Path) -> None:
+def test_metrics_whose_listeners_are_cleared_and_whose_disk_is_full_close_with_a_note(
+    tmp_path: pathlib.Path,
+) -> None:
     loop = Loop(tmp_path)
     loop.metrics.start(0)
     loop.steps(1, 10)

@@ -45,7 +45,9 @@ def test_there_is_no_speed_before_the_warm_up_is_over_or_without_a_new_step() ->
     assert timer.end_interval().steps_per_s is None and timer.median_s() is None
     run(timer, 1)
     speed, median = timer.end_interval().steps_per_s, timer.median_s()
-    assert speed is not None and median is not None and speed * median > 0.999  # one step: the same thing
+    assert (
+        speed is not None and median is not None and speed * median > 0.999
+    )  # one step: the same thing
     assert timer.end_interval().steps_per_s is None
 
 

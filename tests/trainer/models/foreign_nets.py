@@ -45,7 +45,9 @@ class Normalized(linen.Module):
 
     @linen.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        x = linen.BatchNorm(use_running_average=not train, momentum=0.5)(images.reshape(len(images), -1))
+        x = linen.BatchNorm(use_running_average=not train, momentum=0.5)(
+            images.reshape(len(images), -1)
+        )
         return linen.Dense(10)(x)
 
 
@@ -98,5 +100,6 @@ class Sowing(Images):
         loss = super().loss(model, batch, rng)
         (size,) = jax.tree.leaves(model.sown("losses"))
         return loss._replace(
-            sum=loss.sum + 0.1 * size * loss.weight, metrics=loss.metrics | {"size": (size * loss.weight, loss.weight)}
+            sum=loss.sum + 0.1 * size * loss.weight,
+            metrics=loss.metrics | {"size": (size * loss.weight, loss.weight)},
         )

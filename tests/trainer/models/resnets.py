@@ -52,15 +52,27 @@ def folder(case: str, to: Path) -> Path:
 
 
 def step(
-    case: str, init_from: Path | None, devices: int = 1, *, model: dict[str, Any] | None = None, **keys: Any
+    case: str,
+    init_from: Path | None,
+    devices: int = 1,
+    *,
+    model: dict[str, Any] | None = None,
+    **keys: Any,
 ) -> Step:
     """A step of the case's model that starts from the folder; plain SGD at rate 1 unless `keys` say otherwise."""
-    sgd = {"name": "sgd", "lr": 1.0, "momentum": 0.9, "clip": None, "schedule": {"name": "constant"}}
+    sgd = {
+        "name": "sgd",
+        "lr": 1.0,
+        "momentum": 0.9,
+        "clip": None,
+        "schedule": {"name": "constant"},
+    }
     classes = described(case)["kw"]["num_labels"]
     block = {"kind": "resnet", "classes": classes, **AS_THEY_ARE, **(model or {})}
     block |= {} if init_from is None else {"init_from": str(init_from)}
     train = spec.TrainSpec.model_validate(
-        {"task": "tests:R", "batch": 8, "mesh": {"dp": devices}, "model": block, "optimizer": sgd} | keys
+        {"task": "tests:R", "batch": 8, "mesh": {"dp": devices}, "model": block, "optimizer": sgd}
+        | keys
     )
     train = resolve_spec(train)
     images = Images((*described(case)["size"], 3))
@@ -76,4 +88,6 @@ def batches(case: str) -> list[dict[str, np.ndarray]]:
     """Of the curve, in bytes."""
     data = tensors(case, "train_data")
     images = data["images_u8"].transpose(0, 2, 3, 1)
-    return [{"image": images[index], "label": data["labels"][index], **ONES} for index in data["index"]]
+    return [
+        {"image": images[index], "label": data["labels"][index], **ONES} for index in data["index"]
+    ]

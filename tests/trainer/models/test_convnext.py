@@ -17,7 +17,8 @@ CASE = "convnext_tiny"
 
 
 def test_logits_gradients_and_the_written_folder_equal_transformers(tmp_path: Path) -> None:
-    trained, given = step(CASE, folder(CASE, tmp_path / "hf"), model={"kind": "convnext"}), tensors(CASE, "io")
+    trained = step(CASE, folder(CASE, tmp_path / "hf"), model={"kind": "convnext"})
+    given = tensors(CASE, "io")
     state, rows = trained.init_state(), batch(CASE)
 
     def loss(params: Any) -> Any:
@@ -29,9 +30,13 @@ def test_logits_gradients_and_the_written_folder_equal_transformers(tmp_path: Pa
         (found, logits_BV), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(state.params)
     np.testing.assert_allclose(logits_BV, given["eval_logits"], rtol=0, atol=1e-5)
     np.testing.assert_allclose(found, given["loss"][0], rtol=0, atol=5e-6)
-    for name, arrays, wanted in (("grads", grads, tensors(CASE, "grads")), ("same", state.params, None)):
+    for name, arrays, wanted in (
+        ("grads", grads, tensors(CASE, "grads")),
+        ("same", state.params, None),
+    ):
         save.save_model(str(tmp_path / name), trained._spec.model, arrays)  # type: ignore[arg-type]
-        written, wanted = load_file(tmp_path / name / "model.safetensors"), wanted or tensors(CASE, "weights")
+        written = load_file(tmp_path / name / "model.safetensors")
+        wanted = wanted or tensors(CASE, "weights")
         assert written.keys() == wanted.keys()
         for each, array in wanted.items():
             limit = 1e-5 * np.abs(array).max() + 1e-7 if name == "grads" else 0.0

@@ -23,7 +23,9 @@ def reference(config: spec.Decoder, params: dict, tokens_BL: np.ndarray) -> np.n
     weights = {name: np.array(value, np.float64) for name, value in params.items()}
     x_BLD = weights["embedding"][tokens_BL]
     for number in range(config.layers):
-        block = {name[7:]: value[number] for name, value in weights.items() if name.startswith("blocks.")}
+        block = {
+            name[7:]: value[number] for name, value in weights.items() if name.startswith("blocks.")
+        }
         y_BLD = norm(x_BLD, block["attention_norm.scale"])
         repeats = config.heads // (config.kv_heads or config.heads)
         for head in range(config.heads):
@@ -31,8 +33,12 @@ def reference(config: spec.Decoder, params: dict, tokens_BL: np.ndarray) -> np.n
             key = rotated(y_BLD @ block["attention.key"][:, head // repeats])
             value = y_BLD @ block["attention.value"][:, head // repeats]
             for i in range(tokens_BL.shape[1]):
-                score = np.exp(np.einsum("bk,bsk->bs", query[:, i], key[:, : i + 1]) / np.sqrt(query.shape[-1]))
-                mixed = np.einsum("bs,bsk->bk", score / score.sum(-1, keepdims=True), value[:, : i + 1])
+                score = np.exp(
+                    np.einsum("bk,bsk->bs", query[:, i], key[:, : i + 1]) / np.sqrt(query.shape[-1])
+                )
+                mixed = np.einsum(
+                    "bs,bsk->bk", score / score.sum(-1, keepdims=True), value[:, : i + 1]
+                )
                 x_BLD[:, i] += mixed @ block["attention.out"][head]
         y_BLD = norm(x_BLD, block["mlp_norm.scale"])
         gate = y_BLD @ block["mlp.gate"]
@@ -53,7 +59,9 @@ def rotated(x_BLK: np.ndarray) -> np.ndarray:
     return np.concatenate([turned.real, turned.imag], -1)
 
 
-@pytest.mark.parametrize("config", [DECODER, DECODER.model_copy(update={"kv_heads": None, "tied": True})], ids=str)
+@pytest.mark.parametrize(
+    "config", [DECODER, DECODER.model_copy(update={"kv_heads": None, "tied": True})], ids=str
+)
 def test_logits_are_those_of_the_papers(config: spec.Decoder) -> None:
     model = Decoder(config, nnx.Rngs(0))
     params, rest = ModelArrays(model).split_model(model)
@@ -86,16 +94,23 @@ def test_a_cap_bounds_the_logits() -> None:
 
 def test_a_decoder_of_every_option_trains_on_a_mesh_as_on_one_device(standard: None) -> None:
     expected, state = run(Counting(), 4, model=WIDE)
-    found, on_mesh = run(Counting(), 4, model=WIDE, mesh={"dp": 2, "fsdp": 2, "mp": 2}, remat="full")
+    found, on_mesh = run(
+        Counting(), 4, model=WIDE, mesh={"dp": 2, "fsdp": 2, "mp": 2}, remat="full"
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     split = {name: str(leaf.sharding.spec) for name, leaf in on_mesh.params.items()}
-    assert "mp" in split["blocks.attention.query_bias"] and "mp" in split["blocks.attention.key_norm.scale"]
+    assert (
+        "mp" in split["blocks.attention.query_bias"]
+        and "mp" in split["blocks.attention.key_norm.scale"]
+    )
     assert "mp" in split["blocks.mlp.gate_bias"] and state.params.keys() == split.keys()
 
 
 def test_rotated_products_depend_on_distance_alone() -> None:
     query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
-    turned_query, turned_key = (apply_rope(jnp.repeat(x, 6, axis=1), 10000.0)[0, :, 0] for x in (query, key))
+    turned_query, turned_key = (
+        apply_rope(jnp.repeat(x, 6, axis=1), 10000.0)[0, :, 0] for x in (query, key)
+    )
     product = turned_query @ turned_key.T
     np.testing.assert_allclose(product[3, 1], product[5, 3], rtol=1e-5)
     assert not np.isclose(product[3, 1], product[3, 2])
@@ -122,15 +137,23 @@ def test_only_a_layer_alone_in_a_loop_may_be_recomputed_in_one_with_its_first_pa
 ) -> None:
     config = spec.Decoder(layers=3, width=16, heads=2, hidden=16, vocab=8, length=8, **keys)
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-    jaxpr = jax.make_jaxpr(lambda x: Decoder(config, nnx.Rngs(0), ModelOptions("xla", "full"))(x))(tokens)
+    jaxpr = jax.make_jaxpr(lambda x: Decoder(config, nnx.Rngs(0), ModelOptions("xla", "full"))(x))(
+        tokens
+    )
     assert barriers(jaxpr.jaxpr) == {not is_alone}
 
 
-@pytest.mark.parametrize("keys", [{"layers": 1}, {"experts": 2, "expert_hidden": 8, "dense_layers": [1]}], ids=str)
+@pytest.mark.parametrize(
+    "keys", [{"layers": 1}, {"experts": 2, "expert_hidden": 8, "dense_layers": [1]}], ids=str
+)
 def test_a_loop_of_one_layer_is_none_to_the_compiler(keys: dict[str, Any]) -> None:
-    config = spec.Decoder(**{"layers": 3, "width": 16, "heads": 2, "hidden": 16, "vocab": 8, "length": 8, **keys})
+    config = spec.Decoder(
+        **{"layers": 3, "width": 16, "heads": 2, "hidden": 16, "vocab": 8, "length": 8, **keys}
+    )
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-    jaxpr = jax.make_jaxpr(lambda x: Decoder(config, nnx.Rngs(0), ModelOptions("xla", "full"))(x))(tokens)
+    jaxpr = jax.make_jaxpr(lambda x: Decoder(config, nnx.Rngs(0), ModelOptions("xla", "full"))(x))(
+        tokens
+    )
     assert barriers(jaxpr.jaxpr) == {True}
 
 

@@ -36,7 +36,9 @@ def alone() -> np.ndarray:
     return run(Counting(), 4, model=GPT)[0]
 
 
-@pytest.mark.parametrize(("axes", "remat"), [({}, "full"), ({"dp": 2, "fsdp": 2, "mp": 2}, "none")], ids=str)
+@pytest.mark.parametrize(
+    ("axes", "remat"), [({}, "full"), ({"dp": 2, "fsdp": 2, "mp": 2}, "none")], ids=str
+)
 def test_equal_seeds_drop_equally(axes: dict[str, int], remat: str) -> None:
     options = {"model": GPT, "mesh": axes, "remat": remat}
     step = compiled(Counting(), 4, **options)
@@ -65,7 +67,9 @@ def test_mixup_trains_on_blended_images_and_evaluation_does_not() -> None:
     mixed, plain = (run(Digits(), 6, loss=spec.Loss(mixup=alpha))[0] for alpha in (0.4, 0.0))
     np.testing.assert_array_equal(mixed, run(Digits(), 6, loss=spec.Loss(mixup=0.4))[0])
     assert not np.allclose(mixed, plain)
-    steps = [build(Digits(), loss=spec.Loss(mixup=alpha, smoothing=0.1 * alpha)) for alpha in (0.4, 0.0)]
+    steps = [
+        build(Digits(), loss=spec.Loss(mixup=alpha, smoothing=0.1 * alpha)) for alpha in (0.4, 0.0)
+    ]
     sums = []
     for step in steps:
         batch = step.put_batch(Digits().batch(0))
@@ -77,4 +81,6 @@ def test_mixup_trains_on_blended_images_and_evaluation_does_not() -> None:
 def test_a_decoders_loss_in_chunks_is_the_same_on_every_mesh() -> None:
     whole = run(Counting(), 5)[0]
     for axes in ({}, {"dp": 2, "fsdp": 2, "mp": 2}):
-        np.testing.assert_allclose(run(Counting(), 5, loss=spec.Loss(chunks=4), mesh=axes)[0], whole, rtol=1e-5)
+        np.testing.assert_allclose(
+            run(Counting(), 5, loss=spec.Loss(chunks=4), mesh=axes)[0], whole, rtol=1e-5
+        )

@@ -37,7 +37,9 @@ def test_every_mesh_trains_as_one_device(axes: dict[str, int], on_one_device: np
     np.testing.assert_allclose(losses, on_one_device, rtol=1e-5)
     assert losses[-1] < 0.8 * losses[0]
     gate = state.params["blocks.mlp.gate"]
-    assert gate.addressable_shards[0].data.size * int(np.prod(list(axes.values()))) == gate.size * axes.get("dp", 1)
+    assert gate.addressable_shards[0].data.size * int(
+        np.prod(list(axes.values()))
+    ) == gate.size * axes.get("dp", 1)
 
 
 @pytest.fixture
@@ -48,7 +50,9 @@ def in_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "_block_rows", lambda share, room, products: min(8, room))
 
 
-@pytest.mark.parametrize(("axes", "remat"), [({}, "none"), ({"fsdp": 2, "ep": 2, "mp": 2}, ["gate", "up"])], ids=str)
+@pytest.mark.parametrize(
+    ("axes", "remat"), [({}, "none"), ({"fsdp": 2, "ep": 2, "mp": 2}, ["gate", "up"])], ids=str
+)
 def test_in_loops_as_for_gpus_it_trains_as_by_one_product(
     axes: dict[str, int], remat: Any, on_one_device: np.ndarray, in_loops: None
 ) -> None:
@@ -103,9 +107,13 @@ def layer(**keys: Any) -> tuple[Experts, jax.Array]:
     return Experts(config, nnx.Rngs(0), ACTIVATIONS), x_BLD
 
 
-def by_hand(of: Experts, x_BLD: jax.Array, taken: dict[tuple[int, int, int], bool] | None = None) -> np.ndarray:
+def by_hand(
+    of: Experts, x_BLD: jax.Array, taken: dict[tuple[int, int, int], bool] | None = None
+) -> np.ndarray:
     """Token by token in float64; `taken` says whether an expert had a place for (example, token, choice)."""
-    router, gate, up, down = (np.asarray(each[...], np.float64) for each in (of.router, of.gate, of.up, of.down))
+    router, gate, up, down = (
+        np.asarray(each[...], np.float64) for each in (of.router, of.gate, of.up, of.down)
+    )
     x = np.asarray(x_BLD, np.float64)
     out = np.zeros_like(x)
     for b, t in np.ndindex(x.shape[:2]):
@@ -183,16 +191,25 @@ def test_the_flops_are_those_of_the_experts_that_a_token_goes_to() -> None:
 def test_the_load_of_many_experts_is_not_listed() -> None:
     task = Counting()
     few = build(task, model=EXPERTS).evaluated_metrics(task.batch(0))
-    assert {f"expert_load/{number}" for number in range(4)} | {"expert_load_max", "balance_loss"} <= set(few)
+    assert {f"expert_load/{number}" for number in range(4)} | {
+        "expert_load_max",
+        "balance_loss",
+    } <= set(few)
     many = EXPERTS.model_copy(update={"experts": MAX_LISTED_EXPERTS + 1})
     found = build(task, model=many).evaluated_metrics(task.batch(0))
-    assert {"expert_load_max", "expert_load_min"} <= set(found) and not [name for name in found if "/" in name]
+    assert {"expert_load_max", "expert_load_min"} <= set(found) and not [
+        name for name in found if "/" in name
+    ]
 
 
 def test_the_extremes_of_the_load_are_of_one_layer() -> None:
-    of = Mixture(layers=2, experts=2, experts_per_token=1, has_capacity=False, balance=0.0, router_z=0.0)
+    of = Mixture(
+        layers=2, experts=2, experts_per_token=1, has_capacity=False, balance=0.0, router_z=0.0
+    )
     chosen_MSE = jnp.array([[[1.0, 7.0]], [[6.0, 2.0]]])
-    means = RoutingTotals(chosen_MSE, jnp.ones((1, 2)), jnp.zeros(1), jnp.zeros(1)).metric_means(jnp.array(8.0), of)
+    means = RoutingTotals(chosen_MSE, jnp.ones((1, 2)), jnp.zeros(1), jnp.zeros(1)).metric_means(
+        jnp.array(8.0), of
+    )
     assert [float(means[f"expert_load_{which}"]) for which in ("max", "min")] == [7 / 4, 1 / 4]
 
 
@@ -208,7 +225,8 @@ def test_a_loss_that_leaves_out_what_routers_add_is_refused_in_training() -> Non
     step = build(task, model=EXPERTS)
     assert "loss" in step.evaluated_metrics(task.batch(0))
     with pytest.raises(
-        SpecError, match=r"leaves out train\.model\.balance and router_z; add the penalty of model\.read"
+        SpecError,
+        match=r"leaves out train\.model\.balance and router_z; add the penalty of model\.read",
     ):
         step.count_flops(task.batch(0))
     plain = EXPERTS.model_copy(update={"balance": 0.0, "router_z": 0.0})
@@ -223,21 +241,29 @@ class Mean(Counting):
 
 
 def test_an_evaluation_by_a_bare_mean_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"tests:Tiny: the loss is a bare mean, which a model with experts is not"):
+    with pytest.raises(
+        SpecError, match=r"tests:Tiny: the loss is a bare mean, which a model with experts is not"
+    ):
         build(Mean(), model=EXPERTS).evaluated_metrics(Counting().batch(0))
 
 
 def test_a_router_multiplies_in_whole_float32() -> None:
     experts, x_BLD = layer()
-    traced = jax.make_jaxpr(lambda x_BLD: experts(x_BLD, jnp.ones((2, 16)))[1])(x_BLD.astype(jnp.bfloat16))
+    traced = jax.make_jaxpr(lambda x_BLD: experts(x_BLD, jnp.ones((2, 16)))[1])(
+        x_BLD.astype(jnp.bfloat16)
+    )
     products = [each for each in traced.jaxpr.eqns if each.primitive.name == "dot_general"]
     assert [each.params["precision"] for each in products] == [(jax.lax.Precision.HIGHEST,) * 2]
 
 
 def test_experts_that_do_not_split_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"blocks\.mlp\.\w+: experts = 4 cannot be split evenly over ep = 8 devices"):
+    with pytest.raises(
+        SpecError, match=r"blocks\.mlp\.\w+: experts = 4 cannot be split evenly over ep = 8 devices"
+    ):
         build(Counting(), model=EXPERTS, mesh={"ep": 8})
-    with pytest.raises(SpecError, match=r"train\.mesh\.ep = 2 splits experts, and train\.model has none; use dp or"):
+    with pytest.raises(
+        SpecError, match=r"train\.mesh\.ep = 2 splits experts, and train\.model has none; use dp or"
+    ):
         build(Counting(), model=DECODER.model_copy(update={"init_from": "/base"}), mesh={"ep": 2})
 
 

@@ -31,15 +31,20 @@ NETS = foreign_nets.__name__
 def test_the_running_variance_of_others_batch_norm_is_biased_where_torch_s_is_not() -> None:
     """As docs/your-model.md says: torch keeps the variance that is divided by n - 1."""
     x_BD = np.random.default_rng(0).normal(2.0, 3.0, (64, 3)).astype(np.float32)
-    own, module = nnx.BatchNorm(3, momentum=0.9, rngs=nnx.Rngs(0)), linen.BatchNorm(False, momentum=0.9)
+    own = nnx.BatchNorm(3, momentum=0.9, rngs=nnx.Rngs(0))
+    module = linen.BatchNorm(False, momentum=0.9)
     own(x_BD)
     _, kept = module.apply(module.init(jax.random.key(0), x_BD), x_BD, mutable=["batch_stats"])
-    of = haiku.transform_with_state(lambda x_BD: haiku.BatchNorm(True, True, 0.9)(x_BD, is_training=True))
+    of = haiku.transform_with_state(
+        lambda x_BD: haiku.BatchNorm(True, True, 0.9)(x_BD, is_training=True)
+    )
     _, state = of.apply(*of.init(jax.random.key(0), x_BD), None, x_BD)
     biased_D, torch_D = (x_BD.astype(np.float64).var(0, ddof=less) for less in (0, 1))
     for found_D in (own.var[...], kept["batch_stats"]["var"]):
         np.testing.assert_allclose(found_D, 0.9 + 0.1 * biased_D, rtol=1e-5)
-    np.testing.assert_allclose(state["batch_norm/~/var_ema"]["average"][0], biased_D, rtol=1e-5)  # 0 is left out of it
+    np.testing.assert_allclose(
+        state["batch_norm/~/var_ema"]["average"][0], biased_D, rtol=1e-5
+    )  # 0 is left out of it
     np.testing.assert_allclose(torch_D / biased_D, 1.016, atol=5e-4)
 
 
@@ -67,14 +72,24 @@ def losses(step: Step, steps: int = 3) -> list[float]:
 
 def test_arrays_have_the_names_of_their_library() -> None:
     step = tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:CNN"})
-    layers = {"params.Conv_0.kernel", "params.Conv_0.bias", "params.BatchNorm_0.scale", "params.BatchNorm_0.bias"}
+    layers = {
+        "params.Conv_0.kernel",
+        "params.Conv_0.bias",
+        "params.BatchNorm_0.scale",
+        "params.BatchNorm_0.bias",
+    }
     assert step.abstract.params.keys() == layers | {"params.Dense_0.kernel", "params.Dense_0.bias"}
-    assert step.abstract.buffers.keys() == {"batch_stats.BatchNorm_0.mean", "batch_stats.BatchNorm_0.var"}
+    assert step.abstract.buffers.keys() == {
+        "batch_stats.BatchNorm_0.mean",
+        "batch_stats.BatchNorm_0.var",
+    }
     assert step.builder.axes["params.Dense_0.kernel"] == ("embed", None)
     step = tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:Net"})
     assert "params.net.linear.w" in step.abstract.params
     assert "state.net.batch_norm.~.mean_ema.average" in step.abstract.buffers
-    assert tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:linen_mlp", "width": 4}).abstract.params
+    assert tiny.build(
+        foreign_nets.Images(), model={"kind": f"{NETS}:linen_mlp", "width": 4}
+    ).abstract.params
     assert tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:mlp"}).abstract.params
 
 
@@ -106,8 +121,12 @@ def test_a_run_resumes_to_the_bit_and_evaluates(name: str, tmp_path: Path) -> No
             "optimizer": {"lr": 0.01, "ema": 0.5, "schedule": {"name": "constant"}},
         }
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-        build_loop(spec, task, RunContext(run_dir=str(tmp_path / folder)), Stop(), Progress(None)).run()
-        lines = (tmp_path / folder / "metrics.jsonl").read_text() + (tmp_path / folder / "eval.jsonl").read_text()
+        build_loop(
+            spec, task, RunContext(run_dir=str(tmp_path / folder)), Stop(), Progress(None)
+        ).run()
+        lines = (tmp_path / folder / "metrics.jsonl").read_text() + (
+            tmp_path / folder / "eval.jsonl"
+        ).read_text()
         return [json.loads(line) for line in lines.splitlines()]
 
     unbroken, first, resumed = run("whole", 4), run("parts", 2), run("parts", 4)
@@ -132,9 +151,13 @@ def test_statistics_are_of_the_global_batch_or_of_each_device_s_rows() -> None:
         rest, ema = jax.device_get((state.buffers, state.ema))
         name = "batch_stats.BatchNorm_0.var"
         np.testing.assert_allclose(rest[name], 0.5 + 0.5 * var, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(rest["batch_stats.BatchNorm_0.mean"], 0.5 * rows.mean(0), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            rest["batch_stats.BatchNorm_0.mean"], 0.5 * rows.mean(0), rtol=1e-3, atol=1e-5
+        )
         np.testing.assert_allclose(ema[name], 0.75 * before[name] + 0.25 * rest[name], rtol=1e-6)
-        assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(state.evaluated_buffers())[name], ema[name]))
+        assert jax.tree.all(
+            jax.tree.map(np.array_equal, jax.device_get(state.evaluated_buffers())[name], ema[name])
+        )
 
 
 def test_what_a_model_sows_is_the_loss_s() -> None:
@@ -150,9 +173,22 @@ def test_what_a_model_sows_is_the_loss_s() -> None:
     ("name", "arguments", "says"),
     [
         ("CNN", {"widht": 3}, r"CNN\(widht\) failed: .*widht"),
-        ("mlp", {"width": 3}, "a transformed function of Haiku takes no arguments; leave out width"),
-        ("CNN", {"width": -1}, r"the flax.linen module CNN cannot be called with float32\[1, 28, 28\]"),
-        ("Fickle", {}, "batch_stats: a call in training has .*late.*, init had early; make every variable in init"),
+        (
+            "mlp",
+            {"width": 3},
+            "a transformed function of Haiku takes no arguments; leave out width",
+        ),
+        (
+            "CNN",
+            {"width": -1},
+            r"the flax.linen module CNN cannot be called with float32\[1, 28, 28\]",
+        ),
+        (
+            "Fickle",
+            {},
+            "batch_stats: a call in training has .*late.*, init had early; make every "
+            "variable in init",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(name: str, arguments: dict[str, Any], says: str) -> None:

@@ -22,7 +22,11 @@ X = jax.ShapeDtypeStruct((1, ROWS, WIDTH), jnp.bfloat16)
 
 @pytest.mark.parametrize(
     ("layer", "reads"),
-    [(partial(gated_activation, jax.nn.silu), 2), (RMSNorm(WIDTH, 1e-6), 1), (LayerNorm(WIDTH, 1e-6), 1)],
+    [
+        (partial(gated_activation, jax.nn.silu), 2),
+        (RMSNorm(WIDTH, 1e-6), 1),
+        (LayerNorm(WIDTH, 1e-6), 1),
+    ],
     ids=["gated", "rms", "layer"],
 )
 def test_a_layer_without_products_keeps_no_more_than_what_it_reads(layer: Any, reads: int) -> None:
@@ -39,7 +43,9 @@ def test_a_layer_without_products_keeps_no_more_than_what_it_reads(layer: Any, r
     assert read <= kept <= 1.1 * read
 
 
-@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-6), ("float16", 1e-3), ("bfloat16", 8e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "within"), [("float32", 1e-6), ("float16", 1e-3), ("bfloat16", 8e-3)]
+)
 def test_the_gradients_of_logits_are_those_of_a_product(dtype: str, within: float) -> None:
     """Against float64."""
     random = np.random.default_rng(0)
@@ -47,7 +53,10 @@ def test_the_gradients_of_logits_are_those_of_a_product(dtype: str, within: floa
     x, head = (np.asarray(jnp.array(each, dtype), np.float64) for each in (x, head))
 
     def loss(x: jax.Array, head: jax.Array) -> jax.Array:
-        return (language_model._project_logits(x, head, jnp.dtype("float32")) * jnp.array(wanted, jnp.float32)).sum()
+        return (
+            language_model._project_logits(x, head, jnp.dtype("float32"))
+            * jnp.array(wanted, jnp.float32)
+        ).sum()
 
     found = jax.grad(loss, (0, 1))(jnp.array(x, dtype), jnp.array(head, dtype))
     assert {each.dtype.name for each in found} == {dtype}
@@ -62,7 +71,11 @@ def test_logits_of_bfloat16_are_differentiated_by_products_of_bfloat16() -> None
     def loss(x: jax.Array, head: jax.Array) -> jax.Array:
         return jnp.square(language_model._project_logits(x, head, jnp.dtype("float32"))).sum()
 
-    products = [eqn for eqn in _equations(jax.make_jaxpr(jax.grad(loss, (0, 1)))(*like).jaxpr) if "dot" in str(eqn)]
+    products = [
+        eqn
+        for eqn in _equations(jax.make_jaxpr(jax.grad(loss, (0, 1)))(*like).jaxpr)
+        if "dot" in str(eqn)
+    ]
     read = {operand.aval.dtype.name for eqn in products for operand in eqn.invars}
     assert len(products) == 3 and read == {"bfloat16"}
 
@@ -71,7 +84,9 @@ def test_logits_of_bfloat16_are_differentiated_by_products_of_bfloat16() -> None
 def test_a_product_merges_rows_on_cpu_devices_alone(platform: str, dimensions: int) -> None:
     """Of a sum over mp whose rows are one axis XLA's GPU compiler makes no reduce-scatter along the positions."""
     device = jax.sharding.AbstractDevice(platform, None, platform)
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("mp",), abstract_device=device)):
+    with jax.sharding.use_abstract_mesh(
+        jax.sharding.AbstractMesh((2,), ("mp",), abstract_device=device)
+    ):
         traced = jax.make_jaxpr(apply_kernel)(jnp.ones((2, 8, 16)), jnp.ones((16, 40)))
     (dot,) = (eqn for eqn in _equations(traced.jaxpr) if eqn.primitive.name == "dot_general")
     assert len(dot.invars[0].aval.shape) == dimensions

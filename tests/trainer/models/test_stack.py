@@ -21,7 +21,9 @@ def test_layers_written_out_train_as_their_scan_does(name: str) -> None:
     losses, state = run(task, 4, model=model)
     flat_losses, flat = run(task, 4, model=model.model_copy(update={"scan": False}))
     np.testing.assert_allclose(flat_losses, losses, rtol=1e-5)
-    assert {key: param.shape for key, param in flat.params.items()} == {k: p.shape for k, p in state.params.items()}
+    assert {key: param.shape for key, param in flat.params.items()} == {
+        k: p.shape for k, p in state.params.items()
+    }
 
 
 def test_the_parameters_are_stacked_either_way() -> None:

@@ -46,7 +46,9 @@ def test_patches_have_positions() -> None:
 
 
 def test_pooling_by_the_mean_has_no_class_token() -> None:
-    tokens = {pool: ViT(changed(pool=pool), nnx.Rngs(0)).positions.shape[0] for pool in ("cls", "mean")}
+    tokens = {
+        pool: ViT(changed(pool=pool), nnx.Rngs(0)).positions.shape[0] for pool in ("cls", "mean")
+    }
     assert tokens == {"cls": 17, "mean": 16}
 
 
@@ -57,7 +59,9 @@ def test_a_channel_axis_of_one_may_be_left_out() -> None:
 
 def test_images_of_another_shape_are_refused() -> None:
     train = spec.TrainSpec(task="tests:Patches", model=changed(image=[32, 32], patch=8))
-    with pytest.raises(SpecError, match=r"image = \[32, 32\] and channels = 1, .* of shape \[28, 28\]"):
+    with pytest.raises(
+        SpecError, match=r"image = \[32, 32\] and channels = 1, .* of shape \[28, 28\]"
+    ):
         Patches().model(train, nnx.Rngs(0))
 
 

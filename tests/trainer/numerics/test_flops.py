@@ -26,7 +26,9 @@ def _own_gradient(x: jax.Array, w: jax.Array) -> jax.Array:
     return x @ w
 
 
-_own_gradient.defvjp(lambda x, w: (x @ w @ w, (x, w)), lambda saved, out: (out @ saved[1].T, saved[0].T @ out))
+_own_gradient.defvjp(
+    lambda x, w: (x @ w @ w, (x, w)), lambda saved, out: (out @ saved[1].T, saved[0].T @ out)
+)
 
 
 def _scan(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -41,7 +43,11 @@ def _mapped(x: jax.Array, w: jax.Array) -> jax.Array:
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     spec = jax.sharding.PartitionSpec("a")
     body = jax.shard_map(
-        lambda x, w: x @ w, mesh=mesh, in_specs=(spec, jax.sharding.PartitionSpec()), out_specs=spec, axis_names={"a"}
+        lambda x, w: x @ w,
+        mesh=mesh,
+        in_specs=(spec, jax.sharding.PartitionSpec()),
+        out_specs=spec,
+        axis_names={"a"},
     )
     return jax.jit(body)(x, w)
 
@@ -54,7 +60,10 @@ def _grouped(x: jax.Array, w: jax.Array) -> jax.Array:
 CASES: dict[str, tuple[Callable[..., Any], float]] = {
     "nothing": (lambda x, w: x + 1, 0),
     "matmul": (lambda x, w: x @ w, MATMUL),
-    "batched": (lambda x, w: jnp.einsum("bij,bjk->bik", jnp.ones((3, 4, 5)), jnp.ones((3, 5, 6))), 2 * 3 * 4 * 5 * 6),
+    "batched": (
+        lambda x, w: jnp.einsum("bij,bjk->bik", jnp.ones((3, 4, 5)), jnp.ones((3, 5, 6))),
+        2 * 3 * 4 * 5 * 6,
+    ),
     "outer": (lambda x, w: jnp.einsum("i,j->ij", jnp.ones(3), jnp.ones(7)), 2 * 3 * 7),
     "scan": (_scan, 5 * MATMUL),
     "jit": (lambda x, w: jax.jit(jnp.matmul)(x, w), MATMUL),
@@ -83,7 +92,10 @@ FROZEN: dict[str, tuple[Callable[..., Any], float]] = {
     "frozen on both sides": (lambda w, x, f: x @ f @ w @ f, 3 + 1 + 1),
     "an operand twice": (lambda w, x, f: x @ w @ w, 2 + 1 + 2),
     "scan": (lambda w, x, f: _scan(x @ w, f), 6 + 1 + 5),
-    "scan that trains": (lambda w, x, f: _scan(x, w), 5 + 10),  # its first round computes what a later one needs
+    "scan that trains": (
+        lambda w, x, f: _scan(x, w),
+        5 + 10,
+    ),  # its first round computes what a later one needs
     "cond": (lambda w, x, f: _cond(x, w), 2 + 3),
     "remat": (lambda w, x, f: jax.checkpoint(lambda x: x @ w @ f)(x), 4),
     "custom_vjp": (lambda w, x, f: _own_gradient(x, f) @ w + _own_gradient(x, w), 3 + 1 + 1),
@@ -96,13 +108,18 @@ FROZEN: dict[str, tuple[Callable[..., Any], float]] = {
 @pytest.mark.parametrize("case", FROZEN)
 def test_a_step_on_what_is_frozen_counts_the_gradients_that_it_needs(case: str) -> None:
     function, products = FROZEN[case]
-    assert flops.train_step_flops(jax.make_jaxpr(function)(W, X, W).jaxpr, trained=1) == products * MATMUL
+    assert (
+        flops.train_step_flops(jax.make_jaxpr(function)(W, X, W).jaxpr, trained=1)
+        == products * MATMUL
+    )
 
 
 @pytest.mark.parametrize(("groups", "per_output"), [(1, 4 * 9), (2, 2 * 9)])
 def test_a_convolution_counts_its_kernel_for_every_output(groups: int, per_output: int) -> None:
     def convolve(image: jax.Array, kernel: jax.Array) -> jax.Array:
-        return jax.lax.conv_general_dilated(image, kernel, (1, 1), "SAME", feature_group_count=groups)
+        return jax.lax.conv_general_dilated(
+            image, kernel, (1, 1), "SAME", feature_group_count=groups
+        )
 
     jaxpr = jax.make_jaxpr(convolve)(jnp.ones((2, 4, 8, 8)), jnp.ones((6, 4 // groups, 3, 3))).jaxpr
     assert flops.count_flops(jaxpr) == 2 * (2 * 6 * 8 * 8) * per_output
@@ -125,7 +142,8 @@ def test_a_training_step_is_three_times_the_forward_pass_without_computing_anyth
 
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_a_decoder_has_the_flops_of_its_formula(remat: str) -> None:
-    batch, config = 2, spec.Decoder(layers=3, width=32, heads=4, kv_heads=2, hidden=64, vocab=50, length=16)
+    batch = 2
+    config = spec.Decoder(layers=3, width=32, heads=4, kv_heads=2, hidden=64, vocab=50, length=16)
 
     def forward(tokens_BL: jax.Array) -> jax.Array:
         return Decoder(config, nnx.Rngs(0), ModelOptions("xla", remat))(tokens_BL)  # type: ignore[arg-type]
@@ -133,8 +151,13 @@ def test_a_decoder_has_the_flops_of_its_formula(remat: str) -> None:
     tokens = jax.ShapeDtypeStruct((batch, config.length), jnp.int32)
     counted = flops.train_step_flops(jax.make_jaxpr(forward)(tokens).jaxpr)
     width, kv_width = config.width, config.width * 2 // 4
-    weights = config.layers * (2 * width * width + 2 * width * kv_width + 3 * width * 64) + width * config.vocab
-    attention = config.layers * 2 * config.length * width  # scores and mix of a token, not halved for the mask
+    weights = (
+        config.layers * (2 * width * width + 2 * width * kv_width + 3 * width * 64)
+        + width * config.vocab
+    )
+    attention = (
+        config.layers * 2 * config.length * width
+    )  # scores and mix of a token, not halved for the mask
     assert counted == 6 * batch * config.length * (weights + attention)
 
 
@@ -149,19 +172,24 @@ def test_a_window_counts_the_keys_that_are_in_it() -> None:
         config = spec.Decoder(layers=3, **sizes, **keys)  # type: ignore[arg-type]
         arrays = ModelArrays(nnx.eval_shape(lambda config=config: Decoder(config, nnx.Rngs(0))))
         tokens = jax.ShapeDtypeStruct((1, 16), jnp.int32)
-        traced = jax.make_jaxpr(lambda params, x, a=arrays: a.merge_model(params, {}, jax.random.key(0))(x))
+        traced = jax.make_jaxpr(
+            lambda params, x, a=arrays: a.merge_model(params, {}, jax.random.key(0))(x)
+        )
         jaxpr = traced(arrays.params, tokens).jaxpr
         counted[name] = [flops.count_flops(jaxpr, causal) for causal in (1.0, 0.5)]
     layer = 2 * 2 * 16 * 16 * 32  # scores and mix of all pairs
     pairs = {1.0: 4 / 16, 0.5: 4 / 16 * (1 - 0.5 * 4 / 16)}  # in a window, of all
     for at, (causal, share) in enumerate(pairs.items()):
-        spared = counted["full"][at] - counted["window"][at], counted["full"][at] - counted["turns"][at]
+        spared = (
+            counted["full"][at] - counted["window"][at],
+            counted["full"][at] - counted["turns"][at],
+        )
         assert spared == (3 * layer * (causal - share), 2 * layer * (causal - share))
 
 
-# Shape -> what a training step costs an image or a token, in GFLOP: with full attention, and with what a causal mask
-# leaves of it. Six times the weights in products and 12 × layers × length × width, by hand; the table of llm-foundry's
-# benchmarks counts the last, MPT-1b's, so too.
+# Shape -> what a training step costs an image or a token, in GFLOP: with full attention, and with
+# what a causal mask leaves of it. Six times the weights in products and 12 × layers × length ×
+# width, by hand; the table of llm-foundry's benchmarks counts the last, MPT-1b's, so too.
 WIDE = {"width": 2048, "heads": 16, "length": 2048}
 SHAPES: dict[str, tuple[spec.Model, float, float]] = {
     "ViT-B/16": (spec.ViT(preset="vit-b16"), 105.4, 105.4),
@@ -178,7 +206,9 @@ def test_published_shapes_have_their_flops_by_either_convention(name: str, scan:
     config = model.model_copy(update={"scan": scan})
     kinds: dict[str, Any] = {"vit": ViT, "decoder": Decoder, "gpt2": GPT2}
     arrays = ModelArrays(nnx.eval_shape(lambda: kinds[model.kind](config, nnx.Rngs(0))))
-    shape, dtype = ((1, 224, 224, 3), jnp.float32) if model.kind == "vit" else ((1, 2048), jnp.int32)
+    shape, dtype = (
+        ((1, 224, 224, 3), jnp.float32) if model.kind == "vit" else ((1, 2048), jnp.int32)
+    )
 
     def forward(params: Any, x: jax.Array) -> jax.Array:
         return arrays.merge_model(params, {}, jax.random.key(0))(x)

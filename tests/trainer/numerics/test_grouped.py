@@ -39,10 +39,14 @@ def arrays(room: int, counts: Sequence[int], dtype: str = "float32") -> list[jax
     """Rows, matrices, a gradient of the result and the rows of each group; NaN where no row is."""
     rng = np.random.default_rng(0)
     x, w, gradient = (
-        rng.standard_normal(shape) for shape in ((room, INPUTS), (len(counts), INPUTS, OUTPUTS), (room, OUTPUTS))
+        rng.standard_normal(shape)
+        for shape in ((room, INPUTS), (len(counts), INPUTS, OUTPUTS), (room, OUTPUTS))
     )
     x[sum(counts) :] = gradient[sum(counts) :] = np.nan
-    return [*(jnp.asarray(each, dtype) for each in (x, w, gradient)), jnp.asarray(counts, jnp.int32)]
+    return [
+        *(jnp.asarray(each, dtype) for each in (x, w, gradient)),
+        jnp.asarray(counts, jnp.int32),
+    ]
 
 
 def by_hand(x: jax.Array, w: jax.Array, gradient: jax.Array, counts: jax.Array) -> list[np.ndarray]:
@@ -51,20 +55,31 @@ def by_hand(x: jax.Array, w: jax.Array, gradient: jax.Array, counts: jax.Array) 
     made, of_x, of_w, begin = np.zeros((len(x), OUTPUTS)), np.zeros_like(x), np.zeros_like(w), 0
     for group, count in enumerate(counts.tolist()):
         own = slice(begin, begin + count)
-        made[own], of_x[own], of_w[group] = x[own] @ w[group], gradient[own] @ w[group].T, x[own].T @ gradient[own]
+        made[own], of_x[own], of_w[group] = (
+            x[own] @ w[group],
+            gradient[own] @ w[group].T,
+            x[own].T @ gradient[own],
+        )
         begin += count
     return [made, of_x, of_w]
 
 
-@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("bfloat16", 2**-7), ("float16", 2**-9)])
+@pytest.mark.parametrize(
+    ("dtype", "within"), [("float32", 1e-5), ("bfloat16", 2**-7), ("float16", 2**-9)]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_it_and_its_gradients_are_those_by_hand(case: str, dtype: str, within: float) -> None:
     x, w, gradient, counts = arrays(*CASES[case], dtype)
     made, back = jax.vjp(lambda x, w: grouped.grouped_product(x, w, counts, rows=len(x)), x, w)
-    for found, expected in zip((made, *back(gradient)), by_hand(x, w, gradient, counts), strict=True):
+    for found, expected in zip(
+        (made, *back(gradient)), by_hand(x, w, gradient, counts), strict=True
+    ):
         assert found.dtype == dtype
         np.testing.assert_allclose(
-            np.asarray(found, np.float64), expected, rtol=within, atol=within * max(1.0, np.abs(expected).max())
+            np.asarray(found, np.float64),
+            expected,
+            rtol=within,
+            atol=within * max(1.0, np.abs(expected).max()),
         )
 
 
@@ -80,7 +95,9 @@ def test_rows_and_matrices_of_two_dtypes_give_what_ragged_dot_gives() -> None:
             )
         )
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-        assert [each.dtype for each in back(gradient)] == [each.dtype for each in as_ragged(gradient)]
+        assert [each.dtype for each in back(gradient)] == [
+            each.dtype for each in as_ragged(gradient)
+        ]
 
 
 def test_a_layer_computed_again_in_a_loop_has_the_same_gradients() -> None:
@@ -89,13 +106,19 @@ def test_a_layer_computed_again_in_a_loop_has_the_same_gradients() -> None:
 
     def loss(stacked: jax.Array, is_loop: bool) -> jax.Array:
         def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
-            made = grouped.grouped_product(x, w, counts, rows=70) if is_loop else jax.lax.ragged_dot(x, w, counts)
+            made = (
+                grouped.grouped_product(x, w, counts, rows=70)
+                if is_loop
+                else jax.lax.ragged_dot(x, w, counts)
+            )
             return x + jnp.tanh(checkpoint_name(made, "gate"))[:, :INPUTS], None
 
         policy = jax.checkpoint_policies.save_only_these_names("gate")
         return jax.lax.scan(jax.checkpoint(layer, policy=policy), x, stacked)[0].sum()
 
-    found, expected = (jax.jit(jax.grad(loss), static_argnums=1)(stacked, is_loop) for is_loop in (True, False))
+    found, expected = (
+        jax.jit(jax.grad(loss), static_argnums=1)(stacked, is_loop) for is_loop in (True, False)
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -122,7 +145,13 @@ def test_it_is_worth_it_where_it_spares_more_than_its_turns_cost(
     [
         (4096, 16384, 4096, 14336, 1024),  # Mixtral, an expert a device
         (512, 4096, 4096, 14336, 256),  # all experts
-        (1024, 131072, 2048, 768, 2048),  # Qwen 3, whose products take less time than a turn: one block, if it can be
+        (
+            1024,
+            131072,
+            2048,
+            768,
+            2048,
+        ),  # Qwen 3, whose products take less time than a turn: one block, if it can be
         (64, 4096, 4096, 14336, 256),
         (64, 128, 4096, 14336, 128),
     ],
@@ -138,11 +167,15 @@ def test_a_compiled_program_says_how_often_its_loops_are_expected_to_run() -> No
     """Four groups of 40 rows in the mean, in blocks of 16; and of 32 for the gradient, of which the first is apart."""
     x, w, gradient, counts = arrays(320, [40, 40, 40, 40])
 
-    def step(x: jax.Array, w: jax.Array, gradient: jax.Array, counts: jax.Array) -> tuple[jax.Array, ...]:
+    def step(
+        x: jax.Array, w: jax.Array, gradient: jax.Array, counts: jax.Array
+    ) -> tuple[jax.Array, ...]:
         made, back = jax.vjp(lambda x, w: grouped.grouped_product(x, w, counts, rows=160), x, w)
         return made, *back(gradient)
 
-    program = Program.from_text(jax.jit(step).lower(x, w, gradient, counts).compile().as_text() or "")
+    program = Program.from_text(
+        jax.jit(step).lower(x, w, gradient, counts).compile().as_text() or ""
+    )
     products: dict[float, float] = {}
     for name, times in program.executions.items():
         for each in program.computations[name]:

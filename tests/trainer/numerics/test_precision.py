@@ -18,16 +18,24 @@ FLOAT32, BFLOAT16, FLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dt
         ("fp16", FLOAT16, None),
     ],
 )
-def test_a_name_keeps_parameters_and_output_in_float32(name: str, compute: jnp.dtype, matmul: str | None) -> None:
-    assert precision.resolve_precision(name) == precision.Precision(FLOAT32, compute, FLOAT32, matmul)
+def test_a_name_keeps_parameters_and_output_in_float32(
+    name: str, compute: jnp.dtype, matmul: str | None
+) -> None:
+    assert precision.resolve_precision(name) == precision.Precision(
+        FLOAT32, compute, FLOAT32, matmul
+    )
 
 
 def test_a_policy_in_full_is_taken_as_written() -> None:
     written = Policy(params="bfloat16", compute="bfloat16", output="bfloat16", matmul="highest")
-    assert precision.resolve_precision(written) == precision.Precision(BFLOAT16, BFLOAT16, BFLOAT16, "highest")
+    assert precision.resolve_precision(written) == precision.Precision(
+        BFLOAT16, BFLOAT16, BFLOAT16, "highest"
+    )
 
 
-@pytest.mark.parametrize(("name", "asked"), [("fp32", "HIGHEST"), ("tf32", "HIGH"), ("bf16", "DEFAULT")])
+@pytest.mark.parametrize(
+    ("name", "asked"), [("fp32", "HIGHEST"), ("tf32", "HIGH"), ("bf16", "DEFAULT")]
+)
 def test_forward_and_backward_products_ask_a_gpu_for_the_precision(name: str, asked: str) -> None:
     x = jnp.ones((4, 4))
     with jax.default_matmul_precision(precision.resolve_precision(name).matmul):

@@ -18,7 +18,9 @@ TOKENS = np.arange(128).reshape(8, 16) % 32
 
 def gradient(params: Any, keep: Any) -> tuple[Any, int]:
     """The gradient of a decoder under a policy, and the bytes its compiled program keeps meanwhile."""
-    arrays = ModelArrays(nnx.eval_shape(lambda: Decoder(DECODER, nnx.Rngs(0), ModelOptions(remat=keep))))
+    arrays = ModelArrays(
+        nnx.eval_shape(lambda: Decoder(DECODER, nnx.Rngs(0), ModelOptions(remat=keep)))
+    )
 
     def loss(params: Any) -> jax.Array:
         return jax.numpy.square(arrays.merge_model(params, {}, jax.random.key(0))(TOKENS)).mean()
@@ -34,7 +36,9 @@ def test_every_policy_gives_the_same_gradient_for_less_memory() -> None:
     kept = {}
     for keep in ("full", "dots", "dots_no_batch", ["query", "mixed"], "offload"):
         found, kept[str(keep)] = gradient(params, keep)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), found, expected)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), found, expected
+        )
     assert kept["full"] < kept["['query', 'mixed']"] < kept["dots_no_batch"] <= kept["dots"] < most
 
 
@@ -49,7 +53,9 @@ def losses_without() -> np.ndarray:
 
 
 def test_an_unknown_tensor_is_an_error_that_lists_the_legal_ones() -> None:
-    with pytest.raises(SpecError, match="unknown tensor attn; this model names query, key, value, mixed, gate, up"):
+    with pytest.raises(
+        SpecError, match="unknown tensor attn; this model names query, key, value, mixed, gate, up"
+    ):
         Decoder(DECODER, nnx.Rngs(0), ModelOptions(remat=["query", "attn"]))
 
 

@@ -2,7 +2,8 @@
 
     python -m tests.trainer.optim.simulations
 
-runs every optimizer × clip × groups × decay_on × warm-up × resume, and prints how far the two are apart at most.
+runs every optimizer × clip × groups × decay_on × warm-up × resume, and prints how far the two are
+apart at most.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from jaxlaunch.trainer.spec import Optimizer
 
 Array = Any
 State = dict[str, Any]  # of one parameter
-Rule = Callable[..., Array]  # (x, g, state, t, rate, decay, **options) -> x after update t = 1, 2, …
+Rule = Callable[
+    ..., Array
+]  # (x, g, state, t, rate, decay, **options) -> x after update t = 1, 2, …
 
 STEPS, RESUMES_AT, LR, DECAY, WARMUP, CLIP = 25, 7, 0.01, 0.1, 6, 1.0
 # Of parameters: the shape, and the named axes (without that of stacked layers).
@@ -38,10 +41,19 @@ PARAMETERS: dict[str, tuple[tuple[int, ...], tuple[str, ...] | None]] = {
     "tall": ((2, 14, 12), ("embed", "hidden")),
     "frozen": ((3, 3), None),
 }
-FACTORED = {"wide": (128, 136), "tall": (2, 136, 128)}  # with adafactor, which factors nothing smaller
+FACTORED = {
+    "wide": (128, 136),
+    "tall": (2, 136, 128),
+}  # with adafactor, which factors nothing smaller
 MATRICES = {"embedding", "blocks.up", "blocks.out", "wide", "tall", "frozen"}
 # Inputs and outputs of what Muon has.
-OF_MUON = {"blocks.up": (5, 8), "blocks.out": (6, 5), "wide": (12, 14), "tall": (14, 12), "frozen": (3, 3)}
+OF_MUON = {
+    "blocks.up": (5, 8),
+    "blocks.out": (6, 5),
+    "wide": (12, 14),
+    "tall": (14, 12),
+    "frozen": (3, 3),
+}
 GROUPS: list[dict[str, Any]] = [
     {"match": r"blocks\..*", "lr": 0.5, "weight_decay": 0.02},
     {"match": "embedding", "lr": 2.0},
@@ -49,17 +61,21 @@ GROUPS: list[dict[str, Any]] = [
 ]
 
 
-# --- the rules --------------------------------------------------------------------------------------------------------
+# --- the rules ------------------------------------------------------------------------------------
 
 
-def sgd(x: Array, g: Array, s: State, t: int, rate: float, decay: float, momentum: float, nesterov: bool) -> Array:
+def sgd(
+    x: Array, g: Array, s: State, t: int, rate: float, decay: float, momentum: float, nesterov: bool
+) -> Array:
     """torch.optim.SGD, with dampening 0."""
     g = g + decay * x
     s["m"] = momentum * s.get("m", 0.0) + g
     return x - rate * (g + momentum * s["m"] if nesterov else s["m"])
 
 
-def adam_step(g: Array, s: State, t: int, b1: float, b2: float, eps: float, nesterov: bool = False) -> Array:
+def adam_step(
+    g: Array, s: State, t: int, b1: float, b2: float, eps: float, nesterov: bool = False
+) -> Array:
     """Kingma and Ba 2015, algorithm 1; with nesterov Dozat 2016, algorithm 2, with one b1 for all steps."""
     s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
     s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g**2
@@ -79,7 +95,9 @@ def adamw(x: Array, g: Array, s: State, t: int, rate: float, decay: float, **opt
     return x - rate * (adam_step(g, s, t, **options) + decay * x)
 
 
-def lion(x: Array, g: Array, s: State, t: int, rate: float, decay: float, b1: float, b2: float) -> Array:
+def lion(
+    x: Array, g: Array, s: State, t: int, rate: float, decay: float, b1: float, b2: float
+) -> Array:
     """Chen et al. 2023, algorithm 2."""
     m = s.get("m", 0.0)
     s["m"] = b2 * m + (1 - b2) * g
@@ -93,7 +111,9 @@ def lamb(x: Array, g: Array, s: State, t: int, rate: float, decay: float, **opti
     return x - rate * (sizes[0] / sizes[1] if all(sizes) else 1.0) * u
 
 
-def adafactor(x: Array, g: Array, s: State, t: int, rate: float, decay: float, b1: float | None, eps: float) -> Array:
+def adafactor(
+    x: Array, g: Array, s: State, t: int, rate: float, decay: float, b1: float | None, eps: float
+) -> Array:
     """Shazeer and Stern 2018, algorithms 4 and 5 with the constants of section 9.
 
     The squares are factored where both axes hold 128 or more, as optax chooses.
@@ -117,7 +137,14 @@ def rms(x: Array) -> float:
 
 
 def muon(
-    x: Array, g: Array, s: State, t: int, rate: float, decay: float, sizes: tuple[int, int] | None, **options: Any
+    x: Array,
+    g: Array,
+    s: State,
+    t: int,
+    rate: float,
+    decay: float,
+    sizes: tuple[int, int] | None,
+    **options: Any,
 ) -> Array:
     """Jordan 2024 (github.com/KellerJordan/Muon, `SingleDeviceMuonWithAuxAdam`); consistent_rms is Liu et al. 2025."""
     of_adam = {key: options.pop(key) for key in ("b1", "b2")}
@@ -126,7 +153,9 @@ def muon(
     beta, inputs, outputs = options["beta"], *sizes
     s["m"] = beta * s.get("m", 0.0) + (1 - beta) * g
     ahead = (1 - beta) * g + beta * s["m"]
-    u = np.stack([newton_schulz(each, options) for each in ahead.reshape(-1, inputs, outputs)]).reshape(x.shape)
+    u = np.stack(
+        [newton_schulz(each, options) for each in ahead.reshape(-1, inputs, outputs)]
+    ).reshape(x.shape)
     scale = math.sqrt(max(1.0, outputs / inputs))
     if options["consistent_rms"] is not None:
         scale = options["consistent_rms"] * math.sqrt(max(inputs, outputs))
@@ -142,7 +171,17 @@ def newton_schulz(x: Array, options: dict[str, Any]) -> Array:
     return (u * s) @ v
 
 
-def free(y: Array, g: Array, s: State, t: int, rate: float, decay: float, b1: float, b2: float, eps: float) -> Array:
+def free(
+    y: Array,
+    g: Array,
+    s: State,
+    t: int,
+    rate: float,
+    decay: float,
+    b1: float,
+    b2: float,
+    eps: float,
+) -> Array:
     """Defazio et al. 2024, algorithm 1."""
     s.setdefault("x", y), s.setdefault("z", y)
     s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g**2
@@ -177,7 +216,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 RESUMED_WITH = {"schedule-free b1": {"b1": 0.95}}  # options that the resumed run has otherwise
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +257,10 @@ class Setting:
 
 ALL = [Setting(*switches) for switches in itertools.product((False, True), repeat=5)]
 # Every two switches are seen in all four ways.
-COVERING = [Setting(*map(bool, map(int, bits))) for bits in ("00000", "01111", "10111", "11011", "11101", "11110")]
+COVERING = [
+    Setting(*map(bool, map(int, bits)))
+    for bits in ("00000", "01111", "10111", "11011", "11101", "11110")
+]
 
 
 def drawn(optimizer: Optimizer) -> tuple[dict[str, Array], list[dict[str, Array]]]:
@@ -238,10 +280,16 @@ def drawn(optimizer: Optimizer) -> tuple[dict[str, Array], list[dict[str, Array]
 def simulated(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], dict[str, State]]:
     """The parameters after each update, and the states of the rule at the end."""
     start, grads = drawn(setting.optimizer(variant))
-    owner = {name: next((g for g in GROUPS if re.fullmatch(g["match"], name)), {}) for name in start}
+    owner = {
+        name: next((g for g in GROUPS if re.fullmatch(g["match"], name)), {}) for name in start
+    }
     if not setting.has_groups:
         owner = dict.fromkeys(start, {})
-    params = {name: leaf.astype(np.float64) for name, leaf in start.items() if not owner[name].get("freeze")}
+    params = {
+        name: leaf.astype(np.float64)
+        for name, leaf in start.items()
+        if not owner[name].get("freeze")
+    }
     states: dict[str, State] = {name: {} for name in params}
     points = []
     for step in range(STEPS):
@@ -252,12 +300,16 @@ def simulated(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], d
         factor = min(1.0, CLIP / norm) if setting.clips else 1.0
         for name, x in params.items():
             group, options = owner[name], optimizer.options()
-            is_spared = setting.on_matrices and name not in (OF_MUON if optimizer.name == "muon" else MATRICES)
+            is_spared = setting.on_matrices and name not in (
+                OF_MUON if optimizer.name == "muon" else MATRICES
+            )
             decay = 0.0 if is_spared else group.get("weight_decay", DECAY)
             if optimizer.name == "muon":
                 options["sizes"] = OF_MUON.get(name)
             rate = group.get("lr", 1.0) * setting.rate(variant, step)
-            params[name] = RULES[optimizer.name](x, factor * now[name], states[name], step + 1, rate, decay, **options)
+            params[name] = RULES[optimizer.name](
+                x, factor * now[name], states[name], step + 1, rate, decay, **options
+            )
         points.append(dict(params))
     return points, states
 
@@ -275,7 +327,11 @@ def trained(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], Any
     for step in range(STEPS):
         if setting.resumes and step == RESUMES_AT:
             state = jax.tree.map(lambda leaf: jnp.asarray(np.array(leaf)), state)
-            update = jax.jit(optimizers.build_optimizer(setting.optimizer(variant, resumed=True), STEPS, axes).update)
+            update = jax.jit(
+                optimizers.build_optimizer(
+                    setting.optimizer(variant, resumed=True), STEPS, axes
+                ).update
+            )
         updates, state = update({name: grads[step][name] for name in params}, state, params)
         params = optax.apply_updates(params, updates)
         points.append({name: np.asarray(leaf) for name, leaf in params.items()})
@@ -286,11 +342,17 @@ def apart(variant: str, setting: Setting) -> dict[str, float]:
     """The largest distance of each parameter over all steps, relative to 1 + |p|; under `x of` what is evaluated."""
     (wanted, states), (found, state) = simulated(variant, setting), trained(variant, setting)
     far = {
-        name: max(relative(each[name], other[name]) for each, other in zip(found, wanted, strict=True))
+        name: max(
+            relative(each[name], other[name]) for each, other in zip(found, wanted, strict=True)
+        )
         for name in wanted[0]
     }
-    averaged = transforms.averaged_params(state, {name: jnp.asarray(leaf) for name, leaf in found[-1].items()})
-    return far | {f"x of {name}": relative(leaf, states[name]["x"]) for name, leaf in (averaged or {}).items()}
+    averaged = transforms.averaged_params(
+        state, {name: jnp.asarray(leaf) for name, leaf in found[-1].items()}
+    )
+    return far | {
+        f"x of {name}": relative(leaf, states[name]["x"]) for name, leaf in (averaged or {}).items()
+    }
 
 
 def relative(found: Array, wanted: Array) -> float:
@@ -300,10 +362,17 @@ def relative(found: Array, wanted: Array) -> float:
 def campaign() -> Iterator[tuple[str, int, float, str]]:
     """For each variant: the runs, the largest distance, and where that is."""
     for variant in VARIANTS:
-        worst = max((far, f"{name}, {setting}") for setting in ALL for name, far in apart(variant, setting).items())
+        worst = max(
+            (far, f"{name}, {setting}")
+            for setting in ALL
+            for name, far in apart(variant, setting).items()
+        )
         yield variant, len(ALL), *worst
 
 
 if __name__ == "__main__":
     for variant, runs, far, where in campaign():
-        print(f"{variant:16} {runs} runs of {STEPS} steps: {far:.1e} apart at most ({where})", flush=True)
+        print(
+            f"{variant:16} {runs} runs of {STEPS} steps: {far:.1e} apart at most ({where})",
+            flush=True,
+        )

@@ -42,7 +42,9 @@ def after(transformation: optax.GradientTransformation) -> tuple[dict[str, jax.A
     return params, state
 
 
-def by_formula(rule: Any, decays: dict[str, float] | None = None, rate: Any = None, **options: Any) -> dict[str, Any]:
+def by_formula(
+    rule: Any, decays: dict[str, float] | None = None, rate: Any = None, **options: Any
+) -> dict[str, Any]:
     """The parameters and states of a rule of the simulations after STEPS updates at a rate of 0.01."""
     found = {}
     for name, leaf in drawn(0).items():
@@ -61,7 +63,8 @@ def assert_equal(found: dict[str, jax.Array], wanted: dict[str, Any]) -> None:
 
 def built(**keys: Any) -> optax.GradientTransformation:
     return optimizers.build_optimizer(
-        Optimizer(**{"lr": 0.01, "clip": None, "schedule": Schedule(name="constant"), **keys}), STEPS
+        Optimizer(**{"lr": 0.01, "clip": None, "schedule": Schedule(name="constant"), **keys}),
+        STEPS,
     )
 
 
@@ -88,22 +91,32 @@ def rmsprop(x: Any, g: Any, s: Any, t: int, rate: float, decay: float) -> Any:
 
 def test_torch_s_rmsprop_is_the_chain_that_the_page_shows_and_optax_s_another() -> None:
     shown = re.search(
-        r"```yaml\n(optimizer:\n  chain:\n    - {name: \"optax:scale_by_rms.*?)```", DOCS.read_text(), re.DOTALL
+        r"```yaml\n(optimizer:\n  chain:\n    - {name: \"optax:scale_by_rms.*?)```",
+        DOCS.read_text(),
+        re.DOTALL,
     )
     assert shown is not None
     decaying = {"schedule": Schedule(name="linear"), "lr": 0.01}
     wanted = by_formula(rmsprop, rate=lambda step: 0.01 * (1 - step / STEPS))
     assert_equal(after(built(**yaml.safe_load(shown[1])["optimizer"] | decaying))[0], wanted)
     args = {"decay": 0.99, "momentum": 0.9, "eps_in_sqrt": False}
-    assert_equal(after(built(name="optax:rmsprop", args=args))[0], by_formula(rmsprop))  # at one rate it is torch's
+    assert_equal(
+        after(built(name="optax:rmsprop", args=args))[0], by_formula(rmsprop)
+    )  # at one rate it is torch's
     found = after(built(name="optax:rmsprop", args=args, **decaying))[0]
     assert min(np.abs(found[name] - x).max() for name, (x, _) in wanted.items()) > 1e-3
 
 
-def adan(x: Any, g: Any, s: Any, t: int, rate: float, decay: float, weight: float, eps_root: float = 0.0) -> Any:
+def adan(
+    x: Any, g: Any, s: Any, t: int, rate: float, decay: float, weight: float, eps_root: float = 0.0
+) -> Any:
     """Xie et al. 2022, algorithm 1, whose betas are 1 minus these; the paper weighs the gradient's change by b2."""
     change, s["g"] = g - s.get("g", g), g
-    for key, b, value in (("m", 0.98, g), ("v", 0.92, change), ("n", 0.99, (g + weight * change) ** 2)):
+    for key, b, value in (
+        ("m", 0.98, g),
+        ("v", 0.92, change),
+        ("n", 0.99, (g + weight * change) ** 2),
+    ):
         s[key] = b * s.get(key, 0.0) + (1 - b) * value
     m, v, n = s["m"] / (1 - 0.98**t), s["v"] / (1 - 0.92**t), s["n"] / (1 - 0.99**t)
     return x - rate * (m + weight * v) / (np.sqrt(n + eps_root) + 1e-8)
@@ -112,14 +125,19 @@ def adan(x: Any, g: Any, s: Any, t: int, rate: float, decay: float, weight: floa
 def test_optax_s_adan_is_apart_from_the_paper_as_the_page_says() -> None:
     found = after(built(name="optax:adan"))[0]
     assert_equal(found, by_formula(adan, weight=1 - 0.92, eps_root=1e-8))
-    assert min(np.abs(found[name] - x).max() for name, (x, _) in by_formula(adan, weight=0.92).items()) > 1e-2
+    assert (
+        min(np.abs(found[name] - x).max() for name, (x, _) in by_formula(adan, weight=0.92).items())
+        > 1e-2
+    )
 
 
 ADAMW = {"b1": 0.8, "b2": 0.999, "eps": 1e-8}
 
 
 def test_a_factory_gets_what_it_takes() -> None:
-    found = after(built(name="optax:adamw", args={"b1": 0.8}, weight_decay=0.1, decay_on="matrices"))[0]
+    found = after(
+        built(name="optax:adamw", args={"b1": 0.8}, weight_decay=0.1, decay_on="matrices")
+    )[0]
     assert_equal(found, by_formula(simulations.adamw, {"w": 0.1}, **ADAMW))
 
 
@@ -136,7 +154,9 @@ def test_a_factory_gets_a_decay_of_0_and_has_its_own_where_none_is_said(
 ) -> None:
     # Without a gradient the decay is all that moves a parameter.
     transformation, params = built(name="optax:adamw", lr=1.0, **keys), drawn(0)
-    updates, _ = transformation.update(jax.tree.map(jnp.zeros_like, params), transformation.init(params), params)
+    updates, _ = transformation.update(
+        jax.tree.map(jnp.zeros_like, params), transformation.init(params), params
+    )
     for name, decay in decays.items():
         np.testing.assert_allclose(updates[name], -decay * params[name], rtol=1e-6, atol=0)
 
@@ -144,11 +164,15 @@ def test_a_factory_gets_a_decay_of_0_and_has_its_own_where_none_is_said(
 def test_what_schedule_free_of_optax_s_own_evaluates_is_its_average() -> None:
     params, state = after(built(name="optax:contrib.schedule_free_adamw"))
     wanted = by_formula(simulations.free, b1=0.9, b2=0.999, eps=1e-8)
-    assert_equal(transforms.averaged_params(state, params), {name: (s["x"], s) for name, (_, s) in wanted.items()})
+    assert_equal(
+        transforms.averaged_params(state, params),
+        {name: (s["x"], s) for name, (_, s) in wanted.items()},
+    )
     assert transforms.averaged_params(after(built())[1], params) is None
 
 
-# Arrays as large as the parameters that each holds, one where it is not named; less than a hundredth more are counts.
+# Arrays as large as the parameters that each holds, one where it is not named; less than a
+# hundredth more are counts.
 HOLDS = dict.fromkeys(["adam", "adamw", "lamb", "schedule-free"], 2) | dict.fromkeys(["sgd"], 0)
 
 
@@ -158,9 +182,9 @@ def test_the_planned_bytes_are_those_of_the_trained_parameters(name: str) -> Non
     step = build(Digits(), optimizer={"name": name, "groups": groups})
     trained = step.builder.trained_params(step.abstract.params)
     assert trained.keys() == {"head.bias", "head.kernel", "layers.1.bias", "layers.1.kernel"}
-    of_muon = 1 + memory.bytes_per_device([trained[key] for key in trained if key != "layers.1.kernel"]) / (
-        memory.bytes_per_device(trained)
-    )
+    of_muon = 1 + memory.bytes_per_device(
+        [trained[key] for key in trained if key != "layers.1.kernel"]
+    ) / (memory.bytes_per_device(trained))
     holds = of_muon if name == "muon" else HOLDS.get(name, 1)
     found = memory.bytes_per_device(step.abstract.opt) / memory.bytes_per_device(trained)
     assert holds <= found <= holds + 0.02
@@ -194,14 +218,29 @@ def test_a_schedule_of_the_user_s_is_a_function_of_the_step() -> None:
         ({"name": f"{MINE}:Net"}, r"Net\(\) failed: TypeError"),
         ({"name": f"{MINE}:nowhere"}, "has no 'nowhere'"),
         ({"name": f"{MINE}:a_list"}, "makes a list, not an optax.GradientTransformation"),
-        ({"name": f"{MINE}:momentum", "args": {"decoy": 1}}, r"momentum\(learning_rate, decoy\) failed: TypeError"),
-        ({"name": f"{MINE}:momentum", "args": {"learning_rate": 1}}, "gets learning_rate of train.optimizer.lr"),
-        ({"name": f"{MINE}:momentum", "weight_decay": 0.1}, "takes no weight_decay; leave it out, or add"),
         (
-            {"name": f"{MINE}:momentum", "groups": [{"match": "b"}, {"match": "w", "weight_decay": 0.1}]},
+            {"name": f"{MINE}:momentum", "args": {"decoy": 1}},
+            r"momentum\(learning_rate, decoy\) failed: TypeError",
+        ),
+        (
+            {"name": f"{MINE}:momentum", "args": {"learning_rate": 1}},
+            "gets learning_rate of train.optimizer.lr",
+        ),
+        (
+            {"name": f"{MINE}:momentum", "weight_decay": 0.1},
+            "takes no weight_decay; leave it out, or add",
+        ),
+        (
+            {
+                "name": f"{MINE}:momentum",
+                "groups": [{"match": "b"}, {"match": "w", "weight_decay": 0.1}],
+            },
             "train.optimizer.groups.1.weight_decay = 0.1, but",
         ),
-        ({"schedule": f"{MINE}:a_list"}, "makes a list, not a schedule: a function step -> learning rate"),
+        (
+            {"schedule": f"{MINE}:a_list"},
+            "makes a list, not a schedule: a function step -> learning rate",
+        ),
         ({"schedule": f"{MINE}:pairs"}, r"gives an array of shape \[2\] for a step, not a number"),
         ({"schedule": {"name": f"{MINE}:halving"}}, r"halving\(lr\) failed: TypeError"),
     ],

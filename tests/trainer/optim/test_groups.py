@@ -15,16 +15,30 @@ from tests.trainer.tiny import Digits, build, compiled
 
 CONSTANT = Schedule(name="constant")
 STEPS = 20
-AXES: dict[str, Any] = {"stack.scale": ("embed",), "stack.qkv_bias": (None, "heads"), "stack.up": ("embed", "hidden")}
+AXES: dict[str, Any] = {
+    "stack.scale": ("embed",),
+    "stack.qkv_bias": (None, "heads"),
+    "stack.up": ("embed", "hidden"),
+}
 
 
 def drawn(seed: int) -> dict[str, jax.Array]:
     random = np.random.default_rng(seed)
-    shapes = {"stack.up": (2, 4, 3), "stack.scale": (2, 4), "stack.qkv_bias": (2, 3, 2), "head": (4, 3), "bias": (3,)}
-    return {name: jnp.asarray(random.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    shapes = {
+        "stack.up": (2, 4, 3),
+        "stack.scale": (2, 4),
+        "stack.qkv_bias": (2, 3, 2),
+        "head": (4, 3),
+        "bias": (3,),
+    }
+    return {
+        name: jnp.asarray(random.normal(size=shape), jnp.float32) for name, shape in shapes.items()
+    }
 
 
-def trajectory(optimizer: Optimizer, names: list[str], zero: bool = False) -> tuple[dict[str, jax.Array], Any]:
+def trajectory(
+    optimizer: Optimizer, names: list[str], zero: bool = False
+) -> tuple[dict[str, jax.Array], Any]:
     """The parameters `names` and the optimizer's state after STEPS updates."""
     built = optimizers.build_optimizer(optimizer, STEPS, AXES)
     params = {name: drawn(0)[name] for name in names}
@@ -39,7 +53,10 @@ def trajectory(optimizer: Optimizer, names: list[str], zero: bool = False) -> tu
 def test_each_group_is_an_optimizer_of_its_own() -> None:
     """With a rate and a decay; the first group that matches a parameter has it."""
     keys: dict[str, Any] = {"clip": None, "schedule": CONSTANT, "lr": 0.1, "weight_decay": 0.1}
-    asked = [{"match": ".*bias", "lr": 0.5, "weight_decay": 0.0}, {"match": r"stack\..*", "lr": 0.25}]
+    asked = [
+        {"match": ".*bias", "lr": 0.5, "weight_decay": 0.0},
+        {"match": r"stack\..*", "lr": 0.25},
+    ]
     params, state = trajectory(Optimizer(groups=asked, **keys), list(drawn(0)))
     parts = {
         ("bias", "stack.qkv_bias"): {"lr": 0.05, "weight_decay": 0.0},
@@ -49,7 +66,9 @@ def test_each_group_is_an_optimizer_of_its_own() -> None:
     for names, changed in parts.items():
         alone, _ = trajectory(Optimizer(**keys | changed), list(names))
         for name in names:
-            np.testing.assert_allclose(params[name], alone[name], rtol=1e-6, atol=1e-7, err_msg=name)
+            np.testing.assert_allclose(
+                params[name], alone[name], rtol=1e-6, atol=1e-7, err_msg=name
+            )
     assert {label: set(part[0].mu) for label, part in state[1].items()} == {
         "group0": {"bias", "stack.qkv_bias"}, "group1": {"stack.up", "stack.scale"}, "rest": {"head"},
     }  # fmt: skip
@@ -57,7 +76,9 @@ def test_each_group_is_an_optimizer_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
 def test_decay_on_matrices_leaves_biases_and_stacks_of_vectors_alone(name: str) -> None:
-    optimizer = Optimizer(name=name, lr=0.1, weight_decay=0.1, decay_on="matrices", clip=None, schedule=CONSTANT)
+    optimizer = Optimizer(
+        name=name, lr=0.1, weight_decay=0.1, decay_on="matrices", clip=None, schedule=CONSTANT
+    )
     params, _ = trajectory(optimizer, list(drawn(0)), zero=True)
     for key, start in drawn(0).items():
         is_matrix = key in ("stack.up", "head")
@@ -86,12 +107,17 @@ def test_a_scale_of_all_heads_is_no_matrix() -> None:
 def test_a_run_counts_the_arrays_that_decay(keys: dict[str, Any], said: list[str]) -> None:
     axes = {"embedding": ("vocab", "embed"), "up": ("embed", "hidden"), "scale": ("embed",)}
     params = {name: jax.ShapeDtypeStruct((4,) * len(of), jnp.float32) for name, of in axes.items()}
-    assert optimizers.describe_optimizer(Optimizer(decay_on="matrices", **keys), params, axes) == said
+    assert (
+        optimizers.describe_optimizer(Optimizer(decay_on="matrices", **keys), params, axes) == said
+    )
 
 
 def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
-    task, asked = Digits(), [{"match": r"head\..*", "lr": 0.5}, {"match": r"layers\.0\..*", "freeze": True}]
-    step = compiled(task, optimizer={"groups": asked, "weight_decay": 0.1, "ema": 0.9}, mesh={"fsdp": 2})
+    task = Digits()
+    asked = [{"match": r"head\..*", "lr": 0.5}, {"match": r"layers\.0\..*", "freeze": True}]
+    step = compiled(
+        task, optimizer={"groups": asked, "weight_decay": 0.1, "ema": 0.9}, mesh={"fsdp": 2}
+    )
     step.compile_eval(step.put_batch(task.batch(0)))
     state, losses = step.init_state(), []
     before = {name: np.array(leaf) for name, leaf in state.params.items()}
@@ -100,7 +126,9 @@ def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
         losses.append(float(metrics["loss"]))
     frozen = {"layers.0.kernel", "layers.0.bias"}
     assert step.builder.frozen == frozen and losses[-1] < losses[0]
-    assert {name for name, leaf in state.params.items() if np.array_equal(leaf, before[name])} == frozen
+    assert {
+        name for name, leaf in state.params.items() if np.array_equal(leaf, before[name])
+    } == frozen
     tree = step.builder.to_tree(state)
     assert not [name for part in ("opt", "ema") for name in tree[part] if "layers.0." in name]
     assert {name for name in tree["opt"] if ".mu." in name} == {
@@ -130,7 +158,10 @@ def test_a_group_that_gets_nothing_is_refused(asked: list[dict[str, Any]], messa
 
 
 def test_a_run_says_what_its_groups_are() -> None:
-    asked = [{"match": r"layers\..*bias", "weight_decay": 0.0}, {"match": r"head\..*", "freeze": True}]
+    asked = [
+        {"match": r"layers\..*bias", "weight_decay": 0.0},
+        {"match": r"head\..*", "freeze": True},
+    ]
     step = build(Digits(), optimizer={"groups": asked, "decay_on": "matrices", "weight_decay": 0.1})
     assert step.notes == [
         r"train.optimizer.groups.0 (layers\..*bias): 2 arrays, 64 numbers, lr × 1, weight decay 0",

@@ -7,7 +7,13 @@ import pytest
 from jax import Array
 
 from jaxlaunch.trainer.optim import loss_scale, optimizers
-from jaxlaunch.trainer.optim.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE, MAX_SCALE, MIN_SCALE, LossScale
+from jaxlaunch.trainer.optim.loss_scale import (
+    GROWTH_INTERVAL,
+    INITIAL_SCALE,
+    MAX_SCALE,
+    MIN_SCALE,
+    LossScale,
+)
 from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import Counting, Digits, compiled, run
 
@@ -48,7 +54,8 @@ def test_an_overflow_costs_its_step_and_half_the_scale_and_nothing_else() -> Non
     before = jax.tree.map(np.array, state)
     batch = task.batch(1)
     state, metrics = step.train(
-        state, step.put_batch(batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)})
+        state,
+        step.put_batch(batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)}),
     )
     assert metrics["skipped"] and metrics["finite"]
     assert state.scale == (INITIAL_SCALE / 2, 0)
@@ -73,7 +80,9 @@ def test_the_schedule_counts_the_steps_that_an_overflow_costs(name: str) -> None
     task = Overflowing()
     step = compiled(task, precision="fp16", optimizer=optimizer)
     state, batch = step.init_state(), task.batch(0)
-    overflow = step.put_batch(batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)})
+    overflow = step.put_batch(
+        batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)}
+    )
     state, metrics = step.train(state, overflow)  # the next one's rate would still be 0
     assert metrics["skipped"] and metrics["learning_rate"] == 0
     before = np.array(state.params["layers.0.kernel"])
@@ -85,18 +94,28 @@ def test_the_schedule_counts_the_steps_that_an_overflow_costs(name: str) -> None
 def test_a_loss_that_overflows_unscaled_is_not_finite() -> None:
     step = compiled(Overflowing(), precision="fp16")
     state, batch = step.init_state(), Overflowing().batch(0)
-    state = state._replace(scale=jax.device_put(scale(MIN_SCALE), jax.tree.map(lambda x: x.sharding, state.scale)))
-    _, metrics = step.train(state, step.put_batch(batch | {"weight": np.full(16, np.inf, np.float32)}))
+    state = state._replace(
+        scale=jax.device_put(scale(MIN_SCALE), jax.tree.map(lambda x: x.sharding, state.scale))
+    )
+    _, metrics = step.train(
+        state, step.put_batch(batch | {"weight": np.full(16, np.inf, np.float32)})
+    )
     assert metrics["skipped"] and not metrics["finite"]
 
 
 @pytest.mark.parametrize(
     ("task", "options"),
-    [(Digits(), {}), (Counting(), {"accumulate": 4}), (Counting(), {"mesh": {"dp": 2, "fsdp": 2, "mp": 2}})],
+    [
+        (Digits(), {}),
+        (Counting(), {"accumulate": 4}),
+        (Counting(), {"mesh": {"dp": 2, "fsdp": 2, "mp": 2}}),
+    ],
     ids=["mlp", "decoder, accumulate", "decoder, mesh"],
 )
 def test_float16_learns(task: Any, options: dict[str, Any]) -> None:
-    losses, state = run(task, precision="fp16", **options)  # one or two of the first steps may overflow
+    losses, state = run(
+        task, precision="fp16", **options
+    )  # one or two of the first steps may overflow
     assert losses[-5:].mean() < 0.65 * losses[0]
     assert state.scale is not None and state.scale.value > MIN_SCALE
 

@@ -45,41 +45,57 @@ def distance(found: Tree, wanted: Tree) -> dict[str, float]:
     return {key: float(np.abs(found[key] - wanted[key]).max()) for key in wanted}
 
 
-# --- torch ------------------------------------------------------------------------------------------------------------
+# --- torch ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("case", "optimizer"),
     [
         ("adamw", Optimizer(lr=0.01, b2=0.95, weight_decay=0.1, clip=None, schedule=CONSTANT)),
-        ("sgd_momentum", Optimizer(name="sgd", lr=0.01, momentum=0.9, clip=None, schedule=CONSTANT)),
-        ("sgd_nesterov", Optimizer(name="sgd", lr=0.01, momentum=0.9, nesterov=True, clip=None, schedule=CONSTANT)),
+        (
+            "sgd_momentum",
+            Optimizer(name="sgd", lr=0.01, momentum=0.9, clip=None, schedule=CONSTANT),
+        ),
+        (
+            "sgd_nesterov",
+            Optimizer(
+                name="sgd", lr=0.01, momentum=0.9, nesterov=True, clip=None, schedule=CONSTANT
+            ),
+        ),
     ],
 )
 def test_the_trajectory_equals_torch(case: str, optimizer: Optimizer) -> None:
-    found = trajectory(optimizers.build_optimizer(optimizer, STEPS), fixture("init"), fixture("grads"))
+    found = trajectory(
+        optimizers.build_optimizer(optimizer, STEPS), fixture("init"), fixture("grads")
+    )
     for key, wanted in fixture(case).items():
         np.testing.assert_allclose(found[key], wanted, rtol=5e-6, atol=5e-6)
 
 
 @pytest.mark.parametrize("case", range(8))
 def test_clipping_equals_torch(case: int) -> None:
-    grads, wanted = ({key: CLIPPED[f"{case}.{side}.{key}"] for key in "abc"} for side in ("in", "out"))
+    grads, wanted = (
+        {key: CLIPPED[f"{case}.{side}.{key}"] for key in "abc"} for side in ("in", "out")
+    )
     # SGD at rate 1 moves by the clipped gradient, downwards.
-    sgd = optimizers.build_optimizer(Optimizer(name="sgd", lr=1.0, clip=1.0, schedule=CONSTANT), STEPS)
+    sgd = optimizers.build_optimizer(
+        Optimizer(name="sgd", lr=1.0, clip=1.0, schedule=CONSTANT), STEPS
+    )
     updates, _ = jax.jit(sgd.update)(grads, sgd.init(grads), grads)
     for key, tensor in wanted.items():
         np.testing.assert_allclose(-updates[key], tensor, rtol=0, atol=2e-6 * np.abs(tensor).max())
 
 
 def test_no_clip_leaves_large_gradients_alone() -> None:
-    sgd = optimizers.build_optimizer(Optimizer(name="sgd", lr=1.0, clip=None, schedule=CONSTANT), STEPS)
+    sgd = optimizers.build_optimizer(
+        Optimizer(name="sgd", lr=1.0, clip=None, schedule=CONSTANT), STEPS
+    )
     grads = {"w": np.full(4, 1e4, np.float32)}
     updates, _ = sgd.update(grads, sgd.init(grads), grads)
     np.testing.assert_array_equal(-updates["w"], grads["w"])
 
 
-# --- Hugging Face -----------------------------------------------------------------------------------------------------
+# --- Hugging Face ---------------------------------------------------------------------------------
 
 
 def documented(case: str) -> dict[str, list[float]]:
@@ -90,7 +106,9 @@ def documented(case: str) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("case", ["adafactor_fixed_lr", "adafactor_relative"])
 def test_the_documented_distances_from_hugging_face_are_measured_here(case: str) -> None:
-    ours = optimizers.build_optimizer(Optimizer(name="adafactor", lr=0.01, clip=None, schedule=CONSTANT), STEPS)
+    ours = optimizers.build_optimizer(
+        Optimizer(name="adafactor", lr=0.01, clip=None, schedule=CONSTANT), STEPS
+    )
     scaled = case == "adafactor_relative"
     variants = {
         "ours": ours,
@@ -103,12 +121,16 @@ def test_the_documented_distances_from_hugging_face_are_measured_here(case: str)
     table = documented(case)
     assert table.keys() == variants.keys()
     for variant, transformation in variants.items():
-        found = distance(trajectory(transformation, fixture("init"), fixture("grads")), fixture(case))
+        found = distance(
+            trajectory(transformation, fixture("init"), fixture("grads")), fixture(case)
+        )
         # Below 1e-6 lies rounding, whose size is the machine's.
-        np.testing.assert_allclose(list(found.values()), table[variant], rtol=0.02, atol=1e-6, err_msg=variant)
+        np.testing.assert_allclose(
+            list(found.values()), table[variant], rtol=0.02, atol=1e-6, err_msg=variant
+        )
 
 
-# --- what optax leaves to us ------------------------------------------------------------------------------------------
+# --- what optax leaves to us ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
@@ -143,7 +165,9 @@ def test_the_state_of_a_parameter_is_split_as_the_parameter_is(name: str) -> Non
     specs = {"matrix": P("fsdp", "mp"), "stack": P(None, "mp", "fsdp"), "bias": P("mp")}
     shardings = {key: NamedSharding(mesh, spec) for key, spec in specs.items()}
     params = {"matrix": jnp.ones((128, 256)), "stack": jnp.ones((2, 256, 128)), "bias": jnp.ones(8)}
-    optimizer = optimizers.build_optimizer(Optimizer(name=name, momentum=0.9 if name == "sgd" else None), STEPS)
+    optimizer = optimizers.build_optimizer(
+        Optimizer(name=name, momentum=0.9 if name == "sgd" else None), STEPS
+    )
 
     placed = optimizers.state_shardings(optimizer, params, shardings)
     state = jax.jit(optimizer.init, out_shardings=placed)(params)
@@ -151,5 +175,13 @@ def test_the_state_of_a_parameter_is_split_as_the_parameter_is(name: str) -> Non
     pieces = {leaf.shape: leaf.addressable_shards[0].data.shape for leaf in jax.tree.leaves(state)}
     whole = {(128, 256): (32, 128), (2, 256, 128): (2, 128, 32), (8,): (4,), (): ()}
     whole |= {(3,): (3,)} if name == "muon" else {}  # its coefficients
-    factored = {(8,): (4,), (128,): (32,), (256,): (128,), (2, 256): (2, 128), (2, 128): (2, 32), (1,): (1,), (): ()}
+    factored = {
+        (8,): (4,),
+        (128,): (32,),
+        (256,): (128,),
+        (2, 256): (2, 128),
+        (2, 128): (2, 32),
+        (1,): (1,),
+        (): (),
+    }
     assert pieces == (factored if name == "adafactor" else whole)

@@ -23,7 +23,9 @@ FINAL = {"exponential": 0.01}  # of those that need one, the one in the document
 
 def rates(schedule: Schedule, total_steps: int, lr: float = BASE_LR) -> np.ndarray:
     return np.asarray(
-        jax.jit(jax.vmap(schedules.build_schedule(Optimizer(lr=lr, schedule=schedule), total_steps)))(STEPS)
+        jax.jit(
+            jax.vmap(schedules.build_schedule(Optimizer(lr=lr, schedule=schedule), total_steps))
+        )(STEPS)
     )
 
 
@@ -35,11 +37,17 @@ def rates(schedule: Schedule, total_steps: int, lr: float = BASE_LR) -> np.ndarr
         ("cosine_warmup", Schedule(name="cosine", warmup=10), 100),
         ("linear_warmup", Schedule(name="linear", warmup=10), 90),
         ("wsd", Schedule(name="wsd", warmup=10, decay=20), 90),
-        ("wsd_linear_min", Schedule(name="wsd", warmup=10, decay=20, shape="linear", start=0.1, final=0.1), 90),
+        (
+            "wsd_linear_min",
+            Schedule(name="wsd", warmup=10, decay=20, shape="linear", start=0.1, final=0.1),
+            90,
+        ),
     ],
 )
 def test_a_schedule_equals_hugging_face(name: str, schedule: Schedule, total_steps: int) -> None:
-    np.testing.assert_allclose(rates(schedule, total_steps), REFERENCE[name], rtol=0, atol=1e-6 * BASE_LR)
+    np.testing.assert_allclose(
+        rates(schedule, total_steps), REFERENCE[name], rtol=0, atol=1e-6 * BASE_LR
+    )
 
 
 def test_every_reference_schedule_is_compared() -> None:
@@ -49,7 +57,9 @@ def test_every_reference_schedule_is_compared() -> None:
 
 def test_an_exponential_decay_loses_the_same_share_at_each_step() -> None:
     found = rates(Schedule(name="exponential", warmup=10, final=0.02), total_steps=90, lr=3.0)
-    decay = 3.0 * 0.02 ** (np.minimum(STEPS - 10, 80) / 80)  # float64; optax's decay_rate is `final`, over 80 steps
+    decay = 3.0 * 0.02 ** (
+        np.minimum(STEPS - 10, 80) / 80
+    )  # float64; optax's decay_rate is `final`, over 80 steps
     np.testing.assert_allclose(found, np.where(STEPS < 10, 0.3 * STEPS, decay), rtol=2e-6)
 
 
@@ -86,7 +96,11 @@ def test_a_decay_that_does_not_fit_is_refused_with_the_numbers() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_documented_table_is_what_a_schedule_gives(name: str) -> None:
     rows = re.findall(rf"^\| (step|{name}) \|((?: [\d.]+ \|)+)$", DOCS.read_text(), re.MULTILINE)
-    (_, steps), (_, documented) = ((label, [float(cell) for cell in cells.split("|")[:-1]]) for label, cells in rows)
-    schedule = Schedule(name=name, warmup=10, decay=20 if name == "wsd" else None, final=FINAL.get(name))
+    (_, steps), (_, documented) = (
+        (label, [float(cell) for cell in cells.split("|")[:-1]]) for label, cells in rows
+    )
+    schedule = Schedule(
+        name=name, warmup=10, decay=20 if name == "wsd" else None, final=FINAL.get(name)
+    )
     found = rates(schedule, total_steps=100, lr=1.0)
     np.testing.assert_allclose(found[np.int32(steps)], documented, rtol=0, atol=6e-5)

@@ -5,7 +5,9 @@ import pytest
 from jaxlaunch.trainer.spec import OPTIMIZERS
 from tests.trainer.optim.simulations import COVERING, RULES, VARIANTS, Setting, apart
 
-CASES = [(variant, COVERING[(at + more) % 6]) for at, variant in enumerate(VARIANTS) for more in (0, 3)]
+CASES = [
+    (variant, COVERING[(at + more) % 6]) for at, variant in enumerate(VARIANTS) for more in (0, 3)
+]
 CASES += [("schedule-free b1", COVERING[1])]  # with a resume
 
 

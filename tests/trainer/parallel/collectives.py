@@ -38,8 +38,11 @@ def _read(text: str) -> Iterator[Collective]:
             continue
         name = re.search(r'op_name="([^"]*)"', line)
         where = name[1] if name else ""
-        # The one loop of a step with a single micro-batch is over layers. What travels in one has all names, by colons.
+        # The one loop of a step with a single micro-batch is over layers. What travels in one has
+        # all names, by colons.
         in_layer, is_backward = "while/body" in where, "transpose(" in where
         near = _NEIGHBOURS.search(line) is not None
         for shape in _SHAPE.findall(re.sub(r"\{[^}]*\}", "", found[1])):
-            yield Collective(found[2], tuple(int(n) for n in shape.split(",") if n), in_layer, is_backward, near)
+            yield Collective(
+                found[2], tuple(int(n) for n in shape.split(",") if n), in_layer, is_backward, near
+            )

@@ -31,7 +31,11 @@ VOCAB = {"vocab": 40}  # no share of it looks like rows of the batch
 TASKS: dict[str, tuple[Any, Any, int]] = {  # what trains, and an example's places
     "decoder": (Counting(), DECODER.model_copy(update=VOCAB), 16),
     "gpt2": (Counting(), GPT2.model_copy(update=VOCAB), 16),
-    "vit-cls": (Portraits(), VIT.model_copy(update={"image": [6, 6], "patch": 2, "pool": "cls"}), 10),
+    "vit-cls": (
+        Portraits(),
+        VIT.model_copy(update={"image": [6, 6], "patch": 2, "pool": "cls"}),
+        10,
+    ),
 }
 MESHES: dict[str, dict[str, int]] = {
     "dp8": {"dp": 8},
@@ -42,7 +46,9 @@ MESHES: dict[str, dict[str, int]] = {
 
 
 @functools.cache
-def found(name: str, mesh: str, *, scan: bool = True, chunks: Any = "auto") -> tuple[list[Collective], dict[str, Any]]:
+def found(
+    name: str, mesh: str, *, scan: bool = True, chunks: Any = "auto"
+) -> tuple[list[Collective], dict[str, Any]]:
     """The collectives of a step, and the parameters it trains; a written-out layer's are among those outside layers."""
     task, model, _ = TASKS[name]
     model, loss = model.model_copy(update={"scan": scan}), spec.Loss(chunks=chunks)
@@ -52,29 +58,46 @@ def found(name: str, mesh: str, *, scan: bool = True, chunks: Any = "auto") -> t
 
 def streams(name: str, mesh: str, of: list[Collective]) -> Counter[str]:
     """How often this device's share of the residual stream is sent, by kind."""
-    rows, length = BATCH // math.prod(MESHES[mesh].get(axis, 1) for axis in ("dp", "fsdp")), TASKS[name][2]
-    share, flat = (rows, length, WIDTH), (rows * length, WIDTH)  # a product has one axis of both; weights may look so
-    return Counter(c.kind for c in of if c.shape == share or (c.shape == flat and c.is_of_neighbours))
+    rows = BATCH // math.prod(MESHES[mesh].get(axis, 1) for axis in ("dp", "fsdp"))
+    length = TASKS[name][2]
+    share, flat = (
+        (rows, length, WIDTH),
+        (rows * length, WIDTH),
+    )  # a product has one axis of both; weights may look so
+    return Counter(
+        c.kind for c in of if c.shape == share or (c.shape == flat and c.is_of_neighbours)
+    )
 
 
 def weights(name: str, mesh: str, of: list[Collective]) -> Counter[tuple[int, ...]]:
     """The shapes of what is gathered that is no share of the stream."""
     gathers = [c for c in of if c.kind == "all-gather"]
-    return Counter(c.shape for c in gathers if not streams(name, mesh, [c._replace(is_of_neighbours=False)]))
+    return Counter(
+        c.shape for c in gathers if not streams(name, mesh, [c._replace(is_of_neighbours=False)])
+    )
 
 
 def one_layers(params: dict[str, Any], mesh: str, *, backward: bool) -> Counter[tuple[int, ...]]:
     """The shapes of the weights of a layer that a pass reads and fsdp splits, as mp leaves them."""
-    read = {name: param for name, param in params.items() if not (backward and name.endswith("bias"))}
+    read = {
+        name: param for name, param in params.items() if not (backward and name.endswith("bias"))
+    }
     return Counter(shape for shape, axes in _layers_of(read, MESHES[mesh]) if "fsdp" in axes)
 
 
-def _layers_of(params: dict[str, Any], mesh: dict[str, int]) -> Iterator[tuple[tuple[int, ...], set[str]]]:
+def _layers_of(
+    params: dict[str, Any], mesh: dict[str, int]
+) -> Iterator[tuple[tuple[int, ...], set[str]]]:
     for name, param in params.items():
         if name.startswith("blocks."):
-            by_place = [set(np.atleast_1d(entry or ()).tolist()) for entry in param.sharding.spec[1:]]
+            by_place = [
+                set(np.atleast_1d(entry or ()).tolist()) for entry in param.sharding.spec[1:]
+            ]
             sizes = zip(param.shape[1:], by_place, strict=True)
-            yield tuple(size // (mesh.get("mp", 1) if "mp" in on else 1) for size, on in sizes), set().union(*by_place)
+            yield (
+                tuple(size // (mesh.get("mp", 1) if "mp" in on else 1) for size, on in sizes),
+                set().union(*by_place),
+            )
 
 
 def passing(of: list[Collective], *, backward: bool) -> list[Collective]:
@@ -87,12 +110,17 @@ def in_layers(of: list[Collective]) -> list[Collective]:
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("mesh", MESHES)
-def test_a_layer_gathers_and_sums_the_stream_twice_each_way_and_only_under_mp(name: str, mesh: str) -> None:
+def test_a_layer_gathers_and_sums_the_stream_twice_each_way_and_only_under_mp(
+    name: str, mesh: str
+) -> None:
     of = in_layers(found(name, mesh)[0])
-    # Where a device can, the sum and the cut that follows it become one reduce-scatter; XLA's CPU cannot.
+    # Where a device can, the sum and the cut that follows it become one reduce-scatter; XLA's CPU
+    # cannot.
     wanted = {"all-gather": 2, "all-reduce": 2} if "mp" in MESHES[mesh] else {}
     assert streams(name, mesh, passing(of, backward=False)) == wanted
-    if "mp" in MESHES[mesh]:  # one for each product that read the stream: a decoder's query, key and value, gate and up
+    if (
+        "mp" in MESHES[mesh]
+    ):  # one for each product that read the stream: a decoder's query, key and value, gate and up
         wanted["all-reduce"] = 5 if name == "decoder" else 2
     assert streams(name, mesh, passing(of, backward=True)) == wanted
 
@@ -104,26 +132,39 @@ def test_a_layer_gathers_each_of_its_weights_once_a_pass_and_only_under_fsdp(
     name: str, mesh: str, backward: bool
 ) -> None:
     of, params = found(name, mesh)
-    # Let go after the forward pass, or all layers' would be held at once, and so gathered again. A bias is only added:
-    # the backward pass does not read it.
+    # Let go after the forward pass, or all layers' would be held at once, and so gathered again. A
+    # bias is only added: the backward pass does not read it.
     gathered = weights(name, mesh, passing(in_layers(of), backward=backward))
     assert gathered == one_layers(params, mesh, backward=backward)
     assert bool(gathered) == ("fsdp" in MESHES[mesh])
 
 
-@pytest.mark.parametrize(("name", "chunks"), [*((name, "auto") for name in TASKS), ("decoder", 4), ("gpt2", 4)])
+@pytest.mark.parametrize(
+    ("name", "chunks"), [*((name, "auto") for name in TASKS), ("decoder", 4), ("gpt2", 4)]
+)
 def test_a_matrix_outside_the_layers_is_gathered_once_a_step(name: str, chunks: Any) -> None:
     of, params = found(name, "fsdp8", chunks=chunks)
-    outside = weights(name, "fsdp8", [c for c in of if not c.in_layer and len(c.shape) > 1 and min(c.shape) > 1])
-    matrices = [p.shape for key, p in params.items() if not key.startswith("blocks.") and len(p.shape) > 1]
+    outside = weights(
+        name, "fsdp8", [c for c in of if not c.in_layer and len(c.shape) > 1 and min(c.shape) > 1]
+    )
+    matrices = [
+        p.shape for key, p in params.items() if not key.startswith("blocks.") and len(p.shape) > 1
+    ]
     if name == "decoder":  # whose table has more rows than a device has tokens
         del outside[TOKENS]
         matrices.remove(params["embedding"].shape)
-    # The backward pass keeps what was gathered, as it begins there; a tied head is the table that was looked up in.
-    wanted = [(math.prod(shape[:-1]), shape[-1]) for shape in matrices]  # as the product with patches reads them
+    # The backward pass keeps what was gathered, as it begins there; a tied head is the table that
+    # was looked up in.
+    wanted = [
+        (math.prod(shape[:-1]), shape[-1]) for shape in matrices
+    ]  # as the product with patches reads them
     assert sorted(map(sorted, outside.elements())) == sorted(map(sorted, wanted))
-    once = sum((one_layers(params, "fsdp8", backward=backward) for backward in (False, True)), Counter())
-    assert weights(name, "fsdp8", in_layers(of)) == once  # nor does the loop over a loss's chunks gather anything
+    once = sum(
+        (one_layers(params, "fsdp8", backward=backward) for backward in (False, True)), Counter()
+    )
+    assert (
+        weights(name, "fsdp8", in_layers(of)) == once
+    )  # nor does the loop over a loss's chunks gather anything
 
 
 @pytest.mark.parametrize(("name", "mesh"), [("decoder", "dp2-fsdp2-mp2"), ("vit-cls", "fsdp8")])
@@ -142,13 +183,23 @@ def test_layers_written_out_send_what_a_scan_over_them_sends(name: str, mesh: st
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("mesh", MESHES)
-def test_nothing_gathers_a_whole_parameter_or_the_activations_of_the_whole_batch(name: str, mesh: str) -> None:
+def test_nothing_gathers_a_whole_parameter_or_the_activations_of_the_whole_batch(
+    name: str, mesh: str
+) -> None:
     of, params = found(name, mesh)
     gathered = {c.shape for c in of if c.kind in ("all-gather", "all-to-all")}
-    assert not gathered & {param.shape for key, param in params.items() if key.startswith("blocks.")}
+    assert not gathered & {
+        param.shape for key, param in params.items() if key.startswith("blocks.")
+    }
     parameters = {param.shape[key.startswith("blocks.") :] for key, param in params.items()}
-    parameters |= {(math.prod(shape[:-1]), shape[-1]) for shape in parameters}  # as the product with patches reads them
-    whole = {shape for shape in gathered if shape[:1] in ((BATCH,), (BATCH * TASKS[name][2],)) and len(shape) > 1}
+    parameters |= {
+        (math.prod(shape[:-1]), shape[-1]) for shape in parameters
+    }  # as the product with patches reads them
+    whole = {
+        shape
+        for shape in gathered
+        if shape[:1] in ((BATCH,), (BATCH * TASKS[name][2],)) and len(shape) > 1
+    }
     assert whole <= parameters | ({TOKENS, (*TOKENS, 1)} if name in ("decoder", "gpt2") else set())
     if "fsdp" not in MESHES[mesh]:
         assert not {shape for shape in gathered & parameters if len(shape) > 1}
@@ -158,14 +209,19 @@ def test_nothing_gathers_a_whole_parameter_or_the_activations_of_the_whole_batch
 @pytest.mark.parametrize("mesh", MESHES)
 def test_no_activation_changes_the_axis_it_is_split_along(name: str, mesh: str) -> None:
     """But for the rows of a table that has more of them than a device has tokens, and for their gradient."""
-    each_way = [[c for c in passing(found(name, mesh)[0], backward=b) if c.kind == "all-to-all"] for b in (False, True)]
+    each_way = [
+        [c for c in passing(found(name, mesh)[0], backward=b) if c.kind == "all-to-all"]
+        for b in (False, True)
+    ]
     wanted = {"decoder": [True, True], "gpt2": [False, True]} if mesh == "fsdp8" else {}
     assert [bool(found) for found in each_way] == wanted.get(name, [False, False])
     assert not in_layers(sum(each_way, []))
 
 
 @pytest.mark.parametrize("axes", [{"dp": 2, "ep": 4}, {"dp": 8}], ids=str)
-def test_a_layer_of_experts_exchanges_tokens_twice_each_way_and_only_under_ep(axes: dict[str, int]) -> None:
+def test_a_layer_of_experts_exchanges_tokens_twice_each_way_and_only_under_ep(
+    axes: dict[str, int],
+) -> None:
     model = EXPERTS.model_copy(update={"layers": 2, "dense_layers": [], **VOCAB})
     step = compiled(Counting(), mesh=axes, model=model)
     of = in_layers(list(collectives.of(step)))

@@ -36,11 +36,18 @@ def test_axes_are_dp_fsdp_ep_mp_and_leave_placement_to_the_compiler() -> None:
 
 def test_a_processs_devices_lie_together_whatever_their_ids() -> None:
     chips = [Chip(id=number, process_index=number % 2) for number in range(8)]
-    assert ids(mesh.build_mesh(spec.Mesh(dp=4, mp=2), chips)) == [[[[0, 2]]], [[[4, 6]]], [[[1, 3]]], [[[5, 7]]]]
+    assert ids(mesh.build_mesh(spec.Mesh(dp=4, mp=2), chips)) == [
+        [[[0, 2]]],
+        [[[4, 6]]],
+        [[[1, 3]]],
+        [[[5, 7]]],
+    ]
 
 
 def test_dcn_axes_are_outermost() -> None:
-    chips = [Chip(id=number, process_index=number // 2, slice_index=number // 4) for number in range(8)]
+    chips = [
+        Chip(id=number, process_index=number // 2, slice_index=number // 4) for number in range(8)
+    ]
     grid = mesh.build_mesh(spec.Mesh(dp=2, fsdp=4, dcn={"fsdp": 2}), chips)
     assert ids(grid) == [[[[0]], [[1]], [[4]], [[5]]], [[[2]], [[3]], [[6]], [[7]]]]
 
@@ -68,7 +75,7 @@ def test_rows_of_one_process_are_all_rows() -> None:
         mesh.process_rows(mesh.build_mesh(spec.Mesh(fsdp=2, ep=2, mp=2)), 6)
 
 
-# --- a TPU's torus, of devices that are not here ----------------------------------------------------------------------
+# --- a TPU's torus, of devices that are not here --------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +111,18 @@ def hops(grid: jax.sharding.Mesh, axis: int, sides: tuple[int, int, int]) -> int
     for one, other in zip(grid.devices.flat, np.roll(grid.devices, -1, axis).flat, strict=True):
         if one.slice_index == other.slice_index:
             apart = (abs(a - b) for a, b in zip(one.coords, other.coords, strict=True))
-            worst = max(worst, sum(min(far, side - far) for far, side in zip(apart, sides, strict=True)))
+            worst = max(
+                worst, sum(min(far, side - far) for far, side in zip(apart, sides, strict=True))
+            )
     return worst
 
 
 CUBE = (4, 4, 4)
 
 
-@pytest.mark.parametrize("axes", [{"dp": 16, "mp": 4}, {"dp": 4, "ep": 4, "mp": 4}, {"fsdp": 4, "mp": 16}])
+@pytest.mark.parametrize(
+    "axes", [{"dp": 16, "mp": 4}, {"dp": 4, "ep": 4, "mp": 4}, {"fsdp": 4, "mp": 16}]
+)
 def test_on_a_torus_the_innermost_axis_follows_its_links(axes: dict[str, int]) -> None:
     grid = mesh.build_mesh(spec.Mesh(**axes), pod(CUBE))
     sizes = [axes.get(axis, 1) for axis in MESH_AXES]
@@ -131,14 +142,18 @@ def test_axes_that_no_side_of_the_torus_makes_split_one() -> None:
     assert hops(grid, 3, flat) == 1
 
 
-@pytest.mark.parametrize(("axes", "dcn"), [({"dp": 8, "mp": 4}, {}), ({"dp": 2, "fsdp": 16}, {"fsdp": 2})])
+@pytest.mark.parametrize(
+    ("axes", "dcn"), [({"dp": 8, "mp": 4}, {}), ({"dp": 2, "fsdp": 16}, {"fsdp": 2})]
+)
 def test_slices_are_a_hybrid_mesh(axes: dict[str, int], dcn: dict[str, int]) -> None:
     sides = (4, 4, 1)
     chips = pod(sides, slices=2, kind="TPU v5 lite")
     grid = mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), chips[::-1])
     across = [2 if axis in (dcn or {"dp": 2}) else 1 for axis in MESH_AXES]
     inside = [axes.get(axis, 1) // count for axis, count in zip(MESH_AXES, across, strict=True)]
-    wanted = mesh_utils.create_hybrid_device_mesh(inside, across, chips[::-1], allow_split_physical_axes=bool(dcn))
+    wanted = mesh_utils.create_hybrid_device_mesh(
+        inside, across, chips[::-1], allow_split_physical_axes=bool(dcn)
+    )
     assert np.array_equal(grid.devices, wanted)
     spanning = across.index(2)
     halves = np.split(grid.devices, 2, axis=spanning)
@@ -163,9 +178,14 @@ def test_without_dcn_any_axis_is_divided_over_the_slices_and_which_is_said(
     notes: list[str] = []
     chips = pod((4, 4, 1), slices, kind="TPU v5 lite")
     grid = mesh.build_mesh(spec.Mesh(**axes), chips[::-1], notes.append)
-    assert np.array_equal(grid.devices, mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), chips[::-1]).devices)
+    assert np.array_equal(
+        grid.devices, mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), chips[::-1]).devices
+    )
     parts = ", ".join(f"{axis}: {count}" for axis, count in dcn.items())
-    assert notes == [f"train.mesh has no dcn: its axes are divided over the {slices} slices as dcn: {{{parts}}} says"]
+    assert notes == [
+        f"train.mesh has no dcn: its axes are divided over the {slices} slices as dcn: "
+        f"{{{parts}}} says"
+    ]
 
 
 def test_the_innermost_axis_follows_the_torus_inside_each_slice() -> None:
@@ -178,9 +198,14 @@ def test_the_innermost_axis_follows_the_torus_inside_each_slice() -> None:
 
 
 def test_processes_span_the_slow_network_where_devices_know_no_slices() -> None:
-    chips = [dataclasses.replace(chip, process_index=chip.slice_index, slice_index=0) for chip in pod((2, 2, 1), 2)]
+    chips = [
+        dataclasses.replace(chip, process_index=chip.slice_index, slice_index=0)
+        for chip in pod((2, 2, 1), 2)
+    ]
     grid = mesh.build_mesh(spec.Mesh(fsdp=8, dcn={"fsdp": 2}), chips)
-    wanted = mesh_utils.create_hybrid_device_mesh((1, 4, 1, 1), (1, 2, 1, 1), chips, process_is_granule=True)
+    wanted = mesh_utils.create_hybrid_device_mesh(
+        (1, 4, 1, 1), (1, 2, 1, 1), chips, process_is_granule=True
+    )
     assert np.array_equal(grid.devices, wanted)
 
 
@@ -194,11 +219,17 @@ def test_devices_that_make_no_torus_lie_in_the_order_of_their_processes_and_that
 
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])
 def test_other_devices_lie_by_slice_process_and_id_as_a_hybrid_mesh_has_them(platform: str) -> None:
-    chips: list[Any] = [Tpu(n, n // 4, (0, 0, 0), n // 8, "NVIDIA H100 80GB HBM3", platform) for n in range(16)]
+    chips: list[Any] = [
+        Tpu(n, n // 4, (0, 0, 0), n // 8, "NVIDIA H100 80GB HBM3", platform) for n in range(16)
+    ]
     grid = mesh.build_mesh(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 2}), chips[::-1])
-    assert np.array_equal(grid.devices, mesh_utils.create_hybrid_device_mesh((2, 4, 1, 1), (2, 1, 1, 1), chips))
+    assert np.array_equal(
+        grid.devices, mesh_utils.create_hybrid_device_mesh((2, 4, 1, 1), (2, 1, 1, 1), chips)
+    )
     grid = mesh.build_mesh(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 4}), chips[::-1])
-    wanted = mesh_utils.create_hybrid_device_mesh((1, 4, 1, 1), (4, 1, 1, 1), chips, process_is_granule=True)
+    wanted = mesh_utils.create_hybrid_device_mesh(
+        (1, 4, 1, 1), (4, 1, 1, 1), chips, process_is_granule=True
+    )
     assert np.array_equal(grid.devices, wanted)
 
 
@@ -218,7 +249,9 @@ def test_every_row_of_a_batch_is_read_by_those_who_hold_a_part_of_it(
     sides: tuple[int, int, int], axes: dict[str, int], dcn: dict[str, int]
 ) -> None:
     slices = math.prod(axes.values()) // math.prod(sides)
-    grid = mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), pod(sides, slices, "TPU v5 lite" if sides[2] == 1 else "TPU v4"))
+    grid = mesh.build_mesh(
+        spec.Mesh(**axes, dcn=dcn), pod(sides, slices, "TPU v5 lite" if sides[2] == 1 else "TPU v4")
+    )
     shards = mesh.count_shards(grid)
     parts = grid.devices.reshape(shards, -1)
     held: dict[int, set[int]] = {}
@@ -226,7 +259,9 @@ def test_every_row_of_a_batch_is_read_by_those_who_hold_a_part_of_it(
         for chip in chips:
             held.setdefault(chip.process_index, set()).add(part)
     read = {process: mesh.process_rows(grid, 2 * shards, process) for process in held}
-    assert {process: len(rows) for process, rows in read.items()} == {p: 2 * len(own) for p, own in held.items()}
+    assert {process: len(rows) for process, rows in read.items()} == {
+        p: 2 * len(own) for p, own in held.items()
+    }
     assert set().union(*read.values()) == set(range(2 * shards))
     for one, other in itertools.combinations(
         held, 2
@@ -236,9 +271,19 @@ def test_every_row_of_a_batch_is_read_by_those_who_hold_a_part_of_it(
 
 
 def test_parts_of_the_batch_that_overlap_are_an_error() -> None:
-    chips = [Chip(id=number, process_index=process) for number, process in enumerate((0, 1, 0, 1, 0, 1, 1, 1))]
-    grid = jax.sharding.Mesh(np.array(chips)[[0, 1, 2, 3, 4, 5, 6, 7]].reshape(1, 4, 1, 2), MESH_AXES)
+    chips = [
+        Chip(id=number, process_index=process)
+        for number, process in enumerate((0, 1, 0, 1, 0, 1, 1, 1))
+    ]
+    grid = jax.sharding.Mesh(
+        np.array(chips)[[0, 1, 2, 3, 4, 5, 6, 7]].reshape(1, 4, 1, 2), MESH_AXES
+    )
     assert mesh.process_rows(grid, 8, 0) == range(6) and mesh.process_rows(grid, 8, 1) == range(8)
-    gap = jax.sharding.Mesh(np.array(chips)[[0, 1, 6, 7, 2, 3, 4, 5]].reshape(1, 4, 1, 2), MESH_AXES)
-    with pytest.raises(SpecError, match="process 0 holds the parts 0, 2, 3 of the batch, which overlap with others'"):
+    gap = jax.sharding.Mesh(
+        np.array(chips)[[0, 1, 6, 7, 2, 3, 4, 5]].reshape(1, 4, 1, 2), MESH_AXES
+    )
+    with pytest.raises(
+        SpecError,
+        match="process 0 holds the parts 0, 2, 3 of the batch, which overlap with others'",
+    ):
         mesh.process_rows(gap, 8, 0)

@@ -8,7 +8,13 @@ from jax import P
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.parallel.sharding import axes_by_path, constrain, constrain_value, gather_weight, state_sharding
+from jaxlaunch.trainer.parallel.sharding import (
+    axes_by_path,
+    constrain,
+    constrain_value,
+    gather_weight,
+    state_sharding,
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +31,11 @@ def grid() -> jax.sharding.Mesh:
         ((8, 6), None, P("fsdp", None)),  # nothing named: the largest dimension that divides
         ((6, 8), None, P(None, "fsdp")),
         ((6, 10), None, P(None, None)),  # none divides
-        ((6, 16), ("embed", "hidden"), P(None, ("mp", "fsdp"))),  # embed does not divide: on top of mp
+        (
+            (6, 16),
+            ("embed", "hidden"),
+            P(None, ("mp", "fsdp")),
+        ),  # embed does not divide: on top of mp
         ((4, 6), ("layers", "embed"), P(None, None)),  # never along the layers
         ((16, 64), ("fsdp", "mp"), P("fsdp", "mp")),  # mesh axes by their own names
         ((16, 10), ("hidden", "classes"), P(("mp", "fsdp"), None)),
@@ -54,7 +64,9 @@ def test_a_leaf_is_split_by_its_names_then_over_fsdp(
         ((8,), ("embed", "hidden"), r"w: 2 axes .* are named for 1 dimensions \(8,\)"),
     ],
 )
-def test_axes_that_do_not_fit_are_errors(shape: tuple, axes: tuple, message: str, grid: jax.sharding.Mesh) -> None:
+def test_axes_that_do_not_fit_are_errors(
+    shape: tuple, axes: tuple, message: str, grid: jax.sharding.Mesh
+) -> None:
     with pytest.raises(SpecError, match=message):
         state_sharding("w", shape, axes, grid)
 
@@ -62,15 +74,23 @@ def test_axes_that_do_not_fit_are_errors(shape: tuple, axes: tuple, message: str
 def test_the_first_path_rule_that_matches_the_whole_name_wins() -> None:
     own = {"a.kernel": None, "b.kernel": ("embed",), "b.bias": ("embed",)}
     rules = {r"a\..*": ("hidden",), r".*\.kernel": (None, "mp")}
-    assert axes_by_path(rules, own) == {"a.kernel": ("hidden",), "b.kernel": (None, "mp"), "b.bias": ("embed",)}
+    assert axes_by_path(rules, own) == {
+        "a.kernel": ("hidden",),
+        "b.kernel": (None, "mp"),
+        "b.bias": ("embed",),
+    }
 
 
 def test_a_rule_that_matches_nothing_is_an_error() -> None:
-    with pytest.raises(SpecError, match="rule 'kernel' matches no parameter. There are: a.bias, a.kernel"):
+    with pytest.raises(
+        SpecError, match="rule 'kernel' matches no parameter. There are: a.bias, a.kernel"
+    ):
         axes_by_path({"kernel": ("embed",)}, {"a.kernel": None, "a.bias": None})
 
 
-def test_activations_are_held_to_the_mesh_and_left_alone_without_one(grid: jax.sharding.Mesh) -> None:
+def test_activations_are_held_to_the_mesh_and_left_alone_without_one(
+    grid: jax.sharding.Mesh,
+) -> None:
     assert constrain(jnp.ones((8, 4)), "batch", "embed").shape == (8, 4)
     with jax.set_mesh(grid):
         held = jax.jit(lambda x: constrain(x, "batch", "hidden"))(jnp.ones((8, 4)))
@@ -80,15 +100,21 @@ def test_activations_are_held_to_the_mesh_and_left_alone_without_one(grid: jax.s
 def test_a_gathered_weight_has_its_gradient_split_over_fsdp(grid: jax.sharding.Mesh) -> None:
     weight, x = jnp.ones((8, 4)), jnp.ones((16, 8))
     with jax.set_mesh(grid):
-        loss = jax.jit(jax.value_and_grad(lambda w: (x @ gather_weight(w, "embed", "hidden")).sum()))
+        loss = jax.jit(
+            jax.value_and_grad(lambda w: (x @ gather_weight(w, "embed", "hidden")).sum())
+        )
         total, gradient = loss(weight)
         assert (total, gradient.sharding.spec) == (8 * 16 * 4, P("fsdp", "mp"))
         assert (gradient == 16.0).all()
-        assert jax.jit(lambda w: gather_weight(w, "embed", "hidden"))(weight).sharding.spec == P(None, "mp")
+        assert jax.jit(lambda w: gather_weight(w, "embed", "hidden"))(weight).sharding.spec == P(
+            None, "mp"
+        )
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_what_a_cast_makes_of_a_weight_is_gathered_where_it_is_held(is_held: bool, grid: jax.sharding.Mesh) -> None:
+def test_what_a_cast_makes_of_a_weight_is_gathered_where_it_is_held(
+    is_held: bool, grid: jax.sharding.Mesh
+) -> None:
     """XLA moves a held sharding through a cast to its operand, here the parameter, in twice the bytes."""
 
     def loss(weight: jax.Array, x: jax.Array) -> jax.Array:
@@ -98,7 +124,8 @@ def test_what_a_cast_makes_of_a_weight_is_gathered_where_it_is_held(is_held: boo
 
     weight_sharding = jax.sharding.NamedSharding(grid, P("fsdp", "mp"))
     with jax.set_mesh(grid):
-        weight, x = jax.device_put(jnp.ones((8, 4)), weight_sharding), jnp.ones((16, 8), jnp.bfloat16)
+        weight = jax.device_put(jnp.ones((8, 4)), weight_sharding)
+        x = jnp.ones((16, 8), jnp.bfloat16)
         text = jax.jit(loss).lower(weight, x).compile().as_text()
         gradient = jax.jit(jax.grad(loss))(weight, x)
     assert "all-gather(" in text and ("all-gather(%param" not in text) == is_held

@@ -42,7 +42,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def job(target: str = "class", **data: Any) -> TrainSpec:
     classes = {"class": 2, "regression": 1}[target]
     model = {"kind": "mlp", "layers": 1, "width": 8, "classes": classes}
-    return TrainSpec.model_validate({"task": "classify", "model": model, "loss": {"target": target}, "data": data})
+    return TrainSpec.model_validate(
+        {"task": "classify", "model": model, "loss": {"target": target}, "data": data}
+    )
 
 
 def of_records(folder: Path, target: str = "class", **keys: Any) -> TrainSpec:
@@ -70,13 +72,26 @@ def equal(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
     return len(one) == len(other) > 0
 
 
-def test_images_killed_three_times_on_the_way_are_packed_to_the_same_bytes_and_read_as_the_same(tmp_path: Path) -> None:
-    spec = job(source="images", path=str(made_images.folders(tmp_path / "set", each=40)), eval_split=0.1)
+def test_images_killed_three_times_on_the_way_are_packed_to_the_same_bytes_and_read_as_the_same(
+    tmp_path: Path,
+) -> None:
+    spec = job(
+        source="images", path=str(made_images.folders(tmp_path / "set", each=40)), eval_split=0.1
+    )
     found = pack.pack_data(spec, tmp_path / "whole")
     assert len(found["files"]) > 10
     for _ in range(3):
-        most = random.Random(tmp_path.name).randint(1, 40)  # examples until it is killed; what is complete is kept
-        command = [sys.executable, "-c", KILLED, spec.model_dump_json(), str(tmp_path / "killed"), str(most)]
+        most = random.Random(tmp_path.name).randint(
+            1, 40
+        )  # examples until it is killed; what is complete is kept
+        command = [
+            sys.executable,
+            "-c",
+            KILLED,
+            spec.model_dump_json(),
+            str(tmp_path / "killed"),
+            str(most),
+        ]
         assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     began = held(tmp_path / "killed")
     assert pack.IN_PROGRESS_FILE in began and NOTES_FILE not in began
@@ -84,7 +99,11 @@ def test_images_killed_three_times_on_the_way_are_packed_to_the_same_bytes_and_r
     assert held(tmp_path / "killed") == held(tmp_path / "whole")
     assert equal(read(of_records(tmp_path / "whole")), read(spec))
     inputs = Classify().describe_inputs(of_records(tmp_path / "whole"))
-    assert inputs == Classify().describe_inputs(spec) and inputs is not None and inputs["classes"] == ["cat", "dog"]
+    assert (
+        inputs == Classify().describe_inputs(spec)
+        and inputs is not None
+        and inputs["classes"] == ["cat", "dog"]
+    )
     name = next(iter(found["files"]))
     (tmp_path / "whole" / name).write_bytes(b"x")
     with pytest.raises(DataError, match=f"{name} is missing or damaged; remove"):
@@ -94,25 +113,33 @@ def test_images_killed_three_times_on_the_way_are_packed_to_the_same_bytes_and_r
 def test_a_packed_table_has_features_labels_and_the_unit_of_the_labels(tmp_path: Path) -> None:
     rows = "".join(f"{n * 7 % 10},{'ab'[n % 2]},{n / 2}\n" for n in range(30))
     (tmp_path / "t.csv").write_text(f"size,kind,y\n{rows}")
-    spec = job("regression", source="table", path=str(tmp_path / "t.csv"), label="y", eval_split=0.2)
+    spec = job(
+        "regression", source="table", path=str(tmp_path / "t.csv"), label="y", eval_split=0.2
+    )
     pack.pack_data(spec, tmp_path / "packed")
     again = of_records(tmp_path / "packed", "regression")
     assert equal(read(again), read(spec))
     assert Classify().describe_inputs(again) == Classify().describe_inputs(spec)
-    with pytest.raises(SpecError, match=r"loss\.target = class, and the records .* were packed with regression"):
+    with pytest.raises(
+        SpecError, match=r"loss\.target = class, and the records .* were packed with regression"
+    ):
         read(of_records(tmp_path / "packed"))
     with pytest.raises(SpecError, match="--resize applies to images"):
         pack.pack_data(spec, tmp_path / "other", 64)
 
 
-def test_resize_reduces_what_is_larger_and_a_folder_of_other_records_is_left_alone(tmp_path: Path) -> None:
+def test_resize_reduces_what_is_larger_and_a_folder_of_other_records_is_left_alone(
+    tmp_path: Path,
+) -> None:
     set_ = made_images.folders(tmp_path / "set", each=2)
     Image.new("RGB", (200, 80), (9, 8, 7)).save(set_ / "cat" / "wide.png")
     spec = job(source="images", path=str(set_), eval_split=0.2, size=8)
     pack.pack_data(spec, tmp_path / "packed", 10)
     shapes = {example["image"].shape for example in read(of_records(tmp_path / "packed"))}
     assert shapes == {(10, 13, 3), (10, 25, 3)}  # of 12 × 16, and of 80 × 200
-    assert {example["image"].shape for example in read(of_records(tmp_path / "packed", size=8))} == {(8, 8, 3)}
+    assert {
+        example["image"].shape for example in read(of_records(tmp_path / "packed", size=8))
+    } == {(8, 8, 3)}
     with pytest.raises(DataError, match="holds records with resize = 10, and now it is 12"):
         pack.pack_data(spec, tmp_path / "packed", 12)
     with pytest.raises(DataError, match="holds cat, which `launcher prepare` did not write"):

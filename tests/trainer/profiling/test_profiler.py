@@ -63,9 +63,15 @@ def test_an_operation_s_kind_is_read_from_what_is_in_it_and_the_scope_that_it_co
 
 
 def test_two_programs_may_give_one_name_to_operations_of_two_kinds() -> None:
-    other = "HloModule jit__updates\n\nENTRY %main (x: f32[8]) -> f32[8] {\n  %fusion.1 = f32[8] copy(%x)\n}\n"
+    other = (
+        "HloModule jit__updates\n\nENTRY %main (x: f32[8]) -> f32[8] {\n  %fusion.1 = f32[8] "
+        "copy(%x)\n}\n"
+    )
     found = breakdown.program_kinds([PROGRAM, other])
-    assert (found["jit__update/fusion.1"], found["jit__updates/fusion.1"]) == ("matmul", "elementwise")
+    assert (found["jit__update/fusion.1"], found["jit__updates/fusion.1"]) == (
+        "matmul",
+        "elementwise",
+    )
     assert found["fusion.1"] == "matmul"
 
 
@@ -90,20 +96,37 @@ def test_a_kernel_that_no_program_knows_is_told_by_its_name(kernel: str, kind: s
 
 
 def ops(*given: tuple[str, float, float], device: str = "0") -> list[Op]:
-    return [Op(f"{kind}.{place}", kind, device, (start, end)) for place, (kind, start, end) in enumerate(given)]
+    return [
+        Op(f"{kind}.{place}", kind, device, (start, end))
+        for place, (kind, start, end) in enumerate(given)
+    ]
 
 
 def test_every_moment_of_a_step_counts_once() -> None:
-    ran = ops(("matmul", 0, 4), ("elementwise", 3, 5), ("collectives", 2, 7), ("attention", 8, 9), ("matmul", 9.5, 30))
+    ran = ops(
+        ("matmul", 0, 4),
+        ("elementwise", 3, 5),
+        ("collectives", 2, 7),
+        ("attention", 8, 9),
+        ("matmul", 9.5, 30),
+    )
     found = breakdown.break_down(ran, (0, 10), [], steps=2)
-    assert found.seconds == {"matmul": 2.25, "attention": 0.5, "elementwise": 0.5, "collectives": 1, "host": 0.75}
+    assert found.seconds == {
+        "matmul": 2.25,
+        "attention": 0.5,
+        "elementwise": 0.5,
+        "collectives": 1,
+        "host": 0.75,
+    }
     assert found.step_s == sum(found.seconds.values()) == 5
     assert found.hidden_s == 1.5
     assert found.top[0] == ("matmul.4", "matmul", 10.25)
 
 
 def test_seconds_are_the_mean_over_the_devices_of_a_process() -> None:
-    found = breakdown.break_down(ops(("matmul", 0, 4)) + ops(("matmul", 0, 2), device="1"), (0, 4), [], steps=1)
+    found = breakdown.break_down(
+        ops(("matmul", 0, 4)) + ops(("matmul", 0, 2), device="1"), (0, 4), [], steps=1
+    )
     assert (found.devices, found.seconds["matmul"], found.seconds["host"]) == (2, 3, 1)
 
 
@@ -122,12 +145,16 @@ def test_a_trace_in_which_no_device_ran_anything_has_no_breakdown() -> None:
 def test_the_words_of_a_breakdown() -> None:
     found = breakdown.break_down(ops(("matmul", 0, 4), ("collectives", 3, 6)), (0, 8), [], steps=1)
     assert found.to_line() == (
-        "8000.000 ms a step: matmul 50 %, attention 0 %, elementwise 0 %, collectives 25 %, host 25 %"
+        "8000.000 ms a step: matmul 50 %, attention 0 %, elementwise 0 %, collectives 25 "
+        "%, host 25 %"
     )
-    assert "  collectives   2000.000 ms   25 %  and 1000.000 ms while the device computed" in found.to_table()
+    assert (
+        "  collectives   2000.000 ms   25 %  and 1000.000 ms while the device computed"
+        in found.to_table()
+    )
 
 
-# --- what JAX writes --------------------------------------------------------------------------------------------------
+# --- what JAX writes ------------------------------------------------------------------------------
 
 
 class Event(NamedTuple):
@@ -150,8 +177,14 @@ class Plane(NamedTuple):
 HOST = Plane(
     "/host:CPU",
     [
-        Line("python", [Event("train", 0, 10_000, [("step_num", "0")]), Event("jaxlaunch pause", 4000, 1000)]),
-        Line("tf_XLAEigen/1", [Event("fusion.1", 0, 500, [("hlo_op", "fusion.1"), ("device_ordinal", "3")])]),
+        Line(
+            "python",
+            [Event("train", 0, 10_000, [("step_num", "0")]), Event("jaxlaunch pause", 4000, 1000)],
+        ),
+        Line(
+            "tf_XLAEigen/1",
+            [Event("fusion.1", 0, 500, [("hlo_op", "fusion.1"), ("device_ordinal", "3")])],
+        ),
     ],
 )
 
@@ -170,7 +203,12 @@ def test_operations_of_a_gpu_are_kernels_on_streams_that_name_them() -> None:
         Event("nvjet_tst_128x256", 0, 100, [("hlo_op", "fusion.2"), ("hlo_module", "jit__update")]),
         Event("nvjet_tst_128x256", 200, 100, [("correlation_id", "7")]),
     ]
-    found = read(HOST, Plane("/device:GPU:0", [Line("Stream #15(Compute)", kernels), Line("XLA Modules", kernels)]))
+    found = read(
+        HOST,
+        Plane(
+            "/device:GPU:0", [Line("Stream #15(Compute)", kernels), Line("XLA Modules", kernels)]
+        ),
+    )
     assert [(op.name, op.kind, op.device) for op in found.ops] == [
         ("fusion.2", "attention", "/device:GPU:0"),
         ("nvjet_tst_128x256", "matmul", "/device:GPU:0"),
@@ -183,12 +221,18 @@ def test_operations_of_a_tpu_are_a_line_of_their_texts() -> None:
         Event("%ag.done = f32[8,8]{1,0} all-gather-done(%ag)", 10, 20),
         Event("fusion.1", 40, 20),
     ]
-    ours = Plane("/device:TPU:0", [Line("XLA Ops", texts), Line("Steps", texts), Line("Async XLA Ops", texts)])
+    ours = Plane(
+        "/device:TPU:0",
+        [Line("XLA Ops", texts), Line("Steps", texts), Line("Async XLA Ops", texts)],
+    )
     found = read(HOST, ours, Plane("/device:TPU:0 SparseCore 1", [Line("XLA Ops", texts)]))
-    assert [(op.name, op.kind) for op in found.ops] == [("ag.done", "collectives"), ("fusion.1", "matmul")]
+    assert [(op.name, op.kind) for op in found.ops] == [
+        ("ag.done", "collectives"),
+        ("fusion.1", "matmul"),
+    ]
 
 
-# --- the loop's part --------------------------------------------------------------------------------------------------
+# --- the loop's part ------------------------------------------------------------------------------
 
 
 class Told(Progress):
@@ -279,14 +323,18 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("standard", "named")
-def test_the_steps_that_the_job_names_are_traced_and_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_steps_that_the_job_names_are_traced_and_split(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     loop = Loop(tmp_path, at=2, steps=3, of=decoder)
     loop.run(8)
     folder = tmp_path / "profiles" / "step-2" / "rank-0"
     found = summary(folder)
     assert list(folder.rglob("*.xplane.pb"))
     assert (found["first_step"], found["steps"], found["devices"]) == (2, 3, 2)
-    assert all(found["seconds"][kind] > 0 for kind in ("matmul", "attention", "elementwise", "collectives"))
+    assert all(
+        found["seconds"][kind] > 0 for kind in ("matmul", "attention", "elementwise", "collectives")
+    )
     assert sum(found["seconds"].values()) == pytest.approx(found["step_s"], rel=1e-6)
     assert [note.partition(":")[0] for note in loop.told.notes] == ["profile of steps 2-4"]
     assert "profile of steps 2-4 on 2 devices of rank 0, in " in capsys.readouterr().out
@@ -305,7 +353,9 @@ def test_an_agent_that_asks_is_answered_and_the_request_is_gone(tmp_path: Path) 
     assert not request.exists()
 
 
-def test_a_profile_that_the_end_of_the_run_cuts_short_holds_the_steps_there_were(tmp_path: Path) -> None:
+def test_a_profile_that_the_end_of_the_run_cuts_short_holds_the_steps_there_were(
+    tmp_path: Path,
+) -> None:
     Loop(tmp_path, at=3, steps=9).run(5)
     assert summary(tmp_path / "profiles" / "step-3" / "rank-0")["steps"] == 2
 
@@ -345,7 +395,9 @@ def test_a_folder_that_cannot_be_written_costs_the_profile_and_not_the_run(tmp_p
 def test_a_trace_that_cannot_be_written_costs_the_profile_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax._src.profiler._profile_state, "profile_session", None)  # what the fault leaves behind goes
+    monkeypatch.setattr(
+        jax._src.profiler._profile_state, "profile_session", None
+    )  # what the fault leaves behind goes
     loop = Loop(tmp_path, at=1, steps=2)
     loop.profiler.before_step(1)
     folder = tmp_path / "profiles" / "step-1" / "rank-0"
@@ -353,7 +405,9 @@ def test_a_trace_that_cannot_be_written_costs_the_profile_and_not_the_run(
     folder.write_text("a file where a folder should be")
     loop.profiler.before_step(3)
     loop.profiler.finish_trace(3)
-    assert [note.partition(":")[0] for note in loop.told.notes] == ["no profile at step 1 of rank 0"]
+    assert [note.partition(":")[0] for note in loop.told.notes] == [
+        "no profile at step 1 of rank 0"
+    ]
 
 
 def test_a_request_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
@@ -362,10 +416,14 @@ def test_a_request_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
     loop = Loop(tmp_path, request=request)
     loop.run(4)
     assert len(loop.losses) == 4
-    assert [note.partition(":")[0] for note in loop.told.notes] == ["rank 0 can no longer be profiled"]
+    assert [note.partition(":")[0] for note in loop.told.notes] == [
+        "rank 0 can no longer be profiled"
+    ]
 
 
-def test_a_trace_that_is_too_large_leaves_its_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_is_too_large_leaves_its_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(profiler, "MAX_BYTES", 1)
     loop = Loop(tmp_path, at=1, steps=1)
     loop.run(3)

@@ -21,7 +21,9 @@ from tests import bucket_server
 from tests.bucket_server import Bucket
 from tests.trainer.text import corpora
 
-WORDS = b"".join(b"%d: the quick brown fox\n" % number for number in range(60_000))  # more than a block
+WORDS = b"".join(
+    b"%d: the quick brown fox\n" % number for number in range(60_000)
+)  # more than a block
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +53,32 @@ def put(bucket: Bucket, url: str, name: str, data: bytes) -> None:
     bucket.objects[f"{url.partition('://')[2]}/{name}"] = data
 
 
-def test_documents_and_a_tokenizer_in_a_bucket_are_prepared_as_those_on_the_disk(bucket, url, tmp_path) -> None:
+def test_documents_and_a_tokenizer_in_a_bucket_are_prepared_as_those_on_the_disk(
+    bucket, url, tmp_path
+) -> None:
     corpora.saved(tmp_path / "tokenizer")
     corpora.lines(tmp_path / "a.jsonl", corpora.texts(20))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
-    for name in ("a.jsonl", "b.jsonl.gz", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"):
+    for name in (
+        "a.jsonl",
+        "b.jsonl.gz",
+        "tokenizer/tokenizer.json",
+        "tokenizer/tokenizer_config.json",
+    ):
         put(bucket, url, name, (tmp_path / name).read_bytes())
     made = [
-        recipe.make_recipe(Text(source="text", path=f"{place}/*.jsonl*", tokenizer=f"{place}/tokenizer"), 16)
+        recipe.make_recipe(
+            Text(source="text", path=f"{place}/*.jsonl*", tokenizer=f"{place}/tokenizer"), 16
+        )
         for place in (url, str(tmp_path))
     ]
     assert made[0].address != made[1].address  # a store says what its objects are; files are hashed
     there, here = (build.build_rows(each, tmp_path / f"out{at}") for at, each in enumerate(made))
     assert there.pop("address") != here.pop("address")
     assert there == here and there["documents"] > 30
-    with pytest.raises(SpecError, match="is neither bytes nor a folder or file of a tokenizer.json"):
+    with pytest.raises(
+        SpecError, match="is neither bytes nor a folder or file of a tokenizer.json"
+    ):
         recipe.make_recipe(Text(source="text", path=f"{url}/*.jsonl", tokenizer=f"{url}/gone"), 16)
 
 
@@ -74,11 +87,20 @@ def ranges(bucket: Bucket) -> list[str]:
 
 
 def opened(url: str, **more: Any) -> Any:
-    return text.open_stream(Text(source="text", path=f"{url}/*.txt", eval_split=0.0, **more), 100, "train")
+    return text.open_stream(
+        Text(source="text", path=f"{url}/*.txt", eval_split=0.0, **more), 100, "train"
+    )
 
 
-def test_text_in_a_bucket_is_the_text_on_the_disk_to_the_byte_and_the_fingerprint(bucket, url, tmp_path) -> None:
-    for name, data in (("a.txt", WORDS), ("b.txt", b"end"), ("notes.md", b"other"), ("deep/c.txt", b"deeper")):
+def test_text_in_a_bucket_is_the_text_on_the_disk_to_the_byte_and_the_fingerprint(
+    bucket, url, tmp_path
+) -> None:
+    for name, data in (
+        ("a.txt", WORDS),
+        ("b.txt", b"end"),
+        ("notes.md", b"other"),
+        ("deep/c.txt", b"deeper"),
+    ):
         put(bucket, url, name, data)
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
@@ -147,7 +169,9 @@ def test_records_in_a_bucket_are_those_on_the_disk(bucket, url, tmp_path) -> Non
     assert [int(source[index]["x"]) for index in range(10)] == list(range(10))
     asked = len(ranges(bucket))
     assert asked == 2
-    here = array_record.open_source(ArrayRecord(source="array_record", path=f"{tmp_path}/part-*"), "train")
+    here = array_record.open_source(
+        ArrayRecord(source="array_record", path=f"{tmp_path}/part-*"), "train"
+    )
     assert source.fingerprint() == here.fingerprint()
     put(bucket, url, "part-2", b"a,b\n1,2\n")
     with pytest.raises(DataError, match=r"//corpora/.*/part-2 is not an array_record file"):
@@ -162,7 +186,12 @@ def test_a_pattern_that_matches_nothing_says_what_is_there(bucket, url) -> None:
 
 @pytest.mark.parametrize(
     ("end", "hint"),
-    [("", "holds train.text"), ("/", "holds train.text"), ("/*.t?t", "holds train.text"), ("*", "in full")],
+    [
+        ("", "holds train.text"),
+        ("/", "holds train.text"),
+        ("/*.t?t", "holds train.text"),
+        ("*", "in full"),
+    ],
 )
 def test_a_bucket_alone_is_bad_data_and_what_it_holds_is_said(bucket, url, end, hint) -> None:
     scheme = url.partition("://")[0]
@@ -188,12 +217,18 @@ def test_a_cache_that_cannot_be_written_is_said_and_is_not_taken_for_a_bad_file(
     put(bucket, url, "a.array_record", WORDS)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(StorageError, match=r"a\.array_record cannot be copied to .*; set XDG_CACHE_HOME"):
-        array_record.open_source(ArrayRecord(source="array_record", path=f"{url}/*.array_record"), "train")
+    with pytest.raises(
+        StorageError, match=r"a\.array_record cannot be copied to .*; set XDG_CACHE_HOME"
+    ):
+        array_record.open_source(
+            ArrayRecord(source="array_record", path=f"{url}/*.array_record"), "train"
+        )
 
 
 @pytest.mark.parametrize(("url", "extra"), [("gs://team-b/x", "gcs"), ("s3://team-b/x", "s3")])
-def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_extra(url, extra, monkeypatch) -> None:
+def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_extra(
+    url, extra, monkeypatch
+) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr("fsspec.registry", {})
     for act in (storage.check_writable, files.match_files):
@@ -202,18 +237,25 @@ def test_a_store_whose_package_is_not_installed_is_a_sentence_that_names_the_ext
         assert caught.value.code == 64
 
 
-def test_a_compilation_cache_in_a_store_whose_package_is_not_installed_is_that_sentence_too(monkeypatch) -> None:
+def test_a_compilation_cache_in_a_store_whose_package_is_not_installed_is_that_sentence_too(
+    monkeypatch,
+) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr("fsspec.registry", {})
     with pytest.raises(
-        SpecError, match="train.compile_cache = s3://team-b/x: s3:// needs s3fs, which is not installed"
+        SpecError,
+        match="train.compile_cache = s3://team-b/x: s3:// needs s3fs, which is not installed",
     ):
-        preflight.check_cache(TrainSpec.model_validate({"task": "a:B", "compile_cache": "s3://team-b/x"}))
+        preflight.check_cache(
+            TrainSpec.model_validate({"task": "a:B", "compile_cache": "s3://team-b/x"})
+        )
 
 
 def test_a_store_that_answers_with_an_error_of_its_own_is_a_sentence(url, monkeypatch) -> None:
     monkeypatch.setattr("etils.epath.backend._FileSystemSpecBackend.open", lambda *_: 1 / 0)
-    with pytest.raises(StorageError, match=f"train.checkpoint.path = {url} cannot be written: .*division by zero"):
+    with pytest.raises(
+        StorageError, match=f"train.checkpoint.path = {url} cannot be written: .*division by zero"
+    ):
         storage.check_writable(url)
 
 
@@ -245,7 +287,9 @@ def test_a_store_that_refuses_is_the_specification_s_fault_and_one_that_is_away_
         files.match_files(f"{url}/*.txt")
     assert caught.value.code == code
     monkeypatch.setattr("etils.epath.backend._FileSystemSpecBackend.open", fail)
-    with pytest.raises(TrainerError, match=f"train.checkpoint.path = {url} cannot be written") as caught:
+    with pytest.raises(
+        TrainerError, match=f"train.checkpoint.path = {url} cannot be written"
+    ) as caught:
         storage.check_writable(url)
     assert caught.value.code == {65: 64}.get(code, code)
 

@@ -17,7 +17,9 @@ from tests.trainer.sources.images import made_images
 from tests.trainer.sources.tables.test_source import written
 
 BATCH = 4
-FAULTS = [(kind, name) for name in ("0.png", "a.tar", "t.csv", "t.parquet") for kind in ("503", "cut")]
+FAULTS = [
+    (kind, name) for name in ("0.png", "a.tar", "t.csv", "t.parquet") for kind in ("503", "cut")
+]
 met: list[tuple[str, str]] = []  # of FAULTS, in the bucket that is open
 
 
@@ -35,7 +37,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["gs", "s3"])
-def url(request: pytest.FixtureRequest, here: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(
+    request: pytest.FixtureRequest, here: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The same folder in a bucket of which some answers are a 503, or cut."""
     with pytest.MonkeyPatch.context() as patch, bucket_server.served_here() as bucket:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -93,9 +97,14 @@ def hashes(path: str, source: str, **keys: object) -> list[str]:
         ("images", "folders"),
         ("images", "kept/a.tar"),
         ("images", "hub/data/train-00000-of-00001.parquet"),
-        *(("table", f"tables/t.{ending}") for ending in ("csv", "tsv", "jsonl", "parquet", "arrow", "npz")),
+        *(
+            ("table", f"tables/t.{ending}")
+            for ending in ("csv", "tsv", "jsonl", "parquet", "arrow", "npz")
+        ),
     ],
 )
-def test_every_batch_is_that_of_the_files_on_the_disk(here: Path, url: str, source: str, name: str) -> None:
+def test_every_batch_is_that_of_the_files_on_the_disk(
+    here: Path, url: str, source: str, name: str
+) -> None:
     assert hashes(f"{url}/{name}", source) == hashes(str(here / name), source)
     assert met[:2] == FAULTS[:2] or name != "folders"

@@ -63,7 +63,10 @@ def test_every_block_holds_each_part_by_its_weight_to_an_example(weights: dict[s
             assert abs(counted[number] - BLOCK * weight / sum(weights.values())) < 1
     for first in range(0, BLOCK, 100):  # and every hundred of it, nearly
         counted = Counter(parts_of(found[first : first + 100]))
-        assert all(abs(counted[at] - 100 * w / sum(weights.values())) < 2 for at, w in enumerate(weights.values()))
+        assert all(
+            abs(counted[at] - 100 * w / sum(weights.values())) < 2
+            for at, w in enumerate(weights.values())
+        )
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -100,7 +103,9 @@ def test_the_epochs_of_each_part_are_known_at_every_position() -> None:
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_an_evaluation_has_every_example_of_every_part_once_a_batch_of_one_part_each(hosts: int) -> None:
+def test_an_evaluation_has_every_example_of_every_part_once_a_batch_of_one_part_each(
+    hosts: int,
+) -> None:
     share, seen = 8 // hosts, Counter[int]()
     for host in range(hosts):
         rows = range(host * share, (host + 1) * share)
@@ -113,10 +118,13 @@ def test_an_evaluation_has_every_example_of_every_part_once_a_batch_of_one_part_
 
 
 @pytest.mark.parametrize(
-    ("batches", "wanted"), [(1, (1, 1, 1)), (10, (1, 8, 1)), (68, (4, 63, 1)), (500, (9, 125, 2)), (136, (9, 125, 2))]
+    ("batches", "wanted"),
+    [(1, (1, 1, 1)), (10, (1, 8, 1)), (68, (4, 63, 1)), (500, (9, 125, 2)), (136, (9, 125, 2))],
 )
 def test_a_short_evaluation_sees_all_parts(batches: int, wanted: tuple[int, ...]) -> None:
-    passes = Evaluation(mixed(), lambda raw: raw, batch=8, rows=range(8), threads=1, batches=batches)
+    passes = Evaluation(
+        mixed(), lambda raw: raw, batch=8, rows=range(8), threads=1, batches=batches
+    )
     assert Counter(passes.batch_parts) == dict(zip(LENGTHS, wanted, strict=True))
     assert len(list(passes)) == sum(wanted)
 
@@ -127,7 +135,9 @@ def test_the_fingerprint_follows_weights_and_parts() -> None:
 
 
 def test_a_weight_of_less_than_one_in_a_block_is_refused() -> None:
-    with pytest.raises(SpecError, match="parts.books.weight = 1e-06 is less than one example in 100000"):
+    with pytest.raises(
+        SpecError, match="parts.books.weight = 1e-06 is less than one example in 100000"
+    ):
         mixed({"code": 0.5, "web": 0.5, "books": 1e-6})
     assert mixture.block_counts([1 / 3, 1 / 3, 1 / 3], BLOCK).tolist() == [334, 333, 333]
 
@@ -137,20 +147,32 @@ def test_a_small_weight_is_held_to_a_hundredth_of_it() -> None:
     found = mixed(weights).example_indexes(0, 10_000, seed=0, shuffle=True).tolist()
     assert Counter(parts_of(found)) == {0: 9854, 1: 140, 2: 6}
     assert mixed(weights).epochs_by_part(10_000)["books"] == 6 / 13
-    assert "mixture of 10000: code 9854" in mixed(weights).fingerprint() and "of 1000:" in mixed().fingerprint()
+    assert (
+        "mixture of 10000: code 9854" in mixed(weights).fingerprint()
+        and "of 1000:" in mixed().fingerprint()
+    )
 
 
 def job(folder: Path, parts: dict[str, Any], **keys: Any) -> TrainSpec:
-    data = {"source": "mixture", "tokenizer": f"{folder}/tokenizer", "data_dir": f"{folder}/out", "parts": parts} | keys
+    data = {
+        "source": "mixture",
+        "tokenizer": f"{folder}/tokenizer",
+        "data_dir": f"{folder}/out",
+        "parts": parts,
+    } | keys
     model = specs.GPT2(kind="gpt2", layers=1, width=32, heads=4, vocab=600, length=32)
     return TrainSpec.model_validate({"task": LM, "model": model, "data": data})
 
 
-def test_a_mixture_of_texts_is_prepared_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mixture_of_texts_is_prepared_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
     corpora.saved(tmp_path / "tokenizer")
     for name, count in (("a", 40), ("b", 20), ("c", 5)):
-        corpora.lines(tmp_path / f"{name}.jsonl", list(filter(None, corpora.texts(count, seed=count))))
+        corpora.lines(
+            tmp_path / f"{name}.jsonl", list(filter(None, corpora.texts(count, seed=count)))
+        )
     spec = job(
         tmp_path,
         {
@@ -161,11 +183,16 @@ def test_a_mixture_of_texts_is_prepared_part_by_part(tmp_path: Path, monkeypatch
     )
     train, held_out = open_source(spec, "train"), open_source(spec, "eval")
     assert isinstance(train, Mixture) and isinstance(held_out, Mixture)
-    assert set(train.epochs_by_part(0)) == {"a", "b"} and set(held_out.epochs_by_part(0)) == {"a", "c"}
+    assert set(train.epochs_by_part(0)) == {"a", "b"} and set(held_out.epochs_by_part(0)) == {
+        "a",
+        "c",
+    }
     found = train.example_indexes(0, BLOCK, seed=0, shuffle=True)
     assert sum(int(index) < len(train._parts[0]) for index in found) == 750
     reports = prepare.prepare_text(spec)
-    assert reports[2]["rows"]["eval"] == 0 and reports[2]["documents"] == 5  # all of it is evaluated on
+    assert (
+        reports[2]["rows"]["eval"] == 0 and reports[2]["documents"] == 5
+    )  # all of it is evaluated on
     assert len(held_out._parts[1]) == reports[2]["rows"]["train"]
     assert len(reports) == 3 and sum(each["rows"]["train"] for each in reports[:2]) == len(train)
     assert "tokenizer.json" in tokenizer_files(spec.data)
@@ -177,7 +204,10 @@ def test_a_mixture_of_texts_is_prepared_part_by_part(tmp_path: Path, monkeypatch
         ({}, "weights that sum to 0"),
         ({"a": {"weight": 0, "path": "x"}}, "weights that sum to 0"),
         ({"a": {"weight": -1, "path": "x"}}, "greater than or equal to 0"),
-        ({"a": {"weight": float("inf"), "path": "x"}, "b": {"weight": 1, "path": "x"}}, "finite number"),
+        (
+            {"a": {"weight": float("inf"), "path": "x"}, "b": {"weight": 1, "path": "x"}},
+            "finite number",
+        ),
         ({"a": {"weight": float("nan"), "path": "x"}}, "finite number"),
         ({"a": {"weight": 1}}, "Field required"),
         ({"a": {"weight": 1, "path": "http://x"}}, "cannot be read"),

@@ -11,7 +11,9 @@ from jaxlaunch.trainer.spec import Data, Text, TrainSpec
 
 
 def spec(data: dict[str, Any], model: dict[str, Any] | None = None) -> TrainSpec:
-    return TrainSpec.model_validate({"task": "mine:Task", "data": data, "model": model or {"kind": "mlp"}})
+    return TrainSpec.model_validate(
+        {"task": "mine:Task", "data": data, "model": model or {"kind": "mlp"}}
+    )
 
 
 DECODER = {"kind": "decoder", "length": 16, "vocab": 256}
@@ -25,7 +27,8 @@ def test_text_is_cut_to_the_model_s_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind"), [(OSError(116, "Stale file handle"), StorageError), (PermissionError(13, "denied"), DataError)]
+    ("fault", "kind"),
+    [(OSError(116, "Stale file handle"), StorageError), (PermissionError(13, "denied"), DataError)],
 )
 def test_a_source_that_cannot_be_opened_is_said_in_a_sentence(
     fault: OSError, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -34,7 +37,9 @@ def test_a_source_that_cannot_be_opened_is_said_in_a_sentence(
         raise fault
 
     monkeypatch.setattr(text, "open_stream", opening)
-    with pytest.raises(kind, match=f"train.data: the train split of text cannot be opened: .*{fault.strerror}"):
+    with pytest.raises(
+        kind, match=f"train.data: the train split of text cannot be opened: .*{fault.strerror}"
+    ):
         open_source(spec({"source": "text", "path": "a.txt"}, DECODER), "train")
 
 
@@ -58,7 +63,9 @@ def test_synthetic_gives_what_the_model_takes() -> None:
 def test_a_map_style_dataset_evaluates_only_with_arguments_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "ranges.py").write_text("class Range(list):\n    def __init__(self, n): super().__init__(range(n))\n")
+    (tmp_path / "ranges.py").write_text(
+        "class Range(list):\n    def __init__(self, n): super().__init__(range(n))\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     data = {"source": "torch", "dataset": "ranges:Range", "args": {"n": 3}}
     train = open_source(spec(data), "train")
@@ -81,4 +88,8 @@ def test_the_bigram_baseline_is_counted_only_when_asked_for(tmp_path: Path) -> N
 def test_every_source_can_be_imported_before_it_is_opened() -> None:
     for block in get_args(get_args(Data)[0]):
         parts = {"one": Text(source="text", path="a.txt")}  # of a mixture
-        import_modules(block.model_construct(source=block.model_fields["source"].annotation.__args__[0], parts=parts))
+        import_modules(
+            block.model_construct(
+                source=block.model_fields["source"].annotation.__args__[0], parts=parts
+            )
+        )

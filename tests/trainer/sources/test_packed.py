@@ -39,7 +39,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text(corpus: Path, **keys: Any) -> Text:
-    given = {"path": f"{corpus}/a.jsonl", "tokenizer": f"{corpus}/tokenizer", "data_dir": f"{corpus}/out"}
+    given = {
+        "path": f"{corpus}/a.jsonl",
+        "tokenizer": f"{corpus}/tokenizer",
+        "data_dir": f"{corpus}/out",
+    }
     return Text(source="text", **({"eval_split": 0.2} | given | keys))
 
 
@@ -54,7 +58,9 @@ def rows(source: Any, task: NextToken) -> dict[str, Any]:
     return batch
 
 
-def test_a_row_has_a_segment_for_each_document_and_nothing_to_predict_where_it_is_filled_up(corpus: Path) -> None:
+def test_a_row_has_a_segment_for_each_document_and_nothing_to_predict_where_it_is_filled_up(
+    corpus: Path,
+) -> None:
     source = sources.open_rows(text(corpus, packing="first-fit"), LENGTH, "train")
     assert source is not None
     for index in range(len(source)):
@@ -65,8 +71,13 @@ def test_a_row_has_a_segment_for_each_document_and_nothing_to_predict_where_it_i
             "mask": (LENGTH,),
             "text_bytes": (),
         }
-        segments, is_end = row["segments"], row["tokens"] == 0  # 0 is the tokenizer's end of a document
-        assert ((segments > 0) | is_end).all() and np.isin(np.diff(segments[segments > 0]), (0, 1)).all()
+        segments, is_end = (
+            row["segments"],
+            row["tokens"] == 0,
+        )  # 0 is the tokenizer's end of a document
+        assert ((segments > 0) | is_end).all() and np.isin(
+            np.diff(segments[segments > 0]), (0, 1)
+        ).all()
         assert (row["mask"] == ((segments[1:] == segments[:-1]) & (segments[1:] > 0))).all()
 
 
@@ -90,13 +101,17 @@ def test_documents_in_rows_cost_what_they_cost_alone(corpus: Path) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
     (nats, bits, counted) = (float(together[0]), *map(float, together[2]))
     assert bits == pytest.approx(nats / math.log(2))
-    assert 0.8 < counted / sum(len(each.encode()) for each in TEXTS[::5]) < 1  # all but first tokens
+    assert (
+        0.8 < counted / sum(len(each.encode()) for each in TEXTS[::5]) < 1
+    )  # all but first tokens
 
 
 def test_a_changed_token_changes_no_logit_of_another_document(corpus: Path) -> None:
     source = sources.open_rows(text(corpus, packing="first-fit"), LENGTH, "train")
     assert source is not None
-    row = next(row for row in (source[at] for at in range(len(source))) if row["segments"].max() >= 3)
+    row = next(
+        row for row in (source[at] for at in range(len(source))) if row["segments"].max() >= 3
+    )
     graph, params = nnx.split(NextToken().model(job(text(corpus)), nnx.Rngs(0)))
     segments_L = row["segments"][:-1]
     keys = Visible(None, segments_L[None], None)
@@ -113,7 +128,9 @@ def test_a_changed_token_changes_no_logit_of_another_document(corpus: Path) -> N
 
 
 def test_the_perplexity_follows_from_the_loss() -> None:
-    assert NextToken().derived({"loss": 2.0, "accuracy": 0.5}) == {"perplexity": pytest.approx(math.exp(2.0))}
+    assert NextToken().derived({"loss": 2.0, "accuracy": 0.5}) == {
+        "perplexity": pytest.approx(math.exp(2.0))
+    }
     assert NextToken().derived({"loss": 1e9})["perplexity"] < math.inf
 
 
@@ -121,7 +138,9 @@ def test_a_job_s_text_is_prepared_at_its_first_start_and_found_at_the_next(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = []
-    monkeypatch.setattr(sources, "_run_build", lambda made, folder, *_: began.append(build.build_rows(made, folder)))
+    monkeypatch.setattr(
+        sources, "_run_build", lambda made, folder, *_: began.append(build.build_rows(made, folder))
+    )
     spec = job(text(corpus, packing="concat", seed=7))
     for _ in range(2):
         train, held_out = open_source(spec, "train"), open_source(spec, "eval")
@@ -129,12 +148,16 @@ def test_a_job_s_text_is_prepared_at_its_first_start_and_found_at_the_next(
         assert len(train) > len(held_out) > 0 and train.fingerprint() != held_out.fingerprint()
     assert len(began) == 1
     (report,) = prepare.prepare_text(spec)
-    assert report["rows"] == {"train": len(train), "eval": len(held_out)} and report["documents"] == len(TEXTS)
+    assert report["rows"] == {"train": len(train), "eval": len(held_out)} and report[
+        "documents"
+    ] == len(TEXTS)
     assert set(tokenizer_files(spec.data)) == {"tokenizer.json", "tokenizer_config.json"}
 
 
 def test_other_files_may_evaluate(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
+    monkeypatch.setattr(
+        sources, "_run_build", lambda made, folder, *_: build.build_rows(made, folder)
+    )
     corpora.lines(corpus / "held-out.jsonl", TEXTS[:7])
     spec = job(text(corpus, eval_path=f"{corpus}/held-out.jsonl", packing="none"))
     held_out = open_source(spec, "eval")
@@ -142,11 +165,14 @@ def test_other_files_may_evaluate(corpus: Path, monkeypatch: pytest.MonkeyPatch)
     assert [each["documents"] for each in prepare.prepare_text(spec)] == [len(TEXTS), 7]
 
 
-def test_a_tokenizer_that_the_model_does_not_know_is_refused_before_anything_is_prepared(tmp_path: Path) -> None:
+def test_a_tokenizer_that_the_model_does_not_know_is_refused_before_anything_is_prepared(
+    tmp_path: Path,
+) -> None:
     spec = job(text(tmp_path, tokenizer=corpora.saved(tmp_path / "tokenizer")), vocab=400)
     for refused in (lambda: open_source(spec, "train"), lambda: prepare.prepare_text(spec)):
         with pytest.raises(
-            SpecError, match="vocab = 400 is less than the 500 of data.tokenizer = .*/tokenizer; make it"
+            SpecError,
+            match="vocab = 400 is less than the 500 of data.tokenizer = .*/tokenizer; make it",
         ):
             refused()
     assert not (tmp_path / "out").exists()
@@ -159,7 +185,9 @@ def test_what_is_not_prepared_is_said(corpus: Path) -> None:
 
 def test_a_table_is_not_read_as_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match="a.parquet is not plain text; data.packing: concat reads its documents"):
+    with pytest.raises(
+        DataError, match="a.parquet is not plain text; data.packing: concat reads its documents"
+    ):
         open_source(job(Text(source="text", path=f"{tmp_path}/*")), "train")
 
 
@@ -169,11 +197,19 @@ def test_a_table_is_not_read_as_bytes(tmp_path: Path) -> None:
         ({"apart": True}, "apart applies to one stream of bytes"),
         ({"bigram": True}, "bigram applies to one stream of bytes"),
         ({"tokenizer": "bytes", "eval_path": "x"}, "eval_path applies to documents; set packing"),
-        ({"tokenizer": "http://a/b"}, "is http://a/b, which cannot be read: only folders, gs:// and s3:// can"),
-        ({"data_dir": "gs://team-a/b"}, "is not a folder, and data can only be prepared in a folder"),
+        (
+            {"tokenizer": "http://a/b"},
+            "is http://a/b, which cannot be read: only folders, gs:// and s3:// can",
+        ),
+        (
+            {"data_dir": "gs://team-a/b"},
+            "is not a folder, and data can only be prepared in a folder",
+        ),
         ({"packing": "best"}, "Input should be 'concat', 'first-fit' or 'none'"),
     ],
 )
-def test_keys_that_do_not_go_together_are_refused(tmp_path: Path, keys: dict[str, Any], words: str) -> None:
+def test_keys_that_do_not_go_together_are_refused(
+    tmp_path: Path, keys: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         text(tmp_path, **keys)

@@ -41,11 +41,19 @@ def targets(found: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.parametrize("packing", ["concat", "first-fit", "none"])
-def test_the_assistant_s_tokens_are_targets_once_and_nothing_else_is(tmp_path: Path, packing: str) -> None:
+def test_the_assistant_s_tokens_are_targets_once_and_nothing_else_is(
+    tmp_path: Path, packing: str
+) -> None:
     found = rows(tmp_path / "a", CHATS, packing=packing)
     pairs = chat_corpora.encoded(f"{tmp_path}/a/tokenizer", CHATS)
     assert targets(found) == sorted(np.concatenate([ids[mask] for ids, mask in pairs]).tolist())
-    words = [said for chat in CHATS for turn in chat if turn["role"] == "assistant" for said in [turn["content"]]]
+    words = [
+        said
+        for chat in CHATS
+        for turn in chat
+        if turn["role"] == "assistant"
+        for said in [turn["content"]]
+    ]
     counted = sum(float(row["text_bytes"]) for row in found)
     assert counted == pytest.approx(sum(len(said.encode()) for said in words), rel=1e-5)
     (index,) = (tmp_path / "a" / "out").glob("*/index.json")
@@ -55,11 +63,17 @@ def test_the_assistant_s_tokens_are_targets_once_and_nothing_else_is(tmp_path: P
 
 def test_another_question_changes_no_weight(tmp_path: Path) -> None:
     other = [
-        [turn | {"content": turn["content"][::-1]} if turn["role"] == "user" else turn for turn in chat]
+        [
+            turn | {"content": turn["content"][::-1]} if turn["role"] == "user" else turn
+            for turn in chat
+        ]
         for chat in CHATS
     ]
     assert targets(rows(tmp_path / "a", CHATS)) == targets(rows(tmp_path / "b", other))
-    same = [[{"role": "user", "content": said}, {"role": "assistant", "content": "b"}] for said in ("a", "z")]
+    same = [
+        [{"role": "user", "content": said}, {"role": "assistant", "content": "b"}]
+        for said in ("a", "z")
+    ]
     (one,), (two,) = rows(tmp_path / "c", same[:1]), rows(tmp_path / "d", same[1:])
     assert (one["tokens"] != two["tokens"]).sum() == 1
     assert (one["mask"] == two["mask"]).all() and one["mask"].sum() == 2  # the answer and its end
@@ -71,7 +85,9 @@ def test_a_small_model_learns_what_the_assistant_says(tmp_path: Path) -> None:
     config = specs.GPT2(kind="gpt2", layers=1, width=32, heads=4, vocab=512, length=LENGTH)
     data = Text(source="text", format="chat", path="x", tokenizer="x")
     graph, params = nnx.split(task.model(TrainSpec(task=LM, model=config, data=data), nnx.Rngs(0)))
-    (batch,) = Evaluation(_Rows(made), task.example, batch=len(made), rows=range(len(made)), threads=1)
+    (batch,) = Evaluation(
+        _Rows(made), task.example, batch=len(made), rows=range(len(made)), threads=1
+    )
 
     @jax.jit
     def step(params: Any) -> Any:
@@ -104,5 +120,7 @@ def test_chats_without_a_token_to_predict_are_refused(tmp_path: Path) -> None:
     data_of = chat_corpora.saved(tmp_path / "tokenizer", template)
     path = chat_corpora.lines(tmp_path / "a.jsonl", [[{"role": "assistant", "content": "a"}]])
     data = Text(source="text", format="chat", path=path, tokenizer=data_of, eval_split=0.0)
-    with pytest.raises(DataError, match="a.jsonl and what else matches hold chats without a token to predict"):
+    with pytest.raises(
+        DataError, match="a.jsonl and what else matches hold chats without a token to predict"
+    ):
         build.build_rows(recipe.make_recipe(data, LENGTH), tmp_path / "out")

@@ -28,7 +28,10 @@ print(TfdsSplit("digits", "train", sys.argv[1]).fingerprint())
 def test_two_processes_that_start_at_once_prepare_it_once(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PREPARE, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", PREPARE, tmp_path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(2)
     ]
@@ -44,19 +47,29 @@ def test_two_processes_that_start_at_once_prepare_it_once(tmp_path: Path) -> Non
     assert sorted(path.name for path in (tmp_path / "digits").iterdir()) == ["1.0.0"]
 
 
-@pytest.mark.parametrize(("name", "meant"), [("digts", "digits"), ("mnsit", "mnist"), ("cifra10", "cifar10")])
-def test_a_mistyped_dataset_gets_the_nearest_one_first_ours_included(name: str, meant: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"data.name = {name} is not a dataset; did you mean {meant}\\b"):
+@pytest.mark.parametrize(
+    ("name", "meant"), [("digts", "digits"), ("mnsit", "mnist"), ("cifra10", "cifar10")]
+)
+def test_a_mistyped_dataset_gets_the_nearest_one_first_ours_included(
+    name: str, meant: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=f"data.name = {name} is not a dataset; did you mean {meant}\\b"
+    ):
         tfds.prepare_dataset(name, str(tmp_path))
 
 
-def test_without_network_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_one_sentence_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_address(*_: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", no_address)
     monkeypatch.setattr(tfds.urllib.request, "getproxies", dict)  # type: ignore[attr-defined]
-    with pytest.raises(DataError, match="^mnist is not prepared in .* and there is no network to download it"):
+    with pytest.raises(
+        DataError, match="^mnist is not prepared in .* and there is no network to download it"
+    ):
         TfdsSplit("mnist", "train", str(tmp_path))
 
 
@@ -66,7 +79,9 @@ def test_a_name_that_is_none_is_refused_with_the_nearest(tmp_path: Path) -> None
 
 
 def test_a_folder_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(DataError, match="digits is not prepared in /proc/none, which cannot be written"):
+    with pytest.raises(
+        DataError, match="digits is not prepared in /proc/none, which cannot be written"
+    ):
         TfdsSplit("digits", "train", "/proc/none")
 
 
@@ -76,8 +91,12 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     rng = np.random.default_rng(0)
     files = {}
     for name, count in (("train", 12), ("t10k", 5)):
-        files[f"/{name}-images-idx3-ubyte.gz"] = bytes(16) + rng.integers(0, 256, (count, 28, 28), np.uint8).tobytes()
-        files[f"/{name}-labels-idx1-ubyte.gz"] = bytes(8) + rng.integers(0, 10, count, np.uint8).tobytes()
+        files[f"/{name}-images-idx3-ubyte.gz"] = (
+            bytes(16) + rng.integers(0, 256, (count, 28, 28), np.uint8).tobytes()
+        )
+        files[f"/{name}-labels-idx1-ubyte.gz"] = (
+            bytes(8) + rng.integers(0, 10, count, np.uint8).tobytes()
+        )
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -18,7 +18,9 @@ def test_evaluation_has_other_examples_of_the_same_kind() -> None:
     pictures = {int(train[i]["label"]): train[i]["image"].astype(int) for i in range(50)}
     for index in range(50):
         example = held_out[index]
-        distance = {label: int(abs(picture - example["image"]).sum()) for label, picture in pictures.items()}
+        distance = {
+            label: int(abs(picture - example["image"]).sum()) for label, picture in pictures.items()
+        }
         assert min(distance, key=lambda label: distance[label]) == example["label"]
         assert 0 < min(distance.values())
 

@@ -27,22 +27,27 @@ def stream(source: Any) -> bytes:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for number in range(10):
-        (tmp_path / f"{number}.txt").write_bytes(bytes([65 + number]) * (number * 3))  # the first is empty
+        (tmp_path / f"{number}.txt").write_bytes(
+            bytes([65 + number]) * (number * 3)
+        )  # the first is empty
     return tmp_path
 
 
 @pytest.mark.parametrize("length", [1, 4, 7, 8, 1000])
 def test_every_byte_but_the_first_is_a_target_once(folder: Path, length: int) -> None:
     source = opened("train", f"{folder}/*.txt", length, eval_split=0.0)
-    assert stream(source) == b"".join((folder / f"{number}.txt").read_bytes() for number in range(10))
+    assert stream(source) == b"".join(
+        (folder / f"{number}.txt").read_bytes() for number in range(10)
+    )
 
 
 def test_windows_have_one_shape_and_overlap_by_one(folder: Path) -> None:
     source = opened("train", f"{folder}/*.txt", 8, eval_split=0.0)
     windows = [source[index] for index in range(len(source))]
-    assert {(w["tokens"].shape, w["tokens"].dtype.str, w["mask"].shape, w["mask"].dtype.str) for w in windows} == {
-        ((9,), "<i4", (8,), "<f4")
-    }
+    assert {
+        (w["tokens"].shape, w["tokens"].dtype.str, w["mask"].shape, w["mask"].dtype.str)
+        for w in windows
+    } == {((9,), "<i4", (8,), "<f4")}
     assert [a["tokens"][-1] for a in windows[:-1]] == [b["tokens"][0] for b in windows[1:]]
     assert all(w["mask"].all() for w in windows[:-1])
 
@@ -58,8 +63,12 @@ def test_files_are_told_apart_where_that_is_asked_for(folder: Path) -> None:
 
 
 def test_a_share_of_the_files_is_held_out(folder: Path) -> None:
-    train, held_out = (stream(opened(split, f"{folder}/*.txt", eval_split=0.2)) for split in ("train", "eval"))
-    assert Counter(train) + Counter(held_out) == Counter(b"".join(path.read_bytes() for path in folder.iterdir()))
+    train, held_out = (
+        stream(opened(split, f"{folder}/*.txt", eval_split=0.2)) for split in ("train", "eval")
+    )
+    assert Counter(train) + Counter(held_out) == Counter(
+        b"".join(path.read_bytes() for path in folder.iterdir())
+    )
     assert set(train).isdisjoint(held_out) and len(set(held_out)) == 2
 
 
@@ -67,7 +76,10 @@ def test_a_share_of_the_files_however_small_holds_one_out(tmp_path: Path) -> Non
     for number in range(5):
         (tmp_path / f"{number}.txt").write_bytes(bytes([65 + number]) * 3)
     for share in (0.001, 0.0004, 1e-6):
-        train, held_out = (stream(opened(split, f"{tmp_path}/*.txt", eval_split=share)) for split in ("train", "eval"))
+        train, held_out = (
+            stream(opened(split, f"{tmp_path}/*.txt", eval_split=share))
+            for split in ("train", "eval")
+        )
         assert (held_out, train) == (b"AAA", b"BBBCCCDDDEEE")
 
 
@@ -104,7 +116,9 @@ def test_a_file_that_shrank_is_named(tmp_path: Path) -> None:
         source[0]
 
 
-def test_the_fingerprint_follows_split_length_content_and_whether_files_are_apart(folder: Path) -> None:
+def test_the_fingerprint_follows_split_length_content_and_whether_files_are_apart(
+    folder: Path,
+) -> None:
     def fingerprint(split: str = "train", length: int = 8, **keys: Any) -> str:
         return str(opened(split, f"{folder}/*.txt", length, **keys).fingerprint())
 
@@ -114,13 +128,20 @@ def test_the_fingerprint_follows_split_length_content_and_whether_files_are_apar
     assert len(seen) == 5
 
 
-def test_the_bigram_model_equals_a_count_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bigram_model_equals_a_count_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text, "CHUNK_BYTES", 3)
     (tmp_path / "a.txt").write_bytes(b"abab")
     (tmp_path / "b.txt").write_bytes(b"acx")
-    train, held_out = (opened("train", tmp_path / name, eval_split=0.0) for name in ("a.txt", "b.txt"))
-    unigram = {ord(byte): count / (3 + 256) for byte, count in {"c": 1, "x": 1}.items()}  # targets of abab: b a b
-    # After a: twice b, so one kind of follower; c was never seen, nothing is known of what follows it.
+    train, held_out = (
+        opened("train", tmp_path / name, eval_split=0.0) for name in ("a.txt", "b.txt")
+    )
+    unigram = {
+        ord(byte): count / (3 + 256) for byte, count in {"c": 1, "x": 1}.items()
+    }  # targets of abab: b a b
+    # After a: twice b, so one kind of follower; c was never seen, nothing is known of what follows
+    # it.
     expected = [(0 + 1 * unigram[ord("c")]) / (2 + 1), unigram[ord("x")]]
     bits = -sum(map(math.log2, expected)) / 2
     assert text.bigram_bits_per_byte(train, held_out) == pytest.approx(bits)

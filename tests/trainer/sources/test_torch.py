@@ -92,9 +92,13 @@ def test_mappings_pairs_tensors_and_images_become_arrays(dataset: str, item: Any
     assert np.array_equal(example["image"], np.ones((2, 2))) and int(example["label"]) == 3
 
 
-def test_the_fingerprint_has_digests_of_the_arguments_and_none_of_their_values(dataset: str) -> None:
+def test_the_fingerprint_has_digests_of_the_arguments_and_none_of_their_values(
+    dataset: str,
+) -> None:
     told = open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
-    assert told.startswith(f'{dataset}, 2 examples, args sha256 {{"items": "') and "s3cret" not in told
+    assert (
+        told.startswith(f'{dataset}, 2 examples, args sha256 {{"items": "') and "s3cret" not in told
+    )
     assert told == open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
     assert told != open_source(dataset, {"items": ["other", "word"]}, shuffle=True).fingerprint()
 
@@ -105,7 +109,9 @@ def test_an_item_of_another_kind_is_refused(dataset: str) -> None:
 
 
 def test_a_class_that_cannot_be_built_is_bad_data(dataset: str) -> None:
-    with pytest.raises(DataError, match="cannot be built: TypeError: .*unexpected keyword argument 'root'"):
+    with pytest.raises(
+        DataError, match="cannot be built: TypeError: .*unexpected keyword argument 'root'"
+    ):
         open_source(dataset, {"root": "/data"}, shuffle=True)
     with pytest.raises(DataError, match="with args root cannot be built") as raised:
         open_source(dataset, {"root": "s3cret"}, shuffle=True)
@@ -114,7 +120,9 @@ def test_a_class_that_cannot_be_built_is_bad_data(dataset: str) -> None:
 
 def test_a_dataset_that_takes_a_generator_gets_that_of_the_example(dataset: str) -> None:
     examples = Examples(
-        open_source("their_datasets:Drawing", {"items": [0] * 9}, shuffle=True), lambda raw, rng: raw, ReadSettings(3)
+        open_source("their_datasets:Drawing", {"items": [0] * 9}, shuffle=True),
+        lambda raw, rng: raw,
+        ReadSettings(3),
     )
     whole = examples.read(np.arange(9), np.arange(9, 18))["x"]
     assert len(np.unique(whole, axis=0)) == 9
@@ -122,7 +130,9 @@ def test_a_dataset_that_takes_a_generator_gets_that_of_the_example(dataset: str)
     assert not np.array_equal(examples.read(np.array([4]), np.array([22]))["x"], whole[4:5])
 
 
-def test_a_dataset_is_read_anew_each_time_unless_the_job_says_that_it_need_not_be(dataset: str) -> None:
+def test_a_dataset_is_read_anew_each_time_unless_the_job_says_that_it_need_not_be(
+    dataset: str,
+) -> None:
     class Counted(list[Any]):
         reads = 0
 
@@ -133,7 +143,9 @@ def test_a_dataset_is_read_anew_each_time_unless_the_job_says_that_it_need_not_b
     for deterministic, expected in ((None, 2 * 4), (False, 2 * 4), (True, 4)):
         items = Counted([{"x": 1.0}] * 4)
         examples = Examples(
-            open_source(dataset, {"items": items}, shuffle=True), lambda raw: raw, ReadSettings(0, 0, deterministic)
+            open_source(dataset, {"items": items}, shuffle=True),
+            lambda raw: raw,
+            ReadSettings(0, 0, deterministic),
         )
         before = items.reads
         for _ in range(2):
@@ -141,8 +153,12 @@ def test_a_dataset_is_read_anew_each_time_unless_the_job_says_that_it_need_not_b
         assert items.reads - before == expected
 
 
-def test_a_class_that_cannot_be_built_for_want_of_its_storage_may_be_built_later(dataset: str) -> None:
-    with pytest.raises(StorageError, match="their_datasets:Away cannot be built: TimeoutError: the bucket does not"):
+def test_a_class_that_cannot_be_built_for_want_of_its_storage_may_be_built_later(
+    dataset: str,
+) -> None:
+    with pytest.raises(
+        StorageError, match="their_datasets:Away cannot be built: TimeoutError: the bucket does not"
+    ):
         open_source("their_datasets:Away", {}, shuffle=True)
 
 
@@ -162,13 +178,28 @@ def test_an_object_is_taken_as_it_is_and_a_loader_for_its_dataset(dataset: str, 
 @pytest.mark.parametrize(
     ("name", "args", "says"),
     [
-        ("items", {"length": 3}, "is an Items, not a class, so it takes no args; leave data.args out"),
-        ("weighted", {}, "uses a WeightedSampler; here the run's seed orders the examples: leave the sampler out"),
-        ("collating", {}, "has a collate_fn of its own; make each example whole in its dataset's __getitem__"),
+        (
+            "items",
+            {"length": 3},
+            "is an Items, not a class, so it takes no args; leave data.args out",
+        ),
+        (
+            "weighted",
+            {},
+            "uses a WeightedSampler; here the run's seed orders the examples: leave the "
+            "sampler out",
+        ),
+        (
+            "collating",
+            {},
+            "has a collate_fn of its own; make each example whole in its dataset's __getitem__",
+        ),
         ("Stream", {}, "is iterable: it has one order, its own.*Set data.shuffle: false"),
     ],
 )
-def test_what_has_ways_of_its_own_is_refused_with_the_reason(dataset: str, name: str, args: Any, says: str) -> None:
+def test_what_has_ways_of_its_own_is_refused_with_the_reason(
+    dataset: str, name: str, args: Any, says: str
+) -> None:
     with pytest.raises(SpecError, match=f"{says}.*their_datasets.py:"):
         open_source(f"their_datasets:{name}", args, shuffle=True)
 
@@ -176,12 +207,23 @@ def test_what_has_ways_of_its_own_is_refused_with_the_reason(dataset: str, name:
 def test_an_iterable_dataset_in_its_stated_order_resumes_by_skipping(dataset: str) -> None:
     def batches(start: int, rows: range = range(4)) -> list[list[int]]:
         stream = open_source("their_datasets:Stream", {}, shuffle=False)
-        pipeline = Pipeline(stream, lambda raw: raw, batch=4, rows=rows, seed=0, shuffle=False, prefetch=0, threads=4)
+        pipeline = Pipeline(
+            stream,
+            lambda raw: raw,
+            batch=4,
+            rows=rows,
+            seed=0,
+            shuffle=False,
+            prefetch=0,
+            threads=4,
+        )
         drawn = pipeline.iterate([range(step, step + 1) for step in range(start, 6)])
         return [batch["x"].tolist() for batch in drawn]
 
     whole = batches(0)
-    assert [number for batch in whole for number in batch] == [position % 10 for position in range(24)]
+    assert [number for batch in whole for number in batch] == [
+        position % 10 for position in range(24)
+    ]
     assert batches(3) == whole[3:]
     assert [batch[2:] for batch in whole] == batches(0, range(2, 4))
     with pytest.raises(IndexError, match="it ended after 10 examples, and its __len__ is 11"):

@@ -62,7 +62,9 @@ def kept(here: Path, beside: Path) -> None:
     compile_cache._background.submit(lambda: None).result()  # it is there, too
 
 
-def test_a_host_that_comes_later_finds_what_the_run_kept_and_keeps_it_itself(tmp_path: Path) -> None:
+def test_a_host_that_comes_later_finds_what_the_run_kept_and_keeps_it_itself(
+    tmp_path: Path,
+) -> None:
     here, beside, other = (tmp_path / name for name in ("here", "beside", "other"))
     kept(here, beside)
     (name,) = (file.name for file in beside.iterdir())
@@ -71,8 +73,12 @@ def test_a_host_that_comes_later_finds_what_the_run_kept_and_keeps_it_itself(tmp
     assert ProgramCache(other, None, {name}).get(KEY) == VALUE
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw[:60] + b"?" + raw[61:]])
-def test_an_entry_that_is_not_what_was_written_is_compiled_and_kept_again(damage, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw[:60] + b"?" + raw[61:]]
+)
+def test_an_entry_that_is_not_what_was_written_is_compiled_and_kept_again(
+    damage, tmp_path: Path
+) -> None:
     here, beside = tmp_path / "here", tmp_path / "beside"
     kept(here, beside)
     (name,) = (file.name for file in here.iterdir())
@@ -99,13 +105,16 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch)
     notes: list[str] = []
     compile_cache.install_cache(None, notes.append)
     assert notes == [
-        f"train.compile_cache = auto: {tmp_path}/jaxlaunch/programs can be written by other users; each start compiles "
+        f"train.compile_cache = auto: {tmp_path}/jaxlaunch/programs can be written by other users; "
+        "each start compiles "
         "its programs again"
     ]
     assert getattr(jax.config, DIR) is None
 
 
-def test_what_was_used_last_stays_when_a_folder_is_over_its_limit(tmp_path: Path, monkeypatch) -> None:
+def test_what_was_used_last_stays_when_a_folder_is_over_its_limit(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(compile_cache, "MAX_BYTES", 250)
     for number in range(4):
         file = tmp_path / f"kind{number % 2}" / str(number)

@@ -48,7 +48,11 @@ def test_a_folder_is_the_specifications_fault_only_where_its_path_is(
 @pytest.mark.parametrize("known_by", ["the agent", "its steps"])
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 def test_a_folder_that_refuses_a_run_which_has_saved_there_is_storages_fault_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, known_by: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+    known_by: str,
 ) -> None:
     if known_by == "the agent":
         monkeypatch.setenv(contract.SAVED, "0")
@@ -74,7 +78,9 @@ def test_a_folder_that_refuses_a_run_which_has_saved_there_is_storages_fault_and
 
 
 @pytest.mark.parametrize("path", ["file", "file/below", "x" * 300])
-def test_a_file_in_the_place_of_a_folder_is_the_specifications_fault(tmp_path: Path, path: str) -> None:
+def test_a_file_in_the_place_of_a_folder_is_the_specifications_fault(
+    tmp_path: Path, path: str
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpecError, match="cannot be written"):
         storage.check_writable(str(tmp_path / path))
@@ -83,7 +89,9 @@ def test_a_file_in_the_place_of_a_folder_is_the_specifications_fault(tmp_path: P
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("has_stepped", [False, True])
 def test_a_disk_that_fails_anywhere_is_storages_fault(number: int, has_stepped: bool) -> None:
-    assert exit_code(OSError(number, os.strerror(number)), has_stepped=has_stepped) == contract.STORAGE
+    assert (
+        exit_code(OSError(number, os.strerror(number)), has_stepped=has_stepped) == contract.STORAGE
+    )
 
 
 def test_an_error_of_the_program_is_not_storages() -> None:
@@ -98,7 +106,9 @@ def meta(**train: Any) -> dict[str, Any]:
 
 def environ(platform: str, devices: int, processes: int = 1, **more: str) -> dict[str, str]:
     """The environment of one process of such a job."""
-    job = AgentJob("t", platform=platform, devices_per_process=devices, processes_per_host=processes)
+    job = AgentJob(
+        "t", platform=platform, devices_per_process=devices, processes_per_host=processes
+    )
     return {contract.JOB: job.to_json(), **more}
 
 
@@ -113,15 +123,26 @@ def test_a_job_of_accelerators_does_not_train_on_the_cpu(platform: str) -> None:
 
 def test_devices_are_checked_by_number_in_each_process() -> None:
     preflight.check_devices(environ("cpu", 8))
-    with pytest.raises(SpecError, match=r"asks for 4 CPU devices in each process, this process \(.*\) has 8 CPU dev"):
+    with pytest.raises(
+        SpecError,
+        match=r"asks for 4 CPU devices in each process, this process \(.*\) has 8 CPU dev",
+    ):
         preflight.check_devices(environ("cpu", 4, processes=2))
 
 
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("nowhere.invalid", r"nowhere\.invalid, does not resolve \(.*\), and JAX connects CPU devices at its address"),
-        ("192.0.2.1", r"192\.0\.2\.1, resolves to 192\.0\.2\.1, which is not an address of this host, and JAX"),
+        (
+            "nowhere.invalid",
+            r"nowhere\.invalid, does not resolve \(.*\), and JAX connects CPU devices at "
+            r"its address",
+        ),
+        (
+            "192.0.2.1",
+            r"192\.0\.2\.1, resolves to 192\.0\.2\.1, which is not an address of this "
+            r"host, and JAX",
+        ),
         ("localhost", None),
     ],
 )
@@ -158,9 +179,12 @@ def test_a_driver_with_too_few_gpus_is_told_before_the_processes_join(
 
 
 OPEN_MODULE = (
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (b@h)  Tue\nGCC: 12.2.0\n"
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  "
+    "(b@h)  Tue\nGCC: 12.2.0\n"
 )
-CLOSED_MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27 21:21:55 UTC 2021\n"
+CLOSED_MODULE = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27 21:21:55 UTC 2021\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +194,22 @@ CLOSED_MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed 
             OPEN_MODULE,
             12040,
             [13],
-            r"driver 550\.54\.15 .*too old for CUDA 13.* CUDA 12\.4 .* 580 .*cuda12 of jaxlaunch, or update",
+            r"driver 550\.54\.15 .*too old for CUDA 13.* CUDA 12\.4 .* 580 .*cuda12 of "
+            r"jaxlaunch, or update",
         ),
-        (CLOSED_MODULE, 11040, [12], r"driver 470\.82\.01 .*too old for CUDA 12.* CUDA 11\.4 .* 525 or newer; update"),
+        (
+            CLOSED_MODULE,
+            11040,
+            [12],
+            r"driver 470\.82\.01 .*too old for CUDA 12.* CUDA 11\.4 .* 525 or newer; update",
+        ),
         ("", 12040, [13], "the driver on this machine"),
-        (OPEN_MODULE, 13000, [13], None),  # CUDA's forward compatibility package lies before the node's own library
+        (
+            OPEN_MODULE,
+            13000,
+            [13],
+            None,
+        ),  # CUDA's forward compatibility package lies before the node's own library
         (OPEN_MODULE, 12040, [12, 13], None),
         (OPEN_MODULE, 12040, [], None),
     ],
@@ -217,9 +252,13 @@ class Libcuda:
 
 
 def test_a_mesh_for_other_devices_says_what_it_asks_for() -> None:
-    with pytest.raises(SpecError, match="train.mesh: dp 3 × fsdp 1 × mp 1 asks for 3 devices, there are 8"):
+    with pytest.raises(
+        SpecError, match="train.mesh: dp 3 × fsdp 1 × mp 1 asks for 3 devices, there are 8"
+    ):
         preflight.check_mesh(TrainSpec(task=LM, mesh={"dp": 3}))
-    with pytest.raises(SpecError, match="dp -1 × fsdp 1 × mp 3 asks for a multiple of 3 devices, there are 8"):
+    with pytest.raises(
+        SpecError, match="dp -1 × fsdp 1 × mp 3 asks for a multiple of 3 devices, there are 8"
+    ):
         preflight.check_mesh(TrainSpec(task=LM, mesh={"dp": -1, "mp": 3}))
 
 
@@ -231,12 +270,28 @@ SMALL = {"kind": "decoder", "layers": 2, "width": 64}
     ("then", "now", "says"),
     [
         ({"optimizer": ADAMW}, {"optimizer": SGD}, "was trained with adamw, the job says sgd"),
-        ({"optimizer": SGD}, {"optimizer": {"name": "sgd"}}, "train.optimizer.momentum was 0.9, the job says null"),
+        (
+            {"optimizer": SGD},
+            {"optimizer": {"name": "sgd"}},
+            "train.optimizer.momentum was 0.9, the job says null",
+        ),
         ({}, {"optimizer": {"ema": 0.9}}, "train.optimizer.ema was null, the job says 0.9"),
         ({"optimizer": {"lr": 1.0}}, {"optimizer": {"lr": 2.0}}, ""),
-        ({"model": SMALL}, {"model": SMALL | {"layers": 3}}, "train.model.layers was 2, the job says 3"),
-        ({"model": SMALL}, {"model": SMALL | {"tied": True}}, "train.model.tied was false, the job says true"),
-        ({"model": SMALL}, {"model": {"kind": "gpt2"}}, "train.model.kind was decoder, the job says gpt2"),
+        (
+            {"model": SMALL},
+            {"model": SMALL | {"layers": 3}},
+            "train.model.layers was 2, the job says 3",
+        ),
+        (
+            {"model": SMALL},
+            {"model": SMALL | {"tied": True}},
+            "train.model.tied was false, the job says true",
+        ),
+        (
+            {"model": SMALL},
+            {"model": {"kind": "gpt2"}},
+            "train.model.kind was decoder, the job says gpt2",
+        ),
         ({"model": SMALL}, {"model": SMALL | {"init_from": "/hf"}}, ""),
         ({}, {"precision": "fp16"}, "train.precision was fp32, the job says fp16"),
     ],
@@ -254,11 +309,20 @@ def test_a_checkpoint_that_does_not_record_them_tells_nothing() -> None:
 @pytest.mark.parametrize(
     ("length", "says"),
     [
-        ({"epochs": 2}, "train.epochs = 2 is 23 steps; step 57 is already saved in /ckpt. Raise train.epochs, or"),
-        ({"steps": 23}, "train.steps = 23; step 57 is already saved in /ckpt. Raise train.steps, or"),
+        (
+            {"epochs": 2},
+            "train.epochs = 2 is 23 steps; step 57 is already saved in /ckpt. Raise "
+            "train.epochs, or",
+        ),
+        (
+            {"steps": 23},
+            "train.steps = 23; step 57 is already saved in /ckpt. Raise train.steps, or",
+        ),
     ],
 )
-def test_a_run_shorter_than_what_is_saved_is_told_in_what_the_job_says(length: dict[str, int], says: str) -> None:
+def test_a_run_shorter_than_what_is_saved_is_told_in_what_the_job_says(
+    length: dict[str, int], says: str
+) -> None:
     with pytest.raises(SpecError) as raised:
         preflight.check_length(TrainSpec(task=LM, **length), 23, 57, "/ckpt")
     assert says in str(raised.value)
@@ -272,5 +336,7 @@ def test_hosts_that_would_read_other_data_are_told_apart(monkeypatch: pytest.Mon
     consensus.check_same_data({"train": "text a"})
     monkeypatch.setattr(consensus, "gather_values", lambda mine: [told[0], mine])
     consensus.check_same_data({"train": "text a"})
-    with pytest.raises(DataError, match=r"process 1 on \S+ would read .*text b.*, not .*text a.*the same files"):
+    with pytest.raises(
+        DataError, match=r"process 1 on \S+ would read .*text b.*, not .*text a.*the same files"
+    ):
         consensus.check_same_data({"train": "text b"})

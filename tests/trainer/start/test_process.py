@@ -15,7 +15,9 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.start import process
 
 
-def test_sys_exit_in_user_code_is_no_result_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sys_exit_in_user_code_is_no_result_and_says_where(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def find() -> dict[str, Any]:
         sys.exit(0)
 
@@ -47,7 +49,11 @@ print(json.dumps([read(each) for each in json.loads(sys.argv[1])]))
 def test_a_standby_process_reads_its_job_and_imports_nothing_of_the_users(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('imported')")
     own = {"task": "mine:Task", "data": {"source": "torch", "dataset": "mine:Rows"}}
-    ours = {"task": "classify", "model": {"kind": "mine:Net"}, "data": {"source": "tfds", "name": "digits"}}
+    ours = {
+        "task": "classify",
+        "model": {"kind": "mine:Net"},
+        "data": {"source": "tfds", "name": "digits"},
+    }
     wrong = {"task": "classify", "steps": -1}
     jobs = [None, "no JSON", *map(json.dumps, (own, wrong, ours))]
     found = subprocess.run(

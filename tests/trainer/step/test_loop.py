@@ -20,7 +20,9 @@ from tests.trainer.tiny import Pictures, compiled
 @pytest.mark.parametrize("turns", [1, 3])
 def test_a_turn_written_out_is_the_loop_s(turns: int) -> None:
     parts = {"a": jnp.arange(2.0 * turns).reshape(turns, 2), "b": jnp.ones((turns, 1))}
-    end, made = scan_parts(lambda sum_, part: (sum_ + part["a"], part["a"] * part["b"]), jnp.zeros(2), parts)
+    end, made = scan_parts(
+        lambda sum_, part: (sum_ + part["a"], part["a"] * part["b"]), jnp.zeros(2), parts
+    )
     assert end.tolist() == np.asarray(parts["a"]).sum(0).tolist()
     assert made.tolist() == np.asarray(parts["a"]).tolist()
 
@@ -33,7 +35,9 @@ class Convolved(Pictures):
 
 
 def test_every_convolution_of_a_step_is_in_the_form_that_cpus_have_a_fast_kernel_for() -> None:
-    text = compiled(Convolved(), model=RESNET.model_copy(update={"channels": 1}))._train[1].hlo_text()
+    text = (
+        compiled(Convolved(), model=RESNET.model_copy(update={"channels": 1}))._train[1].hlo_text()
+    )
     forms = re.findall(r" convolution\(.*dim_labels=(\S+?)[,\s]", text)
     assert len(forms) > 10
     assert set(forms) == {"b01f_01io->b01f"}

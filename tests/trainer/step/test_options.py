@@ -10,12 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlaunch.trainer.step.executable import Executable, compile_lowered, setup_compiler_options, step_compiler_options
+from jaxlaunch.trainer.step.executable import (
+    Executable,
+    compile_lowered,
+    setup_compiler_options,
+    step_compiler_options,
+)
 
 ARGUMENT = (jax.ShapeDtypeStruct((2,), jnp.float32),)
 
 
-@pytest.mark.parametrize(("is_quick", "options"), [(False, {"xla_backend_optimization_level": 1}), (True, None)])
+@pytest.mark.parametrize(
+    ("is_quick", "options"), [(False, {"xla_backend_optimization_level": 1}), (True, None)]
+)
 def test_a_program_that_runs_once_is_never_optimized_more_than_the_others(
     is_quick: bool, options: dict[str, int] | None
 ) -> None:
@@ -25,7 +32,12 @@ def test_a_program_that_runs_once_is_never_optimized_more_than_the_others(
     try:
         assert (
             setup_compiler_options(
-                jax.make_mesh((1,), ("dp",), devices=jax.devices()[:1], axis_types=(jax.sharding.AxisType.Auto,))
+                jax.make_mesh(
+                    (1,),
+                    ("dp",),
+                    devices=jax.devices()[:1],
+                    axis_types=(jax.sharding.AxisType.Auto,),
+                )
             )
             == options
         )
@@ -34,7 +46,9 @@ def test_a_program_that_runs_once_is_never_optimized_more_than_the_others(
 
 
 def of_tpu(kind: str) -> dict[str, str]:
-    mesh: Any = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="tpu", device_kind=kind)]))
+    mesh: Any = types.SimpleNamespace(
+        devices=np.array([types.SimpleNamespace(platform="tpu", device_kind=kind)])
+    )
     found = step_compiler_options(mesh)
     assert found is not None
     return found
@@ -43,7 +57,10 @@ def of_tpu(kind: str) -> dict[str, str]:
 def test_what_a_job_sets_for_libtpu_has_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
     ours = of_tpu("TPU v5")
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_enable_async_collective_fusion=false --xla_tpu_other_kib=98304")
+    monkeypatch.setenv(
+        "LIBTPU_INIT_ARGS",
+        "--xla_tpu_enable_async_collective_fusion=false --xla_tpu_other_kib=98304",
+    )
     left = of_tpu("TPU v5")
     assert (
         ours.items() - left.items() == {("xla_tpu_enable_async_collective_fusion", "true")}
@@ -51,14 +68,27 @@ def test_what_a_job_sets_for_libtpu_has_precedence(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_tpu_whose_sparse_cores_run_the_collectives_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tpu_whose_sparse_cores_run_the_collectives_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    assert set(of_tpu("TPU7x")) == {"xla_jf_spmd_threshold_for_windowed_einsum_mib"} < set(of_tpu("TPU v6 lite"))
+    assert (
+        set(of_tpu("TPU7x"))
+        == {"xla_jf_spmd_threshold_for_windowed_einsum_mib"}
+        < set(of_tpu("TPU v6 lite"))
+    )
 
 
-def test_an_option_that_the_compiler_does_not_know_is_left_out_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_that_the_compiler_does_not_know_is_left_out_and_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     known = {"xla_backend_optimization_level": 1}
-    program = Executable("train", lambda x: 2 * x, ARGUMENT, options={"xla_tpu_gone": "true", **known, "xla_old": "1"})
+    program = Executable(
+        "train",
+        lambda x: 2 * x,
+        ARGUMENT,
+        options={"xla_tpu_gone": "true", **known, "xla_old": "1"},
+    )
     assert program(jnp.ones(2)).tolist() == [2, 2]
     assert capsys.readouterr().err.splitlines() == [
         f"this version of the compiler does not know the option {name}: left out"
@@ -75,11 +105,16 @@ def test_options_that_the_compiler_itself_fails_with_are_left_out(
     def compile_as_libtpu(compiler_options: dict[str, str]) -> str:
         given.append(compiler_options)
         if "xla_tpu_enable_async_collective_fusion" in compiler_options:
-            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure (llo_program_shared_registry.cc:156)")
+            raise jax.errors.JaxRuntimeError(
+                "INTERNAL: RET_CHECK failure (llo_program_shared_registry.cc:156)"
+            )
         return "compiled"
 
     lowered: Any = types.SimpleNamespace(compile=compile_as_libtpu)
     ours = of_tpu("TPU v5")
     assert compile_lowered(lowered, ours) == "compiled"
     assert given == [ours, of_tpu("TPU7x")]
-    assert capsys.readouterr().err == "the compiler fails with the options that hide collectives: left out\n"
+    assert (
+        capsys.readouterr().err
+        == "the compiler fails with the options that hide collectives: left out\n"
+    )

@@ -26,9 +26,19 @@ PACKED = {
 }
 CASES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "mlp": (Classify(), spec.MLP(layers=1, width=8), LABELLED, {"loss": PARTS}),
-    "vit": (Classify(), VIT.model_copy(update={"dropout": 0.1, "drop_path": 0.1}), LABELLED, {"loss": {"mixup": 0.2}}),
+    "vit": (
+        Classify(),
+        VIT.model_copy(update={"dropout": 0.1, "drop_path": 0.1}),
+        LABELLED,
+        {"loss": {"mixup": 0.2}},
+    ),
     "decoder": (NextToken(), DECODER, PACKED, {"loss": {**PARTS, "chunks": 2}, "remat": "full"}),
-    "gpt2": (NextToken(), GPT2.model_copy(update={"dropout": 0.1}), PACKED, {"loss": PARTS, "accumulate": 2}),
+    "gpt2": (
+        NextToken(),
+        GPT2.model_copy(update={"dropout": 0.1}),
+        PACKED,
+        {"loss": PARTS, "accumulate": 2},
+    ),
 }
 
 
@@ -85,9 +95,16 @@ def test_every_built_in_model_is_traced_without_rank_promotion_whatever_jax_is_s
 
 
 @pytest.mark.parametrize(
-    ("task", "model"), [(Classify(), {"kind": f"{__name__}:Theirs"}), (tiny.Digits(), {"kind": "mlp"})]
+    ("task", "model"),
+    [(Classify(), {"kind": f"{__name__}:Theirs"}), (tiny.Digits(), {"kind": "mlp"})],
 )
-def test_what_users_bring_may_broadcast(task: Any, model: Any, standard: None, promotions: list[str]) -> None:
-    batch = LABELLED if type(task) is Classify else {**LABELLED, "image": np.zeros((16, 28, 28), np.uint8)}
+def test_what_users_bring_may_broadcast(
+    task: Any, model: Any, standard: None, promotions: list[str]
+) -> None:
+    batch = (
+        LABELLED
+        if type(task) is Classify
+        else {**LABELLED, "image": np.zeros((16, 28, 28), np.uint8)}
+    )
     trace(task, model, batch)
     assert set(promotions) == {"allow"}

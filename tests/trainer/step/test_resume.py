@@ -26,7 +26,9 @@ MLP = {"kind": "mlp", "layers": 1, "width": 8}
 
 
 def train_spec(**keys: Any) -> TrainSpec:
-    return TrainSpec.model_validate({"task": CLASSIFY, "data": DATA, "model": MLP, "batch": 8, **keys})
+    return TrainSpec.model_validate(
+        {"task": CLASSIFY, "data": DATA, "model": MLP, "batch": 8, **keys}
+    )
 
 
 def recorded(attention: str = "xla", /, **keys: Any) -> dict[str, Any]:
@@ -34,7 +36,9 @@ def recorded(attention: str = "xla", /, **keys: Any) -> dict[str, Any]:
     return resume.training_record(spec, attention, spec.total_steps(64), open_source(spec, "eval"))
 
 
-def test_equal_trainings_have_nothing_to_say_and_compile_nothing_to_know_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_trainings_have_nothing_to_say_and_compile_nothing_to_know_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     jax.clear_caches()
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         assert resume.describe_changes(recorded(), recorded(), 5) is None
@@ -48,18 +52,26 @@ def test_equal_trainings_have_nothing_to_say_and_compile_nothing_to_know_it(capl
     [
         ({"optimizer": {"weight_decay": 0.1}}, "train.optimizer.weight_decay 0.0 → 0.1"),
         ({"precision": "bf16"}, "train.precision fp32 → bf16"),
-        ({"precision": {"matmul": "highest"}}, 'train.precision fp32 → {"params": "float32", "compute": "float32", '),
+        (
+            {"precision": {"matmul": "highest"}},
+            'train.precision fp32 → {"params": "float32", "compute": "float32", ',
+        ),
         ({"accumulate": 2}, "train.accumulate 1 → 2"),
         ({"mesh": {"fsdp": 2}}, "train.mesh.dp -1 → 1, train.mesh.fsdp 1 → 2"),
         ({"loss": {"smoothing": 0.1}}, "train.loss.smoothing 0.0 → 0.1"),
         ({"eval": {"batches": 2}}, "train.eval.batches null → 2"),
         ({"remat": ["up"]}, 'train.remat none → ["up"]'),
         ({"attention": "cudnn"}, "train.attention xla → cudnn"),
-        ({"data": DATA | {"eval_examples": 9}}, "train.data.eval_examples 8 → 9, the held-out data synthetic"),
+        (
+            {"data": DATA | {"eval_examples": 9}},
+            "train.data.eval_examples 8 → 9, the held-out data synthetic",
+        ),
     ],
 )
 def test_every_key_that_matters_is_said_from_what_to_what(keys: dict[str, Any], says: str) -> None:
-    attention = keys.get("attention", "xla")  # as it is in use: auto may be another on other devices
+    attention = keys.get(
+        "attention", "xla"
+    )  # as it is in use: auto may be another on other devices
     changed = resume.describe_changes(recorded(), recorded(attention, **keys), 5)
     assert str(changed).startswith(f"changed since step 5 was saved: {says}")
 
@@ -94,7 +106,9 @@ def test_a_checkpoint_that_recorded_nothing_has_nothing_to_say() -> None:
 
 def test_a_record_of_another_version_is_compared_as_far_as_it_goes() -> None:
     then = recorded()
-    then["train"]["optimizer"]["momenta"] = 3  # a key that there is no more: the rate of then is not known
+    then["train"]["optimizer"]["momenta"] = (
+        3  # a key that there is no more: the rate of then is not known
+    )
     assert resume.describe_changes(then, recorded(), 5) == (
         "changed since step 5 was saved: train.optimizer.momenta 3 → null"
     )
@@ -107,7 +121,12 @@ def decoder(**model: Any) -> tuple[TrainSpec, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("model", "says"), [({}, None), ({"window": 64}, "train.model.window null → 64"), ({"score_cap": 5.0}, "score_cap")]
+    ("model", "says"),
+    [
+        ({}, None),
+        ({"window": 64}, "train.model.window null → 64"),
+        ({"score_cap": 5.0}, "score_cap"),
+    ],
 )
 def test_keys_that_an_older_version_had_not_are_compared_by_their_defaults(
     model: dict[str, Any], says: str | None
@@ -122,7 +141,9 @@ def test_keys_that_an_older_version_had_not_are_compared_by_their_defaults(
     changed = resume.describe_changes(filled, now, 5)
     assert changed is None if says is None else says in str(changed)
     assert str(changed).count("→") == (says is not None)
-    assert (preflight.describe_changes(_with_optimizer(filled), _with_optimizer(now)) == "") == (says is None)
+    assert (preflight.describe_changes(_with_optimizer(filled), _with_optimizer(now)) == "") == (
+        says is None
+    )
 
 
 def _with_optimizer(record: dict[str, Any]) -> dict[str, Any]:
@@ -131,8 +152,15 @@ def _with_optimizer(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_record_holds_no_arguments_and_no_paths() -> None:
-    data = {"source": "torch", "dataset": "mine:Rows", "args": {"password": "hunter2"}, "eval_args": {"key": "hunter2"}}
-    train = TrainSpec.model_validate({"task": CLASSIFY, "data": data, "checkpoint": {"path": "s3://hunter2"}})
+    data = {
+        "source": "torch",
+        "dataset": "mine:Rows",
+        "args": {"password": "hunter2"},
+        "eval_args": {"key": "hunter2"},
+    }
+    train = TrainSpec.model_validate(
+        {"task": CLASSIFY, "data": data, "checkpoint": {"path": "s3://hunter2"}}
+    )
     assert "hunter2" not in str(resume.training_record(train, "xla", 10, None))
 
 
@@ -143,10 +171,14 @@ class Never:
         return False
 
 
-def test_a_resumed_run_says_once_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_says_once_what_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run(**keys: Any) -> str:
         stop: Any = Never()
-        build_loop(train_spec(**keys), Classify(), RunContext(str(tmp_path)), stop, Progress(None)).run()
+        build_loop(
+            train_spec(**keys), Classify(), RunContext(str(tmp_path)), stop, Progress(None)
+        ).run()
         return capsys.readouterr().out
 
     assert "changed since" not in run(steps=2)

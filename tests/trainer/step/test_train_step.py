@@ -15,7 +15,8 @@ from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build
 
 TASKS: dict[str, Any] = {"mlp": Digits(), "decoder": Counting()}
 MODELS: dict[str, dict[str, Any]] = {"gpt2": {"model": GPT2}, "vit": {}}
-# Over two slices of 2 × 2: on the devices of one process this is also the mesh of the same axes without slices.
+# Over two slices of 2 × 2: on the devices of one process this is also the mesh of the same axes
+# without slices.
 HYBRID: dict[str, Any] = {"dp": 2, "fsdp": 2, "mp": 2, "dcn": {"dp": 2}}
 MESHES: list[dict[str, Any]] = [{"dp": 8}, {"fsdp": 8}, {"dp": 4, "mp": 2}, HYBRID]
 
@@ -30,14 +31,18 @@ def share(state: TrainState, name: str | None = None) -> float:
     """The share of the state's bytes, or of one parameter's, that the fullest device holds."""
     leaves = jax.tree.leaves(state) if name is None else [state.params[name]]
     held = {
-        device: sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == device)
+        device: sum(
+            s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == device
+        )
         for device in leaves[0].sharding.device_set
     }
     return max(held.values()) / sum(leaf.nbytes for leaf in leaves)
 
 
 def equal(one: TrainState, other: TrainState) -> bool:
-    return all(jax.tree.leaves(jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), one, other)))
+    return all(
+        jax.tree.leaves(jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), one, other))
+    )
 
 
 def copied(state: TrainState) -> TrainState:
@@ -55,7 +60,9 @@ def test_every_mesh_gives_the_losses_of_one_device(name: str, axes: dict[str, An
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("axes", MESHES, ids=str)
-def test_a_transformer_of_any_kind_gives_the_losses_of_one_device(name: str, axes: dict[str, Any]) -> None:
+def test_a_transformer_of_any_kind_gives_the_losses_of_one_device(
+    name: str, axes: dict[str, Any]
+) -> None:
     task = Pictures() if name == "vit" else Counting()
     losses, _ = run(task, mesh=axes, **MODELS[name])
     np.testing.assert_allclose(losses, transformer_alone(name), rtol=1e-5)
@@ -89,17 +96,28 @@ def test_mp_halves_the_named_weights() -> None:
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_an_optimizer_s_state_takes_its_parameters_places(name: str) -> None:
     losses, state = run(TASKS["decoder"], 3, mesh={"fsdp": 8}, optimizer={"name": name})
-    np.testing.assert_allclose(losses, run(TASKS["decoder"], 3, optimizer={"name": name})[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        losses, run(TASKS["decoder"], 3, optimizer={"name": name})[0], rtol=1e-5
+    )
     assert share(state) <= 1 / 8 * 1.06  # vectors are whole
 
 
-@pytest.mark.parametrize(("task", "accumulate"), [(Counting(), 4), (MeanLoss(), 2), (MeanLoss(), 4)])
+@pytest.mark.parametrize(
+    ("task", "accumulate"), [(Counting(), 4), (MeanLoss(), 2), (MeanLoss(), 4)]
+)
 def test_micro_batches_add_up_to_the_same_step(task: Any, accumulate: int) -> None:
-    options: dict[str, Any] = {"mesh": {"dp": 2, "fsdp": 2}, "optimizer": {"name": "sgd", "lr": 0.1}}
+    options: dict[str, Any] = {
+        "mesh": {"dp": 2, "fsdp": 2},
+        "optimizer": {"name": "sgd", "lr": 0.1},
+    }
     whole, state = run(task, 3, **options)
     parts, state_of_parts = run(task, 3, accumulate=accumulate, **options)
     np.testing.assert_allclose(parts, whole, rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state_of_parts.params, state.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+        state_of_parts.params,
+        state.params,
+    )
 
 
 def test_micro_batches_are_split_without_communication() -> None:
@@ -110,8 +128,12 @@ def test_micro_batches_are_split_without_communication() -> None:
     )
     rows = jax.ShapeDtypeStruct((16, 28), jnp.float32)
     text = split.lower(rows).compile().as_text()
-    assert not any(word in text for word in ("all-to-all", "all-gather", "collective-permute", "all-reduce"))
-    np.testing.assert_array_equal(split(jnp.arange(16.0)[:, None])[1, :, 0], np.arange(1.0, 16.0, 2.0))
+    assert not any(
+        word in text for word in ("all-to-all", "all-gather", "collective-permute", "all-reduce")
+    )
+    np.testing.assert_array_equal(
+        split(jnp.arange(16.0)[:, None])[1, :, 0], np.arange(1.0, 16.0, 2.0)
+    )
 
 
 def test_a_step_gives_its_state_away() -> None:
@@ -124,7 +146,9 @@ def test_a_step_gives_its_state_away() -> None:
 def test_another_kind_of_batch_is_an_error_that_says_what_changed() -> None:
     step, batch = compiled(TASKS["decoder"]), TASKS["decoder"].batch(0)
     longer = step.put_batch(batch | {"tokens": np.zeros((16, 19), np.int32)})
-    with pytest.raises(TypeError, match=r"tokens: compiled for int32\[16, 17\], got int32\[16, 19\]"):
+    with pytest.raises(
+        TypeError, match=r"tokens: compiled for int32\[16, 17\], got int32\[16, 19\]"
+    ):
         step.train(step.init_state(), longer)
     with pytest.raises(TypeError, match="tokens"):
         step.compile_train(longer)
@@ -145,22 +169,40 @@ def test_a_step_that_is_not_finite_leaves_the_state_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_batch_without_a_target_changes_nothing_and_is_a_step(precision: str, standard: None) -> None:
+def test_a_batch_without_a_target_changes_nothing_and_is_a_step(
+    precision: str, standard: None
+) -> None:
     task = TASKS["mlp"]
     schedule = {"name": "linear", "warmup": 4}
     step = compiled(
-        task, precision=precision, accumulate=2, optimizer={"ema": 0.5, "weight_decay": 0.1, "schedule": schedule}
+        task,
+        precision=precision,
+        accumulate=2,
+        optimizer={"ema": 0.5, "weight_decay": 0.1, "schedule": schedule},
     )
     state, _ = step.train(step.init_state(), step.put_batch(task.batch(0)))
     before = copied(state)
-    state, metrics = step.train(state, step.put_batch(task.batch(1) | {"weight": np.zeros(16, np.float32)}))
+    state, metrics = step.train(
+        state, step.put_batch(task.batch(1) | {"weight": np.zeros(16, np.float32)})
+    )
     after = copied(state)
-    assert metrics["finite"] and metrics["weight"] == 0 and np.isnan(metrics["loss"]) and not metrics.get("skipped")
-    assert int(after.step) == 2 and equal(before._replace(step=0, opt=0), after._replace(step=0, opt=0))
+    assert (
+        metrics["finite"]
+        and metrics["weight"] == 0
+        and np.isnan(metrics["loss"])
+        and not metrics.get("skipped")
+    )
+    assert int(after.step) == 2 and equal(
+        before._replace(step=0, opt=0), after._replace(step=0, opt=0)
+    )
     old, new = (step.builder.to_tree(state)["opt"] for state in (before, after))
     counts = {name for name in old if not np.array_equal(old[name], new[name])}
-    assert {(int(old[name]), int(new[name])) for name in counts} == {(1, 2)}, "the schedule alone goes on"
-    assert all(".mu." not in name and ".nu." not in name and old[name].shape == () for name in counts)
+    assert {(int(old[name]), int(new[name])) for name in counts} == {(1, 2)}, (
+        "the schedule alone goes on"
+    )
+    assert all(
+        ".mu." not in name and ".nu." not in name and old[name].shape == () for name in counts
+    )
     state, metrics = step.train(state, step.put_batch(task.batch(1)))
     assert metrics["finite"] and int(state.step) == 3 and not equal(before, copied(state))
     np.testing.assert_allclose(metrics["learning_rate"], 0.5e-3)
@@ -173,14 +215,24 @@ def test_what_is_not_finite_in_a_batch_without_a_target_is_still_found() -> None
             return found._replace(sum=found.sum + jnp.nan)
 
     step = compiled(Broken())
-    _, metrics = step.train(step.init_state(), step.put_batch(Broken().batch(1) | {"weight": np.zeros(16, np.float32)}))
+    _, metrics = step.train(
+        step.init_state(), step.put_batch(Broken().batch(1) | {"weight": np.zeros(16, np.float32)})
+    )
     assert not metrics["finite"]
 
 
 def test_metrics_are_named_means() -> None:
     step = compiled(TASKS["decoder"], optimizer={"schedule": {"name": "linear", "warmup": 10}})
     _, metrics = step.train(step.init_state(), step.put_batch(TASKS["decoder"].batch(0)))
-    assert set(metrics) == {"loss", "grad_norm", "learning_rate", "finite", "weight", "real_tokens", "accuracy"}
+    assert set(metrics) == {
+        "loss",
+        "grad_norm",
+        "learning_rate",
+        "finite",
+        "weight",
+        "real_tokens",
+        "accuracy",
+    }
     assert metrics["weight"] == TASKS["decoder"].batch(0)["mask"].sum()
     assert metrics["learning_rate"] == 0 and metrics["grad_norm"] > 0
 
@@ -213,7 +265,9 @@ def test_evaluation_uses_the_averaged_weights() -> None:
 
 
 def test_bf16_computes_in_bfloat16_and_keeps_float32_state(standard: None) -> None:
-    losses, state = run(TASKS["decoder"], precision="bf16", remat="full", mesh={"dp": 2, "fsdp": 2, "mp": 2})
+    losses, state = run(
+        TASKS["decoder"], precision="bf16", remat="full", mesh={"dp": 2, "fsdp": 2, "mp": 2}
+    )
     assert losses[-1] < 0.8 * losses[0]
     assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.opt))} == {
         np.dtype("float32"),
@@ -286,17 +340,26 @@ def test_a_batch_that_does_not_divide_is_an_error() -> None:
 
 def test_flops_are_three_times_those_of_the_forward_products() -> None:
     step = build(TASKS["mlp"], accumulate=2)
-    assert step.count_flops(step.put_batch(TASKS["mlp"].batch(0))) == 3 * 2 * 16 * (784 * 32 + 32 * 32 + 32 * 10)
+    assert step.count_flops(step.put_batch(TASKS["mlp"].batch(0))) == 3 * 2 * 16 * (
+        784 * 32 + 32 * 32 + 32 * 10
+    )
 
 
 def test_initial_values_do_not_depend_on_the_mesh() -> None:
-    one, eight = (build(TASKS["decoder"], mesh=axes).init_state() for axes in ({}, {"fsdp": 4, "mp": 2}))
+    one, eight = (
+        build(TASKS["decoder"], mesh=axes).init_state() for axes in ({}, {"fsdp": 4, "mp": 2})
+    )
     assert equal(copied(one), copied(eight))
 
 
-def test_the_first_state_is_compiled_for_one_run_to_the_bits_of_every_optimization(optimized: None) -> None:
+def test_the_first_state_is_compiled_for_one_run_to_the_bits_of_every_optimization(
+    optimized: None,
+) -> None:
     step = build(Digits(), mesh={"fsdp": 2, "mp": 2})
-    whole = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}  # XLA's defaults
+    whole = {
+        "xla_backend_optimization_level": 3,
+        "xla_llvm_disable_expensive_passes": False,
+    }  # XLA's defaults
     with step.builder.trace_context():
         wanted = jax.jit(
             step.builder._initial_state,

@@ -22,7 +22,9 @@ def told(logits: np.ndarray, labels: np.ndarray, batch: int = 7) -> dict[str, An
     for start in range(0, len(labels), batch):
         at = np.arange(start, start + batch)
         index, weight = at % len(labels), (at < len(labels)).astype(np.float32)
-        found.add_batch(score_examples(jnp.asarray(logits[index]), jnp.asarray(labels[index])), weight, index)
+        found.add_batch(
+            score_examples(jnp.asarray(logits[index]), jnp.asarray(labels[index])), weight, index
+        )
     record = found.to_record([f"c{number}" for number in range(3)], "file {}".format)
     return dict(json.loads(json.dumps(record, allow_nan=False)))
 
@@ -43,15 +45,23 @@ def test_rates_and_confusion_are_those_of_counting(rows: tuple[np.ndarray, np.nd
     for number, rate in enumerate(found["per_class"]):
         both = int(((labels == number) & (chosen == number)).sum())
         called, there = int((chosen == number).sum()), int((labels == number).sum())
-        assert rate["label"] == (f"c{number}" if number < 3 else str(number)) and rate["examples"] == there
+        assert (
+            rate["label"] == (f"c{number}" if number < 3 else str(number))
+            and rate["examples"] == there
+        )
         assert rate["precision"] == (both / called if called else None)
         assert rate["recall"] == (both / there if there else None)
         assert rate["f1"] == (2 * both / (called + there) if called + there else None)
-    ranks = [np.argsort(-row, kind="stable").tolist().index(label) for row, label in zip(logits, labels, strict=True)]
+    ranks = [
+        np.argsort(-row, kind="stable").tolist().index(label)
+        for row, label in zip(logits, labels, strict=True)
+    ]
     assert found["top1"] == np.mean([rank < 1 for rank in ranks])
     assert found["top5"] == pytest.approx(np.mean([rank < 5 for rank in ranks]))
     metrics = pytest.importorskip("sklearn.metrics")
-    scores = metrics.precision_recall_fscore_support(labels, chosen, labels=range(7), average="macro", zero_division=0)
+    scores = metrics.precision_recall_fscore_support(
+        labels, chosen, labels=range(7), average="macro", zero_division=0
+    )
     assert list(found["macro"].values()) == pytest.approx(scores[:3])
 
 
@@ -74,7 +84,9 @@ def test_calibration_is_of_fifteen_bins_and_the_worst_examples_have_their_files(
     worst = np.argsort(-nats, kind="stable")[: classification.WORST_EXAMPLES]
     assert [each["example"] for each in found["worst"]] == worst.tolist()
     assert [each["where"] for each in found["worst"]] == [f"file {number}" for number in worst]
-    assert [each["loss"] for each in found["worst"]] == pytest.approx(nats[worst].tolist(), rel=1e-4)
+    assert [each["loss"] for each in found["worst"]] == pytest.approx(
+        nats[worst].tolist(), rel=1e-4
+    )
 
 
 def test_the_record_of_many_classes_is_bounded_and_no_number_is_lost_in_it() -> None:
@@ -82,7 +94,11 @@ def test_the_record_of_many_classes_is_bounded_and_no_number_is_lost_in_it() -> 
     logits = RNG.normal(0, 1, (3000, 2000)).astype(np.float32)
     logits[5] = math.nan
     found = told(logits, labels, 1000)
-    assert len(found["per_class"]) == 1000 and "confusion" not in found and len(found["confused"]) == 100
+    assert (
+        len(found["per_class"]) == 1000
+        and "confusion" not in found
+        and len(found["confused"]) == 100
+    )
     assert found["worst"][0] | {"predicted": None} == {
         "example": 5,
         "where": "file 5",

@@ -21,7 +21,11 @@ NAME = "classify"
 
 
 def test_the_model_has_the_shape_of_the_first_example() -> None:
-    spec = TrainSpec(task=NAME, model={"kind": "mlp", "width": 8}, data={"source": "synthetic", "shape": [5, 4, 3]})
+    spec = TrainSpec(
+        task=NAME,
+        model={"kind": "mlp", "width": 8},
+        data={"source": "synthetic", "shape": [5, 4, 3]},
+    )
     task = Classify()
     model = nnx.eval_shape(lambda: task.model(spec, nnx.Rngs(0)))
     assert model.layers[0].kernel.shape == (60, 8)  # type: ignore[attr-defined]
@@ -46,7 +50,9 @@ def test_the_shape_of_a_dataset_that_takes_a_generator_is_that_of_an_example_dra
         model = nnx.eval_shape(lambda: task.model(spec, nnx.Rngs(0)))  # noqa: B023 (called at once)
         assert model.layers[0].kernel.shape == (90, 8)  # type: ignore[attr-defined]
         examples = Examples(
-            task.source(spec, "train"), task.example, ReadSettings(deterministic=spec.data.deterministic)
+            task.source(spec, "train"),
+            task.example,
+            ReadSettings(deterministic=spec.data.deterministic),
         )
         assert examples.array_specs["image"].shape == (6, 5, 3)
 
@@ -104,33 +110,56 @@ def test_a_label_is_one_whole_number_in_any_shape_of_one(label: Any) -> None:
         ([float("nan")], "example 0 has label nan, not a whole number"),
         ([2**40], "example 0 has label 1099511627776, too large for the int32"),
         (["cat"], "example 0 has label of <U3; it is made of whole numbers"),
-        ([np.eye(10)[4]], r"a label of shape \[10\], but a label is one whole number, the class; .* its class is 4"),
-        ([[1, 2]], r"example 0 has a label of shape \[2\], but a label is one whole number, the class$"),
+        (
+            [np.eye(10)[4]],
+            r"a label of shape \[10\], but a label is one whole number, the class; .* "
+            r"its class is 4",
+        ),
+        (
+            [[1, 2]],
+            r"example 0 has a label of shape \[2\], but a label is one whole number, the class$",
+        ),
         ([[]], r"a label of shape \[0\]"),
     ],
 )
-def test_what_is_no_label_of_the_model_is_named_with_its_example_and_the_range(labels: list[Any], words: str) -> None:
-    with pytest.raises(DataError, match=f"^listed: .*{words}" if words[0] == "a" else f"^listed: {words}"):
+def test_what_is_no_label_of_the_model_is_named_with_its_example_and_the_range(
+    labels: list[Any], words: str
+) -> None:
+    with pytest.raises(
+        DataError, match=f"^listed: .*{words}" if words[0] == "a" else f"^listed: {words}"
+    ):
         batch(labels)
 
 
 def test_the_classes_of_a_model_of_one_s_own_are_those_of_its_logits() -> None:
     task, custom = Classify(), {"kind": "mine:Net"}
     assert batch([0, 7], task, custom)["label"].tolist() == [0, 7]  # nobody knows yet
-    rows = {"image": jnp.zeros((2, 8, 8), jnp.uint8), "label": jnp.zeros(2, jnp.int32), "weight": jnp.ones(2)}
-    jax.eval_shape(lambda: task.loss(lambda images: jnp.zeros((len(images), 4)), rows, jax.random.key(0)).sum)
+    rows = {
+        "image": jnp.zeros((2, 8, 8), jnp.uint8),
+        "label": jnp.zeros(2, jnp.int32),
+        "weight": jnp.ones(2),
+    }
+    jax.eval_shape(
+        lambda: task.loss(lambda images: jnp.zeros((len(images), 4)), rows, jax.random.key(0)).sum
+    )
     with pytest.raises(DataError, match="example 1 has label 7, outside 0 to 3"):
         batch([0, 7], task, custom)
 
 
-def test_the_classes_of_a_built_in_model_that_a_task_of_one_s_own_makes_are_known_with_mixup_too() -> None:
+def test_the_classes_of_a_built_in_model_that_a_task_of_one_s_own_makes_are_known_with_mixup_too() -> (
+    None
+):
     class Own(Classify):
         def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
             config = specs.MLP(kind="mlp", width=8, classes=4)
             return MLP(config, (8, 8), rngs, ModelOptions(loss=specs.Loss(mixup=0.2)))
 
     task, custom = Own(), {"kind": "mine:Net"}
-    rows = {"image": jnp.zeros((2, 8, 8), jnp.uint8), "label": jnp.zeros(2, jnp.int32), "weight": jnp.ones(2)}
+    rows = {
+        "image": jnp.zeros((2, 8, 8), jnp.uint8),
+        "label": jnp.zeros(2, jnp.int32),
+        "weight": jnp.ones(2),
+    }
     nnx.eval_shape(lambda: task.loss(task.model(None, nnx.Rngs(0)), rows, jax.random.key(0)).sum)
     with pytest.raises(DataError, match="example 1 has label 7, outside 0 to 3"):
         batch([0, 7], task, custom)

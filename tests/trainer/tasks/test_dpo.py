@@ -66,19 +66,27 @@ def log_probability(table_VV: Any, tokens_T: Any, mask_L: Any) -> tuple[float, n
     return total, grad_VV
 
 
-def by_the_paper(of: specs.Dpo, ours_VV: Any, theirs_VV: Any, batch: dict[str, np.ndarray]) -> tuple[float, np.ndarray]:
+def by_the_paper(
+    of: specs.Dpo, ours_VV: Any, theirs_VV: Any, batch: dict[str, np.ndarray]
+) -> tuple[float, np.ndarray]:
     """The mean loss and its gradient: Rafailov et al. 2023, equation 7 and its gradient in section 4, in float64;
     Azar et al. 2023, equation 17."""
     loss, grad_VV, count = 0.0, np.zeros_like(ours_VV), batch["weight"].sum()
     for tokens, mask in list(zip(batch["tokens"], batch["mask"], strict=True))[: int(count)]:
-        (win, d_win), (lose, d_lose) = (log_probability(ours_VV, *each) for each in zip(tokens, mask, strict=True))
-        ref_win, ref_lose = (log_probability(theirs_VV, *each)[0] for each in zip(tokens, mask, strict=True))
+        (win, d_win), (lose, d_lose) = (
+            log_probability(ours_VV, *each) for each in zip(tokens, mask, strict=True)
+        )
+        ref_win, ref_lose = (
+            log_probability(theirs_VV, *each)[0] for each in zip(tokens, mask, strict=True)
+        )
         h = (win - ref_win) - (lose - ref_lose)
         if of.kind == "ipo":
             each, slope = (h - 1 / (2 * of.beta)) ** 2, 2 * (h - 1 / (2 * of.beta))
         else:
             right, wrong = 1 / (1 + math.exp(-of.beta * h)), 1 / (1 + math.exp(of.beta * h))
-            each = -(1 - of.label_smoothing) * math.log(right) - of.label_smoothing * math.log(wrong)
+            each = -(1 - of.label_smoothing) * math.log(right) - of.label_smoothing * math.log(
+                wrong
+            )
             slope = of.beta * (-(1 - of.label_smoothing) * wrong + of.label_smoothing * right)
         loss, grad_VV = loss + each / count, grad_VV + slope * (d_win - d_lose) / count
     return loss, grad_VV
@@ -100,10 +108,14 @@ def test_loss_and_gradients_are_those_of_the_paper(of: specs.Dpo) -> None:
         model = Bigram(table_VV)
         attach_reference(model, Bigram(theirs_VV))
         found = task.loss(model, batch, jax.random.key(0))
-        return found.sum / found.weight, {name: total / weight for name, (total, weight) in found.metrics.items()}
+        return found.sum / found.weight, {
+            name: total / weight for name, (total, weight) in found.metrics.items()
+        }
 
     (found, metrics), grad_VV = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(ours_VV))
-    wanted, wanted_VV = by_the_paper(of, ours_VV.astype(np.float64), theirs_VV.astype(np.float64), batch)
+    wanted, wanted_VV = by_the_paper(
+        of, ours_VV.astype(np.float64), theirs_VV.astype(np.float64), batch
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(grad_VV, wanted_VV, rtol=1e-6, atol=1e-6)
     assert np.abs(wanted_VV).max() > 0.01
@@ -127,7 +139,12 @@ class UpOrDown(Preference):
 
 
 def build(devices: int = 1, **keys: Any) -> Step:
-    given = {"task": "tests:Pairs", "model": tiny.DECODER, "batch": 8, "optimizer": specs.Optimizer(lr=1e-2)}
+    given = {
+        "task": "tests:Pairs",
+        "model": tiny.DECODER,
+        "batch": 8,
+        "optimizer": specs.Optimizer(lr=1e-2),
+    }
     train = TrainSpec.model_validate({**given, "mesh": {"dp": 1}, **keys})
     return Step(UpOrDown(), train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), 20)
 
@@ -143,7 +160,9 @@ def run(step: Step, state: Any, first: int, last: int) -> tuple[Any, list[dict[s
 
 def assert_no_preference(said: dict[str, float]) -> None:
     """A model that equals its reference prefers neither, but for the rounding of two passes of one program."""
-    assert said["loss"] == pytest.approx(math.log(2), abs=1e-6) and said["margin"] == pytest.approx(0, abs=1e-6)
+    assert said["loss"] == pytest.approx(math.log(2), abs=1e-6) and said["margin"] == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 def test_a_copy_that_is_in_no_checkpoint_is_what_training_departs_from() -> None:
@@ -155,9 +174,9 @@ def test_a_copy_that_is_in_no_checkpoint_is_what_training_departs_from() -> None
     halfway, said = run(step, began, 0, 4)
     assert_no_preference(said[0])
     kept = jax.tree.map(np.asarray, step.builder.to_tree(halfway))
-    assert not any(name.startswith("reference") for name in kept["params"]) and len(step.builder.frozen) == len(
-        kept["params"]
-    )
+    assert not any(name.startswith("reference") for name in kept["params"]) and len(
+        step.builder.frozen
+    ) == len(kept["params"])
     _, on = run(step, halfway, 4, 8)
     assert on[-1]["margin"] > 0.1 and on[-1]["accuracy"] == 1.0 and on[-1]["rewards/chosen"] > 0
     # After a resume the reference is drawn again: the same numbers to the bit.
@@ -167,7 +186,9 @@ def test_a_copy_that_is_in_no_checkpoint_is_what_training_departs_from() -> None
     # On a mesh, with the logits in parts, and with nothing shared but the seed.
     parts = build(4, mesh={"dp": 2, "fsdp": 1, "mp": 2}, loss={"chunks": 4})
     _, other = run(parts, parts.init_state(), 0, 4)
-    np.testing.assert_allclose([each["loss"] for each in other], [each["loss"] for each in said], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(
+        [each["loss"] for each in other], [each["loss"] for each in said], rtol=0, atol=2e-5
+    )
 
 
 def test_of_adapters_the_reference_is_the_model_without_them() -> None:
@@ -179,24 +200,37 @@ def test_of_adapters_the_reference_is_the_model_without_them() -> None:
 
 
 def test_the_reference_is_read_from_its_folder_and_another_is_refused(tmp_path: Path) -> None:
-    given = references.train_spec("qwen2_tiny", references.folder("qwen2_tiny", tmp_path / "hf"), precision="bf16")
+    given = references.train_spec(
+        "qwen2_tiny", references.folder("qwen2_tiny", tmp_path / "hf"), precision="bf16"
+    )
     step = Step(UpOrDown(), given, mesh.build_mesh(given.mesh, jax.devices()[:1]), 20)
     state = step.init_state()
     for name, leaf in step.builder.saved_params(state.params).items():
         copy = state.params[f"reference.{name}"]
         assert copy.dtype == jnp.bfloat16 and np.array_equal(copy, leaf.astype(jnp.bfloat16)), name
     assert step.builder.base is not None and step.builder.base["init_from"] == str(tmp_path / "hf")
-    with pytest.raises(CheckpointError, match="step 3 holds a model compared with the weights of .* with digest abc"):
+    with pytest.raises(
+        CheckpointError,
+        match="step 3 holds a model compared with the weights of .* with digest abc",
+    ):
         frozen_base.check_digest(
-            {**step.builder.base, "digest": "abc"}, step.builder.base, "step 3", holds=frozen_base.REFERENCE_OF
+            {**step.builder.base, "digest": "abc"},
+            step.builder.base,
+            "step 3",
+            holds=frozen_base.REFERENCE_OF,
         )
 
 
 def test_adapters_that_begin_as_others_are_refused() -> None:
-    train = TrainSpec.model_validate({"task": DPO, "model": tiny.DECODER, "lora": {"rank": 2, "targets": ["q"]}})
+    train = TrainSpec.model_validate(
+        {"task": DPO, "model": tiny.DECODER, "lora": {"rank": 2, "targets": ["q"]}}
+    )
     assert train.lora is not None
     lora = train.lora.model_copy(update={"init_from": "sft"})
-    with pytest.raises(SpecError, match="train.lora.init_from = sft: the reference would be the model without these"):
+    with pytest.raises(
+        SpecError,
+        match="train.lora.init_from = sft: the reference would be the model without these",
+    ):
         Preference().model(train.model_copy(update={"lora": lora}), nnx.Rngs(0))
 
 
@@ -217,19 +251,29 @@ def test_the_example_prefers_what_was_chosen_and_resumes_exactly(tmp_path: Path)
     given = yaml.safe_load((EXAMPLES / "dpo.yaml").read_text())["train"]
     given["data"]["path"] = str(EXAMPLES / given["data"]["path"])
     given["optimizer"]["lr"] = 1e-3  # YAML 1.1 reads it as text; the launcher does not
-    less = {"steps": 16, "log_every": 4, "mesh": {"dp": 8}, "eval": {"every": 8}, "checkpoint": {"every": 8}}
+    less = {
+        "steps": 16,
+        "log_every": 4,
+        "mesh": {"dp": 8},
+        "eval": {"every": 8},
+        "checkpoint": {"every": 8},
+    }
     train = TrainSpec.model_validate(given | less)
     build_loop(train, Preference(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
     whole, held_out = lines(tmp_path, "metrics"), lines(tmp_path, "eval")
     assert held_out[16]["examples"] == 6 and held_out[16]["accuracy"] == 1.0
     assert held_out[16]["loss"] < held_out[8]["loss"] < math.log(2)
     assert {"rewards/chosen", "rewards/rejected", "margin"} <= set(whole[16]) & set(held_out[16])
-    assert 0 < whole[16]["tokens_per_s"] < 2 * 63 * whole[16]["examples_per_s"]  # of both texts, without padding
+    assert (
+        0 < whole[16]["tokens_per_s"] < 2 * 63 * whole[16]["examples_per_s"]
+    )  # of both texts, without padding
     assert whole[16]["targets_per_s"] is None  # a loss of pairs counts no targets
     shutil.rmtree(tmp_path / "checkpoints" / "16")
     build_loop(train, Preference(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
     for step, again in lines(tmp_path, "metrics").items():
-        assert (again["loss"], again["margin"]) == (whole[step]["loss"], whole[step]["margin"]), step
+        assert (again["loss"], again["margin"]) == (whole[step]["loss"], whole[step]["margin"]), (
+            step
+        )
     exported = export(str(tmp_path / "checkpoints"), str(tmp_path / "out"))
     assert exported["architecture"] == "LlamaForCausalLM"
 
@@ -245,8 +289,14 @@ def test_synthetic_rows_are_pairs_too() -> None:
     ("raw", "words"),
     [
         ({"tokens": [1, 2, 3]}, r"tokens of shape \[3\], but a pair is two rows of at least 2"),
-        ({"tokens": np.ones((2, 5)), "mask": np.ones((2, 5))}, r"mask of shape \[2, 5\], but a pair of 5 tokens has"),
-        ({"tokens": np.ones((2, 5)), "length": 3}, r"length of shape \[\], but a pair of 5 tokens has \[2\]"),
+        (
+            {"tokens": np.ones((2, 5)), "mask": np.ones((2, 5))},
+            r"mask of shape \[2, 5\], but a pair of 5 tokens has",
+        ),
+        (
+            {"tokens": np.ones((2, 5)), "length": 3},
+            r"length of shape \[\], but a pair of 5 tokens has \[2\]",
+        ),
     ],
 )
 def test_an_example_of_another_shape_is_said(raw: dict[str, Any], words: str) -> None:
@@ -259,17 +309,33 @@ def test_a_token_that_the_model_does_not_have_is_said() -> None:
     batch = UpOrDown().batch(0)
     assert Preference().check_batch(train, batch) is None
     batch["tokens"][3, 1, 4] = 32
-    assert Preference().check_batch(train, batch) == (3, "token 32 at place 1, outside 0 to 31, the vocabulary")
-    long = {key: np.pad(each, ((0, 0), (0, 0), (0, 1))) for key, each in batch.items() if each.ndim == 3}
-    assert Preference().check_batch(train, long) == (0, "18 tokens, and train.model.length = 16 is of 17")
+    assert Preference().check_batch(train, batch) == (
+        3,
+        "token 32 at place 1, outside 0 to 31, the vocabulary",
+    )
+    long = {
+        key: np.pad(each, ((0, 0), (0, 0), (0, 1))) for key, each in batch.items() if each.ndim == 3
+    }
+    assert Preference().check_batch(train, long) == (
+        0,
+        "18 tokens, and train.model.length = 16 is of 17",
+    )
 
 
 @pytest.mark.parametrize(
     ("task", "loss", "words"),
     [
-        (DPO, {"z": 1e-4}, "z and smoothing apply to a cross-entropy; preferences have dpo.label_smoothing"),
+        (
+            DPO,
+            {"z": 1e-4},
+            "z and smoothing apply to a cross-entropy; preferences have dpo.label_smoothing",
+        ),
         (DPO, {"dpo": {"beta": 0}}, "greater than 0"),
-        (DPO, {"dpo": {"kind": "ipo", "label_smoothing": 0.1}}, "label_smoothing applies only to kind sigmoid"),
+        (
+            DPO,
+            {"dpo": {"kind": "ipo", "label_smoothing": 0.1}},
+            "label_smoothing applies only to kind sigmoid",
+        ),
         (specs.LM, {"dpo": {"beta": 0.2}}, "dpo applies to preferences, which the task dpo"),
     ],
 )

@@ -32,34 +32,49 @@ def opened(**data: Any) -> NextToken:
 def test_a_uniform_guess_costs_eight_bits_a_byte_and_only_targets_count() -> None:
     raw = {"tokens": np.arange(9), "mask": np.array([1, 1, 1, 1, 1, 0, 0, 0])}
     rows = [NextToken().example(raw), NextToken().example({"tokens": np.arange(9)})]
-    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]} | {"weight": np.ones(2, np.float32)}
-    loss = opened(source="text", path=__file__, eval_split=0.0).loss(uniform, batch, jax.random.key(0))
+    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]} | {
+        "weight": np.ones(2, np.float32)
+    }
+    loss = opened(source="text", path=__file__, eval_split=0.0).loss(
+        uniform, batch, jax.random.key(0)
+    )
     assert loss.weight == 5 + 8
     total, weight = loss.metrics["bits_per_byte"]
     np.testing.assert_allclose(total / weight, 8.0, rtol=1e-6)
-    padded = NextToken().loss(uniform, batch | {"weight": np.array([1, 0], np.float32)}, jax.random.key(0))
+    padded = NextToken().loss(
+        uniform, batch | {"weight": np.array([1, 0], np.float32)}, jax.random.key(0)
+    )
     assert padded.weight == 5
 
 
 def test_tokens_that_are_not_known_to_be_bytes_have_no_bits_per_byte() -> None:
-    batch = {"tokens": np.arange(9)[None], "mask": np.ones((1, 8), np.float32), "weight": np.ones(1, np.float32)}
+    batch = {
+        "tokens": np.arange(9)[None],
+        "mask": np.ones((1, 8), np.float32),
+        "weight": np.ones(1, np.float32),
+    }
     for task in (NextToken(), opened(source="synthetic")):
         assert set(task.loss(uniform, batch, jax.random.key(0)).metrics) == {"accuracy"}
 
 
-# --- several examples in a row, and rows that are filled up -----------------------------------------------------------
+# --- several examples in a row, and rows that are filled up ---------------------------------------
 
 CONFIGS = [
     specs.Decoder(kind="decoder", layers=1, width=32, heads=4, kv_heads=2, vocab=32, length=16),
     specs.GPT2(kind="gpt2", layers=1, width=32, heads=4, vocab=32, length=16),
 ]
-SHORT, LONG = np.arange(5) % 32, np.arange(12)[::-1] * 3 % 32  # two examples that fill a row of 17 tokens
+SHORT, LONG = (
+    np.arange(5) % 32,
+    np.arange(12)[::-1] * 3 % 32,
+)  # two examples that fill a row of 17 tokens
 
 
 def summed(config: Any, row: dict[str, Any]) -> tuple[Loss, Any]:
     """The loss of one example, and its gradient by the model's parameters."""
     task = NextToken()
-    batch = {name: jnp.asarray(value)[None] for name, value in task.example(row).items()} | {"weight": jnp.ones(1)}
+    batch = {name: jnp.asarray(value)[None] for name, value in task.example(row).items()} | {
+        "weight": jnp.ones(1)
+    }
     graph, params = nnx.split(task.model(TrainSpec(task=NAME, model=config), nnx.Rngs(0)))
 
     def loss(params: Any) -> tuple[jax.Array, Loss]:
@@ -79,7 +94,9 @@ def equal(one: tuple[Loss, Any], others: list[tuple[Loss, Any]]) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_a_packed_row_is_its_examples_alone(config: Any) -> None:
-    found = summed(config, {"tokens": np.concatenate([SHORT, LONG]), "segments": np.repeat([7, 2], [5, 12])})
+    found = summed(
+        config, {"tokens": np.concatenate([SHORT, LONG]), "segments": np.repeat([7, 2], [5, 12])}
+    )
     assert found[0].weight == 4 + 11
     equal(found, [summed(config, {"tokens": tokens}) for tokens in (SHORT, LONG)])
 
@@ -91,10 +108,12 @@ def test_what_fills_a_row_up_is_neither_seen_nor_predicted(config: Any) -> None:
     assert found[0].weight == 11
     equal(found, [summed(config, {"tokens": LONG})])
     nothing = summed(config, filled | {"length": 0})
-    assert nothing[0].weight == 0 and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(nothing))
+    assert nothing[0].weight == 0 and all(
+        np.isfinite(leaf).all() for leaf in jax.tree.leaves(nothing)
+    )
 
 
-# --- what is no example of the model ---------------------------------------------------------------------------------
+# --- what is no example of the model --------------------------------------------------------------
 
 
 class Listed:
@@ -137,11 +156,21 @@ FINE = {"tokens": [1, 2, 3, 4, 5, 6]}
         ({"tokens": [[1, 2, 3, 4, 5, 6]]}, r"tokens of shape \[1, 6\], but an example is one row"),
         ({"tokens": [1]}, r"tokens of shape \[1\], but an example is one row of at least 2"),
         ({**FINE, "mask": np.ones(6)}, r"mask of shape \[6\], but its 6 tokens go with \[5\]"),
-        ({**FINE, "attention_mask": np.ones(5)}, r"attention_mask of shape \[5\], but its 6 tokens go with \[6\]"),
+        (
+            {**FINE, "attention_mask": np.ones(5)},
+            r"attention_mask of shape \[5\], but its 6 tokens go with \[6\]",
+        ),
         ({**FINE, "length": [6]}, r"length of shape \[1\], but its 6 tokens go with \[\]"),
         # A target that does not count is still read by those after it, which count.
         ({"tokens": [1, -100, 3, 4, 5, 6], "mask": [0, 1, 1, 1, 1]}, "token -100 at place 1"),
-        ({"tokens": [1, 2, 3, -100, 5, 6], "segments": [0, 0, 0, 1, 1, 1], "mask": [1, 1, 1, 1, 0]}, "token -100"),
+        (
+            {
+                "tokens": [1, 2, 3, -100, 5, 6],
+                "segments": [0, 0, 0, 1, 1, 1],
+                "mask": [1, 1, 1, 1, 0],
+            },
+            "token -100",
+        ),
     ],
 )
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
@@ -160,11 +189,21 @@ def test_tokens_that_are_none_of_the_model_are_named_with_their_example_and_plac
     [
         {"tokens": [1, 2, 3, 4, -100, -100], "mask": [1, 1, 1, 0, 0]},
         {"tokens": [1, 2, 3, 4, 99, -1], "length": 4},
-        {"tokens": [1, 2, 3, -100, -100, 4], "segments": [0, 0, 0, 1, 1, 2], "mask": [1, 1, 0, 0, 0]},
-        {"tokens": [-100, -100, -100, 4, 5, 6], "segments": [1, 1, 1, 0, 0, 0], "mask": [0, 0, 0, 1, 1]},
+        {
+            "tokens": [1, 2, 3, -100, -100, 4],
+            "segments": [0, 0, 0, 1, 1, 2],
+            "mask": [1, 1, 0, 0, 0],
+        },
+        {
+            "tokens": [-100, -100, -100, 4, 5, 6],
+            "segments": [1, 1, 1, 0, 0, 0],
+            "mask": [0, 0, 0, 1, 1],
+        },
     ],
 )
-def test_a_token_that_is_neither_seen_nor_predicted_may_be_any_number_and_becomes_0(raw: dict[str, Any]) -> None:
+def test_a_token_that_is_neither_seen_nor_predicted_may_be_any_number_and_becomes_0(
+    raw: dict[str, Any],
+) -> None:
     kept = np.array(raw["tokens"])
     kept[(kept < 0) | (kept >= 32)] = 0
     assert read([raw])["tokens"].tolist() == [kept.tolist()]
@@ -174,7 +213,8 @@ def test_a_token_that_is_neither_seen_nor_predicted_may_be_any_number_and_become
 def test_a_row_longer_than_the_model_s_is_refused_with_both(config: Any) -> None:
     assert read([{"tokens": np.arange(17)}], config)["tokens"].shape == (1, 17)
     with pytest.raises(
-        DataError, match="example 0 has 18 tokens, and train.model.length = 16 is of 17: make the length"
+        DataError,
+        match="example 0 has 18 tokens, and train.model.length = 16 is of 17: make the length",
     ):
         read([{"tokens": np.arange(18)}], config)
 
@@ -183,7 +223,11 @@ def test_of_a_model_of_one_s_own_the_targets_alone_are_judged_once_its_logits_ar
     task, custom = NextToken(), {"kind": "mine:Net"}
     row = {"tokens": [300, 2, 999], "mask": [1, 0]}
     assert read([row], custom, task)["tokens"].tolist() == [[300, 2, 999]]
-    batch = {"tokens": jnp.zeros((1, 3), jnp.int32), "mask": jnp.ones((1, 2)), "weight": jnp.ones(1)}
+    batch = {
+        "tokens": jnp.zeros((1, 3), jnp.int32),
+        "mask": jnp.ones((1, 2)),
+        "weight": jnp.ones(1),
+    }
     jax.eval_shape(lambda: task.loss(uniform, batch, jax.random.key(0)).sum)
     assert read([row], custom, task)["tokens"].tolist() == [[300, 2, 999]]
     with pytest.raises(DataError, match="example 0 has token 999 at place 2, outside 0 to 255"):
@@ -196,7 +240,11 @@ def test_the_vocabulary_of_a_built_in_model_that_a_task_of_one_s_own_makes_is_kn
             return super().model(TrainSpec(task=NAME, model=CONFIGS[0]), rngs)
 
     task, custom = Own(), {"kind": "mine:Net"}
-    batch = {"tokens": jnp.zeros((1, 9), jnp.int32), "mask": jnp.ones((1, 8)), "weight": jnp.ones(1)}
+    batch = {
+        "tokens": jnp.zeros((1, 9), jnp.int32),
+        "mask": jnp.ones((1, 8)),
+        "weight": jnp.ones(1),
+    }
     nnx.eval_shape(lambda: task.loss(task.model(None, nnx.Rngs(0)), batch, jax.random.key(0)).sum)
     with pytest.raises(DataError, match="example 0 has token 32 at place 1, outside 0 to 31"):
         read([{"tokens": [1, 32, 3]}], custom, task)
@@ -224,11 +272,22 @@ def test_a_model_of_another_kind_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("batch", "width", "size", "count"),
-    # Two chunks of 4096 × 2048 cost more than they save; a head of twice the size has half as many chunks.
-    [(8, 2048, 4, 8), (7, 2048, 4, 1), (2, 512, 4, 2), (64, 16, 4, 64), (8, 2048, 2, 4), (16, 4096, 4, 8)],
+    # Two chunks of 4096 × 2048 cost more than they save; a head of twice the size has half as many
+    # chunks.
+    [
+        (8, 2048, 4, 8),
+        (7, 2048, 4, 1),
+        (2, 512, 4, 2),
+        (64, 16, 4, 64),
+        (8, 2048, 2, 4),
+        (16, 4096, 4, 8),
+    ],
 )
 def test_logits_that_fill_a_device_come_in_chunks_unless_the_head_is_about_as_large(
     batch: int, width: int, size: int, count: int
 ) -> None:
-    assert lm._choose_chunks("auto", (batch, 512), jnp.zeros((width, 131_072), jnp.int8), size) == count
+    assert (
+        lm._choose_chunks("auto", (batch, 512), jnp.zeros((width, 131_072), jnp.int8), size)
+        == count
+    )
     assert lm._choose_chunks(3, (batch, 512), jnp.zeros((width, 1)), size) == 3

@@ -37,7 +37,9 @@ def test_what_weighs_nothing_adds_nothing_to_sums_and_gradients() -> None:
     labels = jnp.array(LABELS).at[2].set(-100)
     sums = cross_entropy(spoilt, labels, jnp.array(WEIGHT))
     assert sums == cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT))
-    gradient = jax.grad(lambda logits: cross_entropy(logits, labels, jnp.array(WEIGHT)).nats)(spoilt)
+    gradient = jax.grad(lambda logits: cross_entropy(logits, labels, jnp.array(WEIGHT)).nats)(
+        spoilt
+    )
     assert not gradient[2].any() and jnp.isfinite(gradient).all()
 
 
@@ -49,11 +51,20 @@ def test_a_label_outside_the_vocabulary_is_not_finite() -> None:
 
 @pytest.mark.parametrize(
     ("labels", "weight", "words"),
-    [((4, 1), (4,), "labels"), ((4,), (4, 1), "weights"), ((1,), (4,), "labels"), ((4, 7), (4,), "labels")],
+    [
+        ((4, 1), (4,), "labels"),
+        ((4,), (4, 1), "weights"),
+        ((1,), (4,), "labels"),
+        ((4, 7), (4,), "labels"),
+    ],
 )
-def test_shapes_that_would_broadcast_are_refused_by_name(labels: Any, weight: Any, words: str) -> None:
+def test_shapes_that_would_broadcast_are_refused_by_name(
+    labels: Any, weight: Any, words: str
+) -> None:
     with jax.numpy_rank_promotion("allow"):
-        with pytest.raises(SpecError, match=rf"logits of shape \[4, 7\] go with {words} of shape \[4\], not \["):
+        with pytest.raises(
+            SpecError, match=rf"logits of shape \[4, 7\] go with {words} of shape \[4\], not \["
+        ):
             cross_entropy(jnp.zeros((4, 7)), jnp.zeros(labels, jnp.int32), jnp.ones(weight))
 
 
@@ -69,7 +80,9 @@ def test_a_small_loss_keeps_its_digits() -> None:
 
 
 def test_smoothing_spreads_a_share_of_the_label_over_all_classes() -> None:
-    found = cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT), Terms(smoothing=0.1))
+    found = cross_entropy(
+        jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT), Terms(smoothing=0.1)
+    )
     wide = LOGITS.astype(np.float64)
     log_p = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     target = np.full(LOGITS.shape, 0.1 / 7) + 0.9 * np.eye(7)[LABELS]
@@ -79,7 +92,10 @@ def test_smoothing_spreads_a_share_of_the_label_over_all_classes() -> None:
 
 def test_z_pulls_the_denominator_of_the_softmax_to_one() -> None:
     logits = jnp.array(LOGITS + 3.0)
-    plain, pulled = (cross_entropy(logits, jnp.array(LABELS), jnp.array(WEIGHT), Terms(z=z)).total for z in (0.0, 1e-2))
+    plain, pulled = (
+        cross_entropy(logits, jnp.array(LABELS), jnp.array(WEIGHT), Terms(z=z)).total
+        for z in (0.0, 1e-2)
+    )
     log_z = np.log(np.exp(LOGITS.astype(np.float64) + 3.0).sum(-1))
     np.testing.assert_allclose(pulled - plain, (1e-2 * log_z**2 * WEIGHT).sum(), rtol=1e-4)
 
@@ -95,7 +111,12 @@ def inputs(dtype: str) -> tuple[jax.Array, ...]:
     random = np.random.default_rng(2)
     x, head = random.normal(size=(B, L, D)), random.normal(size=(D, V))
     labels, weight = random.integers(0, V, (B, L)), random.integers(0, 3, (B, L))
-    return jnp.array(x, dtype), jnp.array(head, dtype), jnp.array(labels), jnp.array(weight, jnp.float32)
+    return (
+        jnp.array(x, dtype),
+        jnp.array(head, dtype),
+        jnp.array(labels),
+        jnp.array(weight, jnp.float32),
+    )
 
 
 @pytest.mark.parametrize("count", [2, 6, 48])
@@ -109,11 +130,22 @@ def test_chunks_give_the_same_loss_and_gradients(count: int, options: Terms, at_
 
     def parts(x: jax.Array, head: jax.Array) -> jax.Array:
         return (
-            sum_in_chunks(project, head, x, labels, weight, count, partial(cross_entropy, terms=options), at_once).total
+            sum_in_chunks(
+                project,
+                head,
+                x,
+                labels,
+                weight,
+                count,
+                partial(cross_entropy, terms=options),
+                at_once,
+            ).total
             / weight.sum()
         )
 
-    (one, of_one), (other, of_other) = (jax.jit(jax.value_and_grad(f, (0, 1)))(x, head) for f in (whole, parts))
+    (one, of_one), (other, of_other) = (
+        jax.jit(jax.value_and_grad(f, (0, 1)))(x, head) for f in (whole, parts)
+    )
     np.testing.assert_allclose(other, one, rtol=1e-6)
     for a, b in zip(of_other, of_one, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6 * float(jnp.abs(b).max()))
@@ -126,11 +158,16 @@ def test_the_heads_gradient_is_summed_over_the_chunks_in_float32(at_once: bool) 
     def loss(head: jax.Array, count: int) -> jax.Array:
         return sum_in_chunks(project, head, x, labels, weight, count, cross_entropy, at_once).total
 
-    one, many = (jax.jit(jax.grad(loss), static_argnums=1)(head, count).astype(jnp.float32) for count in (1, 48))
+    one, many = (
+        jax.jit(jax.grad(loss), static_argnums=1)(head, count).astype(jnp.float32)
+        for count in (1, 48)
+    )
     np.testing.assert_allclose(many, one, atol=0.01 * float(jnp.abs(one).max()))
 
 
-WIDE = spec.Decoder(layers=1, width=8, heads=2, hidden=32, vocab=128 * 1024, length=32)  # its logits outweigh the rest
+WIDE = spec.Decoder(
+    layers=1, width=8, heads=2, hidden=32, vocab=128 * 1024, length=32
+)  # its logits outweigh the rest
 SGD = {"name": "sgd", "lr": 1.0, "momentum": 0.9, "clip": None, "schedule": {"name": "constant"}}
 
 
@@ -138,11 +175,21 @@ def stepped(chunks: int) -> tuple[float, float, dict[str, jax.Array]]:
     """The temp bytes of a train step over a large vocabulary, its loss, and the momentum after it: the gradients."""
     step = build(Counting(), 1, model=WIDE, batch=B, optimizer=SGD, loss={"chunks": chunks})
     tokens = np.random.default_rng(3).integers(0, WIDE.vocab, (B, WIDE.length + 1), np.int32)
-    rows = {"tokens": tokens, "mask": np.ones((B, WIDE.length), np.float32), "weight": np.ones(B, np.float32)}
+    rows = {
+        "tokens": tokens,
+        "mask": np.ones((B, WIDE.length), np.float32),
+        "weight": np.ones(B, np.float32),
+    }
     step.compile_train(step.put_batch(rows))
     state, metrics = step.train(step.init_state(), step.put_batch(rows))
-    momentum = {name: leaf for name, leaf in step.builder.to_tree(state)["opt"].items() if ".trace." in name}
-    return step.compiled_steps["train"].memory_analysis().temp_size_in_bytes, float(metrics["loss"]), momentum
+    momentum = {
+        name: leaf for name, leaf in step.builder.to_tree(state)["opt"].items() if ".trace." in name
+    }
+    return (
+        step.compiled_steps["train"].memory_analysis().temp_size_in_bytes,
+        float(metrics["loss"]),
+        momentum,
+    )
 
 
 def test_a_step_in_chunks_is_the_same_for_a_quarter_of_the_memory() -> None:
@@ -156,6 +203,8 @@ def test_a_step_in_chunks_is_the_same_for_a_quarter_of_the_memory() -> None:
         np.testing.assert_allclose(of_other[name], gradient, rtol=0, atol=limit, err_msg=name)
 
 
-@pytest.mark.parametrize(("length", "size", "count"), [(8, 1.0, 1), (8, 2.0**30, 4), (6, 2.0**30, 6), (7, 2.0**30, 7)])
+@pytest.mark.parametrize(
+    ("length", "size", "count"), [(8, 1.0, 1), (8, 2.0**30, 4), (6, 2.0**30, 6), (7, 2.0**30, 7)]
+)
 def test_chunks_are_the_fewest_that_fit(length: int, size: float, count: int) -> None:
     assert losses.count_chunks(length, size) == count

@@ -35,7 +35,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def test_class_weights_weigh_the_mean_as_pytorch_s_cross_entropy_does(smoothing: float) -> None:
     nats = -log_softmax(LOGITS)
     own = BY_CLASS[LABEL] * WEIGHT
-    each = (1 - smoothing) * own * nats[np.arange(6), LABEL] + smoothing * WEIGHT * (nats * BY_CLASS).sum(-1) / 4
+    each = (1 - smoothing) * own * nats[np.arange(6), LABEL] + smoothing * WEIGHT * (
+        nats * BY_CLASS
+    ).sum(-1) / 4
     found = of(LABEL, class_weights=BY_CLASS.tolist(), smoothing=smoothing)
     np.testing.assert_allclose(found.sum / found.weight, each.sum() / own.sum(), rtol=1e-5)
     hits, count = found.metrics["accuracy"]
@@ -46,7 +48,9 @@ def test_the_focal_loss_leaves_what_is_sure_out() -> None:
     p = np.exp(log_softmax(LOGITS))[np.arange(6), LABEL]
     found = of(LABEL, focal=2.0)
     np.testing.assert_allclose(found.sum, ((1 - p) ** 2 * -np.log(p)) @ WEIGHT, rtol=1e-5)
-    sure = jax.grad(lambda rows: losses.target_loss(rows, jnp.zeros(1, int), jnp.ones(1), Loss(focal=2.0)).sum)
+    sure = jax.grad(
+        lambda rows: losses.target_loss(rows, jnp.zeros(1, int), jnp.ones(1), Loss(focal=2.0)).sum
+    )
     assert np.isfinite(sure(jnp.array([[90.0, 0.0]]))).all()
 
 
@@ -56,7 +60,9 @@ def test_the_focal_loss_leaves_what_is_sure_out() -> None:
 def test_yes_and_no_for_each_class_is_a_binary_cross_entropy(keys: dict[str, Any]) -> None:
     p, smoothing = 1 / (1 + np.exp(-LOGITS)), keys.get("smoothing", 0.0)
     wanted = FLAGS * (1 - smoothing) + smoothing / 2
-    each = -np.array(keys.get("class_weights", [1.0] * 4)) * wanted * np.log(p) - (1 - wanted) * np.log(1 - p)
+    each = -np.array(keys.get("class_weights", [1.0] * 4)) * wanted * np.log(p) - (
+        1 - wanted
+    ) * np.log(1 - p)
     if "focal" in keys:
         each = each * np.where(FLAGS > 0, 1 - p, p) ** 2
     found = of(FLAGS, target="multi_label", **keys)
@@ -66,7 +72,9 @@ def test_yes_and_no_for_each_class_is_a_binary_cross_entropy(keys: dict[str, Any
     np.testing.assert_allclose(right / count, (said == FLAGS)[:5].mean(), rtol=1e-6)
     both, either = found.metrics["f1"]
     true = (said * FLAGS)[:5].sum()
-    np.testing.assert_allclose(both / either, 2 * true / (said[:5].sum() + FLAGS[:5].sum()), rtol=1e-6)
+    np.testing.assert_allclose(
+        both / either, 2 * true / (said[:5].sum() + FLAGS[:5].sum()), rtol=1e-6
+    )
 
 
 def test_numbers_have_a_squared_error_and_rows_of_weight_zero_count_for_nothing() -> None:
@@ -76,14 +84,20 @@ def test_numbers_have_a_squared_error_and_rows_of_weight_zero_count_for_nothing(
     error = (LOGITS - wanted)[:5]
     np.testing.assert_allclose(found.sum / found.weight, (error**2).mean(), rtol=1e-5)
     np.testing.assert_allclose(found.metrics["mae"][0] / 5, np.abs(error).mean(), rtol=1e-5)
-    with pytest.raises(SpecError, match=r"numbers of shape \[6, 4\], and the labels are \[6, 1\]: set model.classes"):
+    with pytest.raises(
+        SpecError,
+        match=r"numbers of shape \[6, 4\], and the labels are \[6, 1\]: set model.classes",
+    ):
         of(wanted[:, 0], target="regression")
 
 
 def test_the_first_five_of_many_classes_are_counted() -> None:
     logits, label = RNG.normal(size=(6, 100)), np.arange(6)
     logits[:, 50:] = 0.0  # ties: the first are larger
-    ranks = [np.argsort(-row, kind="stable").tolist().index(at) for row, at in zip(logits, label, strict=True)]
+    ranks = [
+        np.argsort(-row, kind="stable").tolist().index(at)
+        for row, at in zip(logits, label, strict=True)
+    ]
     found = of(label, logits)
     assert found.metrics["top5"][0] == sum(rank < 5 for rank in ranks[:5])
     assert "top5" not in of(LABEL).metrics
@@ -100,7 +114,9 @@ def test_mixup_and_cutmix_blend_with_the_reversed_batch() -> None:
     np.testing.assert_allclose(share, 1 - box.mean(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("loss", [{"cutmix": 1.0}, {"cutmix": 1.0, "mixup": 0.2, "class_weights": [1.0] * 10}], ids=str)
+@pytest.mark.parametrize(
+    "loss", [{"cutmix": 1.0}, {"cutmix": 1.0, "mixup": 0.2, "class_weights": [1.0] * 10}], ids=str
+)
 def test_a_model_learns_from_blended_images(loss: dict[str, Any]) -> None:
     losses_, _ = run(Digits(), 12, loss=loss)
     assert np.isfinite(losses_).all() and losses_[-1] < losses_[0]
@@ -109,10 +125,19 @@ def test_a_model_learns_from_blended_images(loss: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"loss": {"focal": 2.0, "smoothing": 0.1}}, "focal = 2 and smoothing = 0.1 are both given"),
-        ({"loss": {"target": "regression", "mixup": 0.2}}, "mixup applies to classes, and target is regression"),
+        (
+            {"loss": {"focal": 2.0, "smoothing": 0.1}},
+            "focal = 2 and smoothing = 0.1 are both given",
+        ),
+        (
+            {"loss": {"target": "regression", "mixup": 0.2}},
+            "mixup applies to classes, and target is regression",
+        ),
         ({"loss": {"target": "multi_label", "z": 0.1}}, "z applies to a softmax"),
-        ({"loss": {"class_weights": [1.0, 2.0]}}, "class_weights has 2 numbers for model.classes = 10"),
+        (
+            {"loss": {"class_weights": [1.0, 2.0]}},
+            "class_weights has 2 numbers for model.classes = 10",
+        ),
         ({"task": "lm", "loss": {"focal": 2.0}}, "focal applies to images and tables"),
     ],
 )
@@ -122,7 +147,9 @@ def test_wrong_loss_blocks_are_refused(keys: dict[str, Any], says: str) -> None:
 
 
 def test_labels_of_another_kind_than_the_target_are_refused() -> None:
-    with pytest.raises(UnusableExample, match=r"target = multi_label a label is 0 or 1 for each class"):
+    with pytest.raises(
+        UnusableExample, match=r"target = multi_label a label is 0 or 1 for each class"
+    ):
         ranges.read_flags([0, 2, 1])
     with pytest.raises(UnusableExample, match="not finite numbers"):
         ranges.read_numbers(["a"])

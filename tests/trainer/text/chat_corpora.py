@@ -28,7 +28,8 @@ CHATML = """\
 """
 LLAMA = (
     "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|begin|>' + message['role'] + '<|end|>\\n\\n' }}(*{{ message['content'] | trim + eos_token }}*)"
+    "{{ '<|begin|>' + message['role'] + '<|end|>\\n\\n' }}(*{{ message['content'] | trim + "
+    "eos_token }}*)"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|begin|>assistant<|end|>\\n\\n' }}{% endif %}"
 )
 TOOLS = """\
@@ -61,7 +62,8 @@ def llama(*, marked: bool) -> str:
     """With the assistant's words marked, or without marks: the same text."""
     begin, end = ("", "")
     if marked:
-        begin, end = (f"{{% if message['role'] == 'assistant' %}}{MARKS[0]}", f"{MARKS[1]}{{% else %}}")
+        begin = f"{{% if message['role'] == 'assistant' %}}{MARKS[0]}"
+        end = f"{MARKS[1]}{{% else %}}"
         words = "{{ message['content'] | trim + eos_token }}"
         return LLAMA.replace(f"(*{words}*)", f"{begin}{words}{end}{words}{{% endif %}}")
     return LLAMA.replace("(*", begin).replace("*)", end)
@@ -73,12 +75,16 @@ def chats(count: int, seed: int = 0) -> list[list[dict[str, Any]]]:
     texts = corpora.texts(1000, seed=seed, longest=12)
     found = []
     for _ in range(count):
-        chat: list[dict[str, Any]] = [{"role": "system", "content": draw.choice(texts)}] if draw.random() < 0.5 else []
+        chat: list[dict[str, Any]] = (
+            [{"role": "system", "content": draw.choice(texts)}] if draw.random() < 0.5 else []
+        )
         for _ in range(draw.randint(1, 4)):
             chat.append({"role": "user", "content": draw.choice([*texts, ""])})
             chat.append({"role": "assistant", "content": draw.choice(texts)})
             if draw.random() < 0.3:
-                chat[-1]["calls"] = [{"name": draw.choice(texts), "arguments": {"<x>": draw.random() < 0.5}}]
+                chat[-1]["calls"] = [
+                    {"name": draw.choice(texts), "arguments": {"<x>": draw.random() < 0.5}}
+                ]
                 chat.append({"role": "tool", "content": draw.choice(texts)})
                 chat.append({"role": "assistant", "content": draw.choice(texts)})
         found.append(chat)
@@ -88,12 +94,18 @@ def chats(count: int, seed: int = 0) -> list[list[dict[str, Any]]]:
 def saved(folder: Path, template: Any, kind: str = "bpe", **config: Any) -> str:
     """A tokenizer with a chat template."""
     given = {"bos_token": "<|begin|>", "chat_template": template}
-    return corpora.saved(folder, kind, **(given if kind == "bpe" else {"chat_template": template}), **config)
+    return corpora.saved(
+        folder, kind, **(given if kind == "bpe" else {"chat_template": template}), **config
+    )
 
 
 def tools_of(number: int) -> list[dict[str, Any]] | None:
     """What may be called in the chat of this number: nothing in most."""
-    schema = {"name": f"look_up_{number}", "description": "Что это? <b>", "parameters": {"type": "object"}}
+    schema = {
+        "name": f"look_up_{number}",
+        "description": "Что это? <b>",
+        "parameters": {"type": "object"},
+    }
     return [{"type": "function", "function": schema}] if number % 3 == 0 else None
 
 
@@ -110,5 +122,7 @@ def encoded(
 
 def lines(path: Path, found: list[Any], field: str = "messages") -> str:
     """A file of JSON lines."""
-    path.write_text("".join(json.dumps({"id": at, field: chat}) + "\n" for at, chat in enumerate(found)))
+    path.write_text(
+        "".join(json.dumps({"id": at, field: chat}) + "\n" for at, chat in enumerate(found))
+    )
     return str(path)

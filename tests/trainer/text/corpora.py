@@ -7,7 +7,15 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 WORDS = (
     "the quick brown fox jumps over a lazy dog",
@@ -44,7 +52,9 @@ def bpe() -> Tokenizer:
         vocab_size=500, special_tokens=[END, BEGIN], initial_alphabet=alphabet, show_progress=False
     )
     made.train_from_iterator(texts(200), trainer)
-    made.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, 1)])
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", special_tokens=[(BEGIN, 1)]
+    )
     return made
 
 
@@ -68,7 +78,10 @@ def wordpiece() -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     made.train_from_iterator(
-        texts(200), trainers.WordPieceTrainer(vocab_size=400, special_tokens=["[UNK]", END], show_progress=False)
+        texts(200),
+        trainers.WordPieceTrainer(
+            vocab_size=400, special_tokens=["[UNK]", END], show_progress=False
+        ),
     )
     return made
 
@@ -86,5 +99,7 @@ def saved(folder: Path, kind: str = "bpe", **config: Any) -> str:
 
 def lines(path: Path, found: list[str], field: str = "text") -> str:
     """A file of JSON lines."""
-    path.write_text("".join(json.dumps({"id": at, field: text}) + "\n" for at, text in enumerate(found)))
+    path.write_text(
+        "".join(json.dumps({"id": at, field: text}) + "\n" for at, text in enumerate(found))
+    )
     return str(path)

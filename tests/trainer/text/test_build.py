@@ -48,7 +48,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def text(corpus: Path, to: Path, **keys: Any) -> Text:
-    given = {"path": f"{corpus}/*.jsonl", "tokenizer": f"{corpus}/tokenizer", "data_dir": str(to), "eval_split": 0.1}
+    given = {
+        "path": f"{corpus}/*.jsonl",
+        "tokenizer": f"{corpus}/tokenizer",
+        "data_dir": str(to),
+        "eval_split": 0.1,
+    }
     return Text(source="text", **(given | keys))
 
 
@@ -73,7 +78,9 @@ def segments(folder: Path, name: str) -> list[tuple[int, ...]]:
     return [tuple(segment.tolist()) for row in cut for segment in row]
 
 
-def test_whole_documents_come_out_once_and_in_the_split_that_is_theirs(corpus: Path, tmp_path: Path) -> None:
+def test_whole_documents_come_out_once_and_in_the_split_that_is_theirs(
+    corpus: Path, tmp_path: Path
+) -> None:
     folder = built(text(corpus, tmp_path, packing="none"), 1000)
     ours = tokenizer.load_tokenizer(f"{corpus}/tokenizer")
     wanted = Counter((*ids, ours.eos) for ids in ours.encode_batch(TEXTS))
@@ -87,10 +94,16 @@ def test_whole_documents_come_out_once_and_in_the_split_that_is_theirs(corpus: P
 
 
 @pytest.mark.parametrize("packing", ["concat", "first-fit"])
-def test_every_token_is_a_target_once_and_its_bytes_are_counted(corpus: Path, tmp_path: Path, packing: str) -> None:
+def test_every_token_is_a_target_once_and_its_bytes_are_counted(
+    corpus: Path, tmp_path: Path, packing: str
+) -> None:
     folder = built(text(corpus, tmp_path, packing=packing, eval_split=0.0))
     ours = tokenizer.load_tokenizer(f"{corpus}/tokenizer")
-    found = Counter(pair for segment in segments(folder, "train") for pair in zip(segment, segment[1:], strict=False))
+    found = Counter(
+        pair
+        for segment in segments(folder, "train")
+        for pair in zip(segment, segment[1:], strict=False)
+    )
     whole = [[*ids, ours.eos] for ids in ours.encode_batch(TEXTS)]
     assert found == Counter(pair for ids in whole for pair in zip(ids, ids[1:], strict=False))
     first = sum(int(ours.byte_counts[ids[0]]) for ids in whole)
@@ -140,7 +153,8 @@ class Killed(BaseException):
 def test_what_was_killed_goes_on_and_gives_the_same_bytes(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, data = content(built(text(corpus, tmp_path / "whole"))), text(corpus, tmp_path / "killed")
+    whole = content(built(text(corpus, tmp_path / "whole")))
+    data = text(corpus, tmp_path / "killed")
     renamed = [0]
 
     def dying(rename: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,10 +211,14 @@ def test_a_document_that_encodes_to_no_tokens_is_empty(tmp_path: Path, packing: 
     folder = built(data, 64)
     assert (build.read_index(folder)["documents"], build.read_index(folder)["empty"]) == (2, 3)
     ours = tokenizer.load_tokenizer(named)
-    assert Counter(segments(folder, "train")) == Counter(map(tuple, ours.encode_batch(["quick fox", "lazy dog"])))
+    assert Counter(segments(folder, "train")) == Counter(
+        map(tuple, ours.encode_batch(["quick fox", "lazy dog"]))
+    )
 
 
-@pytest.mark.parametrize(("ending", "left"), [(".tokens", -8), (".tokens", None), (".index", 0), (".index", -40)])
+@pytest.mark.parametrize(
+    ("ending", "left"), [(".tokens", -8), (".tokens", None), (".index", 0), (".index", -40)]
+)
 def test_a_part_that_a_loss_of_power_cut_short_is_made_again(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, left: int | None
 ) -> None:
@@ -213,7 +231,9 @@ def test_a_part_that_a_loss_of_power_cut_short_is_made_again(
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:left])
-    assert content(built(text(corpus, tmp_path / "cut"))) == content(built(text(corpus, tmp_path / "whole")))
+    assert content(built(text(corpus, tmp_path / "cut"))) == content(
+        built(text(corpus, tmp_path / "whole"))
+    )
 
 
 def test_what_is_prepared_is_synced_before_it_has_its_name(
@@ -243,7 +263,9 @@ def test_a_change_of_one_byte_of_a_large_file_is_another_corpus(tmp_path: Path) 
         data[at or 0] ^= 2
         (tmp_path / "a.txt").write_bytes(data)
         places.add(
-            recipe.make_recipe(text(tmp_path, tmp_path, path=f"{tmp_path}/a.txt", tokenizer="bytes"), 32).address
+            recipe.make_recipe(
+                text(tmp_path, tmp_path, path=f"{tmp_path}/a.txt", tokenizer="bytes"), 32
+            ).address
         )
     assert len(places) == 3
 
@@ -253,7 +275,11 @@ def test_a_file_is_hashed_once_while_size_and_time_are_the_same(
 ) -> None:
     hashed: list[str] = []
     hash_, paths = recipe._hash_file, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    monkeypatch.setattr(recipe, "_hash_file", lambda path, *rest: hashed.append(Path(path).name) or hash_(path, *rest))
+    monkeypatch.setattr(
+        recipe,
+        "_hash_file",
+        lambda path, *rest: hashed.append(Path(path).name) or hash_(path, *rest),
+    )
     for path in paths:
         path.write_text("one")
         os.utime(path, (1e9, 1e9))
@@ -285,7 +311,9 @@ def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
         return found
 
     monkeypatch.setattr(shards, "_read_documents", gathered)
-    monkeypatch.setattr(shards, "_read_numbers", lambda *args: read.append(args[1:]) or numbers(*args))
+    monkeypatch.setattr(
+        shards, "_read_numbers", lambda *args: read.append(args[1:]) or numbers(*args)
+    )
     folder = built(text(corpus, tmp_path, eval_split=0.0))
     build.check_folder(folder)
     index = build.read_index(folder)
@@ -296,10 +324,20 @@ def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
     )  # and headers, tables
 
 
-@pytest.mark.parametrize("blocks", [2, 80])  # of 512 bytes: a part's file, a shard's, which another library writes
-def test_a_disk_that_is_full_is_said_in_a_sentence(corpus: Path, tmp_path: Path, blocks: int) -> None:
+@pytest.mark.parametrize(
+    "blocks", [2, 80]
+)  # of 512 bytes: a part's file, a shard's, which another library writes
+def test_a_disk_that_is_full_is_said_in_a_sentence(
+    corpus: Path, tmp_path: Path, blocks: int
+) -> None:
     made = recipe.make_recipe(text(corpus, tmp_path), 32)
-    command = [sys.executable, "-m", "jaxlaunch.trainer.text.build", str(tmp_path / made.address), str(os.getpid())]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxlaunch.trainer.text.build",
+        str(tmp_path / made.address),
+        str(os.getpid()),
+    ]
     limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", *command]
     # A bytecode file would be cut at the limit, and break every import after it.
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -311,16 +349,23 @@ def test_a_disk_that_is_full_is_said_in_a_sentence(corpus: Path, tmp_path: Path,
     assert "MiB free; make room or set data.data_dir" in full
 
 
-def test_where_a_worker_is_killed_fewer_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_a_worker_is_killed_fewer_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tasks = [(os.getpid(), tmp_path / str(number)) for number in range(3)]
     build._run_tasks("packed", "shards", dying.in_a_worker, tasks, 2, 3)
     assert len(list(tmp_path.iterdir())) == 3
     assert (
-        capsys.readouterr().err.count("a process was killed, as the system does where memory is short; 1 continue") == 1
+        capsys.readouterr().err.count(
+            "a process was killed, as the system does where memory is short; 1 continue"
+        )
+        == 1
     )
 
 
-def test_one_that_is_killed_or_stopped_says_so(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_killed_or_stopped_says_so(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = recipe.make_recipe(text(corpus, tmp_path), 32)
     monkeypatch.setattr(sources, "POLL_S", 0.01)
     with pytest.raises(Stopped, match="what is complete is kept, and the next start resumes"):
@@ -329,12 +374,16 @@ def test_one_that_is_killed_or_stopped_says_so(corpus: Path, tmp_path: Path, mon
     program.write_text("#!/bin/sh\nkill -9 $$\n")
     program.chmod(0o755)
     monkeypatch.setattr(sources.sys, "executable", str(program))  # type: ignore[attr-defined]
-    with pytest.raises(StorageError, match=r"was killed \(SIGKILL\), as the system does where memory is short"):
+    with pytest.raises(
+        StorageError, match=r"was killed \(SIGKILL\), as the system does where memory is short"
+    ):
         sources._run_build(made, tmp_path / made.address)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_at_once_with_a_sentence(corpus: Path, tmp_path: Path, number: int) -> None:
+def test_a_signal_ends_it_at_once_with_a_sentence(
+    corpus: Path, tmp_path: Path, number: int
+) -> None:
     made = recipe.make_recipe(text(corpus, tmp_path), 32)
     program = (
         "import os; from jaxlaunch.trainer.text import build, shards\n"
@@ -344,22 +393,35 @@ def test_a_signal_ends_it_at_once_with_a_sentence(corpus: Path, tmp_path: Path, 
     command = [sys.executable, "-c", program, str(tmp_path / made.address), str(os.getpid())]
     ended = subprocess.run(command, input=made.to_json(), capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (80, "")
-    assert "what is complete is kept, and the next start resumes" in json.loads(ended.stdout)["message"]
-    assert content(built(text(corpus, tmp_path))) == content(built(text(corpus, tmp_path / "whole")))
+    assert (
+        "what is complete is kept, and the next start resumes"
+        in json.loads(ended.stdout)["message"]
+    )
+    assert content(built(text(corpus, tmp_path))) == content(
+        built(text(corpus, tmp_path / "whole"))
+    )
 
 
-def test_what_a_process_left_that_was_killed_at_the_end_is_removed(corpus: Path, tmp_path: Path) -> None:
+def test_what_a_process_left_that_was_killed_at_the_end_is_removed(
+    corpus: Path, tmp_path: Path
+) -> None:
     folder = built(text(corpus, tmp_path))
     whole = content(folder)
     (folder / "parts").mkdir()
     (folder / "parts" / "part-000000.index").touch()
     (folder / "index.json.0123.tmp").touch()
-    assert sources.prepare_rows(text(corpus, tmp_path), recipe.make_recipe(text(corpus, tmp_path), 32)) == folder
+    assert (
+        sources.prepare_rows(text(corpus, tmp_path), recipe.make_recipe(text(corpus, tmp_path), 32))
+        == folder
+    )
     assert content(folder) == whole
 
 
 def test_without_file_locks_two_do_the_same_work_and_both_succeed(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def flock(*_: Any) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
@@ -381,7 +443,9 @@ def test_without_file_locks_two_do_the_same_work_and_both_succeed(
 def test_the_text_of_a_task_of_ours_is_prepared_before_the_processes_join(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
+    monkeypatch.setattr(
+        sources, "_run_build", lambda made, folder, *_: build.build_rows(made, folder)
+    )
     model = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 4, "vocab": 600, "length": 32}
     data = text(corpus, tmp_path).model_dump(exclude_unset=True)
     told: list[str] = []
@@ -389,7 +453,9 @@ def test_the_text_of_a_task_of_ours_is_prepared_before_the_processes_join(
     def start(is_stopped: bool = False, **keys: Any) -> None:
         raw = {"task": LM, "model": model, "data": data} | keys
         prepare.prepare_before_start(
-            {contract.TRAIN_SPEC: json.dumps(raw)}, lambda: is_stopped, lambda: told.append("prepare")
+            {contract.TRAIN_SPEC: json.dumps(raw)},
+            lambda: is_stopped,
+            lambda: told.append("prepare"),
         )
 
     start(data={"source": "synthetic"})
@@ -400,11 +466,16 @@ def test_the_text_of_a_task_of_ours_is_prepared_before_the_processes_join(
     with pytest.raises(Stopped, match="while the files of the text were hashed"):
         start(is_stopped=True)
     start()
-    assert told == ["prepare"] * 2 and (tmp_path / recipe.make_recipe(text(corpus, tmp_path), 32).address).exists()
+    assert (
+        told == ["prepare"] * 2
+        and (tmp_path / recipe.make_recipe(text(corpus, tmp_path), 32).address).exists()
+    )
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_is_wrong_in_a_file_is_said_from_whatever_process(tmp_path: Path, processes: int) -> None:
+def test_what_is_wrong_in_a_file_is_said_from_whatever_process(
+    tmp_path: Path, processes: int
+) -> None:
     for name in "abcd":
         corpora.lines(tmp_path / f"{name}.jsonl", ["x" * 2500] * 2)  # a unit each
     (tmp_path / "c.jsonl").write_text('{"text": 1}\n')
@@ -433,7 +504,9 @@ def test_a_corpus_that_leaves_nothing_is_refused(
         build.build_rows(made, tmp_path / "out" / "x")
 
 
-def test_one_text_is_split_by_position_and_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_text_is_split_by_position_and_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.txt").write_text("a" * 90 + "b" * 10)
     keys = {"tokenizer": "bytes", "packing": "concat"}
     folder = built(text(tmp_path, tmp_path / "out", path=f"{tmp_path}/mine.txt", **keys), 16)
@@ -441,7 +514,11 @@ def test_one_text_is_split_by_position_and_it_is_said(tmp_path: Path, capsys: py
     for name, letter, targets in (("train", b"a", 89), ("eval", b"b", 9)):
         rows = split(folder, name)
         assert {bytes([token]) for row in rows for token in row["tokens"].tolist()} == {letter}
-        assert sum(len(row["tokens"]) - 1 for row in rows) == targets == sum(float(row["bytes"]) for row in rows)
+        assert (
+            sum(len(row["tokens"]) - 1 for row in rows)
+            == targets
+            == sum(float(row["bytes"]) for row in rows)
+        )
 
 
 def test_the_process_that_prepares_hands_its_sentence_on(corpus: Path, tmp_path: Path) -> None:
@@ -450,9 +527,12 @@ def test_the_process_that_prepares_hands_its_sentence_on(corpus: Path, tmp_path:
     (tmp_path / "b.jsonl").write_text('{"text": 1}')
     with pytest.raises(DataError, match="b.jsonl, row 1: its field 'text' is the number 1"):
         sources._run_build(
-            recipe.make_recipe(text(corpus, tmp_path, path=f"{tmp_path}/*.jsonl"), 32), tmp_path / "wrong"
+            recipe.make_recipe(text(corpus, tmp_path, path=f"{tmp_path}/*.jsonl"), 32),
+            tmp_path / "wrong",
         )
-    gone = recipe.Recipe.from_json(json.dumps(json.loads(made.to_json()) | {"tokenizer": f"{tmp_path}/gone"}))
+    gone = recipe.Recipe.from_json(
+        json.dumps(json.loads(made.to_json()) | {"tokenizer": f"{tmp_path}/gone"})
+    )
     with pytest.raises(SpecError, match="neither bytes nor a folder or file of a tokenizer.json"):
         sources._run_build(gone, tmp_path / "out")
     assert shards.shard_name("train", 3, 12) == "train-00003-of-00012.array_record"

@@ -22,13 +22,17 @@ from tests.trainer.text.chat_corpora import CALLS, CHATML, TOOLS, llama
 FEW = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello \ud83d"}]
 
 
-def encoded(folder: str, found: list[Any], tools: list[Any] | None = None) -> tuple[list[Any], list[Any]]:
+def encoded(
+    folder: str, found: list[Any], tools: list[Any] | None = None
+) -> tuple[list[Any], list[Any]]:
     """Ids and masks of chats."""
     pairs = chat_corpora.encoded(folder, found, tools)
     return [ids.tolist() for ids, _ in pairs], [mask.astype(int).tolist() for _, mask in pairs]
 
 
-def of_transformers(folder: Path, found: list[Any], tools: list[Any], tokenizers: list[str]) -> list[Any]:
+def of_transformers(
+    folder: Path, found: list[Any], tools: list[Any], tokenizers: list[str]
+) -> list[Any]:
     """Ids and masks of the chats by each tokenizer."""
     try:
         environments.python("torch")
@@ -36,7 +40,9 @@ def of_transformers(folder: Path, found: list[Any], tools: list[Any], tokenizers
         needs.absent(str(error))
     (folder / "chats.json").write_text(json.dumps(list(zip(found, tools, strict=True))))
     program = str(Path(__file__).with_name("transformers_chats.py"))
-    answers = environments.run("torch", program, str(folder / "chats.json"), *tokenizers).splitlines()
+    answers = environments.run(
+        "torch", program, str(folder / "chats.json"), *tokenizers
+    ).splitlines()
     return [tuple(json.loads(line)) for line in answers]
 
 
@@ -53,34 +59,51 @@ def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path
         "wordpiece": chat_corpora.saved(tmp_path / "wordpiece", CHATML, "wordpiece"),
         "calls": chat_corpora.saved(
             tmp_path / "calls",
-            [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": CALLS + CHATML}],
+            [
+                {"name": "default", "template": CHATML},
+                {"name": "tool_use", "template": CALLS + CHATML},
+            ],
         ),
         "beside": chat_corpora.saved(tmp_path / "beside", None),
     }
     (tmp_path / "chatml" / chats.TEMPLATE_FILE).write_text(CHATML)
     (tmp_path / "beside" / chats.TEMPLATE_FILE).write_text(CHATML)
     (tmp_path / "beside" / saved_files.TEMPLATES_FOLDER).mkdir()
-    (tmp_path / "beside" / saved_files.TEMPLATES_FOLDER / "tool_use.jinja").write_text(CALLS + CHATML)
+    (tmp_path / "beside" / saved_files.TEMPLATES_FOLDER / "tool_use.jinja").write_text(
+        CALLS + CHATML
+    )
     tools = [chat_corpora.tools_of(number) for number in range(len(found))]
     answers = of_transformers(tmp_path, found, tools, list(folders.values()))
     for (name, folder), (ids, masks) in zip(folders.items(), answers, strict=True):
         ours = encoded(folder, found, tools)
         assert ours[0] == ids, name
-        # transformers marks nothing from a turn on that begins with what WordPiece leaves out, such as a space.
-        told = [at for at, chat in enumerate(found) if name != "wordpiece" or all(map(_begins_with_a_letter, chat))]
+        # transformers marks nothing from a turn on that begins with what WordPiece leaves out, such
+        # as a space.
+        told = [
+            at
+            for at, chat in enumerate(found)
+            if name != "wordpiece" or all(map(_begins_with_a_letter, chat))
+        ]
         assert len(told) > 150 and [ours[1][at] for at in told] == [masks[at] for at in told], name
         assert all(map(any, ours[1])) and not any(map(all, ours[1]))
         if name == "llama":  # without marks, turn by turn
-            assert encoded(chat_corpora.saved(tmp_path / "plain", llama(marked=False)), found) == (ids, masks)
+            assert encoded(chat_corpora.saved(tmp_path / "plain", llama(marked=False)), found) == (
+                ids,
+                masks,
+            )
         if name == "beside":  # as in one file, by name
             assert ours == encoded(folders["calls"], found, tools)
             assert chats.load_chats(folder).digest == chats.load_chats(folders["calls"]).digest
-            saved_files.save_tokenizer(str(tmp_path / "run"), tokenizer.load_tokenizer(folder).files)
+            saved_files.save_tokenizer(
+                str(tmp_path / "run"), tokenizer.load_tokenizer(folder).files
+            )
             assert saved_files.read_saved_tokenizer(str(tmp_path / "run")).keys() >= {
                 f"{saved_files.TEMPLATES_FOLDER}tool_use.jinja",
                 chats.TEMPLATE_FILE,
             }
-            saved_files.save_tokenizer(str(tmp_path / "run"), tokenizer.load_tokenizer(folders["calls"]).files)
+            saved_files.save_tokenizer(
+                str(tmp_path / "run"), tokenizer.load_tokenizer(folders["calls"]).files
+            )
             assert set(saved_files.read_saved_tokenizer(str(tmp_path / "run"))) == {
                 "tokenizer.json",
                 "tokenizer_config.json",
@@ -92,37 +115,64 @@ def _begins_with_a_letter(message: dict[str, Any]) -> bool:
 
 
 def test_the_tools_of_a_row_are_a_list_or_its_json(tmp_path: Path) -> None:
-    made = partial(chats.load_chats(chat_corpora.saved(tmp_path, CALLS + CHATML)).row_document, "messages")
+    made = partial(
+        chats.load_chats(chat_corpora.saved(tmp_path, CALLS + CHATML)).row_document, "messages"
+    )
     tools = chat_corpora.tools_of(0)
     one = made({"messages": FEW, "tools": tools})
-    assert one == made({"messages": FEW, "tools": json.dumps(tools)}) and one.text.startswith('[\n  {\n    "type"')
+    assert one == made({"messages": FEW, "tools": json.dumps(tools)}) and one.text.startswith(
+        '[\n  {\n    "type"'
+    )
     assert made({"messages": FEW}) == made({"messages": FEW, "tools": None}) != one
     for wrong, words in (
         ("[", "are not JSON"),
         ({"a": 1}, "are not a list of objects"),
         (["f"], "are not a list of objects"),
     ):
-        with pytest.raises(documents.UnfitRow, match=f"its field 'messages': the row's tools {words}"):
+        with pytest.raises(
+            documents.UnfitRow, match=f"its field 'messages': the row's tools {words}"
+        ):
             made({"messages": FEW, "tools": wrong})
 
 
 def test_a_token_belongs_to_the_assistant_where_one_of_its_characters_does(tmp_path: Path) -> None:
-    # Tokens of `abc`, a space that was trimmed to nothing, a character of two tokens, and what is behind.
+    # Tokens of `abc`, a space that was trimmed to nothing, a character of two tokens, and what is
+    # behind.
     offsets = [(0, 3), (4, 4), (4, 5), (4, 5), (5, 6)]
-    assert tokenizer._tokens_in_spans(offsets, [(3, 5)]).tolist() == [False, True, True, True, False]
-    assert tokenizer._tokens_in_spans(offsets, [(1, 4)]).tolist() == [True, True, False, False, False]
+    assert tokenizer._tokens_in_spans(offsets, [(3, 5)]).tolist() == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert tokenizer._tokens_in_spans(offsets, [(1, 4)]).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert tokenizer._tokens_in_spans([], [(0, 1)]).tolist() == []
-    template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}|{% endfor %}"
+    template = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}|{% endfor %}"
+    )
     folder = chat_corpora.saved(tmp_path, template)
     ((_, mask),) = zip(*encoded(folder, [[{"role": "assistant", "content": "👍🏽"}]]), strict=True)
-    assert mask == [1] * (len(mask) - 1) + [0]  # transformers leaves out the last bytes of such a character
+    assert mask == [1] * (len(mask) - 1) + [
+        0
+    ]  # transformers leaves out the last bytes of such a character
 
 
 def test_half_a_pair_of_surrogates_is_replaced_and_counted(tmp_path: Path) -> None:
     made = chats.load_chats(chat_corpora.saved(tmp_path, CHATML)).render_document(FEW)
     assert made.replaced == 1 and made.spans is not None
     assert [made.text[start:end] for start, end in made.spans] == ["hello \ufffd<|end|>"]
-    row = json.dumps({"messages": [{"role": "assistant", "content": "caf?"}]}).encode().replace(b"?", b"\xe9")
+    row = (
+        json.dumps({"messages": [{"role": "assistant", "content": "caf?"}]})
+        .encode()
+        .replace(b"?", b"\xe9")
+    )
     (tmp_path / "a.jsonl").write_bytes(row)
     ((part,),) = documents.split_units([f"{tmp_path}/a.jsonl"])
     (bad,) = documents.read_documents(
@@ -136,7 +186,10 @@ def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:
     found = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]] * 2
     table = pa.table({"turns": found})
     parquet.write_table(table, tmp_path / "a.parquet")
-    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as writer,
+    ):
         writer.write_table(table)
     chat_corpora.lines(tmp_path / "a.jsonl", found, "turns")
     made = partial(chats.load_chats(folder).row_document, "turns")
@@ -154,7 +207,11 @@ def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:
         (CHATML, [], "it is an empty list, without a message"),
         (CHATML, ["hi"], "its message 1 is a text, not an object with a role"),
         (CHATML, [FEW[0], {"content": "hi"}], "its message 2 has no role; it has content"),
-        (CHATML, FEW[:1], "it has no words of the role 'assistant', which are the targets; its roles: user"),
+        (
+            CHATML,
+            FEW[:1],
+            "it has no words of the role 'assistant', which are the targets; its roles: user",
+        ),
         (
             llama(marked=False),
             FEW[:1],
@@ -163,21 +220,37 @@ def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:
         (CHATML, [{"role": "user", "content": None}], "fails on its messages: TypeError"),
         (TOOLS, [{"role": "king", "content": "hi"}], "refuses its messages: no role king"),
         ("{{ messages[0].x.y }}", FEW, "refuses its messages: .* has no attribute 'x'"),
-        ("{{ messages.clear() }}", FEW, "refuses its messages: access to attribute 'clear' of 'list' object is unsafe"),
-        ("{{ messages | length }} {{ messages[-1].content }}", FEW, "renders message 2 or those before it otherwise"),
         (
-            "{% macro say(m) %}({% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}{{ say(messages[1]) }}",
+            "{{ messages.clear() }}",
+            FEW,
+            "refuses its messages: access to attribute 'clear' of 'list' object is unsafe",
+        ),
+        (
+            "{{ messages | length }} {{ messages[-1].content }}",
+            FEW,
+            "renders message 2 or those before it otherwise",
+        ),
+        (
+            "{% macro say(m) %}({% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}{{ "
+            "say(messages[1]) }}",
             FEW,
             "is inside of a macro or a set block",
         ),
     ],
 )
-def test_a_row_that_is_no_chat_is_said_with_its_place(tmp_path: Path, template: str, row: Any, words: str) -> None:
-    made = partial(chats.load_chats(chat_corpora.saved(tmp_path / "tokenizer", template)).row_document, "messages")
+def test_a_row_that_is_no_chat_is_said_with_its_place(
+    tmp_path: Path, template: str, row: Any, words: str
+) -> None:
+    made = partial(
+        chats.load_chats(chat_corpora.saved(tmp_path / "tokenizer", template)).row_document,
+        "messages",
+    )
     good = "{{ messages" not in template and "macro" not in template
     path = chat_corpora.lines(tmp_path / "a.jsonl", [FEW, row] if good else [row])
     ((part,),) = documents.split_units([path])
-    with pytest.raises(DataError, match=rf"a.jsonl, row {1 + good}: its field 'messages': .*{words}") as raised:
+    with pytest.raises(
+        DataError, match=rf"a.jsonl, row {1 + good}: its field 'messages': .*{words}"
+    ) as raised:
         list(documents.read_documents(part, "messages", made))
     assert raised.value.code == 65
 
@@ -185,10 +258,16 @@ def test_a_row_that_is_no_chat_is_said_with_its_place(tmp_path: Path, template: 
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (None, "has no chat template, which messages need: no chat_template in tokenizer_config.json"),
+        (
+            None,
+            "has no chat template, which messages need: no chat_template in tokenizer_config.json",
+        ),
         ("a\n{% if %}", "its chat template is not valid, line 2: "),
         (3, "its chat_template is the number 3, not a text"),
-        ([{"name": "rag", "template": ""}], "has chat templates named rag, and none is named default"),
+        (
+            [{"name": "rag", "template": ""}],
+            "has chat templates named rag, and none is named default",
+        ),
     ],
 )
 def test_a_tokenizer_without_a_template_is_said_before_anything_is_prepared(
@@ -202,18 +281,29 @@ def test_a_tokenizer_without_a_template_is_said_before_anything_is_prepared(
 
 
 def test_keys_and_files_that_do_not_go_with_chats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="format: chat needs a tokenizer with a chat template; bytes have none"):
+    with pytest.raises(
+        ValueError, match="format: chat needs a tokenizer with a chat template; bytes have none"
+    ):
         chat(tmp_path, "bytes")
-    with pytest.raises(ValueError, match="parts.b.format: chat needs a tokenizer with a chat template"):
-        Mixture.model_validate({"source": "mixture", "parts": {"b": {"weight": 1, "path": "x", "format": "chat"}}})
+    with pytest.raises(
+        ValueError, match="parts.b.format: chat needs a tokenizer with a chat template"
+    ):
+        Mixture.model_validate(
+            {"source": "mixture", "parts": {"b": {"weight": 1, "path": "x", "format": "chat"}}}
+        )
     (tmp_path / "a.txt").write_text("hi")
     with pytest.raises(DataError, match="a.txt is plain text; chats are rows of JSON lines"):
-        recipe.make_recipe(chat(tmp_path, corpora.saved(tmp_path / "tokenizer"), path=f"{tmp_path}/a.txt"), 32)
+        recipe.make_recipe(
+            chat(tmp_path, corpora.saved(tmp_path / "tokenizer"), path=f"{tmp_path}/a.txt"), 32
+        )
 
 
 def test_the_template_is_of_what_the_rows_are_made_of(tmp_path: Path) -> None:
     chat_corpora.lines(tmp_path / "a.jsonl", [FEW])
-    folders = [chat_corpora.saved(tmp_path / name, text) for name, text in (("a", CHATML), ("b", CHATML), ("c", TOOLS))]
+    folders = [
+        chat_corpora.saved(tmp_path / name, text)
+        for name, text in (("a", CHATML), ("b", CHATML), ("c", TOOLS))
+    ]
     one, same, other = (recipe.make_recipe(chat(tmp_path, folder), 32) for folder in folders)
     assert one.address == same.address != other.address
     assert one.field == "messages" and recipe.Recipe.from_json(one.to_json()) == one
@@ -223,7 +313,10 @@ def test_the_template_is_of_what_the_rows_are_made_of(tmp_path: Path) -> None:
 
 
 def test_a_template_s_day_is_the_same_on_every_day(tmp_path: Path) -> None:
-    template = "{{ strftime_now('%d %b %Y') }}{% generation %}{{ messages[-1].content }}{% endgeneration %}"
+    template = (
+        "{{ strftime_now('%d %b %Y') }}{% generation %}{{ messages[-1].content }}{% "
+        "endgeneration %}"
+    )
     assert (
         chats.load_chats(chat_corpora.saved(tmp_path, template))
         .render_document(FEW)
@@ -232,5 +325,9 @@ def test_a_template_s_day_is_the_same_on_every_day(tmp_path: Path) -> None:
 
 
 def chat(folder: Path, tokenizer: str, **keys: Any) -> Text:
-    given = {"path": f"{folder}/a.jsonl", "tokenizer": tokenizer, "data_dir": f"{folder}/out"} | keys
+    given = {
+        "path": f"{folder}/a.jsonl",
+        "tokenizer": tokenizer,
+        "data_dir": f"{folder}/out",
+    } | keys
     return Text(source="text", format="chat", **given)

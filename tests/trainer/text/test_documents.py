@@ -16,12 +16,19 @@ TEXTS = corpora.texts(300, seed=2)
 
 def read(path: Path | str, field: str | None = None) -> list[str]:
     found = documents.split_units(documents.find_files(str(path)))
-    return [document.text for parts in found for part in parts for document in documents.read_documents(part, field)]
+    return [
+        document.text
+        for parts in found
+        for part in parts
+        for document in documents.read_documents(part, field)
+    ]
 
 
 def replaced(path: Path) -> int:
     return sum(
-        each.replaced for part in documents.split_units([str(path)])[0] for each in documents.read_documents(part, None)
+        each.replaced
+        for part in documents.split_units([str(path)])[0]
+        for each in documents.read_documents(part, None)
     )
 
 
@@ -33,14 +40,18 @@ def arrow(path: Path, rows: dict[str, Any], *, is_stream: bool = True) -> Path:
 
 
 def packed(path: Path, data: bytes) -> Path:
-    with pa.output_stream(str(path), compression={".gz": "gzip", ".zst": "zstd"}[path.suffix]) as file:
+    with pa.output_stream(
+        str(path), compression={".gz": "gzip", ".zst": "zstd"}[path.suffix]
+    ) as file:
         file.write(data)
     return path
 
 
 def test_rows_of_every_kind_are_the_same_texts(tmp_path: Path) -> None:
     plain = Path(corpora.lines(tmp_path / "a.jsonl", TEXTS))
-    parquet.write_table(pa.table({"id": range(300), "text": TEXTS}), tmp_path / "a.parquet", row_group_size=64)
+    parquet.write_table(
+        pa.table({"id": range(300), "text": TEXTS}), tmp_path / "a.parquet", row_group_size=64
+    )
     large = pa.array([text.encode() for text in TEXTS], pa.large_binary())
     for path in (
         plain,
@@ -72,7 +83,9 @@ def test_of_a_folder_the_files_of_one_kind_are_read_by_their_exact_endings(tmp_p
     packed(tmp_path / "c.jsonl.gz", rows({"text": "packed"}))
     assert read(tmp_path) == [*TEXTS[:3], "packed"]
     (tmp_path / "b.txt").write_text("text")
-    with pytest.raises(DataError, match="several kinds: 2 of lines such as a.jsonl, 1 of text such as b.txt; name"):
+    with pytest.raises(
+        DataError, match="several kinds: 2 of lines such as a.jsonl, 1 of text such as b.txt; name"
+    ):
         read(tmp_path)
 
 
@@ -83,11 +96,19 @@ def test_of_a_folder_the_files_of_one_kind_are_read_by_their_exact_endings(tmp_p
         ("a.jsonl.XZ", ".xz is not read"),
         ("a.tar.gz", ".tar is not read"),
         ("a.zip", ".zip is not read"),
-        ("a.parquet.gz", "only text and JSON lines are read as .gz or .zst; unpack it to .*/a.parquet$"),
-        ("a.arrow.zst", "only text and JSON lines are read as .gz or .zst; unpack it to .*/a.arrow$"),
+        (
+            "a.parquet.gz",
+            "only text and JSON lines are read as .gz or .zst; unpack it to .*/a.parquet$",
+        ),
+        (
+            "a.arrow.zst",
+            "only text and JSON lines are read as .gz or .zst; unpack it to .*/a.arrow$",
+        ),
     ],
 )
-def test_a_file_that_is_packed_otherwise_is_refused_by_its_ending(tmp_path: Path, name: str, words: str) -> None:
+def test_a_file_that_is_packed_otherwise_is_refused_by_its_ending(
+    tmp_path: Path, name: str, words: str
+) -> None:
     (tmp_path / name).write_bytes(b"bytes of an archive")
     with pytest.raises(DataError, match=words):
         documents.find_files(f"{tmp_path}/*")
@@ -97,16 +118,24 @@ def test_a_mark_at_the_beginning_of_lines_is_no_part_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "UNIT_BYTES", 20)
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:5]), "utf-8-sig")
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:5]), "utf-8-sig"
+    )
     assert read(tmp_path / "a.jsonl") == TEXTS[:5]
     packed(tmp_path / "b.jsonl.gz", (tmp_path / "a.jsonl").read_bytes())
     assert read(tmp_path / "b.jsonl.gz") == TEXTS[:5]
 
 
-@pytest.mark.parametrize("kind", [pa.dictionary(pa.int32(), pa.string()), pa.string_view(), pa.binary_view()])
+@pytest.mark.parametrize(
+    "kind", [pa.dictionary(pa.int32(), pa.string()), pa.string_view(), pa.binary_view()]
+)
 def test_texts_are_read_however_arrow_stores_them(tmp_path: Path, kind: pa.DataType) -> None:
     texts = TEXTS[:9] * 2
-    plain = pa.array(texts).dictionary_encode() if pa.types.is_dictionary(kind) else pa.array(texts, kind)
+    plain = (
+        pa.array(texts).dictionary_encode()
+        if pa.types.is_dictionary(kind)
+        else pa.array(texts, kind)
+    )
     assert plain.type == kind
     assert read(arrow(tmp_path / "a.arrow", {"text": plain}, is_stream=False)) == texts
     if not pa.types.is_binary_view(kind):
@@ -115,11 +144,15 @@ def test_texts_are_read_however_arrow_stores_them(tmp_path: Path, kind: pa.DataT
 
 
 @pytest.mark.parametrize("unit", [1, 10, 97, 4096])
-def test_lines_are_read_once_wherever_a_file_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int) -> None:
+def test_lines_are_read_once_wherever_a_file_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int
+) -> None:
     monkeypatch.setattr(documents, "UNIT_BYTES", unit)
     monkeypatch.setattr(documents, "BLOCK_BYTES", 13)
     path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS[:20]) + "\n\n" + '{"text": "last"}')
+    path.write_text(
+        "\n".join(json.dumps({"text": text}) for text in TEXTS[:20]) + "\n\n" + '{"text": "last"}'
+    )
     assert read(path) == [*TEXTS[:20], "last"]
     path.write_text(path.read_text() + '\n{"txt": 1}\n')
     with pytest.raises(DataError, match="a.jsonl, row 23: it has no field 'text'; it has txt"):
@@ -151,7 +184,11 @@ def test_a_long_text_is_cut_into_units_at_lines_and_read_once(
 ) -> None:
     for name, value in (("UNIT_BYTES", unit), ("PIECE_BYTES", 25), ("BLOCK_BYTES", 13)):
         monkeypatch.setattr(documents, name, value)
-    for lines in (["", "a", "", "second line, a longer one", "é" * 40, "x", "last"], ["one " * 30], ["\n\n"]):
+    for lines in (
+        ["", "a", "", "second line, a longer one", "é" * 40, "x", "last"],
+        ["one " * 30],
+        ["\n\n"],
+    ):
         (tmp_path / "a.txt").write_text("\n".join(lines))
         assert "".join(read(tmp_path / "a.txt")) == "\n".join(lines)
     (tmp_path / "a.txt").write_text("a line\n" * 40)
@@ -173,22 +210,37 @@ def test_a_large_table_of_arrow_is_several_units(
         read(arrow(path, {"text": pa.array([], pa.string())}, is_stream=is_stream), "body")
 
 
-def test_a_corpus_is_of_a_bounded_number_of_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_is_of_a_bounded_number_of_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(documents, "UNIT_BYTES", 10)
     monkeypatch.setattr(documents, "MAX_UNITS", 4)
     corpora.lines(tmp_path / "a.jsonl", TEXTS)
-    assert len(documents.split_units([f"{tmp_path}/a.jsonl"])) in (4, 5) and read(tmp_path / "a.jsonl") == TEXTS
+    assert (
+        len(documents.split_units([f"{tmp_path}/a.jsonl"])) in (4, 5)
+        and read(tmp_path / "a.jsonl") == TEXTS
+    )
 
 
 def test_what_is_no_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9 " + "\ufffd".encode() + b" \xff.")
-    assert (read(tmp_path / "a.txt"), replaced(tmp_path / "a.txt")) == (["caf\ufffd \ufffd \ufffd."], 2)
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a\xff"}\n{"text": "b\\ud800c"}\n{"text": "\\ud83d\\udc4d"}\n')
-    assert (read(tmp_path / "a.jsonl"), replaced(tmp_path / "a.jsonl")) == (["a\ufffd", "b\ufffdc", "👍"], 2)
+    assert (read(tmp_path / "a.txt"), replaced(tmp_path / "a.txt")) == (
+        ["caf\ufffd \ufffd \ufffd."],
+        2,
+    )
+    (tmp_path / "a.jsonl").write_bytes(
+        b'{"text": "a\xff"}\n{"text": "b\\ud800c"}\n{"text": "\\ud83d\\udc4d"}\n'
+    )
+    assert (read(tmp_path / "a.jsonl"), replaced(tmp_path / "a.jsonl")) == (
+        ["a\ufffd", "b\ufffdc", "👍"],
+        2,
+    )
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_what_is_no_utf8_in_a_column_of_texts_is_replaced_and_counted(tmp_path: Path, name: str) -> None:
+def test_what_is_no_utf8_in_a_column_of_texts_is_replaced_and_counted(
+    tmp_path: Path, name: str
+) -> None:
     held = pa.array([b"fine", b"\xff\xfe odd", None])
     column = pa.Array.from_buffers(pa.string(), 3, held.buffers())
     path = tmp_path / name
@@ -204,12 +256,15 @@ def test_what_is_no_utf8_in_a_column_of_texts_is_replaced_and_counted(tmp_path: 
         next(found)
 
 
-def test_units_are_of_a_bounded_size_and_hold_many_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_are_of_a_bounded_size_and_hold_many_small_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(documents, "UNIT_BYTES", 100)
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("x" * 30)
     sizes = [
-        sum(part.size for part in unit) for unit in documents.split_units(documents.find_files(f"{tmp_path}/*.txt"))
+        sum(part.size for part in unit)
+        for unit in documents.split_units(documents.find_files(f"{tmp_path}/*.txt"))
     ]
     assert sizes == [90, 90, 90, 30]
 
@@ -220,14 +275,22 @@ def rows(*lines: Any) -> bytes:
 
 GOOD = {"text": "fine"}
 WRONG: list[tuple[str, bytes, str]] = [
-    ("no field", rows(GOOD, {"body": "x", "id": 1}), "a.jsonl, row 2: it has no field 'text'; it has body, id"),
+    (
+        "no field",
+        rows(GOOD, {"body": "x", "id": 1}),
+        "a.jsonl, row 2: it has no field 'text'; it has body, id",
+    ),
     ("no key at all", rows(GOOD, GOOD, {}), "row 3: it has no field 'text'; it has none"),
     ("a number", rows(GOOD, {"text": 3}), "row 2: its field 'text' is the number 3, not a text"),
     ("a truth", rows({"text": True}), "row 1: its field 'text' is true or false, not a text"),
     ("null", rows(GOOD, {"text": None}), "row 2: its field 'text' is null, not a text"),
     ("a list", rows({"text": ["a"]}), "row 1: its field 'text' is a list, not a text"),
     ("an object", rows({"text": {"a": 1}}), "row 1: its field 'text' is an object, not a text"),
-    ("a row that is a list", rows(GOOD, [1]), "row 2: it is a list, not an object with the field 'text'"),
+    (
+        "a row that is a list",
+        rows(GOOD, [1]),
+        "row 2: it is a list, not an object with the field 'text'",
+    ),
     ("a row that is a text", rows("hello"), "row 1: it is a text, not an object"),
     ("a row that is null", rows(None), "row 1: it is null, not an object"),
     ("no JSON", rows(GOOD) + b"text: yaml\n", "row 2: it is not JSON: "),
@@ -238,7 +301,9 @@ WRONG: list[tuple[str, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("data", "words"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+@pytest.mark.parametrize(
+    ("data", "words"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG]
+)
 def test_a_wrong_row_is_named_with_its_file(tmp_path: Path, data: bytes, words: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(data)
     with pytest.raises(DataError) as raised:
@@ -249,13 +314,17 @@ def test_a_wrong_row_is_named_with_its_file(tmp_path: Path, data: bytes, words: 
 def test_a_wrong_table_is_named_with_what_it_has(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"a": [1], "body": ["x"]}), tmp_path / "column.parquet")
     parquet.write_table(pa.table({"text": [1, 2]}), tmp_path / "type.parquet")
-    parquet.write_table(pa.table({"text": ["a"] * 9 + [None]}), tmp_path / "null.parquet", row_group_size=4)
+    parquet.write_table(
+        pa.table({"text": ["a"] * 9 + [None]}), tmp_path / "null.parquet", row_group_size=4
+    )
     (tmp_path / "short.parquet").write_bytes((tmp_path / "column.parquet").read_bytes()[:-20])
     (tmp_path / "none.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "empty.parquet").touch()
     arrow(tmp_path / "column.arrow", {"body": ["x"]})
     arrow(tmp_path / "null.arrow", {"text": ["a"] * 20 + [None]})
-    (tmp_path / "short.arrow").write_bytes(arrow(tmp_path / "s.arrow", {"text": TEXTS}).read_bytes()[:2000])
+    (tmp_path / "short.arrow").write_bytes(
+        arrow(tmp_path / "s.arrow", {"text": TEXTS}).read_bytes()[:2000]
+    )
     (tmp_path / "none.arrow").write_bytes(b"no arrow at all, but text")
     for name, words in (
         ("column.parquet", "has no column 'text'; it has a, body"),
@@ -276,8 +345,14 @@ def test_a_wrong_table_is_named_with_what_it_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 def test_a_packed_file_that_is_cut_or_none_is_named(tmp_path: Path, ending: str) -> None:
-    whole = packed(tmp_path / f"w.jsonl{ending}", rows(*({"text": text} for text in TEXTS))).read_bytes()
-    for name, data in (("cut", whole[:-30]), ("half", whole[: len(whole) // 2]), ("none", b"plain text\n" * 9)):
+    whole = packed(
+        tmp_path / f"w.jsonl{ending}", rows(*({"text": text} for text in TEXTS))
+    ).read_bytes()
+    for name, data in (
+        ("cut", whole[:-30]),
+        ("half", whole[: len(whole) // 2]),
+        ("none", b"plain text\n" * 9),
+    ):
         path = tmp_path / f"{name}.jsonl{ending}"
         path.write_bytes(data)
         with pytest.raises(DataError, match=f"{name}.jsonl{ending} is truncated or damaged"):
@@ -288,5 +363,7 @@ def test_a_packed_file_that_is_cut_or_none_is_named(tmp_path: Path, ending: str)
 
 
 def test_several_members_of_a_gzip_file_are_one(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(rows(GOOD)) + gzip.compress(rows({"text": "too"})))
+    (tmp_path / "a.jsonl.gz").write_bytes(
+        gzip.compress(rows(GOOD)) + gzip.compress(rows({"text": "too"}))
+    )
     assert read(tmp_path / "a.jsonl.gz") == ["fine", "too"]

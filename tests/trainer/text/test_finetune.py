@@ -79,7 +79,11 @@ def job(example: str, at: Path, **keys: Any) -> TrainSpec:
     given: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{example}.yaml").read_text())["train"]
     del given["epochs"]
     given["model"] |= {"init_from": str(at / "hf"), "length": references.LENGTH}
-    files = {"path": str(at / given["data"]["path"]), "tokenizer": str(at / "hf"), "data_dir": str(at / "prepared")}
+    files = {
+        "path": str(at / given["data"]["path"]),
+        "tokenizer": str(at / "hf"),
+        "data_dir": str(at / "prepared"),
+    }
     given["data"] |= files | {"eval_split": 0.1}
     given["optimizer"] |= {"lr": 0.01, "schedule": {"name": "constant"}}
     if "samples" in given["eval"]:
@@ -107,7 +111,9 @@ def trained(at: Path, spec: TrainSpec) -> Trained:
     Loop(training, RunContext(str(at)), Never(), Progress(None)).run()
     last = json.loads((at / "eval.jsonl").read_text().splitlines()[-1])
     sampled = at / "samples.jsonl"
-    samples = json.loads(sampled.read_text().splitlines()[-1])["samples"] if sampled.exists() else []
+    samples = (
+        json.loads(sampled.read_text().splitlines()[-1])["samples"] if sampled.exists() else []
+    )
     said = export(str(at / "checkpoints"), str(at / "out"), merged=spec.lora is not None)
     assert said["architecture"] == "Qwen2ForCausalLM"
     return Trained(before, last["bits_per_byte"], samples, str(at / "out"))
@@ -138,11 +144,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
 
 
 @pytest.mark.parametrize("name", ["whole", "adapters", "chat"])
-def test_held_out_text_costs_fewer_bits_a_byte_than_at_the_start(found: dict[str, Trained], name: str) -> None:
+def test_held_out_text_costs_fewer_bits_a_byte_than_at_the_start(
+    found: dict[str, Trained], name: str
+) -> None:
     assert found[name].after < 0.8 * found[name].before
 
 
-def test_what_is_exported_is_loaded_with_its_tokenizer_here_and_by_transformers(found: dict[str, Trained]) -> None:
+def test_what_is_exported_is_loaded_with_its_tokenizer_here_and_by_transformers(
+    found: dict[str, Trained],
+) -> None:
     alone = mesh.build_mesh(Mesh(dp=1), jax.devices()[:1])
     ours = {}
     for name, each in found.items():
@@ -156,7 +166,9 @@ def test_what_is_exported_is_loaded_with_its_tokenizer_here_and_by_transformers(
         needs.absent(str(error))
     program = str(Path(__file__).with_name("transformers_says.py"))
     folders = [each.exported for each in found.values()]
-    for name, line in zip(found, environments.run("torch", program, TEXT, *folders).splitlines(), strict=True):
+    for name, line in zip(
+        found, environments.run("torch", program, TEXT, *folders).splitlines(), strict=True
+    ):
         theirs = json.loads(line)
         assert theirs["chat"] and len(theirs["ids"]) == len(ours[name]) + 1
         np.testing.assert_allclose(ours[name], theirs["logprobs"], rtol=0, atol=1e-4, err_msg=name)

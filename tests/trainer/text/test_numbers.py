@@ -21,7 +21,10 @@ from jaxlaunch.trainer.train import BuiltInTraining
 from tests.trainer.text import corpora
 
 LENGTH, BATCH = 48, 8
-PARTS = {name: list(filter(None, corpora.texts(count, seed=count))) for name, count in (("code", 60), ("web", 90))}
+PARTS = {
+    name: list(filter(None, corpora.texts(count, seed=count)))
+    for name, count in (("code", 60), ("web", 90))
+}
 
 
 class Never:
@@ -53,13 +56,30 @@ def test_speeds_losses_and_bits_are_of_tokens_targets_bytes_and_parts(
     monkeypatch.setattr(text, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
     place = corpora.saved(tmp_path / "tokenizer")
     parts = {
-        name: {"weight": 1, "path": corpora.lines(tmp_path / f"{name}.jsonl", texts), "eval_split": 0.2}
+        name: {
+            "weight": 1,
+            "path": corpora.lines(tmp_path / f"{name}.jsonl", texts),
+            "eval_split": 0.2,
+        }
         for name, texts in PARTS.items()
     }
-    data = {"source": "mixture", "tokenizer": place, "packing": "first-fit", "data_dir": f"{tmp_path}/out"}
+    data = {
+        "source": "mixture",
+        "tokenizer": place,
+        "packing": "first-fit",
+        "data_dir": f"{tmp_path}/out",
+    }
     model = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 4, "vocab": 512, "length": LENGTH}
-    keys = {"data": {**data, "parts": parts}, "model": model, "batch": BATCH, "steps": 5, "log_every": 1}
-    spec = TrainSpec.model_validate({"task": LM, "checkpoint": {"every": None}, "eval": {"every": None}, **keys})
+    keys = {
+        "data": {**data, "parts": parts},
+        "model": model,
+        "batch": BATCH,
+        "steps": 5,
+        "log_every": 1,
+    }
+    spec = TrainSpec.model_validate(
+        {"task": LM, "checkpoint": {"every": None}, "eval": {"every": None}, **keys}
+    )
     training = BuiltInTraining(spec, NextToken(), RunContext(str(tmp_path)), Progress(None))
     batch = training.pipeline.read_batch(4)
     targets, tokens = float(batch["mask"].sum()), float((batch["segments"] > 0).sum()) - BATCH
@@ -73,7 +93,9 @@ def test_speeds_losses_and_bits_are_of_tokens_targets_bytes_and_parts(
     nats = targets = counted = 0.0
     for name, texts in PARTS.items():
         of_part, bytes_of_part = held_out(texts, place)
-        nats, targets, counted = nats + of_part * found[f"loss/{name}"], targets + of_part, counted + bytes_of_part
+        nats = nats + of_part * found[f"loss/{name}"]
+        targets = targets + of_part
+        counted = counted + bytes_of_part
         bits = of_part * found[f"loss/{name}"] / math.log(2) / bytes_of_part
         assert found[f"bits_per_byte/{name}"] == pytest.approx(bits, rel=1e-4)
         assert found[f"perplexity/{name}"] == pytest.approx(math.exp(found[f"loss/{name}"]))

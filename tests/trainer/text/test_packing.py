@@ -23,7 +23,9 @@ def test_every_token_but_the_first_of_a_document_is_a_target_once(name: str, len
     for row in rows(name, lengths, length):
         assert 0 < row.lengths.sum() <= length + 1
         for start, count in zip(row.starts.tolist(), row.lengths.tolist(), strict=True):
-            assert np.searchsorted(ends, start, side="right") == np.searchsorted(ends, start + count - 1, side="right")
+            assert np.searchsorted(ends, start, side="right") == np.searchsorted(
+                ends, start + count - 1, side="right"
+            )
             targets.update(range(start + 1, start + count))
             seen.update(range(start, start + count))
     assert targets == Counter(set(range(sum(lengths))) - set(ends - lengths))
@@ -39,7 +41,9 @@ def test_first_fit_fills_rows_of_lognormal_documents_to_98_percent() -> None:
 
 def test_first_fit_cuts_no_document_that_fits() -> None:
     lengths = [10, 3, 17, 5, 9]
-    found = sorted(count for row in rows("first-fit", lengths, 16) for count in row.lengths.tolist())
+    found = sorted(
+        count for row in rows("first-fit", lengths, 16) for count in row.lengths.tolist()
+    )
     assert found == sorted(lengths)
     assert len(rows("none", lengths, 16)) == 5 and len(rows("concat", lengths, 16)) == 3
 

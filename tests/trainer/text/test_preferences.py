@@ -58,7 +58,9 @@ def whole(row: dict[str, Any], at: int) -> list[int]:
         {"chosen": "Is it? Yes é.", "rejected": "Is it? No!"},
     ],
 )
-def test_texts_come_after_their_prompt_and_it_is_not_predicted(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_texts_come_after_their_prompt_and_it_is_not_predicted(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
     (made,) = rows(data(tmp_path, [row]))
     assert [bytes(whole(made, at)).decode() for at in (0, 1)] == ["Is it? Yes é.", "Is it? No!"]
     assert [bytes(predicted(made, at)).decode() for at in (0, 1)] == ["Yes é.", "No!"]
@@ -71,11 +73,17 @@ def test_of_a_tokenizer_a_plain_text_begins_and_ends_as_its_texts_do(tmp_path: P
     (made,) = rows(data(tmp_path, [row], tokenizer=place))
     of = tokenizer.load_tokenizer(place)
     for at, field in enumerate(("chosen", "rejected")):
-        assert whole(made, at) == [of.bos, *of.encode_batch([row["prompt"] + row[field]])[0], of.eos]
+        assert whole(made, at) == [
+            of.bos,
+            *of.encode_batch([row["prompt"] + row[field]])[0],
+            of.eos,
+        ]
         assert predicted(made, at)[-1] == of.eos and of.decode(predicted(made, at)) == row[field]
 
 
-@pytest.mark.parametrize("template", [chat_corpora.llama(marked=True), chat_corpora.llama(marked=False)])
+@pytest.mark.parametrize(
+    "template", [chat_corpora.llama(marked=True), chat_corpora.llama(marked=False)]
+)
 @pytest.mark.parametrize(
     "row",
     [
@@ -110,16 +118,29 @@ def test_tables_hold_pairs_too_and_some_are_kept_back(tmp_path: Path) -> None:
             assert all(np.array_equal(mine[key], yours[key]) for key in mine)
             found.append(bytes(whole(mine, 0)).decode())
     assert sorted(found) == [f"{at}: a" for at in range(10)] and len(found) == 10
-    assert preferences.open_source(lines.model_copy(update={"eval_split": 0.0}), LENGTH, "eval") is None
+    assert (
+        preferences.open_source(lines.model_copy(update={"eval_split": 0.0}), LENGTH, "eval")
+        is None
+    )
     apart = lines.model_copy(update={"eval_path": f"{tmp_path}/a.parquet"})
     assert [len(pairs(apart, split)) for split in ("train", "eval")] == [10, 10]
 
 
-def test_pairs_that_do_not_fit_are_left_out_and_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    given = [{"prompt": "p", "chosen": "a" * count, "rejected": "b"} for count in (LENGTH, LENGTH + 1)]
+def test_pairs_that_do_not_fit_are_left_out_and_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = [
+        {"prompt": "p", "chosen": "a" * count, "rejected": "b"} for count in (LENGTH, LENGTH + 1)
+    ]
     assert len(pairs(data(tmp_path, given))) == 1
-    assert "preferences: 1 of 2 pairs are left out, one of whose texts is longer" in capfd.readouterr().err
-    with pytest.raises(DataError, match=r"a.jsonl .* hold 0 pairs that fit into train.model.length = 127 \(1 are long"):
+    assert (
+        "preferences: 1 of 2 pairs are left out, one of whose texts is longer"
+        in capfd.readouterr().err
+    )
+    with pytest.raises(
+        DataError,
+        match=r"a.jsonl .* hold 0 pairs that fit into train.model.length = 127 \(1 are long",
+    ):
         pairs(data(tmp_path, given[1:]))
 
 
@@ -133,14 +154,19 @@ GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
         ({"prompt": "p", "chosen": "a"}, "it has no 'rejected'; it has prompt, chosen"),
         (GOOD | {"rejected": None}, "it has no 'rejected'"),
         (GOOD | {"rejected": "a"}, "its 'chosen' and 'rejected' are the same text"),
-        (GOOD | {"chosen": 3}, "its 'chosen' is the number 3, neither a text nor a list of messages"),
+        (
+            GOOD | {"chosen": 3},
+            "its 'chosen' is the number 3, neither a text nor a list of messages",
+        ),
         (GOOD | {"prompt": {}}, "its 'prompt' is an object, neither a text nor a list of messages"),
         (GOOD | {"chosen": ASK}, "its 'chosen': it has no words of the role 'assistant'"),
         (GOOD | {"chosen": [{"content": "a"}]}, "its 'chosen': its message 2 has no role"),
         (GOOD | {"chosen": YES, "tools": "{"}, "its 'chosen': the row's tools are not JSON"),
     ],
 )
-def test_a_row_that_is_no_pair_is_said_with_its_place(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+def test_a_row_that_is_no_pair_is_said_with_its_place(
+    tmp_path: Path, row: dict[str, Any], words: str
+) -> None:
     place = chat_corpora.saved(tmp_path / "tokenizer", chat_corpora.CHATML)
     with pytest.raises(DataError) as raised:
         pairs(data(tmp_path, [GOOD, row], tokenizer=place))
@@ -148,7 +174,9 @@ def test_a_row_that_is_no_pair_is_said_with_its_place(tmp_path: Path, row: dict[
 
 
 def test_messages_need_a_template_and_files_of_rows(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="data.tokenizer = bytes has no chat template, which messages need"):
+    with pytest.raises(
+        SpecError, match="data.tokenizer = bytes has no chat template, which messages need"
+    ):
         pairs(data(tmp_path, [{"chosen": YES, "rejected": NO}]))
     (tmp_path / "a.txt").write_text("hi")
     with pytest.raises(DataError, match="a.txt is plain text; preferences are rows of JSON lines"):
@@ -160,7 +188,11 @@ def test_messages_need_a_template_and_files_of_rows(tmp_path: Path) -> None:
     [
         (LM, {}, "format: preference has pairs of texts, which the task dpo trains on"),
         (DPO, {"format": "text"}, "has no pairs of texts, which dpo trains on; give source"),
-        (DPO, {"packing": "none"}, "packing does not apply to format: preference, whose rows have chosen and rejected"),
+        (
+            DPO,
+            {"packing": "none"},
+            "packing does not apply to format: preference, whose rows have chosen and rejected",
+        ),
         (DPO, {"field": "chosen"}, "field does not apply to format: preference"),
     ],
 )
@@ -184,5 +216,7 @@ def test_a_job_s_pairs_are_what_the_task_reads(tmp_path: Path) -> None:
             "length": (2,),
         }
     few = spec.model_copy(update={"model": specs.Decoder(length=15, vocab=200)})
-    with pytest.raises(SpecError, match="vocab = 200 is less than the 256 of data.tokenizer = bytes"):
+    with pytest.raises(
+        SpecError, match="vocab = 200 is less than the 256 of data.tokenizer = bytes"
+    ):
         task.source(few, "train")

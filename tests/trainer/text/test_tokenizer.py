@@ -10,7 +10,13 @@ from jaxlaunch.trainer.text.documents import decode_text
 from tests.trainer.text import corpora
 from tests.trainer.text.corpora import BEGIN, END
 
-TEXTS = corpora.texts(2000, seed=1) + ["", " ", END, f"a{END}b", decode_text(b"caf\xe9 \xff\xfe\xf0\x9f ok").text]
+TEXTS = corpora.texts(2000, seed=1) + [
+    "",
+    " ",
+    END,
+    f"a{END}b",
+    decode_text(b"caf\xe9 \xff\xfe\xf0\x9f ok").text,
+]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +26,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", corpora.KINDS)
 def test_ids_and_texts_are_those_of_the_library_itself(folders: dict[str, str], kind: str) -> None:
-    ours, theirs = tokenizer.load_tokenizer(folders[kind]), Tokenizer.from_file(f"{folders[kind]}/tokenizer.json")
+    ours = tokenizer.load_tokenizer(folders[kind])
+    theirs = Tokenizer.from_file(f"{folders[kind]}/tokenizer.json")
     wanted = [encoding.ids for encoding in theirs.encode_batch(TEXTS, add_special_tokens=False)]
     found = ours.encode_batch(TEXTS)
     assert found == wanted
@@ -31,40 +38,68 @@ def test_ids_and_texts_are_those_of_the_library_itself(folders: dict[str, str], 
 
 def test_of_a_byte_level_tokenizer_every_token_s_bytes_are_known(folders: dict[str, str]) -> None:
     counts = tokenizer.load_tokenizer(folders["bpe"]).byte_counts
-    for text, ids in zip(TEXTS, tokenizer.load_tokenizer(folders["bpe"]).encode_batch(TEXTS), strict=True):
+    for text, ids in zip(
+        TEXTS, tokenizer.load_tokenizer(folders["bpe"]).encode_batch(TEXTS), strict=True
+    ):
         assert counts[ids].sum() == len(text.replace(END, "").encode())
 
 
 def test_of_characters_a_token_s_bytes_are_those_of_its_piece() -> None:
-    cases = [("<0x0A>", "", "", 1), ("\u2581you", "", "", 4), ("##ing", "##", "", 3), ("é</w>", "", "</w>", 3)]
-    assert [tokenizer._count_bytes(token, prefix, suffix) for token, prefix, suffix, _ in cases] == [
-        each[3] for each in cases
+    cases = [
+        ("<0x0A>", "", "", 1),
+        ("\u2581you", "", "", 4),
+        ("##ing", "##", "", 3),
+        ("é</w>", "", "</w>", 3),
     ]
+    assert [
+        tokenizer._count_bytes(token, prefix, suffix) for token, prefix, suffix, _ in cases
+    ] == [each[3] for each in cases]
 
 
 def test_bytes_are_their_own_ids() -> None:
     ours = tokenizer.load_tokenizer("bytes")
     (ids,) = ours.encode_batch(["é👍"])
     assert bytes(ids).decode() == ours.decode(ids) == "é👍"
-    assert (ours.vocab, ours.eos, ours.bos, dict(ours.files), ours.byte_counts.sum()) == (256, None, None, {}, 256)
+    assert (ours.vocab, ours.eos, ours.bos, dict(ours.files), ours.byte_counts.sum()) == (
+        256,
+        None,
+        None,
+        {},
+        256,
+    )
 
 
-def test_a_text_begins_with_bos_where_the_folder_or_its_post_processor_says_so(tmp_path: Path) -> None:
+def test_a_text_begins_with_bos_where_the_folder_or_its_post_processor_says_so(
+    tmp_path: Path,
+) -> None:
     named = {"bos_token": {"content": BEGIN}}
     assert tokenizer.load_tokenizer(corpora.saved(tmp_path / "a")).bos is None
     assert tokenizer.load_tokenizer(corpora.saved(tmp_path / "b", **named)).bos == 1
-    assert tokenizer.load_tokenizer(corpora.saved(tmp_path / "c", **named, add_bos_token=False)).bos is None
-    assert tokenizer.load_tokenizer(corpora.saved(tmp_path / "d", "unigram", bos_token=END)).bos is None
     assert (
-        tokenizer.load_tokenizer(corpora.saved(tmp_path / "e", "unigram", bos_token=END, add_bos_token=True)).bos == 1
+        tokenizer.load_tokenizer(corpora.saved(tmp_path / "c", **named, add_bos_token=False)).bos
+        is None
+    )
+    assert (
+        tokenizer.load_tokenizer(corpora.saved(tmp_path / "d", "unigram", bos_token=END)).bos
+        is None
+    )
+    assert (
+        tokenizer.load_tokenizer(
+            corpora.saved(tmp_path / "e", "unigram", bos_token=END, add_bos_token=True)
+        ).bos
+        == 1
     )
 
 
 def test_the_digest_is_of_what_makes_ids(tmp_path: Path) -> None:
-    same = [tokenizer.load_tokenizer(corpora.saved(tmp_path / name, chat_template=name)).digest for name in ("a", "b")]
+    same = [
+        tokenizer.load_tokenizer(corpora.saved(tmp_path / name, chat_template=name)).digest
+        for name in ("a", "b")
+    ]
     assert same[0] == same[1] == tokenizer.load_tokenizer(f"{tmp_path}/a/tokenizer.json").digest
     others = {
-        tokenizer.load_tokenizer(corpora.saved(tmp_path / kind, kind)).digest for kind in ("unigram", "wordpiece")
+        tokenizer.load_tokenizer(corpora.saved(tmp_path / kind, kind)).digest
+        for kind in ("unigram", "wordpiece")
     }
     others.add(tokenizer.load_tokenizer(corpora.saved(tmp_path / "c", eos_token=BEGIN)).digest)
     assert len(others | set(same)) == 4
@@ -81,7 +116,10 @@ def test_a_tokenizer_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     for name, words in (
         (f"{tmp_path}/gone", "is neither bytes nor a folder or file of a tokenizer.json"),
         (f"{tmp_path}/empty", "neither bytes nor a folder"),
-        (f"{tmp_path}/other", "it holds tokenizer.model; transformers' save_pretrained of a fast tokenizer"),
+        (
+            f"{tmp_path}/other",
+            "it holds tokenizer.model; transformers' save_pretrained of a fast tokenizer",
+        ),
         (f"{tmp_path}/broken.json", "tokenizer.json cannot be read"),
         (strange, "its eos_token '<eos>' is not in its tokenizer.json"),
         (config, "tokenizer_config.json is not a block of keys"),
@@ -91,10 +129,14 @@ def test_a_tokenizer_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         assert words in str(raised.value)
 
 
-def test_a_model_with_fewer_tokens_than_the_tokenizer_is_refused_with_both(folders: dict[str, str]) -> None:
+def test_a_model_with_fewer_tokens_than_the_tokenizer_is_refused_with_both(
+    folders: dict[str, str],
+) -> None:
     ours = tokenizer.load_tokenizer(folders["bpe"])
     tokenizer.check_vocab(ours, ours.vocab)
-    with pytest.raises(SpecError, match=f"vocab = 499 is less than the {ours.vocab} of data.tokenizer = .*bpe"):
+    with pytest.raises(
+        SpecError, match=f"vocab = 499 is less than the {ours.vocab} of data.tokenizer = .*bpe"
+    ):
         tokenizer.check_vocab(ours, 499)
 
 
@@ -106,5 +148,7 @@ def test_checkpoints_carry_the_files(tmp_path: Path, folders: dict[str, str]) ->
         (tmp_path / "tokenizer" / "chat_template.jinja").write_text("of the tokenizer before")
         saved_files.save_tokenizer(str(tmp_path), files)
         assert saved_files.read_saved_tokenizer(str(tmp_path)) == files
-        assert {path.name for path in (tmp_path / "tokenizer").iterdir()} == set(files)  # no draft is left
+        assert {path.name for path in (tmp_path / "tokenizer").iterdir()} == set(
+            files
+        )  # no draft is left
     assert set(files) == {"tokenizer.json", "tokenizer_config.json"}

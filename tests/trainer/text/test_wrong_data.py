@@ -36,7 +36,15 @@ def block(case: Case, folder: Path, usual: str) -> dict[str, Any]:
     data = {"source": "text", "path": f"{folder}/a.jsonl", "tokenizer": own, **case.data}
     if data["source"] != "array_record":
         data = {"data_dir": f"{folder}/out", **data}
-    model = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 4, "vocab": 512, "length": 8, **case.model}
+    model = {
+        "kind": "gpt2",
+        "layers": 1,
+        "width": 32,
+        "heads": 4,
+        "vocab": 512,
+        "length": 8,
+        **case.model,
+    }
     given = {key: value for key, value in data.items() if value is not None}
     text = json.dumps({"task": case.task, "model": model, "data": given, "batch": 2})
     found: dict[str, Any] = json.loads(text.replace("PATH", str(folder)))
@@ -49,8 +57,17 @@ def opened(block: dict[str, Any]) -> dict[str, Any]:
     for split in ("train", "eval"):
         source = task.source(spec, split)
         if source is not None:
-            how = {"batch": 2, "rows": range(2), "seed": 0, "shuffle": False, "prefetch": 0, "threads": 1}
-            Pipeline(source, task.example, check=partial(task.check_batch, spec), **how).read_batch(0)
+            how = {
+                "batch": 2,
+                "rows": range(2),
+                "seed": 0,
+                "shuffle": False,
+                "prefetch": 0,
+                "threads": 1,
+            }
+            Pipeline(source, task.example, check=partial(task.check_batch, spec), **how).read_batch(
+                0
+            )
     return {"opened": True}
 
 
@@ -60,7 +77,11 @@ def test_there_are_sixty_cases_and_more() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name.replace(" ", "-") for case in CASES])
 def test_wrong_data_is_a_sentence_with_a_code(
-    case: Case, tmp_path: Path, usual: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    case: Case,
+    tmp_path: Path,
+    usual: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(text, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
     code = process.print_result(lambda: opened(block(case, tmp_path, usual)))

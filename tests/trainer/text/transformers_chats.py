@@ -1,6 +1,7 @@
 """Ids and assistant masks of transformers: a program for an environment that holds it. Nothing of ours is imported.
 
-Arguments: a JSON file of [messages, tools], and folders of tokenizers. Prints [ids, masks] of all for each folder.
+Arguments: a JSON file of [messages, tools], and folders of tokenizers. Prints [ids, masks] of all
+for each folder.
 """
 
 import json
@@ -14,8 +15,16 @@ for folder in sys.argv[2:]:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     found = [
         tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            messages,
+            tools=tools,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
         )
         for messages, tools in chats
     ]
-    print(json.dumps([[each["input_ids"] for each in found], [each["assistant_masks"] for each in found]]))
+    print(
+        json.dumps(
+            [[each["input_ids"] for each in found], [each["assistant_masks"] for each in found]]
+        )
+    )

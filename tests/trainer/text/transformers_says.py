@@ -1,7 +1,7 @@
 """What transformers says to a text: a program for an environment that holds it. Nothing of ours is imported.
 
-Arguments: the text, and folders of a model with its tokenizer. Prints the ids and the log-probabilities of all but the
-first for each folder.
+Arguments: the text, and folders of a model with its tokenizer. Prints the ids and the
+log-probabilities of all but the first for each folder.
 """
 
 import json
@@ -18,4 +18,12 @@ for folder in sys.argv[2:]:
     with torch.no_grad():
         shares = model(ids).logits.log_softmax(-1)[0, :-1]
     said = shares.gather(-1, ids[0, 1:, None])[:, 0]
-    print(json.dumps({"ids": ids[0].tolist(), "logprobs": said.tolist(), "chat": bool(tokenizer.chat_template)}))
+    print(
+        json.dumps(
+            {
+                "ids": ids[0].tolist(),
+                "logprobs": said.tolist(),
+                "chat": bool(tokenizer.chat_template),
+            }
+        )
+    )

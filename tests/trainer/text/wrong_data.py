@@ -62,11 +62,15 @@ def not_utf8(path: Path) -> None:
     """A column of messages of which one has bytes that are no UTF-8, which pyarrow itself does not write."""
     roles = pa.array([b"user", b"\xff"])
     texts = pa.Array.from_buffers(pa.string(), 2, roles.buffers())
-    parquet.write_table(pa.table({"messages": pa.StructArray.from_arrays([texts], names=["role"])}), path)
+    parquet.write_table(
+        pa.table({"messages": pa.StructArray.from_arrays([texts], names=["role"])}), path
+    )
 
 
 def twice(path: Path) -> None:
-    parquet.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
+    parquet.write_table(
+        pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path
+    )
 
 
 def damaged(to: str, first: int, last: int) -> Files:
@@ -115,7 +119,8 @@ def inside(name: str, content: bytes) -> Files:
     return {"tokenizer": write}
 
 
-FIRST = "{% generation %}{{ messages[0].content[0] }}{% endgeneration %}"  # a token, which nothing predicts
+# A token, which nothing predicts.
+FIRST = "{% generation %}{{ messages[0].content[0] }}{% endgeneration %}"
 RECORDS = {"source": "array_record", "path": "PATH/a.array_record", "tokenizer": None}
 RECORD = "a.array_record"
 A_TXT = "PATH/a.txt"
@@ -131,7 +136,12 @@ MIX: dict[str, Any] = {"source": "mixture", "path": None, "tokenizer": "bytes"}
 
 def mixture(**parts: Any) -> dict[str, Any]:
     """Parts by name; PATH in a path is the folder of the case."""
-    return {**MIX, "parts": {name: {"weight": 1, "path": "PATH/a.jsonl", **each} for name, each in parts.items()}}
+    return {
+        **MIX,
+        "parts": {
+            name: {"weight": 1, "path": "PATH/a.jsonl", **each} for name, each in parts.items()
+        },
+    }
 
 
 def lines(name: str, words: str, *found: Any, **keys: Any) -> Case:
@@ -159,7 +169,11 @@ KEYS = [
     key("no path", "train.data.text.path: Field required", path=None),
     key("unknown key", "train.data.text.feild: Extra inputs are not permitted", feild="text"),
     key("unknown source", "train.data", source="texts"),
-    key("path of the web", "which cannot be read: only folders, gs:// and s3:// can", path="http://x/a.jsonl"),
+    key(
+        "path of the web",
+        "which cannot be read: only folders, gs:// and s3:// can",
+        path="http://x/a.jsonl",
+    ),
     key("path that is a number", "train.data.text.path", path=3),
     key("share above 1", "less than", eval_split=1.5),
     key("share below 0", "greater than or equal to 0", eval_split=-0.1),
@@ -168,10 +182,25 @@ KEYS = [
     key("seed below 0", "greater than or equal to 0", seed=-1),
     key("apart with a tokenizer", "apart applies to one stream of bytes", apart=True),
     key("bigram with a tokenizer", "bigram applies to one stream of bytes", bigram=True),
-    key("eval_path of a stream", "eval_path applies to documents", tokenizer="bytes", eval_path="x"),
-    key("bytes for chats", "format: chat needs a tokenizer with a chat template", tokenizer="bytes", format="chat"),
-    key("data_dir in a bucket", "is not a folder, and data can only be prepared in a folder", data_dir="gs://team-a/b"),
-    key("tokenizer of the web", "which cannot be read: only folders, gs:// and s3:// can", tokenizer="hf://a/b"),
+    key(
+        "eval_path of a stream", "eval_path applies to documents", tokenizer="bytes", eval_path="x"
+    ),
+    key(
+        "bytes for chats",
+        "format: chat needs a tokenizer with a chat template",
+        tokenizer="bytes",
+        format="chat",
+    ),
+    key(
+        "data_dir in a bucket",
+        "is not a folder, and data can only be prepared in a folder",
+        data_dir="gs://team-a/b",
+    ),
+    key(
+        "tokenizer of the web",
+        "which cannot be read: only folders, gs:// and s3:// can",
+        tokenizer="hf://a/b",
+    ),
     key("pairs for next-token", f"which the task {DPO} trains on", **PAIRS),
     key("no parts", "weights that sum to 0", **MIX, parts={}),
     key("weights of 0", "weights that sum to 0", **mixture(a={"weight": 0}, b={"weight": 0})),
@@ -179,8 +208,16 @@ KEYS = [
     key("weight that is no number", "weight", **mixture(a={"weight": float("nan")})),
     key("endless weight", "weight", **mixture(a={"weight": float("inf")})),
     key("part without weight", "Field required", **{**MIX, "parts": {"a": {"path": "x"}}}),
-    key("part with a tokenizer", "holds a with a tokenizer of its own", **mixture(a={"tokenizer": "bytes"})),
-    key("chats in a part of bytes", "parts.a.format: chat needs a tokenizer", **mixture(a={"format": "chat"})),
+    key(
+        "part with a tokenizer",
+        "holds a with a tokenizer of its own",
+        **mixture(a={"tokenizer": "bytes"}),
+    ),
+    key(
+        "chats in a part of bytes",
+        "parts.a.format: chat needs a tokenizer",
+        **mixture(a={"format": "chat"}),
+    ),
     key("empty list of paths", "train.data.text.path: names no file", path=[]),
     key("empty list to evaluate on", "train.data.text.eval_path: names no file", eval_path=[]),
     key("empty path in a list", "contains '', which names no file", path=["PATH/a.jsonl", ""]),
@@ -188,14 +225,37 @@ KEYS = [
     key("empty field", "train.data.text.field", field=""),
     key("empty tokenizer", "is empty: write bytes, or the folder or file", tokenizer=""),
     key("seed of more than 64 bits", "train.data.text.seed", seed=2**80),
-    key("weights without a sum", "weights that sum to inf", **mixture(a={"weight": 1e308}, b={"weight": 1e308})),
+    key(
+        "weights without a sum",
+        "weights that sum to inf",
+        **mixture(a={"weight": 1e308}, b={"weight": 1e308}),
+    ),
     Case("text for preferences", 64, "has no pairs of texts", task=DPO),
-    Case("packed preferences", 64, "packing does not apply to format", {**PAIRS, "packing": "none"}, task=DPO),
+    Case(
+        "packed preferences",
+        64,
+        "packing does not apply to format",
+        {**PAIRS, "packing": "none"},
+        task=DPO,
+    ),
 ]
 TOKENIZERS = [
-    key("no tokenizer there", "is neither bytes nor a folder or file of a tokenizer.json", tokenizer="PATH/gone"),
-    Case("folder of another tokenizer", 64, "it holds tokenizer.model", files={"tokenizer/tokenizer.model": b"x"}),
-    key("tokenizer of a hub", "a tokenizer.json; nothing of that name is there", tokenizer="org/name"),
+    key(
+        "no tokenizer there",
+        "is neither bytes nor a folder or file of a tokenizer.json",
+        tokenizer="PATH/gone",
+    ),
+    Case(
+        "folder of another tokenizer",
+        64,
+        "it holds tokenizer.model",
+        files={"tokenizer/tokenizer.model": b"x"},
+    ),
+    key(
+        "tokenizer of a hub",
+        "a tokenizer.json; nothing of that name is there",
+        tokenizer="org/name",
+    ),
     Case(
         "tokenizer.model alone",
         64,
@@ -203,45 +263,151 @@ TOKENIZERS = [
         {"tokenizer": "PATH/t.model"},
         {"t.model": b"\n\v"},
     ),
-    Case("eos that is a list", 64, 'its eos_token is ["a"], not a text', files=tokenizer(eos_token=["a"])),
-    Case("eos without content", 64, 'its eos_token is {"x": 1}, not a text', files=tokenizer(eos_token={"x": 1})),
-    Case("bos by a text", 64, "add_bos_token is 'false', not true or false", files=tokenizer(add_bos_token="false")),
-    Case("no unknown token", 64, "has no token for a part of the text 'fine", files={"tokenizer": without_unknown}),
-    Case("broken tokenizer", 64, "tokenizer.json cannot be read", files=inside("tokenizer.json", b'{"model": 1}')),
-    Case("tokenizer of no JSON", 64, "tokenizer.json cannot be read", files=inside("tokenizer.json", b"\x00\xff")),
-    Case("eos of another", 64, "its eos_token '<eos>' is not in its", files=tokenizer(eos_token="<eos>")),
+    Case(
+        "eos that is a list",
+        64,
+        'its eos_token is ["a"], not a text',
+        files=tokenizer(eos_token=["a"]),
+    ),
+    Case(
+        "eos without content",
+        64,
+        'its eos_token is {"x": 1}, not a text',
+        files=tokenizer(eos_token={"x": 1}),
+    ),
+    Case(
+        "bos by a text",
+        64,
+        "add_bos_token is 'false', not true or false",
+        files=tokenizer(add_bos_token="false"),
+    ),
+    Case(
+        "no unknown token",
+        64,
+        "has no token for a part of the text 'fine",
+        files={"tokenizer": without_unknown},
+    ),
+    Case(
+        "broken tokenizer",
+        64,
+        "tokenizer.json cannot be read",
+        files=inside("tokenizer.json", b'{"model": 1}'),
+    ),
+    Case(
+        "tokenizer of no JSON",
+        64,
+        "tokenizer.json cannot be read",
+        files=inside("tokenizer.json", b"\x00\xff"),
+    ),
+    Case(
+        "eos of another",
+        64,
+        "its eos_token '<eos>' is not in its",
+        files=tokenizer(eos_token="<eos>"),
+    ),
     Case("config of no JSON", 64, "cannot be read", files=inside("tokenizer_config.json", b"{")),
-    Case("config of no keys", 64, "is not a block of keys", files=inside("tokenizer_config.json", b"[]")),
-    Case("vocabulary of another", 64, "vocab = 400 is less than the 500 of data.tokenizer", model={"vocab": 400}),
-    Case("no template", 64, "has no chat template, which messages need", CHAT, {"a.jsonl": rows({"messages": FEW})}),
-    Case("template that is none", 64, "its chat template is not valid, line 1", CHAT, template("{% if %}")),
-    Case("template that is a number", 64, "its chat_template is the number 3, not a text", CHAT, template(3)),
-    Case("no default template", 64, "none is named default", CHAT, template([{"name": "rag", "template": ""}])),
+    Case(
+        "config of no keys",
+        64,
+        "is not a block of keys",
+        files=inside("tokenizer_config.json", b"[]"),
+    ),
+    Case(
+        "vocabulary of another",
+        64,
+        "vocab = 400 is less than the 500 of data.tokenizer",
+        model={"vocab": 400},
+    ),
+    Case(
+        "no template",
+        64,
+        "has no chat template, which messages need",
+        CHAT,
+        {"a.jsonl": rows({"messages": FEW})},
+    ),
+    Case(
+        "template that is none",
+        64,
+        "its chat template is not valid, line 1",
+        CHAT,
+        template("{% if %}"),
+    ),
+    Case(
+        "template that is a number",
+        64,
+        "its chat_template is the number 3, not a text",
+        CHAT,
+        template(3),
+    ),
+    Case(
+        "no default template",
+        64,
+        "none is named default",
+        CHAT,
+        template([{"name": "rag", "template": ""}]),
+    ),
 ]
 ROWS = [
     lines("no field", f"{A}2: it has no field 'text'; it has body", GOOD, {"body": "x"}),
-    lines("another field", f"{A}1: it has no field 'body'; it has text", GOOD, data={"field": "body"}),
-    lines("mixed types", f"{A}3: its field 'text' is the number 3, not a text", GOOD, GOOD, {"text": 3}),
+    lines(
+        "another field", f"{A}1: it has no field 'body'; it has text", GOOD, data={"field": "body"}
+    ),
+    lines(
+        "mixed types",
+        f"{A}3: its field 'text' is the number 3, not a text",
+        GOOD,
+        GOOD,
+        {"text": 3},
+    ),
     lines("null", f"{A}2: its field 'text' is null, not a text", GOOD, {"text": None}),
     lines("a list", f"{A}1: its field 'text' is a list, not a text", {"text": ["a"]}),
-    lines("row that is a list", f"{A}2: it is a list, not an object with the field 'text'", GOOD, [1]),
+    lines(
+        "row that is a list", f"{A}2: it is a list, not an object with the field 'text'", GOOD, [1]
+    ),
     raw("no JSON", f"{A}2: it is not JSON", rows(GOOD) + b"text: yaml\n"),
     raw("cut line", f"{A}2: it is not JSON", rows(GOOD) + b'{"text": "ab'),
-    raw("one object over many lines", f"{A}1: it is not JSON", json.dumps([GOOD], indent=1).encode()),
+    raw(
+        "one object over many lines", f"{A}1: it is not JSON", json.dumps([GOOD], indent=1).encode()
+    ),
     raw("UTF-16", f"{A}1: it is not JSON", rows(GOOD).decode().encode("utf-16")),
     raw("brackets without end", f"{A}1: it is not JSON", b'{"text": ' + b"[" * 100_000 + b"\n"),
     chat("text for messages", "it is a text, not a list of messages", "hi"),
     chat("no message", "it is an empty list, without a message", []),
-    chat("message without a role", "its message 1 has no role; it has content", [{"content": "hi"}]),
+    chat(
+        "message without a role", "its message 1 has no role; it has content", [{"content": "hi"}]
+    ),
     chat("no assistant", "it has no words of the role 'assistant'", FEW[:1]),
     chat("role that the template refuses", "the chat template of", [{"role": "king"}], TOOLS),
     chat("content that is null", "the chat template of", [{"role": "user", "content": None}]),
-    lines("pair without rejected", f"{A}2: it has no 'rejected'", PAIR, {"chosen": "a"}, data=PAIRS, task=DPO),
+    lines(
+        "pair without rejected",
+        f"{A}2: it has no 'rejected'",
+        PAIR,
+        {"chosen": "a"},
+        data=PAIRS,
+        task=DPO,
+    ),
     lines("pair of equals", "are the same text", PAIR | {"rejected": "a"}, data=PAIRS, task=DPO),
-    lines("pair of nothing", "1 have no token to predict", PAIR | {"rejected": ""}, data=PAIRS, task=DPO),
-    lines("one pair", "data.eval_split = 0.05 leaves the train split none", PAIR, data=PAIRS, task=DPO),
-    lines("pair of numbers", "is the number 3, neither", PAIR | {"chosen": 3}, data=PAIRS, task=DPO),
-    lines("pairs that are too long", "hold 0 pairs that fit into", PAIR | {"chosen": "a" * 99}, data=PAIRS, task=DPO),
+    lines(
+        "pair of nothing",
+        "1 have no token to predict",
+        PAIR | {"rejected": ""},
+        data=PAIRS,
+        task=DPO,
+    ),
+    lines(
+        "one pair", "data.eval_split = 0.05 leaves the train split none", PAIR, data=PAIRS, task=DPO
+    ),
+    lines(
+        "pair of numbers", "is the number 3, neither", PAIR | {"chosen": 3}, data=PAIRS, task=DPO
+    ),
+    lines(
+        "pairs that are too long",
+        "hold 0 pairs that fit into",
+        PAIR | {"chosen": "a" * 99},
+        data=PAIRS,
+        task=DPO,
+    ),
     Case(
         "wrong row of a part",
         65,
@@ -263,20 +429,35 @@ FILES = [
     raw("blank lines alone", "hold no document with a text in it", b"\n\n \n"),
     raw("empty text", "hold no document with a text in it", b"", "a.txt"),
     raw("empty gz", "is empty", b"", "a.txt.gz"),
-    raw("truncated gz", "a.jsonl.gz is truncated or damaged", gzip.compress(rows(*[GOOD] * 99))[:-9], "a.jsonl.gz"),
+    raw(
+        "truncated gz",
+        "a.jsonl.gz is truncated or damaged",
+        gzip.compress(rows(*[GOOD] * 99))[:-9],
+        "a.jsonl.gz",
+    ),
     raw("gz that is none", "a.jsonl.gz is truncated or damaged", rows(GOOD), "a.jsonl.gz"),
     Case(
-        "truncated zst", 65, "a.jsonl.zst is truncated or damaged", {"path": "PATH/a.jsonl.zst"}, {"a.jsonl.zst": zstd}
+        "truncated zst",
+        65,
+        "a.jsonl.zst is truncated or damaged",
+        {"path": "PATH/a.jsonl.zst"},
+        {"a.jsonl.zst": zstd},
     ),
     raw("packed twice", "is packed twice by its name", gzip.compress(b"{}"), "a.jsonl.gz.gz"),
     raw("field of plain text", "which has no field 'text'", b"id,text", "a.csv")._replace(
         data={"path": "PATH/a.csv", "field": "text"}
     ),
-    key("nothing to evaluate on", "data.eval_path 'PATH/gone' matches no file", eval_path="PATH/gone")._replace(
-        code=65
-    ),
+    key(
+        "nothing to evaluate on",
+        "data.eval_path 'PATH/gone' matches no file",
+        eval_path="PATH/gone",
+    )._replace(code=65),
     Case(
-        "two columns of a name", 65, "a.parquet has 2 columns 'text'", {"path": "PATH/a.parquet"}, {"a.parquet": twice}
+        "two columns of a name",
+        65,
+        "a.parquet has 2 columns 'text'",
+        {"path": "PATH/a.parquet"},
+        {"a.parquet": twice},
     ),
     Case(
         "damaged footer of Parquet",
@@ -304,7 +485,9 @@ FILES = [
     raw("no Parquet", "is not a Parquet file, or is truncated", b"PAR1 no", "a.parquet"),
     raw("empty Parquet", "is empty: it has no rows", b"", "a.parquet"),
     raw("no Arrow", "is damaged", b"no arrow at all, but text", "a.arrow"),
-    raw("chats in plain text", "a.txt is plain text; chats are", b"hi", "a.txt")._replace(data=CHAT | {"path": A_TXT}),
+    raw("chats in plain text", "a.txt is plain text; chats are", b"hi", "a.txt")._replace(
+        data=CHAT | {"path": A_TXT}
+    ),
     raw("one document", "of one document leaves none to train on", rows(GOOD)),
     Case(
         "Parquet without the column",
@@ -348,7 +531,13 @@ FILES = [
         {"path": "PATH/in"},
         {"in/a.jsonl": rows(GOOD), "in/b.txt": b"x"},
     ),
-    Case("empty part", 65, "b.jsonl is empty", mixture(a={}, b={"path": "PATH/b.jsonl"}), {"b.jsonl": b""}),
+    Case(
+        "empty part",
+        65,
+        "b.jsonl is empty",
+        mixture(a={}, b={"path": "PATH/b.jsonl"}),
+        {"b.jsonl": b""},
+    ),
     Case(
         "part without documents",
         65,
@@ -370,7 +559,11 @@ FILES = [
         {"a.jsonl": rows({"messages": FEW[1:]}), **template(FIRST)},
     ),
     Case(
-        "records without tokens", 65, "has no tokens, which the task reads; it has ids", RECORDS, {RECORD: other_keys}
+        "records without tokens",
+        65,
+        "has no tokens, which the task reads; it has ids",
+        RECORDS,
+        {RECORD: other_keys},
     ),
     Case(
         "text for images",
@@ -378,7 +571,16 @@ FILES = [
         "has no label, which the task reads; it has mask",
         task="classify",
     ),
-    Case("token of another vocabulary", 65, "token 300", RECORDS, {"a.array_record": token_300}, {"vocab": 256}),
-    raw("records that are none", "a.array_record", b"no records", "a.array_record")._replace(data=RECORDS),
+    Case(
+        "token of another vocabulary",
+        65,
+        "token 300",
+        RECORDS,
+        {"a.array_record": token_300},
+        {"vocab": 256},
+    ),
+    raw("records that are none", "a.array_record", b"no records", "a.array_record")._replace(
+        data=RECORDS
+    ),
 ]
 CASES = [*KEYS, *TOKENIZERS, *ROWS, *FILES]

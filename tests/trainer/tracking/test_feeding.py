@@ -57,7 +57,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def feed(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> str | None:
+def feed(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, first: int, last: int
+) -> str | None:
     """What is said of the tracker at the end of a start that goes on after `first` and trains until `last`."""
     monkeypatch.setenv(contract.TRACKER, json.dumps({"tracker": f"mine:{name}", "name": "job"}))
     journals = {each: Journal(str(folder / f"{each}.jsonl"), first) for each in ("metrics", "eval")}
@@ -74,17 +76,24 @@ def feed(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, first: int, l
     return begun.close()
 
 
-def test_each_line_is_handed_over_once_to_one_run_over_restarts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_is_handed_over_once_to_one_run_over_restarts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for first, last in ((0, 4), (2, 5), (5, 5), (3, 8)):  # resumed at 2, 5 and 3
         assert feed(folder, "Kept", monkeypatch, first, last) is None
         monkeypatch.setenv(contract.UID, f"another start {last}")
     lines = (folder / "kept").read_text().splitlines()
-    assert len({line for line in lines if line.startswith("run ")}) == 1 and lines.count("closed") == 4
+    assert (
+        len({line for line in lines if line.startswith("run ")}) == 1 and lines.count("closed") == 4
+    )
     handed = [line for line in lines if line[0].isdigit()]
     wanted = [
         line
         for step in range(1, 9)
-        for line in (f"{step} train/loss {1 / step}", *([f"{step} eval/loss {2 / step}"] if step % 2 == 0 else []))
+        for line in (
+            f"{step} train/loss {1 / step}",
+            *([f"{step} eval/loss {2 / step}"] if step % 2 == 0 else []),
+        )
     ]
     assert handed == wanted
 
@@ -105,7 +114,9 @@ def test_the_time_of_a_tracker_that_opens_late_counts_from_then_on(
     )
 
 
-def test_a_line_is_not_handed_over_again_where_time_was_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_not_handed_over_again_where_time_was_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tracker_feed, "ENDS_S", 1.0)
     said = feed(folder, "Crawls", monkeypatch, 0, 12)
     assert said is not None and "was still busy 1 s after the training" in said
@@ -116,7 +127,9 @@ def test_a_line_is_not_handed_over_again_where_time_was_up(folder: Path, monkeyp
     assert handed == [f"{step} train/loss {1 / step}" for step in range(1, 13)]
 
 
-@pytest.mark.parametrize(("name", "says"), [("Blocks", "was still busy"), ("Raises", "failed (exit 1)")])
+@pytest.mark.parametrize(
+    ("name", "says"), [("Blocks", "was still busy"), ("Raises", "failed (exit 1)")]
+)
 def test_a_tracker_that_blocks_or_raises_is_left_behind_and_said(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
@@ -128,7 +141,10 @@ def test_a_tracker_that_blocks_or_raises_is_left_behind_and_said(
         assert "No space left on device" in (folder / tracker_feed.LOG_FILE).read_text()
     monkeypatch.setattr(tracker_feed, "ENDS_S", 60.0)
     assert feed(folder, "Kept", monkeypatch, 0, 4) is None  # another tracker gets all
-    assert len([line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]) == 4
+    assert (
+        len([line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line])
+        == 4
+    )
 
 
 def test_a_tracker_that_failed_during_the_training_is_tried_once_more_at_its_end(
@@ -142,4 +158,7 @@ def test_a_tracker_that_failed_during_the_training_is_tried_once_more_at_its_end
 
 
 def test_a_job_without_a_tracker_starts_nothing(folder: Path) -> None:
-    assert tracker_feed.start_feed(str(folder)) is None and not (folder / tracker_feed.LOG_FILE).exists()
+    assert (
+        tracker_feed.start_feed(str(folder)) is None
+        and not (folder / tracker_feed.LOG_FILE).exists()
+    )

@@ -1,7 +1,8 @@
 """Clocks that assign every second of a run, and of a restart, to one cause.
 
-The caller passes the time in monotonic seconds, so only `process_age_s` reads a clock. Steps are kept until a commit
-covers them: if the attempt fails first, their seconds move from "step" to "lost_work".
+The caller passes the time in monotonic seconds, so only `process_age_s` reads a clock. Steps are
+kept until a commit covers them: if the attempt fails first, their seconds move from "step" to
+"lost_work".
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class RestartClock:
     def begin(self, cause: str, fault_at: float, unseen_s: float, now: float) -> None:
         """Begin a restart at the end of an attempt.
 
-        The fault was seen at `fault_at`, `unseen_s` after the last sign of life. The time from the fault until `now`
-        was spent on `cause`.
+        The fault was seen at `fault_at`, `unseen_s` after the last sign of life. The time from the
+        fault until `now` was spent on `cause`.
         """
         self.last_seconds = self.seconds_by_cause(now)
         self._seconds = {"detect": unseen_s, cause: max(0.0, now - fault_at)}
@@ -57,7 +58,11 @@ class RestartClock:
     def seconds_by_cause(self, now: float) -> dict[str, float]:
         """Return the seconds by cause so far, in the order of contract.RESTART."""
         self._add_elapsed(now)
-        return {cause: round(self._seconds[cause], 3) for cause in contract.RESTART if cause in self._seconds}
+        return {
+            cause: round(self._seconds[cause], 3)
+            for cause in contract.RESTART
+            if cause in self._seconds
+        }
 
     def _add_elapsed(self, now: float) -> None:
         if self._cause:

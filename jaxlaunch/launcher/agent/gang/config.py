@@ -44,12 +44,15 @@ class Config:
         handshake_key: Key of the handshake.
         certificates: Folder of the certificates that encrypt the connections of the gang.
         pod_ip: Empty outside of Kubernetes.
-        run_dir: Run folder, or the local copy of a bucket. None if there is none, or no copy could be made.
-        has_run_folder: Whether the job has a run folder, even if this host has neither it nor a copy.
+        run_dir: Run folder, or the local copy of a bucket. None if there is none, or no copy could
+            be made.
+        has_run_folder: Whether the job has a run folder, even if this host has neither it nor a
+            copy.
         code: An archive, and the folder to unpack it to.
         node: Node of the pod. Empty outside of Kubernetes.
         is_launched: Whether `launcher run` started this agent and reports the end itself.
-        output_patience_s: Seconds for which programs wait for a reader of their output that reads nothing.
+        output_patience_s: Seconds for which programs wait for a reader of their output that reads
+            nothing.
         run_started_at: Unix time at which the run started. None if it started with this agent.
         fault: An error that only this host can see. The leader ends the gang for it.
     """
@@ -120,12 +123,16 @@ def read_config(environ: Mapping[str, str] = os.environ) -> Config:
     Raises:
         ConfigError: A variable is missing or wrong. The message names it and its value.
     """
-    hosts, slices = _read_number(environ, contract.HOSTS, 1), _read_number(environ, contract.SLICES, 1)
-    index, slice_index = _read_number(environ, contract.INDEX, 0), _read_number(environ, contract.SLICE, 0)
+    hosts = _read_number(environ, contract.HOSTS, 1)
+    slices = _read_number(environ, contract.SLICES, 1)
+    index = _read_number(environ, contract.INDEX, 0)
+    slice_index = _read_number(environ, contract.SLICE, 0)
     if not 0 <= index < hosts:
         raise ConfigError(f"{contract.INDEX} = {index} is not below {contract.HOSTS} = {hosts}")
     if not 0 <= slice_index < slices:
-        raise ConfigError(f"{contract.SLICE} = {slice_index} is not below {contract.SLICES} = {slices}")
+        raise ConfigError(
+            f"{contract.SLICE} = {slice_index} is not below {contract.SLICES} = {slices}"
+        )
     job = _read_job(environ)
     run_dir = environ.get(contract.RUN_DIR)
     return Config(
@@ -142,7 +149,9 @@ def read_config(environ: Mapping[str, str] = os.environ) -> Config:
         pod_ip=environ.get(contract.POD_IP, ""),
         run_dir=Path(run_dir) if run_dir and "://" not in run_dir else None,
         has_run_folder=bool(run_dir or environ.get(contract.RUN_URL)),
-        code=(environ[contract.CODE], environ[contract.CODE_ROOT]) if environ.get(contract.CODE) else None,
+        code=(environ[contract.CODE], environ[contract.CODE_ROOT])
+        if environ.get(contract.CODE)
+        else None,
         node=environ.get(contract.NODE, ""),
         is_launched=bool(environ.get(contract.PARENT)),
         output_patience_s=float(environ.get(contract.PATIENCE, 0.0)),
@@ -196,7 +205,9 @@ def _read_leader_address(environ: Mapping[str, str]) -> tuple[str, int]:
     text = environ.get(contract.LEADER, "")
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigError(f"{contract.LEADER} = {text!r} is not host:port; `launcher run` and the JobSet set it")
+        raise ConfigError(
+            f"{contract.LEADER} = {text!r} is not host:port; `launcher run` and the JobSet set it"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -204,7 +215,10 @@ def _read_uid(environ: Mapping[str, str]) -> str:
     uid = environ.get(contract.UID, "")
     # The agents of one gang recognize each other by it.
     if not uid:
-        raise ConfigError(f"{contract.UID} is not set; `launcher run` sets it, and a JobSet of version 0.10 or later")
+        raise ConfigError(
+            f"{contract.UID} is not set; `launcher run` sets it, and a JobSet of version "
+            "0.10 or later"
+        )
     return uid
 
 
@@ -219,10 +233,13 @@ def _read_handshake_key(environ: Mapping[str, str]) -> bytes:
     try:
         secret = Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{contract.GANG_SECRET} = {path!r} cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"{contract.GANG_SECRET} = {path!r} cannot be read: {error.strerror}"
+        ) from None
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
-            f"{contract.GANG_SECRET} = {path!r} holds {len(secret)} bytes, not at least {MIN_SECRET_BYTES}"
+            f"{contract.GANG_SECRET} = {path!r} holds {len(secret)} bytes, not at least "
+            f"{MIN_SECRET_BYTES}"
         )
     return secret + _read_uid(environ).encode()
 
@@ -242,7 +259,9 @@ def _read_job(environ: Mapping[str, str]) -> AgentJob:
         raise ConfigError(f"{contract.JOB} = {text[:200]!r} is not a valid job: {error}") from None
 
 
-def _find_tpu_index_conflict(environ: Mapping[str, str], job: AgentJob, index: int, slice_index: int) -> str | None:
+def _find_tpu_index_conflict(
+    environ: Mapping[str, str], job: AgentJob, index: int, slice_index: int
+) -> str | None:
     """Return an error if Google's variables differ from ours: on TPU, JAX takes its ranks from Google's."""
     if job.platform != "tpu":
         return None
@@ -264,12 +283,16 @@ _MAX_FILES, _MAX_BYTES = 2000, 16 << 20
 _EXCLUDED_FOLDERS = {"__pycache__", "runs", "node_modules", "venv"}
 
 
-def describe_versions(versions: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:
+def describe_versions(
+    versions: Mapping[str, str | None], environ: Mapping[str, str]
+) -> dict[str, str]:
     """Return the versions and the code digest for the record of an attempt.
 
     The version of JAX is that of the agent's interpreter.
     """
-    described = {name: version for name in ("python", "jax") if (version := versions.get(name)) is not None}
+    described = {
+        name: version for name in ("python", "jax") if (version := versions.get(name)) is not None
+    }
     # An image may lack our package.
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         described["jaxlaunch"] = importlib.metadata.version("jaxlaunch")
@@ -291,7 +314,9 @@ def code_digest(environ: Mapping[str, str]) -> dict[str, str]:
             remaining_bytes -= len(content)
             if remaining_bytes < 0 or count >= _MAX_FILES:
                 return {}
-            digest.update(f"{os.path.relpath(path, root)} {len(content)}\n".encode("utf-8", "surrogateescape"))
+            digest.update(
+                f"{os.path.relpath(path, root)} {len(content)}\n".encode("utf-8", "surrogateescape")
+            )
             digest.update(content)
     except OSError:
         return {}
@@ -301,7 +326,11 @@ def code_digest(environ: Mapping[str, str]) -> dict[str, str]:
 def _python_files(root: str) -> Iterator[str]:
     file_count = 0
     for parent, folders, names in os.walk(root):
-        folders[:] = [folder for folder in folders if folder not in _EXCLUDED_FOLDERS and not folder.startswith(".")]
+        folders[:] = [
+            folder
+            for folder in folders
+            if folder not in _EXCLUDED_FOLDERS and not folder.startswith(".")
+        ]
         file_count += len(names)
         if file_count > 10 * _MAX_FILES:
             raise OSError("too many files")

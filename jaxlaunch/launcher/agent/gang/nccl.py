@@ -1,11 +1,13 @@
 """Diagnosis of a hang by NCCL's RAS subsystem, which answers even if every Python thread is stuck.
 
-Since NCCL 2.24, each process that has initialized NCCL runs a RAS thread. It listens on localhost:28028 (or
-`NCCL_RAS_ADDR`), reads lines of text, and answers for all processes of the job (NVIDIA, NCCL user guide, "RAS", read in
-November 2026). The kernel log adds Xid messages of GPUs, which most containers may not read.
+Since NCCL 2.24, each process that has initialized NCCL runs a RAS thread. It listens on
+localhost:28028 (or `NCCL_RAS_ADDR`), reads lines of text, and answers for all processes of the job
+(NVIDIA, NCCL user guide, "RAS", read in November 2026). The kernel log adds Xid messages of GPUs,
+which most containers may not read.
 
-The answer is written for people and changes between releases. `describe_faults` parses the forms of NCCL 2.24 to 2.32
-(src/ras/client_support.cc and the user guide). Other lines are not summarized, but the whole text is kept.
+The answer is written for people and changes between releases. `describe_faults` parses the forms of
+NCCL 2.24 to 2.32 (src/ras/client_support.cc and the user guide). Other lines are not summarized,
+but the whole text is kept.
 """
 
 from __future__ import annotations
@@ -26,10 +28,15 @@ _SECTION = re.compile(r"(INCOMPLETE|DEAD|TIMEOUT|Errors|Warnings|Communicators\b
 _PROCESS = re.compile(r"  Process (\d+ on node \S+ managing GPUs? \S+)")
 _MISSING_RANKS = re.compile(r"  The missing ranks?: ([\d, ]+)$")
 _MISSING_COUNT = re.compile(r"  Missing communicator data from (\d+) ranks?$")
-_SUBJECT = re.compile(r"  Communicator ranks have different (?:(?:collective|(\w+)) operation counts|status)$")
-_GROUP = re.compile(r"  (\d+) ranks (have (?:launched up to operation \d+|not launched .*|status \w+)|reported .+)$")
+_SUBJECT = re.compile(
+    r"  Communicator ranks have different (?:(?:collective|(\w+)) operation counts|status)$"
+)
+_GROUP = re.compile(
+    r"  (\d+) ranks (have (?:launched up to operation \d+|not launched .*|status \w+)|reported .+)$"
+)
 _RANK = re.compile(
-    r"  Rank (\d+)(?: (has (?:launched up to operation \d+|not launched .*?|status \w+)|reported .+?))? --"
+    r"  Rank (\d+)(?: (has (?:launched up to operation \d+|not launched .*?|status "
+    r"\w+)|reported .+?))? --"
 )
 _OPERATION = re.compile(r"launched up to operation (\d+)$")
 
@@ -66,8 +73,14 @@ class RankGroup:
         return int(match[1]) if match else None
 
     def __str__(self) -> str:
-        rank_list = ", ".join(map(str, self.ranks[:MAX_RANKS])) + (", …" if len(self.ranks) > MAX_RANKS else "")
-        subject = f"{self.count} ranks" if not self.ranks else f"rank{'s' if len(self.ranks) > 1 else ''} {rank_list}"
+        rank_list = ", ".join(map(str, self.ranks[:MAX_RANKS])) + (
+            ", …" if len(self.ranks) > MAX_RANKS else ""
+        )
+        subject = (
+            f"{self.count} ranks"
+            if not self.ranks
+            else f"rank{'s' if len(self.ranks) > 1 else ''} {rank_list}"
+        )
         return f"{self.communicator}: {subject} {self.statement}"
 
 
@@ -107,7 +120,10 @@ def _parse_groups(text: str) -> Iterator[RankGroup]:
             subject, group = subject_match[1] or "", None
         elif count_match := _MISSING_COUNT.match(line):
             group = RankGroup(
-                communicator, "", "gives no answer" if count_match[1] == "1" else "give no answer", int(count_match[1])
+                communicator,
+                "",
+                "gives no answer" if count_match[1] == "1" else "give no answer",
+                int(count_match[1]),
             )
             yield group
         elif group_match := _GROUP.match(line):
@@ -125,10 +141,15 @@ def _parse_groups(text: str) -> Iterator[RankGroup]:
 def _group_faults(groups: list[RankGroup]) -> Iterator[str]:
     """Yield the groups that are a fault.
 
-    These are groups that are behind in an operation, all but the largest group of a status, and every error.
+    These are groups that are behind in an operation, all but the largest group of a status, and
+    every error.
     """
     for group in groups:
-        peers = [peer for peer in groups if (peer.communicator, peer.subject) == (group.communicator, group.subject)]
+        peers = [
+            peer
+            for peer in groups
+            if (peer.communicator, peer.subject) == (group.communicator, group.subject)
+        ]
         if group.last_operation is not None:
             last_operation = max(peer.last_operation or 0 for peer in peers)
             if group.last_operation < last_operation:
@@ -136,7 +157,9 @@ def _group_faults(groups: list[RankGroup]) -> Iterator[str]:
                 place = f" in {group.subject}" if group.subject else ""
                 yield str(
                     dataclasses.replace(
-                        group, statement=f"{verb} behind{place} ({group.last_operation} of {last_operation})"
+                        group,
+                        statement=f"{verb} behind{place} ({group.last_operation} of "
+                        f"{last_operation})",
                     )
                 )
         elif "status" in group.statement:
@@ -151,7 +174,8 @@ ADDRESS_VARIABLE, ENABLE_VARIABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
 RAS_PORT = 28028
 # An answer that takes longer is not awaited.
 QUERY_TIMEOUT_S = 3.0
-# TIMEOUT is the time in seconds after which RAS answers without the processes that do not answer it.
+# TIMEOUT is the time in seconds after which RAS answers without the processes that do not answer
+# it.
 RAS_QUERY = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n"
 # Bytes of an answer. Each communicator without a fault adds one line.
 MAX_ANSWER_BYTES = 32_000
@@ -166,7 +190,9 @@ class NcclQuery:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._deadline = time.monotonic() + QUERY_TIMEOUT_S
         self._answer: str | None = None
-        threading.Thread(target=self._run_query, args=(dict(environ),), name="nccl-ras", daemon=True).start()
+        threading.Thread(
+            target=self._run_query, args=(dict(environ),), name="nccl-ras", daemon=True
+        ).start()
 
     @property
     def answer(self) -> str | None:
@@ -185,18 +211,27 @@ def query_ras(environ: Mapping[str, str], deadline: float) -> str:
     answer = b""
     # The port may be closed, or the address invalid.
     with contextlib.suppress(OSError, ValueError):
-        # A negative timeout is a ValueError, after which `create_connection` leaves its socket open.
+        # A negative timeout is a ValueError, after which `create_connection` leaves its socket
+        # open.
         remaining_s = max(deadline - time.monotonic(), 0.0)
-        with socket.create_connection(_parse_address(environ.get(ADDRESS_VARIABLE, "")), timeout=remaining_s) as peer:
+        with socket.create_connection(
+            _parse_address(environ.get(ADDRESS_VARIABLE, "")), timeout=remaining_s
+        ) as peer:
             peer.sendall(RAS_QUERY)
-            while len(answer) < MAX_ANSWER_BYTES and (remaining_s := deadline - time.monotonic()) > 0:
+            while (
+                len(answer) < MAX_ANSWER_BYTES and (remaining_s := deadline - time.monotonic()) > 0
+            ):
                 peer.settimeout(remaining_s)
                 chunk = peer.recv(MAX_ANSWER_BYTES - len(answer))
                 if not chunk:
                     break
                 answer += chunk
     answer_text = re.sub(r"[^\n -~]", "?", answer.decode("ascii", "replace"))
-    return re.sub(r"\A(?:SERVER PROTOCOL .*\n|OK\n)*", "", answer_text) if "\nCommunicators..." in answer_text else ""
+    return (
+        re.sub(r"\A(?:SERVER PROTOCOL .*\n|OK\n)*", "", answer_text)
+        if "\nCommunicators..." in answer_text
+        else ""
+    )
 
 
 def read_xids(path: str) -> str:

@@ -1,10 +1,11 @@
 """State of one process, from the lines that it writes to the progress pipe. Pure.
 
-The pipe may carry any bytes, because any program may write to it. `read_line` turns a line into a message, and replaces
-values of the wrong form by a note for the summary: nothing that a program writes may end its agent, or reach the leader
-in a form that the leader does not expect. `RankProgress` follows the messages. It learns how long a step takes, so that
-a phase that lasts too long counts as a hang. `StatusChanges` reduces the statuses of a host to what changed since the
-last message.
+The pipe may carry any bytes, because any program may write to it. `read_line` turns a line into a
+message, and replaces values of the wrong form by a note for the summary: nothing that a program
+writes may end its agent, or reach the leader in a form that the leader does not expect.
+`RankProgress` follows the messages. It learns how long a step takes, so that a phase that lasts too
+long counts as a hang. `StatusChanges` reduces the statuses of a host to what changed since the last
+message.
 """
 
 from __future__ import annotations
@@ -19,10 +20,17 @@ from typing import Annotated, Any
 
 from jaxlaunch import contract
 from jaxlaunch.records import codec
-from jaxlaunch.records.codec import MAX_NUMBER, ExitCode, ExitStatus, Malformed, NonNegativeInt, truncate_to
+from jaxlaunch.records.codec import (
+    MAX_NUMBER,
+    ExitCode,
+    ExitStatus,
+    Malformed,
+    NonNegativeInt,
+    truncate_to,
+)
 
-# Seconds that a phase may last, unless the job's `timeouts` say otherwise. It ends with the next line that changes the
-# phase or its step.
+# Seconds that a phase may last, unless the job's `timeouts` say otherwise. It ends with the next
+# line that changes the phase or its step.
 TIMEOUTS_S: Mapping[str, float | None] = {
     "rendezvous": 1800.0,
     "prepare": 86400.0,
@@ -60,7 +68,8 @@ class Status:
         step: Newest step.
         committed: Newest step on storage, restored or committed.
         first_committed: First step that this attempt committed.
-        trainer: Whether the exit codes are the contract's: the built-in trainer, or a program that trains as it does.
+        trainer: Whether the exit codes are the contract's: the built-in trainer, or a program that
+            trains as it does.
         stepped: Whether the rank reported a step in this attempt.
         first_step: First step that the rank trains, the one after the restored step.
         left: Whether the interpreter is exiting by itself.
@@ -168,8 +177,8 @@ def parse_rank_range(key: str, host_ranks: range) -> range:
 class RankProgress:
     """Follows the reports of one process. The caller passes the time in monotonic seconds.
 
-    A process that has a `phase` from the start is the built-in trainer, and so are its exit codes if it ends without a
-    report.
+    A process that has a `phase` from the start is the built-in trainer, and so are its exit codes
+    if it ends without a report.
     """
 
     def __init__(self, now: float, phase: str | None = None) -> None:
@@ -189,20 +198,24 @@ class RankProgress:
             self.has_hello = True
             is_trainer = self.status.trainer or message["hello"] == "trainer"
             first = 1 if is_trainer and self.status.first_step is None else self.status.first_step
-            self._update_status(trainer=is_trainer, jax=message.get("jax") or self.status.jax, first_step=first)
+            self._update_status(
+                trainer=is_trainer, jax=message.get("jax") or self.status.jax, first_step=first
+            )
         if isinstance(message.get("phase"), str):
             self._enter_phase(message["phase"], message.get("step"), now)
         if isinstance(message.get("committed"), int):
             step, first = message["committed"], self.status.first_committed
             self._update_status(
-                committed=max(step, self.status.committed or 0), first_committed=step if first is None else first
+                committed=max(step, self.status.committed or 0),
+                first_committed=step if first is None else first,
             )
         if isinstance(message.get("found"), int):
             self._update_status(committed=max(message["found"], self.status.committed or 0))
         if isinstance(message.get("restored"), int):
             restored = message["restored"]
             self._update_status(
-                committed=max(restored, self.status.committed or 0), first_step=min(restored, MAX_NUMBER - 1) + 1
+                committed=max(restored, self.status.committed or 0),
+                first_step=min(restored, MAX_NUMBER - 1) + 1,
             )
         if isinstance(message.get("stopped"), Mapping):
             self._update_status(stopped=message["stopped"])
@@ -218,8 +231,13 @@ class RankProgress:
         phase = self.status.phase
         if phase is None or self.status.left or self.status.exit is not None:
             return None
-        if phase == "done" and self._first_phase is None and timeouts_s.get("done") == TIMEOUTS_S["done"]:
-            # After its last step, a program of the user has no timeout but the one that the job sets.
+        if (
+            phase == "done"
+            and self._first_phase is None
+            and timeouts_s.get("done") == TIMEOUTS_S["done"]
+        ):
+            # After its last step, a program of the user has no timeout but the one that the job
+            # sets.
             return None
         if phase != "step" or timeouts_s.get("step") is not None:
             return timeouts_s.get(phase)
@@ -242,7 +260,14 @@ class RankProgress:
         self._phase_since, self._stepping_s = now, 0.0
         self._steps_s.clear()
         is_trainer = self._first_phase is not None
-        self._update_status(phase=self._first_phase, trainer=is_trainer, left=False, waits=False, done=False, jax=None)
+        self._update_status(
+            phase=self._first_phase,
+            trainer=is_trainer,
+            left=False,
+            waits=False,
+            done=False,
+            jax=None,
+        )
 
     def _enter_phase(self, phase: str, step: Any, now: float) -> None:
         step = step if isinstance(step, int) else self.status.step
@@ -253,7 +278,11 @@ class RankProgress:
         stepped = self.status.stepped or phase == "step"
         first = step if stepped and self.status.first_step is None else self.status.first_step
         self._update_status(
-            phase=phase, step=step, stepped=stepped, first_step=first, done=self.status.done or phase == "done"
+            phase=phase,
+            step=step,
+            stepped=stepped,
+            first_step=first,
+            done=self.status.done or phase == "done",
         )
 
     def _record_step_time(self, step: int | None, now: float) -> None:
@@ -261,7 +290,12 @@ class RankProgress:
         previous_step = self.status.step
         if self.status.phase == "step":
             self._stepping_s += now - self._phase_since
-        if step is not None and previous_step is not None and step > previous_step and self._stepping_s > 0:
+        if (
+            step is not None
+            and previous_step is not None
+            and step > previous_step
+            and self._stepping_s > 0
+        ):
             # One report may cover several steps.
             self._steps_s.append(self._stepping_s)
         if step != previous_step:
@@ -279,7 +313,8 @@ _MESSAGE_START = re.compile(
 )
 # Characters of a phase or a version, which are in every beat.
 MAX_LABEL_CHARS = 100
-# Places in one line where a message may begin, from the end of the line. Decoding each may cost the whole line.
+# Places in one line where a message may begin, from the end of the line. Decoding each may cost the
+# whole line.
 MAX_MESSAGE_STARTS = 8
 # Bytes as JSON: a beat with metrics must fit a message between agents.
 MAX_METRICS_BYTES = 32 * 1024
@@ -296,7 +331,8 @@ def read_line(line: bytes, rank: int) -> dict[str, Any]:
         return {"note": f"rank {rank} wrote a line to the progress pipe that is not JSON"}
     if not isinstance(decoded, dict):
         return {
-            "note": f"rank {rank} wrote {codec.truncate_repr(decoded)} to the progress pipe, which is not a JSON object"
+            "note": f"rank {rank} wrote {codec.truncate_repr(decoded)} to the progress pipe, which "
+            "is not a JSON object"
         }
     message: dict[str, Any] = {}
     for key, value in decoded.items():
@@ -306,14 +342,20 @@ def read_line(line: bytes, rank: int) -> dict[str, Any]:
         try:
             message[key] = _as_plain_value(_READERS[key](value))
         except Malformed as error:
-            problem = f"rank {rank} wrote `{key}`: {codec.truncate_repr(value)} to the progress pipe"
+            problem = (
+                f"rank {rank} wrote `{key}`: {codec.truncate_repr(value)} to the progress pipe"
+            )
             note = f"{problem}; {error.field or 'it'} must be {error.needed}"
             message.setdefault("note", note)
     return message
 
 
 def _as_plain_value(value: Any) -> Any:
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+    return (
+        dataclasses.asdict(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type)
+        else value
+    )
 
 
 def _decode_line_end(line: bytes) -> Any:

@@ -6,12 +6,14 @@ A host and its leader prove to each other that they have the key of the run, whi
     host    hello {nonce, fields, proof}
     leader  welcome or refused {fields, proof}
 
-A proof is HMAC-SHA256 over the message's type, both nonces and the fields, so that none fits another connection,
-direction or content. The fields are JSON within a text, so both ends have the same bytes. The handshake protects
-against strangers that connect, but not against those that can change data in transit.
+A proof is HMAC-SHA256 over the message's type, both nonces and the fields, so that none fits
+another connection, direction or content. The fields are JSON within a text, so both ends have the
+same bytes. The handshake protects against strangers that connect, but not against those that can
+change data in transit.
 
-A host may run a damaged or an older agent, so both sides check every message strictly: one of the wrong form ends the
-connection, but no agent. The reports about ranks are in gang/root_cause (events) and gang/progress (statuses).
+A host may run a damaged or an older agent, so both sides check every message strictly: one of the
+wrong form ends the connection, but no agent. The reports about ranks are in gang/root_cause
+(events) and gang/progress (statuses).
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ from typing import Annotated, Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config, read_versions
 from jaxlaunch.records import codec
-from jaxlaunch.records.codec import Bounds, Cause, ExitCode, NonNegativeInt, Seconds, matches, max_length
+from jaxlaunch.records.codec import (
+    Bounds,
+    Cause,
+    ExitCode,
+    NonNegativeInt,
+    Seconds,
+    matches,
+    max_length,
+)
 from jaxlaunch.records.members import HostRanges
 from jaxlaunch.records.summary import AttemptProgress
 from jaxlaunch.records.verdict import DiskExcess, Verdict
@@ -42,7 +52,8 @@ class Hello:
     """First message of an agent to the leader.
 
     Attributes:
-        attempt: Last attempt that the host took part in. A leader that took another's place may not know it.
+        attempt: Last attempt that the host took part in. A leader that took another's place may not
+            know it.
         saved: Newest step on storage that the host knows of.
     """
 
@@ -98,7 +109,8 @@ class Refusal:
     Attributes:
         message: Reason for people.
         ends_gang: Whether the gang cannot start like this, and every host ends with BAD_SPEC.
-        may_retry: Whether another try may help: the name may still resolve to the leader of another generation.
+        may_retry: Whether another try may help: the name may still resolve to the leader of another
+            generation.
     """
 
     message: str
@@ -121,19 +133,25 @@ def find_refusal(
         leader: Hello of host 0 itself.
         joined: Hellos of the hosts that have joined.
         hosts: Number of hosts.
-        replaces: Whether lost hosts are replaced. The loss of the previous pod may then not be known yet.
+        replaces: Whether lost hosts are replaced. The loss of the previous pod may then not be
+            known yet.
     """
     if hello.generation != leader.generation:
         theirs, ours = (f"generation {side.generation}" for side in (hello, leader))
         return Refusal(
-            f"{hello.description} belongs to another set of pods: it has {theirs}, host 0 has {ours}", may_retry=True
+            f"{hello.description} belongs to another set of pods: it has {theirs}, host "
+            f"0 has {ours}",
+            may_retry=True,
         )
     if not 0 <= hello.host < hosts:
-        return Refusal(f"{hello.description} has an index that is not below the number of hosts, {hosts}")
+        return Refusal(
+            f"{hello.description} has an index that is not below the number of hosts, {hosts}"
+        )
     joined_hello = joined.get(hello.host)
     if joined_hello is not None and joined_hello.pod != hello.pod:
         return Refusal(
-            f"{hello.description} has the same index as {joined_hello.description}, which has already joined",
+            f"{hello.description} has the same index as {joined_hello.description}, which has "
+            "already joined",
             may_retry=replaces,
         )
     if hello.fault is not None:
@@ -141,10 +159,16 @@ def find_refusal(
     for name, ours_version in leader.versions.items():
         theirs_version = hello.versions.get(name)
         if theirs_version != ours_version:
-            message = f"host {hello.host} has {name} {theirs_version or 'none'}, host 0 has {ours_version or 'none'}"
+            message = (
+                f"host {hello.host} has {name} {theirs_version or 'none'}, host 0 has "
+                f"{ours_version or 'none'}"
+            )
             return Refusal(message, ends_gang=True)
     if hello.spec != leader.spec:
-        message = f"host {hello.host} has a different job: spec {hello.spec[:12]}, host 0 has {leader.spec[:12]}"
+        message = (
+            f"host {hello.host} has a different job: spec {hello.spec[:12]}, host 0 has "
+            f"{leader.spec[:12]}"
+        )
         return Refusal(message, ends_gang=True)
     return None
 
@@ -271,12 +295,17 @@ class HostHandshake:
     def __init__(self, key: bytes) -> None:
         self._key, self._own_nonce, self._peer_nonce = key, secrets.token_hex(NONCE_BYTES), ""
 
-    def answer_challenge(self, challenge: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    def answer_challenge(
+        self, challenge: Mapping[str, Any], fields: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the fields of the answer to a challenge. Raises HandshakeError for any other message."""
         if challenge.get("type") != "challenge" or self._peer_nonce:
             raise HandshakeError("its first message is not a challenge")
         self._peer_nonce = _read_nonce(challenge)
-        return {"nonce": self._own_nonce, **_seal_fields(self._key, "hello", self._peer_nonce, self._own_nonce, fields)}
+        return {
+            "nonce": self._own_nonce,
+            **_seal_fields(self._key, "hello", self._peer_nonce, self._own_nonce, fields),
+        }
 
     def open_answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Verify the leader's answer and return its fields. Raises HandshakeError if it lacks the key."""
@@ -303,12 +332,15 @@ def _seal_fields(
     return {"fields": text, "proof": _compute_proof(key, kind, leader_nonce, host_nonce, text)}
 
 
-def _open_fields(key: bytes, leader_nonce: str, host_nonce: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _open_fields(
+    key: bytes, leader_nonce: str, host_nonce: str, message: Mapping[str, Any]
+) -> Mapping[str, Any]:
     text, proof = message.get("fields"), message.get("proof")
     if not isinstance(text, str) or not isinstance(proof, str):
         raise HandshakeError("it sent no proof")
     if not hmac.compare_digest(
-        proof.encode(), _compute_proof(key, message["type"], leader_nonce, host_nonce, text).encode()
+        proof.encode(),
+        _compute_proof(key, message["type"], leader_nonce, host_nonce, text).encode(),
     ):
         raise HandshakeError("it does not have this run's key")
     try:

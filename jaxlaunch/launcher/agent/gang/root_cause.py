@@ -1,8 +1,9 @@
 """Root cause of a failed attempt among many symptoms, and the verdict on it. Pure.
 
-When a rank dies, its peers fail within milliseconds, with broken connections and aborts. Each event therefore has a
-`Closeness`, which says how close it can be to the cause. The closest event explains the others, and among equals the
-first to arrive. An event is believed only after `settle_s`, because a closer one may still be on its way.
+When a rank dies, its peers fail within milliseconds, with broken connections and aborts. Each event
+therefore has a `Closeness`, which says how close it can be to the cause. The closest event explains
+the others, and among equals the first to arrive. An event is believed only after `settle_s`,
+because a closer one may still be on its way.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from jaxlaunch.records.verdict import (
     verdict_for_code,
 )
 
-# How a peer's death appears on the surviving ranks (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the coordination service).
-# Phrases, not a pattern: when a host dies thousands of ranks send 16,000 characters each.
+# How a peer's death appears on the surviving ranks (jax 0.10 and 0.11; Gloo, NCCL, gRPC, the
+# coordination service). Phrases, not a pattern: when a host dies thousands of ranks send 16,000
+# characters each.
 ECHO_PHRASES = (
     "connection closed by peer",
     "connection reset by peer",
@@ -47,11 +49,13 @@ ECHO_PHRASES = (
     "heartbeat",
     "barrier",
 )
-# As gRPC writes them. In lower case they would match "Fatal Python error: Aborted", which every abort prints.
+# As gRPC writes them. In lower case they would match "Fatal Python error: Aborted", which every
+# abort prints.
 GRPC_STATUSES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
 # Gloo prints this at every start, so it is no fault.
 GLOO_BANNER = re.compile(r"\[Gloo\] Rank \d+ is connected to .*")
-# A program that ends itself prints one of these before it aborts. JAX prints none when it aborts a peer.
+# A program that ends itself prints one of these before it aborts. JAX prints none when it aborts a
+# peer.
 ASSERTION_PHRASES = (
     "assertion failed",
     "' failed.",
@@ -63,18 +67,22 @@ ASSERTION_PHRASES = (
 TRACEBACK_START = "Traceback (most recent call last)"
 # Lines that count as the last words of a program without a traceback.
 OUTPUT_TAIL_LINES = 5
-# Exceptions that can be an echo before the first step, when messages of a user's own exceptions may say anything: those
-# of the OS about a connection, and with such words those of JAX and any of the OS. Gloo raises ValueError.
+# Exceptions that can be an echo before the first step, when messages of a user's own exceptions may
+# say anything: those of the OS about a connection, and with such words those of JAX and any of the
+# OS. Gloo raises ValueError.
 CONNECTION_ERRORS = frozenset(
     """ConnectionError ConnectionAbortedError ConnectionRefusedError ConnectionResetError BrokenPipeError
     TimeoutError""".split()
 )
 JAX_OR_OS_ERRORS = CONNECTION_ERRORS | {"JaxRuntimeError", "XlaRuntimeError", "OSError"}
 GLOO_ERROR = re.compile(r"^Gloo [\w-]+ (failed|timed out)|/gloo/transport/")
-# The rank whose heartbeats JAX's coordination service misses, in the output of the ranks that it aborts for that.
+# The rank whose heartbeats JAX's coordination service misses, in the output of the ranks that it
+# aborts for that.
 MISSED_HEARTBEAT = re.compile(r"tasks are unhealthy \(stopped sending heartbeats\):\s*(\d+)")
 # As the operating system, Python and storage clients write them.
-FULL_DISK = re.compile(r"no space left on device|disk quota exceeded|\b(ENOSPC|EDQUOT)\b", re.IGNORECASE)
+FULL_DISK = re.compile(
+    r"no space left on device|disk quota exceeded|\b(ENOSPC|EDQUOT)\b", re.IGNORECASE
+)
 ERRNO = re.compile(r"\[Errno (\d{1,4})\]")
 # SIGRTMAX of Linux.
 MAX_SIGNAL = 64
@@ -180,7 +188,8 @@ class Event:
     def with_short_texts(self) -> Event:
         """Return the event with only the end of each text."""
         error = {
-            name: value[-TRUNCATED_CHARS:] if isinstance(value, str) else value for name, value in self.error.items()
+            name: value[-TRUNCATED_CHARS:] if isinstance(value, str) else value
+            for name, value in self.error.items()
         }
         return dataclasses.replace(self, text=self.text[-TRUNCATED_CHARS:], error=error)
 
@@ -188,7 +197,9 @@ class Event:
 def describes_peer_death(text: str) -> bool:
     """Return whether a text describes the death of a peer."""
     lowered = text.lower()
-    return any(phrase in lowered for phrase in ECHO_PHRASES) or any(status in text for status in GRPC_STATUSES)
+    return any(phrase in lowered for phrase in ECHO_PHRASES) or any(
+        status in text for status in GRPC_STATUSES
+    )
 
 
 def _describes_assertion(text: str) -> bool:
@@ -232,7 +243,11 @@ def _exit_code_closeness(event: Event) -> Closeness:
     words = _last_words(event.text)
     if describes_peer_death(words):
         return Closeness.ECHO
-    return Closeness.CAUSE if words.startswith(TRACEBACK_START) or _describes_assertion(words) else Closeness.EXIT
+    return (
+        Closeness.CAUSE
+        if words.startswith(TRACEBACK_START) or _describes_assertion(words)
+        else Closeness.EXIT
+    )
 
 
 def is_signal_exit_code(code: int) -> bool:
@@ -245,7 +260,11 @@ def settle_s(event: Event, level: Closeness) -> float:
 
     A program without our hook may have ended for any reason, so it waits as long as an echo.
     """
-    return SETTLE_S[Closeness.ECHO if level is Closeness.EXIT and not _has_progress_hook(event.status) else level]
+    return SETTLE_S[
+        Closeness.ECHO
+        if level is Closeness.EXIT and not _has_progress_hook(event.status)
+        else level
+    ]
 
 
 def _has_progress_hook(status: Status) -> bool:
@@ -257,7 +276,11 @@ def _last_words(text: str) -> str:
     """Return the last traceback in the output of a program, or its last lines."""
     text = GLOO_BANNER.sub("", text)
     traceback_start = text.rfind(TRACEBACK_START)
-    return text[traceback_start:] if traceback_start >= 0 else "\n".join(text.splitlines()[-OUTPUT_TAIL_LINES:])
+    return (
+        text[traceback_start:]
+        if traceback_start >= 0
+        else "\n".join(text.splitlines()[-OUTPUT_TAIL_LINES:])
+    )
 
 
 def _error_closeness(event: Event) -> Closeness | None:
@@ -267,7 +290,11 @@ def _error_closeness(event: Event) -> Closeness | None:
         return None
     if code in (None, contract.STARTUP, contract.CRASH) and _is_echo(event):
         return Closeness.ECHO
-    if code == contract.STORAGE and not event.is_alone and "barrier" in str(event.error.get("message", "")):
+    if (
+        code == contract.STORAGE
+        and not event.is_alone
+        and "barrier" in str(event.error.get("message", ""))
+    ):
         # All ranks take part in a save, and another may have died.
         return Closeness.ECHO
     return Closeness.CAUSE
@@ -278,14 +305,18 @@ def _is_echo(event: Event) -> bool:
     kind, message = event.error.get("type"), str(event.error.get("message", ""))
     if event.is_alone or not describes_peer_death(message):
         return False
-    return event.status.stepped or kind in JAX_OR_OS_ERRORS or GLOO_ERROR.search(message) is not None
+    return (
+        event.status.stepped or kind in JAX_OR_OS_ERRORS or GLOO_ERROR.search(message) is not None
+    )
 
 
 class Symptoms:
     """Events of an attempt by closeness, so that the nearest is found without a search of all."""
 
     def __init__(self) -> None:
-        self._events: dict[Closeness, list[tuple[float, Event]]] = {close: [] for close in Closeness}
+        self._events: dict[Closeness, list[tuple[float, Event]]] = {
+            close: [] for close in Closeness
+        }
         # How many events at the front of each list are explained by an exception, or withdrawn.
         self._explained_counts = dict.fromkeys(Closeness, 0)
         self._ranks_with_exception: set[int] = set()
@@ -300,7 +331,9 @@ class Symptoms:
             self._ranks_with_exception.add(event.rank)
         self._count += 1
         level_events = self._events[level]
-        level_events.append((now, event if len(level_events) < MAX_UNCUT_EVENTS else event.with_short_texts()))
+        level_events.append(
+            (now, event if len(level_events) < MAX_UNCUT_EVENTS else event.with_short_texts())
+        )
 
     def has_other_than(self, level: Closeness) -> bool:
         """Return whether there is an event of another closeness."""
@@ -311,7 +344,10 @@ class Symptoms:
         return [event for level in sorted(levels) for _, event in self._events[level]]
 
     def find_nearest(
-        self, is_withdrawn: Callable[[Event], bool] = lambda event: False, *, excluded_level: Closeness | None = None
+        self,
+        is_withdrawn: Callable[[Event], bool] = lambda event: False,
+        *,
+        excluded_level: Closeness | None = None,
     ) -> tuple[float, Event, Closeness] | None:
         """Return the event that explains the others, with its time of arrival and its closeness.
 
@@ -321,7 +357,9 @@ class Symptoms:
             return None
         for level, events in self._events.items():
             index = self._explained_counts[level]
-            while index < len(events) and (self._is_explained(events[index][1]) or is_withdrawn(events[index][1])):
+            while index < len(events) and (
+                self._is_explained(events[index][1]) or is_withdrawn(events[index][1])
+            ):
                 index += 1
             self._explained_counts[level] = index
             if level is not excluded_level and index < len(events):
@@ -348,8 +386,13 @@ def verdict_for_event(event: Event) -> Verdict:
     location: dict[str, Any] = {"rank": event.rank, "host": event.host, "step": event.status.step}
     if facts.kind is FailureKind.HEARTBEATS_MISSED:
         location |= {"rank": facts.rank, "host": None}
-    traceback = _text_tail(event.error.get("traceback") if event.kind is EventKind.ERROR else event.text)
-    if event.kind in (EventKind.LOST, EventKind.HANG, EventKind.UNSTARTABLE) or facts.kind is FailureKind.LEFT_EARLY:
+    traceback = _text_tail(
+        event.error.get("traceback") if event.kind is EventKind.ERROR else event.text
+    )
+    if (
+        event.kind in (EventKind.LOST, EventKind.HANG, EventKind.UNSTARTABLE)
+        or facts.kind is FailureKind.LEFT_EARLY
+    ):
         traceback = None
     return verdict_for_code(_gang_exit_code(event, facts), facts, traceback=traceback, **location)
 
@@ -360,14 +403,20 @@ def failure_for_event(event: Event) -> Failure:
     if facts.kind in (FailureKind.HOST_LOST, FailureKind.HEARTBEATS_MISSED):
         return facts
     status = event.status
-    phase = "" if status.phase is None or (status.phase == "step" and status.stepped) else status.phase
-    return dataclasses.replace(facts, rank=event.rank, phase=phase, step=status.step if status.stepped else None)
+    phase = (
+        "" if status.phase is None or (status.phase == "step" and status.stepped) else status.phase
+    )
+    return dataclasses.replace(
+        facts, rank=event.rank, phase=phase, step=status.step if status.stepped else None
+    )
 
 
 def _kind_facts(event: Event) -> Failure:
     """Return the failure without the rank and its place."""
     if event.kind is EventKind.LOST:
-        return Failure(FailureKind.HOST_LOST, lost_hosts=() if event.lost is None else (event.lost,))
+        return Failure(
+            FailureKind.HOST_LOST, lost_hosts=() if event.lost is None else (event.lost,)
+        )
     if event.kind is EventKind.HANG:
         return Failure(FailureKind.HANG, hang=event.hang, cause=event.peers)
     if event.kind is EventKind.UNSTARTABLE:
@@ -410,7 +459,12 @@ def _exception_facts(error: Mapping[str, Any], *, is_sentence: bool) -> Exceptio
 
 
 def verdict_for_lost_leader(
-    reason: str, rank: int, statuses: Sequence[Status], committed_step: int | None, *, is_stopping: bool
+    reason: str,
+    rank: int,
+    statuses: Sequence[Status],
+    committed_step: int | None,
+    *,
+    is_stopping: bool,
 ) -> Verdict:
     """Return the verdict of a host that has lost host 0.
 
@@ -433,9 +487,12 @@ def verdict_for_lost_leader(
         facts = dataclasses.replace(lost, kind=FailureKind.STOPPED, stop=stop)
     else:
         newest_committed_step = max(
-            (step for step in (committed_step, *(status.committed for status in statuses)) if step), default=None
+            (step for step in (committed_step, *(status.committed for status in statuses)) if step),
+            default=None,
         )
-        stop = StopFacts(StopReason.OUTSIDE, StopOutcome.NOT_SAVED, committed_step=newest_committed_step)
+        stop = StopFacts(
+            StopReason.OUTSIDE, StopOutcome.NOT_SAVED, committed_step=newest_committed_step
+        )
         facts = Failure(FailureKind.STOPPED, stop=stop, cause=lost)
     return verdict_for_code(contract.PREEMPTED, facts, rank=rank, host=0, step=step)
 
@@ -455,7 +512,11 @@ def _gang_exit_code(event: Event, facts: Failure) -> int:
     if facts.signal is not None:
         return 128 + facts.signal
     program_code = event.error.get("code") if event.kind is EventKind.ERROR else event.exit
-    crash_code = contract.STARTUP if event.status.phase is not None and not event.status.stepped else contract.CRASH
+    crash_code = (
+        contract.STARTUP
+        if event.status.phase is not None and not event.status.stepped
+        else contract.CRASH
+    )
     if event_closeness(event) is Closeness.ECHO and program_code != contract.STORAGE:
         # The cause of the broken connection may be temporary.
         return contract.CRASH
@@ -472,7 +533,9 @@ def _gang_exit_code(event: Event, facts: Failure) -> int:
 def _is_not_found(event: Event) -> bool:
     """Return whether a shell could not find or execute its command, so that no other attempt can."""
     return (
-        event.kind is EventKind.EXIT and event.exit in COMMAND_NOT_FOUND_CODES and not _has_progress_hook(event.status)
+        event.kind is EventKind.EXIT
+        and event.exit in COMMAND_NOT_FOUND_CODES
+        and not _has_progress_hook(event.status)
     )
 
 

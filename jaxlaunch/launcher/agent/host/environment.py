@@ -11,23 +11,31 @@ from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
 from jaxlaunch.launcher.agent.io.link import bracket_ipv6
 
 MEMORY_SHARE, NEW_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
-# Variables for the built-in trainer, by platform. O1 turns on the latency-hiding scheduler, which overlaps collectives
-# with compute, without a list of flags; it and the memory fraction are from docs/GPU_performance.md of
-# NVIDIA/JAX-Toolbox. XLA for TPU has its scheduler on by default. On CPU, XLA allocates its temporary memory with
-# malloc at every step. glibc would return that memory to the kernel after each step, which would map and zero it again,
-# so it is told to keep it. Only the first arena can grow that large (HEAP_MAX_SIZE in malloc/arena.c).
+# Variables for the built-in trainer, by platform. O1 turns on the latency-hiding scheduler, which
+# overlaps collectives with compute, without a list of flags; it and the memory fraction are from
+# docs/GPU_performance.md of NVIDIA/JAX-Toolbox. XLA for TPU has its scheduler on by default. On
+# CPU, XLA allocates its temporary memory with malloc at every step. glibc would return that memory
+# to the kernel after each step, which would map and zero it again, so it is told to keep it. Only
+# the first arena can grow that large (HEAP_MAX_SIZE in malloc/arena.c).
 TRAINER_VARIABLES: Mapping[str, Mapping[str, str]] = {
-    "cpu": {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
+    "cpu": {
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    },
     "cuda": {"JAX_OPTIMIZATION_LEVEL": "O1", MEMORY_SHARE: "0.9"},
 }
 
-# The wait for storage at a start must be shorter than the grace period of a stop, which waits for it.
+# The wait for storage at a start must be shorter than the grace period of a stop, which waits for
+# it.
 STORAGE_WAIT_S = 30.0
 # These paths are searched where the variable is not set.
 _DEFAULT_PATHS = {"PATH": os.defpath}
 
 
-def rank_variables(config: Config, base: Mapping[str, str], rank: int, site_folder: str) -> dict[str, str]:
+def rank_variables(
+    config: Config, base: Mapping[str, str], rank: int, site_folder: str
+) -> dict[str, str]:
     """Return the variables of a rank that are equal in all attempts.
 
     Args:
@@ -42,10 +50,16 @@ def rank_variables(config: Config, base: Mapping[str, str], rank: int, site_fold
     if job.platform == "cpu":
         environ = {"JAX_PLATFORMS": "cpu", contract.NUM_CPU_DEVICES: str(job.devices_per_process)}
     elif job.platform in ("cuda", "rocm") and job.processes_per_host > 1:
-        environ = {contract.LOCAL_DEVICE_IDS: ",".join(map(str, range(first, first + job.devices_per_process)))}
+        environ = {
+            contract.LOCAL_DEVICE_IDS: ",".join(
+                map(str, range(first, first + job.devices_per_process))
+            )
+        }
     if contract.TRAIN_SPEC in base:
         environ |= {
-            name: value for name, value in TRAINER_VARIABLES.get(job.platform, {}).items() if not _is_set(base, name)
+            name: value
+            for name, value in TRAINER_VARIABLES.get(job.platform, {}).items()
+            if not _is_set(base, name)
         }
     paths = {
         name: _prepend_to_path(folder, base.get(name) or _DEFAULT_PATHS.get(name))
@@ -74,17 +88,22 @@ def _mutual_tls_variables(config: Config) -> dict[str, str]:
         "JAX_MTLS_CERT_FILE": str(folder / contract.CERTIFICATE),
         "JAX_MTLS_KEY_FILE": str(folder / contract.CERTIFICATE_KEY),
         "JAX_MTLS_CA_FILE": str(folder / contract.AUTHORITY),
-        # Without a URI, JAX would compare the names in the certificate with the address, which is an IP address.
+        # Without a URI, JAX would compare the names in the certificate with the address, which is
+        # an IP address.
         "JAX_MTLS_PEER_URI_PREFIX": contract.PEER_URI,
     }
 
 
-def _python_path_variables(config: Config, base: Mapping[str, str], site_folder: str) -> dict[str, str]:
+def _python_path_variables(
+    config: Config, base: Mapping[str, str], site_folder: str
+) -> dict[str, str]:
     """Return PYTHONPATH: the site hook, the job's code, and the job's PYTHONPATH.
 
     For the built-in trainer, the last two come after everything else on its path.
     """
-    user_path = os.pathsep.join(filter(None, (config.code and config.code[1], base.get("PYTHONPATH"))))
+    user_path = os.pathsep.join(
+        filter(None, (config.code and config.code[1], base.get("PYTHONPATH")))
+    )
     if config.job.command is None:
         return isolated.make_environ({}, site_folder, user_path)
     return {"PYTHONPATH": os.pathsep.join(filter(None, (site_folder, user_path)))}
@@ -103,7 +122,11 @@ def _is_set(base: Mapping[str, str], name: str) -> bool:
 def member_variables(config: Config, rank: int, processes: int) -> dict[str, str]:
     """Return the variables of a rank that a restart may change, since it may move hosts and the gang may shrink."""
     variables = {contract.NUM_PROCESSES: str(processes), contract.PROCESS_ID: str(rank)}
-    return variables if len(config.gang_sizes) == 1 else variables | {contract.FULL: str(config.processes)}
+    return (
+        variables
+        if len(config.gang_sizes) == 1
+        else variables | {contract.FULL: str(config.processes)}
+    )
 
 
 def attempt_variables(
@@ -118,7 +141,8 @@ def attempt_variables(
         coordinator: Address of JAX's coordinator, as host:port.
         bind_address: Address at which the coordinator listens, if it runs on this host. JAX would
             listen on every interface.
-        saved_step: Newest step that earlier attempts saved; 0 if they trained and saved none, None if none trained.
+        saved_step: Newest step that earlier attempts saved; 0 if they trained and saved none, None
+            if none trained.
     """
     variables = {contract.ATTEMPT: str(attempt), contract.COORDINATOR: coordinator}
     if bind_address is not None:

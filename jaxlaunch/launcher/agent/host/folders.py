@@ -1,15 +1,16 @@
 """Temporary folders of an agent.
 
-`SiteFolder` has the site hook that child processes load, their sockets and their stacks. The files are copied there
-because the agent may run from a zipapp, from which its children cannot import.
+`SiteFolder` has the site hook that child processes load, their sockets and their stacks. The files
+are copied there because the agent may run from a zipapp, from which its children cannot import.
 
-`RemoteFolder` is the local copy of a run folder whose job has its checkpoints in a bucket. The agent itself has no
-client for buckets: `trainer/buckets/mirror` copies the files in another process. In an image without the trainer, the
-job runs without a record of earlier attempts.
+`RemoteFolder` is the local copy of a run folder whose job has its checkpoints in a bucket. The
+agent itself has no client for buckets: `trainer/buckets/mirror` copies the files in another
+process. In an image without the trainer, the job runs without a record of earlier attempts.
 
-An agent that is killed leaves its folders behind, and the next agent of the same user removes them. The user of a
-folder holds a lock on a file in it, which the kernel releases when the process dies. Versions before November 2026 held
-no lock: their folders are removed a week after the last change, unless an environment variable of a process names them.
+An agent that is killed leaves its folders behind, and the next agent of the same user removes them.
+The user of a folder holds a lock on a file in it, which the kernel releases when the process dies.
+Versions before November 2026 held no lock: their folders are removed a week after the last change,
+unless an environment variable of a process names them.
 """
 
 from __future__ import annotations
@@ -75,9 +76,12 @@ def _remove_unused(folder: str) -> None:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         return
     try:
-        lock = regular_files.open_regular(os.path.join(folder, LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW)
+        lock = regular_files.open_regular(
+            os.path.join(folder, LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW
+        )
     except FileNotFoundError:
-        # The folder is gone, belongs to an older version, or to an agent that was killed while it created the folder.
+        # The folder is gone, belongs to an older version, or to an agent that was killed while it
+        # created the folder.
         if (
             time.time() - status.st_mtime > UNLOCKED_MAX_AGE_S
             and _is_agent_folder(folder)
@@ -128,8 +132,8 @@ HOOK_FILES = ("sitecustomize.py", "jaxhook.py", STANDBY_SCRIPT)
 CONTRACT_FILE, ISOLATED_FILE = "contract.py", "isolated.py"
 # This folder comes last on a program's sys.path, for images without our package.
 FALLBACK_FOLDER = "fallback"
-# Modules of jaxlaunch without subpackages. With an editable installation, a program's `jaxlaunch` is this folder, and
-# the finder of the installation resolves only the direct children of a package.
+# Modules of jaxlaunch without subpackages. With an editable installation, a program's `jaxlaunch`
+# is this folder, and the finder of the installation resolves only the direct children of a package.
 FALLBACK_FILES = ("__init__.py", "reporting.py", "samples.py", "atomic_file.py")
 # sun_path holds 108 bytes on Linux.
 MAX_SOCKET_PATH = 100
@@ -163,7 +167,11 @@ class SiteFolder:
 
     def standby_command(self, module: str, descriptor: int) -> list[str]:
         """Return the command of a process that imports a module and then waits for its environment on a descriptor."""
-        return [*self.module_command(os.path.join(self.site, STANDBY_SCRIPT)), str(descriptor), module]
+        return [
+            *self.module_command(os.path.join(self.site, STANDBY_SCRIPT)),
+            str(descriptor),
+            module,
+        ]
 
     def close(self) -> None:
         """Remove the folder."""
@@ -172,7 +180,9 @@ class SiteFolder:
 
     def _copy_resource(self, package: str, resource: str, name: str) -> None:
         data = pkgutil.get_data(package, resource)
-        assert data is not None, "packages are read by loaders that have get_data, zipimport's included"
+        assert data is not None, (
+            "packages are read by loaders that have get_data, zipimport's included"
+        )
         with open(os.path.join(self.site, name), "wb") as file:
             file.write(data)
 
@@ -181,7 +191,8 @@ class SiteFolder:
 START_TIMEOUT_S = 60.0
 # The time to upload what is new. The kubelet kills the pod earlier if its grace period ends.
 CLOSE_TIMEOUT_S = 20.0
-# The time to download the logs of ranks that move to this host. A host must not be silent for longer.
+# The time to download the logs of ranks that move to this host. A host must not be silent for
+# longer.
 MOVE_TIMEOUT_S = 3.0
 READY, DONE = "ready", "done"
 # These hosts write attempts and summaries: the leader, and its deputy when the leader is lost.
@@ -242,7 +253,9 @@ class RemoteFolder:
         if ranks == self._ranks:
             return
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._ranks, order, deadline = ranks, f"ranks {ranks.start} {ranks.stop}", time.monotonic() + MOVE_TIMEOUT_S
+        self._ranks = ranks
+        order = f"ranks {ranks.start} {ranks.stop}"
+        deadline = time.monotonic() + MOVE_TIMEOUT_S
         try:
             self._process.stdin.write(order.encode() + b"\n")
             self._process.stdin.flush()
@@ -254,7 +267,8 @@ class RemoteFolder:
     def close(self) -> bool:
         """Wait until all files are uploaded, for CLOSE_TIMEOUT_S at most, and remove the folder.
 
-        The answer comes from the process itself, because the loop of the agent may have reaped its exit code.
+        The answer comes from the process itself, because the loop of the agent may have reaped its
+        exit code.
 
         Returns:
             Whether everything was uploaded.

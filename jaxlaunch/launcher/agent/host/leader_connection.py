@@ -1,9 +1,10 @@
 """A host's connection to its leader.
 
-A host connects to host 0 and retries until it succeeds. The leader opens a handshake with a challenge, in which both
-sides prove that they have the key of the run. It then admits the host with a "welcome", or refuses it, finally or for
-now. After that the leader sends orders, and this host sends reports. Either side closes a connection that has been
-silent for too long. `MemberState` keeps the attempt that the leader has ordered, and outlives connections.
+A host connects to host 0 and retries until it succeeds. The leader opens a handshake with a
+challenge, in which both sides prove that they have the key of the run. It then admits the host with
+a "welcome", or refuses it, finally or for now. After that the leader sends orders, and this host
+sends reports. Either side closes a connection that has been silent for too long. `MemberState`
+keeps the attempt that the leader has ordered, and outlives connections.
 """
 
 from __future__ import annotations
@@ -19,16 +20,24 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.protocol import FROM_LEADER, HandshakeError, Hello, HostHandshake, Refused, Welcome
+from jaxlaunch.launcher.agent.gang.protocol import (
+    FROM_LEADER,
+    HandshakeError,
+    Hello,
+    HostHandshake,
+    Refused,
+    Welcome,
+)
 from jaxlaunch.launcher.agent.io.link import SILENCE_TIMEOUT_S, Link, Message, create_channel
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
 from jaxlaunch.records import codec
 from jaxlaunch.records.codec import Malformed
 from jaxlaunch.records.verdict import Verdict
 
-# --- state of the member -------------------------------------------------------------------------------------
+# --- state of the member --------------------------------------------------------------------------
 
-# Signals within this time count as one, because a terminal and the launcher may both pass on one Ctrl-C.
+# Signals within this time count as one, because a terminal and the launcher may both pass on one
+# Ctrl-C.
 SAME_SIGNAL_S = 0.5
 
 
@@ -87,11 +96,13 @@ class MemberState:
             return IdleAction.REPORT
         restarts = (contract.Action.RESTART, contract.Action.RESTART_UNCHARGED)
         can_continue = contract.outcome_for_code(self.verdict.code).action in restarts
-        waits = self._replaces and can_continue and self.signalled_at is None and not self._is_leader
+        waits = (
+            self._replaces and can_continue and self.signalled_at is None and not self._is_leader
+        )
         return IdleAction.WAIT_FOR_LEADER if waits else IdleAction.FINISH
 
 
-# --- dialling ---------------------------------------------------------------------------------------------------------
+# --- dialling -------------------------------------------------------------------------------------
 
 RETRY_S, LOG_PERIOD_S, CONNECT_TIMEOUT_S = 0.3, 10.0, 5.0
 _NOT_TRIED = "not tried yet"
@@ -121,7 +132,9 @@ class Dialer:
     @property
     def failure_text(self) -> str:
         """Reason for the missing connection, as "connection refused for 40 s"."""
-        return f"{self._reason} for {time.monotonic() - (self._dialed_at or time.monotonic()):.0f} s"
+        return (
+            f"{self._reason} for {time.monotonic() - (self._dialed_at or time.monotonic()):.0f} s"
+        )
 
     def dial(self, after_s: float = 0.0) -> None:
         """Connect after `after_s` seconds, and retry until it succeeds or `stop` is called."""
@@ -137,7 +150,10 @@ class Dialer:
         self._dialed_at = None
 
     def _log_reason(self) -> None:
-        self._say(f"cannot reach the leader (host 0) at {self._address[0]}:{self._address[1]}: {self.failure_text}")
+        self._say(
+            f"cannot reach the leader (host 0) at {self._address[0]}:{self._address[1]}: "
+            f"{self.failure_text}"
+        )
         self._log_timer = self._loop.call_later(LOG_PERIOD_S, self._log_reason)
 
     def _resolve_address(self) -> None:
@@ -147,7 +163,8 @@ class Dialer:
                 socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
             )
         except socket.gaierror:
-            # A name is resolved in a thread, because DNS may take a minute and a SIGTERM must not wait for it.
+            # A name is resolved in a thread, because DNS may take a minute and a SIGTERM must not
+            # wait for it.
             pass
         if self._reason == _NOT_TRIED:
             self._reason = "the name server has not answered"
@@ -181,7 +198,9 @@ class Dialer:
         if code not in (0, errno.EINPROGRESS):
             sock.close()
             return self._retry_later(os.strerror(code).lower())
-        timeout = self._loop.call_later(CONNECT_TIMEOUT_S, lambda: self._finish_connect(sock, errno.ETIMEDOUT))
+        timeout = self._loop.call_later(
+            CONNECT_TIMEOUT_S, lambda: self._finish_connect(sock, errno.ETIMEDOUT)
+        )
 
         def on_ready(mask: int) -> None:
             timeout.cancel()
@@ -203,9 +222,10 @@ class Dialer:
         self._retry_timer = self._loop.call_later(RETRY_S, self._resolve_address)
 
 
-# --- the connection ---------------------------------------------------------------------------------------------------
+# --- the connection -------------------------------------------------------------------------------
 
-# The leader may be silent for this long on a new connection, since it may have thousands to accept first.
+# The leader may be silent for this long on a new connection, since it may have thousands to accept
+# first.
 CHALLENGE_TIMEOUT_S = 60.0
 RETRY_REFUSED_S = 2.0
 
@@ -235,7 +255,8 @@ class LeaderConnection:
             handlers: Function for the orders of each kind.
             on_admitted: Called when the leader admits this host.
             on_refused: Called when the leader refuses this host for good.
-            on_lost: Called with the reason when the connection to a leader that admitted this host is lost.
+            on_lost: Called with the reason when the connection to a leader that admitted this host
+                is lost.
         """
         self.last_message_at = self._ticked_at = time.monotonic()
         self._config, self._loop, self._say = config, loop, say
@@ -275,7 +296,8 @@ class LeaderConnection:
     def check_silence(self, now: float) -> None:
         """Close a connection whose other end has been silent for too long."""
         away_s, self._ticked_at = now - self._ticked_at, now
-        # After a long pause, this process itself was stopped or starved and could not receive anything.
+        # After a long pause, this process itself was stopped or starved and could not receive
+        # anything.
         if away_s > SILENCE_TIMEOUT_S / 2:
             self.last_message_at += away_s
         if self._link is not None and now - self.last_message_at > self._patience_s:
@@ -283,7 +305,8 @@ class LeaderConnection:
 
     def _on_connected(self, sock: socket.socket) -> None:
         try:
-            peer, channel = str(sock.getpeername()[0]), create_channel(self._config.certificates, is_server=False)
+            peer = str(sock.getpeername()[0])
+            channel = create_channel(self._config.certificates, is_server=False)
             self._link = Link(self._loop, sock, self._on_message, self._on_closed, peer, channel)
         except OSError:
             # The other side has closed the connection in the meantime.
@@ -310,7 +333,9 @@ class LeaderConnection:
         """Handle a message from a peer that has not yet proven that it leads this run."""
         try:
             if message["type"] == "challenge":
-                return link.send("hello", **self._handshake.answer_challenge(message, self._hello().to_wire()))
+                return link.send(
+                    "hello", **self._handshake.answer_challenge(message, self._hello().to_wire())
+                )
             fields = self._handshake.open_answer(message)
             if message["type"] == "welcome":
                 link.epoch = codec.read_record(Welcome, fields).epoch

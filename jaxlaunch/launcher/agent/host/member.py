@@ -1,8 +1,9 @@
 """The member of the gang on one host, which runs processes on the leader's orders and reports their state.
 
-A member decides nothing while it has a leader. When the leader is lost, it ends its processes and, in jobs that replace
-lost hosts, waits for the next leader. `MemberState` decides what follows an attempt, `LeaderConnection` and
-`RankReports` talk to the leader, and `Processes` owns the processes.
+A member decides nothing while it has a leader. When the leader is lost, it ends its processes and,
+in jobs that replace lost hosts, waits for the next leader. `MemberState` decides what follows an
+attempt, `LeaderConnection` and `RankReports` talk to the leader, and `Processes` owns the
+processes.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ class Member:
         self.gang: Mapping[str, Any] = {}
         self.state = MemberState(config)
         self._config, self._loop, self._hello = config, loop, hello
-        self._say, self._finish, self._on_orphaned, self._take_ranks = say, finish, on_orphaned, take_ranks
+        self._say = say
+        self._finish = finish
+        self._on_orphaned = on_orphaned
+        self._take_ranks = take_ranks
         self.processes = Processes(
             config,
             loop,
@@ -104,7 +108,9 @@ class Member:
             config,
             loop,
             say=say,
-            hello=lambda: dataclasses.replace(self._hello, attempt=self.state.attempt, saved=self._saved_step()),
+            hello=lambda: dataclasses.replace(
+                self._hello, attempt=self.state.attempt, saved=self._saved_step()
+            ),
             handlers={
                 "ping": self._take_ping,
                 "start": self._start_attempt,
@@ -117,7 +123,9 @@ class Member:
             on_refused=self._on_refused,
             on_lost=self._on_leader_lost,
         )
-        metrics = ProgramMetrics(config.run_dir, say, lambda text: loop.call_later(0.0, lambda: say(text)))
+        metrics = ProgramMetrics(
+            config.run_dir, say, lambda text: loop.call_later(0.0, lambda: say(text))
+        )
         self.reports = RankReports(
             config, self.state, self.processes, clock, leader=self.leader, say=say, metrics=metrics
         )
@@ -140,7 +148,11 @@ class Member:
         request = self.state.take_signal(time.monotonic())
         if request is StopRequest.REPEATED:
             return
-        excess = find_excess(self._config.job, self._config.host) if request is StopRequest.STOP else None
+        excess = (
+            find_excess(self._config.job, self._config.host)
+            if request is StopRequest.STOP
+            else None
+        )
         if not self.leader.is_admitted:
             self.processes.kill_all()
             reason = StopReason.OUTSIDE if excess is None else StopReason.DISK_EXCEEDED
@@ -148,13 +160,15 @@ class Member:
             verdict = verdict_for(Failure(FailureKind.STOPPED, stop=stop))
             return self._finish(verdict, self._config.job.replaces and excess is None)
         if request is StopRequest.STOP:
-            self._say("received a signal to stop" + (f": {render_excess(excess)}" if excess else ""))
+            self._say(
+                "received a signal to stop" + (f": {render_excess(excess)}" if excess else "")
+            )
             return self.leader.send("stop", excess=codec.to_json(excess))
         self._say("received a second signal to stop: killing the processes")
         self.leader.send("kill")
         self.processes.kill_all()
 
-    # --- the leader's orders ------------------------------------------------------------------------------------------
+    # --- the leader's orders ----------------------------------------------------------------------
 
     def _on_admitted(self) -> None:
         if self._leader_timer is not None:
@@ -163,7 +177,10 @@ class Member:
 
     def _on_refused(self, answer: Refused) -> None:
         self._say(f"host 0 refused this host: {answer.message}")
-        self._finish(verdict_for_code(answer.code, Failure(FailureKind.REFUSED, detail=answer.message)), False)
+        self._finish(
+            verdict_for_code(answer.code, Failure(FailureKind.REFUSED, detail=answer.message)),
+            False,
+        )
 
     def _take_ping(self, order: Ping) -> None:
         self.gang = codec.to_json(order.gang)
@@ -176,7 +193,9 @@ class Member:
         members = members_of(order.members, self._config.job.processes_per_host, self._config.hosts)
         self.processes.flush_logs()
         self._take_ranks(members.ranks_of(self._config.host))
-        self.processes.start_ranks(members, order.attempt, order.coordinator, bind_address, order.start, order.saved)
+        self.processes.start_ranks(
+            members, order.attempt, order.coordinator, bind_address, order.start, order.saved
+        )
         children = list(self.processes.children.values())
         if not children:
             self._say("holds no rank now: it is a spare, ready to take those of a lost host")
@@ -197,7 +216,7 @@ class Member:
         if not self._config.is_leader:
             self._finish(order.verdict, order.alone)
 
-    # --- without a leader ---------------------------------------------------------------------------------------------
+    # --- without a leader -------------------------------------------------------------------------
 
     def _on_leader_lost(self, reason: str) -> None:
         if self.state.awaits_first_start:
@@ -205,7 +224,9 @@ class Member:
         if self.state.verdict is None:
             statuses = [child.progress.status for child in self.processes.children.values()]
             committed = self.gang.get("of", {}).get("last_committed")
-            verdict = verdict_for_lost_leader(reason, 0, statuses, committed, is_stopping=self.state.is_stopping)
+            verdict = verdict_for_lost_leader(
+                reason, 0, statuses, committed, is_stopping=self.state.is_stopping
+            )
             self.state.verdict = verdict
             self._say(verdict.message)
             self._on_orphaned(verdict)
@@ -214,9 +235,14 @@ class Member:
 
     def _saved_step(self) -> int | None:
         """Return the newest saved step that this host knows of; 0 if processes ran without one, None if none ran."""
-        committed_steps = [child.progress.status.committed for child in self.processes.children.values()]
+        committed_steps = [
+            child.progress.status.committed for child in self.processes.children.values()
+        ]
         steps = (self.gang.get("of", {}).get("last_committed"), *committed_steps)
-        return max((step for step in steps if step is not None), default=0 if self.state.has_started else None)
+        return max(
+            (step for step in steps if step is not None),
+            default=0 if self.state.has_started else None,
+        )
 
     def _wait_for_leader(self, verdict: Verdict) -> None:
         """Keep this host until another pod takes the place of host 0."""
@@ -226,7 +252,9 @@ class Member:
         self._say("keeping this host, until host 0 is replaced")
         wait = RendezvousFacts(Numbers.from_sequence([0]), timeout_s, "timeouts.replace")
         give_up_verdict = verdict.with_failure(dataclasses.replace(verdict.facts, rendezvous=wait))
-        self._leader_timer = self._loop.call_later(timeout_s or math.inf, lambda: self._give_up(give_up_verdict))
+        self._leader_timer = self._loop.call_later(
+            timeout_s or math.inf, lambda: self._give_up(give_up_verdict)
+        )
         self.leader.dial(RETRY_S)
 
     def _on_rendezvous_timeout(self) -> None:
@@ -241,7 +269,7 @@ class Member:
         self._on_orphaned(verdict)
         self._finish(verdict, False)
 
-    # --- the processes ------------------------------------------------------------------------------------------------
+    # --- the processes ----------------------------------------------------------------------------
 
     def _on_child_end(self, child: Child, code: int) -> None:
         self.reports.take_end(child, code)

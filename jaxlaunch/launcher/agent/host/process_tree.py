@@ -1,9 +1,10 @@
 """The processes of one rank, as far as /proc shows them.
 
-The process that the agent starts may be the program, or a wrapper of it such as `sh -c`. SIGTERM must reach each
-process of the program exactly once. A wrapper that received it too would end before the program has saved, and the
-program would be killed with it. `ProcessTree` finds the program in three ways: by the Python process that reports
-through the site hook, else by walking down from shells to their commands, else by taking the started process.
+The process that the agent starts may be the program, or a wrapper of it such as `sh -c`. SIGTERM
+must reach each process of the program exactly once. A wrapper that received it too would end before
+the program has saved, and the program would be killed with it. `ProcessTree` finds the program in
+three ways: by the Python process that reports through the site hook, else by walking down from
+shells to their commands, else by taking the started process.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def session_id(pid: int) -> int | None:
 def has_handler(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal. Without /proc the answer is True."""
     mask = _read_signal_mask(pid, "SigCgt")
-    return not os.path.exists("/proc/self/status") if mask is None else bool(mask >> (number - 1) & 1)
+    return (
+        not os.path.exists("/proc/self/status") if mask is None else bool(mask >> (number - 1) & 1)
+    )
 
 
 def is_shell(pid: int) -> bool:
@@ -61,8 +64,9 @@ def is_shell(pid: int) -> bool:
 def find_targets_below(pid: int, number: int, *, is_wrapper: bool = False) -> Iterator[int]:
     """Yield the processes that must receive a signal for `pid`.
 
-    A shell without a trap would die of the signal, and the command that it runs would be killed with it. A shell with a
-    trap runs it after the command that it waits for has ended. Signalling its background commands is up to the trap.
+    A shell without a trap would die of the signal, and the command that it runs would be killed
+    with it. A shell with a trap runs it after the command that it waits for has ended. Signalling
+    its background commands is up to the trap.
 
     Args:
         pid: The started process, or a descendant.
@@ -86,8 +90,8 @@ def find_targets_below(pid: int, number: int, *, is_wrapper: bool = False) -> It
 def find_targets_to(program: int, pid: int, number: int) -> Iterator[int]:
     """Yield the known program below `pid`, and before it the shells above it that have a trap.
 
-    The other commands of a pipeline end with the program. Signalling the background commands of a shell with a trap is
-    up to the trap.
+    The other commands of a pipeline end with the program. Signalling the background commands of a
+    shell with a trap is up to the trap.
     """
     chain = [program]
     while chain[-1] != pid and (parent := _parent_pid(chain[-1])):
@@ -103,7 +107,8 @@ def find_targets_to(program: int, pid: int, number: int) -> Iterator[int]:
 def has_exit_trap(pid: int) -> bool:
     """Return whether a process is bash with a trap for EXIT, which handles all signals that would end it.
 
-    Without a trap for the signal itself, bash would run the EXIT trap while the command that it waits for continues.
+    Without a trap for the signal itself, bash would run the EXIT trap while the command that it
+    waits for continues.
     """
     return has_handler(pid, signal.SIGXCPU) and is_shell(pid)
 
@@ -133,7 +138,9 @@ def find_orphans(pids: Collection[int]) -> list[int]:
 def find_children(pid: int) -> list[int]:
     """Return the running children of a process. Empty without /proc."""
     try:
-        pids = [int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        pids = [
+            int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []
     return [child for child in pids if not _is_zombie(child)]
@@ -178,7 +185,9 @@ def _is_in_background(pid: int, shell: int) -> bool:
 def _read_signal_mask(pid: int, field: str) -> int | None:
     """Return a signal mask of a process, with bit 0 for signal 1, or None without /proc."""
     try:
-        match = re.search(rf"^{field}:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        match = re.search(
+            rf"^{field}:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+        )
     except OSError:
         return None
     return None if match is None else int(match[1], 16)
@@ -202,7 +211,8 @@ def _read_stat(pid: int) -> tuple[str, str]:
     return state, parent
 
 
-# Bash gets this long for its EXIT trap after the signalled processes have ended: a signal would cut the trap short.
+# Bash gets this long for its EXIT trap after the signalled processes have ended: a signal would cut
+# the trap short.
 EXIT_TRAP_S = 3.0
 
 
@@ -212,8 +222,8 @@ class ProcessTree:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.is_killed = self._is_reaped = False
-        # The pid of the Python process that reports, 0 before the first report. In another PID namespace, no process
-        # with this pid exists here.
+        # The pid of the Python process that reports, 0 before the first report. In another PID
+        # namespace, no process with this pid exists here.
         self._reporter = 0
         self._has_met_reporter = False
         # Processes that were sent SIGTERM, and the last time at which one of them existed.
@@ -226,7 +236,8 @@ class ProcessTree:
     def is_program(self) -> bool:
         """Return whether the started process is the one that reports, so that its exit is the exit of the program.
 
-        A wrapper (`sh -c "python a.py || python b.py"`) may handle the exit and continue with something else.
+        A wrapper (`sh -c "python a.py || python b.py"`) may handle the exit and continue with
+        something else.
         """
         return self._reporter in (0, self.pid)
 
@@ -246,16 +257,21 @@ class ProcessTree:
     def stop(self) -> None:
         """Send SIGTERM once to each process of the program.
 
-        The caller repeats this until the process has ended: a shell may continue with another program, which receives
-        the signal once it has a handler.
+        The caller repeats this until the process has ended: a shell may continue with another
+        program, which receives the signal once it has a handler.
         """
         self._is_wrapper = self._is_wrapper or not self.is_program or is_shell(self.pid)
-        is_first, signalled = not self._signalled, {pid for pid in self._signalled if session_id(pid) is not None}
+        is_first = not self._signalled
+        signalled = {pid for pid in self._signalled if session_id(pid) is not None}
         if signalled:
             self._signalled_alive_at = time.monotonic()
         targets = [pid for pid in self._stop_targets() if pid not in signalled]
         if is_first:
-            preferred = [pid for pid in targets if has_handler(pid, signal.SIGTERM) or not reads_from_pipe(pid)]
+            preferred = [
+                pid
+                for pid in targets
+                if has_handler(pid, signal.SIGTERM) or not reads_from_pipe(pid)
+            ]
             targets = preferred or targets
         else:
             targets = [pid for pid in targets if has_handler(pid, signal.SIGTERM)]
@@ -279,7 +295,8 @@ class ProcessTree:
     def leaves_programs(self) -> bool:
         """Return whether the started process has ended after a stop while programs that it started still run.
 
-        A shell may exit in its trap and leave a program in the background. That program receives SIGTERM now.
+        A shell may exit in its trap and leave a program in the background. That program receives
+        SIGTERM now.
         """
         if self.is_killed or not self._signalled or not self._is_wrapper:
             return False

@@ -1,8 +1,9 @@
 """The child processes of this host.
 
-`Child` is one process, started by fork and exec and read through two pipes: one for its output, one for its progress.
-The kernel kills it when the agent dies. `Processes` starts and kills the processes of all ranks of this host together.
-It also keeps a standby process for each rank, which has done the slow imports and becomes the rank in the next attempt.
+`Child` is one process, started by fork and exec and read through two pipes: one for its output, one
+for its progress. The kernel kills it when the agent dies. `Processes` starts and kills the
+processes of all ranks of this host together. It also keeps a standby process for each rank, which
+has done the slow imports and becomes the rank in the next attempt.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ MAX_LAST_BYTES = 256 * 1024
 MAX_STACKS_BYTES = 1024 * 1024
 # Gloo, the network of JAX on CPU, prints this at every start of every rank.
 _GLOO_BANNER = re.compile(
-    rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"
+    rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer "
+    rb"ranks is : \d+"
 )
 # From linux/prctl.h.
 PR_SET_PDEATHSIG = 1
@@ -123,9 +125,9 @@ class Child:
     def stacks_text(self) -> str:
         """The last MAX_STACKS_BYTES bytes of the stacks that the process has written so far."""
         try:
-            return regular_files.read_bounded(self.stacks_path, MAX_STACKS_BYTES, from_end=True).decode(
-                errors="replace"
-            )
+            return regular_files.read_bounded(
+                self.stacks_path, MAX_STACKS_BYTES, from_end=True
+            ).decode(errors="replace")
         except OSError:
             # The file does not exist yet, or the process has replaced it.
             return ""
@@ -195,7 +197,14 @@ def _exec_child(
         if not die_with_parent(signal.SIGKILL, agent_pid):
             os._exit(1)
         resources.restore_limits()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+            signal.SIGQUIT,
+            signal.SIGCHLD,
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+        ):
             signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output_fd, 1)
@@ -207,7 +216,10 @@ def _exec_child(
         os.execvpe(argv[0], list(argv), dict(environ))
     except OSError as error:
         fault = process_tree.explain_exec_error(argv[0], error, environ.get("PATH"))
-        contract.send(report_fd, {UNSTARTABLE: fault if error.filename != cwd else f"workdir {cwd}: {error.strerror}"})
+        contract.send(
+            report_fd,
+            {UNSTARTABLE: fault if error.filename != cwd else f"workdir {cwd}: {error.strerror}"},
+        )
     finally:
         os._exit(127)
 
@@ -216,7 +228,8 @@ def _exec_child(
 TRAINER_MODULE = "jaxlaunch.trainer"
 # Programs whose wrapper has ended are polled with this period.
 LEFTOVER_POLL_S = 0.1
-# After this many killed standby processes, no other is started, because something would kill it too.
+# After this many killed standby processes, no other is started, because something would kill it
+# too.
 MAX_KILLED_STANDBYS = 3
 
 
@@ -263,9 +276,13 @@ class Processes:
     ) -> None:
         # Processes of this attempt by rank. Those that have ended stay until the next attempt.
         self.children: dict[int, Child] = {}
-        self._config, self._loop, self._site_folder, self._stdout = config, loop, site_folder, stdout
+        self._config = config
+        self._loop = loop
+        self._site_folder = site_folder
+        self._stdout = stdout
         self._say, self._on_report, self._on_end = say, on_report, on_end
-        # Standby processes by place on this host, since the rank is not known before the next attempt.
+        # Standby processes by place on this host, since the rank is not known before the next
+        # attempt.
         self._standbys: dict[int, Standby] = {}
         self._killed_standbys = 0
         self._has_failed_standby = False
@@ -273,10 +290,14 @@ class Processes:
         # True while no output is read because stdout is behind.
         self._is_paused = False
         stdout.on_room = lambda: self._pause_outputs(False)
-        self._argv = site_folder.module_command(TRAINER_MODULE) if config.job.command is None else config.job.command
+        self._argv = (
+            site_folder.module_command(TRAINER_MODULE)
+            if config.job.command is None
+            else config.job.command
+        )
         loop.on_child_exit(self._kill_leftovers, self._on_reaped)
 
-    # --- an attempt ---------------------------------------------------------------------------------------------------
+    # --- an attempt -------------------------------------------------------------------------------
 
     def start_ranks(
         self,
@@ -293,23 +314,32 @@ class Processes:
             members: Hosts that hold ranks.
             attempt: Number of the attempt.
             coordinator: Address of JAX's coordinator, as host:port.
-            bind_address: Address of this host at which the coordinator listens. None if it runs on another host.
+            bind_address: Address of this host at which the coordinator listens. None if it runs on
+                another host.
             start_number: Number of the start, whose folder gets the logs.
-            saved_step: Newest step that earlier attempts saved, as in `environment.attempt_variables`.
+            saved_step: Newest step that earlier attempts saved, as in
+                `environment.attempt_variables`.
         """
         run_dir, log_bytes = self._config.run_dir, self._config.job.log_bytes
         folder = None if run_dir is None else start_folder(run_dir, start_number)
         ranks = members.ranks_of(self._config.host)
         self._logs = {
-            rank: self._logs.get(rank) or RankLog(folder, rank, log_bytes, self._on_log_error) for rank in ranks
+            rank: self._logs.get(rank) or RankLog(folder, rank, log_bytes, self._on_log_error)
+            for rank in ranks
         }
-        attempt_variables = environment.attempt_variables(attempt, coordinator, bind_address, saved_step)
+        attempt_variables = environment.attempt_variables(
+            attempt, coordinator, bind_address, saved_step
+        )
         self.children = {}
         for place, rank in enumerate(ranks):
-            variables = attempt_variables | environment.member_variables(self._config, rank, members.process_count)
+            variables = attempt_variables | environment.member_variables(
+                self._config, rank, members.process_count
+            )
             standby = self._standbys.pop(place, None)
             self.children[rank] = (
-                standby.activate(rank, variables) if standby else self._start_child(rank, self._argv, variables)
+                standby.activate(rank, variables)
+                if standby
+                else self._start_child(rank, self._argv, variables)
             )
 
     def alive_children(self) -> list[Child]:
@@ -344,27 +374,39 @@ class Processes:
             standby.close()
         self._standbys.clear()
 
-    # --- standby processes --------------------------------------------------------------------------------------------
+    # --- standby processes ------------------------------------------------------------------------
 
     def keep_standbys(self) -> None:
         """Start missing standby processes. Called once the ranks run steps, so that it does not delay their start."""
-        if self._config.job.command is not None or self._config.job.in_place_limit == 0 or self._has_failed_standby:
+        if (
+            self._config.job.command is not None
+            or self._config.job.in_place_limit == 0
+            or self._has_failed_standby
+        ):
             return
         for place in range(self._config.job.processes_per_host):
             if place not in self._standbys:
                 control_read, control = os.pipe()
                 argv = self._site_folder.standby_command(TRAINER_MODULE, control_read)
-                rank = next((rank for rank in self.children if rank % len(self.children) == place), place)
-                self._standbys[place] = Standby(self._start_child(rank, argv, {}, control=control_read), control)
+                rank = next(
+                    (rank for rank in self.children if rank % len(self.children) == place), place
+                )
+                self._standbys[place] = Standby(
+                    self._start_child(rank, argv, {}, control=control_read), control
+                )
                 os.close(control_read)
 
-    # --- one process --------------------------------------------------------------------------------------------------
+    # --- one process ------------------------------------------------------------------------------
 
     def _start_child(
         self, rank: int, argv: Sequence[str], extra: Mapping[str, str], control: int | None = None
     ) -> Child:
         environ = environment.rank_variables(self._config, os.environ, rank, self._site_folder.site)
-        kinds = {contract.METRICS: "metrics", contract.STACKS: "stacks", contract.PROFILE: "profile"}
+        kinds = {
+            contract.METRICS: "metrics",
+            contract.STACKS: "stacks",
+            contract.PROFILE: "profile",
+        }
         paths = {variable: self._site_folder.new_path(kind) for variable, kind in kinds.items()}
         return Child(
             self._loop,
@@ -390,20 +432,28 @@ class Processes:
     def _pause_outputs(self, is_paused: bool) -> None:
         if is_paused != self._is_paused:
             self._is_paused = is_paused
-            for child in [*self.children.values(), *(standby.child for standby in self._standbys.values())]:
+            for child in [
+                *self.children.values(),
+                *(standby.child for standby in self._standbys.values()),
+            ]:
                 child.pause_output(is_paused)
 
     def _take_report(self, child: Child, message: Mapping[str, Any]) -> None:
         if (refusal := message.get("refusal")) is not None:
             line = contract.refusal_line(refusal["message"], refusal["code"])
             # `launcher run` shows it at the end, in the verdict.
-            self._write_output(child, line.encode(errors="replace"), is_shown=not self._config.is_launched)
+            self._write_output(
+                child, line.encode(errors="replace"), is_shown=not self._config.is_launched
+            )
         if self.children.get(child.rank) is child:
             self._on_report(child, message)
 
     def _kill_leftovers(self, pid: int) -> None:
         """Kill the session of an ended process, unless programs in it are being stopped and may still end."""
-        for child in [*self.children.values(), *(standby.child for standby in self._standbys.values())]:
+        for child in [
+            *self.children.values(),
+            *(standby.child for standby in self._standbys.values()),
+        ]:
             if child.tree.pid == pid and not child.tree.leaves_programs():
                 child.tree.kill()
 
@@ -422,11 +472,14 @@ class Processes:
     def _on_standby_end(self, rank: int, code: int) -> None:
         """Log the end of a standby process, and start another if it was killed.
 
-        The new one starts at once if the ranks of this host run steps or the host is a spare, else later.
+        The new one starts at once if the ranks of this host run steps or the host is a spare, else
+        later.
         """
         self._killed_standbys += 1
         self._has_failed_standby = code >= 0 or self._killed_standbys >= MAX_KILLED_STANDBYS
-        consequence = "restarts will take longer" if self._has_failed_standby else "another is started"
+        consequence = (
+            "restarts will take longer" if self._has_failed_standby else "another is started"
+        )
         self._say(f"the standby process of rank {rank} ended with {code}; {consequence}")
         if all(child.progress.status.stepped for child in self.alive_children()):
             self.keep_standbys()

@@ -41,8 +41,10 @@ STACKS_TIMEOUT_S = 2.0
 # The cause of contract.RESTART by the phase of rank 0, where the names differ.
 _RESTART_CAUSE_BY_PHASE = {"init": "rendezvous", "step": "first_step"}
 _NO_HOOK_WARNING = (
-    "rank {rank} has not loaded jaxlaunch's sitecustomize.py: it runs `python -I` or `python -S`, has another "
-    "PYTHONPATH, or is not Python. So jax.distributed.initialize() without arguments does not find the other "
+    "rank {rank} has not loaded jaxlaunch's sitecustomize.py: it runs `python -I` or `python -S`, "
+    "has another "
+    "PYTHONPATH, or is not Python. So jax.distributed.initialize() without arguments does not "
+    "find the other "
     "processes, and neither progress nor exceptions are reported"
 )
 
@@ -69,7 +71,8 @@ class RankReports:
         self._beat_at = time.monotonic()
         self._oom_kills = resources.count_oom_kills()
         self._changes = StatusChanges()
-        # Ranks whose timeout was reported in this attempt, and ranks about which a warning on the site hook was sent.
+        # Ranks whose timeout was reported in this attempt, and ranks about which a warning on the
+        # site hook was sent.
         self._overdue_ranks: set[int] = set()
         self._ranks_without_hook: set[int] = set()
 
@@ -100,7 +103,9 @@ class RankReports:
         if isinstance(message.get("profile"), dict):
             self.profiles.update(child, message["profile"])
         if "metrics" in message and child.rank == 0:
-            self._metrics.add_step(message.get("of", child.progress.status.step), message["metrics"])
+            self._metrics.add_step(
+                message.get("of", child.progress.status.step), message["metrics"]
+            )
         # These may be the last reports that the leader receives, so they are sent at once.
         if "stopped" in message or "committed" in message or message.get("phase") == "done":
             self.send_beat()
@@ -117,10 +122,19 @@ class RankReports:
         # The wrapper ended with a failure too, so the exception of the Python process is its cause.
         if child.handled_error is not None and code > 0 and not is_signal_exit_code(code):
             self.send_event(EventKind.ERROR, child, error=child.handled_error)
-        # A SIGKILL may be from the OOM killer. Outside a container its counter is for the whole machine.
+        # A SIGKILL may be from the OOM killer. Outside a container its counter is for the whole
+        # machine.
         kills_before, self._oom_kills = self._oom_kills, resources.count_oom_kills()
-        is_oom_kill = code == -signal.SIGKILL and self._config.is_pod and self._oom_kills > kills_before
-        self.send_event(EventKind.EXIT, child, exit=code, oom=is_oom_kill, text=child.tail_text[-MAX_STACKS_CHARS:])
+        is_oom_kill = (
+            code == -signal.SIGKILL and self._config.is_pod and self._oom_kills > kills_before
+        )
+        self.send_event(
+            EventKind.EXIT,
+            child,
+            exit=code,
+            oom=is_oom_kill,
+            text=child.tail_text[-MAX_STACKS_CHARS:],
+        )
 
     def send_event(self, kind: EventKind, child: Child, **fields: Any) -> None:
         """Report an event of a process, with its status."""
@@ -129,7 +143,9 @@ class RankReports:
     def check_hellos(self, children: Sequence[Child]) -> None:
         """Warn once of each process of this attempt that has not loaded our site hook."""
         for child in children:
-            is_current = self._processes.children.get(child.rank) is child and self._state.verdict is None
+            is_current = (
+                self._processes.children.get(child.rank) is child and self._state.verdict is None
+            )
             if not is_current or child.progress.has_hello or child.rank in self._ranks_without_hook:
                 continue
             self._ranks_without_hook.add(child.rank)
@@ -141,7 +157,11 @@ class RankReports:
         """Ask every process to write its stacks, and query NCCL."""
         for child in self._processes.alive_children():
             child.dump_stacks()
-        question = NcclQuery(os.environ) if should_query_nccl(self._config.job.platform, self._config.host) else None
+        question = (
+            NcclQuery(os.environ)
+            if should_query_nccl(self._config.job.platform, self._config.host)
+            else None
+        )
         self._stacks = _StackDump(time.monotonic() + STACKS_TIMEOUT_S, question)
 
     def tick(self, now: float) -> None:
@@ -154,7 +174,9 @@ class RankReports:
             return
         # Reading stacks opens a file of every process, so it is done only while they are awaited.
         alive = self._processes.alive_children() if dump.is_awaited else []
-        if dump.is_awaited and dump.is_complete({child.rank: child.stacks_text for child in alive}, now):
+        if dump.is_awaited and dump.is_complete(
+            {child.rank: child.stacks_text for child in alive}, now
+        ):
             for rank, text in dump.take_texts().items():
                 fields = self._status_fields(self._processes.children[rank])
                 self._leader.send("stacks", **fields, text=text[-MAX_STACKS_CHARS:])
@@ -189,8 +211,14 @@ class RankReports:
         elif "joined" in message:
             self._clock.restart.enter_cause("init", now)
         elif "phase" in message and status.phase is not None:
-            self._clock.restart.enter_cause(_RESTART_CAUSE_BY_PHASE.get(status.phase, status.phase), now)
-        if status.phase == "step" and status.step is not None and status.step >= (status.first_step or 0):
+            self._clock.restart.enter_cause(
+                _RESTART_CAUSE_BY_PHASE.get(status.phase, status.phase), now
+            )
+        if (
+            status.phase == "step"
+            and status.step is not None
+            and status.step >= (status.first_step or 0)
+        ):
             self._clock.restart.complete_first_step(now)
         if "phase" in message and status.phase is not None:
             self._clock.enter_cause(status.phase, now)
@@ -203,10 +231,15 @@ class RankReports:
         for child in self._processes.alive_children():
             progress = child.progress
             is_reported = child.rank in self._overdue_ranks
-            if is_reported or not progress.is_overdue(self.timeouts_s, now) or child.tree.has_lost_reporter:
+            if (
+                is_reported
+                or not progress.is_overdue(self.timeouts_s, now)
+                or child.tree.has_lost_reporter
+            ):
                 continue
             self._overdue_ranks.add(child.rank)
-            elapsed_s, limit_s = progress.phase_age_s(now), progress.timeout_s(self.timeouts_s) or 0.0
+            elapsed_s = progress.phase_age_s(now)
+            limit_s = progress.timeout_s(self.timeouts_s) or 0.0
             hang = HangFacts(progress.status.phase or "", limit_s, elapsed_s, child.rank)
             self.send_event(EventKind.HANG, child, hang=codec.to_json(hang), unseen_s=elapsed_s)
 
@@ -238,7 +271,7 @@ class _StackDump:
         return answer
 
 
-# --- metrics ----------------------------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------
 
 # The period of lines on the screen.
 PRINT_PERIOD_S = 10.0
@@ -253,12 +286,14 @@ Row = tuple[int, Mapping[str, Any]]
 class ProgramMetrics:
     """Writes the metrics that rank 0 of a program reports with `jaxlaunch.report`.
 
-    They go where the built-in trainer writes its own: to metrics.jsonl, to TensorBoard events and, every few seconds,
-    to the screen. A thread writes the files, since storage may stall for longer than a host may be silent. `note` is
-    called with a sentence if the files cannot be written.
+    They go where the built-in trainer writes its own: to metrics.jsonl, to TensorBoard events and,
+    every few seconds, to the screen. A thread writes the files, since storage may stall for longer
+    than a host may be silent. `note` is called with a sentence if the files cannot be written.
     """
 
-    def __init__(self, folder: Path | None, say: Callable[[str], None], note: Callable[[str], object]) -> None:
+    def __init__(
+        self, folder: Path | None, say: Callable[[str], None], note: Callable[[str], object]
+    ) -> None:
         self._folder, self._say, self._note = folder, say, note
         # The newest metrics, until they are sent to the leader.
         self.unsent: Mapping[str, Any] | None = None
@@ -270,7 +305,11 @@ class ProgramMetrics:
     def add_step(self, step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record the numbers of a step, unless it has no number or our own loop writes them itself."""
         self.unsent = metrics
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) or value is None}
+        numbers = {
+            name: value
+            for name, value in metrics.items()
+            if isinstance(value, int | float) or value is None
+        }
         if step is None or STEP in metrics or not numbers:
             return
         if self._unprinted is not None and self._unprinted[0] == step:
@@ -281,7 +320,13 @@ class ProgramMetrics:
             self._print_newest()
         if self._folder is not None:
             self._enqueue(
-                (step, {**replace_non_finite(numbers), **({} if "time" in numbers else {"time": time.time()})})
+                (
+                    step,
+                    {
+                        **replace_non_finite(numbers),
+                        **({} if "time" in numbers else {"time": time.time()}),
+                    },
+                )
             )
 
     def finish(self) -> None:
@@ -295,14 +340,18 @@ class ProgramMetrics:
     def _print_newest(self) -> None:
         if self._unprinted is not None:
             step, numbers = self._unprinted
-            texts = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
+            texts = "  ".join(
+                f"{name} {value:.4g}" for name, value in numbers.items() if value is not None
+            )
             self._say(f"step {step}  {texts}")
         self._unprinted, self._printed_at = None, time.monotonic()
 
     def _enqueue(self, row: Row | None) -> None:
         if self._rows is None:
             self._rows = queue.Queue(MAX_QUEUED_ROWS)
-            self._writer = threading.Thread(target=self._write_rows, args=(self._rows,), daemon=True)
+            self._writer = threading.Thread(
+                target=self._write_rows, args=(self._rows,), daemon=True
+            )
             self._writer.start()
         try:
             self._rows.put_nowait(row)
@@ -319,7 +368,10 @@ class ProgramMetrics:
                     board = TensorBoard(f"{self._folder}/{layout.TENSORBOARD}", step - 1)
                     files = Journal(f"{self._folder}/{layout.METRICS}", step - 1), board
                 files[0].merge_step(step, values)
-                files[1].write(step, {f"train/{name}": value for name, value in values.items() if name != "time"})
+                files[1].write(
+                    step,
+                    {f"train/{name}": value for name, value in values.items() if name != "time"},
+                )
         except OSError as error:
             self._note(f"no more metrics.jsonl: {error}")
         finally:
@@ -327,7 +379,7 @@ class ProgramMetrics:
                 file.close()
 
 
-# --- profiles ---------------------------------------------------------------------------------------------------------
+# --- profiles -------------------------------------------------------------------------------------
 
 DEFAULT_STEPS = 5
 # In error messages, a wrong value is cut to this many characters.
@@ -341,15 +393,16 @@ Reply = tuple[HTTPStatus, Mapping[str, Any]]
 class Profiles:
     """The newest request for a profile, and the answers of the processes.
 
-    The request is written to a file of each process. Only clients on this machine may send one: `launcher profile`
-    connects by loopback, in a pod through a port-forward.
+    The request is written to a file of each process. Only clients on this machine may send one:
+    `launcher profile` connects by loopback, in a pod through a port-forward.
     """
 
     def __init__(self, is_trainer: bool, alive_children: Callable[[], Iterable[Child]]) -> None:
         """Create the object without a request.
 
         Args:
-            is_trainer: Whether the processes run the built-in trainer. Other programs can be profiled if they use it.
+            is_trainer: Whether the processes run the built-in trainer. Other programs can be
+                profiled if they use it.
             alive_children: Returns the processes that have not ended.
         """
         self._is_trainer, self._alive_children = is_trainer, alive_children
@@ -361,15 +414,24 @@ class Profiles:
     def reply(self, method: str, query: str, is_local: bool) -> Reply:
         """Answer an HTTP request: POST requests a profile, GET reads the state of the newest request."""
         if not is_local:
-            reason = "profiles are served on loopback only: connect from this host, or through kubectl port-forward"
+            reason = (
+                "profiles are served on loopback only: connect from this host, or through "
+                "kubectl port-forward"
+            )
             return _error_reply(HTTPStatus.FORBIDDEN, reason)
         if method == "GET":
             return HTTPStatus.OK, self._profile_state()
         if method != "POST":
-            return _error_reply(HTTPStatus.METHOD_NOT_ALLOWED, "use POST to request a profile, GET to read its state")
+            return _error_reply(
+                HTTPStatus.METHOD_NOT_ALLOWED,
+                "use POST to request a profile, GET to read its state",
+            )
         text = parse_qs(query).get("steps", [str(DEFAULT_STEPS)])[-1]
         if not _STEPS_PATTERN.fullmatch(text) or not 1 <= int(text) <= contract.PROFILE_STEPS:
-            reason = f"steps = {text[:MAX_SHOWN_CHARS]} is not a number from 1 to {contract.PROFILE_STEPS}"
+            reason = (
+                f"steps = {text[:MAX_SHOWN_CHARS]} is not a number from 1 to "
+                f"{contract.PROFILE_STEPS}"
+            )
             return _error_reply(HTTPStatus.BAD_REQUEST, reason)
         if (refusal := self._refusal_reason()) is not None:
             return _error_reply(HTTPStatus.CONFLICT, refusal)
@@ -381,19 +443,26 @@ class Profiles:
                 atomic_file.write_file(Path(child.profile_path), request)
         except OSError as error:
             self._requested = {}
-            return _error_reply(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot write the request: {error}")
+            return _error_reply(
+                HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot write the request: {error}"
+            )
         return HTTPStatus.ACCEPTED, self._profile_state()
 
     def update(self, child: Child, message: Mapping[str, Any]) -> None:
         """Record the report of a process on its profile."""
         if self._requested.get(child.rank) is child and message.get("id") == self._number:
-            self._answers[child.rank] = {key: value for key, value in message.items() if key != "id"}
+            self._answers[child.rank] = {
+                key: value for key, value in message.items() if key != "id"
+            }
 
     def _refusal_reason(self) -> str | None:
         children = list(self._alive_children())
         if not self._is_trainer and not any(child.progress.status.trainer for child in children):
             trains = "and programs that train by jaxlaunch.run"
-            return f"this job runs its own command; only the built-in trainer can be profiled, {trains}"
+            return (
+                "this job runs its own command; only the built-in trainer can be "
+                f"profiled, {trains}"
+            )
         if not children:
             return "no process is running"
         busy = [
@@ -407,7 +476,10 @@ class Profiles:
         answers = {}
         for rank, child in self._requested.items():
             answer = self._answers.get(rank, {"state": "asked"})
-            is_gone = child.progress.status.exit is not None and answer["state"] not in contract.PROFILE_END_STATES
+            is_gone = (
+                child.progress.status.exit is not None
+                and answer["state"] not in contract.PROFILE_END_STATES
+            )
             answers[str(rank)] = {"state": "gone"} if is_gone else answer
         return {"id": self._number, "ranks": answers}
 

@@ -1,8 +1,8 @@
 """JSON lines over TCP between an agent and the leader: bounded, numbered, never blocking.
 
-A line is one object with a `type`. Once both ends know the leader's epoch, every line carries it and a counter. A line
-from another epoch or out of order closes the connection, and the other side connects again. The module also chooses and
-opens TCP ports.
+A line is one object with a `type`. Once both ends know the leader's epoch, every line carries it
+and a counter. A line from another epoch or out of order closes the connection, and the other side
+connects again. The module also chooses and opens TCP ports.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Link:
             on_message: Callback for each message. It may be replaced later.
             on_close: Callback for the end of the connection. It may be replaced later.
             peer: Address of the other side.
-            channel: Encryption, which sends nothing until the other side has shown a certificate of this gang.
+            channel: Encryption, which sends nothing until the other side has shown a certificate of
+                this gang.
 
         Raises:
             OSError: The socket is closed already.
@@ -104,11 +105,9 @@ class Link:
     @epoch.setter
     def epoch(self, epoch: str) -> None:
         """Set the epoch that every message carries from now on, with a number, in both directions."""
-        self._epoch, self._stamp, self._max_line_bytes = (
-            epoch,
-            b',"epoch":%b,"n":' % json.dumps(epoch).encode(),
-            MAX_LINE_BYTES,
-        )
+        self._epoch = epoch
+        self._stamp = b',"epoch":%b,"n":' % json.dumps(epoch).encode()
+        self._max_line_bytes = MAX_LINE_BYTES
 
     def send(self, kind: str, /, **fields: Any) -> None:
         """Queue a message, unless the connection is closed."""
@@ -236,8 +235,9 @@ def _error_reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-# Below the ephemeral range of Linux (from 32768) and the node ports of Kubernetes (from 30000): no outgoing connection
-# and no bind to port 0 can take one of these first, and a client that dials too early cannot connect to itself.
+# Below the ephemeral range of Linux (from 32768) and the node ports of Kubernetes (from 30000): no
+# outgoing connection and no bind to port 0 can take one of these first, and a client that dials too
+# early cannot connect to itself.
 PORT_RANGE = range(20_000, 30_000)
 MAX_PORT_TRIES = 1_000
 # All hosts of a job connect at once. The system caps this at net.core.somaxconn.
@@ -277,5 +277,7 @@ def open_listener(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=LISTEN_BACKLOG)
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=LISTEN_BACKLOG
+        )
     return socket.create_server(("", port), backlog=LISTEN_BACKLOG)

@@ -1,6 +1,7 @@
 """Event loop with one thread and one epoll for descriptors, timers, signals and ended child processes.
 
-It does not use `selectors`, which with thousands of connections takes as long as the callbacks themselves.
+It does not use `selectors`, which with thousands of connections takes as long as the callbacks
+themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ ReadyCallback = Callable[[int], None]
 
 def wait_until_ready(fd: int, mask: int, timeout_s: float) -> bool:
     """Return whether a descriptor becomes ready within `timeout_s` seconds; a closed pipe or terminal is ready."""
-    # poll and not select: select raises ValueError for a descriptor above 1,023, which the leader of a large gang has.
+    # poll and not select: select raises ValueError for a descriptor above 1,023, which the leader
+    # of a large gang has.
     poll = select.poll()
     poll.register(fd, mask)
     return bool(poll.poll(1000 * timeout_s))
@@ -103,14 +105,18 @@ class Loop:
         self._signals[number] = callback
         signal.signal(number, lambda *_: None)
 
-    def on_child_exit(self, on_ending: Callable[[int], None], on_reaped: Callable[[int, int], None]) -> None:
+    def on_child_exit(
+        self, on_ending: Callable[[int], None], on_reaped: Callable[[int, int], None]
+    ) -> None:
         """Call back for every child that ends, adopted orphans included: PID 1 of a container must reap them all.
 
-        Other waits for a process, such as Popen.wait, learn no exit code while the loop runs. Use `on_exit_of` there.
+        Other waits for a process, such as Popen.wait, learn no exit code while the loop runs. Use
+        `on_exit_of` there.
 
         Args:
             on_ending: Called with the pid while the kernel cannot reuse it yet.
-            on_reaped: Called with the pid and the exit code (or minus the signal) after the child was reaped.
+            on_reaped: Called with the pid and the exit code (or minus the signal) after the child
+                was reaped.
         """
 
         def reap_children() -> None:
@@ -155,7 +161,8 @@ class Loop:
                 timeout_s = max(0.0, self._timers[0][0] - time.monotonic())
             self._changed_fds.clear()
             for fd, events in self._epoll.poll(timeout_s, len(self._watched)):
-                # An earlier callback may have closed the descriptor, or opened another with its number.
+                # An earlier callback may have closed the descriptor, or opened another with its
+                # number.
                 if fd not in self._changed_fds:
                     mask, callback = self._watched[fd]
                     # A broken connection is ready for everything that is watched.

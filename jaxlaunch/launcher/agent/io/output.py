@@ -1,6 +1,7 @@
 """Lines from the pipes of child processes, to the agent's own streams and to one bounded log per rank.
 
-Nothing here blocks the event loop for long: a stream whose reader is too slow loses its oldest lines.
+Nothing here blocks the event loop for long: a stream whose reader is too slow loses its oldest
+lines.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ _ROTATION_HEADER_PATTERN = re.compile(
 class OutputStream:
     """stdout or stderr, whose reader may be slow or gone. The oldest lines that do not fit are dropped and counted.
 
-    Blocking instead would stop heartbeats, so a paused terminal would look like a lost host. As long as the reader has
-    read something within the patience, nothing is dropped, and writers wait while the stream is behind.
+    Blocking instead would stop heartbeats, so a paused terminal would look like a lost host. As
+    long as the reader has read something within the patience, nothing is dropped, and writers wait
+    while the stream is behind.
     """
 
     def __init__(self, loop: Loop, fd: int, *, patience_s: float = 0.0) -> None:
@@ -83,7 +85,8 @@ class OutputStream:
     def flush(self, timeout_s: float) -> None:
         """Write the queued lines for at most `timeout_s`; after half of it, drop all but the last ones.
 
-        With patience all lines are written until the reader is gone, because `launcher run` waits for its own reader.
+        With patience all lines are written until the reader is gone, because `launcher run` waits
+        for its own reader.
         """
         if self._patience_s:
             return self._write_while(lambda: True)
@@ -142,7 +145,8 @@ class OutputStream:
         """Move lines to the buffer, with a note in the place of dropped lines."""
         if self._dropped_lines and self._lines:
             self._buffer += (
-                b"(%d lines were dropped here: the reader of this stream is too slow)\n" % self._dropped_lines
+                b"(%d lines were dropped here: the reader of this stream is too slow)\n"
+                % self._dropped_lines
             )
             self._dropped_lines = 0
         while self._lines and len(self._buffer) < WRITE_CHUNK_BYTES:
@@ -157,11 +161,14 @@ class OutputStream:
 class RankLog:
     """The log logs/rank-N.log of a start, with the last bytes of a rank's output over all attempts.
 
-    It has at most two files, and after a rotation only half of the bytes. The second file and every later one begin
-    with a line that says how much was before it, so the files alone show how much was dropped.
+    It has at most two files, and after a rotation only half of the bytes. The second file and every
+    later one begin with a line that says how much was before it, so the files alone show how much
+    was dropped.
     """
 
-    def __init__(self, folder: Path | None, rank: int, kept_bytes: int, on_error: Callable[[OSError], None]) -> None:
+    def __init__(
+        self, folder: Path | None, rank: int, kept_bytes: int, on_error: Callable[[OSError], None]
+    ) -> None:
         self._path = None if folder is None else log_path(folder, rank)
         self._kept_bytes, self._on_error = kept_bytes, on_error
         self._file: BinaryIO | None = None
@@ -197,7 +204,9 @@ class RankLog:
         self._file = open(path, "ab", opener=regular_files.open_regular)
         first_line, newline, _ = regular_files.read_bounded(path, 200).partition(b"\n")
         header = _ROTATION_HEADER_PATTERN.fullmatch(first_line)
-        self._earlier_bytes, header_bytes = (0, 0) if header is None else (int(header[1]), len(first_line + newline))
+        self._earlier_bytes, header_bytes = (
+            (0, 0) if header is None else (int(header[1]), len(first_line + newline))
+        )
         self._file_bytes = self._file.tell() - header_bytes
         return self._file
 

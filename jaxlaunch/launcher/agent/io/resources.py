@@ -1,10 +1,10 @@
 """Resources of this container and their limits: memory, open files, pinned memory, device files and disk.
 
-Host 0 raises its limit on open files, because it has a connection to every host and an image's default may be 1,024.
-Before a program starts, `find_fault` looks for reasons why it would fail: device files that its user cannot open, and
-too little pinned memory for a fast network. The kubelet evicts a pod that exceeds a disk limit. Such a pod receives
-SIGTERM like any other, but it has only a second, and none of its conditions gives the cause, so `find_excess` measures
-the disk usage.
+Host 0 raises its limit on open files, because it has a connection to every host and an image's
+default may be 1,024. Before a program starts, `find_fault` looks for reasons why it would fail:
+device files that its user cannot open, and too little pinned memory for a fast network. The kubelet
+evicts a pod that exceeds a disk limit. Such a pod receives SIGTERM like any other, but it has only
+a second, and none of its conditions gives the cause, so `find_excess` measures the disk usage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import NamedTuple
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.records.verdict import DiskExcess
 
-# Counters of the OOM killer in cgroup v2 and v1; a container sees its own. The kernel counts before it sends SIGKILL.
+# Counters of the OOM killer in cgroup v2 and v1; a container sees its own. The kernel counts before
+# it sends SIGKILL.
 OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -60,11 +61,16 @@ CONTROLLERS = (
 def read_memory(root: Path = Path("/")) -> dict[str, float | None]:
     """Return the bytes `in_use`, counted like the kubelet's working set, and their `limit`.
 
-    Without a limit, both are those of the machine. Both are None if the kernel does not report them.
+    Without a limit, both are those of the machine. Both are None if the kernel does not report
+    them.
     """
     machine = _read_machine_memory(root)
-    container = next(filter(None, (_read_container_memory(root, controller) for controller in CONTROLLERS)), None)
-    if container is None or (machine["limit"] is not None and container["limit"] >= machine["limit"]):
+    container = next(
+        filter(None, (_read_container_memory(root, controller) for controller in CONTROLLERS)), None
+    )
+    if container is None or (
+        machine["limit"] is not None and container["limit"] >= machine["limit"]
+    ):
         return machine
     return dict(container)
 
@@ -79,24 +85,36 @@ def count_oom_kills() -> int:
 
 def _read_container_memory(root: Path, controller: Controller) -> Mapping[str, float] | None:
     """Return the memory of the container, or None if this controller does not count it or sets no limit."""
-    cgroup = re.search(controller.cgroup_pattern, _read_text(root / "proc/self/cgroup"), re.MULTILINE)
+    cgroup = re.search(
+        controller.cgroup_pattern, _read_text(root / "proc/self/cgroup"), re.MULTILINE
+    )
     mount = root / controller.mount.lstrip("/")
     # A container may see its own cgroup as the mount.
     for folder in (mount / cgroup[1].lstrip("/") if cgroup else mount, mount):
-        usage, limit = _read_text(folder / controller.usage).strip(), _read_text(folder / controller.limit).strip()
+        usage = _read_text(folder / controller.usage).strip()
+        limit = _read_text(folder / controller.limit).strip()
         if usage.isdecimal() and limit.isdecimal():
-            cache = re.search(rf"^{controller.cache_key} (\d+)$", _read_text(folder / "memory.stat"), re.MULTILINE)
-            return {"in_use": max(0.0, float(usage) - float(cache[1] if cache else 0)), "limit": float(limit)}
+            cache = re.search(
+                rf"^{controller.cache_key} (\d+)$", _read_text(folder / "memory.stat"), re.MULTILINE
+            )
+            return {
+                "in_use": max(0.0, float(usage) - float(cache[1] if cache else 0)),
+                "limit": float(limit),
+            }
     return None
 
 
 def _read_machine_memory(root: Path) -> dict[str, float | None]:
     kib = {
-        name: float(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", _read_text(root / "proc/meminfo"), re.M)
+        name: float(size)
+        for name, size in re.findall(r"^(\w+): +(\d+) kB$", _read_text(root / "proc/meminfo"), re.M)
     }
     if "MemTotal" not in kib or "MemAvailable" not in kib:
         return {"in_use": None, "limit": None}
-    return {"in_use": 1024 * (kib["MemTotal"] - kib["MemAvailable"]), "limit": 1024 * kib["MemTotal"]}
+    return {
+        "in_use": 1024 * (kib["MemTotal"] - kib["MemAvailable"]),
+        "limit": 1024 * kib["MemTotal"],
+    }
 
 
 def _read_text(path: Path) -> str:
@@ -108,15 +126,16 @@ def _read_text(path: Path) -> str:
 
 # Number of the capability in linux/capability.h that removes the limit on pinned memory.
 CAP_IPC_LOCK = 14
-# Descriptors in addition to the connections: pipes of processes, logs, scrapes, connections without a hello.
+# Descriptors in addition to the connections: pipes of processes, logs, scrapes, connections without
+# a hello.
 SPARE_DESCRIPTORS = 256
 
 
 def allow_connections(count: int) -> int | None:
     """Raise the limit on open files for `count` connections, and return the new limit if it is too low.
 
-    A process can raise its limit up to the one that its container was started with. `restore_limits` undoes this in a
-    child.
+    A process can raise its limit up to the one that its container was started with.
+    `restore_limits` undoes this in a child.
     """
     needed = count + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -145,7 +164,9 @@ def _has_capability(number: int) -> bool:
     except OSError:
         # The system is not Linux.
         return False
-    effective = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
+    effective = next(
+        (line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0"
+    )
     return bool(int(effective, 16) >> number & 1)
 
 
@@ -159,15 +180,17 @@ _original_limits: list[tuple[int, int]] = []
 
 
 DEV = Path("/dev")
-# A limit on pinned memory up to this was not chosen for a fast network. The default of Linux is 64 KiB, and 8 MiB since
-# 5.16. The highest that a distribution sets for all containers is 64 MiB (gardenlinux, pull request 170).
+# A limit on pinned memory up to this was not chosen for a fast network. The default of Linux is 64
+# KiB, and 8 MiB since 5.16. The highest that a distribution sets for all containers is 64 MiB
+# (gardenlinux, pull request 170).
 SMALL_PINNING_BYTES = 64 * 1024 * 1024
 
 
 def find_fault(job: AgentJob, *, is_pod: bool, dev: Path = DEV) -> str | None:
     """Return why programs of the job could not use their devices or network on this host, with the fix.
 
-    This opens no files, because a VFIO group can be open only once at a time. It raises the limit on pinned memory.
+    This opens no files, because a VFIO group can be open only once at a time. It raises the limit
+    on pinned memory.
     """
     if job.platform == "tpu":
         # libtpu pins the memory that its chips read.
@@ -200,7 +223,8 @@ def _closed_device_message(path: Path, accelerator: str, is_pod: bool) -> str:
         return f"{problem}; run as that user, or give uid {uid} the file"
     return (
         f"{problem}; set users: {{{accelerator}: root}} in the cluster defaults, or "
-        "device_ownership_from_security_context = true in the configuration of the nodes' containerd"
+        "device_ownership_from_security_context = true in the configuration of the "
+        "nodes' containerd"
     )
 
 
@@ -208,7 +232,8 @@ def _small_pinning_message(job: AgentJob, limit_bytes: int) -> str:
     return (
         f"network = {job.pinning} needs memory that programs pin, and this pod may pin "
         f"{_format_bytes(limit_bytes)} (ulimit -l); "
-        f"set LimitMEMLOCK=infinity in the unit of the nodes' containerd, or users: {{{job.accelerator}: root}} in "
+        "set LimitMEMLOCK=infinity in the unit of the nodes' containerd, or users: "
+        f"{{{job.accelerator}: root}} in "
         "the cluster defaults"
     )
 

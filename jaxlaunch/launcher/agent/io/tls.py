@@ -1,7 +1,7 @@
 """TLS between agents of a gang whose Secret has certificates, without the connection itself.
 
-Both ends show a certificate that the job's own authority signed. No host name is compared, because that authority signs
-for this job only. `link` sends and receives the encrypted data.
+Both ends show a certificate that the job's own authority signed. No host name is compared, because
+that authority signs for this job only. `link` sends and receives the encrypted data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def load_contexts(folder: Path) -> Contexts:
     Raises:
         OSError: A file is missing or invalid (ssl.SSLError).
     """
-    return Contexts(_create_context(ssl.PROTOCOL_TLS_SERVER, folder), _create_context(ssl.PROTOCOL_TLS_CLIENT, folder))
+    return Contexts(
+        _create_context(ssl.PROTOCOL_TLS_SERVER, folder),
+        _create_context(ssl.PROTOCOL_TLS_CLIENT, folder),
+    )
 
 
 def _create_context(protocol: ssl._SSLMethod, folder: Path) -> ssl.SSLContext:
@@ -89,7 +92,11 @@ class Channel:
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLCertVerificationError as error:
-            raise UntrustedPeer(f"its certificate is not of this job: {error.verify_message}") from None
+            raise UntrustedPeer(
+                f"its certificate is not of this job: {error.verify_message}"
+            ) from None
         except ssl.SSLError as error:
-            raise UntrustedPeer(f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}") from None
+            raise UntrustedPeer(
+                f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}"
+            ) from None
         return bytes(text)

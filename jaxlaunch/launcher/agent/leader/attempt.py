@@ -1,8 +1,9 @@
 """One attempt as the leader sees it: collects symptoms, and decides when they suffice for a verdict. Pure.
 
-Statuses and symptoms are kept in `RankStatuses`, `Symptoms` and `Hang`, and `Attempt.decide_verdict` evaluates them.
-When a host dies, its peers fail within milliseconds, so a symptom is believed only after something closer to the cause
-could have arrived. Once a stop was requested, every symptom is part of the stop, and the verdict says what was saved.
+Statuses and symptoms are kept in `RankStatuses`, `Symptoms` and `Hang`, and
+`Attempt.decide_verdict` evaluates them. When a host dies, its peers fail within milliseconds, so a
+symptom is believed only after something closer to the cause could have arrived. Once a stop was
+requested, every symptom is part of the stop, and the verdict says what was saved.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from jaxlaunch.records.verdict import (
     verdict_for_code,
 )
 
-# Shorter than JAX's own barrier timeout: after that all ranks abort alike, and who left first is no longer visible.
+# Shorter than JAX's own barrier timeout: after that all ranks abort alike, and who left first is no
+# longer visible.
 BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0
 # Symptoms that other hosts show when one dies.
 LOST_HOST_ECHOES = (Closeness.ABORT, Closeness.ECHO)
@@ -66,7 +68,9 @@ class PendingStop:
 class Attempt:
     """State of one attempt. Call `decide_verdict` after each symptom and as time passes."""
 
-    def __init__(self, number: int, ranks_by_host: Mapping[int, range], platform: str = "cpu") -> None:
+    def __init__(
+        self, number: int, ranks_by_host: Mapping[int, range], platform: str = "cpu"
+    ) -> None:
         self.number = number
         self.ranks = RankStatuses(ranks_by_host)
         self.hang = Hang(self.ranks, platform)
@@ -76,7 +80,8 @@ class Attempt:
         self._first_fault: tuple[float, float] | None = None
         # Ranks that had not ended when their host was lost.
         self._lost_ranks = 0
-        # A time, and hosts without a message since then. Those that have sent one are dropped from the end.
+        # A time, and hosts without a message since then. Those that have sent one are dropped from
+        # the end.
         self._silent_hosts: tuple[float, list[int]] | None = None
 
     @property
@@ -89,7 +94,9 @@ class Attempt:
         """Last step that this attempt committed itself."""
         return None if self.ranks.first_committed is None else self.ranks.committed
 
-    def take_report(self, host: int, message: Mapping[str, Any], now: float, *, has_verdict: bool) -> None:
+    def take_report(
+        self, host: int, message: Mapping[str, Any], now: float, *, has_verdict: bool
+    ) -> None:
         """Record a report of a host. After the verdict, only the status of the rank still counts.
 
         Raises:
@@ -124,10 +131,16 @@ class Attempt:
         self._first_fault = self._first_fault or (now, unseen_s)
         ranks, statuses = self.ranks.ranks_by_host[host], self.statuses
         lost_host = LostHost(host, reason, ranks[0], ranks[-1])
-        self._symptoms.add(Event(EventKind.LOST, host, ranks[0], statuses[ranks[0]], lost=lost_host), now)
+        self._symptoms.add(
+            Event(EventKind.LOST, host, ranks[0], statuses[ranks[0]], lost=lost_host), now
+        )
         self._lost_ranks += sum(statuses[rank].exit is None for rank in ranks)
         # The trainer's ranks save together or not at all.
-        if self._stop is not None and self._lost_ranks and all(status.trainer for status in statuses):
+        if (
+            self._stop is not None
+            and self._lost_ranks
+            and all(status.trainer for status in statuses)
+        ):
             self._stop.deadline = min(self._stop.deadline, now + SAVE_WITHOUT_HOST_TIMEOUT_S)
 
     def begin_stop(self, deadline_s: float, now: float, cause: StopFacts = OUTSIDE_STOP) -> None:
@@ -152,7 +165,12 @@ class Attempt:
     def is_calm(self) -> bool:
         """Return whether no symptom has arrived. This is cheap, because it is called after every beat."""
         ranks = self.ranks
-        return self._stop is None and self._first_fault is None and ranks.unclean != 0 and len(ranks.versions) <= 1
+        return (
+            self._stop is None
+            and self._first_fault is None
+            and ranks.unclean != 0
+            and len(ranks.versions) <= 1
+        )
 
     def decide_verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
         """Return how the attempt ends, or None if it continues or the cause of a symptom may still arrive.
@@ -196,10 +214,17 @@ class Attempt:
 
     def _versions_verdict(self) -> Verdict:
         """Refuse two versions of JAX: the agents' own may agree where the programs bring other interpreters."""
-        imported = [(rank, status.jax) for rank, status in enumerate(self.statuses) if status.jax is not None]
+        imported = [
+            (rank, status.jax)
+            for rank, status in enumerate(self.statuses)
+            if status.jax is not None
+        ]
         first_rank, first_version = imported[0]
         rank, version = next(pair for pair in imported if pair[1] != first_version)
-        facts = Failure(FailureKind.MIXED_VERSIONS, versions={first_rank: str(first_version), rank: str(version)})
+        facts = Failure(
+            FailureKind.MIXED_VERSIONS,
+            versions={first_rank: str(first_version), rank: str(version)},
+        )
         return verdict_for_code(contract.BAD_SPEC, facts, rank=rank)
 
     def _find_nearest(self, now: float) -> tuple[float, Event, Closeness] | None:
@@ -217,7 +242,9 @@ class Attempt:
         status = self.statuses[event.rank]
         return event.kind is EventKind.LEFT and not status.left and status.exit is None
 
-    def _is_any_silent(self, since: float, excluded_host: int, last_message_at: Mapping[int, float]) -> bool:
+    def _is_any_silent(
+        self, since: float, excluded_host: int, last_message_at: Mapping[int, float]
+    ) -> bool:
         """Return whether a host other than the excluded one has sent nothing since then."""
         if self._silent_hosts is None or self._silent_hosts[0] != since:
             self._silent_hosts = since, [host for host in last_message_at if host != excluded_host]
@@ -247,40 +274,62 @@ class Attempt:
     def _stop_failure(self, stop: PendingStop, all_ended: bool) -> Failure:
         """Return whether the work was saved, or which ranks or lost hosts held it up."""
 
-        def stop_failure(outcome: StopOutcome, cause: Failure | None = None, **facts: Any) -> Failure:
+        def stop_failure(
+            outcome: StopOutcome, cause: Failure | None = None, **facts: Any
+        ) -> Failure:
             return Failure(
-                FailureKind.STOPPED, stop=dataclasses.replace(stop.cause, outcome=outcome, **facts), cause=cause
+                FailureKind.STOPPED,
+                stop=dataclasses.replace(stop.cause, outcome=outcome, **facts),
+                cause=cause,
             )
 
-        reports: list[Mapping[str, Any]] = [status.stopped for status in self.statuses if status.stopped is not None]
+        reports: list[Mapping[str, Any]] = [
+            status.stopped for status in self.statuses if status.stopped is not None
+        ]
         all_reported = bool(reports) and (all_ended or len(reports) == len(self.statuses))
         lost_events = self._symptoms.events_at(Closeness.HOST) if self._lost_ranks else []
         if any(report.get("saved") for report in reports):
             steps = [step for report in reports if isinstance(step := report.get("step"), int)]
             late_ranks = {} if all_reported else self._late_ranks()
-            saved_failure = stop_failure(StopOutcome.SAVED, saved_step=max(steps, default=0), late=late_ranks)
+            saved_failure = stop_failure(
+                StopOutcome.SAVED, saved_step=max(steps, default=0), late=late_ranks
+            )
             return dataclasses.replace(
-                saved_failure, lost_hosts=tuple(event.lost for event in lost_events if event.lost is not None)
+                saved_failure,
+                lost_hosts=tuple(event.lost for event in lost_events if event.lost is not None),
             )
         if all_reported and not lost_events:
             note = next((str(report["note"]) for report in reports if report.get("note")), "")
             return dataclasses.replace(stop_failure(StopOutcome.NOT_SAVED), detail=note)
         if all_ended and not lost_events and all(status.phase is None for status in self.statuses):
             return stop_failure(StopOutcome.NOT_REPORTED)
-        faults = [*lost_events, *self._symptoms.events_at(Closeness.CAUSE, Closeness.ABORT, Closeness.EXIT)]
+        faults = [
+            *lost_events,
+            *self._symptoms.events_at(Closeness.CAUSE, Closeness.ABORT, Closeness.EXIT),
+        ]
         cause = find_root_cause([event for event in faults if event.exit != -signal.SIGTERM])
         if cause is not None and not stop.is_killed:
             committed_step = (self.ranks.committed or None) if lost_events else None
-            return stop_failure(StopOutcome.NOT_SAVED, failure_for_event(cause[0]), committed_step=committed_step)
-        return stop_failure(StopOutcome.NOT_SAVED, late=self._late_ranks(), was_killed=stop.is_killed)
+            return stop_failure(
+                StopOutcome.NOT_SAVED, failure_for_event(cause[0]), committed_step=committed_step
+            )
+        return stop_failure(
+            StopOutcome.NOT_SAVED, late=self._late_ranks(), was_killed=stop.is_killed
+        )
 
     def _late_ranks(self) -> dict[str, Numbers]:
         """Return the ranks that did not reach the common stop: those outside a step, if others wait inside one.
 
         They are listed by phase, which is "" for a program that reports none.
         """
-        late_statuses = {rank: status for rank, status in enumerate(self.statuses) if status.stopped is None}
-        outside_step = {rank: status for rank, status in late_statuses.items() if status.phase not in ("step", "done")}
+        late_statuses = {
+            rank: status for rank, status in enumerate(self.statuses) if status.stopped is None
+        }
+        outside_step = {
+            rank: status
+            for rank, status in late_statuses.items()
+            if status.phase not in ("step", "done")
+        }
         ranks_by_phase: dict[str, list[int]] = {}
         for rank, status in (outside_step or late_statuses).items():
             ranks_by_phase.setdefault(status.phase or "", []).append(rank)

@@ -1,11 +1,12 @@
 """The gang: all hosts of a job as a state machine without I/O and without a clock.
 
-Every host keeps one connection to host 0, whose server passes events to `Gang`: a host joined, was lost or sent a
-message, or time passed. The gang answers with actions, which the server performs in their order. Once enough hosts are
-present, an attempt starts: each host receives the table of ranks and starts its processes. The first symptom that
-suffices ends the attempt with one verdict, every host kills its processes and reports that it has none ("gone"), and
-the attempt is recorded. Then the gang restarts in place, waits for a host to be replaced, or ends: every host receives
-the message to leave, and host 0 leaves last.
+Every host keeps one connection to host 0, whose server passes events to `Gang`: a host joined, was
+lost or sent a message, or time passed. The gang answers with actions, which the server performs in
+their order. Once enough hosts are present, an attempt starts: each host receives the table of ranks
+and starts its processes. The first symptom that suffices ends the attempt with one verdict, every
+host kills its processes and reports that it has none ("gone"), and the attempt is recorded. Then
+the gang restarts in place, waits for a host to be replaced, or ends: every host receives the
+message to leave, and host 0 leaves last.
 
     stage    ends when                                                    next
     GATHER   enough hosts are present                                     RUN, next attempt
@@ -19,7 +20,8 @@ the message to leave, and host 0 leaves last.
                otherwise                                                  LEAVE
     LEAVE    every other host has disconnected, or has had the time to    finished
 
-A host may join late in RUN if hosts are replaced: it is a spare, or the gang saves and restarts with it.
+A host may join late in RUN if hosts are replaced: it is a spare, or the gang saves and restarts
+with it.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class Stage(enum.Enum):
     LEAVE = "every host may exit"
 
 
-# Until Python 3.12, looking up a member of an enum calls a function. This is on the path of every beat.
+# Until Python 3.12, looking up a member of an enum calls a function. This is on the path of every
+# beat.
 RUN = Stage.RUN
 STAGES_WITH_RANKS = (Stage.RUN, Stage.KILL)
 
@@ -166,7 +169,8 @@ class Gang:
     Attributes:
         records: Finished attempts of this run, oldest first.
         attempt: The newest attempt whose processes started.
-        verdict: Verdict on the newest attempt in KILL, on the run in LEAVE. In GATHER, there will be no gang.
+        verdict: Verdict on the newest attempt in KILL, on the run in LEAVE. In GATHER, there will
+            be no gang.
         stop_cause: Why the whole gang is being stopped.
     """
 
@@ -180,7 +184,8 @@ class Gang:
     ) -> None:
         """Begin to wait for hosts, unless the attempts of earlier pods exhausted the restarts without progress.
 
-        `hello` is that of host 0 itself, whose versions the others must have; `now` is in monotonic seconds.
+        `hello` is that of host 0 itself, whose versions the others must have; `now` is in monotonic
+        seconds.
         """
         self._config, self._leader_hello, self._deadline_at = config, hello, deadline_at
         self.actions: list[Action] = []
@@ -199,14 +204,16 @@ class Gang:
         if self.verdict is not None:
             self.gathering.shorten_wait(now)
 
-    # --- events -------------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def check_hello(self, hello: Hello) -> Refusal | None:
         """Return why a host may not join now."""
         previous = self.members.hellos.get(hello.host)
         joined = {} if previous is None else {hello.host: previous}
         replaces = self._config.job.replaces
-        reason = find_refusal(hello, self._leader_hello, joined, self._config.hosts, replaces=replaces)
+        reason = find_refusal(
+            hello, self._leader_hello, joined, self._config.hosts, replaces=replaces
+        )
         if replaces:
             # A host that comes late is told how the gang ended, or waits until it starts again.
             if self._is_late(hello.host):
@@ -214,7 +221,9 @@ class Gang:
             if reason is not None and self.stage is Stage.RUN:
                 # A spare that does not fit must not end a gang that runs.
                 return dataclasses.replace(reason, ends_gang=False)
-        elif self.stage is not Stage.GATHER and (self.verdict is None if reason is None else reason.ends_gang):
+        elif self.stage is not Stage.GATHER and (
+            self.verdict is None if reason is None else reason.ends_gang
+        ):
             return Refusal(f"{hello.description} tried to join after the start")
         return reason
 
@@ -228,11 +237,20 @@ class Gang:
                 rank = next(iter(self.members.table.ranks_of(hello.host)), None)
                 self.gathering.shorten_wait(now)
                 facts = Failure(FailureKind.REFUSED, detail=reason.message)
-                self.verdict = verdict_for_code(contract.BAD_SPEC, facts, rank=rank, host=hello.host)
-                self._broadcast("verdict", attempt=self.attempt_number + 1, verdict=self.verdict.to_json())
+                self.verdict = verdict_for_code(
+                    contract.BAD_SPEC, facts, rank=rank, host=hello.host
+                )
+                self._broadcast(
+                    "verdict", attempt=self.attempt_number + 1, verdict=self.verdict.to_json()
+                )
         previous = self.members.hellos.get(hello.host)
         is_outside = self._is_late(hello.host) or hello.host not in self.members.table
-        if self._config.job.replaces and is_outside and previous is not None and previous.pod != hello.pod:
+        if (
+            self._config.job.replaces
+            and is_outside
+            and previous is not None
+            and previous.pod != hello.pod
+        ):
             # A Job creates a pod again only after the previous one has ended.
             self.actions.append(Disconnect(hello.host))
             self.on_host_lost(hello.host, "its pod was replaced", now)
@@ -258,7 +276,8 @@ class Gang:
 
     def on_host_lost(self, host: int, reason: str, now: float) -> None:
         """Handle the closed connection of a host."""
-        name, unseen_s = self.members.hellos[host].description, now - self.members.last_message_at[host]
+        name = self.members.hellos[host].description
+        unseen_s = now - self.members.last_message_at[host]
         self.members.remove_host(host)
         if self.stage is Stage.GATHER and self.verdict is None:
             self._log_text(f"{name} disconnected: {reason}")
@@ -274,7 +293,10 @@ class Gang:
 
         A beat without news for a decision must stay cheap, because thousands arrive each second.
         """
-        if not attempt == self.attempt_number == self.attempt.number or self.stage not in STAGES_WITH_RANKS:
+        if (
+            not attempt == self.attempt_number == self.attempt.number
+            or self.stage not in STAGES_WITH_RANKS
+        ):
             return False
         self.attempt.ranks.merge_changes(host, changes)
         if self.stage is not RUN or self.growth.after_step is not None or not self.attempt.is_calm:
@@ -287,27 +309,42 @@ class Gang:
         if kind == "stop":
             self._take_stop(host, codec.read_record(Stop, message).excess, now)
         elif kind == "kill":
-            self._log_text(f"{self.members.hellos[host].description} received a second signal to stop")
+            self._log_text(
+                f"{self.members.hellos[host].description} received a second signal to stop"
+            )
             self.attempt.kill(now)
         elif message["attempt"] == self.attempt_number and kind == "gone":
             self.members.hosts_with_processes.discard(host)
-        elif message["attempt"] == self.attempt_number == self.attempt.number and self.stage in STAGES_WITH_RANKS:
+        elif (
+            message["attempt"] == self.attempt_number == self.attempt.number
+            and self.stage in STAGES_WITH_RANKS
+        ):
             self.attempt.take_report(host, message, now, has_verdict=self.stage is Stage.KILL)
         self._advance_stage(now)
 
     def on_attempt_recorded(self, record: AttemptRecord, now: float) -> None:
         """Continue after an attempt was recorded: start another in place, wait for a host, or end the gang."""
         self.records.append(record)
-        limit, may_wait, members = self._config.job.in_place_limit, self._may_await_replacement, self.members
-        has_grown = self.growth.is_stopping and self.stop_cause is None and record.verdict.code == contract.PREEMPTED
+        limit = self._config.job.in_place_limit
+        may_wait = self._may_await_replacement
+        members = self.members
+        has_grown = (
+            self.growth.is_stopping
+            and self.stop_cause is None
+            and record.verdict.code == contract.PREEMPTED
+        )
         self.growth = Growth()
         if not has_grown:
             move = history.decide_next(self.records, limit, members.can_start or may_wait)
             end_verdict = None if move.should_restart else move.verdict
             if move.should_restart and self.stop_cause is not None:
-                end_verdict = _stop_verdict(self.stop_cause, StopOutcome.BETWEEN_ATTEMPTS, move.verdict)
+                end_verdict = _stop_verdict(
+                    self.stop_cause, StopOutcome.BETWEEN_ATTEMPTS, move.verdict
+                )
             if end_verdict is not None:
-                others_stay = bool(members.stopping_hosts and members.hellos.keys() - members.stopping_hosts)
+                others_stay = bool(
+                    members.stopping_hosts and members.hellos.keys() - members.stopping_hosts
+                )
                 can_split = others_stay and may_wait and end_verdict.code == contract.PREEMPTED
                 if not can_split:
                     return self._end_run(end_verdict)
@@ -325,7 +362,8 @@ class Gang:
                 )
             count = history.restarts_used(self.records, self._config.generation)
             self._log_text(
-                f"restarting in place: {count} of {limit} restarts (restarts.in_place) since the last committed step"
+                f"restarting in place: {count} of {limit} restarts (restarts.in_place) since the "
+                "last committed step"
             )
         if members.can_start:
             self._start_attempt(now)
@@ -345,10 +383,15 @@ class Gang:
         self._advance_stage(now)
         limit_s = self._config.job.deadline_s
         is_over = self._deadline_at is not None and now >= self._deadline_at
-        if limit_s is not None and is_over and self.stop_cause is None and self.stage is not Stage.LEAVE:
+        if (
+            limit_s is not None
+            and is_over
+            and self.stop_cause is None
+            and self.stage is not Stage.LEAVE
+        ):
             self._stop_gang(now, StopFacts(StopReason.DEADLINE, deadline_s=limit_s))
 
-    # --- transitions --------------------------------------------------------------------------------------------------
+    # --- transitions ------------------------------------------------------------------------------
 
     def _advance_stage(self, now: float) -> None:
         """Go to the next stage if it is time."""
@@ -369,13 +412,19 @@ class Gang:
     def _check_gathering(self, now: float) -> None:
         if self.verdict is not None:
             # Hosts that join in a while must still learn that there will be no gang.
-            return self._judge_attempt(self.verdict, now) if self.gathering.have_all_learned(now) else None
+            return (
+                self._judge_attempt(self.verdict, now)
+                if self.gathering.have_all_learned(now)
+                else None
+            )
         if self.members.can_start:
             return self._start_attempt(now)
         full_size = self._config.gang_sizes[-1]
         if self.gathering.may_shrink(now) and 0 < (size := self.members.next_size) < full_size:
             missing = render_numbers(self.members.missing_hosts)
-            self._log_text(f"{missing} did not join in time: continuing with {size} of {full_size} hosts")
+            self._log_text(
+                f"{missing} did not join in time: continuing with {size} of {full_size} hosts"
+            )
             return self._start_attempt(now)
         outcome = self.gathering.check_wait(self.members, now)
         if isinstance(outcome, Verdict):
@@ -388,8 +437,12 @@ class Gang:
         if hang.needs_stacks and not hang.is_requested:
             hang.is_requested = True
             self._broadcast("stacks")
-        if self.stop_cause is None and self.growth.begin_growth(members, self.attempt.last_committed):
-            cause = StopFacts(StopReason.GROWTH, hosts=members.next_size, hosts_before=len(members.table))
+        if self.stop_cause is None and self.growth.begin_growth(
+            members, self.attempt.last_committed
+        ):
+            cause = StopFacts(
+                StopReason.GROWTH, hosts=members.next_size, hosts_before=len(members.table)
+            )
             self._log_text(render_stop_reason(cause))
             # Nobody ends these pods, so a save has its own timeout and not the grace period.
             save_s = phase_timeouts(self._config.job.timeouts_s)["save"]
@@ -403,10 +456,17 @@ class Gang:
     def _start_attempt(self, now: float) -> None:
         follows_lost_attempt = self.attempt.number == self.attempt_number and bool(self.records)
         self.attempt_number += 1
-        self.attempt = Attempt(self.attempt_number, self.members.assign_ranks(), self._config.job.platform)
+        self.attempt = Attempt(
+            self.attempt_number, self.members.assign_ranks(), self._config.job.platform
+        )
         self.stage, self.verdict, self.growth = Stage.RUN, None, Growth()
-        counts = (self.members.table.process_count, "process", "es"), (len(self.members.table), "host", "s")
-        size = " on ".join(f"{count} {noun}{plural if count > 1 else ''}" for count, noun, plural in counts)
+        counts = (
+            (self.members.table.process_count, "process", "es"),
+            (len(self.members.table), "host", "s"),
+        )
+        size = " on ".join(
+            f"{count} {noun}{plural if count > 1 else ''}" for count, noun, plural in counts
+        )
         self._log_text(f"starting attempt {self.attempt_number}: {size}")
         self.actions.append(StartAttempt(follows_lost_attempt))
         self.actions.append(SendStart(sorted(self.members.present_hosts)))
@@ -414,7 +474,10 @@ class Gang:
     def _judge_attempt(self, verdict: Verdict, now: float) -> None:
         """End the attempt: every host kills its processes and reports when none is left."""
         self.verdict = verdict
-        is_final = contract.outcome_for_code(verdict.code).action in (Outcome.FAIL, Outcome.COMPLETE)
+        is_final = contract.outcome_for_code(verdict.code).action in (
+            Outcome.FAIL,
+            Outcome.COMPLETE,
+        )
         if not (is_final and self._config.is_launched):
             self._log_text(f"{verdict.cause} ({verdict.code}): {verdict.message}")
         if self.stage is Stage.GATHER:
@@ -426,10 +489,13 @@ class Gang:
         self._broadcast("verdict", attempt=self.attempt_number, verdict=verdict.to_json())
 
     def _end_run(self, verdict: Verdict, *, is_alone: bool = False) -> None:
-        self.verdict, self.stage, self._stage_deadline, self._is_alone = verdict, Stage.LEAVE, None, is_alone
+        self.verdict = verdict
+        self.stage = Stage.LEAVE
+        self._stage_deadline = None
+        self._is_alone = is_alone
         self.actions.append(WriteEnd(verdict, is_alone))
 
-    # --- a host that is lost, stopped or added ------------------------------------------------------------------------
+    # --- a host that is lost, stopped or added ----------------------------------------------------
 
     def _is_late(self, host: int) -> bool:
         """Return whether a gang that replaces hosts cannot take a host now: only spares may join while it runs."""
@@ -460,16 +526,28 @@ class Gang:
         if excess is None and self._config.job.replaces:
             if host not in members.table and self.stage is Stage.RUN:
                 # The gang continues without a spare.
-                return self._dismiss_host(host, _stop_verdict(OUTSIDE_STOP, StopOutcome.NO_RANK), is_alone=True)
+                return self._dismiss_host(
+                    host, _stop_verdict(OUTSIDE_STOP, StopOutcome.NO_RANK), is_alone=True
+                )
             members.stopping_hosts.add(host)
             if self.stage is Stage.GATHER and self.verdict is None:
-                last_verdict = self.records[-1].verdict if self.records and self._may_await_replacement else None
+                last_verdict = (
+                    self.records[-1].verdict
+                    if self.records and self._may_await_replacement
+                    else None
+                )
                 if last_verdict is None or last_verdict.code != contract.PREEMPTED:
-                    outcome = StopOutcome.NOT_JOINED if last_verdict is None else StopOutcome.BETWEEN_ATTEMPTS
+                    outcome = (
+                        StopOutcome.NOT_JOINED
+                        if last_verdict is None
+                        else StopOutcome.BETWEEN_ATTEMPTS
+                    )
                     last_verdict = _stop_verdict(OUTSIDE_STOP, outcome, last_verdict)
                 self._release_stopped_hosts(last_verdict)
                 return
-        self._stop_gang(now, StopFacts(StopReason.DISK_EXCEEDED, excess=excess) if excess else OUTSIDE_STOP)
+        self._stop_gang(
+            now, StopFacts(StopReason.DISK_EXCEEDED, excess=excess) if excess else OUTSIDE_STOP
+        )
 
     def _stop_gang(self, now: float, cause: StopFacts) -> None:
         if self.stop_cause is not None:
@@ -479,7 +557,9 @@ class Gang:
         is_evicted, reason = cause.reason is StopReason.DISK_EXCEEDED, render_stop_reason(cause)
         deadline_s = 0.0 if is_evicted else max(0.0, self._config.job.grace_s - GRACE_MARGIN_S)
         can_save = self.stage is Stage.RUN and not is_evicted
-        self._log_text(f"{reason}: the processes have {deadline_s:.0f} s to save" if can_save else reason)
+        self._log_text(
+            f"{reason}: the processes have {deadline_s:.0f} s to save" if can_save else reason
+        )
         if self.stage is Stage.GATHER and self.verdict is None:
             self._judge_attempt(_stop_verdict(cause, StopOutcome.NOT_JOINED), now)
         elif self.stage is Stage.RUN:
@@ -520,8 +600,12 @@ def _exhausted_verdict(config: Config, records: Sequence[AttemptRecord]) -> Verd
     return verdict
 
 
-def _stop_verdict(cause: StopFacts, outcome: StopOutcome, previous: Verdict | None = None) -> Verdict:
+def _stop_verdict(
+    cause: StopFacts, outcome: StopOutcome, previous: Verdict | None = None
+) -> Verdict:
     """Return the verdict on a stop while no process ran, after an attempt with the previous verdict."""
     stop = dataclasses.replace(cause, outcome=outcome)
-    facts = Failure(FailureKind.STOPPED, stop=stop, cause=None if previous is None else previous.facts)
+    facts = Failure(
+        FailureKind.STOPPED, stop=stop, cause=None if previous is None else previous.facts
+    )
     return verdict_for_code(cause.verdict_code, facts)

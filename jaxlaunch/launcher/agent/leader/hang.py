@@ -1,9 +1,10 @@
 """Analysis of a hang: which rank the others wait for, by the stacks of all ranks and NCCL's answer.
 
-Once a rank exceeds a timeout, every host sends the stacks that faulthandler writes of its ranks. `RankStacks`
-classifies the main thread of each rank by its innermost frame outside of the standard library. A rank that waits inside
-JAX or Orbax depends on others, so the suspect is a rank that does not wait, else the odd one out or the one furthest
-behind. `Hang` collects stacks and answers, and returns the result once all arrived or can no longer be expected.
+Once a rank exceeds a timeout, every host sends the stacks that faulthandler writes of its ranks.
+`RankStacks` classifies the main thread of each rank by its innermost frame outside of the standard
+library. A rank that waits inside JAX or Orbax depends on others, so the suspect is a rank that does
+not wait, else the odd one out or the one furthest behind. `Hang` collects stacks and answers, and
+returns the result once all arrived or can no longer be expected.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from jaxlaunch.records.verdict import HangFacts, Numbers, render_timeout
 _FRAME_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<frozen ")
 _IMPORT_SYSTEM = "<frozen importlib"
-# A rank waits for the device or its peers if the innermost frame outside of the standard library is JAX's and not a
-# compilation. It also waits in functions of ours and of Orbax that ask JAX's coordinator, which has no frames.
+# A rank waits for the device or its peers if the innermost frame outside of the standard library is
+# JAX's and not a compilation. It also waits in functions of ours and of Orbax that ask JAX's
+# coordinator, which has no frames.
 _JAX_FILE = re.compile(r"/(jax|jaxlib)/")
 _COMPILE_FUNCTION = "backend_compile"
 _COORDINATION_FILE = re.compile(
@@ -59,19 +61,29 @@ class ThreadStack:
     def _user_frame_index(self) -> int:
         """Index of the innermost frame outside of the standard library, else 0."""
         return next(
-            (index for index, (_, frame) in enumerate(self.frames) if not _STANDARD_LIBRARY.search(frame.file)), 0
+            (
+                index
+                for index, (_, frame) in enumerate(self.frames)
+                if not _STANDARD_LIBRARY.search(frame.file)
+            ),
+            0,
         )
 
     @property
     def _module_frame_index(self) -> int:
         """Index of the innermost frame of module-level code, which runs during an import, else 0."""
-        return next((index for index, (_, frame) in enumerate(self.frames) if frame.name == "<module>"), 0)
+        return next(
+            (index for index, (_, frame) in enumerate(self.frames) if frame.name == "<module>"), 0
+        )
 
     @property
     def short_text(self) -> str:
         """Text of the thread with only the frames that show what it does."""
         shown_indices = sorted({0, self._user_frame_index, self._module_frame_index})
-        return "".join(f"{line}\n" for line in (self.header, *(self.frames[index][0] for index in shown_indices)))
+        return "".join(
+            f"{line}\n"
+            for line in (self.header, *(self.frames[index][0] for index in shown_indices))
+        )
 
     @property
     def is_importing(self) -> bool:
@@ -84,7 +96,9 @@ class ThreadStack:
     def is_waiting(self) -> bool:
         """Return whether the thread waits for the device or for other ranks."""
         _, frame = self.frames[self._user_frame_index]
-        is_in_jax = _JAX_FILE.search(frame.file) is not None and not frame.name.startswith(_COMPILE_FUNCTION)
+        is_in_jax = _JAX_FILE.search(frame.file) is not None and not frame.name.startswith(
+            _COMPILE_FUNCTION
+        )
         return self.is_coordinating or (is_in_jax and not self.is_importing)
 
     @property
@@ -95,7 +109,9 @@ class ThreadStack:
     @property
     def is_idle(self) -> bool:
         """Return whether the thread is in the standard library, such as one that waits for another thread."""
-        return _STANDARD_LIBRARY.search(self.frames[0][1].file) is not None and not self.is_importing
+        return (
+            _STANDARD_LIBRARY.search(self.frames[0][1].file) is not None and not self.is_importing
+        )
 
 
 def shorten_stacks(text: str) -> str:
@@ -105,7 +121,8 @@ def shorten_stacks(text: str) -> str:
 
 def _are_waiting(threads: Sequence[ThreadStack]) -> bool:
     return bool(threads) and (
-        threads[-1].is_waiting or (threads[-1].is_idle and any(thread.is_coordinating for thread in threads))
+        threads[-1].is_waiting
+        or (threads[-1].is_idle and any(thread.is_coordinating for thread in threads))
     )
 
 
@@ -134,7 +151,10 @@ class RankStacks:
         """Parse the stacks of the ranks with a status. Ranks without a text wrote none."""
         self._statuses = statuses
         self._threads = {rank: _parse_threads(texts.get(rank, "")) for rank in sorted(statuses)}
-        self._places = {rank: _describe_place(statuses[rank], threads) for rank, threads in self._threads.items()}
+        self._places = {
+            rank: _describe_place(statuses[rank], threads)
+            for rank, threads in self._threads.items()
+        }
         self._is_waiting = {rank: _are_waiting(threads) for rank, threads in self._threads.items()}
 
     @property
@@ -145,7 +165,8 @@ class RankStacks:
     def describe_places(self, suspect: int) -> str:
         """Describe where the ranks are: the MAX_PLACES largest groups, and that of the suspect.
 
-        For example "3 ranks in step in _value (array.py:632), rank 7 in data in read (tasks.py:12)".
+        For example "3 ranks in step in _value (array.py:632), rank 7 in data in read
+        (tasks.py:12)".
         """
         groups: dict[str, list[int]] = {}
         for rank, place in self._places.items():
@@ -157,17 +178,24 @@ class RankStacks:
                 descriptions.append(f"{_rank_phrase(ranks)} {place}")
             else:
                 other_ranks += ranks
-        return ", ".join([*descriptions, *([f"{_rank_phrase(other_ranks)} elsewhere"] if other_ranks else [])])
+        return ", ".join(
+            [*descriptions, *([f"{_rank_phrase(other_ranks)} elsewhere"] if other_ranks else [])]
+        )
 
     def find_suspect(self, first_overdue_rank: int) -> int:
         """Return the rank that the others most likely wait for.
 
-        In this order: a process that cannot even write its stacks; one that does not wait while others do; the odd one
-        out; the one furthest behind; the one with a thread that no other rank has; the one whose timeout passed first.
+        In this order: a process that cannot even write its stacks; one that does not wait while
+        others do; the odd one out; the one furthest behind; the one with a thread that no other
+        rank has; the one whose timeout passed first.
         """
-        frames = {rank: [thread.frames[0][1] for thread in stack] for rank, stack in self._threads.items()}
+        frames = {
+            rank: [thread.frames[0][1] for thread in stack] for rank, stack in self._threads.items()
+        }
         place_counts = Counter(self._places.values())
-        frame_counts = Counter(str(frame) for rank_frames in frames.values() for frame in set(rank_frames))
+        frame_counts = Counter(
+            str(frame) for rank_frames in frames.values() for frame in set(rank_frames)
+        )
 
         def suspicion_key(rank: int) -> tuple[bool, bool, int, int, int, bool]:
             rank_frames = frames[rank]
@@ -176,7 +204,10 @@ class RankStacks:
                 self._is_waiting[rank],
                 place_counts[self._places[rank]],
                 self._statuses[rank].step or 0,
-                -sum(frame_counts[str(frame)] == 1 and not _JAX_FILE.search(frame.file) for frame in rank_frames),
+                -sum(
+                    frame_counts[str(frame)] == 1 and not _JAX_FILE.search(frame.file)
+                    for frame in rank_frames
+                ),
                 rank != first_overdue_rank,
             )
 
@@ -186,7 +217,9 @@ class RankStacks:
 def _describe_place(status: Status, threads: Sequence[ThreadStack]) -> str:
     phase = f"in {status.phase} " if status.phase else ""
     activity = "importing " if threads and threads[-1].is_importing else ""
-    return f"{phase}{activity}in {threads[-1].frames[0][1]}" if threads else f"{phase}without a stack"
+    return (
+        f"{phase}{activity}in {threads[-1].frames[0][1]}" if threads else f"{phase}without a stack"
+    )
 
 
 def _rank_phrase(ranks: list[int]) -> str:
@@ -195,7 +228,8 @@ def _rank_phrase(ranks: list[int]) -> str:
 
 # Every rank's stacks arrive within this time or never, and so does NCCL's answer.
 STACKS_TIMEOUT_S = 4.0
-# Thousands of ranks have hundreds of megabytes of stacks. Beyond this sum they are shortened to what the verdict needs.
+# Thousands of ranks have hundreds of megabytes of stacks. Beyond this sum they are shortened to
+# what the verdict needs.
 MAX_WHOLE_STACKS_CHARS = 4_000_000
 MAX_NCCL_CHARS = 40_000
 
@@ -208,12 +242,14 @@ class Hang:
         self.stacks: dict[int, str] = {}
         self._stacks_chars = 0
         self.nccl = ""
-        self._hosts_without_nccl = {host for host in statuses.ranks_by_host if nccl.should_query_nccl(platform, host)}
+        self._hosts_without_nccl = {
+            host for host in statuses.ranks_by_host if nccl.should_query_nccl(platform, host)
+        }
         self._first_timeout: tuple[float, Event] | None = None
         self.is_requested = False
         self._culprit_event: Event | None = None
-        # Ranks whose stacks are awaited after a timeout, and after a failure that may come from a stalled rank. Those
-        # that arrived are dropped from the end.
+        # Ranks whose stacks are awaited after a timeout, and after a failure that may come from a
+        # stalled rank. Those that arrived are dropped from the end.
         self._awaited_ranks: list[int] | None = None
         self._stall_check: tuple[float, list[int]] | None = None
 
@@ -250,16 +286,22 @@ class Hang:
         if self._awaited_ranks is None:
             self._awaited_ranks = list(range(len(self._statuses.by_rank)))
         is_complete = self._have_stacks(self._awaited_ranks) and not self._hosts_without_nccl
-        if self._culprit_event is None and (now - self._first_timeout[0] >= STACKS_TIMEOUT_S or is_complete):
+        if self._culprit_event is None and (
+            now - self._first_timeout[0] >= STACKS_TIMEOUT_S or is_complete
+        ):
             self._culprit_event = self._find_culprit(self._first_timeout[1])
         return self._culprit_event
 
     def awaits_stacks(self, now: float) -> bool:
         """Return whether stacks are awaited that would show which living rank does not run at all."""
         if self._stall_check is None:
-            ranks = [rank for rank, status in enumerate(self._statuses.by_rank) if _writes_stacks(status)]
+            ranks = [
+                rank for rank, status in enumerate(self._statuses.by_rank) if _writes_stacks(status)
+            ]
             self._stall_check = now, ranks
-        return now - self._stall_check[0] < STACKS_TIMEOUT_S and not self._have_stacks(self._stall_check[1])
+        return now - self._stall_check[0] < STACKS_TIMEOUT_S and not self._have_stacks(
+            self._stall_check[1]
+        )
 
     def find_stalled_rank(self, echo: Event) -> Event | None:
         """Return the hang of a living rank that does not even handle a signal, while its peers failed as in `echo`."""
@@ -272,25 +314,40 @@ class Hang:
             return None
         rank = RankStacks(stalled, self.stacks).find_suspect(min(stalled))
         host = self._statuses.find_host(rank)
-        return Event(EventKind.HANG, host, rank, stalled[rank], hang=HangFacts(), peers=failure_for_event(echo))
+        return Event(
+            EventKind.HANG,
+            host,
+            rank,
+            stalled[rank],
+            hang=HangFacts(),
+            peers=failure_for_event(echo),
+        )
 
     def _have_stacks(self, awaited_ranks: list[int]) -> bool:
         statuses = self._statuses.by_rank
-        while awaited_ranks and (awaited_ranks[-1] in self.stacks or statuses[awaited_ranks[-1]].exit is not None):
+        while awaited_ranks and (
+            awaited_ranks[-1] in self.stacks or statuses[awaited_ranks[-1]].exit is not None
+        ):
             awaited_ranks.pop()
         return not awaited_ranks
 
     def _find_culprit(self, event: Event) -> Event:
         """Return the event of the timeout with the rank that the others wait for."""
-        living: Mapping[int, Status] = self._statuses.living_statuses() or {event.rank: event.status}
+        living: Mapping[int, Status] = self._statuses.living_statuses() or {
+            event.rank: event.status
+        }
         analysis = RankStacks(living, self.stacks)
         culprit = analysis.find_suspect(event.rank if event.rank in living else min(living))
         waiting_ranks, status = analysis.waiting_ranks, living[culprit]
-        facts = dataclasses.replace(event.hang or HangFacts(), stacks=analysis.describe_places(culprit))
+        facts = dataclasses.replace(
+            event.hang or HangFacts(), stacks=analysis.describe_places(culprit)
+        )
         if waiting_ranks and culprit not in waiting_ranks:
             late_ranks = sorted(living.keys() - waiting_ranks)
             facts = dataclasses.replace(
-                facts, waiting=Numbers.from_sequence(waiting_ranks), late=Numbers.from_sequence(late_ranks)
+                facts,
+                waiting=Numbers.from_sequence(waiting_ranks),
+                late=Numbers.from_sequence(late_ranks),
             )
         if self.nccl and (faults := nccl.describe_faults(self.nccl)):
             facts = dataclasses.replace(facts, nccl=faults)

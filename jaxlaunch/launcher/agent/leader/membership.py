@@ -58,7 +58,11 @@ class Membership:
     @property
     def present_hosts(self) -> Collection[int]:
         """Connected hosts that stay."""
-        return self.hellos.keys() - self.departing_hosts if self.departing_hosts else self.hellos.keys()
+        return (
+            self.hellos.keys() - self.departing_hosts
+            if self.departing_hosts
+            else self.hellos.keys()
+        )
 
     @property
     def missing_hosts(self) -> list[int]:
@@ -70,10 +74,15 @@ class Membership:
     def next_size(self) -> int:
         """Number of hosts that would hold ranks in an attempt that starts now, 0 if there are too few.
 
-        Host 0 is always one of them: the others look for JAX's coordinator, which is rank 0, at its address.
+        Host 0 is always one of them: the others look for JAX's coordinator, which is rank 0, at its
+        address.
         """
         present_hosts = self.present_hosts
-        reached_sizes = bisect.bisect_right(self._sizes, len(present_hosts)) if self._leader in present_hosts else 0
+        reached_sizes = (
+            bisect.bisect_right(self._sizes, len(present_hosts))
+            if self._leader in present_hosts
+            else 0
+        )
         return self._sizes[reached_sizes - 1] if reached_sizes else 0
 
     @property
@@ -161,7 +170,10 @@ class Gathering:
             )
             facts = Failure(FailureKind.NOT_JOINED, rendezvous=rendezvous)
             return verdict_for_code(
-                contract.LOST, facts, rank=members.table.ranks_of(missing_hosts[0])[0], host=missing_hosts[0]
+                contract.LOST,
+                facts,
+                rank=members.table.ranks_of(missing_hosts[0])[0],
+                host=missing_hosts[0],
             )
         if now - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = now
@@ -177,7 +189,8 @@ class Growth:
     """Plan to restart with more hosts.
 
     Attributes:
-        after_step: Grow once a newer step than this is on storage. None if no host came that the gang may grow by.
+        after_step: Grow once a newer step than this is on storage. None if no host came that the
+            gang may grow by.
         is_stopping: Whether the ranks save to restart with these hosts.
     """
 
@@ -194,7 +207,11 @@ class Growth:
     def begin_growth(self, members: Membership, committed_step: int | None) -> bool:
         """Begin to grow if the ranks have saved since the plan. Return whether they must stop now."""
         hosts = len(members.table)
-        has_saved = committed_step is not None and self.after_step is not None and committed_step > self.after_step
+        has_saved = (
+            committed_step is not None
+            and self.after_step is not None
+            and committed_step > self.after_step
+        )
         if self.is_stopping or not has_saved or members.next_size <= hosts:
             return False
         self.is_stopping, members.min_hosts = True, hosts

@@ -1,7 +1,7 @@
 """Publishers of the job's state: the log of host 0's pod, the JobSet's annotation, a webhook, and run folder files.
 
-Storage and servers may stall for longer than a host may be silent. Threads write to them, so that they can neither
-delay nor fail a run.
+Storage and servers may stall for longer than a host may be silent. Threads write to them, so that
+they can neither delay nor fail a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from typing import Any, Generic, TypeVar
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.records import log_lines, rank_history
-from jaxlaunch.records.log_lines import BeatLine, Line, PastLine, ProgressAnnotation, TailLine, VerdictLine
+from jaxlaunch.records.log_lines import (
+    BeatLine,
+    Line,
+    PastLine,
+    ProgressAnnotation,
+    TailLine,
+    VerdictLine,
+)
 from jaxlaunch.records.members import parse_members
 from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.records.summary import AttemptRecord, furthest_step
@@ -72,7 +79,7 @@ class GangView:
     restart: Mapping[str, float]
 
 
-# --- the pod's log ----------------------------------------------------------------------------------------------------
+# --- the pod's log --------------------------------------------------------------------------------
 
 # Attempts of earlier pods that have a line each.
 MAX_PAST_ATTEMPTS = 3
@@ -101,7 +108,12 @@ class PodLog:
         self._committed_at: float | None = None
 
     def write_past(
-        self, records: Sequence[AttemptRecord], run_folder: RunFolder, start: int, ranks_per_host: int, processes: int
+        self,
+        records: Sequence[AttemptRecord],
+        run_folder: RunFolder,
+        start: int,
+        ranks_per_host: int,
+        processes: int,
     ) -> None:
         """Write the attempts of earlier pods, and the ends of their logs, which were deleted with them.
 
@@ -114,20 +126,35 @@ class PodLog:
             ranks_per_host: Ranks that each host holds.
             processes: Largest number of ranks.
         """
-        if self._write is None or not (self._generation or records) or self._past_count == len(records):
+        if (
+            self._write is None
+            or not (self._generation or records)
+            or self._past_count == len(records)
+        ):
             return
         self._past_count = len(records)
         self._committed = furthest_step(*(record.last_committed for record in records))
         last_record = records[-1] if records else None
-        number, generation = (last_record.attempt, last_record.generation) if last_record else (0, self._generation - 1)
+        number, generation = (
+            (last_record.attempt, last_record.generation)
+            if last_record
+            else (0, self._generation - 1)
+        )
         ends = history.restarts_by_cause(records, number + 1)
         self._write_line(
-            PastLine(**self._line_fields(number), ends=ends, attempts=len(records), unknown=run_folder.unknown_reason)
+            PastLine(
+                **self._line_fields(number),
+                ends=ends,
+                attempts=len(records),
+                unknown=run_folder.unknown_reason,
+            )
         )
         for record in records[-MAX_PAST_ATTEMPTS:]:
             field_names = ("verdict", "seconds", "first_committed", "last_committed", "ended")
             fields = {name: getattr(record, name) for name in field_names}
-            self._write_line(PastLine(**self._line_fields(record.attempt, record.generation), **fields))
+            self._write_line(
+                PastLine(**self._line_fields(record.attempt, record.generation), **fields)
+            )
         # The record has members if hosts held other ranks than their indexes imply.
         members = (
             parse_members(last_record.members, ranks_per_host, processes)
@@ -139,9 +166,13 @@ class PodLog:
             start, sorted(range(processes), key=lambda rank: rank != failed_rank)
         ):
             host = None if members is None else members.host_of(rank)
-            self._write_line(TailLine(**self._line_fields(number, generation), rank=rank, lines=lines, host=host))
+            self._write_line(
+                TailLine(**self._line_fields(number, generation), rank=rank, lines=lines, host=host)
+            )
 
-    def write_beat(self, read_view: Callable[[], GangView], now: float, is_news: bool = False) -> None:
+    def write_beat(
+        self, read_view: Callable[[], GangView], now: float, is_news: bool = False
+    ) -> None:
         """Write a beat if something changed or it is time; `now` is in monotonic seconds."""
         is_due = is_news or now - self._beat_at >= BEAT_INTERVAL_S
         if self._write is None or not (is_due or now - self._looked_at >= CHANGE_INTERVAL_S):
@@ -151,7 +182,9 @@ class PodLog:
         phase = max(phases, key=lambda name: len(phases[name]), default=None)
         if (view.attempt, phase) != self._phase:
             self._phase, self._phase_since = (view.attempt, phase), time.time()
-        if view.committed is not None and view.committed > (-1 if self._committed is None else self._committed):
+        if view.committed is not None and view.committed > (
+            -1 if self._committed is None else self._committed
+        ):
             self._committed, self._committed_at = view.committed, time.time()
         kind = "loop" if phase in LOOP_PHASES else phase
         state = view.stage, view.attempt, view.members, tuple(view.missing), view.overdue, kind
@@ -201,13 +234,15 @@ def _ranks_by_phase(statuses: Sequence[Status]) -> dict[str, list[int]]:
     for rank, status in enumerate(statuses):
         # The ranks of a host mostly share one status.
         if status is not previous:
-            ranks = phases.setdefault("ended" if status.exit is not None else status.phase or "unsaid", [])
+            ranks = phases.setdefault(
+                "ended" if status.exit is not None else status.phase or "unsaid", []
+            )
             previous = status
         ranks.append(rank)
     return phases
 
 
-# --- files and servers, by threads ------------------------------------------------------------------------------------
+# --- files and servers, by threads ----------------------------------------------------------------
 
 
 class LatestWriter(Generic[T]):
@@ -261,15 +296,22 @@ class RankSampler:
         self._writer = LatestWriter[bytes](lambda data: folder.replace_file(layout.RANKS, data))
         self._written_at = -math.inf
 
-    def sample_ranks(self, statuses: Sequence[Status], write_every_s: float, *, is_due: bool = False) -> None:
+    def sample_ranks(
+        self, statuses: Sequence[Status], write_every_s: float, *, is_due: bool = False
+    ) -> None:
         """Sample if it is time to or `is_due`, and write the file at most every `write_every_s` seconds."""
         if not statuses or not (is_due or self._history.is_due(time.time())):
             return
-        letters, unknown_letter, ended_letter = rank_history.LETTERS, rank_history.UNKNOWN, rank_history.ENDED
+        letters = rank_history.LETTERS
+        unknown_letter = rank_history.UNKNOWN
+        ended_letter = rank_history.ENDED
         phases = (
-            letters.get(status.phase, unknown_letter) if status.exit is None else ended_letter for status in statuses
+            letters.get(status.phase, unknown_letter) if status.exit is None else ended_letter
+            for status in statuses
         )
-        self._history.add_column(time.time(), phases, (status.step if status.stepped else None for status in statuses))
+        self._history.add_column(
+            time.time(), phases, (status.step if status.stepped else None for status in statuses)
+        )
         if (now := time.monotonic()) - self._written_at >= write_every_s:
             self._written_at = now
             self._writer.keep(self._history.to_json_bytes())
@@ -277,7 +319,9 @@ class RankSampler:
 
 # Kubernetes mounts the service account here.
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_JOBSET_PATH = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}?fieldManager=jaxlaunch-agent"
+_JOBSET_PATH = (
+    "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}?fieldManager=jaxlaunch-agent"
+)
 _API_TIMEOUT_S = 10.0
 
 
@@ -303,7 +347,12 @@ class JobSetAnnotator:
         """Replace the annotation, and log the first failure. An unreachable server is tried again next time."""
         if self._is_refused:
             return
-        patch = {"metadata": {"uid": progress.uid, "annotations": {contract.ANNOTATION: progress.to_json()}}}
+        patch = {
+            "metadata": {
+                "uid": progress.uid,
+                "annotations": {contract.ANNOTATION: progress.to_json()},
+            }
+        }
         try:
             code, message = self._send_patch(json.dumps(patch).encode())
             self._is_refused = 400 <= code < 500 and code != 429
@@ -312,7 +361,10 @@ class JobSetAnnotator:
             fault = str(error) or type(error).__name__
         if fault is not None and not self._has_failed:
             self._has_failed = True
-            self._say(f"how far the job is cannot be written on its JobSet (patch jobsets {self._name}): {fault}")
+            self._say(
+                "how far the job is cannot be written on its JobSet (patch jobsets "
+                f"{self._name}): {fault}"
+            )
 
     def _send_patch(self, body: bytes) -> tuple[int, str]:
         """Send a merge patch, and return the HTTP status and the beginning of the answer."""
@@ -320,12 +372,18 @@ class JobSetAnnotator:
         import ssl
 
         context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
-        host, port = self._environ["KUBERNETES_SERVICE_HOST"], int(self._environ["KUBERNETES_SERVICE_PORT"])
-        connection = http.client.HTTPSConnection(host, port, timeout=_API_TIMEOUT_S, context=context)
+        host = self._environ["KUBERNETES_SERVICE_HOST"]
+        port = int(self._environ["KUBERNETES_SERVICE_PORT"])
+        connection = http.client.HTTPSConnection(
+            host, port, timeout=_API_TIMEOUT_S, context=context
+        )
         path = _JOBSET_PATH.format((self._account / "namespace").read_text().strip(), self._name)
         # The token is replaced about once an hour.
         token = (self._account / "token").read_text().strip()
-        headers = {"Content-Type": "application/merge-patch+json", "Authorization": f"Bearer {token}"}
+        headers = {
+            "Content-Type": "application/merge-patch+json",
+            "Authorization": f"Bearer {token}",
+        }
         try:
             connection.request("PATCH", path, body, headers)
             response = connection.getresponse()
@@ -347,7 +405,8 @@ _SCHEMES = ("http://", "https://")
 class Notifier:
     """Sends messages about the job to a webhook, if the job has one.
 
-    A thread sends them from a bounded queue. Messages that do not fit are dropped, and so are those that fail.
+    A thread sends them from a bounded queue. Messages that do not fit are dropped, and so are those
+    that fail.
     """
 
     def __init__(self, name: str, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -366,7 +425,9 @@ class Notifier:
         self._best_step: Any = None
         if options and not self._url.startswith(_SCHEMES):
             self._events = frozenset()
-            say(f"notify: {options.get('url')} holds no http:// or https:// address; nobody is told")
+            say(
+                f"notify: {options.get('url')} holds no http:// or https:// address; nobody is told"
+            )
 
     def check_progress(self, read_view: Callable[[], GangView], now: float) -> None:
         """Notify about a job without progress, and about a new best evaluation."""
@@ -376,22 +437,44 @@ class Notifier:
         metrics = view.metrics or {}
         previous_best_step, self._best_step = self._best_step, metrics.get(contract.Key.BEST_STEP)
         if self._best_step is not None and self._best_step != previous_best_step:
-            evaluation_metrics = {key: value for key, value in metrics.items() if key.startswith(contract.EVAL_PREFIX)}
+            evaluation_metrics = {
+                key: value for key, value in metrics.items() if key.startswith(contract.EVAL_PREFIX)
+            }
             self._queue_message(
-                "best", f"has its best evaluation so far at step {self._best_step}", metrics=evaluation_metrics
+                "best",
+                f"has its best evaluation so far at step {self._best_step}",
+                metrics=evaluation_metrics,
             )
-        state = view.stage, view.attempt, view.step, sorted({status.phase for status in view.statuses}, key=str)
+        state = (
+            view.stage,
+            view.attempt,
+            view.step,
+            sorted({status.phase for status in view.statuses}, key=str),
+        )
         if state != self._state:
             self._state, self._changed_at, self._is_stalled = state, now, False
         elif self._stall_s and not self._is_stalled and now - self._changed_at >= self._stall_s:
             self._is_stalled = True
-            place = f"waits for {len(view.missing)} hosts" if view.missing else f"is at step {view.step}"
-            self._queue_message("stall", f"{place} without progress for {now - self._changed_at:.0f} s", step=view.step)
+            place = (
+                f"waits for {len(view.missing)} hosts"
+                if view.missing
+                else f"is at step {view.step}"
+            )
+            self._queue_message(
+                "stall",
+                f"{place} without progress for {now - self._changed_at:.0f} s",
+                step=view.step,
+            )
 
     def notify_verdict(self, verdict: Verdict, attempt: int) -> None:
         """Notify about the end of an attempt."""
         is_done = verdict.code == contract.DONE
-        fields = {"attempt": attempt, "code": verdict.code, "cause": verdict.cause, "step": verdict.step}
+        fields = {
+            "attempt": attempt,
+            "code": verdict.code,
+            "cause": verdict.cause,
+            "step": verdict.step,
+        }
         place = "" if verdict.step is None else f" at step {verdict.step}"
         outcome = "is done" if is_done else f"ended attempt {attempt}"
         text = f"{outcome}{place}: {verdict.message} (exit {verdict.code})"
@@ -403,13 +486,21 @@ class Notifier:
 
     def is_busy(self, now: float) -> bool:
         """Return whether the end must still wait for a message."""
-        return now < self._close_deadline and self._queue.unfinished_tasks > 0 and not self._has_failed
+        return (
+            now < self._close_deadline and self._queue.unfinished_tasks > 0 and not self._has_failed
+        )
 
     def _queue_message(self, event: str, text: str, **fields: Any) -> None:
         if event not in self._events:
             return
         line = f"{self._name} {text}"
-        message = {"event": event, "job": self._name, "text": line, "time": round(time.time(), 3), **fields}
+        message = {
+            "event": event,
+            "job": self._name,
+            "text": line,
+            "time": round(time.time(), 3),
+            **fields,
+        }
         if self._is_slack:
             message = {"text": line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
         with contextlib.suppress(queue.Full):
@@ -435,14 +526,21 @@ class Notifier:
         """Send a message, and return the reason if that fails, without the address, which is a secret."""
         headers = {"Content-Type": "application/json", "User-Agent": "jaxlaunch"}
         try:
-            request = urllib.request.Request(self._url, json.dumps(message).encode(), headers, method="POST")
+            request = urllib.request.Request(
+                self._url, json.dumps(message).encode(), headers, method="POST"
+            )
             with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S):
                 return None
         except urllib.error.HTTPError as error:
             return f"the server answers {error.code}"
         except urllib.error.URLError as error:
             reason = error.reason
-            return reason.strerror or type(reason).__name__ if isinstance(reason, OSError) else type(error).__name__
+            return (
+                reason.strerror or type(reason).__name__
+                if isinstance(reason, OSError)
+                else type(error).__name__
+            )
         except Exception as error:
-            # Libraries may raise anything for an odd address or answer, and no run may end because of it.
+            # Libraries may raise anything for an odd address or answer, and no run may end because
+            # of it.
             return type(error).__name__

@@ -1,7 +1,7 @@
 """Statuses of all ranks of an attempt, with counts that are updated incrementally.
 
-A gang of 80,000 ranks sends thousands of beats per second. Therefore no message may cost a pass over all ranks, and
-ranks with equal statuses share one `Status` object.
+A gang of 80,000 ranks sends thousands of beats per second. Therefore no message may cost a pass
+over all ranks, and ranks with equal statuses share one `Status` object.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from jaxlaunch.launcher.agent.gang.progress import Status, format_rank_range, parse_rank_range
 
-# Ranks of a gang step together but beat one by one: this many recent statuses are shared with the next ranks that come
-# to them, and this many successors of each status.
+# Ranks of a gang step together but beat one by one: this many recent statuses are shared with the
+# next ranks that come to them, and this many successors of each status.
 MAX_SHARED, MAX_SUCCESSORS = 128, 16
 
 Counted = TypeVar("Counted", int, str)
@@ -25,7 +25,8 @@ class RankStatuses:
 
     Attributes:
         ranks_by_host: Ranks of each host, from 0 on without a gap.
-        by_rank: Statuses by rank number. A list, because the statuses of a host are read and replaced as one slice.
+        by_rank: Statuses by rank number. A list, because the statuses of a host are read and
+            replaced as one slice.
         alive: Ranks that have not ended.
         staying: Ranks that have neither ended nor begun to exit.
         unclean: Ranks that have not ended cleanly.
@@ -43,7 +44,9 @@ class RankStatuses:
         self.first_committed: int | None = None
         self.versions: dict[str, int] = {}
         self._steps: dict[int, int] = {}
-        self._host_keys = {host: format_rank_range(ranks[0], ranks[-1]) for host, ranks in ranks_by_host.items()}
+        self._host_keys = {
+            host: format_rank_range(ranks[0], ranks[-1]) for host, ranks in ranks_by_host.items()
+        }
         self._shared = SharedStatuses()
 
     @property
@@ -78,7 +81,9 @@ class RankStatuses:
         # A spare has no ranks, and its beats have no changes.
         for key, fields in changes.items():
             host_ranks = self.ranks_by_host[host]
-            ranks = host_ranks if key == self._host_keys[host] else parse_rank_range(key, host_ranks)
+            ranks = (
+                host_ranks if key == self._host_keys[host] else parse_rank_range(key, host_ranks)
+            )
             statuses = self.by_rank[ranks.start : ranks.stop]
             # The ranks of a host nearly always have the same status.
             if statuses.count(statuses[0]) == len(statuses):
@@ -97,12 +102,18 @@ class RankStatuses:
             _move_count(self._steps, old_status.step, new_status.step, count)
         if new_status.jax != old_status.jax:
             _move_count(self.versions, old_status.jax, new_status.jax, count)
-        if new_status.committed is not None and (self.committed is None or new_status.committed > self.committed):
+        if new_status.committed is not None and (
+            self.committed is None or new_status.committed > self.committed
+        ):
             self.committed = new_status.committed
         first = new_status.first_committed
         if first is not None and (self.first_committed is None or first < self.first_committed):
             self.first_committed = first
-        if new_status.exit is not None or old_status.exit is not None or new_status.left is not old_status.left:
+        if (
+            new_status.exit is not None
+            or old_status.exit is not None
+            or new_status.left is not old_status.left
+        ):
             self.alive += count * ((new_status.exit is None) - (old_status.exit is None))
             self.staying += count * (_is_staying(new_status) - _is_staying(old_status))
             self.unclean += count * (old_status.has_ended_cleanly - new_status.has_ended_cleanly)
@@ -149,7 +160,9 @@ def _is_staying(status: Status) -> bool:
     return not status.left and status.exit is None
 
 
-def _move_count(counts: dict[Counted, int], old_key: Counted | None, new_key: Counted | None, rank_count: int) -> None:
+def _move_count(
+    counts: dict[Counted, int], old_key: Counted | None, new_key: Counted | None, rank_count: int
+) -> None:
     """Move a number of ranks from one count to another; a count of 0 has no entry."""
     if new_key is not None:
         counts[new_key] = counts.get(new_key, 0) + rank_count

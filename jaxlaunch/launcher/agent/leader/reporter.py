@@ -1,9 +1,9 @@
 """Reports of a run by host 0: summary and records, log lines of its pod, the JobSet's annotation, the webhook.
 
-`RunState` reads the state of the gang, and `Reporter` writes it. Storage and servers may stall for longer than a host
-may be silent, so threads write the newest value to them (`publishers`). The event loop waits for a write only if
-something must be on storage first, and never for long. When host 0 is lost, `record_end_without_leader` writes the end
-of the attempt on another host.
+`RunState` reads the state of the gang, and `Reporter` writes it. Storage and servers may stall for
+longer than a host may be silent, so threads write the newest value to them (`publishers`). The
+event loop waits for a write only if something must be on storage first, and never for long. When
+host 0 is lost, `record_end_without_leader` writes the end of the attempt on another host.
 """
 
 from __future__ import annotations
@@ -34,13 +34,26 @@ from jaxlaunch.launcher.agent.leader.publishers import (
 )
 from jaxlaunch.records import codec
 from jaxlaunch.records.log_lines import ProgressAnnotation
-from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, Summary, furthest_step, goodput_ratio
+from jaxlaunch.records.summary import (
+    AttemptProgress,
+    AttemptRecord,
+    Summary,
+    furthest_step,
+    goodput_ratio,
+)
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history
 from jaxlaunch.runs.layout import AGENTS
-from jaxlaunch.runs.run_folder import RunFolder, RunStarts, close_unfinished, find_unfinished_attempt, settle_records
+from jaxlaunch.runs.run_folder import (
+    RunFolder,
+    RunStarts,
+    close_unfinished,
+    find_unfinished_attempt,
+    settle_records,
+)
 
-# Seconds between two writes of the summary, on this machine and on shared storage, which may be slow.
+# Seconds between two writes of the summary, on this machine and on shared storage, which may be
+# slow.
 LOCAL_WRITE_INTERVAL_S, SHARED_WRITE_INTERVAL_S = 1.0, 10.0
 # Seconds between two writes on the JobSet, and how long the end waits for the last of them.
 ANNOTATE_INTERVAL_S, ANNOTATE_WAIT_S = 60.0, 10.0
@@ -76,7 +89,9 @@ class RunState:
     def saved_step(self) -> int | None:
         """Newest step on storage, from all sources."""
         steps = (record.last_committed for record in self._gang.records)
-        return furthest_step(self.starts.known_saved_step, *steps, self._gang.attempt.ranks.committed)
+        return furthest_step(
+            self.starts.known_saved_step, *steps, self._gang.attempt.ranks.committed
+        )
 
     def start_fields(self) -> dict[str, int | None]:
         """Return the number of this start of the run, and the newest step that attempts before this one saved.
@@ -86,17 +101,25 @@ class RunState:
         saved_step = history.newest_saved_step(self._gang.records, self._config.generation)
         if saved_step is None and self.starts.has_earlier_checkpoints:
             saved_step = 0
-        return {"start": self.starts.number, "saved": furthest_step(saved_step, self._gang.members.saved_step)}
+        return {
+            "start": self.starts.number,
+            "saved": furthest_step(saved_step, self._gang.members.saved_step),
+        }
 
     def attempt_seconds(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Return the seconds of this attempt, given those of the run."""
-        return {cause: round(spent - self.seconds_before.get(cause, 0.0), 3) for cause, spent in seconds.items()}
+        return {
+            cause: round(spent - self.seconds_before.get(cause, 0.0), 3)
+            for cause, spent in seconds.items()
+        }
 
     def gang_state(self, now: float) -> dict[str, Any]:
         """Return the state of all hosts, for the metrics of every agent."""
         seconds = self._clock.seconds_by_cause(now)
         last_message_at = self._gang.members.last_message_at
-        oldest = next((at for host, at in last_message_at.items() if host != self._config.host), now)
+        oldest = next(
+            (at for host, at in last_message_at.items() if host != self._config.host), now
+        )
         return {
             "attempt": self._gang.attempt_number,
             # The uid is part of the key of the gang and is never sent.
@@ -105,7 +128,9 @@ class RunState:
             "unsafe_s": self._clock.uncommitted_s(now),
             "foremost": self._gang.attempt.ranks.last_step,
             "silence_s": now - oldest,
-            **history.metric_counters(self._gang.records, self._config.generation, self._config.job),
+            **history.metric_counters(
+                self._gang.records, self._config.generation, self._config.job
+            ),
         }
 
     def build_view(self) -> GangView:
@@ -125,7 +150,9 @@ class RunState:
             overdue=gang.attempt.hang.timeout_message,
             seconds=self._clock.seconds_by_cause(now),
             restarts=history.restarts_by_cause(gang.records, self.newest_attempt),
-            preempted=None if self._run_folder.unknown_reason else history.preemptions_without_progress(gang.records),
+            preempted=None
+            if self._run_folder.unknown_reason
+            else history.preemptions_without_progress(gang.records),
             metrics=self.metrics,
             restart=self._restart_seconds(now),
         )
@@ -138,23 +165,39 @@ class RunState:
             verdict,
             step=gang.attempt.ranks.first_step,
             saved=self.saved_step,
-            of=dataclasses.replace(self._attempt_progress(seconds, now), made_of=self._code_versions),
+            of=dataclasses.replace(
+                self._attempt_progress(seconds, now), made_of=self._code_versions
+            ),
             seconds=seconds,
             restarts=history.restarts_by_cause(gang.records, self.newest_attempt),
             metrics=self.metrics,
             notes=self.notes,
             stacks=gang.attempt.hang.stacks,
             nccl=gang.attempt.hang.nccl,
-            restart_seconds=history.restart_rows(gang.records, gang.attempt_number, self._restart_seconds(now)),
+            restart_seconds=history.restart_rows(
+                gang.records, gang.attempt_number, self._restart_seconds(now)
+            ),
         )
 
     def build_annotation(self, when: str, verdict: Verdict | None) -> ProgressAnnotation:
         """Return the annotation of the JobSet."""
         view, config = self.build_view(), self._config
-        progress = config.uid, time.time(), when, view.attempt, config.generation, view.step, self.saved_step
+        progress = (
+            config.uid,
+            time.time(),
+            when,
+            view.attempt,
+            config.generation,
+            view.step,
+            self.saved_step,
+        )
         # Pods that left are replaced by others, which start the next attempt.
-        restarts = history.restarts_by_cause(self._gang.records, self.newest_attempt + (when == "left"))
-        return ProgressAnnotation(*progress, goodput_ratio({"step": 0.0, **view.seconds}), restarts, verdict)
+        restarts = history.restarts_by_cause(
+            self._gang.records, self.newest_attempt + (when == "left")
+        )
+        return ProgressAnnotation(
+            *progress, goodput_ratio({"step": 0.0, **view.seconds}), restarts, verdict
+        )
 
     def _attempt_progress(self, seconds: Mapping[str, float], now: float) -> AttemptProgress:
         """Return the progress of the attempt for a summary."""
@@ -176,7 +219,11 @@ class RunState:
 
     def _restart_seconds(self, now: float) -> Mapping[str, float]:
         has_ended = self._gang.stage in (Stage.KILL, Stage.LEAVE)
-        return self._clock.restart.last_seconds if has_ended else self._clock.restart.seconds_by_cause(now)
+        return (
+            self._clock.restart.last_seconds
+            if has_ended
+            else self._clock.restart.seconds_by_cause(now)
+        )
 
 
 class Reporter:
@@ -202,10 +249,13 @@ class Reporter:
         self._summary_writer = LatestWriter[Summary](self.state.starts.write_summary)
         self._annotator: LatestWriter[ProgressAnnotation] | None = None
         if config.is_pod and publishers.has_token():
-            self._annotator = LatestWriter(JobSetAnnotator(config.job.name, say_from_thread).annotate)
+            self._annotator = LatestWriter(
+                JobSetAnnotator(config.job.name, say_from_thread).annotate
+            )
         self._notifier = Notifier(config.job.name, os.environ, say)
         self._sampler = RankSampler(run_folder)
-        # Newest committed step and stage in the summary, and the monotonic times of the last writes.
+        # Newest committed step and stage in the summary, and the monotonic times of the last
+        # writes.
         self._written: tuple[int | None, Stage] | None = None
         self._summary_at = self._annotated_at = time.monotonic()
 
@@ -218,7 +268,9 @@ class Reporter:
     def log_past(self) -> None:
         """Write the attempts of earlier pods to the pod's log."""
         ranks = self._config.job.processes_per_host, self._config.processes
-        self._pod_log.write_past(self._gang.records, self._run_folder, self.state.starts.number, *ranks)
+        self._pod_log.write_past(
+            self._gang.records, self._run_folder, self.state.starts.number, *ranks
+        )
 
     def add_metrics(self, metrics: Any) -> None:
         """Keep the newest metrics of rank 0."""
@@ -317,7 +369,9 @@ class Reporter:
     def is_busy(self, now: float) -> bool:
         """Return whether the end must still wait for the webhook or the JobSet, each for a limited time."""
         is_annotating = self._annotator is not None and self._annotator.is_busy
-        return self._notifier.is_busy(now) or (is_annotating and now < self._annotated_at + ANNOTATE_WAIT_S)
+        return self._notifier.is_busy(now) or (
+            is_annotating and now < self._annotated_at + ANNOTATE_WAIT_S
+        )
 
     def list_agents(self, agents: Sequence[tuple[Hello, str]]) -> None:
         """Write the address of each host's agent, from its hello and its IP address, and the ranks of the host."""
@@ -325,7 +379,11 @@ class Reporter:
         for hello, ip in agents:
             # An IPv4 peer on a dual-stack socket.
             plain = ip.removeprefix("::ffff:")
-            address = f"[{plain}]:{hello.metrics_port}" if ":" in plain else f"{plain}:{hello.metrics_port}"
+            address = (
+                f"[{plain}]:{hello.metrics_port}"
+                if ":" in plain
+                else f"{plain}:{hello.metrics_port}"
+            )
             ranks = list(self._gang.members.table.ranks_of(hello.host))
             rows.append({"host": hello.host, "address": address, "pid": hello.pid, "ranks": ranks})
         self._run_folder.write_json(AGENTS, rows)
@@ -333,11 +391,15 @@ class Reporter:
     def _write_summary(self, now: float, *, is_urgent: bool = False, has_news: bool = True) -> None:
         """Write the state of the run, from which the next start can record its end if every agent is killed.
 
-        This waits for the write for a second at most, and only if it is urgent, or has news and the folder is on this
-        machine. A regular write without news waits for nothing, because a busy disk may take longer than that to sync.
+        This waits for the write for a second at most, and only if it is urgent, or has news and the
+        folder is on this machine. A regular write without news waits for nothing, because a busy
+        disk may take longer than that to sync.
         """
-        self._written, self._summary_at = (self._gang.attempt.ranks.committed, self._gang.stage), now
-        wait_s = LOCAL_WRITE_INTERVAL_S if is_urgent or (self._config.is_local and has_news) else 0.0
+        self._written = (self._gang.attempt.ranks.committed, self._gang.stage)
+        self._summary_at = now
+        wait_s = (
+            LOCAL_WRITE_INTERVAL_S if is_urgent or (self._config.is_local and has_news) else 0.0
+        )
         self._summary_writer.keep(self.state.build_summary(None), wait_s=wait_s)
 
     def _queue_annotation(self, when: str, verdict: Verdict | None) -> None:
@@ -349,7 +411,11 @@ class Reporter:
 def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the job as its pods received it, under those keys of job.yaml that pods read."""
     job, slices = config.job, int(environ.get(contract.SLICES, "1"))
-    devices = {} if job.platform == "tpu" else {"per_host": job.devices_per_process * job.processes_per_host}
+    devices = (
+        {}
+        if job.platform == "tpu"
+        else {"per_host": job.devices_per_process * job.processes_per_host}
+    )
     hosts = job.sizes[-1] if job.sizes else config.hosts // slices
     fields: dict[str, Any] = {
         "name": job.name,
@@ -358,7 +424,11 @@ def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
         "processes_per_host": job.processes_per_host,
         "accelerator": {"type": job.accelerator, **devices},
         "restarts": {"crash": job.crash_limit, "in_place": job.in_place_limit},
-        "timeouts": {phase: round(limit_s) for phase, limit_s in job.timeouts_s.items() if limit_s is not None},
+        "timeouts": {
+            phase: round(limit_s)
+            for phase, limit_s in job.timeouts_s.items()
+            if limit_s is not None
+        },
         "grace": round(job.grace_s),
         "deadline": None if job.deadline_s is None else round(job.deadline_s),
         "workdir": job.workdir,
@@ -372,9 +442,10 @@ def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
         return fields
 
 
-# --- when host 0 is lost ----------------------------------------------------------------------------------------------
+# --- when host 0 is lost --------------------------------------------------------------------------
 
-# Host 0 writes its summary every ten seconds. After three missed writes it no longer counts as alive.
+# Host 0 writes its summary every ten seconds. After three missed writes it no longer counts as
+# alive.
 SUMMARY_FRESHNESS_S = 30.0
 
 
@@ -395,22 +466,33 @@ class LeaderReport:
     run_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def from_message(cls, gang: Mapping[str, Any], attempt: int, agent_started_at: float) -> LeaderReport:
+    def from_message(
+        cls, gang: Mapping[str, Any], attempt: int, agent_started_at: float
+    ) -> LeaderReport:
         """Build the report from host 0's last message, which is empty if there was none."""
         if "of" not in gang:
             return cls(attempt, agent_started_at)
-        return cls(attempt, agent_started_at, codec.read_record(AttemptProgress, gang["of"]), gang["seconds"])
+        return cls(
+            attempt,
+            agent_started_at,
+            codec.read_record(AttemptProgress, gang["of"]),
+            gang["seconds"],
+        )
 
 
 def record_end_without_leader(
-    folder: RunFolder, config: Config, report: LeaderReport, statuses: Sequence[Status], verdict: Verdict
+    folder: RunFolder,
+    config: Config,
+    report: LeaderReport,
+    statuses: Sequence[Status],
+    verdict: Verdict,
 ) -> None:
     """Write the end of the attempt on another host after host 0 was lost.
 
-    The sources are host 0's last report; the last summary in the folder, if it describes the same attempt; and the
-    statuses of this host's own processes. The folder may be this host's copy, without what host 0 wrote since the pods
-    started. Nothing is written if this host never joined a host 0 that still writes summaries, or if the end is already
-    on record.
+    The sources are host 0's last report; the last summary in the folder, if it describes the same
+    attempt; and the statuses of this host's own processes. The folder may be this host's copy,
+    without what host 0 wrote since the pods started. Nothing is written if this host never joined a
+    host 0 that still writes summaries, or if the end is already on record.
     """
     summary = folder.read_summary(config.uid)
     has_joined = report.attempt > 0 or report.progress is not None
@@ -423,17 +505,23 @@ def record_end_without_leader(
             settle_records(folder, config.uid)
     records = folder.read_records(config.uid)
     if has_joined and records and records[-1].attempt >= report.attempt > 0:
-        # Host 0 continued without this host, which was stalled, and has recorded the end of the attempt; or no other
-        # host 0 took its place.
+        # Host 0 continued without this host, which was stalled, and has recorded the end of the
+        # attempt; or no other host 0 took its place.
         if config.job.replaces and summary is not None and summary.verdict is None and not is_fresh:
-            RunStarts(folder, config.uid).write_summary(dataclasses.replace(summary, verdict=verdict))
+            RunStarts(folder, config.uid).write_summary(
+                dataclasses.replace(summary, verdict=verdict)
+            )
         return
     summary, progress = _last_known_attempt(folder, config, report, records)
     committed_statuses = [status for status in statuses if status.first_committed is not None]
     progress = dataclasses.replace(
         progress,
-        first_committed=_min_step(progress.first_committed, *(status.first_committed for status in committed_statuses)),
-        last_committed=furthest_step(progress.last_committed, *(status.committed for status in committed_statuses)),
+        first_committed=_min_step(
+            progress.first_committed, *(status.first_committed for status in committed_statuses)
+        ),
+        last_committed=furthest_step(
+            progress.last_committed, *(status.committed for status in committed_statuses)
+        ),
     )
     own_step = _min_step(*(status.step for status in statuses))
     step = summary.step if own_step is None else own_step
@@ -447,8 +535,12 @@ def record_end_without_leader(
     else:
         # Begin with host 0's last report, and add the lost work of the attempt that it was in.
         seconds = dict(report.run_seconds)
-        for cause, spent in record.seconds.items() if report.progress.attempt == record.attempt else ():
-            seconds[cause] = seconds.get(cause, 0.0) + spent - report.progress.seconds.get(cause, 0.0)
+        for cause, spent in (
+            record.seconds.items() if report.progress.attempt == record.attempt else ()
+        ):
+            seconds[cause] = (
+                seconds.get(cause, 0.0) + spent - report.progress.seconds.get(cause, 0.0)
+            )
     end_summary = dataclasses.replace(
         summary,
         # If hosts are replaced, another host 0 continues.
@@ -468,13 +560,21 @@ def _last_known_attempt(
     """Return the summary and the progress of the attempt that host 0 was in, from its last report if there is one."""
     last_progress = report.progress
     number = max(
-        report.attempt, 0 if last_progress is None else last_progress.attempt, records[-1].attempt + 1 if records else 1
+        report.attempt,
+        0 if last_progress is None else last_progress.attempt,
+        records[-1].attempt + 1 if records else 1,
     )
     summary, progress = find_unfinished_attempt(folder, config.uid, records) or (None, None)
-    if summary is None or progress is None or (progress.generation, progress.attempt) != (config.generation, number):
+    if (
+        summary is None
+        or progress is None
+        or (progress.generation, progress.attempt) != (config.generation, number)
+    ):
         now = time.time()
         # A host without any report has only waited.
-        seconds = {"rendezvous": max(0.0, now - report.agent_started_at)} if last_progress is None else {}
+        seconds = (
+            {"rendezvous": max(0.0, now - report.agent_started_at)} if last_progress is None else {}
+        )
         progress = AttemptProgress(
             config.uid, config.generation, number, report.agent_started_at, at=now, seconds=seconds
         )
@@ -497,7 +597,11 @@ def _last_known_attempt(
 
 def _is_fresh(summary: Summary) -> bool:
     """Return whether the host 0 that wrote a summary is alive."""
-    return summary.verdict is None and summary.of is not None and abs(time.time() - summary.of.at) < SUMMARY_FRESHNESS_S
+    return (
+        summary.verdict is None
+        and summary.of is not None
+        and abs(time.time() - summary.of.at) < SUMMARY_FRESHNESS_S
+    )
 
 
 def _min_step(*steps: int | None) -> int | None:

@@ -1,7 +1,8 @@
 """Server of host 0: accepts the other hosts, passes their events to `Gang`, and performs its actions.
 
-`Gate` admits connections whose hello proves the key of the run. A stranger without it learns nothing and costs little:
-the number, the duration and the bytes of such connections are bounded, and so are the log lines about them.
+`Gate` admits connections whose hello proves the key of the run. A stranger without it learns
+nothing and costs little: the number, the duration and the bytes of such connections are bounded,
+and so are the log lines about them.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ from jaxlaunch.runs import history
 from jaxlaunch.runs.run_folder import RunFolder, settle_records
 
 TICK_INTERVAL_S = 0.2
-# With this many hosts or more, messages are read this many seconds apart, so that each poll finds many connections.
+# With this many hosts or more, messages are read this many seconds apart, so that each poll finds
+# many connections.
 MANY_HOSTS, POLL_PAUSE_S = 100, 0.02
-# Every host receives the state of the gang once in this time, and with many hosts once in the second.
+# Every host receives the state of the gang once in this time, and with many hosts once in the
+# second.
 STATE_INTERVAL_S, MANY_HOSTS_STATE_INTERVAL_S = HEARTBEAT_S, 2.0
 # A connection without a hello is closed after this time.
 HELLO_TIMEOUT_S = 10.0
@@ -88,17 +91,25 @@ class Gate:
     def close_late_connections(self, now: float) -> None:
         """Close connections that are silent for too long, and log the number of strangers.
 
-        A connection is closed at the second tick that finds it silent: a hello that arrived while this process was busy
-        is read between the two.
+        A connection is closed at the second tick that finds it silent: a hello that arrived while
+        this process was busy is read between the two.
         """
         late_links = set(
-            itertools.takewhile(lambda link: now - self._waiting[link][0] > HELLO_TIMEOUT_S, self._waiting)
+            itertools.takewhile(
+                lambda link: now - self._waiting[link][0] > HELLO_TIMEOUT_S, self._waiting
+            )
         )
         for link in late_links & self._late_links:
             self._close_stranger(link, f"it sent no hello within {HELLO_TIMEOUT_S:.0f} s")
         self._late_links = late_links - self._late_links
-        if self._stranger_count and (self._logged_at is None or now - self._logged_at >= LOG_INTERVAL_S):
-            count = "a connection" if self._stranger_count == 1 else f"{self._stranger_count} connections, the last"
+        if self._stranger_count and (
+            self._logged_at is None or now - self._logged_at >= LOG_INTERVAL_S
+        ):
+            count = (
+                "a connection"
+                if self._stranger_count == 1
+                else f"{self._stranger_count} connections, the last"
+            )
             self._say(f"closed {count} from {self._last_stranger}")
             self._stranger_count, self._logged_at = 0, now
 
@@ -106,14 +117,15 @@ class Gate:
         self._loop.watch(self._listener.fileno(), READ, lambda mask: self._accept_connections())
 
     def _accept_connections(self) -> None:
-        # Connections of this turn could not answer yet, and are not closed in favor of others of this turn.
+        # Connections of this turn could not answer yet, and are not closed in favor of others of
+        # this turn.
         room = self._max_waiting - len(self._waiting)
         for _ in range(max(1, min(ACCEPT_BATCH, room))):
             try:
                 sock, address = self._listener.accept()
             except OSError as error:
-                # If no descriptor is free, the listener would be ready again at once. Otherwise no connection is left,
-                # or the other side closed before it was accepted.
+                # If no descriptor is free, the listener would be ready again at once. Otherwise no
+                # connection is left, or the other side closed before it was accepted.
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._say(f"cannot accept another host: {error.strerror}")
                     self._loop.unwatch(self._listener.fileno())
@@ -121,7 +133,9 @@ class Gate:
                 return
             if len(self._waiting) >= self._max_waiting:
                 # Hosts answer at once, so the longest silent connection is not a host.
-                self._close_stranger(next(iter(self._waiting)), "it sent no hello before many others came")
+                self._close_stranger(
+                    next(iter(self._waiting)), "it sent no hello before many others came"
+                )
             self._send_challenge(sock, address[0])
 
     def _send_challenge(self, sock: socket.socket, peer: str) -> None:
@@ -160,7 +174,8 @@ class Peer:
 
     def __init__(self, hello: Hello, link: Link) -> None:
         self.hello, self.host, self.link = hello, hello.host, link
-        # Seconds since its last message in which this process was stopped or starved, and could not receive.
+        # Seconds since its last message in which this process was stopped or starved, and could not
+        # receive.
         self.excused_s = 0.0
 
 
@@ -187,21 +202,31 @@ class Server:
         self._gate = Gate(config, loop, say=say, admit=self._greet_host)
         max_connections = resources.allow_connections(config.hosts)
         if max_connections is not None:
-            say(f"warning: a limit of {max_connections} open files (ulimit -Hn) is too low for {config.hosts} hosts")
+            say(
+                f"warning: a limit of {max_connections} open files (ulimit -Hn) is too low for "
+                f"{config.hosts} hosts"
+            )
         if config.hosts >= MANY_HOSTS:
             loop.pause_between_polls(POLL_PAUSE_S)
         now = time.monotonic()
         records = settle_records(run_folder, config.uid)
         clock.add_earlier_seconds(
-            history.sum_seconds(records, time.time() - (now - clock.started_at), config.run_started_at)
+            history.sum_seconds(
+                records, time.time() - (now - clock.started_at), config.run_started_at
+            )
         )
         spent_s = sum(clock.seconds_by_cause(clock.started_at).values())
-        deadline_at = None if config.job.deadline_s is None else clock.started_at + config.job.deadline_s - spent_s
+        deadline_at = (
+            None
+            if config.job.deadline_s is None
+            else clock.started_at + config.job.deadline_s - spent_s
+        )
         self._gang = Gang(config, hello, records, now, deadline_at)
         self._reporter = Reporter(config, self._gang, loop, clock, run_folder, pod_log, say)
         self._epoch, self._coordinator = secrets.token_hex(8), ""
         self._peers: dict[int, Peer] = {}
-        # Whether a host has joined since the last start. At the next one agents.json lists its ranks.
+        # Whether a host has joined since the last start. At the next one agents.json lists its
+        # ranks.
         self._has_new_host = False
         # Which hosts hold ranks in agents.json.
         self._listed_table: Members | None = None
@@ -217,11 +242,13 @@ class Server:
         """Report the attempts of earlier pods, and start to wait for every host."""
         for record in self._gang.records[-3:]:
             message = record.verdict.message
-            self._say(f"previous attempt {record.attempt} (generation {record.generation}): {message}")
+            self._say(
+                f"previous attempt {record.attempt} (generation {record.generation}): {message}"
+            )
         self._reporter.write_start(time.monotonic())
         self._loop.call_every(TICK_INTERVAL_S, self._on_tick)
 
-    # --- connections --------------------------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     def _greet_host(self, link: Link, handshake: LeaderHandshake, hello: Hello) -> None:
         """Admit or refuse a host that has proven the run's key."""
@@ -237,17 +264,21 @@ class Server:
             previous.link.close()
         peer = self._peers[hello.host] = Peer(hello, link)
         link.epoch = self._epoch
-        link.on_message, link.on_close = (
-            functools.partial(self._take_message, peer),
-            functools.partial(self._drop_peer, peer),
-        )
+        link.on_message = functools.partial(self._take_message, peer)
+        link.on_close = functools.partial(self._drop_peer, peer)
         self._has_new_host = True
         self._has_late_host = self._has_late_host or self._gang.stage is Stage.RUN
         self._gang.on_host_joined(hello, time.monotonic())
         self._perform_actions()
 
-    def _refuse_host(self, link: Link, handshake: LeaderHandshake, hello: Hello, reason: Refusal) -> None:
-        fields = {"message": reason.message, "code": reason.exit_code, "may_retry": reason.may_retry}
+    def _refuse_host(
+        self, link: Link, handshake: LeaderHandshake, hello: Hello, reason: Refusal
+    ) -> None:
+        fields = {
+            "message": reason.message,
+            "code": reason.exit_code,
+            "may_retry": reason.may_retry,
+        }
         link.send("refused", **handshake.seal_answer("refused", **fields))
         link.close()
         self._gang.on_host_refused(hello, reason, time.monotonic())
@@ -280,7 +311,7 @@ class Server:
         self._gang.on_host_lost(peer.host, reason, time.monotonic())
         self._perform_actions()
 
-    # --- actions ------------------------------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     def _perform_actions(self) -> None:
         """Perform the actions of the gang. Events meanwhile, such as a lost connection, add to them."""
@@ -318,7 +349,9 @@ class Server:
             case actions.WriteEnd(verdict, is_alone):
                 reporter.write_end(verdict, is_alone=is_alone)
                 if not is_alone:
-                    self._send_message(list(self._peers), "ping", gang=reporter.state.gang_state(time.monotonic()))
+                    self._send_message(
+                        list(self._peers), "ping", gang=reporter.state.gang_state(time.monotonic())
+                    )
                 self._gang.on_end_written(time.monotonic())
             case actions.PublishEnd(verdict, is_alone):
                 reporter.publish_end(verdict, is_alone=is_alone)
@@ -336,7 +369,8 @@ class Server:
         if self._has_new_host and follows_lost_attempt:
             # The log lines of a lost pod are gone with it.
             self._reporter.log_past()
-        # A gang that starts without a lost host, or with a spare in its place, has another table but no new host.
+        # A gang that starts without a lost host, or with a spare in its place, has another table
+        # but no new host.
         if self._has_new_host or self._gang.members.table != self._listed_table:
             self._has_new_host = False
             self._list_agents()
@@ -350,9 +384,11 @@ class Server:
 
     def _list_agents(self) -> None:
         self._has_late_host, self._listed_table = False, self._gang.members.table
-        self._reporter.list_agents([(peer.hello, peer.link.peer) for _, peer in sorted(self._peers.items())])
+        self._reporter.list_agents(
+            [(peer.hello, peer.link.peer) for _, peer in sorted(self._peers.items())]
+        )
 
-    # --- time ---------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def _on_tick(self) -> None:
         now = time.monotonic()
@@ -374,18 +410,26 @@ class Server:
     def _close_silent(self, now: float) -> None:
         last_message_at = self._gang.members.last_message_at
         silent_hosts = list(
-            itertools.takewhile(lambda host: now - last_message_at[host] > SILENCE_TIMEOUT_S, last_message_at)
+            itertools.takewhile(
+                lambda host: now - last_message_at[host] > SILENCE_TIMEOUT_S, last_message_at
+            )
         )
         for host in silent_hosts:
             peer = self._peers.get(host)
-            if peer is not None and now - last_message_at[host] - peer.excused_s > SILENCE_TIMEOUT_S:
+            if (
+                peer is not None
+                and now - last_message_at[host] - peer.excused_s > SILENCE_TIMEOUT_S
+            ):
                 peer.link.close()
                 self._drop_peer(peer, peer.link, f"no message for {SILENCE_TIMEOUT_S:.0f} s")
 
     def _send_state(self, now: float) -> None:
         """Send the state of the gang to some hosts: sending it to all at once would delay urgent messages."""
         hosts = self._config.hosts
-        turns = round((STATE_INTERVAL_S if hosts < MANY_HOSTS else MANY_HOSTS_STATE_INTERVAL_S) / TICK_INTERVAL_S)
+        turns = round(
+            (STATE_INTERVAL_S if hosts < MANY_HOSTS else MANY_HOSTS_STATE_INTERVAL_S)
+            / TICK_INTERVAL_S
+        )
         turn_hosts = [host for host in range(self._turn, hosts, turns) if host in self._peers]
         self._turn = (self._turn + 1) % turns
         if turn_hosts:

@@ -1,7 +1,7 @@
 """Makes `jax.distributed.initialize()` without arguments join the gang.
 
-A finder on `sys.meta_path` waits until the program imports JAX itself. It then registers a cluster environment, and
-wraps `initialize` to fill in arguments that the program has left out.
+A finder on `sys.meta_path` waits until the program imports JAX itself. It then registers a cluster
+environment, and wraps `initialize` to fill in arguments that the program has left out.
 
 This needs private names of JAX 0.10 and 0.11: jax._src.clusters.ClusterEnv and its list of types,
 jax._src.distributed.initialize, jax._src.xla_bridge._jax.make_gloo_tcp_collectives.
@@ -15,7 +15,8 @@ import json
 import os
 import sys
 
-# Process 0 gets this long to open its port, since its imports may take longer than those of the others.
+# Process 0 gets this long to open its port, since its imports may take longer than those of the
+# others.
 LISTEN_TIMEOUT_S = 30.0
 
 # Importing `typing` for this constant would slow down every Python below the agent.
@@ -62,7 +63,8 @@ def install(contract: Any, reporter: Any) -> None:
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             if reporter is not None:
                 reporter.note(
-                    f"jaxlaunch cannot set up jax.distributed.initialize() of jax {jax.__version__}: {error!r}; "
+                    "jaxlaunch cannot set up jax.distributed.initialize() of jax "
+                    f"{jax.__version__}: {error!r}; "
                     "pass it coordinator_address, num_processes and process_id"
                 )
         if reporter is not None:
@@ -86,7 +88,10 @@ def _connect_cpus_on_loopback(jax: Any, contract: Any, coordinator: str) -> None
     Raises:
         RuntimeError: Other machines take part, and the host name has no address.
     """
-    if getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo" or _job_platform(contract) != "cpu":
+    if (
+        getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo"
+        or _job_platform(contract) != "cpu"
+    ):
         return
     if (fault := contract.own_name_fault(coordinator)) is not None:
         raise RuntimeError(fault)
@@ -96,7 +101,8 @@ def _connect_cpus_on_loopback(jax: Any, contract: Any, coordinator: str) -> None
 
     # Without this private name, Gloo uses the address of the host name, as JAX does by default.
     library: Any = getattr(xla_bridge, "_jax", None)
-    make_collectives, host = getattr(library, "make_gloo_tcp_collectives", None), contract.loopback(coordinator)
+    make_collectives = getattr(library, "make_gloo_tcp_collectives", None)
+    host = contract.loopback(coordinator)
     if make_collectives is not None and host is not None:
         library.make_gloo_tcp_collectives = functools.partial(make_collectives, hostname=host)
 
@@ -112,7 +118,10 @@ def _register_cluster(contract: Any) -> None:
 
         @classmethod
         def is_env_present(cls) -> bool:
-            return all(key in os.environ for key in (contract.COORDINATOR, contract.NUM_PROCESSES, contract.PROCESS_ID))
+            return all(
+                key in os.environ
+                for key in (contract.COORDINATOR, contract.NUM_PROCESSES, contract.PROCESS_ID)
+            )
 
         @classmethod
         def get_coordinator_address(cls, *args: Any, **kwargs: Any) -> str:
@@ -139,8 +148,8 @@ def _register_cluster(contract: Any) -> None:
 def wait_for_listener(coordinator: str, limit_s: float) -> None:
     """Wait until process 0 listens at `coordinator` (host:port), for `limit_s` seconds at most.
 
-    JAX's own client would retry only after a second, and then with growing delays. If nothing listens in time, JAX
-    reports the error.
+    JAX's own client would retry only after a second, and then with growing delays. If nothing
+    listens in time, JAX reports the error.
     """
     import socket
     import time
@@ -161,9 +170,9 @@ def wait_for_listener(coordinator: str, limit_s: float) -> None:
 def _wrap_initialize(jax: Any, contract: Any) -> None:
     """Wrap `initialize` so that it waits for process 0 and uses the timeouts of the gang by default.
 
-    With a coordinator address of the caller, the coordinator listens on its port on every interface: JAX would take the
-    bind address of the gang's coordinator. A second call does nothing unless it has another address; JAX would refuse
-    it because it comes after a computation.
+    With a coordinator address of the caller, the coordinator listens on its port on every
+    interface: JAX would take the bind address of the gang's coordinator. A second call does nothing
+    unless it has another address; JAX would refuse it because it comes after a computation.
     """
     import functools
     import inspect
@@ -187,10 +196,13 @@ def _wrap_initialize(jax: Any, contract: Any) -> None:
             if address in (None, joined.coordinator_address):
                 return None
             raise RuntimeError(
-                f"jax.distributed.initialize({address!r}): this process has joined {joined.coordinator_address}; "
+                f"jax.distributed.initialize({address!r}): this process has joined "
+                f"{joined.coordinator_address}; "
                 "leave this call out, or its arguments"
             )
-        _connect_cpus_on_loopback(jax, contract, address or os.environ.get(contract.COORDINATOR, ""))
+        _connect_cpus_on_loopback(
+            jax, contract, address or os.environ.get(contract.COORDINATOR, "")
+        )
         process = arguments.get("process_id", os.environ.get(contract.PROCESS_ID))
         if address is None and _job_platform(contract) != "tpu":
             address = os.environ.get(contract.COORDINATOR)
@@ -199,7 +211,9 @@ def _wrap_initialize(jax: Any, contract: Any) -> None:
         if address is not None and address != os.environ.get(contract.COORDINATOR):
             defaults["coordinator_bind_address"] = "[::]:" + address.rpartition(":")[2]
         kwargs |= {
-            name: value for name, value in defaults.items() if name in signature.parameters and name not in arguments
+            name: value
+            for name, value in defaults.items()
+            if name in signature.parameters and name not in arguments
         }
         return original(*args, **kwargs)
 

@@ -1,8 +1,9 @@
 """The site hook, which runs first in every Python below the agent, reports for the program and hooks the import of JAX.
 
-The hook never imports JAX and never raises into the program. It then runs the next sitecustomize on the path as if that
-were the only one. The hook imports only modules of the standard library, even if files on the path shadow them, and
-removes them from `sys.modules` again. A program therefore gets the modules that it would get without the hook.
+The hook never imports JAX and never raises into the program. It then runs the next sitecustomize on
+the path as if that were the only one. The hook imports only modules of the standard library, even
+if files on the path shadow them, and removes them from `sys.modules` again. A program therefore
+gets the modules that it would get without the hook.
 """
 
 import os
@@ -17,14 +18,19 @@ if TYPE_CHECKING:
     from jaxlaunch import contract
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# jaxlaunch.isolated sets the variable for our trainer, where no file on the path shadows the standard library.
+# jaxlaunch.isolated sets the variable for our trainer, where no file on the path shadows the
+# standard library.
 KEEPS_MODULES = "JAXLAUNCH_BEHIND" in os.environ
 
 
 def _interpreter_path() -> "list[str]":
     """Return the entries of sys.path that belong to the standard library."""
     library, archive = os.path.dirname(os.__file__), "python{}{}.zip".format(*sys.version_info)
-    return [entry for entry in sys.path if entry == library or os.path.basename(entry) in ("lib-dynload", archive)]
+    return [
+        entry
+        for entry in sys.path
+        if entry == library or os.path.basename(entry) in ("lib-dynload", archive)
+    ]
 
 
 def _is_elsewhere(module: "Any", folders: "list[str]") -> bool:
@@ -52,18 +58,23 @@ class InterpreterModules:
         self._path, self._modules = sys.path[:], dict(sys.modules)
         if (folders := _interpreter_path()) and not self._keeps_modules:
             sys.path[:] = folders
-            for name in [name for name, module in self._modules.items() if _is_elsewhere(module, folders)]:
+            for name in [
+                name for name, module in self._modules.items() if _is_elsewhere(module, folders)
+            ]:
                 if name.partition(".")[0] in getattr(sys, "stdlib_module_names", ()):
                     del sys.modules[name]
 
     def __exit__(self, *_: object) -> None:
         sys.path[:] = self._path
         if not self._keeps_modules:
-            new_modules = {name: module for name, module in sys.modules.items() if name not in self._modules}
+            new_modules = {
+                name: module for name, module in sys.modules.items() if name not in self._modules
+            }
             removed = {name for name, module in new_modules.items() if _may_shadow(name, module)}
             for name in new_modules:
-                # A package is removed with all its modules: a module that stayed would be no attribute of the package
-                # that the program imports. An example is importlib, a file, with importlib.machinery, which is frozen.
+                # A package is removed with all its modules: a module that stayed would be no
+                # attribute of the package that the program imports. An example is importlib, a
+                # file, with importlib.machinery, which is frozen.
                 if name in removed or name.partition(".")[0] in removed:
                     del sys.modules[name]
             sys.modules.update(self._modules)
@@ -81,7 +92,9 @@ class Reporter:
 
     def hello(self, jax: "str | None" = None) -> None:
         """Report this interpreter, and the version of JAX once it is imported."""
-        self._send({"hello": "site", "python": sys.version.split()[0], "jax": jax, "pid": self._pid})
+        self._send(
+            {"hello": "site", "python": sys.version.split()[0], "jax": jax, "pid": self._pid}
+        )
 
     def note(self, text: str) -> None:
         """Add a note to the summary of the run."""
@@ -144,9 +157,9 @@ def _load_file(name: str, path: str) -> "Any":
 def _claim_reporter() -> "Reporter | None":
     """Return the reporter if this process is the first Python of its rank, also after it has called `exec`.
 
-    Python processes that the program starts inherit the environment, but the descriptor may be another file by then.
-    It stays open across `exec`, and `subprocess` closes it for children. The variable REPORTER has the pid of the
-    reporter.
+    Python processes that the program starts inherit the environment, but the descriptor may be
+    another file by then. It stays open across `exec`, and `subprocess` closes it for children. The
+    variable REPORTER has the pid of the reporter.
     """
     if os.environ.get(contract.REPORTER, str(os.getpid())) != str(os.getpid()):
         return None
@@ -181,7 +194,8 @@ def _dump_stacks_on_signal() -> None:
 def _disable_garbage_collection() -> None:
     """Disable garbage collection in our trainer, which enables it again after its imports.
 
-    Imported modules are never garbage, and looking for it takes a quarter of the processor time of the imports.
+    Imported modules are never garbage, and looking for it takes a quarter of the processor time of
+    the imports.
     """
     if contract.TRAIN_SPEC in os.environ:
         gc.disable()

@@ -1,7 +1,8 @@
 """A standby process, which imports the trainer, reads its job and then waits for the next attempt.
 
-jaxlaunch/isolated.py runs this file. Its arguments are the descriptor on which it receives its environment, and the
-module that it then runs. No JAX backend may start here, because it would hold the devices.
+jaxlaunch/isolated.py runs this file. Its arguments are the descriptor on which it receives its
+environment, and the module that it then runs. No JAX backend may start here, because it would hold
+the devices.
 """
 
 import gc
@@ -18,7 +19,8 @@ NICE_VALUE = 10
 def import_trainer(module: str) -> None:
     """Import the main file of a module at low priority, and call its `get_ready` if it has one.
 
-    This runs in its own thread: on Linux, a nice value belongs to a thread and cannot be lowered again.
+    This runs in its own thread: on Linux, a nice value belongs to a thread and cannot be lowered
+    again.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE_VALUE)
     main_file = importlib.import_module(f"{module}.__main__")

@@ -1,8 +1,8 @@
 """Named checks of a cluster, a namespace and the objects that a job needs. Objects are created only with dryRun=All.
 
-Each check reads objects and passes them to a pure function that judges them. Missing permissions yield `unknown` and do
-not stop the other checks. `launcher doctor` runs all checks. Before it writes anything, `launcher submit` runs those
-that show what would keep the job from running.
+Each check reads objects and passes them to a pure function that judges them. Missing permissions
+yield `unknown` and do not stop the other checks. `launcher doctor` runs all checks. Before it
+writes anything, `launcher submit` runs those that show what would keep the job from running.
 """
 
 from __future__ import annotations
@@ -65,17 +65,21 @@ def _run_check(name: str, check: Callable[[], Findings]) -> Findings:
                 summary = "the API server does not accept your credentials"
                 finding = admin_failure(summary, "{message}", "log in again.", **fields)
             case 403:
-                finding = unknown_finding("{name}: you have no permission to read this", "{message}", **fields)
+                finding = unknown_finding(
+                    "{name}: you have no permission to read this", "{message}", **fields
+                )
             case None:
                 hint = error.hint or Text("try again.")
-                finding = admin_failure("{name}: {message}", "it cannot be checked.", "{hint}", **fields, hint=hint)
+                finding = admin_failure(
+                    "{name}: {message}", "it cannot be checked.", "{hint}", **fields, hint=hint
+                )
             case _:
                 summary, fix = "{name}: the API server fails", "ask the cluster administrator."
                 finding = admin_failure(summary, "{message}", fix, **fields)
         yield dataclasses.replace(finding, check=name)
 
 
-# --- before a submission ----------------------------------------------------------------------------------------------
+# --- before a submission --------------------------------------------------------------------------
 
 
 def check_submission(
@@ -83,7 +87,8 @@ def check_submission(
 ) -> list[str]:
     """Return notes for the user about the job on this cluster.
 
-    A missing object stops the submission; what may change while the job waits, such as a stopped queue, is only noted.
+    A missing object stops the submission; what may change while the job waits, such as a stopped
+    queue, is only noted.
 
     Args:
         cluster: The cluster.
@@ -99,7 +104,9 @@ def check_submission(
     target = Target(cluster, str(manifests[0]["metadata"]["namespace"]), manifests)
     jobset = controllers.judge_served(JOBSETS, "JobSet", cluster.served_versions(JOBSETS.group))
     if jobset.level == "fail":
-        raise ClusterError(f"Cluster of context {cluster.context}: {jobset.summary_text}.", jobset.remedy_text)
+        raise ClusterError(
+            f"Cluster of context {cluster.context}: {jobset.summary_text}.", jobset.remedy_text
+        )
     findings = list(check_allocation(target))
     # Few users may read namespaces.
     with ignore_forbidden():
@@ -112,7 +119,9 @@ def check_submission(
     if missing := [str(right) for right, is_granted in has.items() if not is_granted]:
         summary = "missing RBAC permissions in namespace {namespace}"
         fix = namespace.ASK_FOR_ROLE + "; `launcher doctor` lists the permissions of all commands."
-        findings.append(admin_failure(summary, "{missing}.", fix, namespace=target.namespace, missing=missing))
+        findings.append(
+            admin_failure(summary, "{missing}.", fix, namespace=target.namespace, missing=missing)
+        )
     if target.queue is not None:
         # In a queue that does not exist, a job would wait forever.
         kueue = controllers.judge_kueue(cluster.served_versions(LOCAL_QUEUES.group), target.queue)
@@ -120,13 +129,18 @@ def check_submission(
         if kueue.level != "fail":
             finding, queue = _judge_local_queue(target, target.queue)
             # A stopped queue may be resumed while the job waits.
-            findings.append(_as_note(finding) if finding.level == "fail" and queue is not None else finding)
+            findings.append(
+                _as_note(finding) if finding.level == "fail" and queue is not None else finding
+            )
     findings += _check_priority(target)
     if unrequested := target.unrequested_resources:
-        findings.append(nodes.judge_unrequested(unrequested, is_known=target.defaulted_resources is not None))
+        findings.append(
+            nodes.judge_unrequested(unrequested, is_known=target.defaulted_resources is not None)
+        )
     errors = [
         (ClusterError if finding.whose == "cluster" else UserError)(
-            f"{finding.summary_text[0].upper()}{finding.summary_text[1:]}: {finding.reason_text}", finding.remedy_text
+            f"{finding.summary_text[0].upper()}{finding.summary_text[1:]}: {finding.reason_text}",
+            finding.remedy_text,
         )
         for finding in findings
         if finding.level == "fail"
@@ -134,9 +148,15 @@ def check_submission(
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        kind = ClusterError if any(isinstance(error, ClusterError) for error in errors) else UserError
+        kind = (
+            ClusterError if any(isinstance(error, ClusterError) for error in errors) else UserError
+        )
         raise kind("\n".join(map(str, errors)))
-    return [f"{finding.summary_text}: {finding.reason_text}" for finding in findings if finding.level != "ok"]
+    return [
+        f"{finding.summary_text}: {finding.reason_text}"
+        for finding in findings
+        if finding.level != "ok"
+    ]
 
 
 def _as_note(finding: Finding) -> Finding:
@@ -150,7 +170,7 @@ def submit_rights(manifests: Sequence[Obj], *, replace: bool, watch: bool) -> li
     return list(dict.fromkeys(right for command in commands for right in rights[command]))
 
 
-# --- the cluster ------------------------------------------------------------------------------------------------------
+# --- the cluster ----------------------------------------------------------------------------------
 
 
 def _check_clock(target: Target) -> Findings:
@@ -162,7 +182,9 @@ def _check_clock(target: Target) -> Findings:
 def _check_jobset(target: Target) -> Findings:
     yield controllers.judge_served(JOBSETS, "JobSet", target.cluster.served_versions(JOBSETS.group))
     yield from controllers.judge_crd(target.find_object(kinds.CRDS, JOBSETS.resource))
-    deployment, configs = _read_controller(target, controllers.JOBSET_DEPLOYMENT, controllers.JOBSET_CONFIG)
+    deployment, configs = _read_controller(
+        target, controllers.JOBSET_DEPLOYMENT, controllers.JOBSET_CONFIG
+    )
     yield controllers.judge_controller("JobSet", deployment, controllers.JOBSET_DEPLOYMENT)
     yield from controllers.describe_features("JobSet", deployment, configs)
 
@@ -171,22 +193,33 @@ def _check_kueue(target: Target) -> Findings:
     versions = target.cluster.served_versions(LOCAL_QUEUES.group)
     yield controllers.judge_kueue(versions, target.queue)
     if versions:
-        deployment, configs = _read_controller(target, controllers.KUEUE_DEPLOYMENT, controllers.KUEUE_CONFIG)
+        deployment, configs = _read_controller(
+            target, controllers.KUEUE_DEPLOYMENT, controllers.KUEUE_CONFIG
+        )
         yield controllers.judge_controller("Kueue", deployment, controllers.KUEUE_DEPLOYMENT)
         yield from controllers.describe_features("Kueue", deployment, configs)
         for text in configs:
             yield from controllers.judge_kueue_config(text, target.queue)
 
 
-def _read_controller(target: Target, place: tuple[str, str], config: str) -> tuple[Obj | None, list[str]]:
+def _read_controller(
+    target: Target, place: tuple[str, str], config: str
+) -> tuple[Obj | None, list[str]]:
     """Return the Deployment of a controller and the files of its ConfigMap."""
     place_namespace, name = place
-    files = (target.find_object(kinds.CONFIGMAPS, config, place_namespace) or {}).get("data", {}).values()
+    files = (
+        (target.find_object(kinds.CONFIGMAPS, config, place_namespace) or {})
+        .get("data", {})
+        .values()
+    )
     return target.find_object(kinds.DEPLOYMENTS, name, place_namespace), list(files)
 
 
 def _check_webhooks(target: Target) -> Findings:
-    listed = [*target.cluster.list(kinds.MUTATING_WEBHOOKS), *target.cluster.list(kinds.VALIDATING_WEBHOOKS)]
+    listed = [
+        *target.cluster.list(kinds.MUTATING_WEBHOOKS),
+        *target.cluster.list(kinds.VALIDATING_WEBHOOKS),
+    ]
     webhooks = controllers.blocking_webhooks(listed, target.namespace_labels)
     services = {hook.service for hook in webhooks if hook.service is not None}
     yield from controllers.judge_webhooks(
@@ -202,11 +235,15 @@ def _count_ready_endpoints(target: Target, service_namespace: str, service: str)
 
 def _check_dns(target: Target) -> Findings:
     services = target.cluster.list(kinds.SERVICES, "kube-system", labels="k8s-app=kube-dns")
-    ready = _count_ready_endpoints(target, "kube-system", services[0]["metadata"]["name"]) if services else 0
+    ready = (
+        _count_ready_endpoints(target, "kube-system", services[0]["metadata"]["name"])
+        if services
+        else 0
+    )
     yield from nodes.judge_dns(services, ready)
 
 
-# --- the namespace ----------------------------------------------------------------------------------------------------
+# --- the namespace --------------------------------------------------------------------------------
 
 
 def _check_namespace(target: Target) -> Findings:
@@ -220,7 +257,9 @@ def _check_namespace(target: Target) -> Findings:
 
 def _check_rights(target: Target) -> Findings:
     own_kinds = (KINDS[manifest["kind"]] for manifest in target.manifests)
-    needed = namespace.command_rights((*namespace.USUAL_KINDS, *own_kinds), has_queue=target.queue is not None)
+    needed = namespace.command_rights(
+        (*namespace.USUAL_KINDS, *own_kinds), has_queue=target.queue is not None
+    )
     has = _ask_permissions(target, (right for rights in needed.values() for right in rights))
     yield from namespace.judge_rights(has, needed)
 
@@ -228,7 +267,9 @@ def _check_rights(target: Target) -> Findings:
 def _ask_permissions(target: Target, rights: Iterable[Right]) -> dict[Right, bool]:
     """Ask the API server for each permission whether the user has it."""
     return {
-        right: target.cluster.is_allowed(right.verb, right.kind, target.namespace, subresource=right.subresource)
+        right: target.cluster.is_allowed(
+            right.verb, right.kind, target.namespace, subresource=right.subresource
+        )
         for right in dict.fromkeys(rights)
     }
 
@@ -246,7 +287,9 @@ def _check_network(target: Target) -> Findings:
     # Policies matter neither to a single host nor in the host's network.
     if target.pod_count < 2 or target.template["spec"].get("hostNetwork"):
         return
-    own_policies = [manifest for manifest in target.manifests if manifest["kind"] == kinds.NETWORK_POLICIES.kind]
+    own_policies = [
+        manifest for manifest in target.manifests if manifest["kind"] == kinds.NETWORK_POLICIES.kind
+    ]
     try:
         listed = target.cluster.list(kinds.NETWORK_POLICIES, target.namespace)
     except ApiError as error:
@@ -255,13 +298,24 @@ def _check_network(target: Target) -> Findings:
         summary = "whether NetworkPolicies let the hosts connect to each other"
         right = str(Right("list", kinds.NETWORK_POLICIES))
         yield unknown_finding(
-            summary, "you have no permission to {right}: {message}", right=right, message=error.message
+            summary,
+            "you have no permission to {right}: {message}",
+            right=right,
+            message=error.message,
         )
         return
-    other_policies = [policy for policy in listed if policy["metadata"]["name"] != target.name or not own_policies]
-    pod_labels = {**(target.template.get("metadata") or {}).get("labels", {}), labels.NAME_LABEL: target.name}
+    other_policies = [
+        policy for policy in listed if policy["metadata"]["name"] != target.name or not own_policies
+    ]
+    pod_labels = {
+        **(target.template.get("metadata") or {}).get("labels", {}),
+        labels.NAME_LABEL: target.name,
+    }
     yield from namespace.judge_network(
-        [*other_policies, *own_policies], pod_labels, target.namespace_labels, has_own=bool(own_policies)
+        [*other_policies, *own_policies],
+        pod_labels,
+        target.namespace_labels,
+        has_own=bool(own_policies),
     )
 
 
@@ -287,7 +341,9 @@ def _check_queue(target: Target) -> Findings:
         yield unknown_finding("the quota of ClusterQueue {name} is not known", why, name=name)
         return
     requests = job_requests(target.admitted_jobset)
-    yield from namespace.judge_cluster_queue(name, cluster_queue, target.namespace_labels, requests, target.pod_count)
+    yield from namespace.judge_cluster_queue(
+        name, cluster_queue, target.namespace_labels, requests, target.pod_count
+    )
 
 
 def _judge_local_queue(target: Target, name: str) -> tuple[Finding, Obj | None]:
@@ -299,7 +355,9 @@ def _judge_local_queue(target: Target, name: str) -> tuple[Finding, Obj | None]:
 def _check_priority(target: Target) -> Findings:
     """Check the job's priority classes: Kueue's for its position in the queue, Kubernetes' for its pods."""
     names_by_kind = {
-        kinds.WORKLOAD_PRIORITY_CLASSES: target.jobset["metadata"]["labels"].get(labels.PRIORITY_LABEL),
+        kinds.WORKLOAD_PRIORITY_CLASSES: target.jobset["metadata"]["labels"].get(
+            labels.PRIORITY_LABEL
+        ),
         kinds.PRIORITY_CLASSES: target.template["spec"].get("priorityClassName"),
     }
     for kind, name in names_by_kind.items():
@@ -310,31 +368,47 @@ def _check_priority(target: Target) -> Findings:
         except ApiError as error:
             if error.status != 403:
                 raise
-            summary, why = "whether {kind} {name} exists is not known", "you have no permission to read it."
+            summary = "whether {kind} {name} exists is not known"
+            why = "you have no permission to read it."
             yield unknown_finding(summary, why, kind=kind.kind, name=name)
             continue
         class_names = [] if priority_class else target.list_names(kind)
         yield namespace.judge_priority(kind, name, priority_class, class_names)
 
 
-# --- the job ----------------------------------------------------------------------------------------------------------
+# --- the job --------------------------------------------------------------------------------------
 
 
 def _check_dry_run(target: Target) -> Findings:
     """Send the JobSet and one of its pods, because pods are admitted only after the JobSet is accepted."""
-    jobset = {**target.jobset, "metadata": {**target.jobset["metadata"], "namespace": target.namespace}}
-    # The pod is the one that its Job would create, without the labels by which JobSet's webhook would check it.
+    jobset = {
+        **target.jobset,
+        "metadata": {**target.jobset["metadata"], "namespace": target.namespace},
+    }
+    # The pod is the one that its Job would create, without the labels by which JobSet's webhook
+    # would check it.
     metadata = target.template.get("metadata") or {}
     pod_labels = metadata.get("labels") or {}
-    dry_run_labels = {key: pod_labels[key] for key in pod_labels if key not in (labels.NAME_LABEL, labels.JOB_LABEL)}
-    dry_run_metadata = {"name": f"{target.name}-dry-run", "namespace": target.namespace, "labels": dry_run_labels}
+    dry_run_labels = {
+        key: pod_labels[key]
+        for key in pod_labels
+        if key not in (labels.NAME_LABEL, labels.JOB_LABEL)
+    }
+    dry_run_metadata = {
+        "name": f"{target.name}-dry-run",
+        "namespace": target.namespace,
+        "labels": dry_run_labels,
+    }
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {**metadata, **dry_run_metadata},
         "spec": target.template["spec"],
     }
-    for kind, manifest, subject in ((JOBSETS, jobset, "the JobSet"), (kinds.PODS, pod, "a pod of the job")):
+    for kind, manifest, subject in (
+        (JOBSETS, jobset, "the JobSet"),
+        (kinds.PODS, pod, "a pod of the job"),
+    ):
         try:
             target.cluster.create(kind, manifest, dry_run=True)
             yield controllers.judge_dry_run(None, subject)
@@ -349,12 +423,15 @@ def _check_nodes(target: Target) -> Findings:
         yield nodes.judge_unrequested(missing, is_known=target.defaulted_resources is not None)
     spec = pod_template(target.admitted_jobset)["spec"]
     if pod_requests(spec):
-        # An autoscaler may add nodes. Without the permission to look for one, it is assumed to exist.
+        # An autoscaler may add nodes. Without the permission to look for one, it is assumed to
+        # exist.
         grows = bool(target.cluster.served_versions("karpenter.sh"))
         if not grows:
             grows = True
             with ignore_forbidden():
-                status = target.cluster.get(kinds.CONFIGMAPS, "cluster-autoscaler-status", "kube-system")
+                status = target.cluster.get(
+                    kinds.CONFIGMAPS, "cluster-autoscaler-status", "kube-system"
+                )
                 grows = status is not None
         yield nodes.judge_room(listed, spec, target.pod_count, grows=grows)
         yield from nodes.judge_drivers(listed, spec)
@@ -370,7 +447,9 @@ def _check_volumes(target: Target) -> Findings:
         needed = target.checkpoints()
     except UserError as error:
         # The trainer rejects the configuration.
-        yield unknown_finding("volumes: how large a checkpoint of this job is", "{message}", message=error.message)
+        yield unknown_finding(
+            "volumes: how large a checkpoint of this job is", "{message}", message=error.message
+        )
         return
     if needed is not None:
         claim = target.cluster.get(kinds.CLAIMS, needed.claim, target.namespace)
@@ -380,7 +459,9 @@ def _check_volumes(target: Target) -> Findings:
 def _check_secrets(target: Target) -> Findings:
     for secret in target.template["spec"].get("imagePullSecrets") or []:
         name = secret["name"]
-        yield namespace.judge_pull_secret(name, target.cluster.get(kinds.SECRETS, name, target.namespace))
+        yield namespace.judge_pull_secret(
+            name, target.cluster.get(kinds.SECRETS, name, target.namespace)
+        )
     yield from _check_references(target, kinds.SECRETS)
 
 
@@ -395,7 +476,8 @@ def _check_references(target: Target, kind: kinds.Kind) -> Findings:
 def _check_service_account(target: Target) -> Findings:
     if name := target.template["spec"].get("serviceAccountName"):
         if target.cluster.get(kinds.SERVICE_ACCOUNTS, name, target.namespace) is None:
-            summary, why = "service account {name} does not exist", "the API server rejects pods that name it."
+            summary = "service account {name} does not exist"
+            why = "the API server rejects pods that name it."
             yield user_failure(summary, why, "create it, or set another.", name=name)
         else:
             yield ok_finding("service account {name} exists", name=name)
@@ -425,7 +507,9 @@ CHECKS: Mapping[str, Check] = {
     "nodes": Check(_check_nodes, "pending-pods"),
     "volumes": Check(_check_volumes, "volumes-secrets-and-configmaps"),
     "secrets": Check(_check_secrets, "volumes-secrets-and-configmaps"),
-    "configmaps": Check(lambda target: _check_references(target, kinds.CONFIGMAPS), "volumes-secrets-and-configmaps"),
+    "configmaps": Check(
+        lambda target: _check_references(target, kinds.CONFIGMAPS), "volumes-secrets-and-configmaps"
+    ),
     "service account": Check(_check_service_account, "rejected-requests"),
 }
 

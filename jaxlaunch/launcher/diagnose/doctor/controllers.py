@@ -33,8 +33,8 @@ _NEWEST_FIELD = "spec.failurePolicy.rules[].onJobFailureMessagePatterns"
 JOBSET_CONFIG, KUEUE_CONFIG = "jobset-manager-config", "kueue-manager-config"
 _INTEGRATION = "jobset.x-k8s.io/jobset"
 _INSTALL = f"{ASK_ADMIN} install JobSet 0.10.1 or newer."
-# Features of the newest versions for lost and missing hosts, with their defaults. Read in November 2026 in JobSet
-# 0.12.0 and Kueue 0.15.0, in which JobSets have no minimum number of pods.
+# Features of the newest versions for lost and missing hosts, with their defaults. Read in November
+# 2026 in JobSet 0.12.0 and Kueue 0.15.0, in which JobSets have no minimum number of pods.
 _FEATURES: Mapping[str, Mapping[str, bool]] = {
     "JobSet": {"RestartJob": False, "ElasticJobSet": False},
     "Kueue": {"PartialAdmission": True, "ElasticJobsViaWorkloadSlices": False},
@@ -43,7 +43,8 @@ _WITHOUT_FEATURES = {
     "JobSet": "launcher needs neither: it replaces lost hosts, and has ranks move, by itself",
     "Kueue": "neither is for JobSets: a job is admitted whole, with its spares",
 }
-# Resources that are created for a job, by API group. A webhook on any of them can keep its pods from running.
+# Resources that are created for a job, by API group. A webhook on any of them can keep its pods
+# from running.
 _CREATED_RESOURCES: Mapping[str, tuple[str, ...]] = {
     "jobset.x-k8s.io": ("jobsets",),
     "batch": ("jobs",),
@@ -76,20 +77,27 @@ def judge_clock(sent_at: datetime, server_time: datetime, received_at: datetime)
         else "ages of objects and events are wrong."
     )
     summary = "this machine's clock and the server's are {skew:.0f} s apart"
-    return warning_finding(summary, why, "set the clock: timedatectl set-ntp true", skew=float(skew_s))
+    return warning_finding(
+        summary, why, "set the clock: timedatectl set-ntp true", skew=float(skew_s)
+    )
 
 
 def judge_served(kind: Kind, project: str, versions: Sequence[str]) -> Finding:
     """Judge whether the API server serves a kind at the version that launcher uses."""
     fields = {"project": project, "kind": kind}
     if kind.version in versions:
-        return ok_finding("{project}: {kind.group} {versions} is served", **fields, versions=list(versions))
+        return ok_finding(
+            "{project}: {kind.group} {versions} is served", **fields, versions=list(versions)
+        )
     if versions:
         summary = "{project}: {kind.group} is served as {versions}, not as {kind.version}"
-        why, fix = "the job needs a {kind.kind} of {kind.version}.", ASK_ADMIN + " update {project}."
+        why = "the job needs a {kind.kind} of {kind.version}."
+        fix = ASK_ADMIN + " update {project}."
         return admin_failure(summary, why, fix, **fields, versions=join_choices(versions))
     fix = ASK_ADMIN + " install {project}."
-    return admin_failure("{project} is not installed", "the job needs a {kind.kind}.", fix, **fields)
+    return admin_failure(
+        "{project} is not installed", "the job needs a {kind.kind}.", fix, **fields
+    )
 
 
 def judge_crd(crd: Obj | None) -> Findings:
@@ -104,8 +112,13 @@ def judge_crd(crd: Obj | None) -> Findings:
     if schema:
         yield ok_finding("JobSet has the failure policy's message patterns (0.10.1)")
     else:
-        why = "its failure policy cannot tell exit codes apart, so every eviction would count as a crash."
-        yield admin_failure("JobSet is older than 0.10.1: it has no {field}", why, _INSTALL, field=_NEWEST_FIELD)
+        why = (
+            "its failure policy cannot tell exit codes apart, so every eviction would count "
+            "as a crash."
+        )
+        yield admin_failure(
+            "JobSet is older than 0.10.1: it has no {field}", why, _INSTALL, field=_NEWEST_FIELD
+        )
 
 
 def judge_controller(project: str, deployment: Obj | None, place: tuple[str, str]) -> Finding:
@@ -113,17 +126,22 @@ def judge_controller(project: str, deployment: Obj | None, place: tuple[str, str
     namespace, name = place
     if deployment is None:
         summary = "version and feature gates of {project} are not known"
-        why = "no Deployment {name} is visible in namespace {namespace}: it has another name, or RBAC hides it."
+        why = (
+            "no Deployment {name} is visible in namespace {namespace}: it has another name, or "
+            "RBAC hides it."
+        )
         return unknown_finding(summary, why, project=project, name=name, namespace=namespace)
     gates, image = _feature_gates(deployment), _first_container(deployment).get("image")
     image_text = Text("no image" if image is None else "{image}", image=image)
-    version = Text("{image}, gates {gates}" if gates else "{image}, default gates", image=image_text, gates=gates)
+    version = Text(
+        "{image}, gates {gates}" if gates else "{image}, default gates",
+        image=image_text,
+        gates=gates,
+    )
     fields = {"project": project, "version": version}
     if not deployment.get("status", {}).get("availableReplicas"):
-        summary, why = (
-            "{project}'s controller is down: {version}",
-            "its webhooks reject every job, and it creates no pods.",
-        )
+        summary = "{project}'s controller is down: {version}"
+        why = "its webhooks reject every job, and it creates no pods."
         fix = "kubectl -n {namespace} describe deploy {name}"
         return admin_failure(summary, why, fix, **fields, namespace=namespace, name=name)
     return ok_finding("{project}'s controller is up: {version}", **fields)
@@ -143,18 +161,27 @@ def describe_features(project: str, deployment: Obj | None, configs: Sequence[st
     """Report which of the project's features for lost hosts are on, by its arguments or configuration."""
     if deployment is None:
         return
-    words = dict(word.partition("=")[::2] for text in _feature_gates(deployment) for word in text.split(","))
+    words = dict(
+        word.partition("=")[::2] for text in _feature_gates(deployment) for word in text.split(",")
+    )
     gates = {name: value.strip().lower() == "true" for name, value in words.items()}
     for config in map(_parse_config, configs):
         gates |= config.get("featureGates") or {}
     states = [
-        Text("{name} is on" if gates.get(name, gates.get("AllAlpha", False) or usual) else "{name} is off", name=name)
+        Text(
+            "{name} is on"
+            if gates.get(name, gates.get("AllAlpha", False) or usual)
+            else "{name} is off",
+            name=name,
+        )
         for name, usual in _FEATURES[project].items()
     ]
-    yield ok_finding("{project}'s {states: and }; " + _WITHOUT_FEATURES[project], project=project, states=states)
+    yield ok_finding(
+        "{project}'s {states: and }; " + _WITHOUT_FEATURES[project], project=project, states=states
+    )
 
 
-# --- webhooks ---------------------------------------------------------------------------------------------------------
+# --- webhooks -------------------------------------------------------------------------------------
 
 
 class Webhook(NamedTuple):
@@ -165,11 +192,17 @@ class Webhook(NamedTuple):
     service: tuple[str, str] | None
 
 
-def blocking_webhooks(configurations: Sequence[Obj], namespace_labels: Mapping[str, str] | None) -> list[Webhook]:
+def blocking_webhooks(
+    configurations: Sequence[Obj], namespace_labels: Mapping[str, str] | None
+) -> list[Webhook]:
     """Return the webhooks that must admit a job's objects in a namespace, or in any if its labels are unknown."""
     webhooks = []
-    for hook in (hook for configuration in configurations for hook in configuration.get("webhooks") or []):
-        is_here = namespace_labels is None or selector_matches(hook.get("namespaceSelector") or {}, namespace_labels)
+    for hook in (
+        hook for configuration in configurations for hook in configuration.get("webhooks") or []
+    ):
+        is_here = namespace_labels is None or selector_matches(
+            hook.get("namespaceSelector") or {}, namespace_labels
+        )
         is_required = hook.get("failurePolicy", "Fail") == "Fail"
         if is_here and is_required and any(map(_covers_jobs, hook.get("rules") or [])):
             service = hook["clientConfig"].get("service")
@@ -186,7 +219,9 @@ def _covers_jobs(rule: Obj) -> bool:
         else [group for group in rule["apiGroups"] if group in _CREATED_RESOURCES]
     )
     resources = {resource.partition("/")[0] for resource in rule["resources"]}
-    return creates and any("*" in resources or not resources.isdisjoint(_CREATED_RESOURCES[group]) for group in groups)
+    return creates and any(
+        "*" in resources or not resources.isdisjoint(_CREATED_RESOURCES[group]) for group in groups
+    )
 
 
 def selector_matches(selector: Obj, labels: Mapping[str, str]) -> bool:
@@ -210,43 +245,77 @@ def selector_matches(selector: Obj, labels: Mapping[str, str]) -> bool:
 
 def judge_webhooks(webhooks: Sequence[Webhook], ready: Mapping[tuple[str, str], int]) -> Findings:
     """Judge webhooks by the number of `ready` endpoints of each service."""
-    down = [(hook.name, hook.service) for hook in webhooks if hook.service is not None and not ready.get(hook.service)]
+    down = [
+        (hook.name, hook.service)
+        for hook in webhooks
+        if hook.service is not None and not ready.get(hook.service)
+    ]
     for name, service in down:
         summary = "webhook {name}: service {service} has no ready endpoint"
-        fix = "kubectl -n {namespace} get pods; delete the webhook configuration if it was left behind."
-        yield admin_failure(summary, _WEBHOOK_BLOCKS, fix, name=name, service="/".join(service), namespace=service[0])
+        fix = (
+            "kubectl -n {namespace} get pods; delete the webhook configuration if it was "
+            "left behind."
+        )
+        yield admin_failure(
+            summary,
+            _WEBHOOK_BLOCKS,
+            fix,
+            name=name,
+            service="/".join(service),
+            namespace=service[0],
+        )
     if not down:
-        yield ok_finding("{hooks:webhook} for a job's objects, each with a ready endpoint", hooks=len(webhooks))
+        yield ok_finding(
+            "{hooks:webhook} for a job's objects, each with a ready endpoint", hooks=len(webhooks)
+        )
 
 
 def count_ready_endpoints(slices: Sequence[Obj]) -> int:
     """Return the number of ready endpoints of EndpointSlices. One without the condition is ready."""
-    endpoints = [endpoint for endpoint_slice in slices for endpoint in endpoint_slice.get("endpoints") or []]
-    return sum((endpoint.get("conditions") or {}).get("ready") is not False for endpoint in endpoints)
+    endpoints = [
+        endpoint for endpoint_slice in slices for endpoint in endpoint_slice.get("endpoints") or []
+    ]
+    return sum(
+        (endpoint.get("conditions") or {}).get("ready") is not False for endpoint in endpoints
+    )
 
 
 def judge_dry_run(error: ApiError | None, subject: str) -> Finding:
     """Judge the API server's answer to a dry run of a JobSet or a pod."""
     if error is None or error.reason == "AlreadyExists":
-        return ok_finding("the API server accepts {subject} (dry run: schema, webhooks, admission)", subject=subject)
+        return ok_finding(
+            "the API server accepts {subject} (dry run: schema, webhooks, admission)",
+            subject=subject,
+        )
     message, fields = error.message, {"subject": subject, "message": error.message}
     if match := re.search(r'failed calling webhook "([^"]+)"', message):
-        fix = f"{ASK_ADMIN} start its server, or to delete the webhook configuration if it was left behind."
+        fix = (
+            f"{ASK_ADMIN} start its server, or to delete the webhook configuration if it was "
+            "left behind."
+        )
         why = _WEBHOOK_BLOCKS + " {message}"
-        return admin_failure("webhook {webhook} does not answer", why, fix, webhook=match[1], **fields)
+        return admin_failure(
+            "webhook {webhook} does not answer", why, fix, webhook=match[1], **fields
+        )
     if error.status == 403 and "cannot create resource" in message:
-        return unknown_finding("whether the API server accepts {subject} is not known", "{message}", **fields)
+        return unknown_finding(
+            "whether the API server accepts {subject} is not known", "{message}", **fields
+        )
     if "unknown field" in message:
-        return admin_failure("the API server does not know a field of {subject}", "{message}", _INSTALL, **fields)
+        return admin_failure(
+            "the API server does not know a field of {subject}", "{message}", _INSTALL, **fields
+        )
     if "exceeded quota" in message or "failed quota" in message:
         fix = f"request less, or {ASK_ADMIN} raise the quota."
         return admin_failure("a ResourceQuota rejects {subject}", "{message}", fix, **fields)
-    if match := re.search(r"(?s)ValidatingAdmissionPolicy '([^']+)'.* denied request: (.*)", message):
-        template, fix = (
-            "ValidatingAdmissionPolicy {policy} rejects {subject}",
-            "change that, or ask the cluster administrator.",
+    if match := re.search(
+        r"(?s)ValidatingAdmissionPolicy '([^']+)'.* denied request: (.*)", message
+    ):
+        template = "ValidatingAdmissionPolicy {policy} rejects {subject}"
+        fix = "change that, or ask the cluster administrator."
+        return user_failure(
+            template, "{denial}", fix, policy=match[1], denial=match[2], subject=subject
         )
-        return user_failure(template, "{denial}", fix, policy=match[1], denial=match[2], subject=subject)
     if "violates PodSecurity" in message:
         fix = "see `launcher plan`, or use another namespace."
         return user_failure("Pod Security rejects {subject}", "{message}", fix, **fields)
@@ -254,7 +323,7 @@ def judge_dry_run(error: ApiError | None, subject: str) -> Finding:
     return user_failure("the API server rejects {subject}", "{message}", fix, **fields)
 
 
-# --- Kueue ------------------------------------------------------------------------------------------------------------
+# --- Kueue ----------------------------------------------------------------------------------------
 
 
 def judge_kueue(versions: Sequence[str], queue: str | None) -> Finding:
@@ -274,15 +343,21 @@ def judge_kueue_config(text: str, queue: str | None) -> Findings:
     config = _parse_config(text)
     if queue is None and config.get("manageJobsWithoutQueueName"):
         why = "with manageJobsWithoutQueueName, Kueue keeps jobs without a queue suspended forever."
-        yield user_failure("the job names no queue, and Kueue requires one", why, "set --queue, or queue: in job.yaml.")
+        yield user_failure(
+            "the job names no queue, and Kueue requires one",
+            why,
+            "set --queue, or queue: in job.yaml.",
+        )
     frameworks = (config.get("integrations") or {}).get("frameworks")
     if queue is not None and frameworks is not None and _INTEGRATION not in frameworks:
         summary = "Kueue does not manage JobSets: its integrations are {frameworks}"
-        why, fix = "the queue is ignored, and the job starts at once.", f"{ASK_ADMIN} add {_INTEGRATION}."
+        why = "the queue is ignored, and the job starts at once."
+        fix = f"{ASK_ADMIN} add {_INTEGRATION}."
         yield admin_failure(summary, why, fix, frameworks=list(frameworks) or Text("none"))
     if gates := config.get("featureGates"):
         yield ok_finding(
-            "Kueue's feature gates: {gates}", gates=[f"{name}={str(on).lower()}" for name, on in gates.items()]
+            "Kueue's feature gates: {gates}",
+            gates=[f"{name}={str(on).lower()}" for name, on in gates.items()],
         )
 
 

@@ -1,7 +1,7 @@
 """Findings of checks, and the target of the checks.
 
-A finding says what is wrong, why it matters, how to fix it, and who can. `launcher doctor` shows all findings, and
-`launcher submit` rejects a job if one of them is a failure.
+A finding says what is wrong, why it matters, how to fix it, and who can. `launcher doctor` shows
+all findings, and `launcher submit` rejects a job if one of them is a failure.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return ADMIN_EXIT_CODE if "cluster" in failing else USER_EXIT_CODE if failing else 0
 
 
-# --- the target of the checks -----------------------------------------------------------------------------------------
+# --- the target of the checks ---------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,8 @@ class Target:
     """A namespace, and the manifests of the job to run there, the JobSet first.
 
     Attributes:
-        checkpoints: Returns the storage of the checkpoints, or None if they are not on a claim or unknown.
+        checkpoints: Returns the storage of the checkpoints, or None if they are not on a claim or
+            unknown.
         is_example: Whether the job is a minimal example and not one of the user's.
     """
 
@@ -168,8 +169,14 @@ class Target:
         jobset = copy.deepcopy(self.jobset)
         spec, scheduling = pod_template(jobset)["spec"], runtime_class.get("scheduling") or {}
         spec["overhead"] = (runtime_class.get("overhead") or {}).get("podFixed") or {}
-        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **(scheduling.get("nodeSelector") or {})}
-        spec["tolerations"] = [*(spec.get("tolerations") or ()), *(scheduling.get("tolerations") or ())]
+        spec["nodeSelector"] = {
+            **(spec.get("nodeSelector") or {}),
+            **(scheduling.get("nodeSelector") or {}),
+        }
+        spec["tolerations"] = [
+            *(spec.get("tolerations") or ()),
+            *(scheduling.get("tolerations") or ()),
+        ]
         return jobset
 
     @cached_property
@@ -188,14 +195,20 @@ class Target:
         """The resources, of cpu and memory, that the pods do not request and no readable LimitRange sets."""
         requests = pod_requests(pod_template(self.admitted_jobset)["spec"])
         missing = [name for name in ("cpu", "memory") if name not in requests]
-        return [name for name in missing if not self.is_example and name not in (self.defaulted_resources or ())]
+        return [
+            name
+            for name in missing
+            if not self.is_example and name not in (self.defaulted_resources or ())
+        ]
 
     @cached_property
     def defaulted_resources(self) -> set[str] | None:
         """Resources for which LimitRanges of the namespace set defaults, or None if they may not be read."""
         with ignore_forbidden():
             ranges = self.cluster.list(kinds.LIMIT_RANGES, self.namespace)
-            limits = [limit for limit_range in ranges for limit in limit_range["spec"].get("limits") or ()]
+            limits = [
+                limit for limit_range in ranges for limit in limit_range["spec"].get("limits") or ()
+            ]
             blocks = [
                 limit.get(key) or ()
                 for limit in limits
@@ -213,7 +226,11 @@ class Target:
 
     def own_names(self, kind: Kind) -> set[str]:
         """Return the names of the job's own objects of a kind, other than the JobSet."""
-        return {manifest["metadata"]["name"] for manifest in self.manifests[1:] if manifest["kind"] == kind.kind}
+        return {
+            manifest["metadata"]["name"]
+            for manifest in self.manifests[1:]
+            if manifest["kind"] == kind.kind
+        }
 
     def find_object(self, kind: Kind, name: str, namespace: str | None = None) -> Obj | None:
         """Return an object, or None if it does not exist or the user may not read it."""

@@ -1,7 +1,8 @@
 """The namespace and what pods refer to in it. Pure.
 
-Its Pod Security level, quotas, queue and network policies, the user's rights, and the PersistentVolumeClaims, Secrets,
-ConfigMaps and the service account of a job. Of a Secret only its type and the names of its keys are read.
+Its Pod Security level, quotas, queue and network policies, the user's rights, and the
+PersistentVolumeClaims, Secrets, ConfigMaps and the service account of a job. Of a Secret only its
+type and the names of its keys are read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ from jaxlaunch.launcher.kubernetes.objects import (
     inactive_state,
     queue_quotas,
 )
-from jaxlaunch.launcher.kubernetes.pod_rules import ENFORCE_LABEL, LEVELS, find_violations, strictest_level
+from jaxlaunch.launcher.kubernetes.pod_rules import (
+    ENFORCE_LABEL,
+    LEVELS,
+    find_violations,
+    strictest_level,
+)
 from jaxlaunch.launcher.kubernetes.resources import format_quantity, parse_quantity
 from jaxlaunch.launcher.platforms.runtime import DEVICE_OWNERSHIP, TPU_DEVICES
 from jaxlaunch.launcher.wording import format_size, join_choices
@@ -43,7 +49,9 @@ def judge_namespace(name: str, namespace: Obj | None) -> Finding:
     """Judge whether objects can be created in the namespace."""
     if namespace is None:
         fix = "create it, or use another: -n NAMESPACE."
-        return user_failure("namespace {name} does not exist", "nothing can be created in it.", fix, name=name)
+        return user_failure(
+            "namespace {name} does not exist", "nothing can be created in it.", fix, name=name
+        )
     if "deletionTimestamp" in namespace["metadata"]:
         summary, why = "namespace {name} is being deleted", "nothing new can be created in it."
         return user_failure(summary, why, "use another: -n NAMESPACE.", name=name)
@@ -56,30 +64,42 @@ def judge_pod_security(name: str, labels: Mapping[str, str], template: Obj) -> F
     fields = {"name": name, "enforced": enforced, "met": met}
     if enforced is None:
         why = "the cluster's own default applies, which cannot be read; the pods meet {met}."
-        return ok_finding("namespace {name} enforces no Pod Security level of its own: " + why, **fields)
+        return ok_finding(
+            "namespace {name} enforces no Pod Security level of its own: " + why, **fields
+        )
     level = next((level for level in LEVELS if level == enforced), None)
     if level is None:
         summary = "namespace {name} enforces Pod Security level {enforced}"
         return unknown_finding(summary, "Kubernetes has no such level.", **fields)
     violations = list(map(str, find_violations(template, level)))
     if not violations:
-        return ok_finding("namespace {name} enforces Pod Security level {enforced}, which the pods meet", **fields)
+        return ok_finding(
+            "namespace {name} enforces Pod Security level {enforced}, which the pods meet", **fields
+        )
     fix = "use a namespace that enforces {met}, or a network and volumes that {enforced} allows."
     job = agent_job(template["spec"])
     # Pods on TPUs run as root by default. With another user they would be admitted too.
     if job is not None and job.platform == "tpu" and level == "restricted":
         fix = (
-            "use a namespace that enforces {met}: pods on TPUs are root, who is sure to open {devices}; or, where the "
-            "nodes' containerd has {setting}, users: {{{accelerator}: 1000}} in the cluster defaults."
+            "use a namespace that enforces {met}: pods on TPUs are root, who is sure to open "
+            "{devices}; or, where the "
+            "nodes' containerd has {setting}, users: {{{accelerator}: 1000}} in the "
+            "cluster defaults."
         )
-        tpu = {"devices": TPU_DEVICES.value, "setting": DEVICE_OWNERSHIP.value, "accelerator": job.accelerator}
+        tpu = {
+            "devices": TPU_DEVICES.value,
+            "setting": DEVICE_OWNERSHIP.value,
+            "accelerator": job.accelerator,
+        }
         fields |= tpu
-    summary = "namespace {name} enforces Pod Security level {enforced}, and the pods meet only {met}"
+    summary = (
+        "namespace {name} enforces Pod Security level {enforced}, and the pods meet only {met}"
+    )
     why = "the API server accepts the JobSet and rejects its pods: {broken:; }"
     return user_failure(summary, why, fix, **fields, broken=violations)
 
 
-# --- quotas -----------------------------------------------------------------------------------------------------------
+# --- quotas ---------------------------------------------------------------------------------------
 
 
 def judge_quotas(quotas: Sequence[Obj], jobset: Obj) -> Findings:
@@ -87,13 +107,17 @@ def judge_quotas(quotas: Sequence[Obj], jobset: Obj) -> Findings:
     requests = _quota_requests(jobset)
     is_tight = False
     for quota in quotas:
-        used, hard = quota.get("status", {}).get("used") or {}, quota.get("spec", {}).get("hard") or {}
+        used = quota.get("status", {}).get("used") or {}
+        hard = quota.get("spec", {}).get("hard") or {}
         for resource, limit in hard.items():
             need, most = requests.get(resource, Decimal(0)), parse_quantity(str(limit))
             free = most - parse_quantity(str(used.get(resource, "0")))
             plain = resource.removeprefix("requests.").removeprefix("limits.")
             fields = {"quota": quota["metadata"]["name"], "resource": resource, "limit": limit}
-            fields |= {"need": format_quantity(plain, need), "left": format_quantity(plain, max(free, Decimal(0)))}
+            fields |= {
+                "need": format_quantity(plain, need),
+                "left": format_quantity(plain, max(free, Decimal(0))),
+            }
             summary = "ResourceQuota {quota} allows {resource} {limit}"
             if need > most:
                 is_tight = True
@@ -106,14 +130,20 @@ def judge_quotas(quotas: Sequence[Obj], jobset: Obj) -> Findings:
                 why = "pods are rejected until others end; the gang waits for all of its hosts."
                 yield warning_finding(summary, why, "wait, or request less.", **fields)
     if not is_tight:
-        summary = "{quotas:ResourceQuota} in the namespace" + (", with room for the job" if quotas else "")
+        summary = "{quotas:ResourceQuota} in the namespace" + (
+            ", with room for the job" if quotas else ""
+        )
         yield ok_finding(summary, quotas=len(quotas))
 
 
 def _quota_requests(jobset: Obj) -> dict[str, Decimal]:
     """Return the requests of a job by the names in ResourceQuotas."""
     requests = resources.job_requests(jobset)
-    plain = {name: much for name, much in requests.items() if name in ("cpu", "memory", "ephemeral-storage")}
+    plain = {
+        name: much
+        for name, much in requests.items()
+        if name in ("cpu", "memory", "ephemeral-storage")
+    }
     limits = {f"limits.{name}": much for name, much in requests.items() if name != "cpu"}
     pods = Decimal(resources.count_pods(jobset))
     slices = Decimal(sum(int(job.get("replicas", 1)) for job in jobset["spec"]["replicatedJobs"]))
@@ -124,7 +154,7 @@ def _quota_requests(jobset: Obj) -> dict[str, Decimal]:
     return prefixed | plain | limits | objects | dict.fromkeys(service_names, Decimal(1))
 
 
-# --- rights -----------------------------------------------------------------------------------------------------------
+# --- rights ---------------------------------------------------------------------------------------
 
 ASK_FOR_ROLE = "ask the namespace's administrator for a Role with these verbs"
 # Verbs that submit uses on each kind of object of a job. Secrets are never read.
@@ -140,17 +170,26 @@ _SUBMIT_VERBS: Mapping[Kind, str] = {
 USUAL_KINDS = (JOBSETS, kinds.NETWORK_POLICIES, kinds.CONFIGMAPS)
 
 
-def command_rights(job_kinds: Iterable[Kind] = USUAL_KINDS, *, has_queue: bool = False) -> dict[str, list[Right]]:
+def command_rights(
+    job_kinds: Iterable[Kind] = USUAL_KINDS, *, has_queue: bool = False
+) -> dict[str, list[Right]]:
     """Return the permissions that each command needs for a job with objects of these kinds."""
 
     def list_rights(verbs: str, kind: Kind) -> list[Right]:
         return [Right(verb, kind) for verb in verbs.split()]
 
     read_logs = [*list_rights("list watch", PODS), Right("get", PODS, "log")]
-    read_job = ("get", JOBSETS), *(("list", kind) for kind in (kinds.JOBS, PODS, kinds.EVENTS, kinds.RESOURCE_QUOTAS))
+    read_job = (
+        ("get", JOBSETS),
+        *(("list", kind) for kind in (kinds.JOBS, PODS, kinds.EVENTS, kinds.RESOURCE_QUOTAS)),
+    )
     return {
         "submit": [
-            *(right for kind in dict.fromkeys(job_kinds) for right in list_rights(_SUBMIT_VERBS[kind], kind)),
+            *(
+                right
+                for kind in dict.fromkeys(job_kinds)
+                for right in list_rights(_SUBMIT_VERBS[kind], kind)
+            ),
             *(list_rights("get", kinds.LOCAL_QUEUES) if has_queue else ()),
         ],
         "submit --wait": [*list_rights("list watch", JOBSETS), *read_logs],
@@ -180,17 +219,28 @@ def judge_rights(has: Mapping[Right, bool], needed: Mapping[str, Sequence[Right]
         yield ok_finding("all {number} RBAC permissions that the commands need", number=len(has))
 
 
-# --- queues -----------------------------------------------------------------------------------------------------------
+# --- queues ---------------------------------------------------------------------------------------
 
 
-def judge_local_queue(name: str, namespace: str, queue: Obj | None, queue_names: Sequence[str]) -> Finding:
+def judge_local_queue(
+    name: str, namespace: str, queue: Obj | None, queue_names: Sequence[str]
+) -> Finding:
     """Judge whether the LocalQueue exists and is active. `queue_names` names the namespace's LocalQueues."""
     if queue is None:
         summary = "LocalQueue {name} does not exist in namespace {namespace}"
         why = "Kueue never starts a job of a queue that does not exist."
-        fix = "use {others}." if queue_names else f"{ASK_ADMIN} create a LocalQueue in this namespace."
+        fix = (
+            "use {others}."
+            if queue_names
+            else f"{ASK_ADMIN} create a LocalQueue in this namespace."
+        )
         return user_failure(
-            summary, why, fix, name=name, namespace=namespace, others=join_choices(queue_names) if queue_names else ""
+            summary,
+            why,
+            fix,
+            name=name,
+            namespace=namespace,
+            others=join_choices(queue_names) if queue_names else "",
         )
     cluster_queue = cluster_queue_name(queue)
     return _judge_inactive(f"LocalQueue {name}", queue) or ok_finding(
@@ -204,10 +254,14 @@ def _judge_inactive(name: str, queue: Obj) -> Finding | None:
         return None
     if state.stop_policy is not None:
         summary, fix = "{name} is stopped (stopPolicy: {policy})", f"{ASK_ADMIN} resume it."
-        return admin_failure(summary, "Kueue admits nothing from it.", fix, name=name, policy=state.stop_policy)
+        return admin_failure(
+            summary, "Kueue admits nothing from it.", fix, name=name, policy=state.stop_policy
+        )
     reason = state.message or state.reason or Text("no reason is given")
     summary, why = "{name} is inactive", "Kueue admits nothing from it: {reason}"
-    return admin_failure(summary, why, f"{ASK_ADMIN} fix what the message names.", name=name, reason=reason)
+    return admin_failure(
+        summary, why, f"{ASK_ADMIN} fix what the message names.", name=name, reason=reason
+    )
 
 
 def judge_cluster_queue(
@@ -220,12 +274,19 @@ def judge_cluster_queue(
     """Judge the ClusterQueue: active, open to the namespace, and with enough quota of each resource."""
     if queue is None:
         fix = f"{ASK_ADMIN} create it."
-        yield admin_failure("ClusterQueue {name} does not exist", "the job's LocalQueue points to it.", fix, name=name)
+        yield admin_failure(
+            "ClusterQueue {name} does not exist",
+            "the job's LocalQueue points to it.",
+            fix,
+            name=name,
+        )
         return
     if (inactive := _judge_inactive(f"ClusterQueue {name}", queue)) is not None:
         yield inactive
     selector = queue["spec"].get("namespaceSelector")
-    if selector is None or (namespace_labels is not None and not selector_matches(selector, namespace_labels)):
+    if selector is None or (
+        namespace_labels is not None and not selector_matches(selector, namespace_labels)
+    ):
         summary = "ClusterQueue {name} does not accept this namespace"
         why = "its namespaceSelector does not match, so Kueue admits nothing from here."
         yield admin_failure(summary, why, f"{ASK_ADMIN} extend namespaceSelector.", name=name)
@@ -243,7 +304,9 @@ def judge_cluster_queue(
         )
     if not missing:
         # Kueue treats pods as a resource if a ClusterQueue covers them.
-        yield _judge_size(name, queue, {**requests, **({"pods": Decimal(pods)} if "pods" in covered else {})})
+        yield _judge_size(
+            name, queue, {**requests, **({"pods": Decimal(pods)} if "pods" in covered else {})}
+        )
 
 
 def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Finding:
@@ -252,9 +315,13 @@ def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Findi
     largest = dict.fromkeys(covered, Decimal(0))
     for quota in queue_quotas(queue):
         largest[quota.resource] = max(largest[quota.resource], parse_quantity(quota.nominal))
-    exceeded = {resource: most for resource, most in largest.items() if requests.get(resource, 0) > most}
+    exceeded = {
+        resource: most for resource, most in largest.items() if requests.get(resource, 0) > most
+    }
     if not exceeded:
-        summary = "ClusterQueue {name} covers {covered}" + (", all that the job requests" if requests else "")
+        summary = "ClusterQueue {name} covers {covered}" + (
+            ", all that the job requests" if requests else ""
+        )
         return ok_finding(summary, name=name, covered=list(covered) or Text("nothing"))
     lacking = [
         Text(
@@ -265,28 +332,44 @@ def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Findi
         )
         for resource, most in exceeded.items()
     ]
-    summary, fields = "ClusterQueue {name} is too small: the job requests {lacking}", {"name": name, "lacking": lacking}
+    summary = "ClusterQueue {name} is too small: the job requests {lacking}"
+    fields = {"name": name, "lacking": lacking}
     if queue["spec"].get("cohortName") or queue["spec"].get("cohort"):
         why = "the rest must be borrowed from its cohort."
-        return warning_finding(summary, why, "request less, or wait until the cohort has enough.", **fields)
+        return warning_finding(
+            summary, why, "request less, or wait until the cohort has enough.", **fields
+        )
     return admin_failure(
-        summary, "the job would wait forever.", f"request less, or {ASK_ADMIN} raise the quota.", **fields
+        summary,
+        "the job would wait forever.",
+        f"request less, or {ASK_ADMIN} raise the quota.",
+        **fields,
     )
 
 
-def judge_priority(kind: Kind, name: str, priority_class: Obj | None, class_names: Sequence[str]) -> Finding:
+def judge_priority(
+    kind: Kind, name: str, priority_class: Obj | None, class_names: Sequence[str]
+) -> Finding:
     """Judge whether the priority class exists. `class_names` names those of the cluster."""
     if priority_class is not None:
         value = priority_class.get("value")
-        return ok_finding("{kind} {name} exists, value {value}", kind=kind.kind, name=name, value=value)
+        return ok_finding(
+            "{kind} {name} exists, value {value}", kind=kind.kind, name=name, value=value
+        )
     fix = "use priority: {others}." if class_names else f"{ASK_ADMIN} create it."
     is_kueue = kind is kinds.WORKLOAD_PRIORITY_CLASSES
-    why = "Kueue does not admit a job that names it." if is_kueue else "pods that name it are rejected."
+    why = (
+        "Kueue does not admit a job that names it."
+        if is_kueue
+        else "pods that name it are rejected."
+    )
     listed = join_choices(class_names) if class_names else ""
-    return user_failure("{kind} {name} does not exist", why, fix, kind=kind.kind, name=name, others=listed)
+    return user_failure(
+        "{kind} {name} does not exist", why, fix, kind=kind.kind, name=name, others=listed
+    )
 
 
-# --- network policies -------------------------------------------------------------------------------------------------
+# --- network policies -----------------------------------------------------------------------------
 
 _DIRECTIONS: Mapping[Literal["Ingress", "Egress"], tuple[str, str, str]] = {
     "Ingress": ("ingress", "from", "none admits connections from the job's other hosts"),
@@ -295,12 +378,15 @@ _DIRECTIONS: Mapping[Literal["Ingress", "Egress"], tuple[str, str, str]] = {
 
 
 def judge_network(
-    policies: Sequence[Obj], pod_labels: Mapping[str, str], namespace_labels: Mapping[str, str] | None, has_own: bool
+    policies: Sequence[Obj],
+    pod_labels: Mapping[str, str],
+    namespace_labels: Mapping[str, str] | None,
+    has_own: bool,
 ) -> Findings:
     """Judge whether the policies of the namespace let the job's pods connect to each other.
 
-    If no policy selects a pod, all connections are allowed, and else those that one of them allows. `has_own` means
-    that the job has a policy.
+    If no policy selects a pod, all connections are allowed, and else those that one of them allows.
+    `has_own` means that the job has a policy.
     """
 
     def is_own_peer(peer: Obj) -> bool:
@@ -308,7 +394,11 @@ def judge_network(
         if "ipBlock" in peer:
             return True
         selector = peer.get("namespaceSelector")
-        is_here = selector is None or namespace_labels is None or selector_matches(selector, namespace_labels)
+        is_here = (
+            selector is None
+            or namespace_labels is None
+            or selector_matches(selector, namespace_labels)
+        )
         return is_here and selector_matches(peer.get("podSelector") or {}, pod_labels)
 
     is_open = True
@@ -319,7 +409,8 @@ def judge_network(
             if direction in _policy_types(policy["spec"])
             and selector_matches(policy["spec"].get("podSelector") or {}, pod_labels)
         ]
-        # Whether each rule that reaches the other hosts is limited to some ports. A rule without peers reaches all.
+        # Whether each rule that reaches the other hosts is limited to some ports. A rule without
+        # peers reaches all.
         limited = [
             bool(rule.get("ports"))
             for policy in barring
@@ -332,11 +423,16 @@ def judge_network(
         names = ", ".join(sorted(policy["metadata"]["name"] for policy in barring))
         if limited:
             why = "JAX's coordinator listens on another port in each attempt."
-            yield unknown_finding("NetworkPolicy {names} limits the ports between the job's hosts", why, names=names)
+            yield unknown_finding(
+                "NetworkPolicy {names} limits the ports between the job's hosts", why, names=names
+            )
             continue
         summary = "NetworkPolicy {names} denies {word} of the job's pods, and " + lacking
         why = "the hosts wait for each other at the rendezvous until it times out."
-        fix = "add a NetworkPolicy that allows it between pods of one JobSet, or ask the namespace's administrator."
+        fix = (
+            "add a NetworkPolicy that allows it between pods of one JobSet, or ask the "
+            "namespace's administrator."
+        )
         if direction == "Ingress" and not has_own:
             fix = "leave out `network_policy: false`: the job's own policy admits its hosts."
         yield user_failure(summary, why, fix, names=names, word=word)
@@ -349,7 +445,7 @@ def _policy_types(spec: Obj) -> Sequence[str]:
     return spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
 
 
-# --- objects that pods refer to ---------------------------------------------------------------------------------------
+# --- objects that pods refer to -------------------------------------------------------------------
 
 _PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 _WAITS_UNTIL_CREATED = "pods wait in ContainerCreating until it exists."
@@ -399,7 +495,12 @@ def judge_claim(name: str, claim: Obj | None, *, hosts: int, is_read: bool) -> F
     """Judge a PersistentVolumeClaim that `hosts` pods mount at once."""
     if claim is None:
         summary = "PersistentVolumeClaim {name} does not exist"
-        return user_failure(summary, "pods stay Pending until it does.", "create it in the job's namespace.", name=name)
+        return user_failure(
+            summary,
+            "pods stay Pending until it does.",
+            "create it in the job's namespace.",
+            name=name,
+        )
     modes = claim["spec"].get("accessModes") or []
     if hosts > 1 and "ReadWriteMany" not in modes and not (is_read and "ReadOnlyMany" in modes):
         summary = "PersistentVolumeClaim {name} is {modes}, and {hosts} hosts mount it"
@@ -410,19 +511,29 @@ def judge_claim(name: str, claim: Obj | None, *, hosts: int, is_read: bool) -> F
     if phase == "Lost":
         summary = "PersistentVolumeClaim {name} is Lost: its volume no longer exists"
         return admin_failure(
-            summary, "pods cannot mount it.", "restore the volume, or create another claim.", name=name
+            summary,
+            "pods cannot mount it.",
+            "restore the volume, or create another claim.",
+            name=name,
         )
     if phase != "Bound":
-        why = "pods wait until it is bound; with WaitForFirstConsumer that is when the first pod is scheduled."
+        why = (
+            "pods wait until it is bound; with WaitForFirstConsumer that is when the first pod "
+            "is scheduled."
+        )
         summary = "PersistentVolumeClaim {name} is {phase}"
         return warning_finding(summary, why, "kubectl describe pvc {name}", name=name, phase=phase)
-    return ok_finding("PersistentVolumeClaim {name} is Bound, {modes}", name=name, modes=list(modes))
+    return ok_finding(
+        "PersistentVolumeClaim {name} is Bound, {modes}", name=name, modes=list(modes)
+    )
 
 
 def judge_checkpoint_room(needed: Checkpoints, claim: Obj | None) -> Findings:
     """Judge the size of a PersistentVolumeClaim for checkpoints, if it is known."""
     spec, status = (claim or {}).get("spec", {}), (claim or {}).get("status", {})
-    has = (status.get("capacity") or (spec.get("resources") or {}).get("requests") or {}).get("storage")
+    has = (status.get("capacity") or (spec.get("resources") or {}).get("requests") or {}).get(
+        "storage"
+    )
     if has is None:
         return
     takes = Text(
@@ -450,7 +561,8 @@ def judge_pull_secret(name: str, secret: Obj | None) -> Finding:
         why = "images are pulled without credentials, which fails where the registry requires them."
         fix = "kubectl create secret docker-registry {name} …"
         return user_failure("image pull secret {name} does not exist", why, fix, name=name)
-    summary, fields = "image pull secret {name} is of type {type}", {"name": name, "type": secret.get("type")}
+    summary = "image pull secret {name} is of type {type}"
+    fields = {"name": name, "type": secret.get("type")}
     if secret.get("type") not in _PULL_TYPES:
         fix = "create it with `kubectl create secret docker-registry`."
         return user_failure(summary, f"the kubelet needs {_PULL_TYPES[0]}.", fix, **fields)
@@ -471,6 +583,13 @@ def judge_reference(kind: str, reference: Reference, obj: Obj | None) -> Finding
     if missing := [key for key in reference.keys if key not in present]:
         summary = "{kind} {name} has no key {missing}"
         return user_failure(
-            summary, _WAITS_UNTIL_CREATED, "it has {present}.", **fields, missing=missing, present=sorted(present)
+            summary,
+            _WAITS_UNTIL_CREATED,
+            "it has {present}.",
+            **fields,
+            missing=missing,
+            present=sorted(present),
         )
-    return ok_finding("{kind} {name} exists, with {keys}" if reference.keys else "{kind} {name} exists", **fields)
+    return ok_finding(
+        "{kind} {name} exists, with {keys}" if reference.keys else "{kind} {name} exists", **fields
+    )

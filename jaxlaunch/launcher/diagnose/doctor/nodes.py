@@ -21,11 +21,21 @@ from jaxlaunch.launcher.diagnose.doctor.finding import (
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.jobs.status.hosts import agent_job, main_container
 from jaxlaunch.launcher.kubernetes.objects import Obj
-from jaxlaunch.launcher.kubernetes.resources import NodeFit, allocatable_quantity, fit_nodes, pod_requests
+from jaxlaunch.launcher.kubernetes.resources import (
+    NodeFit,
+    allocatable_quantity,
+    fit_nodes,
+    pod_requests,
+)
 from jaxlaunch.launcher.platforms import gke
 from jaxlaunch.launcher.platforms.facts import AMD_PRODUCT, GKE_GPU, GKE_TPU, GPU_PRODUCT, INSTANCE
 from jaxlaunch.launcher.platforms.generic import DRIVER_LABEL
-from jaxlaunch.launcher.platforms.runtime import DEVICE_OWNERSHIP, PINNING_CAPABILITY, PINNING_LIMIT, TPU_DEVICES
+from jaxlaunch.launcher.platforms.runtime import (
+    DEVICE_OWNERSHIP,
+    PINNING_CAPABILITY,
+    PINNING_LIMIT,
+    TPU_DEVICES,
+)
 from jaxlaunch.launcher.platforms.table import RESOURCE
 from jaxlaunch.launcher.wording import join_choices
 
@@ -44,22 +54,29 @@ def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Fi
     affine = [node for node in nodes if _is_in_affinity(spec, node)]
     fit = fit_nodes(spec, affine)
     if not fit.large:
-        summary, fields = "none of {nodes:node} fits a pod of the job: {unmet}", {"nodes": len(nodes)}
+        summary = "none of {nodes:node} fits a pod of the job: {unmet}"
+        fields = {"nodes": len(nodes)}
         unmet = _first_unmet(fit, nodes, affine, spec)
         if grows:
             why = "pods stay Pending until the autoscaler adds such nodes."
-            return warning_finding(summary, why, "check that a node pool can provide them.", **fields, unmet=unmet)
+            return warning_finding(
+                summary, why, "check that a node pool can provide them.", **fields, unmet=unmet
+            )
         why = "pods stay Pending, and no autoscaler was found."
         fix = "check accelerator, node_selector and tolerations, or ask for such nodes."
         return user_failure(summary, why, fix, **fields, unmet=unmet)
     requests = {name: quantity for name, quantity in pod_requests(spec).items() if quantity}
     room = 0
     for node in (node for node in affine if fit_nodes(spec, [node]).large):
-        rooms = [allocatable_quantity(node, name) // quantity for name, quantity in requests.items()]
+        rooms = [
+            allocatable_quantity(node, name) // quantity for name, quantity in requests.items()
+        ]
         room += int(min(allocatable_quantity(node, "pods", "110"), *rooms))
     fields = {"room": room, "pods": pods, "nodes": fit.large}
     if room >= pods:
-        return ok_finding("room for the job's {pods:pod} on {nodes:node}, if nothing else ran there", **fields)
+        return ok_finding(
+            "room for the job's {pods:pod} on {nodes:node}, if nothing else ran there", **fields
+        )
     summary = "room for {room} of the job's {pods:pod} on {nodes:node}, even if nothing else ran"
     why = "a gang starts with all of its hosts or not at all."
     return (warning_finding if grows else user_failure)(
@@ -88,7 +105,8 @@ def _first_unmet(fit: NodeFit, nodes: Sequence[Obj], affine: Sequence[Obj], spec
         return Text("untolerated taints: {taints}", taints=list(fit.untolerated_taints))
     template = "a pod requests {name} {requested}, the largest node has {most}"
     short = [
-        Text(template, name=name, requested=requested, most=most) for name, (requested, most) in fit.shortages.items()
+        Text(template, name=name, requested=requested, most=most)
+        for name, (requested, most) in fit.shortages.items()
     ]
     return Text("{short}", short=short)
 
@@ -96,13 +114,21 @@ def _first_unmet(fit: NodeFit, nodes: Sequence[Obj], affine: Sequence[Obj], spec
 def _affinity_terms(spec: Obj) -> Sequence[Obj]:
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    return [term for block in required.get("nodeSelectorTerms") or [] for term in block.get("matchExpressions") or []]
+    return [
+        term
+        for block in required.get("nodeSelectorTerms") or []
+        for term in block.get("matchExpressions") or []
+    ]
 
 
 def _is_in_affinity(spec: Obj, node: Obj) -> bool:
     """Return whether a node matches the terms of the node affinity with operator In. Others are ignored."""
     labels = node["metadata"].get("labels") or {}
-    return all(labels.get(term["key"]) in term["values"] for term in _affinity_terms(spec) if term["operator"] == "In")
+    return all(
+        labels.get(term["key"]) in term["values"]
+        for term in _affinity_terms(spec)
+        if term["operator"] == "In"
+    )
 
 
 def judge_unrequested(names: Sequence[str], *, is_known: bool) -> Finding:
@@ -111,10 +137,14 @@ def judge_unrequested(names: Sequence[str], *, is_known: bool) -> Finding:
     `is_known` means that the namespace's LimitRanges, which may set defaults, were read.
     """
     if not is_known:
-        why = "the job requests no {names}, and you have no permission to list LimitRanges, which may set it."
+        why = (
+            "the job requests no {names}, and you have no permission to list LimitRanges, which "
+            "may set it."
+        )
         return unknown_finding("whether the pods request {names}", why, names=join_choices(names))
     why = (
-        "the scheduler counts none for them and may choose nodes that are full, where they are slow; under memory "
+        "the scheduler counts none for them and may choose nodes that are full, where they are "
+        "slow; under memory "
         "pressure they are the first to be evicted."
     )
     fix = "resources: {{cpu: …, memory: …}}, of one host."
@@ -126,18 +156,23 @@ def count_accelerators(nodes: Sequence[Obj]) -> Finding:
     counts: dict[str, Decimal] = defaultdict(Decimal)
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
-        kind = next((labels[key] for key in _TYPE_LABELS if key in labels), "of a type that no label names")
+        kind = next(
+            (labels[key] for key in _TYPE_LABELS if key in labels), "of a type that no label names"
+        )
         for fact in RESOURCE.values():
             if quantity := allocatable_quantity(node, fact.value):
                 counts[f"{fact.value} {kind}"] += quantity
-    listed = [f"{quantity:f} {kind}" for kind, quantity in sorted(counts.items())] or Text("no accelerators")
+    listed = [f"{quantity:f} {kind}" for kind, quantity in sorted(counts.items())] or Text(
+        "no accelerators"
+    )
     return ok_finding("{nodes:node} with {listed}", nodes=len(nodes), listed=listed)
 
 
 def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
     """Compare the NVIDIA drivers in the labels of fitting nodes with the CUDA version in the image's name.
 
-    A driver that is too old is only a warning, because an image may have CUDA's forward compatibility package.
+    A driver that is too old is only a warning, because an image may have CUDA's forward
+    compatibility package.
     """
     label = DRIVER_LABEL.value
     if RESOURCE["cuda"].value not in pod_requests(spec):
@@ -152,20 +187,28 @@ def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
     if not counts:
         return
     image = str(spec["containers"][0].get("image", "")).rpartition("/")[2]
-    listed = [Text("{major} ({number:node})", major=major, number=number) for major, number in sorted(counts.items())]
+    listed = [
+        Text("{major} ({number:node})", major=major, number=number)
+        for major, number in sorted(counts.items())
+    ]
     cuda = next((int(text) for text in _CUDA_VERSION.findall(image)), 0)
     needed = OLDEST_DRIVER.get(cuda)
     old = [major for major in counts if needed is not None and major < needed]
     if not old:
-        minimums = join_choices([f"{oldest} for CUDA {version}" for version, oldest in OLDEST_DRIVER.items()])
+        minimums = join_choices(
+            [f"{oldest} for CUDA {version}" for version, oldest in OLDEST_DRIVER.items()]
+        )
         yield ok_finding(
-            "NVIDIA drivers {listed}; an image needs at least {minimums}", listed=listed, minimums=minimums
+            "NVIDIA drivers {listed}; an image needs at least {minimums}",
+            listed=listed,
+            minimums=minimums,
         )
         return
     runs = [version for version, oldest in OLDEST_DRIVER.items() if oldest <= min(old)]
     other = "use an image with CUDA {newest} (EXTRA=cuda{newest}), or " if runs else ""
     yield warning_finding(
-        "NVIDIA drivers {listed}: {oldest} is too old for CUDA {cuda} of image {image}, which needs {needed}",
+        "NVIDIA drivers {listed}: {oldest} is too old for CUDA {cuda} of image {image}, which "
+        "needs {needed}",
         "JAX finds no GPU there, and the job ends at its start.",
         f"{other}{ASK_ADMIN} update the driver.",
         listed=listed,
@@ -184,7 +227,12 @@ def judge_device_access(spec: Obj) -> Findings:
     if job is None or security.get("privileged"):
         return
     root = "users: {{{accelerator}: root}} in the cluster defaults"
-    fields = {"accelerator": job.accelerator, "user": user, "devices": TPU_DEVICES.value, "network": job.pinning}
+    fields = {
+        "accelerator": job.accelerator,
+        "user": user,
+        "devices": TPU_DEVICES.value,
+        "network": job.pinning,
+    }
     added = (security.get("capabilities") or {}).get("add") or []
     if job.platform == "tpu" and user == 0:
         summary = "the pods run as root with {added}, so that they can open {devices}"
@@ -192,7 +240,8 @@ def judge_device_access(spec: Obj) -> Findings:
     if job.platform == "tpu" and user != 0:
         yield unknown_finding(
             "whether user {user} of the pods may open {devices} on the nodes",
-            "device files are root's unless containerd gives them to the pods' user; if that user may not open "
+            "device files are root's unless containerd gives them to the pods' user; if that user "
+            "may not open "
             "them, the job fails at its start with exit code 64.",
             _INSPECT_NODE
             + " grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or "
@@ -204,9 +253,11 @@ def judge_device_access(spec: Obj) -> Findings:
     if job.pinning is not None and (user != 0 or PINNING_CAPABILITY.value not in added):
         yield unknown_finding(
             "how much memory user {user} of the pods may pin on the nodes for network {network}",
-            "it is the limit of their containerd; if it is too small, the job fails at its start with exit code 64.",
+            "it is the limit of their containerd; if it is too small, the job fails at its start "
+            "with exit code 64.",
             _INSPECT_NODE
-            + " sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by {setting} in its "
+            + " sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by "
+            "{setting} in its "
             "unit); or " + root + ".",
             **fields,
             setting=PINNING_LIMIT.value,
@@ -216,7 +267,10 @@ def judge_device_access(spec: Obj) -> Findings:
 def judge_nccl(spec: Obj) -> Findings:
     """Judge whether the program's NCCL version works with the plugins of its network."""
     job = agent_job(spec)
-    env = {variable["name"]: variable.get("value") or "" for variable in main_container(spec).get("env") or ()}
+    env = {
+        variable["name"]: variable.get("value") or ""
+        for variable in main_container(spec).get("env") or ()
+    }
     library = gke.TCPXO_VARIABLES.value["LD_PRELOAD"]
     if job is None or not str(job.pinning).startswith("gpudirect"):
         return
@@ -228,7 +282,8 @@ def judge_nccl(spec: Obj) -> Findings:
         yield ok_finding(summary, nccl=gke.TCPXO_NCCL.value)
     else:
         yield warning_finding(
-            "GPUDirect-TCPXO is qualified with NCCL {nccl}, and the program loads its image's: {pinned} in one of "
+            "GPUDirect-TCPXO is qualified with NCCL {nccl}, and the program loads its image's: "
+            "{pinned} in one of "
             "jaxlaunch",
             "hosts may fail to connect, or communicate slowly.",
             "env: {{LD_PRELOAD: {library}}}, under tcpxo.env where the cluster defaults have it.",
@@ -241,7 +296,10 @@ def judge_nccl(spec: Obj) -> Findings:
 def judge_dns(services: Sequence[Obj], ready: int) -> Findings:
     """Judge the cluster's DNS, which hosts need to find host 0."""
     if not services:
-        why = "no Service labelled k8s-app=kube-dns is in namespace kube-system; it may have another name."
+        why = (
+            "no Service labelled k8s-app=kube-dns is in namespace kube-system; it may have "
+            "another name."
+        )
         yield unknown_finding("whether the cluster's DNS works is not known", why)
     elif not ready:
         name = services[0]["metadata"]["name"]
@@ -249,5 +307,8 @@ def judge_dns(services: Sequence[Obj], ready: int) -> Findings:
         summary = "the cluster's DNS {name} has no ready endpoint"
         yield admin_failure(summary, why, "kubectl -n kube-system get pods", name=name)
     else:
-        summary = "the cluster's DNS has {ready:ready endpoint}; whether pods reach it, only a pod can show"
+        summary = (
+            "the cluster's DNS has {ready:ready endpoint}; whether pods reach it, only a "
+            "pod can show"
+        )
         yield ok_finding(summary, ready=ready)

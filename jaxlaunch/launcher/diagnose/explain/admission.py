@@ -8,18 +8,30 @@ from typing import NamedTuple
 
 from jaxlaunch.launcher.diagnose.explain.answer import Answer, unread_answer, waiting_answer
 from jaxlaunch.launcher.diagnose.explain.termination import KUBE_CONTROLLERS, terminating_namespace
-from jaxlaunch.launcher.diagnose.text import NextStep, Text, advise_change, describe_event, kubectl_command
+from jaxlaunch.launcher.diagnose.text import (
+    NextStep,
+    Text,
+    advise_change,
+    describe_event,
+    kubectl_command,
+)
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, State, derive_state
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.labels import GENERATION_LABEL, JOBSET_CONTROLLER
-from jaxlaunch.launcher.kubernetes.objects import Obj, find_condition, is_condition_true, seconds_since
+from jaxlaunch.launcher.kubernetes.objects import (
+    Obj,
+    find_condition,
+    is_condition_true,
+    seconds_since,
+)
 
 # The JobSet controller acts within this time on a new JobSet.
 _QUIET_S = 30.0
 # A controller acts within this time on the end of a pod or a Job.
 _CONTROLLER_DELAY_S = 60.0
-# The controller retries at growing intervals. On a busy server the second attempt is a minute later.
+# The controller retries at growing intervals. On a busy server the second attempt is a minute
+# later.
 _RETRY_DELAY_S = 120.0
 
 _JOBSET_CONTROLLER = advise_change(
@@ -38,7 +50,8 @@ class _Rejection(NamedTuple):
     next_step: NextStep | Callable[..., NextStep] | None = None
 
 
-# The order matters: JobSet's webhook denies followers with the same form of message as any other webhook.
+# The order matters: JobSet's webhook denies followers with the same form of message as any other
+# webhook.
 _REJECTIONS = (
     _Rejection(
         re.compile(
@@ -48,7 +61,8 @@ _REJECTIONS = (
         "resource-quota",
         "ResourceQuota {quota} is exceeded: requested {requested}, used {used}, limited {limited}",
         advise_change(
-            "request less, delete something else in the namespace, or ask its administrator to raise the quota."
+            "request less, delete something else in the namespace, or ask its administrator to "
+            "raise the quota."
         ),
     ),
     _Rejection(
@@ -73,7 +87,8 @@ _REJECTIONS = (
     ),
     _Rejection(
         re.compile(
-            r"ValidatingAdmissionPolicy '(?P<policy>[^']+)' with binding '[^']+' denied request: (?P<what>.+)",
+            r"ValidatingAdmissionPolicy '(?P<policy>[^']+)' with binding '[^']+' denied request: "
+            r"(?P<what>.+)",
             re.DOTALL,
         ),
         "admission",
@@ -86,7 +101,9 @@ _REJECTIONS = (
         "exclusive placement: the pods of a slice wait until its leader pod has a node",
     ),
     _Rejection(
-        re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<what>.+)', re.DOTALL),
+        re.compile(
+            r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<what>.+)', re.DOTALL
+        ),
         "admission",
         "webhook {webhook} denied the request: {what}",
         advise_change("change what the message names, or ask the webhook's owner."),
@@ -111,7 +128,9 @@ _REJECTIONS = (
         "RuntimeClass {name} does not exist",
     ),
     _Rejection(
-        re.compile(r"(?P<what>(?:minimum|maximum) \S+ usage per .+|\S+ max limit to request ratio per .+)"),
+        re.compile(
+            r"(?P<what>(?:minimum|maximum) \S+ usage per .+|\S+ max limit to request ratio per .+)"
+        ),
         "limit-range",
         "a LimitRange of the namespace forbids it: {what}",
     ),
@@ -132,7 +151,9 @@ def explain_missing_jobs(snapshot: Snapshot) -> Answer | None:
         return None
     rejection = explain_rejection(event["message"])
     evidence = (*describe_event(event), *terminating_namespace(snapshot.ending_namespace))
-    headline = Text("has no {what}: {why}", what=_NOT_CREATED[event["reason"]], why=rejection.headline)
+    headline = Text(
+        "has no {what}: {why}", what=_NOT_CREATED[event["reason"]], why=rejection.headline
+    )
     return Answer(rejection.situation, headline, evidence, rejection.next_step)
 
 
@@ -147,7 +168,9 @@ def _is_jobset_unseen(snapshot: Snapshot, event: Obj) -> bool:
     """Return whether a webhook denied a Job because it had not seen the new JobSet. The controller retries."""
     age_s = seconds_since(snapshot.created_at, snapshot.now)
     is_new = age_s is not None and age_s < _RETRY_DELAY_S
-    return is_new and f'{JOBSETS.kind}.{JOBSETS.group} "{snapshot.name}" not found' in event["message"]
+    return (
+        is_new and f'{JOBSETS.kind}.{JOBSETS.group} "{snapshot.name}" not found' in event["message"]
+    )
 
 
 def _explain_unattended(snapshot: Snapshot) -> Answer | None:
@@ -166,7 +189,9 @@ def _explain_unattended(snapshot: Snapshot) -> Answer | None:
         )
         return Answer("unattended", headline, next_step=step)
     headline += Text(": the JobSet controller has not acted on it")
-    return Answer("unattended", headline, describe_event(snapshot.newest_warning), _JOBSET_CONTROLLER)
+    return Answer(
+        "unattended", headline, describe_event(snapshot.newest_warning), _JOBSET_CONTROLLER
+    )
 
 
 def _explain_late_controller(snapshot: Snapshot) -> Answer | None:
@@ -178,33 +203,56 @@ def _explain_late_controller(snapshot: Snapshot) -> Answer | None:
     ):
         return None
     if (headline := _late_job_controller(snapshot)) is not None:
-        return Answer("unattended", headline, describe_event(snapshot.newest_warning), KUBE_CONTROLLERS)
+        return Answer(
+            "unattended", headline, describe_event(snapshot.newest_warning), KUBE_CONTROLLERS
+        )
     if (headline := _late_jobset_controller(snapshot)) is not None:
-        return Answer("unattended", headline, describe_event(snapshot.newest_warning), _JOBSET_CONTROLLER)
+        return Answer(
+            "unattended", headline, describe_event(snapshot.newest_warning), _JOBSET_CONTROLLER
+        )
     return None
 
 
 def _late_job_controller(snapshot: Snapshot) -> Text | None:
     """Return the headline if the Job controller has not created a Job's pods or noticed a failed pod."""
     suspended = [job for job in snapshot.jobs if job.get("spec", {}).get("suspend")]
-    if not snapshot.pods and not suspended and snapshot.find_event("FailedCreate", kind="Job") is None:
+    if (
+        not snapshot.pods
+        and not suspended
+        and snapshot.find_event("FailedCreate", kind="Job") is None
+    ):
         new = [job for job in snapshot.jobs if "startTime" not in job.get("status", {})]
         ages = [
-            (seconds_since(job["metadata"].get("creationTimestamp"), snapshot.now) or 0.0, job["metadata"]["name"])
+            (
+                seconds_since(job["metadata"].get("creationTimestamp"), snapshot.now) or 0.0,
+                job["metadata"]["name"],
+            )
             for job in new
         ]
         age_s, name = max(ages, default=(0.0, ""))
         if age_s >= _QUIET_S:
             return Text(
-                "has no pods {age:age} after its Job {name} was created: the Job controller has not acted on it",
+                "has no pods {age:age} after its Job {name} was created: the Job controller has "
+                "not acted on it",
                 age=age_s,
                 name=name,
             )
     is_noticed = any(
-        is_condition_true(job, kind) for job in snapshot.jobs for kind in ("Failed", "FailureTarget", "Complete")
+        is_condition_true(job, kind)
+        for job in snapshot.jobs
+        for kind in ("Failed", "FailureTarget", "Complete")
     )
-    failed = [host for host in snapshot.hosts if host.phase == "Failed" and host.terminated.get("finishedAt")]
-    if is_noticed or not failed or not snapshot.is_ours or failed[0].generation != snapshot.restarts:
+    failed = [
+        host
+        for host in snapshot.hosts
+        if host.phase == "Failed" and host.terminated.get("finishedAt")
+    ]
+    if (
+        is_noticed
+        or not failed
+        or not snapshot.is_ours
+        or failed[0].generation != snapshot.restarts
+    ):
         return None
     late_s = seconds_since(failed[0].terminated["finishedAt"], snapshot.now) or 0.0
     if late_s < _CONTROLLER_DELAY_S:
@@ -223,12 +271,17 @@ def _late_jobset_controller(snapshot: Snapshot) -> Text | None:
     is_done = bool(jobs) and all(is_condition_true(job, "Complete") for job in jobs)
     if not failed and not is_done:
         return None
-    ends = [find_condition(job, "Failed" if failed else "Complete").get("lastTransitionTime") for job in failed or jobs]
+    ends = [
+        find_condition(job, "Failed" if failed else "Complete").get("lastTransitionTime")
+        for job in failed or jobs
+    ]
     late_s = min((seconds_since(at, snapshot.now) or 0.0 for at in ends), default=0.0)
     if late_s < _CONTROLLER_DELAY_S:
         return None
     verb = Text("failed" if failed else "completed")
-    template = "waits: its Jobs {verb} {late:age} ago, and the JobSet controller has not acted on that"
+    template = (
+        "waits: its Jobs {verb} {late:age} ago, and the JobSet controller has not acted on that"
+    )
     return Text(template, verb=verb, late=late_s)
 
 
@@ -241,7 +294,12 @@ def explain_missing_pods(snapshot: Snapshot) -> Answer | None:
     hosts = [host for host in snapshot.hosts if not host.is_leaving]
     event = snapshot.find_event("FailedCreate", kind="Job")
     has_jobs = bool(snapshot.jobs) or "jobs" in snapshot.unread_reasons
-    if event is None or snapshot.is_suspended or not has_jobs or len(hosts) >= snapshot.expected_hosts:
+    if (
+        event is None
+        or snapshot.is_suspended
+        or not has_jobs
+        or len(hosts) >= snapshot.expected_hosts
+    ):
         return None
     if any(host.has_ended for host in hosts) and not _is_newer(event, snapshot):
         return None
@@ -251,7 +309,9 @@ def explain_missing_pods(snapshot: Snapshot) -> Answer | None:
         return None
     is_single = snapshot.expected_hosts == 1
     headline = Text(
-        "its pod is rejected: {why}" if is_single else "{missing} of {pods:pod} are rejected: {why}",
+        "its pod is rejected: {why}"
+        if is_single
+        else "{missing} of {pods:pod} are rejected: {why}",
         missing=snapshot.expected_hosts - len(hosts),
         pods=snapshot.expected_hosts,
         why=rejection.headline,
@@ -262,7 +322,9 @@ def explain_missing_pods(snapshot: Snapshot) -> Answer | None:
 
 def _is_newer(event: Obj, snapshot: Snapshot) -> bool:
     """Return whether the event is about the current Jobs and not about those before a restart."""
-    return any(event["last"] >= job["metadata"].get("creationTimestamp", "") for job in snapshot.jobs)
+    return any(
+        event["last"] >= job["metadata"].get("creationTimestamp", "") for job in snapshot.jobs
+    )
 
 
 def explain_rejection(message: str) -> Answer:
@@ -276,7 +338,8 @@ def explain_rejection(message: str) -> Answer:
         name, namespace = service.groups() if service else ("", "")
         reason = error.rpartition(": ")[2] or error
         return Answer(
-            "webhook-down", Text(template, webhook=match["webhook"], service=name, namespace=namespace, why=reason)
+            "webhook-down",
+            Text(template, webhook=match["webhook"], service=name, namespace=namespace, why=reason),
         )
     for rule in _REJECTIONS:
         if (match := rule.pattern.search(message)) is not None:

@@ -43,7 +43,9 @@ class Answer:
         return dataclasses.replace(self, headline=self.headline + end, clause=clause)
 
 
-def waiting_answer(situation: str, reason: Text, evidence: Evidence = (), next_step: NextStep | None = None) -> Answer:
+def waiting_answer(
+    situation: str, reason: Text, evidence: Evidence = (), next_step: NextStep | None = None
+) -> Answer:
     """Return an answer that the job waits for this reason."""
     return Answer(situation, Text("waits: {reason}", reason=reason), evidence, next_step, reason)
 
@@ -62,14 +64,16 @@ def is_liveness_failure(event: Obj) -> bool:
     return bool(event["reason"] == "Unhealthy" and event["message"].startswith(LIVENESS_PREFIX))
 
 
-# --- unread objects ---------------------------------------------------------------------------------------------------
+# --- unread objects -------------------------------------------------------------------------------
 
 
 def explain_unread_pods(snapshot: Snapshot) -> Answer | None:
     """Explain that the pods, which show the progress of the job, could not be read."""
     if (why := snapshot.unread_reasons.get("pods")) is None:
         return None
-    event = snapshot.find_event("FailedCreate", "FailedScheduling", "BackOff", "Failed", "FailedMount")
+    event = snapshot.find_event(
+        "FailedCreate", "FailedScheduling", "BackOff", "Failed", "FailedMount"
+    )
     return Answer("unread", Text("is in an unknown state: {why}", why=why), describe_event(event))
 
 
@@ -80,5 +84,7 @@ def unread_answer(snapshot: Snapshot, kind: str, headline: Text) -> Answer:
 
 def unknown_reason(snapshot: Snapshot, *kinds: str) -> Text:
     """Return the end of a headline that says why a reason is unknown, empty if these kinds were read."""
-    why = next((snapshot.unread_reasons[kind] for kind in kinds if kind in snapshot.unread_reasons), None)
+    why = next(
+        (snapshot.unread_reasons[kind] for kind in kinds if kind in snapshot.unread_reasons), None
+    )
     return EMPTY_TEXT if why is None else Text("; why is unknown: {why}", why=why)

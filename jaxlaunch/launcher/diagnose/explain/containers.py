@@ -1,8 +1,8 @@
 """Causes: containers that do not start, that fail or that do not end. Pure.
 
-A Job never fails because of an image that cannot be pulled, and would wait forever. A Job counts a pod as finished when
-all its containers have ended, and as failed when one of them has. Init containers with restartPolicy Always (native
-sidecars) are not counted, and end with the program.
+A Job never fails because of an image that cannot be pulled, and would wait forever. A Job counts a
+pod as finished when all its containers have ended, and as failed when one of them has. Init
+containers with restartPolicy Always (native sidecars) are not counted, and end with the program.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence, unknown_reason, waiting_answer
+from jaxlaunch.launcher.diagnose.explain.answer import (
+    Answer,
+    Evidence,
+    unknown_reason,
+    waiting_answer,
+)
 from jaxlaunch.launcher.diagnose.text import (
     JOB_NAME,
     SUBMIT_AGAIN,
@@ -34,7 +39,7 @@ from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import Obj, pod_template, seconds_since
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 
-# --- images -----------------------------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------
 
 _PULL_FAILURES = (
     "ErrImagePull",
@@ -46,7 +51,8 @@ _PULL_FAILURES = (
 )
 _PULL_SECRETS = re.compile(r"image pull secrets \(([^)]+)\)")
 
-# Messages of registries and container runtimes, their meaning, and what to do. The first match counts.
+# Messages of registries and container runtimes, their meaning, and what to do. The first match
+# counts.
 _PULL_ERRORS = (
     (
         re.compile(r"unauthorized|authentication required|denied|forbidden|\b40[13]\b", re.I),
@@ -74,7 +80,9 @@ _PULL_ERRORS = (
         advise_ask("ask the cluster administrator to install the certificate on the nodes."),
     ),
     (
-        re.compile(r"no such host|dial tcp|i/o timeout|connection refused|deadline exceeded|EOF", re.I),
+        re.compile(
+            r"no such host|dial tcp|i/o timeout|connection refused|deadline exceeded|EOF", re.I
+        ),
         "the node cannot reach the registry",
         advise_change("check the registry's name and the nodes' network."),
     ),
@@ -85,7 +93,10 @@ _PULL_ERRORS = (
     ),
 )
 _PULL_REASONS = {
-    "InvalidImageName": ("that is not a valid image name", advise_change("write it as REGISTRY/NAME:TAG in job.yaml.")),
+    "InvalidImageName": (
+        "that is not a valid image name",
+        advise_change("write it as REGISTRY/NAME:TAG in job.yaml."),
+    ),
     "ErrImageNeverPull": (
         "the node does not have it, and imagePullPolicy is Never",
         advise_change("load it onto the node, or set another policy."),
@@ -95,13 +106,23 @@ _PULL_REASONS = {
 
 def explain_image_pull(snapshot: Snapshot) -> Answer | None:
     """Explain containers that wait for an image that cannot be pulled."""
-    waiting = [host for host in snapshot.hosts if host.waiting.get("reason") in _PULL_FAILURES and not host.is_leaving]
+    waiting = [
+        host
+        for host in snapshot.hosts
+        if host.waiting.get("reason") in _PULL_FAILURES and not host.is_leaving
+    ]
     if not waiting:
         return None
-    host, reason, message = waiting[0], waiting[0].waiting["reason"], waiting[0].waiting.get("message", "")
-    event = snapshot.find_event("Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", on_hosts=waiting)
+    host = waiting[0]
+    reason = waiting[0].waiting["reason"]
+    message = waiting[0].waiting.get("message", "")
+    event = snapshot.find_event(
+        "Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", on_hosts=waiting
+    )
     why = message if reason != "ImagePullBackOff" or event is None else event["message"]
-    meaning, step = _missing_pull_secret(snapshot, waiting) or _pull_error(reason, f"{why} {message}")
+    meaning, step = _missing_pull_secret(snapshot, waiting) or _pull_error(
+        reason, f"{why} {message}"
+    )
     headline = Text(
         "{hosts} cannot pull image {image}: {meaning}",
         hosts=HostGroup.from_hosts(waiting, snapshot.expected_hosts),
@@ -115,13 +136,17 @@ def explain_image_pull(snapshot: Snapshot) -> Answer | None:
     return waiting_answer("image", headline, evidence, step)
 
 
-def _missing_pull_secret(snapshot: Snapshot, waiting: Sequence[Host]) -> tuple[Text, NextStep] | None:
+def _missing_pull_secret(
+    snapshot: Snapshot, waiting: Sequence[Host]
+) -> tuple[Text, NextStep] | None:
     """Explain that the kubelet did not find an image pull secret, so that it asks without credentials."""
     event = snapshot.find_event("FailedToRetrieveImagePullSecret", kind="Pod", on_hosts=waiting)
     match = None if event is None else _PULL_SECRETS.search(event["message"])
     if match is None:
         return None
-    create = kubectl_command("create", "secret", "docker-registry", match[1], "--docker-server=REGISTRY")
+    create = kubectl_command(
+        "create", "secret", "docker-registry", match[1], "--docker-server=REGISTRY"
+    )
     step = advise_change("create it in the job's namespace: {create} …", create=create)
     return Text("Secret {name} of image_pull_secrets does not exist", name=match[1]), step
 
@@ -136,9 +161,14 @@ def _pull_error(reason: str, message: str) -> tuple[Text, NextStep]:
     )
 
 
-# --- containers that do not start -------------------------------------------------------------------------------------
+# --- containers that do not start -----------------------------------------------------------------
 
-_CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError")
+_CONFIG_REASONS = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "PreCreateHookError",
+)
 _START_REASONS = ("StartError", "ContainerCannotRun")
 _SANDBOX_EVENTS = ("FailedCreatePodSandBox", "FailedPodSandBoxStatus", "NetworkNotReady")
 _MOUNT_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
@@ -150,12 +180,18 @@ _SLOW_S = 20.0
 _MISSING_OBJECT = re.compile(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', re.I)
 # Name of the ConfigMap with the code, as in launcher/manifests/code.
 _BUNDLE_NAME = re.compile(r"jaxlaunch-[0-9a-f]{12}")
-_MISSING_KEY = re.compile(r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) \S+?/(?P<name>\S+)")
-_MISSING_REFERENCE = re.compile(r"references non-existent (?P<kind>secret|config) key: (?P<key>\S+)")
+_MISSING_KEY = re.compile(
+    r"couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) \S+?/(?P<name>\S+)"
+)
+_MISSING_REFERENCE = re.compile(
+    r"references non-existent (?P<kind>secret|config) key: (?P<key>\S+)"
+)
 _VOLUME_NAME = re.compile(r'for volume "(?P<name>[^"]+)"')
 _RUNS_AS_ROOT = re.compile(r"image will run as root|non-numeric user|runAsNonRoot")
 _MISSING_AGENT = re.compile(r"No module named '?jaxlaunch\b")
-_COMMAND_ERROR = re.compile(r"\bexec\b|no such file|permission denied|executable file|chdir|command", re.I)
+_COMMAND_ERROR = re.compile(
+    r"\bexec\b|no such file|permission denied|executable file|chdir|command", re.I
+)
 # runc and the process that it starts need 6 to 12 MiB of the container's limit.
 _MIN_MEMORY = parse_quantity("16Mi")
 _EXEC_ERROR = re.compile(r'exec: "(?P<command>[^"]+)": (?P<what>[^:\n]+)')
@@ -174,19 +210,26 @@ def explain_not_started(snapshot: Snapshot) -> Answer | None:
         _explain_init_run,
         _explain_slow_start,
     )
-    return next((answer for cause in causes if (answer := cause(snapshot, present)) is not None), None)
+    return next(
+        (answer for cause in causes if (answer := cause(snapshot, present)) is not None), None
+    )
 
 
 def explain_never_ran(snapshot: Snapshot) -> Answer | None:
     """Explain pods that ended before their program was started."""
     causes = (_explain_start_error, _explain_missing_agent, _explain_init_failure)
-    return next((answer for cause in causes if (answer := cause(snapshot, snapshot.hosts)) is not None), None)
+    return next(
+        (answer for cause in causes if (answer := cause(snapshot, snapshot.hosts)) is not None),
+        None,
+    )
 
 
 def _pod_evidence(host: Host, state: Mapping[str, Any]) -> Evidence:
     """Return the reason and the message of a container's state."""
     template = (
-        "Pod {pod}: {reason} (exit {exitCode}): {message}" if "exitCode" in state else "Pod {pod}: {reason}: {message}"
+        "Pod {pod}: {reason} (exit {exitCode}): {message}"
+        if "exitCode" in state
+        else "Pod {pod}: {reason}: {message}"
     )
     return (Text(template, pod=host.pod, **{"message": "", **state}),)
 
@@ -215,25 +258,30 @@ def _cannot_start(group: HostGroup, reason: Text) -> Text:
     return Text("{hosts} cannot start: {reason}", hosts=group, reason=reason)
 
 
-def _explain_reference(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer | None:
+def _explain_reference(
+    snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence
+) -> Answer | None:
     """Explain a missing Secret or ConfigMap, or a missing key."""
     if (match := _MISSING_KEY.search(message)) is not None:
         kind, name = match["kind"], match["name"]
         reason = Text("{kind} {name} has no key {key}", **match.groupdict())
         step = advise_change("add the key to {name}, or use another in job.yaml.", name=name)
     elif (match := _MISSING_OBJECT.search(message)) is not None:
-        kind, name = {"secret": "Secret", "configmap": "ConfigMap"}[match["kind"].lower()], match["name"]
-        reason, step = (
-            Text("{kind} {name} does not exist", kind=kind, name=name),
-            _advise_creation(snapshot, kind, name),
-        )
+        kind = {"secret": "Secret", "configmap": "ConfigMap"}[match["kind"].lower()]
+        name = match["name"]
+        reason = Text("{kind} {name} does not exist", kind=kind, name=name)
+        step = _advise_creation(snapshot, kind, name)
     elif (match := _MISSING_REFERENCE.search(message)) is not None:
         kind = {"secret": "Secret", "config": "ConfigMap"}[match["kind"]]
         mounted = _mounted_object(snapshot, message, kind)
-        template = "its {kind} has no key {key}" if mounted is None else "{kind} {name} has no key {key}"
+        template = (
+            "its {kind} has no key {key}" if mounted is None else "{kind} {name} has no key {key}"
+        )
         reason = Text(template, kind=kind, name=mounted, key=match["key"])
         template = "add the key{to_name}, or use another in job.yaml."
-        step = advise_change(template, to_name=Text("" if mounted is None else " to {name}", name=mounted))
+        step = advise_change(
+            template, to_name=Text("" if mounted is None else " to {name}", name=mounted)
+        )
     else:
         return None
     return waiting_answer(f"{kind.lower()}-missing", _cannot_start(group, reason), evidence, step)
@@ -244,12 +292,14 @@ def _advise_creation(snapshot: Snapshot, kind: str, name: str) -> NextStep:
     if name == f"{snapshot.jobset['metadata']['name']}-gang":
         # The running hosts have the certificates of the old Secret.
         return advise_resubmit(
-            "`{again}` makes one for all hosts: they trust no other than that they began with", again=SUBMIT_AGAIN
+            "`{again}` makes one for all hosts: they trust no other than that they began with",
+            again=SUBMIT_AGAIN,
         )
     if kind == "ConfigMap" and _BUNDLE_NAME.fullmatch(name):
         # Its name is a digest of its contents, so no other ConfigMap would do.
         return advise_change(
-            "`{submit}` of the same job creates it: it holds the code and the agent that the job brings.",
+            "`{submit}` of the same job creates it: it holds the code and the agent that the "
+            "job brings.",
             submit=launcher_command("submit", is_namespaced=False),
         )
     words = ("secret", "generic") if kind == "Secret" else ("configmap",)
@@ -261,16 +311,25 @@ def _mounted_object(snapshot: Snapshot, message: str, kind: str) -> str | None:
     """Return the Secret or ConfigMap of the volume in a message, or None if the volume has several."""
     match = _VOLUME_NAME.search(message)
     volumes = pod_template(snapshot.jobset).get("spec", {}).get("volumes") or ()
-    volume: Obj = next((volume for volume in volumes if match is not None and volume.get("name") == match["name"]), {})
+    volume: Obj = next(
+        (volume for volume in volumes if match is not None and volume.get("name") == match["name"]),
+        {},
+    )
     source, key = ("secret", "secretName") if kind == "Secret" else ("configMap", "name")
     name: str | None = (volume.get(source) or {}).get(key)
     return name
 
 
 def _bad_command(command: str, problem: str, group: HostGroup, evidence: Evidence) -> Answer:
-    headline = Text("cannot start on {hosts}: command {command}: {what}", hosts=group, command=command, what=problem)
+    headline = Text(
+        "cannot start on {hosts}: command {command}: {what}",
+        hosts=group,
+        command=command,
+        what=problem,
+    )
     step = advise_change(
-        "check that the image has the command; one without jaxlaunch needs agent: inject, and every one needs python."
+        "check that the image has the command; one without jaxlaunch needs agent: inject, and "
+        "every one needs python."
     )
     return Answer("command", headline, evidence, step)
 
@@ -280,26 +339,38 @@ def _explain_start_error(snapshot: Snapshot, present: list[Host]) -> Answer | No
     terminated_hosts = [host for host in present if host.terminated.get("reason") in _START_REASONS]
     if not terminated_hosts:
         return None
-    host, group = terminated_hosts[0], HostGroup.from_hosts(terminated_hosts, snapshot.expected_hosts)
+    host = terminated_hosts[0]
+    group = HostGroup.from_hosts(terminated_hosts, snapshot.expected_hosts)
     message, evidence = host.terminated.get("message", ""), _pod_evidence(host, host.terminated)
     if (match := _EXEC_ERROR.search(message)) is not None:
         return _bad_command(match["command"], match["what"], group, evidence)
     if _COMMAND_ERROR.search(message):
-        return _bad_command(" ".join(_main_container(snapshot).get("command", ())[:1]), message, group, evidence)
+        return _bad_command(
+            " ".join(_main_container(snapshot).get("command", ())[:1]), message, group, evidence
+        )
     # The container runtime failed before it started the command, most often for lack of memory.
     if host.memory_limit is not None and parse_quantity(host.memory_limit) < _MIN_MEMORY:
         template = (
-            "cannot start on {hosts}: its memory limit of {limit} is too low for the container runtime to start it"
+            "cannot start on {hosts}: its memory limit of {limit} is too low for the "
+            "container runtime to start it"
         )
         return Answer("oom", Text(template, hosts=group, limit=host.memory_limit), evidence)
-    headline = Text("cannot start on {hosts}: the container runtime failed: {message}", hosts=group, message=message)
-    step = advise_ask("ask the cluster administrator: the message is of the node's container runtime.")
+    headline = Text(
+        "cannot start on {hosts}: the container runtime failed: {message}",
+        hosts=group,
+        message=message,
+    )
+    step = advise_ask(
+        "ask the cluster administrator: the message is of the node's container runtime."
+    )
     return Answer("container", headline, evidence, step)
 
 
 def _explain_missing_agent(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     """Explain that the image does not contain the agent."""
-    terminated_hosts = [host for host in present if _MISSING_AGENT.search(host.terminated.get("message", ""))]
+    terminated_hosts = [
+        host for host in present if _MISSING_AGENT.search(host.terminated.get("message", ""))
+    ]
     if not terminated_hosts:
         return None
     host = terminated_hosts[0]
@@ -308,12 +379,20 @@ def _explain_missing_agent(snapshot: Snapshot, present: list[Host]) -> Answer | 
         hosts=HostGroup.from_hosts(terminated_hosts, snapshot.expected_hosts),
         image=host.image or _main_image(snapshot),
     )
-    return Answer("agent", headline, (Text("Pod {pod}: {message}", pod=host.pod, message=host.terminated["message"]),))
+    return Answer(
+        "agent",
+        headline,
+        (Text("Pod {pod}: {message}", pod=host.pod, message=host.terminated["message"]),),
+    )
 
 
 def _explain_init_failure(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     """Explain a failed init container, or a sidecar that fails after each restart by the kubelet."""
-    failed = [host for host in present if host.is_init and not host.running and host.last_end.get("exitCode")]
+    failed = [
+        host
+        for host in present
+        if host.is_init and not host.running and host.last_end.get("exitCode")
+    ]
     if not failed:
         return None
     host = failed[0]
@@ -326,7 +405,10 @@ def _explain_init_failure(snapshot: Snapshot, present: list[Host]) -> Answer | N
     )
     evidence = (Text("Pod {pod}: {message}", pod=host.pod, message=message),) if message else ()
     return Answer(
-        "init", headline, evidence, advise_run(command=kubectl_command("logs", host.pod, "-c", host.container))
+        "init",
+        headline,
+        evidence,
+        advise_run(command=kubectl_command("logs", host.pod, "-c", host.container)),
     )
 
 
@@ -336,18 +418,20 @@ def _explain_mount(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     event = snapshot.find_event(*_MOUNT_EVENTS, kind="Pod", on_hosts=waiting)
     if not waiting or event is None or _SLOW_KUBELET.search(event["message"]):
         return None
-    group, message, evidence = (
-        HostGroup.from_hosts(waiting, snapshot.expected_hosts),
-        event["message"],
-        describe_event(event),
-    )
+    group = HostGroup.from_hosts(waiting, snapshot.expected_hosts)
+    message = event["message"]
+    evidence = describe_event(event)
     if (answer := _explain_reference(snapshot, message, group, evidence)) is not None:
         return answer
-    return waiting_answer("mount", Text("{hosts} cannot mount a volume: {why}", hosts=group, why=message), evidence)
+    return waiting_answer(
+        "mount", Text("{hosts} cannot mount a volume: {why}", hosts=group, why=message), evidence
+    )
 
 
 def _is_being_created(host: Host) -> bool:
-    return host.node is not None and not host.has_started and not host.has_ended and not host.running
+    return (
+        host.node is not None and not host.has_started and not host.has_ended and not host.running
+    )
 
 
 def _explain_sandbox(snapshot: Snapshot, present: list[Host]) -> Answer | None:
@@ -377,19 +461,37 @@ def _explain_init_run(snapshot: Snapshot, present: list[Host]) -> Answer | None:
         name=host.container,
         spent=seconds_since(host.running.get("startedAt"), snapshot.now) or 0.0,
     )
-    event = snapshot.find_event("Unhealthy", kind="Pod", on_hosts=waiting) if host.is_sidecar else None
-    step = advise_wait("wait; {logs} shows it.", logs=kubectl_command("logs", host.pod, "-c", host.container))
+    event = (
+        snapshot.find_event("Unhealthy", kind="Pod", on_hosts=waiting) if host.is_sidecar else None
+    )
+    step = advise_wait(
+        "wait; {logs} shows it.", logs=kubectl_command("logs", host.pod, "-c", host.container)
+    )
     return _starting_answer(
-        "init-runs", HostGroup.from_hosts(same, snapshot.expected_hosts), activity, describe_event(event), step
+        "init-runs",
+        HostGroup.from_hosts(same, snapshot.expected_hosts),
+        activity,
+        describe_event(event),
+        step,
     )
 
 
 def _starting_answer(
-    situation: str, group: HostGroup, activity: Text, evidence: Evidence, next_step: NextStep | None = None
+    situation: str,
+    group: HostGroup,
+    activity: Text,
+    evidence: Evidence,
+    next_step: NextStep | None = None,
 ) -> Answer:
     headline = Text("is starting: {hosts}: {what}", hosts=group, what=activity)
     clause = Text("{hosts} is starting: {what}", hosts=group, what=activity)
-    return Answer(situation, headline, evidence, next_step, clause if len(group) == 1 < group.expected else None)
+    return Answer(
+        situation,
+        headline,
+        evidence,
+        next_step,
+        clause if len(group) == 1 < group.expected else None,
+    )
 
 
 def _explain_slow_start(snapshot: Snapshot, present: list[Host]) -> Answer | None:
@@ -402,13 +504,17 @@ def _explain_slow_start(snapshot: Snapshot, present: list[Host]) -> Answer | Non
     pulling = snapshot.find_event("Pulling", kind="Pod", on_hosts=waiting)
     if spent_s >= _SLOW_S and not host.seen_by_kubelet:
         activity = Text(
-            "the kubelet of node {node} has not begun with it in {spent:age}", node=host.node, spent=spent_s
+            "the kubelet of node {node} has not begun with it in {spent:age}",
+            node=host.node,
+            spent=spent_s,
         )
         step = advise_wait(
             "wait, or ask the cluster administrator whether the kubelet runs: {describe}",
             describe=kubectl_command("describe", "node", host.node or "", is_namespaced=False),
         )
-        return _starting_answer("starting", group, activity, describe_event(snapshot.newest_warning), step)
+        return _starting_answer(
+            "starting", group, activity, describe_event(snapshot.newest_warning), step
+        )
     activity = Text("creating volumes and containers")
     if pulling is not None:
         activity = Text("pulling image {image}", image=host.image or _main_image(snapshot))
@@ -425,7 +531,7 @@ def _main_container(snapshot: Snapshot) -> Obj:
     return hosts.main_container(pod_template(snapshot.jobset).get("spec", {}))
 
 
-# --- containers next to the program, which `pod:` or a webhook adds ---------------------------------------------------
+# --- containers next to the program, which `pod:` or a webhook adds -------------------------------
 
 # The other containers of a pod may run for this long after the program.
 _SIDECAR_GRACE_S = 15.0
@@ -438,7 +544,11 @@ def explain_sidecar_failure(snapshot: Snapshot) -> Answer | None:
     has_program_failed = any(host.terminated.get("exitCode") for host in snapshot.hosts)
     if (verdict is not None and verdict.verdict.code != contract.DONE) or has_program_failed:
         return None
-    if (pair := _find_container(snapshot.hosts, lambda container: bool(container.terminated.get("exitCode")))) is None:
+    if (
+        pair := _find_container(
+            snapshot.hosts, lambda container: bool(container.terminated.get("exitCode"))
+        )
+    ) is None:
         return None
     present, container = pair
     headline = Text(
@@ -460,7 +570,9 @@ def explain_sidecar_failure(snapshot: Snapshot) -> Answer | None:
 def explain_outliving_sidecar(snapshot: Snapshot) -> Answer | None:
     """Explain that the program has ended, and another container keeps its pod running."""
     late = [
-        host for host in snapshot.hosts if host.terminated and not (host.is_init or host.has_ended or host.is_leaving)
+        host
+        for host in snapshot.hosts
+        if host.terminated and not (host.is_init or host.has_ended or host.is_leaving)
     ]
     if (pair := _find_container(late, lambda container: bool(container.running))) is None:
         return None
@@ -486,7 +598,9 @@ def explain_outliving_sidecar(snapshot: Snapshot) -> Answer | None:
 
 def explain_failing_sidecar(snapshot: Snapshot) -> Answer | None:
     """Explain that the program runs, and another container has failed, so that the job will fail."""
-    pair = _find_container(snapshot.hosts, lambda container: bool(container.terminated.get("exitCode")))
+    pair = _find_container(
+        snapshot.hosts, lambda container: bool(container.terminated.get("exitCode"))
+    )
     if pair is None:
         return _explain_sidecar_restarts(snapshot)
     present, container = pair
@@ -496,7 +610,9 @@ def explain_failing_sidecar(snapshot: Snapshot) -> Answer | None:
         end=describe_end(container.terminated, container.memory_limit),
     )
     return Answer(
-        "sidecar", headline, next_step=advise_run(command=kubectl_command("logs", present[0].pod, "-c", container.name))
+        "sidecar",
+        headline,
+        next_step=advise_run(command=kubectl_command("logs", present[0].pod, "-c", container.name)),
     )
 
 
@@ -505,7 +621,9 @@ def _explain_sidecar_restarts(snapshot: Snapshot) -> Answer | None:
     pair = _find_container(
         snapshot.hosts,
         lambda container: (
-            container.is_sidecar and not container.running and bool(container.terminated or container.last_terminated)
+            container.is_sidecar
+            and not container.running
+            and bool(container.terminated or container.last_terminated)
         ),
         is_init=True,
     )
@@ -518,11 +636,17 @@ def _explain_sidecar_restarts(snapshot: Snapshot) -> Answer | None:
         hosts=HostGroup.from_hosts(present, snapshot.expected_hosts),
         code=(container.terminated or container.last_terminated).get("exitCode"),
     )
-    step = advise_run(command=kubectl_command("logs", present[0].pod, "-c", container.name, "--previous"))
-    return Answer("sidecar", headline, describe_event(snapshot.find_event("BackOff", kind="Pod")), step)
+    step = advise_run(
+        command=kubectl_command("logs", present[0].pod, "-c", container.name, "--previous")
+    )
+    return Answer(
+        "sidecar", headline, describe_event(snapshot.find_event("BackOff", kind="Pod")), step
+    )
 
 
-def describe_end(end: Mapping[str, Any], memory_limit: str | None, limitless: str = "; it has no memory limit") -> Text:
+def describe_end(
+    end: Mapping[str, Any], memory_limit: str | None, limitless: str = "; it has no memory limit"
+) -> Text:
     """Return "ended with exit code 7" or "was OOMKilled; its memory limit is 40Mi"."""
     if end.get("reason") != "OOMKilled":
         return Text("ended with exit code {code}", code=end["exitCode"])

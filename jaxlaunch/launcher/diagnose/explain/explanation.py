@@ -1,7 +1,7 @@
 """The explanation of a job: why it waits or failed, or what it does, with evidence and the next step. Pure.
 
-Causes are checked in the order in which a job passes them, and the first one that applies is the answer. Everything is
-data until `Diagnosis.render` renders the texts for the screen and for JSON.
+Causes are checked in the order in which a job passes them, and the first one that applies is the
+answer. Everything is data until `Diagnosis.render` renders the texts for the screen and for JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from jaxlaunch.launcher.diagnose.explain import admission, containers, failures, gang, queue, scheduling, termination
+from jaxlaunch.launcher.diagnose.explain import (
+    admission,
+    containers,
+    failures,
+    gang,
+    queue,
+    scheduling,
+    termination,
+)
 from jaxlaunch.launcher.diagnose.explain.answer import (
     Answer,
     Cause,
@@ -34,7 +42,12 @@ from jaxlaunch.launcher.diagnose.text import (
     describe_event,
     launcher_command,
 )
-from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, derive_status, describe_as_of
+from jaxlaunch.launcher.jobs.status.job_status import (
+    FINAL_STATES,
+    JobStatus,
+    derive_status,
+    describe_as_of,
+)
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.records.verdict import render_numbers
 from jaxlaunch.spelling import find_completions, find_nearest
@@ -132,7 +145,9 @@ class Diagnosis:
             None if step is None else renderer.render(step.full_text()),
             section_link(self.answer.situation, self.code),
             None if step is None else step.action.value,
-            () if step is None else tuple(tuple(renderer.command_words(command)) for command in step.list_commands()),
+            ()
+            if step is None
+            else tuple(tuple(renderer.command_words(command)) for command in step.list_commands()),
         )
 
 
@@ -156,13 +171,19 @@ def diagnose_job(job: Snapshot | NoSuchJob) -> Diagnosis:
     step = answer.next_step or SITUATIONS[answer.situation].next_step
     if status.state not in FINAL_STATES and (step is None or step.action is Action.WAIT):
         # Advice to wait comes with the newest warning.
-        answer = dataclasses.replace(answer, evidence=(*answer.evidence, *describe_event(job.newest_warning)))
-    return Diagnosis(job.name, job.namespace, answer, facts, step, None if last is None else last.verdict.code)
+        answer = dataclasses.replace(
+            answer, evidence=(*answer.evidence, *describe_event(job.newest_warning))
+        )
+    return Diagnosis(
+        job.name, job.namespace, answer, facts, step, None if last is None else last.verdict.code
+    )
 
 
 def _explain_unknown_job(job: NoSuchJob) -> Answer:
     """Explain that no JobSet has that name."""
-    if near := find_nearest(job.name, job.other_jobs, 3) or find_completions(job.name, job.other_jobs, 3):
+    if near := find_nearest(job.name, job.other_jobs, 3) or find_completions(
+        job.name, job.other_jobs, 3
+    ):
         step = advise_change("did you mean {names: or }?", names=near)
     else:
         template = "`{jobs}` shows the jobs of the namespace; -n NAMESPACE selects another."
@@ -190,7 +211,9 @@ def _explain_unknown_job(job: NoSuchJob) -> Answer:
 def _explain_creation(snapshot: Snapshot) -> Answer:
     """Explain that the controllers have not created all objects yet, and nothing blocks them."""
     headline = Text(
-        "is being created: {pods} of {expected} pods exist", pods=len(snapshot.hosts), expected=snapshot.expected_hosts
+        "is being created: {pods} of {expected} pods exist",
+        pods=len(snapshot.hosts),
+        expected=snapshot.expected_hosts,
     )
     # Events about the JobSet have their own causes.
     if (warning := snapshot.newest_warning) is not None and warning["kind"] != "JobSet":
@@ -210,10 +233,16 @@ def _list_facts(status: JobStatus, now: datetime) -> list[Text]:
     saved = Text("last good checkpoint: step {step}", step=status.committed)
     if status.as_of is not None:
         template = "no step is known" if status.step is None else "step {step}"
-        numbers = [Text(template, step=status.step), *([saved] if status.committed is not None else [])]
+        numbers = [
+            Text(template, step=status.step),
+            *([saved] if status.committed is not None else []),
+        ]
         if status.goodput is not None:
             numbers.append(Text("goodput {goodput:.1%}", goodput=status.goodput))
-        return [*facts, Text("as of {when}: {numbers}", when=describe_as_of(status, now), numbers=numbers)]
+        return [
+            *facts,
+            Text("as of {when}: {numbers}", when=describe_as_of(status, now), numbers=numbers),
+        ]
     if status.committed is not None:
         age_s = status.committed_age_s
         since = ", before these pods started" if age_s is None else ", {age:age} ago"
@@ -228,7 +257,9 @@ def describe_ranks(status: JobStatus) -> Text:
     hosts_template = "on host {members}; " if status.members.isdecimal() else "on hosts {members}; "
     spares = "spare: {spares}" if status.spares else "no spare is ready"
     return Text(
-        hosts_template + spares, members=status.members.replace(",", ", "), spares=render_numbers(status.spares)
+        hosts_template + spares,
+        members=status.members.replace(",", ", "),
+        spares=render_numbers(status.spares),
     )
 
 
@@ -239,7 +270,8 @@ def describe_restarts(status: JobStatus) -> Text:
     """
     restarts = status.restarts
     template = (
-        "{restarts.total}, of which {restarts.charged} {charged:counts|count} against the limit of {restarts.limit}"
+        "{restarts.total}, of which {restarts.charged} {charged:counts|count} against the "
+        "limit of {restarts.limit}"
     )
     text = Text(template, restarts=restarts, charged=restarts.charged)
     if restarts.by_cause:
@@ -247,7 +279,9 @@ def describe_restarts(status: JobStatus) -> Text:
         text += Text("; attempts ended by {ends}", ends=ends)
     if restarts.preempted:
         limit = "" if restarts.preempted_limit is None else " of {restarts.preempted_limit}"
-        template = "; {restarts.preempted}" + limit + " preemptions in a row without a newly saved step"
+        template = (
+            "; {restarts.preempted}" + limit + " preemptions in a row without a newly saved step"
+        )
         text += Text(template, restarts=restarts)
     return text
 
@@ -256,7 +290,13 @@ def _list_limits(snapshot: Snapshot) -> Evidence:
     """Return the limits of the answer: the objects that could not be read."""
     limits: list[Text | str] = []
     if not snapshot.is_ours:
-        limits.append(Text("this JobSet was not submitted by launcher: its steps and checkpoints are not known"))
+        limits.append(
+            Text(
+                "this JobSet was not submitted by launcher: its steps and checkpoints are not known"
+            )
+        )
     if snapshot.report.unknown_reason:
-        limits.append(Text("earlier attempts are not known: {why}", why=snapshot.report.unknown_reason))
+        limits.append(
+            Text("earlier attempts are not known: {why}", why=snapshot.report.unknown_reason)
+        )
     return (*limits, *snapshot.unread)

@@ -65,7 +65,8 @@ from jaxlaunch.records.verdict import render_numbers
 _CRASH_LOOP_RESTARTS = 2
 # A probe that failed within this time is said to fail.
 _RECENT_S = 60.0
-# The taint of a node that does not answer, and for how long pods tolerate it that say nothing of it.
+# The taint of a node that does not answer, and for how long pods tolerate it that say nothing of
+# it.
 _UNREACHABLE = "node.kubernetes.io/unreachable"
 _DEFAULT_TOLERATION_S = 300.0
 # A rendezvous that takes longer than this is said to take long.
@@ -73,7 +74,7 @@ _LATE_S = 15.0
 _KUBERNETES_LEAD = Text("wait: Kubernetes")
 
 
-# --- disruptions and restarts -----------------------------------------------------------------------------------------
+# --- disruptions and restarts ---------------------------------------------------------------------
 
 
 def explain_disruption(snapshot: Snapshot) -> Answer | None:
@@ -81,14 +82,24 @@ def explain_disruption(snapshot: Snapshot) -> Answer | None:
     if (excess := explain_excess_eviction(snapshot)) is not None:
         template = "is restarting: {why}; that counts against the limit of restarts.crash"
         headline = Text(template, why=excess.headline)
-        return Answer(excess.situation, headline, (*excess.evidence, *_describe_last_ends(snapshot)), excess.next_step)
+        return Answer(
+            excess.situation,
+            headline,
+            (*excess.evidence, *_describe_last_ends(snapshot)),
+            excess.next_step,
+        )
     removed_hosts = [
-        host for host in snapshot.hosts if host.disruption or host.reason in ("Evicted", "NodeLost", "Preempting")
+        host
+        for host in snapshot.hosts
+        if host.disruption or host.reason in ("Evicted", "NodeLost", "Preempting")
     ]
     surrendered_hosts = [
-        host for host in snapshot.hosts if host.ends_gang and host.terminated.get("exitCode") == contract.LOST
+        host
+        for host in snapshot.hosts
+        if host.ends_gang and host.terminated.get("exitCode") == contract.LOST
     ]
-    # A gang that waited in vain for the pod that takes the place of a lost one was not disrupted: that counts.
+    # A gang that waited in vain for the pod that takes the place of a lost one was not disrupted:
+    # that counts.
     if not removed_hosts or (hosts.has_pod_replacement(snapshot.jobset) and surrendered_hosts):
         return None
     host = removed_hosts[0]
@@ -105,16 +116,31 @@ def explain_disruption(snapshot: Snapshot) -> Answer | None:
         *_describe_last_ends(snapshot),
     )
     if (stuck := find_stuck(snapshot)) is not None:
-        return Answer("stuck", headline + Text("; {what}", what=stuck.description), evidence, stuck.next_step)
+        return Answer(
+            "stuck", headline + Text("; {what}", what=stuck.description), evidence, stuck.next_step
+        )
     if (stuck := _find_unending(snapshot, removed_hosts)) is not None:
-        return Answer("disrupted", headline + Text("; {what}", what=stuck.description), evidence, stuck.next_step)
-    restart_text = "{hosts:that pod is|those pods are} made again" if snapshot.waits_for_pods else "it restarts"
-    headline += Text("; " + restart_text + ", which does not count against the restart limits", hosts=group)
+        return Answer(
+            "disrupted",
+            headline + Text("; {what}", what=stuck.description),
+            evidence,
+            stuck.next_step,
+        )
+    restart_text = (
+        "{hosts:that pod is|those pods are} made again"
+        if snapshot.waits_for_pods
+        else "it restarts"
+    )
+    headline += Text(
+        "; " + restart_text + ", which does not count against the restart limits", hosts=group
+    )
     return Answer("disrupted", headline, evidence, step)
 
 
 _LOW_RESOURCE = re.compile(r"The node was low on resource: (?P<what>[\w-]+)\.")
-_USED_RESOURCE = re.compile(r"Container (?P<name>\S+) was using (?P<used>\w+), request is (?P<request>\w+),")
+_USED_RESOURCE = re.compile(
+    r"Container (?P<name>\S+) was using (?P<used>\w+), request is (?P<request>\w+),"
+)
 _DISRUPTIONS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
     "EvictionByEvictionAPI": "evicted (kubectl drain, or another use of the eviction API)",
@@ -131,11 +157,16 @@ def _describe_pressure(host: Host, message: str) -> tuple[Text, NextStep | None]
     low, used = _LOW_RESOURCE.search(message), _USED_RESOURCE.search(message)
     if low is None:
         return None
-    why = Text("evicted by the kubelet of node {node}, which was low on {what}", node=host.node, what=low["what"])
+    why = Text(
+        "evicted by the kubelet of node {node}, which was low on {what}",
+        node=host.node,
+        what=low["what"],
+    )
     if used is None:
         return why, None
     step = advise_wait(
-        "wait; the kubelet evicts first what uses more than it requests: request under resources: in job.yaml what it "
+        "wait; the kubelet evicts first what uses more than it requests: request under resources: "
+        "in job.yaml what it "
         "uses."
     )
     return why + Text("; it used {used}, and requests {request}", **used.groupdict()), step
@@ -143,12 +174,19 @@ def _describe_pressure(host: Host, message: str) -> tuple[Text, NextStep | None]
 
 def _find_unending(snapshot: Snapshot, removed_hosts: list[Host]) -> StuckObject | None:
     """Return the pods that were deleted on a node that does not answer, by the node or by what events say."""
-    event, node = snapshot.find_event("NodeNotReady", kind="Pod", on_hosts=removed_hosts), snapshot.silent_node
-    cut_off = [host for host in removed_hosts if host.is_leaving and host.running and not host.is_ready]
+    event = snapshot.find_event("NodeNotReady", kind="Pod", on_hosts=removed_hosts)
+    node = snapshot.silent_node
+    cut_off = [
+        host for host in removed_hosts if host.is_leaving and host.running and not host.is_ready
+    ]
     if not cut_off or not (event or snapshot.is_on_silent_node(cut_off[0])):
         return None
     name = cut_off[0].node or ""
-    why = Text("node {node} is NotReady", node=name) if node is None else describe_silence(node, snapshot.now)
+    why = (
+        Text("node {node} is NotReady", node=name)
+        if node is None
+        else describe_silence(node, snapshot.now)
+    )
     description = Text("{pods:that pod|those pods} cannot end, since {why}", pods=cut_off, why=why)
     return StuckObject(description, _wait_for_node(name, _KUBERNETES_LEAD))
 
@@ -156,7 +194,8 @@ def _find_unending(snapshot: Snapshot, removed_hosts: list[Host]) -> StuckObject
 def _wait_for_node(node: str, lead: Text, pods: str = "them") -> NextStep:
     """Return what becomes of pods on a node that does not answer."""
     return advise_wait(
-        "{lead} makes {pods} again elsewhere only when the node is back or deleted; if it is gone for good: {delete}",
+        "{lead} makes {pods} again elsewhere only when the node is back or deleted; if it is gone "
+        "for good: {delete}",
         lead=lead,
         pods=Text(pods),
         delete=kubectl_command("delete", "node", node, is_namespaced=False),
@@ -166,7 +205,11 @@ def _wait_for_node(node: str, lead: Text, pods: str = "them") -> NextStep:
 def explain_unhealthy(snapshot: Snapshot) -> Answer | None:
     """Explain a container that the kubelet stops again and again, for a probe or a hook of the job or of a webhook."""
     event = snapshot.find_event("Unhealthy", "FailedPostStartHook", kind="Pod")
-    if event is None or not snapshot.restarts or (seconds_since(event["last"], snapshot.now) or 0.0) > _RECENT_S:
+    if (
+        event is None
+        or not snapshot.restarts
+        or (seconds_since(event["last"], snapshot.now) or 0.0) > _RECENT_S
+    ):
         return None
     if event["reason"] == "Unhealthy" and not is_liveness_failure(event):
         return None
@@ -175,7 +218,9 @@ def explain_unhealthy(snapshot: Snapshot) -> Answer | None:
     if message := event["message"].removeprefix(LIVENESS_PREFIX).lstrip(": "):
         headline += Text(": {message}", message=message)
     step = advise_change("fix or remove the {what}; jobs need none.", what=cause)
-    return Answer("unhealthy", headline, (*describe_event(event), *_describe_last_ends(snapshot)), step)
+    return Answer(
+        "unhealthy", headline, (*describe_event(event), *_describe_last_ends(snapshot)), step
+    )
 
 
 def explain_restart(snapshot: Snapshot) -> Answer | None:
@@ -190,16 +235,24 @@ def explain_restart(snapshot: Snapshot) -> Answer | None:
     elif last is not None:
         why = Text(" after {result}: {message}", result=last.result, message=last.verdict.message)
     elif failed is not None:
-        why = Text(": {host} ended with exit code {code}", host=failed.name, code=failed.terminated["exitCode"])
+        why = Text(
+            ": {host} ended with exit code {code}",
+            host=failed.name,
+            code=failed.terminated["exitCode"],
+        )
     headline = Text("is restarting{why}", why=why)
     if remaining:
         headline += Text("; {pods:pod} still terminating", pods=len(remaining))
-    event = snapshot.find_event("BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded", kind="Job")
+    event = snapshot.find_event(
+        "BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded", kind="Job"
+    )
     evidence = (*_describe_last_ends(snapshot), *describe_event(event))
     cut_off = [host for host in cut_off_hosts(snapshot) if host.is_leaving]
     stuck = find_stuck(snapshot) or (_stuck_on_lost_node(snapshot, cut_off[0]) if cut_off else None)
     if stuck is not None:
-        return Answer("stuck", headline + Text(": {what}", what=stuck.description), evidence, stuck.next_step)
+        return Answer(
+            "stuck", headline + Text(": {what}", what=stuck.description), evidence, stuck.next_step
+        )
     situation = "oom" if is_oom(snapshot) else "restarting"
     return Answer(situation, headline, evidence, SITUATIONS["restarting"].next_step)
 
@@ -218,13 +271,16 @@ def explain_crash_loop(snapshot: Snapshot) -> Answer | None:
     if is_running and last_step is not None and (status.step or 0) > last_step:
         return None
     headline = Text(
-        "crashes and restarts without saving a checkpoint: {charged} of {limit} restarts are used up",
+        "crashes and restarts without saving a checkpoint: {charged} of {limit} restarts "
+        "are used up",
         charged=status.restarts.charged,
         limit=status.restarts.limit,
     )
     limit = describe_earlier_excess(snapshot)
     if last is not None:
-        headline += Text("; last: {result}: {message}", result=last.result, message=last.verdict.message)
+        headline += Text(
+            "; last: {result}: {message}", result=last.result, message=last.verdict.message
+        )
         limit = limit or describe_full_shm(snapshot, last.verdict)
     if limit is not None:
         headline += Text("; {limit}", limit=limit)
@@ -232,24 +288,31 @@ def explain_crash_loop(snapshot: Snapshot) -> Answer | None:
     return Answer("crash-loop", headline, (*_describe_last_ends(snapshot), *describe_event(event)))
 
 
-# --- lost nodes -------------------------------------------------------------------------------------------------------
+# --- lost nodes -----------------------------------------------------------------------------------
 
 
 def explain_node_lost(snapshot: Snapshot) -> Answer | None:
     """Explain a node that does not answer: its pods stay until it comes back or is deleted."""
     event = snapshot.find_event("NodeNotReady", kind="Pod")
-    unready = [host for host in snapshot.hosts if host.running and not host.is_ready and not host.is_leaving]
+    unready = [
+        host
+        for host in snapshot.hosts
+        if host.running and not host.is_ready and not host.is_leaving
+    ]
     if event is None:
         # Where events could not be read, no more is known of a lost node.
         if "events" not in snapshot.unread_reasons or not unready:
             return None
         group = HostGroup.from_hosts(unready, snapshot.expected_hosts)
-        return unread_answer(snapshot, "events", Text("runs, but {hosts} {hosts:is|are} not ready", hosts=group))
+        return unread_answer(
+            snapshot, "events", Text("runs, but {hosts} {hosts:is|are} not ready", hosts=group)
+        )
     lost = [host for host in unready if host.pod in event["names"]]
     if not lost:
         return None
     headline = Text(
-        "waits: {nodes:node|nodes} {nodes} {nodes:is|are} NotReady, with {hosts} on {nodes:it|them}",
+        "waits: {nodes:node|nodes} {nodes} {nodes:is|are} NotReady, with {hosts} on "
+        "{nodes:it|them}",
         nodes=list(dict.fromkeys(host.node or "" for host in lost)),
         hosts=HostGroup.from_hosts(lost, snapshot.expected_hosts),
     )
@@ -265,12 +328,15 @@ def explain_silent_node(snapshot: Snapshot) -> Answer | None:
         (
             toleration["tolerationSeconds"]
             for toleration in pod_template(snapshot.jobset)["spec"].get("tolerations", ())
-            if toleration.get("key") in (None, _UNREACHABLE) and toleration.get("effect") in (None, "NoExecute")
+            if toleration.get("key") in (None, _UNREACHABLE)
+            and toleration.get("effect") in (None, "NoExecute")
             if "tolerationSeconds" in toleration
         ),
         default=_DEFAULT_TOLERATION_S,
     )
-    lead = Text("wait: Kubernetes evicts its pods after {tolerated:age}, but", tolerated=tolerated_s)
+    lead = Text(
+        "wait: Kubernetes evicts its pods after {tolerated:age}, but", tolerated=tolerated_s
+    )
     step = _wait_for_node(node["metadata"]["name"], lead)
     evidence = describe_event(snapshot.find_event("NodeNotReady", kind="Pod"))
     return _waits_for_node(describe_silence(node, snapshot.now), stranded, snapshot, evidence, step)
@@ -287,7 +353,9 @@ def explain_deleted_node(snapshot: Snapshot) -> Answer | None:
 
 def _stranded_hosts(snapshot: Snapshot) -> list[Host]:
     """Return the hosts on the node that does not answer or is deleted, but for those that are deleted themselves."""
-    return [host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving]
+    return [
+        host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving
+    ]
 
 
 def _waits_for_node(
@@ -298,7 +366,7 @@ def _waits_for_node(
     return Answer("node-lost", headline, evidence, next_step)
 
 
-# --- lost hosts, of a gang whose processes have run in these pods -----------------------------------------------------
+# --- lost hosts, of a gang whose processes have run in these pods ---------------------------------
 
 # What may hold up the pod that takes the place of a lost one.
 _POD_CAUSES: tuple[Cause, ...] = (
@@ -343,12 +411,15 @@ def _explain_missing_hosts(snapshot: Snapshot, away: list[int]) -> Answer:
         # For the seconds until the processes start again, the gang waits for no pod.
         last, spares = snapshot.report.last_end, spares[: len(needed)]
         headline = Text(
-            "is about to start again without {needed}: {names} {spares:takes its ranks|take their ranks}",
+            "is about to start again without {needed}: {names} {spares:takes its ranks|take "
+            "their ranks}",
             needed=render_numbers(needed),
             names=render_numbers(spares),
             spares=spares,
         )
-        return Answer("spare-used", headline, () if last is None else (Text("{end}", end=last.description),))
+        return Answer(
+            "spare-used", headline, () if last is None else (Text("{end}", end=last.description),)
+        )
     blocker = _explain_pod_blocker(snapshot, needed)
     present = snapshot.expected_hosts - len(away)
     headline = Text(
@@ -368,7 +439,9 @@ def _explain_partial_run(snapshot: Snapshot, away: list[int]) -> Answer | None:
     """Explain that it runs without the hosts that are away, or although the node of one does not answer."""
     if heard := reachable_hosts(snapshot):
         return _explain_lost_kubelet(snapshot, heard)
-    members, most, spares = snapshot.members, hosts.initial_members(snapshot.jobset), spare_hosts(snapshot)
+    members = snapshot.members
+    most = hosts.initial_members(snapshot.jobset)
+    spares = spare_hosts(snapshot)
     doing = describe_phase(derive_status(snapshot))
     if len(members) < len(most):
         template = "runs with {members} of {most:host}: {doing}"
@@ -376,17 +449,25 @@ def _explain_partial_run(snapshot: Snapshot, away: list[int]) -> Answer | None:
         if not away:
             return Answer(
                 "shrunk",
-                headline + Text("; {spares} will hold ranks after the next save", spares=render_numbers(spares)),
+                headline
+                + Text(
+                    "; {spares} will hold ranks after the next save", spares=render_numbers(spares)
+                ),
             )
         blocker = _explain_pod_blocker(snapshot, away)
-        headline += Text("; it waits for {away} to grow again: {why}", away=render_numbers(away), why=blocker.headline)
+        headline += Text(
+            "; it waits for {away} to grow again: {why}",
+            away=render_numbers(away),
+            why=blocker.headline,
+        )
         return dataclasses.replace(blocker, situation="shrunk", headline=headline)
     if not away:
         return None
     blocker = _explain_pod_blocker(snapshot, away)
     spares_template = "{names} {spares:is a spare|are spares}" if spares else "no spare is ready"
     headline = Text(
-        "runs: {doing}, with its ranks on {members}; {left}, since {away} {numbers:is|are} missing: {why}",
+        "runs: {doing}, with its ranks on {members}; {left}, since {away} {numbers:is|are} "
+        "missing: {why}",
         doing=doing,
         members=render_numbers(members.hosts),
         left=Text(spares_template, names=render_numbers(spares), spares=spares),
@@ -400,19 +481,26 @@ def _explain_partial_run(snapshot: Snapshot, away: list[int]) -> Answer | None:
 def _explain_lost_kubelet(snapshot: Snapshot, heard: list[Host]) -> Answer:
     """Explain that only the kubelet of a node is gone: nothing is lost before it is back."""
     status, node = derive_status(snapshot), heard[0].node or ""
-    group = HostGroup.from_hosts([host for host in heard if host.node == node], snapshot.expected_hosts)
+    group = HostGroup.from_hosts(
+        [host for host in heard if host.node == node], snapshot.expected_hosts
+    )
     headline = Text(
         "runs{step}: {silence}, but {hosts:the agent|the agents} of {hosts} on it {hosts:does|do}",
-        step=EMPTY_TEXT if status.step is None else Text(", at {step}", step=_describe_step(status)),
+        step=EMPTY_TEXT
+        if status.step is None
+        else Text(", at {step}", step=_describe_step(status)),
         silence=_describe_silent_node(snapshot, node),
         hosts=group,
     )
     step = advise_ask(
-        "have the kubelet of node {node} started again: it then ends the pods that Kubernetes has evicted meanwhile, "
+        "have the kubelet of node {node} started again: it then ends the pods that Kubernetes has "
+        "evicted meanwhile, "
         "as a drain does.",
         node=node,
     )
-    return Answer("node-lost", headline, describe_event(snapshot.find_event("NodeNotReady", kind="Pod")), step)
+    return Answer(
+        "node-lost", headline, describe_event(snapshot.find_event("NodeNotReady", kind="Pod")), step
+    )
 
 
 def _describe_silent_node(snapshot: Snapshot, name: str) -> Text:
@@ -431,23 +519,35 @@ def _explain_pod_blocker(snapshot: Snapshot, away: list[int]) -> Answer:
     last = snapshot.report.last_end
     end_lines: Evidence = () if last is None else (Text("{end}", end=last.description),)
     if (answer := first_answer(_POD_CAUSES, snapshot)) is not None:
-        return Answer("host-lost", answer.clause or answer.headline, (*end_lines, *answer.evidence), answer.next_step)
+        return Answer(
+            "host-lost",
+            answer.clause or answer.headline,
+            (*end_lines, *answer.evidence),
+            answer.next_step,
+        )
     present = [host for host in snapshot.hosts if host.number in away and host.phase != "Failed"]
     if cut_off := [host for host in cut_off_hosts(snapshot) if host in present]:
         stuck = find_stuck(snapshot) or _stuck_on_lost_node(snapshot, cut_off[0])
         evidence = (*end_lines, *describe_event(snapshot.find_event("NodeNotReady", kind="Pod")))
         return Answer("host-lost", stuck.description, evidence, stuck.next_step)
     if mute := [host for host in unresponsive_hosts(snapshot) if host in present]:
-        template = "its agent does not answer, and pod {host.pod} still reads as running on node {host.node}"
+        template = (
+            "its agent does not answer, and pod {host.pod} still reads as running on node "
+            "{host.node}"
+        )
         step = advise_wait(
-            "wait: Kubernetes notices within about a minute that a node is gone; if the node is well, {delete} has the "
+            "wait: Kubernetes notices within about a minute that a node is gone; if the node is "
+            "well, {delete} has the "
             "Job make another pod.",
             delete=kubectl_command("delete", "pod", mute[0].pod),
         )
         return Answer("host-lost", Text(template, host=mute[0]), end_lines, step)
     if present:
         return Answer("host-lost", Text("{host} is starting", host=present[0].name), end_lines)
-    template = "{away:its pod does|their pods do} not exist yet, since Kubernetes makes it again 10 s after it failed"
+    template = (
+        "{away:its pod does|their pods do} not exist yet, since Kubernetes makes it again "
+        "10 s after it failed"
+    )
     return Answer("host-lost", Text(template, away=away), end_lines)
 
 
@@ -457,12 +557,14 @@ def _stuck_on_lost_node(snapshot: Snapshot, host: Host) -> StuckObject:
     if node is not None and node.name == host.node:
         return StuckObject(describe_deletion(node, snapshot.now), wait_for_collection(host.pod))
     description = Text(
-        "{silence}, with pod {pod} on it", silence=_describe_silent_node(snapshot, host.node or ""), pod=host.pod
+        "{silence}, with pod {pod} on it",
+        silence=_describe_silent_node(snapshot, host.node or ""),
+        pod=host.pod,
     )
     return StuckObject(description, _wait_for_node(host.node or "", _KUBERNETES_LEAD, "that pod"))
 
 
-# --- running pods -----------------------------------------------------------------------------------------------------
+# --- running pods ---------------------------------------------------------------------------------
 
 
 def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
@@ -474,13 +576,17 @@ def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
     refused = tuple(Text("{line}", line=line) for line in beat.refused)
     if not missing:
         return Answer("gathering", Text("is about to start: all hosts are connected"), refused)
-    began = next((host.running.get("startedAt") for host in snapshot.hosts if host.number == 0), None)
+    began = next(
+        (host.running.get("startedAt") for host in snapshot.hosts if host.number == 0), None
+    )
     waited_s = seconds_since(began, snapshot.now) or 0.0
     headline = Text(
         "waits at rendezvous{span}: {missing}{more} of {expected} missing",
         span=EMPTY_TEXT if waited_s < _LATE_S else Text(" for {waited:age}", waited=waited_s),
         missing=render_numbers(missing),
-        more=EMPTY_TEXT if total == len(missing) else Text(" and {more} more", more=total - len(missing)),
+        more=EMPTY_TEXT
+        if total == len(missing)
+        else Text(" and {more} more", more=total - len(missing)),
         expected=snapshot.expected_hosts,
     )
     pods = [host for host in snapshot.hosts if host.number in missing][:8]
@@ -489,7 +595,8 @@ def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
     is_nameless = 0 in missing and waited_s >= _LATE_S
     if is_nameless:
         headline += Text(
-            "; not even host 0 reaches itself by the name that all hosts use: most likely DNS does not answer"
+            "; not even host 0 reaches itself by the name that all hosts use: most likely DNS "
+            "does not answer"
         )
     event = snapshot.find_event("HeadlessServiceCreationFailed", kind="JobSet")
     if event is not None:
@@ -498,7 +605,10 @@ def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
         headline += Text(template, why=rejection.headline)
         evidence = (*describe_event(event), *evidence)
         return Answer(
-            "rendezvous", headline, evidence, rejection.next_step or SITUATIONS[rejection.situation].next_step
+            "rendezvous",
+            headline,
+            evidence,
+            rejection.next_step or SITUATIONS[rejection.situation].next_step,
         )
     if is_nameless:
         step = advise_run(
@@ -518,7 +628,11 @@ def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
 def _describe_pod(host: Host) -> Text:
     """Return the phase, reason and node of the pod of a host."""
     reason = (host.waiting or host.terminated).get("reason")
-    line = "{host.name}: {host.phase}" + (", {reason}" if reason else "") + (" on {host.node}" if host.node else "")
+    line = (
+        "{host.name}: {host.phase}"
+        + (", {reason}" if reason else "")
+        + (" on {host.node}" if host.node else "")
+    )
     return Text(line, host=host, reason=reason)
 
 
@@ -527,7 +641,9 @@ def explain_hang(snapshot: Snapshot) -> Answer | None:
     beat = snapshot.report.heartbeat
     if snapshot.report.attempt_end is not None or beat is None or not beat.overdue:
         return None
-    return Answer("hang", Text("hangs: {overdue}", overdue=beat.overdue), _describe_phases(snapshot))
+    return Answer(
+        "hang", Text("hangs: {overdue}", overdue=beat.overdue), _describe_phases(snapshot)
+    )
 
 
 def explain_running(snapshot: Snapshot) -> Answer | None:
@@ -549,7 +665,11 @@ def explain_running(snapshot: Snapshot) -> Answer | None:
     is_again = last is not None and last.attempt + 1 == report.heartbeat.attempt
     again_text = EMPTY_TEXT
     if last is not None and is_again:
-        again_text = Text(" again after {result}: {message}", result=last.result, message=last.verdict.message[:200])
+        again_text = Text(
+            " again after {result}: {message}",
+            result=last.result,
+            message=last.verdict.message[:200],
+        )
     ended_text = _describe_ended_ranks(snapshot)
     is_short = status.phase is None and status.ready is not None and status.ready < status.hosts
     activity = (
@@ -564,7 +684,8 @@ def explain_running(snapshot: Snapshot) -> Answer | None:
 
 
 PREPARING_STEP = advise_wait(
-    "wait: its text is tokenized and packed, once; of hosts that share data.data_dir one works, and its log says how "
+    "wait: its text is tokenized and packed, once; of hosts that share data.data_dir one works, "
+    "and its log says how "
     "far it is. `launcher prepare` does it beforehand."
 )
 
@@ -573,11 +694,18 @@ def _describe_ready(snapshot: Snapshot, status: JobStatus) -> Text:
     """Return "1 of 2 hosts ready; host 1 (pod …): containers with unready status: [main]"."""
     text = Text("{ready} of {hosts:host} ready", ready=status.ready, hosts=status.hosts)
     late = next((host for host in snapshot.hosts if host.unready_reason), None)
-    return text if late is None else text + Text("; {host}: {why}", host=late.name, why=late.unready_reason)
+    return (
+        text
+        if late is None
+        else text + Text("; {host}: {why}", host=late.name, why=late.unready_reason)
+    )
 
 
 def _describe_step(status: JobStatus) -> Text:
-    return Text("step {status.step} of {status.steps}" if status.steps else "step {status.step}", status=status)
+    return Text(
+        "step {status.step} of {status.steps}" if status.steps else "step {status.step}",
+        status=status,
+    )
 
 
 def describe_phase(status: JobStatus, *, is_partly: bool = False) -> Text:
@@ -612,7 +740,9 @@ def _describe_ended_ranks(snapshot: Snapshot) -> Text:
     total = 0 if beat is None else sum(beat.counts.values())
     if beat is None or not 0 < (number := beat.counts.get("ended", 0)) < total:
         return EMPTY_TEXT
-    running_ranks = [rank for phase, ranks in beat.phases.items() if phase != "ended" for rank in ranks]
+    running_ranks = [
+        rank for phase, ranks in beat.phases.items() if phase != "ended" for rank in ranks
+    ]
     ended_ranks = list(beat.phases.get("ended", ()))
     if len(ended_ranks) < number or len(running_ranks) < total - number:
         return Text("; {number:rank} of {total} have ended", number=number, total=total)
@@ -645,5 +775,8 @@ def _describe_phases(snapshot: Snapshot) -> Evidence:
 
 def _describe_last_ends(snapshot: Snapshot) -> Evidence:
     """Return the last verdicts, the newest first."""
-    ends = [*snapshot.report.earlier_ends, *([snapshot.report.attempt_end] if snapshot.report.attempt_end else [])]
+    ends = [
+        *snapshot.report.earlier_ends,
+        *([snapshot.report.attempt_end] if snapshot.report.attempt_end else []),
+    ]
     return tuple(Text("{end}", end=end.description) for end in reversed(ends[-3:]))

@@ -20,14 +20,23 @@ from jaxlaunch.launcher.diagnose.text import (
 from jaxlaunch.launcher.jobs.status.job_status import is_stopped_in_queue
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes import objects
-from jaxlaunch.launcher.kubernetes.objects import Obj, find_condition, is_condition_true, parse_time, seconds_since
+from jaxlaunch.launcher.kubernetes.objects import (
+    Obj,
+    find_condition,
+    is_condition_true,
+    parse_time,
+    seconds_since,
+)
 
 _QUOTA_IN_USE = re.compile(
-    r"insufficient unused quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), (?P<more>\S+) more needed"
+    r"insufficient unused quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), (?P<more>\S+) "
+    r"more needed"
 )
 _QUOTA_TOO_SMALL = re.compile(
-    r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), previously considered podsets requests "
-    r"\((?P<before>[^)]*)\) \+ current podset request \((?P<requested>[^)]*)\) > maximum capacity \((?P<most>[^)]*)\)"
+    r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), previously considered "
+    r"podsets requests "
+    r"\((?P<before>[^)]*)\) \+ current podset request \((?P<requested>[^)]*)\) > maximum capacity "
+    r"\((?P<most>[^)]*)\)"
 )
 _CLOSED_TEXT = "namespace doesn't match ClusterQueue selector"
 _UNCOVERED_RESOURCE = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
@@ -58,30 +67,49 @@ def _explain_missing_workload(snapshot: Snapshot) -> Answer:
     queue = snapshot.queue
     if (why := snapshot.unread_reasons.get("workloads")) is not None:
         return Answer(
-            "unread", Text("is suspended, by queue {queue} or by `launcher stop`: {why}", queue=queue, why=why)
+            "unread",
+            Text(
+                "is suspended, by queue {queue} or by `launcher stop`: {why}", queue=queue, why=why
+            ),
         )
     if (seconds_since(snapshot.created_at, snapshot.now) or 0.0) < _QUIET_S:
-        headline = Text("was just submitted to queue {queue}: Kueue has not created its Workload yet", queue=queue)
+        headline = Text(
+            "was just submitted to queue {queue}: Kueue has not created its Workload yet",
+            queue=queue,
+        )
         return Answer("queued", headline)
-    headline = Text("is suspended, and Kueue has created no Workload for it in queue {queue}", queue=queue)
+    headline = Text(
+        "is suspended, and Kueue has created no Workload for it in queue {queue}", queue=queue
+    )
     event = snapshot.find_event("CreateWorkloadFailed", "ErrWorkloadCompose", kind="JobSet")
     return Answer("queue-silent", headline, describe_event(event))
 
 
 def _explain_inactive(snapshot: Snapshot, message: str) -> Answer | None:
     """Explain a LocalQueue or a ClusterQueue that is missing, stopped or inactive."""
-    if (match := re.fullmatch(r"(LocalQueue|ClusterQueue) (\S+) doesn't exist", message)) is not None:
+    if (
+        match := re.fullmatch(r"(LocalQueue|ClusterQueue) (\S+) doesn't exist", message)
+    ) is not None:
         step = advise_change("set one of `{queues}` as queue: in job.yaml.", queues=_LIST_QUEUES)
         if match[1] == "ClusterQueue":
-            step = advise_ask("ask the cluster administrator: LocalQueue {queue} points to it.", queue=snapshot.queue)
+            step = advise_ask(
+                "ask the cluster administrator: LocalQueue {queue} points to it.",
+                queue=snapshot.queue,
+            )
         headline = Text("waits: {kind} {queue} does not exist", kind=match[1], queue=match[2])
         return Answer("queue-missing", headline, _describe_conditions(snapshot), step)
-    for queue, kind in ((snapshot.cluster_queue, "ClusterQueue"), (snapshot.local_queue, "LocalQueue")):
+    for queue, kind in (
+        (snapshot.cluster_queue, "ClusterQueue"),
+        (snapshot.local_queue, "LocalQueue"),
+    ):
         if queue is not None and (state := objects.inactive_state(queue)) is not None:
             return _inactive_answer(snapshot, f"{kind} {queue['metadata']['name']}", state)
     if re.search(r"is (inactive|stopped)$", message):
         return Answer(
-            "queue-stopped", Text("waits: {message}", message=message), _describe_conditions(snapshot), _RESUME_STEP
+            "queue-stopped",
+            Text("waits: {message}", message=message),
+            _describe_conditions(snapshot),
+            _RESUME_STEP,
         )
     return None
 
@@ -89,7 +117,9 @@ def _explain_inactive(snapshot: Snapshot, message: str) -> Answer | None:
 def _inactive_answer(snapshot: Snapshot, queue: str, state: objects.InactiveQueue) -> Answer:
     states: list[Text] = []
     if state.stop_policy is not None:
-        headline = Text("{queue} is stopped (stopPolicy: {policy})", queue=queue, policy=state.stop_policy)
+        headline = Text(
+            "{queue} is stopped (stopPolicy: {policy})", queue=queue, policy=state.stop_policy
+        )
         step = _RESUME_STEP
         states.append(Text("stopPolicy: {policy}", policy=state.stop_policy))
     else:
@@ -97,7 +127,10 @@ def _inactive_answer(snapshot: Snapshot, queue: str, state: objects.InactiveQueu
         step = advise_ask("ask the cluster administrator to fix what the message names.")
     if state.message or not states:
         states.append(Text("Active=False: {message}", message=state.message))
-    evidence = (Text("{queue}: {states}", queue=queue, states=states), *_describe_conditions(snapshot))
+    evidence = (
+        Text("{queue}: {states}", queue=queue, states=states),
+        *_describe_conditions(snapshot),
+    )
     return Answer("queue-stopped", _headline_start(snapshot) + headline, evidence, step)
 
 
@@ -114,13 +147,19 @@ def _explain_backoff(snapshot: Snapshot) -> Answer | None:
     """Explain a job whose pods were not ready, and which Kueue puts back into the queue after a while."""
     requeue = (snapshot.workload or {}).get("status", {}).get("requeueState") or {}
     at = parse_time(requeue.get("requeueAt"))
-    if at is None or at <= snapshot.now or not is_condition_true(snapshot.workload or {}, "Evicted"):
+    if (
+        at is None
+        or at <= snapshot.now
+        or not is_condition_true(snapshot.workload or {}, "Evicted")
+    ):
         return None
     headline = _describe_eviction(snapshot)
     if requeue.get("count", 1) > 1:
         headline += Text(", {count} times by now", count=requeue["count"])
     left_s = (at - snapshot.now).total_seconds()
-    headline += Text("; Kueue puts it back into queue {queue} in {left:age}", queue=snapshot.queue, left=left_s)
+    headline += Text(
+        "; Kueue puts it back into queue {queue} in {left:age}", queue=snapshot.queue, left=left_s
+    )
     return Answer("backing-off", headline, _describe_conditions(snapshot))
 
 
@@ -133,7 +172,10 @@ def _explain_admission_checks(snapshot: Snapshot, workload: Obj) -> Answer | Non
     if not pending:
         headline = Text("is admitted by queue {queue} and about to start", queue=snapshot.queue)
         return Answer("queued", headline, _describe_conditions(snapshot))
-    evidence = tuple(Text("{name}: {state}: {message}", **{"state": None, "message": ""} | check) for check in pending)
+    evidence = tuple(
+        Text("{name}: {state}: {message}", **{"state": None, "message": ""} | check)
+        for check in pending
+    )
     message = next((check["message"] for check in pending if check.get("message")), None)
     headline = Text(
         "waits: quota is reserved in queue {queue}, but admission check {checks} has not passed",
@@ -145,7 +187,8 @@ def _explain_admission_checks(snapshot: Snapshot, workload: Obj) -> Answer | Non
 
 def _explain_quota(snapshot: Snapshot, message: str) -> Answer:
     """Explain a job that the quota does not allow now, or never will."""
-    lead, evidence = _headline_start(snapshot), (*_describe_conditions(snapshot), *_describe_quotas(snapshot))
+    lead = _headline_start(snapshot)
+    evidence = (*_describe_conditions(snapshot), *_describe_quotas(snapshot))
     cluster_queue = objects.cluster_queue_name(snapshot.local_queue)
     queue = Text(
         "queue {queue} (ClusterQueue {behind})" if cluster_queue else "queue {queue}",
@@ -154,21 +197,27 @@ def _explain_quota(snapshot: Snapshot, message: str) -> Answer:
     )
     if (match := _QUOTA_TOO_SMALL.search(message)) is not None:
         headline = Text(
-            "{queue} can never admit it: it requests {requested} {resource}, flavor {flavor} has {most} in total",
+            "{queue} can never admit it: it requests {requested} {resource}, flavor {flavor} has "
+            "{most} in total",
             queue=queue,
             **match.groupdict(),
         )
         return Answer("quota-never", lead + headline, evidence)
     if (match := _QUOTA_IN_USE.search(message)) is not None:
         headline = Text(
-            "{queue} is full: {more} more {resource} is needed in flavor {flavor}", queue=queue, **match.groupdict()
+            "{queue} is full: {more} more {resource} is needed in flavor {flavor}",
+            queue=queue,
+            **match.groupdict(),
         )
         return Answer(
-            "quota", lead + headline + _describe_usage(snapshot, match["flavor"], match["resource"]), evidence
+            "quota",
+            lead + headline + _describe_usage(snapshot, match["flavor"], match["resource"]),
+            evidence,
         )
     if _CLOSED_TEXT in message:
         step = advise_change(
-            "set another of `{queues}` as queue: in job.yaml, or ask the cluster administrator to label the namespace "
+            "set another of `{queues}` as queue: in job.yaml, or ask the cluster administrator to "
+            "label the namespace "
             "as the ClusterQueue's namespaceSelector requires.",
             queues=_LIST_QUEUES,
         )
@@ -179,29 +228,51 @@ def _explain_quota(snapshot: Snapshot, message: str) -> Answer:
         )
         return Answer("queue-closed", lead + headline, evidence, step)
     if (match := _UNCOVERED_RESOURCE.search(message)) is not None:
-        headline = Text("{queue} does not cover {resource}", queue=queue, resource=match["resource"])
+        headline = Text(
+            "{queue} does not cover {resource}", queue=queue, resource=match["resource"]
+        )
         return Answer("quota-uncovered", lead + headline, evidence)
     if message:
         reason = str(find_condition(snapshot.workload or {}, "QuotaReserved").get("reason", ""))
-        template, situation, unadmitted_step = _UNADMITTED_REASONS.get(reason, ("{queue}", "queued", _QUOTA_STEP))
+        template, situation, unadmitted_step = _UNADMITTED_REASONS.get(
+            reason, ("{queue}", "queued", _QUOTA_STEP)
+        )
         headline = Text(template + ": {message}", queue=queue, message=message)
         return Answer(situation, lead + headline, evidence, unadmitted_step)
-    return Answer("queued", lead + Text("its turn in {queue} has not come", queue=queue), evidence, _QUOTA_STEP)
+    return Answer(
+        "queued",
+        lead + Text("its turn in {queue} has not come", queue=queue),
+        evidence,
+        _QUOTA_STEP,
+    )
 
 
 _FIX_OR_ASK = advise_change("fix what the message names, or ask the cluster administrator.")
-# Reasons for which Kueue 0.19 and newer does not reserve quota (KEP 10852, read in November 2026), the situation of
-# each, and what to do. Before it, and where its feature gate is off, all are Pending or Inadmissible.
+# Reasons for which Kueue 0.19 and newer does not reserve quota (KEP 10852, read in November 2026),
+# the situation of each, and what to do. Before it, and where its feature gate is off, all are
+# Pending or Inadmissible.
 _UNADMITTED_REASONS: Mapping[str, tuple[str, str, NextStep | None]] = {
-    "Misconfigured": ("{queue} or the job is misconfigured (Misconfigured)", "queue-missing", _FIX_OR_ASK),
+    "Misconfigured": (
+        "{queue} or the job is misconfigured (Misconfigured)",
+        "queue-missing",
+        _FIX_OR_ASK,
+    ),
     "ExceedsMaxQuota": ("{queue} can never admit it (ExceedsMaxQuota)", "quota-never", None),
-    "Suspended": ("{queue} is stopped by its administrator (Suspended)", "queue-stopped", _RESUME_STEP),
+    "Suspended": (
+        "{queue} is stopped by its administrator (Suspended)",
+        "queue-stopped",
+        _RESUME_STEP,
+    ),
     "AdmissionGated": (
         "{queue} does not admit it yet (AdmissionGated)",
         "gated",
         advise_ask("the owner of the gate must remove it; the JobSet's annotations name it."),
     ),
-    "WaitingForPodsReady": ("{queue} admits one job after the other (WaitingForPodsReady)", "queued", _QUOTA_STEP),
+    "WaitingForPodsReady": (
+        "{queue} admits one job after the other (WaitingForPodsReady)",
+        "queued",
+        _QUOTA_STEP,
+    ),
     "WaitingForQuota": ("{queue} is full (WaitingForQuota)", "quota", _QUOTA_STEP),
     "TopologyPlacementFailed": (
         "{queue} has no room in one topology domain (TopologyPlacementFailed)",
@@ -227,30 +298,42 @@ def _describe_eviction(snapshot: Snapshot) -> Text:
     reason = find_condition(snapshot.workload or {}, "Evicted").get("reason", "")
     if reason == "Preempted":
         by = snapshot.preempted_by
-        return Text("was preempted by another job" if by is None else "was preempted by job {by}", by=by)
+        return Text(
+            "was preempted by another job" if by is None else "was preempted by job {by}", by=by
+        )
     return Text(_EVICTION_TEXTS.get(reason, "was evicted from the queue ({reason})"), reason=reason)
 
 
 _EVICTION_TEXTS: Mapping[str, str] = {
     "PodsReadyTimeout": "was evicted because its pods were not ready in time ({reason})",
-    "ClusterQueueStopped": "was evicted because the ClusterQueue was stopped (stopPolicy: HoldAndDrain)",
-    "LocalQueueStopped": "was evicted because the LocalQueue was stopped (stopPolicy: HoldAndDrain)",
+    "ClusterQueueStopped": "was evicted because the ClusterQueue was stopped (stopPolicy: "
+    "HoldAndDrain)",
+    "LocalQueueStopped": "was evicted because the LocalQueue was stopped (stopPolicy: "
+    "HoldAndDrain)",
     "AdmissionCheck": "was evicted because an admission check failed ({reason})",
     "NodeFailures": "was evicted because nodes failed, and Kueue found no replacement ({reason}, "
     "TASFailedNodeReplacement)",
-    "DeactivatedDueToRequeuingLimitExceeded": "was evicted and deactivated: its pods were too often not ready in time",
+    "DeactivatedDueToRequeuingLimitExceeded": "was evicted and deactivated: its pods were too "
+    "often not ready in time",
 }
 
 
 def _describe_conditions(snapshot: Snapshot) -> Evidence:
     """Return the conditions of the Workload that keep it from being admitted."""
     workload = snapshot.workload or {}
-    conditions = [find_condition(workload, kind) for kind in ("QuotaReserved", "Evicted", "Requeued")]
+    conditions = [
+        find_condition(workload, kind) for kind in ("QuotaReserved", "Evicted", "Requeued")
+    ]
     return tuple(
-        Text("Workload {workload}: {type}={status}: {message}", workload=workload["metadata"]["name"], **state)
+        Text(
+            "Workload {workload}: {type}={status}: {message}",
+            workload=workload["metadata"]["name"],
+            **state,
+        )
         for state in conditions
         if state.get("message")
-        and (state["type"], state["status"]) not in (("QuotaReserved", "True"), ("Requeued", "True"))
+        and (state["type"], state["status"])
+        not in (("QuotaReserved", "True"), ("Requeued", "True"))
     )
 
 
@@ -259,7 +342,9 @@ def _describe_quotas(snapshot: Snapshot) -> Evidence:
     if snapshot.cluster_queue is None:
         return ()
     template = "quota of {resource} in flavor {flavor}: {reserved} used of {nominal}"
-    lines = [Text(template, **quota._asdict()) for quota in objects.queue_quotas(snapshot.cluster_queue)]
+    lines = [
+        Text(template, **quota._asdict()) for quota in objects.queue_quotas(snapshot.cluster_queue)
+    ]
     if (pending := snapshot.cluster_queue.get("status", {}).get("pendingWorkloads")) is not None:
         name = snapshot.cluster_queue["metadata"]["name"]
         lines.append(Text("ClusterQueue {name}: {jobs:job} pending in it", name=name, jobs=pending))
@@ -269,5 +354,11 @@ def _describe_quotas(snapshot: Snapshot) -> Evidence:
 def _describe_usage(snapshot: Snapshot, flavor: str, resource: str) -> Text:
     """Return "; 900m of 1 is used", where the ClusterQueue could be read."""
     quotas = () if snapshot.cluster_queue is None else objects.queue_quotas(snapshot.cluster_queue)
-    quota = next((quota for quota in quotas if (quota.flavor, quota.resource) == (flavor, resource)), None)
-    return EMPTY_TEXT if quota is None else Text("; {reserved} of {nominal} is used", **quota._asdict())
+    quota = next(
+        (quota for quota in quotas if (quota.flavor, quota.resource) == (flavor, resource)), None
+    )
+    return (
+        EMPTY_TEXT
+        if quota is None
+        else Text("; {reserved} of {nominal} is used", **quota._asdict())
+    )

@@ -22,7 +22,8 @@ from jaxlaunch.launcher.wording import shorten_text
 
 _CLAIM_ERROR = re.compile(
     r'persistentvolumeclaim "(?P<claim>[^"]+)" '
-    r"(?:(?P<missing>not found)|(?P<deleted>is being deleted)|bound to non-existent \S+ (?P<volume>\S+))"
+    r"(?:(?P<missing>not found)|(?P<deleted>is being deleted)|bound to non-existent \S+ "
+    r"(?P<volume>\S+))"
 )
 _UNBOUND_TEXT = "unbound immediate PersistentVolumeClaims"
 _SINGLE_POD_TEXT = "ReadWriteOncePod access mode"
@@ -35,9 +36,16 @@ _VOLUME_AFFINITY = re.compile(
 
 # Events of the Cluster Autoscaler, of Karpenter, and of ProvisioningRequests.
 _SCALE_UP_EVENTS = ("TriggeredScaleUp", "Nominated", "ProvisioningRequestAccepted")
-_NO_SCALE_UP_EVENTS = ("NotTriggerScaleUp", "FailedScaleUp", "ScaleUpFailed", "NoCompatibleInstanceTypes")
+_NO_SCALE_UP_EVENTS = (
+    "NotTriggerScaleUp",
+    "FailedScaleUp",
+    "ScaleUpFailed",
+    "NoCompatibleInstanceTypes",
+)
 
-_NODES_STEP = advise_change("request what the cluster's nodes have, or ask the cluster administrator to add nodes.")
+_NODES_STEP = advise_change(
+    "request what the cluster's nodes have, or ask the cluster administrator to add nodes."
+)
 _LABELS_STEP = advise_change("check accelerator, capacity and node_selector: in job.yaml.")
 
 
@@ -46,12 +54,15 @@ def explain_unscheduled(snapshot: Snapshot) -> Answer | None:
     waiting = [host for host in snapshot.hosts if host.unscheduled and not host.is_leaving]
     if not waiting:
         return _explain_ignored_pods(snapshot)
-    message, group = waiting[0].unscheduled.get("message", ""), HostGroup.from_hosts(waiting, snapshot.expected_hosts)
+    message = waiting[0].unscheduled.get("message", "")
+    group = HostGroup.from_hosts(waiting, snapshot.expected_hosts)
     evidence = describe_event(snapshot.find_event(*_SCALE_UP_EVENTS, *_NO_SCALE_UP_EVENTS))
     if message:
         evidence = (Text("Pod {pod}: {message}", pod=waiting[0].pod, message=message), *evidence)
     if all(host.unscheduled.get("reason") == "SchedulingGated" for host in waiting):
-        headline = Text("{hosts} cannot be scheduled yet: the pod has a scheduling gate", hosts=group)
+        headline = Text(
+            "{hosts} cannot be scheduled yet: the pod has a scheduling gate", hosts=group
+        )
         return waiting_answer("gated", headline, evidence)
     return (
         _explain_claims(snapshot, message, group, evidence)
@@ -62,25 +73,43 @@ def explain_unscheduled(snapshot: Snapshot) -> Answer | None:
 
 def _explain_ignored_pods(snapshot: Snapshot) -> Answer | None:
     """Explain pods at which no scheduler has looked."""
-    waiting = [host for host in snapshot.hosts if host.node is None and not host.is_leaving and not host.has_ended]
-    waited_s = min((seconds_since(host.created_at, snapshot.now) or 0.0 for host in waiting), default=0.0)
+    waiting = [
+        host
+        for host in snapshot.hosts
+        if host.node is None and not host.is_leaving and not host.has_ended
+    ]
+    waited_s = min(
+        (seconds_since(host.created_at, snapshot.now) or 0.0 for host in waiting), default=0.0
+    )
     if waited_s < _QUIET_S:
         return None
     group = HostGroup.from_hosts(waiting, snapshot.expected_hosts)
     if (warning := snapshot.newest_warning) is not None and warning["kind"] == "Pod":
-        headline = Text("{hosts} cannot be scheduled: {reason}: {message}", **{**warning, "hosts": group})
+        headline = Text(
+            "{hosts} cannot be scheduled: {reason}: {message}", **{**warning, "hosts": group}
+        )
         return waiting_answer(
-            "unschedulable", headline, describe_event(warning), advise_change("fix what the message names.")
+            "unschedulable",
+            headline,
+            describe_event(warning),
+            advise_change("fix what the message names."),
         )
     name = pod_template(snapshot.jobset).get("spec", {}).get("schedulerName", "default-scheduler")
     headline = Text(
-        "scheduler {name} has not looked at {hosts} in {waited:age}", name=name, hosts=group, waited=waited_s
+        "scheduler {name} has not looked at {hosts} in {waited:age}",
+        name=name,
+        hosts=group,
+        waited=waited_s,
     )
-    step = advise_change("check that a scheduler of that name runs; schedulerName under pod: selects another.")
+    step = advise_change(
+        "check that a scheduler of that name runs; schedulerName under pod: selects another."
+    )
     return waiting_answer("unschedulable", headline, next_step=step)
 
 
-def _explain_claims(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer | None:
+def _explain_claims(
+    snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence
+) -> Answer | None:
     """Explain a PersistentVolumeClaim that does not exist, is not bound, or cannot be mounted."""
     if (match := _CLAIM_ERROR.search(message)) is not None:
         claim = match["claim"]
@@ -92,7 +121,8 @@ def _explain_claims(snapshot: Snapshot, message: str, group: HostGroup, evidence
             )
             return waiting_answer("volume-missing", headline, evidence)
         step = advise_change(
-            "create the claim {claim} (ReadWriteMany for more than one host), or use another under volumes:.",
+            "create the claim {claim} (ReadWriteMany for more than one host), or use another "
+            "under volumes:.",
             claim=claim,
         )
         problem = Text("does not exist" if match["missing"] else "is being deleted")
@@ -106,7 +136,11 @@ def _explain_claims(snapshot: Snapshot, message: str, group: HostGroup, evidence
         headline = Text("PersistentVolumeClaim {claim} is not bound", claim=claim)
         if event is not None:
             claim = event["names"][0]
-            headline = Text("PersistentVolumeClaim {claim} is not bound: {why}", claim=claim, why=event["message"])
+            headline = Text(
+                "PersistentVolumeClaim {claim} is not bound: {why}",
+                claim=claim,
+                why=event["message"],
+            )
         step = advise_change(
             "{describe}: it needs a StorageClass that provisions, or a matching PersistentVolume.",
             describe=kubectl_command("describe", "pvc", claim),
@@ -145,25 +179,36 @@ def _add_autoscaler_reason(snapshot: Snapshot, answer: Answer) -> Answer:
     """Return the answer with why the autoscaler adds no node, where an event says so."""
     # Events of Karpenter have the reason of the scheduler's.
     of_karpenter = (
-        event for event in snapshot.events if event["reason"] == "FailedScheduling" and event["by"] == "karpenter"
+        event
+        for event in snapshot.events
+        if event["reason"] == "FailedScheduling" and event["by"] == "karpenter"
     )
     event = snapshot.find_event(*_SCALE_UP_EVENTS, *_NO_SCALE_UP_EVENTS) or next(of_karpenter, None)
     if event is None:
         return answer
-    return answer.append_headline(Text("; the autoscaler adds no node: {message}", message=event["message"]))
+    return answer.append_headline(
+        Text("; the autoscaler adds no node: {message}", message=event["message"])
+    )
 
 
-def _explain_no_node(snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence) -> Answer:
+def _explain_no_node(
+    snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence
+) -> Answer:
     """Explain that no node fits, by the first requirement that rules out every node."""
     pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
-    waiting = next(pods[host.pod]["spec"] for host in snapshot.hosts if host.unscheduled and not host.is_leaving)
+    waiting = next(
+        pods[host.pod]["spec"]
+        for host in snapshot.hosts
+        if host.unscheduled and not host.is_leaving
+    )
     # As admission made it, where that is known.
     spec = {**pod_template(snapshot.jobset).get("spec", {}), **waiting}
     if snapshot.nodes is None:
         return _explain_by_message(message, group, evidence)
     nodes = fit_nodes(spec, snapshot.nodes)
     counts = Text(
-        "{total:node} in the cluster: {selected} with its labels, {tolerated} of these without an untolerated taint, "
+        "{total:node} in the cluster: {selected} with its labels, {tolerated} of these without an "
+        "untolerated taint, "
         "{large} of these large enough when empty",
         total=nodes.total,
         selected=nodes.selected,
@@ -173,20 +218,33 @@ def _explain_no_node(snapshot: Snapshot, message: str, group: HostGroup, evidenc
     lines = (*evidence, counts)
     if nodes.total == 0:
         return waiting_answer(
-            "no-nodes", _unschedulable_text(group, Text("the cluster has no nodes")), lines, _NODES_STEP
+            "no-nodes",
+            _unschedulable_text(group, Text("the cluster has no nodes")),
+            lines,
+            _NODES_STEP,
         )
     if nodes.selected == 0:
         return waiting_answer(
-            "node-selector", _unschedulable_text(group, _describe_missing_label(nodes, spec)), lines, _LABELS_STEP
+            "node-selector",
+            _unschedulable_text(group, _describe_missing_label(nodes, spec)),
+            lines,
+            _LABELS_STEP,
         )
     if nodes.tolerated == 0:
         return _explain_taint(nodes, snapshot.nodes, group, lines)
     if nodes.large == 0:
         parts = [
-            Text("{requested} {name}, the largest node has {most}", requested=requested, name=name, most=most)
+            Text(
+                "{requested} {name}, the largest node has {most}",
+                requested=requested,
+                name=name,
+                most=most,
+            )
             for name, (requested, most) in nodes.shortages.items()
         ]
-        reason = Text("each host requests {parts:; }", parts=parts or [Text("more than any single node has")])
+        reason = Text(
+            "each host requests {parts:; }", parts=parts or [Text("more than any single node has")]
+        )
         return waiting_answer("resource", _unschedulable_text(group, reason), lines, _NODES_STEP)
     return _explain_full_nodes(nodes, message, group, lines)
 
@@ -201,13 +259,19 @@ def _describe_missing_label(nodes: NodeFit, spec: Obj) -> Text:
     return Text("no node has all of the labels {labels}", labels=labels)
 
 
-def _explain_taint(fitting: NodeFit, nodes: Sequence[Obj], group: HostGroup, lines: Evidence) -> Answer:
+def _explain_taint(
+    fitting: NodeFit, nodes: Sequence[Obj], group: HostGroup, lines: Evidence
+) -> Answer:
     taint, number = max(fitting.untolerated_taints.items(), key=lambda item: item[1])
     template = "untolerated taint {taint} on {number} of {nodes:node}"
     if len(fitting.untolerated_taints) > 1:
         template = "untolerated taint {taint} (and {more} more) on {number} of {nodes:node}"
     reason = Text(
-        template, taint=taint, more=len(fitting.untolerated_taints) - 1, number=number, nodes=fitting.selected
+        template,
+        taint=taint,
+        more=len(fitting.untolerated_taints) - 1,
+        number=number,
+        nodes=fitting.selected,
     )
     key = taint.partition(":")[0]
     step = advise_change("add a toleration (tolerations: in job.yaml), or select other nodes.")
@@ -218,12 +282,15 @@ def _explain_taint(fitting: NodeFit, nodes: Sequence[Obj], group: HostGroup, lin
         reason += Text(": {name}: {message}", name=name, message=message) if message else Text("")
         step = advise_wait(
             "wait until such nodes are well, or ask the cluster administrator: {describe}",
-            describe=kubectl_command("describe", "node", *([name] if name else []), is_namespaced=False),
+            describe=kubectl_command(
+                "describe", "node", *([name] if name else []), is_namespaced=False
+            ),
         )
     return waiting_answer("taint", _unschedulable_text(group, reason), lines, step)
 
 
-# Taints that Kubernetes itself sets for a condition of the node, by that condition: no toleration makes it well.
+# Taints that Kubernetes itself sets for a condition of the node, by that condition: no toleration
+# makes it well.
 _CONDITIONS = {
     "node.kubernetes.io/not-ready": "Ready",
     "node.kubernetes.io/unreachable": "Ready",
@@ -251,13 +318,18 @@ def _explain_full_nodes(nodes: NodeFit, message: str, group: HostGroup, lines: E
         step = advise_wait("wait until other pods end, request less, or add nodes.")
         return waiting_answer("resource", _unschedulable_text(group, reason) + fitting, lines, step)
     if rules := [text for text in _counted_reasons(message) if _RULED_OUT.search(text)]:
-        return waiting_answer("spread", _unschedulable_text(group, Text("{rules}", rules=rules)) + fitting, lines)
+        return waiting_answer(
+            "spread", _unschedulable_text(group, Text("{rules}", rules=rules)) + fitting, lines
+        )
     return _explain_by_message(message, group, lines).append_headline(fitting)
 
 
-# The reasons by which the scheduler counts nodes, and the situation of each. Kubernetes 1.28 to 1.35.
+# The reasons by which the scheduler counts nodes, and the situation of each. Kubernetes 1.28 to
+# 1.35.
 _ABOUT_PREEMPTION = re.compile(r"[.,]? ?(?:no new claims to deallocate,?)? ?preemption:")
-_RULED_OUT = re.compile(r"topology spread constraints|pod (?:anti-)?affinity rules|existing pods anti-affinity rules")
+_RULED_OUT = re.compile(
+    r"topology spread constraints|pod (?:anti-)?affinity rules|existing pods anti-affinity rules"
+)
 _REASONS = (
     (re.compile(r"Insufficient \S+"), "resource"),
     (re.compile(r"untolerated taint"), "taint"),
@@ -270,11 +342,20 @@ _REASONS = (
 
 def _explain_by_message(message: str, group: HostGroup, evidence: Evidence) -> Answer:
     """Explain by the scheduler's own message, where the nodes are not known or do not explain it."""
-    situation = next((name for pattern, name in _REASONS if pattern.search(message)), "unschedulable")
+    situation = next(
+        (name for pattern, name in _REASONS if pattern.search(message)), "unschedulable"
+    )
     message = _ABOUT_PREEMPTION.split(message)[0]
-    reason = Text("{message}", message=message) if message.strip() else Text("the scheduler has not reported why yet")
+    reason = (
+        Text("{message}", message=message)
+        if message.strip()
+        else Text("the scheduler has not reported why yet")
+    )
     return waiting_answer(
-        situation, _unschedulable_text(group, reason), evidence, None if situation == "spread" else _NODES_STEP
+        situation,
+        _unschedulable_text(group, reason),
+        evidence,
+        None if situation == "spread" else _NODES_STEP,
     )
 
 

@@ -43,14 +43,19 @@ class Situation(NamedTuple):
 _MEMORY_STEP = advise_change(
     "raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat."
 )
-_PREVIOUS_LOGS = advise_run("{logs} shows how it ended.", logs=launcher_command("logs", JOB_NAME, "--previous"))
+_PREVIOUS_LOGS = advise_run(
+    "{logs} shows how it ended.", logs=launcher_command("logs", JOB_NAME, "--previous")
+)
 
 SITUATIONS: Mapping[str, Situation] = {
     "unknown": Situation("there is no job of that name", "access-to-the-cluster"),
     "unread": Situation(
         "the objects that show its state could not be read",
         "access-to-the-cluster",
-        advise_ask("ask the namespace's administrator for the right; `launcher doctor` lists what each command needs."),
+        advise_ask(
+            "ask the namespace's administrator for the right; `launcher doctor` lists what each "
+            "command needs."
+        ),
     ),
     # over, or ending
     "done": Situation(
@@ -66,7 +71,9 @@ SITUATIONS: Mapping[str, Situation] = {
         "it failed for good; the headline has the cause and the exit code",
         "exit-codes",
         advise_resubmit(
-            "see `{logs}`; then `{again}`", logs=launcher_command("logs", JOB_NAME, "--previous"), again=SUBMIT_AGAIN
+            "see `{logs}`; then `{again}`",
+            logs=launcher_command("logs", JOB_NAME, "--previous"),
+            again=SUBMIT_AGAIN,
         ),
     ),
     "deadline": Situation(
@@ -74,24 +81,34 @@ SITUATIONS: Mapping[str, Situation] = {
         "restarts-and-evictions",
         advise_resubmit("raise deadline: in job.yaml, or submit it again"),
     ),
-    "killed": Situation("a container was killed by SIGKILL, probably out of memory", "out-of-memory", _MEMORY_STEP),
-    "oom": Situation("a container or a process ran out of memory (OOMKilled)", "out-of-memory", _MEMORY_STEP),
+    "killed": Situation(
+        "a container was killed by SIGKILL, probably out of memory", "out-of-memory", _MEMORY_STEP
+    ),
+    "oom": Situation(
+        "a container or a process ran out of memory (OOMKilled)", "out-of-memory", _MEMORY_STEP
+    ),
     "ephemeral-storage": Situation(
-        "a pod was evicted because it used more ephemeral storage than its own limit", "restarts-and-evictions"
+        "a pod was evicted because it used more ephemeral storage than its own limit",
+        "restarts-and-evictions",
     ),
     "stopping": Situation("it is being stopped, and saves a checkpoint", None, advise_wait()),
     "stopped": Situation(
         "it was stopped; submitting it again resumes it",
         None,
         advise_resubmit(
-            "`{submit}` of the same job resumes it", submit=launcher_command("submit", is_namespaced=False)
+            "`{submit}` of the same job resumes it",
+            submit=launcher_command("submit", is_namespaced=False),
         ),
     ),
     "given-up": Situation(
-        "Kueue deactivated its Workload", "queues", advise_resubmit("fix that, then submit it again")
+        "Kueue deactivated its Workload",
+        "queues",
+        advise_resubmit("fix that, then submit it again"),
     ),
     "deleting": Situation(
-        "it is being deleted", None, advise_wait("wait; every pod has its grace period to save a checkpoint.")
+        "it is being deleted",
+        None,
+        advise_wait("wait; every pod has its grace period to save a checkpoint."),
     ),
     "stuck": Situation("a finalizer or an unresponsive node blocks a deletion", "deletion"),
     # held back by Kueue
@@ -99,29 +116,41 @@ SITUATIONS: Mapping[str, Situation] = {
     "queue-silent": Situation(
         "Kueue has created no Workload for it",
         "queues",
-        advise_change("check that Kueue runs and has JobSet among its integrations: `launcher doctor` checks both."),
+        advise_change(
+            "check that Kueue runs and has JobSet among its integrations: `launcher doctor` "
+            "checks both."
+        ),
     ),
     "queue-missing": Situation("the LocalQueue or its ClusterQueue does not exist", "queues"),
-    "queue-stopped": Situation("the LocalQueue or its ClusterQueue is stopped or inactive", "queues"),
+    "queue-stopped": Situation(
+        "the LocalQueue or its ClusterQueue is stopped or inactive", "queues"
+    ),
     "quota": Situation(
         "other jobs use the quota",
         "queues",
         advise_wait("wait for its turn, or request less; jobs of higher priority go first."),
     ),
     "quota-never": Situation(
-        "it requests more than the whole quota", "queues", advise_change("request less, or use another queue.")
+        "it requests more than the whole quota",
+        "queues",
+        advise_change("request less, or use another queue."),
     ),
     "quota-uncovered": Situation(
         "the ClusterQueue has no quota of a resource that it requests",
         "queues",
-        advise_ask("ask the cluster administrator to add the resource to the ClusterQueue, or request none of it."),
+        advise_ask(
+            "ask the cluster administrator to add the resource to the ClusterQueue, or request "
+            "none of it."
+        ),
     ),
     "queue-closed": Situation("the ClusterQueue does not admit jobs of the namespace", "queues"),
     "backing-off": Situation(
-        "Kueue evicted it because its pods were not ready in time, and puts it back into the queue after a pause",
+        "Kueue evicted it because its pods were not ready in time, and puts it back into the queue "
+        "after a pause",
         "queues",
         advise_run(
-            "find out what kept its pods from being ready, an image or a volume for one: `{explain}` says it while "
+            "find out what kept its pods from being ready, an image or a volume for one: "
+            "`{explain}` says it while "
             "they are there.",
             explain=launcher_command("explain", JOB_NAME),
         ),
@@ -133,7 +162,9 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
     "preempted": Situation("it was preempted or evicted, and its pods still save", "queues"),
     # rejected by the API server
-    "unattended": Situation("a controller, JobSet's or the Job controller, has not acted on it", "rejected-requests"),
+    "unattended": Situation(
+        "a controller, JobSet's or the Job controller, has not acted on it", "rejected-requests"
+    ),
     "resource-quota": Situation(
         "a ResourceQuota is exceeded, or requires what the pods do not specify", "rejected-requests"
     ),
@@ -147,15 +178,20 @@ SITUATIONS: Mapping[str, Situation] = {
         "the namespace enforces a stricter Pod Security level",
         "rejected-requests",
         advise_change(
-            "remove what the message names (`launcher plan` shows the level that a job needs), or use another "
+            "remove what the message names (`launcher plan` shows the level that a job needs), or "
+            "use another "
             "namespace."
         ),
     ),
-    "admission": Situation("a webhook or a ValidatingAdmissionPolicy denied the request", "rejected-requests"),
+    "admission": Situation(
+        "a webhook or a ValidatingAdmissionPolicy denied the request", "rejected-requests"
+    ),
     "webhook-down": Situation(
         "an admission webhook does not answer",
         "rejected-requests",
-        advise_ask("ask the administrator to fix the webhook's server; the job then continues by itself."),
+        advise_ask(
+            "ask the administrator to fix the webhook's server; the job then continues by itself."
+        ),
     ),
     "service-account": Situation("its service account does not exist", "rejected-requests"),
     "priority": Situation(
@@ -169,12 +205,17 @@ SITUATIONS: Mapping[str, Situation] = {
     "runtime-class": Situation(
         "its RuntimeClass does not exist",
         "rejected-requests",
-        advise_change("use one of `{get}`.", get=kubectl_command("get", "runtimeclasses", is_namespaced=False)),
+        advise_change(
+            "use one of `{get}`.", get=kubectl_command("get", "runtimeclasses", is_namespaced=False)
+        ),
     ),
     "exclusive-placement": Situation(
         "the pods of a slice wait until its leader pod has a node",
         "rejected-requests",
-        advise_wait("wait; if the leader pod stays Pending, {describe} it.", describe=kubectl_command("describe")),
+        advise_wait(
+            "wait; if the leader pod stays Pending, {describe} it.",
+            describe=kubectl_command("describe"),
+        ),
     ),
     "refused": Situation(
         "its pods are rejected for another reason",
@@ -184,17 +225,26 @@ SITUATIONS: Mapping[str, Situation] = {
     "creating": Situation("its pods are being created", None, advise_wait("wait a moment.")),
     # Pending, without a node
     "resource": Situation("no node has enough of a resource, or enough of it free", "pending-pods"),
-    "taint": Situation("every node that matches its node selector has an untolerated taint", "pending-pods"),
+    "taint": Situation(
+        "every node that matches its node selector has an untolerated taint", "pending-pods"
+    ),
     "node-selector": Situation("no node matches its node selector", "pending-pods"),
     "no-nodes": Situation("the cluster has no nodes", "pending-pods"),
     "ports": Situation("its host ports are used on every node", "pending-pods"),
     "volume-missing": Situation(
         "the PersistentVolume of a claim no longer exists",
         "volumes-secrets-and-configmaps",
-        advise_ask("ask the cluster administrator to restore the volume, or use another claim under volumes:."),
+        advise_ask(
+            "ask the cluster administrator to restore the volume, or use another claim "
+            "under volumes:."
+        ),
     ),
-    "claim-missing": Situation("a PersistentVolumeClaim does not exist", "volumes-secrets-and-configmaps"),
-    "claim-unbound": Situation("a PersistentVolumeClaim is not bound", "volumes-secrets-and-configmaps"),
+    "claim-missing": Situation(
+        "a PersistentVolumeClaim does not exist", "volumes-secrets-and-configmaps"
+    ),
+    "claim-unbound": Situation(
+        "a PersistentVolumeClaim is not bound", "volumes-secrets-and-configmaps"
+    ),
     "claim-in-use": Situation(
         "a PersistentVolumeClaim is in use by another pod or on another node",
         "volumes-secrets-and-configmaps",
@@ -208,7 +258,9 @@ SITUATIONS: Mapping[str, Situation] = {
     "spread": Situation(
         "its topology spread constraints, affinity or anti-affinity leave no node",
         "pending-pods",
-        advise_change("change these under pod: in job.yaml, wait until other pods end, or use other nodes."),
+        advise_change(
+            "change these under pod: in job.yaml, wait until other pods end, or use other nodes."
+        ),
     ),
     "gated": Situation(
         "its pods have a scheduling gate",
@@ -223,15 +275,24 @@ SITUATIONS: Mapping[str, Situation] = {
     "unschedulable": Situation("its pods are unschedulable for another reason", "pending-pods"),
     # on its nodes, not started
     "image": Situation("an image cannot be pulled", "images"),
-    "secret-missing": Situation("a Secret, or a key of it, does not exist", "volumes-secrets-and-configmaps"),
-    "configmap-missing": Situation("a ConfigMap, or a key of it, does not exist", "volumes-secrets-and-configmaps"),
-    "runs-as-root": Situation("the image runs as root, and the pod has runAsNonRoot", "container-start"),
+    "secret-missing": Situation(
+        "a Secret, or a key of it, does not exist", "volumes-secrets-and-configmaps"
+    ),
+    "configmap-missing": Situation(
+        "a ConfigMap, or a key of it, does not exist", "volumes-secrets-and-configmaps"
+    ),
+    "runs-as-root": Situation(
+        "the image runs as root, and the pod has runAsNonRoot", "container-start"
+    ),
     "command": Situation("the command cannot be started", "container-start"),
     "container": Situation("the container cannot be created for another reason", "container-start"),
     "agent": Situation(
         "the image does not contain jaxlaunch",
         "container-start",
-        advise_change("set agent: inject to add the agent; a train: block needs an image with jaxlaunch installed."),
+        advise_change(
+            "set agent: inject to add the agent; a train: block needs an image with "
+            "jaxlaunch installed."
+        ),
     ),
     "init": Situation("an init container failed", "container-start"),
     "init-runs": Situation("an init container runs, and the program starts after it", None),
@@ -243,7 +304,10 @@ SITUATIONS: Mapping[str, Situation] = {
     "sandbox": Situation(
         "the node cannot create the pod sandbox",
         "container-start",
-        advise_ask("ask the cluster administrator: the node's container runtime or its network (CNI) fails."),
+        advise_ask(
+            "ask the cluster administrator: the node's container runtime or its network "
+            "(CNI) fails."
+        ),
     ),
     "starting": Situation(
         "images are being pulled, or volumes and containers created",
@@ -253,18 +317,24 @@ SITUATIONS: Mapping[str, Situation] = {
     # started
     "gathering": Situation("all hosts are connected, and it is about to start"),
     "sidecar": Situation(
-        "a container that runs next to the program failed, or still runs after the program has ended", "container-start"
+        "a container that runs next to the program failed, or still runs after the "
+        "program has ended",
+        "container-start",
     ),
     "host-lost": Situation(
         "a host was lost: the others keep their pods and wait for its replacement",
         "rendezvous-and-lost-hosts",
-        advise_wait("wait: after timeouts.replace it continues with fewer hosts, or all pods are replaced."),
+        advise_wait(
+            "wait: after timeouts.replace it continues with fewer hosts, or all pods are replaced."
+        ),
     ),
     "shrunk": Situation(
-        "it runs with fewer hosts for a while, and uses more again when they are back", "rendezvous-and-lost-hosts"
+        "it runs with fewer hosts for a while, and uses more again when they are back",
+        "rendezvous-and-lost-hosts",
     ),
     "spare-used": Situation(
-        "it runs with all its ranks; the replacement of a lost pod is missing", "rendezvous-and-lost-hosts"
+        "it runs with all its ranks; the replacement of a lost pod is missing",
+        "rendezvous-and-lost-hosts",
     ),
     "rendezvous": Situation("hosts are missing at the rendezvous", "rendezvous-and-lost-hosts"),
     "running": Situation("it runs"),
@@ -272,27 +342,37 @@ SITUATIONS: Mapping[str, Situation] = {
     "hang": Situation(
         "a rank exceeded one of its timeouts",
         "hangs-and-timeouts",
-        advise_wait("wait: the attempt is ended and restarted; its job result has the ranks' stacks."),
+        advise_wait(
+            "wait: the attempt is ended and restarted; its job result has the ranks' stacks."
+        ),
     ),
     "restarting": Situation(
-        "an attempt ended, and the next one is starting, in these pods or in new ones", None, _PREVIOUS_LOGS
+        "an attempt ended, and the next one is starting, in these pods or in new ones",
+        None,
+        _PREVIOUS_LOGS,
     ),
     "disrupted": Situation(
-        "pods were removed: a drain, an eviction, a preemption, a lost node", "restarts-and-evictions", advise_wait()
+        "pods were removed: a drain, an eviction, a preemption, a lost node",
+        "restarts-and-evictions",
+        advise_wait(),
     ),
     "node-lost": Situation(
         "a node is NotReady, or its object was deleted",
         "restarts-and-evictions",
         advise_wait(
-            "wait: Kubernetes evicts the node's pods, but makes them again elsewhere only when it is back or deleted."
+            "wait: Kubernetes evicts the node's pods, but makes them again elsewhere only when it "
+            "is back or deleted."
         ),
     ),
     "unhealthy": Situation(
-        "its liveness probe or postStart hook fails, and the kubelet stops its container again and again",
+        "its liveness probe or postStart hook fails, and the kubelet stops its container "
+        "again and again",
         "restarts-and-evictions",
     ),
     "crash-loop": Situation(
-        "it crashes and restarts again and again without saving a checkpoint", "restarts-and-evictions", _PREVIOUS_LOGS
+        "it crashes and restarts again and again without saving a checkpoint",
+        "restarts-and-evictions",
+        _PREVIOUS_LOGS,
     ),
 }
 
@@ -314,7 +394,11 @@ def render_page(text: str) -> str:
     """Return docs/explain.md with the table in `text` replaced by that of the rows."""
     table = "| situation | what it means | what to do next | see |\n|---|---|---|---|\n"
     for key, row in SITUATIONS.items():
-        step = "`explain` says what to do" if row.next_step is None else Renderer().render(row.next_step.full_text())
+        step = (
+            "`explain` says what to do"
+            if row.next_step is None
+            else Renderer().render(row.next_step.full_text())
+        )
         link = "" if row.section is None else f"[{row.section}](troubleshooting.md#{row.section})"
         table += f"| `{key}` | {row.meaning} | {step} | {link} |\n"
     return re.sub(r"\| situation \|.*\n(?:\|.*\n)+", lambda _: table, text, count=1)

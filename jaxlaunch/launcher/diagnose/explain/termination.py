@@ -29,7 +29,8 @@ _UNCOLLECTED_S = 60.0
 # Kubernetes' own finalizers, with which it waits for the objects that an object owns.
 _OWN_FINALIZERS = ("foregroundDeletion", "orphan")
 KUBE_CONTROLLERS = advise_ask(
-    "ask the cluster administrator whether kube-controller-manager, which has the Job controller, runs, and what its "
+    "ask the cluster administrator whether kube-controller-manager, which has the Job controller, "
+    "runs, and what its "
     "log says of the Job."
 )
 # Reasons for which Kueue deactivates a Workload.
@@ -50,19 +51,25 @@ def explain_finished(snapshot: Snapshot) -> Answer | None:
     if status.state in (State.STOPPING, State.STOPPED):
         return _explain_stopped(snapshot, status.state)
     if status.state is State.SUSPENDED and (why := snapshot.unread_reasons.get("pods")) is not None:
-        return Answer("unread", Text("is stopped; whether its pods have ended is unknown: {why}", why=why))
+        return Answer(
+            "unread", Text("is stopped; whether its pods have ended is unknown: {why}", why=why)
+        )
     return None
 
 
 def _explain_done(snapshot: Snapshot) -> Answer:
     status, beat = derive_status(snapshot), snapshot.report.heartbeat
-    parts = [Text("is done: all of {hosts:host}" if status.hosts > 1 else "is done", hosts=status.hosts)]
+    parts = [
+        Text("is done: all of {hosts:host}" if status.hosts > 1 else "is done", hosts=status.hosts)
+    ]
     if status.step is not None:
         parts.append(Text("step {step}", step=status.step))
     if status.lasted_s is not None:
         parts.append(Text("in {lasted:age}", lasted=status.lasted_s))
     metrics = {} if beat is None else beat.metrics or {}
-    numbers = [f"{name} {value:.6g}" for name, value in metrics.items() if isinstance(value, int | float)]
+    numbers = [
+        f"{name} {value:.6g}" for name, value in metrics.items() if isinstance(value, int | float)
+    ]
     return Answer("done", Text("{parts}", parts=parts), (", ".join(numbers),) if numbers else ())
 
 
@@ -71,9 +78,16 @@ def _explain_stopped(snapshot: Snapshot, state: State) -> Answer:
     verdict = snapshot.report.attempt_end
     saved = () if verdict is None else (verdict.description,)
     if state is State.STOPPING:
-        return Answer("stopping", Text("is stopping: {pods}", pods=_count_pods_left(snapshot, "still saving")), saved)
+        return Answer(
+            "stopping",
+            Text("is stopping: {pods}", pods=_count_pods_left(snapshot, "still saving")),
+            saved,
+        )
     evicted = find_condition(snapshot.workload or {}, "Evicted")
-    if is_stopped_in_queue(snapshot) and (why := _DEACTIVATED.get(evicted.get("reason", ""))) is not None:
+    if (
+        is_stopped_in_queue(snapshot)
+        and (why := _DEACTIVATED.get(evicted.get("reason", ""))) is not None
+    ):
         evidence = (*saved, Text("Workload: {message}", message=evicted.get("message", "")))
         return Answer("given-up", Text("was deactivated by Kueue: {why}", why=why), evidence)
     headline = Text("is stopped")
@@ -93,14 +107,19 @@ def _count_pods_left(snapshot: Snapshot, doing: str) -> Text:
 
 def _explain_deleting(snapshot: Snapshot) -> Answer:
     finalizers = snapshot.jobset["metadata"].get("finalizers") or ()
-    finalizer_lines = (Text("finalizers: {finalizers}", finalizers=list(finalizers)),) if finalizers else ()
+    finalizer_lines = (
+        (Text("finalizers: {finalizers}", finalizers=list(finalizers)),) if finalizers else ()
+    )
     evidence = (*finalizer_lines, *terminating_namespace(snapshot.ending_namespace))
     headline = Text("is being deleted")
     if snapshot.ending_namespace is not None:
         headline += Text(" with its namespace {namespace}", namespace=snapshot.namespace)
     if (stuck := find_stuck(snapshot)) is not None:
         return Answer(
-            "stuck", headline + Text(", but is blocked: {what}", what=stuck.description), evidence, stuck.next_step
+            "stuck",
+            headline + Text(", but is blocked: {what}", what=stuck.description),
+            evidence,
+            stuck.next_step,
         )
     pods = _count_pods_left(snapshot, "still terminating")
     if "pods" not in snapshot.unread_reasons and all(host.has_ended for host in snapshot.hosts):
@@ -121,12 +140,16 @@ def explain_ending_namespace(snapshot: Snapshot) -> Answer | None:
     if snapshot.ending_namespace is None or not kept_hosts:
         return None
     headline = Text(
-        "is being deleted with its namespace {namespace}, but is blocked: its Job keeps {pods:pod} that ended, since "
+        "is being deleted with its namespace {namespace}, but is blocked: its Job keeps {pods:pod} "
+        "that ended, since "
         "it cannot make them again there",
         namespace=snapshot.namespace,
         pods=len(kept_hosts),
     )
-    step = advise_run("{delete}; the rest of the namespace goes then.", delete=launcher_command("delete", JOB_NAME))
+    step = advise_run(
+        "{delete}; the rest of the namespace goes then.",
+        delete=launcher_command("delete", JOB_NAME),
+    )
     return Answer("stuck", headline, terminating_namespace(snapshot.ending_namespace), step)
 
 
@@ -135,13 +158,17 @@ def terminating_namespace(namespace: Obj | None) -> Evidence:
     if namespace is None:
         return ()
     conditions = namespace.get("status", {}).get("conditions", ())
-    messages = [state["message"] for state in conditions if state.get("status") == "True" and state.get("message")]
+    messages = [
+        state["message"]
+        for state in conditions
+        if state.get("status") == "True" and state.get("message")
+    ]
     template, name = "Namespace {name} is Terminating: {why}", namespace["metadata"]["name"]
     reasons = messages or [Text("its status names nothing that is left")]
     return tuple(Text(template, name=name, why=reason) for reason in reasons)
 
 
-# --- blocked deletions ------------------------------------------------------------------------------------------------
+# --- blocked deletions ----------------------------------------------------------------------------
 
 
 class StuckObject(NamedTuple):
@@ -182,29 +209,41 @@ def first_stuck(
             return _stuck_on_node(name, node, late_s, describe_silence(silent_node, now))
         if node is not None and deleted_node is not None and deleted_node.name == node:
             return StuckObject(
-                _describe_late_pod(name, late_s, describe_deletion(deleted_node, now)), wait_for_collection(name)
+                _describe_late_pod(name, late_s, describe_deletion(deleted_node, now)),
+                wait_for_collection(name),
             )
-        if blocking := [text for text in finalizers if text not in (*_OWN_FINALIZERS, JOB_TRACKING)]:
+        if blocking := [
+            text for text in finalizers if text not in (*_OWN_FINALIZERS, JOB_TRACKING)
+        ]:
             template = "finalizer {finalizers} has kept {kind} {name} for {late:age}"
             description = Text(template, finalizers=blocking, kind=kind, name=name, late=late_s)
             describe = kubectl_command("describe", kind.lower(), name)
-            return StuckObject(description, advise_ask("its owner must remove it: {describe}", describe=describe))
+            return StuckObject(
+                description, advise_ask("its owner must remove it: {describe}", describe=describe)
+            )
         if node is not None:
-            return _stuck_on_node(name, node, late_s, Text("node {node} does not report that it has", node=node))
+            return _stuck_on_node(
+                name, node, late_s, Text("node {node} does not report that it has", node=node)
+            )
         if JOB_TRACKING in finalizers:
-            template = "pod {name} has ended, and the Job controller has not counted it for {late:age}"
+            template = (
+                "pod {name} has ended, and the Job controller has not counted it for {late:age}"
+            )
             return StuckObject(Text(template, name=name, late=late_s), KUBE_CONTROLLERS)
     return None
 
 
 def _describe_late_pod(pod: str, late_s: float, why: Text) -> Text:
-    return Text("pod {pod} should have ended {late:age} ago, and {why}", pod=pod, late=late_s, why=why)
+    return Text(
+        "pod {pod} should have ended {late:age} ago, and {why}", pod=pod, late=late_s, why=why
+    )
 
 
 def _stuck_on_node(pod: str, node: str, late_s: float, why: Text) -> StuckObject:
     # Only the kubelet of its node reports that a pod has ended. Nothing else removes the pod.
     step = advise_run(
-        "if node {node} is gone for good: {delete_node}, or {delete_pod}; then its pods are made again on other nodes. "
+        "if node {node} is gone for good: {delete_node}, or {delete_pod}; then its pods are made "
+        "again on other nodes. "
         "If it comes back, it ends the pod itself.",
         node=node,
         delete_node=kubectl_command("delete", "node", node, is_namespaced=False),
@@ -247,10 +286,12 @@ def _describe_time(preposition: str, timestamp: str | None, now: datetime) -> Te
 def wait_for_collection(pod: str) -> NextStep:
     """Return the advice to wait for the garbage collection of a pod on a deleted node.
 
-    The pod garbage collector looks every 20 s for nodes that have been missing for 40 s (podgc of Kubernetes 1.35).
+    The pod garbage collector looks every 20 s for nodes that have been missing for 40 s (podgc of
+    Kubernetes 1.35).
     """
     return advise_wait(
-        "wait: Kubernetes' pod garbage collector deletes the pods of a node that does not exist within about a minute, "
+        "wait: Kubernetes' pod garbage collector deletes the pods of a node that does not exist "
+        "within about a minute, "
         "and they are made again on other nodes; sooner: {delete}",
         delete=kubectl_command("delete", "pod", pod, "--force"),
     )
@@ -258,8 +299,14 @@ def wait_for_collection(pod: str) -> NextStep:
 
 def _find_uncollected(snapshot: Snapshot) -> StuckObject | None:
     """Return the deleted JobSet if the garbage collector has not begun to delete its Jobs."""
-    late_s = seconds_since(snapshot.jobset["metadata"].get("deletionTimestamp"), snapshot.now) or 0.0
-    alive = [job["metadata"]["name"] for job in snapshot.jobs if "deletionTimestamp" not in job["metadata"]]
+    late_s = (
+        seconds_since(snapshot.jobset["metadata"].get("deletionTimestamp"), snapshot.now) or 0.0
+    )
+    alive = [
+        job["metadata"]["name"]
+        for job in snapshot.jobs
+        if "deletionTimestamp" not in job["metadata"]
+    ]
     if late_s < _UNCOLLECTED_S or not alive or "pods" in snapshot.unread_reasons:
         return None
     template = "the garbage collector has not deleted its Job {name} in {late:age}"

@@ -1,7 +1,8 @@
 """Following the logs of a job: from every pod that starts, including those of the next generations.
 
-Each watch and each followed log runs in a daemon thread, which puts its results as callables into one queue. The main
-thread takes them from the queue, so that only one thread prints and changes state.
+Each watch and each followed log runs in a daemon thread, which puts its results as callables into
+one queue. The main thread takes them from the queue, so that only one thread prints and changes
+state.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from typing import Any
 
 from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
 from jaxlaunch.launcher.jobs.logs import lines as logs
-from jaxlaunch.launcher.jobs.logs.lines import FULL_WINDOW, MAX_STREAMS, Line, LogSource, LogWindow, Selection
+from jaxlaunch.launcher.jobs.logs.lines import (
+    FULL_WINDOW,
+    MAX_STREAMS,
+    Line,
+    LogSource,
+    LogWindow,
+    Selection,
+)
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -53,8 +61,8 @@ def follow_logs(
 ) -> None:
     """Show the selected lines of a job as they are written, until its JobSet ends or is deleted.
 
-    Restarts are followed, and a broken stream is continued where it broke. At the end the rest of the logs of pods that
-    have ended is shown, within a time limit if the JobSet continues.
+    Restarts are followed, and a broken stream is continued where it broke. At the end the rest of
+    the logs of pods that have ended is shown, within a time limit if the JobSet continues.
 
     Args:
         cluster: The cluster.
@@ -130,7 +138,14 @@ class ShownLines:
 
 class _Follower:
     def __init__(
-        self, cluster: Cluster, namespace: str, name: str, select: Selection, show: Show, say: Say, window: LogWindow
+        self,
+        cluster: Cluster,
+        namespace: str,
+        name: str,
+        select: Selection,
+        show: Show,
+        say: Say,
+        window: LogWindow,
     ) -> None:
         self._cluster, self._namespace, self._name = cluster, namespace, name
         self._select, self._show, self._say, self._window = select, show, say, window
@@ -148,12 +163,18 @@ class _Follower:
 
     def run(self, should_stop: Callable[[], bool]) -> None:
         """Show lines until the JobSet ends or the callback returns True."""
-        jobset = self._outage.call_with_retries(partial(self._cluster.get, JOBSETS, self._name, self._namespace))
+        jobset = self._outage.call_with_retries(
+            partial(self._cluster.get, JOBSETS, self._name, self._namespace)
+        )
         if jobset is None:
             return
         self._jobset = jobset
-        self._start_thread(self._watch_objects, JOBSETS, "", f"metadata.name={self._name}", self._on_jobset)
-        self._start_thread(self._watch_objects, PODS, f"{NAME_LABEL}={self._name}", "", self._on_pod)
+        self._start_thread(
+            self._watch_objects, JOBSETS, "", f"metadata.name={self._name}", self._on_jobset
+        )
+        self._start_thread(
+            self._watch_objects, PODS, f"{NAME_LABEL}={self._name}", "", self._on_pod
+        )
         checked_at = time.monotonic()
         while not self._is_over:
             self._handle_next(POLL_PERIOD_S)
@@ -177,7 +198,9 @@ class _Follower:
         current_hosts = [host for pod in pods for host in hosts.newest_hosts(self._jobset, [pod])]
         running = {host.pod for host in current_hosts if not (host.has_ended or host.is_leaving)}
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
-        while time.monotonic() < deadline and self._open_pods - (set() if self._has_ended else running):
+        while time.monotonic() < deadline and self._open_pods - (
+            set() if self._has_ended else running
+        ):
             if self._handle_next(0.1) and self._has_ended:
                 deadline = time.monotonic() + DRAIN_TIMEOUT_S
         if unfinished := self._open_pods - (set() if self._has_ended else running):
@@ -193,7 +216,7 @@ class _Follower:
         act()
         return True
 
-    # --- events of the watches ----------------------------------------------------------------------------------------
+    # --- events of the watches --------------------------------------------------------------------
 
     def _on_jobset(self, event: str, jobset: dict[str, Any]) -> None:
         if event == "DELETED" or terminal_state(jobset) is not None:
@@ -210,7 +233,11 @@ class _Follower:
             for text in self._notices.host_notices(host):
                 self._say(text)
             source = logs.log_source(self._jobset, host)
-            if not host.has_started or host.pod in self._attached_pods or not source.may_match(self._select):
+            if (
+                not host.has_started
+                or host.pod in self._attached_pods
+                or not source.may_match(self._select)
+            ):
                 continue
             if len(self._open_pods) >= MAX_STREAMS:
                 raise UserError(
@@ -221,7 +248,7 @@ class _Follower:
             self._open_pods.add(source.pod)
             self._start_thread(self._read_log, source)
 
-    # --- threads ------------------------------------------------------------------------------------------------------
+    # --- threads ----------------------------------------------------------------------------------
 
     def _start_thread(self, body: Callable[..., None], *args: Any) -> None:
         """Run `body` in a daemon thread, because a stream without new lines cannot be stopped."""

@@ -56,8 +56,8 @@ def parse_line(host: int, text: str) -> Line:
 def parse_stamped_line(host: int, generation: int, text: str, previous: Line | None = None) -> Line:
     """Parse a line of a pod's log, which begins with the kubelet's timestamp.
 
-    A continuation of a long line has no timestamp and takes the time and rank of the line `previous` it. Any other line
-    without a timestamp is a message of the kubelet.
+    A continuation of a long line has no timestamp and takes the time and rank of the line
+    `previous` it. Any other line without a timestamp is a message of the kubelet.
     """
     match = _STAMPED.fullmatch(text)
     if match is None and previous is not None and text.startswith(CONTINUATION_MARK):
@@ -73,13 +73,14 @@ def merge_lines(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
         try:
             return datetime.fromisoformat(line.at)
         except ValueError:
-            # A message of the kubelet, such as one about a missing log, has no time and comes first.
+            # A message of the kubelet, such as one about a missing log, has no time and comes
+            # first.
             return _EARLIEST_TIME
 
     return heapq.merge(*streams, key=time_written)
 
 
-# --- selection --------------------------------------------------------------------------------------------------------
+# --- selection ------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,9 @@ class Selection:
     def matches(self, line: Line, ranks: range) -> bool:
         """Return whether a line of the host with these `ranks` is selected. An agent's own line belongs to each."""
         owners = ranks if line.rank is None else (line.rank,)
-        return self.matches_any_rank(owners) and (self.pattern is None or self.pattern.search(line.text) is not None)
+        return self.matches_any_rank(owners) and (
+            self.pattern is None or self.pattern.search(line.text) is not None
+        )
 
     def matches_any_rank(self, ranks: Iterable[int]) -> bool:
         """Return whether lines of at least one of these ranks are selected."""
@@ -132,7 +135,7 @@ def default_selection(processes: int, failing: int | None = None) -> Selection:
     return Selection(None if processes <= _SMALL_GANG_SIZE else frozenset({0, failing or 0}))
 
 
-# --- the logs of pods -------------------------------------------------------------------------------------------------
+# --- the logs of pods -----------------------------------------------------------------------------
 
 # Pods that are read at once, line by line.
 MAX_STREAMS = 64
@@ -180,13 +183,15 @@ FULL_WINDOW = LogWindow()
 def log_source(jobset: Obj, host: Host, members: Members | None = None) -> LogSource:
     """Return the log of one host, with its ranks according to `members` or to the start of the gang.
 
-    If ranks can move between hosts, any pod may have lines of any rank. In a large gang only the pods that hold a rank
-    now are read.
+    If ranks can move between hosts, any pod may have lines of any rank. In a large gang only the
+    pods that hold a rank now are read.
     """
     ranks = (members or hosts.initial_members(jobset)).ranks_of(host.number)
     may_hold_others = hosts.can_move_ranks(jobset) and hosts.count_hosts(jobset) <= MAX_STREAMS
     port = hosts.metrics_port(jobset) if host.running and host.has_started else None
-    return LogSource(host.pod, host.number, host.generation, ranks, host.node, may_hold_others, port)
+    return LogSource(
+        host.pod, host.number, host.generation, ranks, host.node, may_hold_others, port
+    )
 
 
 def read_logs(
@@ -201,8 +206,9 @@ def read_logs(
 ) -> Iterator[Line]:
     """Yield the selected lines of all sources in order of time.
 
-    If there are many sources, only the last lines of each are read. If the kubelet has rotated a log
-    and has no line of a process or too few, the agent is asked for its last lines, which have no times.
+    If there are many sources, only the last lines of each are read. If the kubelet has rotated a
+    log and has no line of a process or too few, the agent is asked for its last lines, which have
+    no times.
 
     Args:
         cluster: The cluster.
@@ -210,7 +216,8 @@ def read_logs(
         sources: Logs to read.
         select: Lines to select.
         window: How far back to read.
-        report_unread: Called with a message for each log that cannot be read, for example because its node is gone.
+        report_unread: Called with a message for each log that cannot be read, for example because
+            its node is gone.
         say: Called when lines come from an agent.
     """
     is_many = len(sources) > MAX_STREAMS
@@ -224,7 +231,9 @@ def read_logs(
                 yield from lines
                 return
             # Without a tail, one line of a process is enough to know that the kubelet has its log.
-            first_lines, count, needed_count = list[Line](), 0, 1 if window.tail is None else window.tail
+            first_lines = list[Line]()
+            count = 0
+            needed_count = 1 if window.tail is None else window.tail
             for line in lines:
                 first_lines.append(line)
                 count += line.rank is not None
@@ -233,7 +242,8 @@ def read_logs(
             agent_lines = read_from_agent(source) if count < needed_count else []
             if len(agent_lines) > count:
                 say(
-                    f"the kubelet of pod {source.pod} has rotated its log: the last lines are shown as its agent has "
+                    f"the kubelet of pod {source.pod} has rotated its log: the last lines are "
+                    "shown as its agent has "
                     "them, without times"
                 )
                 first_lines = [*agent_lines, *(line for line in first_lines if line.rank is None)]
@@ -248,7 +258,9 @@ def read_logs(
         if source.agent_port is None:
             return []
         chosen = list[Line]()
-        for rank, texts in read_agent_lines(cluster, namespace, source.pod, source.agent_port).items():
+        for rank, texts in read_agent_lines(
+            cluster, namespace, source.pod, source.agent_port
+        ).items():
             lines = [Line(source.host, rank, text, generation=source.generation) for text in texts]
             matching = [line for line in lines if select.matches(line, source.ranks)]
             chosen += matching[-(window.tail or len(matching)) :]
@@ -285,7 +297,9 @@ def read_pod_log(
         follow=follow,
         since_s=window.seconds,
         since=window.since,
-        tail=None if window.tail is None else _tail_length(cluster, namespace, source, select, window),
+        tail=None
+        if window.tail is None
+        else _tail_length(cluster, namespace, source, select, window),
         timestamps=True,
         timeout_s=None if follow else LOG_TIMEOUT_S,
     )
@@ -301,7 +315,9 @@ def _select_lines(texts: Iterable[str], source: LogSource, select: Selection) ->
             yield line
 
 
-def _tail_length(cluster: Cluster, namespace: str, source: LogSource, select: Selection, window: LogWindow) -> int:
+def _tail_length(
+    cluster: Cluster, namespace: str, source: LogSource, select: Selection, window: LogWindow
+) -> int:
     """Return the number of lines at the end of a log that contain its last `window.tail` selected lines."""
     line_count = window.tail or 0
     for power in itertools.count(1):
@@ -324,11 +340,14 @@ def _tail_length(cluster: Cluster, namespace: str, source: LogSource, select: Se
     raise AssertionError("a log ends")
 
 
-def read_agent_lines(cluster: Cluster, namespace: str, pod: str, port: int) -> Mapping[int, Sequence[str]]:
+def read_agent_lines(
+    cluster: Cluster, namespace: str, pod: str, port: int
+) -> Mapping[int, Sequence[str]]:
     """Return the last lines of each process of a pod from its agent, by rank.
 
-    A kubelet returns only the newest file of a log, which is empty after a rotation. The result is empty if the agent
-    does not answer because it is stopping, it is of an older version, or the user may not use port-forwards.
+    A kubelet returns only the newest file of a log, which is empty after a rotation. The result is
+    empty if the agent does not answer because it is stopping, it is of an older version, or the
+    user may not use port-forwards.
     """
     try:
         head, _, body = cluster.port_forward(namespace, pod, port, _REQUEST).partition(b"\r\n\r\n")
@@ -342,8 +361,9 @@ def read_agent_lines(cluster: Cluster, namespace: str, pod: str, port: int) -> M
 def previous_lines(records: Iterable[log_lines.Line], members: Members) -> Iterator[Line]:
     """Yield the last lines of each rank of the previous generation, the failing rank's first.
 
-    The pods of that generation are gone, so the next leader repeats their lines in its log. The lines are of the newest
-    attempt. The host is the one that held the rank then or, if the leader does not say it, the one in `members`.
+    The pods of that generation are gone, so the next leader repeats their lines in its log. The
+    lines are of the newest attempt. The host is the one that held the rank then or, if the leader
+    does not say it, the one in `members`.
     """
     tails = [record for record in records if isinstance(record, TailLine)]
     newest_attempt = max((tail.attempt for tail in tails), default=0)

@@ -25,7 +25,10 @@ class AttemptEnd:
     @property
     def description(self) -> str:
         """Description of the end: "attempt 3 of generation 1: hang (82): rank 1 …"."""
-        return f"attempt {self.attempt} of generation {self.generation}: {self.result}: {self.verdict.message}"
+        return (
+            f"attempt {self.attempt} of generation {self.generation}: {self.result}: "
+            f"{self.verdict.message}"
+        )
 
     @property
     def result(self) -> str:
@@ -59,19 +62,30 @@ class AgentReport:
     def is_judged(self) -> bool:
         """Return whether the attempt of the newest heartbeat has ended, so that its phase is outdated."""
         last, beat = self.last_end, self.heartbeat
-        if last is None or beat is None or beat.stage == "gather" or beat.generation != last.generation:
+        if (
+            last is None
+            or beat is None
+            or beat.stage == "gather"
+            or beat.generation != last.generation
+        ):
             return False
         return last.attempt >= beat.attempt
 
     @property
     def stage(self) -> str | None:
         """Stage of the current attempt, one of jaxlaunch.records.log_lines.STAGES."""
-        return None if self.heartbeat is None or self.attempt_end is not None else self.heartbeat.stage
+        return (
+            None if self.heartbeat is None or self.attempt_end is not None else self.heartbeat.stage
+        )
 
     @property
     def missing_hosts(self) -> list[int]:
         """The first of the hosts that the leader waits for."""
-        return list(self.heartbeat.missing) if self.heartbeat is not None and self.stage == "gather" else []
+        return (
+            list(self.heartbeat.missing)
+            if self.heartbeat is not None and self.stage == "gather"
+            else []
+        )
 
     @property
     def step(self) -> int | None:
@@ -100,7 +114,11 @@ class AgentReport:
 
 
 def merge_reports(
-    records: Sequence[Line], hosts: Sequence[Host], recorded: ProgressAnnotation | None = None, *, is_over: bool = False
+    records: Sequence[Line],
+    hosts: Sequence[Host],
+    recorded: ProgressAnnotation | None = None,
+    *,
+    is_over: bool = False,
 ) -> AgentReport:
     """Merge the leader's records and the termination messages of all pods into one report.
 
@@ -108,7 +126,8 @@ def merge_reports(
         records: Records of the leader's log.
         hosts: Hosts of the newest generation.
         recorded: Progress on the JobSet, used if the pods report nothing because they are gone.
-        is_over: Whether the job is done or has failed, so that progress from a stop is older than its end.
+        is_over: Whether the job is done or has failed, so that progress from a stop is older than
+            its end.
     """
     report = _merge_records(sorted(records, key=lambda record: record.at), hosts)
     if recorded is None or report.heartbeat is not None:
@@ -118,7 +137,11 @@ def merge_reports(
         # The announced restart did not happen, because the job had ended.
         counts = {**ends, verdict.cause: ends.get(verdict.cause, 0) - 1}
         ends = {cause: count for cause, count in counts.items() if count > 0}
-    last = None if verdict is None else AttemptEnd(verdict, recorded.attempt, recorded.generation, recorded.at)
+    last = (
+        None
+        if verdict is None
+        else AttemptEnd(verdict, recorded.attempt, recorded.generation, recorded.at)
+    )
     is_of_last = recorded.is_end and not hosts and not (is_over and recorded.when == "stopped")
     return dataclasses.replace(
         report,
@@ -146,7 +169,8 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
         elif isinstance(record, PastLine) and record.verdict is not None:
             at = record.at if record.ended is None else record.ended
             ends.append(AttemptEnd(record.verdict, record.attempt, record.generation, at))
-    # Host 0's agent decides the verdict that ends these pods. An agent that lost its leader knows less.
+    # Host 0's agent decides the verdict that ends these pods. An agent that lost its leader knows
+    # less.
     verdict = None
     terminations = [
         AttemptEnd(report.verdict, report.attempt, report.generation)
@@ -155,14 +179,24 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
     ]
     current = [end for end in ends if end.generation == generation]
     if terminations:
-        verdict = max(terminations, key=lambda end: (end.attempt, end.verdict.code != contract.LOST))
+        verdict = max(
+            terminations, key=lambda end: (end.attempt, end.verdict.code != contract.LOST)
+        )
     elif current and hosts and hosts[0].number == 0 and hosts[0].has_ended:
         is_running = heartbeat is not None and heartbeat.attempt > current[-1].attempt
         verdict = None if is_running else current[-1]
     earlier = {end.attempt: end for end in ends if verdict is None or end.attempt < verdict.attempt}
-    # Number of ended attempts by cause, or why it is unknown. A heartbeat includes the counts of the first record.
+    # Number of ended attempts by cause, or why it is unknown. A heartbeat includes the counts of
+    # the first record.
     newest_first = records[::-1]
-    past = next((record for record in newest_first if isinstance(record, PastLine) and record.verdict is None), None)
+    past = next(
+        (
+            record
+            for record in newest_first
+            if isinstance(record, PastLine) and record.verdict is None
+        ),
+        None,
+    )
     beat = next((record for record in newest_first if isinstance(record, BeatLine)), None)
     by_cause = None if past is None else past.ends
     if beat is not None and beat.restarts is not None:

@@ -1,8 +1,9 @@
 """Reading of one job from a cluster in at most nine calls, or of any number of jobs in a few calls.
 
-Only the objects that the situation requires are read: nodes if a pod has none, queues while the job is not admitted.
-Objects that the user may not read are recorded in the snapshot, and the rest is used. Further pages of five hundred
-pods, events or nodes are not counted. The agents' reports are read from the log of the leader, which is host 0's pod.
+Only the objects that the situation requires are read: nodes if a pod has none, queues while the job
+is not admitted. Objects that the user may not read are recorded in the snapshot, and the rest is
+used. Further pages of five hundred pods, events or nodes are not counted. The agents' reports are
+read from the log of the leader, which is host 0's pod.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     WORKLOADS,
     Kind,
 )
-from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL, JOB_UID, NAME_LABEL, QUEUE_LABEL, REPLICATED_JOB
+from jaxlaunch.launcher.kubernetes.labels import (
+    JOB_LABEL,
+    JOB_UID,
+    NAME_LABEL,
+    QUEUE_LABEL,
+    REPLICATED_JOB,
+)
 from jaxlaunch.launcher.kubernetes.objects import (
     QUIET_EVENTS,
     Obj,
@@ -67,7 +74,7 @@ _JOB_UID = re.compile(r"\bJobUID: ([0-9a-f-]{8,})")
 _Place = tuple[str, str]  # namespace, name
 
 
-# --- one job ----------------------------------------------------------------------------------------------------------
+# --- one job --------------------------------------------------------------------------------------
 
 
 def read_snapshot(cluster: Cluster, namespace: str, name: str) -> Snapshot | NoSuchJob:
@@ -96,7 +103,11 @@ class _Reader:
         pods = self._list_objects(PODS, self._labels, keep=trim_pod)
         newest = hosts.newest_hosts(jobset, pods)
         workload = self._find_workload(jobset)
-        is_held = is_suspended(jobset) and workload is not None and not is_condition_true(workload, "Admitted")
+        is_held = (
+            is_suspended(jobset)
+            and workload is not None
+            and not is_condition_true(workload, "Admitted")
+        )
         local_queue = cluster_queue = None
         if is_held:
             local_queue = self._get_object(LOCAL_QUEUES, jobset["metadata"]["labels"][QUEUE_LABEL])
@@ -114,11 +125,15 @@ class _Reader:
             pods=tuple(pods),
             events=tuple(events),
             workload=workload,
-            ending_namespace=self._ending_namespace() if _may_be_terminating(jobset, events, newest) else None,
+            ending_namespace=self._ending_namespace()
+            if _may_be_terminating(jobset, events, newest)
+            else None,
             preempted_by=self._find_preemptor(workload) if is_held else None,
             local_queue=local_queue,
             cluster_queue=cluster_queue,
-            nodes=self._list_nodes() if local_queue is None and any(host.unscheduled for host in newest) else None,
+            nodes=self._list_nodes()
+            if local_queue is None and any(host.unscheduled for host in newest)
+            else None,
             silent_node=silent,
             deleted_node=deleted,
             records=records,
@@ -141,7 +156,9 @@ class _Reader:
             self._add_unread(f"{kind.kind} {name}", error, kind.plural)
             return None
 
-    def _add_unread(self, subject: str, error: ClusterError, kind: str, node: str | None = None) -> None:
+    def _add_unread(
+        self, subject: str, error: ClusterError, kind: str, node: str | None = None
+    ) -> None:
         self._unread.append(_describe_unread(subject, error, node))
         # A kind that is not served has no objects.
         if not (isinstance(error, ApiError) and error.status == 404):
@@ -153,14 +170,19 @@ class _Reader:
         """Return the remaining pods and Jobs of a deleted job, and the names of other jobs."""
         names: tuple[str, ...] = ()
         try:
-            names = tuple(jobset["metadata"]["name"] for jobset in _list_jobsets(self._cluster, self._namespace))
+            names = tuple(
+                jobset["metadata"]["name"]
+                for jobset in _list_jobsets(self._cluster, self._namespace)
+            )
         except ApiError as error:
             self._add_unread("the names of other jobs", error, JOBSETS.plural)
         leftovers = [("pod", pod) for pod in self._list_objects(PODS, self._labels, keep=trim_pod)]
         leftovers += [("Job", job) for job in self._list_objects(JOBS, self._labels)]
         ending = self._ending_namespace()
         unread = tuple(self._unread)
-        return NoSuchJob(self._namespace, self._name, tuple(events), names, ending, unread, now, tuple(leftovers))
+        return NoSuchJob(
+            self._namespace, self._name, tuple(events), names, ending, unread, now, tuple(leftovers)
+        )
 
     def _read_events(self, jobset: Obj | None) -> list[Obj]:
         """Return the events about this job and its objects since its creation."""
@@ -174,7 +196,7 @@ class _Reader:
             return []
         return fold_events(job_events(events, self._name, jobset))
 
-    # --- what is read only sometimes ----------------------------------------------------------------------------------
+    # --- what is read only sometimes --------------------------------------------------------------
 
     def _ending_namespace(self) -> Obj | None:
         """Return the namespace, if it is being deleted. None also if the user may not read it, as most users."""
@@ -184,20 +206,36 @@ class _Reader:
             if error.status != 403:
                 self._add_unread(f"namespace {self._namespace}", error, NAMESPACES.plural)
             return None
-        return namespace if namespace is not None and "deletionTimestamp" in namespace["metadata"] else None
+        return (
+            namespace
+            if namespace is not None and "deletionTimestamp" in namespace["metadata"]
+            else None
+        )
 
     def _find_workload(self, jobset: Obj) -> Obj | None:
         if QUEUE_LABEL not in jobset["metadata"].get("labels", {}):
             return None
         workloads = self._list_objects(WORKLOADS, f"{JOB_UID}={jobset['metadata']['uid']}")
-        return max(workloads, key=lambda item: item["metadata"].get("creationTimestamp", ""), default=None)
+        return max(
+            workloads, key=lambda item: item["metadata"].get("creationTimestamp", ""), default=None
+        )
 
     def _find_preemptor(self, workload: Obj | None) -> str | None:
         """Return the name of the JobSet that preempted the job. Kueue gives its uid."""
-        messages = [find_condition(workload or {}, kind).get("message", "") for kind in ("Preempted", "Evicted")]
+        messages = [
+            find_condition(workload or {}, kind).get("message", "")
+            for kind in ("Preempted", "Evicted")
+        ]
         uid = next((match[1] for text in messages if (match := _JOB_UID.search(text))), None)
         jobsets = [] if uid is None else self._list_objects(JOBSETS, "")
-        return next((jobset["metadata"]["name"] for jobset in jobsets if jobset["metadata"].get("uid") == uid), None)
+        return next(
+            (
+                jobset["metadata"]["name"]
+                for jobset in jobsets
+                if jobset["metadata"].get("uid") == uid
+            ),
+            None,
+        )
 
     def _list_nodes(self) -> tuple[Obj, ...] | None:
         try:
@@ -214,8 +252,12 @@ class _Reader:
         Few users may read nodes. An error is ignored.
         """
         missing = agent_report.merge_reports(records, newest).missing_hosts
-        suspects = (host for host in newest if host.number in missing or self._may_be_lost(host, now))
-        name = next((host.node for host in suspects if host.node is not None and not host.has_ended), None)
+        suspects = (
+            host for host in newest if host.number in missing or self._may_be_lost(host, now)
+        )
+        name = next(
+            (host.node for host in suspects if host.node is not None and not host.has_ended), None
+        )
         if name is None:
             return None, None
         try:
@@ -225,7 +267,8 @@ class _Reader:
         if node is not None:
             return (None, None) if is_condition_true(node, "Ready") else (node, None)
         # An event of the node controller has the time of the deletion. Few users may read it.
-        fields, events = f"involvedObject.kind=Node,involvedObject.name={name},reason=RemovingNode", list[Obj]()
+        fields = f"involvedObject.kind=Node,involvedObject.name={name},reason=RemovingNode"
+        events = list[Obj]()
         with contextlib.suppress(ClusterError):
             events = list(self._cluster.list(EVENTS, "default", fields=fields, keep=trim_event))
         return None, DeletedNode(name, max((event["last"] for event in events), default=None))
@@ -235,7 +278,9 @@ class _Reader:
         if host.is_leaving and (seconds_since(host.ends_at, now) or 0.0) > _LATE_POD_S:
             return True
         if host.running:
-            return (self._has_lost_log and host.number == 0) or not (host.is_ready or host.terminated)
+            return (self._has_lost_log and host.number == 0) or not (
+                host.is_ready or host.terminated
+            )
         return (seconds_since(host.created_at, now) or 0.0) > _LATE_POD_S
 
     def _read_records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Line]:
@@ -254,7 +299,9 @@ class _Reader:
 
 def _may_be_terminating(jobset: Obj, events: Iterable[Obj], newest: Iterable[Host]) -> bool:
     """Return whether the namespace may be being deleted: its pods go first, and new objects are rejected."""
-    if "deletionTimestamp" in jobset["metadata"] or any(host.is_leaving and host.has_ended for host in newest):
+    if "deletionTimestamp" in jobset["metadata"] or any(
+        host.is_leaving and host.has_ended for host in newest
+    ):
         return True
     return any(_TERMINATING_TEXT in event["message"] for event in events)
 
@@ -265,14 +312,20 @@ def _describe_unread(subject: str, error: ClusterError, node: str | None = None)
     return f"{subject} could not be read: {reason[:_MAX_MESSAGE_CHARS]}"
 
 
-def job_events(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None) -> Iterator[Mapping[str, Any]]:
+def job_events(
+    events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None
+) -> Iterator[Mapping[str, Any]]:
     """Yield the events about a job of that name and its objects: Jobs, pods, claims and its Workload.
 
-    Events before the creation of an existing JobSet are left out, since they are about an earlier one of the same name.
+    Events before the creation of an existing JobSet are left out, since they are about an earlier
+    one of the same name.
     """
     since = "" if jobset is None else jobset["metadata"].get("creationTimestamp", "")
     claims = () if jobset is None else hosts.claim_names(jobset)
-    parts = "|".join(re.escape(part["name"]) for part in replicated_jobs(jobset or {})) or REPLICATED_JOB
+    parts = (
+        "|".join(re.escape(part["name"]) for part in replicated_jobs(jobset or {}))
+        or REPLICATED_JOB
+    )
     job = rf"{re.escape(name)}-(?:{parts})-\d+"
     patterns = {
         "JobSet": re.escape(name),
@@ -287,7 +340,7 @@ def job_events(events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | Non
             yield event
 
 
-# --- all jobs ---------------------------------------------------------------------------------------------------------
+# --- all jobs -------------------------------------------------------------------------------------
 
 
 def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
@@ -313,7 +366,9 @@ def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
     except ApiError as error:
         if error.status != 404:
             unread["workloads"] = _describe_unread("workloads", error)
-    by_place = {(jobset["metadata"]["namespace"], jobset["metadata"]["name"]): jobset for jobset in jobsets}
+    by_place = {
+        (jobset["metadata"]["namespace"], jobset["metadata"]["name"]): jobset for jobset in jobsets
+    }
     jobs = [
         Snapshot(
             *place,
@@ -335,7 +390,10 @@ def _add_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
     # Logs that fail with the same error share the message of the first.
     unread = dict[str, str]()
     for job in jobs:
-        leader = next((host for host in job.hosts if host.number == 0 and host.running and not host.is_init), None)
+        leader = next(
+            (host for host in job.hosts if host.number == 0 and host.running and not host.is_init),
+            None,
+        )
         if leader is not None and calls < MAX_LOGS:
             calls += 1
             try:
@@ -344,9 +402,13 @@ def _add_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
             except ClusterError as error:
                 # The step of this job is unknown.
                 error_key = f"{job.namespace} {error.message.replace(leader.pod, '')}"
-                why = unread.setdefault(error_key, _describe_unread(f"the log of {leader.pod}", error, leader.node))
+                why = unread.setdefault(
+                    error_key, _describe_unread(f"the log of {leader.pod}", error, leader.node)
+                )
                 job = dataclasses.replace(
-                    job, unread=(*job.unread, why), unread_reasons={**job.unread_reasons, "log": why}
+                    job,
+                    unread=(*job.unread, why),
+                    unread_reasons={**job.unread_reasons, "log": why},
                 )
         results.append(job)
     return results
@@ -361,15 +423,17 @@ def _list_jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
             raise
         kind = f"{JOBSETS.kind} ({JOBSETS.api_version})"
         hint = "ask the cluster administrator to install JobSet; `launcher doctor` checks it."
-        raise ClusterError(f"{kind} is not installed in the cluster of context {cluster.context}.", hint) from None
+        raise ClusterError(
+            f"{kind} is not installed in the cluster of context {cluster.context}.", hint
+        ) from None
 
 
-# --- the leader's log -------------------------------------------------------------------------------------------------
+# --- the leader's log -----------------------------------------------------------------------------
 
 # A running leader writes a heartbeat every 15 s.
 _RECENT_S = 45
-# Lines of a running leader's log that are read first. A program may write so much that they have no record, and then
-# eight times as many are read.
+# Lines of a running leader's log that are read first. A program may write so much that they have no
+# record, and then eight times as many are read.
 _FIRST_TAIL_LINES = 4_000
 # Lines that are read of an ended leader's log.
 _ENDED_TAIL_LINES = 400
@@ -392,13 +456,17 @@ def explain_unread(error: ClusterError, node: str | None) -> str:
     return error.message
 
 
-def read_recent_records(cluster: Cluster, namespace: str, leader: Host, timeout_s: float = LOG_TIMEOUT_S) -> list[Line]:
+def read_recent_records(
+    cluster: Cluster, namespace: str, leader: Host, timeout_s: float = LOG_TIMEOUT_S
+) -> list[Line]:
     """Return the leader's newest heartbeats or its verdict. Raises ClusterError if its log cannot be read."""
     if leader.terminated:
         return _read_part(cluster, namespace, leader, timeout_s, tail=_ENDED_TAIL_LINES)[0]
     for power in itertools.count():
         max_lines = _FIRST_TAIL_LINES * 8**power
-        records, lines = _read_part(cluster, namespace, leader, timeout_s, since_s=_RECENT_S, tail=max_lines)
+        records, lines = _read_part(
+            cluster, namespace, leader, timeout_s, since_s=_RECENT_S, tail=max_lines
+        )
         if records or lines < max_lines:
             return records
     raise AssertionError("a log ends")
@@ -409,17 +477,26 @@ def read_all_records(cluster: Cluster, namespace: str, leader: Host) -> list[Lin
     records = read_recent_records(cluster, namespace, leader)
     if any(isinstance(record, PastLine) for record in records):
         return records
-    return [*_read_part(cluster, namespace, leader, LOG_TIMEOUT_S, limit_bytes=_HEAD_BYTES)[0], *records]
+    return [
+        *_read_part(cluster, namespace, leader, LOG_TIMEOUT_S, limit_bytes=_HEAD_BYTES)[0],
+        *records,
+    ]
 
 
 def follow_records(cluster: Cluster, namespace: str, leader: Host) -> Iterator[Line]:
     """Yield the leader's new records until its log ends. Raises ClusterError if it cannot be read."""
-    return _parse_records(cluster.log(namespace, leader.pod, container=leader.container, follow=True, since_s=1))
+    return _parse_records(
+        cluster.log(namespace, leader.pod, container=leader.container, follow=True, since_s=1)
+    )
 
 
-def _read_part(cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **part: int) -> tuple[list[Line], int]:
+def _read_part(
+    cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **part: Any
+) -> tuple[list[Line], int]:
     """Return the records in a part of the leader's log, and the number of lines of that part."""
-    lines = cluster.log(namespace, leader.pod, container=leader.container, timeout_s=timeout_s, **part)  # type: ignore[arg-type]
+    lines = cluster.log(
+        namespace, leader.pod, container=leader.container, timeout_s=timeout_s, **part
+    )
     counter = itertools.count()
     records = list(_parse_records(line for line in lines if next(counter) >= 0))
     return records, next(counter)

@@ -18,7 +18,13 @@ from jaxlaunch.launcher.kubernetes.labels import (
     REPLICATED_LABEL,
     SLICE_LABEL,
 )
-from jaxlaunch.launcher.kubernetes.objects import Obj, find_condition, is_condition_true, pod_template, replicated_jobs
+from jaxlaunch.launcher.kubernetes.objects import (
+    Obj,
+    find_condition,
+    is_condition_true,
+    pod_template,
+    replicated_jobs,
+)
 from jaxlaunch.records import codec, log_lines
 from jaxlaunch.records.log_lines import TerminationMessage
 from jaxlaunch.records.members import Members
@@ -116,7 +122,9 @@ class Host:
         """Return whether its failure ends the whole gang, although lost pods are otherwise replaced one by one."""
         code = self.terminated.get("exitCode", 0)
         return (
-            self.phase == "Failed" and contract.DONE < code < contract.FIRST_SIGNAL_CODE and code in contract.OUTCOMES
+            self.phase == "Failed"
+            and contract.DONE < code < contract.FIRST_SIGNAL_CODE
+            and code in contract.OUTCOMES
         )
 
     @property
@@ -143,7 +151,10 @@ def count_hosts(jobset: Obj) -> int:
 def main_container(spec: Obj) -> Obj:
     """Return the container of a pod spec that runs the program, by its name or else the first one."""
     containers = spec.get("containers") or [{}]
-    return next((container for container in containers if container.get("name") == MAIN_CONTAINER), containers[0])
+    return next(
+        (container for container in containers if container.get("name") == MAIN_CONTAINER),
+        containers[0],
+    )
 
 
 def main_container_of(jobset: Obj) -> Obj:
@@ -154,14 +165,20 @@ def main_container_of(jobset: Obj) -> Obj:
 def agent_job(spec: Obj) -> AgentJob | None:
     """Return the agents' job settings in a pod spec, or None if it has no agent."""
     variables = main_container(spec).get("env") or ()
-    text = next((variable.get("value") for variable in variables if variable["name"] == contract.JOB), None)
-    return codec.read_record(AgentJob, codec.parse_record(text.replace("$$", "$"))) if text else None
+    text = next(
+        (variable.get("value") for variable in variables if variable["name"] == contract.JOB), None
+    )
+    return (
+        codec.read_record(AgentJob, codec.parse_record(text.replace("$$", "$"))) if text else None
+    )
 
 
 def initial_members(jobset: Obj) -> Members:
     """Return the hosts that hold ranks at the start of the gang. In another tool's JobSet each holds one."""
     job = _agent_job_or_default(jobset)
-    return Members(range(job.sizes[-1] if job.sizes else count_hosts(jobset)), job.processes_per_host)
+    return Members(
+        range(job.sizes[-1] if job.sizes else count_hosts(jobset)), job.processes_per_host
+    )
 
 
 def can_move_ranks(jobset: Obj) -> bool:
@@ -184,27 +201,35 @@ def _agent_job_or_default(jobset: Obj) -> AgentJob:
 def metrics_port(jobset: Obj) -> int | None:
     """Return the port of the agents' HTTP server, or None for another tool's JobSet."""
     ports = main_container_of(jobset).get("ports") or ()
-    return next((int(port["containerPort"]) for port in ports if port.get("name") == METRICS_PORT), None)
+    return next(
+        (int(port["containerPort"]) for port in ports if port.get("name") == METRICS_PORT), None
+    )
 
 
 def claim_names(jobset: Obj) -> list[str]:
     """Return the names of the PersistentVolumeClaims that the pods mount."""
     volumes = pod_template(jobset).get("spec", {}).get("volumes") or ()
-    sources = [volume["persistentVolumeClaim"] for volume in volumes if "persistentVolumeClaim" in volume]
+    sources = [
+        volume["persistentVolumeClaim"] for volume in volumes if "persistentVolumeClaim" in volume
+    ]
     return [source["claimName"] for source in sources]
 
 
 def read_environment(jobset: Obj) -> dict[str, str]:
     """Return the environment variables of the main container that the JobSet sets by value."""
     variables = main_container_of(jobset).get("env") or ()
-    return {variable["name"]: variable.get("value", "") for variable in variables if "valueFrom" not in variable}
+    return {
+        variable["name"]: variable.get("value", "")
+        for variable in variables
+        if "valueFrom" not in variable
+    }
 
 
 def is_ours(jobset: Obj) -> bool:
     """Return whether launcher created the JobSet.
 
-    It is recognized by its label or by its pods' environment, because anyone may remove the label but JobSet does not
-    allow changes of the environment.
+    It is recognized by its label or by its pods' environment, because anyone may remove the label
+    but JobSet does not allow changes of the environment.
     """
     metadata = jobset["metadata"]
     is_labelled = (metadata.get("labels") or {}).get(JOB_LABEL) == metadata["name"]
@@ -214,7 +239,8 @@ def is_ours(jobset: Obj) -> bool:
 def newest_hosts(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
     """Return the hosts of the last generation that has pods, with the newer pod of a replaced host.
 
-    A pod with labels that are not numbers was not created by JobSet and is ignored: anyone may set the job's label.
+    A pod with labels that are not numbers was not created by JobSet and is ignored: anyone may set
+    the job's label.
     """
     offsets, total = {}, 0
     for job in replicated_jobs(jobset):
@@ -224,11 +250,16 @@ def newest_hosts(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
     hosts = []
     for pod in pods:
         labels = pod["metadata"].get("labels", {})
-        if all(_NUMBER.fullmatch(labels.get(name, "0")) for name in (SLICE_LABEL, INDEX_LABEL, GENERATION_LABEL)):
+        if all(
+            _NUMBER.fullmatch(labels.get(name, "0"))
+            for name in (SLICE_LABEL, INDEX_LABEL, GENERATION_LABEL)
+        ):
             hosts.append(_read_host(pod, offsets, main))
     last = max((host.generation for host in hosts), default=0)
     by_number = {
-        host.number: host for host in sorted(hosts, key=lambda host: host.created_at) if host.generation == last
+        host.number: host
+        for host in sorted(hosts, key=lambda host: host.created_at)
+        if host.generation == last
     }
     return [by_number[number] for number in sorted(by_number)]
 
@@ -239,7 +270,12 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
     offset, per_job = offsets.get(labels.get(REPLICATED_LABEL, ""), (0, 1))
     # The main container has no status before the kubelet reports one.
     main_status: Obj = next(
-        (container for container in status.get("containerStatuses") or () if container["name"] == main), {}
+        (
+            container
+            for container in status.get("containerStatuses") or ()
+            if container["name"] == main
+        ),
+        {},
     )
     container, is_init = _deciding_container(status, main_status)
     name, state = container.get("name", main), container.get("state") or {}
@@ -264,14 +300,17 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
         for other in status.get(kind) or ()
         if other["name"] != name
     ]
-    scheduled, disruption = find_condition(pod, "PodScheduled"), find_condition(pod, "DisruptionTarget")
+    scheduled = find_condition(pod, "PodScheduled")
+    disruption = find_condition(pod, "DisruptionTarget")
     return Host(
         number=offset + int(labels.get(SLICE_LABEL, 0)) * per_job + int(labels.get(INDEX_LABEL, 0)),
         pod=metadata["name"],
         generation=int(labels.get(GENERATION_LABEL, 0)),
         node=spec.get("nodeName"),
         is_ready=is_condition_true(pod, "Ready"),
-        unready_reason="" if is_condition_true(pod, "Ready") else find_condition(pod, "Ready").get("message", ""),
+        unready_reason=""
+        if is_condition_true(pod, "Ready")
+        else find_condition(pod, "Ready").get("message", ""),
         is_leaving="deletionTimestamp" in metadata,
         phase=status.get("phase", "Pending"),
         container=name,
@@ -286,7 +325,9 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
         reason=status.get("reason", ""),
         message=status.get("message", ""),
         last_terminated=(container.get("lastState") or {}).get("terminated") or {},
-        termination_message=((main_status.get("state") or {}).get("terminated") or {}).get("message", ""),
+        termination_message=((main_status.get("state") or {}).get("terminated") or {}).get(
+            "message", ""
+        ),
         created_at=metadata.get("creationTimestamp", ""),
         seen_by_kubelet="startTime" in status or bool(status.get("containerStatuses")),
         ends_at=metadata.get("deletionTimestamp", ""),
@@ -298,13 +339,19 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
 def _deciding_container(status: Obj, main: Obj) -> tuple[Obj, bool]:
     """Return the container whose state shows the progress of the pod, and whether it is an init container.
 
-    This is the main container once it has started. An init container that still runs is then a sidecar.
+    This is the main container once it has started. An init container that still runs is then a
+    sidecar.
     """
     state = main.get("state") or {}
     if state.get("running") is not None or state.get("terminated") is not None:
         return main, False
     for container in status.get("initContainerStatuses") or ():
         terminated = container.get("state", {}).get("terminated")
-        if terminated is None and not container.get("ready") or terminated is not None and terminated.get("exitCode"):
+        if (
+            terminated is None
+            and not container.get("ready")
+            or terminated is not None
+            and terminated.get("exitCode")
+        ):
             return container, True
     return main, False

@@ -11,7 +11,13 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status import hosts
-from jaxlaunch.launcher.jobs.status.snapshot import Snapshot, are_members_lost, has_begun, is_table_known, spare_hosts
+from jaxlaunch.launcher.jobs.status.snapshot import (
+    Snapshot,
+    are_members_lost,
+    has_begun,
+    is_table_known,
+    spare_hosts,
+)
 from jaxlaunch.launcher.kubernetes.objects import (
     find_condition,
     format_age,
@@ -41,7 +47,8 @@ class State(enum.StrEnum):
     STARTING = "Starting"
     # The agents wait for each other.
     GATHERING = "Gathering"
-    # The containers run. If the leader's log was not read, the agents may still wait for each other.
+    # The containers run. If the leader's log was not read, the agents may still wait for each
+    # other.
     RUNNING = "Running"
     # A generation has ended, and the next has not started.
     RESTARTING = "Restarting"
@@ -87,21 +94,28 @@ class JobStatus:
     phase: str | None
     phase_s: float | None
     missing: tuple[int, ...]
-    members: str | None  # hosts with ranks, in the order of these, as `0,3,2`; None: each its own always, or not known
+    members: (
+        str | None
+        # Hosts with ranks, in the order of these, as `0,3,2`; None: each its own always, or not known.
+    )
     spares: tuple[int, ...]  # hosts that are ready to hold ranks
     step: int | None
     steps: int | None
     committed: int | None
     committed_age_s: float | None
     goodput: float | None
-    as_of: Mapping[str, str] | None  # `at` and `when` these numbers were true, where no leader's log has newer ones
+    as_of: (
+        Mapping[str, str] | None
+    )  # `at` and `when` these numbers were true, where no leader's log has newer ones
     restarts: Restarts
     verdict: Mapping[str, Any] | None
     code: int | None  # the exit code of the job, once it is over
     nodes: tuple[str, ...]
     age_s: float
     lasted_s: float | None  # from the first start to the end
-    restart_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # the last; by contract.RESTART
+    restart_seconds: Mapping[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # the last; by contract.RESTART
     folder: str | None = None  # of a run on this machine, whose namespace is empty
 
     def to_json(self) -> dict[str, Any]:
@@ -115,7 +129,10 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
     state = derive_state(snapshot)
     # If a host is being deleted or its node does not answer, the agents' last report is outdated.
     is_any_lost = any(
-        host.is_leaving or host.disruption or (host.running and not host.is_ready) or snapshot.is_on_silent_node(host)
+        host.is_leaving
+        or host.disruption
+        or (host.running and not host.is_ready)
+        or snapshot.is_on_silent_node(host)
         for host in snapshot.hosts
         if host.number in snapshot.members
     ) or (has_begun(snapshot) and are_members_lost(snapshot))
@@ -125,7 +142,9 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
     has_table = hosts.can_move_ranks(snapshot.jobset) and is_table_known(snapshot)
     last = report.last_end
     # The relevant verdict is that of the end or of the previous attempt.
-    is_resumed = last is not None and state is State.RUNNING and last.verdict.code == contract.PREEMPTED
+    is_resumed = (
+        last is not None and state is State.RUNNING and last.verdict.code == contract.PREEMPTED
+    )
     return JobStatus(
         name=snapshot.name,
         namespace=snapshot.namespace,
@@ -148,7 +167,9 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
         # The last step of the run, if the job has a `train:` block.
         steps=codec.read_number(_read_variable(snapshot, contract.TRAIN_SPEC), "steps"),
         committed=report.committed_step,
-        committed_age_s=None if report.committed_at is None else _seconds_between(report.committed_at, now),
+        committed_age_s=None
+        if report.committed_at is None
+        else _seconds_between(report.committed_at, now),
         goodput=report.goodput,
         as_of=_read_as_of(snapshot),
         restarts=_read_restarts(snapshot),
@@ -163,7 +184,9 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
 
 def derive_state(snapshot: Snapshot) -> State:
     """Return the job's state, which is that of its slowest host while it starts."""
-    final_state = {"Completed": State.DONE, "Failed": State.FAILED}.get(terminal_state(snapshot.jobset) or "")
+    final_state = {"Completed": State.DONE, "Failed": State.FAILED}.get(
+        terminal_state(snapshot.jobset) or ""
+    )
     if "deletionTimestamp" in snapshot.jobset["metadata"]:
         return State.DELETING
     if final_state is not None:
@@ -189,7 +212,9 @@ def derive_state(snapshot: Snapshot) -> State:
 
 def is_stopped_in_queue(snapshot: Snapshot) -> bool:
     """Return whether the Workload is deactivated, by `launcher stop` or by Kueue after too many attempts."""
-    return snapshot.workload is not None and snapshot.workload.get("spec", {}).get("active") is False
+    return (
+        snapshot.workload is not None and snapshot.workload.get("spec", {}).get("active") is False
+    )
 
 
 def _suspended_state(snapshot: Snapshot) -> State:
@@ -213,7 +238,11 @@ def _is_restarting(snapshot: Snapshot) -> bool:
         return snapshot.restarts > 0
     if snapshot.hosts[0].generation < snapshot.restarts:
         return True
-    if snapshot.is_ours and any(host.phase == "Failed" for host in snapshot.hosts) and not snapshot.waits_for_pods:
+    if (
+        snapshot.is_ours
+        and any(host.phase == "Failed" for host in snapshot.hosts)
+        and not snapshot.waits_for_pods
+    ):
         # The Job fails with its first pod.
         return True
     # If lost pods are replaced, only host 0 shows that the gang is done.
@@ -238,7 +267,10 @@ def describe_as_of(status: JobStatus, now: datetime) -> str:
         return ""
     at = datetime.fromisoformat(status.as_of["at"])
     day = "" if at.date() == now.astimezone(UTC).date() else f"{at:%Y-%m-%d} "
-    return f"{day}{at:%H:%M:%S} UTC ({format_age(_seconds_between(at, now))} ago), {status.as_of['when']}"
+    return (
+        f"{day}{at:%H:%M:%S} UTC ({format_age(_seconds_between(at, now))} ago), "
+        f"{status.as_of['when']}"
+    )
 
 
 def _seconds_between(at: datetime, now: datetime) -> float:
@@ -270,12 +302,18 @@ def exit_code(snapshot: Snapshot, state: State) -> int | None:
         return contract.DONE
     if state is not State.FAILED:
         return None
-    if snapshot.report.attempt_end is not None and snapshot.report.attempt_end.verdict.code != contract.DONE:
+    if (
+        snapshot.report.attempt_end is not None
+        and snapshot.report.attempt_end.verdict.code != contract.DONE
+    ):
         return snapshot.report.attempt_end.verdict.code
     ends = [host.terminated for host in snapshot.hosts]
     ends += [container.terminated for host in snapshot.hosts for container in host.other_containers]
     codes = [end["exitCode"] for end in ends if end.get("exitCode")]
-    messages = [find_condition(obj, "Failed").get("message", "") for obj in (*snapshot.jobs, snapshot.jobset)]
+    messages = [
+        find_condition(obj, "Failed").get("message", "")
+        for obj in (*snapshot.jobs, snapshot.jobset)
+    ]
     codes += [int(match[1]) for text in messages if (match := _EXIT_CODE.search(text))]
     return codes[0] if codes else 1
 

@@ -1,10 +1,11 @@
 """Program that reads a run folder and writes its contents to stdout, for `status` and `logs --from-volume`.
 
-Its source is the argument of `python -c` in a pod, so it must not import jaxlaunch. The only argument is JSON:
-`folder`, `ranks` (a list, or null for all), `pattern` (of lines, or null), `tail` (lines of each rank, or null) and
-`bytes` (of all logs together). The answer is JSON: `summary` (without stacks) and `attempts` as in the files, and
-`logs`, each with `rank`, `text` and `left_out` (bytes before the text). It is compressed with zlib and written as lines
-of base64 with a prefix. The last line has its SHA-256.
+Its source is the argument of `python -c` in a pod, so it must not import jaxlaunch. The only
+argument is JSON: `folder`, `ranks` (a list, or null for all), `pattern` (of lines, or null), `tail`
+(lines of each rank, or null) and `bytes` (of all logs together). The answer is JSON: `summary`
+(without stacks) and `attempts` as in the files, and `logs`, each with `rank`, `text` and `left_out`
+(bytes before the text). It is compressed with zlib and written as lines of base64 with a prefix.
+The last line has its SHA-256.
 """
 
 from __future__ import annotations
@@ -77,14 +78,18 @@ def read_summary(path: str) -> str | None:
         return None
     if not isinstance(fields, dict):
         return None
-    return json.dumps({name: value for name, value in fields.items() if name not in ("stacks", "nccl")})
+    return json.dumps(
+        {name: value for name, value in fields.items() if name not in ("stacks", "nccl")}
+    )
 
 
 def find_newest_start(folder: str) -> str:
     """Return the folder of the newest start that has logs, or the run's own folder."""
     starts = os.path.join(folder, "starts")
     try:
-        numbers = sorted((int(name) for name in os.listdir(starts) if name.isdecimal()), reverse=True)
+        numbers = sorted(
+            (int(name) for name in os.listdir(starts) if name.isdecimal()), reverse=True
+        )
     except OSError:
         return folder
     folders = (os.path.join(starts, str(number)) for number in numbers)
@@ -110,7 +115,9 @@ def read_log(
         size: Largest number of bytes.
     """
     path = log_path(folder, rank)
-    files = [file for file in (open_below(path + ".1", run), open_below(path, run)) if file is not None]
+    files = [
+        file for file in (open_below(path + ".1", run), open_below(path, run)) if file is not None
+    ]
     sizes = [os.fstat(file.fileno()).st_size for file in files]
     # Without a pattern only the end of the log is read.
     skip = max(0, sum(sizes) - size) if pattern is None else 0
@@ -165,7 +172,14 @@ def main() -> None:
         "summary": read_summary(os.path.join(folder, "summary.json")),
         "attempts": read_end(os.path.join(folder, "attempts.jsonl"), MAX_ATTEMPTS),
         "logs": [
-            read_log(folder, start_folder, rank, compiled_pattern, request["tail"], request["bytes"] // len(ranks))
+            read_log(
+                folder,
+                start_folder,
+                rank,
+                compiled_pattern,
+                request["tail"],
+                request["bytes"] // len(ranks),
+            )
             for rank in ranks
         ],
     }

@@ -13,7 +13,13 @@ from jaxlaunch.launcher.jobs.status import agent_report, hosts
 from jaxlaunch.launcher.jobs.status.agent_report import AgentReport
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.kubernetes.labels import QUEUE_LABEL
-from jaxlaunch.launcher.kubernetes.objects import MAX_EVENT_NAMES, Obj, is_suspended, parse_time, terminal_state
+from jaxlaunch.launcher.kubernetes.objects import (
+    MAX_EVENT_NAMES,
+    Obj,
+    is_suspended,
+    parse_time,
+    terminal_state,
+)
 from jaxlaunch.records import members
 from jaxlaunch.records.log_lines import Line, ProgressAnnotation
 from jaxlaunch.records.members import Members
@@ -21,7 +27,13 @@ from jaxlaunch.records.members import Members
 # Warnings about a pod that no longer apply once it has a node, or once its container runs.
 _UNTIL_PLACED = ("FailedScheduling",)
 _UNTIL_STARTED = (
-    *("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "NetworkNotReady"),
+    *(
+        "FailedMount",
+        "FailedAttachVolume",
+        "FailedMapVolume",
+        "FailedCreatePodSandBox",
+        "NetworkNotReady",
+    ),
     *("Failed", "FailedToRetrieveImagePullSecret", "InspectFailed", "ErrImageNeverPull", "BackOff"),
 )
 
@@ -160,13 +172,15 @@ class Snapshot:
         names.add(None if self.deleted_node is None else self.deleted_node.name)
         return host.node is not None and host.node in names and not host.has_ended
 
-    # --- events -------------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     @property
     def newest_warning(self) -> Obj | None:
         """Newest Warning event that still applies to a current pod or another object of the job."""
         since = min((host.created_at for host in self.hosts), default=self.created_at or "")
-        warnings = (event for event in self.events if event["type"] == "Warning" and event["last"] >= since)
+        warnings = (
+            event for event in self.events if event["type"] == "Warning" and event["last"] >= since
+        )
         return next(filter(self._is_current, warnings), None)
 
     def _is_current(self, event: Obj) -> bool:
@@ -182,30 +196,43 @@ class Snapshot:
             hosts = [host for host in hosts if not host.running]
         return _is_about(event, hosts)
 
-    def find_event(self, *reasons: str, kind: str = "", on_hosts: Collection[Host] | None = None) -> Obj | None:
+    def find_event(
+        self, *reasons: str, kind: str = "", on_hosts: Collection[Host] | None = None
+    ) -> Obj | None:
         """Return the newest event with one of the reasons, about objects of a kind or about pods of some hosts."""
-        matching = (event for event in self.events if event["reason"] in reasons and kind in ("", event["kind"]))
-        return next((event for event in matching if on_hosts is None or _is_about(event, on_hosts)), None)
+        matching = (
+            event
+            for event in self.events
+            if event["reason"] in reasons and kind in ("", event["kind"])
+        )
+        return next(
+            (event for event in matching if on_hosts is None or _is_about(event, on_hosts)), None
+        )
 
 
 def _is_about(event: Obj, hosts: Collection[Host]) -> bool:
     """Return whether an event is about a pod of these hosts. An event about many pods names only some of them."""
-    return bool(hosts) and (len(event["names"]) >= MAX_EVENT_NAMES or any(host.pod in event["names"] for host in hosts))
+    return bool(hosts) and (
+        len(event["names"]) >= MAX_EVENT_NAMES or any(host.pod in event["names"] for host in hosts)
+    )
 
 
-# --- lost hosts of a gang whose other pods stay, and the hosts that hold ranks ----------------------------------------
+# --- lost hosts of a gang whose other pods stay, and the hosts that hold ranks --------------------
 
 
 def has_begun(snapshot: Snapshot) -> bool:
     """Return whether the processes of these pods have started before, so that a missing pod is a lost one.
 
-    Without the leader's log this is inferred from the leader's pod, which Kubernetes creates before all others.
+    Without the leader's log this is inferred from the leader's pod, which Kubernetes creates before
+    all others.
     """
     if not snapshot.waits_for_pods or not snapshot.hosts:
         return False
     beat, generation = snapshot.report.heartbeat, snapshot.hosts[0].generation
     if beat is not None and beat.stage is not None:
-        return beat.stage != "gather" or any(end.generation == generation for end in snapshot.report.earlier_ends)
+        return beat.stage != "gather" or any(
+            end.generation == generation for end in snapshot.report.earlier_ends
+        )
     followers = [host for host in snapshot.hosts if host.number != 0]
     leader = snapshot.hosts[0] if snapshot.hosts[0].number == 0 else None
     if not any(host.has_started for host in followers):
@@ -246,27 +273,31 @@ def missing_hosts(snapshot: Snapshot) -> list[int]:
         suspects = (*cut_off_hosts(snapshot), *unresponsive_hosts(snapshot))
         unheard = [host.number for host in suspects if host.number in snapshot.report.missing_hosts]
     else:
-        unheard = [host.number for host in cut_off_hosts(snapshot) if host.number not in snapshot.members]
+        unheard = [
+            host.number for host in cut_off_hosts(snapshot) if host.number not in snapshot.members
+        ]
     return sorted({*lost_hosts(snapshot), *late, *unheard})
 
 
 def cut_off_hosts(snapshot: Snapshot) -> list[Host]:
     """Return the hosts whose pods are reported as running on a node that does not answer or is deleted.
 
-    This is known from the node, if it could be read, or from its pods, which the node controller then marks as not
-    ready without a reason.
+    This is known from the node, if it could be read, or from its pods, which the node controller
+    then marks as not ready without a reason.
     """
     return [
         host
         for host in snapshot.hosts
-        if snapshot.is_on_silent_node(host) or (host.running and not host.is_ready and not host.unready_reason)
+        if snapshot.is_on_silent_node(host)
+        or (host.running and not host.is_ready and not host.unready_reason)
     ]
 
 
 def reachable_hosts(snapshot: Snapshot) -> list[Host]:
     """Return the hosts with ranks whose agents answer although their node does not.
 
-    Their attempt runs, and the leader notices a lost agent sooner than Kubernetes notices a lost node.
+    Their attempt runs, and the leader notices a lost agent sooner than Kubernetes notices a lost
+    node.
     """
     if not has_begun(snapshot) or snapshot.report.stage != "run" or snapshot.report.is_judged:
         return []
@@ -276,7 +307,10 @@ def reachable_hosts(snapshot: Snapshot) -> list[Host]:
         for host in cut_off_hosts(snapshot)
         if host.number in snapshot.members
         and host.node != deleted
-        and (snapshot.is_on_silent_node(host) or snapshot.find_event("NodeNotReady", kind="Pod", on_hosts=[host]))
+        and (
+            snapshot.is_on_silent_node(host)
+            or snapshot.find_event("NodeNotReady", kind="Pod", on_hosts=[host])
+        )
     ]
 
 
@@ -287,7 +321,9 @@ def unresponsive_hosts(snapshot: Snapshot) -> list[Host]:
         return []
     ended_at = datetime.fromtimestamp(last.at, UTC)
     waiting_hosts = [
-        host for host in snapshot.hosts if host.number in missing and host.has_started and not host.has_ended
+        host
+        for host in snapshot.hosts
+        if host.number in missing and host.has_started and not host.has_ended
     ]
     starts = [(host, parse_time(host.running.get("startedAt"))) for host in waiting_hosts]
     return [host for host, began in starts if began is not None and began < ended_at]
@@ -301,5 +337,8 @@ def spare_hosts(snapshot: Snapshot) -> list[int]:
     return [
         host.number
         for host in snapshot.hosts
-        if host.has_started and not host.has_ended and not host.is_leaving and host.number not in unavailable
+        if host.has_started
+        and not host.has_ended
+        and not host.is_leaving
+        and host.number not in unavailable
     ]

@@ -1,8 +1,9 @@
 """The digits that scikit-learn contains, as a tensorflow-datasets builder: 1,797 images, no network.
 
-The split is fixed: every fifth image, beginning with the first, is held out (360), and the other 1,437 are trained on.
-Neighbouring images are often by the same writer, so the test measures new images and not new writers.
-tensorflow-datasets requires a package for each builder, with a module named after it.
+The split is fixed: every fifth image, beginning with the first, is held out (360), and the other
+1,437 are trained on. Neighbouring images are often by the same writer, so the test measures new
+images and not new writers. tensorflow-datasets requires a package for each builder, with a module
+named after it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Builder(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]  # untyped
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(
             builder=self,
-            description="Optical recognition of handwritten digits: the test set of the UCI archive's collection.",
+            description="Optical recognition of handwritten digits: the test set of the UCI "
+            "archive's collection.",
             features=tfds.features.FeaturesDict(
                 {
                     "image": tfds.features.Image(shape=(8, 8, 1), encoding_format="png"),
@@ -43,7 +45,10 @@ class Builder(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]  # untyped
         )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
-        return {"train": self._generate_examples(is_test=False), "test": self._generate_examples(is_test=True)}
+        return {
+            "train": self._generate_examples(is_test=False),
+            "test": self._generate_examples(is_test=True),
+        }
 
     def _generate_examples(self, *, is_test: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         from sklearn.datasets import load_digits

@@ -1,8 +1,8 @@
 """Builds the index of a split from class folders, from lists, and from files that contain many images.
 
-Members of WebDataset tars and values of uncompressed Arrow files are read in place. The images of a Parquet file are
-copied to the cache, because Parquet can only be read by row groups, a hundred images at a time. As in Hugging Face's
-datasets, a column has bytes, or structs with bytes.
+Members of WebDataset tars and values of uncompressed Arrow files are read in place. The images of a
+Parquet file are copied to the cache, because Parquet can only be read by row groups, a hundred
+images at a time. As in Hugging Face's datasets, a column has bytes, or structs with bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ MAX_LABEL_BYTES = 1 << 20
 BATCH_ROWS = 256
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "category", "target")
 _HINTS = {
-    "tar": "a member of the same name with .cls or .json has it, or the folder that the image is in",
+    "tar": "a member of the same name with .cls or .json has it, or the folder that the "
+    "image is in",
     "table": "set data.label to the column that has it",
 }
 Classes = Sequence[Label] | None
@@ -88,7 +89,9 @@ def _index_folders(listing: FileListing, classes: Classes) -> Index:
     if listing.kind == "folder" and not remote.is_remote(listing.root):
         root = join_path(listing.root, listing.names[0].split("/")[0]) if depth else listing.root
         with os.scandir(root) as entries:
-            names = {entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()}
+            names = {
+                entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()
+            }
         if empty_folders := sorted(names - set(labels)):
             raise DataError(
                 f"{printable_path(root)}: the folder {empty_folders[0]!r} has no image "
@@ -99,7 +102,7 @@ def _index_folders(listing: FileListing, classes: Classes) -> Index:
     return index.make_index(listing.root, listing.names, label_N, class_names, listing.left_out)
 
 
-# --- lists of paths and labels ----------------------------------------------------------------------------------------
+# --- lists of paths and labels --------------------------------------------------------------------
 
 
 def _index_lists(data: Images, listing: FileListing, classes: Classes) -> Index:
@@ -120,15 +123,26 @@ def _index_lists(data: Images, listing: FileListing, classes: Classes) -> Index:
                 raise DataError(f"{location}: its {columns[0]!r} names no file")
             if label is None or label == "" or not isinstance(label, str | int):
                 raise DataError(f"{location}: its {columns[1]!r} is not a label, but {label!r}")
-            image = name if name.startswith("/") or "://" in name else join_path(os.path.dirname(path), name)
+            image = (
+                name
+                if name.startswith("/") or "://" in name
+                else join_path(os.path.dirname(path), name)
+            )
             label = parse_label(label)
             if (other_label := labels_by_name.setdefault(image, label)) != label:
                 raise DataError(
-                    f"{location}: {printable_path(name)} is of class {label!r}, and of {other_label!r} above; keep one"
+                    f"{location}: {printable_path(name)} is of class {label!r}, and of "
+                    f"{other_label!r} above; keep one"
                 )
-            if data.on_broken == "stop" and not remote.is_remote(image) and not os.path.isfile(image):
+            if (
+                data.on_broken == "stop"
+                and not remote.is_remote(image)
+                and not os.path.isfile(image)
+            ):
                 problem = "is a folder" if os.path.isdir(image) else "is not there"
-                raise DataError(f"{location}: the file {printable_path(image)} {problem}; fix or remove the row")
+                raise DataError(
+                    f"{location}: the file {printable_path(image)} {problem}; fix or remove the row"
+                )
             names.append(image)
             labels.append(label)
         if columns is None:
@@ -139,13 +153,21 @@ def _index_lists(data: Images, listing: FileListing, classes: Classes) -> Index:
     return index.make_index("", names, label_N, class_names)
 
 
-def _find_column(path: str, requested: str | None, key: str, usual_names: Sequence[str], row: Row) -> str:
+def _find_column(
+    path: str, requested: str | None, key: str, usual_names: Sequence[str], row: Row
+) -> str:
     """Return the requested column, or else the first usual name that exists. Raises DataError."""
     for name in usual_names if requested is None else [requested]:
         if name in row:
             return name
-    problem = f"no column {requested!r}" if requested else f"no column of the {key} by a usual name; set data.{key}"
-    raise DataError(f"{printable_path(path)} has {problem}; it has {', '.join(map(str, row)) or 'none'}")
+    problem = (
+        f"no column {requested!r}"
+        if requested
+        else f"no column of the {key} by a usual name; set data.{key}"
+    )
+    raise DataError(
+        f"{printable_path(path)} has {problem}; it has {', '.join(map(str, row)) or 'none'}"
+    )
 
 
 def read_rows(path: str) -> Iterator[tuple[int, Row]]:
@@ -153,9 +175,15 @@ def read_rows(path: str) -> Iterator[tuple[int, Row]]:
     data = files.read_bytes(path, 0, files.file_size(path))
     text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="")
     try:
-        yield from _read_json(path, text) if path.lower().endswith((".jsonl", ".ndjson")) else _read_csv(path, text)
+        yield from (
+            _read_json(path, text)
+            if path.lower().endswith((".jsonl", ".ndjson"))
+            else _read_csv(path, text)
+        )
     except UnicodeDecodeError as error:
-        raise DataError(f"{printable_path(path)} is not UTF-8: {error.reason}; save it as UTF-8") from None
+        raise DataError(
+            f"{printable_path(path)} is not UTF-8: {error.reason}; save it as UTF-8"
+        ) from None
 
 
 def _read_json(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
@@ -173,7 +201,13 @@ def _read_json(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
 
 def _read_csv(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
     first_line = text.readline()
-    delimiter = "\t" if path.lower().endswith(".tsv") else ";" if ";" in first_line and "," not in first_line else ","
+    delimiter = (
+        "\t"
+        if path.lower().endswith(".tsv")
+        else ";"
+        if ";" in first_line and "," not in first_line
+        else ","
+    )
     reader = csv.reader(itertools.chain([first_line], text), delimiter=delimiter, strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
@@ -189,7 +223,7 @@ def _read_csv(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
         raise DataError(f"{printable_path(path)}, line {reader.line_num}: {error}") from None
 
 
-# --- files that hold many images --------------------------------------------------------------------------------------
+# --- files that hold many images ------------------------------------------------------------------
 
 
 def _index_containers(data: Images, listing: FileListing, classes: Any, folder: Path) -> Index:
@@ -203,21 +237,29 @@ def _index_containers(data: Images, listing: FileListing, classes: Any, folder: 
         if listing.kind == "tar":
             source, file_members = path, list(_tar_members(path, data.label))
         else:
-            source, file_members, file_classes = column_members(data, path, folder / f"{number}.images")
+            source, file_members, file_classes = column_members(
+                data, path, folder / f"{number}.images"
+            )
             names = file_classes if names is None else names
             if file_classes != names:
-                raise DataError(f"{printable_path(path)} names other classes than {printable_path(paths[0])}")
+                raise DataError(
+                    f"{printable_path(path)} names other classes than {printable_path(paths[0])}"
+                )
         if not file_members:
             raise DataError(f"{printable_path(path)} holds no image")
         sources.append(source)
         members += file_members
         counts.append(len(file_members))
     file_N = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    unlabeled = next((number for number, member in enumerate(members) if member.label is None), None)
+    unlabeled = next(
+        (number for number, member in enumerate(members) if member.label is None), None
+    )
     if unlabeled is not None:
         file = int(file_N[unlabeled])
         row = unlabeled - sum(counts[:file]) + 1
-        raise DataError(f"{printable_path(paths[file])}, image {row} has no label; {_HINTS[listing.kind]}")
+        raise DataError(
+            f"{printable_path(paths[file])}, image {row} has no label; {_HINTS[listing.kind]}"
+        )
     labels = [member.label for member in members if member.label is not None]
     if names is not None and all(isinstance(label, int) for label in labels):
         labels = [names[int(label)] if 0 <= int(label) < len(names) else label for label in labels]
@@ -253,7 +295,9 @@ class SourceFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = (
+            offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        )
         return self._position
 
     def readinto(self, buffer: Any) -> int:
@@ -272,7 +316,9 @@ def open_tar(path: str) -> Iterator[tarfile.TarFile]:
     except (tarfile.TarError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise faults.read_error(f"{printable_path(path)} cannot be read", error) from error
-        raise DataError(f"{printable_path(path)} is not a tar, or is truncated or damaged: {error}") from None
+        raise DataError(
+            f"{printable_path(path)} is not a tar, or is truncated or damaged: {error}"
+        ) from None
 
 
 def _tar_members(path: str, field: str | None) -> Iterator[Member]:
@@ -284,7 +330,10 @@ def _tar_members(path: str, field: str | None) -> Iterator[Member]:
             if not info.isreg() or os.path.basename(info.name).startswith("."):
                 continue
             if info.offset_data + info.size > size:
-                raise DataError(f"{printable_path(path)} is truncated: it ends within {printable_path(info.name)}")
+                raise DataError(
+                    f"{printable_path(path)} is truncated: it ends within "
+                    f"{printable_path(info.name)}"
+                )
             folder, name = os.path.split(info.name)
             stem, _, ending = name.partition(".")
             ending = f".{ending}".lower()
@@ -295,7 +344,8 @@ def _tar_members(path: str, field: str | None) -> Iterator[Member]:
             if ending.endswith(ENDINGS):
                 if image is not None:
                     raise DataError(
-                        f"{printable_path(path)}: {printable_path(key)} has two images; give each a name of its own"
+                        f"{printable_path(path)}: {printable_path(key)} has two images; give each "
+                        "a name of its own"
                     )
                 image = Member(info.offset_data, info.size, os.path.basename(folder) or None)
             elif (member_label := _read_label(tar, info, ending, field, path)) is not None:
@@ -317,14 +367,18 @@ def _read_label(
             return parse_label(text) if field is None and text else None
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{printable_path(path)}: {printable_path(member.name)} cannot be read: {error}") from None
+        raise DataError(
+            f"{printable_path(path)}: {printable_path(member.name)} cannot be read: {error}"
+        ) from None
     if not isinstance(row, dict):
         return None
     value = next((row[key] for key in ([field] if field else LABEL_FIELDS) if key in row), None)
     return parse_label(value) if isinstance(value, str | int) else None
 
 
-def column_members(data: Images, path: str, copy_path: Path) -> tuple[str, list[Member], list[str] | None]:
+def column_members(
+    data: Images, path: str, copy_path: Path
+) -> tuple[str, list[Member], list[str] | None]:
     """Return the file to read, its images with their labels, and the names of the classes.
 
     Raises DataError if the file is damaged or lacks a column.
@@ -355,7 +409,9 @@ def column_members(data: Images, path: str, copy_path: Path) -> tuple[str, list[
         raise DataError(f"{printable_path(path)} is truncated or damaged: {error}") from None
 
 
-def _choose_columns(data: Images, path: str, schema: Any) -> tuple[tuple[str, str], list[str] | None]:
+def _choose_columns(
+    data: Images, path: str, schema: Any
+) -> tuple[tuple[str, str], list[str] | None]:
     features, image = files.arrow_features(schema), image_column(data.image, path, schema)
     label = data.label or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"),
@@ -371,19 +427,26 @@ def image_column(requested: str | None, path: str, schema: Any) -> str:
     features = files.arrow_features(schema)
     image = requested or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
-        next((name for at, name in enumerate(schema.names) if holds_bytes(schema.field(at).type)), None),
+        next(
+            (name for at, name in enumerate(schema.names) if holds_bytes(schema.field(at).type)),
+            None,
+        ),
     )
     image = _check_column(path, schema, "image", image)
     kind = schema.field(image).type
     if not holds_bytes(kind):
-        raise DataError(f"{printable_path(path)}: its column {image!r} is of {kind}, not bytes of images")
+        raise DataError(
+            f"{printable_path(path)}: its column {image!r} is of {kind}, not bytes of images"
+        )
     return image
 
 
 def _check_column(path: str, schema: Any, key: str, name: str | None) -> str:
     if name is not None and schema.names.count(name) == 1:
         return name
-    problem = f"no column {name!r}" if name else f"no column that is known for the {key}; set data.{key}"
+    problem = (
+        f"no column {name!r}" if name else f"no column that is known for the {key}; set data.{key}"
+    )
     problem = f"several columns {name!r}" if name and schema.names.count(name) > 1 else problem
     raise DataError(f"{printable_path(path)} has {problem}; it has {', '.join(schema.names)}")
 
@@ -397,13 +460,17 @@ def holds_bytes(kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
-def _read_batch(path: str, first: int, batch: Any, columns: tuple[str, str]) -> tuple[Any, list[Label]]:
+def _read_batch(
+    path: str, first: int, batch: Any, columns: tuple[str, str]
+) -> tuple[Any, list[Label]]:
     """Return the images of a batch as a validated array of bytes, and the labels. Raises DataError for empty rows."""
     import pyarrow
 
     image, label = (batch.column(name) for name in columns)
     if pyarrow.types.is_struct(image.type):
-        image = image.flatten()[[image.type.field(at).name for at in range(image.type.num_fields)].index("bytes")]
+        image = image.flatten()[
+            [image.type.field(at).name for at in range(image.type.num_fields)].index("bytes")
+        ]
     image.validate(full=True)
     if pyarrow.types.is_binary_view(image.type):
         image = image.cast(pyarrow.large_binary())
@@ -413,8 +480,13 @@ def _read_batch(path: str, first: int, batch: Any, columns: tuple[str, str]) -> 
     values = label.to_pylist()
     for row, value in enumerate(values, first + 1):
         if not isinstance(value, str | int) or isinstance(value, str) and not value:
-            raise DataError(f"{printable_path(path)}, row {row}: its {columns[1]!r} is not a label, but {value!r}")
-    return image, [parse_label(int(value) if isinstance(value, bool) else value) for value in values]
+            raise DataError(
+                f"{printable_path(path)}, row {row}: its {columns[1]!r} is not a label, "
+                f"but {value!r}"
+            )
+    return image, [
+        parse_label(int(value) if isinstance(value, bool) else value) for value in values
+    ]
 
 
 def _members_in_place(
@@ -434,13 +506,17 @@ def _members_in_place(
         if not 0 <= start <= end - image.buffers()[2].size:
             return None
         # Start of each value in the buffer, and the end of the last one.
-        offsets = np.frombuffer(image.buffers()[1], np.int64 if types.is_large_binary(image.type) else np.int32)
+        offsets = np.frombuffer(
+            image.buffers()[1], np.int64 if types.is_large_binary(image.type) else np.int32
+        )
         bounds_N = offsets[image.offset : image.offset + len(image) + 1].astype(np.int64) + start
         members += map(Member, bounds_N.tolist(), np.diff(bounds_N).tolist(), labels)
     return members
 
 
-def _copy_members(path: str, batches: Iterator[Any], columns: tuple[str, str], copy_path: Path) -> list[Member]:
+def _copy_members(
+    path: str, batches: Iterator[Any], columns: tuple[str, str], copy_path: Path
+) -> list[Member]:
     members: list[Member] = []
     offset = 0
     try:
@@ -456,7 +532,8 @@ def _copy_members(path: str, batches: Iterator[Any], columns: tuple[str, str], c
             # The error comes from pyarrow and means that the file is damaged.
             raise
         raise StorageError(
-            f"the images of {printable_path(path)} cannot be copied to {copy_path.parent} ({error}); "
+            f"the images of {printable_path(path)} cannot be copied to {copy_path.parent} "
+            f"({error}); "
             "set XDG_CACHE_HOME to a "
             "folder with room"
         ) from error

@@ -1,8 +1,8 @@
 """An index of the place and the class of every image in a set, cached in the user's cache folder.
 
-An image is a whole file, or a range of one such as a member of a tar or a value of a column. The index is all that is
-needed to read an image by its number, and loads quickly for any number of images. A class is a name, or an integer
-from 0.
+An image is a whole file, or a range of one such as a member of a tar or a value of a column. The
+index is all that is needed to read an image by its number, and loads quickly for any number of
+images. A class is a name, or an integer from 0.
 
 N images, F files.
 """
@@ -81,7 +81,9 @@ class Index:
         """Return the path or URL of a file by its number."""
         start = int(self.end_F[number - 1]) if number else 0
         name = os.fsdecode(self.names[start : int(self.end_F[number])])
-        return name if name.startswith("/") or remote.is_remote(name) else join_path(self.root, name)
+        return (
+            name if name.startswith("/") or remote.is_remote(name) else join_path(self.root, name)
+        )
 
     def locate_image(self, image: int) -> str:
         """Return the file of an image and the place in it, for a message."""
@@ -89,7 +91,11 @@ class Index:
         file = printable_path(self.printed[number] if self.printed else self.file_path(number))
         if self.file_N is None or self.start_N is None:
             return file
-        row = image - int(np.searchsorted(self.file_N, number)) + 1 if self.row_N is None else int(self.row_N[image])
+        row = (
+            image - int(np.searchsorted(self.file_N, number)) + 1
+            if self.row_N is None
+            else int(self.row_N[image])
+        )
         return f"{file}, image {row}"
 
     def read_image(self, image: int) -> bytes:
@@ -108,7 +114,9 @@ class Index:
             row_N = (np.arange(1, len(self) + 1) - np.searchsorted(file_N, file_N)).astype(np.int32)
         numbered = dataclasses.replace(self, file_N=file_N, row_N=row_N, broken=tuple(broken))
         arrays: dict[str, Any] = {
-            key: array[chosen_N] for key in _IMAGE_ARRAYS if (array := getattr(numbered, key)) is not None
+            key: array[chosen_N]
+            for key in _IMAGE_ARRAYS
+            if (array := getattr(numbered, key)) is not None
         }
         return dataclasses.replace(numbered, **arrays)
 
@@ -137,7 +145,9 @@ def printable_path(path: str) -> str:
     """Escape a path for printing on one line, because names need not be UTF-8."""
     if path.isprintable():
         return path
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in path)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in path
+    )
 
 
 def make_index(
@@ -150,7 +160,14 @@ def make_index(
     """Build the index of whole files in this order."""
     encoded = [os.fsencode(name) for name in names]
     ends_F = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    return Index(root, b"".join(encoded), ends_F, np.asarray(labels, np.int32), tuple(classes), left_out=left_out)
+    return Index(
+        root,
+        b"".join(encoded),
+        ends_F,
+        np.asarray(labels, np.int32),
+        tuple(classes),
+        left_out=left_out,
+    )
 
 
 def read_file(path: str) -> bytes:
@@ -167,7 +184,7 @@ def read_file(path: str) -> bytes:
     return files.read_bytes(path, 0, size)
 
 
-# --- labels -----------------------------------------------------------------------------------------------------------
+# --- labels ---------------------------------------------------------------------------------------
 
 
 def number_labels(
@@ -175,8 +192,8 @@ def number_labels(
 ) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
     """Return the number of each label, and the names of the classes in order, none if the labels are numbers.
 
-    `classes` are the allowed classes. Raises DataError for others, for names that differ only in case, and for numbers
-    with gaps.
+    `classes` are the allowed classes. Raises DataError for others, for names that differ only in
+    case, and for numbers with gaps.
     """
     distinct = set(labels)
     if classes is None and all(isinstance(label, int) for label in distinct):
@@ -189,23 +206,30 @@ def number_labels(
             other = by_fold.setdefault(" ".join(name.casefold().split()), name)
             if other != name:
                 raise DataError(
-                    f"{location}: the classes {other!r} and {name!r} differ only in case or spaces; use one name"
+                    f"{location}: the classes {other!r} and {name!r} differ only in case or "
+                    "spaces; use one name"
                 )
     numbers = {str(name): number for number, name in enumerate(classes)}
     unknown = sorted({str(label) for label in distinct} - numbers.keys())
     if unknown:
         subject, verb = ("the label", "is") if len(unknown) == 1 else ("the labels", "are")
         raise DataError(
-            f"{location}: {subject} {list_names(unknown)} {verb} not among the {len(numbers)} classes "
+            f"{location}: {subject} {list_names(unknown)} {verb} not among the "
+            f"{len(numbers)} classes "
             f"({list_names(list(numbers))}); leave those out, or name them in data.classes"
         )
-    return np.fromiter((numbers[str(label)] for label in labels), np.int32, len(labels)), tuple(numbers)
+    return np.fromiter((numbers[str(label)] for label in labels), np.int32, len(labels)), tuple(
+        numbers
+    )
 
 
 def _check_numbers(numbers: set[int], location: str) -> None:
     lowest, highest = min(numbers, default=0), max(numbers, default=0)
     if lowest < 0 or highest >= MAX_CLASSES:
-        raise DataError(f"{location}: the label {lowest if lowest < 0 else highest} is not the number of a class")
+        raise DataError(
+            f"{location}: the label {lowest if lowest < 0 else highest} is not the "
+            "number of a class"
+        )
     if numbers and (missing := sorted(set(range(highest + 1)) - numbers)[:MAX_LISTED_NAMES]):
         raise DataError(
             f"{location}: the labels are whole numbers up to {highest}, without "
@@ -226,10 +250,12 @@ def list_names(names: Sequence[Label]) -> str:
     return ", ".join(map(repr, names[:MAX_LISTED_NAMES])) + more
 
 
-# --- the cache --------------------------------------------------------------------------------------------------------
+# --- the cache ------------------------------------------------------------------------------------
 
 
-def cached_index(key: Any, read_marks: Callable[[], Any], build_index: Callable[[Path], Index]) -> Index:
+def cached_index(
+    key: Any, read_marks: Callable[[], Any], build_index: Callable[[Path], Index]
+) -> Index:
     """Return the index for `key` from the cache if `read_marks` are unchanged, or else make and store it.
 
     `build_index` may write files to the folder that it gets. The processes of a host take turns.
@@ -237,7 +263,9 @@ def cached_index(key: Any, read_marks: Callable[[], Any], build_index: Callable[
     text = json.dumps([VERSION, key], sort_keys=True)
     address = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:24]
     folder = user_cache.cache_folder("images") / address
-    mark = hashlib.sha256(json.dumps(read_marks(), sort_keys=True).encode(errors="surrogatepass")).hexdigest()
+    mark = hashlib.sha256(
+        json.dumps(read_marks(), sort_keys=True).encode(errors="surrogatepass")
+    ).hexdigest()
     if not _has_mark(folder, mark):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -254,10 +282,17 @@ def cached_index(key: Any, read_marks: Callable[[], Any], build_index: Callable[
                 index = _with_digest(build_index(folder))
                 fields = dataclasses.asdict(index).items()
                 scalars = {key: value for key, value in fields if key not in (*_ARRAYS, "names")}
-                arrays = {key: array for key in _ARRAYS if (array := getattr(index, key)) is not None}
-                with atomic_file.open_draft(folder / "index.npz") as draft, draft.open("wb") as file:
+                arrays = {
+                    key: array for key in _ARRAYS if (array := getattr(index, key)) is not None
+                }
+                with (
+                    atomic_file.open_draft(folder / "index.npz") as draft,
+                    draft.open("wb") as file,
+                ):
                     np.savez(file, names=np.frombuffer(index.names, np.uint8), **arrays)
-                atomic_file.write_file(folder / "index.json", json.dumps({"mark": mark, "index": scalars}).encode())
+                atomic_file.write_file(
+                    folder / "index.json", json.dumps({"mark": mark, "index": scalars}).encode()
+                )
     return _load_index(folder, mark)
 
 
@@ -274,14 +309,17 @@ def _load_index(folder: Path, mark: str) -> Index:
     with np.load(folder / "index.npz") as arrays:
         loaded = {key: arrays[key] for key in _ARRAYS if key in arrays}
         names = arrays["names"].tobytes()
-    tuples: dict[str, Any] = {key: tuple(scalars.pop(key, ())) for key in ("classes", "broken", "printed")}
+    tuples: dict[str, Any] = {
+        key: tuple(scalars.pop(key, ())) for key in ("classes", "broken", "printed")
+    }
     return Index(names=names, **loaded, **tuples, **scalars)
 
 
 def _with_digest(index: Index) -> Index:
     """Add a digest of names, ranges, labels and a bounded sample of the images' bytes to the index.
 
-    Names are relative to the common folder, because the same images may be mounted elsewhere on the next machine.
+    Names are relative to the common folder, because the same images may be mounted elsewhere on the
+    next machine.
     """
     identity = index.identity.encode() or index.names
     digest = hashlib.sha256(json.dumps(index.classes).encode(errors="surrogatepass") + identity)

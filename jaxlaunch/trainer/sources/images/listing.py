@@ -1,8 +1,8 @@
 """Lists the files of a split and recognizes the kind of an image set from names alone.
 
-A set is a folder with a folder for each class, with a metadata file, or with shards of Hugging Face or WebDataset. If
-the names contain the split, as in `train/cat/1.jpg` and `train-00000-of-00002.parquet`, training reads one split and
-evaluation another.
+A set is a folder with a folder for each class, with a metadata file, or with shards of Hugging Face
+or WebDataset. If the names contain the split, as in `train/cat/1.jpg` and
+`train-00000-of-00002.parquet`, training reads one split and evaluation another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ KINDS = {"files": ENDINGS, "tar": (".tar",), "table": TABLES, "list": LISTS}
 METADATA_FILES = tuple(f"metadata{ending}" for ending in LISTS)
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz", ".zip")
 READABLE_HINT = (
-    "a folder, image files, .tar, .parquet, .arrow, or a .csv, .tsv or .jsonl of paths and labels can be read"
+    "a folder, image files, .tar, .parquet, .arrow, or a .csv, .tsv or .jsonl of paths "
+    "and labels can be read"
 )
 _SPLIT_NAME = re.compile(rf"({'|'.join((*TRAIN, *EVAL))})(?![a-z0-9])", re.IGNORECASE)
 
@@ -57,12 +58,19 @@ def list_files(patterns: str | Sequence[str], split: Split, key: str = "path") -
     if len(kinds) > 1:
         first, second = list(kinds.values())[:2]
         raise DataError(
-            f"data.{key} names files of several kinds, such as {printable_path(first)} and {printable_path(second)}"
+            f"data.{key} names files of several kinds, such as {printable_path(first)} and "
+            f"{printable_path(second)}"
         )
     kind, path = next(iter(kinds.items()))
     if kind == "other":
-        hint = "unpack it, or pack it as .tar" if path.lower().endswith(COMPRESSED_SUFFIXES) else READABLE_HINT
-        raise DataError(f"data.{key}: {printable_path(path)} holds no images that can be read; {hint}")
+        hint = (
+            "unpack it, or pack it as .tar"
+            if path.lower().endswith(COMPRESSED_SUFFIXES)
+            else READABLE_HINT
+        )
+        raise DataError(
+            f"data.{key}: {printable_path(path)} holds no images that can be read; {hint}"
+        )
     return FileListing(kind, "", tuple(paths))
 
 
@@ -71,8 +79,12 @@ def _list_folder(folder: str, split: Split, key: str) -> FileListing:
     by_kind: dict[str, list[str]] = {}
     for name in names:
         by_kind.setdefault(file_kind(name), []).append(name)
-    metadata = [name for name in by_kind.get("list", []) if os.path.basename(name) in METADATA_FILES]
-    kind = next((kind for kind in ("table", "tar") if kind in by_kind and "files" not in by_kind), "")
+    metadata = [
+        name for name in by_kind.get("list", []) if os.path.basename(name) in METADATA_FILES
+    ]
+    kind = next(
+        (kind for kind in ("table", "tar") if kind in by_kind and "files" not in by_kind), ""
+    )
     chosen = metadata or by_kind.get(kind or "files", [])
     if not chosen:
         raise DataError(f"data.{key} = {printable_path(folder)} holds no images; {READABLE_HINT}")
@@ -94,19 +106,30 @@ def is_folder(path: str) -> bool:
     if not remote.is_remote(path):
         return os.path.isdir(path)
     remote.check_url("train.data.path", path)
-    return not re.search(r"[*?\[]", path) and file_kind(path) == "other" and bool(remote.list_entries(path))
+    return (
+        not re.search(r"[*?\[]", path)
+        and file_kind(path) == "other"
+        and bool(remote.list_entries(path))
+    )
 
 
 def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
     """Return the names of a split, or all names if they do not contain the split, and whether they do.
 
-    Only the first name of a split is used: a folder with validation and test is evaluated on one of them.
+    Only the first name of a split is used: a folder with validation and test is evaluated on one of
+    them.
     """
     words = [_split_word(name) for name in names]
     if not any(word in TRAIN for word in words):
         return names, False
-    chosen_word = next((word for word in (TRAIN if split == "train" else EVAL) if word in words), None)
-    return [name for name, word in zip(names, words, strict=True) if word is not None and word == chosen_word], True
+    chosen_word = next(
+        (word for word in (TRAIN if split == "train" else EVAL) if word in words), None
+    )
+    return [
+        name
+        for name, word in zip(names, words, strict=True)
+        if word is not None and word == chosen_word
+    ], True
 
 
 def _split_word(name: str) -> str | None:
@@ -115,7 +138,9 @@ def _split_word(name: str) -> str | None:
     if file_kind(name) == "files":
         # Only the outermost folder of an image counts, because classes and files may have any name.
         parts = parts[:1] if len(parts) > 2 else []
-    return next((word[1].lower() for part in parts if (word := _SPLIT_NAME.match(part)) is not None), None)
+    return next(
+        (word[1].lower() for part in parts if (word := _SPLIT_NAME.match(part)) is not None), None
+    )
 
 
 def walk_files(folder: str) -> Iterator[str]:
@@ -129,22 +154,33 @@ def walk_files(folder: str) -> Iterator[str]:
 
 def _walk_folder(folder: str, prefix: str, ancestors: set[tuple[int, int]]) -> Iterator[str]:
     with os.scandir(folder) as entries:
-        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        visible = sorted(
+            (entry for entry in entries if not entry.name.startswith(".")),
+            key=lambda entry: entry.name,
+        )
     for entry in visible:
         if _is_kind(entry, os.DirEntry.is_file):
             yield prefix + entry.name
-        elif _is_kind(entry, os.DirEntry.is_dir) and (identity := _folder_identity(entry.path)) not in ancestors:
+        elif (
+            _is_kind(entry, os.DirEntry.is_dir)
+            and (identity := _folder_identity(entry.path)) not in ancestors
+        ):
             yield from _walk_folder(entry.path, f"{prefix}{entry.name}/", ancestors | {identity})
 
 
 def mark_files(patterns: Sequence[str], key: str) -> Any:
     """Return marks that change when the files of the patterns change.
 
-    For a local folder these are the modification times of all folders, and size and time of the files that contain many
-    images or labels; the files of single images are not examined. For a folder in a bucket they are all names.
+    For a local folder these are the modification times of all folders, and size and time of the
+    files that contain many images or labels; the files of single images are not examined. For a
+    folder in a bucket they are all names.
     """
     if len(patterns) == 1 and is_folder(patterns[0]):
-        return list(walk_files(patterns[0])) if remote.is_remote(patterns[0]) else _mark_folder(patterns[0])
+        return (
+            list(walk_files(patterns[0]))
+            if remote.is_remote(patterns[0])
+            else _mark_folder(patterns[0])
+        )
     marks: list[list[Any]] = []
     for path in files.match_files(patterns, key):
         if file_kind(path) == "files":

@@ -45,7 +45,9 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 Pixels = npt.NDArray[np.uint8]
-Box = tuple[float, float, float, float]  # top, left, height and width, in pixels of the upright image
+Box = tuple[
+    float, float, float, float
+]  # top, left, height and width, in pixels of the upright image
 Size = tuple[int, int]  # height and width
 
 
@@ -88,26 +90,35 @@ class Picture:
         """The format and mode of the file, as named by Pillow."""
         return str(self._image.format), self._image.mode
 
-    def read_pixels(self, box: Box | None = None, size: Size | None = None, mirrored: bool = False) -> Pixels:
+    def read_pixels(
+        self, box: Box | None = None, size: Size | None = None, mirrored: bool = False
+    ) -> Pixels:
         """Return the part in `box`, or all of it, resized to `size` and mirrored: uint8 [H, W, C].
 
-        A JPEG with at least twice the resolution of `size` is decoded at 1/2, 1/4 or 1/8, and the rows below the box
-        are not decoded. May be called once. Resizing is bilinear with antialiasing, as for PIL images in torchvision.
-        Raises BrokenImage.
+        A JPEG with at least twice the resolution of `size` is decoded at 1/2, 1/4 or 1/8, and the
+        rows below the box are not decoded. May be called once. Resizing is bilinear with
+        antialiasing, as for PIL images in torchvision. Raises BrokenImage.
         """
         height, width = self.size
         top, left, box_height, box_width = box or (0, 0, height, width)
         try:
             if size is not None and self._image.format in ("JPEG", "MPO"):
                 self._decode_reduced(
-                    min(box_height / size[0], box_width / size[1]), top + box_height, max(1.0, box_height / size[0])
+                    min(box_height / size[0], box_width / size[1]),
+                    top + box_height,
+                    max(1.0, box_height / size[0]),
                 )
             image = _convert_mode(self._image, self._mode)
             if (transposition := _UPRIGHT.get(self._orientation)) is not None:
                 image = image.transpose(transposition)
             # Both are 1 unless the image was decoded at a reduced scale.
             scale_y, scale_x = image.height / height, image.width / width
-            edges = (left * scale_x, top * scale_y, (left + box_width) * scale_x, (top + box_height) * scale_y)
+            edges = (
+                left * scale_x,
+                top * scale_y,
+                (left + box_width) * scale_x,
+                (top + box_height) * scale_y,
+            )
             if size is not None:
                 image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
             elif box is not None:
@@ -132,15 +143,17 @@ class Picture:
         # The data are in memory, so Pillow can decode them in one piece.
         self._image.decodermaxblock = len(self._data)
         scale = self._image.height / self.size[0]
-        if self._orientation not in _UPRIGHT and not self._is_decoded(math.ceil((bottom + reach + 1) * scale) + 1):
+        if self._orientation not in _UPRIGHT and not self._is_decoded(
+            math.ceil((bottom + reach + 1) * scale) + 1
+        ):
             self._image = Image.open(io.BytesIO(self._data), formats=FORMATS)
             self._set_scale(factor)
 
     def _is_decoded(self, stop: int) -> bool:
         """Decode the rows above `stop`, and return whether all of them are known to be intact.
 
-        Pillow raises the same error for a partial decode as for damaged data. Rows are written in order into a black
-        image, so that all rows are intact if the last one is not black.
+        Pillow raises the same error for a partial decode as for damaged data. Rows are written in
+        order into a black image, so that all rows are intact if the last one is not black.
         """
         image = self._image
         if stop < image.height and len(image.tile) == 1:
@@ -149,7 +162,10 @@ class Picture:
             try:
                 image.load()
             except OSError:
-                return not image.tile and image.crop((0, stop - 1, image.width, stop)).getbbox() is not None
+                return (
+                    not image.tile
+                    and image.crop((0, stop - 1, image.width, stop)).getbbox() is not None
+                )
         return True
 
     def _set_scale(self, factor: float) -> None:
@@ -177,13 +193,17 @@ def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
         # Keep the upper 8 bits of 16-bit grey, or of the number of bits in the tags of a TIFF.
         values: npt.NDArray[Any] = np.asarray(image)
         if values.size and (values.min() < 0 or values.max() > 0xFFFF):
-            raise BrokenImage(f"has pixels from {values.min()} to {values.max()}, more than 16 bits hold")
+            raise BrokenImage(
+                f"has pixels from {values.min()} to {values.max()}, more than 16 bits hold"
+            )
         tags = getattr(image, "tag_v2", {})
         bits = min(16, int(tags.get(_BITS, (16,))[0]))
         grey = (values >> (bits - 8)).astype(np.uint8)
         image = Image.fromarray(255 - grey if tags.get(_MEANING) == 0 else grey)
     if image.mode == "F":
-        raise BrokenImage("has floating-point pixels, of which no range is known; save it with 8 or 16 bits")
+        raise BrokenImage(
+            "has floating-point pixels, of which no range is known; save it with 8 or 16 bits"
+        )
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)

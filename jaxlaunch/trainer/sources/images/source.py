@@ -29,7 +29,8 @@ from jaxlaunch.trainer.spec import Mixture as Mixed
 Split = Literal["train", "eval"]
 Block = Images | ArrayRecord | Tfds
 OpenBlock = Callable[[Block, Split], DataSource | None]
-# A JPEG is decoded at an eighth of its size, which takes a third of the time and finds the same damage.
+# A JPEG is decoded at an eighth of its size, which takes a third of the time and finds the same
+# damage.
 CHECK_SIZE = (8, 8)
 # Maximum number of faults that are printed.
 MAX_PRINTED_FAULTS = 10
@@ -40,37 +41,75 @@ SCALING_KEYS = ("columns", "missing", "label", "scale")
 def open_source(data: Images, split: Split) -> ImageSource | None:
     """Open the images of `split`, None if nothing is held out. Raises DataError."""
     full_index = index_images(data, data.path, "train", "path", data.classes)
-    if split == "train" and (data.eval_path is not None or full_index.has_splits or not data.eval_split):
+    if split == "train" and (
+        data.eval_path is not None or full_index.has_splits or not data.eval_split
+    ):
         return ImageSource(data, split, full_index)
     if split == "eval" and (data.eval_path is not None or full_index.has_splits):
-        patterns, key = (data.path, "path") if data.eval_path is None else (data.eval_path, "eval_path")
+        patterns, key = (
+            (data.path, "path") if data.eval_path is None else (data.eval_path, "eval_path")
+        )
         part: Split = "eval" if data.eval_path is None else "train"
-        held_out = index_images(data, patterns, part, key, data.classes or full_index.classes or None)
+        held_out = index_images(
+            data, patterns, part, key, data.classes or full_index.classes or None
+        )
         if data.eval_path not in (None, data.path):
             _check_disjoint(full_index, held_out)
-        return ImageSource(data, split, held_out) if len(held_out) or data.eval_path is not None else None
+        return (
+            ImageSource(data, split, held_out)
+            if len(held_out) or data.eval_path is not None
+            else None
+        )
     if not data.eval_split:
         return None
     share = HeldOutShare(data.eval_split, len(full_index))
     if not share.kept_count:
-        raise DataError(f"data.eval_split = {data.eval_split} of {len(full_index)} images leaves none to train on")
+        raise DataError(
+            f"data.eval_split = {data.eval_split} of {len(full_index)} images leaves none "
+            "to train on"
+        )
     if split == "eval":
         return ImageSource(
-            data, split, full_index, share.held_out_index, share.held_out_count, f"held out {data.eval_split}"
+            data,
+            split,
+            full_index,
+            share.held_out_index,
+            share.held_out_count,
+            f"held out {data.eval_split}",
         )
-    return ImageSource(data, split, full_index, share.kept_index, share.kept_count, f"all but {data.eval_split}")
+    return ImageSource(
+        data, split, full_index, share.kept_index, share.kept_count, f"all but {data.eval_split}"
+    )
 
 
-def index_images(data: Images, patterns: str | list[str], split: Split, key: str, classes: build.Classes) -> Index:
+def index_images(
+    data: Images, patterns: str | list[str], split: Split, key: str, classes: build.Classes
+) -> Index:
     """Return the index of a split of the patterns, from the cache if possible. Raises DataError, StorageError."""
     pattern_list = [patterns] if isinstance(patterns, str) else patterns
-    absolute = [pattern if remote.is_remote(pattern) else os.path.abspath(pattern) for pattern in pattern_list]
-    cache_key = [absolute, split, key, classes, data.image, data.label, data.channels, data.on_broken]
+    absolute = [
+        pattern if remote.is_remote(pattern) else os.path.abspath(pattern)
+        for pattern in pattern_list
+    ]
+    cache_key = [
+        absolute,
+        split,
+        key,
+        classes,
+        data.image,
+        data.label,
+        data.channels,
+        data.on_broken,
+    ]
 
     def build_now(folder: Path) -> Index:
         """Index the current files; `folder` may get files next to the index."""
-        full_index = build.build_index(data, listing.list_files(absolute, split, key), classes, folder)
-        return full_index if data.on_broken == "stop" else _drop_broken(full_index, data.channels, key)
+        full_index = build.build_index(
+            data, listing.list_files(absolute, split, key), classes, folder
+        )
+        return (
+            full_index if data.on_broken == "stop" else _drop_broken(full_index, data.channels, key)
+        )
 
     return index.cached_index(cache_key, lambda: listing.mark_files(absolute, key), build_now)
 
@@ -80,13 +119,17 @@ def _check_disjoint(train_index: Index, eval_index: Index) -> None:
     if train_index.file_N is None and eval_index.file_N is None:
         trained_files = {train_index.file_path(number) for number in range(len(train_index))}
         shared_files = [
-            name for number in range(len(eval_index)) if (name := eval_index.file_path(number)) in trained_files
+            name
+            for number in range(len(eval_index))
+            if (name := eval_index.file_path(number)) in trained_files
         ]
         if shared_files:
             raise DataError(
-                f"data.path and data.eval_path both name {index.printable_path(shared_files[0])}, one "
+                "data.path and data.eval_path both name "
+                f"{index.printable_path(shared_files[0])}, one "
                 f"of {len(shared_files)} images of the "
-                f"{len(eval_index)} that are evaluated; take them out of one, or set both to the same path"
+                f"{len(eval_index)} that are evaluated; take them out of one, or set both to "
+                "the same path"
             )
 
 
@@ -117,10 +160,13 @@ class ImageSource(DataSource):
     def __getitem__(self, number: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         image = self._pick(number)
         try:
-            pixels = self._transform(Picture(self.index.read_image(image), self._data.channels), rng)
+            pixels = self._transform(
+                Picture(self.index.read_image(image), self._data.channels), rng
+            )
         except BrokenImage as error:
             raise DataError(
-                f"{self.name}: example {number}, {self.index.locate_image(image)}, {error}; fix or remove it, or set "
+                f"{self.name}: example {number}, {self.index.locate_image(image)}, {error}; fix or "
+                "remove it, or set "
                 "data.on_broken: skip"
             ) from None
         return {"image": pixels, "label": self.index.label_N[image]}
@@ -150,14 +196,17 @@ def _drop_broken(full_index: Index, channels: int, key: str) -> Index:
         print(f"left out: {full_index.locate_image(number)} {problem}", file=sys.stderr)
     if broken:
         print(
-            f"data.{key}: left out {len(broken)} of {len(full_index)} images, which cannot be decoded", file=sys.stderr
+            f"data.{key}: left out {len(broken)} of {len(full_index)} images, which "
+            "cannot be decoded",
+            file=sys.stderr,
         )
     if len(broken) == len(full_index):
         raise DataError(f"data.{key}: none of the {len(full_index)} images can be decoded")
     is_intact_N = np.ones(len(full_index), bool)
     is_intact_N[list(broken)] = False
     return full_index.select_images(
-        is_intact_N, [f"{full_index.locate_image(number)} {fault}" for number, fault in broken.items()]
+        is_intact_N,
+        [f"{full_index.locate_image(number)} {fault}" for number, fault in broken.items()],
     )
 
 
@@ -174,12 +223,14 @@ def find_faults(full_index: Index, channels: int = 3) -> Iterator[tuple[int, str
         return None
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for number, fault in enumerate(threads.map(find_fault, range(len(full_index)), chunksize=1)):
+        for number, fault in enumerate(
+            threads.map(find_fault, range(len(full_index)), chunksize=1)
+        ):
             if fault is not None:
                 yield number, fault
 
 
-# --- mixtures ---------------------------------------------------------------------------------------------------------
+# --- mixtures -------------------------------------------------------------------------------------
 
 
 class _Classes(NamedTuple):
@@ -197,7 +248,12 @@ class ImageMixture(Mixture):
     metadata: Mapping[str, Any] = {}
 
     def __init__(
-        self, data: Mixed, split: Split, parts: Mapping[str, DataSource], weights: Mapping[str, float], metadata: Any
+        self,
+        data: Mixed,
+        split: Split,
+        parts: Mapping[str, DataSource],
+        weights: Mapping[str, float],
+        metadata: Any,
     ) -> None:
         super().__init__(parts, weights)
         self.metadata = metadata
@@ -207,7 +263,9 @@ class ImageMixture(Mixture):
 
 def open_mixture(data: Mixed, split: Split, open_block: OpenBlock) -> ImageMixture | None:
     """Open the parts that have examples of a split. Raises DataError naming the part."""
-    blocks = {name: block for name, block in data.part_sources().items() if isinstance(block, Block)}
+    blocks = {
+        name: block for name, block in data.part_sources().items() if isinstance(block, Block)
+    }
     weights = {name: part.weight for name, part in data.parts.items()}
     classes = _check_classes(data, blocks, open_block)
     parts: dict[str, DataSource] = {}
@@ -217,18 +275,23 @@ def open_mixture(data: Mixed, split: Split, open_block: OpenBlock) -> ImageMixtu
         if isinstance(block, Images) and classes:
             block = block.model_copy(update={"classes": list(classes)})
         if not weights[name] and not isinstance(block, Tfds):
-            # A part that is not trained on is evaluated on the held-out files by their names, or else on all files.
+            # A part that is not trained on is evaluated on the held-out files by their names, or
+            # else on all files.
             block = block.model_copy(update={"eval_split": None})
         part = _open_part(name, block, split, open_block)
         if part is None and not weights[name] and not isinstance(block, Tfds):
-            part = _open_part(name, block.model_copy(update={"eval_path": block.path}), split, open_block)
+            part = _open_part(
+                name, block.model_copy(update={"eval_path": block.path}), split, open_block
+            )
         if part is not None:
             parts[name] = part
     if not parts:
         return None
     _check_shapes(parts)
     metadata = _common_metadata(parts) | ({"classes": list(classes)} if classes else {})
-    return ImageMixture(data, split, parts, weights if split == "train" else dict.fromkeys(parts, 1.0), metadata)
+    return ImageMixture(
+        data, split, parts, weights if split == "train" else dict.fromkeys(parts, 1.0), metadata
+    )
 
 
 def _open_part(name: str, block: Block, split: Split, open_block: OpenBlock) -> DataSource | None:
@@ -237,16 +300,22 @@ def _open_part(name: str, block: Block, split: Split, open_block: OpenBlock) -> 
     except DataError as error:
         raise DataError(f"train.data.parts.{name}: {error}") from error
     if source is not None and not len(source):
-        raise DataError(f"train.data.parts.{name}: its {split} split has no examples; leave the part out, or fill it")
+        raise DataError(
+            f"train.data.parts.{name}: its {split} split has no examples; leave the part "
+            "out, or fill it"
+        )
     return source
 
 
-def _check_classes(data: Mixed, blocks: Mapping[str, Block], open_block: OpenBlock) -> tuple[str, ...]:
+def _check_classes(
+    data: Mixed, blocks: Mapping[str, Block], open_block: OpenBlock
+) -> tuple[str, ...]:
     """Return the class names in the common order, none if the classes are numbers. Raises DataError."""
     part_classes = {
         name: classes
         for name, block in blocks.items()
-        if data.parts[name].weight and (classes := _find_classes(name, block, open_block)) is not None
+        if data.parts[name].weight
+        and (classes := _find_classes(name, block, open_block)) is not None
     }
     if not part_classes:
         return tuple(map(str, data.classes or ()))
@@ -259,11 +328,19 @@ def _check_classes(data: Mixed, blocks: Mapping[str, Block], open_block: OpenBlo
             continue
         reference = f"train.data.parts.{first}" if data.classes is None else "train.data.classes"
         differing = sorted({*classes.names} ^ {*expected})[:MAX_LISTED_NAMES]
-        difference = f"of which only one has {list_names(differing)}" if differing else "in another order"
-        remedy = "pack it again with data.classes" if classes.is_fixed else "list the classes of both in data.classes"
+        difference = (
+            f"of which only one has {list_names(differing)}" if differing else "in another order"
+        )
+        remedy = (
+            "pack it again with data.classes"
+            if classes.is_fixed
+            else "list the classes of both in data.classes"
+        )
         raise DataError(
-            f"train.data.parts.{name} has the {len(classes.names)} classes {list_names(classes.names)}, and "
-            f"{reference} the {len(expected)} classes {list_names(expected)}, {difference}; {remedy}"
+            f"train.data.parts.{name} has the {len(classes.names)} classes "
+            f"{list_names(classes.names)}, and "
+            f"{reference} the {len(expected)} classes {list_names(expected)}, "
+            f"{difference}; {remedy}"
         )
     return expected if data.classes is not None or part_classes[first].are_named else ()
 
@@ -275,7 +352,9 @@ def _find_classes(name: str, block: Block, open_block: OpenBlock) -> _Classes | 
         except DataError as error:
             raise DataError(f"train.data.parts.{name}: {error}") from error
         numbers = range(int(full_index.label_N.max(initial=-1)) + 1)
-        return _Classes(full_index.classes or tuple(map(str, numbers)), bool(full_index.classes), False)
+        return _Classes(
+            full_index.classes or tuple(map(str, numbers)), bool(full_index.classes), False
+        )
     if isinstance(block, Tfds):
         return None
     part = _open_part(name, block, "train", open_block)
@@ -293,7 +372,8 @@ def _check_shapes(parts: Mapping[str, DataSource]) -> None:
         image_form = f"{image.dtype}{list(image.shape)}"
         if first is not None and image_form != first[1]:
             raise DataError(
-                f"train.data.parts.{first[0]} has images of {first[1]}, and train.data.parts.{name} "
+                f"train.data.parts.{first[0]} has images of {first[1]}, and "
+                f"train.data.parts.{name} "
                 f"of {image_form}; set "
                 "train.data.size, and pack grey images with data.channels: 3"
             )
@@ -308,11 +388,17 @@ def _common_metadata(parts: Mapping[str, DataSource]) -> dict[str, Any]:
         return {}
     for name, about in notes.items():
         differ = next(
-            (key for key in ("kind", "target", *SCALING_KEYS) if notes[first].get(key) != about.get(key)), None
+            (
+                key
+                for key in ("kind", "target", *SCALING_KEYS)
+                if notes[first].get(key) != about.get(key)
+            ),
+            None,
         )
         if differ is not None:
             raise DataError(
-                f"train.data.parts.{first} and train.data.parts.{name} were packed with another {differ}, so a "
+                f"train.data.parts.{first} and train.data.parts.{name} were packed with another "
+                f"{differ}, so a "
                 "feature means another value in each; mix the tables themselves, with source: table"
             )
     return {key: value for key, value in notes[first].items() if key != "files"}

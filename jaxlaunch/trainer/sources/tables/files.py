@@ -1,7 +1,7 @@
 """Reads tables with pyarrow and NumPy to columns by name: .csv, .tsv, .jsonl, .parquet, .arrow, .npy, .npz.
 
-A column of numbers, booleans or times is an array of numbers, [N] or [N, …], with NaN for missing values; a column of
-texts is an array of objects, with None. N rows, F files.
+A column of numbers, booleans or times is an array of numbers, [N] or [N, …], with NaN for missing
+values; a column of texts is an array of objects, with None. N rows, F files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ MISSING_WORDS = ("", "na", "n/a", "nan", "null", "none", "?", "-")
 QUOTE = b'"'
 # Name of an index column that pandas writes to Parquet and Arrow.
 PANDAS_INDEX = r"__index_level_\d+__"
-FOREIGN_MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "Parquet", b"\x28\xb5\x2f\xfd": "zstd"}
+FOREIGN_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "Parquet",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 # The messages of pyarrow may contain a whole row.
 MAX_ERROR_CHARACTERS = 200
 # As much of the world writes 1234.5, the thousands apart: 1 234.5, 1'234.5, 1.234,5.
@@ -69,17 +74,26 @@ class Columns:
         return f"{printable_path(self.paths[file])}, row {row - file_start + 1}"
 
 
-def find_tables(patterns: str | Sequence[str], split: listing.Split, key: str) -> tuple[list[str], bool]:
+def find_tables(
+    patterns: str | Sequence[str], split: listing.Split, key: str
+) -> tuple[list[str], bool]:
     """Return the files of a split, and whether their names contain the split. Raises DataError if there are none."""
     pattern_list = [patterns] if isinstance(patterns, str) else list(patterns)
-    if len(pattern_list) != 1 or is_table(pattern_list[0]) or not listing.is_folder(pattern_list[0]):
+    if (
+        len(pattern_list) != 1
+        or is_table(pattern_list[0])
+        or not listing.is_folder(pattern_list[0])
+    ):
         return files.match_files(pattern_list, key), False
     folder = pattern_list[0].rstrip("/") or "/"
     names = [name for name in sorted(listing.walk_files(folder)) if is_table(name)]
     # save_to_disk of `datasets` leaves cache files next to the rows.
     names = [name for name in names if not os.path.basename(name).startswith("cache-")]
     if not names:
-        raise DataError(f"data.{key} = {printable_path(folder)} holds no table; {', '.join(ENDINGS)} can be read")
+        raise DataError(
+            f"data.{key} = {printable_path(folder)} holds no table; {', '.join(ENDINGS)} "
+            "can be read"
+        )
     chosen, has_splits = listing.select_split(names, split)
     return [join_path(folder, name) for name in chosen], has_splits
 
@@ -104,12 +118,17 @@ def concatenate_columns(parts: Sequence[Columns]) -> Columns:
         names, other = {*first.values, *first.unusable}, {*part.values, *part.unusable}
         if differing := sorted(names ^ other):
             lacking, having = (part, first) if differing[0] in names else (first, part)
-            raise DataError(f"{lacking.name} has no column {differing[0]!r}, which {having.name} has")
+            raise DataError(
+                f"{lacking.name} has no column {differing[0]!r}, which {having.name} has"
+            )
         if differing := [
-            name for name in first.classes if part.classes.get(name, class_names := first.classes[name]) != class_names
+            name
+            for name in first.classes
+            if part.classes.get(name, class_names := first.classes[name]) != class_names
         ]:
             raise DataError(
-                f"{part.name} has other names for the classes in {differing[0]!r} than {first.name}; "
+                f"{part.name} has other names for the classes in {differing[0]!r} than "
+                f"{first.name}; "
                 "read them as the parts of a mixture, or write the names in the column"
             )
     unusable = {name: reason for part in parts for name, reason in part.unusable.items()}
@@ -117,15 +136,21 @@ def concatenate_columns(parts: Sequence[Columns]) -> Columns:
     try:
         values = {name: np.concatenate([part.values[name] for part in parts]) for name in usable}
     except ValueError as error:
-        raise DataError(f"{first.name} and the other files have columns of different shapes: {error}") from None
-    ends_F = np.cumsum(np.concatenate([np.diff(part.ends_F, prepend=0) for part in parts]), dtype=np.int64)
+        raise DataError(
+            f"{first.name} and the other files have columns of different shapes: {error}"
+        ) from None
+    ends_F = np.cumsum(
+        np.concatenate([np.diff(part.ends_F, prepend=0) for part in parts]), dtype=np.int64
+    )
     return Columns(tuple(paths), ends_F, values, first.classes, unusable)
 
 
 def _read_table(path: str, texts: Collection[str]) -> Columns:
     ending = os.path.splitext(path)[1].lower()
     if ending not in ENDINGS:
-        raise DataError(f"{printable_path(path)} is not a table by its name; {', '.join(ENDINGS)} can be read")
+        raise DataError(
+            f"{printable_path(path)} is not a table by its name; {', '.join(ENDINGS)} can be read"
+        )
     classes: Mapping[str, tuple[str, ...]] = {}
     unusable: dict[str, str] = {}
     try:
@@ -150,7 +175,9 @@ def _read_table(path: str, texts: Collection[str]) -> Columns:
         raise DataError(f"{printable_path(path)} has arrays of different lengths: {lengths}")
     count = len(next(iter(values.values()), ()))
     if not count:
-        raise DataError(f"{printable_path(path)} has no {'rows' if values or unusable else 'columns'}")
+        raise DataError(
+            f"{printable_path(path)} has no {'rows' if values or unusable else 'columns'}"
+        )
     return Columns((path,), np.array([count]), values, classes, unusable)
 
 
@@ -164,11 +191,16 @@ def _read_numpy(path: str) -> dict[str, Column]:
         elif loaded.ndim == 2:
             columns = {str(number): loaded[:, number] for number in range(loaded.shape[1])}
         else:
-            raise ValueError(f"an array of shape {list(loaded.shape)}, and a table has rows and columns")
+            raise ValueError(
+                f"an array of shape {list(loaded.shape)}, and a table has rows and columns"
+            )
     for name, array in columns.items():
         kind = array.dtype.kind
         if array.ndim < 1 or kind not in "biufUSMm":
-            raise ValueError(f"{name!r} is {array.dtype}{list(array.shape)}; columns are numbers or texts, a row each")
+            raise ValueError(
+                f"{name!r} is {array.dtype}{list(array.shape)}; columns are numbers or "
+                "texts, a row each"
+            )
         if kind in "Mm":
             seconds = array.astype(f"{kind}8[us]").astype(np.int64) / 1e6
             columns[name] = np.where(np.isnat(array), np.nan, seconds)
@@ -194,8 +226,14 @@ def _find_invalid_utf8(values: Iterable[bytes | None]) -> int | None:
 
 def _convert_json(name: str, values: list[Any]) -> Column:
     """Convert JSON values to a column: lists of numbers of one shape become [N, …], other values stay objects."""
-    if (object_row := next((row for row, value in enumerate(values, 1) if isinstance(value, dict)), None)) is not None:
-        raise ValueError(f"row {object_row}: its {name!r} is an object, and a table has numbers and texts")
+    if (
+        object_row := next(
+            (row for row, value in enumerate(values, 1) if isinstance(value, dict)), None
+        )
+    ) is not None:
+        raise ValueError(
+            f"row {object_row}: its {name!r} is an object, and a table has numbers and texts"
+        )
     if any(isinstance(value, list) for value in values):
         try:
             return np.array(values, np.float64)
@@ -203,8 +241,13 @@ def _convert_json(name: str, values: list[Any]) -> Column:
             shapes = [_list_shape(value) for value in values]
             row = next((row for row, shape in enumerate(shapes, 1) if shape != shapes[0]), None)
             if row is not None:
-                raise ValueError(f"row {row}: its {name!r} has another shape than that of row 1") from None
-            fault = f"its {name!r} has lists of texts or objects, and a table has lists of numbers alone"
+                raise ValueError(
+                    f"row {row}: its {name!r} has another shape than that of row 1"
+                ) from None
+            fault = (
+                f"its {name!r} has lists of texts or objects, and a table has lists of "
+                "numbers alone"
+            )
             raise ValueError(fault) from None
     return np.array([*values, None], object)[:-1]
 
@@ -217,7 +260,7 @@ def _list_shape(value: Any) -> tuple[int, ...]:
         return (-1,)
 
 
-# --- by pyarrow -------------------------------------------------------------------------------------------------------
+# --- by pyarrow -----------------------------------------------------------------------------------
 
 
 def _read_arrow(
@@ -235,8 +278,11 @@ def _read_arrow(
     else:
         table = _read_csv(path, local_copy, ending, texts)
     names = table.column_names
-    # Skip the nameless columns that spreadsheets write at the end of each row, and the index of pandas.
-    left_out = [name for name in names if re.fullmatch(PANDAS_INDEX, name)] + [""] * (names.count("") > 1)
+    # Skip the nameless columns that spreadsheets write at the end of each row, and the index of
+    # pandas.
+    left_out = [name for name in names if re.fullmatch(PANDAS_INDEX, name)] + [""] * (
+        names.count("") > 1
+    )
     if left_out:
         table = table.select([at for at, name in enumerate(names) if name not in left_out])
         names = table.column_names
@@ -252,7 +298,9 @@ def _read_arrow(
             unusable[name] = str(error)
     features = files.arrow_features(table.schema)
     classes = {
-        name: tuple(feature["names"]) for name, feature in features.items() if isinstance(feature.get("names"), list)
+        name: tuple(feature["names"])
+        for name, feature in features.items()
+        if isinstance(feature.get("names"), list)
     }
     return values, classes, unusable
 
@@ -275,12 +323,16 @@ def _convert_column(column: Any) -> Column:
         flat = _convert_column(compute.list_flatten(column))
         return flat.reshape(len(column), int(counts[0]) if len(counts) else 0, *flat.shape[1:])
     if types.is_string_view(kind) or types.is_binary_view(kind):
-        return _convert_column(column.cast(pyarrow.string() if types.is_string_view(kind) else pyarrow.binary()))
+        return _convert_column(
+            column.cast(pyarrow.string() if types.is_string_view(kind) else pyarrow.binary())
+        )
     if types.is_string(kind) or types.is_large_string(kind):
         return np.asarray(column.to_pylist() + [None], object)[:-1]
     if types.is_binary(kind) or types.is_large_binary(kind):
         row = _find_invalid_utf8(column.to_pylist())
-        raise _UnusableColumn("has bytes, not numbers or texts" if row is None else f"is not UTF-8 in row {row}")
+        raise _UnusableColumn(
+            "has bytes, not numbers or texts" if row is None else f"is not UTF-8 in row {row}"
+        )
     if types.is_timestamp(kind) or types.is_date(kind):
         microseconds = column.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())
         return np.asarray(_convert_column(microseconds) / 1e6)
@@ -308,29 +360,44 @@ def _read_csv(path: str, local_copy: str, ending: str, texts: Collection[str]) -
     size = os.path.getsize(local_copy)
     with open(local_copy, "rb") as file:
         beginning = file.read(1 << 20)
-    if kind := next((kind for mark, kind in FOREIGN_MAGIC.items() if beginning.startswith(mark)), None):
+    if kind := next(
+        (kind for mark, kind in FOREIGN_MAGIC.items() if beginning.startswith(mark)), None
+    ):
         raise DataError(f"{printable_path(path)} is not text, but {kind}; unpack or rename it")
     if beginning[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in beginning.partition(b"\n")[0]:
         raise DataError(f"{printable_path(path)} is not UTF-8, but UTF-16; save it as UTF-8")
-    line = beginning.removeprefix(b"\xef\xbb\xbf").decode(errors="replace").lstrip("\r\n").splitlines()[:1]
+    line = (
+        beginning.removeprefix(b"\xef\xbb\xbf")
+        .decode(errors="replace")
+        .lstrip("\r\n")
+        .splitlines()[:1]
+    )
     delimiter = "\t"
     if ending != ".tsv":
-        delimiter = max(DELIMITERS, key=lambda mark: len(next(csv.reader(line, delimiter=mark), [])))
-    words = {form for word in MISSING_WORDS for form in (word, word.upper(), word.title())} | {"NaN"}
+        delimiter = max(
+            DELIMITERS, key=lambda mark: len(next(csv.reader(line, delimiter=mark), []))
+        )
+    words = {form for word in MISSING_WORDS for form in (word, word.upper(), word.title())} | {
+        "NaN"
+    }
     try:
         table = tables.read_csv(
             local_copy,
             # A row must fit into one block.
             tables.ReadOptions(use_threads=False, block_size=min(max(size, 1 << 20), 1 << 28)),
             tables.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            tables.ConvertOptions(null_values=sorted(words), column_types=dict.fromkeys(texts, pyarrow.string())),
+            tables.ConvertOptions(
+                null_values=sorted(words), column_types=dict.fromkeys(texts, pyarrow.string())
+            ),
         )
     except pyarrow.ArrowInvalid as error:
         # pyarrow counts the header as row 1.
         head, is_row, row_text = str(error).partition("Row #")
         number, colon, problem = row_text.partition(":")
         fault = (
-            f"row {int(number) - 1}:{problem}" if is_row and colon and number.isdecimal() else head + is_row + row_text
+            f"row {int(number) - 1}:{problem}"
+            if is_row and colon and number.isdecimal()
+            else head + is_row + row_text
         )
         raise DataError(
             f"{printable_path(path)} cannot be read: {printable_path(fault)[:MAX_ERROR_CHARACTERS]}"
@@ -347,29 +414,42 @@ def _check_quotes(path: str, local_copy: str, table: Any) -> None:
         if not sum(block.count(QUOTE) for block in iter(lambda: file.read(1 << 24), b"")) % 2:
             return
     for column in table.columns:
-        if pyarrow.types.is_string(column.type) and len(column) and "\n" in (column[len(column) - 1].as_py() or ""):
-            raise DataError(f"{printable_path(path)}, row {len(column)}: a quote is opened and never closed")
+        if (
+            pyarrow.types.is_string(column.type)
+            and len(column)
+            and "\n" in (column[len(column) - 1].as_py() or "")
+        ):
+            raise DataError(
+                f"{printable_path(path)}, row {len(column)}: a quote is opened and never closed"
+            )
 
 
 def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
     """Replace decimal commas by points.
 
-    If commas separate columns, a quoted 1,500 is ambiguous. Raises DataError for that and for separated thousands.
+    If commas separate columns, a quoted 1,500 is ambiguous. Raises DataError for that and for
+    separated thousands.
     """
     import pyarrow
     from pyarrow import compute
 
-    for column_number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+    for column_number, (name, column) in enumerate(
+        zip(table.column_names, table.columns, strict=True)
+    ):
         if not pyarrow.types.is_string(column.type):
             continue
         has_thousands = compute.match_substring_regex(column, THOUSANDS_PATTERN)
         if compute.any(has_thousands).as_py():
-            other_values = column.filter(compute.invert(compute.fill_null(has_thousands, True))).to_pylist()
+            other_values = column.filter(
+                compute.invert(compute.fill_null(has_thousands, True))
+            ).to_pylist()
             if all(re.fullmatch(NUMBER_PATTERN, value) for value in other_values if value):
                 row = has_thousands.to_pylist().index(True)
                 raise DataError(
-                    f"{printable_path(path)}, row {row + 1}: its {name!r} is {column[row].as_py()!r}, with "
-                    "thousands apart; write numbers without, or leave the column out of data.columns"
+                    f"{printable_path(path)}, row {row + 1}: its {name!r} is "
+                    f"{column[row].as_py()!r}, with "
+                    "thousands apart; write numbers without, or leave the column out of "
+                    "data.columns"
                 )
         has_comma = compute.match_substring_regex(column, DECIMAL_COMMA_PATTERN)
         if not compute.any(has_comma).as_py():
@@ -377,10 +457,14 @@ def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
         if delimiter == ",":
             row = has_comma.to_pylist().index(True)
             raise DataError(
-                f"{printable_path(path)}, row {row + 1}: its {name!r} is {column[row].as_py()!r}, where the "
-                "comma may stand before decimals or thousands; write numbers with a point, or columns with semicolons"
+                f"{printable_path(path)}, row {row + 1}: its {name!r} is "
+                f"{column[row].as_py()!r}, where the "
+                "comma may stand before decimals or thousands; write numbers with a point, or "
+                "columns with semicolons"
             )
         table = table.set_column(
-            column_number, name, compute.replace_substring_regex(column, DECIMAL_COMMA_PATTERN, r"\1.\2")
+            column_number,
+            name,
+            compute.replace_substring_regex(column, DECIMAL_COMMA_PATTERN, r"\1.\2"),
         )
     return table

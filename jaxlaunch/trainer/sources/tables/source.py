@@ -1,8 +1,8 @@
 """Sources of table rows, with the columns as features and a label, and mixtures of tables.
 
-The encoding of the columns is fitted on the training rows and then applied to any table with these columns: numbers
-are scaled by mean and deviation, and texts are one-hot encoded. The parts of a mixture have the same columns and one
-encoding, which is fitted on the training rows of all parts.
+The encoding of the columns is fitted on the training rows and then applied to any table with these
+columns: numbers are scaled by mean and deviation, and texts are one-hot encoded. The parts of a
+mixture have the same columns and one encoding, which is fitted on the training rows of all parts.
 
 N rows, B rows of a batch, F features, K labels or numbers of a column.
 """
@@ -71,7 +71,9 @@ class Scale(NamedTuple):
         mean, deviation = self._broadcast_to(prediction)
         return prediction * deviation + mean
 
-    def _broadcast_to(self, numbers: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def _broadcast_to(
+        self, numbers: Any
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Return mean and deviation with as many axes as numbers [B, K], because runs forbid rank promotion."""
         if self.mean.ndim == 0:
             return self.mean, self.deviation
@@ -110,13 +112,19 @@ class Rows(DataSource):
 
     def read_rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         """Return many rows at once: `features` [B, F], and `label` [B] or [B, K]."""
-        return {"features": self._x_NF.take(index_B, axis=0), "label": self.label_N.take(index_B, axis=0)}
+        return {
+            "features": self._x_NF.take(index_B, axis=0),
+            "label": self.label_N.take(index_B, axis=0),
+        }
 
     def fingerprint(self) -> str:
         """Return the numbers of rows and features, and a digest of all values and classes."""
         digest = hashlib.sha256(json.dumps(self.classes).encode(errors="surrogatepass"))
         digest.update(self._x_NF.tobytes() + self.label_N.tobytes())
-        return f"table, {len(self)} rows of {self._x_NF.shape[1]} features, sha256 {digest.hexdigest()[:12]}"
+        return (
+            f"table, {len(self)} rows of {self._x_NF.shape[1]} features, sha256 "
+            f"{digest.hexdigest()[:12]}"
+        )
 
 
 def open_source(data: Table, split: Split, target: Target) -> Rows | None:
@@ -135,7 +143,9 @@ def _open_splits(block: str, target: Target) -> dict[Split, Rows | None]:
     if not paths and data.eval_split:
         share = HeldOutShare(data.eval_split, len(table))
         if not share.kept_count:
-            raise DataError(f"data.eval_split = {data.eval_split} of {len(table)} rows leaves none to train on")
+            raise DataError(
+                f"data.eval_split = {data.eval_split} of {len(table)} rows leaves none to train on"
+            )
         is_held_out_N = share.is_held_out(np.arange(len(table)))
     coder.fit(table, ~is_held_out_N)
     held_out = coder.select_rows(table, is_held_out_N) if is_held_out_N.any() else None
@@ -165,15 +175,20 @@ class Coder:
         self._data, self._target = data, target
         label = [data.label] if isinstance(data.label, str) else data.label
         if label is None:
-            label = [name for name in build.LABEL_NAMES if name in table.values or name in table.unusable][:1]
+            label = [
+                name for name in build.LABEL_NAMES if name in table.values or name in table.unusable
+            ][:1]
             if not label:
                 raise DataError(
-                    f"{table.name} has no column that is known for the label; set data.label; it has "
+                    f"{table.name} has no column that is known for the label; set "
+                    "data.label; it has "
                     f"{list_names([*table.values])}"
                 )
         self.label = label
         columns = [name for name in table.values if name and name not in self.label]
-        self.names = data.columns or columns + [name for name in table.unusable if name not in self.label]
+        self.names = data.columns or columns + [
+            name for name in table.unusable if name not in self.label
+        ]
         check_columns(table, [*self.label, *self.names])
         if not self.names:
             raise DataError(f"{table.name} has no column except the label")
@@ -197,7 +212,8 @@ class Coder:
             if not np.isfinite(deviation).all():
                 # The squares of float32 values may overflow float32.
                 wide_N = train_N.astype(np.float64)
-                mean, deviation = wide_N.mean(0).astype(np.float32), wide_N.std(0).astype(np.float32)
+                mean = wide_N.mean(0).astype(np.float32)
+                deviation = wide_N.std(0).astype(np.float32)
             self._scale = Scale(mean, np.where(deviation > 0, deviation, np.float32(1)))
 
     def read_classes(self, table: Columns) -> list[Label]:
@@ -212,7 +228,12 @@ class Coder:
         x_NF, names = self._features.read_valid(table), tuple(map(str, classes or ()))
         row_N = np.flatnonzero(chosen_N)
         scale = None if self._scale is None else self._scale.to_json()
-        encoding = {**self._features.to_json(), "label": self.label, "classes": list(names), "scale": scale}
+        encoding = {
+            **self._features.to_json(),
+            "label": self.label,
+            "classes": list(names),
+            "scale": scale,
+        }
         return Rows(
             f"table {table.name}",
             x_NF[chosen_N],
@@ -226,25 +247,35 @@ class Coder:
     def _read_labels(self, table: Columns) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
         if self._target == "class":
             if len(self.label) > 1:
-                raise DataError(f"data.label names {len(self.label)} columns; loss.target = class takes one")
+                raise DataError(
+                    f"data.label names {len(self.label)} columns; loss.target = class takes one"
+                )
             return self._read_class_labels(table, self.label[0])
         numbers = [_number_label(table, name, self._target) for name in self.label]
         label_NK = np.concatenate(numbers, axis=1).astype(np.float32)
-        return label_NK[:, 0] if label_NK.shape[1] == 1 and self._target == "regression" else label_NK, None
+        return label_NK[:, 0] if label_NK.shape[
+            1
+        ] == 1 and self._target == "regression" else label_NK, None
 
-    def _read_class_labels(self, table: Columns, name: str) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
+    def _read_class_labels(
+        self, table: Columns, name: str
+    ) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
         location, label = f"{table.name}, {name!r}", f"its label {name!r}"
         numbers = column_numbers(table, name)
         if numbers is None:
             texts = table.values[name]
-            empty = next((row for row, value in enumerate(texts) if value is None or value == ""), None)
+            empty = next(
+                (row for row, value in enumerate(texts) if value is None or value == ""), None
+            )
             if empty is not None:
                 raise DataError(f"{table.locate_row(empty)}: {label} is empty; remove the row")
             return number_labels([str(value) for value in texts], self._classes, location)
         if numbers.shape[1] > 1:
             raise DataError(f"{table.name}: {label} is {numbers.shape[1]} numbers; a class is one")
         number_N = numbers[:, 0]
-        is_invalid_N = np.asarray(~(np.isfinite(number_N) & (number_N == np.trunc(number_N)) & (abs(number_N) < 2**31)))
+        is_invalid_N = np.asarray(
+            ~(np.isfinite(number_N) & (number_N == np.trunc(number_N)) & (abs(number_N) < 2**31))
+        )
         if is_invalid_N.any():
             row = int(is_invalid_N.argmax())
             if np.isnan(number_N[row]):
@@ -257,7 +288,9 @@ class Coder:
         class_N = number_N.astype(np.int64)
         names = table.classes.get(name, ())
         if len(names) and class_N.min() >= 0 and class_N.max() < len(names):
-            return number_labels([names[number] for number in class_N], self._classes or names, location)
+            return number_labels(
+                [names[number] for number in class_N], self._classes or names, location
+            )
         label_N, _ = number_labels(class_N.tolist(), self._classes, location)
         return label_N, self._classes or tuple(range(int(label_N.max()) + 1))
 
@@ -268,7 +301,9 @@ def _number_label(table: Columns, name: str, target: Target) -> npt.NDArray[np.f
         raise DataError(f"{table.name}: {label} has texts; loss.target: {target} takes numbers")
     is_missing_N = ~np.isfinite(numbers).all(1)
     if is_missing_N.any():
-        raise DataError(f"{table.locate_row(int(is_missing_N.argmax()))}: {label} is empty; remove the row")
+        raise DataError(
+            f"{table.locate_row(int(is_missing_N.argmax()))}: {label} is empty; remove the row"
+        )
     is_large_N = (abs(numbers) > np.finfo(np.float32).max).any(1)
     if is_large_N.any():
         row = int(is_large_N.argmax())
@@ -280,7 +315,7 @@ def _number_label(table: Columns, name: str, target: Target) -> npt.NDArray[np.f
     return numbers
 
 
-# --- features ---------------------------------------------------------------------------------------------------------
+# --- features -------------------------------------------------------------------------------------
 
 
 class Numbers(NamedTuple):
@@ -320,7 +355,9 @@ class Features:
     @property
     def text_columns(self) -> frozenset[str]:
         """The columns of texts, which stay texts even if a file has only digits in them."""
-        return frozenset(name for name, column in self._columns.items() if not isinstance(column, Numbers))
+        return frozenset(
+            name for name, column in self._columns.items() if not isinstance(column, Numbers)
+        )
 
     def read_features(self, table: Columns) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
         """Return the features of every row, [N, F], and the faults of rows by their numbers from 0.
@@ -338,14 +375,26 @@ class Features:
         if faults:
             row = min(faults)
             hint = "fix the row"
-            hint += "" if self._missing == "mean" else ", or set data.missing: mean where values are missing"
-            raise DataError(f"{table.locate_row(row)}: {faults[row]}; {hint}, or leave the column out of data.columns")
+            hint += (
+                ""
+                if self._missing == "mean"
+                else ", or set data.missing: mean where values are missing"
+            )
+            raise DataError(
+                f"{table.locate_row(row)}: {faults[row]}; {hint}, or leave the column out of "
+                "data.columns"
+            )
         return x_NF
 
-    def _read_column(self, table: Columns, name: str, faults: dict[int, str]) -> npt.NDArray[np.float32]:
+    def _read_column(
+        self, table: Columns, name: str, faults: dict[int, str]
+    ) -> npt.NDArray[np.float32]:
         column, values = self._columns[name], table.values[name]
         if not isinstance(column, Numbers):
-            is_empty = [value in (None, "") or isinstance(value, float) and np.isnan(value) for value in values]
+            is_empty = [
+                value in (None, "") or isinstance(value, float) and np.isnan(value)
+                for value in values
+            ]
             self._note_missing(name, np.array(is_empty), faults)
             places = {value: place for place, value in enumerate(column)}
             place_N = np.array([places.get(str(value), -1) for value in values])
@@ -356,31 +405,47 @@ class Features:
             parsed = [parse_number(value) for value in values]
             for row, (value, number) in enumerate(zip(values, parsed, strict=True)):
                 if number is None:
-                    faults.setdefault(row, f"its {name!r} is {value!r}, and training has numbers there")
-            numbers = np.array([np.nan if number is None else number for number in parsed], np.float64)[:, None]
+                    faults.setdefault(
+                        row, f"its {name!r} is {value!r}, and training has numbers there"
+                    )
+            numbers = np.array(
+                [np.nan if number is None else number for number in parsed], np.float64
+            )[:, None]
         if numbers.shape[1] != len(column.mean):
-            raise DataError(f"{table.name}: its column {name!r} has {numbers.shape[1]} numbers, not {len(column.mean)}")
+            raise DataError(
+                f"{table.name}: its column {name!r} has {numbers.shape[1]} numbers, not "
+                f"{len(column.mean)}"
+            )
         is_missing = np.asarray(~np.isfinite(numbers))
         self._note_missing(name, np.asarray(is_missing.any(1)), faults)
         scaled = (numbers - column.mean) / column.deviation
         return np.where(is_missing, 0.0, scaled).astype(np.float32)
 
-    def _note_missing(self, name: str, is_missing_N: npt.NDArray[np.bool_], faults: dict[int, str]) -> None:
+    def _note_missing(
+        self, name: str, is_missing_N: npt.NDArray[np.bool_], faults: dict[int, str]
+    ) -> None:
         if self._missing == "stop":
             for row in np.flatnonzero(is_missing_N).tolist():
                 faults.setdefault(row, f"its {name!r} has no value")
 
 
-def fit_features(table: Columns, names: Sequence[str], chosen_N: npt.NDArray[np.bool_], missing: Missing) -> Features:
+def fit_features(
+    table: Columns, names: Sequence[str], chosen_N: npt.NDArray[np.bool_], missing: Missing
+) -> Features:
     """Fit the encoding of columns on these rows. Raises DataError naming the column or the row."""
     columns: dict[str, Numbers | tuple[str, ...]] = {}
     for name in names:
         numbers = column_numbers(table, name)
         if numbers is None:
-            texts = {str(value) for value in table.values[name][chosen_N] if value is not None and value != ""}
+            texts = {
+                str(value)
+                for value in table.values[name][chosen_N]
+                if value is not None and value != ""
+            }
             if len(texts) > MAX_TEXT_VALUES:
                 raise DataError(
-                    f"{table.name}: its column {name!r} has {len(texts)} different texts, more than {MAX_TEXT_VALUES}; "
+                    f"{table.name}: its column {name!r} has {len(texts)} different texts, more "
+                    f"than {MAX_TEXT_VALUES}; "
                     "leave it out of data.columns"
                 )
             columns[name] = tuple(sorted(texts))
@@ -392,8 +457,10 @@ def fit_features(table: Columns, names: Sequence[str], chosen_N: npt.NDArray[np.
             deviation_K = np.sqrt(np.nansum(np.square(x_NK - mean_K), 0) / count_K)
         if not np.isfinite(deviation_K).all():
             raise DataError(
-                f"{table.name}: its column {name!r} has numbers up to {np.nanmax(abs(x_NK)):g}, whose "
-                "deviation 64 bits do not hold; write them in a larger unit, or leave the column out of data.columns"
+                f"{table.name}: its column {name!r} has numbers up to "
+                f"{np.nanmax(abs(x_NK)):g}, whose "
+                "deviation 64 bits do not hold; write them in a larger unit, or leave the column "
+                "out of data.columns"
             )
         columns[name] = Numbers(mean_K, np.where(deviation_K > 0, deviation_K, 1.0))
     return Features(columns, missing)
@@ -412,7 +479,8 @@ def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
     if count <= len(text_rows):
         return None
     raise DataError(
-        f"{table.locate_row(text_rows[0])}: its {name!r} is {values[text_rows[0]]!r}, where {count} "
+        f"{table.locate_row(text_rows[0])}: its {name!r} is {values[text_rows[0]]!r}, "
+        f"where {count} "
         f"of {len(numbers)} rows have a "
         "number; fix the row, or leave the column out of data.columns"
     )
@@ -423,7 +491,11 @@ def parse_number(value: Any) -> float | None:
     if value is None or isinstance(value, str) and value.strip().lower() in files.MISSING_WORDS:
         return np.nan
     try:
-        return float(value) if isinstance(value, int | float) or (isinstance(value, str) and "_" not in value) else None
+        return (
+            float(value)
+            if isinstance(value, int | float) or (isinstance(value, str) and "_" not in value)
+            else None
+        )
     except ValueError:
         return None
     except OverflowError:
@@ -435,12 +507,17 @@ def check_columns(table: Columns, names: Sequence[str]) -> None:
     """Raise DataError for a column that is missing, or neither numbers nor texts."""
     for name in names:
         if name in table.unusable:
-            raise DataError(f"{table.name}: its column {name!r} {table.unusable[name]}; leave it out of data.columns")
+            raise DataError(
+                f"{table.name}: its column {name!r} {table.unusable[name]}; leave it out of "
+                "data.columns"
+            )
         if name not in table.values:
-            raise DataError(f"{table.name} has no column {name!r}; it has {list_names([*table.values])}")
+            raise DataError(
+                f"{table.name} has no column {name!r}; it has {list_names([*table.values])}"
+            )
 
 
-# --- mixtures ---------------------------------------------------------------------------------------------------------
+# --- mixtures -------------------------------------------------------------------------------------
 
 
 class TableMixture(Mixture):
@@ -462,7 +539,9 @@ class TableMixture(Mixture):
         for number, part in enumerate(self._rows):
             is_part_B = part_B == number
             for key, values in part.read_rows(index_B[is_part_B] - self._first_S[number]).items():
-                batch.setdefault(key, np.empty((len(index_B), *values.shape[1:]), values.dtype))[is_part_B] = values
+                batch.setdefault(key, np.empty((len(index_B), *values.shape[1:]), values.dtype))[
+                    is_part_B
+                ] = values
         return batch
 
 
@@ -495,14 +574,25 @@ def _open_mixture_splits(block: str, target: Target) -> dict[Split, TableMixture
     train_parts = {name: parts[name] for name in parts if weights[name]}
     columns = _check_columns(train_parts)
     classes = _check_classes(train_parts, target) if data.classes is None else data.classes
-    train_table = files.concatenate_columns([_select_columns(part.table, columns) for part in train_parts.values()])
-    coder = Coder(next(iter(train_parts.values())).block.model_copy(update={"classes": classes}), train_table, target)
+    train_table = files.concatenate_columns(
+        [_select_columns(part.table, columns) for part in train_parts.values()]
+    )
+    coder = Coder(
+        next(iter(train_parts.values())).block.model_copy(update={"classes": classes}),
+        train_table,
+        target,
+    )
     coder.fit(train_table, np.concatenate([~part.is_held_out_N for part in train_parts.values()]))
-    train = {name: coder.select_rows(part.table, ~part.is_held_out_N) for name, part in train_parts.items()}
+    train = {
+        name: coder.select_rows(part.table, ~part.is_held_out_N)
+        for name, part in train_parts.items()
+    }
     held_out: dict[str, Rows] = {}
     for name, part in parts.items():
         if part.paths:
-            table = _name_classes(files.read_tables(part.paths, coder.text_columns), coder.label, target)
+            table = _name_classes(
+                files.read_tables(part.paths, coder.text_columns), coder.label, target
+            )
             held_out[name] = coder.select_rows(table, np.ones(len(table), bool))
         elif part.is_held_out_N.any():
             held_out[name] = coder.select_rows(part.table, part.is_held_out_N)
@@ -524,7 +614,9 @@ def _open_part(block: Table, target: Target, *, is_trained: bool) -> _Part:
         return _Part(block, table, np.zeros(len(table), bool), paths)
     share = HeldOutShare(block.eval_split, len(table))
     if not share.kept_count:
-        raise DataError(f"eval_split = {block.eval_split} of {len(table)} rows leaves none to train on")
+        raise DataError(
+            f"eval_split = {block.eval_split} of {len(table)} rows leaves none to train on"
+        )
     return _Part(block, table, share.is_held_out(np.arange(len(table))), paths)
 
 
@@ -549,12 +641,17 @@ def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
         coder = Coder(part.block, part.table, "class")
         names |= dict.fromkeys([*coder.label, *coder.names])
         for column in names:
-            description, first_description = _describe_column(part.table, column), _describe_column(first.table, column)
-            if description != first_description and {description, first_description} != {NO_VALUES, NUMBERS}:
+            description = _describe_column(part.table, column)
+            first_description = _describe_column(first.table, column)
+            if description != first_description and {description, first_description} != {
+                NO_VALUES,
+                NUMBERS,
+            }:
                 raise DataError(
                     f"train.data.parts.{name} has {description} in the column {column!r}, and "
                     f"train.data.parts.{first_name} "
-                    f"has {first_description} there; give all parts the same columns, or name those "
+                    f"has {first_description} there; give all parts the same columns, or "
+                    "name those "
                     "to read in train.data.columns"
                 )
     return [*names]
@@ -564,14 +661,17 @@ def _check_classes(parts: Mapping[str, _Part], target: Target) -> list[str | int
     if target != "class":
         return None
     part_classes = {
-        name: Coder(part.block, part.table, target).read_classes(part.table) for name, part in parts.items()
+        name: Coder(part.block, part.table, target).read_classes(part.table)
+        for name, part in parts.items()
     }
     first, expected = next(iter(part_classes.items()))
     for name, classes in part_classes.items():
         if {*map(str, classes)} != {*map(str, expected)}:
             raise DataError(
-                f"train.data.parts.{name} has the {len(classes)} classes {list_names(classes)}, and "
-                f"train.data.parts.{first} the {len(expected)} classes {list_names(expected)}; list "
+                f"train.data.parts.{name} has the {len(classes)} classes "
+                f"{list_names(classes)}, and "
+                f"train.data.parts.{first} the {len(expected)} classes "
+                f"{list_names(expected)}; list "
                 "the classes of both "
                 "in train.data.classes"
             )

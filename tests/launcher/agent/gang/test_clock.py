@@ -19,7 +19,12 @@ def test_every_second_has_one_cause_and_uncommitted_steps_are_lost_when_an_attem
     clock.end_failed_attempt(27.0)
     seconds = clock.seconds_by_cause(30.0)
     assert sum(seconds.values()) == pytest.approx(30.0)
-    assert (seconds["rendezvous"], seconds["init"], seconds["data"], seconds["down"]) == (10.0, 5.0, 2.0, 3.0)
+    assert (seconds["rendezvous"], seconds["init"], seconds["data"], seconds["down"]) == (
+        10.0,
+        5.0,
+        2.0,
+        3.0,
+    )
     assert (seconds["step"], seconds["lost_work"]) == (6.0, 4.0)
 
 
@@ -48,7 +53,12 @@ def test_without_a_step_there_is_no_goodput() -> None:
 def test_every_second_from_the_last_sign_of_life_to_the_first_step_has_one_cause() -> None:
     clock = RestartClock()
     clock.enter_cause("start", 100.0)
-    for cause, at in (("import", 100.5), ("rendezvous", 102.0), ("step", 102.5), ("first_step", 103.0)):
+    for cause, at in (
+        ("import", 100.5),
+        ("rendezvous", 102.0),
+        ("step", 102.5),
+        ("first_step", 103.0),
+    ):
         clock.enter_cause(cause, at)
     clock.complete_first_step(104.0)
     clock.enter_cause("data", 105.0)  # of the loop: the start is over
@@ -58,5 +68,15 @@ def test_every_second_from_the_last_sign_of_life_to_the_first_step_has_one_cause
     assert clock.last_seconds == first
     for cause, at in (("replace", 211.0), ("start", 215.0), ("data", 216.0), ("first_step", 216.5)):
         clock.enter_cause(cause, at)
-    again = {"detect": 10.0, "decide": 0.5, "end": 0.5, "replace": 4.0, "start": 1.0, "data": 0.5, "first_step": 3.5}
-    assert clock.seconds_by_cause(220.0) == again and list(clock.seconds_by_cause(220.0)) == list(again)
+    again = {
+        "detect": 10.0,
+        "decide": 0.5,
+        "end": 0.5,
+        "replace": 4.0,
+        "start": 1.0,
+        "data": 0.5,
+        "first_step": 3.5,
+    }
+    assert clock.seconds_by_cause(220.0) == again and list(clock.seconds_by_cause(220.0)) == list(
+        again
+    )

@@ -30,9 +30,19 @@ def test_the_key_is_the_run_s_uid_or_its_secret_and_the_uid(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({contract.UID: ""}, "JAXLAUNCH_UID is not set; `launcher run` sets it, and a JobSet of version 0.10 or later"),
-        ({contract.GANG_SECRET: "/no/such"}, "JAXLAUNCH_GANG_SECRET = '/no/such' cannot be read: No such file"),
-        ({contract.GANG_SECRET: "/dev/null"}, "JAXLAUNCH_GANG_SECRET = '/dev/null' holds 0 bytes, not at least 16"),
+        (
+            {contract.UID: ""},
+            "JAXLAUNCH_UID is not set; `launcher run` sets it, and a JobSet of version "
+            "0.10 or later",
+        ),
+        (
+            {contract.GANG_SECRET: "/no/such"},
+            "JAXLAUNCH_GANG_SECRET = '/no/such' cannot be read: No such file",
+        ),
+        (
+            {contract.GANG_SECRET: "/dev/null"},
+            "JAXLAUNCH_GANG_SECRET = '/dev/null' holds 0 bytes, not at least 16",
+        ),
     ],
 )
 def test_agents_without_a_key_do_not_start(changes: dict[str, str], words: str) -> None:
@@ -58,8 +68,14 @@ def test_the_leader_listens_on_its_pod_s_address_and_in_a_local_run_on_loopback(
 
 @pytest.mark.parametrize(
     ("changes", "keeps_run"),
-    [({}, False), ({contract.RUN_DIR: "/run"}, True), ({contract.RUN_URL: "gs://bucket/run"}, True)],
+    [
+        ({}, False),
+        ({contract.RUN_DIR: "/run"}, True),
+        ({contract.RUN_URL: "gs://bucket/run"}, True),
+    ],
     ids=["none", "folder", "bucket"],
 )
-def test_a_job_keeps_its_run_in_a_folder_or_in_a_bucket(changes: dict[str, str], keeps_run: bool) -> None:
+def test_a_job_keeps_its_run_in_a_folder_or_in_a_bucket(
+    changes: dict[str, str], keeps_run: bool
+) -> None:
     assert config.read_config(ENVIRON | changes).has_run_folder is keeps_run

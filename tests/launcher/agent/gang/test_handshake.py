@@ -14,7 +14,9 @@ FIELDS = {"host": 1, "hostname": "caf\udce9", "fault": None}
 
 
 def hello(leader: LeaderHandshake, host: HostHandshake) -> dict[str, Any]:
-    return over_the_wire("hello", host.answer_challenge({"type": "challenge", **leader.challenge_fields()}, FIELDS))
+    return over_the_wire(
+        "hello", host.answer_challenge({"type": "challenge", **leader.challenge_fields()}, FIELDS)
+    )
 
 
 def over_the_wire(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +70,12 @@ def test_what_one_side_sent_is_not_believed_from_the_other_or_on_another_connect
     said = hello(leader, host)
     leader.open_hello(said)
     answer = over_the_wire("welcome", leader.seal_answer("welcome", epoch="e"))
-    for message in (said, said | {"type": "welcome"}, answer | {"type": "refused"}, {"type": "start"}):
+    for message in (
+        said,
+        said | {"type": "welcome"},
+        answer | {"type": "refused"},
+        {"type": "start"},
+    ):
         with pytest.raises(HandshakeError):
             host.open_answer(message)
     later = HostHandshake(KEY)

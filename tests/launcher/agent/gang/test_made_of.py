@@ -11,7 +11,11 @@ def test_the_digest_is_of_names_and_contents_of_python_files_alone(tmp_path: Pat
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "a.py").write_text("x = 1")
     first = config.describe_versions({"python": "3.11.2", "jax": None}, environ)
-    assert first["python"] == "3.11.2" and "jax" not in first and len(first["code"]) == config.DIGEST_DIGITS
+    assert (
+        first["python"] == "3.11.2"
+        and "jax" not in first
+        and len(first["code"]) == config.DIGEST_DIGITS
+    )
     for other in ("runs", ".git", "__pycache__"):
         (tmp_path / other).mkdir()
         (tmp_path / other / "b.py").write_text("y")

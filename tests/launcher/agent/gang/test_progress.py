@@ -34,7 +34,9 @@ def test_the_step_timeout_is_learned_and_never_below_a_minute() -> None:
     slow = progress(*((20.0 * step, {"phase": "step", "step": step}) for step in range(10)))
     assert slow.timeout_s(DEFAULTS) == 200.0
     assert slow.timeout_s(phase_timeouts({"step": 5.0})) == 5.0
-    many_at_once = progress(*((20.0 * number, {"phase": "step", "step": 100 * number}) for number in range(10)))
+    many_at_once = progress(
+        *((20.0 * number, {"phase": "step", "step": 100 * number}) for number in range(10))
+    )
     assert many_at_once.timeout_s(DEFAULTS) == 200.0
 
 
@@ -65,11 +67,16 @@ def test_committed_steps_only_grow() -> None:
     assert (of.status.committed, of.status.step) == (20, None)
 
 
-def waiting_for_data(before: float, wait: float, step_s: float, count: int) -> list[tuple[float, dict[str, Any]]]:
+def waiting_for_data(
+    before: float, wait: float, step_s: float, count: int
+) -> list[tuple[float, dict[str, Any]]]:
     """What a trainer reports whose every step waits for its batch."""
     lines: list[tuple[float, dict[str, Any]]] = []
     for step in range(count):
-        lines += [(before, {"phase": "data", "step": step}), (before + wait, {"phase": "step", "step": step})]
+        lines += [
+            (before, {"phase": "data", "step": step}),
+            (before + wait, {"phase": "step", "step": step}),
+        ]
         before += wait + step_s
     return lines
 
@@ -83,7 +90,9 @@ def test_a_job_that_waits_for_data_before_every_step_learns_its_steps() -> None:
 
 def test_a_wait_for_data_within_the_count_of_steps_is_no_steps_time() -> None:
     lines: list[tuple[float, dict[str, Any]]] = []
-    for step in range(6):  # a program that counts a step when its batch was used, and reports the wait in between
+    for step in range(
+        6
+    ):  # a program that counts a step when its batch was used, and reports the wait in between
         at = 100.0 * step
         lines += [(at, {"phase": "step", "step": step}), (at + 20.0, {"phase": "data"})]
         lines += [(at + 90.0, {"phase": "step"})]

@@ -12,7 +12,17 @@ from jaxlaunch.launcher.agent.gang.protocol import Hello, find_refusal
 from jaxlaunch.records.codec import Malformed
 from jaxlaunch.records.verdict import render_numbers
 
-LEADER = Hello(0, 2, "pod-0", "a", "node-7", {"python": "3.11.7", "jax": "0.10.2", "agent": "1"}, "f" * 64, 1, 9400)
+LEADER = Hello(
+    0,
+    2,
+    "pod-0",
+    "a",
+    "node-7",
+    {"python": "3.11.7", "jax": "0.10.2", "agent": "1"},
+    "f" * 64,
+    1,
+    9400,
+)
 
 
 def hello(host: int, **changes: Any) -> Hello:
@@ -22,18 +32,38 @@ def hello(host: int, **changes: Any) -> Hello:
 @pytest.mark.parametrize(
     ("comes", "words", "ends_gang", "may_retry"),
     [
-        (hello(1, generation=1), "set of pods: it has generation 1, host 0 has generation 2", False, True),
+        (
+            hello(1, generation=1),
+            "set of pods: it has generation 1, host 0 has generation 2",
+            False,
+            True,
+        ),
         (hello(4), "not below the number of hosts, 4", False, False),
-        (hello(2), "same index as host 2 (old on node-7, pod pod-old), which has already joined", False, False),
+        (
+            hello(2),
+            "same index as host 2 (old on node-7, pod pod-old), which has already joined",
+            False,
+            False,
+        ),
         (
             hello(1, versions=LEADER.versions | {"jax": "0.11.2"}),
             "host 1 has jax 0.11.2, host 0 has 0.10.2",
             True,
             False,
         ),
-        (hello(1, versions=LEADER.versions | {"jax": None}), "host 1 has jax none, host 0 has 0.10.2", True, False),
+        (
+            hello(1, versions=LEADER.versions | {"jax": None}),
+            "host 1 has jax none, host 0 has 0.10.2",
+            True,
+            False,
+        ),
         (hello(1, spec="e" * 64), "spec eeeeeeeeeeee, host 0 has ffffffffffff", True, False),
-        (hello(1, fault="TPU_WORKER_ID = 3 but JOB_COMPLETION_INDEX = 1"), "TPU_WORKER_ID = 3", True, False),
+        (
+            hello(1, fault="TPU_WORKER_ID = 3 but JOB_COMPLETION_INDEX = 1"),
+            "TPU_WORKER_ID = 3",
+            True,
+            False,
+        ),
     ],
 )
 def test_who_does_not_belong_is_refused_by_name_and_value(
@@ -64,7 +94,11 @@ def test_missing_hosts_are_named_and_a_long_list_is_cut() -> None:
             for name in ("host", "generation", "pid", "metrics_port")
             for value in (True, "1", 1.0, None, [])
         ),
-        *((name, value) for name in ("pod", "hostname", "node", "spec") for value in (1, None, ["x"], {})),
+        *(
+            (name, value)
+            for name in ("pod", "hostname", "node", "spec")
+            for value in (1, None, ["x"], {})
+        ),
         *(("versions", value) for value in (None, [], "x", {"jax": 1}, {"jax": {}})),
         ("fault", 3),
     ],
@@ -78,11 +112,17 @@ def test_a_hello_with_a_field_of_another_type_is_none(field: str, value: Any) ->
     ("field", "value"),
     [
         *((name, "x" * 1_001) for name in ("pod", "hostname", "node", "spec", "fault")),
-        *((name, value) for name in ("host", "generation", "pid", "metrics_port") for value in (-1, 10**400)),
+        *(
+            (name, value)
+            for name in ("host", "generation", "pid", "metrics_port")
+            for value in (-1, 10**400)
+        ),
         *(("versions", value) for value in ({"jax": "9" * 1_001}, {"j" * 1_001: None})),
     ],
 )
-def test_a_hello_with_a_longer_text_or_a_greater_number_than_hosts_send_is_none(field: str, value: Any) -> None:
+def test_a_hello_with_a_longer_text_or_a_greater_number_than_hosts_send_is_none(
+    field: str, value: Any
+) -> None:
     with pytest.raises(Malformed, match=f"^{field}"):
         Hello.from_wire(LEADER.to_wire() | {field: value})
 

@@ -20,24 +20,38 @@ from jaxlaunch.launcher.agent.leader.hang import STACKS_TIMEOUT_S
 from jaxlaunch.records.verdict import HangFacts, LostHost
 from tests.found import shows
 
-GLOO = {"type": "ValueError", "message": "Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4711"}
+GLOO = {
+    "type": "ValueError",
+    "message": "Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:4711",
+}
 STEPPING = Status(phase="step", step=20, stepped=True)
 TRAINER = dataclasses.replace(STEPPING, trainer=True)
-MISSED = "The following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks have crashed."
+MISSED = (
+    "The following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks have crashed."
+)
 COORDINATION = "Terminating process because the JAX distributed service detected fatal errors."
 
 
 def error(rank: int, message: str = "boom", status: Status = STEPPING, **fields: Any) -> Event:
-    said = {"type": "ValueError", "message": message, "traceback": "Traceback", "code": None} | fields
+    said = {
+        "type": "ValueError",
+        "message": message,
+        "traceback": "Traceback",
+        "code": None,
+    } | fields
     return Event(EventKind.ERROR, rank, rank, status, error=said)
 
 
 def echo(rank: int, status: Status = STEPPING) -> Event:
-    return Event(EventKind.ERROR, rank, rank, status, error=GLOO | {"traceback": "Traceback", "code": None})
+    return Event(
+        EventKind.ERROR, rank, rank, status, error=GLOO | {"traceback": "Traceback", "code": None}
+    )
 
 
 def ended(rank: int, code: int, status: Status = STEPPING, text: str = "") -> Event:
-    return Event(EventKind.EXIT, rank, rank, dataclasses.replace(status, exit=code), exit=code, text=text)
+    return Event(
+        EventKind.EXIT, rank, rank, dataclasses.replace(status, exit=code), exit=code, text=text
+    )
 
 
 def left(rank: int, status: Status = STEPPING) -> Event:
@@ -52,11 +66,15 @@ HANG = Event(EventKind.HANG, 1, 1, STEPPING, hang=HangFacts("step", 5.0, 5.0, 1)
     ("events", "code", "rank", "words"),
     [
         ([error(1)], 83, 1, "rank 1 raised at step 20: ValueError: boom"),
-        # What the trainer says is a sentence for a person: whole, in one line, without the name of its class.
+        # What the trainer says is a sentence for a person: whole, in one line, without the name of
+        # its class.
         (
             [
                 error(
-                    1, "no usable checkpoint:\n  step 3: damaged", dataclasses.replace(STEPPING, trainer=True), code=78
+                    1,
+                    "no usable checkpoint:\n  step 3: damaged",
+                    dataclasses.replace(STEPPING, trainer=True),
+                    code=78,
                 )
             ],
             78,
@@ -73,7 +91,12 @@ HANG = Event(EventKind.HANG, 1, 1, STEPPING, hang=HangFacts("step", 5.0, 5.0, 1)
             "rank 1 was OOMKilled at step 20: its container",
         ),
         ([echo(0), ended(0, -6, text=COORDINATION), LOST], 81, 2, "host 2 (rank 2) was lost"),
-        ([ended(0, -6, text=COORDINATION), ended(1, 3)], 83, 1, "ended with exit code 3 at step 20"),
+        (
+            [ended(0, -6, text=COORDINATION), ended(1, 3)],
+            83,
+            1,
+            "ended with exit code 3 at step 20",
+        ),
         ([ended(0, -6, text="Check failed: x == y"), echo(1)], 134, 0, "SIGABRT"),
         (
             [ended(0, -6, text=f"{COORDINATION} UNAVAILABLE: {MISSED}")],
@@ -89,7 +112,12 @@ HANG = Event(EventKind.HANG, 1, 1, STEPPING, hang=HangFacts("step", 5.0, 5.0, 1)
             1,
             "rank 1's program ended while other ranks were still running",
         ),
-        ([ended(1, 0), echo(0)], 83, 1, "rank 1's program ended while other ranks were still running"),
+        (
+            [ended(1, 0), echo(0)],
+            83,
+            1,
+            "rank 1's program ended while other ranks were still running",
+        ),
         ([left(1), error(0)], 83, 0, "boom"),
         ([HANG, echo(0)], 82, 1, "no progress"),
         ([HANG, error(2)], 83, 2, "boom"),
@@ -104,11 +132,23 @@ HANG = Event(EventKind.HANG, 1, 1, STEPPING, hang=HangFacts("step", 5.0, 5.0, 1)
         ([ended(1, 65, Status(phase="init", trainer=True))], 65, 1, "exit code 65"),
         ([ended(1, 65, Status())], 83, 1, "exit code 65"),
         ([ended(1, 0, TRAINER)], 83, 1, "rank 1's program ended at step 20, before its last step"),
-        ([ended(1, 0, RankProgress(0.0, "init").status)], 70, 1, "exit code 0 before the trainer began"),
-        ([Event(EventKind.UNSTARTABLE, 0, 0, text="nope: No such file")], 70, 0, "could not be started: nope"),
+        (
+            [ended(1, 0, RankProgress(0.0, "init").status)],
+            70,
+            1,
+            "exit code 0 before the trainer began",
+        ),
+        (
+            [Event(EventKind.UNSTARTABLE, 0, 0, text="nope: No such file")],
+            70,
+            0,
+            "could not be started: nope",
+        ),
     ],
 )
-def test_the_event_closest_to_the_cause_is_the_verdict(events: list[Event], code: int, rank: int, words: str) -> None:
+def test_the_event_closest_to_the_cause_is_the_verdict(
+    events: list[Event], code: int, rank: int, words: str
+) -> None:
     found = find_root_cause(events)
     assert found is not None
     verdict = verdict_for_event(found[0])
@@ -130,7 +170,10 @@ def test_what_is_no_fault_has_no_verdict(events: list[Event]) -> None:
 
 
 def test_a_save_whose_barrier_fails_is_believed_when_no_rank_turns_out_to_have_died() -> None:
-    said = "saving step 90 failed: TimeoutError: Timed out while waiting for async_commit_complete barrier."
+    said = (
+        "saving step 90 failed: TimeoutError: Timed out while waiting for "
+        "async_commit_complete barrier."
+    )
     of = attempt()
     of.add_event(error(1, said, TRAINER, code=84), 10.0)
     assert of.decide_verdict(11.0, {}) is None
@@ -155,12 +198,24 @@ STARTING = Status(phase="init")
         (error(0, "Gloo 'gloom' is no such map", STARTING, type="RuntimeError"), 70),
         (error(0, "[Errno 2] No such file: 'nccl.conf'", STARTING, type="FileNotFoundError"), 70),
         (error(0, "UNAVAILABLE: connection closed", STARTING, type="JaxRuntimeError"), 83),
-        (error(0, "[Errno 104] Connection reset by peer", STARTING, type="ConnectionResetError"), 83),
+        (
+            error(0, "[Errno 104] Connection reset by peer", STARTING, type="ConnectionResetError"),
+            83,
+        ),
         (error(0, GLOO["message"], STARTING), 83),
-        (error(0, "[external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer", STARTING), 83),
+        (
+            error(
+                0,
+                "[external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer",
+                STARTING,
+            ),
+            83,
+        ),
     ],
 )
-def test_before_the_first_step_only_jax_and_the_system_can_tell_of_a_peer(event: Event, code: int) -> None:
+def test_before_the_first_step_only_jax_and_the_system_can_tell_of_a_peer(
+    event: Event, code: int
+) -> None:
     verdict = verdict_for_event(event)
     assert verdict.code == code and str(event.error["message"]) in verdict.message
 
@@ -178,7 +233,11 @@ def test_an_abort_of_a_process_without_peers_is_its_own() -> None:
     of = attempt(1)
     of.add_event(ended(0, -6, text=f"{COORDINATION} UNAVAILABLE: {MISSED}"), 10.0)
     verdict = of.decide_verdict(10.0, {0: 9.0})
-    assert verdict is not None and verdict.code == 134 and "rank 0 was killed by SIGABRT" in verdict.message
+    assert (
+        verdict is not None
+        and verdict.code == 134
+        and "rank 0 was killed by SIGABRT" in verdict.message
+    )
 
 
 def attempt(size: int = 2, status: Status = STEPPING) -> Attempt:
@@ -205,7 +264,9 @@ def test_an_echo_alone_is_believed_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("symptom", [ended(0, -6), ended(0, -6, text=COORDINATION), echo(0)])
-def test_what_a_dead_host_makes_of_its_peers_waits_until_every_host_has_spoken(symptom: Event) -> None:
+def test_what_a_dead_host_makes_of_its_peers_waits_until_every_host_has_spoken(
+    symptom: Event,
+) -> None:
     of = attempt(3)
     of.add_event(symptom, 10.0)
     assert of.decide_verdict(12.5, {0: 9.0, 1: 12.0, 2: 9.5}) is None
@@ -221,7 +282,10 @@ def test_a_program_that_ends_while_its_peers_go_on_is_named_before_jax_aborts_th
     of.add_event(left(1), 10.0)
     assert of.decide_verdict(10.0 + BARRIER_PATIENCE_S - 0.1, {}) is None
     verdict = of.decide_verdict(10.0 + BARRIER_PATIENCE_S, {})
-    assert verdict is not None and verdict.message == "rank 1's program ended while other ranks were still running"
+    assert (
+        verdict is not None
+        and verdict.message == "rank 1's program ended while other ranks were still running"
+    )
 
 
 def test_ranks_that_end_one_after_the_other_are_done() -> None:
@@ -261,7 +325,10 @@ def test_a_hang_waits_for_every_stack_and_names_the_rank_that_is_not_waiting_in_
     of.hang.stacks[2] = stack("/home/me/train.py", "read")
     verdict = of.decide_verdict(10.2, {})
     assert verdict is not None and (verdict.code, verdict.rank, verdict.host) == (82, 2, 2)
-    assert "2 ranks in step in _value (array.py:3), rank 2 in step in read (train.py:3)" in verdict.message
+    assert (
+        "2 ranks in step in _value (array.py:3), rank 2 in step in read (train.py:3)"
+        in verdict.message
+    )
 
 
 def test_a_rank_that_cannot_even_dump_its_stacks_is_the_one_that_hangs() -> None:
@@ -276,7 +343,12 @@ def test_a_rank_that_cannot_even_dump_its_stacks_is_the_one_that_hangs() -> None
 @pytest.mark.parametrize(
     "given_up",
     [
-        ended(1, -6, text=f"{COORDINATION} DEADLINE_EXCEEDED: Deadline Exceeded\nRPC: /CoordinationService/Heartbeat"),
+        ended(
+            1,
+            -6,
+            text=f"{COORDINATION} DEADLINE_EXCEEDED: Deadline Exceeded\nRPC: "
+            "/CoordinationService/Heartbeat",
+        ),
         ended(1, -6),  # the dump of many threads has pushed what JAX said out of the last lines
         echo(1),
         error(1, "Orbax: the barrier of the save timed out", TRAINER, code=84),
@@ -284,7 +356,9 @@ def test_a_rank_that_cannot_even_dump_its_stacks_is_the_one_that_hangs() -> None
 )
 def test_a_rank_that_stands_still_is_the_cause_of_what_its_peers_give_up(given_up: Event) -> None:
     of = attempt(3, dataclasses.replace(TRAINER, phase="save", jax="0.11.2"))
-    given_up = dataclasses.replace(given_up, status=dataclasses.replace(given_up.status, jax="0.11.2"))
+    given_up = dataclasses.replace(
+        given_up, status=dataclasses.replace(given_up.status, jax="0.11.2")
+    )
     of.add_event(given_up, 10.0)
     heard = dict.fromkeys(range(3), 12.0)
     assert of.decide_verdict(12.1, heard) is None and of.hang.needs_stacks
@@ -293,8 +367,15 @@ def test_a_rank_that_stands_still_is_the_cause_of_what_its_peers_give_up(given_u
     of.hang.add_stacks(1, "")  # it is about to end
     of.hang.add_stacks(2, stack("/lib/jax/_src/array.py", "_value"))
     verdict = of.decide_verdict(12.2, heard)
-    assert verdict is not None and (verdict.code, verdict.rank, verdict.host, verdict.step) == (82, 0, 0, 20)
-    assert verdict.message.startswith("rank 0 makes no progress in save at step 20: its process stands still")
+    assert verdict is not None and (verdict.code, verdict.rank, verdict.host, verdict.step) == (
+        82,
+        0,
+        0,
+        20,
+    )
+    assert verdict.message.startswith(
+        "rank 0 makes no progress in save at step 20: its process stands still"
+    )
     shows("its process stands still, and its peers gave up", verdict.message)
 
 
@@ -305,12 +386,22 @@ def test_a_failed_connection_is_believed_once_every_peer_has_shown_that_it_runs(
     for rank in (0, 1):
         of.hang.add_stacks(rank, stack("/lib/jax/_src/array.py", "_value"))
     verdict = of.decide_verdict(12.2, {})
-    assert verdict is not None and (verdict.code, verdict.rank) == (83, 1) and "Gloo" in verdict.message
+    assert (
+        verdict is not None
+        and (verdict.code, verdict.rank) == (83, 1)
+        and "Gloo" in verdict.message
+    )
 
 
 def test_a_hang_on_gpus_waits_for_nccl_as_long_as_for_stacks_and_says_what_it_knows() -> None:
-    lagging = "Communicators...\n#0-0 (1f) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
-    lagging += "  2 ranks have launched up to operation 9\n  Rank 1 has launched up to operation 8 -- GPU 0\n"
+    lagging = (
+        "Communicators...\n#0-0 (1f) MISMATCH\n  Communicator ranks have different AllReduce "
+        "operation counts\n"
+    )
+    lagging += (
+        "  2 ranks have launched up to operation 9\n  Rank 1 has launched up to operation "
+        "8 -- GPU 0\n"
+    )
     said = "#0-0: rank 1 is behind in AllReduce (8 of 9)"
     verdicts = []
     for answers in ({0: lagging, 1: ""}, {0: "", 1: lagging[:-20]}, {1: lagging}, {}):
@@ -346,7 +437,10 @@ IN_DATA = dataclasses.replace(STEPPING, phase="data")
     ("statuses", "message"),
     [
         ([dataclasses.replace(TRAINER, stopped=SAVED, exit=80)] * 2, "saved at step 37"),
-        ([dataclasses.replace(TRAINER, stopped=NOTHING, exit=80)] * 2, "nothing new to save after step 30"),
+        (
+            [dataclasses.replace(TRAINER, stopped=NOTHING, exit=80)] * 2,
+            "nothing new to save after step 30",
+        ),
         ([TRAINER, dataclasses.replace(TRAINER, phase="data")], "not saved: rank 1 in data"),
         ([dataclasses.replace(TRAINER, phase="compile")] * 2, "not saved: ranks 0, 1 in compile"),
         ([STEPPING, IN_DATA], "not saved: rank 1 in data"),
@@ -371,11 +465,16 @@ def test_nothing_that_follows_a_stop_replaces_it() -> None:
     assert of.decide_verdict(101.0, {}) is None
     verdict = of.decide_verdict(155.0, {})
     assert verdict is not None and verdict.code == 80
-    assert verdict.message == "stopped from outside: not saved: rank 1 raised at step 20: ValueError: boom"
+    assert (
+        verdict.message
+        == "stopped from outside: not saved: rank 1 raised at step 20: ValueError: boom"
+    )
 
 
 @pytest.mark.parametrize(("is_trainer", "until"), [(True, 104.0), (False, 155.0)])
-def test_ranks_that_save_together_do_not_wait_long_for_one_that_is_lost(is_trainer: bool, until: float) -> None:
+def test_ranks_that_save_together_do_not_wait_long_for_one_that_is_lost(
+    is_trainer: bool, until: float
+) -> None:
     """As when a pod is deleted with force: it is asked to stop, and killed two seconds later."""
     of = attempt()
     saves = dataclasses.replace(TRAINER, trainer=is_trainer, phase="save")
@@ -390,10 +489,19 @@ def test_ranks_that_save_together_do_not_wait_long_for_one_that_is_lost(is_train
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        ({"stopped": SAVED, "exit": 80}, "saved at step 37; host 1 (rank 1) was lost: connection closed"),
-        ({"stopped": NOTHING, "exit": 80}, "not saved: host 1 (rank 1) was lost: connection closed"),
+        (
+            {"stopped": SAVED, "exit": 80},
+            "saved at step 37; host 1 (rank 1) was lost: connection closed",
+        ),
+        (
+            {"stopped": NOTHING, "exit": 80},
+            "not saved: host 1 (rank 1) was lost: connection closed",
+        ),
         ({"exit": -6}, "not saved: host 1 (rank 1) was lost: connection closed"),
-        ({"exit": -6, "committed": 30}, "not saved: host 1 (rank 1) was lost: connection closed; step 30 is saved"),
+        (
+            {"exit": -6, "committed": 30},
+            "not saved: host 1 (rank 1) was lost: connection closed; step 30 is saved",
+        ),
     ],
 )
 def test_a_host_that_is_lost_while_stopping_is_waited_for_no_longer_and_named(
@@ -406,14 +514,22 @@ def test_a_host_that_is_lost_while_stopping_is_waited_for_no_longer_and_named(
     status = dataclasses.replace(TRAINER, **first)
     of.add_event(Event(EventKind.EXIT, 0, 0, status, exit=first["exit"], text=COORDINATION), 102.0)
     verdict = of.decide_verdict(102.0, {0: 102.0})
-    assert verdict is not None and (verdict.code, verdict.message) == (80, f"stopped from outside: {message}")
+    assert verdict is not None and (verdict.code, verdict.message) == (
+        80,
+        f"stopped from outside: {message}",
+    )
 
 
 @pytest.mark.parametrize(
     ("own", "is_stopping", "code", "message"),
     [
         (TRAINER, False, 81, "host 0 was lost: reset"),
-        (TRAINER, True, 80, "stopped from outside: not saved: host 0 was lost: reset; step 10 is saved"),
+        (
+            TRAINER,
+            True,
+            80,
+            "stopped from outside: not saved: host 0 was lost: reset; step 10 is saved",
+        ),
         (
             dataclasses.replace(TRAINER, committed=15),
             True,
@@ -428,7 +544,9 @@ def test_a_host_that_is_lost_while_stopping_is_waited_for_no_longer_and_named(
         ),
     ],
 )
-def test_a_host_without_its_leader_says_what_it_knows(own: Status, is_stopping: bool, code: int, message: str) -> None:
+def test_a_host_without_its_leader_says_what_it_knows(
+    own: Status, is_stopping: bool, code: int, message: str
+) -> None:
     verdict = verdict_for_lost_leader("reset", 0, [own, Status()], 10, is_stopping=is_stopping)
     assert (verdict.code, verdict.message) == (code, message)
     assert (verdict.rank, verdict.host, verdict.step) == (0, 0, 20)
@@ -451,7 +569,8 @@ def test_a_rank_that_reported_its_save_counts_at_the_deadline_where_another_has_
     of.ranks.update({0: dataclasses.replace(TRAINER, stopped=SAVED, exit=80)})
     verdict = of.decide_verdict(155.0, {})
     assert (
-        verdict is not None and verdict.message == "stopped from outside: saved at step 37; rank 1 in step did not end"
+        verdict is not None
+        and verdict.message == "stopped from outside: saved at step 37; rank 1 in step did not end"
     )
 
 
@@ -467,13 +586,18 @@ def test_an_abort_while_stopping_is_what_held_the_save_up() -> None:
     of.add_event(ended(1, -6), 101.0)
     verdict = of.decide_verdict(155.0, {})
     assert verdict is not None
-    assert verdict.message == "stopped from outside: not saved: rank 1 was killed by SIGABRT at step 20"
+    assert (
+        verdict.message
+        == "stopped from outside: not saved: rank 1 was killed by SIGABRT at step 20"
+    )
 
 
 def test_a_run_that_finishes_although_it_was_stop_requested_is_done() -> None:
     of = attempt()
     of.begin_stop(55.0, 100.0)
-    of.ranks.update(dict.fromkeys((0, 1), dataclasses.replace(TRAINER, phase="done", done=True, exit=0)))
+    of.ranks.update(
+        dict.fromkeys((0, 1), dataclasses.replace(TRAINER, phase="done", done=True, exit=0))
+    )
     verdict = of.decide_verdict(101.0, {})
     assert verdict is not None and verdict.code == 0
 
@@ -487,11 +611,16 @@ def test_a_program_that_ends_with_0_when_stop_requested_is_stopped() -> None:
 
 
 UNHOOKED = Status()  # of a program without our hook: nothing was ever reported
-RESET = "Traceback (most recent call last):\n  File ...\nConnectionResetError: Connection reset by peer"
-BANNER = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
+RESET = (
+    "Traceback (most recent call last):\n  File ...\nConnectionResetError: Connection reset by peer"
+)
+BANNER = (
+    "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
+)
 ASSERTED = f"{BANNER}train: loader.cc:12: next(): Assertion `rows > 0' failed."
 FAULTHANDLER = (
-    'Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n  File "a.py", line 1 in f'
+    "Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n  "
+    'File "a.py", line 1 in f'
 )
 
 
@@ -502,15 +631,30 @@ FAULTHANDLER = (
         ended(1, -6, UNHOOKED, ASSERTED),
         ended(1, -6, STEPPING, f"{BANNER}{FAULTHANDLER}"),
         ended(1, 134, UNHOOKED, "Aborted (core dumped)"),
-        ended(1, 1, UNHOOKED, "Traceback (most recent call last):\n  File ...\nAssertionError: no rows"),
+        ended(
+            1,
+            1,
+            UNHOOKED,
+            "Traceback (most recent call last):\n  File ...\nAssertionError: no rows",
+        ),
         ended(1, -11, UNHOOKED),
         error(1, "no rows", type="AssertionError"),
     ],
-    ids=["assert", "assert-unhooked", "abort", "abort-of-a-shell", "exception-unhooked", "signal", "exception"],
+    ids=[
+        "assert",
+        "assert-unhooked",
+        "abort",
+        "abort-of-a-shell",
+        "exception-unhooked",
+        "signal",
+        "exception",
+    ],
 )
 @pytest.mark.parametrize("peer", ["", "lost my peer", RESET, f"{BANNER}exiting"])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_the_rank_that_died_is_named_and_not_its_peer_without_our_hook(cause: Event, peer: str, is_first: bool) -> None:
+def test_the_rank_that_died_is_named_and_not_its_peer_without_our_hook(
+    cause: Event, peer: str, is_first: bool
+) -> None:
     of = attempt(2, UNHOOKED)
     events = [cause, ended(0, 1, UNHOOKED, peer)]
     for at, event in zip((10.0, 10.2), events if is_first else reversed(events), strict=True):
@@ -529,7 +673,9 @@ def test_an_exit_code_alone_is_believed_after_a_while(status: Status, after_s: f
     of.add_event(ended(0, 1, status, "good bye"), 10.0)
     assert of.decide_verdict(10.0 + after_s - 0.1, {}) is None
     verdict = of.decide_verdict(10.0 + after_s, {})
-    assert verdict is not None and verdict.message.startswith("rank 0's program ended with exit code 1")
+    assert verdict is not None and verdict.message.startswith(
+        "rank 0's program ended with exit code 1"
+    )
     alone = attempt(1, UNHOOKED)
     alone.add_event(ended(0, 1, UNHOOKED, "good bye"), 10.0)
     assert alone.decide_verdict(10.0, {}) is not None
@@ -545,7 +691,9 @@ def test_a_beat_that_says_that_everyone_has_ended_does_not_end_the_wait_for_how(
     assert verdict is not None and (verdict.rank, verdict.code) == (1, 134)
 
 
-def test_symptoms_beyond_the_first_are_kept_short_and_an_exception_still_explains_its_rank() -> None:
+def test_symptoms_beyond_the_first_are_kept_short_and_an_exception_still_explains_its_rank() -> (
+    None
+):
     of = attempt(300)
     for rank in range(300):
         of.add_event(ended(rank, -6, text=COORDINATION * 200), 10.0)
@@ -561,18 +709,29 @@ def test_the_stacks_of_a_large_gang_stay_bounded_and_still_name_the_rank() -> No
     of = attempt(400)
     of.add_event(overdue(0), 10.0)
     for rank in range(400):
-        frames = [("/home/me/train.py", "read")] if rank == 399 else [("/lib/jax/_src/array.py", "_value")]
+        frames = (
+            [("/home/me/train.py", "read")]
+            if rank == 399
+            else [("/lib/jax/_src/array.py", "_value")]
+        )
         of.hang.add_stacks(
-            rank, "".join(stack(*frame) for frame in frames) + '  File "/lib/deep.py", line 1 in f\n' * 500
+            rank,
+            "".join(stack(*frame) for frame in frames)
+            + '  File "/lib/deep.py", line 1 in f\n' * 500,
         )
     assert sum(map(len, of.hang.stacks.values())) < 5_000_000
     verdict = of.decide_verdict(10.1, {})
     assert verdict is not None and verdict.rank == 399
-    assert "399 ranks in step in _value (array.py:3), rank 399 in step in read (train.py:3)" in verdict.message
+    assert (
+        "399 ranks in step in _value (array.py:3), rank 399 in step in read (train.py:3)"
+        in verdict.message
+    )
 
 
 @pytest.mark.parametrize("code", [128, 193, 255])
-def test_an_exit_code_that_is_no_signals_does_not_outweigh_the_exception_of_another_rank(code: int) -> None:
+def test_an_exit_code_that_is_no_signals_does_not_outweigh_the_exception_of_another_rank(
+    code: int,
+) -> None:
     of = attempt(2)
     of.add_event(ended(1, code), 10.0)
     assert of.decide_verdict(10.1, {0: 10.1, 1: 10.1}) is None

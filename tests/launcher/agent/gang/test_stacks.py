@@ -20,7 +20,10 @@ Current thread 0x00007f02 (most recent call first):
 
 def test_a_rank_is_where_the_innermost_frame_of_its_main_thread_is() -> None:
     assert RankStacks({0: Status()}, {0: DUMP}).describe_places(0) == "rank 0 in read (tasks.py:12)"
-    assert RankStacks({0: Status(), 1: Status()}, {0: ""}).describe_places(0) == "2 ranks without a stack"
+    assert (
+        RankStacks({0: Status(), 1: Status()}, {0: ""}).describe_places(0)
+        == "2 ranks without a stack"
+    )
 
 
 def test_of_ranks_in_many_places_the_largest_groups_are_told_and_that_of_the_suspect() -> None:
@@ -32,7 +35,10 @@ def test_of_ranks_in_many_places_the_largest_groups_are_told_and_that_of_the_sus
 
 
 def dump(*frames: tuple[str, str]) -> str:
-    heads = (f'Thread 0x0 (most recent call first):\n  File "{file}", line 1 in {name}\n' for file, name in frames)
+    heads = (
+        f'Thread 0x0 (most recent call first):\n  File "{file}", line 1 in {name}\n'
+        for file, name in frames
+    )
     return "\n".join(heads)
 
 
@@ -63,18 +69,33 @@ ORBAX = "/lib/python3.11/site-packages/orbax/checkpoint/_src"
 def rank(*threads: tuple[tuple[str, str], ...]) -> str:
     """The stacks of a rank: of each thread its frames, the innermost first; the main thread's last."""
     return "\n".join(
-        "Thread 0x01 (most recent call first):\n" + "".join(f'  File "{file}", line 7 in {name}\n' for file, name in of)
+        "Thread 0x01 (most recent call first):\n"
+        + "".join(f'  File "{file}", line 7 in {name}\n' for file, name in of)
         for of in threads
     )
 
 
-OUR_WAIT = ((f"{PYTHON}/socket.py", "create_connection"), ("/tmp/x/site/jaxhook.py", "until_it_listens"), MAIN)
+OUR_WAIT = (
+    (f"{PYTHON}/socket.py", "create_connection"),
+    ("/tmp/x/site/jaxhook.py", "until_it_listens"),
+    MAIN,
+)
 JAX_WAIT = (("/v/site-packages/jax/_src/distributed.py", "initialize"), MAIN)
-ANSWER = (("/a/trainer/start/distributed.py", "of_primary"), ("/a/trainer/start/compile_cache.py", "_names"), MAIN)
+ANSWER = (
+    ("/a/trainer/start/distributed.py", "of_primary"),
+    ("/a/trainer/start/compile_cache.py", "_names"),
+    MAIN,
+)
 FINDS = (("/a/trainer/start/compile_cache.py", "find"), *ANSWER)
 JOINS = ((f"{PYTHON}/threading.py", "wait"), (f"{ORBAX}/futures/future.py", "result"), MAIN)
-BARRIER = ((f"{ORBAX}/futures/signaling_client.py", "wait_at_barrier"), (f"{ORBAX}/futures/future.py", "run"))
-WRITES = ((f"{ORBAX}/serialization/type_handlers.py", "_write"), (f"{ORBAX}/futures/future.py", "run"))
+BARRIER = (
+    (f"{ORBAX}/futures/signaling_client.py", "wait_at_barrier"),
+    (f"{ORBAX}/futures/future.py", "run"),
+)
+WRITES = (
+    (f"{ORBAX}/serialization/type_handlers.py", "_write"),
+    (f"{ORBAX}/futures/future.py", "run"),
+)
 COMPILES = (("/v/site-packages/jax/_src/compiler.py", "backend_compile_and_load"), IN_JAX, MAIN)
 
 
@@ -83,13 +104,29 @@ COMPILES = (("/v/site-packages/jax/_src/compiler.py", "backend_compile_and_load"
     ("phase", "waits", "works"),
     [
         ("init", rank(OUR_WAIT), rank((("/v/jax/_src/lax.py", "<module>"), IMPORTLIB, MAIN))),
-        ("init", rank(JAX_WAIT), rank((("/v/jax/_src/api.py", "jit"), ("/v/jax/a.py", "<module>"), IMPORTLIB, MAIN))),
-        ("init", rank(JAX_WAIT), rank((("<frozen importlib._bootstrap_external>", "get_data"), IMPORTLIB, MAIN))),
-        ("init", rank((*JAX_WAIT, IMPORTLIB, MAIN)), rank((("/v/site-packages/flax/core.py", "<module>"), MAIN))),
+        (
+            "init",
+            rank(JAX_WAIT),
+            rank((("/v/jax/_src/api.py", "jit"), ("/v/jax/a.py", "<module>"), IMPORTLIB, MAIN)),
+        ),
+        (
+            "init",
+            rank(JAX_WAIT),
+            rank((("<frozen importlib._bootstrap_external>", "get_data"), IMPORTLIB, MAIN)),
+        ),
+        (
+            "init",
+            rank((*JAX_WAIT, IMPORTLIB, MAIN)),
+            rank((("/v/site-packages/flax/core.py", "<module>"), MAIN)),
+        ),
         ("restore", rank(ANSWER), rank(FINDS)),
         ("compile", rank((IN_JAX, MAIN)), rank(COMPILES)),
         ("save", rank(BARRIER, JOINS), rank(WRITES, JOINS)),
-        ("eval", rank((IN_JAX, MAIN)), rank(((f"{PYTHON}/queue.py", "get"), ("/app/data.py", "read"), MAIN))),
+        (
+            "eval",
+            rank((IN_JAX, MAIN)),
+            rank(((f"{PYTHON}/queue.py", "get"), ("/app/data.py", "read"), MAIN)),
+        ),
     ],
 )
 def test_whoever_has_not_come_to_where_the_others_wait_is_suspected(
@@ -105,5 +142,8 @@ def test_whoever_has_not_come_to_where_the_others_wait_is_suspected(
 def test_the_rank_furthest_behind_is_suspected_when_the_stacks_tell_nothing() -> None:
     ahead, behind = (Status(phase="step", step=step, stepped=True) for step in (6, 5))
     assert (
-        RankStacks({0: ahead, 1: behind}, dict.fromkeys((0, 1), dump(IN_JAX))).find_suspect(first_overdue_rank=0) == 1
+        RankStacks({0: ahead, 1: behind}, dict.fromkeys((0, 1), dump(IN_JAX))).find_suspect(
+            first_overdue_rank=0
+        )
+        == 1
     )

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from jaxlaunch.launcher.agent.gang import nccl
 
 
-def play(*pieces: str | bytes, pause_s: float = 0.0, forever: bool = False) -> Callable[[socket.socket], None]:
+def play(
+    *pieces: str | bytes, pause_s: float = 0.0, forever: bool = False
+) -> Callable[[socket.socket], None]:
     """A server that sends these pieces and closes, or sends the last one again and again."""
 
     def act(peer: socket.socket) -> None:

@@ -15,7 +15,10 @@ NONE = {"note": "rank 0 wrote a line to the progress pipe that is not JSON"}
     ("line", "message"),
     [
         (b'{"phase": "step", "step": 3}', {"phase": "step", "step": 3}),
-        (b'{"error":{"type":"ValueError","traceback":"Fi{"phase":"step","step":3}', {"phase": "step", "step": 3}),
+        (
+            b'{"error":{"type":"ValueError","traceback":"Fi{"phase":"step","step":3}',
+            {"phase": "step", "step": 3},
+        ),
         (b'{"metrics": {"loss": 1{"hello": "site", "pid": 7}', {"hello": "site", "pid": 7}),
         (b'{"note": "half{"metrics":{"loss":1.5}}', {"metrics": {"loss": 1.5}}),
         (b'{"note": "says {\\"phase\\": 1}"}', {"note": 'says {"phase": 1}'}),

@@ -22,9 +22,21 @@ def config(**fields: Any) -> Config:
 @pytest.mark.parametrize(
     ("fields", "rank", "expected"),
     [
-        ({"devices_per_process": 4}, 1, {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu", "JAX_PROCESS_ID": "1"}),
-        ({"platform": "cuda", "devices_per_process": 8}, 1, {"JAX_LOCAL_DEVICE_IDS": None, "JAX_PLATFORMS": None}),
-        ({"platform": "rocm", "processes_per_host": 8, "devices_per_process": 1}, 9, {"JAX_LOCAL_DEVICE_IDS": "1"}),
+        (
+            {"devices_per_process": 4},
+            1,
+            {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu", "JAX_PROCESS_ID": "1"},
+        ),
+        (
+            {"platform": "cuda", "devices_per_process": 8},
+            1,
+            {"JAX_LOCAL_DEVICE_IDS": None, "JAX_PLATFORMS": None},
+        ),
+        (
+            {"platform": "rocm", "processes_per_host": 8, "devices_per_process": 1},
+            9,
+            {"JAX_LOCAL_DEVICE_IDS": "1"},
+        ),
         (
             {"platform": "cuda", "processes_per_host": 4, "devices_per_process": 2},
             7,
@@ -47,11 +59,16 @@ def test_a_rank_finds_its_place_in_its_environment(
 @pytest.mark.parametrize(
     ("own", "found"),
     [
-        ({"LD_LIBRARY_PATH": "/opt/lib", "PATH": "/bin"}, ("/driver/lib:/opt/lib", "/driver/bin:/bin")),
+        (
+            {"LD_LIBRARY_PATH": "/opt/lib", "PATH": "/bin"},
+            ("/driver/lib:/opt/lib", "/driver/bin:/bin"),
+        ),
         ({}, ("/driver/lib", f"/driver/bin:{os.defpath}")),
     ],
 )
-def test_the_driver_is_found_before_what_the_image_searches(own: dict[str, str], found: tuple[str, str]) -> None:
+def test_the_driver_is_found_before_what_the_image_searches(
+    own: dict[str, str], found: tuple[str, str]
+) -> None:
     paths = {"LD_LIBRARY_PATH": "/driver/lib", "PATH": "/driver/bin"}
     environ = environment.rank_variables(config(search_paths=paths), own, 0, "/site")
     assert (environ["LD_LIBRARY_PATH"], environ["PATH"]) == found
@@ -71,7 +88,10 @@ def test_xla_gets_the_optimization_level_of_the_accelerator_with_a_train_block(
     platform: str, base: dict[str, str], level: str | None
 ) -> None:
     assert (
-        environment.rank_variables(config(platform=platform), base, 0, "/site").get("JAX_OPTIMIZATION_LEVEL") == level
+        environment.rank_variables(config(platform=platform), base, 0, "/site").get(
+            "JAX_OPTIMIZATION_LEVEL"
+        )
+        == level
     )
 
 
@@ -96,8 +116,12 @@ def test_the_memory_of_a_step_on_cpu_devices_is_kept_for_the_next_one() -> None:
 
 @pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
 def test_a_share_of_the_memory_that_the_job_sets_is_the_only_one(name: str) -> None:
-    found = environment.rank_variables(config(platform="cuda"), {contract.TRAIN_SPEC: "{}", name: "0.5"}, 0, "/site")
-    assert {key: value for key, value in found.items() if key.endswith("MEM_FRACTION")} == {name: "0.5"}
+    found = environment.rank_variables(
+        config(platform="cuda"), {contract.TRAIN_SPEC: "{}", name: "0.5"}, 0, "/site"
+    )
+    assert {key: value for key, value in found.items() if key.endswith("MEM_FRACTION")} == {
+        name: "0.5"
+    }
 
 
 @pytest.mark.parametrize(
@@ -113,7 +137,10 @@ def test_jaxs_coordinator_listens_at_the_address_of_host_0_alone(
     coordinator: str, listens: str | None, expected: str | None
 ) -> None:
     found = environment.attempt_variables(3, coordinator, listens)
-    assert (found["JAX_COORDINATOR_ADDRESS"], found.get("JAX_COORDINATOR_BIND_ADDRESS")) == (coordinator, expected)
+    assert (found["JAX_COORDINATOR_ADDRESS"], found.get("JAX_COORDINATOR_BIND_ADDRESS")) == (
+        coordinator,
+        expected,
+    )
 
 
 def test_what_the_job_sets_for_jaxs_devices_wins() -> None:
@@ -129,8 +156,11 @@ def test_a_process_knows_what_earlier_attempts_saved(saved: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeouts", "wait"), [({}, "30"), ({"init": 20.0}, "10"), ({"init": None, "restore": 9.0}, "4.5")]
+    ("timeouts", "wait"),
+    [({}, "30"), ({"init": 20.0}, "10"), ({"init": None, "restore": 9.0}, "4.5")],
 )
-def test_storage_is_waited_for_within_the_timeouts_of_a_start(timeouts: dict[str, float | None], wait: str) -> None:
+def test_storage_is_waited_for_within_the_timeouts_of_a_start(
+    timeouts: dict[str, float | None], wait: str
+) -> None:
     found = environment.rank_variables(config(timeouts_s=timeouts), {}, 0, "/site")
     assert found["JAXLAUNCH_STORAGE_WAIT"] == wait

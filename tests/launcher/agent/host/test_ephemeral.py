@@ -26,7 +26,11 @@ def test_more_than_the_limit_in_all_folders_together_is_named_with_its_key(tmp_p
     fill(tmp_path / "code", 2 * MIB)
     scratch = {str(tmp_path / "tmp"): None, str(tmp_path / "code"): None}
     excess = resources.find_excess(AgentJob("t", scratch=scratch, ephemeral_bytes=3 * MIB), 1)
-    assert excess is not None and (excess.host, excess.limit_bytes, excess.folder) == (1, 3 * MIB, "")
+    assert excess is not None and (excess.host, excess.limit_bytes, excess.folder) == (
+        1,
+        3 * MIB,
+        "",
+    )
     assert render_excess(excess) == (
         "host 1 uses 4 MiB of ephemeral storage, over its limit of 3 MiB (resources.ephemeral), "
         "for which its pod is evicted"
@@ -52,7 +56,9 @@ def test_what_is_mounted_below_a_folder_or_linked_from_it_is_counted_once(tmp_pa
     assert resources.find_excess(AgentJob("t", scratch=scratch, ephemeral_bytes=3 * MIB), 0) is None
 
 
-def test_a_folder_that_is_not_there_or_is_huge_delays_no_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_not_there_or_is_huge_delays_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert resources.find_excess(AgentJob("t", scratch={str(tmp_path / "none"): 1}), 0) is None
     fill(tmp_path / "tmp", MIB)
     monkeypatch.setattr(resources, "MEASURE_TIMEOUT_S", -1.0)  # the time is up
@@ -67,7 +73,9 @@ def test_one_folder_with_very_many_files_is_counted_only_until_the_time_is_up(
     job, seconds = AgentJob("t", scratch={str(tmp_path): MIB}), itertools.count()
     assert resources.find_excess(job, 0) is not None
     monkeypatch.setattr(resources, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    monkeypatch.setattr(resources, "MEASURE_TIMEOUT_S", 5.0)  # each look at the clock takes a second
+    monkeypatch.setattr(
+        resources, "MEASURE_TIMEOUT_S", 5.0
+    )  # each look at the clock takes a second
     assert resources.find_excess(job, 0) is None
 
 

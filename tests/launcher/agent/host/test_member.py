@@ -27,12 +27,26 @@ from jaxlaunch.launcher.agent.io import link
 def member() -> tuple[Member, MagicMock]:
     """Host 1 and its loop, which only notes what it is asked for."""
     job = AgentJob("t", ("true",))
-    environ = {contract.LEADER: "127.0.0.1:1", contract.HOSTS: "2", contract.INDEX: "1", contract.UID: "u"}
+    environ = {
+        contract.LEADER: "127.0.0.1:1",
+        contract.HOSTS: "2",
+        contract.INDEX: "1",
+        contract.UID: "u",
+    }
     place = config.read_config(environ | {contract.JOB: job.to_json()})
     loop, quiet = MagicMock(), MagicMock()
     hello = Hello.from_config(place, 9400)
     return Member(
-        place, loop, quiet, hello, quiet, None, say=quiet, finish=MagicMock(), on_orphaned=quiet, take_ranks=quiet
+        place,
+        loop,
+        quiet,
+        hello,
+        quiet,
+        None,
+        say=quiet,
+        finish=MagicMock(),
+        on_orphaned=quiet,
+        take_ranks=quiet,
     ), loop
 
 
@@ -58,7 +72,9 @@ def connection() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
         theirs = listener.accept()[0]
-        theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is sent is there at once
+        theirs.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # what is sent is there at once
         return ours, theirs
 
 
@@ -96,7 +112,10 @@ VERDICT = {"cause": "bad_spec", "code": 64, "message": "end"}
         ("welcome", {"epoch": "e"}),
         ("welcome", {"fields": '{"epoch": "e"}', "proof": "0" * 64}),
         ("refused", {"message": "go away", "code": 64, "may_retry": False}),
-        ("refused", {"fields": '{"message": "x", "code": 64, "may_retry": false}', "proof": "0" * 64}),
+        (
+            "refused",
+            {"fields": '{"message": "x", "code": 64, "may_retry": false}', "proof": "0" * 64},
+        ),
         ("challenge", {"nonce": 3}),
         ("ping", {}),
     ],
@@ -116,8 +135,11 @@ def test_a_host_obeys_nobody_who_has_not_proven_the_key_and_dials_again(
     stranger(kind, **fields)
     assert of.leader._link is None and not of.state.has_started and of.state.verdict is None
     assert not of._finish.called  # type: ignore[attr-defined]
-    assert loop.call_later.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve_address)
-    assert "host 0 did not admit this host: " in of._say.call_args.args[0]  # type: ignore[attr-defined]
+    assert loop.call_later.call_args_list[-1].args == (
+        RETRY_REFUSED_S,
+        of.leader._dialer._resolve_address,
+    )
+    assert ("host 0 did not admit this host: ") in of._say.call_args.args[0]  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -142,7 +164,11 @@ def leader(member: tuple[Member, MagicMock]) -> Iterator[Callable[..., None]]:
     theirs.close()
 
 
-STATE = {"attempt": 1, "of": {"uid": "", "generation": 0, "attempt": 1, "started": 1.0, "at": 2.0}, "seconds": {}}
+STATE = {
+    "attempt": 1,
+    "of": {"uid": "", "generation": 0, "attempt": 1, "started": 1.0, "at": 2.0},
+    "seconds": {},
+}
 DEEP = json.loads("[" * 20 + "]" * 20)
 
 
@@ -188,21 +214,34 @@ def test_a_message_of_another_form_ends_the_connection_to_the_leader_and_no_agen
     assert finished.message.startswith(f"host 0 was lost: it sent a `{kind}` whose ")
 
 
-def test_a_leader_that_proves_the_key_and_answers_nonsense_is_dialled_again(member: tuple[Member, MagicMock]) -> None:
+def test_a_leader_that_proves_the_key_and_answers_nonsense_is_dialled_again(
+    member: tuple[Member, MagicMock],
+) -> None:
     of, loop = member
-    for kind, fields in (("welcome", {"epoch": 3}), ("welcome", {}), ("refused", {"message": "x", "code": "64"})):
+    for kind, fields in (
+        ("welcome", {"epoch": 3}),
+        ("welcome", {}),
+        ("refused", {"message": "x", "code": "64"}),
+    ):
         ours, theirs = connection()
         of.leader._on_connected(ours)
         side = LeaderHandshake(of._config.handshake_key)
-        theirs.sendall(json.dumps({"type": "challenge", **side.challenge_fields()}).encode() + b"\n")
+        theirs.sendall(
+            json.dumps({"type": "challenge", **side.challenge_fields()}).encode() + b"\n"
+        )
         assert of.leader._link is not None
         of.leader._link._receive_lines()
         side.open_hello(json.loads(theirs.recv(65536)))
-        theirs.sendall(json.dumps({"type": kind, **side.seal_answer(kind, **fields)}).encode() + b"\n")
+        theirs.sendall(
+            json.dumps({"type": kind, **side.seal_answer(kind, **fields)}).encode() + b"\n"
+        )
         of.leader._link._receive_lines()
         theirs.close()
         assert of.leader._link is None and not of._finish.called  # type: ignore[attr-defined]
-        assert loop.call_later.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve_address)
+        assert loop.call_later.call_args_list[-1].args == (
+            RETRY_REFUSED_S,
+            of.leader._dialer._resolve_address,
+        )
 
 
 def test_a_leader_that_says_nothing_is_left_and_dialled_again(
@@ -213,7 +252,10 @@ def test_a_leader_that_says_nothing_is_left_and_dialled_again(
     of.leader.last_message_at -= CHALLENGE_TIMEOUT_S + 1.0
     of._on_tick()
     assert of.leader._link is None
-    assert loop.call_later.call_args_list[-1].args == (RETRY_REFUSED_S, of.leader._dialer._resolve_address)
+    assert loop.call_later.call_args_list[-1].args == (
+        RETRY_REFUSED_S,
+        of.leader._dialer._resolve_address,
+    )
 
 
 def test_a_host_waits_longer_for_the_challenge_of_a_busy_leader_than_for_what_follows(
@@ -232,7 +274,9 @@ def test_a_host_waits_longer_for_the_challenge_of_a_busy_leader_than_for_what_fo
     assert "did not admit this host: no message for 10 s" in said
 
 
-def test_a_leader_that_closes_again_and_again_is_reported_once(member: tuple[Member, MagicMock]) -> None:
+def test_a_leader_that_closes_again_and_again_is_reported_once(
+    member: tuple[Member, MagicMock],
+) -> None:
     of, _ = member
     for _ in range(3):
         ours, theirs = connection()
@@ -242,11 +286,14 @@ def test_a_leader_that_closes_again_and_again_is_reported_once(member: tuple[Mem
         of.leader._link._receive_lines()
     said = [call.args[0] for call in of._say.call_args_list]  # type: ignore[attr-defined]
     assert said == [
-        "host 0 did not admit this host: connection closed; it may belong to another run, or have another gang_secret"
+        "host 0 did not admit this host: connection closed; it may belong to another run, or have "
+        "another gang_secret"
     ]
 
 
-@pytest.mark.parametrize(("code", "passes_it_on"), [(1, True), (128, True), (255, True), (0, False), (137, False)])
+@pytest.mark.parametrize(
+    ("code", "passes_it_on"), [(1, True), (128, True), (255, True), (0, False), (137, False)]
+)
 def test_a_wrapper_that_ends_with_a_code_of_its_own_passes_the_exception_on(
     member: tuple[Member, MagicMock], monkeypatch: pytest.MonkeyPatch, code: int, passes_it_on: bool
 ) -> None:

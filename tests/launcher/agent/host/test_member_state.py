@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.agent.host.leader_connection import SAME_SIGNAL_S, IdleAction, MemberState, StopRequest
+from jaxlaunch.launcher.agent.host.leader_connection import (
+    SAME_SIGNAL_S,
+    IdleAction,
+    MemberState,
+    StopRequest,
+)
 from jaxlaunch.records.verdict import verdict_for_code
 
 

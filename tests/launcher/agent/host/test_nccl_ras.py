@@ -46,8 +46,8 @@ LAGGING_2_24 = answer(
     "RUNNING  MISMATCH",
     warnings="#0-0 (27a079b828ff1a75) MISMATCH\n"
     + COUNTS.format("collective")
-    + "  26 ranks have launched up to operation 6650\n  6 ranks have launched up to operation 6649\n"
-    + "".join(MEMBER.format(rank) for rank in (0, 2, 3, 4, 5, 7)),
+    + "  26 ranks have launched up to operation 6650\n  6 ranks have launched up to "
+    "operation 6649\n" + "".join(MEMBER.format(rank) for rank in (0, 2, 3, 4, 5, 7)),
 )
 ONE_BEHIND = "  Rank {0} has launched up to operation {1} -- GPU 5 managed by process 7 on node n\n"
 LAGGING_2_26 = answer(
@@ -62,7 +62,8 @@ LAGGING_2_26 = answer(
     + "  Rank 5 has not launched any operations -- GPU 5 managed by process 7 on node n\n\n",
 )
 HALF_BEHIND = LAGGING_2_26.replace(
-    "  31 ranks have launched up to operation 6650\n", "  16 ranks have launched up to operation 2\n"
+    "  31 ranks have launched up to operation 6650\n",
+    "  16 ranks have launched up to operation 2\n",
 )
 MISSING = """INCOMPLETE
   Missing communicator data from 1 job process
@@ -73,13 +74,20 @@ MISSING = """INCOMPLETE
 {rank}
 """
 TIMEOUT = "TIMEOUT\n  Encountered 2 communication timeouts while gathering communicator data\n\n"
-SAID_MISSING = "process 3487984 on node 172.16.64.213 managing GPU 5 {0}; #0-0: rank 21 gives no answer"
+SAID_MISSING = (
+    "process 3487984 on node 172.16.64.213 managing GPU 5 {0}; #0-0: rank 21 gives no answer"
+)
 INCOMPLETE_2_24 = answer(
-    "RUNNING  INCOMPLETE", errors=MISSING.format(rank="  The missing rank: 21"), warnings=TIMEOUT, seconds="2.05"
+    "RUNNING  INCOMPLETE",
+    errors=MISSING.format(rank="  The missing rank: 21"),
+    warnings=TIMEOUT,
+    seconds="2.05",
 )
 INCOMPLETE_2_29 = answer(
     "RUNNING  INCOMPLETE",
-    errors=MISSING.format(rank="  Rank 21 -- GPU 5 managed by process 3487984 on node 172.16.64.213"),
+    errors=MISSING.format(
+        rank="  Rank 21 -- GPU 5 managed by process 3487984 on node 172.16.64.213"
+    ),
 )
 DEAD = answer("RUNNING  INCOMPLETE", errors=MISSING.format(rank="  The missing rank: 21")).replace(
     "INCOMPLETE\n  Missing communicator data from 1 job process",
@@ -96,15 +104,19 @@ STATUS = answer(
 SEVERAL = answer(
     "RUNNING  INCOMPLETE",
     "RUNNING  ERROR,MISMATCH",
-    errors="#0-0 (01) INCOMPLETE\n  Missing communicator data from 2 ranks\n  The missing ranks: 3,7\n\n"
+    errors="#0-0 (01) INCOMPLETE\n  Missing communicator data from 2 ranks\n  The missing "
+    "ranks: 3,7\n\n"
     "#1-0 (02) ERROR\n  Asynchronous errors on 2 ranks\n  2 ranks reported REMOTE_ERROR\n"
     + MEMBER.format(1)
     + "  Rank 2 -- [process information not found]\n\n",
-    warnings="#1-0 (02) MISMATCH\n" + COUNTS.format("Broadcast") + "  3 ranks have launched up to operation 9\n"
+    warnings="#1-0 (02) MISMATCH\n"
+    + COUNTS.format("Broadcast")
+    + "  3 ranks have launched up to operation 9\n"
     "  Rank 1 has not launched any operations -- [process information not found]\n\n",
 )
 MANY = answer(
-    "RUNNING  INCOMPLETE", errors="DEAD\n" + "".join(f"  Process {n} on node n managing GPU 0\n" for n in range(9))
+    "RUNNING  INCOMPLETE",
+    errors="DEAD\n" + "".join(f"  Process {n} on node n managing GPU 0\n" for n in range(9)),
 )
 
 
@@ -127,16 +139,21 @@ CASES: dict[str, tuple[Callable[[socket.socket], None], str]] = {
     ),
     "a lagging rank by operation, 2.26": (
         whole(LAGGING_2_26),
-        "#0-0: rank 5 is behind in AllReduce (6649 of 6650); #0-0: rank 5 is behind in AllGather (0 of 8)",
+        "#0-0: rank 5 is behind in AllReduce (6649 of 6650); #0-0: rank 5 is behind in "
+        "AllGather (0 of 8)",
     ),
     "many behind without names": (
         whole(HALF_BEHIND),
-        "#0-0: 16 ranks are behind in AllReduce (2 of 6649); #0-0: rank 5 is behind in AllGather (0 of 8)",
+        "#0-0: 16 ranks are behind in AllReduce (2 of 6649); #0-0: rank 5 is behind in "
+        "AllGather (0 of 8)",
     ),
     "a missing rank, 2.24": (whole(INCOMPLETE_2_24), SAID_MISSING.format("gives no answer")),
     "a missing rank, 2.29": (whole(INCOMPLETE_2_29), SAID_MISSING.format("gives no answer")),
     "a dead process": (whole(DEAD), SAID_MISSING.format("is dead")),
-    "ranks of unlike states": (whole(STATUS), "#0-0: ranks 0, 8 have status RUNNING; #0-0: rank 4 has status INIT"),
+    "ranks of unlike states": (
+        whole(STATUS),
+        "#0-0: ranks 0, 8 have status RUNNING; #0-0: rank 4 has status INIT",
+    ),
     "several communicators": (
         whole(SEVERAL),
         "#0-0: ranks 3, 7 give no answer; #1-0: ranks 1, 2 reported REMOTE_ERROR; "
@@ -147,11 +164,16 @@ CASES: dict[str, tuple[Callable[[socket.socket], None], str]] = {
         "; ".join(f"process {n} on node n managing GPU 0 is dead" for n in range(6)) + "; 3 more",
     ),
     "no communicators": (
-        whole(HEAD.format(seconds="0.00").partition("Group")[0] + "No communicator data collected!\n"),
+        whole(
+            HEAD.format(seconds="0.00").partition("Group")[0] + "No communicator data collected!\n"
+        ),
         "",
     ),
     "in small pieces": (
-        play("SERVER PROTOCOL 2\n", *(INCOMPLETE_2_24[at : at + 20] for at in range(0, len(INCOMPLETE_2_24), 20))),
+        play(
+            "SERVER PROTOCOL 2\n",
+            *(INCOMPLETE_2_24[at : at + 20] for at in range(0, len(INCOMPLETE_2_24), 20)),
+        ),
         SAID_MISSING.format("gives no answer"),
     ),
     "without the handshake": (play(INCOMPLETE_2_24), SAID_MISSING.format("gives no answer")),
@@ -160,7 +182,10 @@ CASES: dict[str, tuple[Callable[[socket.socket], None], str]] = {
         SAID_MISSING.format("is dead"),
     ),
     "cut": (whole(CUT), "process 3487984 on node 172.16.64.213 managing GPU 5 gives no answer"),
-    "slow": (play(CUT, "#0-0", pause_s=30.0), "process 3487984 on node 172.16.64.213 managing GPU 5 gives no answer"),
+    "slow": (
+        play(CUT, "#0-0", pause_s=30.0),
+        "process 3487984 on node 172.16.64.213 managing GPU 5 gives no answer",
+    ),
     "endless": (play(DEAD, "x" * 4096, forever=True), SAID_MISSING.format("is dead")),
     "silent": (silent, ""),
     "closed at once": (play(), ""),
@@ -172,7 +197,9 @@ CASES: dict[str, tuple[Callable[[socket.socket], None], str]] = {
     ),
     "numbers without end": (
         whole(DEAD.replace(": 21", ": " + "9" * 5000)),
-        SAID_MISSING.format("is dead").replace("rank 21 gives", f"ranks {', '.join(['9' * 9] * 10)}, … gives"),
+        SAID_MISSING.format("is dead").replace(
+            "rank 21 gives", f"ranks {', '.join(['9' * 9] * 10)}, … gives"
+        ),
     ),
 }
 
@@ -185,20 +212,38 @@ def test_what_nccl_says_of_a_hang_is_named_kept_and_never_waited_for(case: str) 
     with server(act) as address:
         text = nccl.query_ras({nccl.ADDRESS_VARIABLE: address}, began + limit_s)
     assert time.monotonic() - began < 3 * limit_s
-    assert len(text) <= nccl.MAX_ANSWER_BYTES and text.isascii() and "\x1b" not in text and "SERVER" not in text
+    assert (
+        len(text) <= nccl.MAX_ANSWER_BYTES
+        and text.isascii()
+        and "\x1b" not in text
+        and "SERVER" not in text
+    )
     assert describe_faults(text) == said
     assert bool(text) == ("Communicators" in text), "what is not RAS's is not kept"
 
 
 def test_a_closed_port_a_wrong_address_and_ras_that_is_off_are_no_answer() -> None:
     with server(whole(DEAD)) as address:
-        assert nccl.query_ras({nccl.ADDRESS_VARIABLE: address, nccl.ENABLE_VARIABLE: "0"}, time.monotonic() + 1) == ""
+        assert (
+            nccl.query_ras(
+                {nccl.ADDRESS_VARIABLE: address, nccl.ENABLE_VARIABLE: "0"}, time.monotonic() + 1
+            )
+            == ""
+        )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert nccl.query_ras({nccl.ADDRESS_VARIABLE: address}, time.monotonic() - 1) == "", "it is too late to ask"
+        assert nccl.query_ras({nccl.ADDRESS_VARIABLE: address}, time.monotonic() - 1) == "", (
+            "it is too late to ask"
+        )
     with socket.socket() as closed:  # it holds the port, and does not listen
         closed.bind(("127.0.0.1", 0))
-        for named in (f"127.0.0.1:{closed.getsockname()[1]}", "no-port", "host:port", "127.0.0.1:99999", "[::1"):
+        for named in (
+            f"127.0.0.1:{closed.getsockname()[1]}",
+            "no-port",
+            "host:port",
+            "127.0.0.1:99999",
+            "[::1",
+        ):
             assert nccl.query_ras({nccl.ADDRESS_VARIABLE: named}, time.monotonic() + 1) == ""
 
 
@@ -226,7 +271,8 @@ def test_a_question_without_an_answer_ends(monkeypatch) -> None:
 def test_the_kernel_s_messages_of_gpus_are_read_where_they_can_be(tmp_path: Path) -> None:
     now = int(time.monotonic() * 1e6)
     lost = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
-    old, other = f"3,1,{now - int(3601e6)},-;NVRM: Xid (PCI:0000:3b:00): 13, old", f"6,3,{now},-;eth0: link up"
+    old = f"3,1,{now - int(3601e6)},-;NVRM: Xid (PCI:0000:3b:00): 13, old"
+    other = f"6,3,{now},-;eth0: link up"
     (tmp_path / "kmsg").write_text(f"{old}\n3,2,{now},-;{lost}\n SUBSYSTEM=pci\n{other}\n")
     assert nccl.read_xids(str(tmp_path / "kmsg")) == lost
     assert nccl.read_xids(str(tmp_path / "none")) == ""

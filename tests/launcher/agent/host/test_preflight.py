@@ -30,15 +30,19 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_closed_device_file_is_named_with_its_owner_and_the_key(dev: Path) -> None:
     uid = os.geteuid()
     assert resources.find_fault(TPU, is_pod=True, dev=dev) == (
-        f"cannot open {dev}/vfio/0 as uid {uid}: its owner is uid {uid}, its mode 0600; set users: {{v5e: root}} in "
-        "the cluster defaults, or device_ownership_from_security_context = true in the configuration of the nodes' "
+        f"cannot open {dev}/vfio/0 as uid {uid}: its owner is uid {uid}, its mode 0600; set users: "
+        "{v5e: root} in "
+        "the cluster defaults, or device_ownership_from_security_context = true in the "
+        "configuration of the nodes' "
         "containerd"
     )
     said = resources.find_fault(TPU, is_pod=False, dev=dev)
     assert said is not None and said.endswith(f"run as that user, or give uid {uid} the file")
 
 
-def test_open_device_files_and_other_jobs_are_no_fault(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_device_files_and_other_jobs_are_no_fault(
+    dev: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert resources.find_fault(AgentJob("t", platform="cuda"), is_pod=True, dev=dev) is None
     monkeypatch.undo()
     for path in (dev / "vfio").iterdir():
@@ -48,7 +52,9 @@ def test_open_device_files_and_other_jobs_are_no_fault(dev: Path, monkeypatch: p
 
 
 def test_a_closed_folder_of_devices_is_named(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, how: Path(path) != dev / "vfio")  # root reads every folder
+    monkeypatch.setattr(
+        os, "access", lambda path, how: Path(path) != dev / "vfio"
+    )  # root reads every folder
     said = resources.find_fault(TPU, is_pod=True, dev=dev)
     assert said is not None and said.startswith(f"cannot open {dev}/vfio as uid")
 

@@ -15,7 +15,9 @@ from jaxlaunch.launcher.agent.host.rank_reports import Profiles
 
 def child(folder: Path, rank: int) -> Any:
     status = SimpleNamespace(exit=None, trainer=False)
-    return SimpleNamespace(rank=rank, profile_path=str(folder / f"{rank}"), progress=SimpleNamespace(status=status))
+    return SimpleNamespace(
+        rank=rank, profile_path=str(folder / f"{rank}"), progress=SimpleNamespace(status=status)
+    )
 
 
 def states(profiles: Profiles) -> dict[str, str]:
@@ -28,7 +30,9 @@ def test_every_process_gets_a_request_file_and_its_answer_is_kept(tmp_path: Path
     assert states(profiles) == {}
     status, found = profiles.reply("POST", "steps=7", True)
     assert (status, found["id"]) == (HTTPStatus.ACCEPTED, 1)
-    assert [json.loads((tmp_path / name).read_text()) for name in ("2", "3")] == [{"id": 1, "steps": 7}] * 2
+    assert [json.loads((tmp_path / name).read_text()) for name in ("2", "3")] == [
+        {"id": 1, "steps": 7}
+    ] * 2
     profiles.update(children[0], {"id": 1, "state": "tracing", "step": 40})
     profiles.update(children[1], {"id": 0, "state": "done"})  # of an older one
     assert states(profiles) == {"2": "tracing", "3": "asked"}
@@ -43,7 +47,10 @@ def test_one_profile_is_taken_at_a_time(tmp_path: Path) -> None:
     profiles = Profiles(True, lambda: [one])
     profiles.reply("POST", "", True)
     status, found = profiles.reply("POST", "", True)
-    assert (status, found["error"]) == (HTTPStatus.CONFLICT, "a profile is already being taken, on rank 0")
+    assert (status, found["error"]) == (
+        HTTPStatus.CONFLICT,
+        "a profile is already being taken, on rank 0",
+    )
     profiles.update(one, {"id": 1, "state": "failed", "fault": "a full disk"})
     assert profiles.reply("POST", "", True)[1]["id"] == 2
     assert states(profiles) == {"0": "asked"}
@@ -79,6 +86,9 @@ def test_a_program_is_profiled_where_it_trains_as_the_trainer_does(tmp_path: Pat
     profiles = Profiles(False, lambda: [one])
     refused, found = profiles.reply("POST", "", True)
     assert refused == HTTPStatus.CONFLICT
-    assert "only the built-in trainer can be profiled, and programs that train by jaxlaunch.run" in found["error"]
+    assert (
+        "only the built-in trainer can be profiled, and programs that train by jaxlaunch.run"
+        in found["error"]
+    )
     one.progress.status.trainer = True
     assert profiles.reply("POST", "", True)[0] == HTTPStatus.ACCEPTED

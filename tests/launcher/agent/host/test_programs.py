@@ -50,14 +50,23 @@ def test_a_signal_to_a_shell_is_meant_for_what_it_runs_and_for_itself_where_it_h
 
 
 def test_a_program_with_workers_gets_its_signal_itself() -> None:
-    text = "import subprocess, time; subprocess.Popen(['sleep', '60']); print('ready', flush=True); time.sleep(60)"
+    text = (
+        "import subprocess, time; subprocess.Popen(['sleep', '60']); print('ready', "
+        "flush=True); time.sleep(60)"
+    )
     with running("python3", "-c", text) as pid:
-        assert list(process_tree.find_targets_below(pid, signal.SIGTERM)) == [pid] and process_tree.find_children(pid)
+        assert list(process_tree.find_targets_below(pid, signal.SIGTERM)) == [
+            pid
+        ] and process_tree.find_children(pid)
         for child in process_tree.find_children(pid):
             process_tree.send_signal(child, signal.SIGKILL)
 
 
 def test_a_handler_is_seen_and_its_absence() -> None:
-    text = "import signal, time; signal.signal(10, print); print('ready', flush=True); time.sleep(60)"
+    text = (
+        "import signal, time; signal.signal(10, print); print('ready', flush=True); time.sleep(60)"
+    )
     with running("python3", "-c", text) as pid:
-        assert process_tree.has_handler(pid, signal.SIGUSR1) and not process_tree.has_handler(pid, signal.SIGUSR2)
+        assert process_tree.has_handler(pid, signal.SIGUSR1) and not process_tree.has_handler(
+            pid, signal.SIGUSR2
+        )

@@ -26,15 +26,24 @@ def copier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         script.write_text(f"#!/bin/sh\necho ready\n{lines}\n")
         script.chmod(0o755)
         monkeypatch.setattr(folders, "sys", SimpleNamespace(executable=str(script)))
-        environ = {contract.LEADER: "127.0.0.1:1", contract.HOSTS: "1", contract.INDEX: "0", contract.UID: "u"}
+        environ = {
+            contract.LEADER: "127.0.0.1:1",
+            contract.HOSTS: "1",
+            contract.INDEX: "0",
+            contract.UID: "u",
+        }
         place = config.read_config(environ | {contract.JOB: AgentJob("t", ("true",)).to_json()})
         return RemoteFolder("gs://team-b/r", place)
 
     return start
 
 
-@pytest.mark.parametrize(("lines", "is_whole"), [("cat; echo done", True), ("cat", False), ("exit 84", False)])
-def test_a_run_folder_is_whole_only_where_its_copier_says_so(copier, lines: str, is_whole: bool) -> None:
+@pytest.mark.parametrize(
+    ("lines", "is_whole"), [("cat; echo done", True), ("cat", False), ("exit 84", False)]
+)
+def test_a_run_folder_is_whole_only_where_its_copier_says_so(
+    copier, lines: str, is_whole: bool
+) -> None:
     assert copier(lines).close() is is_whole
 
 

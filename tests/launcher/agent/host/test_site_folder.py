@@ -17,7 +17,8 @@ COLLECTS = "import gc; print(gc.isenabled())"
 IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COLLECTS!r}])"
 
 
-# Frozen modules of a package that is a file, and files; each by its own import statement, and an attribute of it.
+# Frozen modules of a package that is a file, and files; each by its own import statement, and an
+# attribute of it.
 USES = """
 import importlib
 import importlib.machinery
@@ -60,7 +61,9 @@ def test_garbage_waits_for_the_trainers_imports(
     reports, end = os.pipe()
     environ = {**os.environ, "PYTHONPATH": folder.site, contract.PROGRESS_FD: str(end), **environ}
     command = [sys.executable, "-c", program]
-    printed = subprocess.run(command, env=environ, pass_fds=[end], capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        command, env=environ, pass_fds=[end], capture_output=True, text=True, check=True
+    )
     os.close(end)
     os.close(reports)
     assert printed.stdout.strip() == str(collects)

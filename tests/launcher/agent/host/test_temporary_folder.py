@@ -30,7 +30,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_folder_of_a_process_that_was_killed_is_removed_and_not_before(place: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", MAKES], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", MAKES], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         folders.sweep_folders()
@@ -43,7 +45,9 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_and_not_before(place
 def test_a_folder_of_a_version_without_locks_is_removed_a_week_later_unless_a_program_was_told_of_it(
     place: Path,
 ) -> None:
-    made = {name: place / f"jaxlaunch-{name}" for name in ("old", "told", "new", "profiles-x", "killed")}
+    made = {
+        name: place / f"jaxlaunch-{name}" for name in ("old", "told", "new", "profiles-x", "killed")
+    }
     for name, folder in made.items():
         (folder / ("step-1" if name == "profiles-x" else "site")).mkdir(parents=True)
     (made["killed"] / "site").rmdir()
@@ -71,7 +75,11 @@ def test_what_is_not_known_to_be_unused_stays(place: Path) -> None:
     os.close(lock)
 
 
-def test_agents_that_start_together_may_remove_the_same_folders(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_that_start_together_may_remove_the_same_folders(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda folder: [*listed(folder), "jaxlaunch-removed-by-another"])
+    monkeypatch.setattr(
+        os, "listdir", lambda folder: [*listed(folder), "jaxlaunch-removed-by-another"]
+    )
     folders.sweep_folders()

@@ -16,7 +16,9 @@ def test_every_row_of_the_agent_is_there_before_anything_is_known() -> None:
     for row in contract.PROMETHEUS:
         if row.exporter == "agent":
             assert f"# TYPE {row.name} {row.type}" in text
-            assert any(line.startswith((f"{row.name} ", f"{row.name}{{")) for line in text.splitlines()), row.name
+            assert any(
+                line.startswith((f"{row.name} ", f"{row.name}{{")) for line in text.splitlines()
+            ), row.name
 
 
 def test_a_rank_lags_behind_the_foremost_and_by_nan_until_both_steps_are_known() -> None:
@@ -28,7 +30,9 @@ def test_a_rank_lags_behind_the_foremost_and_by_nan_until_both_steps_are_known()
         text = metrics_server.render_agent_metrics(
             0, gang, {3: rank}, DEFAULTS, 0.0, {"in_use": None, "limit": None}, 2.0
         )
-        (line,) = (line for line in text.splitlines() if line.startswith("jaxlaunch_rank_lag_steps{"))
+        (line,) = (
+            line for line in text.splitlines() if line.startswith("jaxlaunch_rank_lag_steps{")
+        )
         return line.rpartition(" ")[2]
 
     assert (lag(4, 7), lag(9, 7), lag(None, 7), lag(4, None)) == ("3.0", "0.0", "NaN", "NaN")
@@ -36,12 +40,17 @@ def test_a_rank_lags_behind_the_foremost_and_by_nan_until_both_steps_are_known()
 
 def test_texts_are_merged_so_that_a_metric_appears_once() -> None:
     texts = [f'# HELP a Help.\n# TYPE a gauge\na{{rank="{rank}"}} {rank}\n' for rank in (0, 1)]
-    assert metrics_server.merge_expositions(texts) == '# HELP a Help.\n# TYPE a gauge\na{rank="0"} 0\na{rank="1"} 1\n'
+    assert (
+        metrics_server.merge_expositions(texts)
+        == '# HELP a Help.\n# TYPE a gauge\na{rank="0"} 0\na{rank="1"} 1\n'
+    )
 
 
 def test_a_histograms_samples_stay_with_it() -> None:
     text = '# HELP h Help.\n# TYPE h histogram\nh_bucket{le="+Inf"} 1\nh_sum 2\nh_count 1\n'
-    assert metrics_server.merge_expositions([text, "# HELP b B.\n# TYPE b gauge\nb 1\n"]).startswith(text)
+    assert metrics_server.merge_expositions(
+        [text, "# HELP b B.\n# TYPE b gauge\nb 1\n"]
+    ).startswith(text)
 
 
 def test_lines_of_a_process_that_are_no_samples_are_left_out() -> None:

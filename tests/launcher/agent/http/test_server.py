@@ -21,7 +21,9 @@ def port() -> Iterator[int]:
     """That of a server, whose loop runs in a thread."""
     loop, is_over = Loop(), threading.Event()
     profiles = Profiles(True, list)
-    served = MetricsServer(loop, "127.0.0.1", 0, list, lambda texts: "x" * 100 + "\n", {"/profile": profiles.reply})
+    served = MetricsServer(
+        loop, "127.0.0.1", 0, list, lambda texts: "x" * 100 + "\n", {"/profile": profiles.reply}
+    )
     loop.call_every(0.01, lambda: loop.stop() if is_over.is_set() else None)
     thread = threading.Thread(target=loop.run)
     thread.start()
@@ -50,10 +52,16 @@ def test_silent_connections_do_not_keep_a_scrape_out(port: int) -> None:
         assert ask(port, "GET /metrics HTTP/1.1")[0] == 200
 
 
-@pytest.mark.parametrize("steps", ["1" * 5_000, "\u0663" * 9, "0" * 3_000 + "1"], ids=["digits", "arabic", "zeros"])
+@pytest.mark.parametrize(
+    "steps", ["1" * 5_000, "\u0663" * 9, "0" * 3_000 + "1"], ids=["digits", "arabic", "zeros"]
+)
 def test_a_profile_of_thousands_of_digits_is_refused_in_one_line(port: int, steps: str) -> None:
     status, body = ask(port, f"POST /profile?steps={steps} HTTP/1.1")
-    assert status == 400 and len(body) < 200 and "is not a number from 1 to 100" in json.loads(body)["error"]
+    assert (
+        status == 400
+        and len(body) < 200
+        and "is not a number from 1 to 100" in json.loads(body)["error"]
+    )
     assert ask(port, "GET /profile HTTP/1.1")[0] == 200
 
 

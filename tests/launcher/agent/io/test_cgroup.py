@@ -44,8 +44,13 @@ def legacy(folder: str, limit: str) -> dict[str, str]:
         (V1, legacy("sys/fs/cgroup/memory", "8000")),
     ],
 )
-def test_files_the_kernel_can_drop_are_not_in_use(own: str, files: dict[str, str], tmp_path: Path) -> None:
-    assert resources.read_memory(kernel(tmp_path, own, **files)) == {"in_use": 3000.0, "limit": 8000.0}
+def test_files_the_kernel_can_drop_are_not_in_use(
+    own: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    assert resources.read_memory(kernel(tmp_path, own, **files)) == {
+        "in_use": 3000.0,
+        "limit": 8000.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,9 @@ def test_files_the_kernel_can_drop_are_not_in_use(own: str, files: dict[str, str
         (V2, {}),
     ],
 )
-def test_without_a_limit_the_machine_is_the_limit(own: str, files: dict[str, str], tmp_path: Path) -> None:
+def test_without_a_limit_the_machine_is_the_limit(
+    own: str, files: dict[str, str], tmp_path: Path
+) -> None:
     assert resources.read_memory(kernel(tmp_path, own, **files)) == MACHINE
 
 
@@ -69,12 +76,15 @@ OOM_V2 = "low 0\nhigh 0\nmax 31\noom 4\noom_kill 3\noom_group_kill 0\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "kills"), [(OOM_V1, 2), (OOM_V2, 3), ("oom_kill_disable 0\nunder_oom 0\n", 0), (None, 0)]
+    ("text", "kills"),
+    [(OOM_V1, 2), (OOM_V2, 3), ("oom_kill_disable 0\nunder_oom 0\n", 0), (None, 0)],
 )
 def test_the_count_of_the_oom_killer_is_read_where_there_is_one(
     text: str | None, kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if text is not None:
         (tmp_path / "count").write_text(text)
-    monkeypatch.setattr(resources, "OOM_COUNTERS", (str(tmp_path / "absent"), str(tmp_path / "count")))
+    monkeypatch.setattr(
+        resources, "OOM_COUNTERS", (str(tmp_path / "absent"), str(tmp_path / "count"))
+    )
     assert resources.count_oom_kills() == kills

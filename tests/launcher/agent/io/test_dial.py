@@ -40,4 +40,6 @@ def test_a_name_server_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPa
     signal.set_wakeup_fd(-1)
     for one in (loop._wake_read, loop._wake_write):
         one.close()
-    assert said[0].startswith("the name server has not answered for ") and said[-1].startswith("name not resolved for ")
+    assert said[0].startswith("the name server has not answered for ") and said[-1].startswith(
+        "name not resolved for "
+    )

@@ -24,7 +24,9 @@ def loop() -> Iterator[Loop]:
         each.close()
 
 
-def test_an_event_of_a_descriptor_that_was_closed_meanwhile_is_not_taken_for_one_of_its_successor(loop: Loop) -> None:
+def test_an_event_of_a_descriptor_that_was_closed_meanwhile_is_not_taken_for_one_of_its_successor(
+    loop: Loop,
+) -> None:
     pairs = [socket.socketpair() for _ in range(2)]
     fds = [own.fileno() for own, _ in pairs]
     idle, other = socket.socketpair()  # with nothing to read
@@ -49,7 +51,9 @@ def test_an_event_of_a_descriptor_that_was_closed_meanwhile_is_not_taken_for_one
 
 
 @pytest.mark.parametrize("watched", [READ, WRITE, READ | WRITE])
-def test_whoever_watches_a_connection_that_breaks_is_called_for_what_it_watches(loop: Loop, watched: int) -> None:
+def test_whoever_watches_a_connection_that_breaks_is_called_for_what_it_watches(
+    loop: Loop, watched: int
+) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     peer = socket.create_connection(listener.getsockname())
     own, _ = listener.accept()

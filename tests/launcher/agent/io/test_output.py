@@ -77,7 +77,11 @@ def written(number: int) -> bytes:
 def numbers(lines: list[str]) -> tuple[list[int], int]:
     """The numbers of the lines that came, and how many were said to be dropped."""
     notices = [re.match(r"\((\d+) lines were dropped here", line) for line in lines]
-    came = [int(line.split(" ")[0]) for line, notice in zip(lines, notices, strict=True) if notice is None]
+    came = [
+        int(line.split(" ")[0])
+        for line, notice in zip(lines, notices, strict=True)
+        if notice is None
+    ]
     return came, sum(int(notice[1]) for notice in notices if notice)
 
 
@@ -105,7 +109,9 @@ def test_a_reader_that_is_late_at_the_end_gets_the_count_and_the_last_lines(pipe
     assert len(came) * WIDTH < 4 * FINAL_BYTES
 
 
-def test_a_patient_stream_is_behind_until_its_reader_has_caught_up_and_drops_nothing(pipe: Pipe) -> None:
+def test_a_patient_stream_is_behind_until_its_reader_has_caught_up_and_drops_nothing(
+    pipe: Pipe,
+) -> None:
     stream, room = OutputStream(Idle(), pipe.write_end, patience_s=math.inf), threading.Event()
     stream.on_room = room.set
     lines = iter(range(LINES))
@@ -120,7 +126,9 @@ def test_a_patient_stream_is_behind_until_its_reader_has_caught_up_and_drops_not
     assert room.is_set() and numbers(pipe.close()) == (list(range(LINES)), 0)
 
 
-def test_patience_with_a_reader_who_takes_nothing_ends_and_comes_back_with_the_reader(pipe: Pipe) -> None:
+def test_patience_with_a_reader_who_takes_nothing_ends_and_comes_back_with_the_reader(
+    pipe: Pipe,
+) -> None:
     loop, room = Idle(), threading.Event()
     stream, lines = OutputStream(loop, pipe.write_end, patience_s=1.0), iter(range(LINES))
     while not stream.is_behind:

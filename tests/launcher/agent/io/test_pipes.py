@@ -34,8 +34,12 @@ def pipe(lines: list[bytes]) -> Iterator[LinePipe]:
     os.close(made.write_end)
 
 
-def test_draining_a_pipe_ends_although_its_writer_never_does(pipe: LinePipe, lines: list[bytes]) -> None:
-    with subprocess.Popen(["yes", "x" * 50], stdout=pipe.write_end, stderr=subprocess.DEVNULL) as writer:
+def test_draining_a_pipe_ends_although_its_writer_never_does(
+    pipe: LinePipe, lines: list[bytes]
+) -> None:
+    with subprocess.Popen(
+        ["yes", "x" * 50], stdout=pipe.write_end, stderr=subprocess.DEVNULL
+    ) as writer:
         try:
             while not lines:
                 pipe.drain()

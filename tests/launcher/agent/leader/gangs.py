@@ -102,13 +102,22 @@ class Gang:
         side = HostHandshake(key)
         cost = self.raw(host, self.greeting(side, host, self.connect(host), **changes))
         if not self.epoch:
-            self.epoch = side.open_answer(json.loads(self.hosts[host][0].recv(65536).splitlines()[0]))["epoch"]
+            self.epoch = side.open_answer(
+                json.loads(self.hosts[host][0].recv(65536).splitlines()[0])
+            )["epoch"]
         return cost
 
-    def greeting(self, side: HostHandshake, host: int, challenge: dict[str, Any], **changes: Any) -> bytes:
+    def greeting(
+        self, side: HostHandshake, host: int, challenge: dict[str, Any], **changes: Any
+    ) -> bytes:
         """The line of a host's hello."""
         hello = dataclasses.replace(self.hello, host=host, pod=f"pod-{host}").to_wire()
-        return json.dumps({"type": "hello", **side.answer_challenge(challenge, hello | changes)}).encode() + b"\n"
+        return (
+            json.dumps(
+                {"type": "hello", **side.answer_challenge(challenge, hello | changes)}
+            ).encode()
+            + b"\n"
+        )
 
     def connect(self, host: int) -> dict[str, Any]:
         """Connects a host; returns the leader's challenge."""
@@ -123,7 +132,13 @@ class Gang:
 
     def send(self, host: int, kind: str, /, **fields: Any) -> int:
         """Sends a message of a host; returns the opcodes that the leader ran for it."""
-        message = {"type": kind, "attempt": 1, **fields, "epoch": self.epoch, "n": self.numbers[host]}
+        message = {
+            "type": kind,
+            "attempt": 1,
+            **fields,
+            "epoch": self.epoch,
+            "n": self.numbers[host],
+        }
         self.numbers[host] += 1
         return self.raw(host, json.dumps(message).encode() + b"\n")
 

@@ -20,12 +20,19 @@ from tests.launcher.agent.leader.gangs import PATIENCE_S, UID, Gang
 STRANGE = [
     b"[" * 100_000 + b"\n",
     b'{"type": "hello", "fields": ' + b"[" * 10_000 + b"\n",
-    b'{"type": "hello", "nonce": "' + b"0" * 32 + b'", "fields": "' + b"[" * 5_000 + b'", "proof": "0"}\n',
-    json.dumps({"type": "hello", "nonce": "0" * 32, "fields": "{}", "proof": "\ud800"}).encode() + b"\n",
-    json.dumps({"type": "hello", "nonce": "\ud800" * 32, "fields": "\udce9", "proof": "x"}).encode() + b"\n",
+    b'{"type": "hello", "nonce": "'
+    + b"0" * 32
+    + b'", "fields": "'
+    + b"[" * 5_000
+    + b'", "proof": "0"}\n',
+    json.dumps({"type": "hello", "nonce": "0" * 32, "fields": "{}", "proof": "\ud800"}).encode()
+    + b"\n",
+    json.dumps({"type": "hello", "nonce": "\ud800" * 32, "fields": "\udce9", "proof": "x"}).encode()
+    + b"\n",
     json.dumps({"type": "hello", "nonce": "0" * 32, "fields": {}, "proof": []}).encode() + b"\n",
     json.dumps({"type": "hello", "nonce": 3, "fields": "{}", "proof": "x"}).encode() + b"\n",
-    json.dumps({"type": "hello", "host": 2, "uid": UID, "spec": 3, "fault": "stop"}).encode() + b"\n",
+    json.dumps({"type": "hello", "host": 2, "uid": UID, "spec": 3, "fault": "stop"}).encode()
+    + b"\n",
     b'{"type": "stop"}\n{"type": "kill"}\n',
     b"GET /metrics HTTP/1.1\r\n\r\n",
     b"\xff\n",
@@ -52,7 +59,9 @@ def of_gang(gang: Gang) -> list[str]:
 
 @pytest.mark.parametrize("line", STRANGE, ids=lambda line: repr(line[:40]))
 @pytest.mark.parametrize("joined", [2, 3], ids=["gathering", "running"])
-def test_a_line_of_a_stranger_closes_its_own_link_alone(gang: Callable[..., Gang], line: bytes, joined: int) -> None:
+def test_a_line_of_a_stranger_closes_its_own_link_alone(
+    gang: Callable[..., Gang], line: bytes, joined: int
+) -> None:
     of = gang(3, joined=joined)
     of.connect(99)
     sock, fd = of.hosts[99]
@@ -66,12 +75,20 @@ def test_a_line_of_a_stranger_closes_its_own_link_alone(gang: Callable[..., Gang
     assert any("starting attempt 1" in text for text in of.said)
 
 
-@pytest.mark.parametrize("key", [b"", b"another", UID.encode()[:-1]], ids=["none", "another", "a part of it"])
-def test_without_the_key_no_hello_is_accepted_and_nothing_is_told(gang: Callable[..., Gang], key: bytes) -> None:
+@pytest.mark.parametrize(
+    "key", [b"", b"another", UID.encode()[:-1]], ids=["none", "another", "a part of it"]
+)
+def test_without_the_key_no_hello_is_accepted_and_nothing_is_told(
+    gang: Callable[..., Gang], key: bytes
+) -> None:
     of = gang(3, joined=2)
     of.join(2, key, fault="the gang must end")
     assert received(of.hosts[2][0]) == b""
-    assert of.leader._gang.verdict is None and 2 not in of.leader._gang.gathering.arrived_hosts and not of.said
+    assert (
+        of.leader._gang.verdict is None
+        and 2 not in of.leader._gang.gathering.arrived_hosts
+        and not of.said
+    )
     of.join(2)
     assert any("starting attempt 1" in text for text in of.said)
 
@@ -88,7 +105,9 @@ def test_a_hello_that_was_recorded_is_not_accepted_again(gang: Callable[..., Gan
 
 def test_the_uid_is_in_no_message(gang: Callable[..., Gang]) -> None:
     of = gang(2)
-    assert UID.encode() not in of.greeting(HostHandshake(UID.encode()), 1, {"type": "challenge", "nonce": "0" * 32})
+    assert UID.encode() not in of.greeting(
+        HostHandshake(UID.encode()), 1, {"type": "challenge", "nonce": "0" * 32}
+    )
     of.join(2)  # is refused: there are two hosts
     of.leader._on_tick()
     of.event(1, "error", error={"type": "ValueError", "message": "boom"})
@@ -100,19 +119,27 @@ def test_the_uid_is_in_no_message(gang: Callable[..., Gang]) -> None:
     assert of.leader._gang.stage.name == "LEAVE"
 
 
-@pytest.mark.parametrize("changes", [{"fault": "a fault"}, {"spec": "another"}, {"versions": {}}], ids=str)
-def test_a_fault_while_the_processes_run_ends_nothing(gang: Callable[..., Gang], changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"fault": "a fault"}, {"spec": "another"}, {"versions": {}}], ids=str
+)
+def test_a_fault_while_the_processes_run_ends_nothing(
+    gang: Callable[..., Gang], changes: dict[str, Any]
+) -> None:
     of = gang(3)
     sock, _ = of.hosts[2]
     of.close(2)
     assert of.leader._gang.verdict is None, "its loss is not settled yet"
     of.join(2, **changes)
     assert of.leader._gang.verdict is None
-    assert any("refused: host 2" in text and "tried to join after the start" in text for text in of.said), of.said
+    assert any(
+        "refused: host 2" in text and "tried to join after the start" in text for text in of.said
+    ), of.said
     assert sock.fileno() == -1
 
 
-def test_thousands_of_strangers_leave_two_lines_in_the_log_and_no_host_out(gang: Callable[..., Gang]) -> None:
+def test_thousands_of_strangers_leave_two_lines_in_the_log_and_no_host_out(
+    gang: Callable[..., Gang],
+) -> None:
     of = gang(3, joined=2)
     for _ in range(300):
         of.connect(99)
@@ -128,7 +155,10 @@ def test_thousands_of_strangers_leave_two_lines_in_the_log_and_no_host_out(gang:
     of.leader._gate.close_late_connections(now + LOG_INTERVAL_S)
     said = of_gang(of)
     assert len(said) == 2 and all(len(line) < 200 for line in said), said
-    assert said[0] == "closed 331 connections, the last from 127.0.0.1: it sent no hello before many others came"
+    assert (
+        said[0] == "closed 331 connections, the last from 127.0.0.1: it sent no hello before many "
+        "others came"
+    )
     assert said[1].endswith(": it sent no hello within 10 s")
     of.join(2)
     assert any("starting attempt 1" in text for text in of.said)
@@ -180,9 +210,13 @@ def test_refusals_are_logged_once_each_and_only_so_many_are_kept(gang: Callable[
     assert sum(map(len, of.said)) < 100_000
 
 
-def test_a_host_whose_hello_has_another_form_is_named_by_its_address(gang: Callable[..., Gang]) -> None:
+def test_a_host_whose_hello_has_another_form_is_named_by_its_address(
+    gang: Callable[..., Gang],
+) -> None:
     of = gang(3, joined=2)
     of.join(2, spec=3)
     assert received(of.hosts[2][0]) == b""
     of.leader._gate.close_late_connections(time.monotonic())
-    assert of.said == ["closed a connection from 127.0.0.1: its hello is invalid: spec must be a string, not 3"]
+    assert of.said == [
+        "closed a connection from 127.0.0.1: its hello is invalid: spec must be a string, not 3"
+    ]

@@ -46,7 +46,9 @@ HELLO = Hello.from_config(CONFIGS[0], 9400)
 STATUSES = [
     dataclasses.replace(STEPPING, step=4),
     dataclasses.replace(STEPPING, step=9, committed=9, first_committed=6),
-    dataclasses.replace(STEPPING, stopped={"saved": True, "step": 9}, exit=contract.PREEMPTED, committed=9),
+    dataclasses.replace(
+        STEPPING, stopped={"saved": True, "step": 9}, exit=contract.PREEMPTED, committed=9
+    ),
     dataclasses.replace(STEPPING, done=True, phase="done", exit=0),
     dataclasses.replace(STEPPING, exit=-9),
 ]
@@ -85,10 +87,12 @@ class Simulation:
         for host in range(min(present, place.hosts)):
             self.join(host)
 
-    # --- events -------------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def join(self, host: int, **changes: Any) -> None:
-        hello = dataclasses.replace(HELLO, **{"host": host, "pod": f"pod {host}-{self.pods[host]}", **changes})
+        hello = dataclasses.replace(
+            HELLO, **{"host": host, "pod": f"pod {host}-{self.pods[host]}", **changes}
+        )
         reason = self.gang.check_hello(hello)
         if reason is not None:
             self.gang.on_host_refused(hello, reason, self.now)
@@ -107,7 +111,9 @@ class Simulation:
     def send(self, host: int, kind: str, /, **fields: Any) -> None:
         if host in self.told:
             self.gang.members.record_message(host, self.now)
-            self.gang.take_message(host, {"type": kind, "attempt": self.gang.attempt_number, **fields}, self.now)
+            self.gang.take_message(
+                host, {"type": kind, "attempt": self.gang.attempt_number, **fields}, self.now
+            )
             self.act()
 
     def report_gone(self, host: int) -> None:
@@ -132,19 +138,34 @@ class Simulation:
         """Apply a random event, if the host can send it now."""
         ranks = self.gang.members.table.ranks_of(host)
         if choice in ("join", "rejoin", "misfit"):
-            # A pod that was lost is followed by another; so is one that is still connected, if it "rejoins".
+            # A pod that was lost is followed by another; so is one that is still connected, if it
+            # "rejoins".
             self.pods[host] += host not in self.told or (choice == "rejoin" and variant % 2)
-            changes: dict[str, Any] = {"spec": "another"} if choice == "misfit" and variant % 2 else {}
-            self.join(host, **changes, **({"generation": 7} if choice == "misfit" and not variant % 2 else {}))
+            changes: dict[str, Any] = (
+                {"spec": "another"} if choice == "misfit" and variant % 2 else {}
+            )
+            self.join(
+                host,
+                **changes,
+                **({"generation": 7} if choice == "misfit" and not variant % 2 else {}),
+            )
         elif choice == "lose":
             self.lose(host)
         elif choice == "beat":
             self.beat(host, STATUSES[variant % len(STATUSES)])
         elif choice == "event" and ranks:
             status = STATUSES[variant % 2].to_wire()
-            self.send(host, "event", rank=ranks[variant % RANKS], status=status, **EVENTS[variant % len(EVENTS)])
+            self.send(
+                host,
+                "event",
+                rank=ranks[variant % RANKS],
+                status=status,
+                **EVENTS[variant % len(EVENTS)],
+            )
         elif choice == "stacks" and ranks:
-            self.send(host, "stacks", rank=ranks[variant % RANKS], status=STATUSES[0].to_wire(), text="")
+            self.send(
+                host, "stacks", rank=ranks[variant % RANKS], status=STATUSES[0].to_wire(), text=""
+            )
         elif choice == "gone":
             self.report_gone(host)
         elif choice == "all gone":
@@ -157,16 +178,16 @@ class Simulation:
         elif choice in ("tick", "wait"):
             self.tick(0.2 if choice == "tick" else (1.0, 5.0, 15.0, 40.0)[variant % 4])
 
-    # --- actions ------------------------------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     def act(self) -> None:
         gang = self.gang
         assert set(gang.members.hellos) == set(gang.members.last_message_at)
         while gang.actions:
             action = gang.actions.pop(0)
-            assert self.end is None or isinstance(action, (actions.Say, actions.Send, actions.Disconnect)), (
-                "the gang acts after its end"
-            )
+            assert self.end is None or isinstance(
+                action, (actions.Say, actions.Send, actions.Disconnect)
+            ), "the gang acts after its end"
             self.perform(action)
         assert set(self.told) == set(gang.members.hellos)
         self.covered[gang.stage.name] += 1
@@ -178,24 +199,34 @@ class Simulation:
             for host in action.hosts:
                 self.tell(host, action.kind)
             if action.kind == "verdict" and action.hosts:
-                self.messages.setdefault(action.fields["attempt"], []).append(action.fields["verdict"])
+                self.messages.setdefault(action.fields["attempt"], []).append(
+                    action.fields["verdict"]
+                )
         elif isinstance(action, actions.SendStart):
-            assert len(set(gang.members.table.hosts)) == len(gang.members.table), "a host holds two places"
+            assert len(set(gang.members.table.hosts)) == len(gang.members.table), (
+                "a host holds two places"
+            )
             for host in action.hosts:
                 self.tell(host, "start")
                 self.running |= {host} & set(gang.members.table.hosts)
             table = self.tables.setdefault(gang.attempt_number, gang.members.table.to_wire())
-            assert table == gang.members.table.to_wire(), "the hosts of one attempt know different tables"
+            assert table == gang.members.table.to_wire(), (
+                "the hosts of one attempt know different tables"
+            )
         elif isinstance(action, actions.Disconnect):
             self.forget(action.host)
         elif isinstance(action, actions.StartAttempt):
             assert gang.stage is Stage.RUN and gang.members.next_size >= len(gang.members.table)
-            assert set(gang.members.table.hosts) <= set(gang.members.present_hosts), "an absent host holds ranks"
+            assert set(gang.members.table.hosts) <= set(gang.members.present_hosts), (
+                "an absent host holds ranks"
+            )
             assert 0 in gang.members.table and len(gang.members.table) in self.place.gang_sizes
             assert not self.running or self.now > self.judged_at + KILL_TIMEOUT_S, (
                 "processes of two attempts run at once"
             )
-            assert all(number in self.verdicts for number in self.tables), "an attempt has no verdict"
+            assert all(number in self.verdicts for number in self.tables), (
+                "an attempt has no verdict"
+            )
             self.running.clear()
         elif isinstance(action, actions.JudgeAttempt):
             self.judged_at = self.now
@@ -212,7 +243,9 @@ class Simulation:
         elif isinstance(action, actions.Finish):
             self.end = action
             if not action.is_alone:
-                assert set(self.told.values()) <= {"leave"}, "a member does not know that it may leave"
+                assert set(self.told.values()) <= {"leave"}, (
+                    "a member does not know that it may leave"
+                )
 
     def tell(self, host: int, kind: str) -> None:
         assert host in self.told, "a message is sent to an absent host"
@@ -229,21 +262,35 @@ class Simulation:
         steps = ranks.first_committed, gang.attempt.last_committed
         seconds = {"step": 1.0} if ranks.by_rank else {"rendezvous": 1.0}
         return AttemptRecord(
-            "uid", 0, gang.attempt_number, verdict.cause, verdict.rank, *steps, seconds, verdict, 1.0, self.now
+            "uid",
+            0,
+            gang.attempt_number,
+            verdict.cause,
+            verdict.rank,
+            *steps,
+            seconds,
+            verdict,
+            1.0,
+            self.now,
         )
 
     def settle(self) -> None:
         """Let all deadlines pass while nobody answers. Nobody may wait for ever then."""
-        # A stage has one deadline; GATHER after a lost attempt, its KILL and LEAVE are the longest chain of them.
+        # A stage has one deadline; GATHER after a lost attempt, its KILL and LEAVE are the longest
+        # chain of them.
         for _ in range(40):
             self.tick(15.0)
         gang = self.gang
         if gang.stage is Stage.RUN:
-            assert set(gang.members.present_hosts) <= {host for host, kind in self.told.items() if kind == "start"}
+            assert set(gang.members.present_hosts) <= {
+                host for host, kind in self.told.items() if kind == "start"
+            }
         else:
             assert self.end is not None, f"the gang stays in {gang.stage.name}"
         for number, messages in self.messages.items():
-            assert messages[0] == self.verdicts[number][0].to_json(), "hosts were told another verdict"
+            assert messages[0] == self.verdicts[number][0].to_json(), (
+                "hosts were told another verdict"
+            )
             assert messages.count(messages[0]) == len(messages), "hosts were told two verdicts"
 
 
@@ -254,7 +301,13 @@ def decode(sequence: bytes) -> Iterator[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("place", CONFIGS, ids=range(len(CONFIGS)))
 def test_invariants_hold_over_random_event_sequences(place: Config) -> None:
-    @settings(max_examples=600, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=600,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(st.integers(0, 4), st.binary(min_size=6, max_size=120))
     def check(present: int, sequence: bytes) -> None:
         simulation = Simulation(place, present, covered)

@@ -20,7 +20,9 @@ def said() -> list[str]:
     return []
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, said: list[str], *answers: Any) -> tuple[JobSetAnnotator, list[bytes]]:
+def answering(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], *answers: Any
+) -> tuple[JobSetAnnotator, list[bytes]]:
     """A JobSet whose server answers like this, and what was sent."""
     sent: list[bytes] = []
     waiting: Iterator[Any] = iter(answers)
@@ -44,11 +46,15 @@ def test_a_server_that_fails_is_tried_again_and_the_first_failure_is_said(
     for _ in faults:
         jobset.annotate(KNOWN)
     assert len(sent) == 5 and b"1234" in sent[0]
-    assert said == ["how far the job is cannot be written on its JobSet (patch jobsets lm): timed out"]
+    assert said == [
+        "how far the job is cannot be written on its JobSet (patch jobsets lm): timed out"
+    ]
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 409])
-def test_a_server_that_refuses_is_asked_no_more(monkeypatch: pytest.MonkeyPatch, said: list[str], code: int) -> None:
+def test_a_server_that_refuses_is_asked_no_more(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], code: int
+) -> None:
     jobset, sent = answering(monkeypatch, said, code)
     jobset.annotate(KNOWN)
     jobset.annotate(KNOWN)

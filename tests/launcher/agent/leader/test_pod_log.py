@@ -28,7 +28,14 @@ class Recorded:
     def look(self, at: float, **changes: Any) -> None:
         statuses = [Status(phase=phase) for phase in changes.pop("phases", ["step"])]
         given = dict(
-            stage="run", attempt=1, members="0", missing=[], refused=[], step=None, committed=None, overdue=None
+            stage="run",
+            attempt=1,
+            members="0",
+            missing=[],
+            refused=[],
+            step=None,
+            committed=None,
+            overdue=None,
         )
         given |= {
             "seconds": {},
@@ -43,7 +50,9 @@ class Recorded:
 
     @property
     def beats(self) -> list[BeatLine]:
-        return [beat for beat in map(log_lines.parse_line, self.lines) if isinstance(beat, BeatLine)]
+        return [
+            beat for beat in map(log_lines.parse_line, self.lines) if isinstance(beat, BeatLine)
+        ]
 
 
 def test_a_change_of_phase_is_written_and_the_loop_of_training_is_not() -> None:
@@ -91,7 +100,9 @@ def test_every_field_of_a_beat_is_read_only_in_its_form() -> None:
     recorded.look(0.0)
     (beat,) = recorded.beats
     names = [field.name for field in dataclasses.fields(beat)]
-    wrong = {name: log_lines.format_line(dataclasses.replace(beat, **{name: True})) for name in names}
+    wrong = {
+        name: log_lines.format_line(dataclasses.replace(beat, **{name: True})) for name in names
+    }
     unchecked = [name for name, line in wrong.items() if log_lines.parse_line(line) is not None]
     assert not unchecked
 
@@ -104,6 +115,8 @@ def test_the_end_of_a_log_comes_with_the_host_that_held_the_rank(tmp_path: Path)
     for members, host in (("0,3,2", 3), (None, None)):
         lines: list[str] = []
         folder = RunFolder(tmp_path, pytest.fail)
-        PodLog(1, lines.append).write_past([dataclasses.replace(usual, members=members)], folder, 1, 1, 3)
+        PodLog(1, lines.append).write_past(
+            [dataclasses.replace(usual, members=members)], folder, 1, 1, 3
+        )
         (tail,) = [one for one in map(log_lines.parse_line, lines) if isinstance(one, TailLine)]
         assert (tail.rank, list(tail.lines), tail.host) == (1, ["step 7"], host)

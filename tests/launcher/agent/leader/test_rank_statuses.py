@@ -35,14 +35,19 @@ def test_the_counts_are_those_of_a_look_at_every_rank() -> None:
     for _ in range(2_000):
         rank, statuses = chance.randrange(RANKS), counts.by_rank
         alike = next(len(list(run)) for _, run in itertools.groupby(statuses[rank:], id))
-        counts.set_range(range(rank, rank + chance.randint(1, alike)), some_status(chance, statuses[rank]))
+        counts.set_range(
+            range(rank, rank + chance.randint(1, alike)), some_status(chance, statuses[rank])
+        )
         committed += [status.committed for status in statuses if status.committed is not None]
         steps = [status.step for status in statuses if status.step is not None]
         assert counts.alive == sum(status.exit is None for status in statuses)
         assert counts.staying == sum(not status.left and status.exit is None for status in statuses)
         assert counts.unclean == sum(not status.has_ended_cleanly for status in statuses)
         assert set(counts.versions) == {status.jax for status in statuses} - {None}
-        assert (counts.first_step, counts.last_step) == (min(steps, default=None), max(steps, default=None))
+        assert (counts.first_step, counts.last_step) == (
+            min(steps, default=None),
+            max(steps, default=None),
+        )
         assert counts.committed == max(committed, default=None)
 
 
@@ -72,27 +77,39 @@ def test_ranks_of_many_hosts_that_change_alike_share_one_status_and_none_is_made
     statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(hosts)})
     made: list[Status] = []
     change = Status.with_changes
-    monkeypatch.setattr(Status, "with_changes", lambda self, fields: made.append(self) or change(self, fields))
+    monkeypatch.setattr(
+        Status, "with_changes", lambda self, fields: made.append(self) or change(self, fields)
+    )
     for step in range(1, 101):
         for host in range(hosts):
-            statuses.merge_changes(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
+            statuses.merge_changes(
+                host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}}
+            )
     assert len(made) == 100 and len({id(status) for status in statuses.by_rank}) == 1
     with pytest.raises(ValueError, match="step must be"):
         statuses.merge_changes(0, {"0-3": {"step": "x"}})
     assert {status.step for status in statuses.by_rank} == {100}
 
 
-def test_hosts_that_beat_at_different_steps_share_what_they_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_beat_at_different_steps_share_what_they_come_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hosts, chance = 50, random.Random(3)
     statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(hosts)})
     made: list[Status] = []
     change = Status.with_changes
-    monkeypatch.setattr(Status, "with_changes", lambda self, fields: made.append(self) or change(self, fields))
+    monkeypatch.setattr(
+        Status, "with_changes", lambda self, fields: made.append(self) or change(self, fields)
+    )
     for beat in range(1, 101):
         for host in chance.sample(range(hosts), hosts):
             step = 20 * beat + chance.randrange(4)
-            statuses.merge_changes(host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}})
-    assert len({id(status) for status in statuses.by_rank}) == len({status.step for status in statuses.by_rank})
+            statuses.merge_changes(
+                host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}}
+            )
+    assert len({id(status) for status in statuses.by_rank}) == len(
+        {status.step for status in statuses.by_rank}
+    )
     assert len(made) <= 100 * 4 * 4  # from each of four steps to each of four, of 5,000 beats
 
 
@@ -102,4 +119,6 @@ def test_ranks_that_change_alike_are_one_entry() -> None:
     changes.take_changes(own)
     stepped = {rank: dataclasses.replace(status, step=2) for rank, status in own.items()}
     assert changes.take_changes(stepped) == {"8-15": {"step": 2}}
-    assert changes.take_changes(stepped | {11: dataclasses.replace(stepped[11], step=3)}) == {"11": {"step": 3}}
+    assert changes.take_changes(stepped | {11: dataclasses.replace(stepped[11], step=3)}) == {
+        "11": {"step": 3}
+    }

@@ -34,14 +34,21 @@ def levels(found: Any) -> list[str]:
     return [each.level for each in ([found] if isinstance(found, Finding) else found)]
 
 
-# --- findings ---------------------------------------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("found", "code"),
     [
         ([], 0),
-        ([finding.ok_finding("a"), finding.warning_finding("b", "", ""), finding.unknown_finding("c", "")], 0),
+        (
+            [
+                finding.ok_finding("a"),
+                finding.warning_finding("b", "", ""),
+                finding.unknown_finding("c", ""),
+            ],
+            0,
+        ),
         ([finding.user_failure("a", "", "")], 2),
         ([finding.user_failure("a", "", ""), finding.admin_failure("b", "", "")], 3),
     ],
@@ -72,7 +79,9 @@ def test_no_decision_depends_on_the_words_of_a_finding(monkeypatch: pytest.Monke
     found = [
         controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1"]),
         namespace.judge_namespace("team", None),
-        *namespace.judge_rights({Right("create", kinds.JOBSETS): False}, {"submit": [Right("create", kinds.JOBSETS)]}),
+        *namespace.judge_rights(
+            {Right("create", kinds.JOBSETS): False}, {"submit": [Right("create", kinds.JOBSETS)]}
+        ),
     ]
     english = [one.to_json() for one in found]
     monkeypatch.setattr(text, "localize", other_words)
@@ -89,7 +98,7 @@ def test_every_check_is_documented_in_its_order() -> None:
     assert re.findall(r"^\| (\w[\w ]*) \|", page, re.MULTILINE) == ["check", SERVER, *CHECKS]
 
 
-# --- server -----------------------------------------------------------------------------------------------------------
+# --- server ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,26 +123,38 @@ def test_a_server_that_is_not_ready_is_for_the_administrator_to_fix() -> None:
     assert finding.exit_code([controllers.judge_server("v1.35.4", "https://a", False)]) == 3
 
 
-# --- controllers ------------------------------------------------------------------------------------------------------
+# --- controllers ----------------------------------------------------------------------------------
 
 
 def crd(**rule: Any) -> dict[str, Any]:
     rules = {"items": {"properties": {"name": {}, **rule}}}
-    schema = {"properties": {"spec": {"properties": {"failurePolicy": {"properties": {"rules": rules}}}}}}
+    schema = {
+        "properties": {"spec": {"properties": {"failurePolicy": {"properties": {"rules": rules}}}}}
+    }
     return {"spec": {"versions": [{"name": "v1alpha2", "schema": {"openAPIV3Schema": schema}}]}}
 
 
 def test_a_jobset_too_old_to_tell_exit_codes_apart_is_found_by_its_schema() -> None:
-    assert levels(controllers.judge_crd(crd(onJobFailureMessagePatterns={"type": "array"}))) == ["ok"]
+    assert levels(controllers.judge_crd(crd(onJobFailureMessagePatterns={"type": "array"}))) == [
+        "ok"
+    ]
     assert levels(controllers.judge_crd(crd())) == ["fail"]
     assert levels(controllers.judge_crd(None)) == []
 
 
 def test_versions_that_are_served_are_compared_with_ours() -> None:
     assert controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1alpha2"]).level == "ok"
-    assert "not as v1alpha2" in controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1"]).summary_text
-    assert controllers.judge_served(kinds.JOBSETS, "JobSet", []).summary_text == "JobSet is not installed"
-    assert controllers.judge_kueue([], None).level == "ok" and controllers.judge_kueue([], "research").level == "fail"
+    assert (
+        "not as v1alpha2" in controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1"]).summary_text
+    )
+    assert (
+        controllers.judge_served(kinds.JOBSETS, "JobSet", []).summary_text
+        == "JobSet is not installed"
+    )
+    assert (
+        controllers.judge_kueue([], None).level == "ok"
+        and controllers.judge_kueue([], "research").level == "fail"
+    )
 
 
 def deployment(available: int, *args: str) -> dict[str, Any]:
@@ -149,18 +170,42 @@ def test_a_controller_is_named_with_its_image_and_gates() -> None:
     assert up.level == "ok" and up.summary_text.endswith("jobset:v0.12.0, gates A=true,B=false")
     down = controllers.judge_controller("JobSet", deployment(0), controllers.JOBSET_DEPLOYMENT)
     assert down.level == "fail" and "default gates" in down.summary_text
-    assert controllers.judge_controller("JobSet", None, controllers.JOBSET_DEPLOYMENT).level == "unknown"
+    assert (
+        controllers.judge_controller("JobSet", None, controllers.JOBSET_DEPLOYMENT).level
+        == "unknown"
+    )
 
 
 @pytest.mark.parametrize(
     ("project", "gates", "config", "expected"),
     [
         ("JobSet", "", "{", "RestartJob is off and ElasticJobSet is off; launcher needs neither"),
-        ("JobSet", "ElasticJobSet=true,RestartJob=false", "", "RestartJob is off and ElasticJobSet is on;"),
+        (
+            "JobSet",
+            "ElasticJobSet=true,RestartJob=false",
+            "",
+            "RestartJob is off and ElasticJobSet is on;",
+        ),
         ("JobSet", "AllAlpha=true", "", "RestartJob is on and ElasticJobSet is on;"),
-        ("JobSet", "", "featureGates: {RestartJob: true}", "RestartJob is on and ElasticJobSet is off;"),
-        ("Kueue", "", "", "PartialAdmission is on and ElasticJobsViaWorkloadSlices is off; neither is for JobSets"),
-        ("Kueue", "PartialAdmission=false", "", "PartialAdmission is off and ElasticJobsViaWorkloadSlices is off;"),
+        (
+            "JobSet",
+            "",
+            "featureGates: {RestartJob: true}",
+            "RestartJob is on and ElasticJobSet is off;",
+        ),
+        (
+            "Kueue",
+            "",
+            "",
+            "PartialAdmission is on and ElasticJobsViaWorkloadSlices is off; neither is "
+            "for JobSets",
+        ),
+        (
+            "Kueue",
+            "PartialAdmission=false",
+            "",
+            "PartialAdmission is off and ElasticJobsViaWorkloadSlices is off;",
+        ),
     ],
 )
 def test_a_project_s_own_ways_to_deal_with_lost_hosts_are_told(
@@ -175,9 +220,17 @@ def test_a_project_s_own_ways_to_deal_with_lost_hosts_are_told(
 @pytest.mark.parametrize(
     ("config", "queue", "expected"),
     [
-        ("manageJobsWithoutQueueName: true", None, ["fail: the job names no queue, and Kueue requires one"]),
+        (
+            "manageJobsWithoutQueueName: true",
+            None,
+            ["fail: the job names no queue, and Kueue requires one"],
+        ),
         ("manageJobsWithoutQueueName: true", "research", []),
-        ("integrations: {frameworks: [batch/job]}", "research", ["fail: Kueue does not manage JobSets"]),
+        (
+            "integrations: {frameworks: [batch/job]}",
+            "research",
+            ["fail: Kueue does not manage JobSets"],
+        ),
         ("integrations: {frameworks: [batch/job, jobset.x-k8s.io/jobset]}", "research", []),
         ("integrations: {frameworks: [batch/job]}", None, []),
         (
@@ -192,7 +245,10 @@ def test_a_project_s_own_ways_to_deal_with_lost_hosts_are_told(
 def test_kueues_own_configuration_says_what_becomes_of_a_job(
     config: str, queue: str | None, expected: list[str]
 ) -> None:
-    found = [f"{each.level}: {each.summary_text}" for each in controllers.judge_kueue_config(config, queue)]
+    found = [
+        f"{each.level}: {each.summary_text}"
+        for each in controllers.judge_kueue_config(config, queue)
+    ]
     assert len(found) == len(expected) and all(map(str.startswith, found, expected))
 
 
@@ -217,9 +273,14 @@ def test_only_webhooks_that_judge_what_a_job_makes_here_count() -> None:
     }
     found = controllers.blocking_webhooks([configuration], {"team": "a"})
     assert [each.name for each in found] == ["jobs", "all", "scale", "url"]
-    assert [each.name for each in controllers.blocking_webhooks([configuration], None)][-2:] == ["elsewhere", "url"]
+    assert [each.name for each in controllers.blocking_webhooks([configuration], None)][-2:] == [
+        "elsewhere",
+        "url",
+    ]
     down = list(controllers.judge_webhooks(found, {("system", "jobs"): 1, ("system", "scale"): 2}))
-    assert [each.summary_text for each in down] == ["webhook all: service system/all has no ready endpoint"]
+    assert [each.summary_text for each in down] == [
+        "webhook all: service system/all has no ready endpoint"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -235,30 +296,36 @@ def test_only_webhooks_that_judge_what_a_job_makes_here_count() -> None:
         ({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}, False),
     ],
 )
-def test_a_label_selector_takes_what_kubernetes_would(selector: dict[str, Any], is_taken: bool) -> None:
+def test_a_label_selector_takes_what_kubernetes_would(
+    selector: dict[str, Any], is_taken: bool
+) -> None:
     assert controllers.selector_matches(selector, {"team": "a"}) is is_taken
 
 
 def test_an_endpoint_that_does_not_say_is_ready() -> None:
-    conditions: list[dict[str, Any]] = [{}, {"conditions": {"ready": True}}, {"conditions": {"ready": False}}]
+    conditions: list[dict[str, Any]] = [
+        {},
+        {"conditions": {"ready": True}},
+        {"conditions": {"ready": False}},
+    ]
     assert controllers.count_ready_endpoints([{"endpoints": conditions}, {"endpoints": None}]) == 2
 
 
 @pytest.mark.parametrize(
     ("status", "message", "level", "whose", "expected"),
     [
-        (500, 'Internal error occurred: failed calling webhook "v.kb.io": connection refused', "fail", "cluster",
+        (500, 'Internal error ' 'occurred: failed ' 'calling webhook ' '"v.kb.io": ' 'connection refused', "fail", "cluster",
          "webhook v.kb.io does not answer"),
-        (403, 'pods is forbidden: User "u" cannot create resource "pods" in', "unknown", "yours", "not known"),
-        (403, 'pods "a" is forbidden: violates PodSecurity "restricted:latest": hostNetwork', "fail", "yours",
+        (403, 'pods is forbidden: User "u" ' 'cannot create ' 'resource "pods" in', "unknown", "yours", "not known"),
+        (403, 'pods "a" is ' 'forbidden: violates ' 'PodSecurity ' '"restricted:latest": ' 'hostNetwork', "fail", "yours",
          "Pod Security rejects"),
         (403, 'pods "a" is forbidden: exceeded quota: few, requested: pods=1', "fail", "cluster",
          "a ResourceQuota rejects"),
-        (403, 'pods "a" is forbidden: failed quota: strict: must specify limits.cpu', "fail", "cluster",
+        (403, 'pods "a" is forbidden: ' 'failed quota: ' 'strict: must ' 'specify limits.cpu', "fail", "cluster",
          "a ResourceQuota rejects"),
         (400, 'strict decoding error: unknown field "spec.x"', "fail", "cluster",
          "the API server does not know a field"),
-        (422, 'admission webhook "p" denied the request: no', "fail", "yours", "the API server rejects"),
+        (422, 'admission webhook "p" ' 'denied the ' 'request: no', "fail", "yours", "the API server rejects"),
     ],
 )  # fmt: skip
 def test_a_rejection_is_read_for_who_must_fix_it(
@@ -271,21 +338,35 @@ def test_a_rejection_is_read_for_who_must_fix_it(
 
 def test_a_rejection_by_an_admission_policy_is_told_in_its_words() -> None:
     told = "JobSet a: hostPID: true is not allowed in namespace team-a. Leave it out."
-    message = f"jobsets \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: {told}"
+    message = (
+        "jobsets \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied "
+        f"request: {told}"
+    )
     found = controllers.judge_dry_run(ApiError(message, None, 422), "the JobSet")
-    assert (found.level, found.summary_text) == ("fail", "ValidatingAdmissionPolicy p rejects the JobSet")
+    assert (found.level, found.summary_text) == (
+        "fail",
+        "ValidatingAdmissionPolicy p rejects the JobSet",
+    )
     assert found.reason_text == told
 
 
 def test_a_job_of_that_name_that_is_there_passed_all_admission() -> None:
-    assert controllers.judge_dry_run(ApiError("exists", None, 409, "AlreadyExists"), "the JobSet").level == "ok"
+    assert (
+        controllers.judge_dry_run(
+            ApiError("exists", None, 409, "AlreadyExists"), "the JobSet"
+        ).level
+        == "ok"
+    )
 
 
-# --- queues -----------------------------------------------------------------------------------------------------------
+# --- queues ---------------------------------------------------------------------------------------
 
 
 def cluster_queue(*quotas: dict[str, str], **spec: Any) -> dict[str, Any]:
-    flavors = [{"resources": [{"name": name, "nominalQuota": much} for name, much in each.items()]} for each in quotas]
+    flavors = [
+        {"resources": [{"name": name, "nominalQuota": much} for name, much in each.items()]}
+        for each in quotas
+    ]
     group = {"coveredResources": list(quotas[0]), "flavors": flavors}
     return {"spec": {"namespaceSelector": {}, "resourceGroups": [group], **spec}}
 
@@ -298,16 +379,18 @@ REQUESTED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
     [
         (cluster_queue({"cpu": "8", "memory": "16Gi"}), ["ok: whole covers cpu, memory"]),
         (cluster_queue({"cpu": "4", "memory": "1Gi"}, {"cpu": "8", "memory": "16Gi"}), ["ok: whole covers"]),
-        (cluster_queue({"cpu": "8"}), ["fail: whole does not cover memory, of which the job requests 16Gi"]),
-        (cluster_queue({"cpu": "4", "memory": "16Gi"}), ["fail: whole is too small: the job requests 8 of cpu (q"]),
+        (cluster_queue({"cpu": "8"}), ["fail: whole does not cover " "memory, of " "which the job " "requests 16Gi"]),
+        (cluster_queue({"cpu": "4", "memory": "16Gi"}), ["fail: whole is too " "small: the job " "requests 8 of cpu (q"]),
         (cluster_queue({"cpu": "4", "memory": "16Gi"}, cohortName="all"), ["warn: whole is too small"]),
-        (cluster_queue({"cpu": "8", "memory": "16Gi", "pods": "1"}), ["fail: whole is too small: the job r"]),
+        (cluster_queue({"cpu": "8", "memory": "16Gi", "pods": "1"}), ["fail: whole is too " "small: the job r"]),
         (cluster_queue({"cpu": "8", "memory": "16Gi"}, namespaceSelector=None), ["fail: whole does not", "ok: whole"]),
         (cluster_queue({"cpu": "8", "memory": "16Gi"}, stopPolicy="Hold"), ["fail: whole is stopped", "ok: whole"]),
         (None, ["fail: whole does not exist"]),
     ],
 )  # fmt: skip
-def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(found: Any, expected: list[str]) -> None:
+def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(
+    found: Any, expected: list[str]
+) -> None:
     judged = [
         f"{each.level}: {each.summary_text.removeprefix('ClusterQueue ')}"
         for each in namespace.judge_cluster_queue("whole", found, {}, REQUESTED, 2)
@@ -321,17 +404,28 @@ def test_a_local_queue_that_is_missing_names_those_that_exist() -> None:
         namespace.judge_local_queue("nope", "team-a", None, ["research", "spare"]).remedy_text
         == "use research or spare."
     )
-    condition = {"type": "Active", "status": "False", "message": "Can't submit new workloads to clusterQueue"}
+    condition = {
+        "type": "Active",
+        "status": "False",
+        "message": "Can't submit new workloads to clusterQueue",
+    }
     idle = {"spec": {"clusterQueue": "c"}, "status": {"conditions": [condition]}}
-    assert "Can't submit new workloads" in namespace.judge_local_queue("q", "team-a", idle, []).reason_text
+    assert (
+        "Can't submit new workloads"
+        in namespace.judge_local_queue("q", "team-a", idle, []).reason_text
+    )
 
 
-# --- the namespace ----------------------------------------------------------------------------------------------------
+# --- the namespace --------------------------------------------------------------------------------
 
 CONTAINER = {"name": "main", "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "1Gi"}}}
 TEMPLATE: dict[str, Any] = {"spec": {"containers": [CONTAINER]}}
 JOBSET: dict[str, Any] = {
-    "spec": {"replicatedJobs": [{"replicas": 2, "template": {"spec": {"parallelism": 3, "template": TEMPLATE}}}]}
+    "spec": {
+        "replicatedJobs": [
+            {"replicas": 2, "template": {"spec": {"parallelism": 3, "template": TEMPLATE}}}
+        ]
+    }
 }
 
 
@@ -340,17 +434,39 @@ JOBSET: dict[str, Any] = {
     [
         ({"pods": "6", "cpu": "12", "memory": "6Gi"}, {}, "ok"),
         ({"pods": "5"}, {}, "ResourceQuota q allows pods 5, and the job requests 6"),
-        ({"requests.cpu": "20"}, {"requests.cpu": "9"}, "of which 11 is left, and the job requests 12"),
-        ({"limits.memory": "5Gi"}, {}, "ResourceQuota q allows limits.memory 5Gi, and the job requests 6Gi"),
+        (
+            {"requests.cpu": "20"},
+            {"requests.cpu": "9"},
+            "of which 11 is left, and the job requests 12",
+        ),
+        (
+            {"limits.memory": "5Gi"},
+            {},
+            "ResourceQuota q allows limits.memory 5Gi, and the job requests 6Gi",
+        ),
         ({"limits.memory": "1e12"}, {"limits.memory": "1E3"}, "ok"),
-        ({"limits.memory": "5e9"}, {}, "ResourceQuota q allows limits.memory 5e9, and the job requests 6Gi"),
-        ({"count/jobs.batch": "1"}, {}, "ResourceQuota q allows count/jobs.batch 1, and the job requests 2"),
-        ({"count/jobsets.jobset.x-k8s.io": "1"}, {"count/jobsets.jobset.x-k8s.io": "1"}, "of which 0 is left"),
+        (
+            {"limits.memory": "5e9"},
+            {},
+            "ResourceQuota q allows limits.memory 5e9, and the job requests 6Gi",
+        ),
+        (
+            {"count/jobs.batch": "1"},
+            {},
+            "ResourceQuota q allows count/jobs.batch 1, and the job requests 2",
+        ),
+        (
+            {"count/jobsets.jobset.x-k8s.io": "1"},
+            {"count/jobsets.jobset.x-k8s.io": "1"},
+            "of which 0 is left",
+        ),
         ({"services": "0"}, {}, "ResourceQuota q allows services 0, and the job requests 1"),
         ({"secrets": "0", "requests.nvidia.com/gpu": "0"}, {}, "ok"),
     ],
 )
-def test_quotas_are_compared_with_the_whole_job(hard: dict[str, str], used: dict[str, str], expected: str) -> None:
+def test_quotas_are_compared_with_the_whole_job(
+    hard: dict[str, str], used: dict[str, str], expected: str
+) -> None:
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"used": used}}
     (found,) = namespace.judge_quotas([quota], JOBSET)
     assert found.level == "ok" if expected == "ok" else expected in found.summary_text
@@ -360,8 +476,16 @@ def test_quotas_are_compared_with_the_whole_job(hard: dict[str, str], used: dict
     ("labels", "level", "expected"),
     [
         ({}, "ok", "no Pod Security level of its own"),
-        ({"pod-security.kubernetes.io/enforce": "baseline"}, "ok", "enforces Pod Security level baseline"),
-        ({"pod-security.kubernetes.io/enforce": "restricted"}, "fail", "and the pods meet only baseline"),
+        (
+            {"pod-security.kubernetes.io/enforce": "baseline"},
+            "ok",
+            "enforces Pod Security level baseline",
+        ),
+        (
+            {"pod-security.kubernetes.io/enforce": "restricted"},
+            "fail",
+            "and the pods meet only baseline",
+        ),
         ({"pod-security.kubernetes.io/enforce": "strictest"}, "unknown", "strictest"),
     ],
 )
@@ -377,10 +501,19 @@ def test_a_right_that_is_missing_names_the_commands_that_need_it() -> None:
     granted = {right: True for rights in needed.values() for right in rights}
     assert levels(namespace.judge_rights(granted, needed)) == ["ok"]
     less = {**granted, Right("patch", kinds.JOBSETS): False, Right("create", kinds.JOBSETS): False}
-    missing = {each.reason_text: (each.level, each.summary_text) for each in namespace.judge_rights(less, needed)}
+    missing = {
+        each.reason_text: (each.level, each.summary_text)
+        for each in namespace.judge_rights(less, needed)
+    }
     assert missing == {
-        "needed by launcher submit.": ("fail", "missing RBAC permissions: create jobsets.jobset.x-k8s.io"),
-        "needed by launcher stop.": ("warn", "missing RBAC permissions: patch jobsets.jobset.x-k8s.io"),
+        "needed by launcher submit.": (
+            "fail",
+            "missing RBAC permissions: create jobsets.jobset.x-k8s.io",
+        ),
+        "needed by launcher stop.": (
+            "warn",
+            "missing RBAC permissions: patch jobsets.jobset.x-k8s.io",
+        ),
     }
 
 
@@ -394,23 +527,36 @@ def test_the_right_to_create_secrets_is_needed_by_jobs_with_a_gang_s_secret_alon
 
 
 def test_a_namespace_on_its_way_out_is_no_place_for_a_job() -> None:
-    assert namespace.judge_namespace("a", {"metadata": {"deletionTimestamp": "now"}}).level == "fail"
+    assert (
+        namespace.judge_namespace("a", {"metadata": {"deletionTimestamp": "now"}}).level == "fail"
+    )
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------------
+# --- nodes ----------------------------------------------------------------------------------------
 
 
 def node(allocatable: dict[str, str], taint: str = "", **labels: str) -> dict[str, Any]:
     taints = [{"key": taint, "effect": "NoSchedule"}] if taint else []
     named = {key.replace("_", "/"): value for key, value in labels.items()}
-    return {"metadata": {"labels": named}, "spec": {"taints": taints}, "status": {"allocatable": allocatable}}
+    return {
+        "metadata": {"labels": named},
+        "spec": {"taints": taints},
+        "status": {"allocatable": allocatable},
+    }
 
 
 def gpu_pod(*products: str) -> dict[str, Any]:
     term = {"key": "gpu/product", "operator": "In", "values": list(products)}
-    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [term]}]}}
+    affinity = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [term]}]
+        }
+    }
     requests = {"requests": {"cpu": "4", "nvidia.com/gpu": "8"}}
-    return {"affinity": {"nodeAffinity": affinity}, "containers": [{"name": "main", "resources": requests}]}
+    return {
+        "affinity": {"nodeAffinity": affinity},
+        "containers": [{"name": "main", "resources": requests}],
+    }
 
 
 BIG = {"cpu": "100", "nvidia.com/gpu": "8"}
@@ -419,7 +565,7 @@ BIG = {"cpu": "100", "nvidia.com/gpu": "8"}
 @pytest.mark.parametrize(
     ("all_nodes", "pods", "level", "expected"),
     [
-        ([node(BIG, gpu_product="A"), node(BIG, gpu_product="B")], 2, "ok", "room for the job's 2 pods on 2 nodes"),
+        ([node(BIG, gpu_product="A"), node(BIG, gpu_product="B")], 2, "ok", "room for the job's 2 " "pods on 2 nodes"),
         ([node(BIG, gpu_product="A")], 2, "fail", "room for 1 of the job's 2 pods on 1 node"),
         ([node(BIG, gpu_product="C")], 1, "fail", "no node has gpu/product in A, B"),
         ([], 1, "fail", "none of 0 nodes"),
@@ -439,10 +585,17 @@ def test_nodes_are_compared_with_the_labels_taints_and_sizes_of_the_pods(
 
 def test_accelerators_are_counted_by_the_label_that_names_them() -> None:
     product = {"nvidia.com_gpu.product": "NVIDIA-L4"}
-    found = nodes.count_accelerators([node(BIG, **product), node(BIG, **product), node({"cpu": "4"})])
+    found = nodes.count_accelerators(
+        [node(BIG, **product), node(BIG, **product), node({"cpu": "4"})]
+    )
     assert found.summary_text == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
-    amd = node({"cpu": "4", "amd.com/gpu": "8"}, **{"amd.com_gpu.product-name": "AMD_Instinct_MI300X_OAM"})
-    assert nodes.count_accelerators([amd]).summary_text == "1 node with 8 amd.com/gpu AMD_Instinct_MI300X_OAM"
+    amd = node(
+        {"cpu": "4", "amd.com/gpu": "8"}, **{"amd.com_gpu.product-name": "AMD_Instinct_MI300X_OAM"}
+    )
+    assert (
+        nodes.count_accelerators([amd]).summary_text
+        == "1 node with 8 amd.com/gpu AMD_Instinct_MI300X_OAM"
+    )
 
 
 def driver(major: str, product: str = "A") -> dict[str, Any]:
@@ -453,9 +606,9 @@ def driver(major: str, product: str = "A") -> dict[str, Any]:
     ("all_nodes", "image", "level", "expected"),
     [
         ([driver("550"), driver("580")], "r.example/train:1.2.3-cuda13", "warn",
-         "drivers 550 (1 node), 580 (1 node): 550 is too old for CUDA 13 of image train:1.2.3-cuda13, which needs 580"),
+         "drivers 550 (1 node), " "580 (1 node): " "550 is too " "old for CUDA " "13 of image " "train:1.2.3-cuda13, " "which needs 580"),
         ([driver("470")], "train-cuda12@sha256:0", "warn", "470 is too old for CUDA 12"),
-        ([driver("550")], "train:1-cuda12", "ok", "drivers 550 (1 node); an image needs at least 525 for CUDA 12"),
+        ([driver("550")], "train:1-cuda12", "ok", "drivers 550 (1 " "node); an image " "needs at least " "525 for CUDA 12"),
         ([driver("550", product="C"), driver("580")], "train:1-cuda13", "ok", "NVIDIA drivers 580 (1 node)"),
         ([driver("550")], "r.example/cuda13/train:1", "ok", "NVIDIA drivers 550 (1 node)"),
     ],
@@ -484,11 +637,26 @@ RDMA = "accelerator: {type: h100}\nhosts: 2\nnetwork: {profile: rdma, resource: 
 @pytest.mark.parametrize(
     ("more", "users", "what", "fix"),
     [
-        (V5E, {"v5e": 1000}, "whether user 1000 of the pods may open /dev/vfio/0 on the", "or users: {v5e: root} in"),
+        (
+            V5E,
+            {"v5e": 1000},
+            "whether user 1000 of the pods may open /dev/vfio/0 on the",
+            "or users: {v5e: root} in",
+        ),
         (V5E, {"v5e": "privileged"}, None, ""),
-        (RDMA, {"h100": 2000}, "how much memory user 2000 of the pods may pin on the nodes for network rdma", "infin"),
+        (
+            RDMA,
+            {"h100": 2000},
+            "how much memory user 2000 of the pods may pin on the nodes for network rdma",
+            "infin",
+        ),
         (RDMA, {"h100": "root"}, None, ""),
-        (RDMA + "\npod: {spec: {securityContext: {runAsUser: 0}}}", {}, "how much memory user 0 of the pods", "root"),
+        (
+            RDMA + "\npod: {spec: {securityContext: {runAsUser: 0}}}",
+            {},
+            "how much memory user 0 of the pods",
+            "root",
+        ),
     ],
 )
 def test_what_the_nodes_must_give_the_pods_user_is_unknown_and_how_to_see_it_is_said(
@@ -507,7 +675,10 @@ def test_what_the_nodes_must_give_the_pods_user_is_unknown_and_how_to_see_it_is_
 def test_pods_on_tpus_are_root_by_default_and_a_restricted_namespace_says_what_to_do() -> None:
     for users, rights in ({}, "no capability"), ({"v5e": "root"}, "DAC_OVERRIDE"):
         (found,) = nodes.judge_device_access(pod_of(V5E, users))
-        assert found.level == "ok" and f"root with {rights}, so that they can open /dev/vfio/0" in found.summary_text
+        assert (
+            found.level == "ok"
+            and f"root with {rights}, so that they can open /dev/vfio/0" in found.summary_text
+        )
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     refused = namespace.judge_pod_security("team", labels, {"spec": pod_of(V5E, {})})
     assert (
@@ -515,15 +686,30 @@ def test_pods_on_tpus_are_root_by_default_and_a_restricted_namespace_says_what_t
         and "pods on TPUs are root" in refused.remedy_text
         and "users: {v5e: 1000}" in refused.remedy_text
     )
-    assert namespace.judge_pod_security("team", labels, {"spec": pod_of(V5E, {"v5e": 1000})}).level == "ok"
+    assert (
+        namespace.judge_pod_security("team", labels, {"spec": pod_of(V5E, {"v5e": 1000})}).level
+        == "ok"
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "level", "words"),
     [
-        ("{type: h100}\nhosts: 2\nnetwork: gpudirect-tcpxo", "ok", "NCCL 2.28.7 of the nodes' GPUDirect-TCPXO"),
-        ("{type: h100}\nhosts: 2\nnetwork: gpudirect-tcpxo\nenv: {LD_PRELOAD: /a.so}", "warn", "2.32.3 in one of"),
-        ("{type: h200}\nhosts: 2\nnetwork: gpudirect-rdma", "ok", "gIB works with NCCL 2.25 or newer"),
+        (
+            "{type: h100}\nhosts: 2\nnetwork: gpudirect-tcpxo",
+            "ok",
+            "NCCL 2.28.7 of the nodes' GPUDirect-TCPXO",
+        ),
+        (
+            "{type: h100}\nhosts: 2\nnetwork: gpudirect-tcpxo\nenv: {LD_PRELOAD: /a.so}",
+            "warn",
+            "2.32.3 in one of",
+        ),
+        (
+            "{type: h200}\nhosts: 2\nnetwork: gpudirect-rdma",
+            "ok",
+            "gIB works with NCCL 2.25 or newer",
+        ),
         ("{type: h100}\nhosts: 2", None, ""),
     ],
 )
@@ -557,10 +743,12 @@ def test_of_drivers_that_no_label_tells_and_of_pods_without_gpus_nothing_is_said
 def test_dns_is_judged_by_its_endpoints() -> None:
     service = [{"metadata": {"name": "kube-dns"}}]
     assert levels(nodes.judge_dns([], 0)) == ["unknown"]
-    assert levels(nodes.judge_dns(service, 0)) == ["fail"] and levels(nodes.judge_dns(service, 2)) == ["ok"]
+    assert levels(nodes.judge_dns(service, 0)) == ["fail"] and levels(
+        nodes.judge_dns(service, 2)
+    ) == ["ok"]
 
 
-# --- what pods name ---------------------------------------------------------------------------------------------------
+# --- what pods name -------------------------------------------------------------------------------
 
 
 def claim(mode: str, phase: str = "Bound") -> dict[str, Any]:
@@ -594,7 +782,11 @@ def sized(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("found", "levels", "words"),
     [
-        (sized("20Gi"), ["ok"], "of 20Gi has room for 12.0 GiB of checkpoints, 3 kept and one being written"),
+        (
+            sized("20Gi"),
+            ["ok"],
+            "of 20Gi has room for 12.0 GiB of checkpoints, 3 kept and one being written",
+        ),
         (sized("12Gi"), ["ok"], "12Gi has room"),
         (sized("11Gi", asked="20Gi"), ["warn"], "of 11Gi has no room for 12.0 GiB of checkpoints"),
         (sized(None, asked="1Ti"), ["ok"], "of 1Ti has room"),
@@ -603,20 +795,34 @@ def sized(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
         (None, [], ""),
     ],
 )
-def test_a_claim_must_have_room_for_the_checkpoints(found: Any, levels: list[str], words: str) -> None:
-    told = list(namespace.judge_checkpoint_room(Checkpoints("ckpt", kept_count=3, bytes=12 * 1024**3), found))
+def test_a_claim_must_have_room_for_the_checkpoints(
+    found: Any, levels: list[str], words: str
+) -> None:
+    told = list(
+        namespace.judge_checkpoint_room(
+            Checkpoints("ckpt", kept_count=3, bytes=12 * 1024**3), found
+        )
+    )
     assert [one.level for one in told] == levels
     assert all(words in one.summary_text for one in told)
-    assert all("; if its storage enforces that, " in one.reason_text for one in told if one.level == "warn")
+    assert all(
+        "; if its storage enforces that, " in one.reason_text for one in told if one.level == "warn"
+    )
 
 
 def test_a_job_whose_checkpoints_cannot_be_traced_here_is_not_known_to_fit() -> None:
     def refuses() -> Checkpoints | None:
         raise UserError("trainer: importing mine failed")
 
-    jobset = {"spec": {"replicatedJobs": [{"template": {"spec": {"template": {"spec": {"containers": []}}}}}]}}
+    jobset = {
+        "spec": {
+            "replicatedJobs": [{"template": {"spec": {"template": {"spec": {"containers": []}}}}}]
+        }
+    }
     told = list(CHECKS["volumes"].judge(Target(cast(Cluster, None), "team", [jobset], refuses)))
-    assert [(one.level, one.reason_text) for one in told] == [("unknown", "trainer: importing mine failed")]
+    assert [(one.level, one.reason_text) for one in told] == [
+        ("unknown", "trainer: importing mine failed")
+    ]
 
 
 def test_what_pods_name_is_found_wherever_they_name_it() -> None:
@@ -626,14 +832,23 @@ def test_what_pods_name_is_found_wherever_they_name_it() -> None:
         "volumes": [
             {"name": "a", "persistentVolumeClaim": {"claimName": "ckpt"}},
             {"name": "b", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
-            {"name": "c", "secret": {"secretName": "files", "items": [{"key": "cert", "path": "c"}]}},
+            {
+                "name": "c",
+                "secret": {"secretName": "files", "items": [{"key": "cert", "path": "c"}]},
+            },
             {"name": "d", "configMap": {"name": "settings"}},
         ],
         "initContainers": [{"name": "i", "envFrom": [{"secretRef": {"name": "all"}}]}],
-        "containers": [{"name": "m", "env": [{"name": "A", **key}, {"name": "B", **optional}, {"name": "C"}]}],
+        "containers": [
+            {"name": "m", "env": [{"name": "A", **key}, {"name": "B", **optional}, {"name": "C"}]}
+        ],
     }
     assert namespace.mounted_claims(spec) == {"ckpt": False, "data": True}
-    assert dict(namespace.find_references(spec, kinds.SECRETS)) == {"files": ("cert",), "all": (), "s": ("token",)}
+    assert dict(namespace.find_references(spec, kinds.SECRETS)) == {
+        "files": ("cert",),
+        "all": (),
+        "s": ("token",),
+    }
     assert dict(namespace.find_references(spec, kinds.CONFIGMAPS)) == {"settings": ()}
 
 
@@ -641,10 +856,16 @@ def test_a_missing_key_names_those_that_exist_and_no_value() -> None:
     found = namespace.judge_reference(
         "Secret", namespace.Reference("s", ("token",)), {"data": {"password": "aHVudGVyMg=="}}
     )
-    assert found.level == "fail" and "it has password" in found.remedy_text and "aHVudGVyMg" not in str(found)
+    assert (
+        found.level == "fail"
+        and "it has password" in found.remedy_text
+        and "aHVudGVyMg" not in str(found)
+    )
 
 
 def test_a_pull_secret_must_be_of_the_kubelets_type() -> None:
-    assert namespace.judge_pull_secret("p", {"type": "kubernetes.io/dockerconfigjson"}).level == "ok"
+    assert (
+        namespace.judge_pull_secret("p", {"type": "kubernetes.io/dockerconfigjson"}).level == "ok"
+    )
     assert namespace.judge_pull_secret("p", {"type": "Opaque"}).level == "fail"
     assert namespace.judge_pull_secret("p", None).level == "fail"

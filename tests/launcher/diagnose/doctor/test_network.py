@@ -23,7 +23,10 @@ from tests.launcher.apiserver import Server
 
 LABELS = {"jobset.sigs.k8s.io/jobset-name": "lm", "team": "a"}
 DENIES = {"podSelector": {}, "policyTypes": ["Ingress"]}  # as the chart's
-LM, OTHER = ({"podSelector": {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": name}}} for name in ("lm", "other"))
+LM, OTHER = (
+    {"podSelector": {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": name}}}
+    for name in ("lm", "other")
+)
 
 
 def policy(name: str = "p", **spec: Any) -> dict[str, Any]:
@@ -46,26 +49,48 @@ EGRESS = policy("out", policyTypes=["Egress"])
         ([DENY, ingress(LM)], ["ok"]),
         ([DENY, ingress(OTHER)], ["fail"]),
         ([DENY, ingress()], ["ok"]),
-        ([DENY, ingress({"podSelector": {}, "namespaceSelector": {"matchLabels": {"name": "b"}}})], ["fail"]),
+        (
+            [
+                DENY,
+                ingress({"podSelector": {}, "namespaceSelector": {"matchLabels": {"name": "b"}}}),
+            ],
+            ["fail"],
+        ),
         ([DENY, ingress({"namespaceSelector": {"matchLabels": {"name": "a"}}})], ["ok"]),
         ([DENY, ingress({"ipBlock": {"cidr": "10.0.0.0/8"}})], ["ok"]),
         ([DENY, ingress(LM, ports=[{"port": 9401}])], ["unknown"]),
-        ([policy("others", podSelector={"matchLabels": {"team": "b"}}, policyTypes=["Ingress"])], ["ok"]),
+        (
+            [policy("others", podSelector={"matchLabels": {"team": "b"}}, policyTypes=["Ingress"])],
+            ["ok"],
+        ),
         ([EGRESS], ["fail"]),
         ([EGRESS, policy(egress=[{"to": [LM]}], policyTypes=["Egress"])], ["ok"]),
         ([policy(egress=[{"to": [OTHER]}])], ["fail", "fail"]),
     ],
 )
-def test_a_job_of_several_hosts_needs_a_policy_that_admits_its_own_pods(policies: Any, levels: list[str]) -> None:
-    assert [one.level for one in namespace.judge_network(policies, LABELS, {"name": "a"}, has_own=True)] == levels
+def test_a_job_of_several_hosts_needs_a_policy_that_admits_its_own_pods(
+    policies: Any, levels: list[str]
+) -> None:
+    assert [
+        one.level for one in namespace.judge_network(policies, LABELS, {"name": "a"}, has_own=True)
+    ] == levels
 
 
-def findings(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> list[Finding]:
+def findings(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any
+) -> list[Finding]:
     """What doctor says of a job in a namespace with the chart's default deny."""
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(folder, server.url, "team")))
     server.put(NAMESPACES.path(None, "team"), {})
     server.put(NETWORK_POLICIES.path("team", "default-deny"), {"spec": DENIES})
-    job = {"name": "lm", "image": "i", "accelerator": {"type": "cpu"}, "command": ["true"], "agent": "image", **keys}
+    job = {
+        "name": "lm",
+        "image": "i",
+        "accelerator": {"type": "cpu"},
+        "command": ["true"],
+        "agent": "image",
+        **keys,
+    }
     manifests = render(resolve(load.parse_job(json.dumps(job)), ClusterDefaults()))
     return list(CHECKS["network"].judge(Target(Cluster.connect(), "team", manifests)))
 
@@ -74,7 +99,9 @@ def test_a_job_without_its_policy_under_a_default_deny_is_told_before_it_waits_f
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (found,) = findings(server, tmp_path, monkeypatch, hosts=2, network_policy=False)
-    assert found.level == "fail" and "NetworkPolicy default-deny denies ingress" in found.summary_text
+    assert (
+        found.level == "fail" and "NetworkPolicy default-deny denies ingress" in found.summary_text
+    )
     assert "`network_policy: false`" in found.remedy_text
     (found,) = findings(server, tmp_path, monkeypatch, hosts=2)
     assert found.level == "ok"
@@ -102,10 +129,20 @@ def test_a_runtime_class_adds_its_overhead_and_its_nodes_to_what_doctor_counts(
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
     scheduling = {"nodeSelector": {"kata": "yes"}}
     overhead = {"podFixed": {"memory": "2Gi", "cpu": "250m"}}
-    server.put("/apis/node.k8s.io/v1/runtimeclasses/kata", {"overhead": overhead, "scheduling": scheduling})
-    job = {"name": "lm", "image": "i", "accelerator": {"type": "cpu"}, "command": ["true"], "hosts": 2}
+    server.put(
+        "/apis/node.k8s.io/v1/runtimeclasses/kata", {"overhead": overhead, "scheduling": scheduling}
+    )
+    job = {
+        "name": "lm",
+        "image": "i",
+        "accelerator": {"type": "cpu"},
+        "command": ["true"],
+        "hosts": 2,
+    }
     pod = {"spec": {"runtimeClassName": "kata"}}
-    read = load.parse_job(json.dumps({**job, "agent": "image", "pod": pod, "resources": {"cpu": 1, "memory": "30Gi"}}))
+    read = load.parse_job(
+        json.dumps({**job, "agent": "image", "pod": pod, "resources": {"cpu": 1, "memory": "30Gi"}})
+    )
     target = Target(Cluster.connect(), "team", render(resolve(read, ClusterDefaults())))
     assert {name: str(each) for name, each in job_requests(target.admitted_jobset).items()} == {
         "cpu": "2.500",

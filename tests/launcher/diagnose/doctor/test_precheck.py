@@ -41,7 +41,9 @@ class FakeCluster:
 
 def check(cluster: FakeCluster, *, force: bool = False) -> list[str]:
     job = jobset(1, network="hostnetwork", priority="high")
-    return checks.check_submission(cast(Cluster, cluster), [job], replace=False, watch=False, force=force)
+    return checks.check_submission(
+        cast(Cluster, cluster), [job], replace=False, watch=False, force=force
+    )
 
 
 def test_what_is_not_known_or_may_change_is_only_noted() -> None:
@@ -51,12 +53,21 @@ def test_what_is_not_known_or_may_change_is_only_noted() -> None:
 
 
 def test_missing_rights_and_a_stricter_namespace_are_errors_unless_forced() -> None:
-    with pytest.raises(ClusterError, match=r"^Missing RBAC permissions in namespace team: create jobsets\S*, get "):
+    with pytest.raises(
+        ClusterError, match=r"^Missing RBAC permissions in namespace team: create jobsets\S*, get "
+    ):
         check(FakeCluster(may=False))
-    with pytest.raises(UserError, match="Namespace team enforces Pod Security level restricted") as raised:
+    with pytest.raises(
+        UserError, match="Namespace team enforces Pod Security level restricted"
+    ) as raised:
         check(FakeCluster(enforced="restricted"))
-    assert not isinstance(raised.value, ClusterError) and (raised.value.hint or "").endswith(" --force submits it.")
-    assert any("enforces Pod Security" in note for note in check(FakeCluster(enforced="restricted"), force=True))
+    assert not isinstance(raised.value, ClusterError) and (raised.value.hint or "").endswith(
+        " --force submits it."
+    )
+    assert any(
+        "enforces Pod Security" in note
+        for note in check(FakeCluster(enforced="restricted"), force=True)
+    )
 
 
 def test_who_must_fix_it_does_not_depend_on_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,4 +76,6 @@ def test_who_must_fix_it_does_not_depend_on_words(monkeypatch: pytest.MonkeyPatc
         check(FakeCluster(may=False, enforced="restricted"))
     with pytest.raises(UserError) as raised:
         check(FakeCluster(enforced="restricted"))
-    assert raised.value.exit_code == 2 and len(check(FakeCluster())) == len(check(FakeCluster(), force=True))
+    assert raised.value.exit_code == 2 and len(check(FakeCluster())) == len(
+        check(FakeCluster(), force=True)
+    )

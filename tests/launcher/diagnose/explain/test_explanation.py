@@ -19,7 +19,14 @@ from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snap
 from jaxlaunch.launcher.kubernetes.objects import fold_events, trim_event, trim_node
 from jaxlaunch.launcher.manifests import nodes
 from jaxlaunch.records.log_lines import PastLine, ProgressAnnotation
-from jaxlaunch.records.verdict import ExceptionFacts, Failure, FailureKind, Numbers, RendezvousFacts, verdict_for_code
+from jaxlaunch.records.verdict import (
+    ExceptionFacts,
+    Failure,
+    FailureKind,
+    Numbers,
+    RendezvousFacts,
+    verdict_for_code,
+)
 from tests.found import shows
 from tests.launcher import objects
 from tests.launcher.diagnose.words import other_words
@@ -48,7 +55,10 @@ from tests.launcher.objects import (
 ROOT = Path(__file__).parents[4]
 QUEUED = {"queue": "research", "suspend": True}
 EXCESS = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "
-NOTHING_FITS = "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint(s). preemption: no."
+NOTHING_FITS = (
+    "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint(s). "
+    "preemption: no."
+)
 
 
 SPARE = jobset(3, spares=1)
@@ -85,11 +95,14 @@ def refused(message: str) -> Snapshot:
 def evicted(host: int, code: int, message: str) -> dict[str, Any]:
     """A pod that the kubelet evicted for its own excess."""
     made = over(host, code)
-    return made | {"status": made["status"] | {"phase": "Failed", "reason": "Evicted", "message": message}}
+    return made | {
+        "status": made["status"] | {"phase": "Failed", "reason": "Evicted", "message": message}
+    }
 
 
 LOW = (
-    "The node was low on resource: memory. Threshold quantity: 100Mi, available: 52104Ki. Container main was using "
+    "The node was low on resource: memory. Threshold quantity: 100Mi, available: 52104Ki. "
+    "Container main was using "
     "1803264Ki, request is 128Mi, has larger consumption of memory. "
 )
 ENDING = {
@@ -97,9 +110,13 @@ ENDING = {
     "status": {
         "phase": "Terminating",
         "conditions": [
-            condition("NamespaceDeletionContentFailure", "False", "ContentDeleted", "All content deleted"),
             condition(
-                "NamespaceContentRemaining", reason="SomeResourcesRemain", message="pods. has 1 resource instances"
+                "NamespaceDeletionContentFailure", "False", "ContentDeleted", "All content deleted"
+            ),
+            condition(
+                "NamespaceContentRemaining",
+                reason="SomeResourcesRemain",
+                message="pods. has 1 resource instances",
             ),
             condition("NamespaceFinalizersRemaining", message="a.io/b in 1 resource instances"),
         ],
@@ -107,7 +124,9 @@ ENDING = {
 }
 
 
-def unscheduled(message: str, *nodes: dict[str, Any], events: tuple[dict[str, Any], ...] = (), **job: Any) -> Snapshot:
+def unscheduled(
+    message: str, *nodes: dict[str, Any], events: tuple[dict[str, Any], ...] = (), **job: Any
+) -> Snapshot:
     return snapshot(jobset(1, **job), pending(0, message), nodes=nodes, events=events)
 
 
@@ -116,13 +135,19 @@ def recorded(job: dict[str, Any], when: str = "stopped", **known: Any) -> dict[s
     at = (objects.NOW - timedelta(minutes=7)).timestamp()
     text = ProgressAnnotation("1234", at, when, 3, 0, **known).to_json()
     metadata = job["metadata"]
-    return job | {"metadata": {**metadata, "annotations": {**metadata["annotations"], ANNOTATION: text}}}
+    return job | {
+        "metadata": {**metadata, "annotations": {**metadata["annotations"], ANNOTATION: text}}
+    }
 
 
 def hooked(code: int, message: str = "") -> Snapshot:
     """A job whose postStart hook failed, and how its container ended then."""
     hook = event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed")
-    return snapshot(jobset(1, status=ended("Failed", "FailedJobs")), over(0, code, message=message), events=(hook,))
+    return snapshot(
+        jobset(1, status=ended("Failed", "FailedJobs")),
+        over(0, code, message=message),
+        events=(hook,),
+    )
 
 
 def new(job: dict[str, Any], seconds: int = 2) -> dict[str, Any]:
@@ -145,7 +170,9 @@ def container(name: str, code: int | None = None, reason: str = "Error") -> dict
     ended = {"exitCode": code, "reason": reason}
     return {
         "name": name,
-        "state": {"running": {"startedAt": ago(minutes=5)}} if code is None else {"terminated": ended},
+        "state": {"running": {"startedAt": ago(minutes=5)}}
+        if code is None
+        else {"terminated": ended},
     }
 
 
@@ -166,14 +193,18 @@ def silent(name: str = "node-1", status: str = "Unknown") -> dict[str, Any]:
 
 def unwell(taint: str, kind: str, status: str, message: str) -> dict[str, Any]:
     """A node with the taint that Kubernetes gives it for a condition, among others that are as they should be."""
-    others = [condition(one, "False", message="is as it should be") for one in ("PIDPressure", "MemoryPressure")]
+    others = [
+        condition(one, "False", message="is as it should be")
+        for one in ("PIDPressure", "MemoryPressure")
+    ]
     found = node(taints=(f"{taint}:NoSchedule",))
     found["status"]["conditions"] = [*others, condition(kind, status, message=message)]
     return trim_node(found)
 
 
 NO_NETWORK = (  # as a kubelet with containerd says it
-    "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin "
+    "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady "
+    "message:Network plugin "
     "returns error: cni plugin not initialized"
 )
 
@@ -182,31 +213,52 @@ def leaving(host: int, minutes: int = 2, **parts: Any) -> dict[str, Any]:
     """A pod that should have ended so long ago, with the finalizer that every pod of a Job has."""
     made = pod(host, **parts)
     finalizers = ["batch.kubernetes.io/job-tracking"]
-    return made | {"metadata": made["metadata"] | {"deletionTimestamp": ago(minutes=minutes), "finalizers": finalizers}}
+    return made | {
+        "metadata": made["metadata"]
+        | {"deletionTimestamp": ago(minutes=minutes), "finalizers": finalizers}
+    }
 
 
 DONE_LONG_AGO = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": ago(minutes=2)}}
 ENDED_WITH_4 = {"terminated": {"exitCode": 4, "reason": "Error"}}
-TAINTED_OUT = [condition("DisruptionTarget", reason="DeletionByTaintManager", message="Taint manager: deleting")]
+TAINTED_OUT = [
+    condition(
+        "DisruptionTarget", reason="DeletionByTaintManager", message="Taint manager: deleting"
+    )
+]
 CUT_OFF = [*TAINTED_OUT, condition("Ready", "False")]
 NODE_NOT_READY = event("Pod", "lm-w-0-0-abcd0", "NodeNotReady", "Node is not ready")
-CLAIM = 'PodResourceClaim imex: resource claim template "t": resourceclaimtemplate.resource.k8s.io "t" not found'
+CLAIM = (
+    'PodResourceClaim imex: resource claim template "t": resourceclaimtemplate.resource.k8s.io '
+    '"t" not found'
+)
 
 
 NOT_JOINED = Failure(
-    FailureKind.NOT_JOINED, rendezvous=RendezvousFacts(Numbers((0, 1), 2), waited_s=5.0, timeout="timeouts.gather")
+    FailureKind.NOT_JOINED,
+    rendezvous=RendezvousFacts(Numbers((0, 1), 2), waited_s=5.0, timeout="timeouts.gather"),
 )
 CANNOT_JOIN = Failure(
-    FailureKind.CANNOT_JOIN, detail="name not resolved", rendezvous=RendezvousFacts(address="lm-w-0-0.lm:9401")
+    FailureKind.CANNOT_JOIN,
+    detail="name not resolved",
+    rendezvous=RendezvousFacts(address="lm-w-0-0.lm:9401"),
 )
 
 
 # A situation, the snapshot, and a regular expression for its first line.
 CASES: dict[str, tuple[Snapshot, str]] = {
-    # --- the end ------------------------------------------------------------------------------------------------------
-    "done": (snapshot(jobset(1, status=objects.ended("Completed")), over(0, 0)), "^lm is done, in 5m$"),
+    # --- the end ----------------------------------------------------------------------------------
+    "done": (
+        snapshot(jobset(1, status=objects.ended("Completed")), over(0, 0)),
+        "^lm is done, in 5m$",
+    ),
     "done with steps": (
-        snapshot(jobset(2, status=objects.ended("Completed")), over(0, 0), over(1, 0), records=(beat(step=300),)),
+        snapshot(
+            jobset(2, status=objects.ended("Completed")),
+            over(0, 0),
+            over(1, 0),
+            records=(beat(step=300),),
+        ),
         "^lm is done: all of 2 hosts, step 300, in 5m$",
     ),
     "failed with a verdict": (
@@ -218,7 +270,12 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "given up after restarts": (
         snapshot(
-            jobset(1, status=objects.ended("Failed", "ReachedMaxRestarts", restarts=5, restartsCountTowardsMax=5)),
+            jobset(
+                1,
+                status=objects.ended(
+                    "Failed", "ReachedMaxRestarts", restarts=5, restartsCountTowardsMax=5
+                ),
+            ),
             over(0, 83, message=farewell(83, "rank 0 raised: X"), generation=5),
         ),
         r"^lm failed after 5 restarts: crash \(exit 83\): rank 0 raised: X$",
@@ -232,7 +289,9 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm failed: jobset failed; no pod is left that could say why$",
     ),
     "killed, and nobody says by whom": (
-        snapshot(jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}), over(0, 137)),
+        snapshot(
+            jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}), over(0, 137)
+        ),
         r"was killed by SIGKILL \(exit 137\), probably out of memory; its memory limit is 4Gi$",
     ),
     "killed for its liveness probe": (
@@ -241,10 +300,14 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             over(0, 137),
             events=(event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: "),),
         ),
-        r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) was killed by SIGKILL \(exit 137\): its liveness probe fails$",
+        r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) was killed by SIGKILL \(exit 137\): its "
+        r"liveness probe fails$",
     ),
     "killed for memory, whole": (
-        snapshot(jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}), over(0, 137, "OOMKilled")),
+        snapshot(
+            jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}),
+            over(0, 137, "OOMKilled"),
+        ),
         "^lm failed: its host was OOMKilled; its memory limit is 4Gi$",
     ),
     "killed for memory, one process": (
@@ -260,7 +323,9 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             jobset(1, status=objects.ended("Failed")),
             jobs=(
                 objects.job_object(
-                    "lm-w-0", condition("Failed", reason="DeadlineExceeded"), activeDeadlineSeconds=7200
+                    "lm-w-0",
+                    condition("Failed", reason="DeadlineExceeded"),
+                    activeDeadlineSeconds=7200,
                 ),
             ),
         ),
@@ -269,7 +334,9 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "deadline of all generations": (
         snapshot(
             jobset(1, status=objects.ended("Failed")),
-            over(0, 77, message=farewell(77, "the job's deadline of 90 s passed: saved at step 37")),
+            over(
+                0, 77, message=farewell(77, "the job's deadline of 90 s passed: saved at step 37")
+            ),
         ),
         "^lm failed: the job's deadline of 90 s passed: saved at step 37$",
     ),
@@ -281,11 +348,20 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm is being deleted: 1 pod still terminating$",
     ),
     "its namespace goes, and its Job keeps the pods": (
-        snapshot(jobset(2), *(over(host, 137, is_leaving=True) for host in range(2)), ending_namespace=ENDING),
-        "^lm is being deleted with its namespace team, but is blocked: its Job keeps 2 pods that ended, since ",
+        snapshot(
+            jobset(2),
+            *(over(host, 137, is_leaving=True) for host in range(2)),
+            ending_namespace=ENDING,
+        ),
+        "^lm is being deleted with its namespace team, but is blocked: its Job keeps 2 pods that "
+        "ended, since ",
     ),
     "stopped": (
-        snapshot(jobset(1, suspend=True), over(0, 80, message=farewell(80)), records=(beat(committed=120),)),
+        snapshot(
+            jobset(1, suspend=True),
+            over(0, 80, message=farewell(80)),
+            records=(beat(committed=120),),
+        ),
         "^lm is stopped; step 120 is saved$",
     ),
     "stopped, and its pods are gone": (
@@ -294,18 +370,30 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "stopped without a checkpoint, and its pods are gone": (
         snapshot(
-            recorded(jobset(1, suspend=True), verdict=verdict_for_code(80, "stopped by SIGTERM: nothing was saved"))
+            recorded(
+                jobset(1, suspend=True),
+                verdict=verdict_for_code(80, "stopped by SIGTERM: nothing was saved"),
+            )
         ),
         "^lm is stopped; stopped by SIGTERM: nothing was saved$",
     ),
     "failed, its pods are gone, and how it ended is on record": (
         snapshot(
-            recorded(jobset(1, status=objects.ended("Failed")), "ended", verdict=verdict_for_code(82, "rank 1 hangs"))
+            recorded(
+                jobset(1, status=objects.ended("Failed")),
+                "ended",
+                verdict=verdict_for_code(82, "rank 1 hangs"),
+            )
         ),
         r"^lm failed: hang \(exit 82\): rank 1 hangs$",
     ),
     "failed after it was stopped and resumed, and its pods are gone": (
-        snapshot(recorded(jobset(1, status=objects.ended("Failed")), verdict=verdict_for_code(80, "saved at step 40"))),
+        snapshot(
+            recorded(
+                jobset(1, status=objects.ended("Failed")),
+                verdict=verdict_for_code(80, "saved at step 40"),
+            )
+        ),
         "^lm failed: (?!.*saved at step 40)",
     ),
     "done with steps, and its pods are gone": (
@@ -321,22 +409,32 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(
             jobset(1, **QUEUED),
             workload=workload(
-                condition("Evicted", reason="PodsReadyTimeout", message="Exceeded the PodsReady timeout team/lm"),
-                requeueState={"count": 2, "requeueAt": (objects.NOW + timedelta(seconds=90)).isoformat()},
+                condition(
+                    "Evicted",
+                    reason="PodsReadyTimeout",
+                    message="Exceeded the PodsReady timeout team/lm",
+                ),
+                requeueState={
+                    "count": 2,
+                    "requeueAt": (objects.NOW + timedelta(seconds=90)).isoformat(),
+                },
             ),
             local_queue=local_queue(),
         ),
-        r"^lm was evicted because its pods were not ready in time \(PodsReadyTimeout\), 2 times by now; Kueue puts it "
+        r"^lm was evicted because its pods were not ready in time \(PodsReadyTimeout\), 2 times by "
+        r"now; Kueue puts it "
         "back into queue research in 90s$",
     ),
     "given up by its queue": (
         snapshot(
             jobset(1, **QUEUED),
-            workload=workload(condition("Evicted", reason="DeactivatedDueToRequeuingLimitExceeded"), active=False),
+            workload=workload(
+                condition("Evicted", reason="DeactivatedDueToRequeuingLimitExceeded"), active=False
+            ),
         ),
         "^lm was deactivated by Kueue",
     ),
-    # --- the queue ----------------------------------------------------------------------------------------------------
+    # --- the queue --------------------------------------------------------------------------------
     "quota": (
         snapshot(
             jobset(1, **QUEUED),
@@ -347,7 +445,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             local_queue=local_queue(),
             cluster_queue=cluster_queue("8", "7800m"),
         ),
-        r"^lm waits: queue research \(ClusterQueue shared\) is full: 200m more cpu is needed in flavor h100; "
+        r"^lm waits: queue research \(ClusterQueue shared\) is full: 200m more cpu is needed in "
+        r"flavor h100; "
         "7800m of 8 is used$",
     ),
     "quota, and no right to see the queue": (
@@ -366,23 +465,31 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                 "podsets requests (0) + current podset request (1800m) > maximum capacity (1)"
             ),
         ),
-        "^lm waits: queue research can never admit it: it requests 1800m cpu, flavor real has 1 in total$",
+        "^lm waits: queue research can never admit it: it requests 1800m cpu, flavor real has "
+        "1 in total$",
     ),
     "quota that is not there": (
         snapshot(
             jobset(1, **QUEUED),
             workload=reserved(
-                "couldn't assign flavors to pod set w: resource nvidia.com/gpu unavailable in ClusterQueue"
+                "couldn't assign flavors to pod set w: resource nvidia.com/gpu unavailable in "
+                "ClusterQueue"
             ),
         ),
         "^lm waits: queue research does not cover nvidia.com/gpu$",
     ),
     "no such queue": (
-        snapshot(jobset(1, **QUEUED), workload=reserved("LocalQueue research doesn't exist", reason="Inadmissible")),
+        snapshot(
+            jobset(1, **QUEUED),
+            workload=reserved("LocalQueue research doesn't exist", reason="Inadmissible"),
+        ),
         "^lm waits: LocalQueue research does not exist$",
     ),
     "no such cluster queue": (
-        snapshot(jobset(1, **QUEUED), workload=reserved("ClusterQueue shared doesn't exist", reason="Inadmissible")),
+        snapshot(
+            jobset(1, **QUEUED),
+            workload=reserved("ClusterQueue shared doesn't exist", reason="Inadmissible"),
+        ),
         "^lm waits: ClusterQueue shared does not exist$",
     ),
     "stopped cluster queue": (
@@ -399,19 +506,26 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             jobset(1, **QUEUED),
             workload=reserved("ClusterQueue shared is inactive", reason="Inadmissible"),
             local_queue=local_queue(active=False, reason="ClusterQueueIsInactive"),
-            cluster_queue=cluster_queue(active=False, message="references missing ResourceFlavor(s): h100."),
+            cluster_queue=cluster_queue(
+                active=False, message="references missing ResourceFlavor(s): h100."
+            ),
         ),
         "^lm waits: ClusterQueue shared is inactive: FlavorNotFound$",
     ),
     "stopped queue that may not be job": (
-        snapshot(jobset(1, **QUEUED), workload=reserved("LocalQueue research is stopped", reason="Inadmissible")),
+        snapshot(
+            jobset(1, **QUEUED),
+            workload=reserved("LocalQueue research is stopped", reason="Inadmissible"),
+        ),
         "^lm waits: LocalQueue research is stopped$",
     ),
     "preempted, still saving": (
         snapshot(
             jobset(1, **QUEUED),
             pod(0, is_leaving=True),
-            workload=reserved("Preempted", condition("Evicted", reason="Preempted", message="to make room")),
+            workload=reserved(
+                "Preempted", condition("Evicted", reason="Preempted", message="to make room")
+            ),
         ),
         "^lm was preempted by another job; 1 pod still saving$",
     ),
@@ -423,7 +537,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                 condition("Evicted", reason="Preempted"),
             ),
         ),
-        "^lm was preempted by another job and waits: queue research is full: 4 more cpu is needed in flavor h100$",
+        "^lm was preempted by another job and waits: queue research is full: 4 more cpu is needed "
+        "in flavor h100$",
     ),
     "an admission check": (
         snapshot(
@@ -431,11 +546,16 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             workload=workload(
                 condition("QuotaReserved"),
                 admissionChecks=[
-                    {"name": "nodes", "state": "Pending", "message": "Provisioning Request wasn't accepted"}
+                    {
+                        "name": "nodes",
+                        "state": "Pending",
+                        "message": "Provisioning Request wasn't accepted",
+                    }
                 ],
             ),
         ),
-        "^lm waits: quota is reserved in queue research, but admission check nodes has not passed: Prov",
+        "^lm waits: quota is reserved in queue research, but admission check nodes has not "
+        "passed: Prov",
     ),
     "admitted": (
         snapshot(jobset(1, **QUEUED), workload=workload(condition("QuotaReserved", "True"))),
@@ -445,7 +565,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(jobset(1, **QUEUED), jobs=()),
         "^lm is suspended, and Kueue has created no Workload for it in queue research$",
     ),
-    # --- Jobs and pods that are refused -------------------------------------------------------------------------------
+    # --- Jobs and pods that are refused -----------------------------------------------------------
     "webhook down before the Jobs": (
         snapshot(
             jobset(1),
@@ -455,13 +575,16 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                     "JobSet",
                     "lm",
                     "JobCreationFailed",
-                    'job "lm-w-0" creation failed with error: Internal error occurred: failed calling webhook '
-                    '"mjob.kb.io": failed to call webhook: Post "https://kueue-webhook.kueue-system.svc:443/x": '
+                    'job "lm-w-0" creation failed with error: Internal error occurred: failed '
+                    "calling webhook "
+                    '"mjob.kb.io": failed to call webhook: Post '
+                    '"https://kueue-webhook.kueue-system.svc:443/x": '
                     "dial tcp 10.0.0.1:443: connect: connection refused",
                 ),
             ),
         ),
-        r"^lm has no Jobs: webhook mjob.kb.io \(kueue-webhook in kueue-system\) does not answer: connection refused$",
+        r"^lm has no Jobs: webhook mjob.kb.io \(kueue-webhook in kueue-system\) does not answer: "
+        r"connection refused$",
     ),
     "a webhook that has not seen a new JobSet": (
         snapshot(new(jobset(1)), jobs=(), events=(UNSEEN,)),
@@ -473,29 +596,43 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "a webhook that does not see a JobSet": (
         snapshot(jobset(1), jobs=(), events=(UNSEEN,)),
-        '^lm has no Jobs: webhook mjob.kb.io denied the request: JobSet.jobset.x-k8s.io "lm" not found$',
+        "^lm has no Jobs: webhook mjob.kb.io denied the request: JobSet.jobset.x-k8s.io "
+        '"lm" not found$',
     ),
     "webhook without a server": (
         refused(
-            'failed calling webhook "mpod.kb.io": failed to call webhook: no endpoints available for service "jobset"'
+            'failed calling webhook "mpod.kb.io": failed to call webhook: no endpoints available '
+            'for service "jobset"'
         ),
-        "^lm waits: 2 of 2 pods are rejected: webhook mpod.kb.io does not answer: no endpoints available for service",
+        "^lm waits: 2 of 2 pods are rejected: webhook mpod.kb.io does not answer: no endpoints "
+        "available for service",
     ),
-    "unattended": (snapshot(jobset(1), jobs=()), "^lm has no Jobs 10m after it was created: the JobSet controller"),
+    "unattended": (
+        snapshot(jobset(1), jobs=()),
+        "^lm has no Jobs 10m after it was created: the JobSet controller",
+    ),
     "exceeded quota": (
-        refused("exceeded quota: few, requested: pods=1,requests.cpu=4, used: pods=5,requests.cpu=9, limited: pods=5"),
-        "rejected: ResourceQuota few is exceeded: requested pods=1,requests.cpu=4, used pods=5,requests.cpu=9, limited",
+        refused(
+            "exceeded quota: few, requested: pods=1,requests.cpu=4, used: pods=5,requests.cpu=9, "
+            "limited: pods=5"
+        ),
+        "rejected: ResourceQuota few is exceeded: requested pods=1,requests.cpu=4, used "
+        "pods=5,requests.cpu=9, limited",
     ),
     "quota that wants limits": (
         refused("failed quota: strict: must specify limits.cpu for: main"),
         "rejected: ResourceQuota strict requires every pod to specify limits.cpu for: main$",
     ),
     "Pod Security": (
-        refused('violates PodSecurity "restricted:latest": runAsNonRoot != true (pod must not set it)'),
+        refused(
+            'violates PodSecurity "restricted:latest": runAsNonRoot != true (pod must not set it)'
+        ),
         'rejected: the namespace enforces Pod Security "restricted:latest": runAsNonRoot != true',
     ),
     "a policy": (
-        refused("ValidatingAdmissionPolicy 'billing' with binding 'all' denied request: say who pays"),
+        refused(
+            "ValidatingAdmissionPolicy 'billing' with binding 'all' denied request: say who pays"
+        ),
         "rejected: ValidatingAdmissionPolicy billing denied the request: say who pays$",
     ),
     "a webhook's no": (
@@ -503,7 +640,10 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             jobset(2),
             events=(
                 event(
-                    "Job", "lm-w-0", "FailedCreate", 'admission webhook "pods.corp" denied the request: no team label'
+                    "Job",
+                    "lm-w-0",
+                    "FailedCreate",
+                    'admission webhook "pods.corp" denied the request: no team label',
                 ),
             ),
         ),
@@ -518,7 +658,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                     "Job",
                     "lm-w-0",
                     "FailedCreate",
-                    'admission webhook "vpod.kb.io" denied the request: follower pod node selector not set',
+                    'admission webhook "vpod.kb.io" denied the request: follower pod node '
+                    "selector not set",
                 ),
             ),
         ),
@@ -538,33 +679,50 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "a limit range": (
         refused("maximum memory usage per Container is 64Gi, but limit is 128Gi"),
-        "a LimitRange of the namespace forbids it: maximum memory usage per Container is 64Gi, but limit is 128Gi$",
+        "a LimitRange of the namespace forbids it: maximum memory usage per Container is 64Gi, but "
+        "limit is 128Gi$",
     ),
     "refused by what nobody knows": (refused("the moon is full"), "rejected: .*the moon is full$"),
-    # --- nodes --------------------------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------
     "no node is large enough": (
         unscheduled(
-            NOTHING_FITS, node(cpu="8"), node("big", taints=("gpu=yes:NoSchedule",), cpu="64"), resources={"cpu": 32}
+            NOTHING_FITS,
+            node(cpu="8"),
+            node("big", taints=("gpu=yes:NoSchedule",), cpu="64"),
+            resources={"cpu": 32},
         ),
         "^lm waits: its host is unschedulable: each host requests 32 cpu, the largest node has 8$",
     ),
     "nodes are taken": (
-        unscheduled("0/2 nodes are available: 2 Insufficient cpu.", node(), node("b"), resources={"cpu": 4}),
-        "^lm waits: its host is unschedulable: insufficient free cpu; 2 nodes would fit a host when empty$",
+        unscheduled(
+            "0/2 nodes are available: 2 Insufficient cpu.", node(), node("b"), resources={"cpu": 4}
+        ),
+        "^lm waits: its host is unschedulable: insufficient free cpu; 2 nodes would fit a host "
+        "when empty$",
     ),
     "no device": (
         unscheduled(
             "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
             node(),
-            pod={"spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}},
+            pod={
+                "spec": {
+                    "containers": [
+                        {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "8"}}}
+                    ]
+                }
+            },
         ),
-        "^lm waits: its host is unschedulable: each host requests 8 nvidia.com/gpu, the largest node has 0$",
+        "^lm waits: its host is unschedulable: each host requests 8 nvidia.com/gpu, the largest "
+        "node has 0$",
     ),
     "tainted": (
         unscheduled(
-            NOTHING_FITS, node(taints=("team=b:NoSchedule",)), node("b", taints=("team=b:NoSchedule", "x:NoExecute"))
+            NOTHING_FITS,
+            node(taints=("team=b:NoSchedule",)),
+            node("b", taints=("team=b:NoSchedule", "x:NoExecute")),
         ),
-        "^lm waits: its host is unschedulable: untolerated taint team=b:NoSchedule .and 1 more. on 2 of 2 nodes$",
+        "^lm waits: its host is unschedulable: untolerated taint team=b:NoSchedule .and 1 more. on "
+        "2 of 2 nodes$",
     ),
     "cordoned": (
         unscheduled("", node(taints=("node.kubernetes.io/unschedulable:NoSchedule",))),
@@ -572,12 +730,19 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "a node whose network plugin has no configuration": (
         unscheduled("", unwell("node.kubernetes.io/not-ready", "Ready", "False", NO_NETWORK)),
-        "^lm waits: its host is unschedulable: untolerated taint node.kubernetes.io/not-ready:NoSchedule on 1 of 1 "
+        "^lm waits: its host is unschedulable: untolerated taint "
+        "node.kubernetes.io/not-ready:NoSchedule on 1 of 1 "
         f"node: node-1: {NO_NETWORK}$",
     ),
     "a node whose disk is full": (
         unscheduled(
-            "", unwell("node.kubernetes.io/disk-pressure", "DiskPressure", "True", "kubelet has disk pressure")
+            "",
+            unwell(
+                "node.kubernetes.io/disk-pressure",
+                "DiskPressure",
+                "True",
+                "kubelet has disk pressure",
+            ),
         ),
         "disk-pressure:NoSchedule on 1 of 1 node: node-1: kubelet has disk pressure$",
     ),
@@ -586,7 +751,12 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm waits: its host is unschedulable: no node has label disk=ssd; nodes have disk=hdd$",
     ),
     "labels that no node has together": (
-        unscheduled("", node(labels={"a": "1"}), node("b", labels={"b": "1"}), node_selector={"a": "1", "b": "1"}),
+        unscheduled(
+            "",
+            node(labels={"a": "1"}),
+            node("b", labels={"b": "1"}),
+            node_selector={"a": "1", "b": "1"},
+        ),
         "no node has all of the labels a=1, b=1$",
     ),
     "no nodes": (
@@ -598,7 +768,11 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm waits: its host is unschedulable: 0/3 nodes are available: 1 Insufficient cpu, 2 node",
     ),
     "ports": (
-        unscheduled("0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports.", node()),
+        unscheduled(
+            "0/1 nodes are available: 1 node(s) didn't have free ports for the "
+            "requested pod ports.",
+            node(),
+        ),
         "didn't have free ports for the requested pod ports.; 1 node would fit a host when empty$",
     ),
     "new nodes are coming": (
@@ -606,17 +780,29 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             NOTHING_FITS,
             node(),
             events=(
-                event("Pod", "lm-w-0-0-abcd0", "TriggeredScaleUp", "pod triggered scale-up: [{pool-1 0->1 (max: 4)}]"),
+                event(
+                    "Pod",
+                    "lm-w-0-0-abcd0",
+                    "TriggeredScaleUp",
+                    "pod triggered scale-up: [{pool-1 0->1 (max: 4)}]",
+                ),
             ),
         ),
-        r"^lm waits for the autoscaler to add nodes: its host is pending; pod triggered scale-up: \[\{pool-1 0->1",
+        r"^lm waits for the autoscaler to add nodes: its host is pending; pod triggered scale-up: "
+        r"\[\{pool-1 0->1",
     ),
     "no new nodes can come": (
         unscheduled(
             NOTHING_FITS,
             node(cpu="8"),
             events=(
-                event("Pod", "lm-w-0-0-abcd0", "TriggeredScaleUp", "pod triggered scale-up", last=ago(minutes=5)),
+                event(
+                    "Pod",
+                    "lm-w-0-0-abcd0",
+                    "TriggeredScaleUp",
+                    "pod triggered scale-up",
+                    last=ago(minutes=5),
+                ),
                 event(
                     "Pod",
                     "lm-w-0-0-abcd0",
@@ -626,7 +812,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
             resources={"cpu": 32},
         ),
-        "32 cpu, .*; the autoscaler adds no node: pod didn't trigger scale-up: 1 max node group size reached$",
+        "32 cpu, .*; the autoscaler adds no node: pod didn't trigger scale-up: 1 max node group "
+        "size reached$",
     ),
     "Karpenter cannot": (
         unscheduled(
@@ -634,7 +821,11 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             node(),
             events=(
                 event(
-                    "Pod", "lm-w-0-0-abcd0", "FailedScheduling", "no instance type satisfied resources", by="karpenter"
+                    "Pod",
+                    "lm-w-0-0-abcd0",
+                    "FailedScheduling",
+                    "no instance type satisfied resources",
+                    by="karpenter",
                 ),
             ),
             resources={"cpu": 32},
@@ -664,60 +855,93 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         unscheduled(
             "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
             node(),
-            events=(event("PersistentVolumeClaim", "ckpt", "ProvisioningFailed", 'storageclass "fast" not found'),),
+            events=(
+                event(
+                    "PersistentVolumeClaim",
+                    "ckpt",
+                    "ProvisioningFailed",
+                    'storageclass "fast" not found',
+                ),
+            ),
             volumes=[{"claim": "ckpt", "path": "/ckpt"}],
         ),
         '^lm waits: PersistentVolumeClaim ckpt is not bound: storageclass "fast" not found$',
     ),
     "a volume elsewhere": (
-        unscheduled("0/2 nodes are available: 2 node(s) didn't match PersistentVolume's node affinity.", node()),
+        unscheduled(
+            "0/2 nodes are available: 2 node(s) didn't match PersistentVolume's node affinity.",
+            node(),
+        ),
         "^lm waits: its host is unschedulable: volume node affinity conflict",
     ),
-    # --- images -------------------------------------------------------------------------------------------------------
+    # --- images -----------------------------------------------------------------------------------
     "no image": (
         snapshot(
             jobset(2),
             waiting(0, "ImagePullBackOff", 'Back-off pulling image "registry.example/train:1"'),
             pod(1),
             events=(
-                event("Pod", "lm-w-0-0-abcd0", "Failed", "Failed to pull image: code = NotFound: train:1: not found"),
+                event(
+                    "Pod",
+                    "lm-w-0-0-abcd0",
+                    "Failed",
+                    "Failed to pull image: code = NotFound: train:1: not found",
+                ),
             ),
         ),
         "^lm waits: host 0 cannot pull image registry.example/train:1: the image does not exist$",
     ),
     "no right to the image": (
-        snapshot(jobset(1), waiting(0, "ErrImagePull", "pull access denied, authorization failed: 403 Forbidden")),
+        snapshot(
+            jobset(1),
+            waiting(0, "ErrImagePull", "pull access denied, authorization failed: 403 Forbidden"),
+        ),
         "the registry requires credentials, or the image does not exist$",
     ),
     "no registry": (
-        snapshot(jobset(1), waiting(0, "ErrImagePull", "dial tcp: lookup registry.example: no such host")),
+        snapshot(
+            jobset(1), waiting(0, "ErrImagePull", "dial tcp: lookup registry.example: no such host")
+        ),
         "the node cannot reach the registry$",
     ),
     "a limited registry": (
         snapshot(jobset(1), waiting(0, "ErrImagePull", "429 Too Many Requests: toomanyrequests")),
         "the registry's rate limit is reached$",
     ),
-    "no image's name": (snapshot(jobset(1), waiting(0, "InvalidImageName", "x")), "that is not a valid image name$"),
+    "no image's name": (
+        snapshot(jobset(1), waiting(0, "InvalidImageName", "x")),
+        "that is not a valid image name$",
+    ),
     "an image that may not be pulled": (
         snapshot(jobset(1), waiting(0, "ErrImageNeverPull", "x")),
         "imagePullPolicy is Never$",
     ),
-    # --- containers ---------------------------------------------------------------------------------------------------
+    # --- containers -------------------------------------------------------------------------------
     "no secret": (
         snapshot(jobset(1), waiting(0, "CreateContainerConfigError", 'secret "token" not found')),
         "^lm waits: its host cannot start: Secret token does not exist$",
     ),
     "no key in a secret": (
-        snapshot(jobset(1), waiting(0, "CreateContainerConfigError", "couldn't find key t in Secret team/token")),
+        snapshot(
+            jobset(1),
+            waiting(0, "CreateContainerConfigError", "couldn't find key t in Secret team/token"),
+        ),
         "Secret token has no key t$",
     ),
     "no config map": (
-        snapshot(jobset(1), waiting(0, "CreateContainerConfigError", 'configmap "settings" not found')),
+        snapshot(
+            jobset(1), waiting(0, "CreateContainerConfigError", 'configmap "settings" not found')
+        ),
         "ConfigMap settings does not exist$",
     ),
     "root": (
         snapshot(
-            jobset(1), waiting(0, "CreateContainerConfigError", "container has runAsNonRoot and image will run as root")
+            jobset(1),
+            waiting(
+                0,
+                "CreateContainerConfigError",
+                "container has runAsNonRoot and image will run as root",
+            ),
         ),
         "runs as root, and the pod has runAsNonRoot$",
     ),
@@ -740,7 +964,14 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(
             jobset(1),
             waiting(0, "ContainerCreating"),
-            events=(event("Pod", "lm-w-0-0-abcd0", "FailedAttachVolume", "Multi-Attach error for volume pvc-1"),),
+            events=(
+                event(
+                    "Pod",
+                    "lm-w-0-0-abcd0",
+                    "FailedAttachVolume",
+                    "Multi-Attach error for volume pvc-1",
+                ),
+            ),
         ),
         "^lm waits: its host cannot mount a volume: Multi-Attach error for volume pvc-1$",
     ),
@@ -748,14 +979,21 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(
             jobset(1),
             waiting(0, "ContainerCreating"),
-            events=(event("Pod", "lm-w-0-0-abcd0", "FailedCreatePodSandBox", "cni plugin not initialized"),),
+            events=(
+                event(
+                    "Pod", "lm-w-0-0-abcd0", "FailedCreatePodSandBox", "cni plugin not initialized"
+                ),
+            ),
         ),
-        "^lm waits: the node cannot create the pod sandbox of its host: cni plugin not initialized$",
+        "^lm waits: the node cannot create the pod sandbox of its host: cni plugin not "
+        "initialized$",
     ),
     "no such command": (
         snapshot(
             jobset(2),
-            over(0, 128, "StartError", 'exec: "python": executable file not found in $PATH: unknown'),
+            over(
+                0, 128, "StartError", 'exec: "python": executable file not found in $PATH: unknown'
+            ),
             pod(1),
         ),
         "^lm cannot start on host 0: command python: executable file not found in",
@@ -764,7 +1002,11 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(
             jobset(1),
             over(
-                0, 1, "Error", "/bin/python: Error while finding … (ModuleNotFoundError: No module named 'jaxlaunch')"
+                0,
+                1,
+                "Error",
+                "/bin/python: Error while finding … (ModuleNotFoundError: No module named "
+                "'jaxlaunch')",
             ),
         ),
         "^lm cannot start on its host: image \\S+ does not contain jaxlaunch$",
@@ -775,7 +1017,9 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             pod(
                 0,
                 state={"waiting": {"reason": "PodInitializing"}},
-                initContainerStatuses=[{"name": "fetch", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}}],
+                initContainerStatuses=[
+                    {"name": "fetch", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}}
+                ],
             ),
         ),
         "^lm cannot start on its host: init container fetch ended with exit code 3$",
@@ -789,7 +1033,12 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                 initContainerStatuses=[
                     {
                         "name": "proxy",
-                        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}},
+                        "state": {
+                            "waiting": {
+                                "reason": "CrashLoopBackOff",
+                                "message": "back-off 10s restarting",
+                            }
+                        },
                         "lastState": {"terminated": {"exitCode": 3, "reason": "Error"}},
                     }
                 ],
@@ -801,7 +1050,11 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(
             jobset(1),
             waiting(0, "ContainerCreating"),
-            events=(event("Pod", "lm-w-0-0-abcd0", "Pulling", 'Pulling image "registry.example/train:1"'),),
+            events=(
+                event(
+                    "Pod", "lm-w-0-0-abcd0", "Pulling", 'Pulling image "registry.example/train:1"'
+                ),
+            ),
         ),
         "^lm is starting: its host: pulling image registry.example/train:1 for 10m$",
     ),
@@ -809,9 +1062,13 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(jobset(1), waiting(0, "ContainerCreating")),
         "^lm is starting: its host: creating volumes and containers for 10m$",
     ),
-    # --- the gang -----------------------------------------------------------------------------------------------------
+    # --- the gang ---------------------------------------------------------------------------------
     "hosts are missing": (
-        snapshot(jobset(4), *map(pod, range(4)), records=(beat(stage="gather", missing=[1, 3], missing_count=2),)),
+        snapshot(
+            jobset(4),
+            *map(pod, range(4)),
+            records=(beat(stage="gather", missing=[1, 3], missing_count=2),),
+        ),
         "^lm waits at rendezvous for 9m: hosts 1, 3 of 4 missing$",
     ),
     "many hosts are missing": (
@@ -844,7 +1101,11 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         r"^lm runs again after hang \(82\): rank 1 in data: training at step 40$",
     ),
     "it trains, and went wrong long ago": (
-        snapshot(jobset(1), pod(0), records=(past(82, "rank 1"), past(83, "rank 2", attempt=2), beat(attempt=4))),
+        snapshot(
+            jobset(1),
+            pod(0),
+            records=(past(82, "rank 1"), past(83, "rank 2", attempt=2), beat(attempt=4)),
+        ),
         "^lm runs: training at step 40$",
     ),
     "its program is silent": (
@@ -867,21 +1128,29 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(
             jobset(1, status={"restarts": 3, "restartsCountTowardsMax": 3}),
             pod(0, generation=3),
-            records=(past(83, "rank 0 raised: X", attempt=3, generation=2), beat(attempt=4, generation=3)),
+            records=(
+                past(83, "rank 0 raised: X", attempt=3, generation=2),
+                beat(attempt=4, generation=3),
+            ),
         ),
-        r"^lm crashes and restarts without saving a checkpoint: 3 of 5 restarts are used up; last: crash \(83\)",
+        r"^lm crashes and restarts without saving a checkpoint: 3 of 5 restarts are used up; last: "
+        r"crash \(83\)",
     ),
     "beyond a crash loop": (
         snapshot(
             jobset(1, status={"restarts": 3, "restartsCountTowardsMax": 3}),
             pod(0, generation=3),
-            records=(past(83, "X", attempt=3, generation=2, step=30), beat(attempt=5, generation=3)),
+            records=(
+                past(83, "X", attempt=3, generation=2, step=30),
+                beat(attempt=5, generation=3),
+            ),
         ),
         "^lm runs: training at step 40$",
     ),
     "a process killed for memory long ago": (
         snapshot(
-            jobset(1, status=objects.ended("Failed")), over(0, 65, "OOMKilled", message=farewell(65, "no such file"))
+            jobset(1, status=objects.ended("Failed")),
+            over(0, 65, "OOMKilled", message=farewell(65, "no such file")),
         ),
         r"^lm failed: bad_data \(exit 65\): no such file$",
     ),
@@ -896,21 +1165,32 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "evicted": (
         snapshot(
             jobset(2),
-            over(0, 80, conditions=[condition("DisruptionTarget", reason="EvictionByEvictionAPI", message="evicting")]),
+            over(
+                0,
+                80,
+                conditions=[
+                    condition(
+                        "DisruptionTarget", reason="EvictionByEvictionAPI", message="evicting"
+                    )
+                ],
+            ),
             pod(1, is_leaving=True),
         ),
-        r"^lm was interrupted: host 0 was evicted \(kubectl drain, or .*API\); it restarts, which does not count",
+        r"^lm was interrupted: host 0 was evicted \(kubectl drain, or .*API\); it restarts, which "
+        r"does not count",
     ),
     "evicted for its own excess, and restarting": (
         snapshot(jobset(2), evicted(1, 137, EXCESS), pod(0, is_leaving=True)),
-        r"^lm is restarting: host 1 was evicted: Pod ephemeral .* containers 1Gi \(resources.ephemeral\); that counts",
+        r"^lm is restarting: host 1 was evicted: Pod ephemeral .* containers 1Gi "
+        r"\(resources.ephemeral\); that counts",
     ),
     "evicted for its own excess, and given up": (
         snapshot(
             jobset(1, status=objects.ended("Failed", "ReachedMaxRestarts", restarts=5)),
             evicted(0, 84, 'Usage of EmptyDir volume "volume-0" exceeds the limit "1Gi". '),
         ),
-        r'^lm failed after 5 restarts: its host was evicted: Usage .* exceeds the limit "1Gi" \(volumes: ephemeral\)$',
+        r'^lm failed after 5 restarts: its host was evicted: Usage .* exceeds the limit "1Gi" '
+        r"\(volumes: ephemeral\)$",
     ),
     "a loop of evictions for its own excess": (
         snapshot(
@@ -918,13 +1198,20 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             pod(0, generation=2),
             events=(event("Pod", "lm-w-0-0-abcd0", "Evicted", EXCESS),),
         ),
-        r"^lm crashes and restarts .*; Pod lm-w-0-0-abcd0 was evicted: Pod ephemeral .* 1Gi \(resources.ephemeral\)$",
+        r"^lm crashes and restarts .*; Pod lm-w-0-0-abcd0 was evicted: Pod ephemeral .* 1Gi "
+        r"\(resources.ephemeral\)$",
     ),
     "two nodes are lost": (
         snapshot(
             jobset(2),
-            *(pod(host, node=f"node-{host}", conditions=[condition("Ready", "False")]) for host in range(2)),
-            events=tuple(event("Pod", f"lm-w-0-{host}-abcd{host}", "NodeNotReady", "not ready") for host in range(2)),
+            *(
+                pod(host, node=f"node-{host}", conditions=[condition("Ready", "False")])
+                for host in range(2)
+            ),
+            events=tuple(
+                event("Pod", f"lm-w-0-{host}-abcd{host}", "NodeNotReady", "not ready")
+                for host in range(2)
+            ),
         ),
         "^lm waits: nodes node-0, node-1 are NotReady, with all 2 hosts on them$",
     ),
@@ -933,43 +1220,74 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         r"^lm has ended attempt 1: lost \(81\): host 1 was lost$",
     ),
     "one of two pods failed, and no agent has said why yet": (
-        snapshot(jobset(2, restarts={"in_place": 0}), pod(0), over(1, 1), records=(beat(phase="compile"),)),
+        snapshot(
+            jobset(2, restarts={"in_place": 0}),
+            pod(0),
+            over(1, 1),
+            records=(beat(phase="compile"),),
+        ),
         r"^lm is restarting: host 1 \(pod \S+\) ended with exit code 1; 1 pod still terminating$",
     ),
     # a lost host, whose gang keeps its other pods
     "a lost pod, which Kubernetes has not made again": (
-        snapshot(jobset(3), pod(0), pod(2), records=(beat(stage="gather", missing=[1]), judged(81, "host 1 was lost"))),
-        "^lm waits for host 1 to come back: its pod does not exist yet, since Kubernetes makes it again 10 s after it "
+        snapshot(
+            jobset(3),
+            pod(0),
+            pod(2),
+            records=(beat(stage="gather", missing=[1]), judged(81, "host 1 was lost")),
+        ),
+        "^lm waits for host 1 to come back: its pod does not exist yet, since Kubernetes makes it "
+        "again 10 s after it "
         "failed; the other 2 hosts keep their pods$",
     ),
     "a lost pod, made again, that no node takes": (
-        snapshot(jobset(3), pod(0), pending(1, NOTHING_FITS), pod(2), records=(past(81), beat(stage="gather"))),
-        "^lm waits for host 1 to come back: host 1 is unschedulable: 0/3 nodes .*; the other 2 hosts keep their ",
+        snapshot(
+            jobset(3),
+            pod(0),
+            pending(1, NOTHING_FITS),
+            pod(2),
+            records=(past(81), beat(stage="gather")),
+        ),
+        "^lm waits for host 1 to come back: host 1 is unschedulable: 0/3 nodes .*; the other 2 "
+        "hosts keep their ",
     ),
     "a lost pod, made again, that starts": (
-        snapshot(jobset(2), pod(0), waiting(1, "ContainerCreating"), records=(past(81), beat(stage="gather"))),
-        "^lm waits for host 1 to come back: host 1 is starting: creating volumes .*; the other 1 host keeps its pod$",
+        snapshot(
+            jobset(2),
+            pod(0),
+            waiting(1, "ContainerCreating"),
+            records=(past(81), beat(stage="gather")),
+        ),
+        "^lm waits for host 1 to come back: host 1 is starting: creating volumes .*; the other 1 "
+        "host keeps its pod$",
     ),
     "the pod of the leader is lost": (
         snapshot(jobset(3), pod(1), pod(2)),
-        "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the other 2 hosts keep ",
+        "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the "
+        "other 2 hosts keep ",
     ),
     "the pod of the leader left, and its log with it": (
         snapshot(SPARE, over(0, 143, message=farewell(80, "stopped")), pod(1), pod(2), pod(3)),
-        "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the other 3 hosts keep ",
+        "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the "
+        "other 3 hosts keep ",
     ),
     "the pod of the leader is made again": (
         snapshot(jobset(2), later(pending(0, NOTHING_FITS)), pod(1)),
         "^lm waits for host 0, which leads, to come back: host 0 is unschedulable: ",
     ),
     "a spare holds the ranks of a lost host": (
-        snapshot(SPARE, pod(0), pod(2), pod(3), records=(past(81), beat(attempt=2, members="0,3,2"))),
+        snapshot(
+            SPARE, pod(0), pod(2), pod(3), records=(past(81), beat(attempt=2, members="0,3,2"))
+        ),
         "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since "
         "host 1 is missing: its pod does not exist yet, ",
     ),
     "a lost host, whose node Kubernetes has not noticed yet": (
-        snapshot(*(jobset(3), *map(pod, range(3))), records=(past(81), beat(stage="gather", missing=[1]))),
-        "^lm waits for host 1 to come back: its agent does not answer, and pod lm-w-0-1-abcd1 still reads as running "
+        snapshot(
+            *(jobset(3), *map(pod, range(3))), records=(past(81), beat(stage="gather", missing=[1]))
+        ),
+        "^lm waits for host 1 to come back: its agent does not answer, and pod lm-w-0-1-abcd1 "
+        "still reads as running "
         "on node node-1; the other 2 hosts keep their pods$",
     ),
     "a lost host, whose next pod runs and has not said hello yet": (
@@ -985,7 +1303,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             silent_node=silent("node-2"),
             records=(past(81), beat(stage="gather", missing=[1])),
         ),
-        "^lm waits for host 1 to come back: node node-2 has not answered since .*, with pod lm-w-0-1-abcd1 on it; "
+        "^lm waits for host 1 to come back: node node-2 has not answered since .*, with pod "
+        "lm-w-0-1-abcd1 on it; "
         "the other 2 hosts keep their pods$",
     ),
     "the node of a lost host does not answer, and keeps its pod": (
@@ -994,15 +1313,23 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             silent_node=silent("node-2"),
             records=(past(81), beat(stage="gather", missing=[1])),
         ),
-        "^lm waits for host 1 to come back: pod lm-w-0-1-abcd1 should have ended 2m ago, and node node-2 has not .*; "
+        "^lm waits for host 1 to come back: pod lm-w-0-1-abcd1 should have ended 2m ago, and node "
+        "node-2 has not .*; "
         "the other 2 hosts keep their pods$",
     ),
     "a spare holds the ranks of a host whose node nobody may read": (
         snapshot(
-            *(SPARE, pod(0), pod(1, node="node-2", conditions=[condition("Ready", "False")]), pod(2), pod(3)),
+            *(
+                SPARE,
+                pod(0),
+                pod(1, node="node-2", conditions=[condition("Ready", "False")]),
+                pod(2),
+                pod(3),
+            ),
             records=(past(81), beat(attempt=2, members="0,3,2")),
         ),
-        "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since host 1 is missing: "
+        "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since "
+        "host 1 is missing: "
         "node node-2 is NotReady, with pod lm-w-0-1-abcd1 on it$",
     ),
     "a spare holds the ranks of a host whose node keeps its pod": (
@@ -1011,7 +1338,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             silent_node=silent("node-2"),
             records=(past(81), beat(attempt=2, members="0,3,2")),
         ),
-        "with its ranks on hosts 0, 3, 2; no spare is ready, since host 1 is missing: pod lm-w-0-1-abcd1 should have "
+        "with its ranks on hosts 0, 3, 2; no spare is ready, since host 1 is missing: pod "
+        "lm-w-0-1-abcd1 should have "
         "ended 2m ago, and node node-2 has not answered since ",
     ),
     "a spare holds the ranks of a host whose node is deleted": (
@@ -1020,7 +1348,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             deleted_node=DeletedNode("node-2", ago(minutes=1)),
             records=(past(81), beat(attempt=2, members="0,3,2")),
         ),
-        "no spare is ready, since host 1 is missing: node node-2 no longer exists: its object was deleted at ",
+        "no spare is ready, since host 1 is missing: node node-2 no longer exists: its object was "
+        "deleted at ",
     ),
     "fewer hosts, as the node of one does not answer": (
         snapshot(
@@ -1028,11 +1357,17 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             silent_node=silent("node-2"),
             records=(past(81), beat(attempt=2, members="0,2")),
         ),
-        "^lm runs with 2 of 3 hosts: .* of 90; it waits for host 1 to grow again: node node-2 has not answered since ",
+        "^lm runs with 2 of 3 hosts: .* of 90; it waits for host 1 to grow again: node node-2 has "
+        "not answered since ",
     ),
     "a kubelet that is gone alone": (
-        snapshot(*(jobset(2), pod(0), pod(1, node="node-2")), silent_node=silent("node-2"), records=(beat(),)),
-        "^lm runs, at step 40: node node-2 has not answered since .*, but the agent of host 1 on it does$",
+        snapshot(
+            *(jobset(2), pod(0), pod(1, node="node-2")),
+            silent_node=silent("node-2"),
+            records=(beat(),),
+        ),
+        "^lm runs, at step 40: node node-2 has not answered since .*, but the agent of host 1 "
+        "on it does$",
     ),
     "a kubelet that is gone alone, its pod deleted": (
         snapshot(
@@ -1048,24 +1383,35 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             leaving(1, 0, node="node-2", conditions=CUT_OFF),
             silent_node=silent("node-2"),
         ),
-        r"^lm is restarting after lost \(81\): host 1 was lost; 1 pod still terminating: node node-2 has not answered "
+        r"^lm is restarting after lost \(81\): host 1 was lost; 1 pod still terminating: node "
+        r"node-2 has not answered "
         "since .*, with pod lm-w-0-1-abcd1 on it$",
     ),
     "all are done, and a node keeps the pod of a host that is lost": (
         snapshot(
-            *(SPARE, over(0, 0), leaving(1, node="node-2", conditions=CUT_OFF), over(2, 0), over(3, 0)),
+            *(
+                SPARE,
+                over(0, 0),
+                leaving(1, node="node-2", conditions=CUT_OFF),
+                over(2, 0),
+                over(3, 0),
+            ),
             silent_node=silent("node-2"),
         ),
-        "^lm has finished, but its Job is not complete before pod lm-w-0-1-abcd1 has ended: pod lm-w-0-1-abcd1 should "
+        "^lm has finished, but its Job is not complete before pod lm-w-0-1-abcd1 has ended: pod "
+        "lm-w-0-1-abcd1 should "
         "have ended 2m ago, and node node-2 has not answered since ",
     ),
     "a spare is about to take the ranks of a host": (
-        snapshot(SPARE, pod(0), over(1, 143), pod(2), pod(3), records=(beat(members="0-2"), judged(80))),
+        snapshot(
+            SPARE, pod(0), over(1, 143), pod(2), pod(3), records=(beat(members="0-2"), judged(80))
+        ),
         "^lm is about to start again without host 1: host 3 takes its ranks$",
     ),
     "two hosts are lost, and there is one spare": (
         snapshot(SPARE, pod(0), pod(3), records=(past(81), beat(stage="gather", missing=[1, 2]))),
-        "^lm waits for hosts 1, 2 to come back: their pods do not exist yet, .*; the other 2 hosts keep their pods$",
+        "^lm waits for hosts 1, 2 to come back: their pods do not exist yet, .*; the other 2 hosts "
+        "keep their pods$",
     ),
     "a host is missing, and another's volumes could not be mounted at first": (
         snapshot(
@@ -1073,33 +1419,72 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             pod(0),
             later(waiting(1, "ContainerCreating")),
             records=(past(81), beat(stage="gather", missing=[1])),
-            events=(event("Pod", "lm-w-0-0-abcd0", "FailedMount", 'configmap "data" not found', last=ago(seconds=1)),),
+            events=(
+                event(
+                    "Pod",
+                    "lm-w-0-0-abcd0",
+                    "FailedMount",
+                    'configmap "data" not found',
+                    last=ago(seconds=1),
+                ),
+            ),
         ),
-        "^lm waits for host 1 to come back: host 1 is starting: creating volumes and containers; the other 1 host ",
+        "^lm waits for host 1 to come back: host 1 is starting: creating volumes and containers; "
+        "the other 1 host ",
     ),
     "another host is lost, and no spare is left": (
-        snapshot(SPARE, pod(0), pod(2), records=(past(81), beat(stage="gather", members="0,3,2", attempt=2))),
-        "^lm waits for host 3 to come back: its pod does not .*; the other 2 hosts keep their pods; no spare is left$",
+        snapshot(
+            SPARE,
+            pod(0),
+            pod(2),
+            records=(past(81), beat(stage="gather", members="0,3,2", attempt=2)),
+        ),
+        "^lm waits for host 3 to come back: its pod does not .*; the other 2 hosts keep their "
+        "pods; no spare is left$",
     ),
     "fewer hosts for a while": (
-        snapshot(ELASTIC, pod(0), pending(1, NOTHING_FITS), pod(2), records=(past(81), beat(attempt=2, members="0,2"))),
-        "^lm runs with 2 of 3 hosts: training at step 40 of 90; it waits for host 1 to grow again: host 1 is unsched",
+        snapshot(
+            ELASTIC,
+            pod(0),
+            pending(1, NOTHING_FITS),
+            pod(2),
+            records=(past(81), beat(attempt=2, members="0,2")),
+        ),
+        "^lm runs with 2 of 3 hosts: training at step 40 of 90; it waits for host 1 to grow again: "
+        "host 1 is unsched",
     ),
     "fewer hosts, and one that is back": (
-        snapshot(ELASTIC, *(pod(host) for host in range(3)), records=(past(81), beat(attempt=2, members="0,2"))),
-        "^lm runs with 2 of 3 hosts: training at step 40 of 90; host 1 will hold ranks after the next save$",
+        snapshot(
+            ELASTIC,
+            *(pod(host) for host in range(3)),
+            records=(past(81), beat(attempt=2, members="0,2")),
+        ),
+        "^lm runs with 2 of 3 hosts: training at step 40 of 90; host 1 will hold ranks after "
+        "the next save$",
     ),
     "a host that left its gang after a drain": (
-        snapshot(jobset(2), pod(0), over(1, 143, message=farewell(80, "stopped")), records=(beat(), judged(80))),
+        snapshot(
+            jobset(2),
+            pod(0),
+            over(1, 143, message=farewell(80, "stopped")),
+            records=(beat(), judged(80)),
+        ),
         "^lm waits for host 1 to come back: its pod does not exist yet, ",
     ),
     "evicted by a node that is low on memory": (
         snapshot(jobset(1), evicted(0, 137, LOW)),
-        "^lm was interrupted: its host was evicted by the kubelet of node node-1, which was low on memory; it used "
-        "1803264Ki, and requests 128Mi; it restarts, which does not count against the restart limits$",
+        "^lm was interrupted: its host was evicted by the kubelet of node node-1, which was low on "
+        "memory; it used "
+        "1803264Ki, and requests 128Mi; it restarts, which does not count against the "
+        "restart limits$",
     ),
     "a pod that is not ready, and nobody says why": (
-        snapshot(jobset(2), pod(0), pod(1, conditions=[condition("Ready", "False")]), records=(beat(phase="compile"),)),
+        snapshot(
+            jobset(2),
+            pod(0),
+            pod(1, conditions=[condition("Ready", "False")]),
+            records=(beat(phase="compile"),),
+        ),
         "^lm runs: 1 of 2 hosts ready$",
     ),
     "a node is lost": (
@@ -1111,27 +1496,37 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         "^lm waits: node node-2 is NotReady, with host 1 on it$",
     ),
-    # --- others -------------------------------------------------------------------------------------------------------
+    # --- others -----------------------------------------------------------------------------------
     "a finalizer keeps a pod": (
         snapshot(
-            jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=10)}},
-            pod(0) | {"metadata": pod(0)["metadata"] | {"deletionTimestamp": ago(minutes=9), "finalizers": ["a.io/b"]}},
+            jobset(1)
+            | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=10)}},
+            pod(0)
+            | {
+                "metadata": pod(0)["metadata"]
+                | {"deletionTimestamp": ago(minutes=9), "finalizers": ["a.io/b"]}
+            },
         ),
-        "^lm is being deleted, but is blocked: finalizer a.io/b has kept pod lm-w-0-0-abcd0 for 9m$",
+        "^lm is being deleted, but is blocked: finalizer a.io/b has kept pod "
+        "lm-w-0-0-abcd0 for 9m$",
     ),
     "a silent node keeps a pod": (
         snapshot(
             jobset(1, status={"restarts": 1}),
             pod(0) | {"metadata": pod(0)["metadata"] | {"deletionTimestamp": ago(minutes=9)}},
         ),
-        "^lm is restarting; 1 pod still terminating: pod lm-w-0-0-abcd0 should have ended 9m ago, and node node-1",
+        "^lm is restarting; 1 pod still terminating: pod lm-w-0-0-abcd0 should have ended 9m ago, "
+        "and node node-1",
     ),
     "a finalizer keeps the JobSet alone": (
         snapshot(
             jobset(1)
             | {
                 "metadata": jobset(1)["metadata"]
-                | {"deletionTimestamp": ago(minutes=10), "finalizers": ["foregroundDeletion", "team.io/keep"]}
+                | {
+                    "deletionTimestamp": ago(minutes=10),
+                    "finalizers": ["foregroundDeletion", "team.io/keep"],
+                }
             }
         ),
         "is blocked: finalizer team.io/keep has kept JobSet lm for 10m$",
@@ -1144,15 +1539,18 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                     "Job",
                     "lm-w-0",
                     "FailedCreate",
-                    "pods is forbidden: unable to create new content in namespace team because it is being terminated",
+                    "pods is forbidden: unable to create new content in namespace team because it "
+                    "is being terminated",
                 ),
             ),
         ),
-        "^lm waits: its pod is rejected: namespace team is being deleted and accepts no new objects$",
+        "^lm waits: its pod is rejected: namespace team is being deleted and accepts no "
+        "new objects$",
     ),
     "a namespace that takes its jobs with it": (
         snapshot(
-            jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=10)}},
+            jobset(1)
+            | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=10)}},
             pod(0, is_leaving=True),
             ending_namespace=ENDING,
         ),
@@ -1161,7 +1559,11 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "a claim without its volume": (
         snapshot(
             jobset(1),
-            pending(0, '0/1 nodes: persistentvolumeclaim "ckpt" bound to non-existent persistentvolume "pv-1"'),
+            pending(
+                0,
+                '0/1 nodes: persistentvolumeclaim "ckpt" bound to non-existent '
+                'persistentvolume "pv-1"',
+            ),
         ),
         "^lm waits: PersistentVolume pv-1 of PersistentVolumeClaim ckpt no longer exists$",
     ),
@@ -1186,15 +1588,27 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(
             jobset(3),
             *map(pod, range(3)),
-            records=(beat(phase="ended", counts={"ended": 2, "step": 1}, phases={"ended": [0, 2], "step": [1]}),),
+            records=(
+                beat(
+                    phase="ended",
+                    counts={"ended": 2, "step": 1},
+                    phases={"ended": [0, 2], "step": [1]},
+                ),
+            ),
         ),
         "^lm runs: its processes end at step 40; ranks 0, 2 have ended, rank 1 still runs$",
     ),
     "another controller": (
-        snapshot({**jobset(1), "spec": {**jobset(1)["spec"], "managedBy": "their.test/own"}}, jobs=()),
-        r"^lm has no Jobs 10m after it was created: controller their.test/own \(spec.managedBy\) has not acted on it$",
+        snapshot(
+            {**jobset(1), "spec": {**jobset(1)["spec"], "managedBy": "their.test/own"}}, jobs=()
+        ),
+        r"^lm has no Jobs 10m after it was created: controller their.test/own \(spec.managedBy\) "
+        r"has not acted on it$",
     ),
-    "without Jobs between generations": (snapshot(jobset(1, status={"restarts": 2}), jobs=()), "^lm is restarting$"),
+    "without Jobs between generations": (
+        snapshot(jobset(1, status={"restarts": 2}), jobs=()),
+        "^lm is restarting$",
+    ),
     "no such scheduler": (
         snapshot(jobset(1, pod={"spec": {"schedulerName": "mine"}}), pod(0, node=None)),
         "^lm waits: scheduler mine has not looked at its host in 10m$",
@@ -1208,7 +1622,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                     "Pod",
                     "lm-w-0-0-abcd0",
                     "FailedMount",
-                    'MountVolume.SetUp failed for volume "jaxlaunch" : failed to sync configmap cache: timed out',
+                    'MountVolume.SetUp failed for volume "jaxlaunch" : failed to sync configmap '
+                    "cache: timed out",
                 ),
             ),
         ),
@@ -1216,7 +1631,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "single claim": (
         unscheduled(
-            "0/1 nodes are available: 1 node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access "
+            "0/1 nodes are available: 1 node(s) unavailable due to PersistentVolumeClaim with "
+            "ReadWriteOncePod access "
             "mode already in-use by another pod.",
             node(),
             volumes=[{"claim": "data", "path": "/data"}],
@@ -1233,21 +1649,29 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                     "Pod",
                     "lm-w-0-0-abcd0",
                     "FailedToRetrieveImagePullSecret",
-                    "Unable to retrieve some image pull secrets (mine); attempting to pull the image may not succeed.",
+                    "Unable to retrieve some image pull secrets (mine); attempting to pull the "
+                    "image may not succeed.",
                 ),
             ),
         ),
-        "cannot pull image registry.example/train:1: Secret mine of image_pull_secrets does not exist$",
+        "cannot pull image registry.example/train:1: Secret mine of image_pull_secrets "
+        "does not exist$",
     ),
     "another platform": (
-        snapshot(jobset(1), waiting(0, "ErrImagePull", "no match for platform in manifest sha256:01: not found")),
-        "cannot pull image registry.example/train:1: the image is not built for the node's CPU architecture$",
+        snapshot(
+            jobset(1),
+            waiting(0, "ErrImagePull", "no match for platform in manifest sha256:01: not found"),
+        ),
+        "cannot pull image registry.example/train:1: the image is not built for the node's CPU "
+        "architecture$",
     ),
     "unhealthy": (
         snapshot(
             jobset(1, status={"restarts": 1}),
             pod(0, generation=1),
-            events=(event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: no answer"),),
+            events=(
+                event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: no answer"),
+            ),
         ),
         "^lm is restarted again and again: its liveness probe fails: no answer$",
     ),
@@ -1261,11 +1685,13 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "a hook": (
         hooked(137),
-        r"^lm failed: the postStart hook of host 0 \(pod lm-w-0-0-abcd0\) failed: PostStartHook failed$",
+        r"^lm failed: the postStart hook of host 0 \(pod lm-w-0-0-abcd0\) failed: "
+        r"PostStartHook failed$",
     ),
     "a hook, and an agent that was stopped for it": (
         hooked(80, farewell(80, "stopped from outside before every host had joined")),
-        r"^lm failed: the postStart hook of host 0 \(pod lm-w-0-0-abcd0\) failed: PostStartHook failed$",
+        r"^lm failed: the postStart hook of host 0 \(pod lm-w-0-0-abcd0\) failed: "
+        r"PostStartHook failed$",
     ),
     "a hook, and an error of the program": (
         hooked(83, farewell(83, "rank 0 raised: X")),
@@ -1274,14 +1700,28 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "rejected by its node": (
         snapshot(
             jobset(1, status=ended("Failed", "FailedJobs")),
-            pod(0, state={}, phase="Failed", reason="OutOfcpu", message="Pod was rejected: not enough cpu"),
+            pod(
+                0,
+                state={},
+                phase="Failed",
+                reason="OutOfcpu",
+                message="Pod was rejected: not enough cpu",
+            ),
         ),
-        r"^lm failed: node node-1 rejected host 0 \(pod lm-w-0-0-abcd0\): OutOfcpu: Pod was rejected: not enough cpu$",
+        r"^lm failed: node node-1 rejected host 0 \(pod lm-w-0-0-abcd0\): OutOfcpu: Pod was "
+        r"rejected: not enough cpu$",
     ),
     "a node that is gone": (
         snapshot(
             jobset(1),
-            pod(0, conditions=[condition("DisruptionTarget", "True", "DeletionByPodGC", "PodGC: node not found")]),
+            pod(
+                0,
+                conditions=[
+                    condition(
+                        "DisruptionTarget", "True", "DeletionByPodGC", "PodGC: node not found"
+                    )
+                ],
+            ),
         ),
         "^lm was interrupted: its host was on node node-1, which no longer exists; it restarts",
     ),
@@ -1291,35 +1731,55 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             over(0, 81, message=farewell(81, NOT_JOINED)),
             over(1, 81, message=farewell(81, CANNOT_JOIN)),
         ),
-        r"did not join within 5 s \(timeouts.gather\); host 1 \(pod lm-w-0-1-abcd1\): cannot join host 0 at "
+        r"did not join within 5 s \(timeouts.gather\); host 1 \(pod lm-w-0-1-abcd1\): cannot "
+        r"join host 0 at "
         r"\S+: name not resolved$",
     ),
     "DNS that does not answer": (
-        snapshot(jobset(2), pod(0), pod(1), records=(beat(stage="gather", missing=[0, 1], missing_count=2),)),
-        "^lm waits at rendezvous for 9m: hosts 0, 1 of 2 missing; not even host 0 reaches itself by the name that all "
+        snapshot(
+            jobset(2),
+            pod(0),
+            pod(1),
+            records=(beat(stage="gather", missing=[0, 1], missing_count=2),),
+        ),
+        "^lm waits at rendezvous for 9m: hosts 0, 1 of 2 missing; not even host 0 reaches itself "
+        "by the name that all "
         "hosts use: most likely DNS does not answer$",
     ),
     "no pods yet": (snapshot(jobset(2), events=()), "^lm is being created: 0 of 2 pods exist$"),
-    # --- a controller or a node that is silent ------------------------------------------------------------------------
+    # --- a controller or a node that is silent ----------------------------------------------------
     "the Job controller is silent": (
         snapshot(jobset(2), jobs=(job_object(is_seen=False),)),
-        "^lm has no pods 10m after its Job lm-w-0 was created: the Job controller has not acted on it$",
+        "^lm has no pods 10m after its Job lm-w-0 was created: the Job controller has not "
+        "acted on it$",
     ),
     "the Job controller misses a failure": (
         snapshot(
-            jobset(1), pod(0, state={"terminated": {"exitCode": 3, "finishedAt": ago(minutes=2)}}, phase="Failed")
+            jobset(1),
+            pod(
+                0,
+                state={"terminated": {"exitCode": 3, "finishedAt": ago(minutes=2)}},
+                phase="Failed",
+            ),
         ),
-        r"^lm waits: host 0 \(pod lm-w-0-0-abcd0\) failed 2m ago, and the Job controller has not acted on that$",
+        r"^lm waits: host 0 \(pod lm-w-0-0-abcd0\) failed 2m ago, and the Job controller has not "
+        r"acted on that$",
     ),
     "the JobSet controller misses a failure": (
         snapshot(
-            jobset(1), over(0, 3), jobs=(job_object("lm-w-0", condition("Failed", lastTransitionTime=ago(minutes=2))),)
+            jobset(1),
+            over(0, 3),
+            jobs=(job_object("lm-w-0", condition("Failed", lastTransitionTime=ago(minutes=2))),),
         ),
         "^lm waits: its Jobs failed 2m ago, and the JobSet controller has not acted on that$",
     ),
     "the garbage collector is silent": (
-        snapshot(jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=5)}}, pod(0)),
-        "^lm is being deleted, but is blocked: the garbage collector has not deleted its Job lm-w-0 in 5m$",
+        snapshot(
+            jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=5)}},
+            pod(0),
+        ),
+        "^lm is being deleted, but is blocked: the garbage collector has not deleted its Job "
+        "lm-w-0 in 5m$",
     ),
     "the Job controller keeps a pod that has ended": (
         snapshot(jobset(1, status={"restarts": 1}), leaving(0, phase="Failed")),
@@ -1327,28 +1787,49 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "a dead node keeps a pod": (
         snapshot(jobset(1), leaving(0, conditions=TAINTED_OUT), silent_node=silent()),
-        "^lm was interrupted: its host was on node node-1, which does not answer or got a NoExecute taint; pod "
-        "lm-w-0-0-abcd0 should have ended 2m ago, and node node-1 has not answered since 11:57:00 UTC \\(3m ago\\): "
+        "^lm was interrupted: its host was on node node-1, which does not answer or got a "
+        "NoExecute taint; pod "
+        "lm-w-0-0-abcd0 should have ended 2m ago, and node node-1 has not answered since 11:57:00 "
+        "UTC \\(3m ago\\): "
         "Kubelet stopped posting node status$",
     ),
     "a dead node keeps a pod, as events say too": (
-        snapshot(jobset(1), leaving(0, conditions=CUT_OFF), silent_node=silent(), events=(NODE_NOT_READY,)),
-        "lm-w-0-0-abcd0 should have ended 2m ago, and node node-1 has not answered since 11:57:00 UTC \\(3m ago\\): "
+        snapshot(
+            jobset(1),
+            leaving(0, conditions=CUT_OFF),
+            silent_node=silent(),
+            events=(NODE_NOT_READY,),
+        ),
+        "lm-w-0-0-abcd0 should have ended 2m ago, and node node-1 has not answered since 11:57:00 "
+        "UTC \\(3m ago\\): "
         "Kubelet stopped posting node status$",
     ),
     "a dead node, its pods deleted just now": (
-        snapshot(jobset(1), leaving(0, 0, conditions=CUT_OFF), silent_node=silent(), events=(NODE_NOT_READY,)),
-        "^lm was interrupted: its host was on node node-1, which does not answer or got a NoExecute taint; that pod "
-        "cannot end, since node node-1 has not answered since 11:57:00 UTC \\(3m ago\\): Kubelet stopped posting node "
+        snapshot(
+            jobset(1),
+            leaving(0, 0, conditions=CUT_OFF),
+            silent_node=silent(),
+            events=(NODE_NOT_READY,),
+        ),
+        "^lm was interrupted: its host was on node node-1, which does not answer or got a "
+        "NoExecute taint; that pod "
+        "cannot end, since node node-1 has not answered since 11:57:00 UTC \\(3m ago\\): Kubelet "
+        "stopped posting node "
         "status$",
     ),
     "a dead node that nobody may read, its pods deleted just now": (
-        snapshot(jobset(2), *(leaving(host, 0, conditions=CUT_OFF) for host in range(2)), events=(NODE_NOT_READY,)),
-        "which does not answer or got a NoExecute taint; those pods cannot end, since node node-1 is NotReady$",
+        snapshot(
+            jobset(2),
+            *(leaving(host, 0, conditions=CUT_OFF) for host in range(2)),
+            events=(NODE_NOT_READY,),
+        ),
+        "which does not answer or got a NoExecute taint; those pods cannot end, since node node-1 "
+        "is NotReady$",
     ),
     "a dead node, its pods not deleted yet": (
         snapshot(jobset(2), pod(0), pod(1, node="node-2"), silent_node=silent("node-2")),
-        "^lm waits: node node-2 has not answered since 11:57:00 UTC \\(3m ago\\): Kubelet stopped posting node status; "
+        "^lm waits: node node-2 has not answered since 11:57:00 UTC \\(3m ago\\): Kubelet stopped "
+        "posting node status; "
         "host 1 is on it$",
     ),
     "a kubelet that does not begin": (
@@ -1365,28 +1846,38 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             pod(0, node=None, state={}, conditions=[]),
             events=(event("Pod", "lm-w-0-0-abcd0", "FailedResourceClaimCreation", CLAIM),),
         ),
-        "^lm waits: its host cannot be scheduled: FailedResourceClaimCreation: PodResourceClaim imex: .*not found$",
+        "^lm waits: its host cannot be scheduled: FailedResourceClaimCreation: PodResourceClaim "
+        "imex: .*not found$",
     ),
-    # --- other containers ---------------------------------------------------------------------------------------------
+    # --- other containers -------------------------------------------------------------------------
     "a sidecar failed": (
         snapshot(
             jobset(1, status=objects.ended("Failed", "FailedJobs")),
             over(0, 0, message=farewell(0, "the process finished"), beside=[container("proxy", 7)]),
         ),
-        "^lm failed: container proxy of its host ended with exit code 7; the program itself finished$",
+        "^lm failed: container proxy of its host ended with exit code 7; the program "
+        "itself finished$",
     ),
     "a sidecar failed, and the program runs": (
         snapshot(
             jobset(2),
             pod(0),
-            pod(1, beside=[container("ship", 137, "OOMKilled")], spec=limited("containers", "ship", "40Mi")),
+            pod(
+                1,
+                beside=[container("ship", 137, "OOMKilled")],
+                spec=limited("containers", "ship", "40Mi"),
+            ),
             records=(beat(),),
         ),
-        "^lm runs, but container ship of host 1 was OOMKilled; its memory limit is 40Mi: the job fails",
+        "^lm runs, but container ship of host 1 was OOMKilled; its memory limit is 40Mi: "
+        "the job fails",
     ),
     "a sidecar does not end": (
-        snapshot(jobset(1), pod(0, state=DONE_LONG_AGO, phase="Running", beside=[container("mesh")])),
-        r"^lm does not end: its program ended 2m ago \(exit 0\), but container mesh of its host still runs$",
+        snapshot(
+            jobset(1), pod(0, state=DONE_LONG_AGO, phase="Running", beside=[container("mesh")])
+        ),
+        r"^lm does not end: its program ended 2m ago \(exit 0\), but container mesh of its host "
+        r"still runs$",
     ),
     "a sidecar does not end, and the program failed": (
         snapshot(
@@ -1398,11 +1889,13 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                 beside=[container("mesh")],
             ),
         ),
-        r"^lm does not end: its program ended 2m ago \(exit 83\), but container mesh of its host still runs$",
+        r"^lm does not end: its program ended 2m ago \(exit 83\), but container mesh of its host "
+        r"still runs$",
     ),
     "a native sidecar ends with the program": (
         snapshot(
-            jobset(1, status=objects.ended("Completed")), over(0, 0, initContainerStatuses=[container("mesh", 137)])
+            jobset(1, status=objects.ended("Completed")),
+            over(0, 0, initContainerStatuses=[container("mesh", 137)]),
         ),
         "^lm is done, in 5m$",
     ),
@@ -1411,8 +1904,12 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             jobset(1),
             pod(
                 0,
-                conditions=[condition("Ready", "False", message="containers with unready status: [proxy]")],
-                initContainerStatuses=[{"name": "proxy", "state": {"waiting": {}}, "lastState": ENDED_WITH_4}],
+                conditions=[
+                    condition("Ready", "False", message="containers with unready status: [proxy]")
+                ],
+                initContainerStatuses=[
+                    {"name": "proxy", "state": {"waiting": {}}, "lastState": ENDED_WITH_4}
+                ],
                 spec={"initContainers": [{"name": "proxy", "restartPolicy": "Always"}]},
             ),
             records=(beat(),),
@@ -1423,19 +1920,31 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(
             jobset(1, status=objects.ended("Failed", "FailedJobs")),
             over(0, 137, reason="Error")
-            | {"status": over(0, 137)["status"] | {"reason": "DeadlineExceeded", "message": "Pod was active too long"}},
+            | {
+                "status": over(0, 137)["status"]
+                | {"reason": "DeadlineExceeded", "message": "Pod was active too long"}
+            },
         ),
-        r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) was ended by its own activeDeadlineSeconds: Pod was active",
+        r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) was ended by its own activeDeadlineSeconds: "
+        r"Pod was active",
     ),
     "not ready, and why": (
         snapshot(
             jobset(1),
-            pod(0, conditions=[condition("Ready", "False", message="containers with unready status: [main]")]),
+            pod(
+                0,
+                conditions=[
+                    condition("Ready", "False", message="containers with unready status: [main]")
+                ],
+            ),
         ),
-        r"^lm runs: 0 of 1 host ready; host 0 \(pod lm-w-0-0-abcd0\): containers with unready status: \[main\]$",
+        r"^lm runs: 0 of 1 host ready; host 0 \(pod lm-w-0-0-abcd0\): containers with unready "
+        r"status: \[main\]$",
     ),
     "an init container runs": (
-        snapshot(jobset(1), waiting(0, "PodInitializing", initContainerStatuses=[container("fetch")])),
+        snapshot(
+            jobset(1), waiting(0, "PodInitializing", initContainerStatuses=[container("fetch")])
+        ),
         "^lm is starting: its host: init container fetch has run for 5m$",
     ),
     "a native sidecar is not ready": (
@@ -1474,23 +1983,36 @@ CASES: dict[str, tuple[Snapshot, str]] = {
                 spec=limited("containers", "main", "4Mi"),
             ),
         ),
-        "^lm failed: it cannot start on its host: its memory limit of 4Mi is too low for the container runtime",
+        "^lm failed: it cannot start on its host: its memory limit of 4Mi is too low for the "
+        "container runtime",
     ),
     "the container runtime fails": (
         snapshot(
             jobset(1, status=objects.ended("Failed", "FailedJobs")),
-            over(0, 128, "StartError", "cgroup: device busy", spec=limited("containers", "main", "4Gi")),
+            over(
+                0,
+                128,
+                "StartError",
+                "cgroup: device busy",
+                spec=limited("containers", "main", "4Gi"),
+            ),
         ),
-        "^lm failed: it cannot start on its host: the container runtime failed: cgroup: device busy$",
+        "^lm failed: it cannot start on its host: the container runtime failed: cgroup: "
+        "device busy$",
     ),
-    # --- ranks --------------------------------------------------------------------------------------------------------
+    # --- ranks ------------------------------------------------------------------------------------
     "one rank has ended": (
         snapshot(
             jobset(2),
             pod(0),
             pod(1),
             records=(
-                beat(phase="unsaid", step=None, phases={"unsaid": [0], "ended": [1]}, counts={"unsaid": 1, "ended": 1}),
+                beat(
+                    phase="unsaid",
+                    step=None,
+                    phases={"unsaid": [0], "ended": [1]},
+                    counts={"unsaid": 1, "ended": 1},
+                ),
             ),
         ),
         "^lm runs: its program reports no steps; rank 1 has ended, rank 0 still runs$",
@@ -1499,54 +2021,77 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         snapshot(
             jobset(1, command=None, train={"task": "my.tasks:Mine", "batch": 1, "steps": 9}),
             pod(0),
-            records=(beat(phase="unsaid", step=None, phases={"unsaid": [0]}, counts={"unsaid": 1}),),
+            records=(
+                beat(phase="unsaid", step=None, phases={"unsaid": [0]}, counts={"unsaid": 1}),
+            ),
         ),
         "^lm runs: its processes start: imports, devices, JAX's own initialization$",
     ),
     "no room in shared memory": (
         snapshot(
-            jobset(1, status=objects.ended("Failed", "FailedJobs"), resources={"memory": "1Gi", "shm": "1Mi"}),
+            jobset(
+                1,
+                status=objects.ended("Failed", "FailedJobs"),
+                resources={"memory": "1Gi", "shm": "1Mi"},
+            ),
             over(0, 135, message=farewell(135, "rank 0 was killed by SIGBUS")),
         ),
-        r"^lm failed: killed \(exit 135\): rank 0 was killed by SIGBUS; most often /dev/shm is full, which is 1Mi",
+        r"^lm failed: killed \(exit 135\): rank 0 was killed by SIGBUS; most often /dev/shm is "
+        r"full, which is 1Mi",
     ),
-    # --- the scheduler's rules, and Kueue's reasons -------------------------------------------------------------------
+    # --- the scheduler's rules, and Kueue's reasons -----------------------------------------------
     "topology spread": (
         unscheduled(
-            "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 node(s) didn't match pod topology spread "
-            "constraints (missing required label). no new claims to deallocate, preemption: 0/3 nodes are available: 3 "
+            "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 node(s) didn't match "
+            "pod topology spread "
+            "constraints (missing required label). no new claims to deallocate, preemption: 0/3 "
+            "nodes are available: 3 "
             "Preemption is not helpful for scheduling.",
             node("a"),
             node("b"),
             node("c", taints=("x=y:NoSchedule",)),
         ),
-        r"unschedulable: 2 node\(s\) didn't match pod topology spread constraints \(missing required label\); 2 nodes "
+        r"unschedulable: 2 node\(s\) didn't match pod topology spread constraints \(missing "
+        r"required label\); 2 nodes "
         "would fit a host when empty$",
     ),
     "anti-affinity, nodes unknown": (
         snapshot(
             jobset(1),
-            pending(0, "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules. preemption: no."),
+            pending(
+                0,
+                "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules. "
+                "preemption: no.",
+            ),
         ),
-        r"unschedulable: 0/2 nodes are available: 2 node\(s\) didn't match pod anti-affinity rules$",
+        r"unschedulable: 0/2 nodes are available: 2 node\(s\) didn't match pod "
+        r"anti-affinity rules$",
     ),
     "a closed queue": (
-        snapshot(jobset(1, **QUEUED), workload=reserved("Workload namespace doesn't match ClusterQueue selector")),
-        "^lm waits: queue research is closed to namespace team: its namespaceSelector does not match$",
+        snapshot(
+            jobset(1, **QUEUED),
+            workload=reserved("Workload namespace doesn't match ClusterQueue selector"),
+        ),
+        "^lm waits: queue research is closed to namespace team: its namespaceSelector "
+        "does not match$",
     ),
     "drained": (
         snapshot(
             jobset(1, **QUEUED),
-            workload=reserved("ClusterQueue shared is stopped", condition("Evicted", reason="ClusterQueueStopped")),
+            workload=reserved(
+                "ClusterQueue shared is stopped", condition("Evicted", reason="ClusterQueueStopped")
+            ),
             local_queue=local_queue(),
             cluster_queue=cluster_queue(active=False, stopPolicy="HoldAndDrain"),
         ),
-        r"^lm was evicted because the ClusterQueue was stopped \(stopPolicy: HoldAndDrain\) and waits: ClusterQueue "
+        r"^lm was evicted because the ClusterQueue was stopped \(stopPolicy: HoldAndDrain\) and "
+        r"waits: ClusterQueue "
         r"shared is stopped",
     ),
     "no node replaces one that failed": (
         snapshot(
-            jobset(1, **QUEUED), workload=reserved("", condition("Evicted", reason="NodeFailures", message="no node"))
+            jobset(1, **QUEUED),
+            workload=reserved("", condition("Evicted", reason="NodeFailures", message="no node")),
         ),
         r"^lm was evicted because nodes failed, and Kueue found no replacement \(NodeFailures, TAS",
     ),
@@ -1567,7 +2112,10 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         }.items()
     },
     "another tool's": (
-        snapshot(objects.foreign(), *(pod(host, part="part", container="work", slice=0) for host in range(3))),
+        snapshot(
+            objects.foreign(),
+            *(pod(host, part="part", container="work", slice=0) for host in range(3)),
+        ),
         "^lm is being created: 3 of 6 pods exist$",
     ),
 }
@@ -1580,7 +2128,9 @@ def test_the_first_line_names_the_situation(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_decision_depends_on_the_words_of_a_text(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_decision_depends_on_the_words_of_a_text(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, _ = CASES[case]
     english = explain_job(job)
     monkeypatch.setattr(text, "localize", other_words)
@@ -1591,7 +2141,9 @@ def test_no_decision_depends_on_the_words_of_a_text(case: str, monkeypatch: pyte
     assert (other.next_move is None) is (english.next_move is None)
 
 
-def test_the_words_of_a_text_are_not_written_before_the_answer_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_words_of_a_text_are_not_written_before_the_answer_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> str:
         raise AssertionError("a text was rendered")
 
@@ -1602,14 +2154,25 @@ def test_the_words_of_a_text_are_not_written_before_the_answer_is_known(monkeypa
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        (text.launcher_command("logs", text.JOB_NAME, "--previous"), "launcher logs -n team lm --previous"),
+        (
+            text.launcher_command("logs", text.JOB_NAME, "--previous"),
+            "launcher logs -n team lm --previous",
+        ),
         (text.launcher_command("list"), "launcher list -n team"),
         (text.SUBMIT_AGAIN, "launcher submit -n team --replace"),
-        (text.kubectl_command("describe", "pod", "lm-w-0-0"), "kubectl -n team describe pod lm-w-0-0"),
-        (text.kubectl_command("uncordon", "node-1", is_namespaced=False), "kubectl uncordon node-1"),
+        (
+            text.kubectl_command("describe", "pod", "lm-w-0-0"),
+            "kubectl -n team describe pod lm-w-0-0",
+        ),
+        (
+            text.kubectl_command("uncordon", "node-1", is_namespaced=False),
+            "kubectl uncordon node-1",
+        ),
     ],
 )
-def test_a_command_about_an_object_of_a_namespace_names_it(command: text.Command, line: str) -> None:
+def test_a_command_about_an_object_of_a_namespace_names_it(
+    command: text.Command, line: str
+) -> None:
     sentence = text.Text("see `{command}`.", command=command)
     assert text.Renderer("lm", "team").render(sentence) == f"see `{line}`."
     assert " -n " not in text.Renderer("lm").render(sentence)
@@ -1618,7 +2181,9 @@ def test_a_command_about_an_object_of_a_namespace_names_it(command: text.Command
 def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
     for case, (job, _) in CASES.items():
         found = explain_job(job)
-        assert found.next_move or re.search(r"\bruns\b|about to start|preempted|is admitted", found.headline), case
+        assert found.next_move or re.search(
+            r"\bruns\b|about to start|preempted|is admitted", found.headline
+        ), case
 
 
 @pytest.mark.parametrize(
@@ -1630,9 +2195,16 @@ def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
     ],
 )
 def test_what_the_system_says_of_a_file_has_a_next_move_of_its_own(error: int, move: str) -> None:
-    raised = Failure(FailureKind.EXCEPTION, rank=0, exception=ExceptionFacts("OSError", "no", errno=error))
+    raised = Failure(
+        FailureKind.EXCEPTION, rank=0, exception=ExceptionFacts("OSError", "no", errno=error)
+    )
     failed = over(0, 83, message=farewell(83, raised))
-    found = explain_job(snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed)).next_move or ""
+    found = (
+        explain_job(
+            snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed)
+        ).next_move
+        or ""
+    )
     assert found.startswith(move) and "`launcher submit -n team --replace`" in found
 
 
@@ -1647,11 +2219,17 @@ def test_what_the_system_says_of_a_file_has_a_next_move_of_its_own(error: int, m
 def test_a_key_that_a_volume_lacks_is_told_with_the_object_of_the_volume(
     volume: dict[str, object], kind: str, named: str
 ) -> None:
-    message = f'MountVolume.SetUp failed for volume "part" : references non-existent {kind} key: none'
+    message = (
+        f'MountVolume.SetUp failed for volume "part" : references non-existent {kind} key: none'
+    )
     job, waits = jobset(1), waiting(0, "ContainerCreating")
     pods = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     pods["volumes"] = [*pods.get("volumes", ()), {"name": "part", **volume}]
-    found = explain_job(snapshot(job, waits, events=(event("Pod", waits["metadata"]["name"], "FailedMount", message),)))
+    found = explain_job(
+        snapshot(
+            job, waits, events=(event("Pod", waits["metadata"]["name"], "FailedMount", message),)
+        )
+    )
     assert found.headline == f"lm waits: its host cannot start: {named} has no key none"
 
 
@@ -1664,20 +2242,33 @@ def test_a_key_that_a_volume_lacks_is_told_with_the_object_of_the_volume(
         ((), "5m"),
     ],
 )
-def test_the_wait_for_a_silent_node_is_what_the_pods_tolerate(tolerations: tuple[object, ...], said: str) -> None:
+def test_the_wait_for_a_silent_node_is_what_the_pods_tolerate(
+    tolerations: tuple[object, ...], said: str
+) -> None:
     job = jobset(2)
-    job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["tolerations"] = [*tolerations]
+    job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["tolerations"] = [
+        *tolerations
+    ]
     found = explain_job(snapshot(job, pod(0), pod(1, node="node-2"), silent_node=silent("node-2")))
     assert found.situation == "node-lost"
-    assert (found.next_move or "").startswith(f"wait: Kubernetes evicts its pods after {said}, but makes them again")
+    assert (found.next_move or "").startswith(
+        f"wait: Kubernetes evicts its pods after {said}, but makes them again"
+    )
 
 
 @pytest.mark.parametrize(
-    ("saved", "move"), [(37, "`launcher submit -n team --replace`: it resumes from step 37."), (None, "")]
+    ("saved", "move"),
+    [(37, "`launcher submit -n team --replace`: it resumes from step 37."), (None, "")],
 )
-def test_only_where_a_step_is_saved_is_it_said_that_the_job_resumes_from_it(saved: int | None, move: str) -> None:
+def test_only_where_a_step_is_saved_is_it_said_that_the_job_resumes_from_it(
+    saved: int | None, move: str
+) -> None:
     failed = over(0, 71, message=farewell(71, "the loss is nan"))
-    job = snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed, records=(beat(committed=saved),))
+    job = snapshot(
+        jobset(1, status=objects.ended("Failed", "FailedJobs")),
+        failed,
+        records=(beat(committed=saved),),
+    )
     found = explain_job(job).next_move or ""
     assert found.endswith(move) and ("resumes" in found) is bool(move)
 
@@ -1690,9 +2281,15 @@ def test_only_where_a_step_is_saved_is_it_said_that_the_job_resumes_from_it(save
         ("Unhealthy", "runs", True),
     ],
 )
-def test_a_warning_is_evidence_as_long_as_it_may_be_true(reason: str, of: str, is_of_now: bool) -> None:
+def test_a_warning_is_evidence_as_long_as_it_may_be_true(
+    reason: str, of: str, is_of_now: bool
+) -> None:
     """Of host 1, by how far its pod is; host 0 runs."""
-    made = {"pending": pending(1, NOTHING_FITS), "creating": waiting(1, "ContainerCreating"), "runs": pod(1)}[of]
+    made = {
+        "pending": pending(1, NOTHING_FITS),
+        "creating": waiting(1, "ContainerCreating"),
+        "runs": pod(1),
+    }[of]
     warning = event("Pod", "lm-w-0-1-abcd1", reason, "a warning", last=ago(seconds=1))
     found = snapshot(jobset(2), pod(0), made, events=(warning,), records=(beat(),))
     assert (found.newest_warning is not None) is is_of_now
@@ -1701,7 +2298,9 @@ def test_a_warning_is_evidence_as_long_as_it_may_be_true(reason: str, of: str, i
 
 def test_evidence_is_bounded_however_many_events_there_are() -> None:
     lines = "\n".join(f"  File 'x.py', line {number}" for number in range(5000))
-    texts = tuple(event("Pod", "lm-w-0-0-abcd0", f"Reason{number}", "x" * 10_000) for number in range(500))
+    texts = tuple(
+        event("Pod", "lm-w-0-0-abcd0", f"Reason{number}", "x" * 10_000) for number in range(500)
+    )
     job = snapshot(
         jobset(1, status=objects.ended("Failed")),
         over(0, 70, message=farewell(70, "x" * 9_000, traceback=lines)),
@@ -1715,14 +2314,17 @@ def test_evidence_is_bounded_however_many_events_there_are() -> None:
 def test_the_tail_of_the_traceback_is_the_first_evidence_of_a_failure() -> None:
     text = "Traceback (most recent call last):\n  File 'x.py', line 3\nValueError: no"
     job = snapshot(
-        jobset(1, status=objects.ended("Failed")), over(0, 70, message=farewell(70, "raised", traceback=text))
+        jobset(1, status=objects.ended("Failed")),
+        over(0, 70, message=farewell(70, "raised", traceback=text)),
     )
     assert explain_job(job).evidence[:3] == tuple(text.splitlines())
 
 
 def test_an_agent_s_report_is_no_evidence_of_a_hook_that_failed() -> None:
     assert not [
-        line for line in explain_job(CASES["a hook, and an agent that was stopped for it"][0]).evidence if "{" in line
+        line
+        for line in explain_job(CASES["a hook, and an agent that was stopped for it"][0]).evidence
+        if "{" in line
     ]
 
 
@@ -1742,7 +2344,8 @@ def test_restarts_by_cause_and_the_age_of_the_last_good_checkpoint_are_always_sh
         ),
     )
     assert explain_job(job).facts == (
-        "restarts: 3, of which 1 counts against the limit of 5; attempts ended by crash 1, preempted 2; "
+        "restarts: 3, of which 1 counts against the limit of 5; attempts ended by crash 1, "
+        "preempted 2; "
         "2 of 20 preemptions in a row without a newly saved step",
         "last good checkpoint: step 120, 90s ago",
     )
@@ -1754,14 +2357,17 @@ def test_numbers_that_outlived_the_pods_come_with_their_time() -> None:
     found = explain_job(snapshot(recorded(queued, "queued", **known), workload=workload()))
     assert found.facts == (
         "restarts: 2, of which 0 count against the limit of 5; attempts ended by preempted 2",
-        "as of 11:53:00 UTC (7m ago), when its queue suspended it: step 40, last good checkpoint: step 37, "
+        "as of 11:53:00 UTC (7m ago), when its queue suspended it: step 40, last good "
+        "checkpoint: step 37, "
         "goodput 81.0%",
     )
 
 
 def test_what_is_not_known_is_named() -> None:
     summary = PastLine(attempt=1, unknown="no shared folder")
-    job = snapshot(jobset(1), pod(0), records=(summary, beat()), unread=("nodes could not be read: forbidden",))
+    job = snapshot(
+        jobset(1), pod(0), records=(summary, beat()), unread=("nodes could not be read: forbidden",)
+    )
     assert explain_job(job).facts == (
         "earlier attempts are not known: no shared folder",
         "nodes could not be read: forbidden",
@@ -1769,15 +2375,24 @@ def test_what_is_not_known_is_named() -> None:
 
 
 def test_a_jobset_of_another_tool_is_explained_without_its_steps() -> None:
-    found = explain_job(snapshot(objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))))
+    found = explain_job(
+        snapshot(
+            objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))
+        )
+    )
     assert "not submitted by launcher" in " ".join(found.facts)
 
 
 def test_a_terminating_namespace_is_said_by_its_own_status() -> None:
-    leaving = jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=10)}}
+    leaving = jobset(1) | {
+        "metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=10)}
+    }
     found = explain_job(snapshot(leaving, pod(0, is_leaving=True), ending_namespace=ENDING))
     assert found.situation == "namespace-terminating" and "-n NAMESPACE" in (found.next_move or "")
-    left = "Namespace team is Terminating: pods. has 1 resource", "Namespace team is Terminating: a.io/b in 1 resource"
+    left = (
+        "Namespace team is Terminating: pods. has 1 resource",
+        "Namespace team is Terminating: a.io/b in 1 resource",
+    )
     assert [line.removesuffix(" instances") for line in found.evidence] == list(left)
     gone = explain_job(NoSuchJob("team", "lm", ending_namespace=ENDING))
     assert gone.headline == "job lm not found in namespace team, which is being deleted"
@@ -1792,21 +2407,36 @@ def test_a_name_that_does_not_exist_suggests_similar_ones() -> None:
 
 
 def test_a_job_that_is_gone_is_told_by_what_is_left_of_it() -> None:
-    done = fold_events([trim_event(event("JobSet", "lm", "AllJobsCompleted", "jobset completed", last=ago(minutes=5)))])
+    done = fold_events(
+        [
+            trim_event(
+                event("JobSet", "lm", "AllJobsCompleted", "jobset completed", last=ago(minutes=5))
+            )
+        ]
+    )
     assert explain_job(NoSuchJob("team", "lm", tuple(done), now=objects.NOW)).headline == (
-        f"job lm not found in namespace team: it completed at {ago(minutes=5)}, and was deleted since "
+        f"job lm not found in namespace team: it completed at {ago(minutes=5)}, and was "
+        "deleted since "
         "(by its ttl, or by hand)"
     )
-    held = {**pod(0)["metadata"], "deletionTimestamp": ago(minutes=5), "finalizers": ["their.test/keep"]}
+    held = {
+        **pod(0)["metadata"],
+        "deletionTimestamp": ago(minutes=5),
+        "finalizers": ["their.test/keep"],
+    }
     left = (("pod", {**pod(0), "metadata": held}),)
     assert explain_job(NoSuchJob("team", "lm", now=objects.NOW, leftovers=left)).headline == (
-        "job lm not found in namespace team: it is deleted, and finalizer their.test/keep has kept pod lm-w-0-0-abcd0 "
+        "job lm not found in namespace team: it is deleted, and finalizer their.test/keep has kept "
+        "pod lm-w-0-0-abcd0 "
         "for 5m"
     )
 
 
 def test_events_of_an_earlier_job_of_that_name_or_of_a_neighbour_are_not_its_own() -> None:
-    text = 'Error creating: pods "lm-w-0-0-x7k2p" is forbidden: exceeded quota: few, requested: a, used: b, limited: c'
+    text = (
+        'Error creating: pods "lm-w-0-0-x7k2p" is forbidden: exceeded quota: few, requested: a, '
+        "used: b, limited: c"
+    )
     job = snapshot(
         jobset(1),
         events=(
@@ -1819,7 +2449,10 @@ def test_events_of_an_earlier_job_of_that_name_or_of_a_neighbour_are_not_its_own
 
 
 def test_a_thousand_pods_that_wait_for_one_reason_make_one_line() -> None:
-    texts = tuple(event("Pod", f"lm-w-0-{host}-abcd0", "FailedScheduling", NOTHING_FITS) for host in range(1000))
+    texts = tuple(
+        event("Pod", f"lm-w-0-{host}-abcd0", "FailedScheduling", NOTHING_FITS)
+        for host in range(1000)
+    )
     (one,) = snapshot(jobset(1000), events=texts).events
     assert (one["count"], len(one["names"])) == (1000, 8)
 
@@ -1834,7 +2467,11 @@ def test_the_newest_verdict_is_the_leaders_not_that_of_a_host_that_lost_it() -> 
 
 
 def test_a_verdict_of_the_attempt_before_is_not_that_of_the_one_that_runs() -> None:
-    job = snapshot(jobset(1), pod(0), records=(beat(-30), judged(82, "rank 1 in data", at=-20), beat(-5, attempt=2)))
+    job = snapshot(
+        jobset(1),
+        pod(0),
+        records=(beat(-30), judged(82, "rank 1 in data", at=-20), beat(-5, attempt=2)),
+    )
     assert job.report.attempt_end is None
     assert [one.attempt for one in job.report.earlier_ends] == [1]
 
@@ -1849,13 +2486,21 @@ def test_every_situation_has_a_meaning_and_is_documented() -> None:
 
 
 def test_nobody_is_told_to_make_a_configmap_that_only_launcher_can_fill() -> None:
-    message = 'MountVolume.SetUp failed for volume "code" : configmap "jaxlaunch-029450a6a2bf" not found'
+    message = (
+        'MountVolume.SetUp failed for volume "code" : configmap "jaxlaunch-029450a6a2bf" not found'
+    )
     waits = waiting(0, "ContainerCreating")
     found = explain_job(
-        snapshot(jobset(1), waits, events=(event("Pod", waits["metadata"]["name"], "FailedMount", message),))
+        snapshot(
+            jobset(1),
+            waits,
+            events=(event("Pod", waits["metadata"]["name"], "FailedMount", message),),
+        )
     )
     assert found.situation == "configmap-missing"
-    assert found.next_move is not None and found.next_move.startswith("`launcher submit` of the same job creates it")
+    assert found.next_move is not None and found.next_move.startswith(
+        "`launcher submit` of the same job creates it"
+    )
 
 
 def test_nobody_is_told_to_make_the_secret_of_a_gang_that_runs() -> None:
@@ -1864,4 +2509,6 @@ def test_nobody_is_told_to_make_the_secret_of_a_gang_that_runs() -> None:
     seen = (event("Pod", waits["metadata"]["name"], "FailedMount", message),)
     found = explain_job(snapshot(jobset(2), pod(0), waits, events=seen))
     assert found.headline.endswith("host 1 cannot start: Secret lm-gang does not exist")
-    assert (found.next_move or "").startswith("`launcher submit -n team --replace` makes one for all hosts")
+    assert (found.next_move or "").startswith(
+        "`launcher submit -n team --replace` makes one for all hosts"
+    )

@@ -17,7 +17,13 @@ from jaxlaunch.launcher.jobs.logs.lines import (
 )
 from jaxlaunch.launcher.jobs.status.hosts import Host, newest_hosts
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import CONTINUATION_MARK, LineSplitter, PastLine, TailLine, TerminationMessage
+from jaxlaunch.records.log_lines import (
+    CONTINUATION_MARK,
+    LineSplitter,
+    PastLine,
+    TailLine,
+    TerminationMessage,
+)
 from jaxlaunch.records.members import Members
 from jaxlaunch.records.verdict import verdict_for_code
 from tests.launcher import objects
@@ -26,12 +32,16 @@ from tests.launcher import objects
 def test_a_ranked_line_is_a_process_s_and_every_other_the_agent_s() -> None:
     assert parse_line(1, "[3] step 2") == Line(1, 3, "step 2")
     assert parse_line(1, "[3]") == Line(1, 3, "")
-    assert parse_line(1, "agent 1: waiting for host 2") == Line(1, None, "agent 1: waiting for host 2")
+    assert parse_line(1, "agent 1: waiting for host 2") == Line(
+        1, None, "agent 1: waiting for host 2"
+    )
     assert parse_line(1, "[x] y").rank is None
 
 
 def test_a_prefix_survives_the_way_there_and_back() -> None:
-    assert parse_line(0, Line(0, 12, "[not a rank] text").text_with_rank()) == Line(0, 12, "[not a rank] text")
+    assert parse_line(0, Line(0, 12, "[not a rank] text").text_with_rank()) == Line(
+        0, 12, "[not a rank] text"
+    )
 
 
 def test_lines_are_whole_however_the_bytes_come() -> None:
@@ -69,12 +79,17 @@ def at(second: int, text: str) -> str:
 def jobset(hosts_per_slice: int = 2, slices: int = 2, **job: int) -> dict:
     """A JobSet as the API gives it."""
     variables = [
-        {"name": "JAXLAUNCH_JOB", "value": json.dumps({"name": "t", "processes_per_host": 1} | job)},
+        {
+            "name": "JAXLAUNCH_JOB",
+            "value": json.dumps({"name": "t", "processes_per_host": 1} | job),
+        },
         {"name": "JAXLAUNCH_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
     ]
     template = {"spec": {"containers": [{"name": "main", "env": variables}]}}
     one = {"parallelism": hosts_per_slice, "template": template}
-    return {"spec": {"replicatedJobs": [{"name": "w", "replicas": slices, "template": {"spec": one}}]}}
+    return {
+        "spec": {"replicatedJobs": [{"name": "w", "replicas": slices, "template": {"spec": one}}]}
+    }
 
 
 def host(number: int = 0, generation: int = 0, state: dict | None = None) -> Host:
@@ -103,14 +118,18 @@ def ended(text: str, code: int = 83, rank: int = 0, host: int = 0, generation: i
 
 
 def test_the_kubelet_s_timestamp_comes_before_the_rank() -> None:
-    assert parse_stamped_line(1, 2, at(5, "[3] step 2")) == Line(1, 3, "step 2", "2026-01-02T03:04:05.000000000Z", 2)
+    assert parse_stamped_line(1, 2, at(5, "[3] step 2")) == Line(
+        1, 3, "step 2", "2026-01-02T03:04:05.000000000Z", 2
+    )
     assert parse_stamped_line(0, 0, at(5, "")).text == ""
     assert parse_stamped_line(0, 0, "no time") == Line(0, None, "no time")
 
 
 def test_a_further_piece_of_a_line_has_the_time_and_the_rank_of_the_first() -> None:
     first = parse_stamped_line(0, 1, at(5, "[3] begin"))
-    assert parse_stamped_line(0, 1, "… 2026-01-02Tthe rest", first) == Line(0, 3, "… 2026-01-02Tthe rest", first.at, 1)
+    assert parse_stamped_line(0, 1, "… 2026-01-02Tthe rest", first) == Line(
+        0, 3, "… 2026-01-02Tthe rest", first.at, 1
+    )
 
 
 def test_what_the_kubelet_says_after_a_line_is_not_that_line_s() -> None:
@@ -120,7 +139,9 @@ def test_what_the_kubelet_says_after_a_line_is_not_that_line_s() -> None:
     )
 
 
-@pytest.mark.parametrize("words", ["unable to retrieve container logs", "2026-13-41T99:99:99Z odd", "2026-01-02Tx"])
+@pytest.mark.parametrize(
+    "words", ["unable to retrieve container logs", "2026-13-41T99:99:99Z odd", "2026-01-02Tx"]
+)
 def test_what_the_kubelet_says_without_a_time_comes_first(words: str) -> None:
     """It answers so, with 200, when a container's log is gone."""
     streams = [[parse_stamped_line(0, 0, at(1, "[0] a"))], [parse_stamped_line(1, 0, words)]]
@@ -129,7 +150,10 @@ def test_what_the_kubelet_says_without_a_time_comes_first(words: str) -> None:
 
 def test_a_stream_that_is_taken_up_again_shows_each_line_once() -> None:
     shown = ShownLines()
-    first = [parse_stamped_line(0, 0, at(second, text)) for second, text in ((1, "a"), (3, "b"), (2, "late"), (3, "c"))]
+    first = [
+        parse_stamped_line(0, 0, at(second, text))
+        for second, text in ((1, "a"), (3, "b"), (2, "late"), (3, "c"))
+    ]
     assert all(map(shown.is_new, first))
     shown.restart_stream()
     again = [
@@ -141,14 +165,22 @@ def test_a_stream_that_is_taken_up_again_shows_each_line_once() -> None:
 
 def test_lines_of_many_pods_come_in_order_of_time() -> None:
     streams = [
-        [parse_stamped_line(host, 0, at(second, f"[{host}] {second}")) for second in (host, host + 4)]
+        [
+            parse_stamped_line(host, 0, at(second, f"[{host}] {second}"))
+            for second in (host, host + 4)
+        ]
         for host in range(4)
     ]
-    assert [line.text for line in merge_lines(map(iter, streams))] == [str(second) for second in range(8)]
+    assert [line.text for line in merge_lines(map(iter, streams))] == [
+        str(second) for second in range(8)
+    ]
 
 
 def test_times_of_nodes_in_other_zones_are_compared_as_times() -> None:
-    early, late = (parse_stamped_line(0, 0, f"2026-01-02T{time} x") for time in ("09:00:00.5+02:00", "08:00:00.1Z"))
+    early, late = (
+        parse_stamped_line(0, 0, f"2026-01-02T{time} x")
+        for time in ("09:00:00.5+02:00", "08:00:00.1Z")
+    )
     assert list(merge_lines([iter([late]), iter([early])])) == [early, late]
 
 
@@ -158,7 +190,9 @@ def test_times_of_nodes_in_other_zones_are_compared_as_times() -> None:
 )
 def test_ranks_are_selected_one_by_one_or_in_ranges(text: str | None, expected: set[int]) -> None:
     chosen = parse_selection(text, None)
-    assert {rank for rank in range(4) if chosen.matches(Line(rank, rank, "x"), range(rank, rank + 1))} == expected
+    assert {
+        rank for rank in range(4) if chosen.matches(Line(rank, rank, "x"), range(rank, rank + 1))
+    } == expected
 
 
 def test_an_agent_s_own_line_comes_with_any_of_its_ranks() -> None:
@@ -171,8 +205,12 @@ def test_a_pattern_is_searched_for_in_the_text() -> None:
     assert not parse_selection(None, "^2").matches(Line(2, 2, "step 2"), range(2, 3))
 
 
-@pytest.mark.parametrize(("rank", "pattern", "expected"), [("1-", None, "--rank 1-"), (None, "(", "--grep (")])
-def test_what_cannot_be_read_is_refused_with_its_option(rank: str | None, pattern: str | None, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("rank", "pattern", "expected"), [("1-", None, "--rank 1-"), (None, "(", "--grep (")]
+)
+def test_what_cannot_be_read_is_refused_with_its_option(
+    rank: str | None, pattern: str | None, expected: str
+) -> None:
     with pytest.raises(UserError, match=re.escape(expected)):
         parse_selection(rank, pattern)
 
@@ -185,9 +223,16 @@ def test_a_source_knows_the_ranks_of_its_host() -> None:
 
 def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> None:
     ends = {3: ["ValueError: x", "[0] odd"], 0: ["step 7"]}
-    tails = [TailLine(at=1.0, attempt=1, generation=0, rank=rank, lines=lines) for rank, lines in ends.items()]
+    tails = [
+        TailLine(at=1.0, attempt=1, generation=0, rank=rank, lines=lines)
+        for rank, lines in ends.items()
+    ]
     found = list(lines.previous_lines([*tails, PastLine(attempt=1)], Members(range(2), 2)))
-    assert [line.text_with_rank() for line in found] == ["[3] ValueError: x", "[3] [0] odd", "[0] step 7"]
+    assert [line.text_with_rank() for line in found] == [
+        "[3] ValueError: x",
+        "[3] [0] odd",
+        "[0] step 7",
+    ]
     assert [(line.host, line.generation) for line in found] == [(1, 0), (1, 0), (0, 0)]
 
 
@@ -215,12 +260,17 @@ def test_each_generation_s_begin_and_end_is_shown_once() -> None:
 
 def test_a_suspension_is_shown_when_it_begins() -> None:
     notices = Notices()
-    shown = [list(notices.jobset_notices({"spec": {"suspend": value}})) for value in (False, True, True, False, True)]
+    shown = [
+        list(notices.jobset_notices({"spec": {"suspend": value}}))
+        for value in (False, True, True, False, True)
+    ]
     assert [len(texts) for texts in shown] == [0, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize(("processes", "known"), [(1, "the only rank is 0"), (2, "ranks are 0–1")])
-def test_a_rank_that_no_process_has_is_refused_with_those_that_exist(processes: int, known: str) -> None:
+def test_a_rank_that_no_process_has_is_refused_with_those_that_exist(
+    processes: int, known: str
+) -> None:
     check_ranks_exist(parse_selection("0", None), processes)
     check_ranks_exist(parse_selection(None, None), processes)
     with pytest.raises(UserError, match=f"--rank 7 does not exist: {known}"):

@@ -24,7 +24,12 @@ LONG = 3_000_000  # characters, of a line that the kubelet gives whole
 
 
 @pytest.fixture
-def logs(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Logs:
+def logs(
+    server: Server,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Logs:
     """`launcher logs lm …` of a job of two hosts that runs."""
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
     server.put(JOBSETS.path("team", "lm"), objects.jobset())
@@ -45,24 +50,36 @@ def write(server: Server, host: int, *lines: str) -> None:
 
 
 @pytest.mark.parametrize("length", [130_000, 300_000, LONG])
-def test_a_long_line_of_one_of_two_hosts_is_shown_to_its_end(server: Server, logs: Logs, length: int) -> None:
+def test_a_long_line_of_one_of_two_hosts_is_shown_to_its_end(
+    server: Server, logs: Logs, length: int
+) -> None:
     write(server, 0, "[0] a", f"[0] {'x' * length}", "[0] b")
     write(server, 1, "[1] c", "[1] d", "[1] e")
     left = logs()
     assert left.code == 0 and left.err == ""
     lines = left.out.splitlines()
-    assert [line for line in lines if len(line) < 10] == ["[0] a", "[1] c", "[1] d", "[0] b", "[1] e"]
+    assert [line for line in lines if len(line) < 10] == [
+        "[0] a",
+        "[1] c",
+        "[1] d",
+        "[0] b",
+        "[1] e",
+    ]
     long = [line for line in lines if len(line) >= 10]
     assert all(line.startswith(f"[0] {CONTINUATION_MARK}") for line in long[1:])
     assert sum(line.count("x") for line in long) == length
 
 
-def test_the_pieces_of_a_long_line_have_its_time_and_rank_as_json(server: Server, logs: Logs) -> None:
+def test_the_pieces_of_a_long_line_have_its_time_and_rank_as_json(
+    server: Server, logs: Logs
+) -> None:
     write(server, 0, f"[0] {'x' * LONG}")
     write(server, 1, "[1] a")
     found = [json.loads(line) for line in logs("-o", "json").out.splitlines()]
     assert len(found) > 3
-    assert {(one["time"], one["rank"]) for one in found if one["host"] == 0} == {("2026-11-21T11:51:00.000000000Z", 0)}
+    assert {(one["time"], one["rank"]) for one in found if one["host"] == 0} == {
+        ("2026-11-21T11:51:00.000000000Z", 0)
+    }
 
 
 def test_what_an_agent_records_for_programs_is_left_out_and_a_program_that_prints_the_same_is_not(
@@ -75,7 +92,9 @@ def test_what_an_agent_records_for_programs_is_left_out_and_a_program_that_print
     assert (left.out.splitlines(), left.err) == (["[0] a", f"[0] {record}"], "agent 1: hello\n")
 
 
-def test_what_the_kubelet_says_in_place_of_a_log_is_shown_beside_the_others(server: Server, logs: Logs) -> None:
+def test_what_the_kubelet_says_in_place_of_a_log_is_shown_beside_the_others(
+    server: Server, logs: Logs
+) -> None:
     write(server, 0, "[0] a")
     write(server, 1, "-unable to retrieve container logs for containerd://4f2a")
     left = logs()
@@ -86,7 +105,9 @@ def test_what_the_kubelet_says_in_place_of_a_log_is_shown_beside_the_others(serv
     )
 
 
-def test_a_log_whose_lines_the_kubelet_no_longer_has_says_where_they_are(server: Server, logs: Logs) -> None:
+def test_a_log_whose_lines_the_kubelet_no_longer_has_says_where_they_are(
+    server: Server, logs: Logs
+) -> None:
     for host in range(2):
         write(server, host)
     left = logs()
@@ -94,7 +115,9 @@ def test_a_log_whose_lines_the_kubelet_no_longer_has_says_where_they_are(server:
     assert "that its kubelet still has; job lm has no run folder on a volume\n" in left.err
     assert logs("--grep", "x").err == ""
     job = objects.jobset()
-    main_container(pod_template(job)["spec"])["env"].append({"name": contract.RUN_DIR, "value": "/checkpoints/lm"})
+    main_container(pod_template(job)["spec"])["env"].append(
+        {"name": contract.RUN_DIR, "value": "/checkpoints/lm"}
+    )
     server.put(JOBSETS.path("team", "lm"), job)
     assert "`launcher logs -n team lm --from-volume` reads older ones" in logs().err
 
@@ -104,8 +127,12 @@ def by_agent(by_rank: Mapping[str, Sequence[str]]) -> Fault:
 
     def fault(handler: Handler) -> bool:
         pod = Pod.__new__(Pod)
-        pod.rfile, pod.wfile, pod.head = handler.rfile, handler.wfile, f"GET\r\n{handler.headers}".strip()
-        assert pod.accept().startswith(b"GET /output HTTP/1.1\r\n") and handler.query == {"ports": "9400"}
+        pod.rfile = handler.rfile
+        pod.wfile = handler.wfile
+        pod.head = f"GET\r\n{handler.headers}".strip()
+        assert pod.accept().startswith(b"GET /output HTTP/1.1\r\n") and handler.query == {
+            "ports": "9400"
+        }
         answer = f"HTTP/1.1 200 OK\r\n\r\n{json.dumps(by_rank)}".encode()
         for at in range(0, len(answer), 100):
             pod.say(0, answer[at : at + 100])
@@ -116,7 +143,9 @@ def by_agent(by_rank: Mapping[str, Sequence[str]]) -> Fault:
     return fault
 
 
-def test_the_last_lines_that_a_kubelet_has_rotated_away_come_from_the_agent(server: Server, logs: Logs) -> None:
+def test_the_last_lines_that_a_kubelet_has_rotated_away_come_from_the_agent(
+    server: Server, logs: Logs
+) -> None:
     record = f'{log_lines.PREFIX}{next(iter(log_lines.KINDS))} {{"step": 1}}'
     write(server, 0, record, "agent 0: two", record)
     write(server, 1, "[1] d")
@@ -125,10 +154,17 @@ def test_the_last_lines_that_a_kubelet_has_rotated_away_come_from_the_agent(serv
     server.on("GET", "lm-w-0-1-abcd1/portforward", *with_two[1:] * 3)
     left = logs("--tail", "2")
     assert (left.code, left.out.splitlines()) == (0, ["[0] a", "[0] b", "[1] c", "[1] d"])
-    assert left.err.count("has rotated its log: the last lines are shown as its agent has them, without times") == 2
+    assert (
+        left.err.count(
+            "has rotated its log: the last lines are shown as its agent has them, without times"
+        )
+        == 2
+    )
     assert "agent 0: two" in left.err
     assert logs("--tail", "1").out.splitlines() == ["[0] b", "[1] d"]
-    assert server.count("GET", "lm-w-0-1-abcd1/portforward") == 1, "the kubelet has one line of rank 1"
+    assert server.count("GET", "lm-w-0-1-abcd1/portforward") == 1, (
+        "the kubelet has one line of rank 1"
+    )
     assert logs().out.splitlines() == ["[0] x", "[0] a", "[0] b", "[1] d"]
     assert logs("--rank", "0").out == "", "its agent is gone"
     assert logs("--since", "1h").out == "[1] d\n"
@@ -160,7 +196,11 @@ def test_the_lines_of_a_rank_that_moved_come_from_the_hosts_that_held_it(
     write(server, 2, "agent 2: was a spare", "[1] new")
     left = logs("--rank", "1")
     assert left.out.splitlines() == ["old", "new"]
-    assert left.err.splitlines() == ["agent 2: was a spare"], "an agent's line belongs to the ranks that it has now"
-    assert [json.loads(line)["host"] for line in logs("--rank", "1", "-o", "json").out.splitlines()] == [2, 1, 2]
+    assert left.err.splitlines() == ["agent 2: was a spare"], (
+        "an agent's line belongs to the ranks that it has now"
+    )
+    assert [
+        json.loads(line)["host"] for line in logs("--rank", "1", "-o", "json").out.splitlines()
+    ] == [2, 1, 2]
     refused = logs("--rank", "2")
     assert refused.code == 2 and "--rank 2 does not exist: ranks are 0–1" in refused.err

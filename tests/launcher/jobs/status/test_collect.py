@@ -24,7 +24,9 @@ from tests.launcher.objects import cluster_queue, jobset, local_queue, node, pen
 
 @pytest.fixture
 def cluster(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, namespace="team")))
+    monkeypatch.setenv(
+        "KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, namespace="team"))
+    )
     return Cluster.connect()
 
 
@@ -35,14 +37,19 @@ def put(server: Server, kind: Kind, *found: objects.Object) -> None:
 
 def write_log(server: Server, host: objects.Object, *records: log_lines.Line) -> None:
     lines = [log_lines.format_line(record) for record in records]
-    server.put(PODS.path("team", host["metadata"]["name"], "log"), {"text": "\n".join(["[0] hello", *lines, ""])})
+    server.put(
+        PODS.path("team", host["metadata"]["name"], "log"),
+        {"text": "\n".join(["[0] hello", *lines, ""])},
+    )
 
 
 def calls(server: Server) -> int:
     return len([query for _, _, query in server.requests if "continue" not in query])
 
 
-def test_a_job_that_runs_is_read_with_the_records_of_its_leader(server: Server, cluster: Cluster) -> None:
+def test_a_job_that_runs_is_read_with_the_records_of_its_leader(
+    server: Server, cluster: Cluster
+) -> None:
     put(server, JOBSETS, jobset(1))
     put(server, PODS, host := pod(0))
     write_log(server, host, objects.past(83, "rank 0 raised: X"), objects.beat(attempt=2))
@@ -51,7 +58,9 @@ def test_a_job_that_runs_is_read_with_the_records_of_its_leader(server: Server, 
     assert calls(server) == 5
 
 
-def test_the_start_of_a_long_log_is_read_for_what_was_before(server: Server, cluster: Cluster) -> None:
+def test_the_start_of_a_long_log_is_read_for_what_was_before(
+    server: Server, cluster: Cluster
+) -> None:
     put(server, JOBSETS, jobset(1))
     put(server, PODS, host := pod(0))
     write_log(server, host, objects.beat())
@@ -72,7 +81,9 @@ def test_of_a_program_that_floods_the_log_its_end_is_read_until_it_has_a_record(
     assert [query.get("tailLines") for query in queries] == ["4000", "32000", None]
 
 
-def test_queues_are_read_only_while_they_hold_the_job_back(server: Server, cluster: Cluster) -> None:
+def test_queues_are_read_only_while_they_hold_the_job_back(
+    server: Server, cluster: Cluster
+) -> None:
     made = server.put(JOBSETS.path("team", "lm"), jobset(1, queue="research", suspend=True))
     held = workload(objects.condition("QuotaReserved", "False", "Pending", "later"))
     held["metadata"]["labels"] = {labels.JOB_UID: made["metadata"]["uid"]}
@@ -85,11 +96,15 @@ def test_queues_are_read_only_while_they_hold_the_job_back(server: Server, clust
     assert calls(server) <= 8
 
 
-def test_the_job_that_took_its_place_is_found_by_the_uid_that_kueue_names(server: Server, cluster: Cluster) -> None:
+def test_the_job_that_took_its_place_is_found_by_the_uid_that_kueue_names(
+    server: Server, cluster: Cluster
+) -> None:
     made = server.put(JOBSETS.path("team", "lm"), jobset(1, queue="research", suspend=True))
     put(server, JOBSETS, jobset(1, name="urgent") | {"metadata": {"name": "urgent"}})
     server.objects[JOBSETS.path("team", "urgent")]["metadata"]["uid"] = "5c0f1a2b-0000"
-    message = "Preempted to accommodate a workload (UID: 1, JobUID: 5c0f1a2b-0000) due to prioritization"
+    message = (
+        "Preempted to accommodate a workload (UID: 1, JobUID: 5c0f1a2b-0000) due to prioritization"
+    )
     held = workload(objects.condition("Evicted", reason="Preempted", message=message))
     held["metadata"]["labels"] = {labels.JOB_UID: made["metadata"]["uid"]}
     put(server, kinds.WORKLOADS, held)
@@ -98,7 +113,9 @@ def test_the_job_that_took_its_place_is_found_by_the_uid_that_kueue_names(server
     assert calls(server) <= 8
 
 
-def test_the_namespace_is_read_only_where_the_job_is_deleted_or_refused(server: Server, cluster: Cluster) -> None:
+def test_the_namespace_is_read_only_where_the_job_is_deleted_or_refused(
+    server: Server, cluster: Cluster
+) -> None:
     ending = {"metadata": {"name": "team", "deletionTimestamp": objects.ago(minutes=1)}}
     server.put(kinds.NAMESPACES.path(None, "team"), ending)
     put(server, JOBSETS, jobset(1))
@@ -110,7 +127,8 @@ def test_the_namespace_is_read_only_where_the_job_is_deleted_or_refused(server: 
     )
     server.on("GET", "/namespaces/team", *[lambda handler: refuse_namespace(handler)] * 20)
     assert (
-        explain_job(collect.read_snapshot(cluster, "team", "lm")).headline == "lm is being deleted: its pods have ended"
+        explain_job(collect.read_snapshot(cluster, "team", "lm")).headline
+        == "lm is being deleted: its pods have ended"
     )
 
 
@@ -121,7 +139,9 @@ def refuse_namespace(handler: Handler) -> bool:
     return is_it
 
 
-def test_nodes_are_read_only_while_pods_have_none_and_in_pages(server: Server, cluster: Cluster) -> None:
+def test_nodes_are_read_only_while_pods_have_none_and_in_pages(
+    server: Server, cluster: Cluster
+) -> None:
     put(server, JOBSETS, jobset(1))
     put(server, PODS, pending(0, "0/600 nodes are available"))
     for number in range(600):
@@ -132,7 +152,9 @@ def test_nodes_are_read_only_while_pods_have_none_and_in_pages(server: Server, c
 
 
 @pytest.mark.parametrize("part", ["/events", "/nodes", "/apis/batch/"])
-def test_what_may_not_be_read_is_named_and_the_rest_is_used(server: Server, cluster: Cluster, part: str) -> None:
+def test_what_may_not_be_read_is_named_and_the_rest_is_used(
+    server: Server, cluster: Cluster, part: str
+) -> None:
     put(server, JOBSETS, jobset(1))
     put(server, PODS, pending(0, "0/3 nodes are available: 3 Insufficient cpu."))
     server.on("GET", part, refuse(403))
@@ -148,12 +170,15 @@ def test_a_node_that_fails_to_give_a_log_is_called_once(server: Server, cluster:
     server.put(kinds.NODES.path(None, "node-1"), node("node-1") | ready)
     server.on("GET", "/log", *[refuse(500)] * 5)
     found = explain_job(collect.read_snapshot(cluster, "team", "lm"))
-    assert found.headline.startswith("lm runs: 1 of 1 host ready; what they do is unknown: the log of lm-w-0-0-")
+    assert found.headline.startswith(
+        "lm runs: 1 of 1 host ready; what they do is unknown: the log of lm-w-0-0-"
+    )
     assert sum(at.endswith("/log") for _, at, _ in server.requests) == 1
 
 
 HUNG = (
-    'Get "https://10.77.0.1:10250/containerLogs/team/lm-w-0-0-abcd0/main?tail=1": net/http: TLS handshake timeout '
+    'Get "https://10.77.0.1:10250/containerLogs/team/lm-w-0-0-abcd0/main?tail=1": net/http: TLS '
+    "handshake timeout "
     "(GET /api/v1/namespaces/team/pods/lm-w-0-0-abcd0/log)"
 )
 
@@ -161,35 +186,57 @@ HUNG = (
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (ApiError(HUNG, None, 500), "the kubelet of node n-1 does not answer the API server: net/http: TLS handshake"),
         (
-            ApiError(HUNG.replace("net/http: TLS handshake timeout", "tls: failed to verify certificate"), None, 500),
-            "the kubelet of node n-1 is not trusted by the API server: tls: failed to verify certificate",
+            ApiError(HUNG, None, 500),
+            "the kubelet of node n-1 does not answer the API server: net/http: TLS handshake",
         ),
-        (Unreachable("The API server stopped answering.", sent=True), "the kubelet of node n-1 has not sent it to the"),
+        (
+            ApiError(
+                HUNG.replace(
+                    "net/http: TLS handshake timeout", "tls: failed to verify certificate"
+                ),
+                None,
+                500,
+            ),
+            "the kubelet of node n-1 is not trusted by the API server: tls: failed to verify "
+            "certificate",
+        ),
+        (
+            Unreachable("The API server stopped answering.", sent=True),
+            "the kubelet of node n-1 has not sent it to the",
+        ),
         (Unreachable("The API server cannot be reached."), "The API server cannot be reached."),
         (ApiError("pods is forbidden", None, 403), "pods is forbidden"),
     ],
 )
-def test_a_log_that_a_kubelet_does_not_give_is_no_fault_of_the_api_server(error: ClusterError, why: str) -> None:
+def test_a_log_that_a_kubelet_does_not_give_is_no_fault_of_the_api_server(
+    error: ClusterError, why: str
+) -> None:
     assert collect.explain_unread(error, "n-1").startswith(why)
 
 
-def test_the_node_of_a_host_that_may_be_lost_is_read_and_named(server: Server, cluster: Cluster) -> None:
+def test_the_node_of_a_host_that_may_be_lost_is_read_and_named(
+    server: Server, cluster: Cluster
+) -> None:
     ready = objects.condition("Ready", "Unknown", message="Kubelet stopped posting node status.")
     put(server, JOBSETS, jobset(1))
     put(server, PODS, pod(0))
-    server.put(kinds.NODES.path(None, "node-1"), node("node-1") | {"status": {"conditions": [ready]}})
+    server.put(
+        kinds.NODES.path(None, "node-1"), node("node-1") | {"status": {"conditions": [ready]}}
+    )
     server.on("GET", "/log", refuse(500))
     job = collect.read_snapshot(cluster, "team", "lm")
     assert explain_job(job).headline == (
-        "lm waits: node node-1 has not answered: Kubelet stopped posting node status; its host is on it"
+        "lm waits: node node-1 has not answered: Kubelet stopped posting node status; its "
+        "host is on it"
     )
     assert isinstance(job, Snapshot) and derive_status(job).ready == 0
     assert calls(server) <= 8
 
 
-@pytest.mark.parametrize("which", ["the leader's", "another's", "another's, of which nobody may read events"])
+@pytest.mark.parametrize(
+    "which", ["the leader's", "another's", "another's, of which nobody may read events"]
+)
 def test_a_node_that_is_deleted_is_named_while_its_pods_read_as_running(
     server: Server, cluster: Cluster, which: str
 ) -> None:
@@ -203,7 +250,9 @@ def test_a_node_that_is_deleted_is_named_while_its_pods_read_as_running(
     else:
         server.drop(kinds.NODES.path(None, "node-1"))
         server.on("GET", "/log", no_node(gone))
-    removed = objects.event("Node", gone, "RemovingNode", f"Node {gone} event: Removing Node {gone} from Controller")
+    removed = objects.event(
+        "Node", gone, "RemovingNode", f"Node {gone} event: Removing Node {gone} from Controller"
+    )
     server.put(kinds.EVENTS.path("default", "removed"), removed)
     if "events" in which:
         server.on("GET", "/namespaces/default/events", refuse(403))
@@ -212,9 +261,12 @@ def test_a_node_that_is_deleted_is_named_while_its_pods_read_as_running(
     found = explain_job(dataclasses.replace(job, now=objects.NOW))
     when = "" if "events" in which else " at 11:59:30 UTC (30s ago)"
     assert found.headline == (
-        f"lm waits: node {gone} no longer exists: its object was deleted{when}; host {number} is on it"
+        f"lm waits: node {gone} no longer exists: its object was deleted{when}; host "
+        f"{number} is on it"
     )
-    assert found.next_move is not None and found.next_move.endswith(f"delete pod lm-w-0-{number}-abcd{number} --force")
+    assert found.next_move is not None and found.next_move.endswith(
+        f"delete pod lm-w-0-{number}-abcd{number} --force"
+    )
     assert (derive_status(job).ready, derive_status(job).phase) == (1, None)
 
 
@@ -232,10 +284,14 @@ def test_a_job_whose_label_was_taken_away_is_still_listed(server: Server, cluste
     disowned = jobset(1)
     del disowned["metadata"]["labels"][JOB_LABEL]
     put(server, JOBSETS, disowned, objects.foreign("theirs"))
-    assert [(one.name, one.is_ours) for one in collect.read_snapshots(cluster, "team")] == [("lm", True)]
+    assert [(one.name, one.is_ours) for one in collect.read_snapshots(cluster, "team")] == [
+        ("lm", True)
+    ]
 
 
-def test_a_server_without_jobset_differs_from_a_job_that_does_not_exist(server: Server, cluster: Cluster) -> None:
+def test_a_server_without_jobset_differs_from_a_job_that_does_not_exist(
+    server: Server, cluster: Cluster
+) -> None:
     put(server, JOBSETS, jobset(1))
     found = collect.read_snapshot(cluster, "team", "ml")
     assert isinstance(found, NoSuchJob) and found.other_jobs == ("lm",)
@@ -255,7 +311,9 @@ def unknown_path() -> Fault:
     return fault
 
 
-def test_no_right_to_jobsets_is_an_error_and_not_an_absent_job(server: Server, cluster: Cluster) -> None:
+def test_no_right_to_jobsets_is_an_error_and_not_an_absent_job(
+    server: Server, cluster: Cluster
+) -> None:
     server.on("GET", "/jobsets", refuse(403))
     with pytest.raises(ApiError):
         collect.read_snapshot(cluster, "team", "lm")
@@ -266,11 +324,18 @@ def test_a_list_tells_jobs_of_several_namespaces_apart(server: Server, cluster: 
         made = jobset(1)
         made["metadata"] |= {"namespace": namespace, "uid": namespace}
         host = pod(0) if namespace == "team" else pending(0)
-        host["metadata"] |= {"namespace": namespace, "labels": {**host["metadata"]["labels"], JOB_LABEL: "lm"}}
+        host["metadata"] |= {
+            "namespace": namespace,
+            "labels": {**host["metadata"]["labels"], JOB_LABEL: "lm"},
+        }
         server.put(JOBSETS.path(namespace, "lm"), made)
         server.put(PODS.path(namespace, host["metadata"]["name"]), host)
-    assert [derive_status(one).state for one in collect.read_snapshots(cluster, "team")] == [State.RUNNING]
-    assert [derive_status(one).state for one in collect.read_snapshots(cluster, "other")] == [State.PENDING]
+    assert [derive_status(one).state for one in collect.read_snapshots(cluster, "team")] == [
+        State.RUNNING
+    ]
+    assert [derive_status(one).state for one in collect.read_snapshots(cluster, "other")] == [
+        State.PENDING
+    ]
 
 
 def test_a_list_reads_the_logs_of_the_first_jobs_only(server: Server, cluster: Cluster) -> None:

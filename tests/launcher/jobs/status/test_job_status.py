@@ -39,10 +39,16 @@ QUEUED = {"queue": "research", "suspend": True}
 
 STATES: dict[str, tuple[Snapshot, State]] = {
     "held by its queue": (snapshot(jobset(2, **QUEUED), workload=workload()), State.QUEUED),
-    "held by its queue, ending": (snapshot(jobset(1, **QUEUED), pod(0), workload=workload()), State.QUEUED),
+    "held by its queue, ending": (
+        snapshot(jobset(1, **QUEUED), pod(0), workload=workload()),
+        State.QUEUED,
+    ),
     "stopped": (snapshot(jobset(2, suspend=True)), State.STOPPED),
     "stopping": (snapshot(jobset(2, suspend=True), pod(0), over(1, 80)), State.STOPPING),
-    "stopped in its queue": (snapshot(jobset(2, **QUEUED), workload=workload(active=False)), State.STOPPED),
+    "stopped in its queue": (
+        snapshot(jobset(2, **QUEUED), workload=workload(active=False)),
+        State.STOPPED,
+    ),
     "about to be stopped in its queue": (
         snapshot(jobset(1, queue="research"), pod(0), workload=workload(active=False)),
         State.STOPPING,
@@ -51,17 +57,36 @@ STATES: dict[str, tuple[Snapshot, State]] = {
     "with half its pods": (snapshot(jobset(2), pod(0)), State.CREATING),
     "without nodes": (snapshot(jobset(2), pod(0), pending(1)), State.PENDING),
     "without images": (snapshot(jobset(2), pod(0), waiting(1, "ErrImagePull")), State.STARTING),
-    "gathering": (snapshot(jobset(1), pod(0), records=(beat(stage="gather", missing=[1]),)), State.GATHERING),
+    "gathering": (
+        snapshot(jobset(1), pod(0), records=(beat(stage="gather", missing=[1]),)),
+        State.GATHERING,
+    ),
     "running": (snapshot(jobset(1), pod(0), records=(beat(),)), State.RUNNING),
     "of another tool": (
-        snapshot(objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))),
+        snapshot(
+            objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))
+        ),
         State.RUNNING,
     ),
-    "between generations": (snapshot(jobset(1, status={"restarts": 1}), over(0, 83)), State.RESTARTING),
-    "between generations, all pods gone": (snapshot(jobset(1, status={"restarts": 1})), State.RESTARTING),
-    "with a pod that ended, before JobSet saw it": (snapshot(jobset(1), over(0, 83)), State.RESTARTING),
+    "between generations": (
+        snapshot(jobset(1, status={"restarts": 1}), over(0, 83)),
+        State.RESTARTING,
+    ),
+    "between generations, all pods gone": (
+        snapshot(jobset(1, status={"restarts": 1})),
+        State.RESTARTING,
+    ),
+    "with a pod that ended, before JobSet saw it": (
+        snapshot(jobset(1), over(0, 83)),
+        State.RESTARTING,
+    ),
     "with one of two pods failed, before JobSet saw it": (
-        snapshot(jobset(2, restarts={"in_place": 0}), pod(0), over(1, 137), records=(beat(phase="compile"),)),
+        snapshot(
+            jobset(2, restarts={"in_place": 0}),
+            pod(0),
+            over(1, 137),
+            records=(beat(phase="compile"),),
+        ),
         State.RESTARTING,
     ),
     "with one of two pods lost, which is replaced alone": (
@@ -73,7 +98,12 @@ STATES: dict[str, tuple[Snapshot, State]] = {
         State.RESTARTING,
     ),
     "with one of two pods drained, which left alone": (
-        snapshot(jobset(2), pod(0), over(1, 143, message=farewell(80, "stopped", attempt=1)), records=(beat(),)),
+        snapshot(
+            jobset(2),
+            pod(0),
+            over(1, 143, message=farewell(80, "stopped", attempt=1)),
+            records=(beat(),),
+        ),
         State.GATHERING,
     ),
     "with the pod of the leader lost": (snapshot(jobset(2), pod(1), records=()), State.GATHERING),
@@ -82,7 +112,13 @@ STATES: dict[str, tuple[Snapshot, State]] = {
         State.RUNNING,
     ),
     "with all hosts done but one that was lost": (
-        snapshot(jobset(2, spares=1), over(0, 0), over(1, 143), over(2, 0), records=(beat(attempt=2, members="0,2"),)),
+        snapshot(
+            jobset(2, spares=1),
+            over(0, 0),
+            over(1, 143),
+            over(2, 0),
+            records=(beat(attempt=2, members="0,2"),),
+        ),
         State.RUNNING,
     ),
     "with the pod of the leader that left, and its log with it": (
@@ -93,13 +129,21 @@ STATES: dict[str, tuple[Snapshot, State]] = {
         snapshot(jobset(2), over(0, 0), records=(beat(),)),
         State.RUNNING,
     ),
-    "with pods that all did well, before JobSet saw it": (snapshot(jobset(1), over(0, 0)), State.RUNNING),
-    "again": (snapshot(jobset(1, status={"restarts": 1}), over(0, 83), pod(0, generation=1)), State.RUNNING),
+    "with pods that all did well, before JobSet saw it": (
+        snapshot(jobset(1), over(0, 0)),
+        State.RUNNING,
+    ),
+    "again": (
+        snapshot(jobset(1, status={"restarts": 1}), over(0, 83), pod(0, generation=1)),
+        State.RUNNING,
+    ),
     "done": (snapshot(jobset(1, status=objects.ended("Completed")), over(0, 0)), State.DONE),
     "failed": (snapshot(jobset(1, status=objects.ended("Failed")), over(0, 64)), State.FAILED),
     "deleted while it ran": (
         snapshot(
-            jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": objects.ago(seconds=1)}}, pod(0)
+            jobset(1)
+            | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": objects.ago(seconds=1)}},
+            pod(0),
         ),
         State.DELETING,
     ),
@@ -137,7 +181,12 @@ def everything() -> Snapshot:
 def test_the_status_holds_everything_that_is_known() -> None:
     status = derive_status(everything())
     assert (status.hosts, status.ready, status.generation, status.attempt) == (2, 2, 2, 3)
-    assert (status.phase, status.step, status.committed, status.committed_age_s) == ("step", 130, 120, 30.0)
+    assert (status.phase, status.step, status.committed, status.committed_age_s) == (
+        "step",
+        130,
+        120,
+        30.0,
+    )
     assert status.goodput == 0.75
     assert (status.restarts.total, status.restarts.charged, status.restarts.limit) == (2, 1, 5)
     assert status.restarts.by_cause == {"preempted": 1, "hang": 1}
@@ -151,7 +200,8 @@ def test_the_screen_begins_with_the_verdict() -> None:
         "lm: Running (generation 2, attempt 3)",
         "  hosts      2 of 2 ready, queue research",
         "  phase      step 130",
-        "  restarts   2, of which 1 counts against the limit of 5; attempts ended by hang 1, preempted 1; "
+        "  restarts   2, of which 1 counts against the limit of 5; attempts ended by hang 1, "
+        "preempted 1; "
         "1 of 20 preemptions in a row without a newly saved step",
         "  checkpoint step 120, 30s ago",
         "  goodput    75.0%",
@@ -162,12 +212,14 @@ def test_the_screen_begins_with_the_verdict() -> None:
 def test_a_job_that_waits_says_on_its_screen_what_for() -> None:
     job = snapshot(jobset(1), waiting(0, "InvalidImageName"))
     assert (
-        "  why        waits: its host cannot pull image registry.example/train:1: that is not a valid image name"
-        in list(describe_job(ClusterView(job)))
+        "  why        waits: its host cannot pull image registry.example/train:1: that is not a "
+        "valid image name" in list(describe_job(ClusterView(job)))
     )
 
 
-def test_a_container_that_was_killed_for_memory_is_named_where_its_peer_only_says_that_it_is_gone() -> None:
+def test_a_container_that_was_killed_for_memory_is_named_where_its_peer_only_says_that_it_is_gone() -> (
+    None
+):
     job = snapshot(
         jobset(2, status=objects.ended("Failed")),
         over(0, 81, message=farewell(81, "host 1 is gone")),
@@ -215,7 +267,9 @@ def test_the_table_is_laid_out_as_kubectl_does() -> None:
 def test_the_last_step_of_the_run_is_what_its_train_block_says() -> None:
     train = {"task": "classify", "steps": 9, "checkpoint": {"path": "/ckpt/lm"}}
     job = snapshot(
-        jobset(1, train=train, command=None, volumes=[{"claim": "c", "path": "/ckpt"}]), pod(0), records=(beat(),)
+        jobset(1, train=train, command=None, volumes=[{"claim": "c", "path": "/ckpt"}]),
+        pod(0),
+        records=(beat(),),
     )
     assert derive_status(job).steps == 9
 
@@ -224,16 +278,29 @@ LOSSES: dict[str, Snapshot] = {
     "a verdict that is newer than the heartbeat": snapshot(
         jobset(2), pod(0), pod(1), records=(beat(phase="compile"), judged(81, "host 1 was lost"))
     ),
-    "a pod that failed": snapshot(jobset(2), pod(0), over(1, 137), records=(beat(phase="compile"),)),
-    "a pod that is deleted": snapshot(jobset(2), pod(0), pod(1, is_leaving=True), records=(beat(phase="compile"),)),
+    "a pod that failed": snapshot(
+        jobset(2), pod(0), over(1, 137), records=(beat(phase="compile"),)
+    ),
+    "a pod that is deleted": snapshot(
+        jobset(2), pod(0), pod(1, is_leaving=True), records=(beat(phase="compile"),)
+    ),
     "a pod that is evicted": snapshot(
         jobset(2),
         pod(0),
-        pod(1, conditions=[condition("Ready"), condition("DisruptionTarget", reason="EvictionByEvictionAPI")]),
+        pod(
+            1,
+            conditions=[
+                condition("Ready"),
+                condition("DisruptionTarget", reason="EvictionByEvictionAPI"),
+            ],
+        ),
         records=(beat(phase="compile"),),
     ),
     "a node that does not answer": snapshot(
-        jobset(2), pod(0), pod(1, conditions=[condition("Ready", "False")]), records=(beat(phase="compile"),)
+        jobset(2),
+        pod(0),
+        pod(1, conditions=[condition("Ready", "False")]),
+        records=(beat(phase="compile"),),
     ),
 }
 
@@ -256,7 +323,12 @@ def test_the_phase_of_the_attempt_after_a_loss_is_shown() -> None:
 def test_json_has_every_field_and_no_object_of_ours() -> None:
     found = json.loads(json.dumps(derive_status(everything()).to_json()))
     assert found["state"] == "Running"
-    assert found["restarts"] == {"total": 2, "charged": 1, "limit": 5, "by_cause": {"preempted": 1, "hang": 1}} | {
+    assert found["restarts"] == {
+        "total": 2,
+        "charged": 1,
+        "limit": 5,
+        "by_cause": {"preempted": 1, "hang": 1},
+    } | {
         "preempted": 1,
         "preempted_limit": 20,
     }
@@ -269,10 +341,22 @@ def test_json_has_every_field_and_no_object_of_ours() -> None:
         ((over(0, 42),), 42),
         ((), 1),
         ((over(0, 81, message=farewell(81)), over(1, 83, message=farewell(83))), 83),
-        ((over(0, 0, message=farewell(0), beside=[{"name": "proxy", "state": {"terminated": {"exitCode": 7}}}]),), 7),
+        (
+            (
+                over(
+                    0,
+                    0,
+                    message=farewell(0),
+                    beside=[{"name": "proxy", "state": {"terminated": {"exitCode": 7}}}],
+                ),
+            ),
+            7,
+        ),
     ],
 )
-def test_a_failed_job_has_the_code_of_its_verdict_or_of_its_container(pods: tuple[Any, ...], code: int) -> None:
+def test_a_failed_job_has_the_code_of_its_verdict_or_of_its_container(
+    pods: tuple[Any, ...], code: int
+) -> None:
     assert derive_status(snapshot(jobset(2, status=objects.ended("Failed")), *pods)).code == code
 
 
@@ -310,13 +394,14 @@ def test_of_a_host_that_was_replaced_the_newer_pod_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[1]", "[" * 9_000, '{"steps": "x"}', '{"steps": -1}', '{"processes_per_host": []}', "x"]
+    "text",
+    ["[1]", "[" * 9_000, '{"steps": "x"}', '{"steps": -1}', '{"processes_per_host": []}', "x"],
 )
 def test_variables_of_a_jobset_that_another_made_are_no_job_s(text: str) -> None:
     made = jobset(1)
-    env = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0].setdefault(
-        "env", []
-    )
+    env = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][
+        0
+    ].setdefault("env", [])
     env[:] = [{"name": name, "value": text} for name in (contract.TRAIN_SPEC, contract.JOB)]
     assert derive_status(snapshot(made)).steps is None
     assert hosts.initial_members(made).ranks_per_host == 1
@@ -334,7 +419,8 @@ def test_a_pod_that_a_stranger_gave_the_job_s_label_is_none_of_its_hosts(label: 
 def test_an_init_container_that_has_not_ended_holds_the_host_up() -> None:
     init = [{"name": "fetch", "ready": False, "state": {"running": {}}}]
     (host,) = hosts.newest_hosts(
-        jobset(1), [pod(0, state={"waiting": {"reason": "PodInitializing"}}, initContainerStatuses=init)]
+        jobset(1),
+        [pod(0, state={"waiting": {"reason": "PodInitializing"}}, initContainerStatuses=init)],
     )
     assert (host.container, host.is_init, host.has_started) == ("fetch", True, False)
 
@@ -360,8 +446,13 @@ def test_ages_are_written_as_kubectl_does(seconds: float, text: str) -> None:
 def test_nodes_are_checked_for_labels_then_taints_then_size() -> None:
     spec = {
         "nodeSelector": {"pool": "a"},
-        "tolerations": [{"key": "gpu", "operator": "Exists"}, {"key": "team", "value": "me", "effect": "NoSchedule"}],
-        "containers": [{"resources": {"requests": {"cpu": "4"}, "limits": {"nvidia.com/gpu": "2"}}}],
+        "tolerations": [
+            {"key": "gpu", "operator": "Exists"},
+            {"key": "team", "value": "me", "effect": "NoSchedule"},
+        ],
+        "containers": [
+            {"resources": {"requests": {"cpu": "4"}, "limits": {"nvidia.com/gpu": "2"}}}
+        ],
         "initContainers": [{"resources": {"requests": {"cpu": "6"}}}],
     }
     labels = {"pool": "a"}
@@ -370,7 +461,9 @@ def test_nodes_are_checked_for_labels_then_taints_then_size() -> None:
         [
             node("other", labels={"pool": "b"}),
             node("barred", labels=labels, taints=("team=you:NoSchedule",)),
-            node("small", labels=labels, taints=("gpu=yes:NoSchedule",), cpu="5", nvidia_com__gpu="8"),
+            node(
+                "small", labels=labels, taints=("gpu=yes:NoSchedule",), cpu="5", nvidia_com__gpu="8"
+            ),
             node(
                 "good",
                 labels=labels,

@@ -34,17 +34,28 @@ OLD = {"metadata": {"creationTimestamp": "2020-01-01T00:00:00Z"}}
 QUEUED = workload(objects.condition("QuotaReserved", "False", "Pending", "later"))
 EVICTED = workload(
     objects.condition(
-        "Evicted", "True", "Preempted", "Preempted to accommodate a workload (UID: x, JobUID: 0123-4567)"
+        "Evicted",
+        "True",
+        "Preempted",
+        "Preempted to accommodate a workload (UID: x, JobUID: 0123-4567)",
     ),
     objects.condition(
-        "QuotaReserved", "False", "Pending", "insufficient unused quota for cpu in flavor h100, 2 more needed"
+        "QuotaReserved",
+        "False",
+        "Pending",
+        "insufficient unused quota for cpu in flavor h100, 2 more needed",
     ),
 )
 FAILED = [objects.over(host, 65, message=objects.farewell(65, "bad data")) for host in range(2)]
 OOM = [objects.over(host, 137, "OOMKilled") for host in range(2)]
 CREATING = [objects.waiting(host, "ContainerCreating") for host in range(2)]
-DRAINED = objects.condition("DisruptionTarget", "True", "EvictionByEvictionAPI", "Eviction API: evicting")
-LATE = job_object("lm-w-0", objects.condition("Failed", "True", "DeadlineExceeded", "was active longer than deadline"))
+DRAINED = objects.condition(
+    "DisruptionTarget", "True", "EvictionByEvictionAPI", "Eviction API: evicting"
+)
+LATE = job_object(
+    "lm-w-0",
+    objects.condition("Failed", "True", "DeadlineExceeded", "was active longer than deadline"),
+)
 ON = "lm-w-0-0-abcd0"  # the pod of host 0
 GENERATION = {"restarts": 3, "restartsCountTowardsMax": 3}
 JOB = (JOBS, job_object())
@@ -74,40 +85,73 @@ def leader(**fields: Any) -> tuple[kinds.Kind, objects.Object]:
     return LOG, {"text": log_lines.format_line(objects.beat(**fields))}
 
 
-# What there is of a job, in each of several situations. Its queue is called research, the ClusterQueue shared.
+# What there is of a job, in each of several situations. Its queue is called research, the
+# ClusterQueue shared.
 SITUATIONS: dict[str, Things] = {
     "not there": [],
     "runs": [(JOBSETS, jobset()), JOB, *running(0, 1)],
-    "gathers": [(JOBSETS, jobset()), JOB, *running(0, 1), leader(stage="gather", missing=[1], missing_count=1)],
+    "gathers": [
+        (JOBSETS, jobset()),
+        JOB,
+        *running(0, 1),
+        leader(stage="gather", missing=[1], missing_count=1),
+    ],
     "hangs": [(JOBSETS, jobset()), JOB, *running(0, 1), leader(overdue="rank 1 is in step for 9m")],
-    "again": [(JOBSETS, jobset(status=GENERATION)), JOB, *running(0, 1, generation=3), leader(generation=3)],
+    "again": [
+        (JOBSETS, jobset(status=GENERATION)),
+        JOB,
+        *running(0, 1, generation=3),
+        leader(generation=3),
+    ],
     "one pod": [old(), JOB, *running(0)],
     "no pod": [old(), JOB],
     "rejected": [
         old(),
         JOB,
-        event("Job", "lm-w-0", "FailedCreate", "exceeded quota: q, requested: a, used: b, limited: c"),
+        event(
+            "Job", "lm-w-0", "FailedCreate", "exceeded quota: q, requested: a, used: b, limited: c"
+        ),
     ],
     "no job": [old()],
-    "no service": [old(), event("JobSet", "lm", "HeadlessServiceCreationFailed", "services is full")],
+    "no service": [
+        old(),
+        event("JobSet", "lm", "HeadlessServiceCreationFailed", "services is full"),
+    ],
     "pending": [(JOBSETS, jobset(1)), JOB, (PODS, pending(0, "0/3 nodes are available"))],
-    "no claim": [(JOBSETS, jobset(1)), JOB, (PODS, pending(0, 'persistentvolumeclaim "data" not found'))],
+    "no claim": [
+        (JOBSETS, jobset(1)),
+        JOB,
+        (PODS, pending(0, 'persistentvolumeclaim "data" not found')),
+    ],
     "growing": [
         (JOBSETS, jobset(1)),
         JOB,
         (PODS, pending(0, "0/3 nodes")),
         event("Pod", ON, "TriggeredScaleUp", "1->2"),
     ],
-    "no image": [(JOBSETS, jobset(1)), JOB, (PODS, objects.waiting(0, "ErrImagePull", "not found"))],
+    "no image": [
+        (JOBSETS, jobset(1)),
+        JOB,
+        (PODS, objects.waiting(0, "ErrImagePull", "not found")),
+    ],
     "starts": [old(), JOB, *((PODS, one) for one in CREATING)],
-    "mounts": [old(), JOB, *((PODS, one) for one in CREATING), event("Pod", ON, "FailedMount", "no such volume")],
+    "mounts": [
+        old(),
+        JOB,
+        *((PODS, one) for one in CREATING),
+        event("Pod", ON, "FailedMount", "no such volume"),
+    ],
     "node lost": [
         (JOBSETS, jobset()),
         JOB,
         *running(0, 1, conditions=[objects.condition("Ready", "False")]),
         event("Pod", ON, "NodeNotReady", "Node is not ready"),
     ],
-    "drained": [(JOBSETS, jobset()), JOB, *((PODS, objects.over(host, 143, conditions=[DRAINED])) for host in (0, 1))],
+    "drained": [
+        (JOBSETS, jobset()),
+        JOB,
+        *((PODS, objects.over(host, 143, conditions=[DRAINED])) for host in (0, 1)),
+    ],
     "restarts": [(JOBSETS, jobset(status={"restarts": 1})), JOB],
     "queued": [old(queue="research", suspend=True), (WORKLOADS, QUEUED), QUEUES, SHARED],
     "queue stopped": [old(queue="research", suspend=True), (WORKLOADS, QUEUED), QUEUES, HELD],
@@ -119,9 +163,18 @@ SITUATIONS: dict[str, Things] = {
         SHARED,
         (JOBSETS, apiserver.merged(jobset(), {"metadata": {"name": "big", "uid": "0123-4567"}})),
     ],
-    "evicting": [old(queue="research", suspend=True), (WORKLOADS, EVICTED), QUEUES, SHARED, *running(0, 1)],
+    "evicting": [
+        old(queue="research", suspend=True),
+        (WORKLOADS, EVICTED),
+        QUEUES,
+        SHARED,
+        *running(0, 1),
+    ],
     "unseen by Kueue": [old(queue="research", suspend=True)],
-    "stopped in its queue": [old(queue="research", suspend=True), (WORKLOADS, workload(active=False))],
+    "stopped in its queue": [
+        old(queue="research", suspend=True),
+        (WORKLOADS, workload(active=False)),
+    ],
     "stopped": [(JOBSETS, jobset(suspend=True))],
     "stopping": [(JOBSETS, jobset(suspend=True)), SAVING, *running(0, 1)],
     "deleting": [
@@ -129,7 +182,11 @@ SITUATIONS: dict[str, Things] = {
         JOB,
         *running(0, is_leaving=True),
     ],
-    "done": [(JOBSETS, jobset(status=ended("Completed"))), JOB, *((PODS, objects.over(host, 0)) for host in (0, 1))],
+    "done": [
+        (JOBSETS, jobset(status=ended("Completed"))),
+        JOB,
+        *((PODS, objects.over(host, 0)) for host in (0, 1)),
+    ],
     "failed": [
         (JOBSETS, jobset(status=ended("Failed", "FailJobSet", "a job failed"))),
         JOB,
@@ -155,9 +212,13 @@ RIGHTS = (
     "get clusterqueues",
 )
 VERBS = ("explain", "status", "logs", "list")
-# What `explain` says first without a right that is true, although more is known with it: (right, situation).
+# What `explain` says first without a right that is true, although more is known with it: (right,
+# situation).
 LESS = {
-    ("list jobsets", "preempted"): "was preempted by another job and waits: queue research .* is full",
+    (
+        "list jobsets",
+        "preempted",
+    ): "was preempted by another job and waits: queue research .* is full",
     ("list pods", "evicting"): "was preempted by another job and waits",
     ("list pods", "done"): "is done: all of # hosts, in #m$",
     ("get pods/log", "done"): "is done: all of # hosts, in #m$",
@@ -165,13 +226,23 @@ LESS = {
     ("list events", "growing"): "waits: its host is unschedulable",
     ("list nodes", "pending"): "waits: its host is unschedulable: #/# nodes are available$",
     ("list nodes", "growing"): "waits",
-    ("get localqueues", "queued"): "waits: queue research: later$",  # later is what Kueue itself says
+    (
+        "get localqueues",
+        "queued",
+    ): "waits: queue research: later$",  # later is what Kueue itself says
     ("get localqueues", "queue stopped"): "waits: queue research: later$",
     ("get localqueues", "preempted"): "was preempted by job big and waits: queue research is full",
-    ("get clusterqueues", "queue stopped"): r"waits: queue research \(ClusterQueue shared\): later$",
-    ("get clusterqueues", "preempted"): "was preempted by job big and waits: queue research .* is full",
+    (
+        "get clusterqueues",
+        "queue stopped",
+    ): r"waits: queue research \(ClusterQueue shared\): later$",
+    (
+        "get clusterqueues",
+        "preempted",
+    ): "was preempted by job big and waits: queue research .* is full",
 }
-# Only the leader's log tells that hosts that run wait for each other, or for a pod that is made again.
+# Only the leader's log tells that hosts that run wait for each other, or for a pod that is made
+# again.
 HIDDEN = ("get pods/log", "gathers"), ("get pods/log", "one pod")
 NOT_KNOWN = ("Unknown", "Suspended")  # states that say of themselves that something was not read
 
@@ -179,15 +250,24 @@ Call = Callable[..., Left]
 
 
 @pytest.fixture
-def call(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+def call(
+    server: Server,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Call:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
-    return lambda verb, *options: launcher(capsys, monkeypatch, verb, *(() if verb == "list" else ("lm",)), *options)
+    return lambda verb, *options: launcher(
+        capsys, monkeypatch, verb, *(() if verb == "list" else ("lm",)), *options
+    )
 
 
 def put(server: Server, situation: str) -> None:
     """What there is of the job, and the log of its leader where it runs."""
     things = SITUATIONS[situation]
-    records = next((one["text"] for kind, one in things if kind is LOG), log_lines.format_line(objects.beat()))
+    records = next(
+        (one["text"] for kind, one in things if kind is LOG), log_lines.format_line(objects.beat())
+    )
     for kind, one in things:
         if kind is LOG:
             continue
@@ -210,7 +290,9 @@ def forbid(server: Server, right: str) -> None:
 
     def fault(handler: Handler) -> bool:
         if needs(right, handler.at, handler.query):
-            handler.fail(403, "Forbidden", f'{kind} is forbidden: User "me" cannot {verb} resource "{kind}"')
+            handler.fail(
+                403, "Forbidden", f'{kind} is forbidden: User "me" cannot {verb} resource "{kind}"'
+            )
         return needs(right, handler.at, handler.query)
 
     server.on("GET", "", *[fault] * 50)
@@ -233,7 +315,9 @@ def plain(said: str) -> str:
 def first_line(verb: str, left: Left) -> str:
     """What is read first, without the job's name and without waiting; of a table what is said above it."""
     told = plain(left.out if verb in ("explain", "status") and left.out else left.err).splitlines()
-    lines = [line for line in told if "waiting for an answer" not in line]  # on a machine that is busy
+    lines = [
+        line for line in told if "waiting for an answer" not in line
+    ]  # on a machine that is busy
     return lines[0].removeprefix("lm").removeprefix(": ").strip() if lines else ""
 
 
@@ -273,14 +357,26 @@ def test_the_first_line_without_a_right_is_true_or_says_what_may_not_be_read(
         is_said = f"{right.split()[1]} is forbidden" in said
         if verb in ("status", "list") and left.out:
             known = state(left)
-            assert known in (state(full), *NOT_KNOWN) or (right, situation) in HIDDEN, (situation, said, usual)
+            assert known in (state(full), *NOT_KNOWN) or (right, situation) in HIDDEN, (
+                situation,
+                said,
+                usual,
+            )
         if verb == "explain":
             true = LESS.get((right, situation))
-            assert said == usual or is_said or (true and re.match(true, said)), (situation, said, usual)
+            assert said == usual or is_said or (true and re.match(true, said)), (
+                situation,
+                said,
+                usual,
+            )
         elif verb == "logs":
             assert said == usual or is_said, (situation, said, usual)
         elif verb == "list":
-            assert plain(left.out + left.err) == plain(full.out + full.err) or is_said, (situation, said, usual)
+            assert plain(left.out + left.err) == plain(full.out + full.err) or is_said, (
+                situation,
+                said,
+                usual,
+            )
 
 
 def test_logs_that_cannot_be_read_are_an_error(server: Server, call: Call) -> None:
@@ -308,7 +404,11 @@ def test_a_list_of_jobs_whose_logs_may_not_be_read_says_so_once(server: Server, 
     def fault(handler: Handler) -> bool:
         if is_log := handler.at.endswith("/log"):
             pod = handler.at.split("/")[-2]
-            handler.fail(403, "Forbidden", f'pods "{pod}" is forbidden: User "me" cannot get resource "pods/log"')
+            handler.fail(
+                403,
+                "Forbidden",
+                f'pods "{pod}" is forbidden: User "me" cannot get resource "pods/log"',
+            )
         return is_log
 
     server.on("GET", "", *[fault] * 50)
@@ -324,7 +424,8 @@ def test_a_log_is_followed_although_the_server_fails_once(
     followed: list[str] = []
     monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.MAX_TRIES", 1)
     monkeypatch.setattr(
-        "jaxlaunch.launcher.jobs.logs.follow.follow_logs", lambda cluster, namespace, name, **_: followed.append(name)
+        "jaxlaunch.launcher.jobs.logs.follow.follow_logs",
+        lambda cluster, namespace, name, **_: followed.append(name),
     )
 
     def broken(code: int) -> None:
@@ -344,6 +445,12 @@ def test_a_log_is_followed_although_the_server_fails_once(
 
 
 def test_the_exit_code_of_a_job_whose_pods_may_not_be_read_is_that_of_its_condition() -> None:
-    message = "Container main for pod team/lm-w-0-0-x failed with exit code 65 matching FailJob rule at index 1"
+    message = (
+        "Container main for pod team/lm-w-0-0-x failed with exit code 65 matching FailJob "
+        "rule at index 1"
+    )
     failed = job_object("lm-w-0", objects.condition("Failed", "True", "PodFailurePolicy", message))
-    assert exit_code(objects.snapshot(jobset(status=ended("Failed")), jobs=(failed,)), State.FAILED) == 65
+    assert (
+        exit_code(objects.snapshot(jobset(status=ended("Failed")), jobs=(failed,)), State.FAILED)
+        == 65
+    )

@@ -27,9 +27,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spec(folder: Path, workers: int = 0, **keys: object) -> TrainSpec:
-    data = {"source": "images", "path": str(folder), "size": 16, "augment": "imagenet-vit", "workers": workers, **keys}
+    data = {
+        "source": "images",
+        "path": str(folder),
+        "size": 16,
+        "augment": "imagenet-vit",
+        "workers": workers,
+        **keys,
+    }
     model = {"kind": "resnet", "stem": "small", "depths": [1], "widths": [8], "classes": 2}
-    return TrainSpec.model_validate({"task": "classify", "model": model, "data": data, "batch": BATCH})
+    return TrainSpec.model_validate(
+        {"task": "classify", "model": model, "data": data, "batch": BATCH}
+    )
 
 
 def hashes(folder: Path, processes: int = 1, start: int = 0, **keys: object) -> list[str]:
@@ -41,10 +50,20 @@ def hashes(folder: Path, processes: int = 1, start: int = 0, **keys: object) -> 
     for process in range(processes):
         rows = range(process * size, (process + 1) * size)
         pipeline = Pipeline(
-            source, Classify().example, batch=BATCH, rows=rows, seed=3, shuffle=True, prefetch=1, threads=2
+            source,
+            Classify().example,
+            batch=BATCH,
+            rows=rows,
+            seed=3,
+            shuffle=True,
+            prefetch=1,
+            threads=2,
         )
         parts.append([pipeline.read_batch(step)["image"] for step in range(start, STEPS)])
-    return [hashlib.sha256(np.concatenate(rows).tobytes()).hexdigest() for rows in zip(*parts, strict=True)]
+    return [
+        hashlib.sha256(np.concatenate(rows).tobytes()).hexdigest()
+        for rows in zip(*parts, strict=True)
+    ]
 
 
 def test_two_runs_a_resume_processes_and_workers_see_identical_pixels(folder: Path) -> None:

@@ -15,7 +15,10 @@ pytestmark = pytest.mark.extended
 
 PROGRAM = Path(__file__).with_name("torchvision_says.py")
 SHAPE = 60, 80
-SPACES = {"rand": (augment.RANDAUGMENT_BINS, 9, 150 / 331, 8), "mix": (augment.AUGMIX_BINS, 2, 1 / 3, 4)}
+SPACES = {
+    "rand": (augment.RANDAUGMENT_BINS, 9, 150 / 331, 8),
+    "mix": (augment.AUGMIX_BINS, 2, 1 / 3, 4),
+}
 
 
 def picture() -> np.ndarray:
@@ -23,7 +26,9 @@ def picture() -> np.ndarray:
     y, x = np.mgrid[: SHAPE[0], : SHAPE[1]]
     channels = [30 + 2 * y, 60 + x, 200 - y - x // 2]
     image = np.stack(channels, -1) + 40 * ((x > 35) & (y > 20))[..., None]
-    return np.clip(image + np.random.default_rng(0).integers(-9, 10, (*SHAPE, 3)), 0, 255).astype(np.uint8)
+    return np.clip(image + np.random.default_rng(0).integers(-9, 10, (*SHAPE, 3)), 0, 255).astype(
+        np.uint8
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +37,15 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     needs.packages("torch")
     given = {"image": picture(), "box": (7, 11, 30, 44), "size": (24, 32), "short": 27}
     np.savez(folder / "given.npz", **given)  # type: ignore[arg-type]
-    environments.run("torch", str(PROGRAM), str(site), str(folder / "given.npz"), str(folder / "made.npz"))
+    environments.run(
+        "torch", str(PROGRAM), str(site), str(folder / "given.npz"), str(folder / "made.npz")
+    )
     return dict(np.load(folder / "made.npz"))
 
 
-def test_every_operation_of_randaugment_and_augmix_equals_torchvision_s(theirs: dict[str, np.ndarray]) -> None:
+def test_every_operation_of_randaugment_and_augmix_equals_torchvision_s(
+    theirs: dict[str, np.ndarray],
+) -> None:
     compared = set()
     for key, wanted in theirs.items():
         space, _, rest = key.partition("/")
@@ -44,11 +53,16 @@ def test_every_operation_of_randaugment_and_augmix_equals_torchvision_s(theirs: 
             continue
         name, sign = rest.split("/")
         bins, step, share, bits = SPACES[space]
-        by = augment.operation_strength(name, step, bins, (share * SHAPE[1], share * SHAPE[0]), bits)
+        by = augment.operation_strength(
+            name, step, bins, (share * SHAPE[1], share * SHAPE[0]), bits
+        )
         found = augment.OPERATIONS[name](Image.fromarray(picture()), -by if sign == "-" else by)
         apart = np.abs(np.asarray(found).astype(int) - wanted)
         # Pillow rounds its grey and its smoothed image to bytes before it blends with them.
-        assert apart.max() <= (2 if name in ("saturation", "contrast", "sharpness") else 1), (key, apart.max())
+        assert apart.max() <= (2 if name in ("saturation", "contrast", "sharpness") else 1), (
+            key,
+            apart.max(),
+        )
         assert (apart > 1).mean() < 0.01, key
         compared.add(name)
         assert name in augment.UNSIGNED or f"{space}/{name}/-" in theirs, key
@@ -58,7 +72,9 @@ def test_every_operation_of_randaugment_and_augmix_equals_torchvision_s(theirs: 
 def test_hue_crops_and_the_middle_equal_torchvision_s(theirs: dict[str, np.ndarray]) -> None:
     for key in (key for key in theirs if key.startswith("hue/")):
         found = np.asarray(augment.shift_hue(Image.fromarray(picture()), float(key[4:])))
-        assert np.abs(found.astype(int) - theirs[key]).mean() < 2.0, key  # Pillow's circle has 256 steps
+        assert np.abs(found.astype(int) - theirs[key]).mean() < 2.0, (
+            key
+        )  # Pillow's circle has 256 steps
     image = ArrayImage(picture())
     cropped = image.read_pixels((7, 11, 30, 44), (24, 32)).astype(int)
     # Inside; at the border of the box Pillow blends with what lies beside it in the image.

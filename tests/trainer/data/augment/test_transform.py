@@ -14,7 +14,9 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def seen(seed: int = 0, split: str = "train", size: tuple[int, int] | None = None, **keys: object) -> np.ndarray:
+def seen(
+    seed: int = 0, split: str = "train", size: tuple[int, int] | None = None, **keys: object
+) -> np.ndarray:
     made = Transform(Augment.model_validate(keys), size, split)  # type: ignore[arg-type]
     return made(ArrayImage(IMAGE), rng(seed) if made.needs_rng else None)
 
@@ -24,13 +26,19 @@ def test_a_crop_is_the_first_box_that_fits_of_the_shares_and_shapes_that_are_dra
         top, left, high, wide = augment.random_box((20, 28), (0.08, 1.0), (3 / 4, 4 / 3), rng(seed))
         draw = rng(seed)
         for _ in range(10):
-            area, shape = 560 * draw.uniform(0.08, 1.0), np.exp(draw.uniform(np.log(3 / 4), np.log(4 / 3)))
+            area = 560 * draw.uniform(0.08, 1.0)
+            shape = np.exp(draw.uniform(np.log(3 / 4), np.log(4 / 3)))
             size = round(float(np.sqrt(area / shape))), round(float(np.sqrt(area * shape)))
             if size[0] <= 20 and size[1] <= 28:
                 assert (high, wide) == size
                 assert (top, left) == (draw.integers(21 - high), draw.integers(29 - wide))
                 break
-    assert augment.random_box((4, 100), (1.0, 1.0), (3 / 4, 4 / 3), rng()) == (0, 47, 4, 5)  # nothing fits
+    assert augment.random_box((4, 100), (1.0, 1.0), (3 / 4, 4 / 3), rng()) == (
+        0,
+        47,
+        4,
+        5,
+    )  # nothing fits
 
 
 def test_a_shift_is_a_crop_out_of_a_border_of_zeros() -> None:
@@ -40,13 +48,18 @@ def test_a_shift_is_a_crop_out_of_a_border_of_zeros() -> None:
         np.testing.assert_array_equal(augment.shift_image(IMAGE, down, right), wanted)
     draw = rng(3)
     down, right = draw.integers(-4, 5, size=2)
-    np.testing.assert_array_equal(seen(3, shift=4), augment.shift_image(IMAGE, int(down), int(right)))
+    np.testing.assert_array_equal(
+        seen(3, shift=4), augment.shift_image(IMAGE, int(down), int(right))
+    )
 
 
 def test_flips_mirror_and_erasing_fills_one_rectangle_with_the_mean() -> None:
     np.testing.assert_array_equal(seen(flip=1.0), IMAGE[:, ::-1])
     np.testing.assert_array_equal(seen(flip_vertical=1.0), IMAGE[::-1])
-    assert {seen(seed, flip=0.5).tobytes() for seed in range(9)} == {IMAGE.tobytes(), IMAGE[:, ::-1].tobytes()}
+    assert {seen(seed, flip=0.5).tobytes() for seed in range(9)} == {
+        IMAGE.tobytes(),
+        IMAGE[:, ::-1].tobytes(),
+    }
     erased = seen(erase=1.0)
     rows, columns = np.nonzero((erased != IMAGE).any(-1))
     inside = np.zeros((20, 28), bool)
@@ -84,24 +97,34 @@ def test_augmix_is_a_sum_of_chains_in_the_shares_that_are_drawn() -> None:
         name = names[draw.integers(len(names))]
         by = augment.operation_strength(name, int(draw.integers(3)), 10, (28 / 3, 20 / 3), 4)
         by = by if name in augment.UNSIGNED or draw.random() < 0.5 else -by
-        wanted = wanted + share * np.asarray(augment.OPERATIONS[name](Image.fromarray(IMAGE), by), float)
+        wanted = wanted + share * np.asarray(
+            augment.OPERATIONS[name](Image.fromarray(IMAGE), by), float
+        )
     assert np.abs(found - wanted).max() <= 1.0
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_recipe_is_a_function_of_its_generator_and_an_evaluation_draws_nothing(preset: str) -> None:
+def test_a_recipe_is_a_function_of_its_generator_and_an_evaluation_draws_nothing(
+    preset: str,
+) -> None:
     once, again, other = (seen(seed, size=(16, 16), preset=preset) for seed in (0, 0, 1))
     assert once.shape == (16, 16, 3) and once.dtype == np.uint8
     np.testing.assert_array_equal(once, again)
     assert (once != other).any()
     held_out = Transform(Augment.model_validate({"preset": preset}), (16, 16), "eval")
     assert not held_out.needs_rng
-    np.testing.assert_array_equal(held_out(ArrayImage(IMAGE)), seen(7, "eval", (16, 16), preset=preset))
+    np.testing.assert_array_equal(
+        held_out(ArrayImage(IMAGE)), seen(7, "eval", (16, 16), preset=preset)
+    )
 
 
 def test_grey_images_stay_grey() -> None:
     made = Transform(
-        Augment.model_validate({"preset": "imagenet-vit", "jitter": {"hue": 0.1, "saturation": 0.4}}), (16, 16), "train"
+        Augment.model_validate(
+            {"preset": "imagenet-vit", "jitter": {"hue": 0.1, "saturation": 0.4}}
+        ),
+        (16, 16),
+        "train",
     )
     assert made(ArrayImage(IMAGE[..., 0]), rng()).shape == (16, 16, 1)
 

@@ -1,6 +1,7 @@
 """What torchvision makes of images: a program for the environment torch. Nothing of ours is imported.
 
-Arguments: a folder that holds torchvision, an .npz with `image_S` uint8 [H, W, C] for each size, and the .npz to write.
+Arguments: a folder that holds torchvision, an .npz with `image_S` uint8 [H, W, C] for each size,
+and the .npz to write.
 """
 
 import sys
@@ -43,13 +44,20 @@ for space, name_of, step in (
         for sign in (1.0, -1.0) if signed else (1.0,):
             key = f"{name_of}/{ours}/{'-' if sign < 0 else '+'}"
             apply = autoaugment._apply_op
-            # The geometry of PIL images, whose pixels move as a whole; the colours of tensors, without Pillow.
+            # The geometry of PIL images, whose pixels move as a whole; the colours of tensors,
+            # without Pillow.
             if ours in ("shear_x", "shear_y", "translate_x", "translate_y", "rotate"):
                 made[key] = np.asarray(
-                    apply(Image.fromarray(image), theirs, sign * by, InterpolationMode.NEAREST, None)
+                    apply(
+                        Image.fromarray(image), theirs, sign * by, InterpolationMode.NEAREST, None
+                    )
                 )
             else:
-                made[key] = apply(tensor, theirs, sign * by, InterpolationMode.NEAREST, None).permute(1, 2, 0).numpy()
+                made[key] = (
+                    apply(tensor, theirs, sign * by, InterpolationMode.NEAREST, None)
+                    .permute(1, 2, 0)
+                    .numpy()
+                )
 for turn in (-0.3, 0.1, 0.5):
     made[f"hue/{turn}"] = functional.adjust_hue(tensor, turn).permute(1, 2, 0).numpy()
 top, left, high, wide = (int(each) for each in given["box"])

@@ -59,10 +59,17 @@ def table() -> pyarrow.Table:
     """The images of `folders` as Hugging Face's datasets has them."""
     rows = [{"bytes": encoded(name, number), "path": None} for name, number in pairs()]
     labels = [list(COLOURS).index(name) for name, _ in pairs()]
-    features = {"image": {"_type": "Image"}, "label": {"names": list(COLOURS), "_type": "ClassLabel"}}
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"names": list(COLOURS), "_type": "ClassLabel"},
+    }
     kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    found = pyarrow.table({"image": pyarrow.array(rows, kind), "label": pyarrow.array(labels, pyarrow.int64())})
-    return found.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    found = pyarrow.table(
+        {"image": pyarrow.array(rows, kind), "label": pyarrow.array(labels, pyarrow.int64())}
+    )
+    return found.replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
 
 
 def saved(folder: Path, compression: str | None = None) -> Path:
@@ -72,7 +79,9 @@ def saved(folder: Path, compression: str | None = None) -> Path:
     (folder / "dataset_info.json").write_text("{}")
     options = pyarrow.ipc.IpcWriteOptions(compression=compression)
     made = table()
-    with pyarrow.ipc.new_stream(folder / "data-00000-of-00001.arrow", made.schema, options=options) as writer:
+    with pyarrow.ipc.new_stream(
+        folder / "data-00000-of-00001.arrow", made.schema, options=options
+    ) as writer:
         for batch in made.to_batches(max_chunksize=3):
             writer.write_batch(batch)
     return folder
@@ -82,5 +91,7 @@ def exported(folder: Path) -> Path:
     """Parquet files of two splits, as the hub has them."""
     (folder / "data").mkdir(parents=True)
     for split in ("train", "test"):
-        parquet.write_table(table(), folder / "data" / f"{split}-00000-of-00001.parquet", row_group_size=3)
+        parquet.write_table(
+            table(), folder / "data" / f"{split}-00000-of-00001.parquet", row_group_size=3
+        )
     return folder

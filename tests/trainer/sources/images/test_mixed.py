@@ -42,22 +42,34 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         made_images.folders(root / "folder", each=6)
         names = ["dog", "cat"]
-        rows = [{"bytes": made_images.encoded(name, 20 + at), "path": None} for name, at in made_images.pairs()]
+        rows = [
+            {"bytes": made_images.encoded(name, 20 + at), "path": None}
+            for name, at in made_images.pairs()
+        ]
         kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-        label = pyarrow.array([names.index(name) for name, _ in made_images.pairs()], pyarrow.int64())
+        label = pyarrow.array(
+            [names.index(name) for name, _ in made_images.pairs()], pyarrow.int64()
+        )
         features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
         table = pyarrow.table({"image": pyarrow.array(rows, kind), "label": label})
         (root / "hub").mkdir()
         about = {"huggingface": json.dumps({"info": {"features": features}})}
-        parquet.write_table(table.replace_schema_metadata(about), root / "hub" / "train-00000-of-00001.parquet")
+        parquet.write_table(
+            table.replace_schema_metadata(about), root / "hub" / "train-00000-of-00001.parquet"
+        )
         block = {"source": "images", "path": str(made_images.folders(root / "raw"))}
-        pack.pack_data(TrainSpec.model_validate({"task": "classify", "data": block}), root / "packed")
+        pack.pack_data(
+            TrainSpec.model_validate({"task": "classify", "data": block}), root / "packed"
+        )
         yield root
 
 
 def spec(root: Path, parts: Any = None, **keys: Any) -> TrainSpec:
     placed = {
-        name: {key: f"{root}/{value}" if key in ("path", "eval_path") else value for key, value in part.items()}
+        name: {
+            key: f"{root}/{value}" if key in ("path", "eval_path") else value
+            for key, value in part.items()
+        }
         for name, part in (PARTS if parts is None else parts).items()
     }
     data = {"source": "mixture", "size": 16, "parts": placed, **keys}
@@ -85,19 +97,29 @@ def test_the_examples_of_a_part_come_in_its_own_order_by_its_weight_with_one_num
         name = next(name for name, numbers in mixture.evaluated_parts.items() if index in numbers)
         number, own = list(SHARES).index(name), singles[name]
         shuffle_seed = SEED * 2**16 + number
-        at = order.example_indices(seen[name], seen[name] + 1, length=len(own), seed=shuffle_seed, shuffle=True)[0]
+        at = order.example_indices(
+            seen[name], seen[name] + 1, length=len(own), seed=shuffle_seed, shuffle=True
+        )[0]
         assert index == mixture.evaluated_parts[name].start + at
         seen[name] += 1
         assert all(abs(seen[each] - share * (position + 1)) <= 1 for each, share in SHARES.items())
         if position < 60:
             example, pixels = mixture[index], np.asarray(Image.open(io.BytesIO(own[at])))
             assert np.array_equal(example["image"], pixels)
-            assert int(example["label"]) == (0 if at < len(own) // 2 else 1)  # cats come first in each
+            assert int(example["label"]) == (
+                0 if at < len(own) // 2 else 1
+            )  # cats come first in each
     assert seen == {"folder": 500, "hub": 375, "packed": 125}
     assert mixture.epochs_by_part(1000) == {"folder": 500 / 12, "hub": 375 / 8, "packed": 125 / 8}
-    assert str(mixture.locate_example(3)).endswith("folder/cat/3.png") and "image 2" in str(mixture.locate_example(13))
+    assert str(mixture.locate_example(3)).endswith("folder/cat/3.png") and "image 2" in str(
+        mixture.locate_example(13)
+    )
     described = Classify().describe_inputs(spec(root))
-    assert described is not None and described["classes"] == ["cat", "dog"] and described["shape"] == [16, 16, 3]
+    assert (
+        described is not None
+        and described["classes"] == ["cat", "dog"]
+        and described["shape"] == [16, 16, 3]
+    )
 
 
 def hashes(root: Path, processes: int = 1, start: int = 0, **keys: Any) -> list[str]:
@@ -107,13 +129,23 @@ def hashes(root: Path, processes: int = 1, start: int = 0, **keys: Any) -> list[
     for process in range(processes):
         rows = range(process * size, (process + 1) * size)
         pipeline = Pipeline(
-            source, Classify().example, batch=BATCH, rows=rows, seed=SEED, shuffle=True, prefetch=1, threads=2
+            source,
+            Classify().example,
+            batch=BATCH,
+            rows=rows,
+            seed=SEED,
+            shuffle=True,
+            prefetch=1,
+            threads=2,
         )
         read.append([pipeline.read_batch(step) for step in range(start, STEPS)])
     whole = [
-        [np.concatenate([part[key] for part in step]) for key in ("image", "label")] for step in zip(*read, strict=True)
+        [np.concatenate([part[key] for part in step]) for key in ("image", "label")]
+        for step in zip(*read, strict=True)
     ]
-    return [hashlib.sha256(b"".join(each.tobytes() for each in arrays)).hexdigest() for arrays in whole]
+    return [
+        hashlib.sha256(b"".join(each.tobytes() for each in arrays)).hexdigest() for arrays in whole
+    ]
 
 
 def test_two_runs_a_resume_processes_and_workers_see_identical_batches(root: Path) -> None:
@@ -138,18 +170,30 @@ def test_each_part_is_evaluated_by_itself_and_one_of_weight_0_as_a_whole(root: P
         "hub": PARTS["hub"],
     }
     held_out = opened(root, "eval", parts=parts, augment="imagenet-resnet")
-    assert {name: len(numbers) for name, numbers in held_out.evaluated_parts.items()} == {"folder": 3, "held": 4}
+    assert {name: len(numbers) for name, numbers in held_out.evaluated_parts.items()} == {
+        "folder": 3,
+        "held": 4,
+    }
     made = Evaluation(held_out, Classify().example, batch=2, rows=range(2), threads=1)
     seen = [
-        (part, batch["label"][batch["weight"] > 0].tolist()) for part, batch in zip(made.batch_parts, made, strict=True)
+        (part, batch["label"][batch["weight"] > 0].tolist())
+        for part, batch in zip(made.batch_parts, made, strict=True)
     ]
     assert seen == [("folder", [0, 0]), ("folder", [1]), ("held", [1, 1]), ("held", [1, 1])]
     train = opened(root, parts=parts)
     assert set(train.evaluated_parts) == {"folder", "hub"}
     found = looked(spec(root, parts))
     assert found["splits"] == {"train": 17, "eval": 7}
-    assert found["parts"]["held"] == {"source": "images", "train": 0, "eval": 4, "share": 0.0, "epochs": 0.0}
-    assert found["parts"]["folder"]["share"] == 4 / 7 and found["parts"]["folder"]["epochs"] == 10 / 9
+    assert found["parts"]["held"] == {
+        "source": "images",
+        "train": 0,
+        "eval": 4,
+        "share": 0.0,
+        "epochs": 0.0,
+    }
+    assert (
+        found["parts"]["folder"]["share"] == 4 / 7 and found["parts"]["folder"]["epochs"] == 10 / 9
+    )
 
 
 def other_classes(root: Path) -> dict[str, Any]:
@@ -165,21 +209,36 @@ def other_classes(root: Path) -> dict[str, Any]:
         (
             other_classes,
             {},
-            r"parts\.other has the 2 classes 'cat', 'cow', and train\.data\.parts\.folder the 2 classes 'cat', 'dog', "
+            r"parts\.other has the 2 classes 'cat', 'cow', and train\.data\.parts\.folder the 2 "
+            r"classes 'cat', 'dog', "
             r"of which only one has 'cow', 'dog'; list the classes of both in data\.classes",
         ),
-        (other_classes, {"classes": ["cat", "dog"]}, "parts.other: .*'cow' is not among the 2 classes"),
+        (
+            other_classes,
+            {"classes": ["cat", "dog"]},
+            "parts.other: .*'cow' is not among the 2 classes",
+        ),
         (
             lambda root: PARTS,
             {"classes": ["dog", "cat"]},
-            r"parts\.packed has .* train\.data\.classes .* in another order; pack it again with data\.classes",
+            r"parts\.packed has .* train\.data\.classes .* in another order; pack it again with "
+            r"data\.classes",
         ),
-        (lambda root: {"a": {**PARTS["hub"], "path": "gone"}}, {}, r"parts\.a: data\.path .*gone' matches no file"),
-        (lambda root: {"a": {**PARTS["hub"], "path": "cache/empty"}}, {}, r"parts\.a: .*empty holds no images"),
+        (
+            lambda root: {"a": {**PARTS["hub"], "path": "gone"}},
+            {},
+            r"parts\.a: data\.path .*gone' matches no file",
+        ),
+        (
+            lambda root: {"a": {**PARTS["hub"], "path": "cache/empty"}},
+            {},
+            r"parts\.a: .*empty holds no images",
+        ),
         (
             lambda root: {"packed": PARTS["packed"], "a": {**PARTS["folder"], "path": "raw"}},
             {"size": None, "channels": 1},
-            r"parts\.packed has images of uint8\[12, 16, 3\], and .*parts\.a of uint8\[12, 16, 1\]; set",
+            r"parts\.packed has images of uint8\[12, 16, 3\], and .*parts\.a of uint8\[12, "
+            r"16, 1\]; set",
         ),
         (
             lambda root: {"hub": PARTS["hub"], "a": {**PARTS["folder"], "weight": 1e-9}},
@@ -188,7 +247,9 @@ def other_classes(root: Path) -> dict[str, Any]:
         ),
     ],
 )
-def test_parts_that_do_not_go_together_are_one_sentence(root: Path, parts: Any, keys: Any, said: str) -> None:
+def test_parts_that_do_not_go_together_are_one_sentence(
+    root: Path, parts: Any, keys: Any, said: str
+) -> None:
     (root / "cache" / "empty").mkdir(exist_ok=True)
     with pytest.raises(Exception, match=said) as refused:
         opened(root, parts=parts(root), **keys)
@@ -198,7 +259,9 @@ def test_parts_that_do_not_go_together_are_one_sentence(root: Path, parts: Any, 
         assert {int(both[index]["label"]) for index in range(len(both))} == {0, 1, 2}
 
 
-def test_a_broken_image_of_a_part_is_named_or_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_image_of_a_part_is_named_or_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made_images.folders(tmp_path / "folder")
     made_images.folders(tmp_path / "raw")

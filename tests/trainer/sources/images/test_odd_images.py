@@ -34,16 +34,31 @@ def turned(orientation: int) -> bytes:
 
 
 def bomb(width: int, height: int) -> bytes:
-    chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(10**6))))
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(bytes(10**6))),
+    )
     parts = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
     ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def grey_tiff(bits: int, meaning: int, data: bytes) -> bytes:
     """A TIFF of 7 by 5 grey pixels, which Pillow reads and does not write."""
-    tags = {256: 7, 257: 5, 258: bits, 259: 1, 262: meaning, 273: 134, 277: 1, 278: 5, 279: len(data), 284: 1}
+    tags = {
+        256: 7,
+        257: 5,
+        258: bits,
+        259: 1,
+        262: meaning,
+        273: 134,
+        277: 1,
+        278: 5,
+        279: len(data),
+        284: 1,
+    }
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + data
 
@@ -64,15 +79,36 @@ READ = {
     "nonsense.png": (turned(77), RGB_HW),
     "alpha.png": (encoded(Image.fromarray(np.dstack([RGB_HW, RGB_HW[..., 0]]))), RGB_HW),
     "deep.png": (encoded(Image.fromarray(DEEP_HW)), np.repeat((DEEP_HW >> 8)[..., None], 3, 2)),
-    "deep.tif": (encoded(Image.fromarray(DEEP_HW), "TIFF"), np.repeat((DEEP_HW >> 8)[..., None], 3, 2)),
-    "twelve.tif": (grey_tiff(12, 1, packed_12(DEEP_HW)), np.repeat((DEEP_HW >> 8)[..., None], 3, 2)),
-    "white_is_0.tif": (grey_tiff(16, 0, DEEP_HW.tobytes()), np.repeat(((65535 - DEEP_HW) >> 8)[..., None], 3, 2)),
-    "half.tif": (encoded(PLAIN, "TIFF", tiffinfo={274: 3}, compression="tiff_lzw"), RGB_HW[::-1, ::-1]),
+    "deep.tif": (
+        encoded(Image.fromarray(DEEP_HW), "TIFF"),
+        np.repeat((DEEP_HW >> 8)[..., None], 3, 2),
+    ),
+    "twelve.tif": (
+        grey_tiff(12, 1, packed_12(DEEP_HW)),
+        np.repeat((DEEP_HW >> 8)[..., None], 3, 2),
+    ),
+    "white_is_0.tif": (
+        grey_tiff(16, 0, DEEP_HW.tobytes()),
+        np.repeat(((65535 - DEEP_HW) >> 8)[..., None], 3, 2),
+    ),
+    "half.tif": (
+        encoded(PLAIN, "TIFF", tiffinfo={274: 3}, compression="tiff_lzw"),
+        RGB_HW[::-1, ::-1],
+    ),
     "right.tif": (encoded(PLAIN, "TIFF", tiffinfo={274: 6}), np.rot90(RGB_HW, -1)),
     "ink.tif": (encoded(INK, "TIFF"), RGB_HW),
-    "palette.png": (encoded(PLAIN.quantize(64), transparency=1), np.asarray(PLAIN.quantize(64).convert("RGB"))),
-    "moving.png": (encoded(PLAIN, save_all=True, append_images=[INK.convert("RGB").rotate(180)]), RGB_HW),
-    "moving.webp": (encoded(PLAIN, "WEBP", lossless=True, save_all=True, append_images=[PLAIN.rotate(180)]), RGB_HW),
+    "palette.png": (
+        encoded(PLAIN.quantize(64), transparency=1),
+        np.asarray(PLAIN.quantize(64).convert("RGB")),
+    ),
+    "moving.png": (
+        encoded(PLAIN, save_all=True, append_images=[INK.convert("RGB").rotate(180)]),
+        RGB_HW,
+    ),
+    "moving.webp": (
+        encoded(PLAIN, "WEBP", lossless=True, save_all=True, append_images=[PLAIN.rotate(180)]),
+        RGB_HW,
+    ),
     "really_png.jpg": (encoded(PLAIN), RGB_HW),
     "dot.bmp": (encoded(PLAIN.crop((0, 0, 1, 1)), "BMP"), RGB_HW[:1, :1]),
     "line.png": (
@@ -84,7 +120,10 @@ READ = {
 NAMED = {
     "empty.jpg": (b"", "is empty"),
     "text.jpg": (b"no image\n", "is not an image of JPEG"),
-    "float.tif": (encoded(Image.fromarray(np.ones((5, 7), np.float32)), "TIFF"), "has floating-point pixels"),
+    "float.tif": (
+        encoded(Image.fromarray(np.ones((5, 7), np.float32)), "TIFF"),
+        "has floating-point pixels",
+    ),
     "bomb.png": (bomb(20_000, 20_000), "more than 89,478,485"),
     "bomb_of_one_row.png": (bomb(2**31 - 1, 1), "more than 89,478,485"),
     "cut.webp": (encoded(PLAIN, "WEBP")[:60], "damaged"),
@@ -106,7 +145,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> images.ImageSource:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         source = images.open_source(Images(source="images", path=str(root)), "train")
-    assert source is not None and len(source) == len(READ) + len(NAMED) + 3  # the links and the pipe are no files
+    assert (
+        source is not None and len(source) == len(READ) + len(NAMED) + 3
+    )  # the links and the pipe are no files
     return source
 
 
@@ -115,7 +156,9 @@ def number(source: images.ImageSource, name: str) -> int:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_an_odd_image_is_read_as_the_pixels_it_was_made_of(found: images.ImageSource, name: str) -> None:
+def test_an_odd_image_is_read_as_the_pixels_it_was_made_of(
+    found: images.ImageSource, name: str
+) -> None:
     np.testing.assert_array_equal(found[number(found, name)]["image"], READ[name][1])
 
 
@@ -123,11 +166,15 @@ def test_a_part_of_a_turned_tiff_is_that_of_the_upright_image() -> None:
     data = encoded(PLAIN, "TIFF", tiffinfo={274: 6})
     picture = Picture(data)
     assert picture.size == (7, 5)
-    np.testing.assert_array_equal(picture.read_pixels((2.0, 1.0, 4.0, 3.0)), np.rot90(RGB_HW, -1)[2:6, 1:4])
+    np.testing.assert_array_equal(
+        picture.read_pixels((2.0, 1.0, 4.0, 3.0)), np.rot90(RGB_HW, -1)[2:6, 1:4]
+    )
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_file_that_cannot_be_read_is_named_in_one_line(found: images.ImageSource, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_named_in_one_line(
+    found: images.ImageSource, name: str
+) -> None:
     with pytest.raises(DataError, match=NAMED[name][1]) as error:
         found[number(found, name)]
     assert "\n" not in str(error.value)

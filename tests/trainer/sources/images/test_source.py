@@ -34,7 +34,8 @@ def read(path, split="train", **keys) -> list[tuple[bytes, int]]:
     found = images.open_source(block(path, **keys), split)
     assert found is not None
     return [
-        (example["image"].tobytes(), int(example["label"])) for example in map(found.__getitem__, range(len(found)))
+        (example["image"].tobytes(), int(example["label"]))
+        for example in map(found.__getitem__, range(len(found)))
     ]
 
 
@@ -50,7 +51,10 @@ def csv(folder):
 
 
 def jsonl(folder):
-    rows = (json.dumps({"file_name": f"{name}/{at}.png", "class": name}) for name, at in made_images.pairs())
+    rows = (
+        json.dumps({"file_name": f"{name}/{at}.png", "class": name})
+        for name, at in made_images.pairs()
+    )
     return lists(folder, "images.jsonl", "\n".join(rows))
 
 
@@ -71,7 +75,17 @@ def metadata(folder):
         lambda folder: made_images.saved(folder / "saved", "zstd"),
         lambda folder: made_images.exported(folder / "hub"),
     ],
-    ids=["csv", "jsonl", "metadata", "splits", "glob", "webdataset", "arrow", "compressed", "parquet"],
+    ids=[
+        "csv",
+        "jsonl",
+        "metadata",
+        "splits",
+        "glob",
+        "webdataset",
+        "arrow",
+        "compressed",
+        "parquet",
+    ],
 )
 def test_the_same_images_are_read_however_they_are_kept(tmp_path, kept) -> None:
     expected = read(made_images.folders(tmp_path / "folders"))
@@ -82,7 +96,9 @@ def test_the_same_images_are_read_however_they_are_kept(tmp_path, kept) -> None:
     assert read(path) == expected  # from the cache
 
 
-def test_an_added_file_is_seen_and_an_unchanged_folder_is_not_listed_again(tmp_path, monkeypatch) -> None:
+def test_an_added_file_is_seen_and_an_unchanged_folder_is_not_listed_again(
+    tmp_path, monkeypatch
+) -> None:
     folder = made_images.folders(tmp_path / "set")
     first = images.open_source(block(folder), "train")
     monkeypatch.setattr(listing, "list_files", None)
@@ -109,9 +125,13 @@ def test_evaluation_reads_what_is_named_for_it_with_the_classes_of_training(tmp_
 
 def test_an_image_that_is_trained_on_and_evaluated_is_named(tmp_path) -> None:
     folder = made_images.folders(tmp_path / "set")
-    with pytest.raises(DataError, match=r"both name .*cat/0\.png, one of 4 images of the 4 that are evaluated"):
+    with pytest.raises(
+        DataError, match=r"both name .*cat/0\.png, one of 4 images of the 4 that are evaluated"
+    ):
         read(folder, "eval", eval_path=f"{folder}/cat/*.png")
-    assert len(read(folder, "eval", eval_path=str(folder))) == 8  # who wants to evaluate the training's
+    assert (
+        len(read(folder, "eval", eval_path=str(folder))) == 8
+    )  # who wants to evaluate the training's
 
 
 def test_a_broken_file_is_named_or_left_out(tmp_path, capfd) -> None:
@@ -123,10 +143,14 @@ def test_a_broken_file_is_named_or_left_out(tmp_path, capfd) -> None:
     assert "left out 1 of 8 images" in capfd.readouterr().err
 
 
-def test_a_broken_image_of_parquet_is_named_by_the_file_and_the_row_that_it_has_there(tmp_path, capfd) -> None:
+def test_a_broken_image_of_parquet_is_named_by_the_file_and_the_row_that_it_has_there(
+    tmp_path, capfd
+) -> None:
     images_of = [made_images.encoded("cat", 0), b"", made_images.encoded("dog", 1)]
     column = pyarrow.array(images_of, pyarrow.binary_view())  # as polars writes bytes
-    parquet.write_table(pyarrow.table({"image": column, "label": [0, 1, 1]}), tmp_path / "a.parquet")
+    parquet.write_table(
+        pyarrow.table({"image": column, "label": [0, 1, 1]}), tmp_path / "a.parquet"
+    )
     with pytest.raises(DataError, match=r"example 1, .*/a\.parquet, image 2, is empty"):
         read(tmp_path / "a.parquet")
     for _ in ("made", "from the cache"):
@@ -153,7 +177,9 @@ def test_workers_decode_what_the_process_itself_decodes(tmp_path) -> None:
 
 
 def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path) -> None:
-    tall = Image.fromarray(np.tile(np.linspace(0, 255, 640, dtype=np.uint8)[:, None, None], (1, 480, 3)))
+    tall = Image.fromarray(
+        np.tile(np.linspace(0, 255, 640, dtype=np.uint8)[:, None, None], (1, 480, 3))
+    )
     exif = tall.getexif()
     exif[0x0112] = 6  # stored on its side
     file = io.BytesIO()
@@ -171,7 +197,9 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path) -> None:
 def test_a_jpeg_is_decoded_down_to_the_box_alone_to_the_same_pixels() -> None:
     y, x = np.mgrid[:90, :120]
     image = Image.fromarray(np.stack([y * 2, x * 2, (y * x) % 251], -1).astype(np.uint8))
-    box, size, kinds = (6.0, 11.0, 40.0, 52.0), (24, 30), [{}, {"progressive": True}, {"subsampling": 0}]
+    box = (6.0, 11.0, 40.0, 52.0)
+    size = (24, 30)
+    kinds = [{}, {"progressive": True}, {"subsampling": 0}]
     for mode, kind in [("RGB", each) for each in kinds] + [("L", {}), ("CMYK", {})]:
         file = io.BytesIO()
         image.convert(mode).save(file, "JPEG", quality=95, **kind)
@@ -183,7 +211,9 @@ def test_a_jpeg_is_decoded_down_to_the_box_alone_to_the_same_pixels() -> None:
         above = Picture(data)
         found = above.read_pixels(box, size)
         np.testing.assert_array_equal(found, wanted, str((mode, kind)))
-        np.testing.assert_array_equal(Picture(data).read_pixels(box, size, mirrored=True), wanted[:, ::-1])
+        np.testing.assert_array_equal(
+            Picture(data).read_pixels(box, size, mirrored=True), wanted[:, ::-1]
+        )
         assert not np.asarray(above._image)[60:].any()  # was left out
         with pytest.raises(BrokenImage, match="truncated"):
             Picture(data[: len(data) // 4]).read_pixels(box, size)
@@ -192,7 +222,9 @@ def test_a_jpeg_is_decoded_down_to_the_box_alone_to_the_same_pixels() -> None:
     assert not Picture(dark.getvalue()).read_pixels(box, size).any()
     progressive = io.BytesIO()
     image.save(progressive, "JPEG", progressive=True)
-    head, table, rest = progressive.getvalue().rpartition(b"\xff\xc4")  # the last Huffman table: none of 250 codes
+    head, table, rest = progressive.getvalue().rpartition(
+        b"\xff\xc4"
+    )  # the last Huffman table: none of 250 codes
     with pytest.raises(BrokenImage, match="broken data stream"):
         Picture(head + table + rest[:3] + b"\xff" * 9 + rest[12:]).read_pixels(box, size)
 
@@ -212,9 +244,18 @@ def of_list(rows: str):
         (of_list("cat/0.png,-1\ndog/0.png,1"), "the label -1 is not the number of a class"),
         (of_list("cat/0.png,cat\ncat/9.png,cat"), r"row 2: the file .*cat/9\.png is not there"),
         (of_list("cat,cat"), r"row 1: the file .*/cat is a folder"),
-        (of_list("cat/0.png,cat\ncat/0.png,dog"), "row 2: cat/0.png is of class 'dog', and of 'cat' above"),
-        (lambda root: (root / "a.csv").write_text("path,label\na.png,0,3\n"), "row 1: 3 values, and the header has 2"),
-        (lambda root: (root / "a.csv").write_text("path,label\n,0\n"), "row 1: its 'path' names no file"),
+        (
+            of_list("cat/0.png,cat\ncat/0.png,dog"),
+            "row 2: cat/0.png is of class 'dog', and of 'cat' above",
+        ),
+        (
+            lambda root: (root / "a.csv").write_text("path,label\na.png,0,3\n"),
+            "row 1: 3 values, and the header has 2",
+        ),
+        (
+            lambda root: (root / "a.csv").write_text("path,label\n,0\n"),
+            "row 1: its 'path' names no file",
+        ),
         (lambda root: (root / "a.csv").write_text("x,label\na,0\n"), "no column of the image"),
         (lambda root: (root / "a.csv").write_text(""), "has no rows"),
         (lambda root: made_images.tar(root / "a.tar", {"1.png": b"x"}), "image 1 has no label"),
@@ -222,11 +263,15 @@ def of_list(rows: str):
         (lambda root: (root / "a.tar.gz").write_bytes(b"x"), "unpack it, or pack it as .tar"),
         (
             lambda root: parquet.write_table(
-                pyarrow.Table.from_arrays([pyarrow.array([b"x"])] * 2, names=["image"] * 2), root / "a.parquet"
+                pyarrow.Table.from_arrays([pyarrow.array([b"x"])] * 2, names=["image"] * 2),
+                root / "a.parquet",
             ),
             "has several columns 'image'",
         ),
-        (lambda root: (root / "a.parquet").write_bytes(b"PAR1"), "a.parquet is truncated or damaged"),
+        (
+            lambda root: (root / "a.parquet").write_bytes(b"PAR1"),
+            "a.parquet is truncated or damaged",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_set_is_one_sentence(tmp_path, made, said) -> None:

@@ -27,7 +27,8 @@ def root(tmp_path: Path) -> Path:
     about = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["q", "p"]}}}}
     columns = {"label": [1 - at % 2 for at in range(6)], "kind": ["v"] * 6, "size": SIZES["theirs"]}
     parquet.write_table(
-        pyarrow.table(columns).replace_schema_metadata({"huggingface": json.dumps(about)}), tmp_path / "theirs.parquet"
+        pyarrow.table(columns).replace_schema_metadata({"huggingface": json.dumps(about)}),
+        tmp_path / "theirs.parquet",
     )
     return tmp_path
 
@@ -47,16 +48,28 @@ def batches(task: Classify, source: TableMixture, processes: int, start: int = 0
     for process in range(processes):
         rows = range(process * size, (process + 1) * size)
         pipeline = Pipeline(
-            source, task.example, batch=8, rows=rows, seed=3, shuffle=True, prefetch=1, threads=2, deterministic=True
+            source,
+            task.example,
+            batch=8,
+            rows=rows,
+            seed=3,
+            shuffle=True,
+            prefetch=1,
+            threads=2,
+            deterministic=True,
         )
         read.append([pipeline.read_batch(step) for step in range(start, 6)])
     return [
-        b"".join(np.concatenate([part[key] for part in step]).tobytes() for key in ("features", "label"))
+        b"".join(
+            np.concatenate([part[key] for part in step]).tobytes() for key in ("features", "label")
+        )
         for step in zip(*read, strict=True)
     ]
 
 
-def test_rows_are_scaled_by_those_that_all_parts_train_on_and_equal_for_any_number_of_processes(root: Path) -> None:
+def test_rows_are_scaled_by_those_that_all_parts_train_on_and_equal_for_any_number_of_processes(
+    root: Path,
+) -> None:
     task = Classify()
     train, held_out = task.source(spec(root), "train"), task.source(spec(root), "eval")
     assert isinstance(train, TableMixture) and isinstance(held_out, TableMixture)
@@ -69,8 +82,12 @@ def test_rows_are_scaled_by_those_that_all_parts_train_on_and_equal_for_any_numb
         np.testing.assert_allclose(train[at]["features"], wanted, rtol=1e-5)
         assert int(train[at]["label"]) == label
     assert {name: len(rows) for name, rows in held_out.evaluated_parts.items()} == {"ours": 3}
-    np.testing.assert_allclose(held_out[1]["features"][0], (6 - trained.mean()) / trained.std(), rtol=1e-5)
-    assert train.classes == ("p", "q") and str(train.locate_example(10)).endswith("theirs.parquet, row 2")
+    np.testing.assert_allclose(
+        held_out[1]["features"][0], (6 - trained.mean()) / trained.std(), rtol=1e-5
+    )
+    assert train.classes == ("p", "q") and str(train.locate_example(10)).endswith(
+        "theirs.parquet, row 2"
+    )
     index_B = np.array([10, 0, 14, 3])
     for key, array in train.read_rows(index_B).items():
         assert np.array_equal(array, np.stack([train[index][key] for index in index_B]))
@@ -79,7 +96,9 @@ def test_rows_are_scaled_by_those_that_all_parts_train_on_and_equal_for_any_numb
     once = batches(task, train, 1)
     assert batches(task, train, 2) == once and batches(task, train, 4, start=2) == once[2:]
     described = task.describe_inputs(spec(root))
-    assert described is not None and described["classes"] == ["p", "q"] and described["shape"] == [3]
+    assert (
+        described is not None and described["classes"] == ["p", "q"] and described["shape"] == [3]
+    )
 
 
 def test_a_number_is_in_one_unit_for_all_parts(root: Path) -> None:
@@ -93,17 +112,43 @@ def test_a_number_is_in_one_unit_for_all_parts(root: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "keys", "said"),
     [
-        ("size,kind,label\n1,u,p\n2,v,s\n", {}, "theirs has the 2 classes 'p', 's', and .*ours the 2 classes 'p', 'q'"),
-        ("size,label\n1,p\n2,q\n", {}, "theirs has nothing in the column 'kind', and .*ours has texts there"),
-        ("size,kind,label,more\n1,u,p,3\n2,v,q,4\n", {}, "theirs has numbers in the column 'more', .*ours has nothing"),
-        ("size,kind,label\n1,7,p\n2,8,q\n", {}, "theirs has numbers in the column 'kind', and .*ours has texts there"),
+        (
+            "size,kind,label\n1,u,p\n2,v,s\n",
+            {},
+            "theirs has the 2 classes 'p', 's', and .*ours the 2 classes 'p', 'q'",
+        ),
+        (
+            "size,label\n1,p\n2,q\n",
+            {},
+            "theirs has nothing in the column 'kind', and .*ours has texts there",
+        ),
+        (
+            "size,kind,label,more\n1,u,p,3\n2,v,q,4\n",
+            {},
+            "theirs has numbers in the column 'more', .*ours has nothing",
+        ),
+        (
+            "size,kind,label\n1,7,p\n2,8,q\n",
+            {},
+            "theirs has numbers in the column 'kind', and .*ours has texts there",
+        ),
         ("size,kind,label\n1,u,p\n,v,q\n", {}, r"theirs\.csv, row 2: its 'size' has no value"),
         ("size,kind,label\n", {}, r"parts\.theirs: .*theirs\.csv has no rows"),
-        ("size,kind\n1,u\n", {}, r"parts\.theirs: .*theirs\.csv has no column that is known for the label"),
-        ("size,kind,label\n1,u,p\n2,v,s\n", {"classes": ["p", "q"]}, r"the label 's' is not among the 2 classes"),
+        (
+            "size,kind\n1,u\n",
+            {},
+            r"parts\.theirs: .*theirs\.csv has no column that is known for the label",
+        ),
+        (
+            "size,kind,label\n1,u,p\n2,v,s\n",
+            {"classes": ["p", "q"]},
+            r"the label 's' is not among the 2 classes",
+        ),
     ],
 )
-def test_tables_that_do_not_go_together_are_one_sentence(root: Path, other: str, keys: Any, said: str) -> None:
+def test_tables_that_do_not_go_together_are_one_sentence(
+    root: Path, other: str, keys: Any, said: str
+) -> None:
     (root / "theirs.csv").write_text(other)
     block = spec(root).data.model_dump(mode="json")["parts"]
     block["theirs"]["path"] = f"{root}/theirs.csv"
