@@ -1,6 +1,7 @@
-"""docs/architecture.md's "Where to add", followed to the letter: six things are added to one copy of the tree, by a
-patch each of the files that its row names and of no other; what would say that something was
-forgotten passes.
+"""Follow the tables "Where to add" of CONTRIBUTING.md and docs/architecture.md to the letter.
+
+Six things are added to one copy of the tree, by a patch each of the files that its row names and
+of no others. Whatever would say that something was forgotten passes.
 """
 
 from __future__ import annotations
@@ -50,15 +51,19 @@ def patch(name: str) -> Path:
 
 
 def rows() -> dict[str, list[str]]:
-    """The files that each row names, links last."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = page.partition("## Where to add")[2].partition("\n## ")[0]
-    lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
-    return {
-        line.split("|")[1].strip(): re.findall(r"`((?:\w+/)+[\w.]*)`", line)
-        + [f"docs/{link}" for link in re.findall(r"\]\(([\w.-]+)\)", line)]
-        for line in lines
-    }
+    """Return the files that each row of both pages names, links last."""
+    files = {}
+    for page in (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"):
+        text = page.read_text(encoding="utf-8")
+        table = text.partition("## Where to add")[2].partition("\n## ")[0]
+        for line in [line for line in table.splitlines() if line.startswith("| ")][1:]:
+            links = re.findall(r"\]\(([\w./-]+)\)", line)
+            pages = [(page.parent / link).relative_to(ROOT).as_posix() for link in links]
+            files[line.split("|")[1].strip()] = [
+                *re.findall(r"`((?:\w+/)+[\w.]*)`", line),
+                *pages,
+            ]
+    return files
 
 
 @pytest.mark.parametrize("what", rows())
