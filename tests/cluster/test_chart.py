@@ -105,7 +105,7 @@ def test_helm_s_test_fails_where_a_right_or_the_queue_is_missing(
     with pytest.raises(Refused, match="team-test"):
         release.test()
     said = cluster.kubectl("logs", "pod/team-test", "--namespace", namespace)
-    assert "missing RBAC permissions: get networkpolicies" in said
+    assert "get networkpolicies.networking.k8s.io" in said
     cluster.api.merge(role, {"rules": rules})
     cluster.api.delete(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/localqueues/team")
     with pytest.raises(Refused, match="team-test"):
