@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from jaxlaunch.trainer.data.augment import Transform
-from jaxlaunch.trainer.sources.images.picture import BrokenImage, Picture
+from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 
 SIDES = ((1, 1), (5, 7), (16, 16), (40, 23), (64, 96), (1, 300), (120, 90))
 HARD = (0, 1, 7, 20_000, 65_535, 2**31 - 1)  # sides of an image that has none of them
@@ -143,7 +143,7 @@ def wrong(
     try:
         picture = Picture(data, channels)
         pixels = picture.read_pixels() if is_whole else Transform(None, SEEN, "eval")(picture)
-    except BrokenImage as error:
+    except BrokenImageError as error:
         said = str(error)
         if not said.isprintable() or len(said) > 300:
             return "named", f"the message {said!r}"

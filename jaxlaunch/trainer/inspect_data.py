@@ -25,7 +25,7 @@ from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources import mixture as sources
 from jaxlaunch.trainer.sources.images import build, listing, picture
 from jaxlaunch.trainer.sources.images.index import Index, join_path
-from jaxlaunch.trainer.sources.images.picture import BrokenImage, Picture
+from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.images.source import CHECK_SIZE, index_images
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables import files as of_tables
@@ -212,7 +212,7 @@ def _read_images(index: Index) -> Iterator[InspectedImage]:
         """Read and decode one image, at an eighth of its size if its format allows."""
         try:
             data = index.read_image(number)
-        except BrokenImage as error:
+        except BrokenImageError as error:
             return InspectedImage(str(error), None, "", b"")
         except (FileNotFoundError, PermissionError) as error:
             return InspectedImage(f"cannot be read: {error.strerror}", None, "", b"")
@@ -221,7 +221,7 @@ def _read_images(index: Index) -> Iterator[InspectedImage]:
             picture = Picture(data)
             size, form = picture.size, " ".join(picture.format_and_mode)
             picture.read_pixels(None, CHECK_SIZE)
-        except BrokenImage as error:
+        except BrokenImageError as error:
             return InspectedImage(str(error), None, "", digest)
         return InspectedImage(None, size, form, digest)
 
@@ -375,7 +375,7 @@ def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
                         place[1] + (IMAGE_SIDE - small.height) // 2,
                     ),
                 )
-            except (BrokenImage, OSError):
+            except (BrokenImageError, OSError):
                 draw.rectangle(
                     (*place, place[0] + IMAGE_SIDE - 1, place[1] + IMAGE_SIDE - 1),
                     outline=TEXT_COLOR,

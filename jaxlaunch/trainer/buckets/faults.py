@@ -45,8 +45,7 @@ CLIENT_PACKAGES = (
     *("huggingface_hub", "requests", "s3fs", "s3transfer", "urllib3"),
 )
 TRANSIENT_NAMES = re.compile(
-    "Timeout|TimedOut|Connect|Disconnect|Network|Transport|Protocol|Unavailable|Payload|Incomplete|ChunkedEncoding|"
-    "Deadline|TooMany|SlowDown|Throttl|Retr(?:y|ies)|InternalServer|BadGateway|Transient"
+    "Timeout|TimedOut|Connect|Disconnect|Network|Transport|Protocol|Unavailable|Payload|Incomplete|ChunkedEncoding|Deadline|TooMany|SlowDown|Throttl|Retr(?:y|ies)|InternalServer|BadGateway|Transient"
 )
 # HTTP statuses below 500 that may not occur again.
 RETRYABLE_STATUSES = (408, 425, 429)
@@ -57,7 +56,7 @@ T = TypeVar("T")
 
 
 def retry_storage(operation: Callable[[], T]) -> T:
-    """Retry an operation that raises StorageError, for as long as the agent allows; return its result.
+    """Retry an operation that raises StorageError while the agent allows, and return its result.
 
     Raises the first error, because later ones may be its consequences. A full disk is not retried.
     """
@@ -141,7 +140,7 @@ def is_storage(error: BaseException) -> bool:
 
 
 def is_from_store(error: BaseException) -> bool:
-    """Return whether `error` or one of its causes came from a disk, a network or a storage client."""
+    """Return whether `error` or one of its causes came from a disk, a network or a client."""
     return any(
         isinstance(link, OSError | http.client.HTTPException) or _client_kinds(link)
         for link in _exception_chain(error)
@@ -149,7 +148,7 @@ def is_from_store(error: BaseException) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether a store will refuse again: missing permissions or credentials, or no such bucket."""
+    """Return whether a store will refuse again: no permission, credentials, or bucket."""
     return is_from_store(error) and not is_storage(error)
 
 
@@ -166,7 +165,7 @@ def _exception_chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _http_status(error: BaseException) -> int | None:
-    """Return the HTTP status of an exception from urllib, requests, httpx, aiohttp, botocore or google."""
+    """Return the HTTP status of an exception of any of the supported clients."""
     if isinstance(error, OSError) and error.errno is not None:
         return None
     if type(error) is OSError and str(error).startswith("Forbidden: "):

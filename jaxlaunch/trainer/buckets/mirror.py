@@ -1,4 +1,4 @@
-"""Copy a run folder to a bucket: `python -m jaxlaunch.trainer.buckets.mirror URL FOLDER --ranks 0 8`.
+"""Copies a run folder to a bucket: `python -m jaxlaunch.trainer.buckets.mirror URL FOLDER ...`.
 
 The agent starts it, because it is the standard library alone and runs in any image; what can reach
 a bucket is the trainer's. Before it says `ready` on stdout, the folder holds what earlier attempts
@@ -45,7 +45,7 @@ State = tuple[int, int]  # (modification time in ns, size in bytes)
 
 
 class Mirror:
-    """A folder and its copy in a bucket. Files that begin with a dot and temporary files are left out."""
+    """A folder and its copy in a bucket, without hidden and temporary files."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder = url.rstrip("/"), folder
@@ -54,7 +54,7 @@ class Mirror:
         ] = {}  # name -> state that was uploaded, and when
 
     def pull(self, ranks: range, is_whole: bool) -> None:
-        """Fetch the files of earlier attempts: all except other hosts' logs, or only the logs of `ranks`."""
+        """Fetch the files of earlier attempts but not other hosts' logs, or only these logs."""
         with (
             remote.convert_errors(f"reading the run folder {self._url}", SpecError),
             contextlib.suppress(FileNotFoundError),
@@ -86,7 +86,7 @@ class Mirror:
                 self.pull(range(rank, rank + 1), False)
 
     def push(self, *, at_once: bool = False) -> None:
-        """Upload the changed files that are due, or all changed files. Raises StorageError, SpecError."""
+        """Upload the changed files that are due, or all of them. Raises StorageError, SpecError."""
         now = time.monotonic()
         for name, state in self._file_states().items():
             put_state, put_at = self._put_states.get(name, ((0, -1), 0.0))
@@ -136,7 +136,7 @@ class Mirror:
 
 
 def _is_wanted(name: str, newest: int, ranks: range, is_whole: bool) -> bool:
-    """Return whether a host needs a file; of the logs it needs its own and the first ranks' of the newest start."""
+    """Return whether a host needs a file; of the newest logs, its own and the first ranks'."""
     if log := LOG_NAME.fullmatch(name):
         start, rank = int(log[1] or 0), int(log[2])
         return start == newest and (rank in ranks or (is_whole and rank < SHOWN_RANKS))

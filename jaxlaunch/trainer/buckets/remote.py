@@ -36,7 +36,7 @@ def is_remote(path: str) -> bool:
 
 
 def check_url(key: str, url: str) -> None:
-    """Raise SpecError if `url` is not in a store that can be used here; `key` names its origin in the message."""
+    """Raise SpecError if `url` is in no store that can be used here; `key` names its origin."""
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         supported_schemes = " and ".join(f"{name}://" for name in SCHEMES)
@@ -68,7 +68,7 @@ def list_names(url: str) -> list[str]:
 
 
 def match_urls(pattern: str) -> list[str]:
-    """Return the URLs of objects that match a URL with `*`, `**`, `?` or `[…]`. Raises StorageError, DataError."""
+    """Return the URLs of objects that match a URL with `*`, `**`, `?` or `[…]`."""
     scheme = pattern.partition("://")[0]
     with convert_errors(f"listing {pattern}"):
         objects = open_filesystem(pattern).glob(pattern, detail=True)
@@ -76,7 +76,7 @@ def match_urls(pattern: str) -> list[str]:
 
 
 def list_entries(folder: str) -> list[str]:
-    """Return the sorted names in a folder, none if it does not exist. Raises StorageError, DataError."""
+    """Return the sorted names in a folder, none if it does not exist."""
     try:
         with convert_errors(f"listing {folder}"):
             paths = open_filesystem(folder).ls(folder, detail=False)
@@ -87,7 +87,7 @@ def list_entries(folder: str) -> list[str]:
 
 @contextlib.contextmanager
 def convert_errors(action: str, refusal: type[TrainerError] = DataError) -> Iterator[None]:
-    """Convert a store's errors, except FileNotFoundError, to StorageError, or to `refusal` if they would recur."""
+    """Convert a store's errors to StorageError, or to `refusal` if they would recur."""
     try:
         yield
     except (FileNotFoundError, TrainerError):

@@ -1,0 +1,1 @@
+"""The order of examples, and how they become batches."""

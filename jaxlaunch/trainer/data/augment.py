@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
-from jaxlaunch.trainer.data.examples import UnusableExample
+from jaxlaunch.trainer.data.examples import UnusableExampleError
 from jaxlaunch.trainer.data.source import DataSource, Source, as_data_source, source_name
 from jaxlaunch.trainer.spec.augment import Augment, AugMix, Jitter, RandAugment
 
@@ -42,7 +42,7 @@ class ReadableImage(Protocol):
     def read_pixels(
         self, box: Box | None = None, size: Size | None = None, mirrored: bool = False
     ) -> Pixels:
-        """Return the part in `box`, or all of it, resized to `size`, left and right swapped: [H, W, C]."""
+        """Return the part in `box`, or all of it, resized to `size` and mirrored: [H, W, C]."""
         ...
 
 
@@ -67,11 +67,9 @@ class Transform:
         size, share = self._size or picture.size, self._share
         if rng is None or not self.needs_rng:
             is_whole = share == 1.0 and size == picture.size
-            return (
-                picture.read_pixels()
-                if is_whole
-                else picture.read_pixels(center_box(picture.size, size, share), size)
-            )
+            if is_whole:
+                return picture.read_pixels()
+            return picture.read_pixels(center_box(picture.size, size, share), size)
         image = self._crop_image(picture, size, rng)
         augment = self._augment
         if augment.flip_vertical and rng.random() < augment.flip_vertical:
@@ -119,10 +117,9 @@ class ArrayImage:
         array = np.asarray(image)
         array = array[..., None] if array.ndim == 2 else array
         if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] not in (1, 3):
-            raise UnusableExample(
+            raise UnusableExampleError(
                 f"an image of {array.dtype}{list(array.shape)}; data.augment and data.size take "
-                "uint8 [H, W, C] of one "
-                "channel or three"
+                "uint8 [H, W, C] of one channel or three"
             )
         self._image: Pixels = array
         self.size: Size = (array.shape[0], array.shape[1])
@@ -130,7 +127,7 @@ class ArrayImage:
     def read_pixels(
         self, box: Box | None = None, size: Size | None = None, mirrored: bool = False
     ) -> Pixels:
-        """Return the part in `box`, or all of it, resized to `size` (bilinear, antialiased), and mirrored."""
+        """Return the part in `box`, or all of it, resized to `size` (bilinear), and mirrored."""
         top, left, height, width = (0, 0, *self.size) if box is None else box
         if size is None or (top, left, height, width) == (0, 0, *size):
             return mirror_image(self._image) if mirrored else self._image
@@ -158,7 +155,7 @@ class AugmentedSource(DataSource):
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         raw = self._source[index]
         if "image" not in raw:
-            raise UnusableExample(
+            raise UnusableExampleError(
                 "no image, which data.augment and data.size are of; it has "
                 f"{', '.join(sorted(raw))}"
             )
@@ -185,7 +182,7 @@ class AugmentedSource(DataSource):
 def random_box(
     image_size: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator
 ) -> Box:
-    """Draw a box with a share of the area from `area` and a width / height from `ratio`, anywhere in the image.
+    """Draw a box with a share of the area from `area` and a width / height from `ratio`.
 
     If no drawn box fits, return the largest centered box whose ratio is allowed (Szegedy et al.
     2015, as in torchvision).
@@ -209,7 +206,7 @@ def random_hole(
     area: Sequence[float] = (0.02, 0.33),
     ratio: Sequence[float] = (0.3, 3.3),
 ) -> tuple[slice, slice]:
-    """Draw the rows and columns to erase, or empty slices if no drawn hole fits (Zhong et al. 2020)."""
+    """Draw the rows and columns to erase, or empty slices if no hole fits (Zhong et al. 2020)."""
     for _ in range(MAX_TRIES):
         height, width = _draw_sides(image_size, area, ratio, rng)
         if height < image_size[0] and width < image_size[1]:
@@ -228,7 +225,7 @@ def _draw_sides(
 
 
 def center_box(image_size: Size, size: Size, share: float = 1.0) -> Box:
-    """Return the largest centered box of `image_size` with the proportions of `size`, scaled by `share`."""
+    """Return the largest centered box with the proportions of `size`, scaled by `share`."""
     scale = share * min(image_size[0] / size[0], image_size[1] / size[1])
     height, width = size[0] * scale, size[1] * scale
     return (image_size[0] - height) / 2, (image_size[1] - width) / 2, height, width
@@ -271,7 +268,7 @@ def shift_hue(image: Picture, turn: float) -> Picture:
 
 
 def transform_affine(image: Picture, *matrix: float) -> Picture:
-    """Map each output pixel (x, y) to the nearest input pixel of (ax + by + c, dx + ey + f), black outside."""
+    """Map output pixel (x, y) to input pixel (ax + by + c, dx + ey + f), black outside."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
 
 

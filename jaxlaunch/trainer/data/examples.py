@@ -1,4 +1,4 @@
-"""Batches of a source's examples, stacked from arrays of one shape; small deterministic sets are cached."""
+"""Batches of a source's examples, stacked from arrays of one shape; small fixed sets are cached."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ NARROWED_DTYPES = {
 }
 
 
-class UnusableExample(ValueError):
-    """A record that `example()` cannot use. The message continues "example 7 has": "label 3.7, not a whole number"."""
+class UnusableExampleError(ValueError):
+    """A record that `example()` cannot use. The message continues "example 7 has"."""
 
 
 class ArraySpec(NamedTuple):
@@ -71,7 +71,7 @@ _BATCH_FUNCTIONS: dict[Callable[..., Any], Callable[[Any, Batch], Batch]] = {}
 def register_batch_function(
     batch_function: Callable[[Any, Batch], Batch],
 ) -> Callable[[ExampleMethod], ExampleMethod]:
-    """Register, for a task's `example`, a function of the task and of records [B, ...] that makes B examples at once.
+    """Register a function of a task and of records [B, ...] that makes B examples at once.
 
     If the function cannot use a record, `example` is called for each record to report the index.
     """
@@ -84,7 +84,7 @@ def register_batch_function(
 
 
 class Examples:
-    """Makes `example(source[i])` for many i at once, and raises DataError naming the source and the index.
+    """Makes `example(source[i])` for many i; raises DataError naming the source and the index.
 
     Threads may share an instance. Examples that may be random are made again for every batch, with
     the generators of their positions (trainer/data/order).
@@ -138,7 +138,7 @@ class Examples:
         return self._length
 
     def reader_threads(self, max_threads: int) -> int:
-        """Return the number of threads to read with, at most `max_threads` unless worker processes read.
+        """Return the number of threads to read with, at most `max_threads` without processes.
 
         Each worker process needs a thread. One thread is used with a cache, with seeded global
         generators, and for light sources: threads that only run Python code would wait for each
@@ -146,23 +146,20 @@ class Examples:
         """
         if self._source.workers:
             return self._source.workers
-        return (
-            max_threads
-            if self._cache is None and not self._is_seeded and not self._source.is_light
-            else 1
-        )
+        if self._cache is None and not self._is_seeded and not self._source.is_light:
+            return max_threads
+        return 1
 
     @property
     def note(self) -> str | None:
-        """The reason why examples are read one at a time and how to change that, or None if they are not."""
+        """The reason why examples are read one at a time and how to change that, or None."""
         if not self._is_seeded or self._source.workers:
             return None
         return (
             f"{source_name(self._source)} may use random numbers, so its examples are read one at "
-            "a time, each with "
-            "seeded generators. To read them with data.threads in parallel, set "
-            "data.deterministic: true if it uses "
-            "none, or give it a parameter rng, which gets a numpy Generator, or set data.workers"
+            "a time, each with seeded generators. To read them with data.threads in parallel, set "
+            "data.deterministic: true if it uses none, or give it a parameter rng, which gets a "
+            "numpy Generator, or set data.workers"
         )
 
     def read(self, index_B: Indices, position_B: Indices) -> Batch:
@@ -192,7 +189,7 @@ class Examples:
         if self._batch_function is not None:
             # If this fails, examples are made one by one below, so that the error names the bad
             # one.
-            with contextlib.suppress(UnusableExample):
+            with contextlib.suppress(UnusableExampleError):
                 batch = self._batch_function(self._source.read_rows(index_B))
                 specs = {
                     key: ArraySpec(array.shape[1:], array.dtype) for key, array in batch.items()
@@ -263,13 +260,13 @@ class Examples:
             else:
                 example = self._draw_example(index, position, item)
             if not isinstance(example, Mapping):
-                raise UnusableExample(
+                raise UnusableExampleError(
                     f"become {user_code.describe_kind(example)}; {RETURN_TYPE_RULE}"
                 )
             return {key: np.asarray(value) for key, value in example.items()}
         except TrainerError:
             raise
-        except UnusableExample as error:
+        except UnusableExampleError as error:
             raise self._data_error(index, str(error)) from error
         except (Exception, SystemExit) as error:
             raise unreadable_example_error(
@@ -277,7 +274,7 @@ class Examples:
             ) from error
 
     def _draw_example(self, index: int, position: int, item: Item | None) -> Mapping[str, Any]:
-        """Make an example with the random numbers of its position, continuing the generators of a worker's item."""
+        """Make an example with the random numbers of its position, or those of a worker."""
         entropy = order.example_entropy(self._settings.seed, self._settings.purpose, position)
         rng = np.random.default_rng(entropy) if any(self._takes_rng) else None
         if item is None:

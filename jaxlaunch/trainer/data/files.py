@@ -1,4 +1,4 @@
-"""The files of a source: expanded from globs in the same order on every host, identified by a digest, and cached.
+"""The files of a source: globs in the same order on every host, digests, and cached objects.
 
 A file is a local path or a URL of an object store. Blocks of objects, and whole objects of
 array_record, are copied to the local disk, in a folder that the processes of a host share. The name
@@ -43,13 +43,7 @@ MIN_FREE_SHARE = 0.1
 
 
 def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
-    """Return all files that match, each once, sorted by path.
-
-    Raises:
-        DataError: A pattern of data.`key` matches no file.
-        SpecError: A URL is of a store that cannot be read here.
-        StorageError: The store fails.
-    """
+    """Return all files that match, each once, sorted. Raises DataError, SpecError, StorageError."""
     paths: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if pattern.startswith(STDLIB_SCHEME):
@@ -107,7 +101,7 @@ def _describe_folder(pattern: str) -> str:
 
 
 def file_size(path: str) -> int:
-    """Return the size of a file, cached for objects. Raises DataError if the file does not exist."""
+    """Return the size of a file, cached for objects. Raises DataError if it does not exist."""
     try:
         return stat_object(path).size if remote.is_remote(path) else os.path.getsize(path)
     except FileNotFoundError:
@@ -131,7 +125,7 @@ def local_path(path: str) -> str:
 
 
 def sample_digest(paths: Sequence[str]) -> str:
-    """Hash names below their common folder, sizes and a bounded sample of the content to 12 hexadecimal digits.
+    """Hash names, sizes and a bounded sample of the content to 12 hexadecimal digits.
 
     The common folder is not part of the digest, because the same data may be mounted elsewhere on
     the next machine or be in a bucket.
@@ -155,7 +149,7 @@ def sample_digest(paths: Sequence[str]) -> str:
 
 
 def relative_names(paths: Sequence[str]) -> list[str]:
-    """Return the paths relative to their common folder, which is the root for a mix of local files and objects."""
+    """Return the paths relative to their common folder, the root for files mixed with objects."""
     if len(paths) == 1:
         root = os.path.dirname(paths[0])
     else:
@@ -168,7 +162,7 @@ def relative_names(paths: Sequence[str]) -> list[str]:
 
 
 def arrow_batches(memory_map: Any) -> tuple[Any, Iterator[Any]]:
-    """Return the schema and the batches of a file in Arrow's file format or in the streaming format of `datasets`.
+    """Return schema and batches of a file in Arrow's file format or `datasets`' streaming format.
 
     `memory_map` is a memory map of pyarrow, so that skipped batches are not read. Raises the errors
     of pyarrow, OSError and ValueError.
@@ -206,7 +200,7 @@ class ObjectStat(NamedTuple):
 
 @functools.cache
 def stat_object(url: str) -> ObjectStat:
-    """Return size and version of an object, cached by the process. Raises FileNotFoundError, StorageError."""
+    """Return size and version of an object, cached. Raises FileNotFoundError, StorageError."""
     with remote.convert_errors(f"reading {url}"):
         info = remote.open_filesystem(url).info(url)
     keys = ("generation", "ETag", "etag", "mtime", "LastModified", "updated")
@@ -256,7 +250,7 @@ def _read_block(url: str, start: int) -> bytes:
 
 
 def copy_object(url: str) -> str:
-    """Copy an object to the local disk and return the path. Raises StorageError if the store or the disk fails."""
+    """Copy an object to the local disk and return the path. Raises StorageError."""
     copy_path, size = _copy_folder(url) / "whole", stat_object(url).size
     fault = (
         f"{url} cannot be copied to {cache_folder()}; set XDG_CACHE_HOME to a folder to write in"
@@ -273,8 +267,7 @@ def copy_object(url: str) -> str:
             if not _has_room(size):
                 raise StorageError(
                     f"{url} has {size} bytes, for which {cache_folder()} has no room; set "
-                    "XDG_CACHE_HOME to a larger "
-                    "disk"
+                    "XDG_CACHE_HOME to a larger disk"
                 )
             chunk_bytes = 16 * BLOCK_BYTES
             if not _write_copy(

@@ -1,4 +1,4 @@
-"""Batches of a source, computed from the step alone, so that a checkpoint needs no state of the reader.
+"""Batches of a source, computed from the step alone, so that a checkpoint needs no reader state.
 
 Example i of step s is at position p = s × B + i of an endless sequence: epoch p // N, index
 shuffle(seed, epoch)(p mod N). Batches run across the ends of epochs, so each example occurs once
@@ -51,7 +51,7 @@ flags.FLAGS.set_default("grain_py_traceback_filtering", "off")
 
 
 class Pipeline:
-    """This process's rows of every training batch. Raises DataError if the first example cannot be read."""
+    """This process's rows of every training batch. Raises DataError if example 0 cannot be read."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Pipeline:
         return self._examples.array_specs
 
     def batch_specs(self, count: int = 1) -> Mapping[str, ArraySpec]:
-        """Return shape and dtype of a global batch of `count` steps by key, its `weight` included."""
+        """Return shape and dtype of a global batch of `count` steps by key, including `weight`."""
         return _batch_specs(
             self.array_specs, (self._batch,) if count == 1 else (self._batch, count)
         )
@@ -92,7 +92,7 @@ class Pipeline:
         return self._examples.note
 
     def read_batch(self, step: int, count: int = 1) -> Batch:
-        """Return the rows of `count` steps from `step` on, shaped as by `iterate`, with a `weight` of float32 ones."""
+        """Return the rows of `count` steps from `step` on, as `iterate` shapes them."""
         steps = [range(step, step + count)]
         batches = iterate_batches(self._read_rows, steps, self._rows, threads=self._threads)
         with contextlib.closing(batches):
@@ -100,7 +100,7 @@ class Pipeline:
         return batch
 
     def describe_not_finite(self, step: int) -> str | None:
-        """Describe the first non-finite example of `step`, in this process's rows or else in all rows."""
+        """Describe the first non-finite example of `step`, in this process's rows or all."""
         for rows in (self._rows, range(self._batch)):
             position_B = np.arange(rows.start, rows.stop) + step * self._batch
             if (
@@ -152,7 +152,7 @@ class Pipeline:
 
 
 class Evaluation:
-    """This process's rows of the whole evaluation set, in order; may be iterated any number of times.
+    """This process's rows of the evaluation set, in order; may be iterated any number of times.
 
     If the set has several parts, each batch belongs to one part. The last batch of a part is filled
     up with examples of weight 0, so that every process has the same number of batches of the same
@@ -220,11 +220,11 @@ class Evaluation:
         return _batch_specs(self._examples.array_specs, (self._batch,))
 
     def example_indexes(self, number: int) -> Indices:
-        """Return the indexes in the set of all examples of a batch, [B], including those that fill it up."""
+        """Return the indexes of all examples of a batch, [B], including those that fill it up."""
         return self._locate_rows(number, range(self._batch))[1]
 
     def _locate_rows(self, number: int, rows: range) -> tuple[range, Indices, Indices]:
-        """Return the part of a batch, and the indexes and unwrapped positions of some of its rows."""
+        """Return the part of a batch, and the indexes and unwrapped positions of these rows."""
         _, part, batch_number = self._batches[number]
         position_B = batch_number * self._batch + np.arange(rows.start, rows.stop)
         # Fill up with real examples, because a model may produce NaN for zeros, and 0 × NaN is NaN.
@@ -249,7 +249,7 @@ def _batch_specs(
 
 
 def _divide_batches(batches: int, capacities: Sequence[int]) -> list[int]:
-    """Divide batches among parts with these maximums: one batch each, and the others in proportion."""
+    """Divide batches among parts with these maximums: one each, the others in proportion."""
     extra_batches = max(0, batches - len(capacities))
     extra_capacity = max(1, sum(capacities) - len(capacities))
     counts = [min(count, 1 + extra_batches * (count - 1) // extra_capacity) for count in capacities]
@@ -276,7 +276,7 @@ def iterate_batches(
     threads: int,
     put: Callable[[Batch], Any] | None = None,
 ) -> grain.DatasetIterator[Any]:
-    """Iterate over the batches that `read` makes of each of `steps` and of the rows; `threads` share each batch.
+    """Iterate over the batches that `read` makes of `steps` and rows; `threads` share each batch.
 
     `put` runs in the consuming thread. With several threads the next batch is started while one is
     consumed; with one, the consuming thread itself reads. The exceptions of `read` are raised
@@ -298,7 +298,7 @@ def _join_parts(parts: Sequence[Batch]) -> Batch:
 
 
 class _BatchParts(Generic[Steps]):
-    """The dataset that grain reads: element s × parts + k is the k-th part of the batch of the s-th step."""
+    """The dataset that grain reads: element s × parts + k is part k of the batch of step s."""
 
     def __init__(
         self, read: Callable[[Steps, range], Batch], steps: Sequence[Steps], parts: list[range]
@@ -328,7 +328,7 @@ class Prefetcher(Iterator[T]):
         self._submit_reads(ahead)
 
     def get(self, timeout_s: float | None = None) -> T | None:
-        """Return the next batch, or None if it is not ready within `timeout_s`; the next call returns the same one.
+        """Return the next batch, or None if it is not ready within `timeout_s`.
 
         Raises StopIteration after the last batch, and the exceptions of reading.
         """
@@ -358,7 +358,7 @@ class Prefetcher(Iterator[T]):
 
 
 class ExampleLog:
-    """A log of the examples that one process used at each step, `examples/process-N.jsonl` in the run folder.
+    """A log of the examples that a process used, `examples/process-N.jsonl` in the run folder.
 
     Each step has a line, `{"step": 7, "ids": [3, 1, 4]}`; the ids are indexes of the source, in the
     order of the rows. A run that resumes at step s first drops the lines of s and later steps, also
@@ -391,7 +391,7 @@ class ExampleLog:
 
 
 def _drop_steps(path: Path, start_step: int) -> None:
-    """Truncate the file before its first line that is incomplete or belongs to `start_step` or later."""
+    """Truncate the file before its first line that is incomplete or of `start_step` or later."""
     size = 0
     with open(path, "rb+", opener=regular_files.open_regular) as file:
         for line in file:

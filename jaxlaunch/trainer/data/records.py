@@ -1,12 +1,9 @@
-"""Records of array_record files: a dict of arrays as a tf.train.Example, read and written without TensorFlow.
+"""Records of array_record files: arrays by name as a tf.train.Example, without TensorFlow.
 
 A string is a bytes_list, one integer or boolean an int64_list, one float32 a float_list. Any other
 array is a bytes_list of its bytes, C-contiguous and little-endian, as `tf.io.decode_raw` reads
 them. The feature `jaxlaunch/arrays` describes them as JSON, {key: [dtype, shape]}, with the dtype
 as numpy writes it (`<f4`); the records of other writers do not have it.
-
-    jaxlaunch.write_records("train-0.array_record", ({"image": image_HW, "label": label} for
-    image_HW, label in mine))
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ ARRAYS_FEATURE = "jaxlaunch/arrays"
 
 
 def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -> int:
-    """Writes an array_record file, which `data.source: array_record` reads. The file appears when it is complete.
+    """Write an array_record file for `data.source: array_record`; it appears when it is complete.
 
     **Arguments:**
 
@@ -51,8 +48,11 @@ def write(path: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]]) -
     import jaxlaunch
     import numpy as np
 
-    examples = [{"image": np.full((8, 8), label, np.uint8), "label": np.int32(label)} for label in
-    range(10)] assert jaxlaunch.write_records("train-0.array_record", examples) == 10 ```
+    examples = [
+        {"image": np.full((8, 8), label, np.uint8), "label": np.int32(label)} for label in range(10)
+    ]
+    assert jaxlaunch.write_records("train-0.array_record", examples) == 10
+    ```
     """
     from array_record.python import array_record_module
 
@@ -123,7 +123,7 @@ def encode_example(example: Mapping[str, Any]) -> bytes:
 
 
 def decode_record(record: bytes) -> dict[str, Any]:
-    """Return the values of one record by key, as arrays of their original shapes and dtypes, in any order.
+    """Return the values of one record by key, as arrays of their original shapes and dtypes.
 
     The records of other writers contain int64 or float32, a scalar for one number and else a
     vector, and bytes for one string and else a list. Raises ValueError if the record is not a

@@ -27,9 +27,11 @@ _ARGUMENTS_MARK = "args sha256 "
 
 
 class Source:
-    """The interface of what a task's `source` returns: examples with the indexes 0 to len − 1, each of which can be
-    read at any time, whatever was read before. A source of your own inherits from this class. A
-    class that has these methods without inheriting them also works.
+    """The interface of what a task's `source` returns.
+
+    It has examples with the indexes 0 to len − 1, each of which can be read at any time, whatever
+    was read before. A source of your own inherits from this class. A class that has these methods
+    without inheriting them also works.
 
     A source may also have a `name`, one or two words that error messages use for it (by default its
     class), and `is_light`, which is true if one thread reads faster than several.
@@ -60,17 +62,23 @@ class Source:
     is_light: bool = False
 
     def __len__(self) -> int:
-        """The number of examples."""
+        """Return the number of examples."""
         raise NotImplementedError
 
     def __getitem__(self, index: int, /) -> dict[str, Any]:
-        """The stored example with this index, a dict by name, which the task's `example` turns into arrays. Several
-        threads call this method at the same time."""
+        """Return the stored example with this index, a dict by name.
+
+        The task's `example` turns it into arrays. Several threads call this method at the same
+        time.
+        """
         raise NotImplementedError
 
     def fingerprint(self) -> str:
-        """The identity of the data in one readable line, which stays the same as long as the examples and their order
-        do. A run that resumes with different data ends with exit code 65."""
+        """Return the identity of the data in one readable line.
+
+        It stays the same as long as the examples and their order do. A run that resumes with
+        different data ends with exit code 65.
+        """
         raise NotImplementedError
 
 
@@ -105,15 +113,15 @@ class DataSource(Source):
         return example
 
     def read_rows(self, index_B: Indices) -> dict[str, npt.NDArray[Any]]:
-        """Return the stacked values of `self[index]` for these indexes by key, [B, ...], as a copy."""
+        """Return the stacked values of `self[index]` by key, [B, ...], as a copy."""
         raise NotImplementedError
 
     def example_indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
-        """Return the indexes at positions `start` to `stop - 1` of the endless sequence, for a seed."""
+        """Return the indexes at positions `start` to `stop - 1` of the endless sequence."""
         return example_indices(start, stop, length=len(self), seed=seed, shuffle=shuffle)
 
     def epochs_by_part(self, positions: int) -> dict[str, float]:
-        """Return the number of passes over each part in the first `positions` of the sequence, by name."""
+        """Return the passes over each part in the first `positions` of the sequence, by name."""
         return {}
 
     @property
@@ -123,11 +131,11 @@ class DataSource(Source):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Metadata that `launcher prepare` stored with the data, such as the names of the classes."""
+        """Metadata that `launcher prepare` stored with the data, such as the class names."""
         return {}
 
     def locate_example(self, index: int) -> str | None:
-        """Return the file of an example and the place in it, or None if the source does not know."""
+        """Return the file of an example and the place in it, or None if it is unknown."""
         return None
 
 
@@ -193,14 +201,14 @@ def source_name(source: Source) -> str:
 
 
 def describe_definition(source: DataSource) -> str:
-    """Return the place of a user's dataset as a suffix of a message, empty for sources of this package."""
+    """Return the place of a user's dataset as a suffix of a message, empty for our sources."""
     return f" ({source.place})" if source.place else ""
 
 
 def unreadable_example_error(
     source: DataSource, index: int, error: BaseException, place: str = ""
 ) -> DataError | StorageError:
-    """Return the error of a run in which example `index` raised `error`, with the place in the user's files.
+    """Return the error of a run in which example `index` raised `error`, with the user's line.
 
     `place` is used if the traceback contains none of them; it defaults to that of the dataset.
     """
@@ -220,11 +228,9 @@ def unreadable_example_error(
 
 def fingerprint_arguments(args: Mapping[str, Any]) -> str:
     """Return a text that is equal if all arguments are equal, without their values."""
-    return (
-        f"{_ARGUMENTS_MARK}{json.dumps(dict(_digest_arguments(args)), sort_keys=True)}"
-        if args
-        else "args {}"
-    )
+    if args:
+        return f"{_ARGUMENTS_MARK}{json.dumps(dict(_digest_arguments(args)), sort_keys=True)}"
+    return "args {}"
 
 
 def changed_arguments(old_fingerprint: Any, new_fingerprint: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""A worker process that reads examples: `python -m jaxlaunch.trainer.data.worker FD`, with FD a socket to the trainer.
+"""A worker process that reads examples: `python -m jaxlaunch.trainer.data.worker SOCKET_FD`.
 
 It opens each source from the name of its opener and imports neither jax nor grain. It exits when
 the socket closes, which happens however the trainer ends.
@@ -61,7 +61,7 @@ def main() -> NoReturn:
 
 
 def read_items(request: Request, sources: dict[str, DataSource]) -> list[Item] | TrainerError:
-    """Return the requested items, or the error that ends the run; `sources` caches the open sources."""
+    """Return the requested items, or the error that ends the run; `sources` caches open sources."""
     key = repr((request.opener, request.args))
     try:
         if key not in sources:

@@ -60,7 +60,7 @@ class Request(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A raw example of a source, and the states of the generators if the task continues to draw from them."""
+    """A raw example, and the states of the generators if the task continues to draw from them."""
 
     value: Mapping[str, Any]
     rng: np.random.Generator | None = None
@@ -68,7 +68,7 @@ class Item(NamedTuple):
 
 
 def send_message(channel: socket.socket, message: Any) -> None:
-    """Send a message. Raises pickle's errors before anything is sent, and OSError if the other side is gone."""
+    """Send a message. Raises pickle's errors before anything is sent, and OSError."""
     large: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -87,7 +87,7 @@ def send_message(channel: socket.socket, message: Any) -> None:
 
 
 def receive_message(channel: socket.socket) -> Any:
-    """Return the next message, with writable arrays. Raises EOFError or OSError if the other side is gone."""
+    """Return the next message, with writable arrays. Raises EOFError, OSError."""
     (count,) = COUNT_FORMAT.unpack(_read_bytes(channel, COUNT_FORMAT.size))
     sizes = struct.unpack(f"<{count}Q", _read_bytes(channel, count * COUNT_FORMAT.size))
     body, *large = (_read_bytes(channel, size) for size in sizes)
@@ -106,12 +106,12 @@ def _read_bytes(channel: socket.socket, size: int) -> memoryview:
     return view
 
 
-class WorkerDied(Exception):
-    """A process ended in the middle of a request; the message is a predicate such as `was killed by SIGKILL`."""
+class WorkerDiedError(Exception):
+    """A process ended during a request. The message is a predicate: `was killed by SIGKILL`."""
 
 
 class Workers:
-    """A pool of `count` processes, each started on its first request. Threads may share the pool."""
+    """A pool of `count` processes, each started on its first request. Threads may share it."""
 
     def __init__(self, count: int) -> None:
         self._free: queue.LifoQueue[_Worker] = queue.LifoQueue()
@@ -134,7 +134,7 @@ class Workers:
         try:
             try:
                 return worker.request_items(request)
-            except WorkerDied as died:
+            except WorkerDiedError as died:
                 _report_restart(worker, request, died)
             # Read one by one, so that the example that kills a process can be named.
             return [
@@ -161,7 +161,7 @@ class _Worker:
     def request_items(self, request: Request) -> list[Item]:
         """Return the answer to a request, starting a process if none runs.
 
-        Raises WorkerDied, and the TrainerError of the answer.
+        Raises WorkerDiedError, and the TrainerError of the answer.
         """
         try:
             if self._channel is None:
@@ -169,7 +169,7 @@ class _Worker:
             send_message(self._channel, request)
             answer: list[Item] | TrainerError = receive_message(self._channel)
         except (EOFError, ConnectionError):
-            raise WorkerDied(self.stop()) from None
+            raise WorkerDiedError(self.stop()) from None
         if isinstance(answer, TrainerError):
             raise answer
         return answer
@@ -181,11 +181,9 @@ class _Worker:
         self._channel.close()
         code = self.process.wait()
         self.process = self._channel = None
-        return (
-            f"was killed by {signal.Signals(-code).name}"
-            if code < 0
-            else f"left with exit code {code}"
-        )
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"left with exit code {code}"
 
     def _start_process(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -209,19 +207,18 @@ def _read_item(worker: _Worker, request: Request) -> Item:
     for attempt in range(1, MAX_TRIES + 1):
         try:
             return worker.request_items(request)[0]
-        except WorkerDied as died:
+        except WorkerDiedError as died:
             if attempt == MAX_TRIES:
                 raise DataError(
                     f"train.data.workers: {MAX_TRIES} processes in turn that read example "
-                    f"{request.index_B[0]} ended: the "
-                    f"last {died}. Read it with train.data.workers=0 to see why; SIGKILL is often "
-                    "too little memory"
+                    f"{request.index_B[0]} ended: the last {died}. Read it with "
+                    "train.data.workers=0 to see why; SIGKILL is often too little memory"
                 ) from None
             _report_restart(worker, request, died)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _report_restart(worker: _Worker, request: Request, error: WorkerDied) -> None:
+def _report_restart(worker: _Worker, request: Request, error: WorkerDiedError) -> None:
     first, count = request.index_B[0], len(request.index_B)
     description = f"example {first}" if count == 1 else f"{count} examples, the first {first}"
     message = (

@@ -39,7 +39,7 @@ from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.sources.images import build, index, listing, picture
 from jaxlaunch.trainer.sources.images.index import join_path, printable_path
-from jaxlaunch.trainer.sources.images.picture import BrokenImage, Picture
+from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.tables import files as tables
 from jaxlaunch.trainer.sources.tables.source import Features
 from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec
@@ -222,7 +222,7 @@ def _read_images(
         """Return the pixels of an image, or a description of its fault."""
         try:
             return transform(Picture(item.read(), channels)).reshape(shape)
-        except BrokenImage as error:
+        except BrokenImageError as error:
             return f"{item.name} {error}"
         except OSError as error:
             return f"{item.name} cannot be read: {error.strerror or error}"

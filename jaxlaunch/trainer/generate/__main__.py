@@ -21,7 +21,7 @@ from jaxlaunch.trainer.generate.generator import Ids, Sample
 from jaxlaunch.trainer.generate.text_model import Prompt, TextModel, add_end_tokens, load_text_model
 from jaxlaunch.trainer.start.process import print_result
 from jaxlaunch.trainer.text.chats import ASSISTANT, ChatTemplates
-from jaxlaunch.trainer.text.documents import UnfitRow
+from jaxlaunch.trainer.text.documents import UnfitRowError
 
 # Default length of an answer.
 CHAT_MAX_TOKENS = 512
@@ -120,7 +120,7 @@ class Chat:
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
             (prompt,) = self._tokenizer.encode_batch([self._chats.render_prompt(messages)])
-        except UnfitRow as error:
+        except UnfitRowError as error:
             raise SpecError(str(error)) from None
         sample = _stream_sample(self._model, prompt, self._how, emit)
         self.messages = [
@@ -138,7 +138,7 @@ class Chat:
         """
         try:
             turn_suffix = self._chats.answer_suffix()
-        except UnfitRow:
+        except UnfitRowError:
             return ()
         first = self._tokenizer.encode_batch([turn_suffix.lstrip()])[0][:1]
         return tuple(first) if first and not self._tokenizer.decode(first) else ()

@@ -1,4 +1,4 @@
-"""Packs the images or the table of a job for `launcher prepare`: `python -m jaxlaunch.trainer.prepare.pack JSON`.
+"""Packs images or a table for `launcher prepare`: `python -m jaxlaunch.trainer.prepare.pack JSON`.
 
 TRAIN_SPEC in, one JSON object on stdout: what was packed, and the data block that reads it. Exits
 with a code of the contract; SIGINT and SIGTERM end it with 80, and the next resumes. Examples are
@@ -53,7 +53,7 @@ StopCheck = Callable[[], bool]
 def pack_data(
     spec: TrainSpec, folder: Path, resize: int | None = None, is_stopped: StopCheck = lambda: False
 ) -> Any:
-    """Pack both splits of `spec.data` into `folder` and return the description that is written there.
+    """Pack both splits of `spec.data` into `folder` and return the description written there.
 
     `resize` reduces images whose shorter side has more pixels. Existing files are kept and verified
     by their digests. Raises DataError, SpecError, Stopped once `is_stopped`, and StorageError.
@@ -89,8 +89,7 @@ def pack_data(
         # array_record raises a RuntimeError if the disk is full.
         raise StorageError(
             f"{folder} cannot be written: {error}; make room or name another folder: what is "
-            "complete is kept, and "
-            "the same command resumes from there"
+            "complete is kept, and the same command resumes from there"
         ) from error
 
 
@@ -150,7 +149,7 @@ def _describe_source(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _lock_folder(folder: Path, recipe: Mapping[str, Any]) -> Iterator[bool]:
-    """Lock the folder and yield whether there is something to write. Raises DataError for a foreign folder."""
+    """Lock the folder and yield whether to write. Raises DataError for a foreign folder."""
     folder.mkdir(parents=True, exist_ok=True)
     _check_recipe(folder, NOTES_FILE, recipe)
     if (folder / NOTES_FILE).exists():
@@ -251,7 +250,7 @@ def _read_examples(
 
 
 def main() -> int:
-    """Pack the data of TRAIN_SPEC as the argument specifies, print a report as JSON, and return the exit code."""
+    """Pack the data of TRAIN_SPEC, print a report as JSON, and return the exit code."""
     build.die_with_parent(os.getppid())
     received_signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -40,7 +40,7 @@ def main() -> int:
 def prepare_before_start(
     environ: Mapping[str, str], is_stopped: Callable[[], bool], announce: Callable[[], None]
 ) -> None:
-    """Prepare the text of a run before its processes join, since they could not wait for hours or be stopped later.
+    """Prepare the text of a run before its processes join, which could not wait for hours.
 
     `announce` is called if there is something to prepare. The defaults of a user's task are only
     known after its import, so its text is prepared when it is opened. Raises the errors of
@@ -70,8 +70,7 @@ def prepare_text(
     if not reports:
         raise SpecError(
             f"train.data.source = {spec.data.source}: there is nothing to prepare; text with a "
-            "tokenizer, a field or a "
-            "packing is prepared"
+            "tokenizer, a field or a packing is prepared"
         )
     return reports
 

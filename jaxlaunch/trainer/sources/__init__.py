@@ -1,0 +1,1 @@
+"""Sources of examples, one module or package for each kind."""

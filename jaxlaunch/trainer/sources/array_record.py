@@ -1,4 +1,4 @@
-"""Files of array_record whose records are examples of type tf.train.Example, as trainer/data/records writes them."""
+"""Files of array_record whose records are of type tf.train.Example (trainer/data/records)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_OPEN_FILES = 256
 
 
 def open_source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSource | None:
-    """Open the files of `split`, or its share of the records if one set of files contains both splits."""
+    """Open the files of `split`, or its share of the records of files with both splits."""
     if split == "eval" and data.eval_path is not None:
         return Records(files.match_files(data.eval_path, "eval_path"))
     if data.eval_path is not None or not data.eval_split:
@@ -84,7 +84,7 @@ class Records(DataSource):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Metadata that `launcher prepare` stored, such as the names of the classes; empty for other files."""
+        """Metadata that `launcher prepare` stored, such as class names; empty for other files."""
         return read_notes(tuple(self._paths))
 
     def fingerprint(self) -> str:
@@ -120,7 +120,7 @@ class _Part(DataSource):
 
 @functools.lru_cache(maxsize=8)
 def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
-    """Read the metadata of these files, empty if their folder has none. Raises DataError if it is damaged."""
+    """Read the metadata of these files, empty if their folder has none. Raises DataError."""
     folder = os.path.dirname(paths[0])
     path = os.path.join(folder, NOTES_FILE)
     if not (
@@ -139,7 +139,7 @@ def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
 
 
 class RecordFile:
-    """One file with up to `idle` open readers. Raises DataError if it is not in the array_record format."""
+    """One file with up to `idle` open readers. Raises DataError if it is no array_record file."""
 
     def __init__(self, path: str, idle: int) -> None:
         self._path = files.local_path(path)
@@ -152,8 +152,7 @@ class RecordFile:
             detail = "" if "64KB" in why else f" ({why})"
             raise DataError(
                 f"{path} is not an array_record file, or is truncated{detail}; data.source = "
-                "array_record reads no "
-                "other"
+                "array_record reads no other"
             ) from error
         # Readers that no thread uses. Each has its own position and an open file.
         self._idle: deque[Any] = deque(maxlen=idle)

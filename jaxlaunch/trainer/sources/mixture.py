@@ -1,4 +1,4 @@
-"""Several sets of examples in fixed proportions: the set of an example is a function of its position alone.
+"""Several sets of examples in fixed proportions, as a function of the position alone.
 
 The endless sequence is divided into blocks of a thousand positions, or of more if that would round
 a small weight by more than 1 %. In each block the number of examples of a part is proportional to
@@ -51,8 +51,7 @@ class Mixture(DataSource):
             if not count and weights[name]:
                 raise SpecError(
                     f"train.data.parts.{name}.weight = {weights[name]} is less than one example in "
-                    f"{self._block}; "
-                    "leave the part out, or raise its weight"
+                    f"{self._block}; leave the part out, or raise its weight"
                 )
         # The part at each position of a block, spread as evenly as possible.
         part_P = np.repeat(np.arange(len(parts)), count_S)
@@ -119,7 +118,7 @@ class Mixture(DataSource):
 
 
 def block_counts(weights: list[float], block: int) -> npt.NDArray[np.int64]:
-    """Return the number of examples of each part in a block, [S], by the method of largest remainders."""
+    """Return the examples of each part in a block, [S], by the method of largest remainders."""
     exact_S = np.array(weights) / sum(weights) * block
     count_S = np.floor(exact_S).astype(np.int64)
     rounded_up = np.argsort(count_S - exact_S, kind="stable")[: block - int(count_S.sum())]

@@ -28,7 +28,7 @@ Opener = Callable[[TrainSpec, Split], DataSource | None]
 
 
 def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource | None:
-    """Opens what the job's `train.data` describes: the `source` of a task of yours whose data is not its own.
+    """Open what the job's `train.data` describes, as the `source` of a task of your own.
 
     **Arguments:**
 
@@ -49,9 +49,12 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
     ```python
     import jaxlaunch
 
-    spec = jaxlaunch.TrainSpec.model_validate({"task": "lm", "data": {"source": "tfds", "name":
-    "digits"}}) source = jaxlaunch.open_source(spec, "train") assert source is not None and
-    len(source) == 1437 ```
+    spec = jaxlaunch.TrainSpec.model_validate(
+        {"task": "lm", "data": {"source": "tfds", "name": "digits"}}
+    )
+    source = jaxlaunch.open_source(spec, "train")
+    assert source is not None and len(source) == 1437
+    ```
     """
     try:
         source = _find_opener(spec.data)(spec, split)
@@ -72,7 +75,7 @@ def import_modules(data: Data) -> None:
 def baseline_metrics(
     spec: TrainSpec, train: DataSource, held_out: DataSource | None
 ) -> dict[str, float]:
-    """Return the metrics of baseline models on the held-out data, which are reported with the evaluation."""
+    """Return the metrics of baseline models on the held-out data, reported with the evaluation."""
     if isinstance(spec.data, Text) and spec.data.bigram:
         from jaxlaunch.trainer.sources import text
 
@@ -82,7 +85,7 @@ def baseline_metrics(
 
 
 def tokenizer_files(data: Data) -> Mapping[str, bytes]:
-    """Return the tokenizer files that checkpoints contain by name, none for bytes and for other data."""
+    """Return the tokenizer files of checkpoints by name, none for bytes and for other data."""
     from jaxlaunch.trainer.text import tokenizer
 
     return (
@@ -193,17 +196,15 @@ def _text_opener() -> Callable[[TrainSpec, Text, Split], DataSource | None]:
         tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
         if data.format == "preference":
             return preferences.open_source(data, length, split)
-        return (
-            text.open_rows(data, length, split)
-            if data.is_prepared
-            else text.open_stream(data, length, split)
-        )
+        if data.is_prepared:
+            return text.open_rows(data, length, split)
+        return text.open_stream(data, length, split)
 
     return open_text
 
 
 def _mixture_opener(data: Mixture) -> Opener:
-    """Return the function that opens the parts of a split; an evaluation uses every example of all parts once."""
+    """Return the function that opens a split; an evaluation uses all examples of all parts once."""
     if data.part_kind == "images":
         from jaxlaunch.trainer.sources.images import source as images
 
@@ -225,11 +226,11 @@ def _mixture_opener(data: Mixture) -> Opener:
         }
         sources = {name: open_text(spec, part, split) for name, part in texts.items()}
         parts = {name: source for name, source in sources.items() if source is not None}
-        return (
-            mixture.Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0))
-            if parts
-            else None
-        )
+        if parts:
+            return mixture.Mixture(
+                parts, weights if split == "train" else dict.fromkeys(parts, 1.0)
+            )
+        return None
 
     return open_texts
 

@@ -16,7 +16,7 @@ NOISE = 0.1
 
 
 class Images(DataSource):
-    """`image` uint8 [H, W] or of another shape, the picture of its class with noise; `label` int32."""
+    """`image` uint8 of `shape`, the picture of its class with noise; `label` int32."""
 
     name = "synthetic images"
 
@@ -41,7 +41,7 @@ class Images(DataSource):
 
 
 class Tokens(DataSource):
-    """`tokens` int32 [L + 1]: each token follows from the previous one by a fixed permutation, with some noise."""
+    """`tokens` int32 [L + 1]: each follows from the one before by a fixed rule, with noise."""
 
     name = "synthetic tokens"
 
@@ -62,7 +62,7 @@ class Tokens(DataSource):
         return {"tokens": tokens_T}
 
     def fingerprint(self) -> str:
-        """Return the number and length of the windows, the vocabulary, and the index of the first."""
+        """Return number and length of the windows, the vocabulary, and the index of the first."""
         return (
             f"synthetic, {self._examples} windows of {self._length} tokens of "
             f"{len(self._next_V)} from {self._first}"

@@ -44,7 +44,7 @@ Piece = tuple[str, int, int]  # path, first byte, after the last
 
 
 def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
-    """Open the files of `split`, None if none are held out. The end of a single file is held out."""
+    """Open the files of `split`, None if none are held out; of one file, its end is held out."""
     pieces = [(path, 0, files.file_size(path)) for path in files.match_files(data.path)]
     for path, _, _ in pieces:
         documents.check_packing(path)
@@ -79,7 +79,7 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
 
 
 class TextStream(DataSource):
-    """Windows of a stream: `tokens` int32 [L + 1]; `mask` float32 [L], 1 where tokens[1:] is a target.
+    """Windows of a stream: `tokens` int32 [L + 1]; `mask` float32 [L], 1 for a target.
 
     Only the last window may be short: it is padded with zeros, which the mask excludes. If files
     are kept `apart`, `segments` [L + 1] is the number of each token's file from 1, and 0 for
@@ -120,7 +120,7 @@ class TextStream(DataSource):
         return example
 
     def read_stream(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Read bytes start … stop − 1 of the stream. Raises DataError if a file has become shorter."""
+        """Read bytes start … stop − 1 of the stream. Raises DataError if a file became shorter."""
         parts = []
         number = bisect.bisect_right(self._ends, start)
         while start < stop:
@@ -143,8 +143,7 @@ class TextStream(DataSource):
         digest = files.sample_digest([path for path, _, _ in self._pieces])
         return (
             f"text {self._label}, {self.bytes} bytes of {len(self._pieces)} files in windows of "
-            f"{self._window}, "
-            f"{'apart, ' if self._apart else ''}sha256 {digest}"
+            f"{self._window}, {'apart, ' if self._apart else ''}sha256 {digest}"
         )
 
 
@@ -185,11 +184,9 @@ def open_rows(data: Text, length: int, split: Split) -> PackedRows | None:
             prepare_rows(data, recipe.make_recipe(data, length, held_out=True)), "train"
         )
     row_recipe = recipe.make_recipe(data, length)
-    return (
-        PackedRows(prepare_rows(data, row_recipe), split)
-        if split == "train" or row_recipe.eval_split
-        else None
-    )
+    if split == "train" or row_recipe.eval_split:
+        return PackedRows(prepare_rows(data, row_recipe), split)
+    return None
 
 
 def prepare_rows(
@@ -199,7 +196,7 @@ def prepare_rows(
     verify: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """Prepare the rows of a recipe if necessary, and return the folder, verified to the byte if `verify`.
+    """Prepare the rows of a recipe if necessary, and return the folder, verified if `verify`.
 
     Raises the errors of preparation, and Stopped once `is_stopped`, which is polled.
     """
@@ -245,16 +242,15 @@ def _run_build(
     if code < 0:
         raise StorageError(
             f"preparing the text in {folder} was killed ({signal.Signals(-code).name}), as the "
-            "system does where "
-            "memory is short: give it more, or fewer cores; what is complete is kept, and the next "
-            "start resumes"
+            "system does where memory is short: give it more, or fewer cores; what is complete is "
+            "kept, and the next start resumes"
         )
     if code:
         raise RuntimeError(f"jaxlaunch.trainer.text.build ended with {code}; its output is above")
 
 
 class PackedRows(DataSource):
-    """Rows: `tokens` int32 [L + 1], `segments` int32 [L + 1], `mask` float32 [L], `text_bytes` float32."""
+    """Rows: `tokens`, `segments` int32 [L + 1], `mask` float32 [L], `text_bytes` float32."""
 
     # Reading a row takes 0.2 ms, most of it in Python: one thread reads twice as fast as four.
     is_light = True
@@ -277,8 +273,7 @@ class PackedRows(DataSource):
         digest = shards.file_digest(folder / INDEX_FILE)[:12]
         self._fingerprint = (
             f"text {split}, {len(self)} rows of {self._length}, tokenizer {index['tokenizer']}, "
-            "prepared as "
-            f"{index['address']}, sha256 {digest}"
+            f"prepared as {index['address']}, sha256 {digest}"
         )
 
     def __len__(self) -> int:
@@ -288,7 +283,7 @@ class PackedRows(DataSource):
         return unpack_row(self._records[index], self._length)
 
     def fingerprint(self) -> str:
-        """Return split, rows and length, the address (a digest of the recipe), and a digest of the rows."""
+        """Return split, rows, length, the digest of the recipe, and a digest of the rows."""
         return self._fingerprint
 
 

@@ -1,4 +1,4 @@
-"""Splits of tensorflow-datasets, prepared once as array_record and read in random order without TensorFlow.
+"""Splits of tensorflow-datasets, prepared once as array_record, read without TensorFlow.
 
 If several processes of a host need a dataset, one prepares it under a file lock while the others
 wait. The folder of a dataset is renamed when it is complete. Most builders use TensorFlow only for
@@ -51,21 +51,19 @@ logging.getLogger("absl").addFilter(lambda record: not IGNORED_LOGS.match(record
 
 
 def open_source(data: Tfds, split: Literal["train", "eval"]) -> TfdsSplit | None:
-    """Open the split for training or evaluation, preparing the dataset if necessary; None if the job has none.
+    """Open a split, preparing the dataset if necessary; None if the job has no such split.
 
     Slices such as `train[:90%]` work. Raises DataError for an unknown split, and if the preparation
     fails.
     """
     name = data.split if split == "train" else data.eval_split
-    return (
-        None
-        if name is None
-        else TfdsSplit(data.name, name, data.data_dir or str(user_cache.cache_folder("tfds")))
-    )
+    if name is None:
+        return None
+    return TfdsSplit(data.name, name, data.data_dir or str(user_cache.cache_folder("tfds")))
 
 
 class TfdsSplit(DataSource):
-    """The examples as the builder's features decode them: images as uint8 arrays, labels as integers."""
+    """The examples as the builder's features decode them: images as uint8, labels as integers."""
 
     def __init__(self, dataset: str, split: str, folder: str) -> None:
         self.name = f"tfds {dataset} {split}"
@@ -82,8 +80,8 @@ class TfdsSplit(DataSource):
         except NotImplementedError as error:
             raise DataError(
                 f"{dataset} is stored in {folder} as {builder.info.file_format}, which has no "
-                "random access; "
-                "prepare it with file_format='array_record', or set data.data_dir to another folder"
+                "random access; prepare it with file_format='array_record', or set data.data_dir "
+                "to another folder"
             ) from error
 
     def __len__(self) -> int:
@@ -94,7 +92,7 @@ class TfdsSplit(DataSource):
         return record
 
     def fingerprint(self) -> str:
-        """Return dataset, version and split, number of examples, and a digest of SAMPLES decoded ones."""
+        """Return dataset, version, split, number of examples, and a digest of decoded samples."""
         # Hash decoded examples, because files may differ: another version of zlib compresses a PNG
         # differently.
         digest = hashlib.sha256()
@@ -115,7 +113,7 @@ def _update_digest(digest: Any, value: Any) -> None:
 
 
 def prepare_dataset(name: str, folder: str) -> Any:
-    """Return the builder of `name`, prepared in `folder` if necessary. Raises DataError if that is impossible."""
+    """Return the builder of `name`, prepared in `folder` if necessary. Raises DataError."""
     builder = _make_builder(name, folder)
     if builder.is_prepared():
         return builder
@@ -179,14 +177,13 @@ def _prepare_builder(builder: Any, name: str, folder: str) -> None:
     except Exception as error:  # any builder's own code runs in there
         # The code of any builder runs here.
         raise faults.error_kind(error)(
-            f"{name} is not prepared in {folder} and preparing it failed "
-            f"({type(error).__name__}: {error}); "
-            "prepare it where that works and set data.data_dir to its folder"
+            f"{name} is not prepared in {folder} and preparing it failed ({type(error).__name__}: "
+            f"{error}); prepare it where that works and set data.data_dir to its folder"
         ) from error
 
 
 def _require_network(builder: Any, name: str, folder: str) -> None:
-    """Raise DataError if no download host of `builder` has an address, because its retries take minutes."""
+    """Raise DataError if no download host has an address, because retries take minutes."""
     hosts = sorted(
         {urllib.parse.urlsplit(url).hostname or "" for url in builder.url_infos or {}} - {""}
     )
@@ -199,8 +196,7 @@ def _require_network(builder: Any, name: str, folder: str) -> None:
             return
     raise DataError(
         f"{name} is not prepared in {folder} and there is no network to download it ({hosts[0]} "
-        "has no address); "
-        "prepare it where there is one and set data.data_dir to its folder"
+        "has no address); prepare it where there is one and set data.data_dir to its folder"
     )
 
 
@@ -213,7 +209,7 @@ TENSORFLOW_STAND_IN = types.SimpleNamespace(
 
 @contextlib.contextmanager
 def without_tensorflow(builder: Any) -> Iterator[None]:
-    """Let `builder` open files and encode images without TensorFlow within the block, if that is not installed."""
+    """Let `builder` open files and encode images without TensorFlow if it is not installed."""
     if importlib.util.find_spec("tensorflow") is not None:
         yield
         return

@@ -1,4 +1,4 @@
-"""PyTorch datasets: a class, an object or a DataLoader. Torch is imported only if the user's module does."""
+"""PyTorch datasets. Torch is imported only if the user's module does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxlaunch.trainer.errors import DataError, SpecError
 def open_source(
     path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0
 ) -> MapDataset:
-    """Open the dataset `path`, a `module:name` of a class to call with `args`, an object, or a DataLoader.
+    """Open the dataset `path`, `module:name` of a class to call with `args`, or of an object.
 
     `workers` processes read it, or as many as the DataLoader has if that is None. Raises SpecError
     for other objects, and for an iterable dataset with shuffling or workers.
@@ -37,16 +37,15 @@ def open_source(
         if workers:
             raise SpecError(
                 f"{path} is iterable: no example can be read without those before it, so {workers} "
-                "processes would "
-                "each read all of it. Leave data.workers out, or give the dataset a __getitem__"
+                "processes would each read all of it. Leave data.workers out, or give the dataset "
+                "a __getitem__"
             )
         if shuffle:
             raise SpecError(
                 f"{path} is iterable: it has one order, its own, and no example can be read "
-                "without those before it. "
-                "Set data.shuffle: false to have it in that order; each process then reads all of "
-                "it and keeps its own "
-                "rows, and a run that resumes reads what it has seen again to skip it"
+                "without those before it. Set data.shuffle: false to have it in that order; each "
+                "process then reads all of it and keeps its own rows, and a run that resumes reads "
+                "what it has seen again to skip it"
             )
         return IterableDataset(path, args, dataset, user_code.find_place(target))
 
@@ -139,7 +138,7 @@ class MapDataset(DataSource):
 
 
 class IterableDataset(MapDataset):
-    """An iterable dataset with a length, read in its own order; reading an earlier example restarts the iteration."""
+    """An iterable dataset with a length; reading an earlier example restarts the iteration."""
 
     def __init__(self, path: str, args: Mapping[str, Any], dataset: Any, place: str) -> None:
         super().__init__(path, args, dataset, place)

@@ -20,7 +20,7 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.adapters.lora import evaluation_reference
 from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
-from jaxlaunch.trainer.data.examples import Batch, UnusableExample
+from jaxlaunch.trainer.data.examples import Batch, UnusableExampleError
 from jaxlaunch.trainer.data.source import DataSource, Source
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.language_model import LanguageModel
@@ -94,7 +94,7 @@ class Preference(Task):
         """Return `tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2]. Raises Unusable for others."""
         tokens_2T = ranges.read_integers("tokens", ranges.get_value(raw, "tokens"))
         if tokens_2T.ndim != 2 or len(tokens_2T) != 2 or tokens_2T.shape[1] < 2:
-            raise UnusableExample(
+            raise UnusableExampleError(
                 f"tokens of shape {list(tokens_2T.shape)}, but a pair is two rows of at least 2"
             )
         width = tokens_2T.shape[1]
@@ -105,7 +105,7 @@ class Preference(Task):
             ("length", length, (2,)),
         ):
             if array.shape != expected_shape:
-                raise UnusableExample(
+                raise UnusableExampleError(
                     f"{key} of shape {list(array.shape)}, but a pair of {width} tokens has "
                     f"{list(expected_shape)}"
                 )

@@ -29,7 +29,7 @@ from jax import Array
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
-from jaxlaunch.trainer.data.examples import Batch, Examples, UnusableExample
+from jaxlaunch.trainer.data.examples import Batch, Examples, UnusableExampleError
 from jaxlaunch.trainer.data.source import Source
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
@@ -127,7 +127,7 @@ class NextToken(Task):
         """
         tokens_T = ranges.read_integers("tokens", ranges.get_value(raw, "tokens"))
         if tokens_T.ndim != 1 or len(tokens_T) < 2:
-            raise UnusableExample(
+            raise UnusableExampleError(
                 f"tokens of shape {list(tokens_T.shape)}, but an example is one row of at least 2"
             )
         example = {"tokens": tokens_T}
@@ -141,7 +141,7 @@ class NextToken(Task):
                 () if key in ("length", TEXT_BYTES) else (len(tokens_T) - (key == "mask"),)
             )
             if value.shape != expected_shape:
-                raise UnusableExample(
+                raise UnusableExampleError(
                     f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with "
                     f"{list(expected_shape)}"
                 )

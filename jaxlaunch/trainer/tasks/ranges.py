@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxlaunch.trainer.attention import padding
-from jaxlaunch.trainer.data.examples import Batch, UnusableExample
+from jaxlaunch.trainer.data.examples import Batch, UnusableExampleError
 
 INT32 = np.iinfo(np.int32)
 
@@ -21,7 +21,7 @@ INT32 = np.iinfo(np.int32)
 def get_value(raw: Mapping[str, Any], key: str) -> Any:
     """Return the value of a key of a record. Raises Unusable if it is missing."""
     if key not in raw:
-        raise UnusableExample(
+        raise UnusableExampleError(
             f"no {key}, which the task reads; it has "
             f"{', '.join(sorted(map(str, raw))) or 'nothing'}"
         )
@@ -32,15 +32,15 @@ def read_integers(key: str, value: Any) -> npt.NDArray[np.int32]:
     """Convert `value` to int32 of the same shape. Raises Unusable for anything but whole numbers."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
-        raise UnusableExample(f"{key} of {array.dtype}; it is made of whole numbers")
+        raise UnusableExampleError(f"{key} of {array.dtype}; it is made of whole numbers")
     if array.dtype.kind == "f":
         is_wrong = ~(np.isfinite(array) & (array == np.trunc(array)))
         if is_wrong.any():
-            raise UnusableExample(f"{key} {array[is_wrong].flat[0]}, not a whole number")
+            raise UnusableExampleError(f"{key} {array[is_wrong].flat[0]}, not a whole number")
     if array.dtype.itemsize >= 4 and array.dtype != np.int32:
         is_wrong = (array < INT32.min) | (array > INT32.max)
         if is_wrong.any():
-            raise UnusableExample(
+            raise UnusableExampleError(
                 f"{key} {array[is_wrong].flat[0]}, too large for the int32 it becomes"
             )
     return array.astype(np.int32)
@@ -58,7 +58,7 @@ def read_class(value: Any) -> npt.NDArray[np.int32]:
         and np.count_nonzero(array) == 1
     )
     hint = f"; it looks one-hot: its class is {int(array.argmax())}" if is_one_hot else ""
-    raise UnusableExample(
+    raise UnusableExampleError(
         f"a label of shape {list(array.shape)}, but a label is one whole number, the class{hint}"
     )
 
@@ -67,7 +67,7 @@ def read_flags(value: Any) -> npt.NDArray[np.float32]:
     """Convert a label of 0 or 1 for each class to float32. Raises Unusable for other numbers."""
     array = read_numbers(value)
     if array.ndim != 1 or not np.isin(array, (0.0, 1.0)).all():
-        raise UnusableExample(
+        raise UnusableExampleError(
             f"a label of shape {list(array.shape)}, from {array.min()} to {array.max()}, but with "
             "loss.target = "
             "multi_label a label is 0 or 1 for each class, [classes]"
@@ -84,7 +84,7 @@ def read_numbers(value: Any) -> npt.NDArray[np.float32]:
         or not array.size
         or not np.isfinite(array).all()
     ):
-        raise UnusableExample(
+        raise UnusableExampleError(
             f"a label {array.ravel()[:3].tolist()} of {array.dtype}{list(array.shape)}, not "
             "finite numbers"
         )
@@ -99,7 +99,7 @@ def read_labels(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
     if not np.isfinite(label_B).all() or (
         target == "multi_label" and not np.isin(label_B, (0.0, 1.0)).all()
     ):
-        raise UnusableExample("a label that cannot be used")
+        raise UnusableExampleError("a label that cannot be used")
     return label_B
 
 

@@ -1,4 +1,4 @@
-"""Prepares the rows of a corpus, once: `python -m jaxlaunch.trainer.text.build FOLDER PARENT`, a recipe on stdin.
+"""Prepares the rows of a corpus: `python -m jaxlaunch.trainer.text.build FOLDER PARENT < RECIPE`.
 
 The build runs in a separate process without jax. Its workers tokenize units of the files or pack
 shards, so memory is proportional to the number of workers and not to the corpus. Complete parts are
@@ -180,13 +180,11 @@ def _count_documents(
         if documents.file_kind(recipe.paths[0]) != "text" or tokens - held_out < MIN_TOKENS:
             raise DataError(
                 f"data.eval_split = {recipe.eval_split} of one document leaves none to train on; "
-                "set it to 0, or name "
-                "data.eval_path"
+                "set it to 0, or name data.eval_path"
             )
         _print_message(
             f"data.eval_split = {recipe.eval_split} of one document, whose last {held_out} of "
-            f"{tokens} tokens are held "
-            "out"
+            f"{tokens} tokens are held out"
         )
         cut = tokens - held_out
     corpus = Corpus(count, buckets, tuple(first_U), report["documents"], cut)
@@ -265,7 +263,7 @@ def _run_in_pool(
 
 
 def _initialize_worker(parent: int) -> None:
-    """Limit a worker to one core by disabling the tokenizers' threads, and let it end with its parent."""
+    """Limit a worker to one core, without the tokenizers' threads, and to its parent's life."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Ctrl-C reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -273,7 +271,7 @@ def _initialize_worker(parent: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends, so that a killed run leaves no workers."""
+    """Let the kernel kill this process when its parent ends; a killed run leaves no workers."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -282,7 +280,7 @@ def die_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of one folder; the kernel releases it when its holder dies. Raises DataError."""
+    """Hold the lock of one folder, which ends with its holder. Raises DataError."""
     path = folder.with_name(f".{folder.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -303,7 +301,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def main() -> NoReturn:
-    """Build the recipe on stdin with all cores, print an error as a line of JSON, and exit with its code."""
+    """Build the recipe on stdin, print an error as a line of JSON, and exit with its code."""
     die_with_parent(int(sys.argv[2]))
     folder = Path(sys.argv[1])
     # A worker would import from the user's folders before it receives this sys.path.

@@ -1,4 +1,4 @@
-"""Chat templates, rendered as in transformers: sandboxed jinja2 with the same filters, functions and tags.
+"""Chat templates, rendered as in transformers: sandboxed jinja2 with the same extensions.
 
 This follows `transformers.utils.chat_template_utils` 4.57, except that `strftime_now` uses a fixed
 date, so that the same files give the same rows at any time.
@@ -35,7 +35,7 @@ class GenerationTagError(Exception):
 
 
 class _GenerationTag(Extension):
-    """The tag {% generation %} … {% endgeneration %}, which records the places of its blocks in the rendered text."""
+    """The tag {% generation %} … {% endgeneration %}, which records the places of its blocks."""
 
     tags = {"generation"}
 
@@ -62,7 +62,7 @@ class _GenerationTag(Extension):
 
 
 class Template:
-    """A template and the special tokens that it may use. Raises jinja2.TemplateSyntaxError if it is invalid."""
+    """A template and its special tokens. Raises jinja2.TemplateSyntaxError if it is invalid."""
 
     def __init__(self, source: str, tokens: Mapping[str, Any]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -82,7 +82,7 @@ class Template:
     def render(
         self, messages: Sequence[Any], tools: Sequence[Any] | None = None, *, prompt: bool = False
     ) -> Rendering:
-        """Render the chat in which `tools` may be called, followed by the start of an assistant's turn if `prompt`.
+        """Render a chat with `tools`, and the start of an assistant's turn if `prompt`.
 
         Raises jinja2.TemplateError if the template refuses it, GenerationTagError, and any error of
         its code.

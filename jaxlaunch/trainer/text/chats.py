@@ -1,4 +1,4 @@
-"""Chats as documents: messages rendered by the tokenizer's template, with the words of the assistant marked.
+"""Chats as documents: messages rendered by the tokenizer's template, the answers marked.
 
 The marked words are those that the template's {% generation %} tag encloses. A template without the
 tag is rendered turn by turn: the words of a turn are the text that it adds to the previous turns
@@ -18,7 +18,7 @@ from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.text import documents
 from jaxlaunch.trainer.text import tokenizer as tokenizers
-from jaxlaunch.trainer.text.documents import Document, UnfitRow, describe_value
+from jaxlaunch.trainer.text.documents import Document, UnfitRowError, describe_value
 from jaxlaunch.trainer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ ASSISTANT = "assistant"
 
 
 class ChatTemplates:
-    """The chat templates of a tokenizer. Raises SpecError if there are none, or they cannot be read."""
+    """The chat templates of a tokenizer. Raises SpecError if none can be read."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._name = tokenizer.name
@@ -54,16 +54,16 @@ class ChatTemplates:
         self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     def row_document(self, field: str, values: documents.Values) -> Document:
-        """Render the chat of a row with its tools. Raises UnfitRow."""
+        """Render the chat of a row with its tools. Raises UnfitRowError."""
         try:
             return self.render_document(values[field], parse_tools(values.get(OPTIONAL_FIELDS[0])))
-        except UnfitRow as error:
-            raise UnfitRow(f"its field {field!r}: {error}") from None
+        except UnfitRowError as error:
+            raise UnfitRowError(f"its field {field!r}: {error}") from None
 
     def render_document(
         self, messages: Any, tools: Sequence[Any] | None = None, skipped: int = 0
     ) -> Document:
-        """Render messages, with the spans of the assistant after the first `skipped` messages. Raises UnfitRow."""
+        """Render messages with the spans of the assistant after the first `skipped` messages."""
         check_messages(messages)
         template = self._templates[
             TOOL_TEMPLATE
@@ -77,20 +77,20 @@ class ChatTemplates:
             spans = spans[len(self._render_template(template, messages[:skipped], tools).spans) :]
         if not spans:
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages[skipped:]))
-            raise UnfitRow(
+            raise UnfitRowError(
                 f"it has no words of the role {ASSISTANT!r}, which are the targets; its "
                 f"roles: {roles}"
             )
         return Document(*documents.replace_surrogates(text), spans)
 
     def render_prompt(self, messages: Sequence[Any]) -> str:
-        """Render messages and the beginning of the assistant's answer. Raises UnfitRow."""
+        """Render messages and the beginning of the assistant's answer. Raises UnfitRowError."""
         return self._render_template(
             self._templates[DEFAULT_TEMPLATE], messages, None, prompt=True
         ).text
 
     def answer_suffix(self) -> str:
-        """Return the text that the template writes after the words of the assistant. Raises UnfitRow."""
+        """Return the text that the template writes after an answer. Raises UnfitRowError."""
         words = "an answer"
         turns = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": words}]
         return self._render_template(
@@ -117,12 +117,11 @@ class ChatTemplates:
                 # The template begins an assistant's turn differently when it asks for one.
                 prompt_text = self._render_template(template, messages[:number], tools).text
             if not turn_text.startswith(prompt_text) or not text.startswith(turn_text):
-                raise UnfitRow(
+                raise UnfitRowError(
                     f"the chat template of {self._name} renders message {number + 1} or those "
-                    "before it otherwise when "
-                    "more follows, so whose words are whose is not known; mark the assistant's in "
-                    "the template by "
-                    "{% generation %} and {% endgeneration %}"
+                    "before it otherwise when more follows, so whose words are whose is not known; "
+                    "mark the assistant's in the template by {% generation %} and {% endgeneration "
+                    "%}"
                 )
             if len(turn_text) > len(prompt_text):
                 spans.append((len(prompt_text), len(turn_text)))
@@ -137,13 +136,13 @@ class ChatTemplates:
             return template.render(messages, tools, prompt=prompt)
         except jinja2.TemplateError as error:
             # raise_exception in a template raises a TemplateError.
-            raise UnfitRow(
+            raise UnfitRowError(
                 f"the chat template of {self._name} refuses its messages: {error}"
             ) from None
         except Exception as error:
             # The code of the template runs here.
             message = f"{type(error).__name__}: {error}"
-            raise UnfitRow(
+            raise UnfitRowError(
                 f"the chat template of {self._name} fails on its messages: {message}"
             ) from None
 
@@ -173,38 +172,38 @@ def load_chats(name: str) -> ChatTemplates:
 
 
 def check_messages(messages: Any) -> None:
-    """Raise UnfitRow unless the value is a list of messages."""
+    """Raise UnfitRowError unless the value is a list of messages."""
     if not isinstance(messages, list):
-        raise UnfitRow(f"it is {describe_value(messages)}, not a list of messages")
+        raise UnfitRowError(f"it is {describe_value(messages)}, not a list of messages")
     if not messages:
-        raise UnfitRow("it is an empty list, without a message")
+        raise UnfitRowError("it is an empty list, without a message")
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
-            raise UnfitRow(
+            raise UnfitRowError(
                 f"its message {number} is {describe_value(message)}, not an object with a role"
             )
         if not isinstance(message.get("role"), str):
-            raise UnfitRow(
+            raise UnfitRowError(
                 f"its message {number} has no role; it has "
                 f"{', '.join(map(str, message)) or 'nothing'}"
             )
 
 
 def parse_tools(value: Any) -> list[Any] | None:
-    """Parse the tools of a row, a list of schemas or its JSON. Raises UnfitRow."""
+    """Parse the tools of a row, a list of schemas or its JSON. Raises UnfitRowError."""
     tools = value
     if isinstance(value, str):
         try:
             tools = json.loads(value)
         except ValueError as error:
-            raise UnfitRow(f"the row's tools are not JSON: {error}") from None
+            raise UnfitRowError(f"the row's tools are not JSON: {error}") from None
     if tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         return tools
-    raise UnfitRow("the row's tools are not a list of objects, each the schema of a function")
+    raise UnfitRowError("the row's tools are not a list of objects, each the schema of a function")
 
 
 def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
-    """Return the default template and, if there is one, that for rows with tools. Raises SpecError."""
+    """Return the default template and the one for rows with tools, if any. Raises SpecError."""
     fault = f"data.tokenizer = {tokenizer.name}"
     sources: dict[str, Any] = {
         name.removeprefix(saved_files.TEMPLATES_FOLDER).removesuffix(".jinja"): text.decode(
@@ -239,9 +238,7 @@ def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
                 )
     if DEFAULT_TEMPLATE not in sources:
         raise SpecError(
-            f"{fault} has chat templates named {', '.join(sources) or 'nothing'}, and "
-            "none is named "
-            f"{DEFAULT_TEMPLATE}; name "
-            "that to train with so"
+            f"{fault} has chat templates named {', '.join(sources) or 'nothing'}, and none is "
+            f"named {DEFAULT_TEMPLATE}; name that to train with so"
         )
     return {name: sources[name] for name in (DEFAULT_TEMPLATE, TOOL_TEMPLATE) if name in sources}

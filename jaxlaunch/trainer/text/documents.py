@@ -57,7 +57,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Part(NamedTuple):
-    """A part of a file: bytes of text and lines, row groups of Parquet, batches of Arrow, or a compressed file."""
+    """A part of a file: bytes, row groups of Parquet, batches of Arrow, or a compressed file."""
 
     path: str
     # One of text, lines, parquet and arrow.
@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A text, how many of its characters replace invalid UTF-8, and the ranges of characters that are targets.
+    """A text, how many of its characters replace invalid UTF-8, and the ranges of its targets.
 
     All characters are targets if `spans` is None.
     """
@@ -86,11 +86,11 @@ Values = Mapping[str, Any]
 Rows = Iterator[tuple[int, Values, int]]
 
 
-class UnfitRow(Exception):
+class UnfitRowError(Exception):
     """The reason why a row is not a document."""
 
 
-class _WrongRow(Exception):
+class _WrongRowError(Exception):
     """A fault in row `row` of a part, counted from 0."""
 
     def __init__(self, row: int, problem: str) -> None:
@@ -129,7 +129,7 @@ def check_packing(path: str) -> None:
 
 
 def _folder_patterns(folder: str) -> list[str]:
-    """Return the files of a folder: those that `datasets` lists in its state.json, or else those of one kind."""
+    """Return the files of a folder: those in the state.json of `datasets`, or those of one kind."""
     names = sorted(
         name
         for name in os.listdir(folder)
@@ -176,7 +176,7 @@ def _is_packed(path: str) -> bool:
 
 
 def split_units(paths: Sequence[str]) -> list[list[Part]]:
-    """Return the parts of the files in order, in groups of about 16 MiB or more that depend on the files alone.
+    """Return the parts of the files in order, in groups of about 16 MiB or more.
 
     Raises DataError for an empty file of rows, and for an invalid Parquet or Arrow file.
     """
@@ -229,7 +229,7 @@ def read_documents(
     make_document: Callable[[Values], Document] | None = None,
     optional_fields: Sequence[str] = (),
 ) -> Iterator[Document]:
-    """Yield the documents of a part in order, including empty ones. Raises DataError naming file and row.
+    """Yield the documents of a part in order, including empty ones. Raises DataError.
 
     `make_document` converts rows to documents; by default their text is in `field`. Plain text has
     no rows.
@@ -251,10 +251,10 @@ def read_rows(
     make_item: Callable[[Values], RowItem],
     optional_fields: Sequence[str] = (),
 ) -> Iterator[tuple[RowItem, int]]:
-    """Yield the result of `make_item` for each row of a part, and how many characters replace invalid UTF-8.
+    """Yield `make_item` of each row, and how many of its characters replace invalid UTF-8.
 
     A row has `field`, and the fields of `optional_fields` that exist. `make_item` may raise
-    UnfitRow. Raises DataError with file and row.
+    UnfitRowError. Raises DataError with file and row.
     """
     with _report_faults(part):
         rows = (
@@ -265,8 +265,8 @@ def read_rows(
         for number, values, replaced in rows:
             try:
                 yield make_item(values), replaced
-            except UnfitRow as error:
-                raise _WrongRow(number, str(error)) from None
+            except UnfitRowError as error:
+                raise _WrongRowError(number, str(error)) from None
 
 
 @contextlib.contextmanager
@@ -275,7 +275,7 @@ def _report_faults(part: Part) -> Iterator[None]:
         yield
     except TrainerError:
         raise
-    except _WrongRow as row_error:
+    except _WrongRowError as row_error:
         raise DataError(
             f"{part.path}, row {row_error.row + 1 + _count_rows_before(part)}: {row_error}"
         ) from None
@@ -285,7 +285,7 @@ def _report_faults(part: Part) -> Iterator[None]:
 
 
 def _damage_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions of reading a damaged file, including those of pyarrow if it is imported."""
+    """Return the exceptions of reading a damaged file, with those of pyarrow if it is imported."""
     pyarrow = sys.modules.get("pyarrow")
     return (OSError, EOFError, ValueError, *([] if pyarrow is None else [pyarrow.ArrowException]))
 
@@ -316,12 +316,12 @@ def _make_document(field: str, values: Values) -> Document:
     if isinstance(value, bytes):
         return decode_text(value)
     if not isinstance(value, str):
-        raise UnfitRow(f"its field {field!r} is {describe_value(value)}, not a text")
+        raise UnfitRowError(f"its field {field!r} is {describe_value(value)}, not a text")
     return Document(*replace_surrogates(value))
 
 
 def replace_surrogates(text: str) -> tuple[str, int]:
-    """Replace lone surrogates, which JSON may contain, by U+FFFD, and return the text and their number."""
+    """Replace lone surrogates, which JSON may contain, by U+FFFD; return text and count."""
     return (text, 0) if text.isascii() else _SURROGATE.subn(REPLACEMENT, text)
 
 
@@ -378,7 +378,7 @@ def _read_pieces(part: Part) -> Iterator[Document]:
 
 
 def _read_lines(part: Part, field: str) -> Rows:
-    """Yield a row for each line that is not blank. A line belongs to the part in which it begins."""
+    """Yield a row for each line that is not blank; a line belongs to the part where it begins."""
     for number, line in enumerate(_split_lines(part)):
         if not number and not part.first:
             line = line.removeprefix(codecs.BOM_UTF8)
@@ -388,15 +388,15 @@ def _read_lines(part: Part, field: str) -> Rows:
         try:
             row = json.loads(text.text)
         except (ValueError, RecursionError) as error:
-            raise _WrongRow(
+            raise _WrongRowError(
                 number, f"it is not JSON: {error}; a file of JSON lines has one object a line"
             ) from None
         if not isinstance(row, dict):
-            raise _WrongRow(
+            raise _WrongRowError(
                 number, f"it is {describe_value(row)}, not an object with the field {field!r}"
             )
         if field not in row:
-            raise _WrongRow(
+            raise _WrongRowError(
                 number, f"it has no field {field!r}; it has {', '.join(map(str, row)) or 'none'}"
             )
         yield number, row, text.replaced
@@ -510,7 +510,7 @@ def _choose_columns(
 
 
 def _column_values(column: Any) -> tuple[list[Any], list[int]]:
-    """Return the values of a column and, if some are invalid UTF-8, the number of replaced characters in each.
+    """Return the values of a column and, if some are invalid UTF-8, the replaced characters.
 
     Raises ValueError for a damaged column, because a wrong offset in a mapped file would crash the
     process.

@@ -6,7 +6,7 @@
 Every process tokenizes all pairs when a run starts and keeps them in memory, with 5 bytes per
 token.
 
-T tokens, P pairs, L length.
+T tokens, P pairs, K = 2 texts of a pair, L length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chats, documents, recipe, tokenizer
-from jaxlaunch.trainer.text.documents import Document, UnfitRow, Values, describe_value
+from jaxlaunch.trainer.text.documents import Document, UnfitRowError, Values, describe_value
 from jaxlaunch.trainer.text.tokenizer import Encoding, Tokenizer
 
 CHOSEN, REJECTED = "chosen", "rejected"
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 
 
 class TokenizedPairs(NamedTuple):
-    """The pairs of some files: texts 2 p and 2 p + 1 are the chosen and the rejected one of pair p."""
+    """The pairs of some files: texts 2 p and 2 p + 1 are the chosen and the rejected of pair p."""
 
     # Tokens of all texts, concatenated.
     tokens: npt.NDArray[np.int32]
@@ -84,11 +84,9 @@ def open_source(data: Text, length: int, split: Literal["train", "eval"]) -> Pai
     if not len(chosen_P):
         raise DataError(
             f"data.path: {paths[0]} and what else matches hold {count} pairs that fit into "
-            "train.model.length = "
-            f"{length} ({tokenized.too_long} are longer, {tokenized.empty} have no token "
-            "to predict), "
-            "and data.eval_split = "
-            f"{data.eval_split} leaves the {split} split none of them"
+            f"train.model.length = {length} ({tokenized.too_long} are longer, {tokenized.empty} "
+            f"have no token to predict), and data.eval_split = {data.eval_split} leaves the "
+            f"{split} split none of them"
         )
     identity = (
         f"{split}, {data.eval_split} of sha256 {digest}, tokenizer "
@@ -98,7 +96,7 @@ def open_source(data: Text, length: int, split: Literal["train", "eval"]) -> Pai
 
 
 class Pairs(DataSource):
-    """`tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2] of each pair, padded with zeros."""
+    """`tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2] of each pair."""
 
     name = "preferences"
 
@@ -114,18 +112,18 @@ class Pairs(DataSource):
         return len(self._chosen_P)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        tokens_2T = np.zeros((2, self._length + 1), np.int32)
-        mask_2L = np.zeros((2, self._length), np.float32)
+        tokens_KT = np.zeros((2, self._length + 1), np.int32)
+        mask_KL = np.zeros((2, self._length), np.float32)
         first = 2 * int(self._chosen_P[index])
         ends = self._tokenized.ends
         counts = []
         for row, text in enumerate((first, first + 1)):
             span = slice(ends[text - 1] if text else 0, ends[text])
             tokens = self._tokenized.tokens[span]
-            tokens_2T[row, : len(tokens)] = tokens
-            mask_2L[row, : len(tokens) - 1] = self._tokenized.is_target[span][1:]
+            tokens_KT[row, : len(tokens)] = tokens
+            mask_KL[row, : len(tokens) - 1] = self._tokenized.is_target[span][1:]
             counts.append(len(tokens))
-        return {"tokens": tokens_2T, "mask": mask_2L, "length": np.array(counts, np.int32)}
+        return {"tokens": tokens_KT, "mask": mask_KL, "length": np.array(counts, np.int32)}
 
     def fingerprint(self) -> str:
         """Return split, files, tokenizer, pairs and length."""
@@ -133,17 +131,17 @@ class Pairs(DataSource):
 
 
 def parse_pair(load_chats: Callable[[], chats.ChatTemplates], values: Values) -> Pair:
-    """Parse the two texts of a row. Raises UnfitRow."""
+    """Parse the two texts of a row. Raises UnfitRowError."""
     for field in (CHOSEN, REJECTED):
         if values.get(field) is None:
-            raise UnfitRow(
+            raise UnfitRowError(
                 f"it has no {field!r}; it has "
                 f"{', '.join(key for key in values if values[key] is not None)}"
             )
     prompts = [key for key in PROMPTS if values.get(key) is not None][:1]
     for field in (CHOSEN, REJECTED, *prompts):
         if not isinstance(values[field], str | list):
-            raise UnfitRow(
+            raise UnfitRowError(
                 f"its {field!r} is {describe_value(values[field])}, neither a text nor a list "
                 "of messages"
             )
@@ -157,7 +155,7 @@ def parse_pair(load_chats: Callable[[], chats.ChatTemplates], values: Values) ->
             texts = [text.removeprefix(prompt) for text in texts]
         pair = Pair(_join_texts(prompt, texts[0]), _join_texts(prompt, texts[1]), is_chat=False)
     if pair.chosen[:2] == pair.rejected[:2]:
-        raise UnfitRow(
+        raise UnfitRowError(
             "its 'chosen' and 'rejected' are the same text: neither can be the better one"
         )
     return pair
@@ -192,8 +190,8 @@ def _render_messages(chat: chats.ChatTemplates, prompt: Any, values: Values) -> 
                     skipped,
                 )
             )
-        except UnfitRow as error:
-            raise UnfitRow(f"its {field!r}: {error}") from None
+        except UnfitRowError as error:
+            raise UnfitRowError(f"its {field!r}: {error}") from None
     chosen, rejected = texts
     return Pair(chosen, rejected, is_chat=True)
 

@@ -1,4 +1,4 @@
-"""The recipe of a corpus: files, tokenizer, packing and order. Equal recipes give equal bytes on any machine.
+"""The recipe of a corpus. Equal recipes give equal bytes on any machine.
 
 The folder of the rows is named by a digest of the recipe. So prepared rows are found again, and a
 change of a file, the tokenizer or a key gives another folder.
@@ -64,7 +64,7 @@ class Recipe:
 
     @property
     def address(self) -> str:
-        """The name of the folder, a digest of everything but the locations of files and tokenizer."""
+        """The name of the folder, a digest of everything but the locations of the files."""
         keys = {
             key: value
             for key, value in dataclasses.asdict(self).items()
@@ -95,7 +95,7 @@ def make_recipe(
     held_out: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Recipe:
-    """Return the recipe of a data block for rows of `length` targets, for its eval_path if `held_out`.
+    """Return the recipe of a data block for rows of `length` targets, or of its eval_path.
 
     Raises DataError if no file matches or one has no chats, SpecError if the tokenizer or its chat
     template cannot be read, and Stopped once `is_stopped`.
@@ -113,8 +113,7 @@ def make_recipe(
     if data.field is not None and all(documents.file_kind(path) == "text" for path in paths):
         raise DataError(
             f"{paths[0]} is plain text, by its name, which has no field {data.field!r}; JSON lines "
-            "(.jsonl), Parquet "
-            "and Arrow have. Leave data.field out to read the whole file as text"
+            "(.jsonl), Parquet and Arrow have. Leave data.field out to read the whole file as text"
         )
     return Recipe(
         paths=tuple(paths),
@@ -138,7 +137,7 @@ def prepared_root(data: Text) -> str:
 def digest_files(
     paths: Sequence[str], folder: Path, is_stopped: Callable[[], bool] = lambda: False
 ) -> str:
-    """Hash names below their common folder and contents to 12 hexadecimal digits, caching digests in `folder`.
+    """Hash names and contents of files to 12 hexadecimal digits, caching digests in `folder`.
 
     The common folder is not part of the digest, because the same data may be mounted elsewhere on
     the next machine. Raises DataError for a file that cannot be read, StorageError, Stopped.

@@ -125,7 +125,7 @@ def write_part(
 
 
 def is_complete(folder: Path, unit: int) -> bool:
-    """Return whether a part is complete, and remove a truncated one, for example after a power failure."""
+    """Return whether a part is complete; remove a truncated one, as after a power failure."""
     path = part_path(folder, unit)
     tokens = path.with_suffix(".tokens")
     if not path.exists():
@@ -184,7 +184,7 @@ def _read_numbers(file: BinaryIO, first: int, count: int) -> Ints:
 
 
 def token_ids(tokens_T: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return the ids of a part's tokens, where tokens that are not targets are stored as ~id, below 0."""
+    """Return the ids of a part's tokens; tokens that are not targets are stored as ~id."""
     return np.where(tokens_T < 0, ~tokens_T, tokens_T)
 
 
@@ -205,7 +205,7 @@ class _Lot:
         self.tokens = self.replaced = self.empty = 0
 
     def add_batch(self, batch: list[Document], tokenizer: Tokenizer) -> None:
-        """Encode a batch; documents without tokens, such as spaces for some tokenizers, are only counted."""
+        """Encode a batch; documents without tokens are only counted."""
         texts = [document for document in batch if document.text]
         for document, ids in zip(texts, _encode_documents(texts, tokenizer), strict=True):
             if not len(ids):
@@ -226,7 +226,7 @@ class _Lot:
 def _encode_documents(
     texts: list[Document], tokenizer: Tokenizer
 ) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the tokens of each document, with ~id for tokens that are not targets (see `token_ids`).
+    """Yield the tokens of each document, ~id for tokens that are not targets.
 
     Texts get bos and eos tokens; chats already have those of their template.
     """
@@ -243,7 +243,7 @@ def _encode_documents(
 
 
 def _tokenize_parts(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lot]:
-    """Yield the documents of a unit in lots of about 4 Mi tokens, at least one lot, which may be empty."""
+    """Yield the documents of a unit in lots of about 4 Mi tokens, at least one, maybe empty."""
     tokenizer, lot, make = load_tokenizer(recipe.tokenizer), _Lot(), None
     if recipe.template is not None:
         make = partial(
@@ -434,7 +434,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 class Row(NamedTuple):
-    """The tokens `starts[i]` … `starts[i]` + `lengths[i]` − 1 of the stream, one segment after the other."""
+    """Segments of the stream: `lengths[i]` tokens from `starts[i]` on."""
 
     starts: Ints
     lengths: Ints

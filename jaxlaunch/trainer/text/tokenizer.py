@@ -133,7 +133,7 @@ class HuggingFaceTokenizer:
         ]
 
     def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
-        """Encode texts as `encode_batch` does, and return which tokens are in their spans, both [T]."""
+        """Encode texts as `encode_batch` does, with which tokens are in their spans, both [T]."""
         return [
             (np.array(encoding.ids, np.int32), _tokens_in_spans(encoding.offsets, text_spans))
             for encoding, text_spans in zip(
@@ -208,7 +208,7 @@ class HuggingFaceTokenizer:
         return self._ids[token]
 
     def _starts_with_bos(self) -> bool:
-        """Return whether texts begin with the bos token, by the configuration or else the post-processor."""
+        """Return whether texts begin with bos, by the configuration or else the post-processor."""
         adds_bos = self.config.get("add_bos_token")
         if adds_bos is not None and not isinstance(adds_bos, bool):
             raise SpecError(
@@ -226,7 +226,7 @@ Tokenizer = ByteTokenizer | HuggingFaceTokenizer
 
 @functools.lru_cache(maxsize=8)
 def load_tokenizer(name: str) -> Tokenizer:
-    """Load a tokenizer: `bytes`, or a local or remote folder or file. Raises SpecError, StorageError."""
+    """Load `bytes`, or a local or remote folder or file. Raises SpecError, StorageError."""
     if name == BYTE_TOKENIZER:
         return ByteTokenizer()
     storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -242,8 +242,7 @@ def load_tokenizer(name: str) -> Tokenizer:
                 hint = f"it holds {', '.join(sorted(path.name for path in location.iterdir())[:5]) or 'nothing'}"
             raise SpecError(
                 f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; "
-                f"{hint}; transformers' "
-                f"save_pretrained of a fast tokenizer writes {MAIN}"
+                f"{hint}; transformers' save_pretrained of a fast tokenizer writes {MAIN}"
             )
         files = {
             MAIN: bytes(main_file.read_bytes()),
@@ -255,24 +254,22 @@ def load_tokenizer(name: str) -> Tokenizer:
 def find_tokenizer(
     vocab: int, data: Mapping[str, Any] | None, files: Mapping[str, bytes], location: str
 ) -> Tokenizer | None:
-    """Return the tokenizer of `files` at `location`, or the byte tokenizer if `data` or `vocab` imply it.
+    """Return the tokenizer of `files`, or the byte tokenizer if `data` or `vocab` imply it.
 
     Returns None for unknown tokens, and if the package `tokenizers` is not installed. Raises
     SpecError for files that cannot be read.
     """
     if MAIN in files:
-        return (
-            HuggingFaceTokenizer(location, files)
-            if importlib.util.find_spec("tokenizers")
-            else None
-        )
+        if importlib.util.find_spec("tokenizers"):
+            return HuggingFaceTokenizer(location, files)
+        return None
     if data is not None and data.get("tokenizer") is not None:
         return ByteTokenizer() if data["tokenizer"] == BYTE_TOKENIZER else None
     return ByteTokenizer() if vocab == ByteTokenizer.vocab else None
 
 
 def token_text(token: Any) -> Any:
-    """Return the text of a special token in a configuration, which is a string or a block with `content`."""
+    """Return the text of a special token, which is a string or a block with `content`."""
     return token.get("content") if isinstance(token, Mapping) else token
 
 
@@ -281,8 +278,7 @@ def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
     if vocab < tokenizer.vocab:
         raise SpecError(
             f"train.model.vocab = {vocab} is less than the {tokenizer.vocab} of data.tokenizer = "
-            f"{tokenizer.name}; "
-            f"make it {tokenizer.vocab} or more"
+            f"{tokenizer.name}; make it {tokenizer.vocab} or more"
         )
 
 
@@ -307,7 +303,7 @@ def _parse_tokenizer(name: str, text: bytes) -> Any:
 
 
 def _count_bytes(token: str, prefix: str, suffix: str) -> int:
-    """Count the bytes of a token written as characters: `<0x0A>` is one, `▁` a space, `##` in front is nothing."""
+    """Count the bytes of a token: `<0x0A>` is one, `▁` a space, a prefix `##` nothing."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
     token = token.removeprefix(prefix)

@@ -1,4 +1,4 @@
-"""Program that sends the metrics of a run to its tracker: `python -m jaxlaunch.trainer.tracking JSON`.
+"""Sends the metrics of a run to its tracker: `python -m jaxlaunch.trainer.tracking JSON`.
 
 It follows metrics.jsonl and eval.jsonl in the run folder, and sends each line once across restarts:
 `tracker.json` stores the id of the run and the last step of each file. If a step is trained again
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 class _Lifecycle:
-    """Events: the training has ended, the tracker is open, and there is no time left for further lines."""
+    """Events: the training has ended, the tracker is open, no time is left for more lines."""
 
     def __init__(self) -> None:
         self.is_over = threading.Event()
@@ -112,7 +112,7 @@ def _hand_over(settings: Mapping[str, Any], course: _Lifecycle) -> None:
 
 
 class _TrackerState:
-    """State that survives restarts: the id of the run at its tracker, and the last step sent from each journal."""
+    """State that survives restarts: the run's id at its tracker, and the last step sent."""
 
     def __init__(self, folder: str, tracker: str, uid: str) -> None:
         self._path = Path(folder, STATE_FILE)
@@ -174,7 +174,7 @@ class _JournalReader:
 
 
 class Run(NamedTuple):
-    """The run: its id across restarts, the name of the job, its folder, and the last step that was sent."""
+    """The run: its id across restarts, the job's name, its folder, and the last step sent."""
 
     id: str
     name: str
@@ -186,7 +186,7 @@ class Tracker(Protocol):
     """Interface of a tracker, a class that is called with a Run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Store the numbers of a step. Steps arrive once and in order, `train/…` before `eval/…`."""
+        """Store the numbers of a step; steps come once, in order, `train/…` before `eval/…`."""
 
     def close(self) -> None:
         """End the run. It may be resumed later."""

@@ -78,7 +78,7 @@ class TrackerFeed:
             )
 
     def close(self) -> str | None:
-        """Wait until the program has sent the remaining lines; return a sentence if it could not within its limits.
+        """Wait until the remaining lines are sent; return a sentence if that exceeds the limits.
 
         If it failed or was killed during the training, it is started again, since the cause may be
         gone.
@@ -121,7 +121,7 @@ class TrackerFeed:
         )
 
     def _end_process(self, timeout_s: float) -> int | None:
-        """Tell the program that the training has ended; return its exit code, or None at the timeout."""
+        """Announce the training's end; return the program's exit code, or None at the timeout."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -153,7 +153,7 @@ def has_tracker() -> bool:
 
 
 def writes_events() -> bool:
-    """Return whether the tracker writes TensorBoard's event files, which nothing else must write then."""
+    """Return whether the tracker writes event files, which nothing else must write then."""
     return has_tracker() and json.loads(os.environ[contract.TRACKER])["tracker"] == "tensorboard"
 
 

@@ -9,7 +9,7 @@ import pytest
 import jaxlaunch
 from jaxlaunch.trainer.data import examples as module
 from jaxlaunch.trainer.data import order
-from jaxlaunch.trainer.data.examples import Examples, ReadSettings, UnusableExample
+from jaxlaunch.trainer.data.examples import Examples, ReadSettings, UnusableExampleError
 from jaxlaunch.trainer.data.source import as_data_source, source_name
 from jaxlaunch.trainer.errors import DataError, StorageError
 from tests.found import shows
@@ -168,7 +168,7 @@ def test_a_batch_is_judged_before_it_is_handed_on_and_the_first_example_at_once(
 def test_what_example_finds_wrong_with_a_record_follows_its_name() -> None:
     def example(raw: dict[str, Any]) -> dict[str, Any]:
         if raw["x"]:
-            raise UnusableExample("label 3.7, not a whole number")
+            raise UnusableExampleError("label 3.7, not a whole number")
         return raw
 
     with pytest.raises(

@@ -29,8 +29,7 @@ def test_the_standard_library_leaves_out_what_is_installed_beside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "hint"),
-    [("/nowhere/at/all/*", "/ holds"), ("stdlib://*.c", "holds")],
+    ("pattern", "hint"), [("/nowhere/at/all/*", "/ holds"), ("stdlib://*.c", "holds")]
 )
 def test_what_matches_nothing_is_an_error_with_a_hint(pattern: str, hint: str) -> None:
     with pytest.raises(DataError, match="matches no file; .*" + hint):

@@ -245,12 +245,11 @@ def test_what_ends_a_read_is_told_with_the_example_and_how(
 
 def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -> None:
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from jaxlaunch.trainer.data.workers import RandomPolicy, Request\n"
-        "from jaxlaunch.trainer.data.workers import Workers\n"
-        "opener = 'jaxlaunch.trainer.sources.torch:open_source'\n"
-        "args = ('their_items:Hanging', {'at': 0})\n"
-        "Workers(1).read_items(Request(opener, args, RandomPolicy(0, 0, False, False), [0], [0]))\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\nfrom jaxlaunch.trainer.data.workers import "
+        "RandomPolicy, Request\nfrom jaxlaunch.trainer.data.workers import Workers\nopener = "
+        "'jaxlaunch.trainer.sources.torch:open_source'\nargs = ('their_items:Hanging', {'at': "
+        "0})\nWorkers(1).read_items(Request(opener, args, RandomPolicy(0, 0, False, False), [0], "
+        "[0]))\n"
     )
     trainer = subprocess.Popen([sys.executable, "-c", program, str(theirs)], stdout=subprocess.PIPE)
     assert trainer.stdout is not None
@@ -264,8 +263,7 @@ def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -
 def test_a_process_that_reads_imports_neither_jax_nor_grain(theirs: Path) -> None:
     program = (
         "import sys; from jaxlaunch.trainer.data import worker; from jaxlaunch.trainer.sources "
-        "import torch\n"
-        "print({'jax', 'grain'} & set(sys.modules))"
+        "import torch\nprint({'jax', 'grain'} & set(sys.modules))"
     )
     assert subprocess.check_output([sys.executable, "-c", program]) == b"set()\n"
 

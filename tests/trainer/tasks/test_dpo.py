@@ -18,7 +18,7 @@ from flax import nnx
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.adapters import frozen_base
 from jaxlaunch.trainer.adapters.lora import attach_reference
-from jaxlaunch.trainer.data.examples import UnusableExample
+from jaxlaunch.trainer.data.examples import UnusableExampleError
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.loop.training import RunContext
@@ -300,7 +300,7 @@ def test_synthetic_rows_are_pairs_too() -> None:
     ],
 )
 def test_an_example_of_another_shape_is_said(raw: dict[str, Any], words: str) -> None:
-    with pytest.raises(UnusableExample, match=words):
+    with pytest.raises(UnusableExampleError, match=words):
         Preference().example(raw)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pydantic
 import pytest
 
-from jaxlaunch.trainer.data.examples import UnusableExample
+from jaxlaunch.trainer.data.examples import UnusableExampleError
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.spec import CLASSIFY, Loss, TrainSpec
 from jaxlaunch.trainer.tasks import classify, losses, ranges
@@ -148,9 +148,9 @@ def test_wrong_loss_blocks_are_refused(keys: dict[str, Any], says: str) -> None:
 
 def test_labels_of_another_kind_than_the_target_are_refused() -> None:
     with pytest.raises(
-        UnusableExample, match=r"target = multi_label a label is 0 or 1 for each class"
+        UnusableExampleError, match=r"target = multi_label a label is 0 or 1 for each class"
     ):
         ranges.read_flags([0, 2, 1])
-    with pytest.raises(UnusableExample, match="not finite numbers"):
+    with pytest.raises(UnusableExampleError, match="not finite numbers"):
         ranges.read_numbers(["a"])
     assert ranges.read_numbers(3).dtype == np.float32

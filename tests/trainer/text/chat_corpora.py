@@ -27,10 +27,9 @@ CHATML = """\
 {%- if add_generation_prompt %}{{- '<|begin|>assistant\\n' }}{% endif %}
 """
 LLAMA = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|begin|>' + message['role'] + '<|end|>\\n\\n' }}(*{{ message['content'] | trim + "
-    "eos_token }}*)"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|begin|>assistant<|end|>\\n\\n' }}{% endif %}"
+    "{{ bos_token }}{% for message in messages %}{{ '<|begin|>' + message['role'] + "
+    "'<|end|>\\n\\n' }}(*{{ message['content'] | trim + eos_token }}*){% endfor %}{% if "
+    "add_generation_prompt %}{{ '<|begin|>assistant<|end|>\\n\\n' }}{% endif %}"
 )
 TOOLS = """\
 {% for message in messages %}

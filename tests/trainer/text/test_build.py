@@ -386,9 +386,8 @@ def test_a_signal_ends_it_at_once_with_a_sentence(
 ) -> None:
     made = recipe.make_recipe(text(corpus, tmp_path), 32)
     program = (
-        "import os; from jaxlaunch.trainer.text import build, shards\n"
-        f"shards.write_part = lambda *_: os.kill(os.getpid(), {number})\n"
-        "build.main()"
+        "import os; from jaxlaunch.trainer.text import build, shards\nshards.write_part = lambda "
+        f"*_: os.kill(os.getpid(), {number})\nbuild.main()"
     )
     command = [sys.executable, "-c", program, str(tmp_path / made.address), str(os.getpid())]
     ended = subprocess.run(command, input=made.to_json(), capture_output=True, text=True)

@@ -130,7 +130,7 @@ def test_the_tools_of_a_row_are_a_list_or_its_json(tmp_path: Path) -> None:
         (["f"], "are not a list of objects"),
     ):
         with pytest.raises(
-            documents.UnfitRow, match=f"its field 'messages': the row's tools {words}"
+            documents.UnfitRowError, match=f"its field 'messages': the row's tools {words}"
         ):
             made({"messages": FEW, "tools": wrong})
 

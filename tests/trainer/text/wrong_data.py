@@ -565,12 +565,7 @@ FILES = [
         RECORDS,
         {RECORD: other_keys},
     ),
-    Case(
-        "text for images",
-        65,
-        "has no label, which the task reads; it has mask",
-        task="classify",
-    ),
+    Case("text for images", 65, "has no label, which the task reads; it has mask", task="classify"),
     Case(
         "token of another vocabulary",
         65,

@@ -1,0 +1,1 @@
+"""The digits of scikit-learn as a builder of tensorflow-datasets."""

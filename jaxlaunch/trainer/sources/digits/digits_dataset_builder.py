@@ -1,4 +1,4 @@
-"""The digits that scikit-learn contains, as a tensorflow-datasets builder: 1,797 images, no network.
+"""The digits that scikit-learn contains, as a tensorflow-datasets builder: 1,797 images.
 
 The split is fixed: every fifth image, beginning with the first, is held out (360), and the other
 1,437 are trained on. Neighbouring images are often by the same writer, so the test measures new

@@ -1,4 +1,4 @@
-"""Builds the index of a split from class folders, from lists, and from files that contain many images.
+"""Builds the index of a split from class folders, lists, and files that contain many images.
 
 Members of WebDataset tars and values of uncompressed Arrow files are read in place. The images of a
 Parquet file are copied to the cache, because Parquet can only be read by row groups, a hundred
@@ -60,7 +60,7 @@ Row = Mapping[str, Any]
 
 
 def build_index(data: Images, listing: FileListing, classes: Classes, folder: Path) -> Index:
-    """Build the index of listed files; `classes` are those of training, or of the job. Raises DataError."""
+    """Build the index of listed files for the classes of training or of the job."""
     if not listing.names:
         return index.make_index(listing.root, [], [], ())
     match listing.kind:
@@ -74,7 +74,7 @@ def build_index(data: Images, listing: FileListing, classes: Classes, folder: Pa
 
 
 def _index_folders(listing: FileListing, classes: Classes) -> Index:
-    """Index images by the class folder below the set or its split; images of a glob by their own folder."""
+    """Index images by the class folder below the set or split; those of a glob by their folder."""
     depth = 1 if listing.has_splits else 0
     labels: list[str] = []
     for name in listing.names:
@@ -82,8 +82,7 @@ def _index_folders(listing: FileListing, classes: Classes) -> Index:
         if len(parts) <= depth + 1:
             raise DataError(
                 f"{printable_path(join_path(listing.root, name))} is in no folder of a class; the "
-                "images of a class are in a "
-                "folder of its name, or a .csv has paths and labels"
+                "images of a class are in a folder of its name, or a .csv has paths and labels"
             )
         labels.append(parts[depth] if listing.kind == "folder" else parts[-2])
     if listing.kind == "folder" and not remote.is_remote(listing.root):
@@ -171,7 +170,7 @@ def _find_column(
 
 
 def read_rows(path: str) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of a .csv, .tsv or .jsonl with their numbers from 1. Raises DataError naming the row."""
+    """Yield the rows of a .csv, .tsv or .jsonl with their numbers from 1. Raises DataError."""
     data = files.read_bytes(path, 0, files.file_size(path))
     text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="")
     try:
@@ -227,7 +226,7 @@ def _read_csv(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
 
 
 def _index_containers(data: Images, listing: FileListing, classes: Any, folder: Path) -> Index:
-    """Build the index of all members of the files. Raises DataError naming the file and the member or row."""
+    """Build the index of all members of the files. Raises DataError naming the member."""
     paths = [join_path(listing.root, name) for name in listing.names]
     sources: list[str] = []
     members: list[Member] = []
@@ -282,7 +281,7 @@ def _index_containers(data: Images, listing: FileListing, classes: Any, folder: 
     )
 
 
-class SourceFile(io.RawIOBase):
+class _SourceFile(io.RawIOBase):
     """A local file or an object, read in place."""
 
     def __init__(self, path: str) -> None:
@@ -309,9 +308,9 @@ class SourceFile(io.RawIOBase):
 
 @contextlib.contextmanager
 def open_tar(path: str) -> Iterator[tarfile.TarFile]:
-    """Open a tar for reading. Errors within the block become DataError, or StorageError if the storage fails."""
+    """Open a tar for reading. Errors within the block become DataError or StorageError."""
     try:
-        with tarfile.open(fileobj=io.BufferedReader(SourceFile(path), 1 << 16), mode="r:") as tar:
+        with tarfile.open(fileobj=io.BufferedReader(_SourceFile(path), 1 << 16), mode="r:") as tar:
             yield tar
     except (tarfile.TarError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -423,7 +422,7 @@ def _choose_columns(
 
 
 def image_column(requested: str | None, path: str, schema: Any) -> str:
-    """Return the requested image column, that of the schema of `datasets`, or the first of bytes. Raises DataError."""
+    """Return the image column: the requested one, `datasets`' own, or the first of bytes."""
     features = files.arrow_features(schema)
     image = requested or next(
         (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
@@ -463,7 +462,7 @@ def holds_bytes(kind: Any) -> bool:
 def _read_batch(
     path: str, first: int, batch: Any, columns: tuple[str, str]
 ) -> tuple[Any, list[Label]]:
-    """Return the images of a batch as a validated array of bytes, and the labels. Raises DataError for empty rows."""
+    """Return the validated images and the labels of a batch. Raises DataError for empty rows."""
     import pyarrow
 
     image, label = (batch.column(name) for name in columns)
@@ -533,8 +532,6 @@ def _copy_members(
             raise
         raise StorageError(
             f"the images of {printable_path(path)} cannot be copied to {copy_path.parent} "
-            f"({error}); "
-            "set XDG_CACHE_HOME to a "
-            "folder with room"
+            f"({error}); set XDG_CACHE_HOME to a folder with room"
         ) from error
     return members

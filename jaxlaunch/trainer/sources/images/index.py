@@ -28,7 +28,7 @@ from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources.images.picture import MAX_FILE_BYTES, BrokenImage
+from jaxlaunch.trainer.sources.images.picture import MAX_FILE_BYTES, BrokenImageError
 
 # Version of the cached index. Increase it when an index is built differently.
 VERSION = 1
@@ -43,7 +43,7 @@ Label = str | int
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """The images of one split in order: image i is in file `file_N[i]`, `size_N[i]` bytes from `start_N[i]` on.
+    """The images of a split: image i is `size_N[i]` bytes from `start_N[i]` of file `file_N[i]`.
 
     Without `file_N` image i is the whole of file i.
     """
@@ -99,7 +99,7 @@ class Index:
         return f"{file}, image {row}"
 
     def read_image(self, image: int) -> bytes:
-        """Read the bytes of an image. Raises OSError, StorageError, and BrokenImage if the file is too large."""
+        """Read the bytes of an image. Raises OSError, StorageError, BrokenImageError."""
         path = self.file_path(self._file_number(image))
         if self.start_N is None or self.size_N is None:
             return read_file(path)
@@ -171,7 +171,7 @@ def make_index(
 
 
 def read_file(path: str) -> bytes:
-    """Read a file. Raises OSError, StorageError, and BrokenImage if it is too large for an image."""
+    """Read a file. Raises OSError, StorageError, and BrokenImageError if it is too large."""
     if remote.is_remote(path):
         size = files.file_size(path)
     else:
@@ -180,7 +180,7 @@ def read_file(path: str) -> bytes:
             if size <= MAX_FILE_BYTES:
                 return file.readall()
     if size > MAX_FILE_BYTES:
-        raise BrokenImage(f"has {size >> 20} MiB, more than an image has")
+        raise BrokenImageError(f"has {size >> 20} MiB, more than an image has")
     return files.read_bytes(path, 0, size)
 
 
@@ -190,7 +190,7 @@ def read_file(path: str) -> bytes:
 def number_labels(
     labels: Sequence[Label], classes: Sequence[Label] | None, location: str
 ) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-    """Return the number of each label, and the names of the classes in order, none if the labels are numbers.
+    """Return the number of each label, and the class names in order, none if labels are numbers.
 
     `classes` are the allowed classes. Raises DataError for others, for names that differ only in
     case, and for numbers with gaps.
@@ -214,9 +214,8 @@ def number_labels(
     if unknown:
         subject, verb = ("the label", "is") if len(unknown) == 1 else ("the labels", "are")
         raise DataError(
-            f"{location}: {subject} {list_names(unknown)} {verb} not among the "
-            f"{len(numbers)} classes "
-            f"({list_names(list(numbers))}); leave those out, or name them in data.classes"
+            f"{location}: {subject} {list_names(unknown)} {verb} not among the {len(numbers)} "
+            f"classes ({list_names(list(numbers))}); leave those out, or name them in data.classes"
         )
     return np.fromiter((numbers[str(label)] for label in labels), np.int32, len(labels)), tuple(
         numbers
@@ -233,8 +232,7 @@ def _check_numbers(numbers: set[int], location: str) -> None:
     if numbers and (missing := sorted(set(range(highest + 1)) - numbers)[:MAX_LISTED_NAMES]):
         raise DataError(
             f"{location}: the labels are whole numbers up to {highest}, without "
-            f"{list_names(missing)}; number the classes "
-            "from 0, or list the labels in data.classes"
+            f"{list_names(missing)}; number the classes from 0, or list the labels in data.classes"
         )
 
 
@@ -256,7 +254,7 @@ def list_names(names: Sequence[Label]) -> str:
 def cached_index(
     key: Any, read_marks: Callable[[], Any], build_index: Callable[[Path], Index]
 ) -> Index:
-    """Return the index for `key` from the cache if `read_marks` are unchanged, or else make and store it.
+    """Return the index for `key` from the cache while `read_marks` are unchanged, or build it.
 
     `build_index` may write files to the folder that it gets. The processes of a host take turns.
     """
@@ -327,6 +325,6 @@ def _with_digest(index: Index) -> Index:
         if (array := getattr(index, key)) is not None:
             digest.update(np.ascontiguousarray(array).tobytes())
     for image in range(0, len(index), max(1, -(-len(index) // DIGEST_SAMPLES))):
-        with contextlib.suppress(BrokenImage):
+        with contextlib.suppress(BrokenImageError):
             digest.update(index.read_image(image)[:SAMPLE_BYTES])
     return dataclasses.replace(index, digest=digest.hexdigest()[:12])

@@ -37,7 +37,7 @@ _SPLIT_NAME = re.compile(rf"({'|'.join((*TRAIN, *EVAL))})(?![a-z0-9])", re.IGNOR
 
 
 class FileListing(NamedTuple):
-    """The files of a split: `kind` is folder, files, list, tar or table; the names are relative to `root`."""
+    """The files of a split. `kind` is folder, files, list, tar or table."""
 
     kind: str
     root: str
@@ -49,7 +49,7 @@ class FileListing(NamedTuple):
 
 
 def list_files(patterns: str | Sequence[str], split: Split, key: str = "path") -> FileListing:
-    """List the files of a folder, a file, or globs. Raises DataError if they contain no readable images."""
+    """List the files of a folder, a file, or globs. Raises DataError if none has images."""
     pattern_list = [patterns] if isinstance(patterns, str) else list(patterns)
     if len(pattern_list) == 1 and is_folder(pattern_list[0]):
         return _list_folder(pattern_list[0].rstrip("/") or "/", split, key)
@@ -114,7 +114,7 @@ def is_folder(path: str) -> bool:
 
 
 def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
-    """Return the names of a split, or all names if they do not contain the split, and whether they do.
+    """Return the names of a split, or all if they contain no split, and whether they do.
 
     Only the first name of a split is used: a folder with validation and test is evaluated on one of
     them.
@@ -144,7 +144,7 @@ def _split_word(name: str) -> str | None:
 
 
 def walk_files(folder: str) -> Iterator[str]:
-    """Yield the relative names of all visible files below a folder; a loop of links is walked once."""
+    """Yield the relative names of all visible files below a folder; links are walked once."""
     if remote.is_remote(folder):
         with remote.convert_errors(f"listing {folder}"):
             yield from remote.list_names(folder)
@@ -176,11 +176,9 @@ def mark_files(patterns: Sequence[str], key: str) -> Any:
     folder in a bucket they are all names.
     """
     if len(patterns) == 1 and is_folder(patterns[0]):
-        return (
-            list(walk_files(patterns[0]))
-            if remote.is_remote(patterns[0])
-            else _mark_folder(patterns[0])
-        )
+        if remote.is_remote(patterns[0]):
+            return list(walk_files(patterns[0]))
+        return _mark_folder(patterns[0])
     marks: list[list[Any]] = []
     for path in files.match_files(patterns, key):
         if file_kind(path) == "files":

@@ -1,4 +1,4 @@
-"""Decodes an image file to upright uint8 pixels in RGB or grey, at a reduced scale if that is enough.
+"""Decodes an image file to upright uint8 pixels in RGB or grey, at the smallest sufficient scale.
 
 H height, W width, C channels.
 """
@@ -51,16 +51,16 @@ Box = tuple[
 Size = tuple[int, int]  # height and width
 
 
-class BrokenImage(Exception):
+class BrokenImageError(Exception):
     """An image that cannot be decoded. The message continues the name of the file."""
 
 
 class Picture:
-    """An image whose header is read and whose pixels can be decoded once. Raises BrokenImage if it is no image."""
+    """An image whose pixels can be decoded once. Raises BrokenImageError."""
 
     def __init__(self, data: bytes, channels: int = 3) -> None:
         if not data:
-            raise BrokenImage("is empty")
+            raise BrokenImageError("is empty")
         self._mode, self._data = _MODES[channels], data
         try:
             self._image: Any = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -70,16 +70,16 @@ class Picture:
                 # Pillow's size of a rotated TIFF may already be that of the upright image.
                 width, height = (self._image.tag_v2[tag] for tag in (_WIDTH, _HEIGHT))
         except UnidentifiedImageError:
-            raise BrokenImage("is not an image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
+            raise BrokenImageError("is not an image of JPEG, PNG, WebP, GIF, BMP or TIFF") from None
         except Image.DecompressionBombError:
-            raise BrokenImage(f"has more than {MAX_PIXELS:,} pixels") from None
+            raise BrokenImageError(f"has more than {MAX_PIXELS:,} pixels") from None
         except MemoryError:
             raise
         except Exception as error:
             # Pillow's readers raise arbitrary exceptions for a damaged header.
-            raise BrokenImage(f"is damaged: {error or type(error).__name__}") from None
+            raise BrokenImageError(f"is damaged: {error or type(error).__name__}") from None
         if width * height > MAX_PIXELS:
-            raise BrokenImage(f"has {width} × {height} pixels, more than {MAX_PIXELS:,}")
+            raise BrokenImageError(f"has {width} × {height} pixels, more than {MAX_PIXELS:,}")
         self.size: Size = (width, height) if self._orientation in _SIDEWAYS else (height, width)
         if self._image.format == "TIFF":
             # Pillow itself rotates a TIFF while it decodes.
@@ -97,7 +97,7 @@ class Picture:
 
         A JPEG with at least twice the resolution of `size` is decoded at 1/2, 1/4 or 1/8, and the
         rows below the box are not decoded. May be called once. Resizing is bilinear with
-        antialiasing, as for PIL images in torchvision. Raises BrokenImage.
+        antialiasing, as for PIL images in torchvision. Raises BrokenImageError.
         """
         height, width = self.size
         top, left, box_height, box_width = box or (0, 0, height, width)
@@ -127,15 +127,17 @@ class Picture:
                 # Pillow's flip takes a tenth of the time of a copy by NumPy.
                 image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             pixels: Pixels = np.asarray(image)
-        except (MemoryError, BrokenImage):
+        except (MemoryError, BrokenImageError):
             raise
         except Exception as error:
             # Pillow's readers raise arbitrary exceptions for damaged data.
-            raise BrokenImage(f"is truncated or damaged: {error or type(error).__name__}") from None
+            raise BrokenImageError(
+                f"is truncated or damaged: {error or type(error).__name__}"
+            ) from None
         return pixels[..., None] if pixels.ndim == 2 else pixels
 
     def _decode_reduced(self, factor: float, bottom: float, reach: float) -> None:
-        """Decode a JPEG at a reduced scale and, if it is stored upright, only the rows that resizing reads.
+        """Decode a JPEG at a reduced scale and, if stored upright, only the rows to resize.
 
         Those are the rows to `bottom`, and `reach` more for the support of the filter.
         """
@@ -193,7 +195,7 @@ def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
         # Keep the upper 8 bits of 16-bit grey, or of the number of bits in the tags of a TIFF.
         values: npt.NDArray[Any] = np.asarray(image)
         if values.size and (values.min() < 0 or values.max() > 0xFFFF):
-            raise BrokenImage(
+            raise BrokenImageError(
                 f"has pixels from {values.min()} to {values.max()}, more than 16 bits hold"
             )
         tags = getattr(image, "tag_v2", {})
@@ -201,7 +203,7 @@ def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
         grey = (values >> (bits - 8)).astype(np.uint8)
         image = Image.fromarray(255 - grey if tags.get(_MEANING) == 0 else grey)
     if image.mode == "F":
-        raise BrokenImage(
+        raise BrokenImageError(
             "has floating-point pixels, of which no range is known; save it with 8 or 16 bits"
         )
     if image.mode in ("P", "PA"):

@@ -1,4 +1,4 @@
-"""Sources of images that are read in place, and mixtures of images and records in fixed proportions.
+"""Sources of images that are read in place, and mixtures of images and records.
 
 The parts of a mixture share the numbering of the classes and the shape of the pixels.
 """
@@ -21,7 +21,7 @@ from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, index, listing
 from jaxlaunch.trainer.sources.images.index import MAX_LISTED_NAMES, Index, list_names
-from jaxlaunch.trainer.sources.images.picture import BrokenImage, Picture
+from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.mixture import Mixture
 from jaxlaunch.trainer.spec import ArrayRecord, Images, Tfds
 from jaxlaunch.trainer.spec import Mixture as Mixed
@@ -55,11 +55,9 @@ def open_source(data: Images, split: Split) -> ImageSource | None:
         )
         if data.eval_path not in (None, data.path):
             _check_disjoint(full_index, held_out)
-        return (
-            ImageSource(data, split, held_out)
-            if len(held_out) or data.eval_path is not None
-            else None
-        )
+        if len(held_out) or data.eval_path is not None:
+            return ImageSource(data, split, held_out)
+        return None
     if not data.eval_split:
         return None
     share = HeldOutShare(data.eval_split, len(full_index))
@@ -85,7 +83,7 @@ def open_source(data: Images, split: Split) -> ImageSource | None:
 def index_images(
     data: Images, patterns: str | list[str], split: Split, key: str, classes: build.Classes
 ) -> Index:
-    """Return the index of a split of the patterns, from the cache if possible. Raises DataError, StorageError."""
+    """Return the index of a split, from the cache if possible. Raises DataError, StorageError."""
     pattern_list = [patterns] if isinstance(patterns, str) else patterns
     absolute = [
         pattern if remote.is_remote(pattern) else os.path.abspath(pattern)
@@ -125,11 +123,9 @@ def _check_disjoint(train_index: Index, eval_index: Index) -> None:
         ]
         if shared_files:
             raise DataError(
-                "data.path and data.eval_path both name "
-                f"{index.printable_path(shared_files[0])}, one "
-                f"of {len(shared_files)} images of the "
-                f"{len(eval_index)} that are evaluated; take them out of one, or set both to "
-                "the same path"
+                f"data.path and data.eval_path both name {index.printable_path(shared_files[0])}, "
+                f"one of {len(shared_files)} images of the {len(eval_index)} that are evaluated; "
+                "take them out of one, or set both to the same path"
             )
 
 
@@ -163,11 +159,10 @@ class ImageSource(DataSource):
             pixels = self._transform(
                 Picture(self.index.read_image(image), self._data.channels), rng
             )
-        except BrokenImage as error:
+        except BrokenImageError as error:
             raise DataError(
                 f"{self.name}: example {number}, {self.index.locate_image(image)}, {error}; fix or "
-                "remove it, or set "
-                "data.on_broken: skip"
+                "remove it, or set data.on_broken: skip"
             ) from None
         return {"image": pixels, "label": self.index.label_N[image]}
 
@@ -176,7 +171,7 @@ class ImageSource(DataSource):
         return self.index.locate_image(self._pick(number))
 
     def fingerprint(self) -> str:
-        """Return the number of images and classes, and a digest of names, labels and some of the bytes."""
+        """Return the numbers of images and classes, and a digest of names, labels and samples."""
         classes = len(self.index.classes) or int(self.index.label_N.max(initial=-1)) + 1
         identity = f"images, {len(self.index)} of {classes} classes, sha256 {self.index.digest}"
         return f"{identity}, {self._label}" if self._label else identity
@@ -190,7 +185,7 @@ def open_for_worker(data: str, split: Split) -> ImageSource:
 
 
 def _drop_broken(full_index: Index, channels: int, key: str) -> Index:
-    """Return the index of the intact images, and print the others. Raises DataError if there are none."""
+    """Print the broken images and return the index of the others. Raises DataError for none."""
     broken = dict(find_faults(full_index, channels))
     for number, problem in list(broken.items())[:MAX_PRINTED_FAULTS]:
         print(f"left out: {full_index.locate_image(number)} {problem}", file=sys.stderr)
@@ -216,7 +211,7 @@ def find_faults(full_index: Index, channels: int = 3) -> Iterator[tuple[int, str
     def find_fault(number: int) -> str | None:
         try:
             Picture(full_index.read_image(number), channels).read_pixels(None, CHECK_SIZE)
-        except BrokenImage as error:
+        except BrokenImageError as error:
             return str(error)
         except (FileNotFoundError, PermissionError) as error:
             return f"cannot be read: {error.strerror}"
@@ -234,7 +229,7 @@ def find_faults(full_index: Index, channels: int = 3) -> Iterator[tuple[int, str
 
 
 class _Classes(NamedTuple):
-    """The classes of a part in the order of their numbers; `are_named` unless the labels are numbers."""
+    """The classes of a part in the order of their numbers."""
 
     names: tuple[str, ...]
     are_named: bool
@@ -243,7 +238,7 @@ class _Classes(NamedTuple):
 
 
 class ImageMixture(Mixture):
-    """The examples of all parts, with the metadata that the packed parts share, such as classes and scales."""
+    """The examples of all parts, with the metadata that the packed parts share."""
 
     metadata: Mapping[str, Any] = {}
 
@@ -310,7 +305,7 @@ def _open_part(name: str, block: Block, split: Split, open_block: OpenBlock) -> 
 def _check_classes(
     data: Mixed, blocks: Mapping[str, Block], open_block: OpenBlock
 ) -> tuple[str, ...]:
-    """Return the class names in the common order, none if the classes are numbers. Raises DataError."""
+    """Return the class names in the common order, none if classes are numbers. Raises DataError."""
     part_classes = {
         name: classes
         for name, block in blocks.items()
@@ -338,9 +333,8 @@ def _check_classes(
         )
         raise DataError(
             f"train.data.parts.{name} has the {len(classes.names)} classes "
-            f"{list_names(classes.names)}, and "
-            f"{reference} the {len(expected)} classes {list_names(expected)}, "
-            f"{difference}; {remedy}"
+            f"{list_names(classes.names)}, and {reference} the {len(expected)} classes "
+            f"{list_names(expected)}, {difference}; {remedy}"
         )
     return expected if data.classes is not None or part_classes[first].are_named else ()
 
@@ -373,15 +367,14 @@ def _check_shapes(parts: Mapping[str, DataSource]) -> None:
         if first is not None and image_form != first[1]:
             raise DataError(
                 f"train.data.parts.{first[0]} has images of {first[1]}, and "
-                f"train.data.parts.{name} "
-                f"of {image_form}; set "
-                "train.data.size, and pack grey images with data.channels: 3"
+                f"train.data.parts.{name} of {image_form}; set train.data.size, and pack grey "
+                "images with data.channels: 3"
             )
         first = first or (name, image_form)
 
 
 def _common_metadata(parts: Mapping[str, DataSource]) -> dict[str, Any]:
-    """Return the metadata of packed tables, whose features are already scaled. Raises DataError if they differ."""
+    """Return the metadata of packed tables, which are scaled already. Raises DataError."""
     notes = {name: part.metadata for name, part in parts.items()}
     first = next((name for name, about in notes.items() if about.get("kind") == "table"), None)
     if first is None:
@@ -398,7 +391,7 @@ def _common_metadata(parts: Mapping[str, DataSource]) -> dict[str, Any]:
         if differ is not None:
             raise DataError(
                 f"train.data.parts.{first} and train.data.parts.{name} were packed with another "
-                f"{differ}, so a "
-                "feature means another value in each; mix the tables themselves, with source: table"
+                f"{differ}, so a feature means another value in each; mix the tables themselves, "
+                "with source: table"
             )
     return {key: value for key, value in notes[first].items() if key != "files"}

@@ -1,4 +1,4 @@
-"""Reads tables with pyarrow and NumPy to columns by name: .csv, .tsv, .jsonl, .parquet, .arrow, .npy, .npz.
+"""Reads tables as columns: .csv, .tsv, .jsonl, .parquet, .arrow, .npy, .npz.
 
 A column of numbers, booleans or times is an array of numbers, [N] or [N, …], with NaN for missing
 values; a column of texts is an array of objects, with None. N rows, F files.
@@ -77,7 +77,7 @@ class Columns:
 def find_tables(
     patterns: str | Sequence[str], split: listing.Split, key: str
 ) -> tuple[list[str], bool]:
-    """Return the files of a split, and whether their names contain the split. Raises DataError if there are none."""
+    """Return the files of a split, and whether their names contain it."""
     pattern_list = [patterns] if isinstance(patterns, str) else list(patterns)
     if (
         len(pattern_list) != 1
@@ -128,8 +128,8 @@ def concatenate_columns(parts: Sequence[Columns]) -> Columns:
         ]:
             raise DataError(
                 f"{part.name} has other names for the classes in {differing[0]!r} than "
-                f"{first.name}; "
-                "read them as the parts of a mixture, or write the names in the column"
+                f"{first.name}; read them as the parts of a mixture, or write the names in the "
+                "column"
             )
     unusable = {name: reason for part in parts for name, reason in part.unusable.items()}
     usable = [name for name in first.values if name not in unusable]
@@ -225,7 +225,7 @@ def _find_invalid_utf8(values: Iterable[bytes | None]) -> int | None:
 
 
 def _convert_json(name: str, values: list[Any]) -> Column:
-    """Convert JSON values to a column: lists of numbers of one shape become [N, …], other values stay objects."""
+    """Convert JSON values to a column: lists of numbers become [N, …], other values are objects."""
     if (
         object_row := next(
             (row for row, value in enumerate(values, 1) if isinstance(value, dict)), None
@@ -294,7 +294,7 @@ def _read_arrow(
     for name in names:
         try:
             values[name] = _convert_column(table.column(name))
-        except _UnusableColumn as error:
+        except _UnusableColumnError as error:
             unusable[name] = str(error)
     features = files.arrow_features(table.schema)
     classes = {
@@ -305,7 +305,7 @@ def _read_arrow(
     return values, classes, unusable
 
 
-class _UnusableColumn(Exception):
+class _UnusableColumnError(Exception):
     """A column that is neither numbers nor texts. The message continues "its column 'a'"."""
 
 
@@ -319,7 +319,9 @@ def _convert_column(column: Any) -> Column:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         counts = compute.list_value_length(column).to_numpy()
         if column.null_count or len({*counts.tolist()}) > 1:
-            raise _UnusableColumn("has lists of different lengths, which a table does not have")
+            raise _UnusableColumnError(
+                "has lists of different lengths, which a table does not have"
+            )
         flat = _convert_column(compute.list_flatten(column))
         return flat.reshape(len(column), int(counts[0]) if len(counts) else 0, *flat.shape[1:])
     if types.is_string_view(kind) or types.is_binary_view(kind):
@@ -330,7 +332,7 @@ def _convert_column(column: Any) -> Column:
         return np.asarray(column.to_pylist() + [None], object)[:-1]
     if types.is_binary(kind) or types.is_large_binary(kind):
         row = _find_invalid_utf8(column.to_pylist())
-        raise _UnusableColumn(
+        raise _UnusableColumnError(
             "has bytes, not numbers or texts" if row is None else f"is not UTF-8 in row {row}"
         )
     if types.is_timestamp(kind) or types.is_date(kind):
@@ -347,7 +349,7 @@ def _convert_column(column: Any) -> Column:
     elif types.is_decimal(kind):
         column = column.cast(pyarrow.float64())
     elif not (types.is_integer(kind) or types.is_floating(kind)):
-        raise _UnusableColumn(f"is of {kind}, not numbers or texts")
+        raise _UnusableColumnError(f"is of {kind}, not numbers or texts")
     array: Column = column.to_numpy()
     return array
 
@@ -447,9 +449,8 @@ def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
                 row = has_thousands.to_pylist().index(True)
                 raise DataError(
                     f"{printable_path(path)}, row {row + 1}: its {name!r} is "
-                    f"{column[row].as_py()!r}, with "
-                    "thousands apart; write numbers without, or leave the column out of "
-                    "data.columns"
+                    f"{column[row].as_py()!r}, with thousands apart; write numbers without, or "
+                    "leave the column out of data.columns"
                 )
         has_comma = compute.match_substring_regex(column, DECIMAL_COMMA_PATTERN)
         if not compute.any(has_comma).as_py():
@@ -457,10 +458,9 @@ def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
         if delimiter == ",":
             row = has_comma.to_pylist().index(True)
             raise DataError(
-                f"{printable_path(path)}, row {row + 1}: its {name!r} is "
-                f"{column[row].as_py()!r}, where the "
-                "comma may stand before decimals or thousands; write numbers with a point, or "
-                "columns with semicolons"
+                f"{printable_path(path)}, row {row + 1}: its {name!r} is {column[row].as_py()!r}, "
+                "where the comma may stand before decimals or thousands; write numbers with a "
+                "point, or columns with semicolons"
             )
         table = table.set_column(
             column_number,

@@ -42,7 +42,7 @@ Missing = Literal["stop", "mean"]
 
 
 class Scale(NamedTuple):
-    """Mean and deviation of numeric labels in training, by which the labels are normalized for the loss."""
+    """Mean and deviation of numeric labels in training, which normalize the labels."""
 
     mean: npt.NDArray[np.float32]
     deviation: npt.NDArray[np.float32]
@@ -74,7 +74,7 @@ class Scale(NamedTuple):
     def _broadcast_to(
         self, numbers: Any
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return mean and deviation with as many axes as numbers [B, K], because runs forbid rank promotion."""
+        """Return mean and deviation with the axes of `numbers`; runs forbid rank promotion."""
         if self.mean.ndim == 0:
             return self.mean, self.deviation
         shape = (1,) * (numbers.ndim - 1) + (-1,)
@@ -128,7 +128,7 @@ class Rows(DataSource):
 
 
 def open_source(data: Table, split: Split, target: Target) -> Rows | None:
-    """Open the rows of a split, None if nothing is held out. Raises DataError naming file, row and column."""
+    """Open the rows of a split, None if nothing is held out. Raises DataError."""
     return _open_splits(data.model_dump_json(), target)[split]
 
 
@@ -156,7 +156,7 @@ def _open_splits(block: str, target: Target) -> dict[Split, Rows | None]:
 
 
 def read_training_table(data: Table) -> tuple[Columns, bool]:
-    """Read the training table, and return whether the file names contain splits. Raises DataError."""
+    """Read the training table, and return whether file names contain splits. Raises DataError."""
     paths, has_splits = files.find_tables(data.path, "train", "path")
     return files.read_tables(paths), has_splits
 
@@ -180,9 +180,8 @@ class Coder:
             ][:1]
             if not label:
                 raise DataError(
-                    f"{table.name} has no column that is known for the label; set "
-                    "data.label; it has "
-                    f"{list_names([*table.values])}"
+                    f"{table.name} has no column that is known for the label; set data.label; it "
+                    f"has {list_names([*table.values])}"
                 )
         self.label = label
         columns = [name for name in table.values if name and name not in self.label]
@@ -282,8 +281,7 @@ class Coder:
                 raise DataError(f"{table.locate_row(row)}: {label} is empty; remove the row")
             raise DataError(
                 f"{table.locate_row(row)}: {label} is {number_N[row]}, not the number of a class; "
-                "numbers are predicted "
-                "with train.loss.target: regression"
+                "numbers are predicted with train.loss.target: regression"
             )
         class_N = number_N.astype(np.int64)
         names = table.classes.get(name, ())
@@ -309,8 +307,7 @@ def _number_label(table: Columns, name: str, target: Target) -> npt.NDArray[np.f
         row = int(is_large_N.argmax())
         raise DataError(
             f"{table.locate_row(row)}: {label} is {abs(numbers[row]).max():g}, more than 32 bits "
-            "hold; write it in a larger "
-            "unit"
+            "hold; write it in a larger unit"
         )
     return numbers
 
@@ -326,7 +323,7 @@ class Numbers(NamedTuple):
 
 
 class Features:
-    """The encoding of feature columns by name: statistics of numbers, or the ordered values of texts."""
+    """The encoding of feature columns: statistics of numbers, or the ordered values of texts."""
 
     def __init__(self, columns: Mapping[str, Numbers | tuple[str, ...]], missing: Missing) -> None:
         self._columns, self._missing = columns, missing
@@ -370,7 +367,7 @@ class Features:
         return np.concatenate(parts, axis=1), faults
 
     def read_valid(self, table: Columns) -> npt.NDArray[np.float32]:
-        """Return the features of every row, [N, F]. Raises DataError for the first row with a fault."""
+        """Return the features of every row, [N, F]. Raises DataError for a row with a fault."""
         x_NF, faults = self.read_features(table)
         if faults:
             row = min(faults)
@@ -445,8 +442,7 @@ def fit_features(
             if len(texts) > MAX_TEXT_VALUES:
                 raise DataError(
                     f"{table.name}: its column {name!r} has {len(texts)} different texts, more "
-                    f"than {MAX_TEXT_VALUES}; "
-                    "leave it out of data.columns"
+                    f"than {MAX_TEXT_VALUES}; leave it out of data.columns"
                 )
             columns[name] = tuple(sorted(texts))
             continue
@@ -457,17 +453,16 @@ def fit_features(
             deviation_K = np.sqrt(np.nansum(np.square(x_NK - mean_K), 0) / count_K)
         if not np.isfinite(deviation_K).all():
             raise DataError(
-                f"{table.name}: its column {name!r} has numbers up to "
-                f"{np.nanmax(abs(x_NK)):g}, whose "
-                "deviation 64 bits do not hold; write them in a larger unit, or leave the column "
-                "out of data.columns"
+                f"{table.name}: its column {name!r} has numbers up to {np.nanmax(abs(x_NK)):g}, "
+                "whose deviation 64 bits do not hold; write them in a larger unit, or leave the "
+                "column out of data.columns"
             )
         columns[name] = Numbers(mean_K, np.where(deviation_K > 0, deviation_K, 1.0))
     return Features(columns, missing)
 
 
 def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
-    """Return a column as numbers [N, K], NaN if missing, or None for texts. Raises DataError for a mix."""
+    """Return a column as numbers [N, K], NaN if missing, or None for texts. Raises DataError."""
     values = table.values[name]
     if values.dtype.kind != "O":
         return values.reshape(len(values), -1).astype(np.float64)
@@ -479,10 +474,9 @@ def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
     if count <= len(text_rows):
         return None
     raise DataError(
-        f"{table.locate_row(text_rows[0])}: its {name!r} is {values[text_rows[0]]!r}, "
-        f"where {count} "
-        f"of {len(numbers)} rows have a "
-        "number; fix the row, or leave the column out of data.columns"
+        f"{table.locate_row(text_rows[0])}: its {name!r} is {values[text_rows[0]]!r}, where "
+        f"{count} of {len(numbers)} rows have a number; fix the row, or leave the column out of "
+        "data.columns"
     )
 
 
@@ -491,11 +485,9 @@ def parse_number(value: Any) -> float | None:
     if value is None or isinstance(value, str) and value.strip().lower() in files.MISSING_WORDS:
         return np.nan
     try:
-        return (
-            float(value)
-            if isinstance(value, int | float) or (isinstance(value, str) and "_" not in value)
-            else None
-        )
+        if isinstance(value, int | float) or (isinstance(value, str) and "_" not in value):
+            return float(value)
+        return None
     except ValueError:
         return None
     except OverflowError:
@@ -555,7 +547,7 @@ class _Part(NamedTuple):
 
 
 def open_mixture(data: Mixed, split: Split, target: Target) -> TableMixture | None:
-    """Open the rows of a split of all parts. Raises DataError naming the part, or file, row and column."""
+    """Open the rows of a split of all parts. Raises DataError naming part or file, row, column."""
     return _open_mixture_splits(data.model_dump_json(), target)[split]
 
 
@@ -603,7 +595,7 @@ def _open_mixture_splits(block: str, target: Target) -> dict[Split, TableMixture
 
 
 def _open_part(block: Table, target: Target, *, is_trained: bool) -> _Part:
-    """Open a part. One without training is evaluated on the held-out files by their names, or else on all."""
+    """Open a part. One without training is evaluated on its held-out files, or else on all."""
     table_paths, has_splits = files.find_tables(block.path, "train", "path")
     paths = held_out_paths(block, has_splits)
     table = files.read_tables(table_paths)
@@ -634,7 +626,7 @@ def _name_classes(table: Columns, label: list[str], target: Target) -> Columns:
 
 
 def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
-    """Return the columns to read, including the label. Raises DataError if two parts differ in one."""
+    """Return the columns to read, including the label. Raises DataError if parts differ."""
     first_name, first = next(iter(parts.items()))
     names: dict[str, None] = {}
     for name, part in parts.items():
@@ -649,10 +641,8 @@ def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
             }:
                 raise DataError(
                     f"train.data.parts.{name} has {description} in the column {column!r}, and "
-                    f"train.data.parts.{first_name} "
-                    f"has {first_description} there; give all parts the same columns, or "
-                    "name those "
-                    "to read in train.data.columns"
+                    f"train.data.parts.{first_name} has {first_description} there; give all parts "
+                    "the same columns, or name those to read in train.data.columns"
                 )
     return [*names]
 
@@ -668,12 +658,9 @@ def _check_classes(parts: Mapping[str, _Part], target: Target) -> list[str | int
     for name, classes in part_classes.items():
         if {*map(str, classes)} != {*map(str, expected)}:
             raise DataError(
-                f"train.data.parts.{name} has the {len(classes)} classes "
-                f"{list_names(classes)}, and "
-                f"train.data.parts.{first} the {len(expected)} classes "
-                f"{list_names(expected)}; list "
-                "the classes of both "
-                "in train.data.classes"
+                f"train.data.parts.{name} has the {len(classes)} classes {list_names(classes)}, "
+                f"and train.data.parts.{first} the {len(expected)} classes {list_names(expected)}; "
+                "list the classes of both in train.data.classes"
             )
     return expected
 

@@ -15,7 +15,7 @@ from jaxlaunch.trainer.data.workers import RandomPolicy, Request
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import listing
 from jaxlaunch.trainer.sources.images import source as images
-from jaxlaunch.trainer.sources.images.picture import BrokenImage, Picture
+from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.spec import Images
 from tests.trainer.sources.images import made_images
 
@@ -215,7 +215,7 @@ def test_a_jpeg_is_decoded_down_to_the_box_alone_to_the_same_pixels() -> None:
             Picture(data).read_pixels(box, size, mirrored=True), wanted[:, ::-1]
         )
         assert not np.asarray(above._image)[60:].any()  # was left out
-        with pytest.raises(BrokenImage, match="truncated"):
+        with pytest.raises(BrokenImageError, match="truncated"):
             Picture(data[: len(data) // 4]).read_pixels(box, size)
     dark = io.BytesIO()
     Image.new("RGB", (120, 90)).save(dark, "JPEG")
@@ -225,7 +225,7 @@ def test_a_jpeg_is_decoded_down_to_the_box_alone_to_the_same_pixels() -> None:
     head, table, rest = progressive.getvalue().rpartition(
         b"\xff\xc4"
     )  # the last Huffman table: none of 250 codes
-    with pytest.raises(BrokenImage, match="broken data stream"):
+    with pytest.raises(BrokenImageError, match="broken data stream"):
         Picture(head + table + rest[:3] + b"\xff" * 9 + rest[12:]).read_pixels(box, size)
 
 
