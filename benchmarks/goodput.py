@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.table import Row, finish, log
 from jaxlaunch import contract
-from tests.gang.runs import USUAL_COMPILES, Running, environ, job, own_cache
+from tests.gang.runs import USUAL_COMPILES, Running, make_job, read_environ, user_cache_env
 
 TEXT = pathlib.Path(__file__).parents[1] / "docs" / "*.md"
 AGENTS = 0.25  # share of the kills that are of an agent, by which all processes are made again
@@ -38,12 +38,12 @@ def document(compile_cache: str | None) -> dict[str, Any]:
         "compile_cache": compile_cache,
     }
     restarts = {"crash": 1000, "in_place": 1000}
-    return job(train, hosts=2, per_host=2, restarts=restarts)
+    return make_job(train, hosts=2, per_host=2, restarts=restarts)
 
 
 def victim(running: Running, choices: random.Random) -> tuple[str, int] | None:
     """What is killed: the process of a rank or an agent, by name and pid; None while there is none."""
-    agents, environs = running.agents(), {pid: environ(pid) for pid in running.tree()}
+    agents, environs = running.agent_pids(), {pid: read_environ(pid) for pid in running.pids()}
     ranks = {
         int(has[contract.PROCESS_ID]): pid
         for pid, has in environs.items()
@@ -61,7 +61,7 @@ def measure(
 ) -> dict[str, Any]:
     """The summary of one run. Three sets of pods without a newly saved step end it before its time."""
     choices = random.Random(options.seed)
-    env = {**USUAL_COMPILES, **own_cache(folder / "cache")}
+    env = {**USUAL_COMPILES, **user_cache_env(folder / "cache")}
     end, kills = time.monotonic() + 60 * options.minutes, 0
     with Running(folder, document(compile_cache), env=env) as running:
         due = time.monotonic() + options.every

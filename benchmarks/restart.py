@@ -12,7 +12,14 @@ import time
 
 from benchmarks.table import Row, emit, log, median
 from jaxlaunch import contract
-from tests.gang.runs import USUAL_COMPILES, Running, digits, environ, job, own_cache
+from tests.gang.runs import (
+    USUAL_COMPILES,
+    Running,
+    digits_block,
+    make_job,
+    read_environ,
+    user_cache_env,
+)
 
 ROUNDS = 3
 RESUMED = re.compile(r"resumed at step (\d+) of")
@@ -27,7 +34,7 @@ def written_at(running: Running, step: int) -> float:
 
 def child(running: Running, rank: int) -> int:
     """The process that trains as `rank` in the first attempt; its standby process has no coordinator address."""
-    environs = {pid: environ(pid) for pid in running.tree()}
+    environs = {pid: read_environ(pid) for pid in running.pids()}
     wanted = str(rank)
     return next(
         pid
@@ -41,24 +48,24 @@ def measure(folder: pathlib.Path) -> tuple[float, float]:
 
     Nothing is compiled at the start: the run has a cache of its own, as a user's first one does.
     """
-    train = digits(steps=1_000_000, checkpoint={"every": 10})
-    document = job(train, hosts=2, per_host=4, restarts={"in_place": 3})
+    train = digits_block(steps=1_000_000, checkpoint={"every": 10})
+    document = make_job(train, hosts=2, per_host=4, restarts={"in_place": 3})
     began = time.time()
     with Running(
-        folder, document, env={**USUAL_COMPILES, **own_cache(folder / "cache")}
+        folder, document, env={**USUAL_COMPILES, **user_cache_env(folder / "cache")}
     ) as running:
-        cold = running.until("the first step", lambda: written_at(running, 1)) - began
-        running.until_step(40)
+        cold = running.wait_until("the first step", lambda: written_at(running, 1)) - began
+        running.wait_for_step(40)
         killed = time.time()
         os.kill(child(running, rank=1), signal.SIGKILL)
-        resumed = running.until("a restart", lambda: RESUMED.search(running.text()[0]))
+        resumed = running.wait_until("a restart", lambda: RESUMED.search(running.read_output()[0]))
         seen, step = time.time(), int(resumed[1])
 
         def new_step() -> float:
             at = written_at(running, step + 1)
             return at if at > seen else 0.0
 
-        return cold, running.until("a new step", new_step) - killed
+        return cold, running.wait_until("a new step", new_step) - killed
 
 
 def main() -> None:

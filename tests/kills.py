@@ -29,7 +29,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.gang.run_files import RunFiles
-from tests.gang.runs import Result, Running, alive, descendants, digits, job, launch
+from tests.gang.runs import (
+    Result,
+    Running,
+    descendant_pids,
+    digits_block,
+    living_pids,
+    make_job,
+    run_job,
+)
 
 STEPS, EVERY = 150, 6
 SERIES = 8  # events of one run folder
@@ -96,13 +104,13 @@ def draw(seed: str, hosts: int) -> Event:
 
 def document(hosts: int) -> dict[str, Any]:
     """The job: each start is one attempt, so that its record is that of the event."""
-    train = digits(steps=STEPS, checkpoint={"every": EVERY, "keep": 3})
+    train = digits_block(steps=STEPS, checkpoint={"every": EVERY, "keep": 3})
     limits = {
         "restarts": {"crash": 0, "in_place": 0},
         "timeouts": {"step": "20s", "save": "1m"},
         "grace": "60s",
     }
-    return job(train, hosts=hosts, per_host=2 // hosts, **limits)
+    return make_job(train, hosts=hosts, per_host=2 // hosts, **limits)
 
 
 class Series(RunFiles):
@@ -147,7 +155,7 @@ class Series(RunFiles):
         until = time.monotonic() + PATIENCE_S
         begun = self.step() + event.after
         while ended() is None and time.monotonic() < until:
-            agents, children = running.agents(), running.children()
+            agents, children = running.agent_pids(), running.rank_pids()
             self._seen.append((time.monotonic(), self.step()))
             is_whole = len(agents) == self.hosts and len(children) == self.hosts
             if is_whole and (event.moment == "start" or self.step() >= begun):
@@ -162,7 +170,7 @@ class Series(RunFiles):
             time.sleep(0.002)
         if ended() is not None:
             return []
-        pids = [running.process.pid, *descendants(running.process.pid)]
+        pids = [running.process.pid, *descendant_pids(running.process.pid)]
         if event.moment == "stop":
             os.kill(running.process.pid, signal.SIGTERM)
         time.sleep(event.delay_s / (20.0 if event.moment == "save" else 1.0))
@@ -191,14 +199,14 @@ class Series(RunFiles):
         """Continues what was stopped: after a while, or once the rest of the gang has given it up."""
         others = [] if event.is_pause else [pid for pid in agents.values() if pid not in hit]
         until = time.monotonic() + (PATIENCE_S if others else PAUSE_S)
-        while (not others or alive(others)) and time.monotonic() < until:
+        while (not others or living_pids(others)) and time.monotonic() < until:
             time.sleep(0.05)
         _send(hit, signal.SIGCONT)
 
     def _until_ended(self, pids: list[int]) -> None:
         """Waits for what a launcher that was killed has left: its agents save and write the end."""
         until = time.monotonic() + PATIENCE_S
-        while alive(pids) and time.monotonic() < until:
+        while living_pids(pids) and time.monotonic() < until:
             time.sleep(0.05)
 
     # --- what was found ---------------------------------------------------------------------------
@@ -290,7 +298,7 @@ def _send(pids: Sequence[int], number: int) -> None:
 
 def compared(series: Series, undisturbed: dict[int, float]) -> list[str]:
     """Lets the run of a series finish; what is wrong with its losses."""
-    result = launch(series.folder, document(series.hosts))
+    result = run_job(series.folder, document(series.hosts))
     if result.code != 0:
         return [f"the last start ended with {result.code}: {result.verdict['message']}"]
     other = [step for step, loss in undisturbed.items() if result.losses.get(step) != loss]
@@ -336,7 +344,7 @@ def main(argv: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="kills-") as place:
             folder = Path(place)
             if hosts not in undisturbed:
-                undisturbed[hosts] = launch(folder / "undisturbed", document(hosts)).losses
+                undisturbed[hosts] = run_job(folder / "undisturbed", document(hosts)).losses
             lines = []
             for line in run(
                 f"{given.seed}:{number}",

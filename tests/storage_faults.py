@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bucket_server import Bucket
-from tests.gang.runs import Result, Running, digits, job
+from tests.gang.runs import Result, Running, digits_block, make_job
 
 PAGE = Path(__file__).parents[1] / "docs" / "checkpoints.md"
 SHIM = Path(__file__).parent / "fixtures" / "storage" / "faulty.c"
@@ -164,7 +164,7 @@ class Store:
 
 def document(storage: Disk | Store, for_ever: bool) -> dict[str, Any]:
     """A job of 40 steps, one in a twelfth of a second, that saves every 10 and evaluates every 20."""
-    train = digits(
+    train = digits_block(
         task="reads_files:ReadsFiles",
         batch=4,
         steps=40,
@@ -180,7 +180,10 @@ def document(storage: Disk | Store, for_ever: bool) -> dict[str, Any]:
     )
     restarts = {"in_place": 0, "crash": 1} if for_ever else {"in_place": 3, "crash": 1}
     timeouts = {"restore": "20s"} if for_ever else {}  # of which a half is waited for storage
-    return job(train, per_host=1) | {"restarts": restarts, "timeouts": {"save": "1m", **timeouts}}
+    return make_job(train, per_host=1) | {
+        "restarts": restarts,
+        "timeouts": {"save": "1m", **timeouts},
+    }
 
 
 def run(case: Case, folder: Path, shim: Path) -> Result:
@@ -192,14 +195,18 @@ def run(case: Case, folder: Path, shim: Path) -> Result:
     try:
         if case.moment == "restore":
             with Running(folder, keys[0], env=keys[1]) as running:
-                running.until("a saved step", lambda: storage.has("10/jaxlaunch.manifest.json"))
+                running.wait_until(
+                    "a saved step", lambda: storage.has("10/jaxlaunch.manifest.json")
+                )
                 running.signal(signal.SIGINT)
                 assert running.wait().code == 80
         if case.moment in ("start", "restore"):
             storage.fail(case.kind, where)
         with Running(folder, keys[0], env=keys[1]) as running:
             if case.moment in ("save", "eval"):
-                running.until("a saved step", lambda: storage.has("10/jaxlaunch.manifest.json"))
+                running.wait_until(
+                    "a saved step", lambda: storage.has("10/jaxlaunch.manifest.json")
+                )
                 storage.fail(case.kind, where)
             if not case.for_ever:
                 end_fault(running, storage)

@@ -16,7 +16,7 @@ from tests.cluster import preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import ROOT, Place, place
 from tests.compiled import QUICK_COMPILES
-from tests.gang.runs import digits
+from tests.gang.runs import digits_block
 
 SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 SMALL: dict[str, Any] = {
@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     "grace": "20s",
     "env": QUICK_COMPILES,
 }
-TRAIN = digits(steps=1_000_000, log_every=10, optimizer={})
+TRAIN = digits_block(steps=1_000_000, log_every=10, optimizer={})
 
 
 @pytest.fixture(scope="module")

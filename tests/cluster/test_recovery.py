@@ -18,13 +18,13 @@ from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, PROGRAMS, Gang, Place, place, until
 from tests.compiled import QUICK_COMPILES
-from tests.gang.runs import digits
+from tests.gang.runs import digits_block
 
 pytestmark = pytest.mark.extended
 
 SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 STEPS, EVERY = 120, 10
-TRAIN = digits(
+TRAIN = digits_block(
     task="held:Held",
     steps=STEPS,
     optimizer={"lr": 1e-3, "schedule": {"name": "constant"}},
@@ -49,7 +49,7 @@ def of_hosts(steps: int, lr: float) -> dict[str, Any]:
         "resources": JOB["resources"],
         "grace": "30s",
         "code": str(PROGRAMS),
-        "train": digits(
+        "train": digits_block(
             task="held:Held", batch=24, steps=steps, optimizer=schedule, checkpoint={"every": EVERY}
         ),
     }

@@ -1,4 +1,4 @@
-"""Starts agents as `launcher run` and a JobSet do, with small programs as their children, and reads their files."""
+"""Start agents as `launcher run` and a JobSet do, with small programs as their children."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def wait_for(name):
 """
 
 
-def program(folder: Path, text: str, name: str = "program.py") -> tuple[str, ...]:
-    """The command that runs `text`, with RANK, SIZE, ATTEMPT, say, mark and wait_for at hand."""
+def write_program(folder: Path, text: str, name: str = "program.py") -> tuple[str, ...]:
+    """Write a program with RANK, SIZE, ATTEMPT, say, mark and wait_for; return its command."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(PRELUDE + textwrap.dedent(text))
     return (sys.executable, str(folder / name))
 
 
-def script(folder: Path, text: str, name: str = "script.py") -> Path:
-    """A file with `text` alone: a program that does not know jaxlaunch."""
+def write_script(folder: Path, text: str, name: str = "script.py") -> Path:
+    """Write a program that does not know jaxlaunch."""
     (folder / name).write_text(textwrap.dedent(text))
     return folder / name
 
 
 @dataclasses.dataclass
 class Gang:
-    """Running agents, by host; those that still run at the end of the block are killed."""
+    """Running agents by host. Leaving the block kills those that still run."""
 
     folder: Path
     job: AgentJob
@@ -83,7 +83,7 @@ class Gang:
         name: str = "",
         out: int | None = None,
     ) -> Gang:
-        """Starts the agents of `hosts`, all of them by default; a `name` tells a second one of a host apart."""
+        """Start the agents of `hosts` (default: all). A `name` marks a second one of a host."""
         for host in hosts or range(self.hosts):
             with (
                 self._stream(f"{name or host}.out").open("ab") as stdout,
@@ -118,46 +118,46 @@ class Gang:
         }
 
     def wait(self) -> list[int]:
-        """Every agent's exit code, in the order they were started."""
+        """Return every agent's exit code in the order of their starts."""
         end = time.monotonic() + PATIENCE_S
         try:
             return [agent.wait(max(0.1, end - time.monotonic())) for agent in self.agents.values()]
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the agents do not end\n{self.talk}\n{self.out}") from None
+            raise AssertionError(f"the agents do not end\n{self.stderr}\n{self.stdout}") from None
 
-    def until(self, what: str, happened: Callable[[], Any]) -> Any:
-        """Waits until `happened()` is true and returns it; fails when the agents end first or it never comes."""
+    def wait_until(self, description: str, condition: Callable[[], Any]) -> Any:
+        """Wait until `happened()` is true and return it. Fail if the agents end first."""
 
-        def settled() -> Any:
+        def is_settled() -> Any:
             are_gone = all(agent.poll() is not None for agent in self.agents.values())
-            return happened() or are_gone
+            return condition() or are_gone
 
-        answer = eventually(settled)
-        assert answer and (answer is not True or happened()), (
-            f"{what} never happened\n{self.talk}\n{self.out}"
+        result = poll_until(is_settled)
+        assert result and (result is not True or condition()), (
+            f"{description} never happened\n{self.stderr}\n{self.stdout}"
         )
-        return answer
+        return result
 
-    def until_marked(self, *names: str) -> None:
+    def wait_for_marks(self, *names: str) -> None:
         for name in names:
-            self.until(f"the mark {name}", (self.marks / name).exists)
+            self.wait_until(f"the mark {name}", (self.marks / name).exists)
 
-    def allow(self, name: str) -> None:
-        """Lets children go on that wait for `name`."""
+    def release(self, name: str) -> None:
+        """Let children continue that wait for `name`."""
         (self.marks / name).touch()
 
     def signal(self, host: int, number: int = signal.SIGTERM) -> None:
         self.agents[host].send_signal(number)
 
     @property
-    def talk(self) -> str:
+    def stderr(self) -> str:
         """What all agents wrote to stderr, host by host."""
         return "".join(
             path.read_text() for path in sorted(self.folder.glob(f"agent-{self.generation}-*.err"))
         )
 
     @property
-    def out(self) -> str:
+    def stdout(self) -> str:
         return "".join(
             path.read_text() for path in sorted(self.folder.glob(f"agent-{self.generation}-*.out"))
         )
@@ -177,38 +177,37 @@ class Gang:
         ]
 
 
-def job(command: Sequence[str] | None, **fields: Any) -> AgentJob:
-    """A job of one process per host that is given up at its first fault."""
+def make_job(command: Sequence[str] | None, **fields: Any) -> AgentJob:
+    """Return a job of one process per host that fails at its first fault."""
     return AgentJob(
         "t", None if command is None else tuple(command), **({"in_place_limit": 0} | fields)
     )
 
 
-def launch(folder: Path, of: AgentJob, hosts: int = 1, **fields: Any) -> tuple[Gang, list[int]]:
-    """Runs a gang to its end."""
-    with Gang(folder, of, hosts, **fields) as gang:
+def run_gang(folder: Path, job: AgentJob, hosts: int = 1, **fields: Any) -> tuple[Gang, list[int]]:
+    """Run a gang to its end."""
+    with Gang(folder, job, hosts, **fields) as gang:
         return gang, gang.start().wait()
 
 
-def eventually(happened: Callable[[], Any]) -> Any:
-    """The first true answer of `happened`, or its last one when patience ends."""
+def poll_until(condition: Callable[[], Any]) -> Any:
+    """Return the first true result of `condition`, or its last one after PATIENCE_S."""
     end = time.monotonic() + PATIENCE_S
-    while not (answer := happened()) and time.monotonic() < end:
+    while not (result := condition()) and time.monotonic() < end:
         time.sleep(0.02)
-    return answer
+    return result
 
 
-def children(pid: int) -> list[int]:
-    """Pids of the processes that `pid` started and that live."""
+def child_pids(pid: int) -> list[int]:
+    """Return the pids of the live children of a process."""
     try:
-        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
-    return [int(child) for child in listed]
+    return [int(child) for child in pids]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""One rank of a gang that restores, saves steps and restores again; says what came of it as one line of JSON.
+"""Restore, save and restore again as one rank of a gang, and print the result as a line of JSON.
 
 python checkpoint_rank.py PORT COUNT RANK FOLDER UID STEP...
 """
@@ -29,20 +29,20 @@ for size in (
     assert gather_values(f"{rank}" * size * (rank + 1)) == [
         f"{each}" * size * (each + 1) for each in range(count)
     ]
-said: dict[str, object] = {"notes": (notes := []), "restored": None}
+result: dict[str, object] = {"notes": (notes := []), "restored": None}
 store = Store(folder, keep=3, uid=uid, note=notes.append)
 try:
     store.claim()
-    if (found := store.restore(abstract(mesh()))) is not None:
-        assert same(found[1], found[0])
-        said["restored"] = [found[0], found[2]]
+    if (restored := store.restore(abstract(mesh()))) is not None:
+        assert same(restored[1], restored[0])
+        result["restored"] = [restored[0], restored[2]]
     for step in map(int, steps):
         store.save(step, state(step, mesh()), {"at": step})
         store.wait()
         assert store.newest_committed_step() == step
-    said["steps"] = store.committed_steps()
+    result["steps"] = store.committed_steps()
 except TrainerError as error:
-    said["error"] = [error.code, str(error)]
-print(json.dumps(said), flush=True)
+    result["error"] = [error.code, str(error)]
+print(json.dumps(result), flush=True)
 store.close()
 jax.distributed.shutdown()

@@ -1,4 +1,4 @@
-"""The order of the gang tests' files: the longest first, so that those that run side by side end together."""
+"""Run the longest test files first, so that those that run side by side end together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ LONGEST = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files before the others of this folder."""
-    turns = {path: turn for turn, path in enumerate(LONGEST, 1)}
+    positions = {path: turn for turn, path in enumerate(LONGEST, 1)}
 
-    def turn(item: pytest.Item) -> int:
-        return turns.get(item.path, len(turns) + 1) if item.path.is_relative_to(HERE) else 0
+    def position_of(item: pytest.Item) -> int:
+        return positions.get(item.path, len(positions) + 1) if item.path.is_relative_to(HERE) else 0
 
-    items.sort(key=turn)
+    items.sort(key=position_of)

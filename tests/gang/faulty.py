@@ -1,8 +1,8 @@
-"""A user's task that goes wrong on demand: what, where and when come from the environment.
+"""A task that fails on demand, as the environment variable FAULT describes.
 
-FAULT is JSON: {"kind", "at", "rank", "step", "mark", "seconds"}; `mark` is a folder in which a file
-named kind-rank says that it is happening now. The patches stand around the step, the evaluation,
-the compile, the save and the data wait.
+FAULT is JSON: {"kind", "at", "rank", "step", "mark", "seconds"}. `mark` is a folder that gets a
+file kind-rank when the fault happens. The patches wrap the step, the evaluation, the compilation,
+the save and the data wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAULT: dict[str, Any] = json.loads(os.environ.get("FAULT", "{}"))
 
 
 class Slow:
-    """A source whose record number `step` (in order of reading; every one, when none is given) takes its time."""
+    """A source whose read number `step` (default: every read) is slow."""
 
     def __init__(self, source: Any) -> None:
         self._source, self._reads = source, 0
@@ -34,8 +34,8 @@ class Slow:
 
     def __getitem__(self, index: int) -> Any:
         self._reads += 1
-        if is_ours() and self._reads == FAULT.get("step", self._reads):
-            fail(FAULT["kind"])
+        if affects_this_rank() and self._reads == FAULT.get("step", self._reads):
+            cause_fault(FAULT["kind"])
         return self._source[index]
 
     def fingerprint(self) -> str:
@@ -55,12 +55,12 @@ class Faulty(Classify):
         return super().model(spec, rngs)
 
 
-def is_ours() -> bool:
+def affects_this_rank() -> bool:
     return jax.process_index() == FAULT.get("rank", jax.process_index())
 
 
-def fail(kind: str) -> None:
-    """Does what was asked for, after saying that it happens now."""
+def cause_fault(kind: str) -> None:
+    """Mark that the fault happens now, then cause it."""
     (Path(FAULT["mark"]) / f"{kind}-{jax.process_index()}").touch()
     if kind == "raise":
         raise ValueError("a bad batch")
@@ -71,22 +71,22 @@ def fail(kind: str) -> None:
     time.sleep(FAULT.get("seconds", 3600))  # hang, slow
 
 
-def patch(owner: Any, name: str, place: str) -> None:
-    """Makes call number `step` (every call, when none is given) of `owner.name` fail, when the fault is at `place`."""
+def inject_fault(owner: Any, name: str, place: str) -> None:
+    """Make call number `step` (default: all) of `owner.name` fail if the fault is at `place`."""
     original = getattr(owner, name)
     calls = 0
 
     def patched(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        if FAULT.get("at") == place and is_ours() and FAULT.get("step", calls) == calls:
-            fail(FAULT["kind"])
+        if FAULT.get("at") == place and affects_this_rank() and FAULT.get("step", calls) == calls:
+            cause_fault(FAULT["kind"])
         return original(*args, **kwargs)
 
     setattr(owner, name, patched)
 
 
-patch(jaxlaunch.trainer.step.train_step.Step, "train", "step")
-patch(jaxlaunch.trainer.step.train_step.Step, "evaluate", "eval")
-patch(jaxlaunch.trainer.step.train_step.Step, "compile_train", "compile")
-patch(jaxlaunch.trainer.checkpoint.store.Store, "save", "save")
+inject_fault(jaxlaunch.trainer.step.train_step.Step, "train", "step")
+inject_fault(jaxlaunch.trainer.step.train_step.Step, "evaluate", "eval")
+inject_fault(jaxlaunch.trainer.step.train_step.Step, "compile_train", "compile")
+inject_fault(jaxlaunch.trainer.checkpoint.store.Store, "save", "save")

@@ -1,11 +1,11 @@
-"""Kills runs at random moments and judges what their records say: python -m tests.gang.kills --seed 1 --count 200
+"""Kill runs at random moments and check their records: tests.gang.kills --seed 1 --count 200
 
-Each kill is a `launcher run` of its own, with real agents: SIGKILL at a random step, or while
-everything still starts, for one rank (`child`), the agent of a host (`agent`), host 0's (`leader`),
-every agent with its processes (`gang`) or these and the launcher (`all`, after which the run is
-started again). Its restarts are either none, so that the summary is of the kill, or enough to
-finish. What is true comes from files that the program writes by itself. One JSON line for each
-kill: what was drawn, what was found, and what is `wrong`, which is empty when all is right.
+Each kill is a `launcher run` of its own with real agents: SIGKILL at a random step or during the
+start, for one rank (`child`), the agent of a host (`agent`), the agent of host 0 (`leader`), every
+agent with its processes (`gang`), or these and the launcher (`all`, after which the run is started
+again). It may restart either never, so that the summary describes the kill, or often enough to
+finish. The truth comes from files that the program writes itself. Each kill prints a line of JSON:
+the kill, the records, and what is `wrong` with them (empty if nothing is).
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.gang.agents import program
-from tests.gang.runs import Running, _kill, digits, job
+from tests.gang.agents import write_program
+from tests.gang.runs import Running, digits_block, make_job, send_signal
 
-STEPS, EVERY, PACE_S = 60, 10, 0.04
-TRAINER_STEPS, TRAINER_EVERY = 400, 50
-LATE_S = 3.0  # by which what agents know may be behind: their messages and files come once a second
-FRESH_S = 1.0  # by which a commit may be: that is sent, and written, at once
-SHARE = 0.02  # of the wall clock that the seconds may miss
+STEPS, SAVE_EVERY, PACE_S = 60, 10, 0.04
+TRAINER_STEPS, TRAINER_SAVE_EVERY = 400, 50
+MAX_REPORT_LAG_S = (
+    3.0  # by which what agents know may be behind: their messages and files come once a second
+)
+MAX_COMMIT_LAG_S = 1.0  # by which a commit may be: that is sent, and written, at once
+MAX_CLOCK_ERROR = 0.02  # of the wall clock that the seconds may miss
 
 # Every rank writes its steps to TRUTH, rank 0 commits; both are reported after they are true. A
 # step begins when all ranks have ended the one before, as collectives have it.
@@ -59,7 +61,7 @@ for step in range(saved + 1, {STEPS} + 1):
     time.sleep({PACE_S})
     note("step", step)
     say(phase="step", step=step)
-    if RANK == 0 and step % {EVERY} == 0:
+    if RANK == 0 and step % {SAVE_EVERY} == 0:
         open(f"{{truth}}/saved/draft", "w").close()
         os.rename(f"{{truth}}/saved/draft", f"{{truth}}/saved/{{step}}")
         note("saved", step)
@@ -70,7 +72,7 @@ say(phase="done", step={STEPS})
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """What was drawn for one kill."""
+    """The properties of one kill."""
 
     seed: str
     hosts: int
@@ -84,14 +86,14 @@ class Kill:
 
     @property
     def cause(self) -> tuple[str, int, int]:
-        """The cause, the code and the rank of its verdict."""
+        """Return the expected cause, code and rank of the verdict."""
         if self.target == "child":
             return "killed", 137, self.victim
         return "lost", 81, self.victim * self.per_host if self.target == "agent" else 0
 
 
-def draw(seed: str, hosts: int | None, is_trainer: bool) -> Kill:
-    """The kill of a seed."""
+def draw_kill(seed: str, hosts: int | None, is_trainer: bool) -> Kill:
+    """Draw the kill of a seed."""
     rng = random.Random(seed)
     hosts = hosts or rng.choice([1, 2])
     per_host = 1 if is_trainer else rng.choice([1, 2])
@@ -111,7 +113,7 @@ def draw(seed: str, hosts: int | None, is_trainer: bool) -> Kill:
 
 
 @dataclasses.dataclass
-class Place:
+class KillFolder:
     """The folder of one kill: what the program wrote, and what the run did."""
 
     kill: Kill
@@ -130,16 +132,18 @@ class Place:
             "timeouts": {"rendezvous": "20s"},
         }
         if self.kill.is_trainer:
-            train = digits(steps=TRAINER_STEPS, checkpoint={"every": TRAINER_EVERY, "keep": 3})
-            return job(train, hosts=self.kill.hosts, per_host=1, **keys)
+            train = digits_block(
+                steps=TRAINER_STEPS, checkpoint={"every": TRAINER_SAVE_EVERY, "keep": 3}
+            )
+            return make_job(train, hosts=self.kill.hosts, per_host=1, **keys)
         keys["processes_per_host"] = self.kill.per_host
-        keys["command"] = list(program(self.folder, PROGRAM))
-        return job(hosts=self.kill.hosts, per_host=self.kill.per_host, **keys)
+        keys["command"] = list(write_program(self.folder, PROGRAM))
+        return make_job(hosts=self.kill.hosts, per_host=self.kill.per_host, **keys)
 
     def notes(
         self, rank: int, kind: str, attempt: int | None = None
     ) -> list[tuple[int, int, float]]:
-        """(attempt, step, Unix time) of what a rank noted."""
+        """Return (attempt, step, Unix time) of a rank's notes of a kind."""
         with contextlib.suppress(FileNotFoundError):
             lines = [
                 line.split() for line in (self.truth / f"steps-{rank}").read_text().splitlines()
@@ -151,7 +155,7 @@ class Place:
         return []
 
     def step(self) -> int:
-        """The newest step of rank 0."""
+        """Return the newest step of rank 0."""
         if not self.kill.is_trainer:
             return max((step for _, step, _ in self.notes(0, "step")), default=-1)
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -161,7 +165,7 @@ class Place:
         return -1
 
     def saved(self) -> int | None:
-        """The newest step on storage."""
+        """Return the newest step on storage."""
         if self.kill.is_trainer:
             steps = [
                 int(path.parent.name)
@@ -181,15 +185,15 @@ class Place:
         return []
 
 
-def strike(place: Place, running: Running) -> float | None:
-    """Waits for the moment and kills; the Unix time at which, None when the run was over before."""
-    kill = place.kill
+def kill_at_moment(folder: KillFolder, running: Running) -> float | None:
+    """Wait for the moment and kill. Return the Unix time, or None if the run ended before."""
+    kill = folder.kill
     if kill.at_step is not None:
-        while place.step() < kill.at_step and running.process.poll() is None:
+        while folder.step() < kill.at_step and running.process.poll() is None:
             time.sleep(0.01)
     time.sleep(kill.delay_s * (PACE_S if kill.at_step is not None else 4.0))
     while running.process.poll() is None:
-        agents, children = running.agents(), running.children()
+        agents, children = running.agent_pids(), running.rank_pids()
         pids = {
             "child": [children[kill.victim]] if kill.victim in children else [],
             "agent": [agents[kill.victim]] if kill.victim in agents else [],
@@ -200,94 +204,100 @@ def strike(place: Place, running: Running) -> float | None:
         )
         if pids:
             for pid in pids + ([running.process.pid] if kill.target == "all" else []):
-                _kill(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
             return time.time()
         time.sleep(0.01)
     return None
 
 
-def started(pid: int) -> float:
-    """When a process started, in Unix time: this one may be held up before it can look at the clock."""
+def process_start_time(pid: int) -> float:
+    """Return the Unix time of a process's start, which this process may notice late."""
     ticks = int(
         Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     )  # proc_pid_stat(5): starttime
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def once(kill: Kill, folder: Path) -> dict[str, Any]:
-    """Carries out one kill; its line."""
-    place = Place(kill, folder)
-    with Running(folder, place.document(), env=place.env) as running:
-        began = started(running.process.pid)
-        at = strike(place, running)
-        saved = place.saved()
+def carry_out(kill: Kill, folder: Path) -> dict[str, Any]:
+    """Carry out one kill and return its line."""
+    files = KillFolder(kill, folder)
+    with Running(folder, files.document(), env=files.env) as running:
+        started_at = process_start_time(running.process.pid)
+        killed_at = kill_at_moment(files, running)
+        saved_step = files.saved()
         if kill.target != "all":
             result = running.wait()
-    first = None
-    if kill.target == "all" and at is not None:
-        first = (
-            json.loads((place.run / "summary.json").read_text())
-            if (place.run / "summary.json").exists()
+    first_summary = None
+    if kill.target == "all" and killed_at is not None:
+        first_summary = (
+            json.loads((files.run / "summary.json").read_text())
+            if (files.run / "summary.json").exists()
             else None
         )
-        with Running(folder, place.document(), env=place.env) as running:
-            began = started(running.process.pid)
+        with Running(folder, files.document(), env=files.env) as running:
+            started_at = process_start_time(running.process.pid)
             result = running.wait()
-    ended = time.time()
-    written = (place.run / "summary.json").stat().st_mtime
-    summary, spent = result.summary, sum(result.summary["goodput"]["seconds"].values())
+    ended_at = time.time()
+    summary_written_at = (files.run / "summary.json").stat().st_mtime
+    summary, total_s = result.summary, sum(result.summary["goodput"]["seconds"].values())
     line = {
         **dataclasses.asdict(kill),
-        "killed_at_s": at and round(at - began, 2),
-        "saved_then": saved,
-        "wall_s": round(ended - began, 2),
-        "seconds": round(spent, 2),
-        "seconds_off": round((spent - (written - began)) / (written - began), 4),
-        "outer_off": round((spent - (ended - began)) / (ended - began), 4),
+        "killed_at_s": killed_at and round(killed_at - started_at, 2),
+        "saved_then": saved_step,
+        "wall_s": round(ended_at - started_at, 2),
+        "seconds": round(total_s, 2),
+        "seconds_off": round(
+            (total_s - (summary_written_at - started_at)) / (summary_written_at - started_at), 4
+        ),
+        "outer_off": round((total_s - (ended_at - started_at)) / (ended_at - started_at), 4),
         "found": {key: summary[key] for key in ("status", "step", "saved", "restarts")},
         "verdict": {
             key: summary["verdict"][key] for key in ("cause", "code", "rank", "step", "message")
         },
-        "attempts": [(one["cause"], one["rank"], one["last_committed"]) for one in place.records()],
+        "attempts": [(one["cause"], one["rank"], one["last_committed"]) for one in files.records()],
     }
-    wrong = judge(place, at, saved, result.code, summary, line, result.stdout, first)
+    wrong = find_errors(
+        files, killed_at, saved_step, result.code, summary, line, result.stdout, first_summary
+    )
     return line | {"wrong": wrong}
 
 
-def judge(
-    place: Place,
-    at: float | None,
-    saved: int | None,
+def find_errors(
+    folder: KillFolder,
+    killed_at: float | None,
+    saved_step: int | None,
     code: int,
     summary: dict[str, Any],
     line: dict[str, Any],
     stdout: str,
-    first: dict[str, Any] | None,
+    first_summary: dict[str, Any] | None,
 ) -> list[str]:
-    """What is wrong with the records of a kill, in words."""
-    kill, wrong, verdict = place.kill, [], summary["verdict"]
+    """Return what is wrong with the records of a kill."""
+    kill, errors, verdict = folder.kill, [], summary["verdict"]
 
-    def expect(what: str, found: Any, *right: Any) -> None:
-        if found not in right:
-            wrong.append(f"{what} is {found}, not {' or '.join(map(str, right))}")
+    def expect(name: str, value: Any, *expected: Any) -> None:
+        if value not in expected:
+            errors.append(f"{name} is {value}, not {' or '.join(map(str, expected))}")
 
     expect("exit code", code, verdict["code"])
-    if abs(line["seconds_off"]) > SHARE:
-        wrong.append(f"the seconds are {line['seconds_off']:.1%} off")
+    if abs(line["seconds_off"]) > MAX_CLOCK_ERROR:
+        errors.append(f"the seconds are {line['seconds_off']:.1%} off")
     steps = TRAINER_STEPS if kill.is_trainer else STEPS
     cause, cause_code, rank = kill.cause
-    records = [(one["cause"], one["rank"]) for one in place.records()]
-    is_over = at is None or kill.recovers or kill.target == "all"
-    if is_over:
+    records = [(one["cause"], one["rank"]) for one in folder.records()]
+    is_finished = killed_at is None or kill.recovers or kill.target == "all"
+    if is_finished:
         expect("cause", verdict["cause"], "done")
         expect("step", summary["step"], steps)
-        expect("saved", summary["saved"], steps if kill.is_trainer or steps % EVERY == 0 else None)
+        expect(
+            "saved", summary["saved"], steps if kill.is_trainer or steps % SAVE_EVERY == 0 else None
+        )
     else:
         expect(
             "cause", (verdict["cause"], verdict["code"], verdict["rank"]), (cause, cause_code, rank)
         )
-        wrong += _steps_wrong(place, at or 0.0, summary, saved)
-    if at is None:
+        errors += _find_step_errors(folder, killed_at or 0.0, summary, saved_step)
+    if killed_at is None:
         expect("records", records, [("done", None)])
     elif (
         kill.target == "all"
@@ -297,91 +307,109 @@ def judge(
             "records",
             records,
             [("lost", 0), ("done", None)],
-            *([[("done", None)]] if first is None else []),
+            *([[("done", None)]] if first_summary is None else []),
         )
     else:
         expect("restarts", summary["restarts"], {cause: 1} if kill.recovers else {})
         expect("records", records, [(cause, rank), *([("done", None)] if kill.recovers else [])])
-    if at is not None and place.records()[0]["cause"] != "done":
-        right = _committed(place, at, saved)
-        after = (saved or 0) + (
-            TRAINER_EVERY if kill.is_trainer else EVERY
+    if killed_at is not None and folder.records()[0]["cause"] != "done":
+        committed = _possible_commits(folder, killed_at, saved_step)
+        next_save = (saved_step or 0) + (
+            TRAINER_SAVE_EVERY if kill.is_trainer else SAVE_EVERY
         )  # committed while it was being killed
-        expect("committed on record", place.records()[0]["last_committed"], *right, after)
-    if at is not None and is_over and saved is not None:
-        wrong += _resumed_wrong(place, saved, stdout)
-    return wrong
+        expect("committed on record", folder.records()[0]["last_committed"], *committed, next_save)
+    if killed_at is not None and is_finished and saved_step is not None:
+        errors += _find_resume_errors(folder, saved_step, stdout)
+    return errors
 
 
-def _steps_wrong(place: Place, at: float, summary: dict[str, Any], saved: int | None) -> list[str]:
-    """The steps of a summary whose run ended by the kill."""
-    kill, wrong = place.kill, []
-    known = summary["step"] if summary["step"] is not None else 0
+def _find_step_errors(
+    folder: KillFolder, killed_at: float, summary: dict[str, Any], saved_step: int | None
+) -> list[str]:
+    """Check the steps in the summary of a run that the kill ended."""
+    kill, errors = folder.kill, []
+    summary_step = summary["step"] if summary["step"] is not None else 0
     if kill.is_trainer:
-        low, high = (kill.at_step or 0) - 200, place.step() + 2
+        low, high = (kill.at_step or 0) - 200, folder.step() + 2
     else:
         ranks = range(kill.hosts * kill.per_host)
         low = min(
-            max((step for _, step, when in place.notes(r, "step") if when < at - LATE_S), default=0)
+            max(
+                (
+                    step
+                    for _, step, when in folder.notes(r, "step")
+                    if when < killed_at - MAX_REPORT_LAG_S
+                ),
+                default=0,
+            )
             for r in ranks
         )
         high = 1 + min(
-            max((step for _, step, _ in place.notes(r, "step")), default=0) for r in ranks
+            max((step for _, step, _ in folder.notes(r, "step")), default=0) for r in ranks
         )
-    if not low <= known <= high:
-        wrong.append(f"step is {known}, not between {low} and {high}")
+    if not low <= summary_step <= high:
+        errors.append(f"step is {summary_step}, not between {low} and {high}")
     if kill.target == "child" and not kill.is_trainer:
-        own = max((step for _, step, _ in place.notes(kill.victim, "step")), default=0)
+        victim_step = max((step for _, step, _ in folder.notes(kill.victim, "step")), default=0)
         if (summary["verdict"]["step"] or 0) not in (
-            own,
-            own - 1,
+            victim_step,
+            victim_step - 1,
         ):  # it may die between its note and its report
-            wrong.append(f"the verdict's step is {summary['verdict']['step']}, not {own}")
-    wrong += [] if kill.is_trainer else _lost_wrong(place, at, summary)
-    right = _committed(place, at, place.saved())
-    if summary["saved"] not in right:
-        wrong.append(f"saved is {summary['saved']}, not {' or '.join(map(str, right))}")
-    return wrong
+            errors.append(f"the verdict's step is {summary['verdict']['step']}, not {victim_step}")
+    errors += [] if kill.is_trainer else _find_lost_work_errors(folder, killed_at, summary)
+    committed = _possible_commits(folder, killed_at, folder.saved())
+    if summary["saved"] not in committed:
+        errors.append(f"saved is {summary['saved']}, not {' or '.join(map(str, committed))}")
+    return errors
 
 
-def _lost_wrong(place: Place, at: float, summary: dict[str, Any]) -> list[str]:
-    """The seconds of steps that the kill cost: from the last commit on record, or the first step, to the kill."""
-    steps, since = place.notes(0, "step"), place.records()[0]["last_committed"]
+def _find_lost_work_errors(
+    folder: KillFolder, killed_at: float, summary: dict[str, Any]
+) -> list[str]:
+    """Check the lost work: from the last recorded commit, or the first step, to the kill."""
+    steps, committed = folder.notes(0, "step"), folder.records()[0]["last_committed"]
     if not steps:
         return []
-    began = next((when for _, step, when in steps if step == since), steps[0][2])
-    lost, most = summary["goodput"]["seconds"]["lost_work"], max(0.0, at - began)
-    if not max(0.0, most - LATE_S) <= lost <= most + FRESH_S:
-        return [f"the lost work is {lost:.1f} s, not {most:.1f} s"]
+    started_at = next((when for _, step, when in steps if step == committed), steps[0][2])
+    lost_s, expected_s = (
+        summary["goodput"]["seconds"]["lost_work"],
+        max(0.0, killed_at - started_at),
+    )
+    if not max(0.0, expected_s - MAX_REPORT_LAG_S) <= lost_s <= expected_s + MAX_COMMIT_LAG_S:
+        return [f"the lost work is {lost_s:.1f} s, not {expected_s:.1f} s"]
     return []
 
 
-def _committed(place: Place, at: float, newest: int | None) -> tuple[int | None, ...]:
-    """What may be on record as committed: the newest step on storage, or the one before if that is just so new."""
-    kill = place.kill
-    commits = [when for _, step, when in place.notes(0, "saved") if step == newest]
-    is_fresh = newest is not None and (kill.is_trainer or commits[-1] > at - FRESH_S)
-    before = (newest or 0) - (TRAINER_EVERY if kill.is_trainer else EVERY)
-    return (newest, *((before or None,) if is_fresh else ()))
+def _possible_commits(
+    folder: KillFolder, killed_at: float, newest: int | None
+) -> tuple[int | None, ...]:
+    """Return the possible last commits: the newest step, and the previous one if it is fresh."""
+    kill = folder.kill
+    commits = [when for _, step, when in folder.notes(0, "saved") if step == newest]
+    is_fresh = newest is not None and (
+        kill.is_trainer or commits[-1] > killed_at - MAX_COMMIT_LAG_S
+    )
+    previous_save = (newest or 0) - (TRAINER_SAVE_EVERY if kill.is_trainer else SAVE_EVERY)
+    return (newest, *((previous_save or None,) if is_fresh else ()))
 
 
-def _resumed_wrong(place: Place, saved: int, stdout: str) -> list[str]:
-    """Whether the attempt after the kill went on from what was on storage then, or later."""
-    if place.kill.is_trainer:
-        resumed = [
+def _find_resume_errors(folder: KillFolder, saved_step: int, stdout: str) -> list[str]:
+    """Check that the attempt after the kill resumed from what was on storage, or later."""
+    if folder.kill.is_trainer:
+        resumed_steps = [
             int(text.split("resumed at step ")[1].split()[0])
             for text in stdout.splitlines()
             if "resumed at" in text
         ]
     else:
-        resumed = [step for _, step, _ in place.notes(0, "restored")][1:]
-    if not resumed or resumed[-1] < saved:
-        return [f"step {saved} was saved, but it went on from {resumed}"]
+        resumed_steps = [step for _, step, _ in folder.notes(0, "restored")][1:]
+    if not resumed_steps or resumed_steps[-1] < saved_step:
+        return [f"step {saved_step} was saved, but it went on from {resumed_steps}"]
     return []
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carries out the kills; the number of those with something wrong is the exit code, 99 at most."""
+    """Carry out the kills. The exit code is the number of wrong ones, at most 99."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=200)
@@ -395,21 +423,21 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--keep", type=Path, help="where the folders of kills with something wrong are kept"
     )
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     causes: Counter[str] = Counter()
-    for number in range(given.first, given.first + given.count):
-        kill = draw(f"{given.seed}:{number}", given.hosts, given.trainer)
+    for number in range(arguments.first, arguments.first + arguments.count):
+        kill = draw_kill(f"{arguments.seed}:{number}", arguments.hosts, arguments.trainer)
         folder = Path(tempfile.mkdtemp(prefix="kill-"))
         try:
-            line = once(kill, folder)
+            line = carry_out(kill, folder)
         except Exception as error:  # a run that cannot be judged is a finding too
             line = {**dataclasses.asdict(kill), "wrong": [f"{type(error).__name__}: {error}"]}
         print(json.dumps(line), flush=True)
         causes["wrong" if line["wrong"] else "right"] += 1
-        if line["wrong"] and given.keep:
-            shutil.copytree(folder, given.keep / kill.seed, dirs_exist_ok=True)
+        if line["wrong"] and arguments.keep:
+            shutil.copytree(folder, arguments.keep / kill.seed, dirs_exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({"seed": given.seed, **causes}), file=sys.stderr)
+    print(json.dumps({"seed": arguments.seed, **causes}), file=sys.stderr)
     return min(causes["wrong"], 99)
 
 

@@ -1,4 +1,4 @@
-"""Models of flax.linen, of Haiku and of Hugging Face's Flax classes, trained side by side by one task."""
+"""Train models of flax.linen, Haiku and Hugging Face's Flax classes side by side in one task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.path.pop(0)
 
 
 class ViT(linen.Module):
-    """Hugging Face's, which returns an object: the logits of it."""
+    """Return the logits of Hugging Face's ViT, which returns an object."""
 
     @linen.compact
     def __call__(self, images: jax.Array, deterministic: bool) -> jax.Array:
@@ -46,8 +46,7 @@ class ViT(linen.Module):
         return module(images[..., None], deterministic=deterministic).logits
 
 
-def mlp(images: jax.Array, is_training: bool) -> jax.Array:
-    """Haiku's, with dropout."""
+def haiku_mlp(images: jax.Array, is_training: bool) -> jax.Array:
     rows = images.reshape(len(images), -1)
     return hk.nets.MLP([16, 10])(
         rows, **({"dropout_rate": 0.1, "rng": hk.next_rng_key()} if is_training else {})
@@ -55,17 +54,17 @@ def mlp(images: jax.Array, is_training: bool) -> jax.Array:
 
 
 class Models(nnx.Module):
-    """One of each library."""
+    """One model of each library."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         image = jnp.zeros((1, 8, 8))
         self.linen = custom.Linen(Convolution(width=4), image, rngs=rngs)
-        self.haiku = custom.Haiku(hk.transform(mlp), image, rngs=rngs)
+        self.haiku = custom.Haiku(hk.transform(haiku_mlp), image, rngs=rngs)
         self.hugging_face = custom.Linen(ViT(), image, rngs=rngs)
 
 
-class Each(Classify):
-    """The sum of their losses: each is trained as if it were alone, and its loss and accuracy are logged."""
+class EachLibrary(Classify):
+    """The sum of the models' losses: each is trained as if it were alone."""
 
     def model(self, spec: Any, rngs: nnx.Rngs) -> nnx.Module:
         # As a program that was copied here may: the trainer has joined before.
@@ -74,7 +73,7 @@ class Each(Classify):
 
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:
         names = ("linen", "haiku", "hugging_face")
-        found = {name: Classify.loss(self, getattr(model, name), batch, rng) for name in names}
-        metrics = {name: (each.sum, each.weight) for name, each in found.items()}
-        metrics |= {f"{name}_accuracy": each.metrics["accuracy"] for name, each in found.items()}
-        return Loss(sum(each.sum for each in found.values()), batch["weight"].sum(), metrics)
+        losses = {name: Classify.loss(self, getattr(model, name), batch, rng) for name in names}
+        metrics = {name: (each.sum, each.weight) for name, each in losses.items()}
+        metrics |= {f"{name}_accuracy": each.metrics["accuracy"] for name, each in losses.items()}
+        return Loss(sum(each.sum for each in losses.values()), batch["weight"].sum(), metrics)

@@ -1,9 +1,9 @@
-"""Kills the examples that bring their own step at random moments: python -m tests.gang.loops --kills 10 --seed 1
+"""Kill the examples that bring their own step: python -m tests.gang.loops --kills 10 --seed 1
 
-Each is run unbroken, and again with SIGKILL for one of its ranks, which restart in place, or for
-all of its processes with the launcher, after which it is started again. One JSON line for each
-example: where it was killed, and whether its losses and the arrays of its last checkpoint are equal
-to the bit.
+Each example runs unbroken, and again with SIGKILL for one of its ranks, which restart in place, or
+for all processes with the launcher, after which it is started again. Each example prints a line of
+JSON: where it was killed, and whether its losses and the arrays of its last checkpoint are equal to
+the bit.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch.trainer.checkpoint import reader
-from tests.gang.runs import Result, Running, _kill, launch, succeed, until_gone
+from tests.gang.runs import Result, Running, assert_success, run_job, send_signal, wait_until_gone
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 200  # by default; the examples save every tenth part of them, and log every twentieth
 HOSTS = {"gan": (2, 1), "reinforce": (1, 2)}
 
 
-def document(folder: Path, example: str, steps: int, kills: int = 0) -> dict[str, Any]:
-    """The example's job, its program copied to `folder`; it may be restarted in place as often as it is killed."""
+def example_job(folder: Path, example: str, steps: int, kills: int = 0) -> dict[str, Any]:
+    """Return the example's job with its program in `folder` and one restart for each kill."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(EXAMPLES / f"{example}.py", folder)
     hosts, per_host = HOSTS[example]
@@ -44,17 +44,17 @@ def document(folder: Path, example: str, steps: int, kills: int = 0) -> dict[str
     }
 
 
-def arrays(result: Result, steps: int) -> dict[str, str]:
-    """Digests of the arrays of a run's last checkpoint."""
-    found = reader.find_step(str(result.folder / "checkpoints"), steps)
+def array_digests(result: Result, steps: int) -> dict[str, str]:
+    """Return digests of the arrays of a run's last checkpoint."""
+    checkpoint = reader.find_step(str(result.folder / "checkpoints"), steps)
     return {
         name: hashlib.sha256(array[...].tobytes()).hexdigest()
-        for name, array in found.part_arrays("state").items()
+        for name, array in checkpoint.part_arrays("state").items()
     }
 
 
-def metrics(result: Result) -> dict[int, dict[str, float]]:
-    """What the program measured, by step, without the times."""
+def program_metrics(result: Result) -> dict[int, dict[str, float]]:
+    """Return the program's metrics by step, without the times."""
     names = ("critic_loss", "generator_loss", "told_apart", "policy_loss", "falls")
     return {
         line["step"]: {name: line[name] for name in names if name in line}
@@ -62,92 +62,100 @@ def metrics(result: Result) -> dict[int, dict[str, float]]:
     }
 
 
-def killed(
+def run_with_kills(
     folder: Path, example: str, steps: int, moments: list[tuple[int, str]]
 ) -> tuple[Result, list[int]]:
-    """The end of a run that is killed once each of these steps is logged: a `rank` of it, or `all` processes; and the
-    steps that were logged then."""
-    job, at = document(folder, example, steps, len(moments)), []
-    waiting = sorted(moments)
+    """Run a job that is killed once each of the steps is logged: a `rank`, or `all` processes.
+
+    Returns the result and the steps that were logged at the kills.
+    """
+    job, killed_steps = example_job(folder, example, steps, len(moments)), []
+    remaining = sorted(moments)
     while True:
         with Running(folder, job) as running:
-            while waiting:
-                step, target = waiting[0]
-                running.until(
-                    "a step", lambda step=step: _is_over(running) or _is_at(running, step)
+            while remaining:
+                step, target = remaining[0]
+                running.wait_until(
+                    "a step", lambda step=step: _has_ended(running) or _is_ready(running, step)
                 )
-                pids = sorted(running.children().values())
-                if _is_over(running):
+                pids = sorted(running.rank_pids().values())
+                if _has_ended(running):
                     break
                 if not pids:
                     continue  # a rank is just being started: it has no environment yet
-                at.append(_logged(running.folder))
-                waiting.pop(0)
+                killed_steps.append(_newest_logged_step(running.folder))
+                remaining.pop(0)
                 if target == "all":
-                    tree = running.tree()
-                    for pid in tree:
-                        _kill(pid, signal.SIGKILL)
+                    all_pids = running.pids()
+                    for pid in all_pids:
+                        send_signal(pid, signal.SIGKILL)
                     running.process.wait()
-                    until_gone(tree)
+                    wait_until_gone(all_pids)
                     break
-                _kill(random.Random(step).choice(pids), signal.SIGKILL)
-                until_gone(pids)
+                send_signal(random.Random(step).choice(pids), signal.SIGKILL)
+                wait_until_gone(pids)
             if running.process.poll() != -signal.SIGKILL:
-                return running.wait(), at
+                return running.wait(), killed_steps
 
 
-def _logged(folder: Path) -> int:
+def _newest_logged_step(folder: Path) -> int:
     file = folder / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
 
-def _is_at(running: Running, step: int) -> bool:
-    """Whether a step is logged, and the ranks are there again that a kill before has ended."""
-    return _logged(running.folder) >= step and bool(running.children())
+def _is_ready(running: Running, step: int) -> bool:
+    """Check that a step is logged and that the ranks run again after the previous kill."""
+    return _newest_logged_step(running.folder) >= step and bool(running.rank_pids())
 
 
-def _is_over(running: Running) -> bool:
+def _has_ended(running: Running) -> bool:
     return running.process.poll() is not None
 
 
-def compared(
+def compare_with_unbroken(
     folder: Path, example: str, moments: list[tuple[int, str]], steps: int = STEPS
 ) -> Mapping[str, Any]:
-    """Whether a run that is killed at these moments ends as one that is not."""
-    unbroken = succeed(launch(folder / "unbroken", document(folder / "unbroken", example, steps)))
-    broken, at = killed(folder / "broken", example, steps, moments)
-    succeed(broken)
+    """Compare a run that is killed at these moments with one that is not."""
+    unbroken = assert_success(
+        run_job(folder / "unbroken", example_job(folder / "unbroken", example, steps))
+    )
+    broken, killed_steps = run_with_kills(folder / "broken", example, steps, moments)
+    assert_success(broken)
     return {
         "example": example,
-        "killed": [(step, target) for step, (_, target) in zip(at, sorted(moments), strict=False)],
+        "killed": [
+            (step, target) for step, (_, target) in zip(killed_steps, sorted(moments), strict=False)
+        ],
         "restarts": broken.summary["restarts"],
-        "arrays": len(arrays(unbroken, steps)),
-        "equal_arrays": arrays(broken, steps) == arrays(unbroken, steps),
-        "equal_metrics": metrics(broken) == metrics(unbroken),
+        "arrays": len(array_digests(unbroken, steps)),
+        "equal_arrays": array_digests(broken, steps) == array_digests(unbroken, steps),
+        "equal_metrics": program_metrics(broken) == program_metrics(unbroken),
     }
 
 
 def main() -> int:
-    """Returns how many of the examples did not end as if they had not been killed."""
+    """Return the number of examples whose killed run ended differently."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS)
-    given, wrong = parser.parse_args(), 0
+    arguments, failures = parser.parse_args(), 0
     for example in HOSTS:
-        chance = random.Random(f"{given.seed} {example}")
+        rng = random.Random(f"{arguments.seed} {example}")
         moments = [
-            (chance.randrange(given.steps * 3 // 4), chance.choice(["rank", "all"]))
-            for _ in range(given.kills)
+            (rng.randrange(arguments.steps * 3 // 4), rng.choice(["rank", "all"]))
+            for _ in range(arguments.kills)
         ]
         with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-            line = compared(Path(folder), example, moments, given.steps)
+            line = compare_with_unbroken(Path(folder), example, moments, arguments.steps)
         print(json.dumps(line), flush=True)
-        wrong += not (
-            line["equal_arrays"] and line["equal_metrics"] and len(line["killed"]) == given.kills
+        failures += not (
+            line["equal_arrays"]
+            and line["equal_metrics"]
+            and len(line["killed"]) == arguments.kills
         )
-    return wrong
+    return failures
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A cgroup of this machine with a memory limit, for a test that fills it."""
+"""A cgroup with a memory limit, for a test that fills it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PATIENCE_S = 300
 
 
 @contextlib.contextmanager
-def of(limit: int) -> Iterator[Sequence[str]]:
-    """What to put before a command so that it and all it starts share `limit` bytes. Skips where that cannot be had."""
+def limit_memory(limit: int) -> Iterator[Sequence[str]]:
+    """Yield a command prefix that limits a command and its children to `limit` bytes, or skip."""
     is_unified = (ROOT / "cgroup.controllers").exists()
     folder = (ROOT if is_unified else ROOT / "memory") / f"jaxlaunch-test-{os.getpid()}"
     try:
@@ -29,11 +29,11 @@ def of(limit: int) -> Iterator[Sequence[str]]:
     try:
         yield ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh"]
     finally:
-        remove(folder)
+        remove_cgroup(folder)
 
 
-def remove(folder: Path) -> None:
-    """Once its processes are gone, which the test sees to."""
+def remove_cgroup(folder: Path) -> None:
+    """Remove the cgroup once its processes have ended."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         try:

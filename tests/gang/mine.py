@@ -1,4 +1,4 @@
-"""What a user might bring: tasks, a model, a map-style dataset; imported by the runs of the tests beside it."""
+"""What a user might bring: tasks, a model, a map-style dataset. The tests' runs import it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jaxlaunch.trainer.tasks.classify import Classify, standardize_images
 
 
 class Pairs:
-    """A map-style dataset as PyTorch has them: pairs of an image and a label. Torch is not imported.
+    """A map-style dataset as PyTorch has them: pairs of an image and a label, without torch.
 
-    Where an example is `wrong`, images are floats, and those of that one no numbers.
+    If an example is `wrong`, images are floats and that one is NaN.
     """
 
     def __init__(self, count: int, wrong: int = -1) -> None:
@@ -39,7 +39,7 @@ class Pairs:
 
 
 class Net(nnx.Module):
-    """Two layers of flax's own, with dropout between them, that name no axes."""
+    """Two nnx layers with dropout between them that name no axes."""
 
     def __init__(self, width: int, rngs: nnx.Rngs) -> None:
         self.first = nnx.Linear(64, width, rngs=rngs)
@@ -64,7 +64,7 @@ class Convolution(linen.Module):
 
 
 class Split(Classify):
-    """Classify with a model of ours, its kernels split over mp by their paths; and how often a label 3 is right."""
+    """Classify with a custom model whose kernels are split over mp by path, and its own metric."""
 
     sharding = {r"first\.kernel": (None, "mp"), r"last\.kernel": ("mp", None)}
 
@@ -83,7 +83,7 @@ class Line(nnx.Module):
 
 
 class Regression:
-    """A task of its own from end to end: it brings its data, its batch and its length, and its loss is a plain mean."""
+    """A task of its own from end to end: its data, batch, length, and a plain mean as its loss."""
 
     defaults = {
         "data": {"source": "array_record", "path": "unsaid", "eval_split": 0.25},
@@ -114,37 +114,34 @@ class Regression:
 
 
 def momentum(learning_rate: optax.Schedule, decay: float = 0.9) -> optax.GradientTransformation:
-    """An optimizer as a user writes it."""
     return optax.chain(optax.trace(decay), optax.scale_by_learning_rate(learning_rate))
 
 
 def halving(lr: float, every: int) -> optax.Schedule:
-    """A schedule as a user writes it."""
     return lambda step: lr * 0.5 ** (step // every)
 
 
 def a_list() -> list[int]:
-    """Neither."""
     return []
 
 
 def pairs() -> optax.Schedule:
-    """A schedule of two rates."""
+    """Return a schedule of two rates."""
     return lambda step: jnp.stack([step, step])
 
 
 def summed() -> optax.GradientTransformation:
-    """Updates that are no arrays of the parameters' shapes."""
+    """Return updates that do not have the parameters' shapes."""
     return optax.stateless(lambda grads, params: jax.tree.map(jnp.sum, grads))
 
 
 def forgetful() -> optax.GradientTransformation:
-    """A state that changes its dtype."""
+    """Return a transformation whose state changes its dtype."""
     return optax.GradientTransformation(
         lambda params: jnp.zeros(()), lambda grads, state, params: (grads, jnp.int32(1))
     )
 
 
 def raising() -> optax.GradientTransformation:
-    """An update that looks for a parameter that is not there."""
+    """Return an update that looks for a missing parameter."""
     return optax.stateless(lambda grads, params: grads["nowhere"])

@@ -1,5 +1,4 @@
-"""A user's task whose examples are files, and whose steps take their time: $TRAIN_FILE is read for each example, and
-$EVAL_FILE for each that is held out. Both may be in a bucket."""
+"""A slow task that reads $TRAIN_FILE for each example and $EVAL_FILE for each held-out one."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ PAUSE_S = 0.02  # a step of four examples, read by one thread
 
 
 class Files:
-    """The examples of `source`, each read after the file."""
+    """The examples of `source`, each after a read of the file."""
 
     def __init__(self, source: Any, path: str, pause_s: float) -> None:
         self._source, self._path, self._pause_s = source, epath.Path(path), pause_s
@@ -33,8 +32,6 @@ class Files:
 
 
 class ReadsFiles(Classify):
-    """Classify, of files."""
-
     def source(self, spec: Any, split: Any) -> Any:
         path = os.environ[f"{split}_FILE".upper()]
         return Files(super().source(spec, split), path, PAUSE_S if split == "train" else 0.0)

@@ -1,4 +1,4 @@
-"""Starts `launcher run` as a user would, and reads what it leaves behind."""
+"""Start `launcher run` as a user would, and read the files of its run."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ PATIENCE_S = 1200  # the machine is shared: long enough never to be the reason
 USUAL_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}  # as users have them
 
 
-def own_cache(folder: Path) -> dict[str, str | None]:
-    """Variables of a run that keeps its programs as a user's does, in this cache folder, and not the tests' own."""
+def user_cache_env(folder: Path) -> dict[str, str | None]:
+    """Return variables of a run that keeps its programs in this folder, as a user's run does."""
     path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
-    unset = dict.fromkeys(
+    unset_variables = dict.fromkeys(
         ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     )
     return {
-        **unset,
+        **unset_variables,
         "JAX_SHARE_BINARY_BETWEEN_HOSTS": "0",
         "PYTHONPATH": path,
         "XDG_CACHE_HOME": str(folder),
     }
 
 
-def digits(**train: Any) -> dict[str, Any]:
-    """A small classification job over 8 devices; keys of the train block may be replaced."""
+def digits_block(**train: Any) -> dict[str, Any]:
+    """Return a small classification train block for 8 devices with some keys replaced."""
     block: dict[str, Any] = {
         "task": "classify",
         "model": {"kind": "mlp", "layers": 1, "width": 32},
@@ -55,21 +55,20 @@ def digits(**train: Any) -> dict[str, Any]:
     return block | train
 
 
-def job(
+def make_job(
     train: Mapping[str, Any] | None = None, *, hosts: int = 1, per_host: int = 2, **keys: Any
 ) -> dict[str, Any]:
-    """A CPU job of `hosts` × `per_host` devices; with a train block, one whose `restarts` are not in place.
+    """Return a CPU job of `hosts` × `per_host` devices; with a train block, no restarts in place.
 
-    An agent that may restart its ranks keeps a standby process for each, which imports beside the
-    training.
+    An agent that may restart its ranks keeps a standby process for each, whose imports take time.
     """
     document: dict[str, Any] = {
         "name": "t",
         "hosts": hosts,
         "accelerator": {"type": "cpu", "per_host": per_host},
     }
-    trains = {} if train is None else {"train": dict(train), "restarts": {"in_place": 0}}
-    return document | trains | keys
+    training = {} if train is None else {"train": dict(train), "restarts": {"in_place": 0}}
+    return document | training | keys
 
 
 @dataclasses.dataclass
@@ -100,20 +99,19 @@ class Result:
         """Training loss by step."""
         return {line["step"]: line["loss"] for line in self.metrics if "loss" in line}
 
-    def ids(self) -> dict[int, list[int]]:
-        """Example ids by step, over all processes in order of their rows."""
-        found: dict[int, list[int]] = {}
+    def example_ids(self) -> dict[int, list[int]]:
+        """Return example ids by step, over all processes in the order of their rows."""
+        ids: dict[int, list[int]] = {}
         for file in sorted((self.folder / "examples").glob("*.jsonl")):
             for line in map(json.loads, file.read_text().splitlines()):
-                found.setdefault(line["step"], []).extend(line["ids"])
-        return found
+                ids.setdefault(line["step"], []).extend(line["ids"])
+        return ids
 
 
 class Running:
-    """A `launcher run` under way, whose programs compile quickly unless `env` has USUAL_COMPILES, and once for all
-    processes.
+    """A running `launcher run`. Leaving the block kills its processes.
 
-    Leaving the block kills what is left of it.
+    Its programs compile quickly (unless `env` has USUAL_COMPILES), and once for all processes.
     """
 
     def __init__(
@@ -146,13 +144,13 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            for pid in self.tree():
-                _kill(pid, signal.SIGKILL)
+            for pid in self.pids():
+                send_signal(pid, signal.SIGKILL)
         self.process.wait()
         for stream in self._streams:
             stream.close()
 
-    def text(self) -> tuple[str, str]:
+    def read_output(self) -> tuple[str, str]:
         return self._read(0), self._read(1)
 
     def _read(self, index: int) -> str:
@@ -160,49 +158,49 @@ class Running:
 
     def wait(self, patience_s: float = PATIENCE_S) -> Result:
         self.process.wait(patience_s)
-        return Result(self.process.returncode, *self.text(), self.folder)
+        return Result(self.process.returncode, *self.read_output(), self.folder)
 
-    def until(self, what: str, happened: Callable[[], Any]) -> Any:
-        """Waits until `happened()` is true and returns it; fails when the run ends first or never gets there."""
+    def wait_until(self, description: str, condition: Callable[[], Any]) -> Any:
+        """Wait until `happened()` is true and return it. Fail if the run ends first."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
-            if (answer := happened()) or self.process.poll() is not None:
+            if (result := condition()) or self.process.poll() is not None:
                 break
             time.sleep(0.02)
-        assert answer, (
-            f"{what} never happened; exit {self.process.poll()}\n{''.join(self.text())[-4000:]}"
+        assert result, (
+            f"{description} never happened; exit {self.process.poll()}\n{''.join(self.read_output())[-4000:]}"
         )
-        return answer
+        return result
 
-    def until_file(self, path: Path) -> None:
-        self.until(f"the file {path.name}", path.exists)
+    def wait_for_file(self, path: Path) -> None:
+        self.wait_until(f"the file {path.name}", path.exists)
 
-    def until_step(self, step: int) -> None:
-        """Waits until `step` is in metrics.jsonl."""
+    def wait_for_step(self, step: int) -> None:
+        """Wait until `step` is in metrics.jsonl."""
 
-        def seen() -> bool:
+        def is_logged() -> bool:
             file = self.folder / "metrics.jsonl"
             return file.exists() and any(
                 f'"step": {step},' in line for line in file.read_text().splitlines()
             )
 
-        self.until(f"step {step}", seen)
+        self.wait_until(f"step {step}", is_logged)
 
-    def tree(self) -> list[int]:
-        """Pids of the launcher, its agents and their children."""
-        return [self.process.pid, *descendants(self.process.pid)]
+    def pids(self) -> list[int]:
+        """Return the pids of the launcher, its agents and their children."""
+        return [self.process.pid, *descendant_pids(self.process.pid)]
 
-    def children(self) -> dict[int, int]:
-        """Pid of the process of each rank, from its environment; an interpreter kept in reserve has no attempt."""
-        found = {}
-        for pid in self.tree():
-            variables = environ(pid)
+    def rank_pids(self) -> dict[int, int]:
+        """Return the pid of each rank's process. Standby processes have no attempt."""
+        pids = {}
+        for pid in self.pids():
+            variables = read_environ(pid)
             if "JAXLAUNCH_ATTEMPT" in variables and "JAX_PROCESS_ID" in variables:
-                found[int(variables["JAX_PROCESS_ID"])] = pid
-        return found
+                pids[int(variables["JAX_PROCESS_ID"])] = pid
+        return pids
 
     def scrape(self, host: int = 0) -> str:
-        """The metrics of a host's agent; empty while there is nobody to ask."""
+        """Return the metrics of a host's agent, or an empty text if none answers."""
         try:
             address = json.loads((self.folder / "agents.json").read_text())[host]["address"]
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
@@ -210,12 +208,12 @@ class Running:
         except (OSError, ValueError, LookupError):
             return ""
 
-    def agents(self) -> dict[int, int]:
-        """Pid of the agent of each host."""
+    def agent_pids(self) -> dict[int, int]:
+        """Return the pid of each host's agent."""
         return {
             int(variables["JOB_COMPLETION_INDEX"]): pid
-            for pid in descendants(self.process.pid)
-            if "JOB_COMPLETION_INDEX" in (variables := environ(pid))
+            for pid in descendant_pids(self.process.pid)
+            if "JOB_COMPLETION_INDEX" in (variables := read_environ(pid))
             and "JAXLAUNCH_UID" in variables  # which the program of a tracker has not
             and "JAXLAUNCH_PROGRESS_FD" not in variables
         }
@@ -224,29 +222,31 @@ class Running:
         os.kill(self.process.pid, number)
 
 
-def launch(
+def run_job(
     folder: Path, document: Mapping[str, Any], *args: str, env: Mapping[str, str] | None = None
 ) -> Result:
-    """Runs a job to its end."""
+    """Run a job to its end."""
     with Running(folder, document, *args, env=env) as running:
         return running.wait()
 
 
-def each(folder: Path, blocks: Mapping[str, Any]) -> list[str]:
-    """The command that trains train blocks one after the other in one start of the processes; the run folder of block
-    NAME is `folder`/NAME, without a checkpoint and a summary."""
+def train_each_command(folder: Path, blocks: Mapping[str, Any]) -> list[str]:
+    """Return a command that trains the blocks one after the other in one start of the processes.
+
+    The run folder of block NAME is `folder`/NAME, without a checkpoint and a summary.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "blocks.json").write_text(json.dumps(blocks))
     return ["python", str(HERE / "train_each.py"), str(folder / "blocks.json"), str(folder)]
 
 
-def succeed(result: Result) -> Result:
-    """The result, of a run that ended well."""
+def assert_success(result: Result) -> Result:
+    """Return the result of a run that must have succeeded."""
     assert result.code == 0, result.stdout[-2000:] + result.stderr[-4000:]
     return result
 
 
-def environ(pid: int) -> dict[str, str]:
+def read_environ(pid: int) -> dict[str, str]:
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:
@@ -254,45 +254,49 @@ def environ(pid: int) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in raw.split("\0") if "=" in pair)
 
 
-def descendants(pid: int) -> list[int]:
-    """Pids below `pid`, parents first."""
+def descendant_pids(pid: int) -> list[int]:
+    """Return the pids below `pid`, parents first."""
     try:
-        below = [
-            int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _children(task)
+        children = [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in _child_pids(task)
         ]
     except OSError:
         return []
-    return below + [deeper for child in below for deeper in descendants(child)]
+    return children + [deeper for child in children for deeper in descendant_pids(child)]
 
 
-def _children(task: Path) -> list[str]:
+def _child_pids(task: Path) -> list[str]:
     try:
         return (task / "children").read_text().split()
     except OSError:
         return []
 
 
-def _kill(pid: int, number: int) -> None:
+def send_signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
 
 
-def alive(pids: list[int]) -> list[int]:
-    """Those of `pids` that still run (a zombie does not, nor one that is dead)."""
-    return [pid for pid in pids if _state(pid) not in ("", "Z", "X")]
+def living_pids(pids: list[int]) -> list[int]:
+    """Return the pids that still run (no zombies)."""
+    return [pid for pid in pids if _process_state(pid) not in ("", "Z", "X")]
 
 
-def until_gone(pids: list[int]) -> None:
-    """Waits until none of `pids` runs any more; fails when one stays."""
+def wait_until_gone(pids: list[int]) -> None:
+    """Wait until none of `pids` runs any more."""
     end = time.monotonic() + PATIENCE_S
-    while alive(pids) and time.monotonic() < end:
+    while living_pids(pids) and time.monotonic() < end:
         time.sleep(0.02)
-    assert not alive(pids), f"still running: {[environ(pid) for pid in alive(pids)]}"
+    assert not living_pids(pids), (
+        f"still running: {[read_environ(pid) for pid in living_pids(pids)]}"
+    )
 
 
-def _state(pid: int) -> str:
+def _process_state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

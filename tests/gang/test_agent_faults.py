@@ -1,4 +1,4 @@
-"""A gang of plain programs, and what the verdict says when one of them goes wrong."""
+"""A gang of plain programs, and the verdict when one of them fails."""
 
 from __future__ import annotations
 
@@ -11,36 +11,46 @@ import pytest
 
 from jaxlaunch.launcher.agent.gang import nccl
 from tests.found import shows
-from tests.gang.agents import Gang, children, eventually, is_alive, job, launch, program, script
+from tests.gang.agents import (
+    Gang,
+    child_pids,
+    is_alive,
+    make_job,
+    poll_until,
+    run_gang,
+    write_program,
+    write_script,
+)
 from tests.launcher.agent.host.fake_ras import play, server
 
 FOREVER = "time.sleep(3600)"
 SLACK = 3  # times an issue's bounds: the machine may be slow
 
 
-def test_programs_that_all_end_with_0_are_done(tmp_path: Path) -> None:
-    command = program(tmp_path, "say(phase='step', step=7); print('rank', RANK, 'of', SIZE)")
-    gang, codes = launch(tmp_path, job(command, processes_per_host=2), hosts=2)
+def test_programs_that_exit_with_0_are_done(tmp_path: Path) -> None:
+    command = write_program(tmp_path, "say(phase='step', step=7); print('rank', RANK, 'of', SIZE)")
+    gang, codes = run_gang(tmp_path, make_job(command, processes_per_host=2), hosts=2)
     assert codes == [0, 0]
-    assert sorted(gang.out.splitlines()) == [f"[{rank}] rank {rank} of 4" for rank in range(4)]
+    assert sorted(gang.stdout.splitlines()) == [f"[{rank}] rank {rank} of 4" for rank in range(4)]
     assert gang.summary["status"] == "done" and gang.summary["step"] == 7
     assert gang.verdict["message"] == "every process finished"
     assert (gang.run_dir / "starts" / "1" / "logs" / "rank-3.log").read_text() == "rank 3 of 4\n"
     assert not gang.summary["notes"]
 
 
-def test_gloo_s_lines_are_not_the_user_s(tmp_path: Path) -> None:
+def test_gloo_banner_is_not_printed(tmp_path: Path) -> None:
     banner = (
         "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
     )
-    gang, codes = launch(
-        tmp_path, job(program(tmp_path, f"print({banner!r}); print('[Gloo] said the user')"))
+    gang, codes = run_gang(
+        tmp_path,
+        make_job(write_program(tmp_path, f"print({banner!r}); print('[Gloo] said the user')")),
     )
-    assert codes == [0] and gang.out == "[0] [Gloo] said the user\n"
+    assert codes == [0] and gang.stdout == "[0] [Gloo] said the user\n"
 
 
-def test_a_rank_that_raises_ends_everyone_with_its_own_error(tmp_path: Path) -> None:
-    command = program(
+def test_exception_of_a_rank_ends_every_rank(tmp_path: Path) -> None:
+    command = write_program(
         tmp_path,
         """
         say(phase="step", step=20)
@@ -52,13 +62,13 @@ def test_a_rank_that_raises_ends_everyone_with_its_own_error(tmp_path: Path) -> 
         time.sleep(3600)
         """,
     )
-    with Gang(tmp_path, job(command, processes_per_host=2), hosts=2) as gang:
-        gang.start().until_marked(*(f"up-{rank}" for rank in range(4)))
-        pids = [pid for agent in gang.agents.values() for pid in children(agent.pid)]
-        gang.allow("go")
-        gang.until_marked("raised-2")
+    with Gang(tmp_path, make_job(command, processes_per_host=2), hosts=2) as gang:
+        gang.start().wait_for_marks(*(f"up-{rank}" for rank in range(4)))
+        pids = [pid for agent in gang.agents.values() for pid in child_pids(agent.pid)]
+        gang.release("go")
+        gang.wait_for_marks("raised-2")
         raised = time.monotonic()
-        gang.until("the end of every process", lambda: not any(map(is_alive, pids)))
+        gang.wait_until("the end of every process", lambda: not any(map(is_alive, pids)))
         assert time.monotonic() - raised <= 3 * SLACK
         codes = gang.wait()
     assert codes == [83, 83]
@@ -66,7 +76,7 @@ def test_a_rank_that_raises_ends_everyone_with_its_own_error(tmp_path: Path) -> 
     assert (verdict["cause"], verdict["rank"], verdict["step"]) == ("crash", 2, 20)
     assert verdict["message"] == "rank 2 raised at step 20: KeyError: 'no such batch'"
     assert "program.py" in verdict["traceback"]
-    assert gang.out.count("Traceback (most recent call last)") == 1
+    assert gang.stdout.count("Traceback (most recent call last)") == 1
     assert len(pids) == 4
 
 
@@ -83,20 +93,20 @@ def test_a_rank_that_raises_ends_everyone_with_its_own_error(tmp_path: Path) -> 
         ("signal.raise_signal(signal.SIGSEGV)", 139, "rank 1 was killed by SIGSEGV"),
     ],
 )
-def test_a_rank_that_dies_without_a_report_is_named(
+def test_rank_that_dies_without_a_report_is_named(
     tmp_path: Path, fault: str, code: int, words: str
 ) -> None:
-    command = program(
+    command = write_program(
         tmp_path, f"say(phase='step', step=20)\nif RANK == 1:\n    {fault}\n{FOREVER}"
     )
-    gang, codes = launch(tmp_path, job(command), hosts=2)
+    gang, codes = run_gang(tmp_path, make_job(command), hosts=2)
     assert codes == [code, code]
     assert words in gang.verdict["message"]
 
 
-def test_the_last_output_of_a_program_is_kept_when_it_reports_nothing(tmp_path: Path) -> None:
-    command = program(tmp_path, "print('the disk is full'); os._exit(3)")
-    gang, _ = launch(tmp_path, job(command))
+def test_last_output_is_the_traceback_of_a_silent_program(tmp_path: Path) -> None:
+    command = write_program(tmp_path, "print('the disk is full'); os._exit(3)")
+    gang, _ = run_gang(tmp_path, make_job(command))
     assert gang.verdict["traceback"] == "the disk is full"
 
 
@@ -118,24 +128,24 @@ def test_the_last_output_of_a_program_is_kept_when_it_reports_nothing(tmp_path: 
         (("sh", "-c", "./not-executable; exit $?"), "./not-executable: Permission denied"),
     ],
 )
-def test_a_command_that_cannot_start_is_named_and_no_reason_to_try_again(
+def test_command_that_cannot_start_is_named_and_not_retried(
     tmp_path: Path, command: tuple[str, ...], words: str
 ) -> None:
-    script(tmp_path, "", "not-executable")
-    script(tmp_path, "#!/bin/no-such-shell\n", "no-interpreter").chmod(0o755)
-    script(tmp_path, "echo there\n", "no-first-line").chmod(0o755)
-    gang, codes = launch(tmp_path, job(command, in_place_limit=3))
+    write_script(tmp_path, "", "not-executable")
+    write_script(tmp_path, "#!/bin/no-such-shell\n", "no-interpreter").chmod(0o755)
+    write_script(tmp_path, "echo there\n", "no-first-line").chmod(0o755)
+    gang, codes = run_gang(tmp_path, make_job(command, in_place_limit=3))
     assert codes == [70]
     assert (
         gang.verdict["message"].startswith("rank 0 could not be started: ")
         and words in gang.verdict["message"]
     )
     assert len(gang.attempts) == 1
-    assert "has not loaded jaxlaunch" not in gang.talk or command[0] == "sh"
+    assert "has not loaded jaxlaunch" not in gang.stderr or command[0] == "sh"
 
 
-def test_a_working_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(("true",), workdir=str(tmp_path / "absent")))
+def test_missing_working_directory_is_named(tmp_path: Path) -> None:
+    gang, codes = run_gang(tmp_path, make_job(("true",), workdir=str(tmp_path / "absent")))
     assert codes == [70]
     assert (
         gang.verdict["message"]
@@ -143,8 +153,8 @@ def test_a_working_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_rank_that_makes_no_progress_is_named_with_every_ranks_stack(tmp_path: Path) -> None:
-    command = program(
+def test_hanging_rank_is_named_with_the_stack_of_every_rank(tmp_path: Path) -> None:
+    command = write_program(
         tmp_path,
         """
         def all_gather(): time.sleep(3600)
@@ -153,8 +163,8 @@ def test_a_rank_that_makes_no_progress_is_named_with_every_ranks_stack(tmp_path:
         read_batch() if RANK == 3 else all_gather()
         """,
     )
-    gang, codes = launch(
-        tmp_path, job(command, processes_per_host=2, timeouts_s={"step": 2.0}), hosts=2
+    gang, codes = run_gang(
+        tmp_path, make_job(command, processes_per_host=2, timeouts_s={"step": 2.0}), hosts=2
     )
     assert codes == [82, 82]
     verdict, stacks = gang.verdict, gang.summary["stacks"]
@@ -171,25 +181,25 @@ def test_a_rank_that_makes_no_progress_is_named_with_every_ranks_stack(tmp_path:
     )
 
 
-def test_what_nccl_knows_of_a_hang_on_gpus_is_said_and_kept_beside_the_stacks(
+def test_nccl_report_is_in_the_verdict_and_the_summary_of_a_hang(
     tmp_path: Path,
 ) -> None:
-    command = program(tmp_path, f"say(phase='step', step=20)\n{FOREVER}")
-    dead = "Communicators... (2.05s)\nDEAD\n  Process 34 on node 172.16.64.213 managing GPU 5\n"
-    with server(play("SERVER PROTOCOL 2\nOK\n", dead)) as address:
-        about = job(command, platform="cuda", timeouts_s={"step": 1.0})
-        gang, codes = launch(tmp_path, about, env={nccl.ADDRESS_VARIABLE: address})
-    assert codes == [82], gang.talk
+    command = write_program(tmp_path, f"say(phase='step', step=20)\n{FOREVER}")
+    report = "Communicators... (2.05s)\nDEAD\n  Process 34 on node 172.16.64.213 managing GPU 5\n"
+    with server(play("SERVER PROTOCOL 2\nOK\n", report)) as address:
+        about = make_job(command, platform="cuda", timeouts_s={"step": 1.0})
+        gang, codes = run_gang(tmp_path, about, env={nccl.ADDRESS_VARIABLE: address})
+    assert codes == [82], gang.stderr
     assert gang.verdict["message"].endswith(
         "; NCCL: process 34 on node 172.16.64.213 managing GPU 5 is dead"
     )
-    assert gang.summary["nccl"].startswith(dead) and sorted(gang.summary["stacks"]) == ["0"]
+    assert gang.summary["nccl"].startswith(report) and sorted(gang.summary["stacks"]) == ["0"]
 
 
 @pytest.mark.parametrize("phase", ["compile", "restore", "save"])
-def test_a_phase_that_takes_longer_than_its_timeout_is_named(phase: str, tmp_path: Path) -> None:
-    command = program(tmp_path, f"say(phase='{phase}', step=20)\n{FOREVER}")
-    gang, codes = launch(tmp_path, job(command, timeouts_s={phase: 1.0}))
+def test_phase_that_exceeds_its_timeout_is_named(phase: str, tmp_path: Path) -> None:
+    command = write_program(tmp_path, f"say(phase='{phase}', step=20)\n{FOREVER}")
+    gang, codes = run_gang(tmp_path, make_job(command, timeouts_s={phase: 1.0}))
     assert codes == [82]
     assert f"the {phase} timeout of 1 s passed first on rank 0" in gang.verdict["message"]
     if phase == "compile":
@@ -198,25 +208,25 @@ def test_a_phase_that_takes_longer_than_its_timeout_is_named(phase: str, tmp_pat
         shows("the restore timeout of", gang.verdict["message"])
 
 
-def test_a_process_that_was_stopped_is_the_one_that_hangs(tmp_path: Path) -> None:
-    command = program(
+def test_stopped_process_is_the_one_that_hangs(tmp_path: Path) -> None:
+    command = write_program(
         tmp_path,
         "say(phase='step', step=20)\nif RANK == 1: os.kill(os.getpid(), "
         f"signal.SIGSTOP)\n{FOREVER}",
     )
-    gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}), hosts=2)
+    gang, codes = run_gang(tmp_path, make_job(command, timeouts_s={"step": 1.0}), hosts=2)
     assert codes == [82, 82]
     assert gang.verdict["rank"] == 1 and "without a stack" in gang.verdict["message"]
 
 
-def test_an_agent_that_is_killed_takes_its_processes_along_and_is_named(tmp_path: Path) -> None:
-    command = program(tmp_path, f"say(phase='step', step=20); mark('up')\n{FOREVER}")
-    with Gang(tmp_path, job(command), hosts=3) as gang:
-        gang.start().until_marked("up-0", "up-1", "up-2")
-        pids = [pid for agent in gang.agents.values() for pid in children(agent.pid)]
+def test_killed_agent_ends_its_processes_and_is_named(tmp_path: Path) -> None:
+    command = write_program(tmp_path, f"say(phase='step', step=20); mark('up')\n{FOREVER}")
+    with Gang(tmp_path, make_job(command), hosts=3) as gang:
+        gang.start().wait_for_marks("up-0", "up-1", "up-2")
+        pids = [pid for agent in gang.agents.values() for pid in child_pids(agent.pid)]
         gang.signal(1, signal.SIGKILL)
         killed = time.monotonic()
-        gang.until("the end of every process", lambda: not any(map(is_alive, pids)))
+        gang.wait_until("the end of every process", lambda: not any(map(is_alive, pids)))
         assert time.monotonic() - killed <= 12 * SLACK
         codes = gang.wait()
     assert codes == [81, -9, 81]
@@ -224,16 +234,16 @@ def test_an_agent_that_is_killed_takes_its_processes_along_and_is_named(tmp_path
     assert (gang.verdict["cause"], gang.verdict["rank"]) == ("lost", 1)
 
 
-def test_when_host_0_is_killed_the_others_report_and_record_it(tmp_path: Path) -> None:
-    command = program(
+def test_other_hosts_record_the_loss_of_host_0(tmp_path: Path) -> None:
+    command = write_program(
         tmp_path, f"say(phase='step', step=20); say(committed=15); mark('up')\n{FOREVER}"
     )
-    with Gang(tmp_path, job(command), hosts=3) as gang:
-        gang.start().until_marked("up-0", "up-1", "up-2")
-        pids = [pid for agent in gang.agents.values() for pid in children(agent.pid)]
+    with Gang(tmp_path, make_job(command), hosts=3) as gang:
+        gang.start().wait_for_marks("up-0", "up-1", "up-2")
+        pids = [pid for agent in gang.agents.values() for pid in child_pids(agent.pid)]
         gang.signal(0, signal.SIGKILL)
         codes = gang.wait()
-        gang.until("the end of every process", lambda: not any(map(is_alive, pids)))
+        gang.wait_until("the end of every process", lambda: not any(map(is_alive, pids)))
     assert codes == [-9, 81, 81]
     assert gang.summary["status"] == "failed" and gang.verdict["message"].startswith(
         "host 0 was lost: "
@@ -242,20 +252,20 @@ def test_when_host_0_is_killed_the_others_report_and_record_it(tmp_path: Path) -
     assert [attempt["last_committed"] for attempt in gang.attempts] == [15]
 
 
-def test_an_agent_that_is_stopped_is_lost(tmp_path: Path) -> None:
-    command = program(tmp_path, f"mark('up')\n{FOREVER}")
-    with Gang(tmp_path, job(command), hosts=2) as gang:
-        gang.start().until_marked("up-0", "up-1")
+def test_stopped_agent_is_lost(tmp_path: Path) -> None:
+    command = write_program(tmp_path, f"mark('up')\n{FOREVER}")
+    with Gang(tmp_path, make_job(command), hosts=2) as gang:
+        gang.start().wait_for_marks("up-0", "up-1")
         gang.signal(1, signal.SIGSTOP)
-        gang.until("the verdict", lambda: "was lost" in gang.talk)
+        gang.wait_until("the verdict", lambda: "was lost" in gang.stderr)
         gang.agents[0].wait()
         gang.signal(1, signal.SIGCONT)
         assert gang.wait() == [81, 81]
-    assert "host 1 (rank 1) was lost: no message for 10 s" in gang.talk
+    assert "host 1 (rank 1) was lost: no message for 10 s" in gang.stderr
 
 
-def test_what_a_program_leaves_behind_goes_with_it(tmp_path: Path) -> None:
-    command = program(
+def test_orphans_of_a_program_are_killed(tmp_path: Path) -> None:
+    command = write_program(
         tmp_path,
         """
         import subprocess
@@ -264,34 +274,34 @@ def test_what_a_program_leaves_behind_goes_with_it(tmp_path: Path) -> None:
         os._exit(0)
         """,
     )
-    gang, codes = launch(tmp_path, job(command))
+    gang, codes = run_gang(tmp_path, make_job(command))
     assert codes == [0]
-    assert eventually(lambda: not is_alive(int(gang.out.split()[-1])))
+    assert poll_until(lambda: not is_alive(int(gang.stdout.split()[-1])))
 
 
-def test_a_reader_that_has_gone_does_not_end_the_run(tmp_path: Path) -> None:
-    command = program(tmp_path, "wait_for('go')\nfor _ in range(100): print('x' * 1000)")
-    with Gang(tmp_path, job(command)) as gang:
+def test_closed_standard_output_does_not_end_the_run(tmp_path: Path) -> None:
+    command = write_program(tmp_path, "wait_for('go')\nfor _ in range(100): print('x' * 1000)")
+    with Gang(tmp_path, make_job(command)) as gang:
         read_end, write_end = os.pipe()
         gang.start(out=write_end)
         os.close(write_end)
         os.close(read_end)
-        gang.allow("go")
+        gang.release("go")
         assert gang.wait() == [0]
 
 
-def test_a_warning_says_why_a_program_reports_nothing(tmp_path: Path) -> None:
-    interpreter, file = program(tmp_path, "print('quiet')")
-    gang, codes = launch(tmp_path, job((interpreter, "-I", file)))
+def test_warning_explains_why_a_program_does_not_report(tmp_path: Path) -> None:
+    interpreter, file = write_program(tmp_path, "print('quiet')")
+    gang, codes = run_gang(tmp_path, make_job((interpreter, "-I", file)))
     assert codes == [0]
-    assert "has not loaded jaxlaunch" in gang.talk and "`python -I`" in gang.talk
+    assert "has not loaded jaxlaunch" in gang.stderr and "`python -I`" in gang.stderr
     assert any("has not loaded jaxlaunch" in note for note in gang.summary["notes"])
 
 
-def test_a_descendant_that_left_the_session_and_writes_for_ever_does_not_keep_the_agent(
+def test_daemon_that_writes_forever_does_not_keep_the_agent(
     tmp_path: Path,
 ) -> None:
-    command = program(
+    command = write_program(
         tmp_path,
         """
         import subprocess
@@ -300,5 +310,5 @@ def test_a_descendant_that_left_the_session_and_writes_for_ever_does_not_keep_th
         os._exit(0)
         """,
     )
-    gang, codes = launch(tmp_path, job(command))
+    gang, codes = run_gang(tmp_path, make_job(command))
     assert codes == [0]

@@ -1,4 +1,4 @@
-"""Bare jax.distributed programs that know nothing of us, three processes each."""
+"""Bare jax.distributed programs that do not know jaxlaunch, three processes each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ import pytest
 
 from tests import needs
 from tests.found import shows
-from tests.gang.agents import ROOT, Gang, children, is_alive, job, launch, program, script
+from tests.gang.agents import (
+    ROOT,
+    Gang,
+    child_pids,
+    is_alive,
+    make_job,
+    run_gang,
+    write_program,
+    write_script,
+)
 
 SIZE = 3
 SLACK = 3  # times an issue's bounds: the machine may be slow
-STEP = """
+PREAMBLE = """
 import os, sys, time
 import jax
 import jax.numpy as jnp
@@ -29,31 +38,31 @@ def together(value):
 total = together(rank)
 """
 SUM = (
-    STEP + 'print(f"rank {rank} of {jax.process_count()} on {jax.local_device_count()} sums to '
+    PREAMBLE + 'print(f"rank {rank} of {jax.process_count()} on {jax.local_device_count()} sums to '
     '{total}")\n'
 )
 SUMS = [(str(rank), f"rank {rank} of 3 on 2 sums to 3.0") for rank in range(SIZE)]
 
 
-def sums(out: str) -> list[tuple[str, str]]:
-    """What each rank printed, after its prefix; Gloo's own words may come between, since C++ writes them unasked."""
+def printed_sums(out: str) -> list[tuple[str, str]]:
+    """Return what each rank printed after its prefix. Lines of Gloo (C++) may come between."""
     return sorted(
         re.findall(r"^\[(\d)\] .*?(rank \d of \d on \d sums to \d\.\d)", out, re.MULTILINE)
     )
 
 
-@pytest.mark.parametrize("way", ["file", "module", "shebang"])
-def test_a_bare_initialize_joins_however_the_program_is_started(tmp_path: Path, way: str) -> None:
-    file = script(tmp_path, f"#!{sys.executable}\n{SUM}", "bare.py")
+@pytest.mark.parametrize("start", ["file", "module", "shebang"])
+def test_bare_initialize_joins_however_the_program_is_started(tmp_path: Path, start: str) -> None:
+    file = write_script(tmp_path, f"#!{sys.executable}\n{SUM}", "bare.py")
     file.chmod(0o755)
     command = {
         "file": (sys.executable, "bare.py"),
         "module": (sys.executable, "-m", "bare"),
         "shebang": ("./bare.py",),
     }
-    gang, codes = launch(tmp_path, job(command[way], devices_per_process=2), hosts=SIZE)
-    assert codes == [0] * SIZE, gang.talk + gang.out
-    assert sums(gang.out) == SUMS
+    gang, codes = run_gang(tmp_path, make_job(command[start], devices_per_process=2), hosts=SIZE)
+    assert codes == [0] * SIZE, gang.stderr + gang.stdout
+    assert printed_sums(gang.stdout) == SUMS
     assert not gang.summary["notes"]
 
 
@@ -71,14 +80,16 @@ import held
 """
 
 
-def test_a_rank_that_still_imports_is_what_those_that_wait_for_it_in_initialize_hang_of(
+def test_rank_that_still_imports_is_the_cause_of_a_hang_in_initialize(
     tmp_path: Path,
 ) -> None:
-    """Its innermost frame is of a file of JAX, too, and its own timeout passes later."""
+    """Check with an innermost frame in a file of JAX, and an own timeout that passes later."""
     (tmp_path / "lib" / "jax").mkdir(parents=True)
-    script(tmp_path / "lib" / "jax", "import time\ntime.sleep(3600)\n", "held.py")
-    gang, codes = launch(
-        tmp_path, job(program(tmp_path, LATE), timeouts_s={"init": 8.0}, in_place_limit=0), hosts=2
+    write_script(tmp_path / "lib" / "jax", "import time\ntime.sleep(3600)\n", "held.py")
+    gang, codes = run_gang(
+        tmp_path,
+        make_job(write_program(tmp_path, LATE), timeouts_s={"init": 8.0}, in_place_limit=0),
+        hosts=2,
     )
     assert codes == [82, 82]
     assert "passed first on rank 1" in gang.verdict["message"] and gang.verdict["rank"] == 0, (
@@ -101,21 +112,23 @@ except RuntimeError as error:
 """
 
 
-def test_a_host_whose_own_name_has_no_address_connects_its_own_processes_and_says_so_for_other_hosts(
+def test_host_without_an_address_for_its_name_connects_only_its_own_processes(
     tmp_path: Path,
 ) -> None:
     renamed = ("unshare", "--user", "--map-root-user", "--uts", "sh", "-c")
     if subprocess.run([*renamed, "hostname nowhere.invalid"], capture_output=True).returncode:
         needs.absent("this kernel gives no namespace of names (unshare --user --uts)")
-    file = script(tmp_path, ELSEWHERE + SUM)
+    file = write_script(tmp_path, ELSEWHERE + SUM)
     command = (*renamed, f"hostname nowhere.invalid; exec {sys.executable} {file}")
-    gang, codes = launch(tmp_path, job(command, devices_per_process=2, processes_per_host=SIZE))
-    assert codes == [0], gang.talk + gang.out
-    assert sums(gang.out) == SUMS
-    said = re.findall(r"said (.+)$", gang.out, re.MULTILINE)
-    assert len(said) == SIZE and len(set(said)) == 1
-    shows("this host's own name, …, does not resolve", said[0])
-    assert said[0].endswith(
+    gang, codes = run_gang(
+        tmp_path, make_job(command, devices_per_process=2, processes_per_host=SIZE)
+    )
+    assert codes == [0], gang.stderr + gang.stdout
+    assert printed_sums(gang.stdout) == SUMS
+    errors = re.findall(r"said (.+)$", gang.stdout, re.MULTILINE)
+    assert len(errors) == SIZE and len(set(errors)) == 1
+    shows("this host's own name, …, does not resolve", errors[0])
+    assert errors[0].endswith(
         "add the line `ADDRESS nowhere.invalid` to /etc/hosts, with the address at which other "
         "hosts reach this one"
     )
@@ -143,23 +156,24 @@ if os.environ["JAX_PROCESS_ID"] == "0":
 """
 
 
-def test_processes_of_one_host_wait_for_jaxs_coordinator_which_listens_on_loopback_alone(
+def test_coordinator_of_one_host_listens_on_loopback_only(
     tmp_path: Path,
 ) -> None:
-    file = script(tmp_path, IS_ASKED + SUM + LISTENS)
-    gang, codes = launch(
-        tmp_path, job((sys.executable, str(file)), devices_per_process=2, processes_per_host=SIZE)
+    file = write_script(tmp_path, IS_ASKED + SUM + LISTENS)
+    gang, codes = run_gang(
+        tmp_path,
+        make_job((sys.executable, str(file)), devices_per_process=2, processes_per_host=SIZE),
     )
-    assert codes == [0], gang.talk + gang.out
-    assert sums(gang.out) == SUMS
-    assert "asked with b''" in gang.out
-    listening = re.findall(r"listens at (\w+)", gang.out)
+    assert codes == [0], gang.stderr + gang.stdout
+    assert printed_sums(gang.stdout) == SUMS
+    assert "asked with b''" in gang.stdout
+    listening = re.findall(r"listens at (\w+)", gang.stdout)
     assert listening and all(address.endswith("0100007F") for address in listening), (
-        gang.out
+        gang.stdout
     )  # 127.0.0.1, little end first
 
 
-def test_timeouts_the_program_gives_are_kept_the_others_are_ours_and_it_may_call_again(
+def test_initialize_keeps_the_timeouts_of_the_program_and_may_be_called_again(
     tmp_path: Path,
 ) -> None:
     text = """
@@ -179,24 +193,26 @@ def test_timeouts_the_program_gives_are_kept_the_others_are_ours_and_it_may_call
         print("said", error)
     joined.client = None
     """
-    gang, codes = launch(
+    gang, codes = run_gang(
         tmp_path,
-        job((sys.executable, str(script(tmp_path, text))), timeouts_s={"rendezvous": 77.0}),
+        make_job(
+            (sys.executable, str(write_script(tmp_path, text))), timeouts_s={"rendezvous": 77.0}
+        ),
     )
     assert codes == [0]
-    assert "got 77 7 10 None" in gang.out
+    assert "got 77 7 10 None" in gang.stdout
     assert (
-        "got 77 30 10 [::]:1234" in gang.out
+        "got 77 30 10 [::]:1234" in gang.stdout
     )  # the program's own coordinator listens where JAX has it listen
-    assert gang.out.count("got ") == 2  # a second call does nothing
+    assert gang.stdout.count("got ") == 2  # a second call does nothing
     assert (
         "said jax.distributed.initialize('mine:1234'): this process has joined ours:1; leave this"
-        in gang.out
+        in gang.stdout
     )
 
 
 RAISES = (
-    STEP
+    PREAMBLE
     + """
 if rank == 1:
     open(os.environ["MARKS"] + "/raised-1", "w").close()
@@ -207,64 +223,72 @@ while True:
 )
 
 
-def test_an_uncaught_exception_on_one_rank_is_the_verdict(tmp_path: Path) -> None:
-    with Gang(tmp_path, job((sys.executable, str(script(tmp_path, RAISES)))), hosts=SIZE) as gang:
+def test_uncaught_exception_is_the_verdict(tmp_path: Path) -> None:
+    with Gang(
+        tmp_path, make_job((sys.executable, str(write_script(tmp_path, RAISES)))), hosts=SIZE
+    ) as gang:
         gang.start()
-        gang.until_marked("raised-1")
+        gang.wait_for_marks("raised-1")
         raised = time.monotonic()
-        pids = [pid for agent in gang.agents.values() for pid in children(agent.pid)]
-        gang.until("the end of every process", lambda: not any(map(is_alive, pids)))
+        pids = [pid for agent in gang.agents.values() for pid in child_pids(agent.pid)]
+        gang.wait_until("the end of every process", lambda: not any(map(is_alive, pids)))
         assert time.monotonic() - raised <= 3 * SLACK
         assert gang.wait() == [83] * SIZE
     assert gang.verdict["message"] == "rank 1 raised: ValueError: a bad batch"
     assert "script.py" in gang.verdict["traceback"]
-    assert gang.out.count("ValueError: a bad batch") == 1
+    assert gang.stdout.count("ValueError: a bad batch") == 1
 
 
-def test_an_exception_that_the_programs_own_hook_prints_is_the_verdict_too(tmp_path: Path) -> None:
+def test_exception_with_a_custom_excepthook_is_the_verdict(tmp_path: Path) -> None:
     hooked = RAISES.replace(
         "rank = ", "sys.excepthook = lambda *args: print('own hook', args[1])\nrank = "
     )
-    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, hooked)))), hosts=SIZE)
+    gang, codes = run_gang(
+        tmp_path, make_job((sys.executable, str(write_script(tmp_path, hooked)))), hosts=SIZE
+    )
     assert codes == [83] * SIZE
     assert gang.verdict["message"] == "rank 1 raised: ValueError: a bad batch"
-    assert "own hook a bad batch" in gang.out
+    assert "own hook a bad batch" in gang.stdout
 
 
 @pytest.mark.parametrize("code", [3, 0])
-def test_a_rank_that_leaves_by_itself_is_named(tmp_path: Path, code: int) -> None:
+def test_rank_that_exits_early_is_named(tmp_path: Path, code: int) -> None:
     leaves = RAISES.replace('raise ValueError("a bad batch")', f"sys.exit({code})")
-    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, leaves)))), hosts=SIZE)
+    gang, codes = run_gang(
+        tmp_path, make_job((sys.executable, str(write_script(tmp_path, leaves)))), hosts=SIZE
+    )
     assert codes == [83] * SIZE
     assert gang.verdict["message"] == "rank 1's program ended while other ranks were still running"
     shows("program ended while other ranks were still running", gang.verdict["message"])
 
 
-def test_a_rank_that_is_killed_is_named_although_its_peers_fail_of_it(tmp_path: Path) -> None:
+def test_killed_rank_is_named_although_its_peers_fail_too(tmp_path: Path) -> None:
     killed = RAISES.replace('raise ValueError("a bad batch")', "os.kill(os.getpid(), 9)")
-    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, killed)))), hosts=SIZE)
+    gang, codes = run_gang(
+        tmp_path, make_job((sys.executable, str(write_script(tmp_path, killed)))), hosts=SIZE
+    )
     assert codes == [137] * SIZE
     assert gang.verdict["message"].startswith("rank 1 was killed by SIGKILL")
     shows("exit 137", gang.verdict["message"])
 
 
-def test_without_our_hook_a_bare_program_fails_with_a_warning_and_does_not_hang(
+def test_bare_program_without_the_hook_fails_with_a_warning(
     tmp_path: Path,
 ) -> None:
-    command = (sys.executable, "-I", str(script(tmp_path, SUM)))
-    gang, codes = launch(tmp_path, job(command), hosts=SIZE)
+    command = (sys.executable, "-I", str(write_script(tmp_path, SUM)))
+    gang, codes = run_gang(tmp_path, make_job(command), hosts=SIZE)
     assert codes == [83] * SIZE
     assert (
-        re.search(r"warning: rank \d has not loaded jaxlaunch's sitecustomize.py", gang.talk)
-        and "`python -I`" in gang.talk
+        re.search(r"warning: rank \d has not loaded jaxlaunch's sitecustomize.py", gang.stderr)
+        and "`python -I`" in gang.stderr
     )
     assert "Number of processes must be defined" in (gang.verdict["traceback"] or "")
 
 
-def test_another_sitecustomize_runs_as_if_alone(tmp_path: Path) -> None:
+def test_sitecustomize_of_the_user_runs_as_if_alone(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    script(
+    write_script(
         theirs, "import sys\nprint('theirs', __name__, 'jax' in sys.modules)\n", "sitecustomize.py"
     )
     text = (
@@ -272,19 +296,21 @@ def test_another_sitecustomize_runs_as_if_alone(tmp_path: Path) -> None:
         "in sys.path))"
     )
     path = os.pathsep.join(map(str, (ROOT, theirs)))
-    gang, codes = launch(
-        tmp_path, job((sys.executable, str(script(tmp_path, text)))), env={"PYTHONPATH": path}
+    gang, codes = run_gang(
+        tmp_path,
+        make_job((sys.executable, str(write_script(tmp_path, text)))),
+        env={"PYTHONPATH": path},
     )
     assert codes == [0]
-    assert "[0] theirs sitecustomize False" in gang.out
-    assert f"[0] {theirs}/sitecustomize.py 0" in gang.out
+    assert "[0] theirs sitecustomize False" in gang.stdout
+    assert f"[0] {theirs}/sitecustomize.py 0" in gang.stdout
 
 
-def test_a_rank_that_computes_alone_while_its_peers_wait_in_a_collective_is_found(
+def test_rank_that_computes_while_its_peers_wait_in_a_collective_is_named(
     tmp_path: Path,
 ) -> None:
     hangs = (
-        STEP
+        PREAMBLE
         + """
 def say_step():
     os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), b'{"phase": "step", "step": 9}\\n')
@@ -294,8 +320,8 @@ def alone():
 alone() if rank == 1 else together(1)
 """
     )
-    command = (sys.executable, str(script(tmp_path, hangs)))
-    gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 2.0}), hosts=SIZE)
+    command = (sys.executable, str(write_script(tmp_path, hangs)))
+    gang, codes = run_gang(tmp_path, make_job(command, timeouts_s={"step": 2.0}), hosts=SIZE)
     assert codes == [82] * SIZE
     assert (
         gang.verdict["rank"] == 1
@@ -305,22 +331,26 @@ alone() if rank == 1 else together(1)
 
 
 @pytest.mark.parametrize(("platform", "first"), [("cpu", "jaxlaunch"), ("tpu", "ompi")])
-def test_our_cluster_stands_first_except_on_tpu(tmp_path: Path, platform: str, first: str) -> None:
+def test_cluster_of_jaxlaunch_is_first_except_on_tpu(
+    tmp_path: Path, platform: str, first: str
+) -> None:
     text = (
         "import jax\nfrom jax._src.clusters import "
         "ClusterEnv\nprint(ClusterEnv._cluster_types[0].name)"
     )
-    command = (sys.executable, str(script(tmp_path, text)))
-    gang, codes = launch(tmp_path, job(command, platform=platform), env={"JAX_PLATFORMS": "cpu"})
-    assert codes == [0] and gang.out == f"[0] {first}\n"
+    command = (sys.executable, str(write_script(tmp_path, text)))
+    gang, codes = run_gang(
+        tmp_path, make_job(command, platform=platform), env={"JAX_PLATFORMS": "cpu"}
+    )
+    assert codes == [0] and gang.stdout == f"[0] {first}\n"
 
 
-def test_a_python_that_the_program_starts_does_not_report_for_it(tmp_path: Path) -> None:
+def test_python_started_by_the_program_does_not_report_for_it(tmp_path: Path) -> None:
     text = """
     import subprocess, sys
     child = subprocess.run([sys.executable, "-c", "raise SystemError('of the grandchild')"], close_fds=False)
     print("grandchild", child.returncode)
     """
-    gang, codes = launch(tmp_path, job((sys.executable, str(script(tmp_path, text)))))
-    assert codes == [0], gang.talk
-    assert "[0] grandchild 1" in gang.out and gang.verdict["cause"] == "done"
+    gang, codes = run_gang(tmp_path, make_job((sys.executable, str(write_script(tmp_path, text)))))
+    assert codes == [0], gang.stderr
+    assert "[0] grandchild 1" in gang.stdout and gang.verdict["cause"] == "done"

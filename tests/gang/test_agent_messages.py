@@ -1,4 +1,4 @@
-"""What a program may write, and what agents make of it: nothing that it writes ends an agent."""
+"""No message or output of a program ends an agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch import contract
-from tests.gang.agents import Gang, job, launch, program
+from tests.gang.agents import Gang, make_job, run_gang, write_program
 
 SURROGATE = """
     open(os.fsencode(MARKS := os.environ["MARKS"]) + b"/caf\\xe9.txt", "w").close()
@@ -43,20 +43,20 @@ SURROGATE = """
     ],
     ids=["raised", "said", "printed"],
 )
-def test_a_file_name_that_is_no_utf_8_is_in_the_verdict_of_its_rank(
+def test_file_name_that_is_not_utf_8_is_in_the_verdict(
     tmp_path: Path, hosts: int, fault: str, words: str
 ) -> None:
-    command = program(tmp_path, SURROGATE.format(fault=fault))
-    gang, codes = launch(tmp_path, job(command), hosts=hosts)
-    assert codes == [83] * hosts, gang.talk
+    command = write_program(tmp_path, SURROGATE.format(fault=fault))
+    gang, codes = run_gang(tmp_path, make_job(command), hosts=hosts)
+    assert codes == [83] * hosts, gang.stderr
     assert words in gang.verdict["message"] and gang.verdict["rank"] == hosts - 1
-    assert "Traceback" not in gang.talk and gang.summary["status"] == "failed"
+    assert "Traceback" not in gang.stderr and gang.summary["status"] == "failed"
     (gang.run_dir / "summary.json").read_bytes().decode("ascii")
     json.dumps([gang.summary, gang.attempts], ensure_ascii=False).encode()
 
 
-def test_lines_of_any_form_on_the_progress_pipe_end_no_agent(tmp_path: Path) -> None:
-    command = program(
+def test_malformed_progress_lines_do_not_end_an_agent(tmp_path: Path) -> None:
+    command = write_program(
         tmp_path,
         """
         fd = int(os.environ["JAXLAUNCH_PROGRESS_FD"])
@@ -71,17 +71,21 @@ def test_lines_of_any_form_on_the_progress_pipe_end_no_agent(tmp_path: Path) -> 
         time.sleep(1.5)  # a beat carries it all
         """,
     )
-    gang, codes = launch(tmp_path, job(command), hosts=2)
-    assert codes == [0, 0], gang.talk
-    assert gang.summary["step"] == 7 and "Traceback" not in gang.talk and "invalid" not in gang.talk
+    gang, codes = run_gang(tmp_path, make_job(command), hosts=2)
+    assert codes == [0, 0], gang.stderr
+    assert (
+        gang.summary["step"] == 7
+        and "Traceback" not in gang.stderr
+        and "invalid" not in gang.stderr
+    )
     assert any(
         "wrote `error`: 'boom' to the progress pipe; it must be an object" in n
         for n in gang.summary["notes"]
     )
 
 
-def test_an_assertion_is_the_cause_and_not_its_peer_without_our_hook(tmp_path: Path) -> None:
-    interpreter, file = program(
+def test_failed_assertion_is_the_cause_without_the_hook(tmp_path: Path) -> None:
+    interpreter, file = write_program(
         tmp_path,
         """
         import socket, threading
@@ -100,14 +104,14 @@ def test_an_assertion_is_the_cause_and_not_its_peer_without_our_hook(tmp_path: P
         os.abort()
         """,
     )
-    gang, _ = launch(tmp_path, job((interpreter, "-I", file)), hosts=2)
+    gang, _ = run_gang(tmp_path, make_job((interpreter, "-I", file)), hosts=2)
     assert gang.verdict["rank"] == 1 and gang.verdict["code"] == 134, gang.verdict
 
 
-def test_host_0_may_open_a_file_for_every_host_and_its_programs_keep_their_limit(
+def test_agent_raises_its_limit_of_open_files_but_not_that_of_programs(
     tmp_path: Path,
 ) -> None:
-    command = program(
+    command = write_program(
         tmp_path, "import resource; print('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -117,17 +121,17 @@ def test_host_0_may_open_a_file_for_every_host_and_its_programs_keep_their_limit
         folder = tmp_path / str(most)
         folder.mkdir()
         argv = (sys.executable, "-c", script.format(most))
-        gang, codes = launch(folder, job(command), argv=argv)
-        assert codes == [0], gang.talk
-        assert "limit 64" in gang.out
+        gang, codes = run_gang(folder, make_job(command), argv=argv)
+        assert codes == [0], gang.stderr
+        assert "limit 64" in gang.stdout
         assert (
-            "a limit of 200 open files (ulimit -Hn) is too low for 1 hosts" in gang.talk
+            "a limit of 200 open files (ulimit -Hn) is too low for 1 hosts" in gang.stderr
         ) == warns
 
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared-folder", "folder-of-its-own"])
-def test_the_seconds_of_a_run_outlive_its_leader(tmp_path: Path, is_shared: bool) -> None:
-    command = program(
+def test_seconds_of_a_run_outlive_its_leader(tmp_path: Path, is_shared: bool) -> None:
+    command = write_program(
         tmp_path,
         """
         mark("up")
@@ -140,21 +144,21 @@ def test_the_seconds_of_a_run_outlive_its_leader(tmp_path: Path, is_shared: bool
             time.sleep(0.05)
         """,
     )
-    with Gang(tmp_path, job(command), hosts=2) as gang:
-        apart = {} if is_shared else {contract.RUN_DIR: str(tmp_path / "other")}
-        started = time.monotonic()
-        gang.start(0).start(1, env=apart).until_marked("up-0", "up-1")
-        is_up = time.monotonic()
-        gang.until_marked("later-0", "later-1")
+    with Gang(tmp_path, make_job(command), hosts=2) as gang:
+        env = {} if is_shared else {contract.RUN_DIR: str(tmp_path / "other")}
+        started_at = time.monotonic()
+        gang.start(0).start(1, env=env).wait_for_marks("up-0", "up-1")
+        up_at = time.monotonic()
+        gang.wait_for_marks("later-0", "later-1")
         gang.signal(0, signal.SIGKILL)
-        killed = time.monotonic()
+        killed_at = time.monotonic()
         codes = gang.wait()
-        ended = time.monotonic()
+        ended_at = time.monotonic()
     assert codes == [-9, 81]
     gang.run = "run" if is_shared else "other"
     gang.run_dir = tmp_path / gang.run
     seconds = gang.summary["goodput"]["seconds"]
-    assert killed - is_up - 3.0 < sum(seconds.values()) < ended - started + 1.0, seconds
+    assert killed_at - up_at - 3.0 < sum(seconds.values()) < ended_at - started_at + 1.0, seconds
     assert (
         seconds["step"] >= 0.5
         and seconds["lost_work"] >= 1.0

@@ -1,4 +1,4 @@
-"""Every agent's /metrics in the middle of a run: complete, joined with its children's, and lint-free."""
+"""Every agent's /metrics during a run: complete, merged with its children's, and lint-free."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.metrics_server import SCRAPE_INTERVAL_S
 from tests import needs
-from tests.gang.agents import PATIENCE_S, Gang, job, program
+from tests.gang.agents import PATIENCE_S, Gang, make_job, write_program
 
 # Serves what a child would: as many connections as come, one text each.
-SERVES = """
+SERVE_METRICS = """
 import socket
 def serve(text):
     listener = socket.socket(socket.AF_UNIX)
@@ -35,38 +35,40 @@ serve(f'# HELP jaxlaunch_step Steps.\n# TYPE jaxlaunch_step gauge\njaxlaunch_ste
 """
 
 
-def scrape(address: str, path: str = "/metrics") -> str:
+def scrape_metrics(address: str, path: str = "/metrics") -> str:
     with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as response:
         return response.read().decode()
 
 
-def addresses(gang: Gang) -> list[dict[str, Any]]:
+def read_addresses(gang: Gang) -> list[dict[str, Any]]:
     return json.loads((gang.run_dir / "agents.json").read_text())
 
 
-def values(text: str, name: str) -> dict[str, float]:
-    found = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
-    return {labels: float(value) for labels, value in found}
+def sample_values(text: str, name: str) -> dict[str, float]:
+    samples = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
+    return {labels: float(value) for labels, value in samples}
 
 
-def test_a_scrape_of_every_agent_is_complete_and_lint_free(tmp_path: Path) -> None:
+def test_scrape_of_every_agent_is_complete_and_lint_free(tmp_path: Path) -> None:
     promtool = needs.tool("promtool", of="prometheus")
     with Gang(
-        tmp_path, job(program(tmp_path, SERVES + STEP), processes_per_host=2), hosts=2
+        tmp_path,
+        make_job(write_program(tmp_path, SERVE_METRICS + STEP), processes_per_host=2),
+        hosts=2,
     ) as gang:
-        gang.start().until_marked(*(f"up-{rank}" for rank in range(4)))
-        listed = addresses(gang)
-        assert [agent["host"] for agent in listed] == [0, 1]
-        assert [agent["ranks"] for agent in listed] == [[0, 1], [2, 3]]
-        assert [agent["pid"] for agent in listed] == [gang.agents[host].pid for host in (0, 1)]
-        for agent in listed:
-            gang.until(
+        gang.start().wait_for_marks(*(f"up-{rank}" for rank in range(4)))
+        agents = read_addresses(gang)
+        assert [agent["host"] for agent in agents] == [0, 1]
+        assert [agent["ranks"] for agent in agents] == [[0, 1], [2, 3]]
+        assert [agent["pid"] for agent in agents] == [gang.agents[host].pid for host in (0, 1)]
+        for agent in agents:
+            gang.wait_until(
                 "word of the gang",
                 lambda address=agent["address"]: (
-                    values(scrape(address), "jaxlaunch_attempt") == {"": 1.0}
+                    sample_values(scrape_metrics(address), "jaxlaunch_attempt") == {"": 1.0}
                 ),
             )
-            text = scrape(agent["address"])
+            text = scrape_metrics(agent["address"])
             assert all(
                 f"# TYPE {row.name} " in text
                 for row in contract.PROMETHEUS
@@ -77,14 +79,19 @@ def test_a_scrape_of_every_agent_is_complete_and_lint_free(tmp_path: Path) -> No
             )
             assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
             expected = {f'rank="{rank}"': 40.0 + rank for rank in agent["ranks"]}
-            assert values(text, "jaxlaunch_step") == values(text, "jaxlaunch_rank_step") == expected
-            assert values(text, "jaxlaunch_children_up") == {"": 2.0}
             assert (
-                values(text, "jaxlaunch_phase")[f'rank="{agent["ranks"][0]}",phase="step"'] == 1.0
+                sample_values(text, "jaxlaunch_step")
+                == sample_values(text, "jaxlaunch_rank_step")
+                == expected
+            )
+            assert sample_values(text, "jaxlaunch_children_up") == {"": 2.0}
+            assert (
+                sample_values(text, "jaxlaunch_phase")[f'rank="{agent["ranks"][0]}",phase="step"']
+                == 1.0
             )
 
 
-def test_a_child_that_does_not_answer_does_not_hold_the_scrape_up(tmp_path: Path) -> None:
+def test_child_that_does_not_answer_does_not_delay_the_scrape(tmp_path: Path) -> None:
     silent = """
     import socket
     listener = socket.socket(socket.AF_UNIX)
@@ -93,35 +100,40 @@ def test_a_child_that_does_not_answer_does_not_hold_the_scrape_up(tmp_path: Path
     mark("up")
     time.sleep(3600)
     """
-    with Gang(tmp_path, job(program(tmp_path, silent))) as gang:
-        gang.start().until_marked("up-0")
-        assert values(scrape(addresses(gang)[0]["address"]), "jaxlaunch_children_up") == {"": 1.0}
+    with Gang(tmp_path, make_job(write_program(tmp_path, silent))) as gang:
+        gang.start().wait_for_marks("up-0")
+        assert sample_values(
+            scrape_metrics(read_addresses(gang)[0]["address"]), "jaxlaunch_children_up"
+        ) == {"": 1.0}
 
 
 NOT_FINITE = "say(hello='trainer'); mark('up'); wait_for('go'); os._exit(76)"
 
 
-def test_a_job_that_fails_for_good_is_read_once_more_where_it_was_read_before(
+def test_agent_of_a_failed_job_waits_for_a_last_scrape(
     tmp_path: Path,
 ) -> None:
-    with Gang(tmp_path, job(program(tmp_path, NOT_FINITE)), hosts=2) as gang:
-        gang.start().until_marked("up-0", "up-1")
-        read = addresses(gang)[0]["address"]
-        ended = values(scrape(read), "jaxlaunch_restarts_total")
-        assert ended['cause="not_finite"'] == 0
-        gang.allow("go")
-        gang.until("the verdict", lambda: gang.summary["status"] == "failed")
+    with Gang(tmp_path, make_job(write_program(tmp_path, NOT_FINITE)), hosts=2) as gang:
+        gang.start().wait_for_marks("up-0", "up-1")
+        address = read_addresses(gang)[0]["address"]
+        restarts = sample_values(scrape_metrics(address), "jaxlaunch_restarts_total")
+        assert restarts['cause="not_finite"'] == 0
+        gang.release("go")
+        gang.wait_until("the verdict", lambda: gang.summary["status"] == "failed")
         assert gang.agents[1].wait(PATIENCE_S) == 76  # nobody ever came to read it
-        assert values(scrape(read), "jaxlaunch_restarts_total")['cause="not_finite"'] == 1
+        assert (
+            sample_values(scrape_metrics(address), "jaxlaunch_restarts_total")['cause="not_finite"']
+            == 1
+        )
         assert gang.wait() == [76, 76]
 
 
-def test_an_agent_that_waits_to_be_read_leaves_when_it_is_told_to(tmp_path: Path) -> None:
-    with Gang(tmp_path, job(program(tmp_path, NOT_FINITE))) as gang:
-        gang.start().until_marked("up-0")
-        scrape(addresses(gang)[0]["address"])
-        gang.allow("go")
-        gang.until("the verdict", lambda: gang.summary["status"] == "failed")
+def test_agent_that_waits_for_a_scrape_leaves_on_a_signal(tmp_path: Path) -> None:
+    with Gang(tmp_path, make_job(write_program(tmp_path, NOT_FINITE))) as gang:
+        gang.start().wait_for_marks("up-0")
+        scrape_metrics(read_addresses(gang)[0]["address"])
+        gang.release("go")
+        gang.wait_until("the verdict", lambda: gang.summary["status"] == "failed")
         gang.signal(0)
         signalled = time.monotonic()
         assert gang.wait() == [76]

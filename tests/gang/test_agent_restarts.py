@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.agents import Gang, children, job, launch, program
+from tests.gang.agents import Gang, child_pids, make_job, run_gang, write_program
 
 CRASH_TWICE = """
 say(phase="step", step=5 * ATTEMPT)
@@ -22,13 +22,17 @@ if ATTEMPT < 3:
 """
 
 
-def test_a_fault_that_passes_is_restarted_in_the_same_agents(tmp_path: Path) -> None:
-    gang, codes = launch(tmp_path, job(program(tmp_path, CRASH_TWICE), in_place_limit=2), hosts=2)
+def test_transient_fault_is_restarted_in_place(tmp_path: Path) -> None:
+    gang, codes = run_gang(
+        tmp_path, make_job(write_program(tmp_path, CRASH_TWICE), in_place_limit=2), hosts=2
+    )
     assert codes == [0, 0]
     assert gang.summary["restarts"] == {"crash": 2} and gang.verdict["cause"] == "done"
     assert [attempt["cause"] for attempt in gang.attempts] == ["crash", "crash", "done"]
     assert [attempt["attempt"] for attempt in gang.attempts] == [1, 2, 3]
-    ports = {line.split()[-1] for line in gang.out.splitlines() if line.startswith("[1] attempt")}
+    ports = {
+        line.split()[-1] for line in gang.stdout.splitlines() if line.startswith("[1] attempt")
+    }
     assert len(ports) == 3
 
 
@@ -40,18 +44,18 @@ wait_for("go")
 """
 
 
-def test_a_restart_is_counted_while_the_attempt_after_it_runs(tmp_path: Path) -> None:
-    with Gang(tmp_path, job(program(tmp_path, CRASH_ONCE), in_place_limit=1)) as gang:
-        gang.start().until_marked("up-0")
-        gang.until("the summary of attempt 2", lambda: gang.summary["of"]["attempt"] == 2)
+def test_restart_is_counted_while_the_next_attempt_runs(tmp_path: Path) -> None:
+    with Gang(tmp_path, make_job(write_program(tmp_path, CRASH_ONCE), in_place_limit=1)) as gang:
+        gang.start().wait_for_marks("up-0")
+        gang.wait_until("the summary of attempt 2", lambda: gang.summary["of"]["attempt"] == 2)
         assert gang.summary["restarts"] == {"crash": 1}
-        gang.allow("go")
+        gang.release("go")
         assert gang.wait() == [0]
     assert gang.summary["restarts"] == {"crash": 1}
 
 
-def test_a_fault_that_does_not_pass_is_not_tried_again(tmp_path: Path) -> None:
-    command = program(
+def test_permanent_fault_is_not_retried(tmp_path: Path) -> None:
+    command = write_program(
         tmp_path,
         """
         say(hello="trainer")
@@ -60,7 +64,7 @@ def test_a_fault_that_does_not_pass_is_not_tried_again(tmp_path: Path) -> None:
         os._exit(65)
         """,
     )
-    gang, codes = launch(tmp_path, job(command, in_place_limit=3))
+    gang, codes = run_gang(tmp_path, make_job(command, in_place_limit=3))
     assert codes == [65]
     assert gang.verdict["cause"] == "bad_data" and len(gang.attempts) == 1
 
@@ -79,25 +83,27 @@ def test_a_fault_that_does_not_pass_is_not_tried_again(tmp_path: Path) -> None:
         (None, "No such file or directory); so did the attempt before, and neither made progress"),
     ],
 )
-def test_a_program_that_fails_at_once_and_alike_is_not_started_a_third_time(
+def test_program_that_fails_twice_alike_at_its_start_is_not_retried(
     tmp_path: Path, text: str | None, words: str
 ) -> None:
-    command = program(tmp_path, text or "")
+    command = write_program(tmp_path, text or "")
     if text is None:
         (tmp_path / "program.py").unlink()  # the interpreter cannot open it
-    gang, codes = launch(tmp_path, job(command, in_place_limit=3))
+    gang, codes = run_gang(tmp_path, make_job(command, in_place_limit=3))
     assert codes == [70] and len(gang.attempts) == 2
     assert gang.verdict["cause"] == "startup" and words in gang.verdict["message"]
     assert "program.py" in gang.verdict["traceback"]
     assert gang.verdict["traceback"].count("Traceback") == (text is not None)
 
 
-def test_each_set_of_pods_of_another_job_is_a_start_of_its_own(tmp_path: Path) -> None:
-    done = program(tmp_path, "say(phase='step', step=57); say(committed=57); print('one')")
-    launch(tmp_path, job(done), env={"JAXLAUNCH_UID": "first"})
+def test_another_job_in_the_same_folder_is_another_start(tmp_path: Path) -> None:
+    successful = write_program(
+        tmp_path, "say(phase='step', step=57); say(committed=57); print('one')"
+    )
+    run_gang(tmp_path, make_job(successful), env={"JAXLAUNCH_UID": "first"})
     text = "say(hello='trainer'); say(phase='init'); print('two', flush=True); os._exit(78)"
-    refused = program(tmp_path, text, name="refused.py")
-    gang, codes = launch(tmp_path, job(refused), env={"JAXLAUNCH_UID": "second"})
+    refused = write_program(tmp_path, text, name="refused.py")
+    gang, codes = run_gang(tmp_path, make_job(refused), env={"JAXLAUNCH_UID": "second"})
     assert codes == [78]
     assert (gang.summary["status"], gang.summary["of"]["uid"]) == ("failed", "second")
     rows = [
@@ -112,39 +118,41 @@ def test_each_set_of_pods_of_another_job_is_a_start_of_its_own(tmp_path: Path) -
     assert [attempt["uid"] for attempt in gang.attempts] == ["first", "second"]
 
 
-def test_the_clock_and_the_counters_go_on_across_generations(tmp_path: Path) -> None:
-    command = program(
+def test_clock_and_counters_continue_across_generations(tmp_path: Path) -> None:
+    command = write_program(
         tmp_path, "say(phase='step', step=1); say(committed=ATTEMPT)\nif ATTEMPT == 1: os._exit(3)"
     )
-    launch(tmp_path, job(command))
-    gang, codes = launch(tmp_path, job(command), generation=1)
+    run_gang(tmp_path, make_job(command))
+    gang, codes = run_gang(tmp_path, make_job(command), generation=1)
     assert codes == [0]
     first, second = (sum(attempt["seconds"].values()) for attempt in gang.attempts)
     total = sum(gang.summary["goodput"]["seconds"].values())
     assert total > first + second > 0 and gang.summary["restarts"] == {"crash": 1}
 
 
-def test_the_history_of_another_run_is_not_ours(tmp_path: Path) -> None:
-    command = program(tmp_path, "say(phase='step', step=3); raise ValueError('a fault')")
+def test_history_of_another_run_is_not_used(tmp_path: Path) -> None:
+    command = write_program(tmp_path, "say(phase='step', step=3); raise ValueError('a fault')")
     for uid in ("a", "b", "c", "d"):
-        gang, codes = launch(tmp_path, job(command), env={"JAXLAUNCH_UID": uid})
+        gang, codes = run_gang(tmp_path, make_job(command), env={"JAXLAUNCH_UID": uid})
         assert codes == [83]
-    assert "previous attempt" not in gang.talk and gang.attempts[-1]["attempt"] == 1
+    assert "previous attempt" not in gang.stderr and gang.attempts[-1]["attempt"] == 1
 
 
-def test_without_a_run_folder_the_gang_runs_all_the_same(tmp_path: Path) -> None:
-    gang, codes = launch(
-        tmp_path, job(program(tmp_path, "os._exit(3)")), env={"JAXLAUNCH_RUN_DIR": ""}
+def test_gang_runs_without_a_run_folder(tmp_path: Path) -> None:
+    gang, codes = run_gang(
+        tmp_path, make_job(write_program(tmp_path, "os._exit(3)")), env={"JAXLAUNCH_RUN_DIR": ""}
     )
     assert codes == [83]
-    assert not gang.run_dir.exists() and "crash (83)" in gang.talk
+    assert not gang.run_dir.exists() and "crash (83)" in gang.stderr
 
 
-def test_a_run_folder_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
+def test_run_folder_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    gang, codes = launch(tmp_path, job(program(tmp_path, "print('ran')")), run="file/run")
-    assert codes == [0] and "[0] ran" in gang.out
-    assert gang.talk.count("cannot be used") == 1
+    gang, codes = run_gang(
+        tmp_path, make_job(write_program(tmp_path, "print('ran')")), run="file/run"
+    )
+    assert codes == [0] and "[0] ran" in gang.stdout
+    assert gang.stderr.count("cannot be used") == 1
 
 
 # A stand-in for the built-in trainer: like it, a package whose main file does the imports.
@@ -176,64 +184,68 @@ from jaxlaunch.launcher.agent.host import processes
 processes.TRAINER_MODULE = "stand_in"
 __main__.main()
 """
-ARGV = (sys.executable, "-c", AGENT)
+AGENT_ARGV = (sys.executable, "-c", AGENT)
 
 
-def fake_trainer(folder: Path, text: str = TRAINER) -> dict[str, str]:
-    """A folder with the stand-in, where the job's processes start."""
+def write_fake_trainer(folder: Path, text: str = TRAINER) -> dict[str, str]:
+    """Write the stand-in where the job's processes start; return the job's variable."""
     package = folder / "fake" / "stand_in"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(text)
-    return {"JAXLAUNCH_JOB": job(None, in_place_limit=1, workdir=str(package.parent)).to_json()}
+    return {
+        "JAXLAUNCH_JOB": make_job(None, in_place_limit=1, workdir=str(package.parent)).to_json()
+    }
 
 
-def test_a_restart_takes_the_standby_process_with_its_imports_done(tmp_path: Path) -> None:
-    with Gang(tmp_path, job(None), env=fake_trainer(tmp_path), argv=ARGV) as gang:
+def test_restart_takes_the_standby_process(tmp_path: Path) -> None:
+    with Gang(tmp_path, make_job(None), env=write_fake_trainer(tmp_path), argv=AGENT_ARGV) as gang:
         gang.start()
-        gang.until("the standby process", lambda: gang.out.count("imported") == 2)
-        gang.allow("go")
+        gang.wait_until("the standby process", lambda: gang.stdout.count("imported") == 2)
+        gang.release("go")
         assert gang.wait() == [0]
-    lines = gang.out.splitlines()
+    lines = gang.stdout.splitlines()
     assert [line for line in lines if "attempt" in line][1].startswith(
         "[0] attempt 2 at 127.0.0.1:"
     )
     assert gang.summary["restarts"] == {"crash": 1} and gang.verdict["cause"] == "done"
 
 
-def test_a_standby_process_that_is_killed_again_and_again_only_makes_restarts_slower(
+def test_repeatedly_killed_standby_process_only_slows_restarts(
     tmp_path: Path,
 ) -> None:
-    with Gang(tmp_path, job(None), env=fake_trainer(tmp_path), argv=ARGV) as gang:
+    with Gang(tmp_path, make_job(None), env=write_fake_trainer(tmp_path), argv=AGENT_ARGV) as gang:
         gang.start()
         for killed in range(3):
-            gang.until(
+            gang.wait_until(
                 "another standby process",
-                lambda killed=killed: gang.out.count("imported") == 2 + killed,
+                lambda killed=killed: gang.stdout.count("imported") == 2 + killed,
             )
-            os.kill(max(children(gang.agents[0].pid)), signal.SIGKILL)
-            gang.until(
-                "the notice", lambda killed=killed: gang.talk.count("ended with -9; ") == 1 + killed
+            os.kill(max(child_pids(gang.agents[0].pid)), signal.SIGKILL)
+            gang.wait_until(
+                "the notice",
+                lambda killed=killed: gang.stderr.count("ended with -9; ") == 1 + killed,
             )
         assert (
-            gang.talk.count("another is started") == 2 and "restarts will take longer" in gang.talk
+            gang.stderr.count("another is started") == 2
+            and "restarts will take longer" in gang.stderr
         )
-        gang.allow("go")
+        gang.release("go")
         assert gang.wait() == [0]
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_pod_that_is_evicted_for_its_own_excess_is_charged_and_named_with_the_key(
+def test_eviction_for_excess_storage_is_charged_and_names_the_key(
     tmp_path: Path, host: int
 ) -> None:
     (tmp_path / "scratch").mkdir()
     (tmp_path / "scratch" / "block").write_bytes(os.urandom(2**21))
-    command = program(tmp_path, "say(phase='step', step=4); mark('up'); time.sleep(3600)")
-    of = job(
+    command = write_program(tmp_path, "say(phase='step', step=4); mark('up'); time.sleep(3600)")
+    of = make_job(
         command, in_place_limit=3, ephemeral_bytes=2**20, scratch={str(tmp_path / "scratch"): None}
     )
     with Gang(tmp_path, of, hosts=2) as gang:
-        gang.start().until_marked("up-0", "up-1")
+        gang.start().wait_for_marks("up-0", "up-1")
         gang.signal(host)
         assert gang.wait() == [84, 84]
     assert (

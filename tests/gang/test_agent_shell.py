@@ -1,4 +1,4 @@
-"""A shell as the command: its Pythons come and go, and how one of them ends is the shell's to judge."""
+"""A shell as the command, which starts Pythons and judges how they end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.agents import Gang, job, launch, program, script
+from tests.gang.agents import Gang, make_job, run_gang, write_program, write_script
 
 
-def shell(folder: Path, line: str, **texts: str) -> tuple[str, ...]:
-    """`sh -c LINE`, in which each name of `texts` with a `$` before it runs that program."""
-    for name, text in texts.items():
-        line = line.replace(f"${name}", " ".join(program(folder, text, f"{name}.py")))
+def shell_command(folder: Path, line: str, **programs: str) -> tuple[str, ...]:
+    """Return `sh -c LINE` in which `$NAME` runs the program of that name."""
+    for name, text in programs.items():
+        line = line.replace(f"${name}", " ".join(write_program(folder, text, f"{name}.py")))
     return ("sh", "-c", f"{line}\nexit $?")
 
 
@@ -75,11 +75,14 @@ while True: time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Gang:
-    """A gang whose ranks run SCRIPTS, one each, and that was stopped when all of them were up."""
+def stopped_gang(tmp_path_factory: pytest.TempPathFactory) -> Gang:
+    """Stop a gang whose ranks run SCRIPTS, one each, when all of them are up."""
     folder = tmp_path_factory.mktemp("scripts")
-    saves, hidden = script(folder, SAVES_ITSELF), script(folder, SAVES_ITSELF, "hidden.py")
-    nothing = script(folder, "", "nothing.py")
+    saves, hidden = (
+        write_script(folder, SAVES_ITSELF),
+        write_script(folder, SAVES_ITSELF, "hidden.py"),
+    )
+    nothing = write_script(folder, "", "nothing.py")
     for rank, (text, _) in enumerate(SCRIPTS.values()):
         text = text.replace("$python", f"python3 {saves}").replace(
             "$hidden", f"python3 -S -I {hidden}"
@@ -92,27 +95,27 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Gang:
         (folder / str(rank)).write_text(f"{text}\n")
         (folder / str(rank)).chmod(0o755)
     command = ("sh", "-c", f"exec {folder}/$JAX_PROCESS_ID")
-    with Gang(folder, job(command, processes_per_host=len(SCRIPTS), grace_s=60.0)) as gang:
-        gang.start().until_marked(*(f"up-{rank}" for rank in range(len(SCRIPTS))))
+    with Gang(folder, make_job(command, processes_per_host=len(SCRIPTS), grace_s=60.0)) as gang:
+        gang.start().wait_for_marks(*(f"up-{rank}" for rank in range(len(SCRIPTS))))
         gang.signal(0)
-        assert gang.wait() == [80], gang.talk
+        assert gang.wait() == [80], gang.stderr
         return gang
 
 
 @pytest.mark.parametrize("kind", SCRIPTS)
-def test_a_stop_reaches_what_an_entrypoint_script_runs_and_gives_it_its_time(
-    stopped: Gang, kind: str
-) -> None:
+def test_stop_reaches_the_programs_of_an_entrypoint_script(stopped_gang: Gang, kind: str) -> None:
     rank = list(SCRIPTS).index(kind)
-    found = [
-        name for name in ("saved", "next", "trap") if (stopped.marks / f"{name}-{rank}").exists()
+    marks = [
+        name
+        for name in ("saved", "next", "trap")
+        if (stopped_gang.marks / f"{name}-{rank}").exists()
     ]
-    assert found == SCRIPTS[kind][1], stopped.out
+    assert marks == SCRIPTS[kind][1], stopped_gang.stdout
 
 
-def test_a_stop_of_scripts_ends_with_them_and_not_with_its_grace(stopped: Gang) -> None:
+def test_stop_ends_with_the_scripts_before_the_grace_period(stopped_gang: Gang) -> None:
     assert (
-        stopped.verdict["message"]
+        stopped_gang.verdict["message"]
         == "stopped from outside: the program did not report whether it saved"
     )
 
@@ -120,21 +123,21 @@ def test_a_stop_of_scripts_ends_with_them_and_not_with_its_grace(stopped: Gang) 
 @pytest.mark.parametrize(
     "fails", ["raise ValueError('handled')", "os._exit(3)", "sys.exit('handled')"]
 )
-def test_a_failure_that_the_shell_handles_is_none(tmp_path: Path, fails: str) -> None:
-    command = shell(tmp_path, "$first || $second", first=fails, second="print('fell back')")
-    gang, codes = launch(tmp_path, job(command))
+def test_failure_that_the_shell_handles_is_ignored(tmp_path: Path, fails: str) -> None:
+    command = shell_command(tmp_path, "$first || $second", first=fails, second="print('fell back')")
+    gang, codes = run_gang(tmp_path, make_job(command))
     assert codes == [0] and gang.verdict["cause"] == "done"
-    assert "[0] fell back" in gang.out
+    assert "[0] fell back" in gang.stdout
 
 
-def test_half_a_line_of_a_first_python_does_not_take_the_first_of_the_next_with_it(
+def test_truncated_line_does_not_damage_the_first_line_of_the_next_program(
     tmp_path: Path,
 ) -> None:
     half = """os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), b'{"error": {"type": "Val'); os._exit(1)"""
-    command = shell(
+    command = shell_command(
         tmp_path, "$first; $second", first=half, second="raise KeyError('the second is heard')"
     )
-    gang, codes = launch(tmp_path, job(command))
+    gang, codes = run_gang(tmp_path, make_job(command))
     assert (
         codes == [83]
         and gang.verdict["message"] == "rank 0 raised: KeyError: 'the second is heard'"
@@ -142,45 +145,49 @@ def test_half_a_line_of_a_first_python_does_not_take_the_first_of_the_next_with_
     assert not gang.summary["notes"]
 
 
-def test_a_failure_that_the_shell_passes_on_is_told_by_its_exception(tmp_path: Path) -> None:
-    command = shell(
+def test_failure_that_the_shell_passes_on_is_reported_by_its_exception(tmp_path: Path) -> None:
+    command = shell_command(
         tmp_path,
         "$first; exit $?",
         first="say(phase='step', step=3); raise ValueError('not handled')",
     )
-    gang, codes = launch(tmp_path, job(command))
+    gang, codes = run_gang(tmp_path, make_job(command))
     assert codes == [83]
     assert gang.verdict["message"] == "rank 0 raised at step 3: ValueError: not handled"
     assert "first.py" in gang.verdict["traceback"]
 
 
-def test_a_later_failure_is_not_told_by_an_exception_that_was_handled(tmp_path: Path) -> None:
-    command = shell(
+def test_handled_exception_does_not_explain_a_later_failure(tmp_path: Path) -> None:
+    command = shell_command(
         tmp_path, "$first || $second", first="raise ValueError('handled')", second="os._exit(5)"
     )
-    gang, codes = launch(tmp_path, job(command))
+    gang, codes = run_gang(tmp_path, make_job(command))
     assert codes == [83]
     assert gang.verdict["message"] == "rank 0's program ended with exit code 5"
 
 
-def test_the_end_of_a_first_python_is_not_the_end_of_the_rank_and_the_next_can_hang(
+def test_second_program_of_a_rank_can_hang(
     tmp_path: Path,
 ) -> None:
     second = "say(phase='step', step=2)\ntime.sleep(3600)"
-    command = shell(tmp_path, "$first; $second", first="say(phase='data', step=1)", second=second)
-    gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}), hosts=2)
+    command = shell_command(
+        tmp_path, "$first; $second", first="say(phase='data', step=1)", second=second
+    )
+    gang, codes = run_gang(tmp_path, make_job(command, timeouts_s={"step": 1.0}), hosts=2)
     assert codes == [82, 82]
     assert "makes no progress" in gang.verdict["message"] and "second.py" in gang.verdict["message"]
 
 
 @pytest.mark.parametrize("ends", ["", "\nos._exit(0)", "\nraise ValueError('handled')"])
-def test_the_phase_of_a_python_that_has_ended_does_not_hang(tmp_path: Path, ends: str) -> None:
-    command = shell(tmp_path, "$first; sleep 2; true", first=f"say(phase='step', step=2){ends}")
-    _, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}))
+def test_phase_of_an_ended_program_does_not_hang(tmp_path: Path, ends: str) -> None:
+    command = shell_command(
+        tmp_path, "$first; sleep 2; true", first=f"say(phase='step', step=2){ends}"
+    )
+    _, codes = run_gang(tmp_path, make_job(command, timeouts_s={"step": 1.0}))
     assert codes == [0]
 
 
-REEXECUTED = """
+REEXECUTE = """
 if len(sys.argv) == 1:
     say(phase="step", step=1)
     os.execv(sys.executable, [sys.executable, *OPTIONS, __file__, "again"])
@@ -192,17 +199,17 @@ raise ValueError("executed anew")
 """
 
 
-def test_a_program_that_executes_itself_anew_is_still_heard(tmp_path: Path) -> None:
-    command = program(tmp_path, f"OPTIONS, HANGS = [], False\n{REEXECUTED}")
-    gang, codes = launch(tmp_path, job(command))
+def test_program_that_executes_itself_again_still_reports(tmp_path: Path) -> None:
+    command = write_program(tmp_path, f"OPTIONS, HANGS = [], False\n{REEXECUTE}")
+    gang, codes = run_gang(tmp_path, make_job(command))
     assert codes == [83]
     assert gang.verdict["message"] == "rank 0 raised at step 2: ValueError: executed anew"
 
 
-def test_a_request_for_stacks_does_not_end_a_program_that_has_executed_itself_anew(
+def test_request_for_stacks_does_not_end_a_program_that_executed_itself_again(
     tmp_path: Path,
 ) -> None:
-    command = program(tmp_path, f"OPTIONS, HANGS = ['-I', '-S'], True\n{REEXECUTED}")
-    gang, codes = launch(tmp_path, job(command, timeouts_s={"step": 1.0}))
+    command = write_program(tmp_path, f"OPTIONS, HANGS = ['-I', '-S'], True\n{REEXECUTE}")
+    gang, codes = run_gang(tmp_path, make_job(command, timeouts_s={"step": 1.0}))
     assert codes == [82]
-    assert "SIGUSR1" not in gang.talk and "rank 0 makes no progress" in gang.verdict["message"]
+    assert "SIGUSR1" not in gang.stderr and "rank 0 makes no progress" in gang.verdict["message"]

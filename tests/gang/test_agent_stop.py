@@ -1,4 +1,4 @@
-"""SIGTERM: it stops every host, all later symptoms are part of it, and no process outlives the deadline."""
+"""SIGTERM stops every host, later symptoms are part of it, and no process outlives the deadline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.agents import PATIENCE_S, Gang, children, eventually, is_alive, job, program
+from tests.gang.agents import (
+    PATIENCE_S,
+    Gang,
+    child_pids,
+    is_alive,
+    make_job,
+    poll_until,
+    write_program,
+)
 
 GRACE_S = 8.0  # of which 5 s are kept for leaving
 
@@ -29,18 +37,22 @@ time.sleep(3600)
 """
 
 
-def started(tmp_path: Path, text: str, **fields: object) -> Gang:
-    return Gang(tmp_path, job(program(tmp_path, text), **({"grace_s": GRACE_S} | fields)), hosts=2)  # type: ignore[arg-type]
+def make_gang(tmp_path: Path, text: str, **fields: object) -> Gang:
+    return Gang(
+        tmp_path,
+        make_job(write_program(tmp_path, text), **({"grace_s": GRACE_S} | fields)),
+        hosts=2,
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("host", "number"), [(0, signal.SIGTERM), (1, signal.SIGTERM), (1, signal.SIGINT)]
 )
-def test_a_sigterm_at_any_agent_stops_all_and_says_what_was_saved(
+def test_sigterm_at_any_agent_stops_every_host_after_a_save(
     tmp_path: Path, host: int, number: int
 ) -> None:
-    with started(tmp_path, SAVES) as gang:
-        gang.start().until_marked("up-0", "up-1")
+    with make_gang(tmp_path, SAVES) as gang:
+        gang.start().wait_for_marks("up-0", "up-1")
         gang.signal(host, number)
         assert gang.wait() == [80, 80]
     assert gang.summary["status"] == "stopped"
@@ -48,16 +60,16 @@ def test_a_sigterm_at_any_agent_stops_all_and_says_what_was_saved(
     assert (gang.verdict["cause"], gang.attempts[-1]["last_committed"]) == ("preempted", 37)
 
 
-def test_every_pod_gets_a_sigterm_and_that_is_one_stop(tmp_path: Path) -> None:
-    with started(tmp_path, SAVES) as gang:
-        gang.start().until_marked("up-0", "up-1")
+def test_sigterm_at_every_pod_is_one_stop(tmp_path: Path) -> None:
+    with make_gang(tmp_path, SAVES) as gang:
+        gang.start().wait_for_marks("up-0", "up-1")
         for host in (0, 1):
             gang.signal(host)
         assert gang.wait() == [80, 80]
     assert gang.verdict["message"] == "stopped from outside: saved at step 37"
 
 
-def test_the_rank_that_holds_the_save_up_is_named_and_all_end_by_the_deadline(
+def test_rank_that_delays_the_save_is_named_at_the_deadline(
     tmp_path: Path,
 ) -> None:
     deaf = """
@@ -66,38 +78,38 @@ def test_the_rank_that_holds_the_save_up_is_named_and_all_end_by_the_deadline(
     mark("up")
     time.sleep(3600)
     """
-    with started(tmp_path, deaf) as gang:
-        gang.start().until_marked("up-0", "up-1")
-        pids = [pid for agent in gang.agents.values() for pid in children(agent.pid)]
-        told = time.monotonic()
+    with make_gang(tmp_path, deaf) as gang:
+        gang.start().wait_for_marks("up-0", "up-1")
+        pids = [pid for agent in gang.agents.values() for pid in child_pids(agent.pid)]
+        signalled_at = time.monotonic()
         gang.signal(0)
         assert gang.wait() == [80, 80]
-        assert time.monotonic() - told <= 3 * GRACE_S
+        assert time.monotonic() - signalled_at <= 3 * GRACE_S
         assert not any(map(is_alive, pids))
     assert gang.verdict["message"] == "stopped from outside: not saved: rank 1 in data"
 
 
-def test_a_wrapper_around_the_program_does_not_keep_the_stop_from_it(tmp_path: Path) -> None:
-    command = ("sh", "-c", '"$@"; exit $?', "sh", *program(tmp_path, SAVES))
-    with Gang(tmp_path, job(command, grace_s=GRACE_S)) as gang:
-        gang.start().until_marked("up-0")
+def test_stop_reaches_a_program_behind_a_wrapper(tmp_path: Path) -> None:
+    command = ("sh", "-c", '"$@"; exit $?', "sh", *write_program(tmp_path, SAVES))
+    with Gang(tmp_path, make_job(command, grace_s=GRACE_S)) as gang:
+        gang.start().wait_for_marks("up-0")
         gang.signal(0)
         assert gang.wait() == [80]
     assert gang.verdict["message"] == "stopped from outside: saved at step 37"
 
 
-def test_an_error_while_saving_is_still_a_stop(tmp_path: Path) -> None:
+def test_error_while_saving_is_still_a_stop(tmp_path: Path) -> None:
     fails = SAVES.replace("say(committed=37)", "raise OSError('disk full')")
-    with started(tmp_path, fails) as gang:
-        gang.start().until_marked("up-0", "up-1")
+    with make_gang(tmp_path, fails) as gang:
+        gang.start().wait_for_marks("up-0", "up-1")
         gang.signal(1)
         assert gang.wait() == [80, 80]
     assert "not saved: rank" in gang.verdict["message"] and "disk full" in gang.verdict["message"]
 
 
-def test_a_program_without_a_handler_ends_by_the_signal(tmp_path: Path) -> None:
-    with started(tmp_path, "mark('up'); time.sleep(3600)") as gang:
-        gang.start().until_marked("up-0", "up-1")
+def test_program_without_a_handler_ends_by_the_signal(tmp_path: Path) -> None:
+    with make_gang(tmp_path, "mark('up'); time.sleep(3600)") as gang:
+        gang.start().wait_for_marks("up-0", "up-1")
         gang.signal(0)
         assert gang.wait() == [80, 80]
     assert (
@@ -106,30 +118,30 @@ def test_a_program_without_a_handler_ends_by_the_signal(tmp_path: Path) -> None:
     )
 
 
-def test_the_second_sigterm_kills(tmp_path: Path) -> None:
+def test_second_sigterm_kills(tmp_path: Path) -> None:
     deaf = (
         "signal.signal(signal.SIGTERM, lambda *_: mark('told'))\nmark('up')\nwhile True: "
         "time.sleep(1)"
     )
-    with started(tmp_path, deaf, grace_s=3600.0) as gang:
-        gang.start().until_marked("up-0", "up-1")
+    with make_gang(tmp_path, deaf, grace_s=3600.0) as gang:
+        gang.start().wait_for_marks("up-0", "up-1")
         gang.signal(1)
-        gang.until_marked("told-0", "told-1")
-        told = time.monotonic()
-        gang.until(
-            "half a second", lambda: time.monotonic() - told > 0.6
+        gang.wait_for_marks("told-0", "told-1")
+        signalled_at = time.monotonic()
+        gang.wait_until(
+            "half a second", lambda: time.monotonic() - signalled_at > 0.6
         )  # closer signals count as one
         gang.signal(1)
         assert gang.wait() == [80, 80]
     assert gang.verdict["message"].endswith("killed")
 
 
-def test_a_stop_before_every_host_has_joined_ends_the_gang(tmp_path: Path) -> None:
-    with Gang(tmp_path, job(program(tmp_path, "")), hosts=3) as gang:
+def test_stop_before_every_host_has_joined_ends_the_gang(tmp_path: Path) -> None:
+    with Gang(tmp_path, make_job(write_program(tmp_path, "")), hosts=3) as gang:
         gang.start(0)
-        gang.until("a listening leader", lambda: gang.run_dir.exists())
+        gang.wait_until("a listening leader", lambda: gang.run_dir.exists())
         gang.start(1)
-        gang.until(
+        gang.wait_until(
             "a metrics port", lambda: len(gang.agents) == 2 and gang.agents[1].poll() is None
         )
         gang.signal(0)
@@ -143,12 +155,12 @@ subprocess.Popen([sys.executable, "-m", "jaxlaunch.launcher.agent"]).wait()
 """
 
 
-def test_an_agent_whose_parent_is_killed_stops(tmp_path: Path) -> None:
-    gang = Gang(tmp_path, job(program(tmp_path, SAVES), grace_s=GRACE_S))
+def test_agent_whose_parent_is_killed_stops(tmp_path: Path) -> None:
+    gang = Gang(tmp_path, make_job(write_program(tmp_path, SAVES), grace_s=GRACE_S))
     with subprocess.Popen(
         [sys.executable, "-c", PARENT], env=gang.environ(0), cwd=tmp_path
     ) as parent:
-        assert eventually((gang.marks / "up-0").exists)
+        assert poll_until((gang.marks / "up-0").exists)
         parent.kill()
-    assert eventually(lambda: gang.summary["status"] == "stopped")
+    assert poll_until(lambda: gang.summary["status"] == "stopped")
     assert gang.verdict["message"] == "stopped from outside: saved at step 37"

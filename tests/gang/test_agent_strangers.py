@@ -1,4 +1,4 @@
-"""A live gang of two under fire: messages of strangers who know all but its key, thousands at each stage."""
+"""A live gang of two under fire: thousands of messages of strangers who know all but its key."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import read_versions
 from jaxlaunch.launcher.agent.gang.protocol import HostHandshake
-from tests.gang.agents import PATIENCE_S, Gang, job, program
+from tests.gang.agents import PATIENCE_S, Gang, make_job, write_program
 
 pytestmark = pytest.mark.extended
 
 SEEDS = {"gathering": range(10), "running": range(10, 20)}
 MESSAGES = 1_000  # of each seed
-AT_ONCE = 50
-MOST_GROWTH, MOST_LOG = 64 * 1024 * 1024, 1_000_000  # bytes
+CONNECTIONS = 50
+MAX_GROWTH_BYTES, MAX_LOG_BYTES = 64 * 1024 * 1024, 1_000_000  # bytes
 UID, PODS = "the-uid", ("pod-0", "pod-1")
 SECRET = bytes(range(32))
-STRANGE: tuple[Any, ...] = (
+STRANGE_VALUES: tuple[Any, ...] = (
     None,
     True,
     -1,
@@ -45,41 +45,41 @@ EPOCH = "0" * 16
 VERSIONS = read_versions()
 
 
-def hello(chance: random.Random) -> dict[str, Any]:
-    """What a host of this gang says of itself, or would if it were to end it."""
-    host = chance.randrange(3)
-    found = {
+def make_hello(rng: random.Random) -> dict[str, Any]:
+    """Return what a host of this gang sends, or would send to end it."""
+    host = rng.randrange(3)
+    fields = {
         "host": host,
-        "generation": chance.choice((0, 0, 1)),
-        "pod": chance.choice(PODS),
+        "generation": rng.choice((0, 0, 1)),
+        "pod": rng.choice(PODS),
         "hostname": socket.gethostname(),
         "node": "",
-        "versions": chance.choice((VERSIONS, VERSIONS | {"jax": "9.9.9"})),
-        "spec": chance.choice(("f" * 64, "another")),
+        "versions": rng.choice((VERSIONS, VERSIONS | {"jax": "9.9.9"})),
+        "spec": rng.choice(("f" * 64, "another")),
         "pid": 1,
         "metrics_port": 9400,
-        "fault": chance.choice((None, "the gang must end")),
+        "fault": rng.choice((None, "the gang must end")),
     }
-    if chance.random() < 0.5:
-        found[chance.choice(list(found))] = chance.choice(STRANGE)
-    return found
+    if rng.random() < 0.5:
+        fields[rng.choice(list(fields))] = rng.choice(STRANGE_VALUES)
+    return fields
 
 
-def greeting(chance: random.Random, challenge: dict[str, Any]) -> bytes:
-    """A hello with a key that strangers may have: none, the uid, the file's name; or the gang's own, of elsewhere."""
-    if chance.random() < 0.2:
+def make_greeting(rng: random.Random, challenge: dict[str, Any]) -> bytes:
+    """Return a hello with a wrong key, or with the right one for another challenge."""
+    if rng.random() < 0.2:
         challenge, key = {"type": "challenge", "nonce": "0" * 32}, SECRET + UID.encode()
     else:
-        key = chance.choice((b"", UID.encode(), b"key", SECRET[:16] + UID.encode(), SECRET))
-    message = {"type": "hello", **HostHandshake(key).answer_challenge(challenge, hello(chance))}
-    if chance.random() < 0.4:
-        message[chance.choice(list(message))] = chance.choice(STRANGE)
-    return line(message)
+        key = rng.choice((b"", UID.encode(), b"key", SECRET[:16] + UID.encode(), SECRET))
+    message = {"type": "hello", **HostHandshake(key).answer_challenge(challenge, make_hello(rng))}
+    if rng.random() < 0.4:
+        message[rng.choice(list(message))] = rng.choice(STRANGE_VALUES)
+    return encode_line(message)
 
 
-def order(chance: random.Random, challenge: dict[str, Any]) -> bytes:
-    """Messages that the leader obeys once a host is admitted."""
-    about = {"attempt": chance.randrange(3), "rank": 1, "status": {}, "epoch": EPOCH}
+def make_orders(rng: random.Random, challenge: dict[str, Any]) -> bytes:
+    """Return messages that the leader obeys once a host is admitted."""
+    fields = {"attempt": rng.randrange(3), "rank": 1, "status": {}, "epoch": EPOCH}
     kinds = (
         "stop",
         "kill",
@@ -94,129 +94,134 @@ def order(chance: random.Random, challenge: dict[str, Any]) -> bytes:
         "challenge",
     )
     orders = [
-        {"type": chance.choice(kinds), "n": number, "kind": "error", **about} for number in range(3)
+        {"type": rng.choice(kinds), "n": number, "kind": "error", **fields} for number in range(3)
     ]
-    first = chance.choice(([], [greeting(chance, challenge)]))
-    return b"".join([*first, *map(line, orders)])
+    first = rng.choice(([], [make_greeting(rng, challenge)]))
+    return b"".join([*first, *map(encode_line, orders)])
 
 
-def old_hello(chance: random.Random, challenge: dict[str, Any]) -> bytes:
-    """As the protocol before the handshake had it, with the uid."""
-    return line({"type": "hello", "uid": UID, **hello(chance)})
+def make_old_hello(rng: random.Random, challenge: dict[str, Any]) -> bytes:
+    """Return a hello of the protocol before the handshake, with the uid."""
+    return encode_line({"type": "hello", "uid": UID, **make_hello(rng)})
 
 
-def noise(chance: random.Random, challenge: dict[str, Any]) -> bytes:
-    """Bytes without a meaning, and lines that are hard to read."""
-    return chance.choice(
+def make_noise(rng: random.Random, challenge: dict[str, Any]) -> bytes:
+    """Return bytes without a meaning, or lines that are hard to parse."""
+    return rng.choice(
         (
-            lambda: chance.randbytes(chance.randrange(1, 2_000)),
-            lambda: b"[" * chance.randrange(1, 60_000) + b"\n",
-            lambda: b'{"type":' * chance.randrange(1, 5_000) + b"\n",
-            lambda: b'{"type": "hello", "nonce": ' + b"9" * chance.randrange(1, 15_000) + b"}\n",
-            lambda: line(chance.choice(STRANGE)),
+            lambda: rng.randbytes(rng.randrange(1, 2_000)),
+            lambda: b"[" * rng.randrange(1, 60_000) + b"\n",
+            lambda: b'{"type":' * rng.randrange(1, 5_000) + b"\n",
+            lambda: b'{"type": "hello", "nonce": ' + b"9" * rng.randrange(1, 15_000) + b"}\n",
+            lambda: encode_line(rng.choice(STRANGE_VALUES)),
             lambda: b"x" * 250_000,
             lambda: b"",
         )
     )()
 
 
-def mutated(chance: random.Random, challenge: dict[str, Any]) -> bytes:
-    """A hello with some of its bytes changed, cut, doubled or left out."""
-    found = bytearray(greeting(chance, challenge))
-    for _ in range(chance.randrange(1, 8)):
-        at = chance.randrange(len(found) + 1)
-        found[at : at + chance.randrange(3)] = chance.choice(
-            (b"", b"\x00", b'"', b"\\ud800", b"\n", bytes(found[:at]))
+def mutate_greeting(rng: random.Random, challenge: dict[str, Any]) -> bytes:
+    """Return a hello with some of its bytes changed, cut, doubled or left out."""
+    message = bytearray(make_greeting(rng, challenge))
+    for _ in range(rng.randrange(1, 8)):
+        at = rng.randrange(len(message) + 1)
+        message[at : at + rng.randrange(3)] = rng.choice(
+            (b"", b"\x00", b'"', b"\\ud800", b"\n", bytes(message[:at]))
         )[:9_000]
-    return bytes(found)
+    return bytes(message)
 
 
-KINDS: tuple[Callable[[random.Random, dict[str, Any]], bytes], ...] = (
-    greeting,
-    order,
-    old_hello,
-    noise,
-    mutated,
+MESSAGE_KINDS: tuple[Callable[[random.Random, dict[str, Any]], bytes], ...] = (
+    make_greeting,
+    make_orders,
+    make_old_hello,
+    make_noise,
+    mutate_greeting,
 )
 
 
-def line(message: Any) -> bytes:
+def encode_line(message: Any) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def fire(port: int, seed: int) -> list[bytes]:
-    """Sends the messages of a seed, each on a connection of its own; returns what came back beside the challenge."""
-    chance, told = random.Random(seed), []
-    for _ in range(MESSAGES // AT_ONCE):
+def send_messages(port: int, seed: int) -> list[bytes]:
+    """Send the messages of a seed, each on its own connection; return unexpected answers."""
+    rng, answers = random.Random(seed), []
+    for _ in range(MESSAGES // CONNECTIONS):
         with ExitStack() as stack:
             socks = [
                 stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                for _ in range(AT_ONCE)
+                for _ in range(CONNECTIONS)
             ]
             for sock in socks:
                 sock.settimeout(PATIENCE_S)
                 challenge = json.loads(sock.recv(65536))
-                told += (
+                answers += (
                     []
                     if challenge.keys() == {"type", "nonce"}
                     else [json.dumps(challenge).encode()]
                 )
                 try:
-                    sock.sendall(chance.choice(KINDS)(chance, challenge))
+                    sock.sendall(rng.choice(MESSAGE_KINDS)(rng, challenge))
                     sock.shutdown(socket.SHUT_WR)
                 except OSError:  # the leader has heard enough
                     pass
-            told += filter(None, map(rest, socks))
-    return told
+            answers += filter(None, map(read_rest, socks))
+    return answers
 
 
-def rest(sock: socket.socket) -> bytes:
-    """What the leader sends until it closes the connection."""
+def read_rest(sock: socket.socket) -> bytes:
+    """Return what the leader sends until it closes the connection."""
     try:
-        found = sock.recv(65536)
+        answer = sock.recv(65536)
     except ConnectionResetError:
-        found = b""
+        answer = b""
     sock.setsockopt(
         socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
     )  # its port is free again at once
-    return found
+    return answer
 
 
-def memory(pid: int) -> int:
-    """The most memory that a process has had, in bytes."""
-    found = re.search(r"^VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
+def peak_memory(pid: int) -> int:
+    """Return the peak memory of a process in bytes."""
+    match = re.search(r"^VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return int(match[1]) * 1024
 
 
-def test_twenty_thousand_messages_of_strangers_change_nothing(tmp_path: Path) -> None:
+def test_messages_of_strangers_change_nothing(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(SECRET)
     env = {contract.UID: UID, contract.GANG_SECRET: str(tmp_path / "key")}
-    command = program(tmp_path, "mark('up'); wait_for('go')")
-    with Gang(tmp_path, job(command), hosts=2, env=env) as gang:
+    command = write_program(tmp_path, "mark('up'); wait_for('go')")
+    with Gang(tmp_path, make_job(command), hosts=2, env=env) as gang:
         gang.start(0, env={contract.POD_UID: PODS[0]})
-        gang.until("the leader", lambda: listens(gang.port))
+        gang.wait_until("the leader", lambda: is_listening(gang.port))
         leader = gang.agents[0]
-        before = memory(leader.pid)
+        initial_memory = peak_memory(leader.pid)
         for stage, seeds in SEEDS.items():
             for seed in seeds:
-                told = fire(gang.port, seed)
-                assert not told, (stage, seed, told[:3])
-                assert leader.poll() is None, (stage, seed, gang.talk[-2_000:])
+                answers = send_messages(gang.port, seed)
+                assert not answers, (stage, seed, answers[:3])
+                assert leader.poll() is None, (stage, seed, gang.stderr[-2_000:])
             if stage == "gathering":
-                gang.start(1, env={contract.POD_UID: PODS[1]}).until_marked("up-0", "up-1")
-        growth = memory(leader.pid) - before
-        gang.allow("go")
+                gang.start(1, env={contract.POD_UID: PODS[1]}).wait_for_marks("up-0", "up-1")
+        growth = peak_memory(leader.pid) - initial_memory
+        gang.release("go")
         codes = gang.wait()
     assert codes == [0, 0] and gang.summary["status"] == "done" and len(gang.attempts) == 1, (
-        gang.talk[-2_000:]
+        gang.stderr[-2_000:]
     )
-    assert growth < MOST_GROWTH and len(gang.talk) < MOST_LOG, (growth, len(gang.talk))
-    assert "Traceback" not in gang.talk and UID not in gang.talk and "refused" not in gang.talk
-    assert re.search(r"closed \d+ connections, the last from 127\.0\.0\.1: ", gang.talk)
+    assert growth < MAX_GROWTH_BYTES and len(gang.stderr) < MAX_LOG_BYTES, (
+        growth,
+        len(gang.stderr),
+    )
+    assert (
+        "Traceback" not in gang.stderr and UID not in gang.stderr and "refused" not in gang.stderr
+    )
+    assert re.search(r"closed \d+ connections, the last from 127\.0\.0\.1: ", gang.stderr)
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port)).close()
     except ConnectionRefusedError:

@@ -1,4 +1,4 @@
-"""Every alert of the chart, fired by its cause in real runs that a real Prometheus scrapes; and none by a clean one."""
+"""Fire every alert of the chart by its cause in real runs that a real Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import yaml
 
 from tests import needs
 from tests.gang import memorylimit
-from tests.gang.runs import Running, descendants, digits, job
-from tests.gang.watching import RULES, SCALE, Prometheus, faster
+from tests.gang.runs import Running, descendant_pids, digits_block, make_job
+from tests.gang.watching import RULES, SCALE, Prometheus, shorten_durations
 
 ROOT = Path(__file__).parents[2]
 ALERTS = [
@@ -31,7 +31,7 @@ ALERTS = [
 ENDLESS = 1_000_000
 # What a process that fills its container does: it stays just below the limit, where nothing is
 # killed yet.
-FILLS = """
+FILL_MEMORY = """
 import time
 from jaxlaunch.launcher.agent.io import resources
 held, memory = [], resources.read_memory()
@@ -42,34 +42,34 @@ time.sleep(3600)
 """
 
 
-def faulty(tmp: Path, **fault: Any) -> dict[str, str]:
-    (tmp / "marks").mkdir(parents=True)
-    return {"FAULT": json.dumps(fault | {"mark": str(tmp / "marks")})}
+def fault_env(folder: Path, **fault: Any) -> dict[str, str]:
+    (folder / "marks").mkdir(parents=True)
+    return {"FAULT": json.dumps(fault | {"mark": str(folder / "marks")})}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
-    """A clean run, one whose source is slow, and one whose rank 1 is; all of them in their steps."""
+    """Yield a clean run, one with a slow source and one with a slow rank 1, all training."""
     folder = tmp_path_factory.mktemp("runs")
     endless = {"steps": ENDLESS, "task": "faulty:Faulty", "log_every": 5}
     every_step = {"kind": "slow", "at": "step"}
-    clean = digits(**endless, checkpoint={"every": 10})
+    clean = digits_block(**endless, checkpoint={"every": 10})
     too_many_to_keep = {
         "source": "synthetic",
         "examples": 10_000_000,
         "shape": [8, 8],
         "threads": 1,
     }
-    plain = digits(**endless, data=too_many_to_keep)
+    plain = digits_block(**endless, data=too_many_to_keep)
     with ExitStack() as stack:
 
         def start(name: str, train: dict[str, Any], fault: dict[str, Any], **keys: Any) -> Running:
-            document = job(train, hosts=2, per_host=1, **keys)
+            document = make_job(train, hosts=2, per_host=1, **keys)
             return stack.enter_context(
-                Running(folder / name, document, env=faulty(folder / name, **fault))
+                Running(folder / name, document, env=fault_env(folder / name, **fault))
             )
 
-        found = {
+        runs = {
             "clean": start("clean", clean, every_step | {"seconds": 0.1}),
             "starved": start("starved", plain, {"kind": "slow", "at": "data", "seconds": 0.05}),
             "straggling": start(
@@ -80,9 +80,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running
                 restarts={"in_place": 10},
             ),
         }
-        for running in found.values():
-            running.until_step(5)
-        yield found
+        for running in runs.values():
+            running.wait_for_step(5)
+        yield runs
 
 
 @pytest.fixture(scope="module")
@@ -97,91 +97,91 @@ def prometheus(
 
 
 def test_loss_not_finite(prometheus: Prometheus, tmp_path: Path) -> None:
-    train = digits(optimizer={"name": "sgd", "lr": 1e38}, steps=ENDLESS, task="faulty:Faulty")
-    slow = faulty(
+    train = digits_block(optimizer={"name": "sgd", "lr": 1e38}, steps=ENDLESS, task="faulty:Faulty")
+    slow = fault_env(
         tmp_path, kind="slow", at="step", step=1, seconds=3
     )  # time for a scrape before it ends
-    with Running(tmp_path, job(train, hosts=2, per_host=1), env=slow) as running:
+    with Running(tmp_path, make_job(train, hosts=2, per_host=1), env=slow) as running:
         prometheus.watch("diverging", running)
-        prometheus.until_firing("JaxlaunchLossNotFinite", "diverging")
+        prometheus.wait_until_firing("JaxlaunchLossNotFinite", "diverging")
         assert running.wait().code == 76
 
 
 def test_memory_high(prometheus: Prometheus, tmp_path: Path) -> None:
-    (tmp_path / "fills.py").write_text(FILLS)
-    document = job(hosts=2, command=["python", str(tmp_path / "fills.py")])
+    (tmp_path / "fills.py").write_text(FILL_MEMORY)
+    document = make_job(hosts=2, command=["python", str(tmp_path / "fills.py")])
     with (
-        memorylimit.of(600 << 20) as limited,
+        memorylimit.limit_memory(600 << 20) as limited,
         Running(tmp_path, document, prefix=limited) as running,
     ):
         prometheus.watch("full", running)
-        prometheus.until_firing("JaxlaunchMemoryHigh", "full", of="host")
+        prometheus.wait_until_firing("JaxlaunchMemoryHigh", "full", of="host")
 
 
 def test_data_bound(prometheus: Prometheus) -> None:
-    prometheus.until_firing("JaxlaunchDataBound", "starved")
+    prometheus.wait_until_firing("JaxlaunchDataBound", "starved")
 
 
 def test_straggler(prometheus: Prometheus) -> None:
-    prometheus.until_firing("JaxlaunchStraggler", "straggling", rank="1")
+    prometheus.wait_until_firing("JaxlaunchStraggler", "straggling", rank="1")
     assert {
         labels["rank"] for labels, _ in prometheus.firing("straggling") if "rank" in labels
     } == {"1"}
 
 
 def test_no_progress_and_then_hang(prometheus: Prometheus, runs: dict[str, Running]) -> None:
-    os.kill(runs["straggling"].children()[1], signal.SIGSTOP)
-    prometheus.until_firing("JaxlaunchNoProgress", "straggling")
+    os.kill(runs["straggling"].rank_pids()[1], signal.SIGSTOP)
+    prometheus.wait_until_firing("JaxlaunchNoProgress", "straggling")
     assert "JaxlaunchHang" not in prometheus.fired("straggling")
-    prometheus.until_firing("JaxlaunchHang", "straggling")
+    prometheus.wait_until_firing("JaxlaunchHang", "straggling")
 
 
-def attempt(running: Running) -> int:
-    found = re.search(r"^jaxlaunch_attempt (\d+)", running.scrape(), re.MULTILINE)
-    return int(found[1]) if found else 0
+def read_attempt(running: Running) -> int:
+    match = re.search(r"^jaxlaunch_attempt (\d+)", running.scrape(), re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
-def kill(running: Running, prometheus: Prometheus) -> None:
-    """Kills what the first host runs, and waits until the gang has started again."""
-    number = prometheus.until("an attempt", lambda: attempt(running))
-    for pid in descendants(running.agents()[0]):
+def kill_first_host(running: Running, prometheus: Prometheus) -> None:
+    """Kill what the first host runs, and wait until the gang has started again."""
+    number = prometheus.wait_until("an attempt", lambda: read_attempt(running))
+    for pid in descendant_pids(running.agent_pids()[0]):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    prometheus.until("another attempt", lambda: attempt(running) > number)
+    prometheus.wait_until("another attempt", lambda: read_attempt(running) > number)
 
 
 def test_restart_storm(prometheus: Prometheus, runs: dict[str, Running]) -> None:
     for _ in range(3):
-        kill(runs["straggling"], prometheus)
-    prometheus.until_firing("JaxlaunchRestartStorm", "straggling")
+        kill_first_host(runs["straggling"], prometheus)
+    prometheus.wait_until_firing("JaxlaunchRestartStorm", "straggling")
 
 
 def test_scrape_missing(prometheus: Prometheus, runs: dict[str, Running]) -> None:
-    agent = runs["straggling"].agents()[1]
+    agent = runs["straggling"].agent_pids()[1]
     os.kill(agent, signal.SIGSTOP)
-    prometheus.until_firing("JaxlaunchScrapeMissing", "straggling", pod="straggling-w-0-1")
+    prometheus.wait_until_firing("JaxlaunchScrapeMissing", "straggling", pod="straggling-w-0-1")
     os.kill(agent, signal.SIGCONT)
 
 
 def test_goodput_low(prometheus: Prometheus, runs: dict[str, Running]) -> None:
-    kill(runs["straggling"], prometheus)  # it saves nothing, so all its steps are lost
-    prometheus.until_firing("JaxlaunchGoodputLow", "straggling")
+    kill_first_host(runs["straggling"], prometheus)  # it saves nothing, so all its steps are lost
+    prometheus.wait_until_firing("JaxlaunchGoodputLow", "straggling")
 
 
 def test_checkpoint_too_old(prometheus: Prometheus) -> None:
-    prometheus.until_firing("JaxlaunchCheckpointTooOld", "starved")
+    prometheus.wait_until_firing("JaxlaunchCheckpointTooOld", "starved")
 
 
-def test_a_clean_run_fires_none(prometheus: Prometheus) -> None:
-    """Watched for longer than any alert needs: an hour and a quarter of scaled time."""
+def test_clean_run_fires_no_alert(prometheus: Prometheus) -> None:
+    """Watch for longer than any alert needs: 75 minutes of scaled time."""
     watched = f'count_over_time(up{{run="clean", pod="clean-w-0-0"}}[1h]) >= {75 * 60 / SCALE}'
-    prometheus.until("an hour and a quarter", lambda: prometheus.query(watched))
+    prometheus.wait_until("an hour and a quarter", lambda: prometheus.query(watched))
     assert prometheus.query('jaxlaunch:goodput_ratio:1h{run="clean"}')
     assert prometheus.fired("clean") == set()
 
 
 def test_memory_high_of_a_device(tmp_path: Path) -> None:
-    """No CPU counts a device's memory, so the rows are written as the exporter writes them; in true time."""
+    """Check rows as the exporter writes them, in real time: no CPU counts a device's memory."""
     promtool = needs.tool("promtool", of="Debian's prometheus")
     pod = {"job": "jaxlaunch", "namespace": "team", "run": "r", "pod": "r-w-0-0"}
     rows = [
@@ -193,7 +193,7 @@ def test_memory_high_of_a_device(tmp_path: Path) -> None:
         name, labels = "jaxlaunch_device_memory_bytes", {"rank": "0", "device": device}
         rows += [(name, labels | {"kind": "in_use"}, used), (name, labels | {"kind": "limit"}, 100)]
     alert = next(rule for rule in ALERTS if rule["alert"] == "JaxlaunchMemoryHigh")
-    told = {
+    labels_of_alert = {
         "namespace": "team",
         "run": "r",
         "pod": "r-w-0-0",
@@ -203,12 +203,12 @@ def test_memory_high_of_a_device(tmp_path: Path) -> None:
     }
     summary = "Pod r-w-0-0 of run r: 90% of device memory used"
     annotations = alert["annotations"] | {"summary": summary}
-    fires = {"exp_labels": told | alert["labels"], "exp_annotations": annotations}
+    fires = {"exp_labels": labels_of_alert | alert["labels"], "exp_annotations": annotations}
     at_times = {"4m": [], "10m": [fires]}
     test = {
         "interval": "30s",
         "input_series": [
-            {"series": written(name, pod | labels), "values": f"{value}x30"}
+            {"series": series_name(name, pod | labels), "values": f"{value}x30"}
             for name, labels, value in rows
         ],
         "alert_rule_test": [
@@ -225,8 +225,8 @@ def test_memory_high_of_a_device(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def written(name: str, labels: dict[str, str]) -> str:
-    """A series in PromQL."""
+def series_name(name: str, labels: dict[str, str]) -> str:
+    """Return a series in PromQL."""
     return name + "{" + ", ".join(f'{label}="{value}"' for label, value in labels.items()) + "}"
 
 
@@ -242,17 +242,18 @@ def test_the_rules_pass_promtool() -> None:
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_every_alert_has_its_page_a_severity_a_row_and_a_test_above() -> None:
-    tests, listed = Path(__file__).read_text(), (ROOT / "docs/alerts.md").read_text()
+def test_every_alert_has_a_page_a_severity_a_row_and_a_test() -> None:
+    tests, page_of_alerts = Path(__file__).read_text(), (ROOT / "docs/alerts.md").read_text()
     for rule in ALERTS:
         page = ROOT / rule["annotations"]["runbook_url"]
         assert page == ROOT / "docs" / "runbooks" / f"{rule['alert']}.md"
         assert page.read_text().startswith(f"# {rule['alert']}\n")
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert {"summary", "description"} <= rule["annotations"].keys()
-        assert f'until_firing("{rule["alert"]}"' in tests
+        assert f'wait_until_firing("{rule["alert"]}"' in tests
         assert (
-            f"| [{rule['alert']}](runbooks/{page.name}) | {rule['labels']['severity']} |" in listed
+            f"| [{rule['alert']}](runbooks/{page.name}) | {rule['labels']['severity']} |"
+            in page_of_alerts
         )
     assert {path.stem for path in (ROOT / "docs/runbooks").glob("*.md")} == {
         rule["alert"] for rule in ALERTS
@@ -260,19 +261,22 @@ def test_every_alert_has_its_page_a_severity_a_row_and_a_test_above() -> None:
     assert len(ALERTS) == 10
 
 
-def test_every_series_is_taken_from_the_namespaces_that_are_asked_for() -> None:
-    """The chart narrows `namespace=~".*"` to its own; a selector without it would read a stranger's runs."""
+def test_every_series_is_limited_to_the_namespaces() -> None:
+    """Check the `namespace=~".*"` that the chart narrows: without it, an alert reads others' runs."""
     for path in RULES:
         for group in yaml.safe_load(path.read_text())["groups"]:
             for rule in group["rules"]:
-                read = re.findall(
+                selectors = re.findall(
                     r"(?:\bup|\bjaxlaunch_\w+|\bjaxlaunch:(?!threshold:)[\w:]+)(?:\{([^}]*)\})?",
                     rule["expr"],
                 )
-                assert read and all('namespace=~".*"' in labels for labels in read), rule
+                assert selectors and all('namespace=~".*"' in labels for labels in selectors), rule
 
 
-def test_ranges_offsets_and_durations_become_shorter_and_names_stay() -> None:
+def test_scaling_shortens_ranges_offsets_and_durations_only() -> None:
     text = "max_over_time(jaxlaunch:x:1h[15m] offset 2h) > 60"
-    assert faster(text) == "max_over_time(jaxlaunch:x:1h[7500ms] offset 60000ms) > 60"
-    assert faster("10m") == "5000ms" and faster("jaxlaunch:step") == "jaxlaunch:step"
+    assert shorten_durations(text) == "max_over_time(jaxlaunch:x:1h[7500ms] offset 60000ms) > 60"
+    assert (
+        shorten_durations("10m") == "5000ms"
+        and shorten_durations("jaxlaunch:step") == "jaxlaunch:step"
+    )

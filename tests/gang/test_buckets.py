@@ -1,4 +1,4 @@
-"""A job whose data, checkpoints and run folder are all in a bucket: killed, it goes on as if it had not been."""
+"""A job with its data, checkpoints and run folder in a bucket resumes after a kill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.data import records
 from tests.bucket_server import Bucket
 from tests.compiled import QUICK_COMPILES
-from tests.gang.agents import Gang, children, is_alive, job, launch
+from tests.gang.agents import Gang, child_pids, is_alive, make_job, run_gang
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
@@ -41,11 +41,11 @@ def bucket() -> Iterator[Bucket]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    """Examples on the disk, and beside them the folder of programs that are compiled once."""
+    """Write examples to the disk, next to the folder of programs that are compiled once."""
     folder = tmp_path_factory.mktemp("corpus")
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for shard in range(2):
-        images = chance.integers(0, 256, (32, 8, 8, 1), np.uint8)
+        images = rng.integers(0, 256, (32, 8, 8, 1), np.uint8)
         examples = (
             {"image": image, "label": np.int64(number % 10)} for number, image in enumerate(images)
         )
@@ -53,7 +53,7 @@ def corpus(tmp_path_factory) -> Path:
     return folder
 
 
-def spec(corpus: Path, data: str, checkpoints: str) -> str:
+def train_spec(corpus: Path, data: str, checkpoints: str) -> str:
     return json.dumps(
         {
             "task": "classify",
@@ -70,7 +70,7 @@ def spec(corpus: Path, data: str, checkpoints: str) -> str:
     )
 
 
-def losses(metrics: bytes) -> dict[int, float]:
+def read_losses(metrics: bytes) -> dict[int, float]:
     return {
         line["step"]: line["loss"]
         for line in map(json.loads, metrics.splitlines())
@@ -79,28 +79,30 @@ def losses(metrics: bytes) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(corpus, tmp_path_factory) -> dict[int, float]:
-    """The losses of a run that has everything on the disk."""
+def unbroken_losses(corpus, tmp_path_factory) -> dict[int, float]:
+    """Return the losses of a run that has everything on the disk."""
     folder = tmp_path_factory.mktemp("unbroken")
-    env = QUICK_COMPILES | {contract.TRAIN_SPEC: spec(corpus, str(corpus), f"{folder}/checkpoints")}
-    gang, codes = launch(folder, job(None), env=env)
-    assert codes == [0], gang.talk
-    return losses((gang.run_dir / "metrics.jsonl").read_bytes())
+    env = QUICK_COMPILES | {
+        contract.TRAIN_SPEC: train_spec(corpus, str(corpus), f"{folder}/checkpoints")
+    }
+    gang, codes = run_gang(folder, make_job(None), env=env)
+    assert codes == [0], gang.stderr
+    return read_losses((gang.run_dir / "metrics.jsonl").read_bytes())
 
 
-def kill_all(pid: int) -> None:
-    """As a node that is gone: the agent, its processes, and what copies its run folder."""
+def kill_tree(pid: int) -> None:
+    """Kill the agent, its processes and its uploader, as the loss of a node does."""
     tree, queue = [], [pid]
     while queue:
         tree.append(queue.pop())
-        queue += children(tree[-1])
+        queue += child_pids(tree[-1])
     for each in tree:
         os.kill(each, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_a_run_whose_node_is_lost_goes_on_from_its_bucket_and_remembers(
-    scheme: str, bucket: Bucket, corpus: Path, unbroken: dict[int, float], tmp_path: Path
+def test_run_resumes_from_its_bucket_after_the_loss_of_its_node(
+    scheme: str, bucket: Bucket, corpus: Path, unbroken_losses: dict[int, float], tmp_path: Path
 ) -> None:
     bucket.objects.clear()
     bucket.objects.update({f"team-{scheme}/{name}": data for name, data in FOREIGN.items()})
@@ -110,65 +112,74 @@ def test_a_run_whose_node_is_lost_goes_on_from_its_bucket_and_remembers(
             for path in corpus.glob("*.array_record")
         }
     )
-    before = dict(bucket.objects)
+    initial_objects = dict(bucket.objects)
     home = f"team-{scheme}/runs/lm"
     env: dict[str, Any] = {
         **bucket.environ(),
         **POD,
         **QUICK_COMPILES,
-        contract.TRAIN_SPEC: spec(corpus, f"{scheme}://team-{scheme}/corpus", f"{scheme}://{home}"),
+        contract.TRAIN_SPEC: train_spec(
+            corpus, f"{scheme}://team-{scheme}/corpus", f"{scheme}://{home}"
+        ),
         contract.RUN_URL: f"{scheme}://{home}/.jaxlaunch",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
-    with Gang(tmp_path, job(None), env=env) as gang:
+    with Gang(tmp_path, make_job(None), env=env) as gang:
         gang.start()
-        gang.until("a checkpoint", lambda: f"{home}/5/jaxlaunch.manifest.json" in bucket.objects)
-        gang.until("a record", lambda: f"{home}/.jaxlaunch/attempts.jsonl" in bucket.objects)
-        kill_all(gang.agents[0].pid)
-    gang, codes = launch(tmp_path, job(None), env=env | {contract.POD_UID: "pod-2"}, generation=1)
-    assert codes == [0], gang.talk
-    after = dict(bucket.objects)
-    assert {name: after.get(name) for name in before} == before
-    left = {name: data for name, data in after.items() if name not in before}
-    entries = {name.removeprefix(f"{home}/").split("/")[0] for name in left}
+        gang.wait_until(
+            "a checkpoint", lambda: f"{home}/5/jaxlaunch.manifest.json" in bucket.objects
+        )
+        gang.wait_until("a record", lambda: f"{home}/.jaxlaunch/attempts.jsonl" in bucket.objects)
+        kill_tree(gang.agents[0].pid)
+    gang, codes = run_gang(
+        tmp_path, make_job(None), env=env | {contract.POD_UID: "pod-2"}, generation=1
+    )
+    assert codes == [0], gang.stderr
+    final_objects = dict(bucket.objects)
+    assert {name: final_objects.get(name) for name in initial_objects} == initial_objects
+    new_objects = {
+        name: data for name, data in final_objects.items() if name not in initial_objects
+    }
+    entries = {name.removeprefix(f"{home}/").split("/")[0] for name in new_objects}
     assert entries == {"10", f"{STEPS}", "inputs.json", ".jaxlaunch"}
     run = {
         name.removeprefix(f"{home}/.jaxlaunch/"): data
-        for name, data in left.items()
+        for name, data in new_objects.items()
         if "/.jaxlaunch/" in name
     }
-    found = losses(run["metrics.jsonl"])
-    assert found == {step: unbroken[step] for step in found}
+    found = read_losses(run["metrics.jsonl"])
+    assert found == {step: unbroken_losses[step] for step in found}
     assert found.keys() >= set(range(11, STEPS + 1))  # it went on from 5 or 10
     summary = json.loads(run["summary.json"])
     assert (summary["status"], summary["step"]) == ("done", STEPS)
     generations = [json.loads(line)["generation"] for line in run["attempts.jsonl"].splitlines()]
     assert generations[0] == 0 and generations[-1] == 1
-    assert "resumed at step" in gang.talk + gang.out
+    assert "resumed at step" in gang.stderr + gang.stdout
     assert b"resumed at step" in run["starts/1/logs/rank-0.log"]
     assert not is_alive(gang.agents[0].pid)
     if scheme == "gs":
-        another_rate_is_refused(tmp_path, bucket, home, env)
+        assert_another_rate_is_refused(tmp_path, bucket, home, env)
 
 
-def another_rate_is_refused(tmp_path: Path, bucket: Bucket, home: str, env: dict[str, Any]) -> None:
-    """The same job, submitted again with another learning rate: the bucket keeps both jobs, what differs, and the step
-    that is saved."""
+def assert_another_rate_is_refused(
+    tmp_path: Path, bucket: Bucket, home: str, env: dict[str, Any]
+) -> None:
+    """Check that the bucket records a job with another learning rate and its difference."""
     train = json.loads(env[contract.TRAIN_SPEC])
     train["optimizer"] = {"lr": 0.5}
-    more = {
+    changes = {
         contract.TRAIN_SPEC: json.dumps(train),
         contract.UID: "another-start",
         contract.POD_UID: "pod-3",
     }
-    gang, codes = launch(tmp_path / "again", job(None), env=env | more)
-    assert codes == [contract.BAD_SPEC], gang.talk
-    kept = {name.partition("/.jaxlaunch/")[2]: data for name, data in dict(bucket.objects).items()}
-    summary = json.loads(kept["summary.json"])
+    gang, codes = run_gang(tmp_path / "again", make_job(None), env=env | changes)
+    assert codes == [contract.BAD_SPEC], gang.stderr
+    files = {name.partition("/.jaxlaunch/")[2]: data for name, data in dict(bucket.objects).items()}
+    summary = json.loads(files["summary.json"])
     assert "this job says 0.5: use another name" in summary["verdict"]["message"]
     assert (summary["saved"], len(summary["starts"])) == (STEPS, 2)
     assert summary["starts"][1]["changed"] == {"train.optimizer": [None, {"lr": 0.5}]}
     jobs = [
-        json.loads(kept[name]) for name in ("starts/1/job.yaml", "starts/2/job.yaml", "job.yaml")
+        json.loads(files[name]) for name in ("starts/1/job.yaml", "starts/2/job.yaml", "job.yaml")
     ]
     assert [one["train"].get("optimizer") for one in jobs] == [None, {"lr": 0.5}, None]

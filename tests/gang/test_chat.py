@@ -1,4 +1,4 @@
-"""`launcher sample --chat` on a terminal: a model that learned chats answers with the turns before in view."""
+"""`launcher sample --chat` on a terminal: each answer sees the previous turns."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.compiled import QUICK_COMPILES
-from tests.gang.runs import digits, job, launch
+from tests.gang.runs import digits_block, make_job, run_job
 from tests.trainer.text import chat_corpora
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
@@ -31,15 +31,15 @@ DECODER = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on chats whose second answer is the first one again: only who sees both turns knows it."""
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train on chats whose second answer repeats the first, which only both turns reveal."""
     folder = tmp_path_factory.mktemp("chat")
     tokenizer = chat_corpora.saved(
         folder / "tokenizer", chat_corpora.CHATML, eos_token="<|begin|>"
     )  # turns end by another
-    said = [("user", "{}"), ("assistant", "{0}{0}"), ("user", "again"), ("assistant", "{0}{0}")]
+    turns = [("user", "{}"), ("assistant", "{0}{0}"), ("user", "again"), ("assistant", "{0}{0}")]
     chats = [
-        [{"role": role, "content": text.format(each)} for role, text in said] for each in LETTERS
+        [{"role": role, "content": text.format(each)} for role, text in turns] for each in LETTERS
     ] * 16
     data = {
         "source": "text",
@@ -52,8 +52,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "packing": "none",
         "eval_split": 0,
     }
-    train = digits(task="lm", model=DECODER, data=data, batch=16, steps=80, optimizer={"lr": 1e-2})
-    run = launch(folder / "run", job(train, per_host=1))
+    train = digits_block(
+        task="lm", model=DECODER, data=data, batch=16, steps=80, optimizer={"lr": 1e-2}
+    )
+    run = run_job(folder / "run", make_job(train, per_host=1))
     assert run.code == 0, run.stderr[-4000:]
     return run.folder
 
@@ -76,41 +78,40 @@ class Terminal:
         os.close(theirs)
 
     def type(self, text: str) -> None:
-        """Types it."""
         os.write(self._ours, text.encode())
 
-    def until(self, pattern: str) -> str:
-        """What is on the screen up to the pattern, since the last call."""
-        ends = time.monotonic() + 180
-        while (found := re.search(pattern, self.said)) is None:
-            assert time.monotonic() < ends, self.said
+    def wait_until(self, pattern: str) -> str:
+        """Return the output up to the pattern, since the last call."""
+        deadline = time.monotonic() + 180
+        while (match := re.search(pattern, self.said)) is None:
+            assert time.monotonic() < deadline, self.said
             if select.select([self._ours], [], [], 1)[0]:
                 try:
                     self.said += os.read(self._ours, 4096).decode(errors="replace")
                 except OSError:  # the other end is closed
                     assert re.search(pattern, self.said), self.said
-        text, self.said = self.said[: found.end()], self.said[found.end() :]
+        text, self.said = self.said[: match.end()], self.said[match.end() :]
         return text.replace("\r\n", "\n")
 
 
-def test_each_turn_is_answered_with_those_before_it_in_view_until_ctrl_d(trained: Path) -> None:
-    terminal = Terminal("sample", str(trained), "--chat", "--max-tokens", "16")
-    terminal.until("> $")
+def test_answers_see_the_previous_turns_until_ctrl_d(run_folder: Path) -> None:
+    terminal = Terminal("sample", str(run_folder), "--chat", "--max-tokens", "16")
+    terminal.wait_until("> $")
     for typed in ("c", "again"):
         terminal.type(f"{typed}\n")
-        assert terminal.until("\n> $").endswith("\ncc\n> ")
+        assert terminal.wait_until("\n> $").endswith("\ncc\n> ")
     terminal.type("\x04")
-    assert "tokens of step 80 in" in terminal.until(r"/s\r?\n")
+    assert "tokens of step 80 in" in terminal.wait_until(r"/s\r?\n")
     assert terminal.process.wait(60) == 0
 
 
-def test_lines_of_a_file_are_answered_and_the_conversation_is_data(trained: Path) -> None:
+def test_lines_of_a_file_are_answered_as_json(run_folder: Path) -> None:
     command = [
         sys.executable,
         "-m",
         "jaxlaunch.launcher.cli.main",
         "sample",
-        str(trained),
+        str(run_folder),
         "--chat",
         "-o",
         "json",

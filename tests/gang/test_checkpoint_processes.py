@@ -1,4 +1,4 @@
-"""Checkpoints of several processes: saved by two, restored by four and by one, damaged in between."""
+"""Checkpoints of several processes: saved by two, damaged, then restored by four and by one."""
 
 import json
 import os
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.computes
 SCRIPT = Path(__file__).parent / "checkpoint_rank.py"
 
 
-def gang(count: int, folder: Path, uid: str, *steps: int) -> list[dict[str, Any]]:
-    """What each rank said, by rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def run_ranks(count: int, folder: Path, uid: str, *steps: int) -> list[dict[str, Any]]:
+    """Run checkpoint_rank.py in `count` processes; return what each rank printed."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
     ranks = [
         subprocess.Popen(
             [sys.executable, SCRIPT, *map(str, (port, count, rank, folder, uid, *steps))],
@@ -44,22 +44,22 @@ def gang(count: int, folder: Path, uid: str, *steps: int) -> list[dict[str, Any]
     return [json.loads(line.splitlines()[-1]) for line in lines]
 
 
-def test_a_state_saved_by_two_processes_is_walked_back_by_four_and_resumed_by_one(tmp_path):
-    for said in gang(2, tmp_path, "run-a", 10, 20):
-        assert said == {"notes": [], "restored": None, "steps": [10, 20]}
-    written = manifest.read_manifest(epath.Path(tmp_path) / "20")
-    assert {f"state/ocdbt.process_{n}/manifest.ocdbt" for n in (0, 1)} <= set(written.files)
-    assert manifest.list_files(epath.Path(tmp_path) / "20") == sorted(written.files)
+def test_state_of_two_processes_is_restored_by_four_and_by_one(tmp_path):
+    for answer in run_ranks(2, tmp_path, "run-a", 10, 20):
+        assert answer == {"notes": [], "restored": None, "steps": [10, 20]}
+    saved_manifest = manifest.read_manifest(epath.Path(tmp_path) / "20")
+    assert {f"state/ocdbt.process_{n}/manifest.ocdbt" for n in (0, 1)} <= set(saved_manifest.files)
+    assert manifest.list_files(epath.Path(tmp_path) / "20") == sorted(saved_manifest.files)
     (tmp_path / "20" / "state" / "ocdbt.process_1" / "manifest.ocdbt").unlink()
     (tmp_path / "10" / manifest.MANIFEST_FILE).unlink()
 
-    first, *others = gang(4, tmp_path, "run-b", 20)
+    first, *other_ranks = run_ranks(4, tmp_path, "run-b", 20)
     assert first["restored"] == [10, {"at": 10}] and first["steps"] == [10, 20]
     assert len(first["notes"]) == 2 and "step 10 has no manifest" in first["notes"][0]
     assert "ocdbt.process_1/manifest.ocdbt is missing; using step 10" in first["notes"][1]
-    for said in others:
-        assert said == {**first, "notes": []}, "only process 0 speaks"
+    for answer in other_ranks:
+        assert answer == {**first, "notes": []}, "only process 0 speaks"
 
-    assert gang(1, tmp_path, "run-c") == [
+    assert run_ranks(1, tmp_path, "run-c") == [
         {"notes": [], "restored": [20, {"at": 20}], "steps": [10, 20]}
     ]

@@ -1,4 +1,4 @@
-"""Folders whose files have names that something else has too. One by one: python -m tests.collisions."""
+"""Folders with files whose names collide with others. One by one: python -m tests.collisions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Digits:
         assert utils.WHOSE == "mine"
         return {"image": __import__("numpy").ones((8, 8, 1), "float32") * index, "label": index % 10}
 """
-ENDS = """
+EXITING_TASKS = """
 import os, sys
 from jaxlaunch.trainer.tasks.classify import Classify
 
@@ -56,48 +56,48 @@ class AsAScript(Classify):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every one of the names."""
-    made = make_all(tmp_path_factory.mktemp("collisions") / "proj")
-    (made / "data_of_mine.py").write_text(DATA)
-    return made
+    """Write a folder with every one of the names."""
+    folder = make_all(tmp_path_factory.mktemp("collisions") / "proj")
+    (folder / "data_of_mine.py").write_text(DATA)
+    return folder
 
 
-def summary(way: str, folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        (folder.parent / f"{way.replace(' ', '-')}.yaml.run/summary.json").read_text()
+def read_summary(mode: str, folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(
+        (folder.parent / f"{mode.replace(' ', '-')}.yaml.run/summary.json").read_text()
     )
-    return found
+    return summary
 
 
-def test_a_program_gets_the_modules_that_it_gets_without_us(folder: Path) -> None:
-    ended = run("command", folder)
-    assert (ended.returncode == 0, seen(ended.stdout)) == without_us(folder), ended.stderr
-    assert "sitecustomize" not in ended.stderr
+def test_command_imports_the_same_modules_as_without_the_launcher(folder: Path) -> None:
+    result = run("command", folder)
+    assert (result.returncode == 0, seen(result.stdout)) == without_us(folder), result.stderr
+    assert "sitecustomize" not in result.stderr
 
 
-def test_a_built_in_task_trains_in_such_a_folder(folder: Path) -> None:
-    """A `trainer.py` there must not run in place of the trainer."""
-    way = "train with workdir"
-    ended = run(way, folder)
-    assert (ended.returncode, summary(way, folder)["step"]) == (0, STEPS), (
-        ended.stdout + ended.stderr
+def test_built_in_task_trains_in_a_folder_with_collisions(folder: Path) -> None:
+    """Check that a `trainer.py` does not run in place of the trainer."""
+    mode = "train with workdir"
+    result = run(mode, folder)
+    assert (result.returncode, read_summary(mode, folder)["step"]) == (0, STEPS), (
+        result.stdout + result.stderr
     )
 
 
-def test_a_task_imports_the_modules_beside_it_and_the_libraries_import_theirs(folder: Path) -> None:
+def test_task_imports_the_modules_of_its_folder(folder: Path) -> None:
     data = {"source": "torch", "dataset": "data_of_mine:Digits", "workers": 1}
-    way = "train with code"
-    document = job(way, folder)
+    mode = "train with code"
+    document = job(mode, folder)
     document["train"] = document["train"] | {"data": data, "eval": {"every": None}}
-    ended = run(way, folder, document=document)
-    assert (ended.returncode, summary(way, folder)["step"]) == (0, STEPS), (
-        ended.stdout + ended.stderr
+    result = run(mode, folder, document=document)
+    assert (result.returncode, read_summary(mode, folder)["step"]) == (0, STEPS), (
+        result.stdout + result.stderr
     )
-    assert seen(ended.stdout) == [f"{name} mine" for name in own({*MODULES, *PACKAGES})]
+    assert seen(result.stdout) == [f"{name} mine" for name in own({*MODULES, *PACKAGES})]
 
 
-def test_the_launcher_itself_runs_in_such_a_folder(folder: Path) -> None:
-    """Its own imports, and those of the trainer's programs that it starts."""
+def test_launcher_runs_in_a_folder_with_collisions(folder: Path) -> None:
+    """Check its own imports, and those of the trainer's programs that it starts."""
     file = folder / "job.yaml"
     document = job("train", folder) | {"image": "registry.example/train:1"}
     document["train"] = document["train"] | {"checkpoint": {"path": "gs://bucket/run"}}
@@ -108,8 +108,8 @@ def test_the_launcher_itself_runs_in_such_a_folder(folder: Path) -> None:
         ("render", file.name),
         ("eval", f"{folder.parent}/train.yaml.run"),
     ):
-        ended = launcher(folder, *command)
-        assert ended.returncode == 0, ended.stderr
+        result = launcher(folder, *command)
+        assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ def test_the_launcher_itself_runs_in_such_a_folder(folder: Path) -> None:
         ),
     ],
 )
-def test_a_trainer_that_ends_with_exit_code_0_before_its_last_step_has_failed(
+def test_exit_code_0_before_the_last_step_is_a_failure(
     tmp_path: Path, task: str | None, fields: dict[str, Any], code: int, words: str
 ) -> None:
-    (tmp_path / "ends.py").write_text(ENDS)
+    (tmp_path / "ends.py").write_text(EXITING_TASKS)
     (tmp_path / "sitecustomize.py").write_text("import os; os._exit(0)" if task is None else "")
     train = BUILT_IN | ({} if task is None else {"task": f"ends:{task}"})
     document = {
@@ -144,21 +144,21 @@ def test_a_trainer_that_ends_with_exit_code_0_before_its_last_step_has_failed(
         **fields,
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
-    ended = launcher(tmp_path, "run", "job.yaml")
+    result = launcher(tmp_path, "run", "job.yaml")
     verdict = json.loads((tmp_path / "runs/ends/summary.json").read_text())["verdict"]
-    assert (ended.returncode, verdict["code"]) == (code, code), ended.stdout + ended.stderr
+    assert (result.returncode, verdict["code"]) == (code, code), result.stdout + result.stderr
     assert verdict["message"].startswith(words)
 
 
-def test_a_job_in_an_image_of_another_python_is_told_what_it_lacks(tmp_path: Path) -> None:
-    """An interpreter without our package: an isolated one that sees no site-packages."""
+def test_image_without_jaxlaunch_is_reported(tmp_path: Path) -> None:
+    """Check with an isolated interpreter that sees no site-packages."""
     script = Path(__file__).parents[2] / "jaxlaunch" / "isolated.py"
     copy = tmp_path / "isolated.py"
     copy.write_text(script.read_text())
     command = ["python3", "-I", "-S", copy, "jaxlaunch.trainer"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 1
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 1
     assert (
-        "has no jaxlaunch with its trainer" in ended.stderr
-        and "install it there with its extra train" in ended.stderr
+        "has no jaxlaunch with its trainer" in result.stderr
+        and "install it there with its extra train" in result.stderr
     )

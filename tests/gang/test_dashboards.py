@@ -1,4 +1,4 @@
-"""The chart's Grafana dashboards: sound files, and queries that a real Prometheus answers from a clean run."""
+"""The chart's Grafana dashboards: valid files, and queries that Prometheus answers from a clean run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import yaml
 
 from jaxlaunch import contract
 from tests import needs
-from tests.gang.runs import Running, job
-from tests.gang.watching import RULES, Prometheus, faster
+from tests.gang.runs import Running, make_job
+from tests.gang.watching import RULES, Prometheus, shorten_durations
 
 FILES = sorted((Path(__file__).parents[2] / "helm" / "launcher" / "dashboards").glob("*.json"))
 DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FILES}
@@ -34,28 +34,28 @@ RECORDED = {
 }
 
 
-def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+def data_panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
-def plain(query: str) -> str:
-    """A query as Grafana sends it, in the short time of the test."""
+def resolve_query(query: str) -> str:
+    """Return a query as Grafana sends it, in the short time of the test."""
     return functools.reduce(
-        lambda text, name: text.replace(name, VALUES[name]), VALUES, faster(query)
+        lambda text, name: text.replace(name, VALUES[name]), VALUES, shorten_durations(query)
     )
 
 
 QUERIES = [
     pytest.param(target["expr"], id=f"{name}-{panel['title']}-{target['refId']}")
     for name, dashboard in DASHBOARDS.items()
-    for panel in panels(dashboard)
+    for panel in data_panels(dashboard)
     for target in panel["targets"]
 ]
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A clean run that does everything a panel shows: text, float16, evaluation, saves, a compilation cache."""
+def running_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Start a clean run with text, float16, evaluations, saves and a compilation cache."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "corpus.txt").write_text("all work and no play makes jack a dull boy\n" * 200)
     train = {
@@ -83,47 +83,55 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "checkpoint": {"every": 20},
         "compile_cache": str(folder / "cache"),
     }
-    with Running(folder, job(train, hosts=2, per_host=1)) as running:
-        running.until_step(25)
+    with Running(folder, make_job(train, hosts=2, per_host=1)) as running:
+        running.wait_for_step(25)
         yield running
 
 
 @pytest.fixture(scope="module")
-def prometheus(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(
+    running_job: Running, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
     program = needs.tool("prometheus", of="Debian's prometheus")
     with Prometheus(program, tmp_path_factory.mktemp("prometheus") / "it") as watching:
-        watching.watch("clean", running)
-        watching.until("shares of ten minutes", lambda: watching.query("jaxlaunch:own_ratio:10m"))
-        watching.until("a goodput", lambda: watching.query("jaxlaunch:goodput_ratio:1h >= 0"))
+        watching.watch("clean", running_job)
+        watching.wait_until(
+            "shares of ten minutes", lambda: watching.query("jaxlaunch:own_ratio:10m")
+        )
+        watching.wait_until("a goodput", lambda: watching.query("jaxlaunch:goodput_ratio:1h >= 0"))
         yield watching
 
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_every_query_returns_data_of_a_clean_run(query: str, prometheus: Prometheus) -> None:
-    series = prometheus.until(
-        f"an answer to {plain(query)}", lambda: prometheus.query(plain(query))
+    series = prometheus.wait_until(
+        f"an answer to {resolve_query(query)}", lambda: prometheus.query(resolve_query(query))
     )
     if not any(name in query for name in NOT_ON_CPU):
-        prometheus.until(
+        prometheus.wait_until(
             "a number",
-            lambda: any(math.isfinite(value) for _, value in prometheus.query(plain(query))),
+            lambda: any(
+                math.isfinite(value) for _, value in prometheus.query(resolve_query(query))
+            ),
         )
     assert series
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_every_variable_finds_values(name: str, prometheus: Prometheus) -> None:
+def test_every_variable_has_values(name: str, prometheus: Prometheus) -> None:
     for variable in DASHBOARDS[name]["templating"]["list"]:
         if variable["type"] == "query":
-            found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
-            assert found and variable["query"]["query"] == variable["definition"]
-            assert any(found[2] in labels for labels, _ in prometheus.query(plain(found[1])))
+            match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
+            assert match and variable["query"]["query"] == variable["definition"]
+            assert any(
+                match[2] in labels for labels, _ in prometheus.query(resolve_query(match[1]))
+            )
 
 
-def test_every_name_in_a_query_or_rule_is_one_that_the_exporter_or_a_rule_writes(
-    running: Running,
+def test_queries_and_rules_name_only_exported_or_recorded_series(
+    running_job: Running,
 ) -> None:
-    exported = set(re.findall(r"^(jaxlaunch_\w+?)(?:\{| )", running.scrape(), re.MULTILINE))
+    exported = set(re.findall(r"^(jaxlaunch_\w+?)(?:\{| )", running_job.scrape(), re.MULTILINE))
     assert {metric.name for metric in contract.PROMETHEUS if metric.type != "histogram"} <= exported
     rules = [path.read_text() for path in RULES]
     expressions = [query.values[0] for query in QUERIES] + [
@@ -139,7 +147,7 @@ def test_every_name_in_a_query_or_rule_is_one_that_the_exporter_or_a_rule_writes
 # --- the files ------------------------------------------------------------------------------------
 
 
-def test_the_dashboards_are_fleet_job_and_ranks_each_with_a_uid_of_its_own() -> None:
+def test_dashboards_are_fleet_job_and_ranks_with_their_own_uids() -> None:
     assert set(DASHBOARDS) == {"fleet", "job", "ranks"}
     assert {name: board["uid"] for name, board in DASHBOARDS.items()} == {
         n: f"jaxlaunch-{n}" for n in DASHBOARDS
@@ -147,7 +155,7 @@ def test_the_dashboards_are_fleet_job_and_ranks_each_with_a_uid_of_its_own() -> 
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_every_panel_has_a_number_a_unit_words_and_the_chosen_data_source(name: str) -> None:
+def test_every_panel_has_an_id_a_unit_a_description_and_the_data_source(name: str) -> None:
     dashboard = DASHBOARDS[name]
     assert (
         dashboard["templating"]["list"][0] | {"name": "datasource", "type": "datasource"}
@@ -155,7 +163,7 @@ def test_every_panel_has_a_number_a_unit_words_and_the_chosen_data_source(name: 
     )
     numbers = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(numbers)) == len(numbers)
-    for panel in panels(dashboard):
+    for panel in data_panels(dashboard):
         assert panel["title"] and panel["description"].endswith(".")
         assert panel["fieldConfig"]["defaults"]["unit"]
         assert panel["datasource"] == DATASOURCE
@@ -165,11 +173,14 @@ def test_every_panel_has_a_number_a_unit_words_and_the_chosen_data_source(name: 
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_no_two_panels_overlap(name: str) -> None:
-    taken: set[tuple[int, int]] = set()
+def test_panels_do_not_overlap(name: str) -> None:
+    occupied: set[tuple[int, int]] = set()
     for panel in DASHBOARDS[name]["panels"]:
-        at = panel["gridPos"]
-        columns, rows = range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])
+        position = panel["gridPos"]
+        columns, rows = (
+            range(position["x"], position["x"] + position["w"]),
+            range(position["y"], position["y"] + position["h"]),
+        )
         cells = set(itertools.product(columns, rows))
-        assert max(columns) < 24 and not cells & taken, panel["title"]
-        taken |= cells
+        assert max(columns) < 24 and not cells & occupied, panel["title"]
+        occupied |= cells

@@ -1,4 +1,4 @@
-"""A gang that goes on with fewer hosts, and grows again: the examples and losses of one that has all hosts always."""
+"""A gang that shrinks and grows again gets the examples and losses of a gang of constant size."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from jaxlaunch import contract
 from jaxlaunch.launcher.job.load import load_job
 from tests.compiled import SITE, quick_starts
-from tests.gang.agents import ROOT, Gang, job
-from tests.gang.runs import HERE, Result, digits
+from tests.gang.agents import ROOT, Gang, make_job
+from tests.gang.runs import HERE, Result, digits_block
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
@@ -28,7 +28,7 @@ assert (
     and EXAMPLE.train.batch == BATCH
     and EXAMPLE.trainable_host_counts == (2, 3, 4)
 )
-DIGITS = digits(
+DIGITS = digits_block(
     batch=BATCH,
     mesh=EXAMPLE.train.mesh.model_dump(exclude_unset=True),
     optimizer=EXAMPLE.train.optimizer.model_dump(exclude_unset=True),
@@ -42,8 +42,8 @@ DIGITS = digits(
 )
 
 
-def packed(folder: Path) -> dict[str, Any]:
-    """A language model on two parts of texts, packed into rows."""
+def packed_train(folder: Path) -> dict[str, Any]:
+    """Return a language model on two parts of texts, packed into rows."""
     for name, count in (("code", 900), ("web", 1500)):
         rows = [{"text": f"{name} {number} " * (1 + number % 3)} for number in range(count)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -58,10 +58,10 @@ def packed(folder: Path) -> dict[str, Any]:
         "lr": 1e-3,
     }  # low, since the rounding of another mesh grows with the steps taken
     prepared = data | {"data_dir": str(folder / "prepared")}
-    return digits(task="lm", model=model, data=prepared, batch=BATCH, optimizer=optimizer)
+    return digits_block(task="lm", model=model, data=prepared, batch=BATCH, optimizer=optimizer)
 
 
-def gang(folder: Path, train: dict[str, Any], hosts: int, **fields: Any) -> Gang:
+def make_gang(folder: Path, train: dict[str, Any], hosts: int, **fields: Any) -> Gang:
     path = os.pathsep.join([SITE, str(HERE), str(ROOT)])
     block = train | {"steps": STEPS, "checkpoint": {"every": 10}}
     env = {
@@ -70,22 +70,22 @@ def gang(folder: Path, train: dict[str, Any], hosts: int, **fields: Any) -> Gang
         contract.TRAIN_SPEC: json.dumps(block),
         "JAX_PLATFORMS": "cpu",
     }
-    return Gang(folder, job(None, **fields), hosts=hosts, env=env)
+    return Gang(folder, make_job(None, **fields), hosts=hosts, env=env)
 
 
-def losses_and_ids(of: Gang) -> tuple[dict[int, float], dict[int, list[int]]]:
-    found = Result(0, "", "", of.run_dir)
-    return found.losses, found.ids()
+def read_losses_and_ids(gang: Gang) -> tuple[dict[int, float], dict[int, list[int]]]:
+    result = Result(0, "", "", gang.run_dir)
+    return result.losses, result.example_ids()
 
 
 @pytest.mark.parametrize(
     "lost", [(3,), (1, 2)], ids=["4 to 3 to 4 hosts", "4 to 2 to 3 hosts, packed"]
 )
-def test_examples_and_losses_are_those_of_a_gang_that_lost_no_host(
+def test_elastic_gang_has_the_examples_and_losses_of_a_fixed_one(
     tmp_path: Path, lost: tuple[int, ...]
 ) -> None:
-    train = DIGITS if len(lost) == 1 else packed(tmp_path)
-    with gang(tmp_path / "fixed", train, 1, devices_per_process=HOSTS) as fixed:
+    train = DIGITS if len(lost) == 1 else packed_train(tmp_path)
+    with make_gang(tmp_path / "fixed", train, 1, devices_per_process=HOSTS) as fixed:
         assert fixed.start().wait() == [0]
     fields: dict[str, Any] = {
         "sizes": EXAMPLE.trainable_host_counts,
@@ -93,36 +93,43 @@ def test_examples_and_losses_are_those_of_a_gang_that_lost_no_host(
         "in_place_limit": 9,
         "timeouts_s": {"replace": 1.0},
     }
-    with gang(tmp_path / "elastic", train, HOSTS, **fields) as elastic:
+    with make_gang(tmp_path / "elastic", train, HOSTS, **fields) as elastic:
         elastic.start()
-        elastic.until(
+        elastic.wait_until(
             "a save", lambda: (elastic.run_dir / "checkpoints" / "10" / contract.MANIFEST).exists()
         )
         for host in lost:
             elastic.signal(host, signal.SIGKILL)
             elastic.agents.pop(host).wait()
-        few = HOSTS - len(lost)
-        elastic.until("fewer hosts", lambda: f"{few} processes on {few} hosts" in elastic.talk)
+        fewer_hosts = HOSTS - len(lost)
+        elastic.wait_until(
+            "fewer hosts",
+            lambda: f"{fewer_hosts} processes on {fewer_hosts} hosts" in elastic.stderr,
+        )
         elastic.start(lost[0])
-        more = few + 1
-        elastic.until(
+        more_hosts = fewer_hosts + 1
+        elastic.wait_until(
             "more hosts",
-            lambda: f"stopped to continue with {more} hosts instead of {few}" in elastic.talk,
+            lambda: (
+                f"stopped to continue with {more_hosts} hosts instead of {fewer_hosts}"
+                in elastic.stderr
+            ),
         )
         assert set(elastic.wait()) == {0}
     assert [one["cause"] for one in elastic.attempts] == ["lost", "preempted", "done"]
-    said = elastic.attempts[1]["verdict"][
+    message = elastic.attempts[1]["verdict"][
         "message"
     ]  # it stops right after a regular save, often before another step
     assert re.search(
-        rf"{more} hosts instead of {few}: (saved at|nothing new to save after) step \d+", said
-    ), said
-    assert len(json.loads((elastic.run_dir / "agents.json").read_text())) == more
-    losses, ids = losses_and_ids(elastic)
-    wanted, shown = losses_and_ids(fixed)
-    assert ids == shown
-    assert sorted(losses) == sorted(wanted) == list(range(1, STEPS + 1))
-    for step, loss in wanted.items():
+        rf"{more_hosts} hosts instead of {fewer_hosts}: (saved at|nothing new to save after) step \d+",
+        message,
+    ), message
+    assert len(json.loads((elastic.run_dir / "agents.json").read_text())) == more_hosts
+    losses, ids = read_losses_and_ids(elastic)
+    expected_losses, expected_ids = read_losses_and_ids(fixed)
+    assert ids == expected_ids
+    assert sorted(losses) == sorted(expected_losses) == list(range(1, STEPS + 1))
+    for step, loss in expected_losses.items():
         assert losses[step] == pytest.approx(loss, rel=1e-5, abs=1e-6), f"step {step}"
     if train is DIGITS:
         order = [example for _, of_step in sorted(ids.items()) for example in of_step]

@@ -1,4 +1,4 @@
-"""The examples do what they say."""
+"""The examples train as they promise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.gang.runs import PATIENCE_S, USUAL_COMPILES, launch
+from tests.gang.runs import PATIENCE_S, USUAL_COMPILES, run_job
 from tests.trainer.text import corpora
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 NO_STANDBY = "restarts.in_place=0"  # processes that would take over where one fails
 
 
-def test_the_language_model_beats_a_bigram_of_the_same_text(tmp_path: Path) -> None:
+def test_language_model_beats_a_bigram_model_of_its_text(tmp_path: Path) -> None:
     document = yaml.safe_load((EXAMPLES / "lm.yaml").read_text())
     # YAML 1.1 reads 3e-3 as text; the launcher does not.
     document["train"]["optimizer"]["lr"] = 3e-3
@@ -31,7 +31,7 @@ def test_the_language_model_beats_a_bigram_of_the_same_text(tmp_path: Path) -> N
     steps, rows = train["steps"] * 4 // 5, train["batch"] // 2
     fewer = (f"train.steps={steps}", f"train.batch={rows}", "train.data.eval_split=0.02")
     # Of quick programs its steps take three times as long.
-    result = launch(tmp_path, document, NO_STANDBY, *fewer, env=USUAL_COMPILES)
+    result = run_job(tmp_path, document, NO_STANDBY, *fewer, env=USUAL_COMPILES)
     assert result.code == 0, result.stderr[-3000:]
     metrics = result.summary["metrics"]
     assert metrics["eval_bits_per_byte"] < metrics["eval_bigram_bits_per_byte"]
@@ -39,9 +39,9 @@ def test_the_language_model_beats_a_bigram_of_the_same_text(tmp_path: Path) -> N
     assert "bigram_bits_per_byte" in result.stdout
 
 
-def test_a_mixture_of_experts_learns_and_stays_balanced(tmp_path: Path) -> None:
+def test_mixture_of_experts_learns_and_stays_balanced(tmp_path: Path) -> None:
     half = (NO_STANDBY, "train.steps=30", "train.log_every=1")
-    result = launch(tmp_path, yaml.safe_load((EXAMPLES / "moe.yaml").read_text()), *half)
+    result = run_job(tmp_path, yaml.safe_load((EXAMPLES / "moe.yaml").read_text()), *half)
     assert result.code == 0, result.stderr[-3000:]
     first, last = result.metrics[0], result.metrics[-1]
     assert last["loss"] < 0.7 * first["loss"]
@@ -50,8 +50,8 @@ def test_a_mixture_of_experts_learns_and_stays_balanced(tmp_path: Path) -> None:
     assert "expert_load_max" in result.stdout and "expert_load/" not in result.stdout
 
 
-def test_groups_are_trained_apart_until_they_get_no_better(tmp_path: Path) -> None:
-    result = launch(tmp_path, yaml.safe_load((EXAMPLES / "groups.yaml").read_text()), NO_STANDBY)
+def test_groups_are_trained_apart_until_early_stopping(tmp_path: Path) -> None:
+    result = run_job(tmp_path, yaml.safe_load((EXAMPLES / "groups.yaml").read_text()), NO_STANDBY)
     assert result.code == 0, result.stderr[-3000:]
     assert (
         "train.optimizer.groups.0 (layers\\.0\\..*): 2 arrays" in result.stdout
@@ -68,7 +68,7 @@ def test_groups_are_trained_apart_until_they_get_no_better(tmp_path: Path) -> No
     assert (result.folder / "checkpoints" / str(best)).is_dir()
 
 
-def test_a_mixture_is_prepared_once_trained_on_and_exported_with_its_tokenizer(
+def test_mixture_is_prepared_once_and_exported_with_its_tokenizer(
     tmp_path: Path,
 ) -> None:
     document = yaml.safe_load((EXAMPLES / "mixture.yaml").read_text())
@@ -92,7 +92,7 @@ def test_a_mixture_is_prepared_once_trained_on_and_exported_with_its_tokenizer(
         "checkpoint": {"every": None},
     }
     train["model"] |= {"layers": 1, "width": 32, "vocab": 512, "length": 64}
-    result = launch(tmp_path, document, NO_STANDBY)
+    result = run_job(tmp_path, document, NO_STANDBY)
     assert result.code == 0, result.stderr[-3000:]
     assert (
         result.stdout.count("preparing text") <= 2 * 2 * 2
@@ -107,7 +107,7 @@ def test_a_mixture_is_prepared_once_trained_on_and_exported_with_its_tokenizer(
     epochs = result.metrics[-1]
     assert (
         epochs["epoch/mail"] > 0
-        and 66 <= round(epochs["epoch/json"] * _rows(tmp_path, "json")) <= 69
+        and 66 <= round(epochs["epoch/json"] * _count_rows(tmp_path, "json")) <= 69
     )
     done = [
         sys.executable,
@@ -125,8 +125,8 @@ def test_a_mixture_is_prepared_once_trained_on_and_exported_with_its_tokenizer(
         ).read_bytes()
 
 
-def _rows(folder: Path, part: str) -> int:
-    """Rows that a part of the mixture trains on, as `launcher prepare` reports them of what is there."""
+def _count_rows(folder: Path, part: str) -> int:
+    """Return the rows that a part of the mixture trains on, as `launcher prepare` reports them."""
     command = [
         sys.executable,
         "-m",
@@ -137,8 +137,8 @@ def _rows(folder: Path, part: str) -> int:
         "json",
     ]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
-    (found,) = (
+    (dataset,) = (
         each for each in json.loads(done.stdout)["prepared"] if f"/{part}/" in each["first"]
     )
     assert "preparing text" not in done.stderr
-    return int(found["rows"]["train"])
+    return int(dataset["rows"]["train"])

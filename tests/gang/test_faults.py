@@ -1,4 +1,4 @@
-"""What the verdict says when a rank goes wrong: who, where, why, and in seconds."""
+"""What the verdict says when a rank of the trainer fails."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from click.testing import CliRunner
 
 from jaxlaunch.launcher.cli.status import status_command
 from tests.found import shows
-from tests.gang.runs import Running, digits, job, launch, until_gone
+from tests.gang.runs import Running, digits_block, make_job, run_job, wait_until_gone
 
 NO_RESTARTS = {"crash": 0, "in_place": 0}
 SLACK = 3  # times an issue's bounds: the machine may be slow
 
 
-def faulty(tmp_path: Path, kind: str, at: str = "step", **fault: Any) -> dict[str, str]:
+def fault_env(tmp_path: Path, kind: str, at: str = "step", **fault: Any) -> dict[str, str]:
     (tmp_path / "marks").mkdir(exist_ok=True)
     return {"FAULT": json.dumps({"kind": kind, "at": at, "mark": str(tmp_path / "marks")} | fault)}
 
 
-def train(**keys: Any) -> dict[str, Any]:
-    return digits(task="faulty:Faulty", steps=200, **keys)
+def faulty_train(**keys: Any) -> dict[str, Any]:
+    return digits_block(task="faulty:Faulty", steps=200, **keys)
 
 
-def document(**keys: Any) -> dict[str, Any]:
-    return job(train(), hosts=2, **({"restarts": NO_RESTARTS} | keys))
+def faulty_job(**keys: Any) -> dict[str, Any]:
+    return make_job(faulty_train(), hosts=2, **({"restarts": NO_RESTARTS} | keys))
 
 
-def test_a_rank_that_raises_is_named_with_its_step_and_exception(tmp_path: Path) -> None:
-    with Running(tmp_path, document(), env=faulty(tmp_path, "raise", rank=1, step=21)) as running:
-        running.until_file(tmp_path / "marks" / "raise-1")
-        raised, pids = time.monotonic(), list(running.children().values())
-        until_gone(pids)
+def test_rank_that_raises_is_named_with_its_step_and_exception(tmp_path: Path) -> None:
+    with Running(
+        tmp_path, faulty_job(), env=fault_env(tmp_path, "raise", rank=1, step=21)
+    ) as running:
+        running.wait_for_file(tmp_path / "marks" / "raise-1")
+        raised, pids = time.monotonic(), list(running.rank_pids().values())
+        wait_until_gone(pids)
         gone_s = time.monotonic() - raised
         result = running.wait()
     assert gone_s <= 3 * SLACK
@@ -49,15 +51,15 @@ def test_a_rank_that_raises_is_named_with_its_step_and_exception(tmp_path: Path)
     assert (result.stdout + result.stderr).count("Traceback (most recent call last)") == 1
 
 
-def test_a_lost_agent_is_named(tmp_path: Path) -> None:
+def test_lost_agent_is_named(tmp_path: Path) -> None:
     with Running(
-        tmp_path, job(train() | {"steps": 100_000}, hosts=2, restarts=NO_RESTARTS)
+        tmp_path, make_job(faulty_train() | {"steps": 100_000}, hosts=2, restarts=NO_RESTARTS)
     ) as running:
-        running.until_step(5)
-        pids = running.tree()[1:]
-        os.kill(running.agents()[1], signal.SIGKILL)
+        running.wait_for_step(5)
+        pids = running.pids()[1:]
+        os.kill(running.agent_pids()[1], signal.SIGKILL)
         killed = time.monotonic()
-        until_gone(pids)
+        wait_until_gone(pids)
         assert time.monotonic() - killed <= 12 * SLACK
         result = running.wait()
     assert result.code == 81
@@ -65,9 +67,9 @@ def test_a_lost_agent_is_named(tmp_path: Path) -> None:
     shows("host 3 (ranks 24 to 31) was lost:", result.verdict["message"])
 
 
-def test_a_hang_is_told_with_the_stacks_of_every_rank(tmp_path: Path) -> None:
-    slow = document(timeouts={"step": "15s"})
-    result = launch(tmp_path, slow, env=faulty(tmp_path, "hang", rank=1, step=21))
+def test_hang_is_reported_with_the_stack_of_every_rank(tmp_path: Path) -> None:
+    slow = faulty_job(timeouts={"step": "15s"})
+    result = run_job(tmp_path, slow, env=fault_env(tmp_path, "hang", rank=1, step=21))
     assert result.code == 82
     assert result.verdict["rank"] == 1
     shows("the step timeout of", result.verdict["message"])
@@ -75,22 +77,22 @@ def test_a_hang_is_told_with_the_stacks_of_every_rank(tmp_path: Path) -> None:
     assert "fail" in stacks and "faulty.py" in stacks and "train.py" in stacks
 
 
-def test_a_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
+def test_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
     keys = {"checkpoint": {"every": 10}, "steps": 40}
-    once = job(train() | keys, hosts=2, restarts={"in_place": 1})
-    with Running(tmp_path, once, env=faulty(tmp_path, "exit", rank=1, step=21)) as running:
-        running.until_file(tmp_path / "marks" / "exit-1")
-        agents = running.agents()
+    document = make_job(faulty_train() | keys, hosts=2, restarts={"in_place": 1})
+    with Running(tmp_path, document, env=fault_env(tmp_path, "exit", rank=1, step=21)) as running:
+        running.wait_for_file(tmp_path / "marks" / "exit-1")
+        agents = running.agent_pids()
         result = running.wait()
     assert result.code == 0, result.stderr[-3000:]
     assert result.summary["restarts"] and sorted(result.losses) == list(range(1, 41))
-    first, *again = rows = result.summary["restart_seconds"]
+    first, *restarts = rows = result.summary["restart_seconds"]
     assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1)) and first[
         "after"
     ] is None
     assert {"start", "import", "rendezvous", "first_step"} <= first["seconds"].keys()
     parts = {"detect", "decide", "end", "start", "rendezvous", "first_step"}
-    assert all(row["after"] and parts <= row["seconds"].keys() for row in again), rows
+    assert all(row["after"] and parts <= row["seconds"].keys() for row in restarts), rows
     records = map(json.loads, (result.folder / "attempts.jsonl").read_text().splitlines())
     assert [one["restart"] for one in records] == [row["seconds"] for row in rows]
     shown = CliRunner().invoke(status_command, [str(result.folder), "-o", "wide"]).output
@@ -106,11 +108,11 @@ def test_a_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
         ({"data": {"source": "text", "path": "nowhere/*.txt"}}, 65, "nowhere/*.txt"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_first_compile(
+def test_invalid_train_block_is_refused_before_the_first_compilation(
     tmp_path: Path, change: dict[str, Any], code: int, words: str
 ) -> None:
     task = {} if "task" in change else {"task": "lm", "model": {"kind": "decoder"}}
-    result = launch(tmp_path, job(train() | task | change, hosts=1))
+    result = run_job(tmp_path, make_job(faulty_train() | task | change, hosts=1))
     assert result.code == code
     assert words in result.verdict["message"]
     assert "Traceback" not in result.stderr

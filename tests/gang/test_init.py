@@ -1,4 +1,4 @@
-"""What `launcher init` writes is one short file, beside its code, and trains."""
+"""`launcher init` writes one short file and its code, which trains."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ KINDS: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-def launcher(folder: Path, *arguments: str) -> str:
-    """What a call in `folder` prints. Fails where it fails."""
+def run_launcher(folder: Path, *arguments: str) -> str:
+    """Run a command in `folder` and return its output; it must succeed."""
     environ = (
         os.environ | quick_starts() | {"PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"}
     )
@@ -44,25 +44,25 @@ def launcher(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_init_writes_is_short_and_runs(kind: str, tmp_path: Path) -> None:
+def test_init_writes_a_short_job_that_runs(kind: str, tmp_path: Path) -> None:
     files, overrides = KINDS[kind]
-    said = launcher(tmp_path, "init", "my-job", "--kind", kind)
+    output = run_launcher(tmp_path, "init", "my-job", "--kind", kind)
     assert sorted(path.name for path in tmp_path.iterdir()) == files and all(
-        file in said for file in files
+        file in output for file in files
     )
     texts = [(tmp_path / file).read_text() for file in files]
     assert all(len(text.splitlines()) <= 60 for text in texts) and "@" not in texts[0]
-    launcher(tmp_path, "run", "my-job.yaml", "restarts.in_place=0", *overrides)
+    run_launcher(tmp_path, "run", "my-job.yaml", "restarts.in_place=0", *overrides)
     metrics = json.loads((tmp_path / "runs" / "my-job" / "summary.json").read_text())["metrics"]
     if kind == "own":
         assert metrics["eval_examples"] == 64 and metrics["eval_distance"] < 0.5
     assert metrics["loss"] < {"classify": 3.0, "lm": 6.0, "own": 0.5, "command": 0.01}[kind]
 
 
-def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_init_does_not_overwrite_a_file(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("mine")
     with pytest.raises(AssertionError, match="own.py already exists"):
-        launcher(tmp_path, "init", "own", "--kind", "own")
+        run_launcher(tmp_path, "init", "own", "--kind", "own")
     assert [path.name for path in tmp_path.iterdir()] == ["own.py"] and (
         tmp_path / "own.py"
     ).read_text() == "mine"

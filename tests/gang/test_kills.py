@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments, a few of tests.gang.kills and tests.kills: what happened is on record."""
+"""A few of the random kills of tests.gang.kills and tests.kills."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.kills import Kill, draw, once
-from tests.gang.runs import launch
+from tests.gang.kills import Kill, carry_out, draw_kill
+from tests.gang.runs import run_job
 from tests.kills import Event, Series, compared, document
 
 pytestmark = pytest.mark.extended
@@ -18,18 +18,18 @@ SEEDS = ("0:2", "0:30", "0:7", "0:14", "0:13")
 
 @pytest.mark.parametrize(
     "kill",
-    [draw(seed, None, False) for seed in SEEDS],
+    [draw_kill(seed, None, False) for seed in SEEDS],
     ids=lambda kill: f"{kill.target}-{kill.seed}",
 )
-def test_a_killed_run_has_the_right_cause_rank_step_restarts_and_seconds(
+def test_killed_run_has_the_right_cause_rank_step_restarts_and_seconds(
     tmp_path: Path, kill: Kill
 ) -> None:
-    line = once(kill, tmp_path)
+    line = carry_out(kill, tmp_path)
     assert not line["wrong"], line
 
 
-def test_the_kills_of_the_suite_are_of_every_kind() -> None:
-    assert {draw(seed, None, False).target for seed in SEEDS} == {
+def test_seeds_cover_every_kind_of_kill() -> None:
+    assert {draw_kill(seed, None, False).target for seed in SEEDS} == {
         "child",
         "agent",
         "leader",
@@ -47,10 +47,10 @@ EVENTS = (
 )
 
 
-def test_a_training_that_is_killed_and_stopped_keeps_what_it_saved_and_ends_with_equal_losses(
+def test_disturbed_training_keeps_its_saves_and_has_equal_losses(
     tmp_path: Path,
 ) -> None:
-    undisturbed = launch(tmp_path / "undisturbed", document(2)).losses
+    undisturbed = run_job(tmp_path / "undisturbed", document(2)).losses
     series = Series(tmp_path / "series", 2)
     lines = [series.carry_out(event) for event in EVENTS]
     assert not [line for line in lines if line["wrong"]], lines

@@ -1,4 +1,4 @@
-"""An error does not cost the save that was begun before it."""
+"""An error does not lose the save that was begun before it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.runs import digits, job, launch
+from tests.gang.runs import digits_block, make_job, run_job
 
 pytestmark = pytest.mark.computes
 
 
-class Breaks:
-    """A map-style dataset whose record 79 cannot be read: the last of step 5."""
+class BrokenRecord:
+    """A map-style dataset whose record 79, the last of step 5, cannot be read."""
 
     def __len__(self) -> int:
         return 160
@@ -25,10 +25,16 @@ class Breaks:
         return {"image": np.full((8, 8), index % 10, np.uint8), "label": index % 10}
 
 
-def test_bad_data_after_a_save_was_begun_leaves_that_save(tmp_path: Path) -> None:
-    data = {"source": "torch", "dataset": "test_let_go:Breaks", "shuffle": False, "prefetch": 0}
-    result = launch(
-        tmp_path, job(digits(data=data, checkpoint={"every": 4}, steps=50), hosts=2, per_host=1)
+def test_bad_data_does_not_lose_the_save_before_it(tmp_path: Path) -> None:
+    data = {
+        "source": "torch",
+        "dataset": "test_let_go:BrokenRecord",
+        "shuffle": False,
+        "prefetch": 0,
+    }
+    result = run_job(
+        tmp_path,
+        make_job(digits_block(data=data, checkpoint={"every": 4}, steps=50), hosts=2, per_host=1),
     )
     assert result.code == 65
     assert "a torn record" in result.verdict["message"] and result.verdict["rank"] == 1

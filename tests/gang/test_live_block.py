@@ -1,4 +1,4 @@
-"""`launcher run` on a real terminal: a live block below whole lines, and nothing but lines where it is not wanted."""
+"""`launcher run` on a real terminal: a live block below whole lines, or only lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIDTH = 100
 
 
 class Screen:
-    """What a terminal of WIDTH columns shows of bytes, of all lines that ever were."""
+    """What a terminal of WIDTH columns shows, with all lines that ever were."""
 
     def __init__(self) -> None:
         self.lines, self.row, self.column = [""], 0, 0
@@ -79,7 +79,7 @@ class Terminal:
         )
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, WIDTH, 0, 0))
-        given = {
+        environ = {
             **os.environ,
             "TERM": "xterm",
             "PYTHONPATH": str(HERE.parent.parent),
@@ -87,24 +87,24 @@ class Terminal:
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "run", "job.yaml", *args],
-            stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=given, start_new_session=True,
+            stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environ, start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(theirs)
         self.descriptor, self.text, self.screens = ours, "", list[list[str]]()
 
     def watch(self, look: Callable[[list[str]], object] = lambda lines: None) -> Screen:
-        """Shows what comes on a screen until the end; `look` is given the lines each time."""
-        screen, rest = Screen(), b""
+        """Show the output on a screen until the end; call `look` with the lines each time."""
+        screen, undecoded = Screen(), b""
         while True:
             try:
-                data = rest + os.read(self.descriptor, 65536)
+                data = undecoded + os.read(self.descriptor, 65536)
             except OSError:  # the terminal's other end is closed
                 break
             if not data:
                 break
             text = data.decode(errors="ignore")
-            rest = data[len(text.encode()) :]
+            undecoded = data[len(text.encode()) :]
             self.text += text
             screen.feed(text)
             self.screens.append(list(screen.lines))
@@ -114,7 +114,7 @@ class Terminal:
         return screen
 
 
-def test_a_block_follows_the_run_below_whole_lines_and_is_gone_at_the_end(tmp_path: Path) -> None:
+def test_live_block_is_below_whole_lines_and_vanishes_at_the_end(tmp_path: Path) -> None:
     terminal = Terminal(tmp_path)
     lines = terminal.watch().lines
 
@@ -142,7 +142,7 @@ def test_a_block_follows_the_run_below_whole_lines_and_is_gone_at_the_end(tmp_pa
 @pytest.mark.parametrize(
     ("args", "env"), [(("--plain",), {}), ((), {"NO_COLOR": "1"})], ids=["--plain", "NO_COLOR"]
 )
-def test_lines_alone_are_shown_where_that_is_asked_for(
+def test_plain_output_has_lines_only(
     tmp_path: Path, args: tuple[str, ...], env: Mapping[str, str]
 ) -> None:
     terminal = Terminal(tmp_path, *args, env=env)
@@ -153,7 +153,7 @@ def test_lines_alone_are_shown_where_that_is_asked_for(
     assert terminal.text.splitlines()[-1].startswith("launcher: done at step 24")
 
 
-def test_ctrl_c_stops_the_run_and_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_run_and_restores_the_terminal(tmp_path: Path) -> None:
     terminal = Terminal(tmp_path)
     sent: list[int] = []
 

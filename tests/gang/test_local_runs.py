@@ -1,4 +1,4 @@
-"""Runs of this machine as `list`, `status`, `logs`, `explain` and `stop` show them, from another terminal."""
+"""`list`, `status`, `logs`, `explain` and `stop` for runs of this machine, from another terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.runs import Running, alive, job
+from tests.gang.runs import Running, living_pids, make_job
 from tests.launcher.invoke import Left
 from tests.launcher.invoke import launcher as invoke
 from tests.other_user import OtherUser
@@ -39,16 +39,16 @@ while not os.path.exists("grow"): time.sleep(0.02)
 print("rank", rank, "grew", flush=True)
 while True: time.sleep(0.02)
 """
-DOCUMENT = job(
+DOCUMENT = make_job(
     command=["python", "program.py"], workdir=".", hosts=2, restarts={"in_place": 0}, grace="100s"
 )
 
 
 @pytest.fixture
-def say(
+def call_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Left]]:
-    """Runs a command in the folder of the job, where there is no cluster."""
+    """Return a function that runs a command in the job's folder, without a cluster."""
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KUBECONFIG", raising=False)
@@ -56,38 +56,40 @@ def say(
     yield lambda *arguments: invoke(capsys, monkeypatch, *arguments)
 
 
-def started(folder: Path) -> Running:
-    """A run in `folder`/run that is at step 7, as its agents say."""
+def start_run(folder: Path) -> Running:
+    """Start a run in `folder`/run and wait until its agents report step 7."""
     running = Running(folder, DOCUMENT)
     for rank in (0, 1):
-        running.until_file(folder / f"up{rank}")
-    running.until("step 7", lambda: 'jaxlaunch_rank_step{rank="0"} 7' in running.scrape(0))
-    running.until("step 7", lambda: 'jaxlaunch_rank_step{rank="1"} 7' in running.scrape(1))
+        running.wait_for_file(folder / f"up{rank}")
+    running.wait_until("step 7", lambda: 'jaxlaunch_rank_step{rank="0"} 7' in running.scrape(0))
+    running.wait_until("step 7", lambda: 'jaxlaunch_rank_step{rank="1"} 7' in running.scrape(1))
     logs = [running.folder / "starts" / "1" / "logs" / f"rank-{rank}.log" for rank in (0, 1)]
-    running.until("their lines", lambda: all(log.is_file() and log.stat().st_size for log in logs))
+    running.wait_until(
+        "their lines", lambda: all(log.is_file() and log.stat().st_size for log in logs)
+    )
     return running
 
 
-def test_a_run_is_seen_while_it_runs_and_two_who_stop_it_kill_nothing(
-    tmp_path: Path, say: Callable[..., Left]
+def test_running_job_is_shown_and_two_stops_do_not_kill_it(
+    tmp_path: Path, call_launcher: Callable[..., Left]
 ) -> None:
-    with started(tmp_path) as running:
-        row = say("list", ".").out.splitlines()[1].split()
+    with start_run(tmp_path) as running:
+        row = call_launcher("list", ".").out.splitlines()[1].split()
         assert row[:4] == ["run", "Running", "2/2", "7"]
-        shown = say("status", "./run").out
+        shown = call_launcher("status", "./run").out
         assert (
             "run: Running (generation 0, attempt 1)" in shown
             and "2 of 2 ready" in shown
             and "step 7" in shown
         )
-        assert say("explain", "run").out.startswith("run runs: training at step 7\n")
-        found = json.loads(say("status", "run", "-o", "json").out)
-        assert (found["state"], found["phase"], found["folder"]) == (
+        assert call_launcher("explain", "run").out.startswith("run runs: training at step 7\n")
+        status = json.loads(call_launcher("status", "run", "-o", "json").out)
+        assert (status["state"], status["phase"], status["folder"]) == (
             "Running",
             "step",
             str(running.folder),
         )
-        assert say("logs", "run", "--rank", "1").out == "rank 1 is up\n"
+        assert call_launcher("logs", "run", "--rank", "1").out == "rank 1 is up\n"
         follower = subprocess.Popen(
             [
                 sys.executable,
@@ -120,55 +122,65 @@ def test_a_run_is_seen_while_it_runs_and_two_who_stop_it_kill_nothing(
             for _ in range(2)
         ]
         assert [stop.communicate()[0] for stop in stops] == ["run/run stopping\n"] * 2
-        assert say("status", "run").out.startswith("run: Stopping")
-        assert say("stop", "run", "--timeout", "1s").code == 124
+        assert call_launcher("status", "run").out.startswith("run: Stopping")
+        assert call_launcher("stop", "run", "--timeout", "1s").code == 124
         (tmp_path / "hold").unlink()
         assert "killing" not in running.wait().stderr
         assert follower.wait() == 0
-    assert say("list", ".").out.splitlines()[1].split()[:4] == ["run", "Stopped", "2", "7"]
-    again = say("stop", "run")
-    assert again.code == 2 and "is not running: there is nothing to stop" in again.err
-    assert "`launcher run` of the same file resumes it from step" in say("explain", "run").out
+    assert call_launcher("list", ".").out.splitlines()[1].split()[:4] == [
+        "run",
+        "Stopped",
+        "2",
+        "7",
+    ]
+    second_stop = call_launcher("stop", "run")
+    assert second_stop.code == 2 and "is not running: there is nothing to stop" in second_stop.err
+    assert (
+        "`launcher run` of the same file resumes it from step"
+        in call_launcher("explain", "run").out
+    )
 
 
-def test_a_run_that_was_killed_whole_is_not_running_whoever_has_its_pid_now(
-    tmp_path: Path, say: Callable[..., Left]
+def test_killed_run_is_not_running_if_its_pid_is_reused(
+    tmp_path: Path, call_launcher: Callable[..., Left]
 ) -> None:
-    with started(tmp_path) as running:
-        tree = running.tree()
+    with start_run(tmp_path) as running:
+        tree = running.pids()
         for pid in tree:  # the launcher first
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         running.process.wait()
-        while alive(tree):
+        while living_pids(tree):
             time.sleep(0.02)
         lock = running.folder / ".lock"
         assert lock.read_text().split()[0] == str(running.process.pid)
         for holder in (lock.read_text(), f"{os.getpid()} 1 a-boot-before\n", f"{os.getpid()}\n"):
             lock.write_text(holder)
-            assert say("list", ".").out.splitlines()[1].split()[:2] == ["run", "Failed"]
-            explained = say("explain", "run")
+            assert call_launcher("list", ".").out.splitlines()[1].split()[:2] == ["run", "Failed"]
+            explained = call_launcher("explain", "run")
             assert "was interrupted" in explained.out and "killed together" in explained.out
-            assert say("stop", "run").code == 2 and say("status", "run").code == 0
-        assert "rank 0 is up" in say("logs", "run").out
+            assert (
+                call_launcher("stop", "run").code == 2 and call_launcher("status", "run").code == 0
+            )
+        assert "rank 0 is up" in call_launcher("logs", "run").out
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """Make a folder that every user can enter: pytest closes those above `tmp_path` whenever another one starts."""
+    """Make a folder that every user can enter, which those of pytest's tmp_path are not."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_another_user_is_told_whose_run_it_is_and_cannot_stop_it(
-    open_folder: Path, say: Callable[..., Left], monkeypatch: pytest.MonkeyPatch
+def test_another_user_sees_the_owner_and_cannot_stop_the_run(
+    open_folder: Path, call_launcher: Callable[..., Left], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (open_folder / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(open_folder)
     other = OtherUser(open_folder)
-    with started(open_folder) as running:
+    with start_run(open_folder) as running:
         stopped = other.launcher("stop", "./run", folder=open_folder)
         assert (
             stopped.returncode == 2 and "Run run is root's: you may not stop it." in stopped.stderr
@@ -183,5 +195,5 @@ def test_another_user_is_told_whose_run_it_is_and_cannot_stop_it(
             and "it is root's" in hidden.stderr
         )
         assert running.process.poll() is None
-        assert say("stop", "./run").out == "run/run stopped\n"
-    assert say("logs", "./run", "--since", "1m").code == 2
+        assert call_launcher("stop", "./run").out == "run/run stopped\n"
+    assert call_launcher("logs", "./run", "--since", "1m").code == 2

@@ -1,4 +1,4 @@
-"""Programs that bring their own step, `jaxlaunch.run`, in a gang: they resume to the bit, stop, and say what failed."""
+"""Programs with their own step (`jaxlaunch.run`) in a gang: resume, stop, and errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.gang import loops
-from tests.gang.runs import Result, Running, launch
+from tests.gang.runs import Result, Running, run_job
 
 pytestmark = pytest.mark.computes
 
 # Rank 1 fails in its data at step 7, or rank 0, whose devices call back, in the step: where the
 # environment says so.
-FAILS = """
+FAILING_PROGRAM = """
 import os
 import jax
 import jax.numpy as jnp
@@ -47,28 +47,30 @@ jaxlaunch.run(step, lambda: {"n": 0}, data, steps=int(os.environ.get("STEPS", "1
     ("example", "moments"),
     [("gan", [(30, "rank"), (110, "rank")]), ("reinforce", [(70, "all")])],
 )
-def test_a_loop_that_is_killed_ends_as_if_it_had_not_been(
+def test_killed_loop_ends_like_an_unbroken_one(
     tmp_path: Path, example: str, moments: list[tuple[int, str]]
 ) -> None:
-    found = loops.compared(tmp_path, example, moments)
-    assert len(found["killed"]) == len(moments), found
+    comparison = loops.compare_with_unbroken(tmp_path, example, moments)
+    assert len(comparison["killed"]) == len(moments), comparison
     reported = [path.name for path in tmp_path.glob("**/reported/*")]
     assert (
         sorted(reported) == sorted(2 * [f"{step}.json" for step in range(20, 201, 20)])
         or example != "gan"
     )
-    assert found["equal_arrays"] and found["equal_metrics"] and found["arrays"] > 5, found
+    assert (
+        comparison["equal_arrays"] and comparison["equal_metrics"] and comparison["arrays"] > 5
+    ), comparison
 
 
-def job(folder: Path) -> dict[str, Any]:
+def make_job(folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mine.py").write_text(FAILS)
+    (folder / "mine.py").write_text(FAILING_PROGRAM)
     keys = {"command": ["python", "mine.py"], "code": ".", "restarts": {"in_place": 0, "crash": 0}}
     return {"name": "loop", "hosts": 2, "accelerator": {"type": "cpu", "per_host": 1}} | keys
 
 
 @pytest.mark.parametrize(
-    ("where", "rank", "message"),
+    ("place", "rank", "message"),
     [
         ("data", 1, r"rank 1 raised at step 7: KeyError: 'no shard 7' \(mine\.py:19 in data\)"),
         (
@@ -78,19 +80,19 @@ def job(folder: Path) -> dict[str, Any]:
         ),
     ],
 )
-def test_an_exception_of_the_program_is_named_with_rank_step_and_line(
-    tmp_path: Path, where: str, rank: int, message: str
+def test_exception_is_reported_with_rank_step_and_line(
+    tmp_path: Path, place: str, rank: int, message: str
 ) -> None:
-    result = launch(tmp_path, job(tmp_path), env={"FAILS": where})
+    result = run_job(tmp_path, make_job(tmp_path), env={"FAILS": place})
     assert re.fullmatch(message, result.verdict["message"]), result.verdict
     assert (result.code, result.verdict["rank"]) == (83, rank)
 
 
-def test_a_sigterm_saves_and_the_next_run_goes_on_from_there(tmp_path: Path) -> None:
+def test_sigterm_saves_and_the_next_run_resumes(tmp_path: Path) -> None:
     steps = {"STEPS": "100000"}
-    with Running(tmp_path, job(tmp_path), env=steps) as running:
-        running.until_step(3)
-        text = running.until("metrics", running.scrape)
+    with Running(tmp_path, make_job(tmp_path), env=steps) as running:
+        running.wait_for_step(3)
+        text = running.wait_until("metrics", running.scrape)
         assert re.search(
             r'^jaxlaunch_task_metric\{metric="loss",rank="0",split="train"\} \d', text, re.MULTILINE
         ), text
@@ -99,13 +101,13 @@ def test_a_sigterm_saves_and_the_next_run_goes_on_from_there(tmp_path: Path) -> 
     assert (stopped.code, stopped.summary["status"]) == (80, "stopped"), stopped.stderr
     saved = stopped.summary["saved"]
     assert saved is not None and saved == stopped.summary["step"]
-    result = launch(tmp_path, job(tmp_path), env={"STEPS": str(saved + 5)})
+    result = run_job(tmp_path, make_job(tmp_path), env={"STEPS": str(saved + 5)})
     assert result.code == 0, result.stderr[-3000:]
     assert f"resumed at step {saved} of {saved + 5}" in result.stdout
     assert result.losses == {step: step - 1.0 for step in range(1, saved + 6)}
-    assert _told(result)["loss"] == saved + 4
+    assert _read_metrics(result)["loss"] == saved + 4
 
 
-def _told(result: Result) -> dict[str, Any]:
-    """The newest metrics that the agent was told of."""
+def _read_metrics(result: Result) -> dict[str, Any]:
+    """Return the newest metrics that the agent received."""
     return json.loads((result.folder / "summary.json").read_text())["metrics"]

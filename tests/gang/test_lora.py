@@ -1,4 +1,4 @@
-"""Adapters of a published model: trained, resumed on other hosts, and handed on."""
+"""Adapters of a published model: trained, resumed on other hosts, and exported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.gang.runs import launch, succeed
+from tests.gang.runs import assert_success, run_job
 from tests.trainer import references
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
@@ -20,26 +20,26 @@ pytestmark = [pytest.mark.computes, pytest.mark.extended]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lora.yaml"
 
 
-def document(weights: Path, steps: int, hosts: int) -> dict[str, Any]:
-    """The example on small weights, for few steps, on two devices of so many hosts."""
-    found: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-    found |= {
+def lora_job(weights: Path, steps: int, hosts: int) -> dict[str, Any]:
+    """Return the example on small weights, for few steps, on two devices of `hosts` hosts."""
+    document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    document |= {
         "hosts": hosts,
         "accelerator": {"type": "cpu", "per_host": 2 // hosts},
         "restarts": {"in_place": 0},
     }
-    found["train"] |= {
+    document["train"] |= {
         "steps": steps,
         "log_every": 1,
         "eval": {"every": None},
         "checkpoint": {"every": 3, "keep": 1},
     }
-    found["train"]["model"]["init_from"] = str(weights)
-    found["train"]["data"]["eval_examples"] = found["train"]["batch"]
-    return found
+    document["train"]["model"]["init_from"] = str(weights)
+    document["train"]["data"]["eval_examples"] = document["train"]["batch"]
+    return document
 
 
-def export(*arguments: str) -> str:
+def run_export(*arguments: str) -> str:
     command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "export", *arguments]
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
@@ -47,26 +47,26 @@ def export(*arguments: str) -> str:
     return done.stdout
 
 
-def test_adapters_go_on_on_other_hosts_and_leave_as_peft_s_folder_or_merged(tmp_path: Path) -> None:
+def test_adapters_resume_on_other_hosts_and_are_exported(tmp_path: Path) -> None:
     weights = references.folder("qwen2_tiny", tmp_path / "weights")
-    whole = succeed(launch(tmp_path / "whole", document(weights, 6, hosts=1)))
-    succeed(launch(tmp_path / "part", document(weights, 3, hosts=2)))
-    part = succeed(launch(tmp_path / "part", document(weights, 6, hosts=1)))
+    whole = assert_success(run_job(tmp_path / "whole", lora_job(weights, 6, hosts=1)))
+    assert_success(run_job(tmp_path / "part", lora_job(weights, 3, hosts=2)))
+    part = assert_success(run_job(tmp_path / "part", lora_job(weights, 6, hosts=1)))
     assert "train.lora: rank 16 at k_proj, o_proj, q_proj, v_proj; " in part.stdout
     assert sorted(part.losses) == list(range(1, 7))
     for step, loss in whole.losses.items():
         assert part.losses[step] == pytest.approx(loss, rel=1e-5), f"step {step}"
-    said = export(str(part.folder), "--to", str(tmp_path / "peft"))
-    assert said.startswith(f"{tmp_path / 'peft'}: adapters of Qwen2ForCausalLM of step 6, ")
+    output = run_export(str(part.folder), "--to", str(tmp_path / "peft"))
+    assert output.startswith(f"{tmp_path / 'peft'}: adapters of Qwen2ForCausalLM of step 6, ")
     config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(weights)
-    said = export(str(part.folder), "--to", str(tmp_path / "merged"), "--merged")
-    assert said.startswith(f"{tmp_path / 'merged'}: Qwen2ForCausalLM of step 6, ")
+    output = run_export(str(part.folder), "--to", str(tmp_path / "merged"), "--merged")
+    assert output.startswith(f"{tmp_path / 'merged'}: Qwen2ForCausalLM of step 6, ")
     file = next(weights.glob("*.safetensors"))
     changed = bytearray(file.read_bytes())
     changed[-2] ^= 64
     file.unlink()  # a link to the fixture
     file.write_bytes(changed)
-    refused = launch(tmp_path / "part", document(weights, 9, hosts=1))
+    refused = run_job(tmp_path / "part", lora_job(weights, 9, hosts=1))
     assert refused.code == 78
     assert "step 6 of " in refused.stderr and "holds adapters of the weights of" in refused.stderr

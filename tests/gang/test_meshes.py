@@ -20,16 +20,16 @@ from tests.gang.runs import (
     USUAL_COMPILES,
     Result,
     Running,
-    digits,
-    each,
-    job,
-    launch,
-    succeed,
+    assert_success,
+    digits_block,
+    make_job,
+    run_job,
+    train_each_command,
 )
 
 pytestmark = pytest.mark.computes
 
-MNIST_MLP = digits(
+MNIST_MLP = digits_block(
     model={"kind": "mlp", "layers": 2, "width": 64},
     data={"source": "synthetic", "examples": 512, "eval_examples": 64, "shape": [28, 28]},
     batch=32,
@@ -38,7 +38,7 @@ MNIST_MLP = digits(
         "schedule": {"name": "constant"},
     },  # slow: of a loss near 0 only rounding would be compared
 )
-DECODER = digits(
+DECODER = digits_block(
     task="lm",
     model={
         "kind": "decoder",
@@ -82,7 +82,7 @@ MODELS = {
     },
 }
 Losses = dict[int, float]
-STEPS, FEW = (
+STEPS, FEW_STEPS = (
     20,
     6,
 )  # compared; few where it is costly: a step of two processes takes ten times one on one device
@@ -122,16 +122,17 @@ TRAINED: dict[str, list[tuple[str, str]]] = {
 }
 
 
-def steps(place: str, name: str, mesh: str) -> int:
-    """How many steps of a model on a mesh are trained, and compared with those on one device: all on that device, and
-    of the mesh with every axis in two processes."""
+def step_count(place: str, name: str, mesh: str) -> int:
+    """Return the number of compared steps: few except on one device and on the full mesh."""
     return (
-        STEPS if place == "1-device" or (place, mesh) == ("2-processes", "dp2-fsdp2-mp2") else FEW
+        STEPS
+        if place == "1-device" or (place, mesh) == ("2-processes", "dp2-fsdp2-mp2")
+        else FEW_STEPS
     )
 
 
-def block(name: str, mesh: str, steps: int) -> dict[str, Any]:
-    """The train block of a model on a mesh. Nothing is evaluated: only losses are compared."""
+def train_block(name: str, mesh: str, steps: int) -> dict[str, Any]:
+    """Return the train block of a model on a mesh, without evaluations."""
     model = MODELS[name]
     return model | {
         "mesh": MESHES[mesh],
@@ -141,45 +142,47 @@ def block(name: str, mesh: str, steps: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str], Losses]:
-    """The losses of a model on a mesh in a place, whose processes start once and train all that is trained there."""
+def losses_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str], Losses]:
+    """Return a function for the losses of a model on a mesh, whose place starts only once."""
 
     @functools.cache  # a place that hangs fails all its tests at once
-    def trained(place: str) -> Result | subprocess.TimeoutExpired:
+    def run_place(place: str) -> Result | subprocess.TimeoutExpired:
         folder = tmp_path_factory.mktemp(place)
         blocks = {
-            f"{name}-{mesh}": block(name, mesh, steps(place, name, mesh))
+            f"{name}-{mesh}": train_block(name, mesh, step_count(place, name, mesh))
             for name, mesh in TRAINED[place]
         }
-        with Running(folder, job(command=each(folder, blocks), **SHAPES[place])) as running:
+        with Running(
+            folder, make_job(command=train_each_command(folder, blocks), **SHAPES[place])
+        ) as running:
             try:
                 return dataclasses.replace(running.wait(2 * PATIENCE_S), folder=folder)
             except subprocess.TimeoutExpired as error:
                 return error
 
-    def of(place: str, name: str, mesh: str) -> Losses:
-        ended = trained(place)
+    def read_losses(place: str, name: str, mesh: str) -> Losses:
+        ended = run_place(place)
         if isinstance(ended, subprocess.TimeoutExpired):
             raise ended
-        result = succeed(ended)
+        result = assert_success(ended)
         return dataclasses.replace(result, folder=result.folder / f"{name}-{mesh}").losses
 
-    return of
+    return read_losses
 
 
 @pytest.fixture(scope="module")
-def on_one_device(losses: Callable[[str, str, str], Losses]) -> dict[str, Losses]:
-    return {name: losses("1-device", name, "one") for name in MODELS}
+def on_one_device(losses_of: Callable[[str, str, str], Losses]) -> dict[str, Losses]:
+    return {name: losses_of("1-device", name, "one") for name in MODELS}
 
 
-def assert_equal_losses(found: Losses, wanted: Losses, steps: int) -> None:
-    assert sorted(found) == list(range(1, steps + 1))
-    for step, loss in found.items():
-        assert loss == pytest.approx(wanted[step], rel=1e-5), f"step {step}"
+def assert_equal_losses(losses: Losses, expected: Losses, steps: int) -> None:
+    assert sorted(losses) == list(range(1, steps + 1))
+    for step, loss in losses.items():
+        assert loss == pytest.approx(expected[step], rel=1e-5), f"step {step}"
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_loss_falls_on_one_device(on_one_device: dict[str, Losses], name: str) -> None:
+def test_loss_falls_on_one_device(on_one_device: dict[str, Losses], name: str) -> None:
     losses = on_one_device[name]
     assert losses[20] <= 0.8 * losses[1]
 
@@ -192,52 +195,56 @@ def test_the_loss_falls_on_one_device(on_one_device: dict[str, Losses], name: st
     ],
 )
 @pytest.mark.parametrize("mesh", [mesh for _, mesh in IN_EVERY_PLACE])
-def test_every_mesh_gives_the_losses_of_one_device(
-    losses: Callable[[str, str, str], Losses],
+def test_every_mesh_has_the_losses_of_one_device(
+    losses_of: Callable[[str, str, str], Losses],
     on_one_device: dict[str, Losses],
     mesh: str,
     place: str,
 ) -> None:
     name = next(name for name, axes in IN_EVERY_PLACE if axes == mesh)
-    assert_equal_losses(losses(place, name, mesh), on_one_device[name], steps(place, name, mesh))
+    assert_equal_losses(
+        losses_of(place, name, mesh), on_one_device[name], step_count(place, name, mesh)
+    )
 
 
 @pytest.mark.parametrize("mesh", MLP_IN_TWO)
-def test_an_mlp_gives_the_losses_of_one_device_too(
-    losses: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], mesh: str
+def test_mlp_on_a_full_mesh_has_the_losses_of_one_device(
+    losses_of: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], mesh: str
 ) -> None:
-    found = losses("2-processes", "mlp", mesh)
-    assert_equal_losses(found, on_one_device["mlp"], steps("2-processes", "mlp", mesh))
+    found = losses_of("2-processes", "mlp", mesh)
+    assert_equal_losses(found, on_one_device["mlp"], step_count("2-processes", "mlp", mesh))
 
 
 @pytest.mark.parametrize(("name", "mesh"), TRANSFORMERS_IN_TWO)
-def test_a_transformer_in_two_processes_gives_the_losses_of_one_device(
-    losses: Callable[[str, str, str], Losses],
+def test_transformer_in_two_processes_has_the_losses_of_one_device(
+    losses_of: Callable[[str, str, str], Losses],
     on_one_device: dict[str, Losses],
     name: str,
     mesh: str,
 ) -> None:
     assert_equal_losses(
-        losses("2-processes", name, mesh), on_one_device[name], steps("2-processes", name, mesh)
+        losses_of("2-processes", name, mesh),
+        on_one_device[name],
+        step_count("2-processes", name, mesh),
     )
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", OVER_SLICES)
-def test_a_mesh_over_two_slices_gives_the_losses_of_one_device(
-    losses: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], name: str
+def test_mesh_over_two_slices_has_the_losses_of_one_device(
+    losses_of: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], name: str
 ) -> None:
     mesh = "dp2-of-slices"
     assert_equal_losses(
-        losses("2-slices", name, mesh), on_one_device[name], steps("2-slices", name, mesh)
+        losses_of("2-slices", name, mesh), on_one_device[name], step_count("2-slices", name, mesh)
     )
 
 
 @pytest.fixture(scope="module")
-def optimized_on_one_device(tmp_path_factory: pytest.TempPathFactory) -> Losses:
+def optimized_losses(tmp_path_factory: pytest.TempPathFactory) -> Losses:
     folder = tmp_path_factory.mktemp("optimized")
-    return succeed(
-        launch(folder, job(DECODER | {"steps": FEW}, per_host=1), env=USUAL_COMPILES)
+    return assert_success(
+        run_job(folder, make_job(DECODER | {"steps": FEW_STEPS}, per_host=1), env=USUAL_COMPILES)
     ).losses
 
 
@@ -245,9 +252,9 @@ def optimized_on_one_device(tmp_path_factory: pytest.TempPathFactory) -> Losses:
 @pytest.mark.parametrize(
     ("place", "mesh"), [("2-processes", "dp2-fsdp2-mp2"), ("2-slices", "dp2-of-slices")]
 )
-def test_a_train_block_with_all_optimizations_gives_the_losses_of_one_device(
-    tmp_path: Path, optimized_on_one_device: Losses, place: str, mesh: str
+def test_optimized_program_has_the_losses_of_one_device(
+    tmp_path: Path, optimized_losses: Losses, place: str, mesh: str
 ) -> None:
-    train = DECODER | {"mesh": MESHES[mesh], "steps": FEW}
-    result = succeed(launch(tmp_path, job(train, **SHAPES[place]), env=USUAL_COMPILES))
-    assert_equal_losses(result.losses, optimized_on_one_device, FEW)
+    train = DECODER | {"mesh": MESHES[mesh], "steps": FEW_STEPS}
+    result = assert_success(run_job(tmp_path, make_job(train, **SHAPES[place]), env=USUAL_COMPILES))
+    assert_equal_losses(result.losses, optimized_losses, FEW_STEPS)

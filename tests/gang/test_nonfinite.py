@@ -1,4 +1,4 @@
-"""A loss that is no number ends the run, and never reaches a checkpoint."""
+"""A loss that is not finite ends the run, and never reaches a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.found import shows
-from tests.gang.runs import digits, job, launch
+from tests.gang.runs import digits_block, make_job, run_job
 
 pytestmark = pytest.mark.computes
 
@@ -22,24 +22,21 @@ BATCH = 16
 @pytest.mark.parametrize(
     "step", [5, 6]
 )  # 4 may still be on its way to storage then; 6 is to be saved itself
-def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(
-    tmp_path: Path, step: int
-) -> None:
-    wrong = {"count": 512, "wrong": BATCH * step - 1}
-    data = {"source": "torch", "dataset": "mine:Pairs", "args": wrong, "shuffle": False}
-    train = digits(data=data, batch=BATCH, checkpoint={"every": 2})
-    result = launch(tmp_path, job(train, hosts=2, per_host=1))
+def test_loss_that_is_not_finite_ends_the_run_and_is_not_saved(tmp_path: Path, step: int) -> None:
+    args = {"count": 512, "wrong": BATCH * step - 1}
+    data = {"source": "torch", "dataset": "mine:Pairs", "args": args, "shuffle": False}
+    train = digits_block(data=data, batch=BATCH, checkpoint={"every": 2})
+    result = run_job(tmp_path, make_job(train, hosts=2, per_host=1))
     assert result.code == 76, result.stderr[-3000:]
     verdict = result.verdict
     assert (verdict["cause"], verdict["code"]) == ("not_finite", 76)
     assert f"step {step}: loss nan" in verdict["message"]
     shows("step 120: loss nan with gradient norm nan", verdict["message"])
     mine = Path(__file__).with_name("mine.py")
-    said = (
-        f"mine:Pairs: example {wrong['wrong']}, at position {wrong['wrong']}, has image "
-        f"nan ({mine}:"
+    batch_note = (
+        f"mine:Pairs: example {args['wrong']}, at position {args['wrong']}, has image nan ({mine}:"
     )
-    assert f"Its batch is not finite: {said}" in verdict["message"]
+    assert f"Its batch is not finite: {batch_note}" in verdict["message"]
     assert len((result.folder / "attempts.jsonl").read_text().splitlines()) == 1
     assert (
         sorted(result.losses) == list(range(1, step))
@@ -52,12 +49,12 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_saved(
     manifest = json.loads((result.folder / "checkpoints/4/jaxlaunch.manifest.json").read_text())
     assert manifest["manifest"]["step"] == 4
     for path in (result.folder / "checkpoints").glob("[0-9]*"):
-        arrays = jax.tree.leaves(stored(path / "state"))
+        arrays = jax.tree.leaves(read_arrays(path / "state"))
         assert arrays and all(np.isfinite(array).all() for array in arrays)
 
 
-def stored(folder: Path) -> Any:
-    """The arrays of a checkpoint as NumPy's, whatever devices they were saved from."""
+def read_arrays(folder: Path) -> Any:
+    """Return the arrays of a checkpoint as NumPy arrays, whatever devices saved them."""
     with ocp.StandardCheckpointer() as checkpointer:
         saved = checkpointer.metadata(folder).item_metadata.tree
         return checkpointer.restore(

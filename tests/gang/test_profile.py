@@ -1,4 +1,4 @@
-"""Profiles of a run under way: at a step that the job names, and on demand, by two processes; no number changes."""
+"""Profiles of a run by two processes, at a configured step and on demand, change no number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.gang.runs import HERE, Running, digits, job, launch
+from tests.gang.runs import HERE, Running, digits_block, make_job, run_job
 
 pytestmark = pytest.mark.computes
 
@@ -20,8 +20,8 @@ ROOT = HERE.parent.parent
 GANG = {"hosts": 2, "per_host": 2}
 
 
-def profile(run: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """`launcher profile RUN`."""
+def run_profile(run: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run `launcher profile RUN`."""
     return subprocess.run(
         [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "profile", str(run), *args],
         capture_output=True,
@@ -30,8 +30,8 @@ def profile(run: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def slow(folder: Path) -> dict[str, str]:
-    """Steps that take a while, by their own names: a run that waits to be profiled."""
+def slow_env(folder: Path) -> dict[str, str]:
+    """Return the variables of a run with slow steps, whose programs keep their metadata."""
     (folder / "marks").mkdir(parents=True)
     fault = {"kind": "slow", "at": "step", "seconds": 0.05, "mark": str(folder / "marks")}
     return {"FAULT": json.dumps(fault), "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "1"}
@@ -45,16 +45,16 @@ def assert_adds_up(summary: dict[str, Any], steps: int) -> None:
     )
 
 
-def test_a_run_is_profiled_at_a_step_and_on_demand_and_trains_the_same(tmp_path: Path) -> None:
-    plain = launch(tmp_path / "plain", job(digits(steps=12, eval={"every": 6}), **GANG))
-    train = digits(
+def test_profiled_run_has_the_same_losses(tmp_path: Path) -> None:
+    plain = run_job(tmp_path / "plain", make_job(digits_block(steps=12, eval={"every": 6}), **GANG))
+    train = digits_block(
         task="faulty:Faulty", steps=100_000, profile={"at": 4, "steps": 4}, eval={"every": 6}
     )
-    with Running(tmp_path / "profiled", job(train, **GANG), env=slow(tmp_path)) as running:
-        running.until_step(8)
-        asked = profile(running.folder, "--steps", "3", "-o", "json")
-        assert asked.returncode == 0, asked.stderr + running.text()[1][-2000:]
-        running.until_step(12)
+    with Running(tmp_path / "profiled", make_job(train, **GANG), env=slow_env(tmp_path)) as running:
+        running.wait_for_step(8)
+        requested = run_profile(running.folder, "--steps", "3", "-o", "json")
+        assert requested.returncode == 0, requested.stderr + running.read_output()[1][-2000:]
+        running.wait_for_step(12)
         running.signal(signal.SIGTERM)
         result = running.wait()
     assert result.code == 80, result.stderr[-3000:]
@@ -67,24 +67,26 @@ def test_a_run_is_profiled_at_a_step_and_on_demand_and_trains_the_same(tmp_path:
     assert result.stdout.count("profile of steps 4-7 on 2 devices of rank 0") == 1
     assert any(note.startswith("profile of steps 4-7: ") for note in result.summary["notes"])
 
-    answers = json.loads(asked.stdout)["ranks"]
+    answers = json.loads(requested.stdout)["ranks"]
     assert {rank: one["state"] for rank, one in answers.items()} == {"0": "done", "1": "done"}
-    for one in answers.values():
-        assert_adds_up(one["summary"], steps=3)
-        assert json.loads((Path(one["folder"]) / "summary.json").read_text()) == one["summary"]
+    for answer in answers.values():
+        assert_adds_up(answer["summary"], steps=3)
+        assert (
+            json.loads((Path(answer["folder"]) / "summary.json").read_text()) == answer["summary"]
+        )
 
 
-def test_what_cannot_be_profiled_is_said_in_a_sentence(tmp_path: Path) -> None:
-    nowhere = profile(tmp_path / "nowhere")
+def test_profile_that_is_not_possible_is_refused(tmp_path: Path) -> None:
+    nowhere = run_profile(tmp_path / "nowhere")
     assert (nowhere.returncode, nowhere.stdout) == (2, "")
     assert "There is no run folder" in nowhere.stderr
-    with Running(tmp_path, job(command=["sleep", "1000"])) as running:
-        running.until("the agents' addresses", (running.folder / "agents.json").exists)
-        refused = profile(running.folder)
+    with Running(tmp_path, make_job(command=["sleep", "1000"])) as running:
+        running.wait_until("the agents' addresses", (running.folder / "agents.json").exists)
+        refused = run_profile(running.folder)
         assert refused.returncode == 2
         assert "only the built-in trainer can be profiled" in refused.stderr
         running.signal(signal.SIGTERM)
         running.wait()
-    ended = profile(running.folder)
-    assert ended.returncode == 2
-    assert f"{running.folder} is not running" in ended.stderr
+    after_end = run_profile(running.folder)
+    assert after_end.returncode == 2
+    assert f"{running.folder} is not running" in after_end.stderr

@@ -1,4 +1,4 @@
-"""The metrics that a program of one's own reports are where those of `train:` are."""
+"""The metrics that a custom program reports are where those of `train:` are."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import struct
 import sys
 from pathlib import Path
 
-from tests.gang.agents import Gang, job, script
+from tests.gang.agents import Gang, make_job, write_script
 
-REPORTS = """
+REPORTING_PROGRAM = """
 import os, time
 import jaxlaunch
 attempt = int(os.environ["JAXLAUNCH_ATTEMPT"])
@@ -23,14 +23,18 @@ raise SystemExit(1 if attempt == 1 else 0)
 """
 
 
-def test_reported_metrics_are_in_the_run_folder_once_a_step_and_on_the_screen(
+def test_reported_metrics_are_in_the_run_folder_and_on_the_screen(
     tmp_path: Path,
 ) -> None:
     with Gang(
-        tmp_path, job((sys.executable, str(script(tmp_path, REPORTS))), in_place_limit=1), hosts=2
+        tmp_path,
+        make_job(
+            (sys.executable, str(write_script(tmp_path, REPORTING_PROGRAM))), in_place_limit=1
+        ),
+        hosts=2,
     ) as gang:
         gang.start()
-        assert gang.wait() == [0, 0], gang.talk
+        assert gang.wait() == [0, 0], gang.stderr
     rows = [json.loads(line) for line in (gang.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert [round(row["loss"], 3) for row in rows] == [2.0, 1.5, 2.333, 2.25, 2.2]
@@ -47,4 +51,4 @@ def test_reported_metrics_are_in_the_run_folder_once_a_step_and_on_the_screen(
         (step, "rank 0 attempt 2") for step in (3, 4, 5)
     ]
     assert all(row["samples"][0]["image"].startswith("data:image/png;base64,") for row in reported)
-    assert "step 5  loss 2.2  accuracy 0.5" in gang.talk
+    assert "step 5  loss 2.2  accuracy 0.5" in gang.stderr

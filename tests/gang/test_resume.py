@@ -1,4 +1,4 @@
-"""A run that was killed goes on as if it had not been: bit for bit, example for example."""
+"""A run that was killed resumes bit for bit and example for example."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.runs import Running, digits, job, launch, succeed, until_gone
+from tests.gang.runs import (
+    Running,
+    assert_success,
+    digits_block,
+    make_job,
+    run_job,
+    wait_until_gone,
+)
 
 pytestmark = pytest.mark.computes
 
@@ -22,43 +29,46 @@ TRACED = {
 }
 
 
-def test_sixty_steps_are_bit_equal_after_every_process_was_killed_near_step_37(
+def test_killed_run_resumes_bit_for_bit(
     tmp_path: Path,
 ) -> None:
-    document = job(digits(steps=60, checkpoint={"every": 10}), hosts=2)
-    unbroken = succeed(launch(tmp_path / "unbroken", document))
+    document = make_job(digits_block(steps=60, checkpoint={"every": 10}), hosts=2)
+    unbroken = assert_success(run_job(tmp_path / "unbroken", document))
     with Running(tmp_path / "broken", document) as running:
-        running.until_step(37)
-        pids = running.tree()
+        running.wait_for_step(37)
+        pids = running.pids()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         running.process.wait()
-        until_gone(pids)
-    resumed = succeed(launch(tmp_path / "broken", document))
+        wait_until_gone(pids)
+    resumed = assert_success(run_job(tmp_path / "broken", document))
     assert resumed.losses == unbroken.losses
     assert sorted(resumed.losses) == list(range(1, 61))
 
 
 @pytest.mark.extended
 def test_other_process_counts_see_the_same_examples(tmp_path: Path) -> None:
-    train = digits(steps=30, data=TRACED, checkpoint={"every": 10})
-    whole = succeed(launch(tmp_path / "whole", job(train, hosts=2, per_host=2)))
+    train = digits_block(steps=30, data=TRACED, checkpoint={"every": 10})
+    whole = assert_success(run_job(tmp_path / "whole", make_job(train, hosts=2, per_host=2)))
     for steps, hosts, per_host in ((10, 2, 2), (20, 1, 4), (30, 4, 1)):
-        part = succeed(
-            launch(
-                tmp_path / "parts", job(train | {"steps": steps}, hosts=hosts, per_host=per_host)
+        part = assert_success(
+            run_job(
+                tmp_path / "parts",
+                make_job(train | {"steps": steps}, hosts=hosts, per_host=per_host),
             )
         )
-    assert part.ids() == whole.ids()
+    assert part.example_ids() == whole.example_ids()
     assert sorted(part.losses) == list(range(1, 31))
     for step, loss in whole.losses.items():
         assert part.losses[step] == pytest.approx(loss, rel=1e-5), f"step {step}"
 
 
-def test_three_epochs_see_each_example_once_an_epoch(tmp_path: Path) -> None:
-    train = {key: value for key, value in digits(data=TRACED, epochs=3).items() if key != "steps"}
-    result = succeed(launch(tmp_path, job(train, hosts=2)))
-    order = [example for _, ids in sorted(result.ids().items()) for example in ids]
+def test_each_epoch_sees_every_example_once(tmp_path: Path) -> None:
+    train = {
+        key: value for key, value in digits_block(data=TRACED, epochs=3).items() if key != "steps"
+    }
+    result = assert_success(run_job(tmp_path, make_job(train, hosts=2)))
+    order = [example for _, ids in sorted(result.example_ids().items()) for example in ids]
     epochs = [order[start : start + 100] for start in (0, 100, 200)]
     for epoch in epochs:
         assert Counter(epoch) == Counter(range(100))

@@ -1,4 +1,4 @@
-"""`launcher run` itself: the run folder, volumes, simulation, Ctrl-C, and what it refuses."""
+"""`launcher run` itself: the run folder, volumes, simulation, Ctrl-C, and refusals."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import pytest
 import yaml
 
 from jaxlaunch.contract import MANIFEST
-from tests.gang.agents import program
-from tests.gang.runs import Running, digits, job, launch, until_gone
+from tests.gang.agents import write_program
+from tests.gang.runs import Running, digits_block, make_job, run_job, wait_until_gone
 
 
-def test_the_run_folder_holds_all_that_a_reader_needs(tmp_path: Path) -> None:
-    result = launch(tmp_path, job(digits(steps=6, eval={"every": 3}), hosts=2, per_host=1))
+def test_run_folder_holds_the_documented_files(tmp_path: Path) -> None:
+    result = run_job(
+        tmp_path, make_job(digits_block(steps=6, eval={"every": 3}), hosts=2, per_host=1)
+    )
     assert result.code == 0, result.stderr[-3000:]
     summary = result.summary
     assert (summary["status"], summary["step"], summary["verdict"]["cause"]) == ("done", 6, "done")
@@ -36,83 +38,89 @@ def test_the_run_folder_holds_all_that_a_reader_needs(tmp_path: Path) -> None:
     assert "[0] step 6/6" in result.stdout
 
 
-def test_a_finished_run_started_again_trains_nothing_and_says_whether_it_would_have(
+def test_finished_run_started_again_trains_nothing(
     tmp_path: Path,
 ) -> None:
-    first = launch(tmp_path, job(digits(steps=6)))
-    kept = first.folder / "starts" / "1"
-    record = {
+    first = run_job(tmp_path, make_job(digits_block(steps=6)))
+    first_start = first.folder / "starts" / "1"
+    initial_files = {
         path: path.read_bytes()
-        for path in (first.folder / "job.yaml", *kept.rglob("*"))
+        for path in (first.folder / "job.yaml", *first_start.rglob("*"))
         if path.is_file()
     }
-    again = launch(tmp_path, job(digits(steps=6, log_every=2)))
-    assert (first.code, again.code) == (0, 0) and again.losses == first.losses
-    assert "nothing to do: the run finished at step 6" in again.stdout
-    assert "nothing to do; the run is at step 6: " in again.stderr
-    other = launch(
-        tmp_path, job(digits(steps=6, optimizer={"lr": 0.5, "schedule": {"name": "constant"}}))
+    second = run_job(tmp_path, make_job(digits_block(steps=6, log_every=2)))
+    assert (first.code, second.code) == (0, 0) and second.losses == first.losses
+    assert "nothing to do: the run finished at step 6" in second.stdout
+    assert "nothing to do; the run is at step 6: " in second.stderr
+    other_rate = run_job(
+        tmp_path,
+        make_job(digits_block(steps=6, optimizer={"lr": 0.5, "schedule": {"name": "constant"}})),
     )
-    assert other.code == other.verdict["code"] == 64
-    said = (
+    assert other_rate.code == other_rate.verdict["code"] == 64
+    message = (
         "finished at step 6 with train.optimizer.lr = 0.01; this job says 0.5: use another "
         "name, or raise train.steps"
     )
-    assert said in other.verdict["message"] and "failed; the run is at step 6: " in other.stderr
-    model = launch(tmp_path, job(digits(steps=6, model={"kind": "mlp", "layers": 2, "width": 32})))
-    assert (model.code, model.summary["status"]) == (78, "failed")
-    assert {path: path.read_bytes() for path in record} == record
+    assert (
+        message in other_rate.verdict["message"]
+        and "failed; the run is at step 6: " in other_rate.stderr
+    )
+    other_model = run_job(
+        tmp_path, make_job(digits_block(steps=6, model={"kind": "mlp", "layers": 2, "width": 32}))
+    )
+    assert (other_model.code, other_model.summary["status"]) == (78, "failed")
+    assert {path: path.read_bytes() for path in initial_files} == initial_files
     rows = [
         (row["start"], row["code"], row["first_step"], row["last_step"])
-        for row in model.summary["starts"]
+        for row in other_model.summary["starts"]
     ]
     assert rows == [(1, 0, 1, 6), (2, 0, None, 6), (3, 64, None, None), (4, 78, None, None)]
-    assert model.summary["starts"][2]["changed"] == {"train.optimizer.lr": [0.01, 0.5]}
+    assert other_model.summary["starts"][2]["changed"] == {"train.optimizer.lr": [0.01, 0.5]}
 
 
 @pytest.mark.parametrize(
     "prefix", [[], ["bash", "-o", "pipefail", "-c", '"$@" | cat', "-"]], ids=["file", "pipe"]
 )
-def test_no_line_of_a_chatty_program_is_missing_in_a_plain_file_or_behind_a_pipe(
-    prefix: list[str], tmp_path: Path
-) -> None:
+def test_every_line_of_a_verbose_program_is_printed(prefix: list[str], tmp_path: Path) -> None:
     count = 50_000
     text = (
         "sys.stdout.buffer.write(b''.join(b'%d %s\\n' % (number, b'x' * 200) for number in "
         f"range({count})))"
     )
-    document = job(command=list(program(tmp_path, text)), per_host=2, processes_per_host=2)
+    document = make_job(
+        command=list(write_program(tmp_path, text)), per_host=2, processes_per_host=2
+    )
     with Running(tmp_path, document, prefix=prefix) as running:
         result = running.wait()
     assert result.code == 0, result.stderr
     for rank in range(2):
-        said = [
+        lines = [
             line.split()[1] for line in result.stdout.splitlines() if line.startswith(f"[{rank}] ")
         ]
-        assert said == [str(number) for number in range(count)]
+        assert lines == [str(number) for number in range(count)]
 
 
-def test_a_gpu_job_is_simulated_on_as_many_cpu_devices(tmp_path: Path) -> None:
-    document = job(digits(mesh={"dp": 4, "mp": 2}), hosts=1) | {
+def test_gpu_job_is_simulated_on_cpu_devices(tmp_path: Path) -> None:
+    document = make_job(digits_block(mesh={"dp": 4, "mp": 2}), hosts=1) | {
         "accelerator": {"type": "h100", "per_host": 8}
     }
-    result = launch(tmp_path, document | {"processes_per_host": 2}, "--simulate")
+    result = run_job(tmp_path, document | {"processes_per_host": 2}, "--simulate")
     assert result.code == 0, result.stderr[-3000:]
     assert [
         agent["ranks"] for agent in json.loads((result.folder / "agents.json").read_text())
     ] == [[0, 1]]
 
 
-def test_more_gpu_hosts_than_this_machine_are_refused_unless_simulated(tmp_path: Path) -> None:
-    document = job(digits(), hosts=2) | {"accelerator": {"type": "h100", "per_host": 8}}
-    result = launch(tmp_path, document)
+def test_several_gpu_hosts_are_refused_unless_simulated(tmp_path: Path) -> None:
+    document = make_job(digits_block(), hosts=2) | {"accelerator": {"type": "h100", "per_host": 8}}
+    result = run_job(tmp_path, document)
     assert result.code == 2
     assert "--simulate" in result.stderr and "Traceback" not in result.stderr
 
 
-def test_a_volume_s_paths_are_in_the_run_folder_and_that_is_said(tmp_path: Path) -> None:
-    train = digits(steps=4, checkpoint={"path": "/ckpt/here"})
-    result = launch(tmp_path, job(train, volumes=[{"claim": "ckpt", "path": "/ckpt"}]))
+def test_paths_of_a_volume_are_in_the_run_folder(tmp_path: Path) -> None:
+    train = digits_block(steps=4, checkpoint={"path": "/ckpt/here"})
+    result = run_job(tmp_path, make_job(train, volumes=[{"claim": "ckpt", "path": "/ckpt"}]))
     assert result.code == 0, result.stderr[-3000:]
     assert (result.folder / "volumes/ckpt/here/4").is_dir()
     assert f"/ckpt is {result.folder}/volumes/ckpt" in result.stderr
@@ -127,20 +135,22 @@ time.sleep(3600)
 """
 
 
-def test_a_second_interrupt_kills_and_what_is_saved_is_said(tmp_path: Path) -> None:
-    command = list(program(tmp_path, COMMITS))
-    with Running(tmp_path, job(command=command), env={"MARKS": str(tmp_path)}) as running:
-        running.until_file(tmp_path / "up-0")
-        running.until(
+def test_second_interrupt_kills_and_names_the_saved_step(tmp_path: Path) -> None:
+    command = list(write_program(tmp_path, COMMITS))
+    with Running(tmp_path, make_job(command=command), env={"MARKS": str(tmp_path)}) as running:
+        running.wait_for_file(tmp_path / "up-0")
+        running.wait_until(
             "the state on disk",
             lambda: '"saved": 40' in (running.folder / "summary.json").read_text(),
         )
-        pids = running.tree()
+        pids = running.pids()
         running.signal(signal.SIGINT)
-        running.until("its answer", lambda: "a second signal kills" in running.text()[1])
+        running.wait_until(
+            "its answer", lambda: "a second signal kills" in running.read_output()[1]
+        )
         running.signal(signal.SIGINT)
         result = running.wait()
-        until_gone(pids)
+        wait_until_gone(pids)
     assert result.code == result.verdict["code"] == 80
     assert (result.summary["status"], result.summary["step"], result.summary["saved"]) == (
         "stopped",
@@ -151,50 +161,52 @@ def test_a_second_interrupt_kills_and_what_is_saved_is_said(tmp_path: Path) -> N
     assert "stopped at step 43: stopped by you; step 40 is saved (exit 80)" in result.stderr
 
 
-def test_a_deadline_that_passes_has_a_code_and_words_of_its_own(tmp_path: Path) -> None:
-    result = launch(tmp_path, job(command=["sleep", "1000"], deadline="3s"))
+def test_passed_deadline_has_its_own_code_and_message(tmp_path: Path) -> None:
+    result = run_job(tmp_path, make_job(command=["sleep", "1000"], deadline="3s"))
     assert result.code == result.verdict["code"] == 77
     assert (result.summary["status"], result.verdict["cause"]) == ("stopped", "deadline")
     assert result.verdict["message"].startswith("the job's deadline of 3 s passed")
 
 
-def test_a_deadline_counts_every_generation(tmp_path: Path) -> None:
-    command = program(
+def test_deadline_counts_every_generation(tmp_path: Path) -> None:
+    command = write_program(
         tmp_path,
         "say(phase='step', step=ATTEMPT)\nsay(committed=ATTEMPT)\ntime.sleep(1)\nos._exit(3)",
     )
-    document = job(command=list(command), deadline="6s", restarts={"crash": 50, "in_place": 0})
-    result = launch(tmp_path, document, env={"MARKS": str(tmp_path)})
+    document = make_job(command=list(command), deadline="6s", restarts={"crash": 50, "in_place": 0})
+    result = run_job(tmp_path, document, env={"MARKS": str(tmp_path)})
     assert result.code == 77 and "deadline of 6 s passed" in result.verdict["message"]
     assert sum(result.summary["goodput"]["seconds"].values()) >= 6
 
 
 @pytest.mark.extended
-def test_a_run_that_is_killed_whole_again_and_again_has_a_row_for_each_start_and_goes_on(
+def test_repeatedly_killed_run_records_each_start_and_resumes(
     tmp_path: Path,
 ) -> None:
-    """Launcher and agents at once: while a start is made, before the first step, and in the steps."""
-    document = job(digits(steps=100_000, checkpoint={"every": 5}))
-    moments: list[Callable[[Running], object]] = [
-        lambda running: running.until("its folder", (running.folder / "starts").exists),
-        lambda running: running.until("its processes", running.children),
-        lambda running: running.until(
+    """Kill launcher and agents at once: during a start, before the first step, and in the steps."""
+    document = make_job(digits_block(steps=100_000, checkpoint={"every": 5}))
+    waits: list[Callable[[Running], object]] = [
+        lambda running: running.wait_until("its folder", (running.folder / "starts").exists),
+        lambda running: running.wait_until("its processes", running.rank_pids),
+        lambda running: running.wait_until(
             "a saved step", lambda: [*running.folder.glob(f"checkpoints/*/{MANIFEST}")]
         ),
     ]
-    for comes in moments:
+    for wait in waits:
         with Running(tmp_path, document) as running:
-            comes(running)
+            wait(running)
             running.signal(signal.SIGSTOP)  # it starts no agent that would not be among them
-            pids = running.tree()
+            pids = running.pids()
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             running.process.wait()
-            until_gone(pids)
+            wait_until_gone(pids)
     with Running(tmp_path, document) as running:
-        running.until(
+        running.wait_until(
             "its steps",
-            lambda: "resumed at step" in running.text()[0] and running.until_step(20) is None,
+            lambda: (
+                "resumed at step" in running.read_output()[0] and running.wait_for_step(20) is None
+            ),
         )
         running.signal(signal.SIGINT)
         result = running.wait()
@@ -208,12 +220,12 @@ def test_a_run_that_is_killed_whole_again_and_again_has_a_row_for_each_start_and
     assert trained[1]["last_step"] == result.summary["saved"]
 
 
-def test_a_run_folder_deleted_while_running_has_a_summary_again_and_that_is_said(
+def test_deleted_run_folder_is_written_again(
     tmp_path: Path,
 ) -> None:
-    command = list(program(tmp_path, "mark('up')\nwait_for('go')"))
-    with Running(tmp_path, job(command=command), env={"MARKS": str(tmp_path)}) as running:
-        running.until_file(tmp_path / "up-0")
+    command = list(write_program(tmp_path, "mark('up')\nwait_for('go')"))
+    with Running(tmp_path, make_job(command=command), env={"MARKS": str(tmp_path)}) as running:
+        running.wait_for_file(tmp_path / "up-0")
         shutil.rmtree(running.folder, ignore_errors=True)
         (tmp_path / "go").touch()
         result = running.wait()
@@ -223,14 +235,16 @@ def test_a_run_folder_deleted_while_running_has_a_summary_again_and_that_is_said
 
 
 @pytest.mark.extended
-def test_agents_that_are_killed_again_and_again_end_as_no_progress(tmp_path: Path) -> None:
-    command = program(
+def test_repeatedly_killed_agents_end_as_no_progress(tmp_path: Path) -> None:
+    command = write_program(
         tmp_path, "say(phase='step', step=ATTEMPT)\nmark(f'up{ATTEMPT}')\ntime.sleep(3600)"
     )
-    with Running(tmp_path, job(command=list(command)), env={"MARKS": str(tmp_path)}) as running:
+    with Running(
+        tmp_path, make_job(command=list(command)), env={"MARKS": str(tmp_path)}
+    ) as running:
         for attempt in (1, 2, 3):
-            running.until_file(tmp_path / f"up{attempt}-0")
-            for pid in running.agents().values():
+            running.wait_for_file(tmp_path / f"up{attempt}-0")
+            for pid in running.agent_pids().values():
                 os.kill(pid, signal.SIGKILL)
         result = running.wait()
     assert result.code == result.verdict["code"] == 79
@@ -246,16 +260,16 @@ def test_agents_that_are_killed_again_and_again_end_as_no_progress(tmp_path: Pat
     ]
 
 
-def test_a_job_s_own_program_gets_its_environment(tmp_path: Path) -> None:
+def test_command_gets_its_environment(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "hello.py").write_text(
         "import os; print(os.environ['A'], os.getcwd(), os.environ['TOKEN'])"
     )
-    document = job(command=["python", "hello.py"], env={"A": "b"}, code="code")
+    document = make_job(command=["python", "hello.py"], env={"A": "b"}, code="code")
     document["secrets"] = {"TOKEN": {"name": "s", "key": "k"}}
-    assert launch(tmp_path, document).code == 2
-    result = launch(tmp_path, document, env={"TOKEN": "t"})
+    assert run_job(tmp_path, document).code == 2
+    result = run_job(tmp_path, document, env={"TOKEN": "t"})
     assert result.code == 0, result.stderr
     assert f"[0] b {tmp_path}/code t" in result.stdout
-    made_of = result.summary["of"]["made_of"]
-    assert made_of["python"] == platform.python_version() and len(made_of["code"]) == 12
+    provenance = result.summary["of"]["made_of"]
+    assert provenance["python"] == platform.python_version() and len(provenance["code"]) == 12

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.gang.runs import Running, alive, job, launch
+from tests.gang.runs import Running, living_pids, make_job, run_job
 
 SAVES = """
 import json, os, signal, sys, time
@@ -26,24 +26,24 @@ while True: time.sleep(0.02)
 DEADLINE_S = 20
 
 
-def test_an_interrupt_shortly_before_the_deadline_is_one_stop_and_no_kill(tmp_path: Path) -> None:
+def test_interrupt_shortly_before_the_deadline_does_not_kill(tmp_path: Path) -> None:
     (tmp_path / "saves.py").write_text(SAVES)
-    document = job(
+    document = make_job(
         command=["python", "saves.py"], workdir=".", deadline=f"{DEADLINE_S}s", grace="100s"
     )
     with Running(tmp_path, document) as running:
-        began = time.monotonic()  # the deadline counts from a moment before
-        running.until_file(tmp_path / "up")
+        started_at = time.monotonic()  # the deadline counts from a moment before
+        running.wait_for_file(tmp_path / "up")
         running.signal(signal.SIGINT)
-        running.until("the deadline", lambda: time.monotonic() - began > DEADLINE_S + 1)
-        running.until_file(tmp_path / "told")
+        running.wait_until("the deadline", lambda: time.monotonic() - started_at > DEADLINE_S + 1)
+        running.wait_for_file(tmp_path / "told")
         (tmp_path / "saved").touch()
         result = running.wait()
     assert result.code != 137 and "killing" not in result.stderr
     assert "SIGKILL" not in result.verdict["message"]
 
 
-FULL = """
+DISK_FULL = """
 import json, os
 def say(**message):
     os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), json.dumps(message).encode() + b"\\n")
@@ -56,15 +56,15 @@ os._exit(84)
 """
 
 
-def test_a_full_disk_of_this_machine_is_not_tried_again_by_new_agents(tmp_path: Path) -> None:
-    (tmp_path / "full.py").write_text(FULL)
-    result = launch(tmp_path, job(command=["python", "full.py"], workdir="."))
+def test_full_disk_is_not_retried_by_new_agents(tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(DISK_FULL)
+    result = run_job(tmp_path, make_job(command=["python", "full.py"], workdir="."))
     assert result.code == 84
     assert len((result.folder / "attempts.jsonl").read_text().splitlines()) == 1
     assert "No space left on device: saving step 5" in result.verdict["message"]
 
 
-SURVIVES = """
+IGNORES_SIGNALS = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -76,18 +76,20 @@ time.sleep(3600)
 """
 
 
-def test_a_program_behind_a_wrapper_outlives_neither_its_agent_nor_the_run(tmp_path: Path) -> None:
-    (tmp_path / "survives.py").write_text(SURVIVES)
-    wrapped = job(command=["sh", "-c", "python survives.py; echo end"], workdir=".")
+def test_program_behind_a_wrapper_ends_with_its_agent_and_its_run(tmp_path: Path) -> None:
+    (tmp_path / "survives.py").write_text(IGNORES_SIGNALS)
+    wrapped = make_job(command=["sh", "-c", "python survives.py; echo end"], workdir=".")
     with Running(tmp_path, wrapped) as running:
-        running.until_file(tmp_path / "up1")
+        running.wait_for_file(tmp_path / "up1")
         first = int((tmp_path / "up1").read_text())
-        os.kill(running.agents()[0], signal.SIGKILL)
-        running.until_file(tmp_path / "up2")
+        os.kill(running.agent_pids()[0], signal.SIGKILL)
+        running.wait_for_file(tmp_path / "up2")
         second = int((tmp_path / "up2").read_text())
-        assert not alive([first])
+        assert not living_pids([first])
         running.signal(signal.SIGINT)
-        running.until("the first signal", lambda: "a second signal kills" in running.text()[1])
+        running.wait_until(
+            "the first signal", lambda: "a second signal kills" in running.read_output()[1]
+        )
         running.signal(signal.SIGINT)
         running.wait()
-        assert not alive([second])
+        assert not living_pids([second])

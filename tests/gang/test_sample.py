@@ -1,4 +1,4 @@
-"""A run samples at its evaluations, and its model goes on where it is asked afterwards."""
+"""A run samples at its evaluations, and `launcher sample` continues a prompt afterwards."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.compiled import QUICK_COMPILES
-from tests.gang.runs import digits, job, launch
+from tests.gang.runs import digits_block, make_job, run_job
 
 pytestmark = pytest.mark.computes
 
@@ -25,7 +25,7 @@ DECODER = {
 LINE = "0123456789\n"
 
 
-def test_what_a_run_learned_it_says(tmp_path: Path) -> None:
+def test_run_samples_what_it_learned(tmp_path: Path) -> None:
     (tmp_path / "numbers.txt").write_text(LINE * 400)
     keys = {
         "data": {"source": "text", "path": str(tmp_path / "numbers.txt")},
@@ -35,8 +35,8 @@ def test_what_a_run_learned_it_says(tmp_path: Path) -> None:
         "optimizer": {"lr": 3e-2},
         "eval": {"every": 30, "samples": {"prompts": ["012", "78"], "max_tokens": 8}},
     }
-    train = digits(task="lm", model=DECODER, **keys)
-    run = launch(tmp_path / "run", job(train, hosts=2, per_host=1))
+    train = digits_block(task="lm", model=DECODER, **keys)
+    run = run_job(tmp_path / "run", make_job(train, hosts=2, per_host=1))
     assert run.code == 0, run.stderr[-4000:]
     lines = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [30, 60]

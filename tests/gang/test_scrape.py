@@ -1,4 +1,4 @@
-"""What Prometheus reads in the middle of a run, from every agent."""
+"""What Prometheus reads from every agent during a run."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import subprocess
 from pathlib import Path
 
 from tests import needs
-from tests.gang.runs import Running, digits, job
+from tests.gang.runs import Running, digits_block, make_job
 
-DOCUMENTED = re.findall(
+DOCUMENTED_METRICS = re.findall(
     r"`(jaxlaunch_\w+)`", (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 )
 
 
-def step_of(text: str, rank: int) -> float:
-    found = re.search(rf'^jaxlaunch_step\{{[^}}]*rank="{rank}"[^}}]*\}} (\S+)$', text, re.MULTILINE)
-    assert found, text
-    return float(found[1])
+def scraped_step(text: str, rank: int) -> float:
+    match = re.search(rf'^jaxlaunch_step\{{[^}}]*rank="{rank}"[^}}]*\}} (\S+)$', text, re.MULTILINE)
+    assert match, text
+    return float(match[1])
 
 
-def newest(running: Running) -> int:
+def newest_step(running: Running) -> int:
     lines = (running.folder / "metrics.jsonl").read_text().splitlines()
     return int(json.loads(lines[-1])["step"])
 
 
-def test_a_scrape_in_mid_run_is_sound_complete_and_up_to_date(tmp_path: Path) -> None:
+def test_scrape_is_valid_complete_and_up_to_date(tmp_path: Path) -> None:
     promtool = needs.tool("promtool", of="Debian's prometheus")
     (tmp_path / "marks").mkdir()
     slow = {
@@ -35,28 +35,28 @@ def test_a_scrape_in_mid_run_is_sound_complete_and_up_to_date(tmp_path: Path) ->
             {"kind": "slow", "at": "step", "seconds": 0.05, "mark": str(tmp_path / "marks")}
         )
     }
-    train = digits(task="faulty:Faulty", steps=100_000, checkpoint={"every": 10})
+    train = digits_block(task="faulty:Faulty", steps=100_000, checkpoint={"every": 10})
     with Running(
-        tmp_path, job(train, hosts=2, per_host=2, processes_per_host=2), env=slow
+        tmp_path, make_job(train, hosts=2, per_host=2, processes_per_host=2), env=slow
     ) as running:
-        running.until_step(25)
+        running.wait_for_step(25)
         agents = json.loads((running.folder / "agents.json").read_text())
         assert [agent["ranks"] for agent in agents] == [[0, 1], [2, 3]]
         for agent in agents:
-            before = newest(running)
+            step_before = newest_step(running)
             text = running.scrape(agent["host"])
-            after = newest(running)
+            step_after = newest_step(running)
             for rank in agent["ranks"]:
-                assert before - 2 <= step_of(text, rank) <= after + 2
+                assert step_before - 2 <= scraped_step(text, rank) <= step_after + 2
             checked = subprocess.run(
                 [promtool, "check", "metrics"], input=text, capture_output=True, text=True
             )
             assert checked.returncode == 0, checked.stdout + checked.stderr
             missing = [
                 name
-                for name in DOCUMENTED
+                for name in DOCUMENTED_METRICS
                 if not re.search(rf"^{name}(_bucket)?[ {{]", text, re.MULTILINE)
             ]
-            assert DOCUMENTED and not missing
+            assert DOCUMENTED_METRICS and not missing
         running.signal(signal.SIGTERM)
         assert running.wait().code == 80

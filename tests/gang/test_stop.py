@@ -1,4 +1,4 @@
-"""SIGTERM, whenever it comes: saved, exit 80, and the next run goes on from there."""
+"""SIGTERM at any moment: the run saves, exits with 80, and the next run resumes."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ from typing import Any
 
 import pytest
 
-from tests.gang.runs import Result, Running, digits, job, until_gone
+from tests.gang.runs import Result, Running, digits_block, make_job, wait_until_gone
 
-READS = 100  # records: a few steps, and what is read ahead of them
+SLOW_READ = 100  # records: a few steps, and what is read ahead of them
 # A run from the start and, for some, one that resumes from where the other was stopped.
-TIMES = {"step": 2, "compile": 1, "eval": 2, "save": 1, "data": 1}
+STARTS = {"step": 2, "compile": 1, "eval": 2, "save": 1, "data": 1}
 
 
-def faulty(folder: Path, at: str, **fault: Any) -> dict[str, str]:
+def fault_env(folder: Path, at: str, **fault: Any) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     return {
         "FAULT": json.dumps({"kind": "slow", "at": at, "mark": str(folder), "seconds": 1.5} | fault)
     }
 
 
-def document(**keys: Any) -> dict[str, Any]:
-    train = digits(task="faulty:Faulty", steps=100_000, eval={"every": 5}, checkpoint={"every": 7})
-    return job(train, hosts=2, per_host=1, **{"grace": "300s"} | keys)
+def faulty_job(**keys: Any) -> dict[str, Any]:
+    train = digits_block(
+        task="faulty:Faulty", steps=100_000, eval={"every": 5}, checkpoint={"every": 7}
+    )
+    return make_job(train, hosts=2, per_host=1, **{"grace": "300s"} | keys)
 
 
-def stop(folder: Path, name: str, env: dict[str, str], marks: Path, **keys: Any) -> Result:
-    """Runs until the fault's mark is there, then sends SIGTERM; nothing of the run may outlive it."""
-    with Running(folder, document(**keys), env=env) as running:
-        if name == "step":
-            last = [int(line) for line in steps_of(folder / "run")][-1:] or [0]
-            running.until_step(last[0] + 3)
+def run_and_stop(folder: Path, place: str, env: dict[str, str], marks: Path, **keys: Any) -> Result:
+    """Run until the fault's mark exists, then send SIGTERM; no process may outlive the run."""
+    with Running(folder, faulty_job(**keys), env=env) as running:
+        if place == "step":
+            last_steps = [int(line) for line in logged_steps(folder / "run")][-1:] or [0]
+            running.wait_for_step(last_steps[0] + 3)
         else:
-            running.until_file(marks / "slow-1")
-        pids = running.tree()
+            running.wait_for_file(marks / "slow-1")
+        pids = running.pids()
         running.signal(signal.SIGTERM)
         result = running.wait()
-        until_gone(pids)
+        wait_until_gone(pids)
     return result
 
 
-def steps_of(run: Path) -> list[int]:
+def logged_steps(run: Path) -> list[int]:
     file = run / "metrics.jsonl"
     return (
         [json.loads(line)["step"] for line in file.read_text().splitlines()]
@@ -52,18 +54,18 @@ def steps_of(run: Path) -> list[int]:
     )
 
 
-@pytest.mark.parametrize("at", TIMES)
-def test_a_sigterm_saves_and_the_next_run_goes_on_from_that_step(tmp_path: Path, at: str) -> None:
+@pytest.mark.parametrize("at", STARTS)
+def test_sigterm_saves_and_the_next_run_resumes(tmp_path: Path, at: str) -> None:
     step = 0
-    for number in range(TIMES[at]):
+    for number in range(STARTS[at]):
         marks = tmp_path / f"marks-{number}"
         env = (
             {}
             if at == "step"
-            else faulty(marks, at, **({"step": READS, "rank": 1} if at == "data" else {}))
+            else fault_env(marks, at, **({"step": SLOW_READ, "rank": 1} if at == "data" else {}))
         )
         standby = {} if number else {"restarts": {"in_place": 1}}  # it goes with the run
-        result = stop(tmp_path / "job", at, env, marks, **standby)
+        result = run_and_stop(tmp_path / "job", at, env, marks, **standby)
         assert result.code == 80, result.stderr[-3000:]
         verdict = result.verdict
         assert verdict["cause"] == "preempted"
@@ -78,22 +80,22 @@ def test_a_sigterm_saves_and_the_next_run_goes_on_from_that_step(tmp_path: Path,
             saved >= step if at in ("compile", "eval") else saved > step
         )  # an evaluation is made up for first
         step = saved
-    steps = steps_of(tmp_path / "job" / "run")
+    steps = logged_steps(tmp_path / "job" / "run")
     assert steps == list(range(1, step + 1))
 
 
-def test_a_data_wait_that_does_not_end_is_named_at_the_deadline(tmp_path: Path) -> None:
+def test_endless_data_wait_is_named_at_the_deadline(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
-    env = faulty(marks, "data", step=READS, rank=1, seconds=3600)
-    with Running(tmp_path / "job", document(grace="12s"), env=env) as running:
-        running.until_file(marks / "slow-1")  # what was read ahead is still to be used up
-        running.until(
+    env = fault_env(marks, "data", step=SLOW_READ, rank=1, seconds=3600)
+    with Running(tmp_path / "job", faulty_job(grace="12s"), env=env) as running:
+        running.wait_for_file(marks / "slow-1")  # what was read ahead is still to be used up
+        running.wait_until(
             "rank 1's wait",
             lambda: 'jaxlaunch_phase{rank="1",phase="data"} 1' in running.scrape(host=1),
         )
-        pids = running.tree()
+        pids = running.pids()
         running.signal(signal.SIGTERM)
         result = running.wait()
-        until_gone(pids)
+        wait_until_gone(pids)
     assert result.code == 80
     assert "not saved: rank 1 in data" in result.verdict["message"]

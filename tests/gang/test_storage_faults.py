@@ -1,4 +1,4 @@
-"""What a run does when its storage fails, or is deleted: a few of the cases of tests/storage_faults, which has all."""
+"""What a run does when its storage fails, or is deleted: a few cases of tests/storage_faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import storage_faults
 from tests.gang.runs import Result, Running
 from tests.storage_faults import BUCKET, CASES, DISK, MOMENTS, Case, Disk, document, faults, table
 
-COVERING = (
+COVERED_CASES = (
     Case("EROFS", "save", for_ever=False),
     Case("EACCES", "eval", for_ever=False),
     Case("403", "restore", for_ever=False, scheme="s3://"),
@@ -28,23 +28,23 @@ def has_compiler() -> bool:
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shim_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return storage_faults.shim(tmp_path_factory.mktemp("shim")) if has_compiler() else Path()
 
 
 @pytest.fixture(scope="module")
 def results(
-    shim: Path, tmp_path_factory: pytest.TempPathFactory
+    shim_library: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[Case, Result]]:
-    """The runs that this machine can have, two at a time: most of their time they wait."""
-    cases = [case for case in COVERING if has_compiler() or case.kind in BUCKET]
+    """Run the cases that this machine supports, two at a time, since they mostly wait."""
+    cases = [case for case in COVERED_CASES if has_compiler() or case.kind in BUCKET]
     folder = tmp_path_factory.mktemp("runs")
     with ThreadPoolExecutor(2) as threads:
-        run = lambda case: storage_faults.run(case, folder / str(CASES.index(case)), shim)  # noqa: E731
+        run = lambda case: storage_faults.run(case, folder / str(CASES.index(case)), shim_library)  # noqa: E731
         yield dict(zip(cases, threads.map(run, cases), strict=True))
 
 
-def test_the_table_of_the_page_has_every_case() -> None:
+def test_table_of_the_page_has_every_case() -> None:
     assert table().keys() == {
         (kind, for_ever) for kind in (*DISK, *BUCKET) for for_ever in (False, True)
     }
@@ -52,8 +52,8 @@ def test_the_table_of_the_page_has_every_case() -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("case", COVERING, ids=str)
-def test_storage_that_fails_ends_a_run_as_the_page_says(
+@pytest.mark.parametrize("case", COVERED_CASES, ids=str)
+def test_storage_fault_ends_a_run_as_the_page_says(
     case: Case, results: Mapping[Case, Result]
 ) -> None:
     if case not in results:
@@ -67,13 +67,13 @@ def test_storage_that_fails_ends_a_run_as_the_page_says(
         )
 
 
-def test_checkpoints_that_are_deleted_while_a_run_trains_are_saved_anew_and_that_is_said(
+def test_deleted_checkpoints_are_saved_again_with_a_note(
     tmp_path: Path,
 ) -> None:
     storage = Disk(tmp_path, Path())
     files = {f"{split}_FILE".upper(): path for split, path in storage.data.items()}
     with Running(tmp_path, document(storage, for_ever=False), env=files) as running:
-        running.until("a saved step", lambda: storage.has("10/jaxlaunch.manifest.json"))
+        running.wait_until("a saved step", lambda: storage.has("10/jaxlaunch.manifest.json"))
         shutil.rmtree(storage.checkpoints)
         result = running.wait()
     assert result.code == 0 and result.summary["restarts"] == {}

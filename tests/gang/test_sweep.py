@@ -1,4 +1,4 @@
-"""A sweep as a person leads it: killed in the middle, continued, stopped early by its rule, stopped as one."""
+"""A sweep that is killed, continued, stopped early by its rule, and stopped as a whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from jaxlaunch.runs import layout
-from tests.gang.runs import alive, descendants, digits, job
+from tests.gang.runs import descendant_pids, digits_block, living_pids, make_job
 from tests.launcher.invoke import Left
 from tests.launcher.invoke import launcher as invoke
 
@@ -43,7 +43,7 @@ while done < 3:
     with open(path, "a") as file: file.write(json.dumps(row) + "\\n")
 say(phase="done")
 """
-DOCUMENT = job(
+DOCUMENT = make_job(
     command=["python", "program.py", "1"],
     workdir=".",
     restarts={"in_place": 0, "crash": 0},
@@ -58,10 +58,10 @@ GRID = (
 
 
 @pytest.fixture
-def say(
+def call_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Left]:
-    """Runs a command in the folder of the job, where there is no cluster."""
+    """Return a function that runs a command in the job's folder, without a cluster."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(DOCUMENT))
     monkeypatch.chdir(tmp_path)
@@ -70,93 +70,93 @@ def say(
     return lambda *arguments: invoke(capsys, monkeypatch, *arguments)
 
 
-def until(happened: Callable[[], object]) -> None:
-    while not happened():
+def wait_until(condition: Callable[[], object]) -> None:
+    while not condition():
         time.sleep(0.02)
 
 
 @contextlib.contextmanager
-def leading(*arguments: str):  # type: ignore[no-untyped-def]
+def start_launcher(*arguments: str):  # type: ignore[no-untyped-def]
     command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield process
     finally:
-        for pid in [process.pid, *descendants(process.pid)]:
+        for pid in [process.pid, *descendant_pids(process.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
-def states(folder: Path) -> dict[str, str]:
+def run_states(folder: Path) -> dict[str, str]:
     rows = [json.loads(line) for line in (folder / "sweep.jsonl").read_text().splitlines()]
     return {row["run"]: row["state"] for row in rows if "run" in row}
 
 
 @pytest.mark.extended
-def test_a_sweep_that_is_killed_goes_on_and_one_that_is_stopped_stops_as_one(
-    tmp_path: Path, say: Callable[..., Left]
+def test_killed_sweep_continues_and_stopped_sweep_stops_every_run(
+    tmp_path: Path, call_launcher: Callable[..., Left]
 ) -> None:
     folder = tmp_path / "runs" / "s-sweep"
     started = [tmp_path / f"started-s-sweep-00{at}" for at in range(3)]
     for step in range(3):
         (tmp_path / f"go-{step}").touch()
-    with leading(*GRID, "--parallel", "1", "--max", "1") as first:  # the first of them alone
+    with start_launcher(*GRID, "--parallel", "1", "--max", "1") as first:  # the first of them alone
         assert first.wait() == 0
     (tmp_path / "go-1").unlink()
-    with leading(*GRID, "--parallel", "1") as killed:
-        until(started[1].exists)
-        tree = [killed.pid, *descendants(killed.pid)]
-        assert say("list", "s-sweep").out.count("Running") == 1
-        for pid in tree:
+    with start_launcher(*GRID, "--parallel", "1") as killed:
+        wait_until(started[1].exists)
+        pids = [killed.pid, *descendant_pids(killed.pid)]
+        assert call_launcher("list", "s-sweep").out.count("Running") == 1
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
         killed.wait()
-        until(lambda: not alive(tree))
-    with leading(*GRID, "--parallel", "1") as alone:  # its run outlives it
-        until(lambda: len(started[1].read_text().splitlines()) == 2)
-        until(lambda: layout.find_holder(folder / "s-sweep-001") is not None)
+        wait_until(lambda: not living_pids(pids))
+    with start_launcher(*GRID, "--parallel", "1") as alone:  # its run outlives it
+        wait_until(lambda: len(started[1].read_text().splitlines()) == 2)
+        wait_until(lambda: layout.find_holder(folder / "s-sweep-001") is not None)
         os.kill(alone.pid, signal.SIGKILL)
         alone.wait()
-        with leading(*GRID, "--parallel", "1") as second:
-            until(lambda: layout.find_holder(folder, ".sweep") is not None)
-            refused = say(*GRID)
+        with start_launcher(*GRID, "--parallel", "1") as second:
+            wait_until(lambda: layout.find_holder(folder, ".sweep") is not None)
+            refused = call_launcher(*GRID)
             assert refused.code == 2 and "is in use" in refused.err
-            until(lambda: "an earlier command" in (folder / "sweep.jsonl").read_text())
-            stopped = say("stop", "s-sweep")
-            assert (stopped.code, stopped.out) == (0, "sweep/s-sweep stopped\n"), stopped.err
+            wait_until(lambda: "an earlier command" in (folder / "sweep.jsonl").read_text())
+            stopped = call_launcher("stop", "s-sweep")
+            assert (stopped.code, stopped.stdout) == (0, "sweep/s-sweep stopped\n"), stopped.err
             assert second.wait() == 80
-    assert states(folder) == {
+    assert run_states(folder) == {
         "s-sweep-000": "done",
         "s-sweep-001": "stopped",
         "s-sweep-002": "waiting",
     }
-    assert say("stop", "s-sweep").code == 2
+    assert call_launcher("stop", "s-sweep").code == 2
     (tmp_path / "go-1").touch()
-    with leading(*GRID) as last:
-        said = last.communicate()[0]
-        assert last.returncode == 0, said
-    assert set(states(folder).values()) == {"done"}
+    with start_launcher(*GRID) as last:
+        output = last.communicate()[0]
+        assert last.returncode == 0, output
+    assert set(run_states(folder).values()) == {"done"}
     assert [len(file.read_text().splitlines()) for file in started] == [
         1,
         3,
         1,
     ]  # what was done began once
-    assert "best of 3 runs that are done: s-sweep-001, loss 0.3333\n" in said
-    shown = said.splitlines()[-1].removeprefix("  cat ")
+    assert "best of 3 runs that are done: s-sweep-001, loss 0.3333\n" in output
+    shown = output.splitlines()[-1].removeprefix("  cat ")
     assert yaml.safe_load((tmp_path / shown).read_text())["command"][-1] == "1"
-    other = say("sweep", "job.yaml", "command=[python, program.py, 9]", "--name", "s-sweep")
+    other = call_launcher(
+        "sweep", "job.yaml", "command=[python, program.py, 9]", "--name", "s-sweep"
+    )
     assert other.code == 2 and "began with other jobs" in other.err
-    compared = say("compare", "s-sweep")
+    compared = call_launcher("compare", "s-sweep")
     assert compared.code == 0 and compared.out.count("done") == 3
 
 
-def test_halving_stops_the_worse_half_and_what_waits_for_the_others_makes_room(
-    tmp_path: Path, say: Callable[..., Left]
-) -> None:
-    train = digits(steps=60, log_every=10, checkpoint={"every": 20}, eval={"every": None})
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(train, per_host=1, name="h")))
+def test_halving_stops_the_worse_half(tmp_path: Path, call_launcher: Callable[..., Left]) -> None:
+    train = digits_block(steps=60, log_every=10, checkpoint={"every": 20}, eval={"every": None})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(make_job(train, per_host=1, name="h")))
     rates = "train.optimizer.lr=1e-2,1e-5"
-    left = say(
+    result = call_launcher(
         "sweep",
         "job.yaml",
         rates,
@@ -168,7 +168,7 @@ def test_halving_stops_the_worse_half_and_what_waits_for_the_others_makes_room(
         "--metric",
         "loss",
     )
-    assert left.code == 0, left.err
-    found = states(tmp_path / "runs" / "h-sweep")
+    assert result.code == 0, result.err
+    found = run_states(tmp_path / "runs" / "h-sweep")
     assert found["h-sweep-000"] == "done" and found["h-sweep-001"] in ("cut", "done")
-    assert "h-sweep-001: cut, loss" in left.err
+    assert "h-sweep-001: cut, loss" in result.err

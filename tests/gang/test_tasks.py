@@ -1,4 +1,4 @@
-"""What users bring, end to end: their text, records, datasets, models and tasks."""
+"""Text, records, datasets, models and tasks of users, end to end."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.trainer.checkpoint import reader
 from jaxlaunch.trainer.data import records
 from tests import needs
-from tests.gang.runs import Result, digits, job, launch, succeed
+from tests.gang.runs import Result, assert_success, digits_block, make_job, run_job
 
 pytestmark = pytest.mark.computes
 
 
 @pytest.mark.extended
-def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
+def test_decoder_trains_on_custom_text(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     for number in range(5):
         (tmp_path / "corpus" / f"{number}.txt").write_text(
             "the quick brown fox jumps over the lazy dog. " * 20
         )
-    train = digits(
+    train = digits_block(
         task="lm",
         model={"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocab": 256, "length": 32},
         data={"source": "text", "path": "corpus/*.txt", "eval_split": 0.2, "bigram": True},
@@ -38,7 +38,7 @@ def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
         steps=40,
         log_every=1000,
     )
-    result = succeed(launch(tmp_path, job(train, hosts=2, per_host=1)))
+    result = assert_success(run_job(tmp_path, make_job(train, hosts=2, per_host=1)))
     metrics = result.summary["metrics"]
     assert metrics["eval_examples"] == math.ceil((900 - 1) / 32)
     assert metrics["eval_bits_per_byte"] < 6
@@ -52,7 +52,7 @@ def test_text_of_one_s_own_trains_a_decoder(tmp_path: Path) -> None:
     assert [path.name for path in (result.folder / "checkpoints").glob("[0-9]*")] == ["40"]
 
 
-def test_a_task_of_one_s_own_brings_its_defaults_and_a_mean_for_a_loss(tmp_path: Path) -> None:
+def test_custom_task_brings_its_defaults_and_its_loss(tmp_path: Path) -> None:
     y_N = np.arange(1, 53, dtype=np.float32)
     records.write(tmp_path / "all.array_record", ({"x": np.float32(1.0), "y": y} for y in y_N))
     train = {
@@ -60,7 +60,9 @@ def test_a_task_of_one_s_own_brings_its_defaults_and_a_mean_for_a_loss(tmp_path:
         "data": {"path": "all.array_record", "source": "array_record"},
         "precision": "tf32",
     }
-    result = succeed(launch(tmp_path, job(train, hosts=1, per_host=4, processes_per_host=2)))
+    result = assert_success(
+        run_job(tmp_path, make_job(train, hosts=1, per_host=4, processes_per_host=2))
+    )
     held_out = y_N[::4]  # a quarter, the first among them
     metrics = result.summary["metrics"]
     assert metrics["eval_examples"] == len(held_out) == 13  # of two batches of 8
@@ -73,9 +75,9 @@ def test_a_task_of_one_s_own_brings_its_defaults_and_a_mean_for_a_loss(tmp_path:
     )
 
 
-@pytest.mark.parametrize(("held_out", "batches", "counted"), [(50, 2, 32), (3, None, 3)])
-def test_a_dataset_and_a_model_of_one_s_own_are_split_by_path(
-    tmp_path: Path, held_out: int, batches: int | None, counted: int
+@pytest.mark.parametrize(("held_out", "batches", "evaluated"), [(50, 2, 32), (3, None, 3)])
+def test_custom_model_is_split_by_path(
+    tmp_path: Path, held_out: int, batches: int | None, evaluated: int
 ) -> None:
     data = {
         "source": "torch",
@@ -83,7 +85,7 @@ def test_a_dataset_and_a_model_of_one_s_own_are_split_by_path(
         "args": {"count": 256},
         "eval_args": {"count": held_out},
     }
-    train = digits(
+    train = digits_block(
         task="mine:Split",
         model={"kind": "mine:Net", "width": 16},
         data=data,
@@ -91,9 +93,11 @@ def test_a_dataset_and_a_model_of_one_s_own_are_split_by_path(
         accumulate=2,
         eval={"every": 10, "batches": batches},
     )
-    result = succeed(launch(tmp_path, job(train, hosts=1, per_host=4, processes_per_host=2)))
+    result = assert_success(
+        run_job(tmp_path, make_job(train, hosts=1, per_host=4, processes_per_host=2))
+    )
     metrics = result.summary["metrics"]
-    assert metrics["eval_examples"] == counted
+    assert metrics["eval_examples"] == evaluated
     assert metrics["eval_accuracy"] == 1.0
     assert metrics["eval_accuracy_of_3"] == (
         1.0 if held_out > 3 else None
@@ -101,46 +105,55 @@ def test_a_dataset_and_a_model_of_one_s_own_are_split_by_path(
 
 
 @pytest.mark.extended
-def test_linen_haiku_and_hugging_face_models_agree_on_1_2_and_4_processes_and_resume_to_the_bit(
+def test_models_of_other_libraries_agree_on_1_2_and_4_processes_and_resume(
     tmp_path: Path,
 ) -> None:
     # Not adam: it would make steps of the rounding errors that are the gradient of a bias before a
     # normalization.
     optimizer = {"name": "sgd", "lr": 0.1, "ema": 0.5, "schedule": {"name": "constant"}}
-    train = digits(
-        task="libraries:Each", steps=6, optimizer=optimizer, checkpoint={"every": 3, "keep": 2}
+    train = digits_block(
+        task="libraries:EachLibrary",
+        steps=6,
+        optimizer=optimizer,
+        checkpoint={"every": 3, "keep": 2},
     )
     del train["model"]
     env = {"TORCH_LIBRARIES": str(needs.packages("torch"))}
-    jobs = {1: job(train, per_host=1), 2: job(train, hosts=2, per_host=1)}
-    jobs[4] = job(train, hosts=2, per_host=2, processes_per_host=2)
-    one, two, four = (
-        succeed(launch(tmp_path / str(count), each, env=env)) for count, each in jobs.items()
+    jobs = {1: make_job(train, per_host=1), 2: make_job(train, hosts=2, per_host=1)}
+    jobs[4] = make_job(train, hosts=2, per_host=2, processes_per_host=2)
+    on_one, on_two, on_four = (
+        assert_success(run_job(tmp_path / str(count), each, env=env))
+        for count, each in jobs.items()
     )
     names = [
         f"{model}{what}"
         for model in ("linen", "haiku", "hugging_face")
         for what in ("", "_accuracy")
     ]
-    for other in (two, four):
-        for mine, theirs in zip(measured(one, names), measured(other, names), strict=True):
+    for other in (on_two, on_four):
+        for mine, theirs in zip(
+            read_measurements(on_one, names), read_measurements(other, names), strict=True
+        ):
             assert theirs == pytest.approx(mine, rel=1e-5)
-    unbroken, lines = arrays(two.folder), measured(two, names)
-    shutil.rmtree(two.folder / "checkpoints" / "6")
-    resumed = succeed(launch(tmp_path / "2", jobs[2], env=env))
+    unbroken, lines = read_arrays(on_two.folder), read_measurements(on_two, names)
+    shutil.rmtree(on_two.folder / "checkpoints" / "6")
+    resumed = assert_success(run_job(tmp_path / "2", jobs[2], env=env))
     assert "resumed at step 3 of 6" in resumed.stdout
-    assert measured(resumed, names)[-4:] == lines[-4:] and arrays(resumed.folder) == unbroken
+    assert (
+        read_measurements(resumed, names)[-4:] == lines[-4:]
+        and read_arrays(resumed.folder) == unbroken
+    )
 
 
-def measured(result: Result, names: list[str]) -> list[list[float]]:
-    """What each model reached, by step, and at the evaluation in the end."""
-    (*_, evaluated) = map(json.loads, (result.folder / "eval.jsonl").read_text().splitlines())
-    assert len(result.losses) == 6 and evaluated["examples"] == 64
-    return [[line[name] for name in names] for line in (*result.metrics[-6:], evaluated)]
+def read_measurements(result: Result, names: list[str]) -> list[list[float]]:
+    """Return the models' metrics by step, and those of the last evaluation."""
+    (*_, evaluation) = map(json.loads, (result.folder / "eval.jsonl").read_text().splitlines())
+    assert len(result.losses) == 6 and evaluation["examples"] == 64
+    return [[line[name] for name in names] for line in (*result.metrics[-6:], evaluation)]
 
 
-def arrays(folder: Path) -> dict[str, bytes]:
-    """The parameters, batch statistics and averages of the last checkpoint."""
+def read_arrays(folder: Path) -> dict[str, bytes]:
+    """Return the parameters, batch statistics and averages of the last checkpoint."""
     step = reader.find_step(str(folder / "checkpoints"), 6)
     parts = {part: step.part_arrays(part) for part in ("params", "rest", "ema", "opt")}
     assert len(parts["ema"]) > len(parts["params"]) > 20

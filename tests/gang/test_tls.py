@@ -1,4 +1,4 @@
-"""A live gang with certificates: nobody without one of this job is told anything, and what is sent cannot be read."""
+"""A live gang with certificates answers nobody without one of this job."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jaxlaunch import contract
 from jaxlaunch.contract import AUTHORITY, CERTIFICATE, CERTIFICATE_KEY
 from jaxlaunch.launcher.manifests import security
-from tests.gang.agents import PATIENCE_S, Gang, job, program
-from tests.gang.test_agent_strangers import listens
+from tests.gang.agents import PATIENCE_S, Gang, make_job, write_program
+from tests.gang.test_agent_strangers import is_listening
 
 
-def kept(folder: Path, held: Mapping[str, bytes]) -> Path:
-    """A gang's Secret as a pod has it."""
+def write_secret(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write a gang's Secret as a pod has it."""
     folder.mkdir()
-    for name, content in {"key": b"k" * 32, **held}.items():
+    for name, content in {"key": b"k" * 32, **files}.items():
         (folder / name).write_bytes(content)
     return folder
 
 
-def answer(
+def tls_answer(
     port: int, certificate: Path | None, minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> bytes:
-    """What the leader tells who connects by TLS with this certificate, and trusts everybody."""
+    """Return the leader's answer to a TLS client that has this certificate and trusts everybody."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -45,8 +45,8 @@ def answer(
         return b""
 
 
-def told(port: int, text: bytes) -> bytes:
-    """What the leader tells who speaks without TLS."""
+def plain_answer(port: int, text: bytes) -> bytes:
+    """Return the leader's answer to a client without TLS."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
         sock.sendall(text)
         sock.shutdown(socket.SHUT_WR)
@@ -56,50 +56,54 @@ def told(port: int, text: bytes) -> bytes:
             return b""
 
 
-def test_strangers_and_certificates_that_are_expired_or_another_job_s_are_told_nothing(
+def test_clients_without_a_valid_certificate_of_the_job_get_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
     with monkeypatch.context() as patched:
         patched.setattr(ec, "generate_private_key", lambda _, drawn=[*keys, *keys]: drawn.pop(0))
-        own = kept(tmp_path / "own", security.make_certificates("mine"))
+        own_secret = write_secret(tmp_path / "own", security.make_certificates("mine"))
         patched.setattr(security, "CERTIFICATE_VALIDITY", -datetime.timedelta(hours=1))
-        expired = kept(tmp_path / "expired", security.make_certificates("mine"))
-    other = kept(
+        expired = write_secret(tmp_path / "expired", security.make_certificates("mine"))
+    other = write_secret(
         tmp_path / "other", security.make_certificates("mine")
     )  # the next job of that name
     mixed = {
         CERTIFICATE: (other / CERTIFICATE).read_bytes(),
         CERTIFICATE_KEY: (other / CERTIFICATE_KEY).read_bytes(),
     }
-    wrong = kept(tmp_path / "wrong", {AUTHORITY: (own / AUTHORITY).read_bytes(), **mixed})
-    env = {contract.UID: "u", contract.GANG_SECRET: str(own / "key")}
+    wrong = write_secret(
+        tmp_path / "wrong", {AUTHORITY: (own_secret / AUTHORITY).read_bytes(), **mixed}
+    )
+    env = {contract.UID: "u", contract.GANG_SECRET: str(own_secret / "key")}
     with Gang(
-        tmp_path, job(program(tmp_path, "mark('up'); wait_for('go')")), hosts=2, env=env
+        tmp_path, make_job(write_program(tmp_path, "mark('up'); wait_for('go')")), hosts=2, env=env
     ) as gang:
         gang.start(0)
-        gang.until("the leader", lambda: listens(gang.port))
-        assert json.loads(answer(gang.port, own)).keys() == {"type", "nonce"}
-        assert answer(gang.port, own, ssl.TLSVersion.TLSv1_2) == b""
-        assert [answer(gang.port, each) for each in (None, expired, other, wrong)] == [b""] * 4
-        assert b"nonce" not in told(gang.port, b'{"type": "hello"}\n')
+        gang.wait_until("the leader", lambda: is_listening(gang.port))
+        assert json.loads(tls_answer(gang.port, own_secret)).keys() == {"type", "nonce"}
+        assert tls_answer(gang.port, own_secret, ssl.TLSVersion.TLSv1_2) == b""
+        assert [tls_answer(gang.port, each) for each in (None, expired, other, wrong)] == [b""] * 4
+        assert b"nonce" not in plain_answer(gang.port, b'{"type": "hello"}\n')
         gang.start(1, env={contract.GANG_SECRET: str(other / "key")})
-        gang.until("the refusal", lambda: "host 0 did not admit this host" in gang.talk)
+        gang.wait_until("the refusal", lambda: "host 0 did not admit this host" in gang.stderr)
         refused = gang.agents.pop(1)
         refused.kill()
         refused.wait()
-        gang.start(1).until_marked("up-0", "up-1")
-        gang.allow("go")
+        gang.start(1).wait_for_marks("up-0", "up-1")
+        gang.release("go")
         codes = gang.wait()
-    assert codes == [0, 0] and gang.summary["status"] == "done", gang.talk[-2_000:]
-    assert "its certificate is not of this job: " in gang.talk
-    assert "Traceback" not in gang.talk
+    assert codes == [0, 0] and gang.summary["status"] == "done", gang.stderr[-2_000:]
+    assert "its certificate is not of this job: " in gang.stderr
+    assert "Traceback" not in gang.stderr
 
 
-def test_an_agent_whose_certificates_are_broken_says_so_and_does_not_start(tmp_path: Path) -> None:
-    folder = kept(tmp_path / "own", {**security.make_certificates("mine"), AUTHORITY: b"none"})
+def test_agent_with_broken_certificates_does_not_start(tmp_path: Path) -> None:
+    folder = write_secret(
+        tmp_path / "own", {**security.make_certificates("mine"), AUTHORITY: b"none"}
+    )
     env = {contract.GANG_SECRET: str(folder / "key")}
-    with Gang(tmp_path, job(program(tmp_path, "mark('up')")), env=env) as gang:
+    with Gang(tmp_path, make_job(write_program(tmp_path, "mark('up')")), env=env) as gang:
         gang.start(0)
         assert gang.wait() == [contract.BAD_SPEC]
-    assert f"cannot use the certificates in {folder}" in gang.talk
+    assert f"cannot use the certificates in {folder}" in gang.stderr

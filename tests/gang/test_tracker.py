@@ -1,4 +1,4 @@
-"""A tracker that is slow to open holds up neither the stop nor the end of a gang, and has each line once."""
+"""A tracker that opens slowly delays neither the stop nor the end of a gang, and gets each line once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.runs import Running, digits, job
+from tests.gang.runs import Running, digits_block, make_job
 
 pytestmark = pytest.mark.computes
 
 # At first it opens when the test says so, after a stop; then long after the last step: JAX aborts a
 # rank that waits for another one for 10 s at the end.
-SLOW = """
+SLOW_TRACKER = """
 import os
 import time
 class Slow:
@@ -34,12 +34,12 @@ class Slow:
 """
 
 
-def test_a_tracker_that_opens_late_has_each_line_once_and_changes_no_end(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(SLOW)
-    train = digits(mesh={"dp": 2}, steps=100_000, log_every=50, eval={"every": 100_000})
-    document = job(train, hosts=2, per_host=1, tracker="mine:Slow", code=".")
+def test_slow_tracker_gets_each_line_once_and_does_not_delay_the_end(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SLOW_TRACKER)
+    train = digits_block(mesh={"dp": 2}, steps=100_000, log_every=50, eval={"every": 100_000})
+    document = make_job(train, hosts=2, per_host=1, tracker="mine:Slow", code=".")
     with Running(tmp_path, document) as first:
-        first.until_step(100)
+        first.wait_for_step(100)
         first.process.send_signal(signal.SIGTERM)
         stopped = first.wait()
         assert stopped.code == 80 and "saved at step" in stopped.verdict["message"], stopped.verdict
@@ -51,7 +51,7 @@ def test_a_tracker_that_opens_late_has_each_line_once_and_changes_no_end(tmp_pat
     with Running(tmp_path, document, f"train.steps={last}", env={"LAST": str(last)}) as second:
         done = second.wait()
     assert done.code == 0, done.verdict
-    kept = [line.split() for line in (done.folder / "kept").read_text().splitlines()]
-    assert [(int(step), json.loads(loss)) for step, loss in kept if loss != "None"] == list(
-        done.losses.items()
-    )
+    tracked_lines = [line.split() for line in (done.folder / "kept").read_text().splitlines()]
+    assert [
+        (int(step), json.loads(loss)) for step, loss in tracked_lines if loss != "None"
+    ] == list(done.losses.items())

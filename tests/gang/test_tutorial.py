@@ -1,4 +1,4 @@
-"""The files of a tutorial, run as its page says, print what the page shows, but for numbers and folders."""
+"""The files of a tutorial print what its page shows, except for numbers and folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from tests import tutorials
 from tests.compiled import quick_starts
-from tests.gang.runs import PATIENCE_S, launch, succeed
+from tests.gang.runs import PATIENCE_S, assert_success, run_job
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
@@ -31,14 +31,14 @@ EXAMPLES = DOCS.parent / "examples"
         ("first-cluster-job.md", 4),  # what needs a cluster runs in tests/cluster/test_readme.py
     ],
 )
-def test_a_tutorial_does_what_its_page_shows(page: str, commands: int, tmp_path: Path) -> None:
+def test_tutorial_prints_what_its_page_shows(page: str, commands: int, tmp_path: Path) -> None:
     path = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
-    ran = 0
+    executed = 0
     for step in tutorials.steps((DOCS / page).read_text()):
         if step.file is not None:
             (tmp_path / step.file).write_text(step.text)
             continue
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-euc", step.text],
             cwd=tmp_path,
             env=os.environ | quick_starts() | {"PATH": path},
@@ -47,24 +47,24 @@ def test_a_tutorial_does_what_its_page_shows(page: str, commands: int, tmp_path:
             stderr=subprocess.STDOUT,
             timeout=PATIENCE_S,
         )
-        assert done.returncode == 0, done.stdout[-3000:]
-        assert step.output and list(tutorials.missing(step.output, done.stdout)) == []
-        ran += len(step.text.splitlines())
-    assert ran == commands
+        assert result.returncode == 0, result.stdout[-3000:]
+        assert step.output and list(tutorials.missing(step.output, result.stdout)) == []
+        executed += len(step.text.splitlines())
+    assert executed == commands
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "output"),
     [
         ("mnist", "accuracy 0.88 of 297 digits held out, on 8 devices"),
         ("large_model", "loss 1.18 on 8 devices, each with (4, 32, 8); restored as saved: True"),
     ],
 )
-def test_a_tutorial_runs_as_it_is_typed_in(name: str, says: str, tmp_path: Path) -> None:
+def test_tutorial_example_prints_its_result(name: str, output: str, tmp_path: Path) -> None:
     document = yaml.safe_load((EXAMPLES / "tutorials" / f"{name}.yaml").read_text())
-    result = succeed(launch(tmp_path, document | {"code": str(EXAMPLES / "tutorials")}))
-    assert list(tutorials.missing(says, result.stdout)) == []
-    assert says in (DOCS / "tutorials.md").read_text()
+    result = assert_success(run_job(tmp_path, document | {"code": str(EXAMPLES / "tutorials")}))
+    assert list(tutorials.missing(output, result.stdout)) == []
+    assert output in (DOCS / "tutorials.md").read_text()
     assert result.summary["restarts"] == {}
     if name == "mnist":
         assert float(result.stdout.partition("accuracy ")[2].split()[0]) > 0.8

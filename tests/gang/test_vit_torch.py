@@ -1,4 +1,4 @@
-"""The tutorial of a ViT on torch data: its example in the trainer, and its own program as it is typed in."""
+"""The tutorial of a ViT on torch data: its example in the trainer, and its own program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from jaxlaunch.launcher.job import load as jobs
 from tests import environments, needs
-from tests.gang.runs import Result, launch, succeed
+from tests.gang.runs import Result, assert_success, run_job
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "vit_torch"
 
 
-def run(folder: Path, name: str, *small: str, **keys: Any) -> Result:
-    """A job of the example at small size, with torch and transformers ahead of our own packages."""
+def run_example(folder: Path, name: str, *overrides: str, **keys: Any) -> Result:
+    """Run a job of the example at small size, with torch's packages before our own."""
     document = yaml.safe_load((EXAMPLE / name).read_text()) | {
         "code": str(EXAMPLE),
         "restarts": {"in_place": 0},
@@ -28,10 +28,10 @@ def run(folder: Path, name: str, *small: str, **keys: Any) -> Result:
     document |= keys
     libraries = needs.packages("torch")
     env = environments.LAZY | {"PYTHONPATH": f"{ROOT}:{libraries}", "USE_TORCH": "0"}
-    return succeed(launch(folder, document, *small, env=env))
+    return assert_success(run_job(folder, document, *overrides, env=env))
 
 
-def test_the_example_trains_our_vit_on_the_dataset_of_the_tutorial_by_its_worker_processes(
+def test_example_trains_the_built_in_vit_on_the_torch_dataset(
     tmp_path: Path,
 ) -> None:
     small = (
@@ -43,19 +43,19 @@ def test_the_example_trains_our_vit_on_the_dataset_of_the_tutorial_by_its_worker
         "train.optimizer.lr=1e-4",
         "train.data.args={length: 12, side: 32}",
     )
-    found = run(tmp_path, "job.yaml", *small, *steps)
-    assert list(found.losses) == [1, 2, 3, 4]
-    assert all(6 < loss < 8 for loss in found.losses.values())  # ln 1000 = 6.9
-    assert "read one at a time" not in found.stdout  # as they would be without workers
+    result = run_example(tmp_path, "job.yaml", *small, *steps)
+    assert list(result.losses) == [1, 2, 3, 4]
+    assert all(6 < loss < 8 for loss in result.losses.values())  # ln 1000 = 6.9
+    assert "read one at a time" not in result.stdout  # as they would be without workers
 
 
-def test_the_tutorial_s_own_program_runs_as_it_is_typed(tmp_path: Path) -> None:
+def test_program_of_the_tutorial_runs(tmp_path: Path) -> None:
     small = ["--steps=3", "--batch=2", "--workers=0", "--side=32", "--layers=1", "--width=64"]
-    found = run(tmp_path, "tutorial.yaml", command=[sys.executable, "tutorial.py", *small])
-    assert "step 3: loss " in found.stdout and found.summary["step"] == 3
-    assert 5 < found.summary["metrics"]["loss"] < 9
+    result = run_example(tmp_path, "tutorial.yaml", command=[sys.executable, "tutorial.py", *small])
+    assert "step 3: loss " in result.stdout and result.summary["step"] == 3
+    assert 5 < result.summary["metrics"]["loss"] < 9
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "tutorial.yaml"])
-def test_the_jobs_are_valid(name: str) -> None:
+def test_jobs_of_the_example_are_valid(name: str) -> None:
     assert jobs.load_job(EXAMPLE / name).code == "."

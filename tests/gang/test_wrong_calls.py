@@ -1,7 +1,7 @@
-"""Wrong calls of `launcher run` beside a finished run: each a sentence and its exit code, and that run stays as it is.
+"""Wrong calls of `launcher run` next to a finished run: one sentence, an exit code, no change.
 
 What the launcher refuses is called in this process. What only the trainer can find is found by
-wrong_specs.py, all in one process; three of these are started as a user would, to see that a
+wrong_specs.py, all in one process. Three of these are started as a user would, to see that a
 refusal is printed once.
 """
 
@@ -22,14 +22,14 @@ from jaxlaunch.launcher.local import run as local
 from tests.compiled import QUICK_COMPILES
 from tests.found import shows
 from tests.gang import wrong_specs
-from tests.gang.runs import HERE, digits, job, launch, succeed
+from tests.gang.runs import HERE, assert_success, digits_block, make_job, run_job
 from tests.launcher.invoke import Left, launcher
 
-Tree = dict[str, tuple[str, int]]
+FileTree = dict[str, tuple[str, int]]
 
 # Arguments behind `launcher run job.yaml --run-dir RUN`, and what is said of them; HERE in it is
 # the folder of the job.
-CALLS: dict[str, tuple[list[str], str]] = {
+LAUNCHER_REFUSALS: dict[str, tuple[list[str], str]] = {
     "an argument that is no key": (["job2.yaml"], "is not of the form key=value"),
     "a key without a name": (["=3"], "is not of the form key=value"),
     "a key with a hole": (["train..steps=3"], "is not of the form key=value"),
@@ -97,7 +97,7 @@ CALLS: dict[str, tuple[list[str], str]] = {
 }  # fmt: skip
 
 # Files in place of the job's.
-FILES: dict[str, tuple[bytes | None, str]] = {
+FILE_REFUSALS: dict[str, tuple[bytes | None, str]] = {
     "no file": (None, "no such file."),
     "an empty file": (b"", "is empty, not a block of keys."),
     "prose": (b"train the model\n", "is plain text, not a block of keys."),
@@ -106,7 +106,7 @@ FILES: dict[str, tuple[bytes | None, str]] = {
 }
 
 # What the trainer says of tests/gang/wrong_specs.py's.
-SAID: dict[str, tuple[int, str]] = {
+TRAINER_REFUSALS: dict[str, tuple[int, str]] = {
     "another width": (
         78,
         "train.model.width was 32, the job says 9; change it back, or set checkpoint.path",
@@ -174,8 +174,8 @@ SAID: dict[str, tuple[int, str]] = {
 }
 
 
-def tree(folder: Path) -> Tree:
-    """Content and time of change of every file below a folder; locks come and go."""
+def read_tree(folder: Path) -> FileTree:
+    """Return digest and modification time of every file below a folder, without locks."""
     return {
         str(path.relative_to(folder)): (
             hashlib.sha256(path.read_bytes()).hexdigest(),
@@ -187,132 +187,140 @@ def tree(folder: Path) -> Tree:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a job, with its run in `run`."""
+def finished_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a job with its finished run in `run`."""
     folder = tmp_path_factory.mktemp("finished")
-    succeed(launch(folder, job(digits(steps=6))))
+    assert_success(run_job(folder, make_job(digits_block(steps=6))))
     return folder
 
 
 @pytest.fixture
-def refuse(
-    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def assert_refused(
+    finished_job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Any:
-    """Calls `launcher run`, which must say one sentence, exit with 2, and leave the finished run alone."""
+    """Call `launcher run`, which must print one sentence, exit with 2, and change nothing."""
 
-    def gang(*_: object, **__: object) -> None:
+    def forbid_gang(*_: object, **__: object) -> None:
         raise AssertionError("it was not refused: its agents are started")
 
-    monkeypatch.setattr(local, "Gang", gang)
-    monkeypatch.chdir(finished)
-    before = tree(finished)
+    monkeypatch.setattr(local, "Gang", forbid_gang)
+    monkeypatch.chdir(finished_job)
+    initial_tree = read_tree(finished_job)
 
-    def call(*arguments: str, says: str) -> Left:
-        left = launcher(capsys, monkeypatch, "run", *arguments)
-        assert (left.code, left.out) == (2, "")
-        assert left.err.count(says.splitlines()[0]) == 1, left.err
-        assert "Traceback" not in left.err
-        assert tree(finished) == before
-        return left
+    def call_run(*arguments: str, message: str) -> Left:
+        result = launcher(capsys, monkeypatch, "run", *arguments)
+        assert (result.code, result.out) == (2, "")
+        assert result.err.count(message.splitlines()[0]) == 1, result.err
+        assert "Traceback" not in result.err
+        assert read_tree(finished_job) == initial_tree
+        return result
 
-    return call
-
-
-def test_there_are_more_than_sixty() -> None:
-    assert len(CALLS) + len(FILES) + len(SAID) >= 60
-    assert SAID.keys() == (wrong_specs.RESUMED | wrong_specs.FRESH).keys()
+    return call_run
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_call_is_one_sentence_and_changes_nothing(
-    name: str, refuse: Any, finished: Path
-) -> None:
-    arguments, says = CALLS[name]
-    given = [argument.replace("HERE", str(finished)) for argument in arguments]
-    refuse("job.yaml", "--run-dir", "run", *given, says=says.replace("HERE", str(finished)))
+def test_every_wrong_spec_has_an_expected_refusal() -> None:
+    assert len(LAUNCHER_REFUSALS) + len(FILE_REFUSALS) + len(TRAINER_REFUSALS) >= 60
+    assert TRAINER_REFUSALS.keys() == (wrong_specs.RESUMED | wrong_specs.FRESH).keys()
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_wrong_file_is_one_sentence_and_changes_nothing(
-    name: str, refuse: Any, tmp_path: Path
-) -> None:
-    content, says = FILES[name]
+@pytest.mark.parametrize("name", LAUNCHER_REFUSALS)
+def test_wrong_call_is_refused(name: str, assert_refused: Any, finished_job: Path) -> None:
+    arguments, message = LAUNCHER_REFUSALS[name]
+    arguments_of_call = [argument.replace("HERE", str(finished_job)) for argument in arguments]
+    assert_refused(
+        "job.yaml",
+        "--run-dir",
+        "run",
+        *arguments_of_call,
+        says=message.replace("HERE", str(finished_job)),
+    )
+
+
+@pytest.mark.parametrize("name", FILE_REFUSALS)
+def test_wrong_file_is_refused(name: str, assert_refused: Any, tmp_path: Path) -> None:
+    content, message = FILE_REFUSALS[name]
     if content is not None:
         (tmp_path / "job.yaml").write_bytes(content)
-    refuse(str(tmp_path / "job.yaml"), "--run-dir", "run", says=says)
+    assert_refused(str(tmp_path / "job.yaml"), "--run-dir", "run", says=message)
 
 
-def test_a_run_folder_in_use_is_one_sentence_and_changes_nothing(
-    refuse: Any, finished: Path
-) -> None:
-    with (finished / "run" / ".lock").open("a+") as lock:
+def test_run_folder_in_use_is_refused(assert_refused: Any, finished_job: Path) -> None:
+    with (finished_job / "run" / ".lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        refuse("job.yaml", "--run-dir", "run", says="is in use by the run with pid")
+        assert_refused("job.yaml", "--run-dir", "run", says="is in use by the run with pid")
 
 
 @pytest.fixture(scope="module")
-def said(finished: Path) -> dict[str, dict[str, Any]]:
-    """What the trainer said of each wrong train block."""
-    spec = digits(steps=6) | {"compile_cache": None}  # which may grow, whatever is refused
+def refusals(finished_job: Path) -> dict[str, dict[str, Any]]:
+    """Return what the trainer said of each wrong train block."""
+    spec = digits_block(steps=6) | {"compile_cache": None}  # which may grow, whatever is refused
     environ = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent.parent)]),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "1",
         **QUICK_COMPILES,
     }
-    before = tree(finished)
-    done = subprocess.run(
-        [sys.executable, HERE / "wrong_specs.py", finished / "run", json.dumps(spec)],
+    initial_tree = read_tree(finished_job)
+    result = subprocess.run(
+        [sys.executable, HERE / "wrong_specs.py", finished_job / "run", json.dumps(spec)],
         env=environ,
         capture_output=True,
         text=True,
     )
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name"')]
-    assert len(found) == len(SAID), done.stderr[-2000:]
-    assert tree(finished) == before
-    return {one["name"]: one for one in found}
+    answers = [
+        json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"name"')
+    ]
+    assert len(answers) == len(TRAINER_REFUSALS), result.stderr[-2000:]
+    assert read_tree(finished_job) == initial_tree
+    return {one["name"]: one for one in answers}
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_what_the_trainer_refuses_is_one_sentence_with_its_code(
-    name: str, said: dict[str, dict[str, Any]]
+@pytest.mark.parametrize("name", TRAINER_REFUSALS)
+def test_trainer_refusal_is_one_sentence_with_its_code(
+    name: str, refusals: dict[str, dict[str, Any]]
 ) -> None:
-    code, says = SAID[name]
-    assert (said[name]["code"], said[name]["traceback"]) == (code, False), said[name]
-    assert says in said[name]["says"] and len(said[name]["says"].splitlines()) == 1
+    code, message = TRAINER_REFUSALS[name]
+    assert (refusals[name]["code"], refusals[name]["traceback"]) == (code, False), refusals[name]
+    assert message in refusals[name]["says"] and len(refusals[name]["says"].splitlines()) == 1
 
 
-def test_some_of_it_is_found_on_the_page_of_errors(said: dict[str, dict[str, Any]]) -> None:
-    shows("the training data changed", said["other data"]["says"])
-    shows("train.checkpoint.path = … cannot be written", said["checkpoints in a file"]["says"])
-    shows("ModuleNotFoundError: No module named", said["a task of no module"]["says"])
+def test_trainer_refusals_are_on_the_troubleshooting_page(
+    refusals: dict[str, dict[str, Any]],
+) -> None:
+    shows("the training data changed", refusals["other data"]["says"])
+    shows("train.checkpoint.path = … cannot be written", refusals["checkpoints in a file"]["says"])
+    shows("ModuleNotFoundError: No module named", refusals["a task of no module"]["says"])
 
 
 # What the newest start writes, whatever comes of it.
-OF_EVERY_START = {"summary.json", "agents.json", "attempts.jsonl", "ranks.json"}
+FILES_OF_EVERY_START = {"summary.json", "agents.json", "attempts.jsonl", "ranks.json"}
 
 
 @pytest.mark.parametrize("name", ["another optimizer", "other data", "GPUs that are not here"])
-def test_a_refusal_is_printed_once_and_is_all_that_a_start_leaves(
-    name: str, finished: Path, tmp_path: Path
+def test_refusal_is_printed_once_and_changes_no_other_file(
+    name: str, finished_job: Path, tmp_path: Path
 ) -> None:
-    """As a user starts it beside the finished run, whose job, checkpoints, metrics and earlier starts stay."""
-    document = job(digits(steps=6, **wrong_specs.RESUMED.get(name, {})))
-    code, says = SAID.get(name) or (64, "the job asks for 8 GPUs, this machine")
-    if name not in SAID:
+    """Start the job as a user does; the job, checkpoints, metrics and earlier starts must stay."""
+    document = make_job(digits_block(steps=6, **wrong_specs.RESUMED.get(name, {})))
+    code, message = TRAINER_REFUSALS.get(name) or (64, "the job asks for 8 GPUs, this machine")
+    if name not in TRAINER_REFUSALS:
         document |= {"accelerator": {"type": "h100"}}
-    (tmp_path / "run").symlink_to(finished / "run")
-    before = tree(finished / "run")
-    result = launch(tmp_path, document)
-    if name not in SAID:
+    (tmp_path / "run").symlink_to(finished_job / "run")
+    initial_tree = read_tree(finished_job / "run")
+    result = run_job(tmp_path, document)
+    if name not in TRAINER_REFUSALS:
         shows("the job asks for 8 GPUs, this machine (…) has", result.stderr)
-    told = result.stdout + result.stderr
-    assert result.code == code, told
-    assert told.count(says) == 1 and "Traceback" not in told and "Error" not in told, told
-    after = tree(finished / "run")
-    own = f"starts/{result.summary['starts'][-1]['start']}/"
+    output = result.stdout + result.stderr
+    assert result.code == code, output
+    assert output.count(message) == 1 and "Traceback" not in output and "Error" not in output, (
+        output
+    )
+    final_tree = read_tree(finished_job / "run")
+    own_folder = f"starts/{result.summary['starts'][-1]['start']}/"
     assert result.summary["starts"][-1]["last_step"] is None
-    new = {path for path in after if path.startswith(own) or path in OF_EVERY_START}
-    assert {path: after[path] for path in after.keys() - new} == {
-        path: before[path] for path in before.keys() - OF_EVERY_START
+    new = {
+        path for path in final_tree if path.startswith(own_folder) or path in FILES_OF_EVERY_START
+    }
+    assert {path: final_tree[path] for path in final_tree.keys() - new} == {
+        path: initial_tree[path] for path in initial_tree.keys() - FILES_OF_EVERY_START
     }

@@ -1,4 +1,4 @@
-"""Trains every train block of a JSON file in turn, in one start of the processes: python train_each.py FILE FOLDER.
+"""Train every block of a JSON file in one start of the processes: python train_each.py FILE FOLDER.
 
 The losses of block NAME are in FOLDER/NAME/metrics.jsonl.
 """
@@ -21,8 +21,8 @@ from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.train import BuiltInTraining
 
 
-class Unsaved(Loop[TrainState]):
-    """Only losses are compared: what a save compiles takes a fifth of such a run's time."""
+class UnsavedLoop(Loop[TrainState]):
+    """A loop without saves, which would compile for a fifth of such a run's time."""
 
     def _save(self, done: int, state: TrainState) -> None:
         self._read_metrics()
@@ -32,11 +32,14 @@ class Unsaved(Loop[TrainState]):
 def main(file: Path, folder: Path) -> None:
     stop = distributed.Stop()
     distributed.initialize()
-    place = dataclasses.replace(RunContext.from_environ(), socket=None, profile=None)
+    base_context = dataclasses.replace(RunContext.from_environ(), socket=None, profile=None)
     for name, block in json.loads(file.read_text()).items():
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
-        here, report = dataclasses.replace(place, run_dir=str(folder / name)), Progress(None)
-        Unsaved(BuiltInTraining(spec, task, here, report), here, stop, report).run()
+        context, report = (
+            dataclasses.replace(base_context, run_dir=str(folder / name)),
+            Progress(None),
+        )
+        UnsavedLoop(BuiltInTraining(spec, task, context, report), context, stop, report).run()
         gc.unfreeze()  # a run freezes what it finds, since its process ends with it
         gc.enable()
         gc.collect()

@@ -1,7 +1,7 @@
-"""A real Prometheus on loopback that scrapes real runs and evaluates the chart's rules, in time that is SCALE × faster.
+"""A real Prometheus on loopback that scrapes real runs, with the chart's rules SCALE × faster.
 
 One factor shortens every range, offset, `for` and threshold in seconds of the rules, so that an
-alert of an hour shows in half a minute; the series and the expressions are the product's own.
+alert of an hour fires in half a minute; the series and the expressions are the product's own.
 Scrapes are a second apart: two minutes of scaled time, coarser than a real Prometheus's.
 """
 
@@ -39,13 +39,13 @@ CONFIG = {
 Series = list[tuple[dict[str, str], float]]
 
 
-def scaled(text: str) -> str:
-    """A rule file in short time."""
+def scale_rules(text: str) -> str:
+    """Return a rule file in short time."""
     document = yaml.safe_load(text)
     for rule in (rule for group in document["groups"] for rule in group["rules"]):
-        rule["expr"] = faster(rule["expr"])
+        rule["expr"] = shorten_durations(rule["expr"])
         if "for" in rule:
-            rule["for"] = faster(rule["for"])
+            rule["for"] = shorten_durations(rule["for"])
         if rule.get("record", "").startswith("jaxlaunch:threshold:") and rule["record"].endswith(
             "_seconds"
         ):
@@ -53,18 +53,18 @@ def scaled(text: str) -> str:
     return yaml.safe_dump(document)
 
 
-def faster(text: str) -> str:
-    """An expression's ranges and offsets, or a duration alone, SCALE × shorter."""
+def shorten_durations(text: str) -> str:
+    """Shorten an expression's ranges and offsets, or a single duration, by SCALE."""
 
-    def shorter(found: re.Match[str]) -> str:
-        number, unit = (part for part in found.groups() if part)
+    def shorten(match: re.Match[str]) -> str:
+        number, unit = (part for part in match.groups() if part)
         return f"{int(number) * UNITS_S[unit] * 1000 // SCALE}ms"
 
-    return DURATION.sub(shorter, text)
+    return DURATION.sub(shorten, text)
 
 
 class Prometheus:
-    """Scrapes the agents of the runs it is given, from when it starts; leaving the block stops it."""
+    """A Prometheus that scrapes the agents of runs. Leaving the block stops it."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self._folder, self._program = folder, program
@@ -75,7 +75,7 @@ class Prometheus:
     def __enter__(self) -> Prometheus:
         (self._folder / "rules").mkdir(parents=True)
         for path in RULES:
-            (self._folder / "rules" / path.name).write_text(scaled(path.read_text()))
+            (self._folder / "rules" / path.name).write_text(scale_rules(path.read_text()))
         (self._folder / "prometheus.yml").write_text(yaml.safe_dump(CONFIG))
         (self._folder / "targets.json").write_text("[]")
         self._log = (self._folder / "log").open("wb")
@@ -90,7 +90,7 @@ class Prometheus:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        self.until("Prometheus is ready", lambda: self._ask("/-/ready") is not None)
+        self.wait_until("Prometheus is ready", lambda: self._ask("/-/ready") is not None)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,48 +99,50 @@ class Prometheus:
         self._log.close()
 
     def watch(self, name: str, running: Running) -> None:
-        """From now on scrapes the agents of a run, under this name."""
+        """Scrape the agents of a run under this name."""
         self._runs[name] = running
 
     def query(self, expression: str) -> Series:
-        """The series of an instant query, now. Raises AssertionError where it is no PromQL."""
+        """Return the series of an instant query. Raises AssertionError for invalid PromQL."""
         answer = json.loads(self._ask("/api/v1/query", query=expression) or "{}")
         assert answer.get("status") == "success", f"{expression}: {answer}"
         result = answer["data"]["result"]
         return [(series["metric"], float(series["value"][1])) for series in result]
 
     def firing(self, run: str) -> Series:
-        """The alerts of a run that fire now, with the number of seconds since they do."""
+        """Return the firing alerts of a run, with the seconds since they fire."""
         return self.query(f'ALERTS{{alertstate="firing", run="{run}"}}')
 
     def fired(self, run: str) -> set[str]:
-        """The alerts of a run that ever fired."""
-        found = self.query(f'max_over_time(ALERTS{{alertstate="firing", run="{run}"}}[1h])')
-        return {labels["alertname"] for labels, _ in found}
+        """Return the alerts of a run that ever fired."""
+        series = self.query(f'max_over_time(ALERTS{{alertstate="firing", run="{run}"}}[1h])')
+        return {labels["alertname"] for labels, _ in series}
 
-    def until_firing(self, alert: str, run: str, **labels: str) -> None:
-        wanted = {"alertname": alert, **labels}.items()
-        self.until(
+    def wait_until_firing(self, alert: str, run: str, **labels: str) -> None:
+        expected = {"alertname": alert, **labels}.items()
+        self.wait_until(
             f"{alert} of {run}",
-            lambda: any(wanted <= found.items() for found, _ in self.firing(run)),
+            lambda: any(expected <= found.items() for found, _ in self.firing(run)),
         )
 
-    def until(self, what: str, happened: Callable[[], Any]) -> Any:
-        """Waits until `happened()` is true and returns it, and lets Prometheus know of new agents meanwhile."""
+    def wait_until(self, description: str, condition: Callable[[], Any]) -> Any:
+        """Wait until `happened()` is true and return it, and announce new agents meanwhile."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end and self._process.poll() is None:
             self._list_targets()
-            if answer := happened():
-                return answer
+            if result := condition():
+                return result
             time.sleep(0.1)
-        talk = {name: "".join(running.text())[-2000:] for name, running in self._runs.items()}
+        outputs = {
+            name: "".join(running.read_output())[-2000:] for name, running in self._runs.items()
+        }
         raise AssertionError(
-            f"{what} never happened\n{(self._folder / 'log').read_text()[-2000:]}\n{talk}"
+            f"{description} never happened\n{(self._folder / 'log').read_text()[-2000:]}\n{outputs}"
         )
 
     def _list_targets(self) -> None:
         targets = [
-            target for name, running in self._runs.items() for target in targets_of(name, running)
+            target for name, running in self._runs.items() for target in find_targets(name, running)
         ]
         if targets != self._targets:
             draft = self._folder / "targets.new"
@@ -160,8 +162,8 @@ class Prometheus:
             return None
 
 
-def targets_of(name: str, running: Running) -> list[Mapping[str, Any]]:
-    """What a PodMonitor would find of a run: an address and the labels of its pod, for each agent."""
+def find_targets(name: str, running: Running) -> list[Mapping[str, Any]]:
+    """Return a target with the labels of its pod for each agent, as a PodMonitor does."""
     try:
         agents = json.loads((running.folder / "agents.json").read_text())
     except FileNotFoundError:

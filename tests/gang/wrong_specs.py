@@ -1,7 +1,7 @@
-"""Wrong train blocks, given to the trainer one after the other in one process: python wrong_specs.py RUN_DIR SPEC.
+"""Give wrong train blocks to the trainer in one process: python wrong_specs.py RUN_DIR SPEC.
 
-SPEC is the train block of the run that finished in RUN_DIR. Prints a line of JSON for each: its
-name, its exit code and what was said; `traceback` where that was no sentence.
+SPEC is the train block of the run that finished in RUN_DIR. Prints a line of JSON for each block:
+its name, its exit code, the message, and `traceback` if that was no sentence.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import exit_code, read_spec
 from jaxlaunch.trainer.train import build_loop
 
-HERE = "wrong_specs"  # this module, as a job names it
+MODULE = "wrong_specs"  # this module, as a job names it
 
 
-class Absent:
+class MissingShare:
     def __init__(self) -> None:
         raise KeyError("no such share")
 
 
-class Set:
-    """64 items of a kind that depends on the subclass."""
+class Dataset:
+    """64 items whose shape depends on the subclass."""
 
     def __len__(self) -> int:
         return 64
@@ -42,7 +42,7 @@ class Set:
         return np.zeros((8, 8), np.float32), index % 4
 
 
-class Ragged(Set):
+class RaggedDataset(Dataset):
     def __getitem__(self, index: int) -> Any:
         return np.zeros((8 + index % 2, 8), np.float32), 0
 
@@ -52,24 +52,24 @@ IMAGES = {"source": "synthetic", "examples": 512, "eval_examples": 64, "shape": 
 GPT2 = {"kind": "gpt2", "layers": 1, "width": 8, "heads": 2, "vocab": 256, "length": 8}
 
 
-def torch(name: str, **keys: Any) -> dict[str, Any]:
-    return {"data": {"source": "torch", "dataset": f"{HERE}:{name}", **keys}}
+def torch_data(name: str, **keys: Any) -> dict[str, Any]:
+    return {"data": {"source": "torch", "dataset": f"{MODULE}:{name}", **keys}}
 
 
-def text(path: str, **model: Any) -> dict[str, Any]:
+def text_job(path: str, **model: Any) -> dict[str, Any]:
     return {"task": LM, "model": GPT2 | model, "data": {"source": "text", "path": path}}
 
 
-def weights(folder: str) -> dict[str, Any]:
+def weights_job(folder: str) -> dict[str, Any]:
     return {"task": LM, "model": GPT2 | {"init_from": folder}, "data": {"source": "synthetic"}}
 
 
-def by_epochs(**keys: Any) -> dict[str, Any]:
+def epoch_job(**keys: Any) -> dict[str, Any]:
     return {"steps": None, "epochs": 1, **keys}
 
 
-def groups(*each: dict[str, Any]) -> dict[str, Any]:
-    return {"optimizer": {"groups": list(each)}}
+def optimizer_groups(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"optimizer": {"groups": list(entries)}}
 
 
 # Beside the finished run, in its folder: another job.
@@ -78,7 +78,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "more layers": {"model": {"kind": "mlp", "layers": 2, "width": 32}},
     "another kind of model": {"model": VIT | {"image": [8, 8]}},
     "another optimizer": {"optimizer": {"name": "sgd"}},
-    "another group frozen": groups({"match": "head.*", "freeze": True}),
+    "another group frozen": optimizer_groups({"match": "head.*", "freeze": True}),
     "an average": {"optimizer": {"lr": 1e-2, "ema": 0.9, "schedule": {"name": "constant"}}},
     "half precision": {"precision": "fp16"},
     "another batch": {"batch": 32},
@@ -99,12 +99,12 @@ FRESH: dict[str, dict[str, Any]] = {
     "a task of no module": {"task": "nowhere:Task"},
     "a task that the module lacks": {"task": "jaxlaunch.trainer.tasks.classify:Clasify"},
     "a dataset of no module": {"data": {"source": "torch", "dataset": "no.where:Data"}},
-    "a dataset that raises": torch("Absent"),
-    "a dataset with arguments it does not take": torch("Set", args={"path": "/x"}),
-    "items of two shapes": torch("Ragged"),
-    "text that no file matches": text("nowhere/*.txt"),
-    "text files that are empty": text("empty.txt"),
-    "text with too small a vocabulary": text("text.txt", vocab=100),
+    "a dataset that raises": torch_data("MissingShare"),
+    "a dataset with arguments it does not take": torch_data("Dataset", args={"path": "/x"}),
+    "items of two shapes": torch_data("RaggedDataset"),
+    "text that no file matches": text_job("nowhere/*.txt"),
+    "text files that are empty": text_job("empty.txt"),
+    "text with too small a vocabulary": text_job("text.txt", vocab=100),
     "text for images": {"data": {"source": "text", "path": "text.txt"}},
     "a csv as array_record": {"data": {"source": "array_record", "path": "data.csv"}},
     "a mistyped dataset": {"data": {"source": "tfds", "name": "digts"}},
@@ -113,15 +113,15 @@ FRESH: dict[str, dict[str, Any]] = {
         "model": {"kind": "vit", "layers": 1, "width": 8, "heads": 2, "image": [16, 16], "patch": 4}
     },
     "a language model for images": {"model": GPT2},
-    "weights that are not there": weights("nowhere"),
-    "weights with half a config": weights("half"),
+    "weights that are not there": weights_job("nowhere"),
+    "weights with half a config": weights_job("half"),
     "checkpoints in a file": {"checkpoint": {"path": "data.csv"}},
     "checkpoints below a file": {"checkpoint": {"path": "data.csv/checkpoints"}},
     "a cache that is a file": {"compile_cache": "data.csv"},
-    "a decay longer than the epochs": by_epochs(
+    "a decay longer than the epochs": epoch_job(
         optimizer={"schedule": {"name": "wsd", "decay": 1000}}
     ),
-    "a profile behind the end": by_epochs(profile={"at": 1000}),
+    "a profile behind the end": epoch_job(profile={"at": 1000}),
     "a mesh of other devices": {"mesh": {"dp": 3}},
     "an optimizer that cannot be made": {"optimizer": {"name": "optax:adamw", "args": {"b9": 1}}},
     "a best of no evaluation": {"checkpoint": {"best": {}}, "data": IMAGES | {"eval_examples": 0}},
@@ -130,7 +130,7 @@ FRESH: dict[str, dict[str, Any]] = {
 
 
 def write_files() -> None:
-    """What the specs name, in the working folder."""
+    """Write what the specs name into the working folder."""
     for name, content in {
         "empty.txt": "",
         "text.txt": "some text\n" * 99,
@@ -141,8 +141,8 @@ def write_files() -> None:
     (Path("half") / "config.json").write_text("{")
 
 
-def attempt(spec: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
-    """How one training ends."""
+def try_training(spec: dict[str, Any], folder: str, stop: Stop) -> dict[str, Any]:
+    """Train once and return how it ends."""
     run = None
     try:
         keys = {
@@ -168,7 +168,9 @@ def main() -> None:
         write_files()
         for name, changed in (RESUMED | FRESH).items():
             folder = run_dir if name in RESUMED else os.path.join(here, "run")
-            print(json.dumps({"name": name, **attempt(base | changed, folder, stop)}), flush=True)
+            print(
+                json.dumps({"name": name, **try_training(base | changed, folder, stop)}), flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from jaxlaunch.launcher.agent.host import process_tree
-from tests.gang.agents import eventually
+from tests.gang.agents import poll_until
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def test_a_signal_to_a_shell_is_meant_for_what_it_runs_and_for_itself_where_it_h
         return found
 
     with running("sh", "-c", line) as pid:
-        assert eventually(lambda: names(pid) == told)
+        assert poll_until(lambda: names(pid) == told)
 
 
 def test_a_program_with_workers_gets_its_signal_itself() -> None:
